@@ -1,0 +1,1 @@
+"""The HTTP API: a router per resource, problem+json for every error."""

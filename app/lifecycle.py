@@ -1,0 +1,186 @@
+"""The life of a run: states, intents, reasons, who may move what, and what each reason leads to."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+
+class RunState(StrEnum):
+    queued = "queued"
+    running = "running"
+    paused = "paused"
+    succeeded = "succeeded"
+    failed = "failed"
+    stopped = "stopped"
+
+
+class Intent(StrEnum):
+    """What the user wants of a run. It only escalates, in this order; resume withdraws a pause."""
+
+    run = "run"
+    pause = "pause"
+    stop = "stop"
+    kill = "kill"
+
+
+class Reason(StrEnum):
+    """Why a run is in its state, or why an attempt ended."""
+
+    completed = "completed"
+    early_stopped = "early_stopped"
+    max_duration = "max_duration"
+    stop_requested = "stop_requested"
+    kill_requested = "kill_requested"
+    pause_requested = "pause_requested"
+    interrupted = "interrupted"
+    drained = "drained"
+    preempted = "preempted"
+    slot_busy = "slot_busy"
+    worker_lost = "worker_lost"
+    killed = "killed"
+    crashed = "crashed"
+    hang = "hang"
+    gpu_fault = "gpu_fault"
+    host_oom = "host_oom"
+    device_oom = "device_oom"
+    nonfinite = "nonfinite"
+    data_error = "data_error"
+    dataset_changed = "dataset_changed"
+    checkpoint_error = "checkpoint_error"
+    disk_full = "disk_full"
+    spec_error = "spec_error"
+    trainer_error = "trainer_error"
+    crash_loop = "crash_loop"
+
+
+@dataclass(frozen=True)
+class ReasonPolicy:
+    """What an attempt's end leads to. `free` retries do not use up `policy.max_retries`."""
+
+    outcome: Literal["succeed", "retry", "fail"]
+    free: bool = False
+
+
+SUCCEED, RETRY, FREE_RETRY, FAIL = (
+    ReasonPolicy("succeed"),
+    ReasonPolicy("retry"),
+    ReasonPolicy("retry", free=True),
+    ReasonPolicy("fail"),
+)
+
+# Only reasons an attempt can end with; `*_requested` and `crash_loop` are chosen by `finish`.
+REASON_POLICY: dict[Reason, ReasonPolicy] = {
+    Reason.completed: SUCCEED,
+    Reason.early_stopped: SUCCEED,
+    Reason.max_duration: SUCCEED,
+    Reason.interrupted: FREE_RETRY,
+    Reason.drained: FREE_RETRY,
+    Reason.preempted: FREE_RETRY,
+    Reason.slot_busy: FREE_RETRY,
+    Reason.worker_lost: RETRY,
+    Reason.killed: RETRY,
+    Reason.crashed: RETRY,
+    Reason.hang: RETRY,
+    Reason.gpu_fault: RETRY,
+    Reason.host_oom: RETRY,
+    Reason.device_oom: FAIL,
+    Reason.nonfinite: FAIL,
+    Reason.data_error: FAIL,
+    Reason.dataset_changed: FAIL,
+    Reason.checkpoint_error: FAIL,
+    Reason.disk_full: FAIL,
+    Reason.spec_error: FAIL,
+    Reason.trainer_error: FAIL,
+}
+
+REQUESTED: dict[Intent, Reason] = {
+    Intent.pause: Reason.pause_requested,
+    Intent.stop: Reason.stop_requested,
+    Intent.kill: Reason.kill_requested,
+}
+
+TERMINAL = frozenset({RunState.succeeded, RunState.failed, RunState.stopped})
+
+# An attempt that ends without a new checkpoint is a loss; this many in a row are a crash loop.
+CRASH_LOOP_LOSSES = 3
+
+
+@dataclass(frozen=True)
+class Transition:
+    source: RunState
+    target: RunState
+    by: Literal["agent", "API", "observer"]
+    when: str
+
+
+TRANSITIONS: tuple[Transition, ...] = (
+    Transition(RunState.queued, RunState.running, "agent", "claim"),
+    Transition(RunState.queued, RunState.paused, "API", "pause, nobody holds a lease"),
+    Transition(RunState.queued, RunState.stopped, "API", "stop, nobody holds a lease"),
+    Transition(RunState.running, RunState.succeeded, "agent", "the spec is done"),
+    Transition(RunState.running, RunState.stopped, "agent", "exit while intent is stop or kill"),
+    Transition(RunState.running, RunState.paused, "agent", "exit while intent is pause"),
+    Transition(RunState.running, RunState.queued, "agent", "retryable exit, budget left"),
+    Transition(RunState.running, RunState.failed, "agent", "exit not retryable, or budget spent"),
+    Transition(RunState.running, RunState.queued, "observer", "worker lost, budget left"),
+    Transition(RunState.running, RunState.stopped, "observer", "worker lost while stopping"),
+    Transition(RunState.running, RunState.paused, "observer", "worker lost while pausing"),
+    Transition(RunState.running, RunState.failed, "observer", "worker lost, budget spent"),
+    Transition(RunState.paused, RunState.queued, "API", "resume"),
+    Transition(RunState.paused, RunState.stopped, "API", "stop"),
+)
+
+
+def finish_target(
+    reason: Reason, intent: Intent, *, retries_used: int, max_retries: int, losses: int
+) -> tuple[RunState, Reason]:
+    """The state and reason of a run whose attempt ended with `reason` while `intent` held.
+
+    `losses` counts the attempts in a row, this one included, that saved no progress. The store
+    evaluates the same choice inside its UPDATE, so that an intent that arrives late is not lost.
+    """
+    policy = REASON_POLICY[reason]
+    if policy.outcome == "succeed":
+        return RunState.succeeded, reason
+    if intent in (Intent.stop, Intent.kill):
+        return RunState.stopped, REQUESTED[intent]
+    if policy.outcome == "fail":
+        return RunState.failed, reason
+    if intent is Intent.pause:
+        return RunState.paused, Reason.pause_requested
+    if losses >= CRASH_LOOP_LOSSES:
+        return RunState.failed, Reason.crash_loop
+    if policy.free or retries_used < max_retries:
+        return RunState.queued, reason
+    return RunState.failed, reason
+
+
+def allowed_actions(state: RunState, intent: Intent) -> list[str]:
+    """The verbs that a run accepts now, in the order a person would think of them."""
+    if state in TERMINAL:
+        return ["restart", "delete"]
+    if state is RunState.paused:
+        return ["resume", "stop", "kill", "restart"]
+    verbs = {
+        Intent.run: ["pause", "stop", "kill", "restart"],
+        Intent.pause: ["resume", "stop", "kill", "restart"],
+        Intent.stop: ["kill", "restart"],
+        Intent.kill: ["restart"],
+    }
+    return verbs[intent]
+
+
+def derive_status(
+    state: RunState, intent: Intent, *, phase: str | None, waits_for_parent: bool, retrying: bool
+) -> str:
+    """The word shown to people: the state, or what is under way towards the next one."""
+    if state is RunState.running:
+        under_way = {Intent.pause: "pausing", Intent.stop: "stopping", Intent.kill: "killing"}
+        if intent is not Intent.run:
+            return under_way[intent]
+        return "starting" if phase in (None, "starting") else "running"
+    if state is RunState.queued:
+        if waits_for_parent:
+            return "waiting_for_parent"
+        return "retrying" if retrying else "queued"
+    return state.value

@@ -1,0 +1,1 @@
+"""Layers of spec defaults for classes of hardware, and the resolver that joins them."""

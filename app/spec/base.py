@@ -1,0 +1,25 @@
+"""The base of every spec model, and the bounded number types they share."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class SpecModel(BaseModel):
+    """Frozen, strict as JSON is, no unknown fields, no NaN or infinity."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+OpenFraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
+Epochs = Annotated[int, Field(ge=1, le=1_000_000)]
+BatchSize = Annotated[int, Field(ge=1, le=1_048_576)]
+LearningRate = Annotated[float, Field(gt=0.0, le=10.0)]
+FieldName = Annotated[
+    str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$")
+]
+DatasetName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]

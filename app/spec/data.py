@@ -1,0 +1,127 @@
+"""Which data a run trains on, how it is split, and how it reaches the device."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from app.spec.base import DatasetName, FieldName, OpenFraction, SpecModel
+
+ChunkSize = Annotated[
+    str,
+    Field(pattern=r"^(auto|[1-9][0-9]{0,5}(\.[0-9]{1,3})?(KiB|MiB|GiB|TiB)|[1-9][0-9]?%|100%)$"),
+]
+
+
+class _FractionSplit(SpecModel):
+    validation_fraction: OpenFraction = 0.2
+    """Share of the samples held out for validation, 0 to below 1; default 0.2."""
+    test_fraction: OpenFraction = 0.0
+    """Share of the samples held out for the test at the end, 0 to below 1; default 0."""
+
+    @model_validator(mode="after")
+    def _leaves_something_to_train_on(self) -> Self:
+        if self.validation_fraction + self.test_fraction >= 1.0:
+            raise ValueError("validation_fraction + test_fraction must be below 1")
+        return self
+
+
+class ChronologicalSplit(_FractionSplit):
+    """Training first, then validation, then test, in the order of the file."""
+
+    method: Literal["chronological"] = "chronological"
+    """Cut the file in order."""
+
+
+class RandomSplit(_FractionSplit):
+    """Samples drawn at random, by `training.seed`."""
+
+    method: Literal["random"]
+    """Draw samples at random."""
+
+
+class DatasetsSplit(SpecModel):
+    """Validation and test are datasets of their own, with the same fields."""
+
+    method: Literal["datasets"]
+    """Use separate datasets."""
+    validation: DatasetName
+    """Name of the validation dataset."""
+    test: DatasetName | None = None
+    """Name of the test dataset; default none."""
+
+
+class FieldSplit(SpecModel):
+    """A field of the dataset says which part a sample belongs to; not available yet."""
+
+    method: Literal["field"]
+    """Let a field decide."""
+    field: FieldName
+    """Name of that field."""
+
+
+Split = Annotated[
+    ChronologicalSplit | RandomSplit | DatasetsSplit | FieldSplit, Field(discriminator="method")
+]
+
+
+class Standardize(SpecModel):
+    """Standardization is part of the model and fitted on the training part."""
+
+    inputs: bool = True
+    """Shift and scale each input feature to mean 0 and deviation 1; default true."""
+    targets: bool = True
+    """Train on standardized targets; metrics stay in the target's units. Default true."""
+
+
+class ChunkedLoader(SpecModel):
+    """Big blocks of the file go to device memory; batches are sliced there."""
+
+    kind: Literal["chunked"] = "chunked"
+    """The chunked loader."""
+    residency: Literal["auto", "resident", "stream"] = "auto"
+    """All data on the device, or chunks in turn; auto: resident if it fits. Default auto."""
+    chunk_size: ChunkSize = "auto"
+    """Bytes of one chunk ("12GiB") or share of free device memory ("75%"); default auto."""
+    shuffle: Literal["auto", "full", "block", "none"] = "auto"
+    """Shuffle all samples, blocks and samples within groups of them, or nothing; default auto."""
+    shuffle_group: Literal["auto"] | Annotated[int, Field(ge=1, le=2**40)] = "auto"
+    """Samples shuffled together under block; fixed when the spec is resolved. Default auto."""
+
+
+class DataLoaderLoader(SpecModel):
+    """torch.utils.data.DataLoader; not available yet."""
+
+    kind: Literal["dataloader"]
+    """The PyTorch loader."""
+    num_workers: Annotated[int, Field(ge=0, le=256)] = 0
+    """Loader processes; default 0."""
+    prefetch_factor: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Batches each worker keeps ready; default none (2 with workers)."""
+    persistent_workers: bool = False
+    """Keep workers between epochs; default false."""
+    pin_memory: bool = False
+    """Page-locked batches for faster copies to a GPU; default false."""
+    multiprocessing_context: Literal["spawn", "forkserver"] = "spawn"
+    """How workers start; default spawn."""
+    shuffle: Literal["full", "none"] = "full"
+    """Shuffle all samples or none; default full."""
+
+
+Loader = Annotated[ChunkedLoader | DataLoaderLoader, Field(discriminator="kind")]
+
+
+class Data(SpecModel):
+    """The data of a run."""
+
+    dataset: DatasetName
+    """A registered dataset's name."""
+    inputs: Annotated[tuple[FieldName, ...], Field(min_length=1, max_length=16)] = ("features",)
+    """Names of the input arrays; default [features]."""
+    targets: Annotated[tuple[FieldName, ...], Field(min_length=1, max_length=16)] = ("targets",)
+    """Names of the target arrays; default [targets]."""
+    split: Split = ChronologicalSplit()
+    """How samples are divided into training, validation and test."""
+    standardize: Standardize = Standardize()
+    """What is standardized."""
+    loader: Loader = ChunkedLoader()
+    """How samples reach the device."""

@@ -1,0 +1,36 @@
+"""One finding of the guard or of validation: what, where, why, and the patch that mends it."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class PatchOp(BaseModel):
+    """One JSON Patch operation (RFC 6902) on the request."""
+
+    model_config = ConfigDict(frozen=True)
+
+    op: Literal["add", "remove", "replace"] = Field(description="What the operation does.")
+    path: str = Field(description="JSON Pointer into the request.", examples=["/training/epochs"])
+    value: Any = Field(default=None, description="The new value; not used by remove.")
+
+
+class Issue(BaseModel):
+    """A reason to refuse or to question a spec."""
+
+    model_config = ConfigDict(frozen=True)
+
+    code: str = Field(description="Stable code of the rule.", examples=["unknown_field"])
+    severity: Literal["error", "warning"] = Field(description="Errors refuse the spec.")
+    loc: list[str | int] = Field(
+        description="Where in the spec.", examples=[["training", "epochs"]]
+    )
+    message: str = Field(description="What is wrong, in one sentence.")
+    why: str = Field(default="", description="Why it matters, with the number behind it.")
+    fix: list[PatchOp] = Field(default_factory=list, description="JSON Patch on the request.")
+    overridable: bool = Field(default=False, description="Whether accept_risks may override it.")
+
+
+def pointer(loc: list[str | int]) -> str:
+    """The JSON Pointer (RFC 6901) of a location."""
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in loc)

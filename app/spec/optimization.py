@@ -1,0 +1,149 @@
+"""Optimizer, learning-rate schedule and weight averaging."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from app.spec.base import Epochs, Fraction, LearningRate, OpenFraction, SpecModel, Steps
+
+WeightDecay = Annotated[float, Field(ge=0.0, le=10.0)]
+
+
+class _Optimizer(SpecModel):
+    lr: LearningRate = 1.0e-3
+    """Peak learning rate, per step; default 0.001."""
+    weight_decay: WeightDecay = 0.01
+    """Weight decay (decoupled in adamw, L2 otherwise); default 0.01."""
+    backbone_lr: LearningRate | None = None
+    """Learning rate of pretrained weights; needs init_from, not available yet. Default none."""
+
+
+class AdamW(_Optimizer):
+    kind: Literal["adamw"] = "adamw"
+    """AdamW: Loshchilov & Hutter, 2019."""
+    betas: tuple[OpenFraction, OpenFraction] = (0.9, 0.999)
+    """Decay of the first and second moment; default [0.9, 0.999]."""
+
+
+class Adam(_Optimizer):
+    kind: Literal["adam"]
+    """Adam: Kingma & Ba, 2015."""
+    betas: tuple[OpenFraction, OpenFraction] = (0.9, 0.999)
+    """Decay of the first and second moment; default [0.9, 0.999]."""
+    weight_decay: WeightDecay = 0.0
+    """L2 penalty; default 0."""
+
+
+class SGD(_Optimizer):
+    kind: Literal["sgd"]
+    """Stochastic gradient descent with momentum."""
+    momentum: OpenFraction = 0.9
+    """Momentum; default 0.9."""
+    nesterov: bool = False
+    """Nesterov's variant (needs momentum); default false."""
+    weight_decay: WeightDecay = 0.0
+    """L2 penalty; default 0."""
+
+    @model_validator(mode="after")
+    def _nesterov_needs_momentum(self) -> Self:
+        if self.nesterov and self.momentum == 0.0:
+            raise ValueError("nesterov needs a momentum above 0")
+        return self
+
+
+Optimizer = Annotated[AdamW | Adam | SGD, Field(discriminator="kind")]
+
+
+class Constant(SpecModel):
+    kind: Literal["constant"]
+    """One learning rate throughout."""
+
+
+class _Warmup(SpecModel):
+    warmup_fraction: Fraction = 0.1
+    """Share of all steps spent warming up, 0 to 1; default 0.1."""
+    warmup_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None
+    """Warm-up in steps, instead of the fraction; default none."""
+
+
+class OneCycle(_Warmup):
+    """Up from lr/div_factor to lr and down to lr/(div_factor·final_div_factor), both as cosines."""
+
+    kind: Literal["onecycle"] = "onecycle"
+    """One cycle: Smith & Topin, 2018."""
+    warmup_fraction: Fraction = 0.3
+    """Share of all steps on the way up, 0 to 1; default 0.3."""
+    div_factor: Annotated[float, Field(ge=1.0, le=1e9)] = 25.0
+    """lr over the first learning rate; default 25."""
+    final_div_factor: Annotated[float, Field(ge=1.0, le=1e12)] = 10_000.0
+    """First learning rate over the last one; default 10000."""
+
+
+class CosineWarmup(_Warmup):
+    """Linear warm-up from 0, then a cosine down to 0."""
+
+    kind: Literal["cosine_warmup"]
+    """Cosine with warm-up: Loshchilov & Hutter, 2017."""
+
+
+class LinearWarmup(_Warmup):
+    """Linear warm-up from 0, then linearly down to 0."""
+
+    kind: Literal["linear_warmup"]
+    """Linear with warm-up."""
+
+
+class Plateau(SpecModel):
+    """Lower the rate when the validation stops improving; not available yet."""
+
+    kind: Literal["plateau"]
+    """Reduce on plateau."""
+    patience: Annotated[int, Field(ge=0, le=10_000)] = 3
+    """Evaluations without improvement before the rate falls; default 3."""
+    factor: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5
+    """What the rate is multiplied by; default 0.5."""
+    min_lr: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
+    """Lowest rate; default 0."""
+
+
+Schedule = Annotated[
+    OneCycle | CosineWarmup | LinearWarmup | Plateau | Constant, Field(discriminator="kind")
+]
+
+
+class NoAveraging(SpecModel):
+    kind: Literal["none"] = "none"
+    """Deliver the weights as trained."""
+
+
+class StochasticAveraging(SpecModel):
+    kind: Literal["swa"]
+    """Stochastic weight averaging; not available yet."""
+    start_epoch: Epochs
+    """First epoch that enters the average."""
+    lr: LearningRate
+    """Learning rate while averaging."""
+
+
+class ExponentialAveraging(SpecModel):
+    kind: Literal["ema"]
+    """Exponential moving average; not available yet."""
+    decay: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.999
+    """Weight of the past in each step; default 0.999."""
+
+
+Averaging = Annotated[
+    NoAveraging | StochasticAveraging | ExponentialAveraging, Field(discriminator="kind")
+]
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Averaging",
+    "NoAveraging",
+    "OneCycle",
+    "Optimizer",
+    "Schedule",
+    "Steps",
+]

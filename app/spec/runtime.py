@@ -1,0 +1,35 @@
+"""How a run computes: device, precision, compilation. One place for each thing."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from app.spec.base import SpecModel
+
+
+class Compile(SpecModel):
+    """torch.compile."""
+
+    mode: Literal["none", "default", "max-autotune"] = "none"
+    """Compilation mode; other than none is not available yet. Default none."""
+
+
+class Runtime(SpecModel):
+    """Where and how the steps are computed."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device kind; auto: cuda where the worker has one. Default auto."""
+    gpus: Annotated[int, Field(ge=1, le=1_024)] = 1
+    """GPUs of the run; more than 1 is not available yet. Default 1."""
+    precision: Literal["auto", "fp32", "tf32", "bf16-mixed", "fp16-mixed"] = "auto"
+    """Number format; mixed modes include TF32; auto: bf16-mixed on GPUs that have it, else fp32."""
+    compile: Compile = Compile()
+    """Compilation."""
+    cuda_graphs: Literal["never", "auto", "always"] = "never"
+    """Record the step as a CUDA graph; other than never is not available yet. Default never."""
+    activation_checkpointing: bool = False
+    """Recompute activations to save memory; not available yet. Default false."""
+    deterministic: bool = False
+    """Refuse algorithms whose results vary from run to run; default false."""
+    threads: Literal["auto"] | Annotated[int, Field(ge=1, le=1_024)] = "auto"
+    """CPU threads of the trainer; auto: the worker's cores over its slots. Default auto."""

@@ -1,0 +1,93 @@
+"""How long a run trains, when it evaluates, when it saves, when it gives up."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from app.spec.base import BatchSize, Epochs, SpecModel, Steps
+
+MetricName = Literal["mae", "mse", "rmse"]
+Monitor = Annotated[str, Field(pattern=r"^val_[a-z0-9_]{1,64}$")]
+
+
+class Training(SpecModel):
+    """The optimization itself."""
+
+    epochs: Epochs = 5
+    """Passes over the training part; default 5."""
+    max_steps: Steps | None = None
+    """End after so many optimizer steps, if that comes first; default none."""
+    batch_size: BatchSize = 128
+    """Samples of one micro-batch; default 128."""
+    gradient_accumulation_steps: Annotated[int, Field(ge=1, le=65_536)] = 1
+    """Micro-batches of one optimizer step; default 1."""
+    clip_grad_norm: Annotated[float, Field(gt=0.0, le=1e6)] | None = 1.0
+    """Largest gradient norm; null for no clipping. Default 1."""
+    seed: Annotated[int, Field(ge=0, le=2**53 - 1)] = 0
+    """Seed of weights, order and dropout; default 0."""
+    drop_last: bool = False
+    """Leave out an epoch's last, smaller batch; default false."""
+    log_every_steps: Literal["auto"] | Steps = "auto"
+    """Optimizer steps between two log points; auto: 1 to 50, about 200 points a run."""
+
+
+class EarlyStopping(SpecModel):
+    """End when the monitored metric stops improving."""
+
+    monitor: Monitor = "val_loss"
+    """Which metric; default val_loss."""
+    mode: Literal["min", "max"] = "min"
+    """Whether less or more is better; default min."""
+    patience: Annotated[int, Field(ge=1, le=10_000)] = 5
+    """Evaluations without improvement before the end; default 5."""
+    min_delta: Annotated[float, Field(ge=0.0, le=1e12)] = 0.0
+    """Smallest change that counts as improvement, in the metric's units; default 0."""
+
+
+class Evaluation(SpecModel):
+    """When and how the validation part is looked at."""
+
+    every_epochs: Epochs | None = 1
+    """Evaluate after so many epochs; null for not by epochs. Default 1."""
+    every_steps: Steps | None = None
+    """Evaluate after so many optimizer steps as well; default none."""
+    batch_size: Literal["auto"] | BatchSize = "auto"
+    """Samples of an evaluation batch; auto: the training batch size. Default auto."""
+    max_batches: Steps | None = None
+    """Look at so many batches only; default all."""
+    metrics: Annotated[tuple[MetricName, ...], Field(max_length=8)] = ("mae",)
+    """Metrics beside the loss, in the target's units; default [mae]."""
+
+
+class Checkpointing(SpecModel):
+    """When the training state is saved and what is kept."""
+
+    every_seconds: Annotated[float, Field(ge=1.0, le=604_800.0)] | None = 300.0
+    """Seconds between two checkpoints; null for not by time. Default 300."""
+    every_steps: Steps | None = None
+    """Optimizer steps between two checkpoints; default none."""
+    keep_last: Annotated[int, Field(ge=1, le=1_000)] = 2
+    """How many of the newest to keep; default 2."""
+    keep_best: Annotated[int, Field(ge=0, le=1_000)] = 1
+    """How many of the best to keep; default 1."""
+    monitor: Monitor = "val_loss"
+    """Which metric decides what is best; default val_loss."""
+    mode: Literal["min", "max"] = "min"
+    """Whether less or more is better; default min."""
+
+
+class Policy(SpecModel):
+    """What happens when something goes wrong."""
+
+    max_retries: Annotated[int, Field(ge=0, le=1_000)] = 3
+    """Automatic new attempts after a retryable failure; default 3."""
+    on_oom: Literal["fail", "ladder"] = "fail"
+    """What to do out of memory; ladder is not available yet. Default fail."""
+    on_nonfinite: Literal["fail", "rollback"] = "fail"
+    """What to do on a loss that is not finite; rollback is not available yet. Default fail."""
+    hang_timeout_seconds: Literal["auto"] | Annotated[float, Field(ge=5.0, le=604_800.0)] = "auto"
+    """Seconds without progress after which an attempt is ended; auto: 600. Default auto."""
+    max_duration_seconds: Annotated[float, Field(ge=1.0, le=31_536_000.0)] | None = None
+    """Seconds of training, over all attempts, after which the run ends; default none."""
+    preemptible: bool = False
+    """May be paused for a run of higher priority; not available yet. Default false."""

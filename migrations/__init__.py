@@ -1,0 +1,1 @@
+"""Alembic migrations: the schema and its history."""

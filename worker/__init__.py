@@ -1,0 +1,1 @@
+"""The worker: an agent that claims runs, launchers that guard trainers, trainers that train."""

@@ -1,0 +1,1 @@
+"""Recipes: model, task, loss and metrics of each workload."""
