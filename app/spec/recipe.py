@@ -1,4 +1,4 @@
-"""Parameters of the recipes: model, task, loss. What they compute lives in worker.trainer.recipes."""
+"""Parameters of the recipes; what they compute lives in worker.trainer.recipes."""
 
 from typing import Annotated, Literal
 
