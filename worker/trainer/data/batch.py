@@ -1,0 +1,67 @@
+"""What the training loop gets: batches on the device, each saying where the order stands after."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`arrays[name]` is (size, *field.shape) on the device, in the dtype of the file.
+
+    The arrays may be views of resident data: read them, never write to them.
+    """
+
+    arrays: dict[str, Tensor]
+    size: int
+    position_after: int
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How `num_samples` positions of an epoch are cut into batches."""
+
+    num_samples: int
+    batch_size: int
+    drop_last: bool
+
+    @property
+    def usable_samples(self) -> int:
+        """Positions that batches cover: all, or all but the tail under `drop_last`."""
+        tail = self.num_samples % self.batch_size if self.drop_last else 0
+        return self.num_samples - tail
+
+    @property
+    def num_batches(self) -> int:
+        return -(-self.usable_samples // self.batch_size)
+
+    def bounds(self, start_position: int) -> Iterator[tuple[int, int]]:
+        """(start, stop) of each batch from `start_position`, a batch's start, to the epoch's end."""
+        for start in range(start_position, self.usable_samples, self.batch_size):
+            yield start, min(start + self.batch_size, self.usable_samples)
+
+
+class Batches(Protocol):
+    """One part of the data (training, validation or test) as a stream of batches.
+
+    Which samples are in which batch depends on the seed, the epoch and the batch size alone:
+    never on residency, chunk size or device.
+    """
+
+    @property
+    def plan(self) -> BatchPlan:
+        """Its samples, batch size and number of batches."""
+
+    def iterate(self, epoch: int, start_position: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch (0, 1, …) from `start_position` samples on; at most one
+        iteration of a part is under way at a time: a new one ends the one before.
+
+        (epoch, last batch's position_after) is all the state there is: iterating from there
+        gives exactly the batches that would have followed. Close the iterator, or the part, to
+        stop in mid-epoch. Raises DataError and DatasetChanged from any batch.
+        """
+
+    def close(self) -> None:
+        """End what is under way and give the memory back."""

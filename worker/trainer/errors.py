@@ -1,0 +1,33 @@
+"""The trainer's errors: each carries the reason of an attempt's end and a sentence for a person."""
+
+from app.lifecycle import Reason
+
+
+class TrainerError(Exception):
+    """Ends the attempt with `reason`; the message says what happened and what to do now."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+
+
+class DataError(TrainerError):
+    """The data cannot be read, or not as the run needs it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Reason.data_error, message)
+
+
+class DatasetChanged(TrainerError):
+    """A dataset's file is not the one that was registered."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Reason.dataset_changed, message)
+
+
+class SpecMismatch(TrainerError):
+    """The spec asks for what this dataset, device or version cannot give."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Reason.spec_error, message)
