@@ -1,14 +1,25 @@
 """Which data a run trains on, how it is split, and how it reaches the device."""
 
+import re
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from app.spec.base import DatasetName, FieldName, OpenFraction, SpecModel
 
+CHUNK_SIZE = re.compile(
+    r"^(auto|[1-9][0-9]{0,5}(\.[0-9]{1,3})?(KiB|MiB|GiB|TiB)|[1-9][0-9]?%|100%)$"
+)
+
+
+def _is_chunk_size(value: str) -> str:
+    if CHUNK_SIZE.fullmatch(value) is None:
+        raise ValueError('give bytes such as "12GiB", a share of device memory ("75%"), or "auto"')
+    return value
+
+
 ChunkSize = Annotated[
-    str,
-    Field(pattern=r"^(auto|[1-9][0-9]{0,5}(\.[0-9]{1,3})?(KiB|MiB|GiB|TiB)|[1-9][0-9]?%|100%)$"),
+    str, AfterValidator(_is_chunk_size), Field(json_schema_extra={"pattern": CHUNK_SIZE.pattern})
 ]
 
 

@@ -2,7 +2,13 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 
 class PatchOp(BaseModel):
@@ -12,7 +18,14 @@ class PatchOp(BaseModel):
 
     op: Literal["add", "remove", "replace"] = Field(description="What the operation does.")
     path: str = Field(description="JSON Pointer into the request.", examples=["/training/epochs"])
-    value: Any = Field(default=None, description="The new value; not used by remove.")
+    value: Any = Field(default=None, description="The new value; remove has none.")
+
+    @model_serializer(mode="wrap")
+    def _without_unused_value(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = serialize(self)
+        if self.op == "remove":
+            del document["value"]
+        return document
 
 
 class Issue(BaseModel):

@@ -81,7 +81,7 @@ class RunSpec(SpecModel):
     checkpoint: Checkpointing = Checkpointing()
     """When the state is saved."""
     policy: Policy = Policy()
-    """What happens when something goes wrong."""
+    """Retries and limits."""
     init_from: InitFromCheckpoint | InitFromRun | None = None
     """Start from other weights; default none."""
     accept_risks: Annotated[tuple[RiskCode, ...], Field(max_length=100)] = ()

@@ -1,0 +1,52 @@
+"""What a restarted run takes over from its parent: the whole state, the weights, or nothing."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from app.spec.layers import Document, leaves
+
+# Changes that leave the meaning of optimizer state, schedule position and order untouched.
+FULL = (
+    "/name", "/notes", "/labels", "/priority", "/preset", "/accept_risks", "/policy", "/evaluation",
+    "/checkpoint", "/early_stopping", "/runtime", "/training/epochs", "/training/max_steps",
+    "/training/log_every_steps", "/data/loader/residency", "/data/loader/chunk_size",
+)  # fmt: skip
+# Changes after which the parent's weights no longer fit the model.
+SHAPE = (
+    "/recipe/kind", "/recipe/encoder", "/recipe/hidden_size", "/recipe/num_layers", "/recipe/patch",
+    "/data/inputs", "/data/targets", "/data/standardize",
+)  # fmt: skip
+STARTS_ANEW = ("optimizer state", "learning-rate schedule", "order of samples", "step count")
+
+
+@dataclass(frozen=True)
+class Carry:
+    """`kind` is what is carried; `changed` the pointers that decided it."""
+
+    kind: Literal["full", "weights", "scratch"]
+    starts_anew: tuple[str, ...]
+    changed: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def carry_between(parent: Document, child: Document) -> Carry:
+    """Compare two complete specs; `scratch` means that the parent's weights cannot be used."""
+    before, after = dict(leaves(parent)), dict(leaves(child))
+    changed = sorted(
+        pointer
+        for pointer in before.keys() | after.keys()
+        if before.get(pointer) != after.get(pointer)
+    )
+    shape = tuple(pointer for pointer in changed if _under(pointer, SHAPE))
+    if shape:
+        return Carry("scratch", ("weights", *STARTS_ANEW), shape)
+    other = tuple(pointer for pointer in changed if not _under(pointer, FULL))
+    if other:
+        return Carry("weights", STARTS_ANEW, other)
+    return Carry("full", (), tuple(changed))
+
+
+def _under(pointer: str, roots: tuple[str, ...]) -> bool:
+    return any(pointer == root or pointer.startswith(root + "/") for root in roots)

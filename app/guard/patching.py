@@ -1,0 +1,30 @@
+"""Patches of a request: RFC 7396 merge patches and RFC 6902 operations."""
+
+from typing import Any
+
+import jsonpatch
+import jsonpointer
+
+from app.errors import InvalidRequest
+from app.spec.layers import Document, merge_patch
+
+
+def apply_merge_patch(request: Document, patch: Document) -> Document:
+    """The request with the patch on top; null takes a value back to its default."""
+    return merge_patch(request, patch)
+
+
+def apply_json_patch(request: Document, operations: list[dict[str, Any]]) -> Document:
+    """The request after the operations; InvalidRequest names the one that does not apply."""
+    patched: Any = request
+    for position, operation in enumerate(operations):
+        try:
+            patched = jsonpatch.apply_patch(patched, [operation])
+        except (jsonpatch.JsonPatchException, jsonpointer.JsonPointerException, TypeError) as error:
+            raise InvalidRequest(
+                f"Operation {position} of the patch does not apply: {error}. "
+                "Paths are JSON Pointers into the run's request, see GET /runs/{id}/spec."
+            ) from None
+    if not isinstance(patched, dict):
+        raise InvalidRequest("The patch would leave something that is not a run spec.")
+    return patched

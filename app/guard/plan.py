@@ -1,0 +1,103 @@
+"""The one way from a request to a run: layers, schema, rules, and what is fixed at submission."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from app.errors import SpecRejected
+from app.guard.facts import Facts
+from app.guard.resolve import resolve
+from app.guard.rules import RULES, spec_part_sizes
+from app.presets.catalog import Catalog
+from app.spec.arithmetic import steps_per_epoch, total_steps
+from app.spec.data import ChunkedLoader, Loader
+from app.spec.issue import Issue
+from app.spec.layers import Document
+from app.spec.run import RunSpec
+
+# Up to this many bytes of training data every epoch is shuffled as a whole: random reads of a set
+# that the page cache holds are cheap. Above it, blocks of neighbours are shuffled in groups.
+FULL_SHUFFLE_BYTES = 2**30
+SHUFFLE_GROUP_SAMPLES = 16_384
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a request comes to. `spec` is None when it could not be parsed."""
+
+    request: Document
+    spec: Document | None
+    provenance: Document
+    issues: list[Issue]
+    estimate: Document | None
+
+    @property
+    def errors(self) -> list[Issue]:
+        return [issue for issue in self.issues if issue.severity == "error"]
+
+    def require_ok(self) -> Document:
+        """The complete spec; SpecRejected with every error when there is one."""
+        if self.errors or self.spec is None:
+            detail = "; ".join(issue.message for issue in self.errors[:3])
+            more = len(self.errors) - 3
+            raise SpecRejected(
+                detail + (f" (and {more} more)" if more > 0 else ""),
+                [issue.model_dump(mode="json") for issue in self.errors],
+            )
+        return self.spec
+
+
+def make_plan(request: Document, facts: Facts, catalog: Catalog) -> Plan:
+    """Resolve a request and put it before every rule; nothing is stored."""
+    resolved = resolve(request, catalog, facts)
+    if resolved.spec is None or resolved.document is None:
+        return Plan(request, None, {}, resolved.issues, None)
+    issues = [*resolved.issues, *check(resolved.spec, facts)]
+    dataset = facts.datasets.get(resolved.spec.data.dataset)
+    document, provenance = _pin_order(
+        resolved.document,
+        resolved.provenance,
+        resolved.spec.data.loader,
+        dataset.size_bytes if dataset is not None else None,
+    )
+    return Plan(request, document, provenance, issues, _estimate(resolved.spec, facts))
+
+
+def check(spec: RunSpec, facts: Facts) -> list[Issue]:
+    """The issues that the rules find; run at submission and again at claim."""
+    return [issue for rule in RULES for issue in rule(spec, facts)]
+
+
+def _pin_order(
+    document: Document, provenance: Document, loader: Loader, dataset_bytes: int | None
+) -> tuple[Document, Document]:
+    """Fix what is shuffled together: how the data is read may change later, the order may not."""
+    if not isinstance(loader, ChunkedLoader) or dataset_bytes is None:
+        return document, provenance
+    fixed: dict[str, Any] = {}
+    shuffle = loader.shuffle
+    if shuffle == "auto":
+        shuffle = "full" if dataset_bytes <= FULL_SHUFFLE_BYTES else "block"
+        fixed["shuffle"] = shuffle
+    if loader.shuffle_group == "auto" and shuffle == "block":
+        fixed["shuffle_group"] = SHUFFLE_GROUP_SAMPLES
+    pinned_loader = {**document["data"]["loader"], **fixed}
+    sources = {
+        f"/data/loader/{name}": {"value": value, "source": "guard"} for name, value in fixed.items()
+    }
+    pinned = {**document, "data": {**document["data"], "loader": pinned_loader}}
+    return pinned, {**provenance, **sources}
+
+
+def _estimate(spec: RunSpec, facts: Facts) -> Document | None:
+    """Samples and steps that the spec comes to; seconds need a history that is not kept yet."""
+    sizes = spec_part_sizes(spec, facts)
+    if sizes is None:
+        return None
+    return {
+        "training_samples": sizes.training,
+        "validation_samples": sizes.validation,
+        "test_samples": sizes.test,
+        "steps_per_epoch": steps_per_epoch(spec.training, sizes.training),
+        "steps": total_steps(spec.training, sizes.training),
+        "seconds": None,
+    }

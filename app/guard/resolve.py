@@ -1,0 +1,106 @@
+"""Default ← preset ← request, joined once; every value remembers its source."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from app.guard.facts import Facts
+from app.presets.catalog import Catalog, Preset
+from app.spec.availability import unavailable_issues
+from app.spec.issue import Issue, PatchOp
+from app.spec.layers import Document, leaves, overlay, provenance, with_default_kinds
+from app.spec.parse import parse_spec
+from app.spec.run import RunSpec
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The complete spec, where each of its values comes from, and what was wrong on the way."""
+
+    spec: RunSpec | None
+    document: Document | None
+    provenance: Document
+    issues: list[Issue]
+
+
+def resolve(request: Document, catalog: Catalog, facts: Facts) -> Resolved:
+    """Join the layers; `document` is the JSON of the complete spec, None when it has errors."""
+    preset, issues = choose_preset(request, catalog, facts)
+    layer = with_default_kinds(preset.spec) if preset is not None else {}
+    joined = overlay(layer, with_default_kinds(request))
+    issues += unavailable_issues(joined)
+    spec, wrong = parse_spec(joined)
+    issues += [issue for issue in wrong if not _covered(issue, issues)]
+    if spec is None:
+        return Resolved(None, None, {}, issues)
+    document = spec.model_dump(mode="json")
+    if preset is not None:
+        document["preset"] = preset.name
+        issues += _said_aloud(preset, request)
+    sources = [(f"preset:{preset.name}", layer)] if preset is not None else []
+    origin = provenance(document, [*sources, ("request", request)])
+    if preset is not None and request.get("preset", "auto") == "auto":
+        origin["/preset"]["source"] = "guard"
+    return Resolved(
+        spec.model_copy(update={"preset": document["preset"]}), document, origin, issues
+    )
+
+
+def choose_preset(
+    request: Document, catalog: Catalog, facts: Facts
+) -> tuple[Preset | None, list[Issue]]:
+    """The preset that the request names, or that fits the device which will run it."""
+    name = request.get("preset", "auto")
+    if name == "auto":
+        device = facts.best_device(_wanted_device(request))
+        kind: Literal["cpu", "cuda"] = device.kind if device is not None else "cpu"
+        return catalog.pick(kind, device.total_memory_bytes if device else None), []
+    if not isinstance(name, str):
+        return None, []  # the schema says what is wrong with it
+    preset = catalog.get(name)
+    if preset is not None:
+        return preset, []
+    return None, [
+        Issue(
+            code="unknown_preset",
+            severity="error",
+            loc=["preset"],
+            message=f"There is no preset {name!r}; there are {', '.join(catalog.names)}.",
+            why="A preset that is not found would silently leave its settings at the defaults.",
+            fix=[PatchOp(op="remove", path="/preset")],
+        )
+    ]
+
+
+def _wanted_device(request: Document) -> str:
+    runtime = request.get("runtime")
+    wanted = runtime.get("device", "auto") if isinstance(runtime, dict) else "auto"
+    return wanted if wanted in ("cpu", "cuda") else "auto"
+
+
+def _covered(issue: Issue, issues: list[Issue]) -> bool:
+    """Whether a schema error only repeats what `not_available_yet` already says better."""
+    places = [other.loc for other in issues if other.code == "not_available_yet"]
+    return any(issue.loc == place or issue.loc[:-1] == place[:-1] for place in places)
+
+
+def _said_aloud(preset: Preset, request: Document) -> list[Issue]:
+    """A batch size changes the training, so one that a preset brings is said, not slipped in."""
+    size = dict(leaves(preset.spec)).get("/training/batch_size")
+    if size is None or "/training/batch_size" in dict(leaves(request)):
+        return []
+    return [
+        Issue(
+            code="preset_batch_size",
+            severity="warning",
+            loc=["training", "batch_size"],
+            message=f"The preset {preset.name} sets training.batch_size to {size}.",
+            why="The batch size changes what is learned; it is now fixed for this run.",
+            fix=_pin_batch_size(request, size),
+        )
+    ]
+
+
+def _pin_batch_size(request: Document, size: int) -> list[PatchOp]:
+    if isinstance(request.get("training"), dict):
+        return [PatchOp(op="add", path="/training/batch_size", value=size)]
+    return [PatchOp(op="add", path="/training", value={"batch_size": size})]

@@ -1,0 +1,41 @@
+"""Counts that follow from a spec: samples of each part, steps of an epoch, log interval."""
+
+from typing import NamedTuple
+
+from app.spec.data import ChronologicalSplit, RandomSplit
+from app.spec.training import Training
+
+
+class PartSizes(NamedTuple):
+    """Samples of each part."""
+
+    training: int
+    validation: int
+    test: int
+
+
+def part_sizes(split: ChronologicalSplit | RandomSplit, num_samples: int) -> PartSizes:
+    """Samples of each part when one dataset of `num_samples` is cut by fractions."""
+    validation = round(num_samples * split.validation_fraction)
+    test = round(num_samples * split.test_fraction)
+    return PartSizes(num_samples - validation - test, validation, test)
+
+
+def steps_per_epoch(training: Training, num_samples: int) -> int:
+    """Optimizer steps of one epoch; a last partial accumulation window counts as a step."""
+    whole, rest = divmod(num_samples, training.batch_size)
+    batches = whole if training.drop_last or rest == 0 else whole + 1
+    return -(-batches // training.gradient_accumulation_steps)
+
+
+def total_steps(training: Training, num_samples: int) -> int:
+    """Optimizer steps of the whole run, unless it ends early."""
+    steps = training.epochs * steps_per_epoch(training, num_samples)
+    return steps if training.max_steps is None else min(steps, training.max_steps)
+
+
+def log_interval(training: Training, steps: int) -> int:
+    """Optimizer steps between two log points; a function of the spec alone, never of time."""
+    if training.log_every_steps == "auto":
+        return max(1, min(50, steps // 200))
+    return training.log_every_steps

@@ -1,0 +1,207 @@
+"""From a JSON document to a RunSpec, or to issues that say where it is wrong and what was meant."""
+
+import json
+import math
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from app.spec.issue import Issue, PatchOp, pointer
+from app.spec.names import suggest_field, suggest_value
+from app.spec.run import RunSpec
+
+# Tags that pydantic puts into a location to say which member of a union it tried.
+UNION_TAGS = frozenset(
+    {"chronological", "random", "datasets", "field", "chunked", "dataloader", "adamw", "adam"}
+    | {"sgd", "onecycle", "cosine_warmup", "linear_warmup", "plateau", "constant", "none", "swa"}
+    | {"ema", "InitFromCheckpoint", "InitFromRun", "int", "float"}
+    | {"constrained-int", "constrained-float", "constrained-str"}
+)
+
+
+def parse_spec(document: dict[str, Any]) -> tuple[RunSpec | None, list[Issue]]:
+    """The spec, or None and an error for each thing that is wrong with the document."""
+    bad_numbers = [_not_finite(loc) for loc in _non_finite_numbers(document)]
+    if bad_numbers:
+        return None, bad_numbers
+    try:
+        return RunSpec.model_validate_json(json.dumps(document)), []
+    except ValidationError as error:
+        by_place: dict[tuple[str | int, ...], list[ErrorDetails]] = {}
+        for details in error.errors(include_url=False):
+            by_place.setdefault(tuple(_location(details, document)), []).append(details)
+        return None, [_issue(list(loc), same, document) for loc, same in by_place.items()]
+
+
+def _issue(loc: list[str | int], same: list[ErrorDetails], document: dict[str, Any]) -> Issue:
+    """One issue for one place, where each member of a union may have its own complaint."""
+    if same[0]["type"] == "extra_forbidden":
+        return _unknown_field(loc, document)
+    if same[0]["type"] == "missing":
+        return Issue(
+            code="missing_field",
+            severity="error",
+            loc=loc,
+            message=f"{_dotted(loc)} is missing.",
+            why="A run needs at least recipe.kind and data.dataset.",
+        )
+    return _wrong_value(loc, same, document)
+
+
+def _unknown_field(loc: list[str | int], document: dict[str, Any]) -> Issue:
+    parent, name = pointer(loc[:-1]), str(loc[-1])
+    meant = suggest_field(parent, name, _fields_beside(parent))
+    fix = []
+    if meant is not None:
+        value = _value_at(document, loc)
+        known = suggest_value(meant, value, []) if not isinstance(value, dict) else None
+        fix = [
+            PatchOp(op="remove", path=pointer(loc)),
+            *_missing_parents(meant, document),
+            PatchOp(op="add", path=meant, value=known if known is not None else value),
+        ]
+    hint = f" Did you mean {meant.strip('/').replace('/', '.')}?" if meant else ""
+    return Issue(
+        code="unknown_field",
+        severity="error",
+        loc=loc,
+        message=f"There is no field {_dotted(loc)}.{hint}",
+        why="An unknown field would be ignored, and the run would not do what it says.",
+        fix=fix,
+    )
+
+
+def _wrong_value(loc: list[str | int], same: list[ErrorDetails], document: Any) -> Issue:
+    choices = [choice for details in same for choice in _choices(details)]
+    value = _value_at(document, loc)
+    meant = suggest_value(pointer(loc), value, choices) if choices else None
+    said = " or ".join(dict.fromkeys(_complaint(details) for details in same))
+    return Issue(
+        code="wrong_value",
+        severity="error",
+        loc=loc,
+        message=f"{_dotted(loc)} = {_shown(value)}: {said}."
+        + (f" Did you mean {meant!r}?" if meant else ""),
+        fix=[PatchOp(op="replace", path=pointer(loc), value=meant)] if meant else [],
+    )
+
+
+def _choices(details: ErrorDetails) -> list[str]:
+    context = details.get("ctx", {})
+    allowed = str(context.get("expected") or context.get("expected_tags") or "")
+    return [part.strip(" '") for part in allowed.replace(" or ", ",").split(",") if part.strip()]
+
+
+def _complaint(details: ErrorDetails) -> str:
+    if details["type"] == "union_tag_invalid":
+        return f"it should be one of {', '.join(_choices(details))}"
+    said = details["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+    return said[0].lower() + said[1:]
+
+
+def _location(details: ErrorDetails, document: Any) -> list[str | int]:
+    """The error's place in the document, without the union tags that pydantic mixes in."""
+    place: list[str | int] = []
+    *path, last = details["loc"] or ("",)
+    for part in path:
+        if not _is_tag(part, document):
+            place.append(part)
+            document = _child(document, part)
+    if last != "" and (details["type"] == "missing" or not _is_tag(last, document)):
+        place.append(last)
+    if details["type"] == "union_tag_invalid":
+        place.append(str(details["ctx"]["discriminator"]).strip("'"))
+    return place
+
+
+def _is_tag(part: str | int, document: Any) -> bool:
+    if not isinstance(part, str) or (isinstance(document, dict) and part in document):
+        return False
+    return part in UNION_TAGS or part.startswith(("literal[", "tagged-union", "function-"))
+
+
+def _child(document: Any, part: str | int) -> Any:
+    if isinstance(document, dict):
+        return document.get(part)
+    if isinstance(document, list) and isinstance(part, int) and part < len(document):
+        return document[part]
+    return None
+
+
+def _value_at(document: Any, loc: list[str | int]) -> Any:
+    for part in loc:
+        document = _child(document, part)
+    return document
+
+
+@cache
+def _schema() -> dict[str, Any]:
+    return RunSpec.model_json_schema()
+
+
+def _fields_beside(parent: str) -> list[str]:
+    """Names of the fields that the block at `parent` may have, over all its kinds."""
+    schema = _schema()
+    nodes = [schema]
+    for part in filter(None, parent.split("/")):
+        nodes = [
+            found
+            for node in nodes
+            for found in _members(node.get("properties", {}).get(part, {}), schema["$defs"])
+        ]
+    return sorted({name for node in nodes for name in node.get("properties", {})})
+
+
+def _members(node: dict[str, Any], definitions: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if "$ref" in node:
+        yield definitions[node["$ref"].rsplit("/", 1)[1]]
+    for option in (*node.get("anyOf", ()), *node.get("oneOf", ()), *node.get("allOf", ())):
+        yield from _members(option, definitions)
+
+
+def _missing_parents(target: str, document: dict[str, Any]) -> list[PatchOp]:
+    """Operations that create the blocks on the way to `target` that the request lacks."""
+    operations, node, path = [], document, ""
+    for part in target.strip("/").split("/")[:-1]:
+        path = f"{path}/{part}"
+        child = _child(node, part)
+        if child is None:
+            operations.append(PatchOp(op="add", path=path, value={}))
+        node = child or {}
+    return operations
+
+
+def _non_finite_numbers(node: Any, loc: tuple[str | int, ...] = ()) -> Iterator[list[str | int]]:
+    if isinstance(node, float) and not math.isfinite(node):
+        yield list(loc)
+    items = (
+        node.items()
+        if isinstance(node, dict)
+        else enumerate(node)
+        if isinstance(node, list)
+        else ()
+    )
+    for key, value in items:
+        yield from _non_finite_numbers(value, (*loc, key))
+
+
+def _not_finite(loc: list[str | int]) -> Issue:
+    return Issue(
+        code="not_finite",
+        severity="error",
+        loc=loc,
+        message=f"{_dotted(loc)} is not a finite number.",
+        why="NaN and infinity are not JSON, and no setting has a meaning with them.",
+    )
+
+
+def _dotted(loc: list[str | int]) -> str:
+    return ".".join(str(part) for part in loc) or "the spec"
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."

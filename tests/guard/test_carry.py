@@ -1,0 +1,71 @@
+"""What a restart carries over follows from what changed."""
+
+from pathlib import Path
+
+import pytest
+
+from app.errors import InvalidRequest
+from app.guard.carry import carry_between
+from app.guard.facts import Facts
+from app.guard.patching import apply_json_patch, apply_merge_patch
+from app.guard.plan import make_plan
+from app.presets.catalog import load_catalog
+
+CATALOG = load_catalog(Path("/nonexistent"))
+REQUEST = {"recipe": {"kind": "sequence"}, "data": {"dataset": "weather"}}
+
+
+def spec_of(request):
+    return make_plan(request, Facts(), CATALOG).spec
+
+
+def carry(patch):
+    return carry_between(spec_of(REQUEST), spec_of(apply_merge_patch(REQUEST, patch)))
+
+
+@pytest.mark.parametrize(
+    ("patch", "kind"),
+    [
+        ({}, "full"),
+        ({"name": "again", "training": {"epochs": 9}}, "full"),
+        ({"policy": {"max_retries": 0}, "evaluation": {"every_steps": 5}}, "full"),
+        ({"data": {"loader": {"residency": "stream"}}, "runtime": {"threads": 1}}, "full"),
+        ({"early_stopping": {"patience": 2}}, "full"),
+        ({"training": {"batch_size": 64}}, "weights"),
+        ({"optimizer": {"lr": 0.1}}, "weights"),
+        ({"schedule": {"kind": "constant"}}, "weights"),
+        ({"data": {"loader": {"shuffle": "none"}}}, "weights"),
+        ({"recipe": {"hidden_size": 32}}, "scratch"),
+        ({"recipe": {"encoder": "gru"}, "training": {"batch_size": 1}}, "scratch"),
+    ],
+)
+def test_what_is_carried(patch, kind):
+    result = carry(patch)
+    assert result.kind == kind
+    assert bool(result.starts_anew) == (kind != "full")
+
+
+def test_the_answer_names_what_decided():
+    assert carry({"training": {"batch_size": 64, "epochs": 7}}).changed == ("/training/batch_size",)
+
+
+def test_json_patch_operations_apply_to_the_request():
+    patched = apply_json_patch(REQUEST, [{"op": "add", "path": "/notes", "value": "x"}])
+    assert patched == {**REQUEST, "notes": "x"}
+    assert "notes" not in REQUEST
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        {"op": "replace", "path": "/nothing/here", "value": 1},
+        {"op": "jump", "path": "/notes"},
+        {"path": "/notes"},
+        {"op": "add", "path": "notes", "value": 1},
+        {"op": "replace", "path": "", "value": 3},
+        7,
+    ],
+)
+def test_an_operation_that_does_not_apply_is_refused_with_a_sentence(operation):
+    with pytest.raises(InvalidRequest):
+        apply_json_patch(REQUEST, [operation])

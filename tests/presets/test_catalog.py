@@ -1,0 +1,61 @@
+"""Presets: the packaged ones are valid, the user's go first, broken ones are named."""
+
+from pathlib import Path
+
+import pytest
+
+from app.guard.facts import Facts
+from app.guard.plan import make_plan
+from app.presets.catalog import GIB, PresetError, load_catalog
+
+PACKAGED = load_catalog(Path("/nonexistent"))
+
+
+@pytest.mark.parametrize("name", PACKAGED.names)
+def test_each_packaged_preset_gives_a_valid_spec(name):
+    request = {"recipe": {"kind": "sequence"}, "data": {"dataset": "d"}, "preset": name}
+    plan = make_plan(request, Facts(), PACKAGED)
+    assert {issue.code for issue in plan.errors} == {"dataset_not_found"}
+    assert plan.spec is not None
+    assert plan.spec["preset"] == name
+
+
+def test_the_names_are_those_of_the_contract():
+    contract = {"cpu", "rtx-8g", "rtx-12g", "rtx-16g", "rtx-24g", "a100-80g", "h200"}
+    assert set(PACKAGED.names) == contract
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "name"),
+    [(7.8, "rtx-8g"), (11.9, "rtx-12g"), (15.7, "rtx-16g"), (23.6, "rtx-24g"), (47, "rtx-24g"),
+     (79.2, "a100-80g"), (139.8, "h200")],
+)  # fmt: skip
+def test_a_gpu_gets_the_preset_that_its_memory_holds(memory_gib, name):
+    preset = PACKAGED.pick("cuda", int(memory_gib * GIB))
+    assert preset is not None
+    assert preset.name == name
+
+
+def test_a_gpu_smaller_than_every_preset_gets_none():
+    assert PACKAGED.pick("cuda", 4 * GIB) is None
+
+
+def test_a_users_preset_is_found_and_hides_a_packaged_one(tmp_path):
+    text = 'description = "mine"\n[spec.training]\nbatch_size = 7\n'
+    (tmp_path / "mine.toml").write_text(text)
+    (tmp_path / "cpu.toml").write_text(text)
+    catalog = load_catalog(tmp_path)
+    mine, cpu = catalog.get("mine"), catalog.get("cpu")
+    assert mine is not None
+    assert mine.spec == {"training": {"batch_size": 7}}
+    assert cpu is not None
+    assert cpu.source == "user"
+
+
+@pytest.mark.parametrize(
+    "text", ["[spec", "spec = 3\n", 'description = "x"\n', 'description = "x"\nfoo = 1\n[spec]\n']
+)
+def test_a_broken_preset_is_named(tmp_path, text):
+    (tmp_path / "broken.toml").write_text(text)
+    with pytest.raises(PresetError, match=r"broken\.toml"):
+        load_catalog(tmp_path)

@@ -1,0 +1,104 @@
+"""The lifecycle table: every end of an attempt leads along a transition that the table has."""
+
+from itertools import product
+
+import pytest
+
+from app.lifecycle import (
+    CRASH_LOOP_LOSSES,
+    REASON_POLICY,
+    TERMINAL,
+    TRANSITIONS,
+    Intent,
+    Reason,
+    RunState,
+    allowed_actions,
+    derive_status,
+    finish_target,
+)
+
+
+def edges(by: str) -> set[tuple[RunState, RunState]]:
+    return {(t.source, t.target) for t in TRANSITIONS if t.by == by}
+
+
+@pytest.mark.parametrize(("reason", "intent"), list(product(REASON_POLICY, Intent)))
+def test_every_end_of_an_attempt_is_a_transition_of_the_table(reason, intent):
+    for used, losses in product((0, 3), (0, CRASH_LOOP_LOSSES)):
+        target, _ = finish_target(reason, intent, retries_used=used, max_retries=3, losses=losses)
+        assert (RunState.running, target) in edges("agent")
+
+
+def test_nothing_leaves_a_terminal_state():
+    assert not {t.source for t in TRANSITIONS} & TERMINAL
+
+
+def test_a_stop_never_reads_as_completed_and_a_completion_never_as_stopped():
+    def target(reason, intent):
+        return finish_target(reason, intent, retries_used=0, max_retries=3, losses=0)
+
+    assert target(Reason.interrupted, Intent.stop) == (RunState.stopped, Reason.stop_requested)
+    assert target(Reason.completed, Intent.stop) == (RunState.succeeded, Reason.completed)
+    assert target(Reason.killed, Intent.kill) == (RunState.stopped, Reason.kill_requested)
+    assert target(Reason.disk_full, Intent.stop) == (RunState.stopped, Reason.stop_requested)
+
+
+def test_retries_spend_the_budget_unless_they_are_free():
+    def target(reason, used):
+        return finish_target(reason, Intent.run, retries_used=used, max_retries=3, losses=1)[0]
+
+    assert target(Reason.worker_lost, 2) is RunState.queued
+    assert target(Reason.worker_lost, 3) is RunState.failed
+    assert target(Reason.drained, 3) is RunState.queued
+
+
+def test_losses_without_progress_are_a_crash_loop_even_when_retries_are_free():
+    result = finish_target(
+        Reason.drained, Intent.run, retries_used=0, max_retries=3, losses=CRASH_LOOP_LOSSES
+    )
+    assert result == (RunState.failed, Reason.crash_loop)
+
+
+def test_a_pause_keeps_the_run_but_not_past_a_failure():
+    def target(reason):
+        return finish_target(reason, Intent.pause, retries_used=0, max_retries=3, losses=0)[0]
+
+    assert target(Reason.interrupted) is RunState.paused
+    assert target(Reason.worker_lost) is RunState.paused
+    assert target(Reason.data_error) is RunState.failed
+
+
+@pytest.mark.parametrize(
+    ("state", "intent", "status"),
+    [
+        (RunState.running, Intent.stop, "stopping"),
+        (RunState.running, Intent.kill, "killing"),
+        (RunState.running, Intent.pause, "pausing"),
+        (RunState.running, Intent.run, "running"),
+        (RunState.queued, Intent.run, "queued"),
+        (RunState.paused, Intent.pause, "paused"),
+        (RunState.failed, Intent.run, "failed"),
+    ],
+)
+def test_the_word_shown_to_people(state, intent, status):
+    shown = derive_status(state, intent, phase="training", waits_for_parent=False, retrying=False)
+    assert shown == status
+
+
+def test_a_queued_run_says_what_it_waits_for():
+    def shown(**waits):
+        return derive_status(RunState.queued, Intent.run, phase=None, **waits)
+
+    assert shown(waits_for_parent=True, retrying=False) == "waiting_for_parent"
+    assert shown(waits_for_parent=False, retrying=True) == "retrying"
+
+
+def test_a_terminal_run_can_only_be_restarted_or_deleted():
+    for state in TERMINAL:
+        assert allowed_actions(state, Intent.run) == ["restart", "delete"]
+
+
+def test_an_intent_only_escalates_but_a_pause_can_be_withdrawn():
+    assert "resume" in allowed_actions(RunState.running, Intent.pause)
+    assert "pause" not in allowed_actions(RunState.running, Intent.stop)
+    assert allowed_actions(RunState.running, Intent.kill) == ["restart"]

@@ -1,0 +1,60 @@
+"""Settings: environment over file over default, and a sentence for each wrong one."""
+
+import pytest
+
+from app.settings import SettingsError, is_loopback, load_settings
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_everything_lies_under_home_by_default(tmp_path):
+    settings = load_settings(home=tmp_path / "h")
+    assert settings.data_root == tmp_path / "h" / "data"
+    assert settings.artifact_root == tmp_path / "h" / "artifacts"
+    assert settings.database_url == f"sqlite:///{tmp_path / 'h' / 'stoker.db'}"
+
+
+def test_environment_goes_before_the_file(tmp_path, monkeypatch):
+    (tmp_path / "stoker.toml").write_text('port = 1234\nlog_level = "debug"\n')
+    monkeypatch.setenv("STOKER_PORT", "4321")
+    settings = load_settings()
+    assert (settings.port, settings.log_level) == (4321, "debug")
+
+
+def test_hosts_are_given_with_commas(monkeypatch):
+    monkeypatch.setenv("STOKER_ALLOWED_HOSTS", "gpu.example, box")
+    assert load_settings().allowed_hosts == ("gpu.example", "box")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("PORT", "99999", "less than or equal"),
+        ("BEAT_SECONDS", "0", "greater than"),
+        ("STANDBY", "1", "0"),
+        ("AUTH", "maybe", "token"),
+        ("ARTIFACT_ROOT", "s3://bucket", "not available yet"),
+    ],
+)
+def test_a_wrong_setting_is_named(monkeypatch, name, value, words):
+    monkeypatch.setenv(f"STOKER_{name}", value)
+    with pytest.raises(SettingsError, match=f"STOKER_{name}.*{words}"):
+        load_settings()
+
+
+def test_no_token_is_only_for_this_machine():
+    assert load_settings(auth="none").auth == "none"
+    with pytest.raises(SettingsError, match="without a token"):
+        load_settings(auth="none", host="0.0.0.0")
+
+
+@pytest.mark.parametrize(
+    ("host", "here"),
+    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("127.5.5.5", True),
+     ("0.0.0.0", False), ("192.168.1.2", False), ("gpu-box", False)],
+)  # fmt: skip
+def test_loopback(host, here):
+    assert is_loopback(host) is here
