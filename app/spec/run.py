@@ -12,6 +12,7 @@ from app.spec.runtime import Runtime
 from app.spec.training import Checkpointing, EarlyStopping, Evaluation, Policy, Training
 
 Text = Annotated[str, StringConstraints(max_length=10_000)]
+RowId = Annotated[int, Field(ge=1, le=2**53)]
 RunName = Annotated[str, StringConstraints(max_length=200)]
 LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$")]
 LabelValue = Annotated[str, StringConstraints(max_length=200)]
@@ -24,7 +25,7 @@ PresetName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,6
 class InitFromCheckpoint(SpecModel):
     """Weights from a checkpoint; not available yet."""
 
-    checkpoint: Annotated[int, Field(ge=1)]
+    checkpoint: RowId
     """Id of the checkpoint."""
     prefix: str = ""
     """Only parameters under this prefix; default all."""
@@ -35,7 +36,7 @@ class InitFromCheckpoint(SpecModel):
 class InitFromRun(SpecModel):
     """Weights from another run, which is waited for; not available yet."""
 
-    run: Annotated[int, Field(ge=1)]
+    run: RowId
     """Id of the run."""
     which: Literal["best", "latest"] = "best"
     """Which of its checkpoints; default best."""
