@@ -1,6 +1,7 @@
 """From a request to a plan: every bad spec has its issue, every fix mends what it names."""
 
 from pathlib import Path
+from typing import Any
 
 import jsonpatch
 import pytest
@@ -136,7 +137,7 @@ def refused_value(entry):
 
 @pytest.mark.parametrize("entry", UNAVAILABLE, ids=lambda entry: entry.pointer)
 def test_every_option_that_comes_later_is_refused_and_says_so(entry):
-    request = {**REQUEST}
+    request: dict[str, Any] = {**REQUEST}
     *parents, last = entry.pointer.strip("/").split("/")
     block = request
     for part in parents:

@@ -1,0 +1,99 @@
+"""One run from POST /runs to its result, with a stop and a restart on the way."""
+
+import csv
+import io
+from typing import Any
+
+import pytest
+
+SPEC: dict[str, Any] = {
+    "name": "waves",
+    "recipe": {"kind": "sequence", "hidden_size": 16, "patch": 2},
+    "data": {"dataset": "waves"},
+    "training": {"epochs": 150, "batch_size": 32, "log_every_steps": 10},
+    "optimizer": {"lr": 0.003},
+    "checkpoint": {"every_steps": 200},
+    "runtime": {"threads": 1},
+}
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+def test_submit_progress_stop_restart_succeed(service):
+    run_id = service.submit(SPEC)
+    seen = service.wait_for_step(run_id, 100)
+    assert seen["state"] == "running"
+    assert seen["progress"]["steps"] == 150 * 15
+
+    answer = service.http.post(f"/runs/{run_id}/stop", params={"wait": 60})
+    assert answer.status_code in (200, 202)
+    stopped = service.wait_for_end(run_id)
+    assert (stopped["state"], stopped["reason"]) == ("stopped", "stop_requested")
+    stopped_at = stopped["progress"]["step"]
+    assert 100 <= stopped_at < 2250
+    latest = service.http.get(f"/runs/{run_id}/checkpoints").json()["data"]
+    assert max(checkpoint["step"] for checkpoint in latest) == stopped_at
+
+    answer = service.http.post(f"/runs/{run_id}/restart", json={})
+    assert answer.status_code == 201, answer.text
+    child = answer.json()
+    assert child["parent_id"] == run_id
+    assert child["carry"]["kind"] == "full"
+    done = service.wait_for_end(child["id"])
+    assert (done["state"], done["reason"]) == ("succeeded", "completed"), done
+    assert done["result"]["last"]["step"] == 2250
+    assert done["result"]["best"]["val_mae"] < 0.25
+
+    attempts = service.http.get(f"/runs/{child['id']}/attempts").json()["data"]
+    assert [attempt["resumed_from_step"] for attempt in attempts] == [stopped_at]
+    rows = list(csv.DictReader(io.StringIO(service.losses(child["id"]).decode())))
+    assert int(rows[0]["step"]) > stopped_at
+    assert int(rows[-1]["step"]) == 2250
+    assert service.run(run_id)["child_ids"] == [child["id"]]
+
+    series = service.http.get(f"/runs/{child['id']}/metrics").json()["series"]
+    assert {"train_loss", "val_loss", "val_mae", "lr"} <= series.keys()
+    kinds = [event["kind"] for event in _all_events(service, child["id"])]
+    assert kinds.count("end") == 1
+    assert "checkpoint" in kinds
+    assert "epoch" in kinds
+
+
+def test_pause_frees_the_device_and_resume_goes_on(service):
+    run_id = service.submit(SPEC)
+    service.wait_for_step(run_id, 50)
+    service.http.post(f"/runs/{run_id}/pause").raise_for_status()
+    paused = service.wait_for_end(run_id)
+    assert paused["state"] == "paused"
+    assert all(slot["run_id"] is None for slot in _slots(service))
+
+    service.http.post(f"/runs/{run_id}/resume").raise_for_status()
+    service.wait_for_step(run_id, paused["progress"]["step"] + 1)
+    service.http.post(f"/runs/{run_id}/kill").raise_for_status()
+    killed = service.wait_for_end(run_id)
+    assert (killed["state"], killed["reason"]) == ("stopped", "kill_requested")
+    assert killed["attempt"] == 2
+
+
+def test_a_dataset_that_changed_after_registration_fails_with_a_sentence(service):
+    path = service.home / "data" / "waves.h5"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    failed = service.wait_for_end(service.submit(SPEC))
+    assert (failed["state"], failed["reason"]) == ("failed", "dataset_changed")
+    assert "register" in failed["message"]
+    assert "Traceback" not in failed["message"]
+
+
+def _slots(service):
+    workers = service.http.get("/workers").json()["data"]
+    return [slot for worker in workers if worker["state"] == "alive" for slot in worker["slots"]]
+
+
+def _all_events(service, run_id):
+    events, after = [], 0
+    while page := service.http.get(f"/runs/{run_id}/events", params={"after": after}).json()[
+        "data"
+    ]:
+        events += page
+        after = page[-1]["seq"]
+    return events

@@ -1,0 +1,100 @@
+"""kill -9 of each part in mid-run: nothing is lost, nothing is left, and the result is the same."""
+
+import signal
+
+import pytest
+
+from tests.e2e.service import eventually
+from tests.e2e.test_a_run import SPEC
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+LONG = {**SPEC, "training": {**SPEC["training"], "epochs": 400}, "checkpoint": {"every_steps": 100}}
+
+
+def final_weights(service, run_id):
+    answer = service.http.get(
+        f"/runs/{run_id}/checkpoints/latest/download", params={"file": "model.safetensors"}
+    )
+    assert answer.status_code == 200, answer.text
+    return answer.content
+
+
+def test_kill_9_of_every_part_changes_nothing_in_the_result(service):
+    calm = service.submit(LONG)
+    assert service.wait_for_end(calm)["state"] == "succeeded"
+
+    run_id = service.submit({**LONG, "policy": {"max_retries": 10}})
+    service.wait_for_step(run_id, 500)
+    service.trainer().send_signal(signal.SIGKILL)
+    eventually(lambda: service.run(run_id)["attempt"] == 2, "the trainer's death is retried")
+
+    service.wait_for_step(run_id, 1500)
+    service.launcher().send_signal(signal.SIGKILL)
+    eventually(lambda: service.run(run_id)["attempt"] == 3, "the launcher's death is retried")
+
+    service.wait_for_step(run_id, 2500)
+    api, agent = service.processes[:2]
+    api.kill()
+    api.wait()
+    service.start_api()
+    assert service.run(run_id)["attempt"] == 3, "an API's death is not felt by training"
+
+    service.wait_for_step(run_id, 3500)
+    agent.kill()
+    agent.wait()
+    service.start_agent()
+    done = service.wait_for_end(run_id)
+    assert (done["state"], done["reason"]) == ("succeeded", "completed"), done
+    assert done["attempt"] == 4
+    assert service.losses(run_id) == service.losses(calm)
+    assert final_weights(service, run_id) == final_weights(service, calm)
+
+
+def test_a_stop_that_arrives_while_the_trainer_exits_ends_in_one_clear_state(service):
+    short = {**SPEC, "training": {**SPEC["training"], "epochs": 10}}
+    for wait_until in ("checkpointing", "done"):
+        run_id = service.submit(short)
+
+        def almost_over(run_id=run_id, phase=wait_until):
+            run = service.run(run_id)
+            progress = run["progress"] or {}
+            return progress.get("step") == 150 or progress.get("phase") == phase
+
+        eventually(almost_over, "the run is almost over")
+        service.http.post(f"/runs/{run_id}/stop")
+        ended = service.wait_for_end(run_id)
+        assert ended["state"] in ("succeeded", "stopped")
+        if ended["state"] == "succeeded":
+            assert ended["result"]["last"]["step"] == 150
+
+
+def test_two_agents_share_one_database_and_never_a_run(service):
+    service.start_agent()
+    runs = [service.submit({**SPEC, "name": f"run {i}"}) for i in range(4)]
+    eventually(
+        lambda: sum(service.run(run_id)["state"] == "running" for run_id in runs) == 2,
+        "both agents train",
+    )
+    ends = [service.wait_for_end(run_id) for run_id in runs]
+    assert [end["state"] for end in ends] == ["succeeded"] * 4
+    assert [end["attempt"] for end in ends] == [1] * 4
+    assert len({end["worker"] for end in ends}) == 2
+    losses = {service.losses(run_id) for run_id in runs}
+    assert len(losses) == 1, "the same spec gives the same losses on either agent"
+
+
+def test_a_drained_agent_hands_its_run_on_and_leaves_nothing_running(service):
+    run_id = service.submit(LONG)
+    service.wait_for_step(run_id, 300)
+    agent = service.processes[1]
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(timeout=60) == 0
+    waiting = service.run(run_id)
+    assert (waiting["state"], waiting["reason"]) == ("queued", "drained")
+    left = [p for p in service.left_running() if p.pid != service.processes[0].pid]
+    assert left == []
+    service.start_agent()
+    resumed = service.wait_for_step(run_id, waiting["progress"]["step"] + 1)
+    assert resumed["attempt"] == 2
+    service.http.post(f"/runs/{run_id}/stop", params={"wait": 60})
