@@ -1,0 +1,50 @@
+# Sets up, runs, checks and measures Stoker. `make` alone lists the targets.
+# Everything is installed into .venv, again only when pyproject.toml has changed.
+
+BIN := .venv/bin
+RUNTIME := .venv/.installed
+DEVELOPMENT := .venv/.installed-development
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo up test lint fmt bench clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+install: $(RUNTIME) ## create .venv with the API, the worker and the command `stoker`
+
+demo: $(RUNTIME) ## the whole story in a minute: train, stop, restart and succeed on real data
+	@$(BIN)/python benchmarks/demo.py
+
+up: $(RUNTIME) ## start API, worker and exporter in this terminal
+	@$(BIN)/stoker up
+
+test: lint ## every check and every test
+	@$(BIN)/python -m pytest
+
+lint: $(DEVELOPMENT) ## style, types and the rules of who may import whom
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --no-logo
+
+fmt: $(DEVELOPMENT) ## put the code into its one format
+	@$(BIN)/ruff check --quiet --fix
+	@$(BIN)/ruff format --quiet
+
+bench: $(RUNTIME) ## measure the numbers of docs/benchmarks.md on this machine
+	@$(BIN)/python -m benchmarks
+
+clean: ## remove the environment and everything that was generated
+	rm -rf .venv .demo dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(RUNTIME): pyproject.toml
+	@echo "Installing Stoker into .venv (the first time takes a minute or two)"
+	@.ci/install worker,samples
+	@touch $@
+
+$(DEVELOPMENT): pyproject.toml
+	@echo "Installing Stoker and its development tools into .venv"
+	@.ci/install worker,samples,postgres,test,dev
+	@touch $(RUNTIME) $@

@@ -1,0 +1,48 @@
+"""Shared by all tests: where a machine must be complete (CI=true), a skipped part is a failure."""
+
+import os
+
+import pytest
+
+MUST_RUN = ("postgres", "browser", "prometheus", "slow")
+SKIPPED = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[SKIPPED] = []
+    config.pluginmanager.register(_SkipWatch(config.stash[SKIPPED]), "skip-watch")
+
+
+class _SkipWatch:
+    """Collects what was skipped although CI promised the parts that it needs."""
+
+    def __init__(self, skipped: list[str]) -> None:
+        self.skipped = skipped
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail"):
+            marks = [name for name in MUST_RUN if name in report.keywords]
+            self.skipped.extend(f"{report.nodeid} ({name})" for name in marks)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped:  # a file skipped as a whole hides what its tests are marked with
+            self.skipped.append(f"{report.nodeid} (the whole file)")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if os.environ.get("CI") == "true" and session.config.stash[SKIPPED]:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if os.environ.get("CI") != "true" or not config.stash[SKIPPED]:
+        return
+    terminalreporter.section("skipped, but CI must run them", red=True)
+    for line in config.stash[SKIPPED]:
+        terminalreporter.line(line)
+    terminalreporter.line(
+        "The session fails: a check that did not run proves nothing. Install what these tests "
+        "need (.ci/run does it on Debian), or run without CI=true."
+    )
