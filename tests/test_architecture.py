@@ -1,0 +1,111 @@
+"""House rules that import contracts cannot say: sizes, opening lines, imports, the top level."""
+
+import ast
+import re
+import statistics
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PRODUCT = ("app", "worker", "migrations", "benchmarks")
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 50
+MAX_LOOP_LINES = 60  # the training loop is read in one screen
+MAX_MEDIAN_LINES = 130
+
+TOP_LEVEL = {
+    *("pyproject.toml", "app", "worker", "migrations", "tests", "Dockerfile", "compose.yaml"),
+    *("README.md", "Makefile", "CHANGELOG.md", "LICENSE", "CONTRIBUTING.md", "SECURITY.md"),
+    *(".ci", "docs", "monitoring", "benchmarks", "examples", ".gitignore", ".dockerignore"),
+}
+
+
+def repository_files() -> list[Path]:
+    """Every file that is committed or about to be, relative to the root."""
+    listing = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [Path(line) for line in listing.stdout.splitlines() if (ROOT / line).is_file()]
+
+
+PYTHON_FILES = [path for path in repository_files() if path.suffix == ".py"]
+PRODUCT_FILES = [path for path in PYTHON_FILES if path.parts[0] in PRODUCT]
+
+
+def line_count(path: Path) -> int:
+    return len((ROOT / path).read_text().splitlines())
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def test_the_top_level_holds_only_the_agreed_names():
+    assert {path.parts[0] for path in repository_files()} <= TOP_LEVEL
+
+
+def test_no_file_is_too_long_to_hold_in_mind():
+    assert not {str(path): n for path in PYTHON_FILES if (n := line_count(path)) > MAX_FILE_LINES}
+
+
+def test_the_median_product_file_is_short():
+    sizes = [n for path in PRODUCT_FILES if (n := line_count(path)) > 1]
+    assert statistics.median(sizes) <= MAX_MEDIAN_LINES
+
+
+def test_functions_are_paragraphs():
+    too_long = {}
+    for path in PRODUCT_FILES:
+        if path.is_relative_to("migrations/versions"):
+            continue  # a migration is a list of tables, and is never edited once released
+        limit = MAX_LOOP_LINES if path == Path("worker/trainer/loop.py") else MAX_FUNCTION_LINES
+        for node in functions(path):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length >= limit:
+                too_long[f"{path}:{node.lineno} {node.name}"] = length
+    assert not too_long
+
+
+def test_every_file_opens_with_the_line_that_says_what_belongs_in_it():
+    silent = []
+    for path in PYTHON_FILES:
+        docstring = ast.get_docstring(ast.parse((ROOT / path).read_text()))
+        if docstring is None or not docstring.splitlines()[0].endswith((".", ":")):
+            silent.append(str(path))
+    assert not silent
+
+
+def test_an_import_inside_a_function_says_why():
+    silent = []
+    for path in PRODUCT_FILES:
+        lines = (ROOT / path).read_text().splitlines()
+        if says_why_for_the_whole_file(path):
+            continue
+        for function in functions(path):
+            for statement in ast.walk(function):
+                if isinstance(statement, ast.Import | ast.ImportFrom):
+                    above = first_of_block(statement, lines) - 1
+                    said = "#" in lines[statement.lineno - 1] or lines[above - 1].strip()[:1] == "#"
+                    if not said:
+                        silent.append(f"{path}:{statement.lineno}")
+    assert not silent, "lazy imports only to keep start-up light, with the reason said"
+
+
+def says_why_for_the_whole_file(path: Path) -> bool:
+    docstring = ast.get_docstring(ast.parse((ROOT / path).read_text())) or ""
+    return {"import", "late"} <= set(re.findall(r"import|late", docstring))
+
+
+def first_of_block(statement: ast.Import | ast.ImportFrom, lines: list[str]) -> int:
+    """The number of the first line of the imports that stand together with this one."""
+    number = statement.lineno
+    while lines[number - 2].lstrip().startswith(("import ", "from ")):
+        number -= 1
+    return number
