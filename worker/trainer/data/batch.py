@@ -6,6 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from worker.trainer.data.counters import Counters
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -38,7 +40,7 @@ class BatchPlan:
         return -(-self.usable_samples // self.batch_size)
 
     def bounds(self, start_position: int) -> Iterator[tuple[int, int]]:
-        """(start, stop) of each batch from `start_position`, a batch's start, to the epoch's end."""
+        """(start, stop) of each batch from `start_position` to the end of the epoch."""
         for start in range(start_position, self.usable_samples, self.batch_size):
             yield start, min(start + self.batch_size, self.usable_samples)
 
@@ -53,6 +55,10 @@ class Batches(Protocol):
     @property
     def plan(self) -> BatchPlan:
         """Its samples, batch size and number of batches."""
+
+    @property
+    def counters(self) -> Counters:
+        """What it read, and how long it was waited for."""
 
     def iterate(self, epoch: int, start_position: int = 0) -> Iterator[Batch]:
         """The batches of an epoch (0, 1, …) from `start_position` samples on; at most one

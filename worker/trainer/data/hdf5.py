@@ -1,0 +1,106 @@
+"""HDF5 files as sources of samples."""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.trainer.data.hdf5_file import HDF5_ERRORS, find_array, open_file, unusable_because
+from worker.trainer.data.source import Field
+from worker.trainer.errors import DataError, DatasetChanged, SpecMismatch
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """Tells whether a file was written to."""
+
+    size: int
+    mtime_ns: int
+
+
+class Hdf5Source:
+    """Fields of one HDF5 file, read by h5py straight into the caller's buffers, never converted.
+
+    HDF5 gives zeros for what lies behind the end of a file that was cut short, so the file's
+    size and modification time are compared after every read.
+    """
+
+    def __init__(self, path: Path, names: Iterable[str], stamp: Stamp | None = None) -> None:
+        """Open `names` in `path`, which must still bear `stamp`, if one is given.
+
+        Raises DataError, DatasetChanged, or SpecMismatch for a name that is not there.
+        """
+        self._path = path
+        self._file = open_file(path)
+        try:
+            self.stamp = stamp or self._stamp_now()
+            self._check_unchanged()
+            self._arrays = {name: self._open_array(name) for name in names}
+            self.num_samples = self._common_length()
+        except BaseException:
+            self._file.close()
+            raise
+        self.fields: Mapping[str, Field] = {
+            name: Field(tuple(array.shape[1:]), array.dtype) for name, array in self._arrays.items()
+        }
+
+    def read(self, start: int, stop: int, out: Mapping[str, NDArray[Any]]) -> None:
+        """Rows [start, stop) of each field into out[name]: C-contiguous, of the field's dtype."""
+        try:
+            for name, array in self._arrays.items():
+                array.read_direct(out[name], source_sel=np.s_[start:stop])
+        except HDF5_ERRORS as error:
+            self._check_unchanged()
+            raise DataError(
+                f"Rows {start:,} to {stop:,} of {self._path} cannot be read ({error}). Check the"
+                " disk and the file; restore it from a copy if it is damaged."
+            ) from error
+        self._check_unchanged()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _open_array(self, name: str) -> h5py.Dataset:
+        try:
+            array = find_array(self._file, name)
+            reason = None if array is None else unusable_because(array)
+        except HDF5_ERRORS as error:
+            raise DataError(
+                f"{name!r} of {self._path} cannot be opened ({error}): the file is damaged. Write"
+                " it again, or restore it from a copy."
+            ) from error
+        if array is None:
+            raise SpecMismatch(
+                f"{self._path.name} has no array {name!r} (at its top are"
+                f" {', '.join(sorted(self._file))}); correct data.inputs or data.targets."
+            )
+        if reason:
+            raise DataError(f"{name!r} of {self._path} {reason}; write it as a plain array.")
+        return array
+
+    def _common_length(self) -> int:
+        lengths = {name: int(array.shape[0]) for name, array in self._arrays.items()}
+        if len(set(lengths.values())) > 1:
+            raise DataError(
+                f"The arrays of {self._path} differ in length ({lengths}), so their rows do not"
+                " belong together; write one row per sample in each."
+            )
+        return next(iter(lengths.values()))
+
+    def _stamp_now(self) -> Stamp:
+        """The stamp of the open file, even if its name has come to mean another."""
+        stat = os.fstat(self._file.id.get_vfd_handle())
+        return Stamp(stat.st_size, stat.st_mtime_ns)
+
+    def _check_unchanged(self) -> None:
+        if (now := self._stamp_now()) != self.stamp:
+            raise DatasetChanged(
+                f"{self._path} was changed during the run ({self.stamp.size:,} bytes at the start,"
+                f" {now.size:,} now), so what was read cannot be trusted. Restore it, or register"
+                " it again and restart the run."
+            )

@@ -1,0 +1,117 @@
+"""In which order an epoch visits samples: a pure function of (seed, epoch, position)."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+import numpy as np
+
+from worker.trainer.data.source import Rows
+
+# Part of a checkpoint's manifest: another version may give another order for the same seed.
+ORDER_VERSION = 1
+
+ShuffleKind = Literal["full", "block", "none"]
+
+
+class Purpose(IntEnum):
+    """Keeps the random streams of different uses of one seed apart."""
+
+    samples = 0
+    blocks = 1
+    groups = 2
+    split = 3
+
+
+def permutation(seed: int, purpose: Purpose, epoch: int, index: int, count: int) -> Rows:
+    """A permutation of 0 … count-1, the same on every machine and with every numpy.
+
+    It sorts raw Philox output: numpy promises that a bit generator's raw stream never changes,
+    while its `permutation` and `shuffle` may.
+    """
+    bits = np.random.Philox(
+        key=np.array([seed, ORDER_VERSION], dtype=np.uint64),
+        counter=np.array([0, index, epoch, purpose], dtype=np.uint64),
+    )
+    return np.argsort(bits.random_raw(count), kind="stable").astype(np.int64, copy=False)
+
+
+@dataclass(frozen=True)
+class _BlockEpoch:
+    """One epoch of block order: which block comes when, and where each group of blocks starts."""
+
+    blocks: Rows
+    starts: Rows  # position of each group's first sample, then the number of samples
+
+
+class Order:
+    """The order of `num_samples` samples; the same rows follow however they are asked for.
+
+    full: one permutation of everything. block: blocks of `block` neighbours are permuted over
+    everything, then the samples of every `group` // `block` blocks that follow one another are
+    permuted together, so that a group can be read as a few contiguous pieces. none: 0, 1, 2, …
+    """
+
+    def __init__(
+        self, num_samples: int, seed: int, shuffle: ShuffleKind, group: int = 1, block: int = 1
+    ) -> None:
+        self.num_samples = num_samples
+        self.seed = seed
+        self.shuffle = shuffle
+        self.block = block
+        self._blocks_per_group = max(1, group // block)
+        self._full: tuple[int, Rows] | None = None
+        self._blocks: tuple[int, _BlockEpoch] | None = None
+        self._group: tuple[int, int, Rows] | None = None
+
+    def rows(self, epoch: int, start: int, stop: int) -> Rows:
+        """The samples at positions [start, stop) of the epoch, int64 (stop - start,)."""
+        if self.shuffle == "none":
+            return np.arange(start, stop, dtype=np.int64)
+        if self.shuffle == "full":
+            return self._full_epoch(epoch)[start:stop]
+        starts = self._block_epoch(epoch).starts
+        first, last = np.searchsorted(starts, [start, stop - 1], side="right") - 1
+        groups = [self._group_rows(epoch, g) for g in range(int(first), int(last) + 1)]
+        begin = start - int(starts[first])
+        return np.concatenate(groups)[begin : begin + stop - start]
+
+    def chunk_stop(self, epoch: int, start: int, most: int) -> int:
+        """Where a chunk of at most `most` samples from `start` should end: on a group's border if
+        one is within reach, so that the chunk is made of whole blocks.
+        """
+        stop = min(start + most, self.num_samples)
+        if self.shuffle != "block":
+            return stop
+        starts = self._block_epoch(epoch).starts
+        border = int(starts[np.searchsorted(starts, stop, side="right") - 1])
+        return border if border > start else stop
+
+    def _full_epoch(self, epoch: int) -> Rows:
+        if self._full is None or self._full[0] != epoch:
+            rows = permutation(self.seed, Purpose.samples, epoch, 0, self.num_samples)
+            self._full = (epoch, rows)
+        return self._full[1]
+
+    def _block_epoch(self, epoch: int) -> _BlockEpoch:
+        if self._blocks is None or self._blocks[0] != epoch:
+            count = -(-self.num_samples // self.block)
+            blocks = permutation(self.seed, Purpose.blocks, epoch, 0, count)
+            borders = np.arange(0, count + self._blocks_per_group, self._blocks_per_group)
+            borders = np.minimum(borders, count)
+            # The file's last block may be short; every border after it moves up by what it lacks.
+            lacking = count * self.block - self.num_samples
+            short_place = int(np.flatnonzero(blocks == count - 1)[0])
+            starts = borders * self.block - np.where(borders > short_place, lacking, 0)
+            self._blocks = (epoch, _BlockEpoch(blocks, starts.astype(np.int64)))
+        return self._blocks[1]
+
+    def _group_rows(self, epoch: int, group: int) -> Rows:
+        if self._group is None or self._group[:2] != (epoch, group):
+            first = group * self._blocks_per_group
+            blocks = self._block_epoch(epoch).blocks[first : first + self._blocks_per_group]
+            rows = (blocks[:, None] * self.block + np.arange(self.block)).ravel()
+            rows = rows[rows < self.num_samples]
+            shuffled = rows[permutation(self.seed, Purpose.groups, epoch, group, len(rows))]
+            self._group = (epoch, group, shuffled)
+        return self._group[2]

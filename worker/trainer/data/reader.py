@@ -1,0 +1,140 @@
+"""The thread that reads chunks ahead of the loop: its owner, its bounded queues, its end."""
+
+import queue
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker.trainer.data.counters import Counters
+from worker.trainer.data.order import Order
+from worker.trainer.data.rows import in_file_order
+from worker.trainer.data.source import OpenSource, Source
+from worker.trainer.data.split import Part
+from worker.trainer.data.transfer import Slot, Transfer
+
+
+@dataclass(frozen=True)
+class ChunkPlan:
+    """What to read: `part` in `order`, at most `chunk_samples` at a time."""
+
+    open_source: OpenSource
+    part: Part
+    order: Order
+    chunk_samples: int
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Positions [start, stop) of the epoch, loaded in `slot`."""
+
+    slot: Slot
+    start: int
+    stop: int
+
+
+class _Closed(Exception):
+    """Ends the thread from inside when the owner wants no more."""
+
+
+class ChunkReader:
+    """Reads positions [start, stop) of an epoch into the slots, while earlier ones are gathered.
+
+    A slot travels reader → ready → consumer → free → reader, so both queues are bounded by the
+    number of slots. Whatever ends the thread early is raised by the next `gather`.
+    """
+
+    def __init__(
+        self,
+        plan: ChunkPlan,
+        transfer: Transfer,
+        slots: Iterable[Slot],
+        counters: Counters,
+        span: tuple[int, int, int],
+    ) -> None:
+        """`span` is (epoch, start, stop). The thread runs until `close`, which must be called."""
+        self._plan = plan
+        self._transfer = transfer
+        self._counters = counters
+        self._epoch, self._start, self._stop = span
+        self._free: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[_Chunk | BaseException] = queue.SimpleQueue()
+        for slot in slots:
+            self._free.put(slot)
+        self._chunk: _Chunk | None = None
+        self._closing = threading.Event()
+        # A daemon only so that an interpreter that exits without `close` is not held up.
+        self._thread = threading.Thread(target=self._run, name="chunk-reader", daemon=True)
+        self._thread.start()
+
+    def gather(self, start: int, stop: int) -> dict[str, Tensor]:
+        """The samples at positions [start, stop), which follow those of the call before."""
+        pieces: list[dict[str, Tensor]] = []
+        while start < stop:
+            chunk = self._chunk or self._next_chunk()
+            end = min(stop, chunk.stop)
+            pieces.append(chunk.slot.gather(start - chunk.start, end - chunk.start))
+            if end == chunk.stop:
+                self._release(chunk)
+            start = end
+        if len(pieces) == 1:
+            return pieces[0]
+        return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+
+    def close(self) -> None:
+        """End the thread, wherever it is, and wait for it. Closing twice is harmless."""
+        self._closing.set()
+        self._free.put(None)
+        self._thread.join()
+        if self._chunk:
+            self._release(self._chunk)
+
+    def _next_chunk(self) -> _Chunk:
+        if self._closing.is_set():
+            raise RuntimeError("another iteration of this part has begun, or it was closed")
+        self._counters.queue_depth = self._ready.qsize()
+        began = time.perf_counter()
+        chunk = self._ready.get()
+        self._counters.wait_seconds += time.perf_counter() - began
+        if isinstance(chunk, BaseException):
+            raise chunk
+        self._transfer.acquire(chunk.slot)
+        self._chunk = chunk
+        return chunk
+
+    def _release(self, chunk: _Chunk) -> None:
+        self._transfer.release(chunk.slot)
+        self._chunk = None
+        self._free.put(chunk.slot)
+
+    def _run(self) -> None:
+        try:
+            source = self._plan.open_source()
+            try:
+                self._read_all(source)
+            finally:
+                source.close()
+        except _Closed:
+            pass
+        except BaseException as error:  # noqa: BLE001  raised again in the loop, by gather
+            self._ready.put(error)
+
+    def _read_all(self, source: Source) -> None:
+        plan, start = self._plan, self._start
+        while start < self._stop:
+            slot = self._free.get()
+            if slot is None:
+                raise _Closed
+            stop = min(plan.order.chunk_stop(self._epoch, start, plan.chunk_samples), self._stop)
+            rows = plan.part.take(plan.order.rows(self._epoch, start, stop))
+            ascending, places = in_file_order(rows)
+            for piece_bytes in self._transfer.load(source, ascending, slot):
+                self._counters.bytes_read += piece_bytes
+                if self._closing.is_set():
+                    raise _Closed
+            self._transfer.arrange(slot, places)
+            self._ready.put(_Chunk(slot, start, stop))
+            start = stop

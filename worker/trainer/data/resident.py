@@ -1,0 +1,70 @@
+"""Data that fits: a whole part in device memory, read once."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from torch import Tensor
+
+from worker.trainer.data.batch import Batch, BatchPlan
+from worker.trainer.data.counters import Counters
+from worker.trainer.data.order import Order
+from worker.trainer.data.source import OpenSource, Rows
+from worker.trainer.data.split import Part
+from worker.trainer.data.transfer import Slot, Transfer
+
+
+class Resident:
+    """Batches of one part, gathered on the device; in plain order they are views."""
+
+    def __init__(
+        self,
+        plan: BatchPlan,
+        order: Order,
+        part: Part,
+        open_source: OpenSource,
+        transfer: Transfer,
+    ) -> None:
+        """Reads the part on the calling thread. Raises DataError and DatasetChanged."""
+        self.plan = plan
+        self.counters = Counters()
+        self._order = order
+        self._transfer = transfer
+        self._shuffled = order.shuffle != "none"
+        self._iterations = 0
+        places = len(part) if self._shuffled else 0
+        self._slot: Slot | None = transfer.new_slot(len(part), places)
+        source = open_source()
+        try:
+            rows = part.take(np.arange(len(part)))
+            for piece_bytes in transfer.load(source, rows, self._slot):
+                self.counters.bytes_read += piece_bytes
+        finally:
+            source.close()
+
+    def iterate(self, epoch: int, start_position: int = 0) -> Iterator[Batch]:
+        self._iterations += 1
+        mine = self._iterations
+        slot = self._slot_of(mine)
+        # Work that is queued now may still gather by the old places.
+        self._transfer.release(slot)
+        self._transfer.arrange(slot, self._places(epoch))
+        self._transfer.acquire(slot)
+        for start, stop in self.plan.bounds(start_position):
+            yield Batch(self._arrays(self._slot_of(mine), start, stop), stop - start, stop)
+
+    def close(self) -> None:
+        self._transfer.close()
+        self._slot = None
+
+    def _slot_of(self, iteration: int) -> Slot:
+        if self._slot is None or iteration != self._iterations:
+            raise RuntimeError("another iteration of this part has begun, or it was closed")
+        return self._slot
+
+    def _places(self, epoch: int) -> Rows:
+        return self._order.rows(epoch, 0, self._order.num_samples if self._shuffled else 0)
+
+    def _arrays(self, slot: Slot, start: int, stop: int) -> dict[str, Tensor]:
+        if self._shuffled:
+            return slot.gather(start, stop)
+        return {name: array[start:stop] for name, array in slot.arrays.items()}

@@ -1,0 +1,39 @@
+"""What `auto` shuffling means for a dataset."""
+
+from dataclasses import dataclass
+
+from app.spec.data import ChunkedLoader
+from worker.trainer.data.order import Order, ShuffleKind
+
+FULL_SHUFFLE_BYTES = 2**30
+SHUFFLE_GROUP_SAMPLES = 16_384
+
+# A block is read as one piece; a group of fewer blocks than this would mix too few places.
+BLOCK_BYTES = 4 * 2**20
+LEAST_BLOCKS_PER_GROUP = 16
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    """How the training part is shuffled. It follows from the spec and the dataset alone, never
+    from the device, so that a run visits the same samples on every machine.
+    """
+
+    kind: ShuffleKind
+    group: int = 1
+    block: int = 1
+
+    def order(self, num_samples: int, seed: int) -> Order:
+        return Order(num_samples, seed, self.kind, self.group, self.block)
+
+
+def resolve_shuffle(loader: ChunkedLoader, num_samples: int, sample_bytes: int) -> Shuffle:
+    """For the training part; auto: full up to 1 GiB, else block with groups of 16,384 samples."""
+    kind: ShuffleKind = "full" if num_samples * sample_bytes <= FULL_SHUFFLE_BYTES else "block"
+    if loader.shuffle != "auto":
+        kind = loader.shuffle
+    if kind != "block":
+        return Shuffle(kind)
+    group = SHUFFLE_GROUP_SAMPLES if loader.shuffle_group == "auto" else loader.shuffle_group
+    block = min(BLOCK_BYTES // sample_bytes, group // LEAST_BLOCKS_PER_GROUP)
+    return Shuffle(kind, group, max(1, block))

@@ -1,0 +1,48 @@
+"""Data larger than the device's memory: chunks take turns in two slots."""
+
+from collections.abc import Iterator
+
+from worker.trainer.data.batch import Batch, BatchPlan
+from worker.trainer.data.counters import Counters
+from worker.trainer.data.reader import ChunkPlan, ChunkReader
+from worker.trainer.data.transfer import Slot, Transfer
+
+SLOTS = 2
+
+
+class Streamed:
+    """Batches of one part, read in chunks by a thread while the chunk before is in use."""
+
+    def __init__(self, plan: BatchPlan, chunks: ChunkPlan, transfer: Transfer) -> None:
+        self.plan = plan
+        self.counters = Counters(queue_depth=0)
+        self._chunks = chunks
+        self._transfer = transfer
+        self._slots: list[Slot] = []
+        self._reader: ChunkReader | None = None
+
+    def iterate(self, epoch: int, start_position: int = 0) -> Iterator[Batch]:
+        self._end_reader()
+        reader = self._reader = self._start_reader(epoch, start_position)
+        try:
+            for start, stop in self.plan.bounds(start_position):
+                yield Batch(reader.gather(start, stop), stop - start, stop)
+        finally:
+            reader.close()
+
+    def close(self) -> None:
+        self._end_reader()
+        self._transfer.close()
+        self._slots.clear()
+
+    def _start_reader(self, epoch: int, start_position: int) -> ChunkReader:
+        if not self._slots:
+            samples = min(self._chunks.chunk_samples, self.plan.num_samples)
+            self._slots = [self._transfer.new_slot(samples, samples) for _ in range(SLOTS)]
+        span = (epoch, start_position, self.plan.usable_samples)
+        return ChunkReader(self._chunks, self._transfer, self._slots, self.counters, span)
+
+    def _end_reader(self) -> None:
+        if self._reader:
+            self._reader.close()
+            self._reader = None

@@ -1,0 +1,221 @@
+"""Looks into a dataset and says what it is and what is wrong with it.
+
+`python -m worker.trainer.inspect PATH --json` prints one JSON document and exits 0, whatever the
+file is. A damaged file can crash the HDF5 library or make it loop: run this in a child process
+with limits on memory and time, and read a missing document as an unreadable file.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.trainer.data.fingerprint import fingerprint
+from worker.trainer.data.hdf5_file import HDF5_ERRORS, open_file, unusable_because, walk_links
+from worker.trainer.errors import DataError
+
+# Bounds of what is looked at, so that inspecting a huge file takes seconds.
+SAMPLE_BYTES = 16 * 2**20
+PROBE_BYTES = 256 * 2**20
+PROBE_SECONDS = 2.0
+PROBE_PIECE_BYTES = 8 * 2**20
+MAX_CHUNK_BYTES = 2**30
+
+# Windows of several series (months, stations) break the overlap where one ends.
+OVERLAPPING_SHARE = 0.9
+
+Finding = dict[str, str]
+Fields = dict[str, h5py.Dataset]
+
+
+def inspect(path: Path) -> dict[str, Any]:
+    """What is in the file. `problems` make it unusable, `warnings` do not; both hold
+    {code, message}. Shapes are those of one sample. Only arrays that can be fields are `fields`.
+    """
+    report: dict[str, Any] = {
+        "path": str(path), "size_bytes": None, "samples": None, "fields": {}, "layout": None,
+        "fingerprint": None, "read_probe": None, "problems": [], "warnings": [],
+    }  # fmt: skip
+    try:
+        if not path.is_file():
+            _add(report, "not_a_file", f"There is no file {path}; put it there, then register it.")
+            return report
+        report["size_bytes"] = path.stat().st_size
+        if not report["size_bytes"]:
+            _add(report, "empty_file", f"{path.name} is empty (0 bytes); write it again.")
+            return report
+        with open_file(path) as file:
+            _inspect_arrays(report, file)
+        if not report["problems"]:
+            report["fingerprint"] = fingerprint(path)
+    except DataError as error:
+        _add(report, "unreadable", error.message)
+    except HDF5_ERRORS as error:
+        _add(report, "unreadable", f"{path.name} cannot be read ({error}); it is damaged.")
+    return report
+
+
+def _inspect_arrays(report: dict[str, Any], file: h5py.File) -> None:
+    arrays = _usable_arrays(report, file)
+    report["fields"] = {name: _describe(array) for name, array in arrays.items()}
+    if not arrays:
+        _add(
+            report,
+            "no_arrays",
+            "The file has no numeric array with an axis of samples, so there is nothing to train"
+            " on; write inputs and targets as plain arrays, one row per sample.",
+        )
+        return
+    lengths = {name: int(array.shape[0]) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        _add(
+            report,
+            "length_mismatch",
+            f"The arrays differ in length ({lengths}), so their rows do not belong together; write"
+            " one row per sample in each, and keep other numbers as attributes.",
+        )
+        return
+    report["samples"] = next(iter(lengths.values()))
+    if not report["samples"]:
+        _add(report, "no_samples", "The arrays have no rows; write at least one sample.")
+        return
+    if not report["problems"]:
+        _sample_rows(report, arrays)
+        report["read_probe"] = _read_probe(arrays)
+
+
+def _usable_arrays(report: dict[str, Any], file: h5py.File) -> Fields:
+    """Arrays that can be fields. Others are warned of; what leads out of the file is refused."""
+    usable: Fields = {}
+    for name, found in walk_links(file):
+        if isinstance(found, str):
+            _add(
+                report,
+                "external_link",
+                f"{name!r} is a link into another file, which is not followed for safety; copy the"
+                " array into this file.",
+            )
+        elif found.external is not None or found.is_virtual:
+            _add(report, "external_storage", f"{name!r} {unusable_because(found)}.")
+        elif reason := unusable_because(found):
+            _add(report, "unusable_array", f"{name!r} {reason}; it is left out.", "warnings")
+        elif _chunk_bytes(found) > MAX_CHUNK_BYTES:
+            _add(
+                report,
+                "huge_chunks",
+                f"{name!r} is stored in chunks of {_chunk_bytes(found):,} bytes, each of which must"
+                " be decoded as a whole; write it with chunks of a few MiB, or contiguous.",
+            )
+        else:
+            usable[name] = found
+    return usable
+
+
+def _describe(array: h5py.Dataset) -> dict[str, Any]:
+    layouts = {
+        h5py.h5d.COMPACT: "compact",
+        h5py.h5d.CONTIGUOUS: "contiguous",
+        h5py.h5d.CHUNKED: "chunked",
+    }
+    return {
+        "shape": list(array.shape[1:]),
+        "dtype": array.dtype.name,
+        "storage": layouts[array.id.get_create_plist().get_layout()],
+        "chunks": list(array.chunks) if array.chunks else None,
+        "compression": array.compression,
+        "stored_bytes": array.id.get_storage_size(),
+    }
+
+
+def _sample_rows(report: dict[str, Any], arrays: Fields) -> None:
+    """Looks for NaN and infinity, and for windows that overlap, in rows from all over the file."""
+    overlap: dict[str, float] = {}
+    for name, array in arrays.items():
+        rows = [array[start:stop] for start, stop in _sample_bounds(array)]
+        looked_at = sum(len(part) for part in rows)
+        bad = sum(int((~np.isfinite(part)).sum()) for part in rows)
+        report["fields"][name] |= {"sampled_rows": looked_at, "nonfinite_count": bad}
+        if bad:
+            _add(
+                report,
+                "nonfinite_values",
+                f"{name!r} holds {bad:,} NaN or infinite values in {looked_at:,} sampled rows;"
+                " training on them fails, so fill or remove them before this array is used.",
+                "warnings",
+            )
+        overlap[name] = float(np.mean(np.concatenate([_moved_on(part) for part in rows])))
+    windows = [name for name, share in overlap.items() if share > OVERLAPPING_SHARE]
+    kind = "overlapping_windows" if windows else "arrays"
+    report["layout"] = {"kind": kind, "overlapping": windows, "overlap_ratio": overlap}
+
+
+def _sample_bounds(array: h5py.Dataset) -> list[tuple[int, int]]:
+    """Four ranges of rows spread over the array, SAMPLE_BYTES in all, each of at least 2 rows."""
+    count = int(array.shape[0])
+    length = min(count, max(2, SAMPLE_BYTES // 4 // _row_bytes(array)))
+    starts = np.linspace(0, count - length, 4).astype(int).tolist()
+    return [(start, start + length) for start in sorted(set(starts))]
+
+
+def _moved_on(part: NDArray[Any]) -> NDArray[np.bool_]:
+    """For each row but the last, whether the next one is it, moved on by one step: then the rows
+    are windows of one series. Rows of a single value tell nothing.
+    """
+    if part.ndim < 2 or min(part.shape[:2]) < 2:
+        return np.zeros(1, dtype=bool)
+    inner = tuple(range(1, part.ndim))
+    moved = (part[1:, :-1] == part[:-1, 1:]).all(axis=inner)
+    varied = (part[:-1] != part[:-1, :1]).any(axis=inner)
+    return np.asarray(moved & varied)
+
+
+def _read_probe(arrays: Fields) -> dict[str, Any]:
+    """How fast the largest array reads, in file order; the page cache may have a part in it."""
+    array = max(arrays.values(), key=lambda a: a.size * a.dtype.itemsize)
+    step = max(1, PROBE_PIECE_BYTES // _row_bytes(array))
+    count = min(int(array.shape[0]), max(1, PROBE_BYTES // _row_bytes(array)))
+    buffer = np.empty((min(step, count), *array.shape[1:]), array.dtype)
+    done, began = 0, time.perf_counter()
+    while done < count and time.perf_counter() - began < PROBE_SECONDS:
+        stop = min(done + step, count)
+        array.read_direct(buffer[: stop - done], source_sel=np.s_[done:stop])
+        done = stop
+    seconds = time.perf_counter() - began
+    read = done * _row_bytes(array)
+    return {"bytes": read, "seconds": seconds, "bytes_per_second": read / max(seconds, 1e-9)}
+
+
+def _row_bytes(array: h5py.Dataset) -> int:
+    return int(np.prod(array.shape[1:], dtype=object)) * int(array.dtype.itemsize)
+
+
+def _chunk_bytes(array: h5py.Dataset) -> int:
+    return int(np.prod(array.chunks or (0,), dtype=object)) * int(array.dtype.itemsize)
+
+
+def _add(report: dict[str, Any], code: str, message: str, kind: str = "problems") -> None:
+    report[kind].append(Finding(code=code, message=message))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="inspect", description="Look into a dataset.")
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--json", action="store_true", help="on one line instead of indented")
+    options = parser.parse_args(arguments)
+    try:
+        report = inspect(options.path)
+    except (Exception, MemoryError) as error:  # noqa: BLE001  a damaged file can raise anything
+        report = {"problems": [], "warnings": []}
+        _add(report, "unreadable", f"{options.path.name} cannot be read: {error!r}.")
+    sys.stdout.write(json.dumps(report, indent=None if options.json else 2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
