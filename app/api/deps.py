@@ -1,0 +1,73 @@
+"""What endpoints are given: services, ids, paging, and the headers that guard a write."""
+
+import re
+from typing import Annotated
+
+from fastapi import Depends, Header, Path, Query, Request
+
+from app.api.models.base import LARGEST_ID
+from app.api.services import Services
+from app.errors import InvalidRequest
+
+LONGEST_WAIT_SECONDS = 300.0
+LARGEST_PAGE = 500
+# Text in a query that the database can compare; NUL is not.
+QueryText = Annotated[str, Query(max_length=200, pattern=r"^[^\x00]*$")]
+
+
+def services_of(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+def if_match(
+    value: Annotated[
+        str | None,
+        Header(alias="If-Match", description="The run's ETag; otherwise 412.", examples=['"3"']),
+    ] = None,
+) -> int | None:
+    """The version that an If-Match header asks for."""
+    if value is None or value.strip() == "*":
+        return None
+    match = re.fullmatch(r'\s*"([0-9]{1,18})"\s*', value)
+    if match is None:
+        raise InvalidRequest(
+            'If-Match must be the ETag of the run, such as "3" with its quotes: a version that '
+            "cannot be compared would guard nothing."
+        )
+    return int(match.group(1))
+
+
+ServicesDep = Annotated[Services, Depends(services_of)]
+IfMatch = Annotated[int | None, Depends(if_match)]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=200,
+        pattern=r"^[\x21-\x7e]+$",
+        description="Makes a repeated request harmless: same key and body, same run.",
+    ),
+]
+RunId = Annotated[int, Path(ge=1, le=LARGEST_ID, description="Id of the run.", examples=[1])]
+CheckpointId = Annotated[
+    int, Path(ge=1, le=LARGEST_ID, description="Id of the checkpoint.", examples=[1])
+]
+Limit = Annotated[int, Query(ge=1, le=LARGEST_PAGE, description="At most so many.")]
+Cursor = Annotated[
+    str | None,
+    Query(max_length=200, pattern=r"^[^\x00]*$", description="The last page's next_cursor."),
+]
+Position = Annotated[
+    int, Query(ge=0, le=LARGEST_ID, description="Only what came after; 0 for everything.")
+]
+Wait = Annotated[
+    float | None,
+    Query(
+        ge=0,
+        le=LONGEST_WAIT_SECONDS,
+        allow_inf_nan=False,
+        description="Answer when it is done, or after so many seconds.",
+    ),
+]

@@ -1,0 +1,117 @@
+"""What every request passes first: Host and Origin against the allow-list, then the token.
+
+A web page that a user visits can send requests to the loopback address, and a name of an attacker
+can be made to point at it: so the Host must be one we know, and an Origin must be our own.
+"""
+
+import time
+from hashlib import sha256
+from urllib.parse import urlsplit
+
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.api.problems import response_of
+from app.api.services import Services
+from app.errors import Forbidden, StokerError, Unauthorized
+from app.settings import LOOPBACK_NAMES, Settings
+
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
+# A revoked token may open the door for this long.
+TOKEN_SECONDS = 5.0
+
+
+class Gate:
+    """ASGI middleware; `scope["app"].state.services` must be there when a request comes."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._needs_token = settings.auth == "token"
+        names = (*LOOPBACK_NAMES, settings.host, *settings.allowed_hosts)
+        self._hosts = frozenset(name.lower() for name in names)
+        self._known_tokens: dict[str, float] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        services: Services = scope["app"].state.services
+        timed = _Timed(scope, send, services)
+        try:
+            headers = Headers(scope=scope)
+            self._check_host(headers)
+            if self._needs_token and scope["path"] not in OPEN_PATHS:
+                await self._check_token(headers, services)
+        except StokerError as error:
+            await response_of(error)(scope, receive, timed.send)
+            return
+        await self._app(scope, receive, timed.send)
+
+    def _check_host(self, headers: Headers) -> None:
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or _host_name(hosts[0]) not in self._hosts:
+            raise Forbidden(
+                f"The service does not answer to the Host {', '.join(hosts)[:200]!r}. If it is "
+                "its name, add it to STOKER_ALLOWED_HOSTS.",
+                code="host_not_allowed",
+            )
+        origin = headers.get("origin")
+        if origin is not None and _netloc(origin) != hosts[0].lower():
+            raise Forbidden(
+                f"A page of {origin[:200]!r} may not call this service; only its own may.",
+                code="origin_not_allowed",
+            )
+
+    async def _check_token(self, headers: Headers, services: Services) -> None:
+        scheme, _, secret = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not secret.strip():
+            raise Unauthorized(
+                "Send the header `Authorization: Bearer TOKEN`; the token lies in the file "
+                "`token` of the service's home, and `stoker token create` makes another."
+            )
+        digest = sha256(secret.strip().encode("utf-8", "surrogatepass")).hexdigest()
+        now = time.monotonic()
+        if self._known_tokens.get(digest, 0.0) > now:
+            return
+        if await run_in_threadpool(services.store.tokens.verify, secret.strip()) is None:
+            self._known_tokens.pop(digest, None)
+            raise Unauthorized(
+                "The token is not known: it may be revoked, or of another installation."
+            )
+        self._known_tokens[digest] = now + TOKEN_SECONDS
+
+
+class _Timed:
+    """Passes messages on and observes how long the answer took to begin."""
+
+    def __init__(self, scope: Scope, send: Send, services: Services) -> None:
+        self._scope = scope
+        self._send = send
+        self._services = services
+        self._started = time.monotonic()
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            route = getattr(self._scope.get("route"), "path", "unmatched")
+            self._services.telemetry.observe_request(
+                self._scope["method"], route, message["status"], self._started
+            )
+        await self._send(message)
+
+
+def _host_name(host: str) -> str:
+    """The name in a Host header, without the port; empty when it is malformed."""
+    name, colon, port = host.lower().rpartition(":")
+    if not colon or host.endswith("]"):
+        return host.lower()
+    return name if port.isdecimal() else ""
+
+
+def _netloc(origin: str) -> str | None:
+    """Host and port of an Origin header; None for `null` and what is no web origin."""
+    try:
+        parts = urlsplit(origin.lower())
+    except ValueError:
+        return None
+    return parts.netloc if parts.scheme in ("http", "https") else None

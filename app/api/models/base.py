@@ -1,0 +1,45 @@
+"""The bases of answers and bodies, and the types they share."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Generic, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+LARGEST_ID = 2**63 - 1
+Id = Annotated[int, Field(ge=1, le=LARGEST_ID)]
+
+
+def rfc3339(seconds: float) -> str:
+    """Unix seconds as RFC 3339 in UTC, to the millisecond."""
+    moment = datetime.fromtimestamp(seconds, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+Time = Annotated[
+    str,
+    BeforeValidator(lambda value: rfc3339(value) if isinstance(value, int | float) else value),
+    Field(json_schema_extra={"format": "date-time"}, examples=["2026-03-01T12:00:00.000Z"]),
+]
+
+
+class Answer(BaseModel):
+    """Something the API says. Built from store records, whose times are unix seconds."""
+
+    model_config = ConfigDict(from_attributes=True, use_attribute_docstrings=True)
+
+
+class Body(BaseModel):
+    """Something the API is told: strict, and nothing unknown is ignored."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", use_attribute_docstrings=True)
+
+
+T = TypeVar("T")
+
+
+class Page(Answer, Generic[T]):
+    """One page of a list."""
+
+    data: list[T]
+    next_cursor: str | None = None
+    """Give it as `after` for the next page; null on the last one."""

@@ -1,0 +1,163 @@
+"""Everything else the API shows: events, logs, checkpoints, datasets, workers, the catalogue."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from app.api.models.base import Answer, Body, Time
+from app.spec.base import DatasetName
+
+Document = dict[str, Any]
+
+
+class Event(Answer):
+    """Something that happened to a run."""
+
+    seq: int
+    """Number within the run, from 1, without gaps."""
+    t: Time
+    attempt: int | None
+    kind: str
+    """state, phase, progress, epoch, checkpoint, applied, issue, warning, retry, verdict, end."""
+    data: Document
+
+
+class EventPage(Answer):
+    data: list[Event]
+    next_cursor: str | None
+    """Give it as `after`; null when there was nothing more."""
+    last_seq: int
+    """Number of the last event in this answer: the next `after`, also when it is all for now."""
+
+
+class LogPiece(Answer):
+    """A piece of an attempt's log; the first 256 KiB and the last 4 MiB are kept."""
+
+    attempt: int
+    text: str
+    next_offset: int
+    """Bytes up to here: the next `after`."""
+    dropped_bytes: int
+    """Bytes between the given offset and this text that were not kept."""
+
+
+class Series(Answer):
+    series: dict[str, list[tuple[int, float, float | None]]]
+    """By name: points of (step, unix seconds, value); a value that is not finite is null."""
+
+
+class Attempt(Answer):
+    """One execution of a run."""
+
+    run_id: int
+    number: int
+    worker: str | None
+    state: str
+    """running, or how it ended."""
+    reason: str | None
+    message: str | None
+    devices: list[str]
+    started_at: Time
+    finished_at: Time | None
+    exit_code: int | None
+    resumed_from_step: int | None
+    environment: Document | None
+    applied: Document | None
+
+
+class Checkpoint(Answer):
+    id: int
+    run_id: int
+    attempt: int
+    step: int
+    epoch: int
+    path: str
+    """Folder, relative to the artifact root."""
+    bytes: int
+    metrics: Document
+    is_best: bool
+    is_latest: bool
+    pinned: bool
+    """A pinned checkpoint is never removed by retention."""
+    state: Literal["saved", "removing"]
+    created_at: Time
+    links: dict[str, str]
+
+
+class DatasetBody(Body):
+    name: DatasetName = Field(description="Name that specs will use.", examples=["weather"])
+    path: str = Field(
+        min_length=1,
+        max_length=1000,
+        description="The file, relative to DATA_ROOT.",
+        examples=["weather.h5"],
+    )
+
+
+class Dataset(Answer):
+    id: int
+    name: str
+    path: str
+    """Relative to DATA_ROOT."""
+    state: Literal["inspecting", "ready", "invalid"]
+    fields: Document | None
+    """By name: shape of a sample and dtype."""
+    samples: int | None
+    layout: Any
+    size_bytes: int | None
+    fingerprint: Document | None
+    problems: list[Any]
+    read_probe: Document | None
+    """How fast it was read."""
+    message: str | None
+    created_at: Time
+    updated_at: Time
+
+
+class Worker(Answer):
+    """An agent process and its slots."""
+
+    id: int
+    name: str
+    host: str
+    pid: int
+    version: str
+    state: Literal["alive", "draining", "gone", "lost"]
+    slots: list[Document]
+    """`{name, device, run_id, waiting}`: what each slot does, or why it waits."""
+    devices: list[Document]
+    facts: Document
+    started_at: Time
+    seen_at: Time
+
+
+class Recipe(Answer):
+    kind: str
+    description: str
+    parameters: Document = Field(description="JSON Schema of the spec's `recipe` block.")
+
+
+class Preset(Answer):
+    name: str
+    description: str
+    match: Document | None
+    """Devices that `preset: auto` gives it to; null: never."""
+    spec: Document
+    """The layer of defaults."""
+    source: Literal["packaged", "user"]
+
+
+class Version(Answer):
+    version: str
+    python: str
+
+
+class Health(Answer):
+    status: Literal["ok"]
+
+
+class Readiness(Answer):
+    status: Literal["ready"]
+    checks: dict[str, str]
+    """database, migrations, workers: each `ok`."""
+    workers_alive: int

@@ -1,0 +1,232 @@
+"""Runs as the API shows them, and the bodies that create and change them."""
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from app.api.models.base import Answer, Body, Id, Time
+from app.lifecycle import Intent, Reason, RunState
+from app.spec.issue import Issue
+from app.spec.run import Labels, Priority, RunName, Text
+
+Status = Literal[
+    "queued", "waiting_for_parent", "retrying", "starting", "running", "pausing", "stopping",
+    "killing", "paused", "succeeded", "failed", "stopped",
+]  # fmt: skip
+StateName = Literal["queued", "running", "paused", "succeeded", "failed", "stopped"]
+Verb = Literal["stop", "kill", "pause", "resume"]
+Document = dict[str, Any]
+
+
+class Environment(Answer):
+    """The software that trained the run."""
+
+    stoker: str | None = None
+    python: str | None = None
+    torch: str | None = None
+    cuda: str | None = None
+    driver: str | None = None
+    git_sha: str | None = None
+    git_dirty: bool | None = None
+
+
+class Progress(Answer):
+    """Where the current attempt is; the trainer's own further figures follow."""
+
+    model_config = ConfigDict(extra="allow")
+
+    phase: str | None = None
+    phase_step: int | None = None
+    phase_steps: int | None = None
+    phase_rate: float | None = None
+    phase_eta_seconds: float | None = None
+    epoch: int | None = None
+    epochs: int | None = None
+    step: int | None = None
+    steps: int | None = None
+    samples_per_second: float | None = None
+    iterations_per_second: float | None = None
+    eta_seconds: float | None = None
+    loss: float | None = None
+    best: Any = None
+
+
+class Result(Answer):
+    """What the run delivered: metrics of the last and best evaluation, and of the test."""
+
+    model_config = ConfigDict(extra="allow")
+
+    last: Document | None = None
+    best: Document | None = None
+    test: Document | None = None
+
+
+class Carry(Answer):
+    """What a restarted run takes over from its parent."""
+
+    kind: Literal["full", "weights", "scratch"]
+    """The whole training state, the weights alone, or nothing."""
+    starts_anew: tuple[str, ...] = ()
+    """What begins from the start."""
+    changed: tuple[str, ...] = ()
+    """JSON Pointers of the changes that decided it."""
+
+
+class Run(Answer):
+    """One immutable spec and everything that happened to it."""
+
+    id: int
+    name: str
+    notes: str
+    labels: dict[str, str]
+    priority: int
+    recipe: str
+    mode: Literal["train", "probe"]
+    dataset: str
+    state: RunState
+    intent: Intent
+    status: Status
+    """The word for people: the state, or what is under way."""
+    reason: Reason | None
+    """Why it is in this state."""
+    message: str | None
+    """The reason as a sentence."""
+    version: int
+    """Rises with every transition and change; the ETag."""
+    parent_id: int | None
+    child_ids: list[int]
+    attempt: int
+    """Number of the current attempt; 0 before the first."""
+    worker: str | None
+    devices: list[str]
+    environment: Environment | None
+    created_at: Time
+    started_at: Time | None
+    finished_at: Time | None
+    retry_at: Time | None = None
+    """When the next automatic attempt may start."""
+    progress: Progress | None
+    result: Result | None
+    diagnosis: Document | None
+    carry: Carry | None = None
+    """For a restarted run: what it takes over."""
+    allowed_actions: list[str]
+    """The verbs that the run accepts now."""
+    links: dict[str, str]
+    """Paths of what belongs to the run."""
+
+
+class Plan(Answer):
+    """What a request would become; no run is created."""
+
+    spec: Document
+    """The complete spec."""
+    provenance: Document
+    """By JSON Pointer: each value and the layer it comes from."""
+    issues: list[Issue]
+    """Errors would refuse the run; warnings would not."""
+    memory: Document | None
+    """The memory plan; null: not computed by this version."""
+    queue_position: int
+    """How many runs would be claimed first."""
+    estimate: Document | None
+    """Samples and steps that the spec comes to; null while the dataset is unknown."""
+
+
+class RunDocuments(Answer):
+    """What was posted, what it became, and what each attempt really used."""
+
+    request: Document
+    spec: Document
+    provenance: Document
+    applied: list[Document | None]
+
+
+class RunChanges(Body):
+    """Columns of a run that may change; the spec may not."""
+
+    name: RunName = ""
+    """A name for people."""
+    notes: Text = ""
+    """Free text."""
+    labels: Labels = Field(default_factory=dict)
+    """All labels; replaces those there are."""
+    priority: Priority = 0
+    """Higher is claimed first, -1000 to 1000."""
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> "RunChanges":
+        if not self.model_fields_set:
+            raise ValueError("give at least one of name, notes, labels, priority")
+        return self
+
+
+class PatchOperation(Body):
+    """One operation of a JSON Patch (RFC 6902)."""
+
+    op: Literal["add", "remove", "replace", "move", "copy", "test"]
+    path: str
+    """JSON Pointer into the parent's request."""
+    from_: str | None = Field(default=None, alias="from")
+    """Where move and copy take the value from."""
+    value: Any = None
+    """For add, replace and test."""
+
+
+class RestartBody(Body):
+    """How the new run differs from its parent, and what it starts from."""
+
+    patch: Document | None = None
+    """Merge patch (RFC 7396) of the parent's request; null takes a value back to its default."""
+    patch_ops: list[PatchOperation] | None = Field(default=None, max_length=1000)
+    """JSON Patch (RFC 6902) of the parent's request, instead of `patch`."""
+    from_: Literal["latest", "best", "scratch"] | Id = Field(default="latest", alias="from")
+    """The parent's latest or best checkpoint, none, or a checkpoint's id; default latest."""
+    force: bool = False
+    """Kill an active parent instead of letting it save; default false."""
+
+    @model_validator(mode="after")
+    def _one_kind_of_patch(self) -> "RestartBody":
+        if self.patch is not None and self.patch_ops is not None:
+            raise ValueError("give patch or patch_ops, not both")
+        return self
+
+
+class BulkFilter(Body):
+    """The filters of GET /runs."""
+
+    state: StateName | None = None
+    status: Status | None = None
+    recipe: str | None = None
+    label: str | None = None
+    """`key=value`, or `key` for any value."""
+    q: str | None = None
+    """Part of the name or the notes."""
+    parent_id: Id | None = None
+
+
+class BulkBody(Body):
+    """The runs to act on: by id, or by filter (at most 1000)."""
+
+    ids: list[Id] | None = Field(default=None, max_length=1000)
+    filter: BulkFilter | None = None
+
+    @model_validator(mode="after")
+    def _one_selection(self) -> "BulkBody":
+        if (self.ids is None) == (self.filter is None):
+            raise ValueError("give either ids or filter")
+        return self
+
+
+class BulkResult(Answer):
+    """What the action came to for one run."""
+
+    id: int
+    status: int
+    """The HTTP status that the single call would have answered."""
+    run: Run | None = None
+    problem: Document | None = None
+
+
+class BulkAnswer(Answer):
+    results: list[BulkResult]

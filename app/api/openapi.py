@@ -1,0 +1,139 @@
+"""The OpenAPI document: FastAPI's own, completed with every problem that can be answered."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from app import __version__
+from app.api.gate import OPEN_PATHS
+from app.api.problems import (
+    MEDIA_TYPE,
+    MethodNotAllowed,
+    PayloadTooLarge,
+    Problem,
+    UnsupportedMediaType,
+)
+from app.errors import (
+    ActionNotAllowed,
+    Conflict,
+    DatasetNotReady,
+    Forbidden,
+    InvalidRequest,
+    NotFound,
+    PreconditionFailed,
+    SpecRejected,
+    StokerError,
+    Unauthorized,
+    Unavailable,
+)
+from app.spec.run import RunSpec
+
+Responses = dict[int | str, dict[str, Any]]
+
+DESCRIPTION = """A training service for GPU boxes: `POST /runs` takes a validated run spec, a worker
+trains it, and stop, pause, resume and restart are one call each.
+
+Every error is a problem document (RFC 9457). Times are RFC 3339 in UTC, sizes bytes, durations
+seconds, ratios 0 to 1."""
+
+EXAMPLES: dict[type[StokerError], str] = {
+    InvalidRequest: "The request is not valid: query.limit: Input should be greater than 0.",
+    SpecRejected: "There is no field training.max_epochs. Did you mean training.epochs?",
+    Unauthorized: "Send the header `Authorization: Bearer TOKEN`.",
+    Forbidden: "The service does not answer to the Host 'example.org'.",
+    NotFound: "There is no run 7.",
+    Conflict: "Run 7 is needed by run 8, which restarts from its checkpoint.",
+    ActionNotAllowed: "Run 7 has succeeded and cannot be stopped; restart it instead.",
+    DatasetNotReady: "The dataset 'weather' is still being inspected.",
+    PreconditionFailed: "Run 7 is at version 4, not 3: it changed meanwhile.",
+    PayloadTooLarge: "The body is larger than 1 MiB; no request needs that much.",
+    UnsupportedMediaType: "The body's Content-Type is text/plain; send application/json.",
+    MethodNotAllowed: "/runs does not take PUT; see the Allow header.",
+    Unavailable: "The database does not answer; try again in a moment.",
+    StokerError: "The service made a mistake while answering.",
+}
+
+
+def problems(*kinds: type[StokerError]) -> Responses:
+    """The `responses` of an endpoint that can answer these problems."""
+    by_status: dict[int, list[type[StokerError]]] = {}
+    for kind in kinds:
+        by_status.setdefault(kind.status, []).append(kind)
+    return {status: _response(same) for status, same in by_status.items()}
+
+
+def _response(kinds: list[type[StokerError]]) -> dict[str, Any]:
+    return {
+        "description": "; or: ".join(kind.title for kind in kinds),
+        "content": {
+            MEDIA_TYPE: {
+                "schema": {"$ref": "#/components/schemas/Problem"},
+                "examples": {kind.code: {"value": _example(kind)} for kind in kinds},
+            }
+        },
+    }
+
+
+def _example(kind: type[StokerError]) -> dict[str, Any]:
+    example: dict[str, Any] = {
+        "type": f"urn:stoker:problem:{kind.code}",
+        "title": kind.title,
+        "status": kind.status,
+        "detail": EXAMPLES[kind],
+        "code": kind.code,
+    }
+    if kind is ActionNotAllowed:
+        example["allowed_actions"] = ["restart", "delete"]
+    if kind is SpecRejected:
+        issue = {"code": "unknown_field", "severity": "error", "loc": ["training", "max_epochs"]}
+        example["issues"] = [{**issue, "message": EXAMPLES[kind]}]
+    return example
+
+
+def install(app: FastAPI) -> None:
+    """Have the app serve the completed document."""
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _complete(
+                get_openapi(
+                    title="Stoker", version=__version__, description=DESCRIPTION, routes=app.routes
+                )
+            )
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def _complete(document: dict[str, Any]) -> dict[str, Any]:
+    components = document.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    for model in (Problem, RunSpec):
+        schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas.update(schema.pop("$defs", {}))
+        schemas[model.__name__] = schema
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            _complete_operation(path, operation)
+    return document
+
+
+def _complete_operation(path: str, operation: dict[str, Any]) -> None:
+    kinds: list[type[StokerError]] = [Forbidden, StokerError, Unavailable]
+    if path not in OPEN_PATHS:
+        kinds.append(Unauthorized)
+        operation["security"] = [{"token": []}]
+    if "{" in path:
+        kinds.append(NotFound)
+    if "requestBody" in operation:
+        kinds += [PayloadTooLarge, UnsupportedMediaType]
+    responses = operation["responses"]
+    given = responses.get("422", {}).get("content", {})
+    if "application/json" in given:  # FastAPI's own, which is never answered
+        responses["422"] = _response([InvalidRequest])
+    for status, response in problems(*kinds).items():
+        responses.setdefault(str(status), response)

@@ -1,0 +1,159 @@
+"""What can be asked of a run: stop, kill, pause, resume, restart, one at a time or in bulk."""
+
+import time
+from typing import Literal
+
+from fastapi import APIRouter, Response
+from starlette.concurrency import run_in_threadpool
+
+from app.api.bodies import StrictRoute
+from app.api.deps import IdempotencyKey, IfMatch, RunId, ServicesDep, Wait
+from app.api.models.runs import BulkAnswer, BulkBody, BulkResult, RestartBody, Run, Verb
+from app.api.openapi import problems
+from app.api.problems import document_of
+from app.api.routers.runs import shown
+from app.api.serializers import run_document
+from app.api.services import Services
+from app.api.submitting import idempotency_of, restart
+from app.errors import (
+    ActionNotAllowed,
+    Conflict,
+    DatasetNotReady,
+    InvalidRequest,
+    NotFound,
+    PreconditionFailed,
+    SpecRejected,
+    StokerError,
+)
+from app.lifecycle import TERMINAL, Intent, RunState
+from app.store.records import RunFilter, RunRecord
+
+router = APIRouter(tags=["actions"], route_class=StrictRoute)
+
+BULK_LIMIT = 1000
+INTENTS = {"stop": Intent.stop, "kill": Intent.kill, "pause": Intent.pause}
+
+
+@router.post(
+    "/runs/bulk/{action}",
+    operation_id="bulk",
+    summary="Act on many runs",
+    responses=problems(InvalidRequest),
+)
+def bulk(
+    services: ServicesDep, action: Literal["stop", "kill", "pause", "resume", "delete"],
+    body: BulkBody,
+) -> BulkAnswer:  # fmt: skip
+    """Every run gets its own result; a refusal of one does not touch the others."""
+    ids = body.ids if body.ids is not None else _chosen(services, body)
+    return BulkAnswer(results=[_one(services, run_id, action) for run_id in dict.fromkeys(ids)])
+
+
+def _chosen(services: Services, body: BulkBody) -> list[int]:
+    given = body.filter.model_dump() if body.filter is not None else {}
+    given["state"] = RunState(given["state"]) if given.get("state") else None
+    return services.store.runs.find_ids(RunFilter(**given), BULK_LIMIT)
+
+
+def _one(services: Services, run_id: int, action: str) -> BulkResult:
+    try:
+        if action == "delete":
+            services.store.runs.delete(run_id, None)
+            return BulkResult(id=run_id, status=204)
+        run, changed = _act(services, run_id, action, None)
+    except StokerError as error:
+        return BulkResult(id=run_id, status=error.status, problem=document_of(error))
+    return BulkResult(id=run_id, status=202 if changed else 200, run=run_document(run))
+
+
+def _act(services: Services, run_id: int, verb: str, version: int | None) -> tuple[RunRecord, bool]:
+    if verb == "resume":
+        return services.store.runs.resume(run_id, version)
+    return services.store.runs.set_intent(run_id, INTENTS[verb], version)
+
+
+@router.post(
+    "/runs/{run_id}/restart",
+    operation_id="restart_run",
+    summary="A new run that goes on from this one",
+    status_code=201,
+    responses={
+        200: {"model": Run, "description": "The run of an earlier request with the same key"},
+        **problems(
+            NotFound, ActionNotAllowed, Conflict, DatasetNotReady, PreconditionFailed,
+            InvalidRequest, SpecRejected,
+        ),
+    },
+)  # fmt: skip
+def restart_run(
+    services: ServicesDep,
+    response: Response,
+    run_id: RunId,
+    version: IfMatch,
+    body: RestartBody | None = None,
+    key: IdempotencyKey = None,
+) -> Run:
+    """Patch the parent's request, guard it, stop an active parent, and queue the child.
+
+    The child starts from the parent's checkpoint. The whole training state is carried when only
+    epochs, steps, policy, evaluation, checkpoint, logging, loader or runtime change; other changes
+    carry the weights; a changed shape needs `"from": "scratch"`. `carry` says which it is.
+    """
+    order = body or RestartBody()
+    scope = f"runs/{run_id}/restart"
+    with services.in_flight.only_one(scope, key):
+        idempotency = idempotency_of(key, scope, order.model_dump(mode="json", by_alias=True))
+        run, is_new = restart(services, run_id, order, idempotency, version)
+    response.status_code = 201 if is_new else 200
+    return shown(run, response)
+
+
+@router.post(
+    "/runs/{run_id}/{action}",
+    operation_id="act",
+    summary="Stop, kill, pause or resume a run",
+    status_code=202,
+    responses={
+        200: {"model": Run, "description": "It was so already, or is done"},
+        **problems(InvalidRequest, NotFound, ActionNotAllowed, PreconditionFailed),
+    },
+)
+async def act(
+    services: ServicesDep,
+    response: Response,
+    run_id: RunId,
+    action: Verb,
+    version: IfMatch,
+    wait: Wait = None,
+) -> Run:
+    """Stop saves a checkpoint and ends the run, kill ends it at once, pause saves and lets go.
+
+    202: accepted. 200: it was so already, or, with `wait`, is done by now.
+    """
+    run, changed = await run_in_threadpool(_act, services, run_id, action, version)
+    if wait is not None:
+        run = await _wait_until_done(services, run, action, wait)
+        changed = not _is_done(run, action)
+    response.status_code = 202 if changed else 200
+    return shown(run, response)
+
+
+def _is_done(run: RunRecord, verb: str) -> bool:
+    if run.state in TERMINAL:
+        return True
+    if verb == "resume":
+        return run.state is RunState.running
+    return verb == "pause" and run.state is RunState.paused
+
+
+async def _wait_until_done(
+    services: Services, run: RunRecord, verb: str, wait_seconds: float
+) -> RunRecord:
+    deadline = time.monotonic() + wait_seconds
+    with services.tailer.watch(run.id) as watch:
+        while True:
+            run = await run_in_threadpool(services.store.runs.get, run.id)
+            if _is_done(run, verb) or services.tailer.draining:
+                return run
+            if not await watch.moved(deadline - time.monotonic()):
+                return run

@@ -1,0 +1,40 @@
+"""What specs can name: recipes and presets; and the version of the service."""
+
+import platform
+
+from fastapi import APIRouter
+
+from app import __version__
+from app.api.deps import ServicesDep
+from app.api.models.base import Page
+from app.api.models.records import Preset, Recipe, Version
+from app.spec.recipe import RECIPES
+
+router = APIRouter(tags=["catalogue"])
+
+
+@router.get("/recipes", operation_id="list_recipes", summary="Recipes and their parameters")
+def list_recipes() -> Page[Recipe]:
+    return Page(
+        data=[
+            Recipe(
+                kind=kind,
+                description=(model.__doc__ or "").strip(),
+                parameters=model.model_json_schema(),
+            )
+            for kind, model in RECIPES.items()
+        ]
+    )
+
+
+@router.get("/presets", operation_id="list_presets", summary="Layers of spec defaults")
+def list_presets(services: ServicesDep) -> Page[Preset]:
+    catalog = services.catalog.get()
+    return Page(
+        data=[Preset.model_validate(catalog.presets[name].model_dump()) for name in catalog.names]
+    )
+
+
+@router.get("/version", operation_id="get_version", summary="Version of the service")
+def get_version() -> Version:
+    return Version(version=__version__, python=platform.python_version())

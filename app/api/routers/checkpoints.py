@@ -1,0 +1,117 @@
+"""Checkpoints: list, get, download, pin, unpin, delete."""
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Response
+
+from app.api.deps import CheckpointId, RunId, ServicesDep
+from app.api.files import CheckpointFiles
+from app.api.models.base import Page
+from app.api.models.records import Checkpoint
+from app.api.openapi import problems
+from app.api.serializers import checkpoint_document
+from app.errors import Conflict, InvalidRequest, NotFound
+
+router = APIRouter(tags=["checkpoints"])
+
+FileName = Annotated[
+    str | None,
+    Query(
+        max_length=255,
+        pattern=r"^[^\x00/]+$",
+        description="One file of the folder, such as model.safetensors; takes Range.",
+    ),
+]
+BINARY = {"schema": {"type": "string", "format": "binary"}}
+DOWNLOADS = {
+    200: {
+        "description": "The folder as a zip, or the file",
+        "content": {"application/zip": BINARY, "application/octet-stream": BINARY},
+    },
+    206: {"description": "A part of the file", "content": {"application/octet-stream": BINARY}},
+    400: {"description": "The Range header is malformed", "content": {"text/plain": {}}},
+    416: {"description": "The file has no such range", "content": {"text/plain": {}}},
+    **problems(InvalidRequest, NotFound),
+}
+
+
+@router.get(
+    "/runs/{run_id}/checkpoints",
+    operation_id="list_checkpoints",
+    summary="Checkpoints of a run, newest first",
+    responses=problems(NotFound),
+)
+def list_checkpoints(services: ServicesDep, run_id: RunId) -> Page[Checkpoint]:
+    services.store.runs.get(run_id)
+    records = services.store.checkpoints.list(run_id)
+    return Page(data=[checkpoint_document(record) for record in records])
+
+
+@router.get(
+    "/runs/{run_id}/checkpoints/{which}/download",
+    operation_id="download_run_checkpoint",
+    summary="Download the latest or best checkpoint of a run",
+    response_class=Response,
+    responses=DOWNLOADS,
+)
+def download_of_run(
+    services: ServicesDep, run_id: RunId, which: Literal["latest", "best"], file: FileName = None
+) -> Response:
+    services.store.runs.get(run_id)
+    record = services.store.checkpoints.resolve(run_id, which)
+    return CheckpointFiles(services.settings.artifact_root, record).response(file)
+
+
+@router.get(
+    "/checkpoints/{checkpoint_id}",
+    operation_id="get_checkpoint",
+    summary="Get a checkpoint",
+    responses=problems(NotFound),
+)
+def get_checkpoint(services: ServicesDep, checkpoint_id: CheckpointId) -> Checkpoint:
+    return checkpoint_document(services.store.checkpoints.get(checkpoint_id))
+
+
+@router.get(
+    "/checkpoints/{checkpoint_id}/download",
+    operation_id="download_checkpoint",
+    summary="Download a checkpoint",
+    response_class=Response,
+    responses=DOWNLOADS,
+)
+def download(services: ServicesDep, checkpoint_id: CheckpointId, file: FileName = None) -> Response:
+    """A zip of the folder (stored, not compressed), or with `file` one file of it."""
+    record = services.store.checkpoints.get(checkpoint_id)
+    return CheckpointFiles(services.settings.artifact_root, record).response(file)
+
+
+@router.post(
+    "/checkpoints/{checkpoint_id}/pin",
+    operation_id="pin_checkpoint",
+    summary="Keep a checkpoint from being removed by retention",
+    responses=problems(NotFound, Conflict),
+)
+def pin(services: ServicesDep, checkpoint_id: CheckpointId) -> Checkpoint:
+    return checkpoint_document(services.store.checkpoints.set_pinned(checkpoint_id, True))
+
+
+@router.post(
+    "/checkpoints/{checkpoint_id}/unpin",
+    operation_id="unpin_checkpoint",
+    summary="Let retention remove a checkpoint again",
+    responses=problems(NotFound, Conflict),
+)
+def unpin(services: ServicesDep, checkpoint_id: CheckpointId) -> Checkpoint:
+    return checkpoint_document(services.store.checkpoints.set_pinned(checkpoint_id, False))
+
+
+@router.delete(
+    "/checkpoints/{checkpoint_id}",
+    operation_id="delete_checkpoint",
+    summary="Have a checkpoint removed",
+    status_code=202,
+    responses=problems(NotFound, Conflict),
+)
+def delete(services: ServicesDep, checkpoint_id: CheckpointId) -> Checkpoint:
+    """A worker removes the files; 409 while it is pinned or a run needs it."""
+    return checkpoint_document(services.store.checkpoints.request_delete(checkpoint_id))

@@ -1,0 +1,94 @@
+"""Datasets: register, list, get. A worker looks into the file."""
+
+import os
+import time
+from pathlib import Path as FilePath
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+from starlette.concurrency import run_in_threadpool
+
+from app.api.bodies import StrictRoute
+from app.api.deps import Cursor, Limit, ServicesDep, Wait
+from app.api.models.base import Page
+from app.api.models.records import Dataset, DatasetBody
+from app.api.openapi import problems
+from app.api.serializers import dataset_document
+from app.api.services import Services
+from app.errors import Conflict, InvalidRequest, NotFound
+from app.store.records import DatasetRecord
+
+router = APIRouter(tags=["datasets"], route_class=StrictRoute)
+
+Name = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$", description="Its name.")]
+
+
+@router.post(
+    "/datasets",
+    operation_id="register_dataset",
+    summary="Register a file under DATA_ROOT and have it inspected",
+    status_code=202,
+    responses={
+        200: {"model": Dataset, "description": "With `wait`: inspected by now"},
+        **problems(InvalidRequest, NotFound, Conflict),
+    },
+)
+async def register(
+    services: ServicesDep, response: Response, body: DatasetBody, wait: Wait = None
+) -> Dataset:
+    """Registering a name again looks into the file again. The state becomes ready or invalid."""
+    path = _below(services.settings.data_root, body.path)
+    record, _ = await run_in_threadpool(services.store.datasets.register, body.name, path)
+    if wait is not None:
+        record = await _wait_until_inspected(services, record.name, wait)
+    response.status_code = 200 if record.state != "inspecting" else 202
+    response.headers["Location"] = f"/datasets/{record.name}"
+    return dataset_document(record)
+
+
+def _below(data_root: FilePath, given: str) -> str:
+    """The path relative to DATA_ROOT; InvalidRequest when it leads out of it, also by a link."""
+    root = FilePath(os.path.realpath(data_root))
+    full = FilePath(os.path.realpath(root / given))
+    if full == root or not full.is_relative_to(root):
+        raise InvalidRequest(
+            f"The path {given[:200]!r} does not lead to a file under DATA_ROOT ({data_root}): only "
+            "what lies there can be read. Move or copy the file there and give the path within.",
+            code="path_outside_data_root",
+        )
+    return str(full.relative_to(root))
+
+
+async def _wait_until_inspected(
+    services: Services, name: str, wait_seconds: float
+) -> DatasetRecord:
+    deadline = time.monotonic() + wait_seconds
+    with services.tailer.watch() as commits:
+        while True:
+            record = await run_in_threadpool(services.store.datasets.get, name)
+            if record.state != "inspecting" or services.tailer.draining:
+                return record
+            if not await commits.moved(deadline - time.monotonic()):
+                return record
+
+
+@router.get(
+    "/datasets",
+    operation_id="list_datasets",
+    summary="List datasets",
+    responses=problems(InvalidRequest),
+)
+def list_datasets(services: ServicesDep, limit: Limit = 50, after: Cursor = None) -> Page[Dataset]:
+    page = services.store.datasets.list(limit, after)
+    return Page(data=[dataset_document(r) for r in page.data], next_cursor=page.next_cursor)
+
+
+@router.get(
+    "/datasets/{name}",
+    operation_id="get_dataset",
+    summary="Get a dataset",
+    responses=problems(NotFound, InvalidRequest),
+)
+async def get_dataset(services: ServicesDep, name: Name, wait: Wait = None) -> Dataset:
+    """With `wait`, an inspection that is under way is waited for."""
+    return dataset_document(await _wait_until_inspected(services, name, wait or 0.0))

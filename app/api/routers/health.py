@@ -1,0 +1,52 @@
+"""Liveness, readiness, and the metrics of the API; no token is asked for."""
+
+from fastapi import APIRouter, Response
+
+from app.api.deps import ServicesDep
+from app.api.models.records import Health, Readiness
+from app.errors import StokerError, Unavailable
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/healthz", operation_id="get_health", summary="Whether the process answers")
+def get_health() -> Health:
+    return Health(status="ok")
+
+
+@router.get(
+    "/readyz",
+    operation_id="get_readiness",
+    summary="Whether runs can be stored and trained",
+)
+def get_readiness(services: ServicesDep) -> Readiness:
+    """503 with `checks` when database, migrations or workers are not well."""
+    checks = {"database": "ok", "migrations": "ok", "workers": "ok"}
+    alive = 0
+    try:
+        services.store.ping()
+        if not services.store.schema_is_current():
+            checks["migrations"] = "the schema is not current; run `stoker db upgrade`"
+        alive = len(services.store.workers.list(alive_only=True))
+        if alive == 0:
+            checks["workers"] = "none is alive, so runs will wait; start one with `stoker worker`"
+    except StokerError as error:
+        checks["database"] = error.detail
+    if not services.tailer.is_alive:
+        checks["tailer"] = "the thread that watches the database has ended; restart the API"
+    wrong = [f"{name}: {text}" for name, text in checks.items() if text != "ok"]
+    if wrong:
+        raise Unavailable("; ".join(wrong), code="not_ready", checks=checks, workers_alive=alive)
+    return Readiness(status="ready", checks=checks, workers_alive=alive)
+
+
+@router.get(
+    "/metrics",
+    operation_id="get_service_metrics",
+    summary="Prometheus metrics of the API",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+def get_service_metrics(services: ServicesDep) -> Response:
+    """Runs by state and outcome, queue waits, request durations; workers have their own port."""
+    return Response(services.telemetry.exposition(), media_type="text/plain; version=0.0.4")

@@ -1,0 +1,182 @@
+"""Runs: create, plan, list, get, change, delete."""
+
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Response
+from starlette.concurrency import run_in_threadpool
+
+from app.api.bodies import StrictRoute, read_document
+from app.api.deps import (
+    Cursor,
+    IdempotencyKey,
+    IfMatch,
+    Limit,
+    QueryText,
+    RunId,
+    ServicesDep,
+    Wait,
+)
+from app.api.examples import RUN_BODY
+from app.api.models.base import LARGEST_ID, Page
+from app.api.models.runs import Plan, Run, RunChanges, StateName, Status
+from app.api.openapi import problems
+from app.api.problems import PayloadTooLarge, UnsupportedMediaType
+from app.api.serializers import run_document
+from app.api.services import Services
+from app.api.submitting import create, idempotency_of, plan_request, require_object
+from app.errors import (
+    ActionNotAllowed,
+    Conflict,
+    DatasetNotReady,
+    InvalidRequest,
+    NotFound,
+    PreconditionFailed,
+    SpecRejected,
+)
+from app.lifecycle import RunState
+from app.store.records import RunFilter, RunRecord
+
+router = APIRouter(tags=["runs"], route_class=StrictRoute)
+
+
+@router.post(
+    "/runs",
+    operation_id="create_run",
+    summary="Create a run, or plan one",
+    status_code=201,
+    response_model=Run | Plan,
+    openapi_extra={"requestBody": RUN_BODY},
+    responses={
+        200: {"model": Run | Plan, "description": "The plan; or the run of an earlier request"},
+        **problems(
+            SpecRejected, InvalidRequest, DatasetNotReady, Conflict, PayloadTooLarge,
+            UnsupportedMediaType,
+        ),
+    },
+)  # fmt: skip
+async def create_run(
+    services: ServicesDep,
+    response: Response,
+    document: Annotated[Any, Depends(read_document)],
+    dry_run: Annotated[bool, Query(description="Only say what it would become.")] = False,
+    wait: Wait = None,
+    key: IdempotencyKey = None,
+) -> Run | Plan:
+    """Resolve the spec, put it before the guard, and queue it.
+
+    The body is a run spec as JSON or YAML 1.2. With `dry_run` the answer is the plan with issues
+    of any severity, and nothing is stored. With `wait`, a dataset that is still being inspected is
+    waited for.
+    """
+    request = require_object(document)
+    if dry_run:
+        response.status_code = 200
+        return await run_in_threadpool(_plan, services, request)
+    run, is_new = await _create_when_ready(services, request, key, wait or 0.0)
+    response.status_code = 201 if is_new else 200
+    return shown(run, response)
+
+
+async def _create_when_ready(
+    services: Services, request: dict[str, Any], key: str | None, wait_seconds: float
+) -> tuple[RunRecord, bool]:
+    deadline = time.monotonic() + wait_seconds
+    with services.tailer.watch() as commits:
+        while True:
+            try:
+                return await run_in_threadpool(_create, services, request, key)
+            except DatasetNotReady as error:
+                codes = {issue["code"] for issue in error.extensions["issues"]}
+                if codes != {"dataset_not_ready"}:
+                    raise
+                if not await commits.moved(deadline - time.monotonic()):
+                    raise
+
+
+def _create(services: Services, request: dict[str, Any], key: str | None) -> tuple[RunRecord, bool]:
+    with services.in_flight.only_one("runs", key):
+        return create(services, request, idempotency_of(key, "runs", request))
+
+
+def _plan(services: Services, request: dict[str, Any]) -> Plan:
+    plan = plan_request(services, request)
+    if plan.spec is None:
+        plan.require_ok()
+    priority = plan.spec["priority"] if plan.spec is not None else 0
+    return Plan(
+        spec=plan.spec or {},
+        provenance=plan.provenance,
+        issues=plan.issues,
+        memory=None,
+        queue_position=services.store.runs.next_queue_position(priority),
+        estimate=plan.estimate,
+    )
+
+
+def shown(run: RunRecord, response: Response) -> Run:
+    """The run as the answer, with its ETag."""
+    response.headers["ETag"] = f'"{run.version}"'
+    if response.status_code == 201:
+        response.headers["Location"] = f"/runs/{run.id}"
+    return run_document(run)
+
+
+@router.get(
+    "/runs",
+    operation_id="list_runs",
+    summary="List runs, newest first",
+    responses=problems(InvalidRequest),
+)
+def list_runs(
+    services: ServicesDep,
+    limit: Limit = 50,
+    after: Cursor = None,
+    state: Annotated[StateName | None, Query(description="Only in this state.")] = None,
+    status: Annotated[Status | None, Query(description="Only with this status.")] = None,
+    recipe: QueryText | None = None,
+    label: Annotated[QueryText | None, Query(description="`key=value`, or `key`.")] = None,
+    q: Annotated[QueryText | None, Query(description="Part of the name or notes.")] = None,
+    parent_id: Annotated[int | None, Query(ge=1, le=LARGEST_ID)] = None,
+) -> Page[Run]:
+    chosen = RunFilter(
+        state=RunState(state) if state else None,
+        status=status,
+        recipe=recipe,
+        label=label,
+        q=q,
+        parent_id=parent_id,
+    )
+    page = services.store.runs.list(chosen, limit, after)
+    return Page(data=[run_document(run) for run in page.data], next_cursor=page.next_cursor)
+
+
+@router.get("/runs/{run_id}", operation_id="get_run", summary="Get a run",
+            responses=problems(NotFound))  # fmt: skip
+def get_run(services: ServicesDep, response: Response, run_id: RunId) -> Run:
+    return shown(services.store.runs.get(run_id), response)
+
+
+@router.patch(
+    "/runs/{run_id}",
+    operation_id="change_run",
+    summary="Change name, notes, labels or priority",
+    responses=problems(InvalidRequest, NotFound, PreconditionFailed),
+)
+def change_run(
+    services: ServicesDep, response: Response, run_id: RunId, body: RunChanges, version: IfMatch
+) -> Run:
+    changes = body.model_dump(exclude_unset=True)
+    return shown(services.store.runs.update(run_id, changes, version), response)
+
+
+@router.delete(
+    "/runs/{run_id}",
+    operation_id="delete_run",
+    summary="Delete a run that is over, with its artifacts",
+    status_code=204,
+    responses=problems(InvalidRequest, NotFound, Conflict, ActionNotAllowed, PreconditionFailed),
+)
+def delete_run(services: ServicesDep, run_id: RunId, version: IfMatch) -> None:
+    """The row goes at once, the artifacts when a worker gets to it."""
+    services.store.runs.delete(run_id, version)

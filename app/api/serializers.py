@@ -1,0 +1,77 @@
+"""Store records as the contract's documents."""
+
+from typing import Any
+
+from app.api.models.records import Attempt, Checkpoint, Dataset, Worker
+from app.api.models.runs import Carry, Environment, Progress, Result, Run
+from app.lifecycle import allowed_actions, derive_status
+from app.store.records import (
+    AttemptRecord,
+    CheckpointRecord,
+    DatasetRecord,
+    RunRecord,
+    WorkerRecord,
+)
+
+RUN_LINKS = ("spec", "events", "logs", "metrics", "attempts", "checkpoints")
+
+
+def status_of(run: RunRecord) -> str:
+    """The derived status."""
+    return derive_status(
+        run.state,
+        run.intent,
+        phase=(run.progress or {}).get("phase"),
+        waits_for_parent=run.waits_for_parent,
+        retrying=run.retry_at is not None or run.attempt > 0,
+    )
+
+
+def run_document(run: RunRecord) -> Run:
+    """A run as the API shows it."""
+    here = f"/runs/{run.id}"
+    links = {"self": here, **{name: f"{here}/{name}" for name in RUN_LINKS}}
+    if run.parent_id is not None:
+        links["parent"] = f"/runs/{run.parent_id}"
+    return Run(
+        **{name: getattr(run, name) for name in _PLAIN},
+        status=status_of(run),
+        child_ids=list(run.child_ids),
+        environment=_of(Environment, run.environment),
+        progress=_of(Progress, run.progress),
+        result=_of(Result, run.result),
+        carry=_of(Carry, run.carry),
+        allowed_actions=allowed_actions(run.state, run.intent),
+        links=links,
+    )
+
+
+_PLAIN = (
+    "id", "name", "notes", "labels", "priority", "recipe", "mode", "dataset", "state", "intent",
+    "reason", "message", "version", "parent_id", "attempt", "worker", "devices", "created_at",
+    "started_at", "finished_at", "retry_at", "diagnosis",
+)  # fmt: skip
+
+
+def _of(model: Any, document: dict[str, Any] | None) -> Any:
+    return None if document is None else model.model_validate(document)
+
+
+def checkpoint_document(record: CheckpointRecord) -> Checkpoint:
+    """A checkpoint with the paths of its run and its files."""
+    here = f"/checkpoints/{record.id}"
+    links = {"self": here, "download": f"{here}/download", "run": f"/runs/{record.run_id}"}
+    fields = {name: getattr(record, name) for name in Checkpoint.model_fields if name != "links"}
+    return Checkpoint(**fields, links=links)
+
+
+def attempt_document(record: AttemptRecord) -> Attempt:
+    return Attempt.model_validate(record)
+
+
+def dataset_document(record: DatasetRecord) -> Dataset:
+    return Dataset.model_validate(record)
+
+
+def worker_document(record: WorkerRecord) -> Worker:
+    return Worker.model_validate(record)

@@ -1,0 +1,127 @@
+"""Serving: bind, leave the address where clients look for it, drain streams at the end."""
+
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from types import FrameType
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+
+from app.api.services import Services
+from app.api.token_file import write_atomically
+from app.errors import StokerError
+from app.settings import Settings
+
+GRACE_SECONDS = 5
+LISTEN_BACKLOG = 1024
+
+
+class AddressInUse(StokerError):
+    code, title = "address_in_use", "The address cannot be bound"
+
+
+class _Server(uvicorn.Server):
+    """Sends streams home before it waits for connections to end."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        app = self.config.app
+        if isinstance(app, FastAPI) and hasattr(app.state, "services"):
+            services: Services = app.state.services
+            services.tailer.drain()
+        await super().shutdown(sockets)
+
+
+def run_server(settings: Settings, app: FastAPI) -> None:
+    """Serve until SIGTERM or SIGINT; HOME/api.json holds the address meanwhile.
+
+    Raises AddressInUse when host and port cannot be bound.
+    """
+    _log_to_stderr(settings.log_level)
+    _leave_in_order()
+    with _bind(settings) as listener:
+        port = listener.getsockname()[1]
+        url = f"http://{_url_host(settings.host)}:{port}"
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            server_header=False,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+            h11_max_incomplete_event_size=64 << 10,
+        )
+        address = settings.home / "api.json"
+        write_atomically(address, json.dumps({"url": url, "pid": os.getpid()}) + "\n")
+        structlog.get_logger("stoker.api").info("the API listens", url=url)
+        try:
+            _Server(config).run(sockets=[listener])
+        finally:
+            if _is_ours(settings):
+                address.unlink()
+
+
+def _leave_in_order() -> None:
+    """Have uvicorn's repeat of the signal, once it has shut down, unwind instead of kill."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(0)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, leave)
+
+
+def _bind(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host.strip("[]"), settings.port))
+        listener.listen(LISTEN_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise AddressInUse(
+            f"{settings.host}:{settings.port} cannot be bound ({error.strerror}): another program "
+            "may have it. Choose another STOKER_PORT, or 0 for a free one."
+        ) from None
+    return listener
+
+
+def _url_host(host: str) -> str:
+    """The host that a client on this machine uses for the bound address."""
+    if host in ("0.0.0.0", ""):  # noqa: S104 - compared, not bound
+        return "127.0.0.1"
+    if host == "::":
+        return "[::1]"
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _is_ours(settings: Settings) -> bool:
+    try:
+        document = json.loads((settings.home / "api.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(document, dict) and document.get("pid") == os.getpid()
+
+
+def _log_to_stderr(level: str) -> None:
+    number = logging.getLevelNamesMapping()[level.upper()]
+    logging.basicConfig(
+        level=max(number, logging.WARNING), stream=sys.stderr, format="%(levelname)s %(message)s"
+    )
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+    )

@@ -1,0 +1,91 @@
+"""What one API process holds: settings, store, tailer, and briefly cached knowledge."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from app.api.tailer import Tailer
+from app.api.telemetry import Telemetry
+from app.errors import Conflict
+from app.presets.catalog import Catalog, load_catalog
+from app.settings import Settings
+from app.store.doorbell import Doorbell
+from app.store.records import DatasetRecord, WorkerRecord
+from app.store.store import Store
+
+CACHE_SECONDS = 2.0
+MAX_KNOWN_DATASETS = 500
+
+T = TypeVar("T")
+
+
+class Cached(Generic[T]):
+    """A value that is read again when it is older than a moment; errors are not kept."""
+
+    def __init__(self, read: Callable[[], T], seconds: float = CACHE_SECONDS) -> None:
+        self._read = read
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._value: tuple[float, T] | None = None
+
+    def get(self) -> T:
+        with self._lock:
+            now = time.monotonic()
+            if self._value is None or now - self._value[0] > self._seconds:
+                self._value = (now, self._read())
+            return self._value[1]
+
+
+class InFlight:
+    """Idempotency keys of requests that are being answered at this moment."""
+
+    def __init__(self) -> None:
+        self._keys: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def only_one(self, scope: str, key: str | None) -> Iterator[None]:
+        """Conflict (code `idempotency_in_flight`) while another request with the key runs."""
+        if key is None:
+            yield
+            return
+        mine = (scope, key)
+        with self._lock:
+            if mine in self._keys:
+                raise Conflict(
+                    "A request with this Idempotency-Key is being answered at this moment; "
+                    "repeat it when that answer had time to arrive.",
+                    code="idempotency_in_flight",
+                )
+            self._keys.add(mine)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._keys.discard(mine)
+
+
+@dataclass
+class Services:
+    """Everything the endpoints work with; one object an application."""
+
+    settings: Settings
+    store: Store
+    telemetry: Telemetry = field(init=False)
+    tailer: Tailer = field(init=False)
+    catalog: Cached[Catalog] = field(init=False)
+    workers: Cached[list[WorkerRecord]] = field(init=False)
+    datasets: Cached[list[DatasetRecord]] = field(init=False)
+    in_flight: InFlight = field(default_factory=InFlight)
+
+    def __post_init__(self) -> None:
+        store, settings = self.store, self.settings
+        self.telemetry = Telemetry(store)
+        self.tailer = Tailer(store, Doorbell(settings), settings.beat_seconds)
+        self.tailer.each_beat(self.telemetry.watch_starts)
+        self.catalog = Cached(lambda: load_catalog(settings.presets_dir))
+        self.workers = Cached(lambda: list(store.workers.list(alive_only=True)))
+        self.datasets = Cached(lambda: store.datasets.list(MAX_KNOWN_DATASETS, None).data)

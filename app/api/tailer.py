@@ -1,0 +1,147 @@
+"""One thread that watches the database for everybody who waits: streams, long polls, ?wait.
+
+The doorbell wakes it after each commit; polling is the fallback. It reads the marks of the runs
+that are watched in one cheap query, and tells the event loop which of them moved. It also runs the
+observer, which declares dead lease holders lost.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import structlog
+
+from app.store.doorbell import BellListener, Doorbell
+from app.store.observer import Observer
+from app.store.store import Store
+
+POLL_SECONDS = 0.5
+# Rings closer together than this are answered by one read.
+GAP_SECONDS = 0.02
+AFTER_ERROR_SECONDS = 1.0
+
+log = structlog.get_logger("stoker.api")
+
+
+class Watch:
+    """One waiter's view of the tailer; belongs to the event loop."""
+
+    def __init__(self, run_id: int | None) -> None:
+        self.run_id = run_id
+        self.mark: Any = None
+        self._moved = asyncio.Event()
+
+    async def moved(self, timeout_seconds: float) -> bool:
+        """Wait until something may have changed since the last call; False after the time."""
+        try:
+            async with asyncio.timeout(max(timeout_seconds, 0.0)):
+                await self._moved.wait()
+        except TimeoutError:
+            return False
+        self._moved.clear()
+        return True
+
+    def wake(self) -> None:
+        self._moved.set()
+
+
+class Tailer:
+    """Owns the thread; `start` and `stop` belong to the application's lifespan."""
+
+    def __init__(self, store: Store, doorbell: Doorbell, beat_seconds: float) -> None:
+        self._store = store
+        self._doorbell = doorbell
+        self._beat_seconds = beat_seconds
+        self._observer = Observer(store)
+        self._watches: set[Watch] = set()
+        self._each_beat: list[Callable[[], None]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._over = threading.Event()
+        self.draining = False
+
+    def each_beat(self, call: Callable[[], None]) -> None:
+        """Have something read briefly after wake-ups, at most once a beat; give it before start."""
+        self._each_beat.append(call)
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._work, name="tailer", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and join it."""
+        self.drain()
+        self._over.set()
+        if self._thread is not None:
+            self._doorbell.ring()
+            self._thread.join()
+            self._thread = None
+
+    def drain(self) -> None:
+        """Send all waiters home: the service is about to end."""
+        self.draining = True
+        for watch in self._watches:
+            watch.wake()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    @contextmanager
+    def watch(self, run_id: int | None = None) -> Iterator[Watch]:
+        """Watch one run, or (None) every commit. Begin the watch first, then read."""
+        watch = Watch(run_id)
+        self._watches.add(watch)
+        try:
+            yield watch
+        finally:
+            self._watches.discard(watch)
+
+    def _work(self) -> None:
+        while not self._over.is_set():
+            try:
+                with closing(self._doorbell.listener()) as listener:
+                    self._follow(listener)
+            except Exception:  # the thread must outlive a database that is away for a while
+                log.exception("the tailer could not read; it tries again")
+                self._over.wait(AFTER_ERROR_SECONDS)
+
+    def _follow(self, listener: BellListener) -> None:
+        next_beat = 0.0
+        while not self._over.is_set():
+            listener.wait(POLL_SECONDS)
+            listener.drain()
+            self._tell()
+            if time.monotonic() >= next_beat:
+                next_beat = time.monotonic() + self._beat_seconds
+                self._observer.observe()
+                for call in self._each_beat:
+                    call()
+            self._over.wait(GAP_SECONDS)
+
+    def _tell(self) -> None:
+        watches = list(self._watches)
+        ids = {watch.run_id for watch in watches if watch.run_id is not None}
+        marks = self._store.runs.watch_marks(sorted(ids)) if ids else {}
+        moved = [watch for watch in watches if _has_moved(watch, marks)]
+        if moved and self._loop is not None:
+            self._loop.call_soon_threadsafe(_wake_all, moved)
+
+
+def _has_moved(watch: Watch, marks: dict[int, Any]) -> bool:
+    if watch.run_id is None:
+        return True
+    mark = marks.get(watch.run_id)
+    if mark == watch.mark:
+        return False
+    watch.mark = mark
+    return True
+
+
+def _wake_all(watches: list[Watch]) -> None:
+    for watch in watches:
+        watch.wake()

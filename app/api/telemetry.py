@@ -1,0 +1,82 @@
+"""The API's own Prometheus metrics: runs by state and outcome, queue waits, request durations."""
+
+import time
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from app import __version__
+from app.lifecycle import RunState
+from app.store.records import RunFilter
+from app.store.store import Store
+
+REQUEST_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 30)
+WAIT_BUCKETS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400, 86400)
+MOST_RUNNING = 500
+
+
+class Telemetry:
+    """One registry an application, so that two in one process do not mix."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._running: set[int] | None = None
+        self._registry = CollectorRegistry()
+        self._requests = Histogram(
+            "stoker_http_request_duration_seconds",
+            "Seconds until an answer begins.",
+            ("method", "route", "status"),
+            buckets=REQUEST_BUCKETS,
+            registry=self._registry,
+        )
+        self._waits = Histogram(
+            "stoker_run_queue_wait_seconds",
+            "Seconds from a run's creation to its first attempt.",
+            buckets=WAIT_BUCKETS,
+            registry=self._registry,
+        )
+        info = Gauge("stoker_build_info", "Always 1.", ("version",), registry=self._registry)
+        info.labels(__version__).set(1)
+        self._registry.register(_RunCounts(store))
+
+    def observe_request(self, method: str, route: str, status: int, started: float) -> None:
+        """Count a request that began at `started` (monotonic seconds)."""
+        known = method if method in ("GET", "POST", "PATCH", "DELETE", "HEAD") else "other"
+        self._requests.labels(known, route, str(status)).observe(time.monotonic() - started)
+
+    def watch_starts(self) -> None:
+        """Observe the wait of each run whose first attempt began since the last call."""
+        page = self._store.runs.list(RunFilter(state=RunState.running), MOST_RUNNING, None)
+        before, self._running = self._running, {run.id for run in page.data}
+        for run in page.data:
+            is_new = before is not None and run.id not in before
+            if is_new and run.attempt == 1 and run.started_at is not None:
+                self._waits.observe(max(run.started_at - run.created_at, 0.0))
+
+    def exposition(self) -> bytes:
+        """All metrics as Prometheus text."""
+        return generate_latest(self._registry)
+
+
+class _RunCounts(Collector):
+    """Counts that the database holds, read at each scrape."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def describe(self) -> Iterable[Metric]:
+        return []  # so that registering does not read the database
+
+    def collect(self) -> Iterable[Metric]:
+        states = GaugeMetricFamily("stoker_runs", "Runs by state.", labels=["state"])
+        counts = self._store.runs.counts_by_state()
+        for state in RunState:
+            states.add_metric([state.value], counts.get(state, 0))
+        finished = CounterMetricFamily(
+            "stoker_runs_finished", "Finished runs.", labels=["outcome", "reason"]
+        )
+        for (outcome, reason), count in self._store.runs.finished_counts().items():
+            finished.add_metric([outcome, reason or ""], count)
+        return [states, finished]

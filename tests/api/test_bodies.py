@@ -1,0 +1,92 @@
+"""Bodies: what is read, and what is refused with which sentence."""
+
+import json
+
+import pytest
+
+from app.api.bodies import MAX_NODES, MAX_YAML_BYTES, parse_json, parse_yaml
+from app.api.problems import PayloadTooLarge
+from app.errors import InvalidRequest
+
+BAD_JSON = {
+    "empty": b"",
+    "cut off": b'{"name": "a',
+    "NaN": b'{"lr": NaN}',
+    "infinity": b'{"lr": -Infinity}',
+    "beyond a double": b'{"lr": 1e999}',
+    "too many digits": b"[" + b"9" * 5000 + b"]",
+    "half a surrogate pair": b'{"name": "\\ud800"}',
+    "half a surrogate pair as key": b'{"\\udfff": 1}',
+    "NUL": b'{"name": "a\\u0000b"}',
+    "a key twice": b'{"lr": 1, "lr": 2}',
+    "too deep": b"[" * 40 + b"]" * 40,
+    "far too deep": b"[" * 100_000,
+    "not UTF-8": b'{"name": "\xff"}',
+    "too many values": b"[" + b"0," * MAX_NODES + b"0]",
+    "trailing words": b"{} {}",
+}
+
+BAD_YAML = {
+    "not closed": b"name: [a",
+    "a key twice": b"lr: 1\nlr: 2\n",
+    "NaN": b"lr: .nan\n",
+    "infinity": b"lr: -.inf\n",
+    "a number as key": b"1: a\n",
+    "binary": b"name: !!binary aGVsbG8=\n",
+    "a set": b"name: !!set {a, b}\n",
+    "an object of Python": b"name: !!python/object/apply:os.system [ls]\n",
+    "an alias of itself": b"a: &a [*a]\n",
+    "a bomb of aliases": b"a: &a [x, x, x, x, x, x, x, x, x]\n"
+    + b"".join(
+        f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 9)}]\n".encode()
+        for i in range(8)
+    ),
+    "too deep": b"[" * 40 + b"]" * 40,
+    "not UTF-8": b"name: \xff\n",
+    "two documents": b"a: 1\n---\nb: 2\n",
+    "a tab as indentation": b"data:\n\tdataset: x\n",
+    "an unknown anchor": b"a: *b\n",
+    "a control character": b"a: \x01\n",
+}
+
+
+@pytest.mark.parametrize("body", BAD_JSON.values(), ids=BAD_JSON.keys())
+def test_unsound_json_is_refused_with_a_sentence(body):
+    with pytest.raises(InvalidRequest) as refusal:
+        parse_json(body)
+    assert refusal.value.problem_code == "invalid_json"
+    assert refusal.value.detail.startswith("The body cannot be read as JSON: ")
+    json.dumps(refusal.value.detail).encode()
+    assert len(refusal.value.detail) < 300
+
+
+@pytest.mark.parametrize("body", BAD_YAML.values(), ids=BAD_YAML.keys())
+def test_unsound_yaml_is_refused_with_a_sentence(body):
+    with pytest.raises(InvalidRequest) as refusal:
+        parse_yaml(body)
+    assert refusal.value.problem_code == "invalid_yaml"
+    assert refusal.value.detail.startswith("The body cannot be read as YAML: ")
+    assert len(refusal.value.detail) < 300
+
+
+def test_json_is_read_as_it_is():
+    document = {"a": [1, 2.5, True, None, "ä😀"], "b": {"c": {}}}
+    assert parse_json(json.dumps(document).encode()) == document
+
+
+def test_yaml_is_version_1_2():
+    body = b"lr: 1e-3\nflag: off\nmode: no\nday: 2024-01-31\nsteps: 010\nbase: &b {x: 1}\nuse: *b\n"
+    assert parse_yaml(body) == {
+        "lr": 0.001,
+        "flag": "off",
+        "mode": "no",
+        "day": "2024-01-31",
+        "steps": 10,
+        "base": {"x": 1},
+        "use": {"x": 1},
+    }
+
+
+def test_a_long_yaml_is_refused_before_it_is_read():
+    with pytest.raises(PayloadTooLarge, match="128 KiB"):
+        parse_yaml(b"a: b\n" + b"# long\n" * MAX_YAML_BYTES)
