@@ -1,0 +1,38 @@
+"""`python -m worker.trainer ATTEMPT_DIR`: runs one attempt and says in `end` how it ended."""
+
+import logging
+import sys
+from pathlib import Path
+
+from worker.trainer.eventlog import EventLog
+from worker.trainer.pulse import Pulse
+from worker.trainer.stop import StopFlag
+
+
+def main(folder: Path) -> int:
+    """0 when the training is done, or interrupted with its state saved; 1 after an error."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    stop = StopFlag()
+    stop.listen()
+    events, pulse = EventLog(folder / "events.jsonl"), Pulse(folder / "pulse")
+    pulse.enter("starting")
+    events.emit("phase", phase="starting")
+    # Imported only now because importing torch takes seconds, and until then a stop would kill
+    # and the attempt would look dead.
+    from worker.trainer.execute import execute
+    from worker.trainer.failure import explain
+
+    try:
+        end = execute(folder, stop, events, pulse)
+    except Exception as error:
+        logging.exception("the attempt failed while %s", pulse.phase)
+        reason, message = explain(error, pulse.phase)
+        events.emit("end", reason=reason, message=message, result=None, step=None)
+        return 1
+    logging.info(end.message)
+    events.emit("end", reason=end.reason, message=end.message, result=end.result, step=end.step)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,83 @@
+"""What is due at a step boundary: decided by the spec and the state alone, so a resume agrees."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from app.lifecycle import Reason
+from app.spec.run import RunSpec
+from worker.trainer.state import TrainState
+
+
+@dataclass(frozen=True)
+class Agenda:
+    spec: RunSpec
+    steps_per_epoch: int
+    has_validation: bool
+
+    @cached_property
+    def total_steps(self) -> int:
+        planned = self.spec.training.epochs * self.steps_per_epoch
+        return min(planned, self.spec.training.max_steps or planned)
+
+    @cached_property
+    def log_every_steps(self) -> int:
+        wanted = self.spec.training.log_every_steps
+        return max(1, min(50, self.total_steps // 200)) if wanted == "auto" else wanted
+
+    def ending(self, state: TrainState) -> Reason | None:
+        """Why the training is over, or None while it is not."""
+        stopping, limit = self.spec.early_stopping, self.spec.policy.max_duration_seconds
+        if state.step >= self.total_steps:
+            return Reason.completed
+        if stopping is not None and state.patience_used >= stopping.patience:
+            return Reason.early_stopped
+        if limit is not None and state.trained_seconds >= limit:
+            return Reason.max_duration
+        return None
+
+    def evaluation_due(self, state: TrainState) -> bool:
+        """By steps, by epochs, and always at the end."""
+        if not self.has_validation or state.step in (0, state.evaluated_step):
+            return False
+        wanted = self.spec.evaluation
+        epoch_ended = state.position == 0 and state.epoch > 0
+        return (
+            _every(wanted.every_steps, state.step)
+            or (epoch_ended and _every(wanted.every_epochs, state.epoch))
+            or self.ending(state) is not None
+        )
+
+    def log_due(self, state: TrainState) -> bool:
+        """Every so many steps, and before each evaluation, so that both losses share a step."""
+        return state.step > state.logged_step and (
+            _every(self.log_every_steps, state.step)
+            or self.evaluation_due(state)
+            or self.ending(state) is not None
+        )
+
+    def epoch_report_due(self, state: TrainState) -> bool:
+        """After an epoch, once its evaluation (if it has one) is done too."""
+        ended = state.position == 0 and state.epoch > state.reported_epoch
+        return ended and not self.evaluation_due(state)
+
+    def checkpoint_due(
+        self, state: TrainState, saved: tuple[int, int], seconds_since_save: float
+    ) -> bool:
+        """By steps, by seconds, after a new best evaluation, and always at the end.
+
+        `saved` is (step, evaluated_step) of the newest checkpoint: the state moves with both.
+        """
+        if (state.step, state.evaluated_step) == saved:
+            return False
+        wanted = self.spec.checkpoint
+        new_best = state.best is not None and state.best.step == state.step
+        return (
+            _every(wanted.every_steps, state.step)
+            or (wanted.every_seconds is not None and seconds_since_save >= wanted.every_seconds)
+            or (new_best and wanted.keep_best > 0)
+            or self.ending(state) is not None
+        )
+
+
+def _every(interval: int | None, count: int) -> bool:
+    return interval is not None and count % interval == 0

@@ -1,0 +1,63 @@
+"""What an attempt is told: spec.json, as the agent wrote it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import ValidationError
+
+from app.lifecycle import Reason
+from app.spec.run import RunSpec
+from worker.trainer.errors import TrainerError
+
+
+@dataclass(frozen=True)
+class RestoreCandidate:
+    """A checkpoint to start from; `own`: of this run, not of the run it was restarted from."""
+
+    path: Path
+    carry: Literal["full", "weights"]
+    own: bool
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """`restore` has the newest candidate first; `device` is cpu or cuda:N."""
+
+    folder: Path
+    run_dir: Path
+    run_id: int
+    number: int
+    spec: RunSpec
+    datasets: Mapping[str, Mapping[str, Any]]
+    device: str
+    threads: int
+    restore: tuple[RestoreCandidate, ...]
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Raises TrainerError spec_error when spec.json does not say what an attempt needs."""
+        try:
+            document = json.loads((folder / "spec.json").read_bytes())
+            return cls(
+                folder=folder,
+                run_dir=Path(document["run_dir"]),
+                run_id=document["run_id"],
+                number=document["attempt"],
+                spec=RunSpec.model_validate_json(json.dumps(document["spec"])),
+                datasets=document["datasets"],
+                device=document["device"],
+                threads=document["threads"],
+                restore=tuple(
+                    RestoreCandidate(Path(entry["path"]), entry["carry"], entry["own"])
+                    for entry in document.get("restore", ())
+                ),
+            )
+        except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
+            raise TrainerError(
+                Reason.spec_error,
+                f"spec.json of this attempt cannot be used: {error!r}. Submit the run again; if "
+                "that does not help, the agent and the trainer are of different versions.",
+            ) from error

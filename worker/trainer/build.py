@@ -1,0 +1,78 @@
+"""From the spec to what computes: device, precision, threads, optimizer."""
+
+import os
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from app.lifecycle import Reason
+from app.spec.optimization import SGD, Adam, Optimizer
+from app.spec.runtime import Runtime
+from worker.trainer.errors import SpecMismatch, TrainerError
+
+
+def open_device(name: str) -> torch.device:
+    device = torch.device(name)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise TrainerError(
+                Reason.trainer_error,
+                f"The attempt was given {name}, but this PyTorch ({torch.__version__}) sees no "
+                "CUDA device. Install a CUDA build of PyTorch, or run with runtime.device cpu.",
+            )
+        torch.cuda.set_device(device)
+    return device
+
+
+def choose_precision(wanted: str, device: torch.device) -> str:
+    """What `runtime.precision` comes to on this device. Raises SpecMismatch."""
+    on_gpu = device.type == "cuda"
+    has_bf16 = not on_gpu or torch.cuda.is_bf16_supported(including_emulation=False)
+    if wanted == "auto":
+        return "bf16-mixed" if on_gpu and has_bf16 else "fp32"
+    if wanted in ("fp16-mixed", "tf32") and not on_gpu:
+        raise SpecMismatch(
+            f"runtime.precision {wanted} needs a GPU, and this run is on the CPU. "
+            "Use auto, fp32 or bf16-mixed there."
+        )
+    if wanted == "bf16-mixed" and not has_bf16:
+        raise SpecMismatch(
+            "runtime.precision bf16-mixed needs a GPU that computes in bf16 (Ampere or newer). "
+            "Use auto, fp32 or fp16-mixed."
+        )
+    return wanted
+
+
+def configure_torch(runtime: Runtime, precision: str, threads: int) -> None:
+    """Settings of the whole process: threads, TF32, determinism."""
+    torch.set_num_threads(threads)
+    fp32 = "ieee" if precision == "fp32" else "tf32"
+    torch.backends.cuda.matmul.fp32_precision = fp32
+    torch.backends.cudnn.conv.fp32_precision = fp32  # type: ignore[attr-defined]
+    torch.backends.cudnn.rnn.fp32_precision = fp32  # type: ignore[attr-defined]
+    if runtime.deterministic:
+        # cuBLAS reads this when it starts: without it some of its results vary.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(runtime.deterministic)
+
+
+def build_optimizer(wanted: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Fused: one kernel for all weights, and no synchronization under loss scaling."""
+    if isinstance(wanted, SGD):
+        return torch.optim.SGD(
+            parameters,
+            lr=wanted.lr,
+            momentum=wanted.momentum,
+            nesterov=wanted.nesterov,
+            weight_decay=wanted.weight_decay,
+            fused=True,
+        )
+    kind = torch.optim.Adam if isinstance(wanted, Adam) else torch.optim.AdamW
+    return kind(
+        parameters,
+        lr=wanted.lr,
+        betas=wanted.betas,
+        weight_decay=wanted.weight_decay,
+        fused=True,
+    )

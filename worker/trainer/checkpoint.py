@@ -1,0 +1,141 @@
+"""The write and load protocol of checkpoints: a folder is complete and right, or not there.
+
+Write: temporary folder → files with their hashes → fsync each → manifest last → fsync the folder
+→ rename → fsync the parent. Load: the manifest's checksum, then sizes and hashes of the very
+bytes that are used. There is no `latest` link: what is newest is read from the folders.
+"""
+
+import errno
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from app.lifecycle import Reason
+from worker.trainer import disk
+from worker.trainer.errors import TrainerError
+
+FORMAT: Final = 1
+MANIFEST: Final = "manifest.json"
+PARTS: Final = ("model", "optimizer", "state")
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A training's state on the CPU; nothing of it changes while it is written.
+
+    `body` is the manifest without its checksum and file list: `step`, `epoch`, `metrics`, ….
+    """
+
+    parts: Mapping[str, Tensors]
+    body: Mapping[str, Any]
+
+
+class TornCheckpoint(Exception):
+    """The folder is not a complete checkpoint, or not as it was written."""
+
+
+def publish(snapshot: Snapshot, folder: Path) -> int:
+    """Write `folder`, which must not exist; returns its bytes. On return it survives a crash.
+
+    Raises TrainerError disk_full, leaving earlier checkpoints as they are, and OSError.
+    """
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    try:
+        if not folder.parent.exists():
+            disk.make_folder(folder.parent)
+            disk.sync_folder(folder.parent.parent)
+        disk.make_folder(temporary)
+        files, sizes = {}, []
+        for part in PARTS:
+            data = safetensors.torch.save(snapshot.parts[part])
+            name = f"{part}.safetensors"
+            _write(temporary / name, data)
+            sizes.append(len(data))
+            files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        manifest = _manifest_bytes({**snapshot.body, "format": FORMAT, "files": files})
+        _write(temporary / MANIFEST, manifest)
+        disk.sync_folder(temporary)
+        disk.rename(temporary, folder)
+        disk.sync_folder(folder.parent)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise TrainerError(
+            Reason.disk_full,
+            f"The disk is full: checkpoint {folder.name} could not be written to {folder.parent}. "
+            "Earlier checkpoints are intact. Free space there and restart the run from its latest.",
+        ) from error
+    return len(manifest) + sum(sizes)
+
+
+def _write(path: Path, data: bytes) -> None:
+    disk.write_file(path, data)
+    disk.sync_file(path)
+
+
+def _manifest_bytes(body: Mapping[str, Any]) -> bytes:
+    document = {"checksum": _checksum(body), **body}
+    return (json.dumps(document, indent=1, allow_nan=False) + "\n").encode()
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Raises TornCheckpoint, and TrainerError when a newer version of Stoker wrote it."""
+    try:
+        document = json.loads((folder / MANIFEST).read_bytes())
+        checksum = document.pop("checksum")
+    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
+        raise TornCheckpoint(f"{MANIFEST} cannot be read: {error}") from error
+    if checksum != _checksum(document):
+        raise TornCheckpoint(f"{MANIFEST} is not as it was written")
+    if document["format"] != FORMAT:
+        raise TrainerError(
+            Reason.checkpoint_error,
+            f"The checkpoint {folder} has format {document['format']}, and this version of Stoker "
+            f"reads format {FORMAT}. Use the version that wrote it, or restart from scratch.",
+        )
+    return dict(document)
+
+
+def load(folder: Path, parts: tuple[str, ...] = PARTS) -> Snapshot:
+    """Read `parts` of a checkpoint, checked. Raises TornCheckpoint."""
+    manifest = read_manifest(folder)
+    return Snapshot({part: _load_part(folder, part, manifest) for part in parts}, manifest)
+
+
+def _load_part(folder: Path, part: str, manifest: Mapping[str, Any]) -> Tensors:
+    name = f"{part}.safetensors"
+    entry = manifest["files"][name]
+    try:
+        data = (folder / name).read_bytes()
+    except OSError as error:
+        raise TornCheckpoint(f"{name} cannot be read: {error}") from error
+    if len(data) != entry["bytes"]:
+        raise TornCheckpoint(f"{name} has {len(data)} bytes instead of {entry['bytes']}")
+    if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+        raise TornCheckpoint(f"{name} is not as it was written")
+    return safetensors.torch.load(data)
+
+
+def quarantine(folder: Path) -> Path:
+    """Rename a torn checkpoint so that nobody takes it for a good one; returns its new path."""
+    target = folder.with_name(f"{folder.name}.torn")
+    if target.exists():
+        target = folder.with_name(f"{folder.name}.{time.time_ns()}.torn")
+    folder.rename(target)
+    return target

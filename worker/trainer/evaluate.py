@@ -1,0 +1,109 @@
+"""Looking at the validation and test parts: sums on the device, one synchronization at the end."""
+
+import math
+from collections.abc import Iterable
+from itertools import islice
+
+import torch
+
+from worker.trainer.checkpoint import TornCheckpoint, load
+from worker.trainer.data.batch import Batch, Batches
+from worker.trainer.report import not_finite
+from worker.trainer.snapshot import restore_weights
+from worker.trainer.state import Best, Scores, improves
+from worker.trainer.trainer import Trainer
+
+
+def validate(trainer: Trainer) -> None:
+    """Evaluate, and keep book of the best and of early stopping. A stop leaves it all undone."""
+    spec, state, part = trainer.spec, trainer.state, trainer.data.validation
+    limit = spec.evaluation.max_batches
+    if part is None or (scores := measure(trainer, part, "evaluating", limit)) is None:
+        return
+    named = {f"val_{name}": score for name, score in scores.items()}
+    state.evaluated_step = state.step
+    state.last |= named
+    epoch = state.running_epoch()
+    trainer.log.evaluation("validation", scores["loss"], named, state.step, epoch)
+    value = named[spec.checkpoint.monitor]
+    if improves(value, state.best.value if state.best else None, spec.checkpoint.mode):
+        state.best = Best(state.step, epoch, value, named)
+        trainer.best_folder = None  # until it is saved
+    if stopping := spec.early_stopping:
+        value = named[stopping.monitor]
+        if improves(value, state.patience_best, stopping.mode, stopping.min_delta):
+            state.patience_best, state.patience_used = value, 0
+        else:
+            state.patience_used += 1
+
+
+def test(trainer: Trainer) -> Scores | None:
+    """Scores of the test part with the best weights; None without such a part, or when stopped."""
+    if trainer.data.test is None:
+        return None
+    step, epoch = _load_best(trainer)
+    scores = measure(trainer, trainer.data.test, "testing")
+    if scores is None:
+        return None
+    named = {f"test_{name}": score for name, score in scores.items()}
+    trainer.log.evaluation("test", scores["loss"], named, step, epoch)
+    return {"step": step, "epoch": epoch, **named}
+
+
+def measure(
+    trainer: Trainer, part: Batches, phase: str, max_batches: int | None = None
+) -> Scores | None:
+    """Loss and metrics over a part, every sample weighing the same; None when stopped."""
+    num_batches = min(part.plan.num_batches, max_batches or part.plan.num_batches)
+    log, model = trainer.log, trainer.step.model
+    with log.within(phase, num_batches), log.clock.part("eval"), torch.inference_mode():
+        model.eval()
+        means = _means(trainer, islice(part.iterate(0), num_batches))
+        model.train()
+    if means is None:
+        return None
+    scores = trainer.task.scores(means)
+    for name, score in scores.items():
+        if not math.isfinite(score):
+            lr = trainer.step.optimizer.param_groups[0]["lr"]
+            raise not_finite(f"{name} while {phase}", score, trainer.state.step, lr)
+    return scores
+
+
+def _means(trainer: Trainer, batches: Iterable[Batch]) -> list[float] | None:
+    task, step = trainer.task, trainer.step
+    sums = torch.zeros((), dtype=torch.float64, device=step.precision.device)
+    samples = 0
+    for batch in batches:
+        if trainer.stop.requested:
+            return None
+        with step.precision.autocast():
+            sums = sums + task.measure(step.model, batch.arrays) * batch.size
+        samples += batch.size
+        trainer.log.evaluated_batch(batch.size)
+    return [float(mean) for mean in (sums / samples).tolist()]  # waits for the device
+
+
+def _load_best(trainer: Trainer) -> tuple[int, int]:
+    """Put the best weights into the model; returns the step and epoch of those that are in it.
+
+    Where no best ones were kept, the last ones stay, with a warning when some were wanted.
+    """
+    state, folder = trainer.state, trainer.best_folder
+    last = state.step, state.running_epoch()
+    if state.best is None or state.best.step == state.step:
+        return last
+    problem = "it was not kept (checkpoint.keep_best is 0)"
+    if folder is not None:
+        try:
+            restore_weights(trainer.step.model, load(folder, ("model",)).parts["model"])
+        except TornCheckpoint as error:
+            problem = str(error)
+        else:
+            return state.best.step, state.best.epoch
+    trainer.log.warning(
+        "best_weights_gone",
+        f"The best checkpoint (step {state.best.step}) cannot be used: {problem}. "
+        "The test was made with the last weights instead.",
+    )
+    return last

@@ -1,0 +1,67 @@
+"""One attempt from spec.json to its end: prepare, train, test, tell."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.lifecycle import Reason
+from worker.trainer.attempt import Attempt
+from worker.trainer.evaluate import test
+from worker.trainer.eventlog import EventLog
+from worker.trainer.loop import train
+from worker.trainer.prepare import prepare
+from worker.trainer.pulse import Pulse
+from worker.trainer.state import Scores
+from worker.trainer.stop import StopFlag
+from worker.trainer.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class End:
+    """How an attempt ended without an error; `result` is {last, best, test}."""
+
+    reason: Reason
+    message: str
+    step: int
+    result: dict[str, Any]
+
+
+def execute(folder: Path, stop: StopFlag, events: EventLog, pulse: Pulse) -> End:
+    """Raises whatever ended the attempt otherwise; `worker.trainer.failure` explains it."""
+    with ExitStack() as resources:
+        trainer = prepare(Attempt.read(folder), stop, events, pulse, resources)
+        reason = train(trainer)
+        scores = None
+        if reason is not Reason.interrupted and trainer.data.test is not None:
+            scores = test(trainer)
+            reason = reason if scores is not None else Reason.interrupted
+        trainer.log.progress()
+        return End(reason, _sentence(trainer, reason), trainer.state.step, _result(trainer, scores))
+
+
+def _result(trainer: Trainer, test_scores: Scores | None) -> dict[str, Any]:
+    state = trainer.state
+    return {
+        "last": {"step": state.step, "epoch": state.running_epoch(), **state.last},
+        "best": state.best.document() if state.best else None,
+        "test": test_scores,
+    }
+
+
+def _sentence(trainer: Trainer, reason: Reason) -> str:
+    state, agenda, spec = trainer.state, trainer.agenda, trainer.spec
+    done = f"{state.step} of {agenda.total_steps} steps"
+    if reason is Reason.interrupted:
+        return f"Stopped at a step boundary after {done}; the state is saved."
+    told = f"Trained {done}"
+    if reason is Reason.early_stopped and spec.early_stopping is not None:
+        told += (
+            f", then stopped early: {spec.early_stopping.monitor} had not improved for "
+            f"{state.patience_used} evaluations"
+        )
+    if reason is Reason.max_duration:
+        told += f", which took the {spec.policy.max_duration_seconds:g} seconds that were allowed"
+    if state.best is not None:
+        told += f"; best {spec.checkpoint.monitor} {state.best.value:.6g} at step {state.best.step}"
+    return told + "."

@@ -1,0 +1,74 @@
+"""The training loop: epochs → batches → step → log → evaluate → checkpoint → stop check."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from app.lifecycle import Reason
+from worker.trainer.data.batch import Batch, Batches
+from worker.trainer.evaluate import validate
+from worker.trainer.schedule import learning_rate
+from worker.trainer.state import TrainState
+from worker.trainer.trainer import Trainer
+
+
+def train(trainer: Trainer) -> Reason:
+    """Train from where the state stands until the end or a stop, and save; says which it was.
+
+    Only `log.flush` and `log.epoch` wait for the device between evaluations and checkpoints.
+    """
+    spec, agenda, state = trainer.spec, trainer.agenda, trainer.state
+    step, log, stop, plan = trainer.step, trainer.log, trainer.stop, trainer.data.train.plan
+    batches = log.clock.waiting(
+        micro_batches(trainer.data.train, state, spec.training.gradient_accumulation_steps)
+    )
+    log.enter("training", agenda.total_steps)
+
+    while True:
+        # A step boundary. What is due follows from the spec and the state alone, so an attempt
+        # that was restored here takes the turns that the interrupted one would have taken.
+        state.trained_seconds = trainer.trained_seconds()
+        if agenda.log_due(state):
+            log.flush(step)
+        if agenda.evaluation_due(state):
+            validate(trainer)  # left undone, and so still due, when a stop is asked for meanwhile
+        if agenda.epoch_report_due(state):
+            log.epoch(step)
+        if trainer.checkpoint_due() or stop.requested:
+            trainer.save()
+        ending = agenda.ending(state)
+        if ending and not agenda.evaluation_due(state):
+            return ending
+        if stop.requested:
+            return Reason.interrupted
+
+        completes_step = False
+        while not completes_step:
+            batch, share, completes_step = next(batches)
+            step.accumulate(batch.arrays, batch.size, share)
+            state.position = batch.position_after
+            log.trained_batch(batch.size)
+        step.apply(learning_rate(spec.schedule, spec.optimizer.lr, state.step, agenda.total_steps))
+        state.advance(plan.usable_samples)
+        log.trained_step()
+
+
+class MicroBatch(NamedTuple):
+    batch: Batch
+    share: float
+    """Its part of the samples of its optimizer step, 0 to 1."""
+    completes_step: bool
+
+
+def micro_batches(part: Batches, state: TrainState, accumulation: int) -> Iterator[MicroBatch]:
+    """The rest of the running epoch, then epoch after epoch without end.
+
+    A step takes `accumulation` batches; an epoch's last step takes what is left, and its
+    batches then weigh more, so that every sample of a step counts the same.
+    """
+    samples, step_samples = part.plan.usable_samples, part.plan.batch_size * accumulation
+    while True:
+        for batch in part.iterate(state.epoch, state.position):
+            step_begin = (batch.position_after - 1) // step_samples * step_samples
+            step_end = min(step_begin + step_samples, samples)
+            share = batch.size / (step_end - step_begin)
+            yield MicroBatch(batch, share, batch.position_after == step_end)

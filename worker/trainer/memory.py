@@ -1,0 +1,26 @@
+"""Memory in use by this trainer and on its device, in bytes."""
+
+from typing import Any
+
+import psutil
+import torch
+
+_PROCESS = psutil.Process()
+
+
+def memory_in_use(device: torch.device) -> dict[str, Any]:
+    """Host memory of this process; the device's memory in use by anybody, and torch's share."""
+    used: dict[str, Any] = {
+        "host_memory_bytes": _PROCESS.memory_info().rss,
+        "gpu_memory_bytes": None,
+        "torch_memory": None,
+    }
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        used["gpu_memory_bytes"] = total - free
+        used["torch_memory"] = {
+            "allocated": torch.cuda.memory_allocated(device),
+            "reserved": torch.cuda.memory_reserved(device),
+            "peak": torch.cuda.max_memory_allocated(device),
+        }
+    return used

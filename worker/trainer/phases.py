@@ -1,0 +1,59 @@
+"""Where each second of the host went; the parts always add up to the wall time."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, Literal, TypeVar, get_args
+
+Item = TypeVar("Item")
+
+Part = Literal["data_wait", "h2d", "compute", "sync", "checkpoint", "eval", "other"]
+PARTS: Final[tuple[Part, ...]] = get_args(Part)
+TRAINING_PARTS: Final[tuple[Part, ...]] = ("data_wait", "h2d", "compute", "sync")
+
+
+class PhaseClock:
+    """Exactly one part runs at any moment, so nothing is counted twice and nothing is missed."""
+
+    def __init__(self) -> None:
+        self._seconds = dict.fromkeys(PARTS, 0.0)
+        self._part: Part = "other"
+        self._since = time.perf_counter()
+
+    def switch(self, part: Part) -> Part:
+        """Count from now on for `part`; returns the part that ran until now."""
+        now = time.perf_counter()
+        self._seconds[self._part] += now - self._since
+        previous, self._part, self._since = self._part, part, now
+        return previous
+
+    @contextmanager
+    def part(self, part: Part) -> Iterator[None]:
+        previous = self.switch(part)
+        try:
+            yield
+        finally:
+            self.switch(previous)
+
+    def waiting(self, items: Iterator[Item]) -> Iterator[Item]:
+        """The same items; the time to get one is data_wait, what its user does is compute."""
+        try:
+            while True:
+                self.switch("data_wait")
+                try:
+                    item = next(items)
+                except StopIteration:
+                    return
+                self.switch("compute")
+                yield item
+        finally:
+            self.switch("other")
+
+    def read(self) -> dict[Part, float]:
+        """Seconds of each part up to now."""
+        self.switch(self._part)
+        return dict(self._seconds)
+
+    def training_seconds(self) -> float:
+        seconds = self.read()
+        return sum(seconds[part] for part in TRAINING_PARTS)

@@ -1,0 +1,157 @@
+"""Puts a trainer together: device, data, model, optimizer, and the state to start from."""
+
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from app.spec.run import RunSpec
+from worker.trainer.agenda import Agenda
+from worker.trainer.attempt import Attempt
+from worker.trainer.build import build_optimizer, choose_precision, configure_torch, open_device
+from worker.trainer.data.loader import DataSet, open_data
+from worker.trainer.data.order import ORDER_VERSION
+from worker.trainer.environment import describe_environment
+from worker.trainer.errors import SpecMismatch
+from worker.trainer.eventlog import EventLog, LossFile
+from worker.trainer.phases import PhaseClock
+from worker.trainer.pulse import Pulse
+from worker.trainer.recipes import TASKS, Task
+from worker.trainer.report import Report
+from worker.trainer.schedule import SCHEDULE_VERSION
+from worker.trainer.snapshot import restore, restore_weights
+from worker.trainer.start import Start, find_start
+from worker.trainer.state import TrainState
+from worker.trainer.step import Precision, TrainingStep
+from worker.trainer.stop import StopFlag
+from worker.trainer.trainer import Trainer
+
+
+def prepare(
+    attempt: Attempt, stop: StopFlag, events: EventLog, pulse: Pulse, resources: ExitStack
+) -> Trainer:
+    """A trainer that stands where the attempt starts; `resources` closes what it holds."""
+    clock, spec = PhaseClock(), attempt.spec
+    device = open_device(attempt.device)
+    precision = choose_precision(spec.runtime.precision, device)
+    _enter("restoring", events, pulse)
+    start = find_start(attempt, events)
+    configure_torch(spec.runtime, precision, _threads(attempt, start))
+
+    _enter("building", events, pulse)
+    data = open_data(spec, attempt.datasets, device)
+    resources.callback(data.close)
+    steps_per_epoch = -(-data.train.plan.num_batches // spec.training.gradient_accumulation_steps)
+    agenda = Agenda(spec, steps_per_epoch, data.validation is not None)
+    _check_monitors(spec, agenda)
+    task = TASKS[spec.recipe.kind].for_run(spec, data.fields)
+    step = _build_step(spec, task, data, Precision(precision, device), start)
+    state = restore(step, start.snapshot) if start and start.is_full else TrainState()
+    losses = LossFile(attempt.run_dir / "losses.csv", _losses_to_keep(start))
+    resources.callback(losses.close)
+
+    log = Report(events, pulse, losses, clock, agenda, state, data, device)
+    environment = describe_environment(device)
+    trainer = Trainer(attempt, agenda, data, task, step, state, log, stop, environment)
+    log.applied(_applied(trainer), environment)
+    if start is not None:
+        _started_from(trainer, start)
+    return trainer
+
+
+def _enter(phase: str, events: EventLog, pulse: Pulse) -> None:
+    pulse.enter(phase)
+    events.emit("phase", phase=phase)
+
+
+def _threads(attempt: Attempt, start: Start | None) -> int:
+    """Another number of threads adds up in another order, so a resume keeps the number it had."""
+    if start is not None and start.is_full and start.candidate.own:
+        return int(start.snapshot.body["threads"])
+    return attempt.threads
+
+
+def _check_monitors(spec: RunSpec, agenda: Agenda) -> None:
+    """A monitored metric has to be one that evaluations give."""
+    known = {"val_loss", *(f"val_{name}" for name in spec.evaluation.metrics)}
+    monitors = {"checkpoint.monitor": spec.checkpoint.monitor}
+    if spec.early_stopping is not None:
+        monitors["early_stopping.monitor"] = spec.early_stopping.monitor
+        if not agenda.has_validation:
+            raise SpecMismatch(
+                "early_stopping needs a validation part, and data.split holds none out. Set "
+                "data.split.validation_fraction above 0, or drop early_stopping."
+            )
+    for where, monitor in monitors.items():
+        if monitor not in known:
+            raise SpecMismatch(
+                f"{where} is {monitor}, which no evaluation gives: there are "
+                f"{', '.join(sorted(known))}. Add it to evaluation.metrics, or monitor another."
+            )
+
+
+def _build_step(
+    spec: RunSpec, task: Task, data: DataSet, precision: Precision, start: Start | None
+) -> TrainingStep:
+    resumes = start is not None and start.is_full
+    # A checkpoint brings the statistics it was trained with; reading the data again for others
+    # would only take time.
+    wanted = () if resumes else task.standardized
+    statistics = data.statistics(wanted) if wanted else {}
+    torch.manual_seed(spec.training.seed)
+    model = task.build_model(statistics).to(precision.device)
+    if start is not None and not resumes:
+        restore_weights(model, start.snapshot.parts["model"], parameters_only=True)
+    optimizer = build_optimizer(spec.optimizer, model.parameters())
+    return TrainingStep(model, task, optimizer, precision, spec.training.clip_grad_norm)
+
+
+def _losses_to_keep(start: Start | None) -> int:
+    if start is not None and start.is_full and start.candidate.own:
+        return int(start.snapshot.body["losses_bytes"])
+    return 0
+
+
+def _applied(trainer: Trainer) -> dict[str, Any]:
+    agenda, plan, precision = trainer.agenda, trainer.data.train.plan, trainer.step.precision
+    return {
+        "device": str(precision.device),
+        "precision": precision.name,
+        "threads": torch.get_num_threads(),
+        "batch_size": plan.batch_size,
+        "gradient_accumulation_steps": agenda.spec.training.gradient_accumulation_steps,
+        "steps_per_epoch": agenda.steps_per_epoch,
+        "total_steps": agenda.total_steps,
+        "log_every_steps": agenda.log_every_steps,
+        "parameters": sum(p.numel() for p in trainer.step.model.parameters()),
+        "data": trainer.data.describe(),
+    }
+
+
+def _started_from(trainer: Trainer, start: Start) -> None:
+    body, candidate, log = start.snapshot.body, start.candidate, trainer.log
+    if start.is_full:
+        trainer.best_folder = start.best_folder
+        if candidate.own:
+            trainer.saved = trainer.state.step, trainer.state.evaluated_step
+        versions = body["order_version"], body["schedule_version"]
+        if versions != (ORDER_VERSION, SCHEDULE_VERSION):
+            log.warning(
+                "order_changed",
+                "The checkpoint is of a version of Stoker with another order of samples or "
+                "another schedule: training goes on from it, but not as it would have there.",
+            )
+    if log.losses.missing_bytes:
+        log.warning(
+            "losses_incomplete",
+            f"losses.csv is {log.losses.missing_bytes} bytes shorter than when the checkpoint was "
+            "written: some of its rows are lost. Training is not affected.",
+        )
+    log.events.emit(
+        "restored",
+        path=str(candidate.path),
+        step=int(body["step"]),
+        carry=candidate.carry,
+        own=candidate.own,
+        quarantined=[str(path) for path in start.quarantined],
+    )

@@ -1,0 +1,94 @@
+"""Counts and rates of an attempt, and the progress document made of them."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from worker.trainer.agenda import Agenda
+from worker.trainer.phases import TRAINING_PARTS, PhaseClock
+from worker.trainer.state import TrainState
+
+
+@dataclass
+class PhaseProgress:
+    """How far the running phase has come; `steps` 0: unknown."""
+
+    name: str
+    steps: int = 0
+    step: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def document(self) -> dict[str, Any]:
+        rate = self.step / max(time.monotonic() - self.began, 1e-9)
+        left = (self.steps - self.step) / rate if self.steps and self.step else None
+        return {
+            "phase": self.name,
+            "phase_step": self.step,
+            "phase_steps": self.steps or None,
+            "phase_rate": rate,
+            "phase_eta_seconds": left,
+        }
+
+
+@dataclass
+class Totals:
+    """Of this attempt. Training iterations are optimizer steps, evaluation iterations batches."""
+
+    train_iterations: int = 0
+    train_samples: int = 0
+    eval_iterations: int = 0
+    eval_samples: int = 0
+
+
+class Rates:
+    """Training speed between log points, in training time: evaluations do not slow it down."""
+
+    def __init__(self, clock: PhaseClock, totals: Totals) -> None:
+        self._clock = clock
+        self._totals = totals
+        self._mark = self._read()
+        self.latest: dict[str, float | None] = dict.fromkeys(
+            ("iterations_per_second", "samples_per_second", "data_wait_ratio")
+        )
+
+    def lap(self) -> dict[str, float | None]:
+        """The rates since the last lap."""
+        before, now = self._mark, self._read()
+        self._mark = now
+        steps, samples, waited, seconds = (b - a for a, b in zip(before, now, strict=True))
+        if steps and seconds > 0:
+            self.latest = {
+                "iterations_per_second": steps / seconds,
+                "samples_per_second": samples / seconds,
+                "data_wait_ratio": waited / seconds,
+            }
+        return self.latest
+
+    def seconds_per_step(self) -> float | None:
+        """Mean over the attempt, which is what the time to the end is reckoned with."""
+        steps, _, _, seconds = self._read()
+        return seconds / steps if steps else None
+
+    def _read(self) -> tuple[float, float, float, float]:
+        seconds = self._clock.read()
+        training = sum(seconds[part] for part in TRAINING_PARTS)
+        totals = self._totals
+        return totals.train_iterations, totals.train_samples, seconds["data_wait"], training
+
+
+def training_progress(agenda: Agenda, state: TrainState, rates: Rates) -> dict[str, Any]:
+    """Where the training stands; `epoch` is the one under way, from 1."""
+    epochs, pace = agenda.spec.training.epochs, rates.seconds_per_step()
+    left = agenda.total_steps - state.step
+    return {
+        "epoch": min(state.epoch + 1, epochs),
+        "epochs": epochs,
+        "step": state.step,
+        "steps": agenda.total_steps,
+        "eta_seconds": left * pace if pace is not None else None,
+        "loss": state.last.get("train_loss"),
+        "lr": state.last.get("lr"),
+        "grad_norm": state.last.get("grad_norm"),
+        "best": state.best.document() if state.best else None,
+        **rates.latest,
+    }

@@ -1,0 +1,59 @@
+"""What every recipe gives the training loop."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from torch import Tensor, nn
+
+from app.spec.run import RunSpec
+from worker.trainer.data.source import Field
+from worker.trainer.errors import SpecMismatch
+
+Arrays = Mapping[str, Tensor]
+Statistics = Mapping[str, tuple[Tensor, Tensor]]
+
+
+class Task(ABC):
+    """A recipe bound to one run's spec and fields."""
+
+    def __init__(self, spec: RunSpec, fields: Mapping[str, Field]) -> None:
+        self.spec = spec
+        self.fields = fields
+
+    @classmethod
+    def for_run(cls, spec: RunSpec, fields: Mapping[str, Field]) -> Self:
+        """Raises SpecMismatch when the recipe cannot work with these fields."""
+        if problem := cls.check(spec, fields):
+            raise SpecMismatch(problem)
+        return cls(spec, fields)
+
+    @classmethod
+    @abstractmethod
+    def check(cls, spec: RunSpec, fields: Mapping[str, Field]) -> str | None:
+        """A sentence that says what does not fit and what to change, or None when all fits."""
+
+    @property
+    @abstractmethod
+    def standardized(self) -> tuple[str, ...]:
+        """The fields whose statistics `build_model` wants."""
+
+    @abstractmethod
+    def build_model(self, statistics: Statistics) -> nn.Module:
+        """A new model on the CPU; its parameters come from torch's global generator."""
+
+    @abstractmethod
+    def parameters_json(self) -> dict[str, Any]:
+        """What is needed to build the same model elsewhere; goes into every manifest."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, arrays: Arrays) -> Tensor:
+        """Mean loss over the batch's samples, float32 scalar on the device."""
+
+    @abstractmethod
+    def measure(self, model: nn.Module, arrays: Arrays) -> Tensor:
+        """Means over the batch's samples that `scores` needs, float64 (k,) on the device."""
+
+    @abstractmethod
+    def scores(self, means: Sequence[float]) -> dict[str, float]:
+        """`loss` and the metrics of the spec, from the means of `measure` over a whole part."""

@@ -1,0 +1,167 @@
+"""Recipe `sequence`: direct multi-horizon forecasts from a window of a multivariate series."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from app.spec.recipe import SequenceRecipe
+from app.spec.run import RunSpec
+from worker.trainer.data.source import Field
+from worker.trainer.recipes.base import Arrays, Statistics, Task
+
+ENCODERS: dict[str, type[nn.LSTM | nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU}
+
+
+class SequenceModel(nn.Module):
+    """Standardize → fold `patch` time steps into one → LSTM or GRU → linear head → target units.
+
+    Inputs are (batch, window, features), outputs (batch, *target_shape). The state dict holds
+    plain modules only (`encoder` is torch.nn.LSTM or GRU, `head` is torch.nn.Linear), so that a
+    checkpoint loads without Stoker.
+    """
+
+    input_mean: Tensor
+    input_std: Tensor
+    target_mean: Tensor
+    target_std: Tensor
+
+    def __init__(
+        self,
+        recipe: SequenceRecipe,
+        num_features: int,
+        target_shape: tuple[int, ...],
+        input_statistics: tuple[Tensor, Tensor],
+        target_statistics: tuple[Tensor, Tensor],
+    ) -> None:
+        super().__init__()
+        self.patch = recipe.patch
+        self.target_shape = target_shape
+        self.encoder = ENCODERS[recipe.encoder](
+            num_features * recipe.patch,
+            recipe.hidden_size,
+            recipe.num_layers,
+            batch_first=True,
+            dropout=recipe.dropout if recipe.num_layers > 1 else 0.0,
+        )
+        self.dropout = nn.Dropout(recipe.dropout)
+        self.head = nn.Linear(recipe.hidden_size, math.prod(target_shape))
+        for name, (mean, std) in (("input", input_statistics), ("target", target_statistics)):
+            self.register_buffer(f"{name}_mean", mean.float())
+            self.register_buffer(f"{name}_std", std.float())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """float32 forecasts in the target's own units."""
+        batch_size, window, _ = inputs.shape
+        standardized = (inputs.float() - self.input_mean) / self.input_std
+        patches = standardized.reshape(batch_size, window // self.patch, -1)
+        states, _ = self.encoder(patches)
+        forecast = self.head(self.dropout(states[:, -1]))
+        forecast = forecast.float().view(batch_size, *self.target_shape)
+        return torch.addcmul(self.target_mean, forecast, self.target_std)
+
+
+class SequenceTask(Task):
+    """Loss in standardized target units, metrics in the user's."""
+
+    @classmethod
+    def check(cls, spec: RunSpec, fields: Mapping[str, Field]) -> str | None:
+        data, patch = spec.data, spec.recipe.patch
+        for kind, names in (("input", data.inputs), ("target", data.targets)):
+            if len(names) != 1:
+                return (
+                    f"The sequence recipe takes one {kind} array, and data.{kind}s names "
+                    f"{len(names)}. Name one of them."
+                )
+        (input_name,), (target_name,) = data.inputs, data.targets
+        shape = fields[input_name].shape
+        if len(shape) != 2:
+            return (
+                f"The sequence recipe needs inputs of shape (samples, window, features), and "
+                f"'{input_name}' is {_spelled(shape)}. Name another array in data.inputs or "
+                f"store it with these three axes."
+            )
+        if shape[0] % patch:
+            return (
+                f"recipe.patch {patch} does not divide the window of '{input_name}', which is "
+                f"{shape[0]} steps long. Choose one of {_divisors(shape[0])}."
+            )
+        if len(fields[target_name].shape) not in (1, 2) or 0 in fields[target_name].shape:
+            return (
+                f"The sequence recipe needs targets of shape (samples, horizon) or (samples, "
+                f"horizon, values), and '{target_name}' is {_spelled(fields[target_name].shape)}. "
+                f"Name another array in data.targets or reshape it."
+            )
+        return None
+
+    @property
+    def input_name(self) -> str:
+        return self.spec.data.inputs[0]
+
+    @property
+    def target_name(self) -> str:
+        return self.spec.data.targets[0]
+
+    @property
+    def standardized(self) -> tuple[str, ...]:
+        wanted = self.spec.data.standardize
+        return (self.input_name,) * wanted.inputs + (self.target_name,) * wanted.targets
+
+    def build_model(self, statistics: Statistics) -> nn.Module:
+        num_features = self.fields[self.input_name].shape[-1]
+        unscaled = torch.zeros(num_features), torch.ones(num_features)
+        return SequenceModel(
+            self.spec.recipe,
+            num_features,
+            self.fields[self.target_name].shape,
+            statistics.get(self.input_name, unscaled),
+            statistics.get(self.target_name, (torch.tensor(0.0), torch.tensor(1.0))),
+        )
+
+    def parameters_json(self) -> dict[str, Any]:
+        window, num_features = self.fields[self.input_name].shape
+        return {
+            **self.spec.recipe.model_dump(mode="json"),
+            "window": window,
+            "num_features": num_features,
+            "target_shape": list(self.fields[self.target_name].shape),
+        }
+
+    def loss(self, model: nn.Module, arrays: Arrays) -> Tensor:
+        error = self._error(model, arrays) / model.get_buffer("target_std")
+        return _criterion(error, self.spec.recipe.loss)
+
+    def measure(self, model: nn.Module, arrays: Arrays) -> Tensor:
+        error = self._error(model, arrays)
+        loss = _criterion(error / model.get_buffer("target_std"), self.spec.recipe.loss)
+        exact = error.double()
+        return torch.stack((loss.double(), exact.abs().mean(), exact.square().mean()))
+
+    def scores(self, means: Sequence[float]) -> dict[str, float]:
+        loss, mae, mse = means
+        metrics = {"mae": mae, "mse": mse, "rmse": math.sqrt(mse)}
+        return {"loss": loss} | {name: metrics[name] for name in self.spec.evaluation.metrics}
+
+    def _error(self, model: nn.Module, arrays: Arrays) -> Tensor:
+        forecast: Tensor = model(arrays[self.input_name])
+        return forecast - arrays[self.target_name].float()
+
+
+def _criterion(error: Tensor, kind: str) -> Tensor:
+    """Mean over all elements; every sample has as many, so it is the mean over samples too."""
+    if kind == "mae":
+        return error.abs().mean()
+    if kind == "mse":
+        return error.square().mean()
+    return functional.huber_loss(error, torch.zeros_like(error))
+
+
+def _spelled(shape: tuple[int, ...]) -> str:
+    return "(" + ", ".join(["samples", *map(str, shape)]) + ")"
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)

@@ -1,0 +1,178 @@
+"""What a training says about itself: phases, log points, evaluations, epochs, progress.
+
+`flush` is the training loop's one synchronization with the device; the rest tells what is known.
+"""
+
+import json
+import logging
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from app.lifecycle import Reason
+from worker.trainer.agenda import Agenda
+from worker.trainer.data.loader import DataSet
+from worker.trainer.errors import TrainerError
+from worker.trainer.eventlog import EventLog, LossFile
+from worker.trainer.memory import memory_in_use
+from worker.trainer.phases import PhaseClock
+from worker.trainer.progress import PhaseProgress, Rates, Totals, training_progress
+from worker.trainer.pulse import Pulse
+from worker.trainer.state import Scores, TrainState
+from worker.trainer.step import EPOCH, WINDOW, TrainingStep
+
+logger = logging.getLogger(__name__)
+
+MIN_PROGRESS_SECONDS = 0.25  # no more than four progress events a second
+MAX_PROGRESS_SECONDS = 1.0  # and no fewer than one while batches flow
+
+
+class Report:
+    """Writes events, pulse and losses.csv. One for an attempt, once model and data are there."""
+
+    def __init__(
+        self,
+        events: EventLog,
+        pulse: Pulse,
+        losses: LossFile,
+        clock: PhaseClock,
+        agenda: Agenda,
+        state: TrainState,
+        data: DataSet,
+        device: torch.device,
+    ) -> None:
+        self.events = events
+        self.losses = losses
+        self.clock = clock
+        self._pulse = pulse
+        self._agenda = agenda
+        self._state = state
+        self._data = data
+        self._device = device
+        self._totals = Totals()
+        self._rates = Rates(clock, self._totals)
+        self._phase = PhaseProgress(pulse.phase)
+        self._progress_at = 0.0
+
+    def applied(self, applied: dict[str, Any], environment: dict[str, Any]) -> None:
+        """What this attempt really uses; `applied.json` says the same."""
+        document = {"applied": applied, "environment": environment}
+        self.events.emit("applied", **document)
+        self.events.path.with_name("applied.json").write_text(json.dumps(document, indent=1))
+
+    def enter(self, phase: str, steps: int = 0) -> None:
+        """Go on to a phase of so many batches or steps (0: unknown)."""
+        self._enter(PhaseProgress(phase, steps))
+
+    @contextmanager
+    def within(self, phase: str, steps: int = 0) -> Iterator[None]:
+        """A phase in between; then the one before goes on. An error leaves the phase as it is."""
+        outer = self._phase
+        self.enter(phase, steps)
+        yield
+        self._enter(outer)
+
+    def _enter(self, phase: PhaseProgress) -> None:
+        self._phase = phase
+        self._pulse.enter(phase.name)
+        self.events.emit("phase", phase=phase.name)
+
+    def warning(self, code: str, message: str) -> None:
+        self.events.emit("warning", code=code, message=message)
+        logger.warning("%s", message)
+
+    def trained_batch(self, size: int) -> None:
+        self._totals.train_samples += size
+        self._beat()
+
+    def trained_step(self) -> None:
+        self._totals.train_iterations += 1
+        self._phase.step = self._state.step
+
+    def evaluated_batch(self, size: int) -> None:
+        self._totals.eval_iterations += 1
+        self._totals.eval_samples += size
+        self._phase.step += 1
+        self._beat()
+
+    def _beat(self) -> None:
+        self._pulse.beat()
+        if time.monotonic() - self._progress_at >= MAX_PROGRESS_SECONDS:
+            self.progress()
+
+    def flush(self, step: TrainingStep) -> None:
+        """A log point: the mean loss since the last one, in losses.csv and as an event."""
+        state = self._state
+        with self.clock.part("sync"):
+            loss_sum, grad_norm = torch.stack(
+                (step.loss_sums[WINDOW], step.grad_norm.double())
+            ).tolist()
+        loss = loss_sum / step.loss_samples[WINDOW]
+        lr = float(step.optimizer.param_groups[0]["lr"])
+        if not math.isfinite(loss):
+            raise not_finite("training loss", loss, state.step, lr)
+        step.restart_loss(WINDOW)
+        state.logged_step = state.step
+        values = {"train_loss": loss, "lr": lr, "grad_norm": grad_norm}
+        # Under fp16 a skipped step has an infinite norm, which a manifest could not hold.
+        state.last |= {name: value for name, value in values.items() if math.isfinite(value)}
+        self.losses.append(state.step, state.running_epoch(), "train", loss)
+        memory = memory_in_use(self._device)
+        values |= {name: rate for name, rate in self._rates.lap().items() if rate is not None}
+        values |= {name: size for name, size in memory.items() if isinstance(size, int)}
+        self.events.emit("metrics", step=state.step, epoch=state.running_epoch(), values=values)
+        if time.monotonic() - self._progress_at >= MIN_PROGRESS_SECONDS:
+            self.progress(memory)
+            logger.info("step %d/%d: loss %.6g", state.step, self._agenda.total_steps, loss)
+
+    def evaluation(self, split: str, loss: float, scores: Scores, step: int, epoch: int) -> None:
+        """The scores (val_loss, test_mae, …) of a whole part, with the weights of `step`."""
+        self.losses.append(step, epoch, split, loss)
+        self.events.emit("metrics", step=step, epoch=epoch, values=scores)
+        self.progress()
+        listed = ", ".join(f"{name} {value:.6g}" for name, value in scores.items())
+        logger.info("step %d, %s: %s", step, split, listed)
+
+    def epoch(self, step: TrainingStep) -> None:
+        """An epoch is done. Synchronizes with the device, once an epoch."""
+        state = self._state
+        with self.clock.part("sync"):
+            loss_sum = float(step.loss_sums[EPOCH].item())
+        scores = {name: x for name, x in state.metrics().items() if name.startswith("val_")}
+        self.events.emit(
+            "epoch",
+            epoch=state.epoch,
+            epochs=self._agenda.spec.training.epochs,
+            step=state.step,
+            train_loss=loss_sum / step.loss_samples[EPOCH],
+            **scores,
+        )
+        step.restart_loss(EPOCH)
+        state.reported_epoch = state.epoch
+
+    def progress(self, memory: dict[str, Any] | None = None) -> None:
+        self._progress_at = time.monotonic()
+        counters = self._data.counters
+        self.events.emit(
+            "progress",
+            **self._phase.document(),
+            **training_progress(self._agenda, self._state, self._rates),
+            **(memory or memory_in_use(self._device)),
+            totals={**asdict(self._totals), "bytes_read": counters.bytes_read},
+            phase_seconds=self.clock.read(),
+            queue_depth=counters.queue_depth,
+        )
+
+
+def not_finite(what: str, value: float, step: int, lr: float) -> TrainerError:
+    return TrainerError(
+        Reason.nonfinite,
+        f"The {what} became {value} at or before step {step}; checkpoints hold only finite "
+        f"weights. Lower optimizer.lr (it was {lr:.3g}), set training.clip_grad_norm, or look for "
+        "extreme values in the data, and restart the run from its latest checkpoint.",
+    )

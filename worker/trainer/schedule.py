@@ -1,0 +1,65 @@
+"""The learning rate as a pure function of the step, so that resuming needs no scheduler state."""
+
+import math
+
+from app.spec.optimization import (
+    Constant,
+    CosineWarmup,
+    LinearWarmup,
+    OneCycle,
+    Plateau,
+    Schedule,
+)
+from worker.trainer.errors import SpecMismatch
+
+# Part of every manifest: raise it when the same spec would give other learning rates.
+SCHEDULE_VERSION = 1
+
+
+def learning_rate(schedule: Schedule, peak: float, step: int, total_steps: int) -> float:
+    """The rate of optimizer step `step` (from 0) of `total_steps`, for a peak rate `peak`."""
+    match schedule:
+        case Constant():
+            return peak
+        case OneCycle():
+            return _one_cycle(schedule, peak, step, total_steps)
+        case CosineWarmup():
+            risen, fallen = _rise_and_fall(schedule, step, total_steps)
+            return peak * risen * 0.5 * (1.0 + math.cos(math.pi * fallen))
+        case LinearWarmup():
+            risen, fallen = _rise_and_fall(schedule, step, total_steps)
+            return peak * risen * (1.0 - fallen)
+        case Plateau():
+            raise SpecMismatch(
+                "schedule.kind plateau is not available yet. Use onecycle, cosine_warmup, "
+                "linear_warmup or constant."
+            )
+
+
+def _one_cycle(schedule: OneCycle, peak: float, step: int, total_steps: int) -> float:
+    """Smith & Topin 2018, with the turning points of torch.optim.lr_scheduler.OneCycleLR."""
+    first, last = peak / schedule.div_factor, peak / schedule.div_factor / schedule.final_div_factor
+    top = _warmup_steps(schedule, total_steps) - 1.0
+    if step <= top:
+        return _cosine_between(first, peak, step / top if top > 0 else 1.0)
+    return _cosine_between(peak, last, (step - top) / max(total_steps - 1 - top, 1e-12))
+
+
+def _cosine_between(start: float, end: float, share: float) -> float:
+    return end + (start - end) / 2.0 * (math.cos(math.pi * share) + 1.0)
+
+
+def _warmup_steps(schedule: OneCycle | CosineWarmup | LinearWarmup, total_steps: int) -> float:
+    if schedule.warmup_steps is not None:
+        return float(min(schedule.warmup_steps, total_steps))
+    return schedule.warmup_fraction * total_steps
+
+
+def _rise_and_fall(
+    schedule: CosineWarmup | LinearWarmup, step: int, total_steps: int
+) -> tuple[float, float]:
+    """How far the warm-up has come and how far the decay after it, both 0 to 1."""
+    warmup = _warmup_steps(schedule, total_steps)
+    if step < warmup:
+        return step / warmup, 0.0
+    return 1.0, (step - warmup) / max(total_steps - warmup, 1.0)

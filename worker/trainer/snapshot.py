@@ -1,0 +1,100 @@
+"""Between a live training and a snapshot on the CPU: everything that a bit-exact resume needs."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from app.lifecycle import Reason
+from worker.trainer.checkpoint import Snapshot, Tensors
+from worker.trainer.errors import TrainerError
+from worker.trainer.state import TrainState
+from worker.trainer.step import TrainingStep
+
+
+def capture(step: TrainingStep, state: TrainState, facts: dict[str, Any]) -> Snapshot:
+    """A stable copy: later steps do not change it. Synchronizes with the device.
+
+    `facts` go into the manifest as they are. Raises TrainerError nonfinite rather than keep
+    weights that are not finite.
+    """
+    model = _to_cpu(step.model.state_dict())
+    broken = [name for name, tensor in model.items() if not bool(tensor.isfinite().all())]
+    if broken:
+        raise TrainerError(
+            Reason.nonfinite,
+            f"The weights are not finite after step {state.step} ({', '.join(broken[:3])}), so no "
+            "checkpoint of them was kept. Lower optimizer.lr or set training.clip_grad_norm, and "
+            "restart the run from its latest checkpoint.",
+        )
+    optimizer = {f"{name}.{key}": value for name, key, value in _optimizer_tensors(step)}
+    extra = {"rng.cpu": torch.get_rng_state(), "loss_sums": step.loss_sums}
+    if step.precision.device.type == "cuda":
+        extra["rng.cuda"] = torch.cuda.get_rng_state(step.precision.device)
+    body = {
+        **facts,
+        "step": state.step,
+        "epoch": state.epoch,
+        "position": state.position,
+        "metrics": state.metrics(),
+        "state": state.to_json(),
+        "loss_samples": list(step.loss_samples),
+        "scaler": step.precision.scaler.state_dict(),
+    }
+    parts = {"model": model, "optimizer": _to_cpu(optimizer), "state": _to_cpu(extra)}
+    return Snapshot(parts, body)
+
+
+def restore(step: TrainingStep, snapshot: Snapshot) -> TrainState:
+    """Put everything back, and give the state as it was at the snapshot."""
+    restore_weights(step.model, snapshot.parts["model"])
+    _restore_optimizer(step, snapshot.parts["optimizer"])
+    extra, body = snapshot.parts["state"], snapshot.body
+    torch.set_rng_state(extra["rng.cpu"])
+    if "rng.cuda" in extra and step.precision.device.type == "cuda":
+        torch.cuda.set_rng_state(extra["rng.cuda"], step.precision.device)
+    step.loss_sums.copy_(extra["loss_sums"])
+    step.loss_samples = list(body["loss_samples"])
+    if body["scaler"] and step.precision.scaler.is_enabled():
+        step.precision.scaler.load_state_dict(body["scaler"])
+    return TrainState.from_json(body["state"])
+
+
+def restore_weights(model: nn.Module, tensors: Tensors, *, parameters_only: bool = False) -> None:
+    """Raises TrainerError checkpoint_error when the checkpoint is of another model."""
+    own = dict(model.named_parameters()) if parameters_only else model.state_dict()
+    given = {name: tensors[name] for name in own if name in tensors}
+    for name, tensor in own.items():
+        if name not in given or given[name].shape != tensor.shape:
+            there = tuple(given[name].shape) if name in given else "missing"
+            raise TrainerError(
+                Reason.checkpoint_error,
+                f"The checkpoint is of another model: {name} is {there} there and "
+                f"{tuple(tensor.shape)} in this run. Restart from scratch, or give the recipe and "
+                "the data the shapes they had.",
+            )
+    model.load_state_dict(given, strict=not parameters_only)
+
+
+def _optimizer_tensors(step: TrainingStep) -> Iterator[tuple[str, str, Tensor]]:
+    for name, parameter in step.model.named_parameters():
+        for key, value in step.optimizer.state[parameter].items():
+            if value is not None:  # momentum_buffer is None in SGD without momentum
+                yield name, key, value
+
+
+def _restore_optimizer(step: TrainingStep, tensors: Tensors) -> None:
+    index = {name: i for i, (name, _) in enumerate(step.model.named_parameters())}
+    state: dict[int, dict[str, Tensor]] = {}
+    for full_name, tensor in tensors.items():
+        name, key = full_name.rsplit(".", 1)
+        state.setdefault(index[name], {})[key] = tensor
+    document = step.optimizer.state_dict() | {"state": state}
+    step.optimizer.load_state_dict(document)
+
+
+def _to_cpu(tensors: Tensors) -> Tensors:
+    return {
+        name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
+    }

@@ -1,0 +1,77 @@
+"""Where a training stands: the plain numbers that, with the tensors, are saved and restored."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+Scores = dict[str, float]
+
+
+@dataclass
+class Best:
+    """The best evaluation by `checkpoint.monitor`."""
+
+    step: int
+    epoch: int
+    value: float
+    scores: Scores
+
+    def document(self) -> dict[str, float | int]:
+        return {"step": self.step, "epoch": self.epoch, **self.scores}
+
+
+@dataclass
+class TrainState:
+    """Step, epoch and position count what is done; the rest is what decisions depend on."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    epoch: int = 0
+    """Epochs done."""
+    position: int = 0
+    """Samples of the running epoch that have been trained on."""
+    trained_seconds: float = 0.0
+    """Wall time of the training loop, over all attempts."""
+    logged_step: int = 0
+    """Step of the last log point."""
+    evaluated_step: int = 0
+    """Step of the last finished evaluation; behind `step` when one was cut short."""
+    reported_epoch: int = 0
+    """Epochs that have been reported as done."""
+    last: Scores = field(default_factory=dict)
+    """Latest train_loss, lr, grad_norm, val_loss, …"""
+    best: Best | None = None
+    patience_best: float | None = None
+    """Value that early stopping wants improved."""
+    patience_used: int = 0
+    """Evaluations in a row without that improvement."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Self:
+        best = document["best"]
+        return cls(**document | {"best": Best(**best) if best else None})
+
+    def metrics(self) -> Scores:
+        """What is known of the weights of this very step."""
+        if self.evaluated_step == self.step:
+            return dict(self.last)
+        return {name: value for name, value in self.last.items() if not name.startswith("val_")}
+
+    def running_epoch(self) -> int:
+        """The epoch, from 1, that the latest step belonged to."""
+        return self.epoch + (self.position > 0)
+
+    def advance(self, epoch_samples: int) -> None:
+        """Count a finished step, and the epoch when `position` has reached its end."""
+        self.step += 1
+        if self.position >= epoch_samples:
+            self.epoch += 1
+            self.position = 0
+
+
+def improves(value: float, best: float | None, mode: str, min_delta: float = 0.0) -> bool:
+    if best is None:
+        return True
+    return value < best - min_delta if mode == "min" else value > best + min_delta

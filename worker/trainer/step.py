@@ -1,0 +1,83 @@
+"""One optimizer step: forward, loss, backward, accumulation, clipping, update. No sync in here."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from worker.trainer.recipes.base import Arrays, Task
+
+WINDOW: Final = 0  # since the last log point
+EPOCH: Final = 1  # since the epoch began
+
+
+class Precision:
+    """How numbers are rounded: autocast for the forward pass, loss scaling for fp16."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self.name = name
+        self.device = device
+        self.dtype = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}.get(name)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype is torch.float16)
+
+    def autocast(self) -> AbstractContextManager[object]:
+        if self.dtype is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+
+class TrainingStep:
+    """Gradients of one or more micro-batches, then one update of the weights.
+
+    `loss_sums` are the losses times their samples since the last log point and since the epoch's
+    start. They stay on the device, in float64, until `worker.trainer.report` reads them; a loss
+    that is not finite makes its sum so, which is how it is noticed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        optimizer: torch.optim.Optimizer,
+        precision: Precision,
+        clip_grad_norm: float | None,
+    ) -> None:
+        self.model = model
+        self.task = task
+        self.optimizer = optimizer
+        self.precision = precision
+        self.clip_grad_norm = clip_grad_norm
+        self.loss_sums = torch.zeros(2, dtype=torch.float64, device=precision.device)
+        self.loss_samples = [0, 0]
+        self.grad_norm = torch.zeros((), device=precision.device)
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def accumulate(self, arrays: Arrays, size: int, share: float) -> None:
+        """Add a micro-batch of `size` samples, which is `share` (0 to 1) of the step's samples."""
+        with self.precision.autocast():
+            loss = self.task.loss(self.model, arrays)
+        self.precision.scaler.scale(loss * share).backward()  # type: ignore[no-untyped-call]
+        self.loss_sums.add_(loss.detach(), alpha=size)
+        self.loss_samples = [samples + size for samples in self.loss_samples]
+
+    def apply(self, learning_rate: float) -> None:
+        """Clip the accumulated gradients, update the weights, forget the gradients."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.precision.scaler.unscale_(self.optimizer)
+        self.grad_norm = self._clip()
+        self.precision.scaler.step(self.optimizer)
+        self.precision.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _clip(self) -> Tensor:
+        """The gradients' norm before clipping, on the device."""
+        if self.clip_grad_norm is not None:
+            return nn.utils.clip_grad_norm_(self._parameters, self.clip_grad_norm)
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        return nn.utils.get_total_norm(gradients)
+
+    def restart_loss(self, which: int) -> None:
+        self.loss_sums[which] = 0.0
+        self.loss_samples[which] = 0

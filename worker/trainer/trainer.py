@@ -1,0 +1,99 @@
+"""Everything a training consists of, and how it is saved."""
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from app.spec.run import RunSpec
+from worker.trainer.agenda import Agenda
+from worker.trainer.attempt import Attempt
+from worker.trainer.checkpoint import publish
+from worker.trainer.data.loader import DataSet
+from worker.trainer.data.order import ORDER_VERSION
+from worker.trainer.recipes import Task
+from worker.trainer.report import Report
+from worker.trainer.schedule import SCHEDULE_VERSION
+from worker.trainer.snapshot import capture
+from worker.trainer.state import TrainState
+from worker.trainer.step import TrainingStep
+from worker.trainer.stop import StopFlag
+
+
+@dataclass
+class Trainer:
+    """`saved` is (step, evaluated_step) of the newest checkpoint to resume this run from."""
+
+    attempt: Attempt
+    agenda: Agenda
+    data: DataSet
+    task: Task
+    step: TrainingStep
+    state: TrainState
+    log: Report
+    stop: StopFlag
+    versions: Mapping[str, Any]
+    saved: tuple[int, int] = (0, 0)
+    best_folder: Path | None = None
+    _saved_at: float = field(default_factory=time.monotonic)
+    _began: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._began = time.monotonic() - self.state.trained_seconds
+
+    @property
+    def spec(self) -> RunSpec:
+        return self.attempt.spec
+
+    def trained_seconds(self) -> float:
+        """Of this attempt and those before it."""
+        return time.monotonic() - self._began
+
+    def checkpoint_due(self) -> bool:
+        unsaved_seconds = time.monotonic() - self._saved_at
+        return self.agenda.checkpoint_due(self.state, self.saved, unsaved_seconds)
+
+    def save(self) -> None:
+        """Publish a checkpoint of this step, unless there is nothing new to save."""
+        state, log = self.state, self.log
+        if (state.step, state.evaluated_step) == self.saved:
+            return
+        began = time.monotonic()
+        folder = self.attempt.folder / "checkpoints" / f"step-{state.step}"
+        with log.within("checkpointing"), log.clock.part("checkpoint"):
+            if state.best is not None and state.best.step == state.step:
+                self.best_folder = folder
+            snapshot = capture(self.step, state, self._manifest_facts(folder))
+            size = publish(snapshot, folder)
+        self.saved = state.step, state.evaluated_step
+        self._saved_at = time.monotonic()
+        log.events.emit(
+            "checkpoint",
+            action="saved",
+            step=state.step,
+            epoch=state.epoch,
+            path=str(folder.relative_to(self.attempt.folder)),
+            bytes=size,
+            seconds=self._saved_at - began,
+            metrics=state.metrics(),
+        )
+
+    def _manifest_facts(self, folder: Path) -> dict[str, Any]:
+        # Relative, so that the artifact root can be moved.
+        best = os.path.relpath(self.best_folder, folder) if self.best_folder else None
+        return {
+            "run_id": self.attempt.run_id,
+            "attempt": self.attempt.number,
+            "created_at": time.time(),
+            "losses_bytes": self.log.losses.sync(),
+            "best_folder": best,
+            "order_version": ORDER_VERSION,
+            "schedule_version": SCHEDULE_VERSION,
+            "threads": torch.get_num_threads(),
+            "versions": dict(self.versions),
+            "recipe": self.task.parameters_json(),
+        }
