@@ -1,1 +1,1 @@
-"""The command line, on top of app.client."""
+"""The `stoker` command: a file a topic, all of it over app.client or app.store."""

@@ -1,0 +1,70 @@
+"""Copying the database out and back in: SQLite by its online backup, PostgreSQL by pg_dump."""
+
+import shutil
+import sqlite3
+import subprocess
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.cli.failures import CommandFailed, ExitCode
+from app.cli.storage import sqlite_file
+
+if TYPE_CHECKING:
+    from app.settings import Settings
+
+SQLITE_HEADER = b"SQLite format 3\x00"
+
+
+def back_up(settings: "Settings", target: Path) -> None:
+    """Write a consistent copy, also while others write to the database."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    file = sqlite_file(settings)
+    if file is None:
+        _run("pg_dump", "--format=custom", f"--file={target}", _libpq_url(settings))
+        return
+    with (
+        closing(sqlite3.connect(file.as_uri() + "?mode=ro", uri=True)) as source,
+        closing(sqlite3.connect(target)) as copy,
+    ):
+        source.backup(copy)
+    target.chmod(0o600)
+
+
+def put_back(settings: "Settings", backup: Path) -> Path | None:
+    """Put a backup in place; returns where the database that was there is kept (SQLite)."""
+    file = sqlite_file(settings)
+    if file is None:
+        _run("pg_restore", "--clean", "--if-exists", f"--dbname={_libpq_url(settings)}", backup)
+        return None
+    with backup.open("rb") as start:
+        if start.read(len(SQLITE_HEADER)) != SQLITE_HEADER:
+            raise CommandFailed(f"{backup} is not a SQLite database, so it is no backup of this.")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    incoming = file.with_suffix(".incoming")
+    shutil.copyfile(backup, incoming)
+    kept = None
+    if file.exists():
+        # A backup of its own rather than a rename: it takes in what lies in a journal or WAL.
+        kept = file.with_name(f"{file.name}.before-restore-{int(time.time())}")
+        back_up(settings, kept)
+        for suffix in ("-journal", "-wal", "-shm"):
+            file.with_name(file.name + suffix).unlink(missing_ok=True)
+    incoming.replace(file)
+    return kept
+
+
+def _libpq_url(settings: "Settings") -> str:
+    """The database's URL without the driver's name, which PostgreSQL's own tools do not know."""
+    return settings.database_url.replace("postgresql+psycopg://", "postgresql://", 1)
+
+
+def _run(program: str, *arguments: str | Path) -> None:
+    if shutil.which(program) is None:
+        raise CommandFailed(f"{program} is not on PATH; install PostgreSQL's client programs.")
+    done = subprocess.run(
+        [program, *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise CommandFailed(f"{program}: {done.stderr.strip()}", ExitCode.failed)

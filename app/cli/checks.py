@@ -1,0 +1,243 @@
+"""The doctor's checks: each looks at one thing and returns what it found."""
+
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app import __version__
+from app.cli.findings import Finding
+from app.cli.home_lock import holder_of
+from app.cli.storage import check_database
+
+if TYPE_CHECKING:
+    from app.settings import Settings
+
+LEAST_FREE_BYTES = 5 * 2**30
+DRIVER_TIMEOUT_SECONDS = 20
+WORKER_PACKAGES = ("torch", "numpy", "h5py", "safetensors", "nvidia-ml-py")
+
+
+def run_checks(settings: "Settings") -> list[Finding]:
+    """Every finding, in the order in which a person would look."""
+    checks: tuple[Callable[[Settings], Iterable[Finding]], ...] = (
+        check_environment,
+        check_worker_extra,
+        check_driver,
+        check_home,
+        check_token,
+        check_disk,
+        check_database,
+        check_service,
+        check_ports,
+    )
+    return [finding for check in checks for finding in check(settings)]
+
+
+def check_environment(settings: "Settings") -> Iterator[Finding]:
+    python = ".".join(str(part) for part in sys.version_info[:3])
+    yield Finding("environment", "ok", f"Stoker {__version__}, Python {python}, {sys.executable}")
+
+
+def check_worker_extra(settings: "Settings") -> Iterator[Finding]:
+    found, missing = [], []
+    for name in WORKER_PACKAGES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        yield Finding(
+            "worker extra",
+            "warning",
+            f"missing: {', '.join(missing)}",
+            "to train on this machine: pip install 'stoker[worker]'; an API alone needs none",
+        )
+    else:
+        yield Finding("worker extra", "ok", ", ".join(found))
+
+
+def check_driver(settings: "Settings") -> Iterator[Finding]:
+    """The GPUs as the driver's own program sees them, and whether torch can use them."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        devices = sorted(Path("/dev").glob("nvidia[0-9]*"))
+        if devices:
+            yield Finding(
+                "driver",
+                "problem",
+                f"{len(devices)} GPU devices are there, but no nvidia-smi",
+                "install the user-space part of the NVIDIA driver in the kernel module's version",
+            )
+        else:
+            yield Finding("driver", "ok", "no NVIDIA GPU on this machine: runs train on the CPU")
+        return
+    query = [program, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    code, said = _ask(query)
+    if code != 0:
+        yield Finding(
+            "driver",
+            "problem",
+            f"nvidia-smi does not answer: {said or 'no output'}",
+            "the driver and its kernel module may differ since an update: reboot, or reload it",
+        )
+        return
+    for line in said.splitlines():
+        yield Finding("driver", "ok", line)
+    yield from _check_torch_sees_gpus()
+
+
+def _check_torch_sees_gpus() -> Iterator[Finding]:
+    """Asked in a child: torch takes seconds to import, and a wedged driver would hang it."""
+    probe = "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.device_count())"
+    code, said = _ask([sys.executable, "-c", probe])
+    if code != 0:
+        return  # torch is not installed: the worker extra's finding says so
+    torch_version, cuda, count = said.splitlines()[-1].split()
+    if int(count) > 0:
+        yield Finding("torch", "ok", f"{torch_version} with CUDA {cuda} sees {count} GPUs")
+    else:
+        yield Finding(
+            "torch",
+            "problem",
+            f"{torch_version} (CUDA {cuda}) sees no GPU although the driver does",
+            "install a CUDA build of torch that this driver supports "
+            "(pytorch.org/get-started), or look at CUDA_VISIBLE_DEVICES",
+        )
+
+
+def _ask(command: list[str]) -> tuple[int, str]:
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=DRIVER_TIMEOUT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return 1, f"no answer within {DRIVER_TIMEOUT_SECONDS} s"
+    return done.returncode, (done.stdout.strip() or done.stderr.strip())
+
+
+def check_home(settings: "Settings") -> Iterator[Finding]:
+    for name, path in (
+        ("home", settings.home),
+        ("data root", settings.data_root),
+        ("artifacts", settings.artifact_root),
+    ):
+        existing = _existing(path)
+        if not os.access(existing, os.W_OK | os.X_OK):
+            yield Finding(
+                name,
+                "problem",
+                f"{path} cannot be written by this user",
+                f"chown it, or set STOKER_HOME to a folder of yours (blocked at {existing})",
+            )
+        else:
+            yield Finding(name, "ok", str(path) + ("" if path.exists() else " (not there yet)"))
+
+
+def check_token(settings: "Settings") -> Iterator[Finding]:
+    path = settings.token_path
+    if settings.auth == "none":
+        yield Finding("token", "warning", "AUTH=none: every local user can start runs")
+        return
+    if not path.exists():
+        yield Finding("token", "ok", f"{path} will be written at the first start")
+        return
+    status = path.stat()
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        yield Finding(
+            "token",
+            "problem",
+            f"{path} can be read by other users ({stat.filemode(status.st_mode)})",
+            f"chmod 600 {path}, then `stoker token create` and `revoke` if others could log in",
+        )
+    elif not os.access(path, os.R_OK):
+        yield Finding("token", "problem", f"{path} belongs to another user", "use its owner")
+    else:
+        yield Finding("token", "ok", f"{path} ({stat.filemode(status.st_mode)})")
+
+
+def check_disk(settings: "Settings") -> Iterator[Finding]:
+    usage = shutil.disk_usage(_existing(settings.artifact_root))
+    found = f"{usage.free / 2**30:.1f} GiB of {usage.total / 2**30:.0f} free for artifacts"
+    if usage.free < LEAST_FREE_BYTES:
+        yield Finding(
+            "disk",
+            "warning",
+            found,
+            "`stoker db prune --older-than 30d` removes old runs; STOKER_ARTIFACT_ROOT moves them",
+        )
+    else:
+        yield Finding("disk", "ok", found)
+
+
+def check_service(settings: "Settings") -> Iterator[Finding]:
+    from app.client import StokerClient, read_api_file  # httpx: late, as in connect
+
+    written = read_api_file(settings)
+    if written is None:
+        yield Finding("service", "ok", "not running: stoker up")
+        return
+    with StokerClient(written["url"]) as client:
+        if client.ready():
+            yield Finding("service", "ok", f"ready at {client.url}")
+            return
+    if Path(f"/proc/{written['pid']}").exists():
+        yield Finding(
+            "service",
+            "problem",
+            f"the API at {written['url']} is not ready",
+            "its /readyz says which part is missing; `stoker workers` shows whether one is alive",
+        )
+    else:
+        yield Finding("service", "ok", "not running: stoker up")
+
+
+def check_ports(settings: "Settings") -> Iterator[Finding]:
+    """Whether the ports can be had; those that our own service has are well."""
+    if holder_of(settings) is not None:
+        yield Finding("ports", "ok", "in use by this service")
+        return
+    for name, host, port in (
+        ("PORT", settings.host, settings.port),
+        ("EXPORTER_PORT", settings.exporter_host, settings.exporter_port),
+    ):
+        taken = _why_not_bindable(host, port)
+        if taken is None:
+            yield Finding("ports", "ok", f"{host}:{port} is free for {name}")
+        else:
+            yield Finding(
+                "ports",
+                "problem",
+                f"{host}:{port} for {name}: {taken}",
+                f"end what uses it (ss -ltnp 'sport = :{port}'), or set STOKER_{name}",
+            )
+
+
+def _why_not_bindable(host: str, port: int) -> str | None:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _existing(path: Path) -> Path:
+    """The path, or its nearest ancestor that is there."""
+    while not path.exists():
+        path = path.parent
+    return path

@@ -1,0 +1,52 @@
+"""What a command works with: the settings, a client, the store. Each imported when asked for.
+
+pydantic, httpx and SQLAlchemy take longer to import than everything else a command does, and
+`stoker --help` needs none of them: this is the one place of the CLI that imports them late.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from app.cli.failures import CommandFailed
+from app.cli.storage import is_created
+
+if TYPE_CHECKING:
+    from app.client import StokerClient
+    from app.settings import Settings
+    from app.store import Store
+
+
+def read_settings(**overrides: object) -> "Settings":
+    from app.settings import load_settings
+
+    return load_settings(**overrides)
+
+
+def connect() -> "StokerClient":
+    """A client of the service of these settings."""
+    from app.client import StokerClient
+
+    return StokerClient()
+
+
+@contextmanager
+def open_database(settings: "Settings") -> Iterator["Store"]:
+    """The store, for what is done on the service's own machine; refuses an old or absent schema."""
+    from app.store import open_store
+
+    if not is_created(settings):
+        raise CommandFailed(
+            f"There is no database in {settings.home} yet. `stoker db upgrade` creates it, and so "
+            "does the first `stoker up`."
+        )
+    store = open_store(settings)
+    try:
+        if not store.schema_is_current():
+            raise CommandFailed(
+                "The database has another schema than this version of Stoker. "
+                "Run `stoker db upgrade` (a backup first: `stoker db backup FILE`)."
+            )
+        yield store
+    finally:
+        store.close()

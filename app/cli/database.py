@@ -1,0 +1,135 @@
+"""`stoker db`: upgrade, backup, restore, check, prune. Done on the service's machine."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from app.cli.backup import back_up, put_back
+from app.cli.connect import open_database, read_settings
+from app.cli.failures import CommandFailed, StokerGroup
+from app.cli.findings import report
+from app.cli.home_lock import holder_of
+from app.cli.output import JsonOption, print_json, size
+from app.cli.prune import choose, parse_age, parse_size
+from app.cli.storage import check_database, is_created
+
+if TYPE_CHECKING:
+    from app.settings import Settings
+
+app = typer.Typer(cls=StokerGroup, no_args_is_help=True, help="The service's database.")
+
+
+@app.command()
+def upgrade(as_json: JsonOption = False) -> None:
+    """Create the database or bring its schema up to date; a start does it too."""
+    from app.store import migrate  # SQLAlchemy: late, as in connect
+
+    settings = read_settings()
+    settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    migrate.upgrade(settings)
+    revision = migrate.current(settings)
+    if as_json:
+        print_json({"revision": revision})
+    else:
+        typer.echo(f"The schema is at revision {revision}.")
+
+
+@app.command()
+def backup(
+    file: Annotated[Path, typer.Argument(help="The file to write.", dir_okay=False)],
+    as_json: JsonOption = False,
+) -> None:
+    """Copy the database into a file, also while the service runs. Artifacts are not in it."""
+    settings = read_settings()
+    _require_created(settings)
+    if file.exists():
+        raise CommandFailed(f"{file} is there already; give another name.")
+    back_up(settings, file)
+    if as_json:
+        print_json({"file": str(file), "bytes": file.stat().st_size})
+    else:
+        typer.echo(f"{file}: {size(file.stat().st_size)}")
+
+
+@app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(help="A file that `backup` wrote.", dir_okay=False)],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Put a backup in the database's place; the service must not be running."""
+    settings = read_settings()
+    if not file.exists():
+        raise CommandFailed(f"{file} is not there.")
+    _require_ended(settings)
+    if is_created(settings) and not yes:
+        typer.confirm("This replaces all runs and events that are there now. Go on?", abort=True)
+    kept = put_back(settings, file)
+    if as_json:
+        print_json({"restored": str(file), "kept": kept and str(kept)})
+        return
+    typer.echo(f"{file} is restored; `stoker db upgrade` brings an older one up to date.")
+    if kept is not None:
+        typer.echo(f"What was there before: {kept}")
+
+
+@app.command()
+def check(as_json: JsonOption = False) -> None:
+    """Check schema and integrity; ends with 1 on a problem."""
+    settings = read_settings()
+    _require_created(settings)
+    report(check_database(settings), as_json=as_json)
+
+
+@app.command()
+def prune(
+    older_than: Annotated[
+        str | None, typer.Option(metavar="AGE", help="Runs that ended longer ago: 30d, 12h.")
+    ] = None,
+    max_size: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="The oldest, until artifacts take less: 50GiB."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete ended runs with their artifacts, by age or size; a worker removes the files."""
+    if older_than is None and max_size is None:
+        raise typer.BadParameter("give at least one", param_hint="--older-than, --max-size")
+    oldest = None if older_than is None else time.time() - parse_age(older_than)
+    most_bytes = None if max_size is None else parse_size(max_size)
+    settings = read_settings()
+    with open_database(settings) as store:
+        chosen = choose(store, settings.artifact_root, oldest, most_bytes)
+        if not dry_run:
+            for run in chosen:
+                store.runs.delete(run.id, None)
+    freed = sum(run.bytes for run in chosen)
+    if as_json:
+        print_json({"runs": [run.id for run in chosen], "bytes": freed, "dry_run": dry_run})
+        return
+    verb = "would go" if dry_run else "are deleted"
+    typer.echo(f"{len(chosen)} runs {verb}, {size(freed)} of artifacts.")
+
+
+def _require_created(settings: "Settings") -> None:
+    if not is_created(settings):
+        raise CommandFailed(f"There is no database in {settings.home} yet: stoker db upgrade")
+
+
+def _require_ended(settings: "Settings") -> None:
+    """Refuse while a process of the service could still write into the database."""
+    from app.client import StokerClient, read_api_file  # httpx: late, as in connect
+
+    if holder_of(settings) is not None:
+        raise CommandFailed("The service is running; end it first: stoker down")
+    written = read_api_file(settings)
+    if written is None:
+        return
+    with StokerClient(written["url"]) as client:
+        if client.ready():
+            raise CommandFailed(
+                f"An API answers at {client.url}; end it and its workers first, then restore."
+            )

@@ -1,0 +1,204 @@
+"""`stoker data`: a sample to start with, a look into a file, registering it, and the list."""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from app.cli.connect import connect, read_settings
+from app.cli.failures import CommandFailed, ExitCode, StokerGroup
+from app.cli.output import JsonOption, ago, number, print_facts, print_json, print_table, size
+
+if TYPE_CHECKING:
+    from app.settings import Settings
+
+Document = dict[str, Any]
+
+app = typer.Typer(cls=StokerGroup, no_args_is_help=True, help="Datasets.")
+
+SAMPLES = {"weather": "worker.trainer.sample_weather"}
+INSPECTION_TIMEOUT_SECONDS = 300
+REGISTRATION_WAIT_SECONDS = 120.0
+
+
+@app.command()
+def sample(
+    name: Annotated[str, typer.Argument(help="weather: hourly measurements of a TMY3 station.")],
+    force: Annotated[bool, typer.Option("--force", help="Write the file anew.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Prepare a dataset of real measurements under DATA_ROOT and register it."""
+    if name not in SAMPLES:
+        raise CommandFailed(f"There is no sample {name!r}; there is: {', '.join(SAMPLES)}.")
+    settings = read_settings()
+    path = settings.data_root / f"{name}.h5"
+    if force or not path.exists():
+        settings.data_root.mkdir(parents=True, exist_ok=True)
+        run_worker_module(SAMPLES[name], str(path))
+    dataset = _register_if_service_runs(settings, name, path)
+    if as_json:
+        print_json({"name": name, "path": str(path), "dataset": dataset})
+        return
+    typer.echo(f"{path} is there, {size(path.stat().st_size)}.")
+    if dataset is None:
+        typer.echo(f"No API is running. When one is: stoker data register {name} {path.name}")
+    else:
+        _say_outcome(dataset)
+
+
+def _register_if_service_runs(settings: "Settings", name: str, path: Path) -> Document | None:
+    from app.client import ServiceUnreachable, StokerClient  # imported late, as in connect
+
+    try:
+        with StokerClient(settings=settings) as client:
+            return client.register_dataset(name, path.name, wait_seconds=REGISTRATION_WAIT_SECONDS)
+    except ServiceUnreachable:
+        return None
+
+
+@app.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A data file.")], as_json: JsonOption = False
+) -> None:
+    """Look into a data file, in a child process that a broken file may crash."""
+    if not path.exists():
+        raise CommandFailed(f"{path} is not there.")
+    document = json.loads(run_worker_module("worker.trainer.inspect", str(path), "--json"))
+    problems = document.get("problems") or []
+    if as_json:
+        print_json(document)
+    else:
+        _print_inspection(path, document)
+    if problems:
+        raise typer.Exit(ExitCode.refused)
+
+
+def _print_inspection(path: Path, document: Document) -> None:
+    typer.echo(str(path))
+    print_facts(
+        [
+            ("samples", number(document.get("samples"))),
+            ("size", size(document.get("size_bytes") or path.stat().st_size)),
+        ]
+    )
+    fields: Document = document.get("fields") or {}
+    print_table(
+        ["field", "shape of a sample", "dtype"],
+        [
+            (name, " × ".join(map(str, field["shape"])) or "scalar", field["dtype"])
+            for name, field in fields.items()
+        ],
+        "No fields that could be read.",
+    )
+    for problem in document.get("problems") or []:
+        typer.echo(f"problem: {_problem_text(problem)}", err=True)
+
+
+def _problem_text(problem: object) -> str:
+    return str(problem.get("message", problem)) if isinstance(problem, dict) else str(problem)
+
+
+@app.command()
+def register(
+    name: Annotated[str, typer.Argument(help="The name that specs will use.")],
+    path: Annotated[str, typer.Argument(help="The file, under DATA_ROOT.")],
+    wait: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait for the inspection.")
+    ] = REGISTRATION_WAIT_SECONDS,
+    as_json: JsonOption = False,
+) -> None:
+    """Have a worker inspect a file, so that specs can name it."""
+    relative = _under_data_root(read_settings(), path)
+    with connect() as client:
+        dataset = client.register_dataset(name, relative, wait_seconds=wait or None)
+    if as_json:
+        print_json(dataset)
+    else:
+        _say_outcome(dataset)
+    if dataset["state"] == "invalid":
+        raise typer.Exit(ExitCode.refused)
+
+
+def _under_data_root(settings: "Settings", path: str) -> str:
+    """A path as the service wants it: relative to DATA_ROOT."""
+    given = Path(path)
+    if not given.is_absolute():
+        return path
+    try:
+        return str(given.resolve().relative_to(settings.data_root.resolve()))
+    except ValueError:
+        raise CommandFailed(
+            f"{given} is not under {settings.data_root}. The service reads nothing outside: move "
+            "or copy the file there, or set STOKER_DATA_ROOT and restart the service."
+        ) from None
+
+
+def _say_outcome(dataset: Document) -> None:
+    name = dataset["name"]
+    if dataset["state"] == "ready":
+        typer.echo(f"Dataset {name} is ready: {number(dataset['samples'])} samples.")
+    elif dataset["state"] == "inspecting":
+        typer.echo(f"Dataset {name} waits for a worker to inspect it; `stoker data ls` shows when.")
+    else:
+        typer.secho(f"Dataset {name} is invalid: {dataset['message']}", err=True, fg="red")
+        for problem in dataset["problems"]:
+            typer.echo(f"  {_problem_text(problem)}", err=True)
+
+
+@app.command()
+def ls(as_json: JsonOption = False) -> None:
+    """List registered datasets."""
+    with connect() as client:
+        rows = client.datasets()
+    if as_json:
+        print_json({"data": rows})
+        return
+    print_table(
+        ["dataset", "state", "samples", "fields", "size", "registered"],
+        [
+            (
+                row["name"],
+                row["state"],
+                number(row["samples"]),
+                ", ".join(row["fields"] or ()) or None,
+                size(row["size_bytes"]),
+                ago(row["created_at"]),
+            )
+            for row in rows
+        ],
+        "No datasets. `stoker data sample weather` prepares one.",
+    )
+
+
+def run_worker_module(module: str, *arguments: str) -> str:
+    """Run a module of the worker as a child; returns its stdout, raises what it said on stderr."""
+    if find_spec("h5py") is None:
+        raise CommandFailed(
+            "This needs the worker extra, which is not installed here: pip install 'stoker[worker]'"
+        )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=INSPECTION_TIMEOUT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise CommandFailed(
+            f"{arguments[0]}: no answer after {INSPECTION_TIMEOUT_SECONDS} s; the file may be "
+            "broken in a way that makes the HDF5 library loop."
+        ) from None
+    if done.returncode < 0:
+        raise CommandFailed(
+            f"{arguments[0]}: the reading process died of signal {-done.returncode}; the file is "
+            "probably broken."
+        )
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines()
+        raise CommandFailed(said[-1] if said else f"{module} ended with {done.returncode}.")
+    return done.stdout

@@ -1,0 +1,120 @@
+"""Exit codes, and how an error becomes a sentence on stderr."""
+
+import json
+import os
+import sys
+from enum import IntEnum
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+
+class ExitCode(IntEnum):
+    """What a command's end says; 3 and 4 come from `watch`, which ends as its run did."""
+
+    ok = 0
+    failed = 1
+    usage = 2
+    stopped = 3
+    paused = 4
+    refused = 5
+    unreachable = 6
+    interrupted = 130
+
+
+OUTCOMES = {
+    "succeeded": ExitCode.ok,
+    "failed": ExitCode.failed,
+    "stopped": ExitCode.stopped,
+    "paused": ExitCode.paused,
+}
+
+
+class CommandFailed(Exception):
+    """A command that could not do its work: a sentence, and the code to exit with."""
+
+    def __init__(self, detail: str, exit_code: ExitCode = ExitCode.refused) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.exit_code = exit_code
+
+
+class StokerGroup(TyperGroup):
+    """Turns the errors that a user can meet into sentences on stderr."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Exit(ExitCode.interrupted) from None
+        except BrokenPipeError:
+            # The reader (`| head`) went away; the interpreter must not try to flush to it again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(ExitCode.failed) from None
+        except Exception as error:
+            explained = explain(error)
+            if explained is None:
+                raise
+            fail(*explained)
+
+
+def fail(detail: str, exit_code: ExitCode, hints: list[str]) -> NoReturn:
+    """Print the sentence and leave."""
+    typer.secho(f"error: {detail}", err=True, fg=typer.colors.RED)
+    for hint in hints:
+        typer.echo(hint, err=True)
+    raise typer.Exit(exit_code)
+
+
+def explain(error: Exception) -> tuple[str, ExitCode, list[str]] | None:
+    """Sentence, exit code and further lines for an error of ours; None for any other."""
+    # Imported late: httpx and pydantic would slow down every `stoker --help`.
+    from app.client import ClientError, Problem, ServiceUnreachable
+    from app.errors import StokerError, Unavailable
+
+    match error:
+        case CommandFailed():
+            return error.detail, error.exit_code, []
+        case Problem():
+            unreachable = error.status == Unavailable.status
+            return (
+                error.detail,
+                ExitCode.unreachable if unreachable else ExitCode.refused,
+                issue_lines(error.issues) + _possible(error.allowed_actions),
+            )
+        case ServiceUnreachable():
+            return error.detail, ExitCode.unreachable, []
+        case ClientError() | StokerError():
+            return error.detail, ExitCode.refused, []
+        case OSError():
+            where = f"{error.filename}: " if error.filename else ""
+            return f"{where}{error.strerror or error}.", ExitCode.failed, []
+    return None
+
+
+def issue_lines(issues: list[dict[str, Any]]) -> list[str]:
+    """Each finding of the guard, with why it matters and what would mend it."""
+    lines = []
+    for issue in issues:
+        place = ".".join(str(part) for part in issue.get("loc", ())) or "spec"
+        lines.append(f"  {issue['severity']} {issue['code']} at {place}: {issue['message']}")
+        if issue.get("why"):
+            lines.append(f"    why: {issue['why']}")
+        lines += [f"    fix: {_fix_line(op)}" for op in issue.get("fix", ())]
+        if issue.get("overridable"):
+            lines.append(f"    or accept it: --set 'accept_risks=[{issue['code']}]'")
+    return lines
+
+
+def _fix_line(op: dict[str, Any]) -> str:
+    name = str(op["path"]).strip("/").replace("/", ".")
+    return f"remove {name}" if op["op"] == "remove" else f"--set '{name}={_scalar(op['value'])}'"
+
+
+def _scalar(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _possible(actions: list[str]) -> list[str]:
+    return [f"  possible now: {', '.join(actions)}"] if actions else []

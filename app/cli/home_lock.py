@@ -1,0 +1,114 @@
+"""One `stoker up` a home: a lock file that says who holds it."""
+
+import fcntl
+import json
+import os
+import select
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from app.cli.failures import CommandFailed, ExitCode
+
+if TYPE_CHECKING:
+    from app.settings import Settings
+
+END_MARGIN_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that holds a home."""
+
+    pid: int
+    home: Path
+
+    def refusal(self) -> str:
+        return (
+            f"`stoker up` already runs for {self.home} (process {self.pid}). `stoker down` ends "
+            "it; a second service needs a home of its own: stoker up --home FOLDER --port 0"
+        )
+
+
+class HomeLock:
+    """Held while `stoker up` runs; the kernel releases it however the process ends."""
+
+    def __init__(self, settings: "Settings") -> None:
+        self._home = settings.home
+        self._file = -1
+
+    def __enter__(self) -> Self:
+        self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = _lock_path(self._home)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._file)
+            raise CommandFailed(Holder(_pid_in(path), self._home).refusal()) from None
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, json.dumps({"pid": os.getpid()}).encode(), 0)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self._file)
+
+
+def holder_of(settings: "Settings") -> Holder | None:
+    """Who holds the home now; None when nobody does."""
+    path = _lock_path(settings.home)
+    if not path.exists():
+        return None
+    with path.open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return Holder(_pid_in(path), settings.home)
+    return None
+
+
+def end_holder(holder: Holder, settings: "Settings") -> None:
+    """Ask it to drain, and wait until it has gone."""
+    try:
+        process = os.pidfd_open(holder.pid)
+    except ProcessLookupError:
+        return
+    try:
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        patience = settings.stop_grace_seconds + END_MARGIN_SECONDS
+        ended, _, _ = select.select([process], [], [], patience)
+    finally:
+        os.close(process)
+    if not ended:
+        raise CommandFailed(
+            f"Process {holder.pid} has not ended after {patience:.0f} s; its log says what it "
+            f"waits for. A second SIGTERM (kill {holder.pid}) ends it at once.",
+            ExitCode.failed,
+        )
+
+
+def _lock_path(home: Path) -> Path:
+    return home / "up.lock"
+
+
+def _pid_in(path: Path) -> int:
+    """The holder's id, which it writes a moment after it took the lock."""
+    deadline = time.monotonic() + 1.0
+    while True:
+        try:
+            return int(json.loads(path.read_text())["pid"])
+        except ValueError:
+            if time.monotonic() > deadline:
+                raise CommandFailed(
+                    f"{path} is locked by a process that did not write its id; "
+                    f"`fuser {path}` finds it."
+                ) from None
+        time.sleep(0.02)

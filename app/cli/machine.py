@@ -1,0 +1,112 @@
+"""The machine and the service: gpus, queue, workers, presets."""
+
+from typing import Any
+
+import typer
+
+from app.cli.connect import connect
+from app.cli.output import JsonOption, ago, print_json, print_table, size
+
+Document = dict[str, Any]
+
+
+def gpus(as_json: JsonOption = False) -> None:
+    """List the GPUs that workers see, and who uses them."""
+    with connect() as client:
+        workers = client.workers()
+    devices = [
+        {"worker": worker["name"], **device}
+        for worker in workers
+        if worker["state"] in ("alive", "draining")
+        for device in worker["devices"]
+        if device.get("kind") != "cpu"
+    ]
+    if as_json:
+        print_json({"data": devices})
+        return
+    print_table(
+        ["worker", "gpu", "name", "memory used", "memory", "other programs"],
+        [_device_row(device) for device in devices],
+        "No worker sees a GPU; runs train on the CPU. `stoker doctor` says what it found.",
+    )
+
+
+def _device_row(device: Document) -> tuple[object, ...]:
+    return (
+        device["worker"],
+        device.get("index"),
+        device.get("name"),
+        size(device.get("memory_used_bytes")),
+        size(device.get("memory_total_bytes")),
+        len(device.get("foreign_processes") or ()) or None,
+    )
+
+
+def queue(as_json: JsonOption = False) -> None:
+    """List waiting runs in the order in which they will be claimed."""
+    with connect() as client:
+        waiting = client.queue()
+    if as_json:
+        print_json({"data": waiting})
+        return
+    print_table(
+        ["place", "id", "name", "status", "priority", "created"],
+        [
+            (
+                place,
+                run["id"],
+                run["name"] or None,
+                run["status"],
+                run["priority"],
+                ago(run["created_at"]),
+            )
+            for place, run in enumerate(waiting, start=1)
+        ],
+        "Nothing waits.",
+    )
+
+
+def workers(as_json: JsonOption = False) -> None:
+    """List workers and what their slots do."""
+    with connect() as client:
+        rows = client.workers()
+    if as_json:
+        print_json({"data": rows})
+        return
+    print_table(
+        ["worker", "host", "state", "slot", "does", "seen"],
+        [
+            (
+                worker["name"],
+                worker["host"],
+                worker["state"],
+                slot["name"],
+                _slot_does(slot),
+                ago(worker["seen_at"]),
+            )
+            for worker in rows
+            for slot in worker["slots"] or [{"name": "–"}]
+        ],
+        "No worker has ever reported. `stoker up` or `stoker worker` starts one.",
+    )
+
+
+def _slot_does(slot: Document) -> str:
+    if slot.get("run_id"):
+        return f"run {slot['run_id']}"
+    return f"waits: {slot['waiting']}" if slot.get("waiting") else "free"
+
+
+def presets(as_json: JsonOption = False) -> None:
+    """List presets: layers of defaults for a class of hardware."""
+    with connect() as client:
+        rows = client.presets()
+    if as_json:
+        print_json({"data": rows})
+        return
+    print_table(
+        ["preset", "from", "what it is"],
+        [(row["name"], row["source"], row["description"]) for row in rows],
+        "No presets.",
+    )
+    typer.echo("Your own go into presets/*.toml in the service's home.")

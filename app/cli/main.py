@@ -1,0 +1,105 @@
+"""The table of all commands, and the console script's entry."""
+
+import os
+import sys
+from collections.abc import Callable
+
+import typer
+
+from app.cli import (
+    actions,
+    database,
+    datasets,
+    doctor,
+    machine,
+    results,
+    runs,
+    service,
+    systemd,
+    tokens,
+    watch,
+)
+from app.cli.failures import ExitCode, StokerGroup
+
+app = typer.Typer(
+    name="stoker",
+    help="A training service that keeps GPUs fed.",
+    cls=StokerGroup,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+TOPICS: dict[str, dict[str, Callable[..., None]]] = {
+    "Service": {
+        "up": service.up,
+        "down": service.down,
+        "api": service.api,
+        "worker": service.worker,
+    },
+    "Runs": {
+        "submit": runs.submit,
+        "plan": runs.plan,
+        "ls": runs.ls,
+        "show": runs.show,
+        "watch": watch.watch,
+        "stop": actions.stop,
+        "kill": actions.kill,
+        "pause": actions.pause,
+        "resume": actions.resume,
+        "restart": actions.restart,
+    },
+    "Results": {
+        "logs": results.logs,
+        "metrics": results.metrics,
+        "checkpoints": results.checkpoints,
+        "download": results.download,
+    },
+    "Machine": {
+        "gpus": machine.gpus,
+        "queue": machine.queue,
+        "workers": machine.workers,
+        "presets": machine.presets,
+        "doctor": doctor.doctor,
+    },
+}
+GROUPS = {
+    "data": datasets.app,
+    "service": systemd.app,
+    "token": tokens.app,
+    "db": database.app,
+}
+
+for topic, commands in TOPICS.items():
+    for name, command in commands.items():
+        app.command(name, rich_help_panel=topic)(command)
+for name, group in GROUPS.items():
+    app.add_typer(group, name=name, rich_help_panel="Administration")
+
+
+@app.callback(invoke_without_command=True)
+def stoker(
+    version: bool = typer.Option(False, "--version", help="Print the version and leave."),
+) -> None:
+    """A training service that keeps GPUs fed."""
+    if version:
+        from app import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command; a defect of Stoker itself ends as a sentence too."""
+    try:
+        app()
+    except Exception as error:
+        if os.environ.get("STOKER_LOG_LEVEL") == "debug":
+            raise
+        typer.secho(
+            f"error: {type(error).__name__}: {error}. This is a defect in Stoker, not in your "
+            "command; with STOKER_LOG_LEVEL=debug it shows where.",
+            err=True,
+            fg=typer.colors.RED,
+        )
+        sys.exit(ExitCode.failed)

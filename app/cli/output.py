@@ -1,0 +1,119 @@
+"""How answers look: JSON, tables, and numbers, sizes and times for people."""
+
+import json
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+
+STATUS_STYLES = {
+    "succeeded": "green",
+    "failed": "red",
+    "stopped": "yellow",
+    "paused": "yellow",
+    "running": "cyan",
+    "starting": "cyan",
+}
+
+
+def print_json(document: Any) -> None:
+    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def console() -> "Console":
+    """A console on stdout; lines are not cut where nobody looks at them."""
+    from rich.console import Console  # imported late: start-up of every command
+
+    is_terminal = sys.stdout.isatty()
+    return Console(highlight=False, soft_wrap=not is_terminal, width=None if is_terminal else 500)
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], empty: str) -> None:
+    """Columns without lines; numbers to the right. `empty` is said when there are no rows."""
+    if not rows:
+        typer.echo(empty)
+        return
+    from rich.table import Table  # imported late: start-up of every command
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for position, header in enumerate(headers):
+        numeric = all(isinstance(row[position], int | float) for row in rows)
+        table.add_column(header, justify="right" if numeric else "left")
+    for row in rows:
+        cells = ["–" if cell is None else str(cell) for cell in row]
+        table.add_row(*(Text(cell, style=STATUS_STYLES.get(cell, "")) for cell in cells))
+    console().print(table)
+
+
+def print_facts(facts: Sequence[tuple[str, object]]) -> None:
+    """Name and value, a line each; what is None is left out."""
+    known = [(name, value) for name, value in facts if value not in (None, "")]
+    width = max((len(name) for name, _ in known), default=0)
+    for name, value in known:
+        typer.echo(f"  {name:<{width}}  {value}")
+
+
+def number(value: object) -> str:
+    """Four significant digits; a dash for nothing."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "–"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+
+
+def size(value: object) -> str:
+    """Bytes in the unit that leaves one to three digits before the point."""
+    if not isinstance(value, int | float):
+        return "–"
+    amount = float(value)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(amount) < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
+
+
+def duration(seconds: object) -> str:
+    """Seconds as 4 s, 2:05 or 3:02:05."""
+    if not isinstance(seconds, int | float):
+        return "–"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def parse_time(moment: object) -> datetime | None:
+    """An RFC 3339 time of the service; None for nothing."""
+    return datetime.fromisoformat(moment) if isinstance(moment, str) else None
+
+
+def ago(moment: object) -> str:
+    """How long ago a time of the service was."""
+    then = parse_time(moment)
+    if then is None:
+        return "–"
+    seconds = (datetime.now(UTC) - then).total_seconds()
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{max(seconds, 0):.0f} s ago"
+
+
+def between(start: object, end: object) -> str:
+    """The time from start to end, or to now while there is no end."""
+    begun, ended = parse_time(start), parse_time(end)
+    if begun is None:
+        return "–"
+    return duration(((ended or datetime.now(UTC)) - begun).total_seconds())

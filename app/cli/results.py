@@ -1,0 +1,180 @@
+"""What a run leaves: logs, metrics, checkpoints, download."""
+
+import sys
+import zipfile
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from app.cli.connect import connect
+from app.cli.failures import CommandFailed
+from app.cli.output import JsonOption, ago, number, print_json, print_table, size
+from app.cli.runs import RunId, metric_line
+
+if TYPE_CHECKING:
+    from app.client import StokerClient, Which
+
+LOG_WAIT_SECONDS = 20.0
+ENDED = ("succeeded", "failed", "stopped", "paused")
+ALL_NAMES: list[str] = []
+
+
+def logs(
+    run_id: RunId,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")
+    ] = False,
+    attempt: Annotated[
+        int | None, typer.Option(min=1, help="Of this attempt; default all, in turn.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print what the trainer wrote."""
+    with connect() as client:
+        if as_json:
+            print_json(client.logs(run_id, attempt=attempt))
+            return
+        offset = _print_rest(client, run_id, attempt, 0)
+        while follow and not _has_ended(client, run_id):
+            offset = _print_rest(client, run_id, attempt, offset, LOG_WAIT_SECONDS)
+        if follow:
+            _print_rest(client, run_id, attempt, offset)
+
+
+def _print_rest(
+    client: "StokerClient",
+    run_id: int,
+    attempt: int | None,
+    offset: int,
+    wait_seconds: float | None = None,
+) -> int:
+    """Print all that there is after a position; returns the next one."""
+    while True:
+        piece = client.logs(run_id, attempt=attempt, after=offset, wait_seconds=wait_seconds)
+        if piece["dropped_bytes"]:
+            typer.echo(f"[… {size(piece['dropped_bytes'])} were not kept …]")
+        sys.stdout.write(piece["text"])
+        sys.stdout.flush()
+        offset, wait_seconds = piece["next_offset"], None
+        if not piece["text"]:
+            return offset
+
+
+def _has_ended(client: "StokerClient", run_id: int) -> bool:
+    return client.run(run_id)["state"] in ENDED
+
+
+def metrics(
+    run_id: RunId,
+    names: Annotated[
+        list[str], typer.Option("--name", help="Only this series; may be repeated.")
+    ] = ALL_NAMES,
+    csv: Annotated[bool, typer.Option("--csv", help="All points as CSV.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how the metrics went."""
+    with connect() as client:
+        if csv:
+            sys.stdout.write(client.metrics_csv(run_id, names=names))
+            return
+        series = client.metrics(run_id, names=names, max_points=1000)
+    if as_json:
+        print_json({"series": series})
+        return
+    rows = []
+    for name, points in sorted(series.items()):
+        values = [value for _, _, value in points if value is not None]
+        if values:
+            ends = (number(values[0]), number(min(values)), number(max(values)), number(values[-1]))
+            rows.append((name, len(values), *ends, sparkline(values)))
+    print_table(
+        ["metric", "points", "first", "least", "most", "last", "course"], rows, "No metrics yet."
+    )
+
+
+def sparkline(values: list[float], width: int = 32) -> str:
+    """The course of a series in eight heights; each mark is the mean of its part."""
+    count = min(width, len(values))
+    means = []
+    for mark in range(count):
+        part = values[mark * len(values) // count : (mark + 1) * len(values) // count]
+        means.append(sum(part) / len(part))
+    low, span = min(means), max(means) - min(means)
+    heights = "▁▂▃▄▅▆▇█"
+    return "".join(heights[round((mean - low) / span * 7) if span else 0] for mean in means)
+
+
+def checkpoints(run_id: RunId, as_json: JsonOption = False) -> None:
+    """List a run's checkpoints."""
+    with connect() as client:
+        rows = client.checkpoints(run_id)
+    if as_json:
+        print_json({"data": rows})
+        return
+    print_table(
+        ["id", "step", "epoch", "size", "metrics", "which", "saved"],
+        [
+            (
+                row["id"],
+                row["step"],
+                row["epoch"],
+                size(row["bytes"]),
+                metric_line(row["metrics"]) or None,
+                ", ".join(
+                    word
+                    for word, is_so in (
+                        ("latest", row["is_latest"]),
+                        ("best", row["is_best"]),
+                        ("pinned", row["pinned"]),
+                    )
+                    if is_so
+                )
+                or None,
+                ago(row["created_at"]),
+            )
+            for row in rows
+        ],
+        "No checkpoints yet.",
+    )
+
+
+def download(
+    run_id: RunId,
+    best: Annotated[bool, typer.Option("--best", help="The best one, not the latest.")] = False,
+    checkpoint: Annotated[
+        int | None, typer.Option(min=1, help="This one, by its id (also of another run).")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder; default run-N-latest.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy a checkpoint's files into a folder here."""
+    if best and checkpoint is not None:
+        raise typer.BadParameter("give one of the two", param_hint="--best, --checkpoint")
+    which: Which | int = checkpoint or ("best" if best else "latest")
+    folder = output or Path(f"run-{run_id}-{which}")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise CommandFailed(f"{folder} is there already; --output names another folder.")
+    with TemporaryDirectory(prefix="stoker-") as scratch:
+        archive = Path(scratch) / "checkpoint.zip"
+        with connect() as client:
+            client.download(run_id, which, archive)
+        _unpack(archive, folder)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    total = sum(path.stat().st_size for path in files)
+    if as_json:
+        print_json({"folder": str(folder), "files": [str(path) for path in files], "bytes": total})
+        return
+    typer.echo(f"{folder}: {len(files)} files, {size(total)}")
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Unpack a checkpoint's zip; zipfile keeps every member inside the folder."""
+    try:
+        with zipfile.ZipFile(archive) as contents:
+            contents.extractall(folder)
+    except zipfile.BadZipFile:
+        raise CommandFailed("What the service sent is not a whole zip; try it again.") from None

@@ -1,0 +1,189 @@
+"""Starting and ending the service: up, down, api, worker."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from app.cli.connect import read_settings
+from app.cli.failures import CommandFailed, ExitCode
+from app.cli.home_lock import HomeLock, end_holder, holder_of
+from app.cli.output import JsonOption, print_json
+
+if TYPE_CHECKING:
+    from app.cli.supervise import Say
+    from app.settings import Settings
+
+WORKER_PACKAGES = ("torch", "h5py", "numpy", "safetensors")
+DETACHED_START_SECONDS = 100.0
+LOG_BYTES = 10 * 2**20
+LOG_FILES_KEPT = 3
+
+HostOption = Annotated[str | None, typer.Option(help="Address of the API.")]
+PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="Its port; 0: a free one.")]
+HomeOption = Annotated[
+    Path | None, typer.Option(help="Where database, token and artifacts lie.", file_okay=False)
+]
+
+
+def up(
+    host: HostOption = None,
+    port: PortOption = None,
+    home: HomeOption = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Go on in the background; `stoker down` ends it.")
+    ] = False,
+    log_file: Annotated[
+        Path | None, typer.Option(help="Write there, not here; rotated at 10 MiB.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Start API, worker and exporter; Ctrl-C saves the runs that train and ends all."""
+    _set_environment(host, port, home)
+    _require_worker_extra()
+    settings = read_settings()
+    if detach:
+        _start_detached(settings, as_json)
+        return
+    # Imported late: start-up of every command.
+    from app.cli.supervise import Supervisor
+
+    with HomeLock(settings):
+        raise typer.Exit(Supervisor(settings, _make_say(log_file, as_json)).run())
+
+
+def _set_environment(host: str | None, port: int | None, home: Path | None) -> None:
+    """Options become settings of the children, which read the environment."""
+    for name, value in (("HOST", host), ("PORT", port), ("HOME", home and home.absolute())):
+        if value is not None:
+            os.environ[f"STOKER_{name}"] = str(value)
+
+
+def _make_say(log_file: Path | None, as_json: bool) -> "Say":
+    """Where the lines of the children go: a rotated file, JSON lines, or colour in a terminal."""
+    if as_json:
+        return lambda who, line: typer.echo(json.dumps({"from": who, "line": line}))
+    if log_file is None:
+        colors = {"api": typer.colors.BLUE, "worker": typer.colors.MAGENTA}
+        return lambda who, line: typer.echo(
+            f"{typer.style(f'{who:<6}', fg=colors.get(who, typer.colors.GREEN))} {line}"
+        )
+    import logging.handlers  # imported late: only the background service writes a file
+
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.handlers.RotatingFileHandler(
+        log_file, maxBytes=LOG_BYTES, backupCount=LOG_FILES_KEPT, encoding="utf-8"
+    )
+    logger = logging.getLogger("stoker.up")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    return lambda who, line: logger.info("%-6s %s", who, line)
+
+
+def _start_detached(settings: "Settings", as_json: bool) -> None:
+    """Start the same command in a session of its own, and wait until it is ready."""
+    holder = holder_of(settings)
+    if holder is not None:
+        raise CommandFailed(holder.refusal())
+    log = settings.home / "logs" / "stoker.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "app.cli", "up", "--log-file", str(log)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    url = _await_ready(settings, process, log)
+    if as_json:
+        print_json({"url": url, "pid": process.pid, "log": str(log)})
+        return
+    typer.echo(f"Stoker is ready at {url} (process {process.pid}).")
+    typer.echo(f"  log: {log}\n  end: stoker down")
+
+
+def _await_ready(settings: "Settings", process: "subprocess.Popen[str]", log: Path) -> str:
+    # Imported late: start-up of every command.
+    from app.client import StokerClient, read_api_file
+
+    deadline = time.monotonic() + DETACHED_START_SECONDS
+    while process.poll() is None:
+        holder = holder_of(settings)
+        written = read_api_file(settings)
+        ours = holder is not None and holder.pid == process.pid
+        if ours and written is not None and _is_child(written["pid"], process.pid):
+            with StokerClient(written["url"]) as client:
+                if client.ready():
+                    return client.url
+        if time.monotonic() > deadline:
+            process.terminate()
+            process.wait()
+            break
+        time.sleep(0.1)
+    said = process.stderr.read().strip() if process.stderr is not None else ""
+    tail = log.read_text(errors="replace").splitlines()[-15:] if log.exists() else []
+    for line in tail:
+        typer.echo(line, err=True)
+    raise CommandFailed(
+        said.removeprefix("error: ").splitlines()[-1] if said else "The service did not start.",
+        ExitCode.failed,
+    )
+
+
+def _is_child(pid: int, parent: int) -> bool:
+    """Whether a process is a child of another; field 4 of /proc/PID/stat is the parent."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return int(stat.rpartition(")")[2].split()[1]) == parent
+
+
+def down(
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """End what `up` started: runs that train save their state first."""
+    _set_environment(None, None, home)
+    settings = read_settings()
+    holder = holder_of(settings)
+    if holder is not None:
+        end_holder(holder, settings)
+    if as_json:
+        print_json({"ended": holder is not None, "pid": holder and holder.pid})
+    elif holder is None:
+        typer.echo(f"`stoker up` is not running for {settings.home}.")
+    else:
+        typer.echo("Stoker has ended; runs that were training go on at the next start.")
+
+
+def api(host: HostOption = None, port: PortOption = None) -> None:
+    """Start the API alone."""
+    _set_environment(host, port, None)
+    # Imported late: FastAPI is by far the heaviest import of the CLI.
+    from app.api.main import serve
+
+    serve(read_settings())
+
+
+def worker() -> None:
+    """Start a worker alone: it claims runs, trains them and exports metrics."""
+    _require_worker_extra()
+    read_settings()  # a wrong setting is a sentence here
+    os.execv(sys.executable, [sys.executable, "-m", "worker.agent"])  # noqa: S606
+
+
+def _require_worker_extra() -> None:
+    missing = [name for name in WORKER_PACKAGES if find_spec(name) is None]
+    if missing:
+        raise CommandFailed(
+            f"Training needs the worker extra, which is not installed here (missing: "
+            f"{', '.join(missing)}). Install it with: pip install 'stoker[worker]'"
+        )

@@ -1,0 +1,41 @@
+"""Where the database lies and how it is."""
+
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.cli.findings import Finding
+from app.cli.output import size
+
+if TYPE_CHECKING:
+    from app.settings import Settings
+
+SQLITE_PREFIX = "sqlite:///"
+
+
+def sqlite_file(settings: "Settings") -> Path | None:
+    """The database's file; None when it is not SQLite."""
+    url = settings.database_url
+    return Path(url.removeprefix(SQLITE_PREFIX)) if url.startswith(SQLITE_PREFIX) else None
+
+
+def is_created(settings: "Settings") -> bool:
+    """Whether there is a database; a PostgreSQL server is taken to have one."""
+    file = sqlite_file(settings)
+    return file is None or file.exists()
+
+
+def check_database(settings: "Settings") -> list[Finding]:
+    """Schema and integrity, and the size of a SQLite file."""
+    from app.store import migrate  # SQLAlchemy: late, as in connect
+
+    if not is_created(settings):
+        return [Finding("database", "ok", "not there yet; the first start creates it")]
+    problems = migrate.check(settings)
+    if problems:
+        advice = "stoker db upgrade for an old schema, else stoker db restore a backup"
+        return [Finding("database", "problem", problem, advice) for problem in problems]
+    file = sqlite_file(settings)
+    kind = "PostgreSQL" if file is None else f"SQLite {sqlite3.sqlite_version}"
+    amount = "" if file is None else f", {size(file.stat().st_size)}"
+    return [Finding("database", "ok", f"{kind}, schema {migrate.current(settings)}{amount}")]

@@ -1,0 +1,90 @@
+"""`stoker watch`: follow a run to its end, and end as it did."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from app.cli.connect import connect
+from app.cli.failures import OUTCOMES, ExitCode
+from app.cli.output import STATUS_STYLES, JsonOption, between, number
+from app.cli.progress import View, make_view, note_of
+
+if TYPE_CHECKING:
+    from app.client import Event, StokerClient
+
+Document = dict[str, Any]
+
+
+def watch(
+    run_id: Annotated[int, typer.Argument(metavar="RUN", min=1, help="The run's id.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Follow a run. Ends with 0 when it succeeded, 1 failed, 3 stopped, 4 paused."""
+    with connect() as client:
+        raise typer.Exit(watch_run(client, run_id, as_json=as_json))
+
+
+def watch_run(client: "StokerClient", run_id: int, *, as_json: bool) -> ExitCode:
+    """Show a run until it is over or paused; the exit code that says how it ended."""
+    if as_json:
+        return _print_events(client, run_id)
+    view = make_view()
+    try:
+        run = follow(client, run_id, view)
+    except KeyboardInterrupt:
+        run = None
+    finally:
+        view.close()
+    if run is None:
+        typer.echo(f"Run {run_id} goes on; `stoker watch {run_id}` looks at it again.", err=True)
+        return ExitCode.interrupted
+    _print_outcome(run)
+    return OUTCOMES[run["state"]]
+
+
+def follow(client: "StokerClient", run_id: int, view: View) -> Document:
+    """Feed a view with a run's events until it is over or paused; returns the run as it is then."""
+    for event in client.events(run_id):
+        if event.kind == "progress":
+            view.progress(event.data)
+        elif note := note_of(event.kind, event.data):
+            view.note(*note)
+        if _says_paused(event) and (run := client.run(run_id))["state"] == "paused":
+            return run
+    return client.run(run_id)
+
+
+def _says_paused(event: "Event") -> bool:
+    """Whether the run came to rest here; it may have been resumed since."""
+    return event.kind == "state" and event.data["to"] == "paused"
+
+
+def _print_events(client: "StokerClient", run_id: int) -> ExitCode:
+    """A line of JSON for each event, and one for the run at the end."""
+    for event in client.events(run_id):
+        typer.echo(json.dumps({"seq": event.seq, "kind": event.kind, "data": event.data}))
+        if _says_paused(event) and client.run(run_id)["state"] == "paused":
+            break
+    run = client.run(run_id)
+    typer.echo(json.dumps({"seq": None, "kind": "run", "data": run}))
+    return OUTCOMES[run["state"]]
+
+
+def _print_outcome(run: Document) -> None:
+    state = run["state"]
+    took = between(run["started_at"], run["finished_at"])
+    head = f"Run {run['id']} {state}" + (f" after {took}" if run["started_at"] else "")
+    style = {"green": "green", "red": "red", "yellow": "yellow"}.get(STATUS_STYLES[state])
+    typer.secho(head + (f": {run['message']}" if run["message"] else "."), fg=style)
+    for name in ("best", "last", "test"):
+        values = (run["result"] or {}).get(name) or {}
+        shown = [f"{key} {number(value)}" for key, value in values.items()]
+        if shown:
+            typer.echo(f"  {name}: {' · '.join(shown)}")
+    if run["child_ids"]:
+        typer.echo(f"  It goes on as run {run['child_ids'][-1]}.")
+    elif state in ("failed", "stopped"):
+        typer.echo(f"  stoker logs {run['id']}    stoker restart {run['id']}")
+    elif state == "paused":
+        typer.echo(f"  stoker resume {run['id']}")
