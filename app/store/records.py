@@ -1,0 +1,401 @@
+"""What the store takes and gives: frozen records. Times are unix seconds, sizes bytes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+from app.lifecycle import Intent, Reason, RunState
+
+Document = dict[str, Any]
+T = TypeVar("T")
+
+CarryKind = Literal["full", "weights", "scratch"]
+DatasetState = Literal["inspecting", "ready", "invalid"]
+JobKind = Literal["inspect_dataset", "remove_artifacts"]
+JobState = Literal["queued", "running", "done", "failed"]
+WorkerState = Literal["alive", "draining", "gone", "lost"]
+# By name: points of (step, unix seconds, value), in the order of steps; not finite is NaN.
+MetricSeries = dict[str, list[tuple[int, float, float]]]
+
+
+@dataclass(frozen=True)
+class Page(Generic[T]):
+    """A piece of a list; `next_cursor` is None at the end."""
+
+    data: list[T]
+    next_cursor: str | None
+
+
+# --- runs ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NewRun:
+    """A run that has passed the guard."""
+
+    request: Document
+    spec: Document
+    provenance: Document
+    issues: list[Document]
+    name: str
+    notes: str
+    labels: dict[str, str]
+    priority: int
+    recipe: str
+    mode: str
+    dataset: str
+    device: Literal["auto", "cpu", "cuda"]
+    gpus: int
+    max_retries: int
+
+
+@dataclass(frozen=True)
+class Restart:
+    """What a child takes from its parent; `from_` may be the id of a checkpoint."""
+
+    parent_id: int
+    from_: Literal["latest", "best", "scratch"] | int
+    carry: Document
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Idempotency:
+    """A client's key; within a scope, the same key and body mean the same run."""
+
+    key: str
+    body_hash: str
+    scope: str
+
+
+@dataclass(frozen=True)
+class RunFilter:
+    """`label` is `key` or `key=value`; `q` is looked for in name and notes."""
+
+    state: RunState | None = None
+    status: str | None = None
+    recipe: str | None = None
+    label: str | None = None
+    q: str | None = None
+    parent_id: int | None = None
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run without its documents."""
+
+    id: int
+    name: str
+    notes: str
+    labels: dict[str, str]
+    priority: int
+    recipe: str
+    mode: str
+    dataset: str
+    state: RunState
+    intent: Intent
+    reason: Reason | None
+    message: str | None
+    version: int
+    parent_id: int | None
+    child_ids: tuple[int, ...]
+    attempt: int
+    worker: str | None
+    devices: list[str]
+    environment: Document | None
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+    progress: Document | None
+    result: Document | None
+    diagnosis: Document | None
+    retry_at: float | None
+    retries_used: int
+    losses: int
+    waits_for_parent: bool
+    carry: Document | None
+    restart_from: str | None
+    accepted_risks: list[str]
+
+
+@dataclass(frozen=True)
+class RunDocuments:
+    """The three documents of a run; `applied` holds one per attempt, None before it is known."""
+
+    request: Document
+    spec: Document
+    provenance: Document
+    issues: list[Document]
+    applied: list[Document | None]
+
+
+class WatchMark(NamedTuple):
+    """Differs from an earlier mark when there is something new to read about the run."""
+
+    version: int
+    last_event_seq: int
+    log_bytes: int
+    progress_at: float | None
+
+
+@dataclass(frozen=True)
+class AttemptRecord:
+    """One execution of a run; `state` is running, or how it ended (`retried`: queued again)."""
+
+    run_id: int
+    number: int
+    worker: str
+    state: str
+    reason: Reason | None
+    message: str | None
+    devices: list[str]
+    started_at: float
+    finished_at: float | None
+    exit_code: int | None
+    applied: Document | None
+    environment: Document | None
+    resumed_from_step: int | None
+
+
+@dataclass(frozen=True)
+class EventRecord:
+    run_id: int
+    seq: int
+    t: float
+    attempt: int | None
+    kind: str
+    data: Document
+
+
+@dataclass(frozen=True)
+class LogChunk:
+    """Text of one attempt's log; `dropped_bytes` before it were not kept."""
+
+    text: str
+    next_offset: int
+    dropped_bytes: int
+
+
+@dataclass(frozen=True)
+class CheckpointRecord:
+    """`path` is relative to ARTIFACT_ROOT; `pinned`: by a person, or because a child needs it."""
+
+    id: int
+    run_id: int
+    attempt: int
+    step: int
+    epoch: int
+    path: str
+    bytes: int
+    metrics: Document
+    is_best: bool
+    is_latest: bool
+    pinned: bool
+    created_at: float
+    state: Literal["saved", "removing"]
+
+
+# --- leases -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SlotOffer:
+    """A free slot of an agent; `device_id` is the name that the run's `devices` will show."""
+
+    name: str
+    device_kind: Literal["cpu", "cuda"]
+    device_id: str
+
+
+@dataclass(frozen=True)
+class NewEvent:
+    kind: str
+    t: float
+    data: Document
+
+
+@dataclass(frozen=True)
+class MetricPoint:
+    name: str
+    step: int
+    t: float
+    value: float
+
+
+@dataclass(frozen=True)
+class NewCheckpoint:
+    """A checkpoint that is safe on disk; `path` is relative to ARTIFACT_ROOT."""
+
+    step: int
+    epoch: int
+    path: str
+    bytes: int
+    metrics: Document
+    created_at: float
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What an agent has learned since its last beat; None leaves what was said before."""
+
+    progress: Document | None = None
+    events: Sequence[NewEvent] = ()
+    metric_points: Sequence[MetricPoint] = ()
+    log_text: str = ""
+    checkpoints: Sequence[NewCheckpoint] = ()
+    removed_checkpoints: Sequence[str] = ()
+    applied: Document | None = None
+    environment: Document | None = None
+    devices: list[str] | None = None
+    resumed_from_step: int | None = None
+    result: Document | None = None
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The end of an attempt. `made_progress`: it does not count towards a crash loop."""
+
+    reason: Reason
+    message: str
+    exit_code: int | None = None
+    final: Beat = field(default_factory=Beat)
+    made_progress: bool = False
+    retry_delay_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A lease and the process that holds it, as one read saw them."""
+
+    token: str
+    run_id: int
+    beat: int
+    worker_id: int
+    host: str
+    boot_id: str
+    pid: int
+    start_time: float
+
+
+# --- datasets, jobs, workers, tokens ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DatasetRecord:
+    """A registered dataset; `path` is relative to DATA_ROOT."""
+
+    id: int
+    name: str
+    path: str
+    state: DatasetState
+    fields: Document | None
+    samples: int | None
+    layout: Document | None
+    size_bytes: int | None
+    fingerprint: Document | None
+    problems: list[Any]
+    read_probe: Document | None
+    message: str | None
+    created_at: float
+    updated_at: float
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What was found in a dataset."""
+
+    state: Literal["ready", "invalid"]
+    fields: Document | None = None
+    samples: int | None = None
+    layout: Document | None = None
+    size_bytes: int | None = None
+    fingerprint: Document | None = None
+    problems: Sequence[Any] = ()
+    read_probe: Document | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True)
+class Lease:
+    """An agent's right to one attempt of a run; `token` is its fence.
+
+    `restart_checkpoint_path` (relative to ARTIFACT_ROOT) is given when the restart names one
+    checkpoint, by id or as the best; for `latest` the disk is the truth.
+    """
+
+    token: str
+    run_id: int
+    attempt: int
+    spec: Document
+    request: Document
+    slot: str
+    parent_id: int | None
+    restart_from: str | None
+    carry_kind: CarryKind | None
+    restart_checkpoint_path: str | None
+    max_retries: int
+    dataset: DatasetRecord
+    extra_datasets: Mapping[str, DatasetRecord]
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """Work for an agent's child. Payloads: inspect_dataset `{name, path}`; remove_artifacts
+    `{run_id, paths: [relative to ARTIFACT_ROOT], checkpoint_id: int | null}`.
+    """
+
+    id: int
+    kind: JobKind
+    payload: Document
+    state: JobState
+    result: Document | None
+    error: str | None
+    attempts: int
+    worker_id: int | None
+    created_at: float
+    finished_at: float | None
+
+
+@dataclass(frozen=True)
+class NewWorker:
+    """An agent that starts. `boot_id`, `pid` and `start_time`: see app.store.identity."""
+
+    name: str
+    host: str
+    boot_id: str
+    pid: int
+    start_time: float
+    version: str
+    slots: list[Document] = field(default_factory=list)
+    devices: list[Document] = field(default_factory=list)
+    facts: Document = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WorkerRecord:
+    """An agent process; `slots` are `{name, device, run_id, waiting}`."""
+
+    id: int
+    name: str
+    host: str
+    boot_id: str
+    pid: int
+    start_time: float
+    version: str
+    state: WorkerState
+    beat: int
+    slots: list[Document]
+    devices: list[Document]
+    facts: Document
+    started_at: float
+    seen_at: float
+
+
+@dataclass(frozen=True)
+class TokenRecord:
+    """A token of the API; its secret is known to its holder alone."""
+
+    id: int
+    name: str
+    created_at: float
+    revoked_at: float | None
