@@ -104,7 +104,7 @@ def _array_issues(
 
 
 def sequence_shapes(spec: RunSpec, facts: Facts) -> Iterator[Issue]:
-    """The recipe `sequence` reads (time, features) windows and (horizon,) targets of numbers."""
+    """The recipe `sequence` reads (time, features) windows; its targets have a horizon."""
     dataset = facts.datasets.get(spec.data.dataset)
     if dataset is None:
         return
@@ -128,13 +128,13 @@ def sequence_shapes(spec: RunSpec, facts: Facts) -> Iterator[Issue]:
             f"{steps % spec.recipe.patch} time steps would be left over.",
             [PatchOp(op="add", path="/recipe/patch", value=best)],
         )
-    if target is not None and len(target.shape) != 1:
+    if target is not None and len(target.shape) not in (1, 2):
         yield _error(
             "array_shape",
             ["data", "targets", 0],
             f"{spec.data.targets[0]!r} has samples of {_shown(target)}; the recipe sequence "
-            "forecasts a row of (horizon,) numbers.",
-            "The head gives one number for each step of the horizon.",
+            "forecasts (horizon,) or (horizon, values) numbers.",
+            "The head gives one number for each step of the horizon and each value.",
         )
 
 
