@@ -1,0 +1,57 @@
+"""A new user: an empty folder, a clone, and the README's two commands."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# The second command runs this very test: inside it, only the quick tests are run.
+QUICK_TESTS = "tests/spec tests/guard tests/presets tests/test_lifecycle.py"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def commands_of_the_readme() -> list[str]:
+    """The commands in the README's first code block, without comments."""
+    block = re.search(r"```(?:bash|sh|console)\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert block, "the README opens with its commands"
+    lines = (line.split("#")[0].strip() for line in block[1].splitlines())
+    return [line for line in lines if line.startswith("make ")]
+
+
+def in_clone(clone: Path, command: str, **extra: str) -> str:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "PYTEST_"))}
+    inherited.pop("CI", None)
+    inherited.pop("VIRTUAL_ENV", None)
+    done = subprocess.run(
+        command.split(),
+        cwd=clone,
+        env={**inherited, **extra},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def test_the_two_commands_work_in_a_fresh_clone(tmp_path):
+    clone = tmp_path / "stoker"
+    subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+    demo, test = commands_of_the_readme()
+    assert (demo, test) == ("make demo", "make test")
+
+    shown = in_clone(clone, demo)
+    assert "persistence" in shown
+    assert "succeeded" in shown
+
+    shown = in_clone(clone, test, PYTEST_ADDOPTS=QUICK_TESTS)
+    assert re.search(r"\d+ passed", shown)
+
+    untracked = subprocess.run(
+        ["git", "status", "--porcelain"], cwd=clone, capture_output=True, text=True, check=True
+    )
+    assert untracked.stdout == "", "the commands leave the clone as it was"
