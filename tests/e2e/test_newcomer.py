@@ -16,7 +16,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 def commands_of_the_readme() -> list[str]:
     """The commands in the README's first code block, without comments."""
-    block = re.search(r"```(?:bash|sh|console)\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    block = re.search(
+        r"```(?:bash|sh|console)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+    )
     assert block, "the README opens with its commands"
     lines = (line.split("#")[0].strip() for line in block[1].splitlines())
     return [line for line in lines if line.startswith("make ")]
