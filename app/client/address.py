@@ -1,0 +1,64 @@
+"""Where the service answers, and the token that opens it."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.client.errors import Document, ServiceUnreachable
+from app.settings import Settings
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the service answers, and the token that opens it (None: it asks for none)."""
+
+    url: str
+    token: str | None
+
+
+def find_address(settings: Settings) -> Address:
+    """The address from STOKER_URL and STOKER_TOKEN, else from the files a local API left in HOME.
+
+    Raises ServiceUnreachable when neither is there.
+    """
+    url = os.environ.get("STOKER_URL") or _local_url(settings)
+    token = os.environ.get("STOKER_TOKEN")
+    if token is None and settings.auth == "token" and settings.token_path.exists():
+        token = _read_token(settings.token_path)
+    return Address(url.rstrip("/"), token)
+
+
+def _local_url(settings: Settings) -> str:
+    written = read_api_file(settings)
+    if written is None:
+        raise ServiceUnreachable(
+            f"No API is running for {settings.home}. Start one with `stoker up`, or set "
+            "STOKER_HOME (another home on this machine) or STOKER_URL and STOKER_TOKEN."
+        )
+    return str(written["url"])
+
+
+def read_api_file(settings: Settings) -> Document | None:
+    """`{url, pid}`, which a local API keeps in HOME while it runs; None when it is not there."""
+    path = settings.home / "api.json"
+    try:
+        written: Document = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unreadable(path, error.strerror) from None
+    except ValueError:
+        raise _unreadable(path, "it is not JSON; `stoker up` writes it anew") from None
+    return written
+
+
+def _read_token(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError as error:
+        raise _unreadable(path, error.strerror) from None
+
+
+def _unreadable(path: Path, why: str | None) -> ServiceUnreachable:
+    return ServiceUnreachable(f"{path} cannot be read: {why}.")

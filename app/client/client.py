@@ -1,0 +1,267 @@
+"""The calls of the HTTP contract, one method each."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+from urllib.parse import quote
+
+import httpx
+
+from app.client.address import Address, find_address
+from app.client.errors import ClientError, Document
+from app.client.events import Event, parse_event_stream
+from app.client.transport import Transport
+from app.settings import Settings, load_settings
+
+Which = Literal["latest", "best"]
+
+# The service sends a heartbeat more often than this; a longer silence means a lost connection.
+STREAM_SILENCE_SECONDS = 60.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
+DOWNLOAD_PIECE_BYTES = 1 << 20
+
+
+class StokerClient:
+    """The calls of the HTTP contract. Answers are the JSON documents of the service."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        settings: Settings | None = None,
+        timeout_seconds: float = 30.0,
+    ) -> None:
+        address = (
+            Address(url, token) if url is not None else find_address(settings or load_settings())
+        )
+        self.url = address.url
+        self._transport = Transport(address, timeout_seconds)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._transport.close()
+
+    # -- runs ---------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        request: Mapping[str, Any],
+        *,
+        wait_seconds: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> Document:
+        """Create a run; `wait_seconds` waits for a dataset that is still being inspected."""
+        return self._transport.json(
+            "POST",
+            "/runs",
+            body=request,
+            wait_seconds=wait_seconds,
+            headers={"Idempotency-Key": idempotency_key},
+        )
+
+    def plan(self, request: Mapping[str, Any]) -> Document:
+        """What a submission would become: spec, provenance, issues, estimate; creates nothing."""
+        return self._transport.json("POST", "/runs", body=request, params={"dry_run": "true"})
+
+    def runs(self, *, limit: int = 50, after: str | None = None, **filters: Any) -> Document:
+        """One page of runs, newest first; filters: state, status, recipe, label, q, parent_id."""
+        return self._transport.json(
+            "GET", "/runs", params={"limit": limit, "after": after, **filters}
+        )
+
+    def run(self, run_id: int) -> Document:
+        return self._transport.json("GET", f"/runs/{run_id}")
+
+    def update(
+        self, run_id: int, changes: Mapping[str, Any], *, version: int | None = None
+    ) -> Document:
+        """Change name, notes, labels or priority."""
+        return self._transport.json(
+            "PATCH", f"/runs/{run_id}", body=changes, headers=_if_match(version)
+        )
+
+    def delete(self, run_id: int, *, version: int | None = None) -> None:
+        self._transport.send("DELETE", f"/runs/{run_id}", headers=_if_match(version))
+
+    def act(
+        self,
+        run_id: int,
+        action: Literal["stop", "kill", "pause", "resume"],
+        *,
+        wait_seconds: float | None = None,
+        version: int | None = None,
+    ) -> Document:
+        """Ask for an action; `wait_seconds` answers when it is done, or when they are over."""
+        return self._transport.json(
+            "POST",
+            f"/runs/{run_id}/{action}",
+            wait_seconds=wait_seconds,
+            headers=_if_match(version),
+        )
+
+    def restart(
+        self,
+        run_id: int,
+        *,
+        from_: Which | Literal["scratch"] | int | None = None,
+        patch: Mapping[str, Any] | None = None,
+        patch_ops: Sequence[Mapping[str, Any]] | None = None,
+        force: bool = False,
+        idempotency_key: str | None = None,
+    ) -> Document:
+        """A new run that goes on from this one; its `carry` says what starts anew."""
+        body = {"from": from_, "patch": patch, "patch_ops": patch_ops, "force": force or None}
+        return self._transport.json(
+            "POST",
+            f"/runs/{run_id}/restart",
+            body={name: value for name, value in body.items() if value is not None},
+            headers={"Idempotency-Key": idempotency_key},
+        )
+
+    def bulk(self, action: str, selection: Mapping[str, Any]) -> Document:
+        """One action on many runs: `{"ids": [...]}` or `{"filter": {...}}`; a result per id."""
+        return self._transport.json("POST", f"/runs/bulk/{action}", body=selection)
+
+    def spec(self, run_id: int) -> Document:
+        """`{request, spec, provenance, applied}` of a run."""
+        return self._transport.json("GET", f"/runs/{run_id}/spec")
+
+    def attempts(self, run_id: int) -> list[Document]:
+        return self._list(f"/runs/{run_id}/attempts")
+
+    def metrics(
+        self, run_id: int, *, names: Sequence[str] = (), max_points: int | None = None
+    ) -> dict[str, list[tuple[int, float, float]]]:
+        """`{name: [(step, unix seconds, value), …]}`, downsampled to `max_points` a series."""
+        params = {"names": ",".join(names) or None, "max_points": max_points}
+        series: dict[str, list[tuple[int, float, float]]]
+        series = self._transport.json("GET", f"/runs/{run_id}/metrics", params=params)["series"]
+        return series
+
+    def metrics_csv(self, run_id: int, *, names: Sequence[str] = ()) -> str:
+        params = {"names": ",".join(names) or None, "format": "csv"}
+        return self._transport.send("GET", f"/runs/{run_id}/metrics", params=params).text
+
+    def logs(
+        self,
+        run_id: int,
+        *,
+        attempt: int | None = None,
+        after: int = 0,
+        wait_seconds: float | None = None,
+    ) -> Document:
+        """Log text after an offset; `wait_seconds` waits for more when there is none yet."""
+        return self._transport.json(
+            "GET",
+            f"/runs/{run_id}/logs",
+            params={"attempt": attempt, "after": after},
+            wait_seconds=wait_seconds,
+        )
+
+    def events(
+        self, run_id: int, *, after: int | None = None, patience_seconds: float = 60.0
+    ) -> Iterator[Event]:
+        """Stream events until the run is over; a lost connection resumes after the last event.
+
+        Raises ServiceUnreachable when no connection could be made for `patience_seconds`.
+        """
+        last, failing_since, pause = after, 0.0, FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                for event in self._stream_events(run_id, last):
+                    last = last if event.seq is None else event.seq
+                    failing_since, pause = 0.0, FIRST_PAUSE_SECONDS
+                    yield event
+                    if event.kind == "end":
+                        return
+            except httpx.TransportError as error:
+                failing_since = failing_since or time.monotonic()
+                if time.monotonic() - failing_since > patience_seconds:
+                    raise self._transport.unreachable(error) from None
+            time.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+
+    def _stream_events(self, run_id: int, last: int | None) -> Iterator[Event]:
+        headers = {"Accept": "text/event-stream"}
+        if last is not None:
+            headers["Last-Event-ID"] = str(last)
+        path = f"/runs/{run_id}/events"
+        with self._transport.stream(path, headers, STREAM_SILENCE_SECONDS) as response:
+            yield from parse_event_stream(response.iter_lines())
+
+    # -- checkpoints --------------------------------------------------------------------------
+
+    def checkpoints(self, run_id: int) -> list[Document]:
+        return self._list(f"/runs/{run_id}/checkpoints")
+
+    def download(self, run_id: int, which: Which | int, target: Path) -> Path:
+        """Write a checkpoint's zip to `target`: the run's latest or best, or one by its id."""
+        path = (
+            f"/checkpoints/{which}/download"
+            if isinstance(which, int)
+            else f"/runs/{run_id}/checkpoints/{which}/download"
+        )
+        try:
+            with (
+                self._transport.stream(path, {}, STREAM_SILENCE_SECONDS) as response,
+                target.open("wb") as file,
+            ):
+                for piece in response.iter_bytes(DOWNLOAD_PIECE_BYTES):
+                    file.write(piece)
+        except httpx.TransportError as error:
+            raise self._transport.unreachable(error) from None
+        return target
+
+    # -- datasets and the machine -------------------------------------------------------------
+
+    def register_dataset(
+        self, name: str, path: str, *, wait_seconds: float | None = None
+    ) -> Document:
+        """Have a file under DATA_ROOT inspected; `wait_seconds` waits for the outcome."""
+        return self._transport.json(
+            "POST",
+            "/datasets",
+            body={"name": name, "path": path},
+            wait_seconds=wait_seconds,
+        )
+
+    def datasets(self) -> list[Document]:
+        return self._list("/datasets")
+
+    def dataset(self, name: str) -> Document:
+        return self._transport.json("GET", f"/datasets/{quote(name, safe='')}")
+
+    def presets(self) -> list[Document]:
+        return self._list("/presets")
+
+    def workers(self) -> list[Document]:
+        return self._list("/workers")
+
+    def queue(self) -> list[Document]:
+        return self._list("/queue")
+
+    def version(self) -> Document:
+        return self._transport.json("GET", "/version")
+
+    def ready(self) -> bool:
+        """Whether database, migrations and workers are all well; False also without an answer."""
+        try:
+            self._transport.send("GET", "/readyz")
+        except ClientError:
+            return False
+        return True
+
+    def _list(self, path: str) -> list[Document]:
+        data: list[Document] = self._transport.json("GET", path)["data"]
+        return data
+
+
+def _if_match(version: int | None) -> dict[str, str | None]:
+    return {"If-Match": None if version is None else f'"{version}"'}
