@@ -1,0 +1,366 @@
+"""The agent: one event loop that claims runs, supervises them, and tells what they do."""
+
+import os
+import selectors
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
+
+import structlog
+
+import app
+from app.errors import StokerError, Unavailable
+from app.settings import Settings, load_settings
+from app.store.doorbell import Doorbell
+from app.store.identity import this_process
+from app.store.migrate import upgrade
+from app.store.observer import Observer
+from app.store.records import NewWorker, SlotOffer
+from app.store.store import Store, open_store
+from worker.exporter import Exporter, Snapshot, WorkerCollector
+from worker.host import host_facts
+from worker.jobs import JobRunner
+from worker.launcher import PR_SET_CHILD_SUBREAPER, children_of, prctl
+from worker.logs import configure_logging
+from worker.registration import describe_devices, describe_slots
+from worker.signals import Signals
+from worker.slots import AgentIndex, Slot, lock_is_free, make_slots
+from worker.start import Workshop
+from worker.supervisor import Asked, Stage, Supervision
+from worker.telemetry import GpuSample, GpuTelemetry, foreign_work
+
+log = structlog.get_logger("stoker.worker")
+
+FIRST_PROBE_SECONDS = 10.0
+# An observer declares a lease lost after so many reads without a beat between them.
+LEASE_BEATS = 15
+
+
+class Agent:
+    """Everything one agent process owns; `close` lets go of it."""
+
+    def __init__(
+        self, settings: Settings, store: Store, trainer_command: Sequence[str] | None = None
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._selector = selectors.DefaultSelector()
+        self._owned = ExitStack()
+        self._signals = self._own(Signals())
+        self._index = self._own(AgentIndex(settings.locks_dir))
+        self._bell = self._own(Doorbell(settings).listener())
+        self._telemetry = self._own(GpuTelemetry(settings.beat_seconds))
+        self._telemetry.wait_for_first(FIRST_PROBE_SECONDS)
+        self._slots = make_slots(
+            settings.slots,
+            self._telemetry.gpus or (),
+            agent=self._index.number,
+            locks_dir=settings.locks_dir,
+        )
+        self._shop = Workshop(settings, store, len(self._slots), self._gpu_of, trainer_command)
+        self._collector = WorkerCollector(
+            home=settings.home, data=settings.data_root, artifacts=settings.artifact_root
+        )
+        self._facts = host_facts() | {"metrics_url": self._serve_metrics()}
+        self._worker_id = self._register()
+        self._jobs = self._own(JobRunner(settings, store, self._worker_id))
+        self._observer = Observer(store)
+        self._supervisions: list[Supervision] = []
+        self._checkpoint_failures: Counter[str] = Counter()
+        self._signals_seen = 0
+        self._next_beat = time.monotonic()
+        self._beat_at: float | None = None
+        self._out_of_reach = False
+        self._look_for_work = True
+        self._probe_fd: int | None = None
+        self._watch(self._signals, "signals")
+        self._watch(self._bell, "bell")
+
+    def _own(self, part: Any) -> Any:
+        self._owned.callback(part.close)
+        return part
+
+    def close(self) -> None:
+        """Let go of everything, in the reverse order."""
+        self._selector.close()
+        self._owned.close()
+
+    def _watch(self, source: Any, kind: str, supervision: Supervision | None = None) -> None:
+        self._selector.register(source, selectors.EVENT_READ, (kind, supervision))
+
+    def _serve_metrics(self) -> str | None:
+        """The exporter's URL; None when the port is taken, as by a second agent of this host."""
+        settings = self._settings
+        try:
+            exporter = Exporter(self._collector, settings.exporter_host, settings.exporter_port)
+        except OSError as error:
+            log.warning(
+                "no metrics are served: the exporter's port cannot be had",
+                port=settings.exporter_port,
+                why=str(error),
+            )
+            return None
+        self._own(exporter)
+        log.info("metrics are served", url=exporter.url)
+        return exporter.url
+
+    def _register(self) -> int:
+        process = this_process()
+        return self._store.workers.register(
+            NewWorker(
+                name=f"{process.host}-{self._index.number}",
+                host=process.host,
+                boot_id=process.boot_id,
+                pid=process.pid,
+                start_time=process.start_time,
+                version=app.__version__,
+                slots=describe_slots(self._slots),
+                devices=describe_devices(self._telemetry.gpus),
+                facts=self._facts,
+            )
+        )
+
+    def run(self) -> int:
+        """Work until drained; the exit code of the process."""
+        log.info("agent ready", worker=self._worker_id, slots=[s.name for s in self._slots])
+        while not (self._signals_seen and not self._supervisions):
+            for key, _ in self._selector.select(self._timeout()):
+                self._take_in(*key.data)
+            self._act(time.monotonic())
+        with self._reaching_store():
+            self._store.workers.set_state(self._worker_id, "gone")
+        log.info("agent ends")
+        return 0
+
+    def _timeout(self) -> float:
+        now = time.monotonic()
+        due = [s.due(now) for s in self._supervisions]
+        return max(0.0, min([self._next_beat, *(d for d in due if d is not None)]) - now)
+
+    def _take_in(self, kind: str, supervision: Supervision | None) -> None:
+        """Read what one descriptor has to say."""
+        if kind == "signals":
+            self._drain(self._signals.count())
+        elif kind == "bell":
+            self._bell.drain()
+            self._look_for_work = True
+            self._read_intents()
+        elif kind == "probe":
+            self._telemetry.read(time.monotonic())
+        elif kind == "job":
+            self._end_job()
+        elif supervision is not None and supervision.launched is not None:
+            if kind == "launcher":
+                self._end_launcher(supervision)
+            elif not supervision.heard():
+                self._selector.unregister(supervision.launched.control)
+
+    def _act(self, now: float) -> None:
+        """Everything that is due now, in the order in which one thing leads to the next."""
+        self._tend_probe(now)
+        for supervision in self._supervisions:
+            self._tend(supervision, now)
+        if now >= self._next_beat:
+            self._next_beat = now + self._settings.beat_seconds
+            self._look_for_work = True
+            self._beat(now)
+        for supervision in self._supervisions:
+            if supervision.stage is Stage.ended:
+                with self._reaching_store():
+                    supervision.finish(now)
+        self._forget_finished()
+        if self._look_for_work and not self._signals_seen:
+            self._look_for_work = False
+            self._claim(now)
+
+    def _tend(self, supervision: Supervision, now: float) -> None:
+        before = supervision.launched
+        with self._reaching_store():
+            supervision.tick(now)
+        launched = supervision.launched
+        if launched is not None and before is None:
+            self._watch(launched.control, "control", supervision)
+            self._watch(launched.pidfd, "launcher", supervision)
+
+    def _tend_probe(self, now: float) -> None:
+        self._telemetry.tick(now)
+        fd = self._telemetry.fileno()
+        if fd != self._probe_fd:
+            if self._probe_fd is not None:
+                self._selector.unregister(self._probe_fd)
+            if fd is not None:
+                self._watch(fd, "probe")
+            self._probe_fd = fd
+
+    def _beat(self, now: float) -> None:
+        """Tell the store that this agent and its runs live, and what is new of each."""
+        for supervision in self._supervisions:
+            if supervision.stage is not Stage.ended:
+                with self._reaching_store():
+                    supervision.beat(now)
+            silent = now - supervision.beat_at
+            if silent > LEASE_BEATS * self._settings.beat_seconds:
+                supervision.ask("stop", outage=silent)
+        with self._reaching_store():
+            self._see_why_slots_wait()
+            self._store.workers.beat(
+                self._worker_id,
+                slots=describe_slots(self._slots),
+                devices=describe_devices(self._telemetry.gpus),
+                facts=self._facts | {"gpu_telemetry": self._telemetry.why_absent},
+            )
+            self._jobs.beat(now)
+            self._observer.observe()
+            self._beat_at = time.time()
+        self._publish()
+
+    def _publish(self) -> None:
+        views = [supervision.view() for supervision in self._supervisions]
+        failures = self._checkpoint_failures.copy()
+        for supervision in self._supervisions:
+            failures.update(supervision.checkpoint_failures)
+        self._collector.publish(
+            Snapshot(
+                runs=tuple(view for view in views if view is not None),
+                gpus=self._telemetry.gpus,
+                beat_at=self._beat_at,
+                checkpoint_failures=failures,
+            )
+        )
+
+    def _claim(self, now: float) -> None:
+        """Fill the free slots, and take a job when none is under way."""
+        with self._reaching_store():
+            self._see_why_slots_wait()
+            while free := [s for s in self._slots if s.run_id is None and s.waiting is None]:
+                offers = [SlotOffer(s.name, s.device_kind, s.device) for s in free]
+                lease = self._store.leases.claim(self._worker_id, offers)
+                if lease is None:
+                    break
+                slot = next(slot for slot in free if slot.name == lease.slot)
+                supervision = Supervision(self._shop, lease, slot, now)
+                self._supervisions.append(supervision)
+                self._tend(supervision, now)
+            if self._jobs.claim(now):
+                self._watch(self._jobs.pidfd, "job")
+
+    def _see_why_slots_wait(self) -> None:
+        for slot in self._slots:
+            if slot.run_id is not None:
+                continue
+            gpu = self._gpu_of(slot)
+            if not lock_is_free(slot.lock_path):
+                slot.waiting = "Processes of another attempt still use this slot's device."
+            else:
+                slot.waiting = None if gpu is None else foreign_work(gpu)
+
+    def _read_intents(self) -> None:
+        """After the doorbell: obey what users want of our runs, without waiting for the beat."""
+        with self._reaching_store():
+            ids = [supervision.lease.run_id for supervision in self._supervisions]
+            marks = self._store.runs.watch_marks(ids) if ids else {}
+            for supervision in self._supervisions:
+                mark = marks.get(supervision.lease.run_id)
+                if mark is not None and mark.version != supervision.version:
+                    run = self._store.runs.get(supervision.lease.run_id)
+                    supervision.version = run.version
+                    supervision.obey(run.intent)
+
+    def _end_launcher(self, supervision: Supervision) -> None:
+        launched = supervision.launched
+        assert launched is not None  # noqa: S101 - it is what has ended
+        for source in (launched.control, launched.pidfd):
+            if source in self._selector.get_map():
+                self._selector.unregister(source)
+        self._end_orphans()
+        supervision.launcher_ended()
+
+    def _end_orphans(self) -> None:
+        """Kill what a killed launcher left behind; as subreaper the agent has become its parent."""
+        known = {s.launched.pid for s in self._supervisions if s.launched is not None}
+        known |= self._telemetry.pids() | self._jobs.pids()
+        while orphans := set(children_of(os.getpid())) - known:
+            for pid in orphans:
+                log.warning("a process without a launcher is killed", pid=pid)
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+    def _end_job(self) -> None:
+        self._selector.unregister(self._jobs.pidfd)
+        with self._reaching_store():
+            self._jobs.ended()
+        self._look_for_work = True
+
+    def _forget_finished(self) -> None:
+        finished = [s for s in self._supervisions if s.stage is Stage.over]
+        if not finished:
+            return
+        for supervision in finished:
+            self._checkpoint_failures.update(supervision.checkpoint_failures)
+            self._supervisions.remove(supervision)
+        self._look_for_work = True
+        self._publish()
+
+    def _drain(self, signals: int) -> None:
+        """First signal: stop every run with a checkpoint. Second: kill."""
+        first = self._signals_seen == 0
+        self._signals_seen += signals
+        do: Asked = "stop" if self._signals_seen == 1 else "kill"
+        log.info("draining", runs=len(self._supervisions), how=do)
+        for supervision in self._supervisions:
+            supervision.ask(do, drained=True)
+        if first:
+            with self._reaching_store():
+                self._store.workers.set_state(self._worker_id, "draining")
+
+    def _gpu_of(self, slot: Slot) -> GpuSample | None:
+        gpus = self._telemetry.gpus or ()
+        return next((gpu for gpu in gpus if gpu.uuid == slot.uuid), None)
+
+    @contextmanager
+    def _reaching_store(self) -> Iterator[None]:
+        """Go on when the database is out of reach: training does not need it for a while."""
+        try:
+            yield
+        except Unavailable as error:
+            if not self._out_of_reach:
+                log.warning("the database is out of reach, training goes on", why=error.detail)
+            self._out_of_reach = True
+        else:
+            if self._out_of_reach:
+                log.info("the database is back")
+            self._out_of_reach = False
+
+
+def run_agent(settings: Settings, trainer_command: Sequence[str] | None = None) -> int:
+    """Run an agent until SIGTERM or SIGINT; returns the process's exit code.
+
+    `trainer_command` replaces the trainer in tests. Raises StokerError when it cannot start.
+    """
+    configure_logging(settings.log_level)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    for folder in (settings.home, settings.data_root, settings.artifact_root, settings.locks_dir):
+        folder.mkdir(parents=True, exist_ok=True)
+    upgrade(settings)
+    with (
+        closing(open_store(settings)) as store,
+        closing(Agent(settings, store, trainer_command)) as agent,
+    ):
+        return agent.run()
+
+
+def main() -> int:
+    """The process `python -m worker.agent`."""
+    try:
+        return run_agent(load_settings())
+    except StokerError as error:
+        print(f"stoker worker: {error.detail}", file=sys.stderr)  # noqa: T201 - before logging
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

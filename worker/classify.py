@@ -1,0 +1,114 @@
+"""Why an attempt ended: one Reason and a sentence, from what was said and what was seen."""
+
+import signal
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from app.lifecycle import Reason
+
+
+@dataclass
+class Evidence:
+    """What is known of an attempt's end; filled in as it is seen.
+
+    `end` is the trainer's own last event; `returncode` is the trainer's, negative for a signal,
+    None when no launcher lived to report it; `busy` the launcher's sentence about a held lock.
+    """
+
+    end: dict[str, Any] | None = None
+    returncode: int | None = None
+    started: bool = False
+    busy: str | None = None
+    hang_seconds: float | None = None
+    asked: Literal["stop", "kill"] | None = None
+    drained: bool = False
+    outage_seconds: float | None = None
+    oom_kills: int = 0
+    grace_seconds: float = 0.0
+    last_log_line: str | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    reason: Reason
+    message: str
+    result: dict[str, Any] | None = None
+
+
+def classify(seen: Evidence) -> Verdict:
+    """The reason an attempt ended; what the trainer said of itself goes first."""
+    said = _said_by_trainer(seen.end)
+    if said is not None and said.reason is not Reason.interrupted:
+        return said
+    if seen.busy is not None:
+        return Verdict(Reason.slot_busy, seen.busy)
+    if seen.hang_seconds is not None:
+        return Verdict(
+            Reason.hang,
+            f"The trainer made no progress for {seen.hang_seconds:g} seconds and was ended; "
+            "its stacks are at the end of the attempt's log.",
+        )
+    if seen.asked is not None:
+        return Verdict(*_stopped(seen), result=said.result if said else None)
+    if said is not None:
+        return said
+    return _died(seen)
+
+
+def _said_by_trainer(end: dict[str, Any] | None) -> Verdict | None:
+    if end is None:
+        return None
+    try:
+        reason = Reason(end.get("reason"))
+    except ValueError:
+        return None
+    return Verdict(reason, str(end.get("message") or ""), end.get("result"))
+
+
+def _stopped(seen: Evidence) -> tuple[Reason, str]:
+    """An end that the agent asked for: a drain, an outage of the database, or the user's intent."""
+    forced = seen.returncode == -signal.SIGKILL
+    how = "ended without a new checkpoint" if forced or seen.end is None else "saved and ended"
+    if seen.drained:
+        return Reason.drained, f"The worker was shut down; the trainer {how}."
+    if seen.outage_seconds is not None:
+        return Reason.interrupted, (
+            f"The database was out of reach for {seen.outage_seconds:.0f} seconds, so the right to "
+            f"this run had lapsed; the trainer {how}."
+        )
+    if not seen.started:
+        return Reason.interrupted, "Stopped before the trainer had started."
+    if forced and seen.asked == "kill":
+        return Reason.killed, "The trainer was killed."
+    if forced:
+        return Reason.killed, (
+            f"The trainer did not stop within {seen.grace_seconds:g} seconds and was killed."
+        )
+    return Reason.interrupted, f"The trainer was asked to stop; it {how}."
+
+
+def _died(seen: Evidence) -> Verdict:
+    """An end that nobody asked for and the trainer did not explain."""
+    code = seen.returncode
+    if code is None:
+        return Verdict(Reason.killed, "The launcher was killed, and its trainer with it.")
+    if code == -signal.SIGKILL and seen.oom_kills > 0:
+        return Verdict(
+            Reason.host_oom,
+            "The kernel killed the trainer because the host was out of memory; "
+            "a smaller chunk_size or fewer loader workers need less.",
+        )
+    if code == -signal.SIGKILL:
+        return Verdict(Reason.killed, "The trainer was killed by SIGKILL, not by this worker.")
+    if code == -signal.SIGTERM:
+        return Verdict(Reason.interrupted, "The trainer was ended by SIGTERM as it started.")
+    how = f"by signal {_signal_name(-code)}" if code < 0 else f"with exit code {code}"
+    hint = f" Last line of its log: {seen.last_log_line}" if seen.last_log_line else ""
+    return Verdict(Reason.crashed, f"The trainer ended {how} without saying why.{hint}")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)

@@ -1,0 +1,70 @@
+"""What the agent knows of its host: cores, memory, versions, out-of-memory kills."""
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import app
+
+VERSIONED = ("torch", "h5py", "numpy", "safetensors")
+
+
+def usable_cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def host_facts() -> dict[str, Any]:
+    """Facts that do not change while the agent lives; a package that is not installed is absent."""
+    return {
+        "cores": usable_cores(),
+        "host_memory_bytes": psutil.virtual_memory().total,
+        "platform": platform.platform(),
+        "versions": {"stoker": app.__version__, "python": platform.python_version(), **_versions()},
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in VERSIONED:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def oom_kills() -> int:
+    """Processes that the kernel has killed for want of memory, host and own cgroup together.
+
+    Only differences mean something. Both counters are read because a container's limit counts in
+    its cgroup, and a container may not see the host's.
+    """
+    counted = _counter(Path("/proc/vmstat"), "oom_kill")
+    for path in _cgroup_counters(Path("/proc/self/cgroup").read_text()):
+        counted += _counter(path, "oom_kill")
+    return counted
+
+
+def _cgroup_counters(cgroup: str) -> list[Path]:
+    """Files with an `oom_kill` line, for cgroup v2 (`0::/path`) and v1 (`4:memory:/path`)."""
+    files = []
+    for line in cgroup.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            files.append(Path("/sys/fs/cgroup" + path) / "memory.events")
+        elif "memory" in controllers.split(","):
+            files.append(Path("/sys/fs/cgroup/memory" + path) / "memory.oom_control")
+    return files
+
+
+def _counter(path: Path, name: str) -> int:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.split()[:1] == [name])

@@ -1,0 +1,74 @@
+"""Reads the GPUs through NVML in a process of its own, since a wedged driver can hang a probe.
+
+`python -m worker.nvml SECONDS` prints one JSON line a period: {"gpus": [...]} or, once and for
+all, {"unavailable": why}. It ends when its standard input does.
+"""
+
+import json
+import select
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pynvml
+
+Document = dict[str, Any]
+
+
+def sample() -> Document:
+    """All GPUs now; a value that the driver does not give is null."""
+    driver = pynvml.nvmlSystemGetDriverVersion()
+    return {"gpus": [_gpu(i, driver) for i in range(pynvml.nvmlDeviceGetCount())]}
+
+
+def _gpu(index: int, driver: str) -> Document:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    rates = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    milliwatts = _ask(pynvml.nvmlDeviceGetPowerUsage, handle)
+    millijoules = _ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle)
+    processes = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+    capability = _ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
+    return {
+        "index": str(index),
+        "uuid": pynvml.nvmlDeviceGetUUID(handle),
+        "model": pynvml.nvmlDeviceGetName(handle),
+        "driver": driver,
+        "utilization": None if rates is None else rates.gpu / 100,
+        "sm_active": None,  # needs GPM or DCGM
+        "memory_used_bytes": None if memory is None else memory.used,
+        "memory_total_bytes": None if memory is None else memory.total,
+        "power_watts": None if milliwatts is None else milliwatts / 1000,
+        "temperature_celsius": _ask(
+            pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
+        ),
+        "energy_joules": None if millijoules is None else millijoules / 1000,
+        "capability": None if capability is None else list(capability),
+        "processes": [
+            {"pid": process.pid, "memory_bytes": process.usedGpuMemory} for process in processes
+        ],
+    }
+
+
+def _ask(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The driver's answer, or None where this GPU does not support the question."""
+    try:
+        return function(*arguments)
+    except pynvml.NVMLError:
+        return None
+
+
+def main(period_seconds: float) -> int:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        print(json.dumps({"unavailable": str(error)}), flush=True)  # noqa: T201 - the protocol
+        return 0
+    while True:
+        print(json.dumps(sample()), flush=True)  # noqa: T201 - the protocol
+        if select.select([sys.stdin], [], [], period_seconds)[0]:
+            return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(float(sys.argv[1])))

@@ -1,0 +1,196 @@
+"""From a lease to spec.json: the guard with this host's facts, data paths, what to restore."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts
+from app.guard.plan import check
+from app.lifecycle import Reason
+from app.settings import Settings
+from app.spec.run import RunSpec
+from app.store.records import DatasetRecord, Lease, RunRecord
+from worker.checkpoints import on_disk
+from worker.host import usable_cores
+from worker.slots import Slot
+from worker.telemetry import GpuSample
+
+Document = dict[str, Any]
+BF16_CAPABILITY = (8, 0)
+# Restarts of restarts that never saved anything; a longer chain than this is not followed.
+MAX_ANCESTORS = 100
+CARRY_ORDER = ("scratch", "weights", "full")
+
+
+class NotFit(Exception):
+    """The run cannot start on this host; ends the attempt with `reason` before a trainer does."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+
+
+@dataclass(frozen=True)
+class Ancestor:
+    """A run whose checkpoints a restart may go on from."""
+
+    run_id: int
+    carry: Literal["full", "weights"]
+
+
+def run_dir(artifact_root: Path, run_id: int) -> Path:
+    return artifact_root / "runs" / str(run_id)
+
+
+def parse_spec(lease: Lease) -> RunSpec:
+    """The lease's spec as a model; NotFit when this version cannot read it."""
+    try:
+        return RunSpec.model_validate_json(json.dumps(lease.spec))
+    except ValueError as error:
+        raise NotFit(
+            Reason.spec_error,
+            f"This version of the worker cannot read the run's spec ({error}); submit it again.",
+        ) from None
+
+
+def require_fit(lease: Lease, spec: RunSpec, slot: Slot, gpu: GpuSample | None) -> None:
+    """Put the spec before the guard's rules with the facts of this slot; NotFit on an error."""
+    errors = [
+        issue for issue in check(spec, slot_facts(lease, slot, gpu)) if issue.severity == "error"
+    ]
+    if errors:
+        raise NotFit(
+            Reason.spec_error,
+            " ".join(f"{issue.message} {issue.why}".strip() for issue in errors[:3]),
+        )
+
+
+def slot_facts(lease: Lease, slot: Slot, gpu: GpuSample | None) -> Facts:
+    """What the rules may know about the place where the run would train."""
+    cpu = DeviceFacts("cpu", "cpu")
+    devices = (cpu,)
+    if gpu is not None and slot.gpu is not None:
+        used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
+        free = None if used is None or total is None else total - used
+        bf16 = None if gpu.capability is None else gpu.capability >= BF16_CAPABILITY
+        devices = (DeviceFacts("cuda", gpu.model, total, free, bf16), cpu)
+    return Facts(
+        datasets={record.name: dataset_facts(record) for record in _datasets(lease).values()},
+        devices=devices,
+        host_memory_bytes=psutil.virtual_memory().total,
+        cores=usable_cores(),
+    )
+
+
+def dataset_facts(record: DatasetRecord) -> DatasetFacts:
+    fields = {
+        name: FieldFacts(tuple(field["shape"]), field["dtype"])
+        for name, field in (record.fields or {}).items()
+    }
+    return DatasetFacts(
+        name=record.name,
+        state=record.state,
+        samples=record.samples,
+        fields=fields,
+        size_bytes=record.size_bytes,
+        problems=tuple(map(str, record.problems)),
+    )
+
+
+def _datasets(lease: Lease) -> Mapping[str, DatasetRecord]:
+    return {lease.dataset.name: lease.dataset, **lease.extra_datasets}
+
+
+def confined(path: str, root: Path) -> Path:
+    """The absolute path below `root`, symbolic links resolved; ValueError when it leaves it."""
+    whole = (root / path).resolve()
+    if not whole.is_relative_to(root.resolve()):
+        raise ValueError(f"{path} leads out of {root}")
+    return whole
+
+
+def attempt_document(
+    settings: Settings,
+    lease: Lease,
+    spec: RunSpec,
+    slot: Slot,
+    *,
+    slots: int,
+    restore: list[Document],
+) -> Document:
+    """The content of spec.json."""
+    on_gpu = slot.gpu is not None and spec.runtime.device != "cpu"
+    threads = spec.runtime.threads
+    return {
+        "run_id": lease.run_id,
+        "attempt": lease.attempt,
+        "spec": lease.spec,
+        "datasets": {
+            name: _dataset_document(record, settings.data_root)
+            for name, record in _datasets(lease).items()
+        },
+        "device": "cuda:0" if on_gpu else "cpu",  # the only GPU that the trainer can see
+        "threads": max(1, usable_cores() // slots) if threads == "auto" else threads,
+        "restore": restore,
+        "run_dir": str(run_dir(settings.artifact_root, lease.run_id)),
+    }
+
+
+def _dataset_document(record: DatasetRecord, data_root: Path) -> Document:
+    try:
+        path = confined(record.path, data_root)
+    except ValueError as error:
+        raise NotFit(
+            Reason.data_error,
+            f"The dataset {record.name!r} cannot be read: {error}. Move the file below the data "
+            "root, or register it again.",
+        ) from None
+    return {
+        "path": str(path),
+        "fingerprint": record.fingerprint,
+        "samples": record.samples,
+        "fields": record.fields,
+    }
+
+
+def restore_list(
+    artifact_root: Path, lease: Lease, get_run: Callable[[int], RunRecord]
+) -> list[Document]:
+    """Checkpoints to try, newest first: the run's own, then those of the run it goes on from."""
+    own = on_disk(run_dir(artifact_root, lease.run_id))
+    candidates = [
+        {"path": str(checkpoint.path), "carry": "full", "own": True} for checkpoint in own
+    ]
+    if lease.parent_id is None or lease.carry_kind in (None, "scratch"):
+        return candidates
+    if lease.restart_checkpoint_path is not None:
+        path = confined(lease.restart_checkpoint_path, artifact_root)
+        return [*candidates, {"path": str(path), "carry": lease.carry_kind, "own": False}]
+    for ancestor in _ancestors(lease, get_run):
+        inherited = on_disk(run_dir(artifact_root, ancestor.run_id))
+        candidates += [
+            {"path": str(checkpoint.path), "carry": ancestor.carry, "own": False}
+            for checkpoint in inherited
+        ]
+        if inherited:
+            break
+    return candidates
+
+
+def _ancestors(lease: Lease, get_run: Callable[[int], RunRecord]) -> list[Ancestor]:
+    """The chain of restarts from `latest`, since a parent may have ended before it saved."""
+    ancestors: list[Ancestor] = []
+    run_id, carry = lease.parent_id, str(lease.carry_kind)
+    while run_id is not None and carry != "scratch" and len(ancestors) < MAX_ANCESTORS:
+        ancestors.append(Ancestor(run_id, "full" if carry == "full" else "weights"))
+        parent = get_run(run_id)
+        if parent.restart_from != "latest":
+            break
+        inherited = str((parent.carry or {}).get("kind", "scratch"))
+        run_id, carry = parent.parent_id, min(carry, inherited, key=CARRY_ORDER.index)
+    return ancestors

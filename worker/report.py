@@ -1,0 +1,152 @@
+"""What a trainer has said so far: gathered for the next beat, and kept for the exporter."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from app.store.records import Beat, MetricPoint, NewCheckpoint, NewEvent
+from worker.histogram import CHECKPOINT_DURATIONS, ITERATION_DURATIONS, Histogram
+
+Document = dict[str, Any]
+
+# Events of the trainer that go into the run's history as they are. Progress is a column, metrics
+# are points, and the end of an attempt is told by the state event of `finish`.
+HISTORY = frozenset({"phase", "applied", "restored", "epoch", "checkpoint", "warning"})
+SPLIT_LOSSES = {"train_loss": "train", "val_loss": "validation", "test_loss": "test"}
+
+
+@dataclass
+class Outbox:
+    """What the store has not been told yet."""
+
+    events: list[NewEvent] = field(default_factory=list)
+    points: dict[tuple[str, int], MetricPoint] = field(default_factory=dict)
+    checkpoints: list[NewCheckpoint] = field(default_factory=list)
+    removed_checkpoints: list[str] = field(default_factory=list)
+    log_text: str = ""
+
+
+@dataclass
+class Report:
+    """The state of one attempt as the trainer tells it."""
+
+    artifact_root: Path
+    attempt_dir: Path
+    progress: Document | None = None
+    applied: Document | None = None
+    environment: Document | None = None
+    resumed_from_step: int | None = None
+    end: Document | None = None
+    saved: int = 0
+    losses: dict[str, float] = field(default_factory=dict)
+    iterations: Histogram = ITERATION_DURATIONS
+    checkpoints: Histogram = CHECKPOINT_DURATIONS
+    checkpoint_failures: Counter[str] = field(default_factory=Counter)
+    outbox: Outbox = field(default_factory=Outbox)
+
+    def take(self, events: list[Document]) -> None:
+        """Take in events in their order."""
+        for event in events:
+            kind = event["kind"]
+            if kind in HISTORY:
+                data = {k: v for k, v in event.items() if k not in ("kind", "seq", "t")}
+                self.outbox.events.append(NewEvent(kind=kind, t=event["t"], data=data))
+            self._note(kind, event)
+
+    def _note(self, kind: str, event: Document) -> None:
+        match kind:
+            case "progress":
+                self._progress(event)
+            case "metrics":
+                self._points(event, event.get("values") or {})
+            case "checkpoint":
+                self._checkpoint(event)
+            case "applied":
+                self.applied, self.environment = event.get("applied"), event.get("environment")
+            case "restored":
+                self._restored(event)
+            case "end":
+                self._end(event)
+
+    def beat(self, devices: list[str]) -> Beat:
+        """Everything not told yet, as one beat; `told` forgets it once it is committed."""
+        return Beat(
+            progress=self.progress,
+            events=list(self.outbox.events),
+            metric_points=list(self.outbox.points.values()),
+            log_text=self.outbox.log_text,
+            checkpoints=list(self.outbox.checkpoints),
+            removed_checkpoints=list(self.outbox.removed_checkpoints),
+            applied=self.applied,
+            environment=self.environment,
+            devices=devices,
+            resumed_from_step=self.resumed_from_step,
+            result=(self.end or {}).get("result"),
+        )
+
+    def told(self) -> None:
+        self.outbox = Outbox()
+
+    def sample(self, name: str, value: float | None) -> None:
+        """A number measured from outside, at the step the trainer is at."""
+        if self.progress is not None:
+            self._points(self.progress, {name: value})
+
+    def _progress(self, event: Document) -> None:
+        before = (self.progress or {}).get("totals") or {}
+        self.progress = {k: v for k, v in event.items() if k not in ("kind", "seq")}
+        self._count_iterations(event, before)
+        if event.get("loss") is not None:
+            self.losses["train"] = event["loss"]
+
+    def _count_iterations(self, event: Document, before: Document) -> None:
+        rate = event.get("iterations_per_second")
+        done = (event.get("totals") or {}).get("train_iterations") or 0
+        new = done - (before.get("train_iterations") or 0)
+        if rate and new > 0:
+            self.iterations = self.iterations.observe(1 / rate, new)
+
+    def _points(self, event: Document, values: Document) -> None:
+        step = event.get("step")
+        if step is None:
+            return
+        for name, value in values.items():
+            if value is None:
+                continue
+            point = MetricPoint(name=name, step=step, t=event["t"], value=float(value))
+            self.outbox.points[name, step] = point
+            if name in SPLIT_LOSSES:
+                self.losses[SPLIT_LOSSES[name]] = point.value
+
+    def _checkpoint(self, event: Document) -> None:
+        action, path = event.get("action"), str(event.get("path"))
+        if action == "quarantined":
+            self.checkpoint_failures["quarantined"] += 1
+            self.outbox.removed_checkpoints.append(self._row_path(Path(path)))
+        if action != "saved":
+            return
+        self.saved += 1
+        self.checkpoints = self.checkpoints.observe(event.get("seconds") or 0.0)
+        self.outbox.checkpoints.append(
+            NewCheckpoint(
+                step=event["step"],
+                epoch=event.get("epoch") or 0,
+                path=self._row_path(self.attempt_dir / path),
+                bytes=event.get("bytes") or 0,
+                metrics=event.get("metrics") or {},
+                created_at=event["t"],
+            )
+        )
+
+    def _row_path(self, path: Path) -> str:
+        return str(path.relative_to(self.artifact_root))
+
+    def _restored(self, event: Document) -> None:
+        if event.get("carry") == "full":
+            self.resumed_from_step = event.get("step")
+
+    def _end(self, event: Document) -> None:
+        self.end = event
+        if event.get("reason") in ("checkpoint_error", "disk_full"):
+            self.checkpoint_failures[event["reason"]] += 1

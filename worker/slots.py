@@ -1,0 +1,82 @@
+"""Slots: how many runs this agent takes at once, on which device, and why one waits."""
+
+import fcntl
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from worker.telemetry import GpuSample
+
+
+@dataclass
+class Slot:
+    """A place for one run. `gpu` is the index that NVML gives; `uuid` is what a trainer may see."""
+
+    name: str
+    device_kind: Literal["cpu", "cuda"]
+    lock_path: Path
+    gpu: str | None = None
+    uuid: str | None = None
+    run_id: int | None = None
+    waiting: str | None = None
+
+    @property
+    def device(self) -> str:
+        return "cpu" if self.gpu is None else f"cuda:{self.gpu}"
+
+
+class AgentIndex:
+    """The smallest number that no other agent of this host has; kept until `close`."""
+
+    def __init__(self, locks_dir: Path) -> None:
+        locks_dir.mkdir(parents=True, exist_ok=True)
+        self.number = 0
+        while (fd := take_lock(locks_dir / f"agent-{self.number}.lock")) is None:
+            self.number += 1
+        self._fd = fd
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def take_lock(path: Path) -> int | None:
+    """The descriptor that holds the lock; None while another process has it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def lock_is_free(path: Path) -> bool:
+    """Whether no launcher holds a slot's lock at this moment."""
+    fd = take_lock(path)
+    if fd is None:
+        return False
+    os.close(fd)
+    return True
+
+
+def make_slots(
+    wanted: int | None, gpus: Sequence[GpuSample], agent: int, locks_dir: Path
+) -> list[Slot]:
+    """One slot a GPU, or one on the CPU; `wanted` sets the number, CPU slots after the GPUs."""
+    count = wanted or len(gpus) or 1
+    slots = [
+        Slot(
+            name=f"gpu-{gpu.uuid}",
+            device_kind="cuda",
+            lock_path=locks_dir / f"gpu-{gpu.uuid}.lock",
+            gpu=gpu.index,
+            uuid=gpu.uuid,
+        )
+        for gpu in gpus[:count]
+    ]
+    for k in range(count - len(slots)):
+        name = f"cpu-{agent}-{k}"
+        slots.append(Slot(name=name, device_kind="cpu", lock_path=locks_dir / f"{name}.lock"))
+    return slots

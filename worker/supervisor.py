@@ -1,0 +1,299 @@
+"""Supervises one attempt, from the claim to the finish: start, orders, watchdog, beats, end."""
+
+import errno
+import random
+from enum import StrEnum
+from typing import Literal, TypeAlias
+
+import structlog
+
+from app.errors import LeaseLost
+from app.lifecycle import Intent, Reason
+from app.spec.run import RunSpec
+from app.store.records import Finish, Lease
+from worker.attempt import AttemptDir
+from worker.checkpoints import beyond_retention, remove
+from worker.classify import Evidence, Verdict, classify
+from worker.exporter import RunView
+from worker.host import oom_kills
+from worker.launch.local import Launched
+from worker.preparation import NotFit, run_dir
+from worker.report import Report
+from worker.slots import Slot
+from worker.start import Workshop, locks_are_free, start_attempt
+from worker.watchdog import DUMP_SECONDS, Watchdog
+
+log = structlog.get_logger("stoker.worker")
+
+Asked: TypeAlias = Literal["stop", "kill"]
+
+LOCK_RETRY_SECONDS = 0.1
+# A trainer that said it is done has this long to exit, or the grace time if that is longer.
+EXIT_SECONDS = 10.0
+# While the store is out of reach, no more log than this is held for it.
+UNTOLD_LOG_CHARACTERS = 2**20
+BACKOFF_FIRST_SECONDS = 1.0
+BACKOFF_MOST_SECONDS = 60.0
+
+
+class Stage(StrEnum):
+    waiting = "waiting"  # for processes of an earlier attempt, which still hold a lock
+    training = "training"  # a launcher lives
+    ended = "ended"  # the store has to be told
+    over = "over"  # told, or not ours any more
+
+
+class Supervision:
+    """One attempt. The agent calls `tick` when it is due, `heard` and `launcher_ended` when a
+    descriptor says so, `beat` every beat and `finish` once it has ended.
+
+    Times are monotonic seconds. Store errors other than LeaseLost are the caller's.
+    """
+
+    def __init__(self, shop: Workshop, lease: Lease, slot: Slot, now: float) -> None:
+        root = shop.settings.artifact_root
+        folder = run_dir(root, lease.run_id) / f"attempt-{lease.attempt}"
+        self._shop = shop
+        self._attempt = AttemptDir(folder)
+        self._report = Report(root, folder)
+        self._seen = Evidence(grace_seconds=shop.settings.stop_grace_seconds)
+        self._oom_kills = oom_kills()
+        self._claimed_at = now
+        self._kill_at: float | None = None
+        self._abandoned = False
+        self._spec: RunSpec | None = None
+        self._watchdog: Watchdog | None = None
+        self._verdict: Verdict | None = None
+        self.lease = lease
+        self.slot = slot
+        self.launched: Launched | None = None
+        self.stage = Stage.waiting
+        self.beat_at = now
+        self.version = -1  # of the run, as last read after a ring of the doorbell
+        slot.run_id, slot.waiting = lease.run_id, None
+
+    def due(self, now: float) -> float | None:
+        """When `tick` has to be called next, apart from the beat; None: not before it."""
+        return now + LOCK_RETRY_SECONDS if self.stage is Stage.waiting else self._kill_at
+
+    def tick(self, now: float) -> None:
+        """What time alone brings: a freed lock, a hang, a trainer that does not exit."""
+        if self.stage is Stage.waiting:
+            self._start(now)
+        elif self.launched is None or self.stage is not Stage.training:
+            return
+        elif self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = None
+            self.launched.order("kill")
+        elif self._hangs(now):
+            self.launched.order("dump")
+            self._kill_at = now + DUMP_SECONDS
+
+    def _start(self, now: float) -> None:
+        """Launch once no earlier attempt holds a lock; what cannot start ends here."""
+        try:
+            if not locks_are_free(self._shop, self.lease, self.slot):
+                self._wait(now)
+                return
+            started = start_attempt(self._shop, self.lease, self.slot, self._attempt)
+        except NotFit as error:
+            self._end(Verdict(error.reason, error.message))
+            return
+        except OSError as error:
+            self._end(_cannot_start(error))
+            return
+        self.launched, self._spec = started.launched, started.spec
+        self._report.outbox.checkpoints += started.adopted
+        self._report.outbox.removed_checkpoints += started.gone
+        self._watchdog = Watchdog(self._attempt, started.spec.policy.hang_timeout_seconds, now)
+        self.slot.waiting = None
+        self.stage = Stage.training
+        log.info("run started", run=self.lease.run_id, attempt=self.lease.attempt)
+
+    def _wait(self, now: float) -> None:
+        waited = "processes of an earlier attempt are still alive"
+        self.slot.waiting = f"Run {self.lease.run_id} waits: {waited}."
+        if now - self._claimed_at > self._shop.settings.stop_grace_seconds:
+            self._end(Verdict(Reason.slot_busy, f"Back into the queue: {waited}."))
+
+    def _hangs(self, now: float) -> bool:
+        if self._seen.asked is not None or self._kill_at is not None or self._watchdog is None:
+            return False
+        if not self._watchdog.hangs(now):
+            return False
+        self._seen.hang_seconds = self._watchdog.timeout_seconds
+        log.warning("trainer hangs", run=self.lease.run_id, seconds=self._seen.hang_seconds)
+        return True
+
+    def obey(self, intent: Intent) -> None:
+        """Carry out what the user wants of the run."""
+        if intent is Intent.kill:
+            self.ask("kill")
+        elif intent is not Intent.run:
+            self.ask("stop")
+
+    def ask(self, do: Asked, *, drained: bool = False, outage: float | None = None) -> None:
+        """End the attempt; a stop may become a kill, never the other way round."""
+        self._seen.drained |= drained
+        self._seen.outage_seconds = self._seen.outage_seconds or outage
+        if self._seen.asked in (do, "kill"):
+            return
+        self._seen.asked = do
+        if self.launched is not None:
+            self.launched.order(do)
+        elif self.stage is Stage.waiting:
+            self._end(classify(self._seen))
+
+    def abandon(self) -> None:
+        """The lease is lost: nothing may be written any more, nothing may go on training."""
+        log.warning("lease lost, the trainer is killed", run=self.lease.run_id)
+        self._abandoned = True
+        self._seen.asked = "kill"
+        if self.launched is not None:
+            self.launched.order("kill")
+        else:
+            self._leave()
+
+    def heard(self) -> bool:
+        """Read the launcher's messages; False when it has closed its side."""
+        messages = None if self.launched is None else self.launched.messages()
+        for message in messages or ():
+            self._seen.started |= "started" in message
+            self._seen.busy = message.get("busy", self._seen.busy)
+        return messages is not None
+
+    def launcher_ended(self) -> None:
+        """Gather what is left, and judge; the launcher is the last process of an attempt."""
+        assert self.launched is not None  # noqa: S101 - it has just ended
+        self.heard()
+        self.launched.close()
+        self.launched = None
+        if self._abandoned:
+            self._leave()
+            return
+        self._report.take(self._attempt.events.read_all())
+        self._report.outbox.log_text += self._attempt.log.read_all()
+        exited = self._attempt.exit()
+        self._seen.end = self._report.end
+        self._seen.returncode = None if exited is None else exited["returncode"]
+        self._seen.oom_kills = oom_kills() - self._oom_kills
+        self._seen.last_log_line = self._attempt.last_log_line()
+        self._end(classify(self._seen))
+
+    def _end(self, verdict: Verdict) -> None:
+        self._verdict = verdict
+        self.stage = Stage.ended
+
+    def _leave(self) -> None:
+        self.stage = Stage.over
+        self.slot.run_id = self.slot.waiting = None
+
+    def beat(self, now: float) -> None:
+        """Tell the store what is new, and carry out what it answers."""
+        if self.stage is Stage.over or self._abandoned:
+            return
+        if self.stage is Stage.training:
+            self._gather(now)
+        beat = self._report.beat([self.slot.device])
+        try:
+            intent = self._shop.store.leases.beat(self.lease.token, beat)
+        except LeaseLost:
+            self.abandon()
+            return
+        self._report.told()
+        self.beat_at = now
+        if beat.checkpoints:
+            self._retain()
+        self.obey(intent)
+
+    def _gather(self, now: float) -> None:
+        self._report.take(self._attempt.events.read())
+        if len(self._report.outbox.log_text) < UNTOLD_LOG_CHARACTERS:
+            self._report.outbox.log_text += self._attempt.log.read()
+        gpu = self._shop.gpu(self.slot)
+        if gpu is not None:
+            self._report.sample("gpu_utilization", gpu.utilization)
+        if self._report.end is not None and self._kill_at is None:
+            self._kill_at = now + max(EXIT_SECONDS, self._shop.settings.stop_grace_seconds)
+
+    def _retain(self) -> None:
+        """Remove what the spec does not keep; only after the rows of newer ones are committed."""
+        if self._spec is None:
+            return
+        rows = self._shop.store.checkpoints.list(self.lease.run_id)
+        for row in beyond_retention(rows, self._spec.checkpoint):
+            try:
+                remove(self._shop.settings.artifact_root / row.path)
+            except OSError as error:
+                log.warning("old checkpoint could not be removed", path=row.path, why=str(error))
+            else:
+                self._report.outbox.removed_checkpoints.append(row.path)
+
+    def finish(self, now: float) -> None:
+        """Record the end. A store error leaves it to be recorded by a later call."""
+        assert self._verdict is not None  # noqa: S101 - the stage is `ended`
+        if self._report.outbox.checkpoints:
+            self.beat(now)  # the last checkpoint's row goes before the removal of older ones
+            if self.stage is Stage.over:
+                return
+        reason, message = self._verdict.reason, self._verdict.message
+        finish = Finish(
+            reason=reason,
+            message=message,
+            exit_code=self._seen.returncode,
+            final=self._report.beat([self.slot.device]),
+            made_progress=self._made_progress(reason),
+            retry_delay_seconds=self._retry_delay_seconds(),
+        )
+        try:
+            run = self._shop.store.leases.finish(self.lease.token, finish)
+        except LeaseLost:
+            log.warning("lease lost before the end was recorded", run=self.lease.run_id)
+        else:
+            log.info("run ended", run=run.id, state=run.state, reason=reason, message=message)
+        self._leave()
+
+    def _made_progress(self, reason: Reason) -> bool:
+        """Whether the attempt does not count towards a crash loop: it saved, or we ended it."""
+        ended_by_us = self._seen.asked is not None or reason is Reason.slot_busy
+        return self._report.saved > 0 or ended_by_us
+
+    def _retry_delay_seconds(self) -> float:
+        """Doubling from one second to a minute, with jitter so that runs do not come in step."""
+        if self._seen.asked is not None:
+            return 0.0
+        run = self._shop.store.runs.get(self.lease.run_id)
+        failures = min(max(run.retries_used, run.losses), 10)
+        delay = min(BACKOFF_FIRST_SECONDS * 2.0**failures, BACKOFF_MOST_SECONDS)
+        return delay * random.uniform(0.75, 1.25)
+
+    def view(self) -> RunView | None:
+        """What the exporter shows; None before it has started and after it has ended."""
+        if self._spec is None or self.stage is not Stage.training:
+            return None
+        report = self._report
+        return RunView(
+            run_id=self.lease.run_id,
+            attempt=self.lease.attempt,
+            recipe=self._spec.recipe.kind,
+            gpu=self.slot.gpu,
+            progress=report.progress or {},
+            losses=dict(report.losses),
+            iterations=report.iterations,
+            checkpoints=report.checkpoints,
+        )
+
+    @property
+    def checkpoint_failures(self) -> dict[str, int]:
+        """Checkpoints of this attempt that failed, by reason."""
+        return self._report.checkpoint_failures
+
+
+def _cannot_start(error: OSError) -> Verdict:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Verdict(
+            Reason.disk_full,
+            f"The disk is full: the attempt's folder could not be written ({error}). "
+            "Free space below the artifact root and restart the run.",
+        )
+    return Verdict(Reason.crashed, f"The attempt could not be started on this host: {error}.")

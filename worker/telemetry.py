@@ -1,0 +1,165 @@
+"""GPU telemetry: owns the NVML probe's process, keeps its last sample, and tells foreign work."""
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, fields
+from typing import Any
+
+import psutil
+
+# A probe that is silent for so long is hung: it is killed, and asked again after the pause.
+SILENCE_SECONDS = 10.0
+RETRY_SECONDS = 60.0
+# Memory in use on an idle GPU beyond this share belongs to somebody, even if no process is seen.
+UNEXPLAINED_MEMORY_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class GpuSample:
+    """One GPU at one moment; None is what the driver does not tell. Ratios 0-1, sizes in bytes."""
+
+    index: str
+    uuid: str
+    model: str
+    driver: str
+    utilization: float | None
+    sm_active: float | None
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    power_watts: float | None
+    temperature_celsius: float | None
+    energy_joules: float | None
+    capability: tuple[int, int] | None
+    processes: tuple[tuple[int, int | None], ...]
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> "GpuSample":
+        """From a line of worker.nvml."""
+        values = {field.name: document[field.name] for field in fields(cls)}
+        values["capability"] = tuple(values["capability"]) if values["capability"] else None
+        values["processes"] = tuple(
+            (process["pid"], process["memory_bytes"]) for process in document["processes"]
+        )
+        return cls(**values)
+
+
+class GpuTelemetry:
+    """The last sample of all GPUs. `gpus` is None while there is none: absent is not idle."""
+
+    def __init__(self, period_seconds: float) -> None:
+        self._period = period_seconds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._killed: list[subprocess.Popen[bytes]] = []
+        self._buffer = b""
+        self._heard_at = 0.0
+        self._retry_at: float | None = 0.0
+        self.gpus: tuple[GpuSample, ...] | None = None
+        self.why_absent = "the GPUs have not been asked yet"
+
+    def fileno(self) -> int | None:
+        """Readable when the probe has said something; None while no probe runs."""
+        if self._process is None or self._process.stdout is None:
+            return None
+        return self._process.stdout.fileno()
+
+    def tick(self, now: float) -> None:
+        """Start the probe when it is due, and end one that hangs; `now` is monotonic."""
+        self._killed = [process for process in self._killed if process.poll() is None]
+        if self._process is not None and now - self._heard_at > SILENCE_SECONDS + self._period:
+            self._end(f"the NVML probe was silent for {SILENCE_SECONDS:g} seconds", retry_at=now)
+        if self._process is None and self._retry_at is not None and now >= self._retry_at:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "worker.nvml", str(self._period)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            assert self._process.stdout is not None  # noqa: S101 - it is a pipe
+            os.set_blocking(self._process.stdout.fileno(), False)
+            self._heard_at = now
+
+    def read(self, now: float) -> None:
+        """Take in what the probe has printed."""
+        fd = self.fileno()
+        if fd is None:
+            return
+        try:
+            received = os.read(fd, 2**20)
+        except BlockingIOError:
+            return
+        if not received:
+            self._end("the NVML probe ended", retry_at=now)
+            return
+        self._heard_at = now
+        *lines, self._buffer = (self._buffer + received).split(b"\n")
+        for line in lines:
+            self._take(json.loads(line))
+
+    def _take(self, document: dict[str, Any]) -> None:
+        if "unavailable" in document:
+            self._end(str(document["unavailable"]), retry_at=None)
+        else:
+            self.gpus = tuple(GpuSample.from_json(gpu) for gpu in document["gpus"])
+
+    def wait_for_first(self, timeout_seconds: float) -> None:
+        """Block until the probe has answered once or the time is over; for the agent's start."""
+        deadline = time.monotonic() + timeout_seconds
+        self.tick(time.monotonic())
+        while self.gpus is None and (fd := self.fileno()) is not None:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 or not select.select([fd], [], [], remaining)[0]:
+                return
+            self.read(time.monotonic())
+
+    def pids(self) -> set[int]:
+        """Processes of this probe that have not been reaped."""
+        running = [] if self._process is None else [self._process]
+        return {process.pid for process in (*running, *self._killed)}
+
+    def close(self) -> None:
+        """End the probe."""
+        self._end("the worker is going down", retry_at=None)
+
+    def _end(self, why: str, *, retry_at: float | None) -> None:
+        self.gpus = None
+        self.why_absent = why
+        self._buffer = b""
+        self._retry_at = None if retry_at is None else retry_at + RETRY_SECONDS
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        # Not waited for: a probe that hangs in the driver does not even die of SIGKILL.
+        self._killed.append(process)
+
+
+def foreign_work(gpu: GpuSample) -> str | None:
+    """A sentence about other people's work on a GPU where no run of ours is; None: it is free."""
+    others = [(pid, memory) for pid, memory in gpu.processes if psutil.pid_exists(pid)]
+    if others:
+        listed = ", ".join(_describe(pid, memory) for pid, memory in others[:3])
+        return f"GPU {gpu.index} is in use by {listed}; the slot waits until it is free."
+    used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
+    if used is None or not total or gpu.processes or used / total < UNEXPLAINED_MEMORY_SHARE:
+        return None
+    return (
+        f"{used / 2**30:.1f} GiB of GPU {gpu.index} are in use by processes that cannot be seen "
+        "from here (another container?); the slot waits until they are free."
+    )
+
+
+def _describe(pid: int, memory_bytes: int | None) -> str:
+    try:
+        process = psutil.Process(pid)
+        who = f"{process.name()} (pid {pid}, user {process.username()})"
+    except psutil.Error:
+        who = f"process {pid}"
+    return who if memory_bytes is None else f"{who} with {memory_bytes / 2**30:.1f} GiB"
