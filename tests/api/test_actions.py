@@ -1,0 +1,180 @@
+"""Stop, kill, pause, resume, restart, and the same in bulk."""
+
+import pytest
+
+from app.lifecycle import Intent, Reason
+from tests.api.support import SPEC, spec_with
+
+
+@pytest.fixture
+def run_id(api, player):
+    return api.post("/runs", json=SPEC).json()["id"]
+
+
+def test_a_queued_run_stops_at_once(api, run_id):
+    answer = api.post(f"/runs/{run_id}/stop", params={"wait": 5})
+    assert answer.status_code == 200
+    assert (answer.json()["state"], answer.json()["reason"]) == ("stopped", "stop_requested")
+
+
+def test_a_running_run_accepts_and_then_says_it_is_so_already(api, run_id, player):
+    player.claim()
+    first, again = (api.post(f"/runs/{run_id}/stop") for _ in range(2))
+    assert (first.status_code, again.status_code) == (202, 200)
+    assert first.headers["etag"] == f'"{first.json()["version"]}"'
+    assert (again.json()["status"], again.json()["intent"]) == ("stopping", "stop")
+    assert api.post(f"/runs/{run_id}/kill").json()["status"] == "killing"
+
+
+def test_what_is_illegal_says_what_is_possible(api, run_id, player):
+    player.claim()
+    api.post(f"/runs/{run_id}/stop")
+    refusal = api.post(f"/runs/{run_id}/pause")
+    assert refusal.problem("action_not_allowed") == 409
+    assert refusal.json()["allowed_actions"] == ["kill", "restart"]
+    assert api.post(f"/runs/{run_id}/resume").problem("action_not_allowed") == 409
+
+
+def test_wait_answers_when_it_is_done(api, run_id, player):
+    lease = player.claim()
+    waiting = api.start("POST", f"/runs/{run_id}/stop", params={"wait": 30})
+    while player.store.runs.get(run_id).intent is not Intent.stop:
+        assert not waiting.done()
+    player.finish(lease)
+    answer = waiting.result(30)
+    assert (answer.status_code, answer.json()["state"]) == (200, "stopped")
+
+
+def test_wait_that_is_over_answers_what_is_so_far(api, run_id, player):
+    player.claim()
+    answer = api.post(f"/runs/{run_id}/stop", params={"wait": 0.2})
+    assert (answer.status_code, answer.json()["status"]) == (202, "stopping")
+    for wait in ("-1", "x", "1e9", "nan"):
+        assert api.post(f"/runs/{run_id}/stop", params={"wait": wait}).status_code == 422
+
+
+def test_pause_and_resume(api, run_id, player):
+    lease = player.claim()
+    assert api.post(f"/runs/{run_id}/pause").json()["status"] == "pausing"
+    player.finish(lease)
+    assert api.get(f"/runs/{run_id}").json()["state"] == "paused"
+    resumed = api.post(f"/runs/{run_id}/resume")
+    assert resumed.status_code == 202
+    assert resumed.json()["state"] == "queued"
+    waiting = api.start("POST", f"/runs/{run_id}/resume", params={"wait": 30})
+    player.claim()
+    assert waiting.result(30).json()["state"] == "running"
+
+
+@pytest.mark.parametrize("verb", ["halt", "start", "Stop", ""])
+def test_a_verb_that_is_none_is_not_found(api, run_id, verb):
+    assert api.post(f"/runs/{run_id}/{verb}").problem("not_found") == 404
+
+
+def test_restart_with_longer_training_carries_everything(api, run_id, player):
+    lease = player.claim()
+    player.checkpoint(lease, 10)
+    answer = api.post(f"/runs/{run_id}/restart", json={"patch": {"training": {"epochs": 3}}})
+    assert answer.status_code == 201
+    child = answer.json()
+    assert (child["parent_id"], child["status"]) == (run_id, "waiting_for_parent")
+    assert child["carry"] == {"kind": "full", "starts_anew": [], "changed": ["/training/epochs"]}
+    parent = api.get(f"/runs/{run_id}").json()
+    assert (parent["status"], parent["child_ids"]) == ("stopping", [child["id"]])
+    spec = api.get(f"/runs/{child['id']}/spec").json()["spec"]
+    assert spec["training"]["epochs"] == 3
+
+
+def test_restart_with_another_optimizer_carries_weights_and_says_what_starts_anew(api, run_id):
+    patch = {"patch": {"optimizer": {"lr": 0.01}}, "force": True}
+    child = api.post(f"/runs/{run_id}/restart", json=patch).json()
+    assert child["carry"]["kind"] == "weights"
+    assert "optimizer state" in child["carry"]["starts_anew"]
+
+
+def test_restart_with_another_shape_needs_scratch(api, run_id):
+    patch = {"patch": {"recipe": {"hidden_size": 16}}}
+    refusal = api.post(f"/runs/{run_id}/restart", json=patch)
+    assert refusal.problem("spec_rejected") == 422
+    (issue,) = refusal.json()["issues"]
+    assert issue["loc"] == ["recipe", "hidden_size"]
+    assert "scratch" in issue["message"]
+    assert api.get(f"/runs/{run_id}").json()["state"] == "queued"
+    child = api.post(f"/runs/{run_id}/restart", json={**patch, "from": "scratch"})
+    assert child.status_code == 201
+    assert child.json()["carry"]["kind"] == "scratch"
+
+
+def test_restart_takes_a_json_patch_and_null_means_default(api, player):
+    run_id = api.post("/runs", json=spec_with("training", batch_size=64)).json()["id"]
+    merged = api.post(f"/runs/{run_id}/restart", json={"patch": {"training": None}}).json()
+    assert "training" not in api.get(f"/runs/{merged['id']}/spec").json()["request"]
+    ops = [{"op": "replace", "path": "/training/epochs", "value": 7}]
+    child = api.post(f"/runs/{run_id}/restart", json={"patch_ops": ops}).json()
+    assert api.get(f"/runs/{child['id']}/spec").json()["request"]["training"]["epochs"] == 7
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"from": "last"}, "invalid_request"),
+        ({"from": 0}, "invalid_request"),
+        ({"from": True}, "invalid_request"),
+        ({"patch": {}, "patch_ops": []}, "invalid_request"),
+        ({"patch": []}, "invalid_request"),
+        ({"patches": {}}, "invalid_request"),
+        ({"force": "yes"}, "invalid_request"),
+        ({"patch_ops": [{"op": "replace", "path": "/no/such", "value": 1}]}, "invalid_request"),
+        ({"patch_ops": [{"op": "add", "path": "no slash", "value": 1}]}, "invalid_request"),
+        ({"patch_ops": [{"op": "move", "path": "/a"}]}, "invalid_request"),
+        ({"patch_ops": [{"op": "replace", "path": "", "value": 1}]}, "invalid_request"),
+        ({"patch": {"training": {"max_epochs": 3}}}, "spec_rejected"),
+        ({"patch": {"data": None}}, "spec_rejected"),
+        ([], "invalid_request"),
+    ],
+    ids=str,
+)
+def test_a_wrong_restart_changes_nothing(api, run_id, body, code):
+    assert api.post(f"/runs/{run_id}/restart", json=body).problem(code) == 422
+    run = api.get(f"/runs/{run_id}").json()
+    assert (run["state"], run["child_ids"]) == ("queued", [])
+
+
+def test_a_repeated_restart_with_the_same_key_gives_the_same_child(api, run_id):
+    headers = {"Idempotency-Key": "again"}
+    first, again = (api.post(f"/runs/{run_id}/restart", headers=headers) for _ in range(2))
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json()["id"] == again.json()["id"]
+
+
+def test_restart_heeds_if_match(api, run_id):
+    answer = api.post(f"/runs/{run_id}/restart", headers={"If-Match": '"999"'})
+    assert answer.problem("precondition_failed") == 412
+    assert api.get(f"/runs/{run_id}").json()["child_ids"] == []
+
+
+def test_bulk_gives_each_run_its_result(api, run_id, player):
+    other = api.post("/runs", json=SPEC).json()["id"]
+    answer = api.post("/runs/bulk/stop", json={"ids": [run_id, 999, run_id]})
+    assert [(r["id"], r["status"]) for r in answer.json()["results"]] == [(run_id, 202), (999, 404)]
+    assert answer.json()["results"][1]["problem"]["code"] == "not_found"
+    answer = api.post("/runs/bulk/pause", json={"filter": {"state": "queued"}})
+    assert [r["id"] for r in answer.json()["results"]] == [other]
+    answer = api.post("/runs/bulk/delete", json={"filter": {"status": "stopped"}})
+    assert [r["status"] for r in answer.json()["results"]] == [204]
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"ids": [1], "filter": {}}, {"ids": ["1"]}, {"filter": {"colour": 1}}, {"ids": 1}]
+)
+def test_a_wrong_selection_is_refused(api, body):
+    assert api.post("/runs/bulk/stop", json=body).problem("invalid_request") == 422
+
+
+def test_a_finished_run_can_only_be_restarted_or_deleted(api, run_id, player):
+    player.finish(player.claim(), Reason.completed)
+    for verb in ("stop", "pause", "kill", "resume"):
+        refusal = api.post(f"/runs/{run_id}/{verb}")
+        assert refusal.problem("action_not_allowed") == 409
+        assert refusal.json()["allowed_actions"] == ["restart", "delete"]
+    assert api.post(f"/runs/{run_id}/restart").status_code == 201

@@ -1,0 +1,107 @@
+"""Token, Host and Origin; and errors that no endpoint answers."""
+
+import pytest
+
+from app.api.main import create_app
+from app.settings import load_settings
+from tests.api.support import Api
+
+
+@pytest.mark.parametrize("value", [None, "", "Bearer", "Bearer wrong", "Basic abc", "Bearer \xff"])
+def test_without_a_known_token_nothing_opens(api, value):
+    headers = {} if value is None else {"Authorization": value.encode("latin-1")}
+    for path in ("/runs", "/openapi.json", "/no/such/path"):
+        answer = api.get(path, headers=headers, with_token=False)
+        assert answer.problem("unauthorized") == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_health_and_metrics_are_open(api, player):
+    for path in ("/healthz", "/readyz", "/metrics"):
+        assert api.get(path, with_token=False).status_code == 200
+
+
+def test_a_revoked_token_closes_soon(api, store, monkeypatch):
+    monkeypatch.setattr("app.api.gate.TOKEN_SECONDS", 0.0)
+    record, secret = store.tokens.create("short-lived")
+    headers = {"Authorization": f"Bearer {secret}"}
+    assert api.get("/runs", headers=headers).status_code == 200
+    store.tokens.revoke(record.id)
+    assert api.get("/runs", headers=headers).problem("unauthorized") == 401
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "127.0.0.1.evil.example", "localhost.", "127.0.0.1:80x", "", "[::2]:8000"],
+)
+def test_a_foreign_host_is_refused_also_where_no_token_is_asked(api, host):
+    for path in ("/runs", "/metrics"):
+        answer = api.get(path, headers={"Host": host})
+        assert answer.problem("host_not_allowed") == 403
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1234", "127.0.0.1:8000", "[::1]:8000"])
+def test_loopback_hosts_are_known(api, host):
+    assert api.get("/runs", headers={"Host": host}).status_code == 200
+
+
+def test_a_host_can_be_allowed(settings, store):
+    home = load_settings(home=settings.home, allowed_hosts=("stoker.example",), auth="none")
+    with Api(create_app(home, store), None) as api:
+        assert api.get("/runs", headers={"Host": "stoker.example"}).status_code == 200
+        assert api.get("/runs", headers={"Host": "other.example"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", "http://127.0.0.1:9999", "http://[", "file://"]
+)
+def test_a_foreign_origin_is_refused(api, origin):
+    headers = {"Host": "127.0.0.1:8000", "Origin": origin}
+    assert api.get("/runs", headers=headers).problem("origin_not_allowed") == 403
+
+
+def test_the_own_origin_is_let_in(api):
+    headers = {"Host": "127.0.0.1:8000", "Origin": "http://127.0.0.1:8000"}
+    assert api.get("/runs", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "code", "status"),
+    [
+        ("GET", "/nothing", "not_found", 404),
+        ("GET", "/runs/", "not_found", 404),
+        ("GET", "/docs", "not_found", 404),
+        ("GET", "/runs/compare", "not_found", 404),
+        ("GET", "/rules", "not_found", 404),
+        ("PUT", "/runs", "method_not_allowed", 405),
+        ("DELETE", "/queue", "method_not_allowed", 405),
+    ],
+)
+def test_wrong_paths_and_methods_are_problems(api, method, path, code, status):
+    answer = api.request(method, path)
+    assert answer.problem(code) == status
+    if status == 405:
+        assert answer.headers["allow"]
+
+
+@pytest.mark.parametrize("path", ["/runs", "/datasets", "/runs/bulk/stop"])
+def test_bodies_of_wrong_kind_size_or_form_are_problems(api, path):
+    json_type = {"Content-Type": "application/json"}
+    huge = b'{"name": "' + b"x" * (1 << 20) + b'"}'
+    assert api.post(path, content=huge, headers=json_type).problem("payload_too_large") == 413
+    for kind in ({}, {"Content-Type": "text/plain"}, {"Content-Type": "application/xml"}):
+        answer = api.post(path, content=b"{}", headers=kind)
+        assert answer.problem("unsupported_media_type") == 415
+    for body in (b"{", b'{"a": NaN}', b'{"a": 1, "a": 2}', b'{"a": "\\ud800"}', b"[" * 9999):
+        assert api.post(path, content=body, headers=json_type).problem("invalid_json") == 422
+
+
+def test_an_unexpected_error_tells_the_client_nothing_but_where_to_look(api, store, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(store.runs, "get", fail)
+    answer = api.get("/runs/1")
+    assert answer.problem("internal_error") == 500
+    assert "secret" not in answer.text
+    assert answer.json()["error_id"] in answer.json()["detail"]

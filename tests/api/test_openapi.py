@@ -1,0 +1,85 @@
+"""The OpenAPI document: complete, consistent, and what the service does (schemathesis)."""
+
+import re
+
+import pytest
+
+from app.api.gate import OPEN_PATHS
+from app.api.main import create_app
+from app.api.problems import MEDIA_TYPE
+from app.spec.run import RunSpec
+
+CONTRACT = {
+    "/runs": {"get", "post"},
+    "/runs/{run_id}": {"get", "patch", "delete"},
+    "/runs/{run_id}/{action}": {"post"},
+    "/runs/{run_id}/restart": {"post"},
+    "/runs/bulk/{action}": {"post"},
+    "/runs/{run_id}/spec": {"get"},
+    "/runs/{run_id}/events": {"get"},
+    "/runs/{run_id}/logs": {"get"},
+    "/runs/{run_id}/metrics": {"get"},
+    "/runs/{run_id}/attempts": {"get"},
+    "/runs/{run_id}/checkpoints": {"get"},
+    "/runs/{run_id}/checkpoints/{which}/download": {"get"},
+    "/checkpoints/{checkpoint_id}": {"get", "delete"},
+    "/checkpoints/{checkpoint_id}/download": {"get"},
+    "/checkpoints/{checkpoint_id}/pin": {"post"},
+    "/checkpoints/{checkpoint_id}/unpin": {"post"},
+    "/datasets": {"get", "post"},
+    "/datasets/{name}": {"get"},
+    "/presets": {"get"},
+    "/recipes": {"get"},
+    "/workers": {"get"},
+    "/queue": {"get"},
+    "/version": {"get"},
+    "/healthz": {"get"},
+    "/readyz": {"get"},
+    "/metrics": {"get"},
+}
+
+
+@pytest.fixture
+def document(settings, store):
+    return create_app(settings, store).openapi()
+
+
+def operations(document):
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield path, method, operation
+
+
+def test_every_call_of_the_contract_is_described(document):
+    described = {path: set(methods) for path, methods in document["paths"].items()}
+    assert described == CONTRACT
+
+
+def test_every_operation_has_name_summary_and_problems_with_examples(document):
+    names = [operation["operationId"] for _, _, operation in operations(document)]
+    assert len(names) == len(set(names))
+    for path, method, operation in operations(document):
+        where = f"{method} {path}"
+        assert operation["summary"], where
+        needs_token = path not in OPEN_PATHS
+        assert ("401" in operation["responses"]) == needs_token, where
+        assert ("security" in operation) == needs_token, where
+        for status, response in operation["responses"].items():
+            if int(status) >= 400 and "text/plain" not in response["content"]:
+                (problem,) = response["content"].items()
+                assert problem[0] == MEDIA_TYPE, where
+                for example in problem[1]["examples"].values():
+                    assert example["value"]["status"] == int(status), where
+
+
+def test_every_reference_leads_somewhere(document):
+    schemas = document["components"]["schemas"]
+    used = set(re.findall(r"#/components/schemas/([\w\[\]-]+)", str(document)))
+    assert used <= schemas.keys()
+    assert "HTTPValidationError" not in used
+
+
+def test_the_run_spec_is_in_it_field_by_field(document):
+    schema = document["components"]["schemas"]["RunSpec"]
+    assert schema["properties"].keys() == RunSpec.model_fields.keys()
+    assert all(field.get("description") for field in schema["properties"].values())

@@ -1,0 +1,140 @@
+"""Datasets, recipes, presets, workers, queue, health, metrics and version."""
+
+import pytest
+
+from app import __version__
+from app.lifecycle import Reason
+from app.spec.recipe import RECIPES
+from tests.api.support import SPEC
+
+
+def test_a_dataset_is_registered_and_then_inspected(api, player):
+    answer = api.post("/datasets", json={"name": "waves", "path": "waves.h5"})
+    assert (answer.status_code, answer.json()["state"]) == (202, "inspecting")
+    assert answer.headers["location"] == "/datasets/waves"
+    waiting = api.start("GET", "/datasets/waves", params={"wait": 30})
+    player.inspect("waves")
+    dataset = waiting.result(30).json()
+    assert (dataset["state"], dataset["samples"]) == ("ready", 1000)
+    assert dataset["fields"]["features"] == {"shape": [24, 3], "dtype": "float32"}
+    names = [row["name"] for row in api.get("/datasets").json()["data"]]
+    assert sorted(names) == ["waves", "weather"]
+    assert api.get("/datasets/nowhere").problem("not_found") == 404
+
+
+def test_an_absolute_path_below_the_data_root_is_taken(api, settings):
+    path = str(settings.data_root / "sub" / "waves.h5")
+    answer = api.post("/datasets", json={"name": "waves", "path": path})
+    assert answer.json()["path"] == "sub/waves.h5"
+
+
+@pytest.mark.parametrize("path", ["../token", "/etc/passwd", "a/../../b", ".", "link/token"])
+def test_a_path_out_of_the_data_root_is_refused(api, settings, path):
+    (settings.data_root / "link").symlink_to(settings.home)
+    answer = api.post("/datasets", json={"name": "waves", "path": path})
+    assert answer.problem("path_outside_data_root") == 422
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {}, {"name": "waves"}, {"name": "Waves!", "path": "a"}, {"name": "../x", "path": "a"},
+        {"name": "waves", "path": ""}, {"name": "waves", "path": 1}, [],
+        {"name": "waves", "path": "a.h5", "fields": []}, {"name": "w", "path": "x" * 5000},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_wrong_registration_is_refused_with_the_place(api, body):
+    answer = api.post("/datasets", json=body)
+    assert answer.problem("invalid_request") == 422
+    assert answer.json()["issues"]
+
+
+def test_every_recipe_has_its_json_schema(api):
+    recipes = {recipe["kind"]: recipe for recipe in api.get("/recipes").json()["data"]}
+    assert recipes.keys() == RECIPES.keys()
+    assert "hidden_size" in recipes["sequence"]["parameters"]["properties"]
+
+
+def test_presets_are_listed_with_the_users_own(api, settings):
+    settings.presets_dir.mkdir()
+    (settings.presets_dir / "mine.toml").write_text(
+        'description = "Mine."\n[spec.training]\nepochs = 2\n'
+    )
+    presets = {preset["name"]: preset for preset in api.get("/presets").json()["data"]}
+    assert {"cpu", "a100-80g", "mine"} <= presets.keys()
+    assert (presets["mine"]["source"], presets["cpu"]["source"]) == ("user", "packaged")
+
+
+def test_a_broken_preset_is_named(api, player, settings):
+    settings.presets_dir.mkdir()
+    (settings.presets_dir / "mine.toml").write_text("description = ")
+    answer = api.post("/runs", json=SPEC)
+    assert answer.problem("invalid_preset") == 422
+    assert "mine.toml" in answer.json()["detail"]
+
+
+def test_workers_and_queue_are_shown(api, player):
+    ids = [api.post("/runs", json={**SPEC, "priority": p}).json()["id"] for p in (0, 5, 0)]
+    queue = [run["id"] for run in api.get("/queue").json()["data"]]
+    assert queue == [ids[1], ids[0], ids[2]]
+    (worker,) = api.get("/workers").json()["data"]
+    assert (worker["name"], worker["state"]) == ("player", "alive")
+    assert worker["seen_at"].endswith("Z")
+
+
+def test_version(api):
+    assert api.get("/version").json()["version"] == __version__
+
+
+def test_not_ready_without_a_worker_but_alive(api):
+    assert api.get("/healthz").json() == {"status": "ok"}
+    answer = api.get("/readyz")
+    assert answer.problem("not_ready") == 503
+    assert answer.json()["checks"]["database"] == "ok"
+    assert "stoker worker" in answer.json()["checks"]["workers"]
+
+
+def test_ready_with_a_worker(api, player):
+    answer = api.get("/readyz")
+    assert (answer.status_code, answer.json()["workers_alive"]) == (200, 1)
+
+
+def test_a_database_that_is_gone_is_said_so(api, player, settings):
+    (settings.home / "stoker.db").write_bytes(b"this is no database" * 1000)
+    assert api.get("/healthz").status_code == 200
+    answer = api.get("/readyz")
+    assert answer.problem("not_ready") == 503
+
+
+def test_prometheus_metrics(api, player):
+    for _ in range(2):
+        api.post("/runs", json=SPEC)
+    player.finish(player.claim(), Reason.completed)
+    lines = api.get("/metrics").text.splitlines()
+    assert 'stoker_runs{state="queued"} 1.0' in lines
+    assert 'stoker_runs{state="running"} 0.0' in lines
+    assert 'stoker_runs_finished_total{outcome="succeeded",reason="completed"} 1.0' in lines
+    assert f'stoker_build_info{{version="{__version__}"}} 1.0' in lines
+    created = 'stoker_http_request_duration_seconds_count{method="POST",route="/runs",status="201"}'
+    assert f"{created} 2.0" in lines
+
+
+def test_the_wait_in_the_queue_is_observed_once_a_run_starts(api, player):
+    api.post("/runs", json=SPEC)
+    telemetry = api.services.telemetry
+    telemetry.watch_starts()
+    player.claim()
+    telemetry.watch_starts()
+    telemetry.watch_starts()
+    assert "stoker_run_queue_wait_seconds_count 1.0" in api.get("/metrics").text
+
+
+def test_a_route_is_counted_by_its_template(api):
+    api.get("/runs/123456")
+    api.get("/no/such/path")
+    text = api.get("/metrics").text
+    assert 'route="/runs/{run_id}"' in text
+    assert 'route="unmatched"' in text
+    assert "123456" not in text
+    assert "no/such" not in text

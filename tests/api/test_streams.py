@@ -1,0 +1,138 @@
+"""Server-sent events over a real connection: replay, live progress, the end, many at once."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from app.client import Event, parse_event_stream
+from app.lifecycle import Reason
+from tests.api.process import ApiProcess
+from tests.api.support import SPEC
+
+
+@pytest.fixture
+def server(settings, store) -> Iterator[ApiProcess]:
+    with ApiProcess(settings.home) as running:
+        yield running
+
+
+@pytest.fixture
+def run_id(server, player):
+    return server.client.post("/runs", json=SPEC).json()["id"]
+
+
+@contextmanager
+def following(server, path, **headers) -> Iterator[Iterator[Event]]:
+    headers["Accept"] = "text/event-stream"
+    with server.client.stream("GET", path, headers=headers) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        assert response.headers["cache-control"] == "no-cache"
+        yield parse_event_stream(response.iter_lines())
+
+
+def test_a_stream_replays_goes_on_live_and_ends(server, run_id, player):
+    lease = player.claim()
+    with following(server, f"/runs/{run_id}/events") as events:
+        assert [(e.seq, e.kind) for e in (next(events), next(events))] == [
+            (1, "state"),
+            (2, "state"),
+        ]
+        player.event(lease, "phase", phase="training")
+        phase = next(events)
+        assert (phase.seq, phase.kind, phase.data["phase"]) == (3, "phase", "training")
+        assert phase.data["t"].endswith("Z")
+        player.progress(lease, step=7, loss=0.5)
+        progress = next(events)
+        assert (progress.seq, progress.kind, progress.data["step"]) == (None, "progress", 7)
+        player.finish(lease, Reason.completed, "The spec is done.")
+        rest = list(events)
+    assert [event.kind for event in rest] == ["state", "end"]
+    assert rest[-1].seq is None
+    assert rest[-1].data == {
+        "state": "succeeded",
+        "reason": "completed",
+        "message": "The spec is done.",
+    }
+
+
+def test_a_stream_goes_on_after_the_last_event_id(server, run_id, player):
+    player.finish(player.claim(), Reason.completed)
+    with following(server, f"/runs/{run_id}/events", **{"Last-Event-ID": "2"}) as events:
+        assert [(event.seq, event.kind) for event in events] == [(3, "state"), (None, "end")]
+    with following(server, f"/runs/{run_id}/events?after=3") as events:
+        assert [event.kind for event in events] == ["end"]
+
+
+def test_an_attempts_end_does_not_end_the_stream(server, run_id, player):
+    lease = player.claim()
+    player.event(lease, "end", reason="interrupted")
+    player.finish(lease, Reason.interrupted)
+    player.finish(player.claim(), Reason.completed)
+    with following(server, f"/runs/{run_id}/events") as events:
+        kinds = [event.kind for event in events]
+    assert kinds.count("end") == 1
+    assert kinds[-1] == "end"
+
+
+def test_the_log_streams_over_attempts(server, run_id, player):
+    lease = player.claim()
+    player.log(lease, "one\n")
+    with following(server, f"/runs/{run_id}/logs") as events:
+        first = next(events)
+        assert (first.kind, first.data["text"]) == ("log", "one\n")
+        player.finish(lease, Reason.interrupted)
+        second = player.claim()
+        player.log(second, "two\n")
+        assert next(events).data["text"] == "two\n"
+        player.finish(second, Reason.completed)
+        assert [event.kind for event in events] == ["end"]
+    with following(server, f"/runs/{run_id}/logs", **{"Last-Event-ID": str(first.seq)}) as events:
+        assert [event.data.get("text") for event in events] == ["two\n", None]
+
+
+def test_a_stream_of_nothing_is_a_problem(server):
+    headers = {"Accept": "text/event-stream"}
+    for path in ("/runs/99/events", "/runs/99/logs"):
+        assert server.client.get(path, headers=headers).status_code == 404
+    wrong = {**headers, "Last-Event-ID": "x"}
+    assert server.client.get("/runs/99/events", headers=wrong).status_code == 404
+
+
+def test_a_deleted_run_ends_its_stream(server, run_id, player):
+    with following(server, f"/runs/{run_id}/events") as events:
+        next(events)
+        server.client.post(f"/runs/{run_id}/stop")
+        assert [event.kind for event in events][-1] == "end"
+
+
+def test_many_streams_leave_room_for_other_requests(server, run_id, player):
+    lease = player.claim()
+    seen: list[str] = []
+
+    def follow() -> None:
+        with following(server, f"/runs/{run_id}/events") as events:
+            seen.append([event.kind for event in events][-1])
+
+    threads = [threading.Thread(target=follow) for _ in range(60)]
+    for thread in threads:
+        thread.start()
+    assert server.client.get(f"/runs/{run_id}").status_code == 200
+    player.finish(lease, Reason.completed)
+    for thread in threads:
+        thread.join(30)
+    assert seen == ["end"] * 60
+
+
+def test_sigterm_ends_streams_and_leaves_nothing(server, run_id, player):
+    player.claim()
+    with following(server, f"/runs/{run_id}/events") as events:
+        next(events)
+        server.process.terminate()
+        kinds = [event.kind for event in events]
+    assert "end" not in kinds
+    assert server.process.wait(4) == 0
+    assert not (server.home / "api.json").exists()
+    assert "Traceback" not in server.log
