@@ -55,9 +55,17 @@ class Attempt:
                     for entry in document.get("restore", ())
                 ),
             )
-        except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
+        except ValidationError as error:
+            problems = "; ".join(
+                f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+                for problem in error.errors()
+            )
+            raise TrainerError(
+                Reason.spec_error, f"The run spec is not valid: {problems}. Mend it and restart."
+            ) from error
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise TrainerError(
                 Reason.spec_error,
-                f"spec.json of this attempt cannot be used: {error!r}. Submit the run again; if "
-                "that does not help, the agent and the trainer are of different versions.",
+                f"spec.json of this attempt cannot be used ({error!r}): the agent and the trainer "
+                "seem to be of different versions. Restart the worker, then the run.",
             ) from error

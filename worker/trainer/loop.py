@@ -21,7 +21,7 @@ def train(trainer: Trainer) -> Reason:
     batches = log.clock.waiting(
         micro_batches(trainer.data.train, state, spec.training.gradient_accumulation_steps)
     )
-    log.enter("training", agenda.total_steps)
+    log.enter("training", agenda.total_steps, state.step)
 
     while True:
         # A step boundary. What is due follows from the spec and the state alone, so an attempt

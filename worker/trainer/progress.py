@@ -11,16 +11,20 @@ from worker.trainer.state import TrainState
 
 @dataclass
 class PhaseProgress:
-    """How far the running phase has come; `steps` 0: unknown."""
+    """How far the running phase has come; `steps` 0: unknown. A resumed one began at `first`."""
 
     name: str
     steps: int = 0
-    step: int = 0
+    first: int = 0
+    step: int = field(init=False)
     began: float = field(default_factory=time.monotonic)
 
+    def __post_init__(self) -> None:
+        self.step = self.first
+
     def document(self) -> dict[str, Any]:
-        rate = self.step / max(time.monotonic() - self.began, 1e-9)
-        left = (self.steps - self.step) / rate if self.steps and self.step else None
+        rate = (self.step - self.first) / max(time.monotonic() - self.began, 1e-9)
+        left = (self.steps - self.step) / rate if self.steps and rate else None
         return {
             "phase": self.name,
             "phase_step": self.step,

@@ -65,9 +65,9 @@ class Report:
         self.events.emit("applied", **document)
         self.events.path.with_name("applied.json").write_text(json.dumps(document, indent=1))
 
-    def enter(self, phase: str, steps: int = 0) -> None:
-        """Go on to a phase of so many batches or steps (0: unknown)."""
-        self._enter(PhaseProgress(phase, steps))
+    def enter(self, phase: str, steps: int = 0, first: int = 0) -> None:
+        """Go on to a phase of so many batches or steps (0: unknown), of which `first` are done."""
+        self._enter(PhaseProgress(phase, steps, first))
 
     @contextmanager
     def within(self, phase: str, steps: int = 0) -> Iterator[None]:
@@ -102,8 +102,11 @@ class Report:
 
     def _beat(self) -> None:
         self._pulse.beat()
-        if time.monotonic() - self._progress_at >= MAX_PROGRESS_SECONDS:
+        if self._progress_age() >= MAX_PROGRESS_SECONDS:
             self.progress()
+
+    def _progress_age(self) -> float:
+        return time.monotonic() - self._progress_at
 
     def flush(self, step: TrainingStep) -> None:
         """A log point: the mean loss since the last one, in losses.csv and as an event."""
@@ -126,7 +129,7 @@ class Report:
         values |= {name: rate for name, rate in self._rates.lap().items() if rate is not None}
         values |= {name: size for name, size in memory.items() if isinstance(size, int)}
         self.events.emit("metrics", step=state.step, epoch=state.running_epoch(), values=values)
-        if time.monotonic() - self._progress_at >= MIN_PROGRESS_SECONDS:
+        if self._progress_age() >= MIN_PROGRESS_SECONDS:
             self.progress(memory)
             logger.info("step %d/%d: loss %.6g", state.step, self._agenda.total_steps, loss)
 
@@ -134,7 +137,8 @@ class Report:
         """The scores (val_loss, test_mae, …) of a whole part, with the weights of `step`."""
         self.losses.append(step, epoch, split, loss)
         self.events.emit("metrics", step=step, epoch=epoch, values=scores)
-        self.progress()
+        if self._progress_age() >= MIN_PROGRESS_SECONDS:
+            self.progress()
         listed = ", ".join(f"{name} {value:.6g}" for name, value in scores.items())
         logger.info("step %d, %s: %s", step, split, listed)
 

@@ -35,7 +35,7 @@ def capture(step: TrainingStep, state: TrainState, facts: dict[str, Any]) -> Sna
     body = {
         **facts,
         "step": state.step,
-        "epoch": state.epoch,
+        "epoch": state.running_epoch(),
         "position": state.position,
         "metrics": state.metrics(),
         "state": state.to_json(),

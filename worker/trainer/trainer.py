@@ -75,7 +75,7 @@ class Trainer:
             "checkpoint",
             action="saved",
             step=state.step,
-            epoch=state.epoch,
+            epoch=state.running_epoch(),
             path=str(folder.relative_to(self.attempt.folder)),
             bytes=size,
             seconds=self._saved_at - began,

@@ -1,0 +1,196 @@
+"""A laboratory for attempts: a tiny dataset, specs, attempt directories, and runs of them."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from worker.trainer.data.fingerprint import fingerprint
+from worker.trainer.eventlog import EventLog
+from worker.trainer.execute import End, execute
+from worker.trainer.pulse import Pulse
+from worker.trainer.stop import StopFlag
+
+WINDOW, FEATURES, HORIZON, SAMPLES = 12, 3, 4, 60
+
+
+def write_waves(path: Path, samples: int = SAMPLES, seed: int = 0) -> None:
+    """Noisy waves in units far from standard: features (N, 12, 3), targets (N, 4)."""
+    random = np.random.default_rng(seed)
+    begin = random.uniform(0, 6, (samples, 1))
+    time = begin + 0.3 * np.arange(WINDOW + HORIZON)
+    wave = 20 + 5 * np.sin(time) + random.normal(0, 0.3, time.shape)
+    rest = random.normal(3, 2, (samples, WINDOW, FEATURES - 1))
+    features = np.concatenate([wave[:, :WINDOW, None], rest], axis=2)
+    with h5py.File(path, "w") as file:
+        file["features"] = features.astype(np.float32)
+        file["targets"] = wave[:, WINDOW:].astype(np.float32)
+        file["flat"] = features[:, 0].astype(np.float32)
+        file["cube"] = np.zeros((samples, 2, 2, 2), np.float32)
+
+
+def merged(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    result = dict(document)
+    for key, value in patch.items():
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = merged(result[key], value) if both else value
+    return result
+
+
+BASE_SPEC: dict[str, Any] = {
+    "recipe": {"kind": "sequence", "hidden_size": 8, "num_layers": 2, "patch": 3, "dropout": 0.2},
+    "data": {
+        "dataset": "waves",
+        "split": {"method": "chronological", "validation_fraction": 0.2, "test_fraction": 0.1},
+    },
+    "training": {
+        "epochs": 3,
+        "batch_size": 8,
+        "gradient_accumulation_steps": 2,
+        "log_every_steps": 2,
+        "seed": 7,
+    },
+    "optimizer": {"kind": "adamw", "lr": 0.01},
+    "evaluation": {"every_steps": 4, "batch_size": 5, "metrics": ["mae", "mse", "rmse"]},
+    "early_stopping": {"patience": 50},
+    "checkpoint": {"every_seconds": None, "every_steps": 2},
+    "runtime": {"precision": "fp32"},
+}
+
+
+@dataclass
+class Outcome:
+    """What a user would see of an attempt."""
+
+    folder: Path
+    run_dir: Path
+    end: End | None = None
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["kind"] == kind]
+
+    @property
+    def losses(self) -> bytes:
+        return (self.run_dir / "losses.csv").read_bytes()
+
+    @property
+    def rows(self) -> list[list[str]]:
+        return [line.split(",") for line in self.losses.decode().splitlines()[1:]]
+
+    def checkpoint(self, step: int | None = None) -> Path:
+        folders = (self.folder / "checkpoints").glob("step-*[0-9]")
+        by_step = {int(folder.name.split("-")[1]): folder for folder in folders}
+        return by_step[max(by_step) if step is None else step]
+
+    @property
+    def weights(self) -> bytes:
+        """Of the run's newest checkpoint, which an earlier attempt may have written."""
+        newest = Path(own_checkpoints(self.run_dir)[0]["path"])
+        return (newest / "model.safetensors").read_bytes()
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing in the trainer catches it, nothing more is written."""
+
+
+class StopAtPoll(StopFlag):
+    """Asks to stop when it is looked at for the n-th time, which may be inside an evaluation."""
+
+    def __init__(self, polls: int | None = None, kill: bool = False) -> None:
+        super().__init__()
+        self.polls_left = polls
+        self.polls = 0
+        self.kill = kill
+
+    @property
+    def requested(self) -> bool:
+        self.polls += 1
+        if self.polls_left is not None and self.polls > self.polls_left:
+            if self.kill:
+                raise Killed
+            return True
+        return False
+
+
+class Lab:
+    """Artifact root, dataset, and what the agent would do around a trainer."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.data = root / "waves.h5"
+        write_waves(self.data)
+        self.runs = root / "runs"
+        self.count = 0
+
+    def new_run(self) -> Path:
+        self.count += 1
+        run_dir = self.runs / str(self.count)
+        run_dir.mkdir(parents=True)
+        return run_dir
+
+    def datasets(self) -> dict[str, Any]:
+        return {"waves": {"path": str(self.data), "fingerprint": fingerprint(self.data)}}
+
+    def prepare(
+        self,
+        run_dir: Path | None = None,
+        patch: dict[str, Any] | None = None,
+        restore: list[dict[str, Any]] | None = None,
+        threads: int = 1,
+    ) -> Path:
+        """The next attempt of a run (a new run by default), restoring its own checkpoints."""
+        run_dir = run_dir or self.new_run()
+        number = len(list(run_dir.glob("attempt-*"))) + 1
+        folder = run_dir / f"attempt-{number}"
+        folder.mkdir()
+        document = {
+            "run_id": int(run_dir.name),
+            "attempt": number,
+            "spec": merged(BASE_SPEC, patch or {}),
+            "datasets": self.datasets(),
+            "device": "cpu",
+            "threads": threads,
+            "restore": own_checkpoints(run_dir) if restore is None else restore,
+            "run_dir": str(run_dir),
+            "keep": [],
+        }
+        (folder / "spec.json").write_text(json.dumps(document))
+        return folder
+
+    def execute(self, folder: Path, stop: StopFlag | None = None) -> Outcome:
+        """In this process; raises what ended the attempt."""
+        outcome = Outcome(folder, folder.parent)
+        events, pulse = EventLog(folder / "events.jsonl"), Pulse(folder / "pulse")
+        try:
+            outcome.end = execute(folder, stop or StopFlag(), events, pulse)
+        finally:
+            events.close()
+            pulse.close()
+            outcome.events = read_events(folder)
+        return outcome
+
+    def run(
+        self,
+        run_dir: Path | None = None,
+        patch: dict[str, Any] | None = None,
+        restore: list[dict[str, Any]] | None = None,
+        stop: StopFlag | None = None,
+    ) -> Outcome:
+        return self.execute(self.prepare(run_dir, patch, restore), stop)
+
+
+def own_checkpoints(run_dir: Path) -> list[dict[str, Any]]:
+    """As the agent lists them: newest attempt first, then the highest step."""
+    folders = [*run_dir.glob("attempt-*/checkpoints/step-*[0-9]")]
+    folders.sort(
+        key=lambda f: tuple(int(part.split("-")[1]) for part in (f.parts[-3], f.parts[-1]))
+    )
+    return [{"path": str(f), "carry": "full", "own": True} for f in reversed(folders)]
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]

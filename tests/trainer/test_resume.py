@@ -1,0 +1,191 @@
+"""Bit-exact resume: wherever a run is interrupted, it ends as if it never had been."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.lifecycle import Reason
+from tests.trainer.lab import Killed, Lab, Outcome, StopAtPoll, read_events
+from worker.trainer import disk
+
+DISK_OPERATIONS = ("make_folder", "write_file", "sync_file", "sync_folder", "rename")
+
+
+@pytest.fixture
+def straight(lab: Lab) -> Outcome:
+    return lab.run()
+
+
+def assert_same_end(resumed: Outcome, straight: Outcome) -> None:
+    assert resumed.end is not None
+    assert straight.end is not None
+    assert resumed.end.reason is Reason.completed
+    assert resumed.weights == straight.weights
+    assert resumed.losses == straight.losses
+    assert resumed.end.result == straight.end.result
+
+
+def count_polls(lab: Lab, patch: dict[str, Any] | None = None) -> int:
+    stop = StopAtPoll()
+    lab.run(patch=patch, stop=stop)
+    return stop.polls
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["stopped", "killed"])
+def test_a_run_interrupted_anywhere_ends_as_one_that_was_not(
+    lab: Lab, straight: Outcome, kill: bool
+) -> None:
+    polls = count_polls(lab)
+    assert polls >= 30
+    inside_evaluations = 0
+    for poll in range(polls):
+        run_dir = lab.new_run()
+        folder = lab.prepare(run_dir)
+        try:
+            first = lab.execute(folder, StopAtPoll(poll, kill))
+        except Killed:
+            assert kill
+        else:
+            assert not kill
+            assert first.end is not None
+            assert first.end.reason in (Reason.interrupted, Reason.completed)
+            if first.end.reason is Reason.completed:
+                continue
+        phases = [e["phase"] for e in read_events(folder) if e["kind"] == "phase"]
+        inside_evaluations += phases[-1] == "evaluating" or phases[-2] == "evaluating"
+        assert_same_end(lab.run(run_dir), straight)
+    assert inside_evaluations >= 3
+
+
+def test_a_run_interrupted_at_every_turn_still_ends_the_same(lab: Lab, straight: Outcome) -> None:
+    run_dir = lab.new_run()
+    reasons = []
+    while not reasons or reasons[-1] is Reason.interrupted:
+        # Enough polls for one step or one evaluation, so that each attempt makes some way.
+        outcome = lab.run(run_dir, stop=StopAtPoll(6))
+        assert outcome.end is not None
+        reasons.append(outcome.end.reason)
+        assert len(reasons) < 50
+    assert len(reasons) > 5
+    assert outcome.losses == straight.losses
+    assert outcome.end is not None
+    assert straight.end is not None
+    assert outcome.end.result == straight.end.result
+
+
+def kill_after(operations: int, patch: pytest.MonkeyPatch) -> None:
+    """Let so many operations on the disk happen, and die at the next one."""
+    left = iter(range(operations))
+
+    def counted(original: Callable[..., None]) -> Callable[..., None]:
+        def operate(*arguments: Any) -> None:
+            if next(left, None) is None:
+                raise Killed
+            original(*arguments)
+
+        return operate
+
+    for name in DISK_OPERATIONS:
+        patch.setattr(disk, name, counted(getattr(disk, name)))
+
+
+@pytest.mark.parametrize("operations", range(14, 28))
+def test_a_run_killed_while_it_writes_its_second_checkpoint_ends_the_same(
+    lab: Lab, straight: Outcome, operations: int
+) -> None:
+    run_dir = lab.new_run()
+    with pytest.MonkeyPatch.context() as patch:
+        kill_after(operations, patch)
+        with pytest.raises(Killed):
+            lab.run(run_dir)
+    assert_same_end(lab.run(run_dir), straight)
+
+
+def test_a_resume_says_from_where(lab: Lab) -> None:
+    run_dir = lab.new_run()
+    first = lab.run(run_dir, stop=StopAtPoll(12))
+    second = lab.run(run_dir)
+    (restored,) = second.of_kind("restored")
+    assert first.end is not None
+    assert restored["step"] == first.end.step
+    assert restored["path"] == str(first.checkpoint())
+    assert (restored["carry"], restored["own"], restored["quarantined"]) == ("full", True, [])
+
+
+def test_a_resume_keeps_the_number_of_threads_it_was_trained_with(lab: Lab) -> None:
+    run_dir = lab.new_run()
+    lab.run(run_dir, stop=StopAtPoll(12))
+    second = lab.execute(lab.prepare(run_dir, threads=2))
+    assert second.of_kind("applied")[0]["applied"]["threads"] == 1
+
+
+def test_no_checkpoint_is_written_before_the_first_step(lab: Lab) -> None:
+    outcome = lab.run(stop=StopAtPoll(0))
+    assert outcome.end is not None
+    assert (outcome.end.reason, outcome.end.step) == (Reason.interrupted, 0)
+    assert not (outcome.folder / "checkpoints").exists()
+
+
+def test_missing_rows_of_the_loss_file_are_said_aloud(lab: Lab) -> None:
+    run_dir = lab.new_run()
+    lab.run(run_dir, stop=StopAtPoll(20))
+    (run_dir / "losses.csv").write_bytes(b"step,epoch,split,loss\n")
+    outcome = lab.run(run_dir)
+    assert [event["code"] for event in outcome.of_kind("warning")] == ["losses_incomplete"]
+
+
+def start_trainer(folder: Path) -> subprocess.Popen[bytes]:
+    with (folder / "trainer.log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "worker.trainer", str(folder)],
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+
+def wait_for_step(folder: Path, step: int, process: subprocess.Popen[bytes]) -> None:
+    """Until events.jsonl tells of a checkpoint at that step or a later one."""
+    while process.poll() is None:
+        log = folder / "events.jsonl"
+        lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+        for line in lines:
+            if '"saved"' in line and int(line.split('"step": ')[1].split(",")[0]) >= step:
+                return
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_process_that_is_signalled_resumes_bit_exactly(lab: Lab, number: int) -> None:
+    longer = {
+        "training": {"epochs": 150, "log_every_steps": 10},
+        "evaluation": {"every_epochs": 10, "every_steps": None},
+        "checkpoint": {"every_steps": 20},
+    }
+    straight = lab.run(patch=longer)
+    run_dir = lab.new_run()
+    folder = lab.prepare(run_dir, longer)
+    process = start_trainer(folder)
+    wait_for_step(folder, 40, process)
+    process.send_signal(number)
+    code = process.wait(timeout=60)
+    events = read_events(folder)
+    if number == signal.SIGTERM:
+        assert code == 0
+        assert events[-1]["reason"] == "interrupted"
+        assert events[-1]["step"] < 450
+    else:
+        assert code == -signal.SIGKILL
+    second = lab.prepare(run_dir, longer)
+    assert start_trainer(second).wait(timeout=60) == 0
+    resumed = Outcome(second, run_dir, events=read_events(second))
+    assert resumed.weights == straight.weights
+    assert resumed.losses == straight.losses

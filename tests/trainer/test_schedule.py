@@ -1,0 +1,84 @@
+"""Learning rates: those of the literature and of torch, at any step without history."""
+
+import warnings
+
+import pytest
+import torch
+
+from app.spec.optimization import Constant, CosineWarmup, LinearWarmup, OneCycle, Plateau
+from worker.trainer.errors import SpecMismatch
+from worker.trainer.schedule import learning_rate
+
+
+def rates(schedule: OneCycle | Constant | CosineWarmup | LinearWarmup, total: int) -> list[float]:
+    return [learning_rate(schedule, 0.1, step, total) for step in range(total)]
+
+
+def torch_one_cycle(total: int, fraction: float, div: float, final_div: float) -> list[float]:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer,
+        0.1,
+        total_steps=total,
+        pct_start=fraction,
+        div_factor=div,
+        final_div_factor=final_div,
+        cycle_momentum=False,
+    )
+    result = []
+    for _ in range(total):
+        result.append(float(optimizer.param_groups[0]["lr"]))
+        optimizer.step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            schedule.step() if len(result) < total else None
+    return result
+
+
+@pytest.mark.parametrize("total", [2, 7, 100, 1003])
+@pytest.mark.parametrize("fraction", [0.0, 0.25, 0.3, 1.0])
+@pytest.mark.parametrize(("div", "final_div"), [(25.0, 1e4), (1.0, 10.0)])
+def test_onecycle_is_torchs(total: int, fraction: float, div: float, final_div: float) -> None:
+    schedule = OneCycle(warmup_fraction=fraction, div_factor=div, final_div_factor=final_div)
+    expected = torch_one_cycle(total, fraction, div, final_div)
+    assert rates(schedule, total) == pytest.approx(expected, rel=1e-9, abs=1e-15)
+
+
+def test_onecycle_takes_its_warmup_in_steps_as_well() -> None:
+    assert rates(OneCycle(warmup_steps=30), 100) == rates(OneCycle(warmup_fraction=0.3), 100)
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 1, 5, 500])
+@pytest.mark.parametrize("total", [1, 5, 6])
+@pytest.mark.parametrize("kind", [OneCycle, CosineWarmup, LinearWarmup])
+def test_no_warmup_is_too_short_or_too_long(
+    kind: type[OneCycle | CosineWarmup | LinearWarmup], total: int, warmup_steps: int
+) -> None:
+    schedule = kind.model_validate(
+        {"kind": kind.model_fields["kind"].annotation.__args__[0], "warmup_steps": warmup_steps}
+    )
+    assert all(0.0 <= rate <= 0.1 + 1e-12 for rate in rates(schedule, total))
+
+
+def test_cosine_rises_linearly_and_falls_as_a_cosine() -> None:
+    found = rates(CosineWarmup(kind="cosine_warmup", warmup_fraction=0.1), 100)
+    assert found[:3] == pytest.approx([0.0, 0.01, 0.02])
+    assert found[10] == pytest.approx(0.1)
+    assert found[55] == pytest.approx(0.05)
+    assert found[99] < 0.001
+
+
+def test_linear_rises_and_falls_linearly() -> None:
+    found = rates(LinearWarmup(kind="linear_warmup", warmup_steps=20), 100)
+    assert found[10] == pytest.approx(0.05)
+    assert found[20] == pytest.approx(0.1)
+    assert found[60] == pytest.approx(0.05)
+
+
+def test_constant_is_constant() -> None:
+    assert set(rates(Constant(kind="constant"), 10)) == {0.1}
+
+
+def test_plateau_is_refused_until_it_is_there() -> None:
+    with pytest.raises(SpecMismatch, match="not available yet"):
+        learning_rate(Plateau(kind="plateau"), 0.1, 0, 10)
