@@ -94,8 +94,10 @@ def _print_inspection(path: Path, document: Document) -> None:
         ],
         "No fields that could be read.",
     )
+    for warning in document.get("warnings") or []:
+        typer.echo(f"warning: {_problem_text(warning)}", err=True)
     for problem in document.get("problems") or []:
-        typer.echo(f"problem: {_problem_text(problem)}", err=True)
+        typer.secho(f"problem: {_problem_text(problem)}", err=True, fg=typer.colors.RED)
 
 
 def _problem_text(problem: object) -> str:

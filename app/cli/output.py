@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,6 +68,18 @@ def number(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+
+
+def metric_line(values: Mapping[str, object]) -> str:
+    """Metrics in one line: `step 144 · val_mae 3.49`."""
+    return " · ".join(f"{name} {number(value)}" for name, value in values.items())
+
+
+def best_score(best: Mapping[str, object] | None) -> str | None:
+    """The best evaluation by its first metric, in the data's units, else by its loss."""
+    scores = {name: x for name, x in (best or {}).items() if name.startswith("val_")}
+    name = next((name for name in scores if name != "val_loss"), "val_loss")
+    return f"{name} {number(scores[name])}" if name in scores else None
 
 
 def size(value: object) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
-from app.cli.output import STATUS_STYLES, duration, number
+from app.cli.output import STATUS_STYLES, best_score, duration, number
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -101,7 +101,7 @@ def where(progress: Document) -> tuple[str, int, int | None]:
 
 
 def figures(progress: Document) -> str:
-    """`epoch 2/6 · step 38/144 · 29.1 it/s · loss 0.412 · best 3.49 · 4 s left`."""
+    """`epoch 2/6 · step 38/144 · 29.1 it/s · loss 0.412 · best val_mae 3.49 · 4 s left`."""
     parts = []
     if progress.get("epochs"):
         parts.append(f"epoch {progress.get('epoch', 0)}/{progress['epochs']}")
@@ -112,10 +112,8 @@ def figures(progress: Document) -> str:
         parts.append(f"{number(float(rate))} it/s")
     if progress.get("loss") is not None:
         parts.append(f"loss {number(progress['loss'])}")
-    best = progress.get("best")
-    value = best.get("value") if isinstance(best, dict) else best
-    if value is not None:
-        parts.append(f"best {number(value)}")
+    if best := best_score(progress.get("best")):
+        parts.append(f"best {best}")
     if progress.get("eta_seconds") is not None:
         parts.append(f"{duration(progress['eta_seconds'])} left")
     return " · ".join(parts)

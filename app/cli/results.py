@@ -10,8 +10,16 @@ import typer
 
 from app.cli.connect import connect
 from app.cli.failures import CommandFailed
-from app.cli.output import JsonOption, ago, number, print_json, print_table, size
-from app.cli.runs import RunId, metric_line
+from app.cli.output import (
+    JsonOption,
+    ago,
+    metric_line,
+    number,
+    print_json,
+    print_table,
+    size,
+)
+from app.cli.runs import RunId
 
 if TYPE_CHECKING:
     from app.client import StokerClient, Which

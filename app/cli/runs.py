@@ -9,8 +9,10 @@ from app.cli.failures import CommandFailed, ExitCode, issue_lines
 from app.cli.output import (
     JsonOption,
     ago,
+    best_score,
     between,
     duration,
+    metric_line,
     number,
     print_facts,
     print_json,
@@ -93,7 +95,7 @@ def _print_plan(answer: Document) -> None:
         ]
     )
     rows = [
-        (pointer.strip("/").replace("/", "."), _shown(entry["value"]), entry["source"])
+        (pointer.strip("/").replace("/", "."), entry["value"], entry["source"])
         for pointer, entry in sorted(answer["provenance"].items())
         if entry["source"] != "default"
     ]
@@ -145,11 +147,6 @@ def show(run_id: RunId, as_json: JsonOption = False) -> None:
             typer.echo(f"  {name:<10}  " + metric_line(values))
 
 
-def metric_line(values: Document) -> str:
-    """Metrics in one line: `val_mae 3.49 · step 141`."""
-    return " · ".join(f"{name} {number(value)}" for name, value in values.items())
-
-
 def _facts(run: Document) -> list[tuple[str, object]]:
     progress = run.get("progress") or {}
     children = ", ".join(str(child) for child in run["child_ids"])
@@ -182,14 +179,10 @@ def _row(run: Document) -> tuple[object, ...]:
         run.get("reason"),
         _steps(progress) if progress else None,
         number(progress.get("loss")),
-        number(_best_value(progress.get("best"))),
+        best_score(progress.get("best")),
         ago(run["created_at"]),
         between(run["started_at"], run["finished_at"]),
     )
-
-
-def _best_value(best: object) -> object:
-    return best.get("value") if isinstance(best, dict) else best
 
 
 def _steps(progress: Document) -> str:
@@ -205,7 +198,3 @@ def _speed(progress: Document) -> str | None:
 
 def _named(run: Document) -> str:
     return f"({run['name']}) " if run["name"] else ""
-
-
-def _shown(value: object) -> str:
-    return str(value) if not isinstance(value, str) else value

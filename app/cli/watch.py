@@ -7,7 +7,7 @@ import typer
 
 from app.cli.connect import connect
 from app.cli.failures import OUTCOMES, ExitCode
-from app.cli.output import STATUS_STYLES, JsonOption, between, number
+from app.cli.output import STATUS_STYLES, JsonOption, between, metric_line
 from app.cli.progress import View, make_view, note_of
 
 if TYPE_CHECKING:
@@ -78,10 +78,9 @@ def _print_outcome(run: Document) -> None:
     style = {"green": "green", "red": "red", "yellow": "yellow"}.get(STATUS_STYLES[state])
     typer.secho(head + (f": {run['message']}" if run["message"] else "."), fg=style)
     for name in ("best", "last", "test"):
-        values = (run["result"] or {}).get(name) or {}
-        shown = [f"{key} {number(value)}" for key, value in values.items()]
-        if shown:
-            typer.echo(f"  {name}: {' · '.join(shown)}")
+        values = (run["result"] or {}).get(name)
+        if values:
+            typer.echo(f"  {name:<4}  {metric_line(values)}")
     if run["child_ids"]:
         typer.echo(f"  It goes on as run {run['child_ids'][-1]}.")
     elif state in ("failed", "stopped"):
