@@ -138,6 +138,8 @@ def _sample_rows(report: dict[str, Any], arrays: Fields) -> None:
     overlap: dict[str, float] = {}
     for name, array in arrays.items():
         rows = [array[start:stop] for start, stop in _sample_bounds(array)]
+        if not rows:
+            continue
         looked_at = sum(len(part) for part in rows)
         bad = sum(int((~np.isfinite(part)).sum()) for part in rows)
         report["fields"][name] |= {"sampled_rows": looked_at, "nonfinite_count": bad}
@@ -156,8 +158,12 @@ def _sample_rows(report: dict[str, Any], arrays: Fields) -> None:
 
 
 def _sample_bounds(array: h5py.Dataset) -> list[tuple[int, int]]:
-    """Four ranges of rows spread over the array, SAMPLE_BYTES in all, each of at least 2 rows."""
+    """Four ranges of rows spread over the array, SAMPLE_BYTES in all, each of at least 2 rows;
+    none where a row alone is too large to look at.
+    """
     count = int(array.shape[0])
+    if _row_bytes(array) > SAMPLE_BYTES:
+        return []
     length = min(count, max(2, SAMPLE_BYTES // 4 // _row_bytes(array)))
     starts = np.linspace(0, count - length, 4).astype(int).tolist()
     return [(start, start + length) for start in sorted(set(starts))]
@@ -175,9 +181,13 @@ def _moved_on(part: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(moved & varied)
 
 
-def _read_probe(arrays: Fields) -> dict[str, Any]:
-    """How fast the largest array reads, in file order; the page cache may have a part in it."""
+def _read_probe(arrays: Fields) -> dict[str, Any] | None:
+    """How fast the largest array reads, in file order; the page cache may have a part in it.
+    None where a row alone is larger than the probe may be.
+    """
     array = max(arrays.values(), key=lambda a: a.size * a.dtype.itemsize)
+    if _row_bytes(array) > PROBE_BYTES:
+        return None
     step = max(1, PROBE_PIECE_BYTES // _row_bytes(array))
     count = min(int(array.shape[0]), max(1, PROBE_BYTES // _row_bytes(array)))
     buffer = np.empty((min(step, count), *array.shape[1:]), array.dtype)

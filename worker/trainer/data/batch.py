@@ -1,6 +1,6 @@
 """What the training loop gets: batches on the device, each saying where the order stands after."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,7 +60,7 @@ class Batches(Protocol):
     def counters(self) -> Counters:
         """What it read, and how long it was waited for."""
 
-    def iterate(self, epoch: int, start_position: int = 0) -> Iterator[Batch]:
+    def iterate(self, epoch: int, start_position: int = 0) -> Generator[Batch]:
         """The batches of an epoch (0, 1, …) from `start_position` samples on; at most one
         iteration of a part is under way at a time: a new one ends the one before.
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,9 @@ def check_fingerprint(name: str, path: Path, expected: Mapping[str, Any]) -> Non
 
 
 def _add_rows(digest: "hashlib._Hash", array: h5py.Dataset) -> None:
-    count = array.shape[0]
-    row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:]))
-    part: tuple[slice, ...] = ()
-    if row_bytes > MAX_ROW_BYTES:
-        length = array.shape[1]
-        part = (slice(0, max(1, length * MAX_ROW_BYTES // row_bytes)),)
-    for row in np.unique(np.linspace(0, count - 1, min(SAMPLED_ROWS, count)).astype(int)):
-        digest.update(np.ascontiguousarray(array[(int(row), *part)]).tobytes())
+    count, numbers = int(array.shape[0]), MAX_ROW_BYTES // array.dtype.itemsize
+    corner = tuple(  # of a row with more numbers than that
+        slice(0, max(1, numbers // prod(array.shape[axis + 1 :]))) for axis in range(1, array.ndim)
+    )
+    for row in np.linspace(0, count - 1, min(SAMPLED_ROWS, count)).astype(int).tolist():
+        digest.update(np.ascontiguousarray(array[(row, *corner)]).tobytes())

@@ -1,6 +1,6 @@
 """Data that fits: a whole part in device memory, read once."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import numpy as np
 from torch import Tensor
@@ -41,7 +41,7 @@ class Resident:
         finally:
             source.close()
 
-    def iterate(self, epoch: int, start_position: int = 0) -> Iterator[Batch]:
+    def iterate(self, epoch: int, start_position: int = 0) -> Generator[Batch]:
         self._iterations += 1
         mine = self._iterations
         slot = self._slot_of(mine)

@@ -13,7 +13,7 @@ from worker.trainer.errors import DataError
 Moments = tuple[torch.Tensor, torch.Tensor]
 
 
-class _Moments:
+class _Running:
     """Count, mean and sum of squared deviations per feature (Chan, Golub and LeVeque 1983)."""
 
     def __init__(self) -> None:
@@ -48,11 +48,12 @@ def field_statistics(pieces: Iterable[Arrays], pooled: Collection[str]) -> dict[
     The result depends on how the pieces are cut, in the last bits: cut them the same each time.
     Raises DataError on NaN or infinity.
     """
-    moments: dict[str, _Moments] = {}
-    for piece in pieces:
-        for name, array in piece.items():
-            moments.setdefault(name, _Moments()).add(_table(array, pooled=name in pooled))
-    results = {name: kept.result() for name, kept in moments.items()}
+    running: dict[str, _Running] = {}
+    with np.errstate(over="ignore", invalid="ignore"):  # shows in the result
+        for piece in pieces:
+            for name, array in piece.items():
+                running.setdefault(name, _Running()).add(_table(array, pooled=name in pooled))
+    results = {name: kept.result() for name, kept in running.items()}
     for name, (mean, std) in results.items():
         _require_finite(name, mean + std)
     return {

@@ -1,6 +1,6 @@
 """Data larger than the device's memory: chunks take turns in two slots."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from worker.trainer.data.batch import Batch, BatchPlan
 from worker.trainer.data.counters import Counters
@@ -21,7 +21,7 @@ class Streamed:
         self._slots: list[Slot] = []
         self._reader: ChunkReader | None = None
 
-    def iterate(self, epoch: int, start_position: int = 0) -> Iterator[Batch]:
+    def iterate(self, epoch: int, start_position: int = 0) -> Generator[Batch]:
         self._end_reader()
         reader = self._reader = self._start_reader(epoch, start_position)
         try:

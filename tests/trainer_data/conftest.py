@@ -1,0 +1,20 @@
+"""A small file, and the check that no reader thread is left behind."""
+
+import threading
+
+import pytest
+
+from tests.trainer_data.factories import write_arrays
+
+
+@pytest.fixture
+def numbers(tmp_path):
+    """100 samples, each of which says its row."""
+    return write_arrays(tmp_path / "numbers.h5")
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left():
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) <= before

@@ -1,0 +1,77 @@
+"""Files, specs and streams for the data plane's tests."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from app.spec.run import RunSpec
+from worker.trainer.data.batch import BatchPlan
+from worker.trainer.data.fingerprint import fingerprint
+from worker.trainer.data.hdf5 import Hdf5Source
+from worker.trainer.data.order import Order
+from worker.trainer.data.reader import ChunkPlan
+from worker.trainer.data.resident import Resident
+from worker.trainer.data.source import OpenSource
+from worker.trainer.data.split import Part
+from worker.trainer.data.stream import Streamed
+from worker.trainer.data.transfer import HostTransfer
+
+NAMES = ("features", "targets")
+
+
+def write_arrays(path: Path, samples: int = 100, **storage: Any) -> Path:
+    """Row r has r as the first number of its features, and -r as its targets."""
+    row = np.arange(samples, dtype=np.float32)
+    features = np.random.default_rng(7).normal(size=(samples, 6, 3)).astype(np.float32)
+    features[:, 0, 0] = row
+    with h5py.File(path, "w") as file:
+        file.create_dataset("features", data=features, **storage)
+        file.create_dataset("targets", data=-row[:, None] * np.ones(4, np.float32), **storage)
+    return path
+
+
+def entry(path: Path) -> dict[str, Any]:
+    """A dataset as spec.json has it."""
+    return {"path": str(path), "fingerprint": fingerprint(path)}
+
+
+def make_spec(data: dict[str, Any] | None = None, **parts: Any) -> RunSpec:
+    document = {"recipe": {"kind": "sequence"}, "data": {"dataset": "numbers", **(data or {})}}
+    return RunSpec.model_validate_json(json.dumps(document | parts))
+
+
+def rows_of(batches) -> list[int]:
+    """The rows of the file that the batches hold, in order; checks that fields belong together."""
+    rows: list[int] = []
+    for batch in batches:
+        features, targets = batch.arrays["features"], batch.arrays["targets"]
+        assert len(features) == len(targets) == batch.size
+        assert (features[:, 0, 0] == -targets[:, 0]).all()
+        rows += features[:, 0, 0].int().tolist()
+    return rows
+
+
+def opener(path: Path) -> OpenSource:
+    return lambda: Hdf5Source(path, NAMES)
+
+
+def fields_of(path: Path):
+    source = Hdf5Source(path, NAMES)
+    source.close()
+    return source.fields
+
+
+def resident(path: Path, part: Part, order: Order, batch_size=8, drop_last=False) -> Resident:
+    plan = BatchPlan(len(part), batch_size, drop_last)
+    return Resident(plan, order, part, opener(path), HostTransfer(fields_of(path)))
+
+
+def streamed(
+    path: Path, part: Part, order: Order, batch_size=8, drop_last=False, chunk_samples=16
+) -> Streamed:
+    plan = BatchPlan(len(part), batch_size, drop_last)
+    chunks = ChunkPlan(opener(path), part, order, chunk_samples)
+    return Streamed(plan, chunks, HostTransfer(fields_of(path)))

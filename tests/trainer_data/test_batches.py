@@ -1,0 +1,134 @@
+"""Batches: the same samples in the same batches, resident or streamed, whatever the chunk size."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.trainer_data.factories import resident, rows_of, streamed, write_arrays
+from worker.trainer.data.order import Order
+from worker.trainer.data.split import Part
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return write_arrays(tmp_path_factory.mktemp("data") / "numbers.h5", samples=120)
+
+
+parts = st.one_of(
+    st.builds(
+        lambda start, length: Part("numbers", range(start, start + length)),
+        st.integers(0, 20),
+        st.integers(1, 100),
+    ),
+    st.sets(st.integers(0, 119), min_size=1).map(
+        lambda rows: Part("numbers", np.array(sorted(rows)))
+    ),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    part=parts,
+    shuffle=st.sampled_from(["full", "block", "none"]),
+    group=st.integers(1, 40),
+    block=st.integers(1, 10),
+    seed=st.integers(0, 2**53 - 1),
+    epoch=st.integers(0, 5),
+    batch_size=st.integers(1, 40),
+    drop_last=st.booleans(),
+    chunk_samples=st.integers(1, 130),
+    resume_batch=st.integers(0, 3),
+)
+def test_residency_and_chunk_size_never_change_the_batches(
+    path, part, shuffle, group, block, seed, epoch, batch_size, drop_last, chunk_samples,
+    resume_batch,
+):  # fmt: skip
+    def order():
+        return Order(len(part), seed, shuffle, group, block)
+
+    expected = part.take(order().rows(epoch, 0, len(part))).tolist()
+    if drop_last:
+        expected = expected[: len(part) // batch_size * batch_size]
+    start = min(resume_batch * batch_size, len(expected))
+    whole = resident(path, part, order(), batch_size, drop_last)
+    chunked = streamed(path, part, order(), batch_size, drop_last, chunk_samples)
+    for batches in (whole, chunked):
+        got = list(batches.iterate(epoch, start))
+        assert rows_of(got) == expected[start:]
+        assert [batch.size for batch in got[:-1]] == [batch_size] * max(0, len(got) - 1)
+        ends = [min(p + batch_size, len(expected)) for p in range(start, len(expected), batch_size)]
+        assert [batch.position_after for batch in got] == ends
+        assert batches.plan.num_batches == -(-len(expected) // batch_size)
+        batches.close()
+
+
+def test_an_epoch_can_be_left_and_continued(path):
+    part, order = Part("numbers", range(100)), Order(100, 3, "block", 20, 4)
+    batches = streamed(path, part, order, batch_size=7, chunk_samples=20)
+    whole = rows_of(batches.iterate(2))
+    first = batches.iterate(2)
+    taken = [next(first) for _ in range(5)]
+    rest = batches.iterate(2, taken[-1].position_after)
+    assert rows_of(taken) + rows_of(rest) == whole
+    batches.close()
+
+
+@pytest.mark.parametrize("make", [resident, streamed])
+def test_a_new_iteration_ends_the_one_before(path, make):
+    batches = make(path, Part("numbers", range(100)), Order(100, 3, "full"))
+    first, second = batches.iterate(0), batches.iterate(1)
+    next(first), next(second)
+    with pytest.raises(RuntimeError, match="another iteration"):
+        list(first)
+    assert len(list(second)) == batches.plan.num_batches - 1
+    batches.close()
+
+
+@pytest.mark.parametrize("make", [resident, streamed])
+def test_a_closed_part_gives_no_more(path, make):
+    batches = make(path, Part("numbers", range(100)), Order(100, 3, "full"))
+    under_way = batches.iterate(0)
+    next(under_way)
+    batches.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        list(under_way)
+
+
+def test_training_and_validation_can_be_iterated_in_turns(path):
+    train = streamed(path, Part("numbers", range(80)), Order(80, 0, "full"))
+    validation = streamed(path, Part("numbers", range(80, 120)), Order(40, 0, "none"))
+    rows = []
+    for batch in train.iterate(0):
+        rows += rows_of([batch])
+        assert rows_of(validation.iterate(0)) == list(range(80, 120))
+    assert sorted(rows) == list(range(80))
+    train.close()
+    validation.close()
+
+
+def test_what_was_read_is_counted(path):
+    part = Part("numbers", range(50))
+    bytes_of_part = 50 * (6 * 3 + 4) * 4
+    whole, chunked = (
+        resident(path, part, Order(50, 0, "full")),
+        streamed(path, part, Order(50, 0, "full")),
+    )
+    for epoch in range(2):
+        list(whole.iterate(epoch))
+        list(chunked.iterate(epoch))
+    assert whole.counters.bytes_read == bytes_of_part
+    assert chunked.counters.bytes_read == 2 * bytes_of_part
+    assert whole.counters.queue_depth is None
+    assert chunked.counters.queue_depth in (0, 1, 2)
+    assert chunked.counters.wait_seconds > 0
+    whole.close()
+    chunked.close()
+
+
+def test_batches_of_a_stream_keep_their_values(path):
+    """A slot is used again for later chunks; batches that were handed out must not change."""
+    batches = streamed(path, Part("numbers", range(100)), Order(100, 0, "none"), chunk_samples=8)
+    kept = list(batches.iterate(0))
+    assert rows_of(kept) == list(range(100))
+    batches.close()

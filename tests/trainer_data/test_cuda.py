@@ -1,0 +1,60 @@
+"""On a GPU: the same batches as on the host, with copies beside the computation."""
+
+import pytest
+import torch
+
+from tests.trainer_data.factories import (
+    entry,
+    fields_of,
+    make_spec,
+    opener,
+    rows_of,
+    streamed,
+    write_arrays,
+)
+from worker.trainer.data.batch import BatchPlan
+from worker.trainer.data.cuda import CudaTransfer
+from worker.trainer.data.loader import open_data
+from worker.trainer.data.order import Order
+from worker.trainer.data.reader import ChunkPlan
+from worker.trainer.data.split import Part
+from worker.trainer.data.stream import Streamed
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+@pytest.mark.parametrize("residency", ["resident", "stream"])
+def test_batches_are_those_of_the_host(tmp_path, residency):
+    datasets = {"numbers": entry(write_arrays(tmp_path / "numbers.h5", samples=5_000))}
+    loader = {"kind": "chunked", "residency": residency, "chunk_size": "64KiB"}
+    spec = make_spec({"loader": loader | {"shuffle": "block", "shuffle_group": 512}})
+    seen = []
+    for device in ("cpu", "cuda:0"):
+        data = open_data(spec, datasets, torch.device(device))
+        parts = [part for part in (data.train, data.validation) if part]
+        seen.append([rows_of(part.iterate(1)) for part in parts])
+        data.close()
+    assert seen[0] == seen[1]
+
+
+def test_a_slot_is_not_overwritten_while_slow_kernels_read_it(tmp_path):
+    """Each batch is followed by work that keeps the device busy while the reader is ahead."""
+    path = write_arrays(tmp_path / "numbers.h5", samples=4_000)
+    part, device = Part("numbers", range(4_000)), torch.device("cuda:0")
+    order = Order(4_000, 0, "full")
+    chunks = ChunkPlan(opener(path), part, order, 50)
+    plan = BatchPlan(4_000, 25, drop_last=False)
+    batches = Streamed(plan, chunks, CudaTransfer(device, fields_of(path)))
+    busy = torch.randn(2_000, 2_000, device=device)
+    kept = []
+    for batch in batches.iterate(0):
+        for _ in range(4):
+            busy = (busy @ busy).tanh()
+        kept.append(batch)
+    batches.close()
+    reference = streamed(path, part, order, 25, chunk_samples=50)
+    assert rows_of(kept) == rows_of(reference.iterate(0))
+    reference.close()

@@ -1,0 +1,166 @@
+"""What inspection says of good files and of bad ones; it never fails itself."""
+
+import json
+import os
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+import pytest
+
+from tests.trainer_data.factories import write_arrays
+from worker.trainer.data.fingerprint import fingerprint
+from worker.trainer.inspect import inspect
+
+
+def write(path, **arrays):
+    with h5py.File(path, "w") as file:
+        for name, array in arrays.items():
+            file[name] = array
+    return path
+
+
+def codes(report, kind="problems"):
+    return [finding["code"] for finding in report[kind]]
+
+
+def test_a_good_file_is_described(tmp_path):
+    path = write_arrays(tmp_path / "a.h5")
+    report = inspect(path)
+    assert codes(report) == codes(report, "warnings") == []
+    assert report["samples"] == 100
+    assert report["size_bytes"] == path.stat().st_size
+    features = report["fields"]["features"]
+    assert (features["shape"], features["dtype"]) == ([6, 3], "float32")
+    assert (features["storage"], features["chunks"]) == ("contiguous", None)
+    assert report["fields"]["targets"]["shape"] == [4]
+    assert report["fingerprint"] == fingerprint(path)
+    assert report["layout"]["kind"] == "arrays"
+    assert report["read_probe"]["bytes"] == 100 * 6 * 3 * 4
+
+
+def test_storage_is_told(tmp_path):
+    path = write_arrays(tmp_path / "a.h5", chunks=True, compression="gzip")
+    features = inspect(path)["fields"]["features"]
+    assert (features["storage"], features["compression"]) == ("chunked", "gzip")
+    assert features["chunks"] is not None
+
+
+def test_windows_of_one_series_are_recognized(tmp_path):
+    series = np.random.default_rng(0).normal(size=(200, 3))
+    windows = np.lib.stride_tricks.sliding_window_view(series, 30, 0).transpose(0, 2, 1)
+    path = write(tmp_path / "a.h5", windows=windows, noise=np.random.rand(171, 30, 3),
+                 flat=np.ones((171, 30)))  # fmt: skip
+    layout = inspect(path)["layout"]
+    assert layout["kind"] == "overlapping_windows"
+    assert layout["overlapping"] == ["windows"]
+
+
+def test_values_that_are_no_numbers_are_a_warning(tmp_path):
+    x = np.ones((50, 4), np.float32)
+    x[10, 2], x[49, 3] = np.nan, np.inf
+    report = inspect(write(tmp_path / "a.h5", x=x))
+    assert codes(report) == []
+    assert codes(report, "warnings") == ["nonfinite_values"]
+    assert report["fields"]["x"]["nonfinite_count"] == 2
+
+
+def test_arrays_beside_the_data_are_left_out(tmp_path):
+    path = write(tmp_path / "a.h5", x=np.ones((9, 2)), names=np.array([b"a", b"b"]), year=2024)
+    report = inspect(path)
+    assert codes(report) == []
+    assert list(report["fields"]) == ["x"]
+    assert codes(report, "warnings") == ["unusable_array", "unusable_array"]
+
+
+def _strings(path):
+    write(path, x=np.array(["a", "bc"], dtype=object))
+
+
+def _external_storage(path):
+    with h5py.File(path, "w") as file:
+        file["good"] = np.ones(4)
+        file.create_dataset("x", (4,), "float32", external=[("/etc/hostname", 0, 16)])
+
+
+def _virtual(path):
+    layout = h5py.VirtualLayout((4,), "float64")
+    layout[:] = h5py.VirtualSource("other.h5", "x", (4,))
+    with h5py.File(path, "w") as file:
+        file.create_virtual_dataset("x", layout)
+
+
+def _huge_chunks(path):
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", (2**20, 2**12), "float64", chunks=(2**18, 2**12 // 4 - 1))
+
+
+BAD_FILES = {
+    "empty_file": lambda path: path.write_bytes(b""),
+    "unreadable": lambda path: path.write_bytes(b"id,price\n1,2\n" * 100),
+    "unreadable truncated": lambda path: os.truncate(write_arrays(path), 2_000),
+    "no_arrays": lambda path: write(path),
+    "no_arrays strings": _strings,
+    "no_arrays complex": lambda path: write(path, x=np.ones(3, complex)),
+    "no_arrays empty samples": lambda path: write(path, x=np.ones((5, 0))),
+    "external_link": lambda path: write(path, y=np.ones(3), x=h5py.ExternalLink("b.h5", "x")),
+    "external_storage": _external_storage,
+    "external_storage virtual": _virtual,
+    "length_mismatch": lambda path: write(path, x=np.ones((5, 2)), y=np.ones(4)),
+    "no_samples": lambda path: write(path, x=np.ones((0, 3))),
+    "huge_chunks": _huge_chunks,
+    "not_a_file": lambda path: path.mkdir(),
+    "not_a_file missing": lambda path: None,
+}
+
+
+@pytest.mark.parametrize("kind", BAD_FILES)
+def test_a_bad_file_is_told_what_is_wrong(tmp_path, kind):
+    path = tmp_path / "bad.h5"
+    BAD_FILES[kind](path)
+    report = inspect(path)
+    assert kind.split()[0] in codes(report)
+    assert report["fingerprint"] is None
+    assert all(problem["message"].endswith(".") for problem in report["problems"])
+    json.dumps(report, allow_nan=False)
+
+
+def test_groups_that_contain_one_another_end(tmp_path):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["group/x"] = np.ones((4, 2))
+        file["group/again"] = file["group"]
+        file["group/top"] = file["/"]
+    assert list(inspect(path)["fields"]) == ["group/x"]
+
+
+def test_large_samples_are_not_read_as_a_whole(tmp_path):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:  # 2 TiB that take no room: chunks that were never written
+        file.create_dataset("x", (4, 2**27, 1024), "float32", chunks=(1, 1024, 64))
+    report = inspect(path)
+    assert codes(report) == []
+    assert report["read_probe"] is None
+    assert report["fields"]["x"]["shape"] == [2**27, 1024]
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_the_command_prints_one_document_and_exits_0(tmp_path, good):
+    path = tmp_path / "a.h5"
+    if good:
+        write_arrays(path)
+    else:
+        path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(range(256)) * 9)
+    command = [sys.executable, "-m", "worker.trainer.inspect", str(path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (codes(json.loads(done.stdout)) == []) is good
+    assert done.stdout.count("\n") == 1
+
+
+def test_inspection_does_not_load_torch():
+    """A child is started for each inspection; loading torch would take it seconds."""
+    code = "import sys, worker.trainer.inspect, worker.trainer.sample_weather; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "pandas", "pvlib"} & set(done.stdout.split())

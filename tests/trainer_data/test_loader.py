@@ -1,0 +1,170 @@
+"""Opening a run's data from its spec: parts, residency, shuffle, checks, description."""
+
+import json
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer_data.factories import entry, make_spec, rows_of, write_arrays
+from worker.trainer.data.loader import open_data
+from worker.trainer.data.resident import Resident
+from worker.trainer.data.stream import Streamed
+from worker.trainer.errors import DataError, DatasetChanged, SpecMismatch
+
+CPU = torch.device("cpu")
+GIB = 2**30
+
+
+@pytest.fixture
+def open_numbers(numbers):
+    """Opens the file `numbers` for a spec made of these parts."""
+    opened = []
+
+    def open_one(data=None, budget=GIB, datasets=None, **parts):
+        spec = make_spec(data, **parts)
+        opened.append(open_data(spec, datasets or {"numbers": entry(numbers)}, CPU, budget))
+        return opened[-1]
+
+    yield open_one
+    for data in opened:
+        data.close()
+
+
+def test_parts_come_as_the_spec_says(open_numbers):
+    data = open_numbers(
+        {"split": {"method": "chronological", "validation_fraction": 0.2, "test_fraction": 0.1}},
+        training={"batch_size": 32, "seed": 4},
+        evaluation={"batch_size": 16},
+    )
+    train = rows_of(data.train.iterate(0))
+    assert sorted(train) == list(range(70)) != train
+    assert rows_of(data.validation.iterate(0)) == list(range(70, 90))
+    assert rows_of(data.test.iterate(0)) == list(range(90, 100))
+    assert [batch.size for batch in data.train.iterate(1)] == [32, 32, 6]
+    assert [batch.size for batch in data.validation.iterate(0)] == [16, 4]
+    assert data.fields["features"].shape == (6, 3)
+
+
+def test_parts_that_were_not_asked_for_are_none(open_numbers):
+    data = open_numbers({"split": {"method": "chronological", "validation_fraction": 0.0}})
+    assert data.validation is None
+    assert data.test is None
+
+
+def test_the_tail_is_left_out_only_when_asked(open_numbers):
+    parts = {"split": {"method": "chronological", "validation_fraction": 0.0}}
+    data = open_numbers(parts, training={"batch_size": 30, "drop_last": True})
+    assert [batch.size for batch in data.train.iterate(0)] == [30, 30, 30]
+    with pytest.raises(SpecMismatch, match="fewer than one batch"):
+        open_numbers(parts, training={"batch_size": 101, "drop_last": True})
+
+
+@pytest.mark.parametrize("shuffle", ["full", "block", "none"])
+def test_residency_and_chunks_do_not_change_what_is_trained_on(open_numbers, shuffle):
+    loaders: list[dict[str, object]] = [
+        {"residency": "resident"},
+        {"residency": "stream"},
+        {"residency": "stream", "chunk_size": "1KiB"},
+        {"residency": "stream", "chunk_size": "3%"},
+    ]
+    seen = []
+    for loader in loaders:
+        loader |= {"kind": "chunked", "shuffle": shuffle, "shuffle_group": 32}
+        data = open_numbers({"loader": loader, "split": {"method": "random"}}, budget=10**6)
+        seen.append([rows_of([batch]) for epoch in range(2) for batch in data.train.iterate(epoch)])
+    assert all(rows == seen[0] for rows in seen)
+
+
+def test_auto_is_resident_when_it_fits_and_streams_otherwise(open_numbers):
+    resident, streamed = open_numbers(), open_numbers(budget=5_000)
+    assert isinstance(resident.train, Resident)
+    assert isinstance(resident.validation, Resident)
+    assert isinstance(streamed.train, Streamed)
+    assert isinstance(streamed.validation, Streamed)
+    assert streamed.describe()["chunk_samples"] == 5_000 // 2 // 88
+    assert rows_of(streamed.train.iterate(3)) == rows_of(resident.train.iterate(3))
+
+
+@pytest.mark.parametrize(
+    ("loader", "sentence"),
+    [
+        ({"residency": "resident"}, "the data takes .* MiB .* set it to auto or stream"),
+        ({"residency": "stream", "chunk_size": "1GiB"}, "lower data.loader.chunk_size"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_numbers(open_numbers, loader, sentence):
+    with pytest.raises(SpecMismatch, match=sentence):
+        open_numbers({"loader": {"kind": "chunked", **loader}}, budget=5_000)
+
+
+def test_a_dataset_of_its_own_can_validate(open_numbers, numbers, tmp_path):
+    later = write_arrays(tmp_path / "later.h5", samples=12)
+    datasets = {"numbers": entry(numbers), "later": entry(later)}
+    split = {"method": "datasets", "validation": "later"}
+    data = open_numbers({"split": split}, datasets=datasets)
+    assert sorted(rows_of(data.train.iterate(0))) == list(range(100))
+    assert rows_of(data.validation.iterate(0)) == list(range(12))
+
+
+def test_a_validation_dataset_of_another_shape_is_refused(open_numbers, numbers, tmp_path):
+    other = tmp_path / "other.h5"
+    with h5py.File(other, "w") as file:
+        file["features"] = np.ones((5, 6, 4), np.float32)
+        file["targets"] = np.ones((5, 4), np.float32)
+    datasets = {"numbers": entry(numbers), "other": entry(other)}
+    with pytest.raises(SpecMismatch, match=r"features float32\(6, 4\).*the same arrays"):
+        open_numbers({"split": {"method": "datasets", "validation": "other"}}, datasets=datasets)
+
+
+def test_a_file_that_is_not_the_registered_one_is_refused(open_numbers, numbers):
+    registered = {"numbers": entry(numbers)}
+    write_arrays(numbers, samples=101)
+    with pytest.raises(DatasetChanged, match=r"'numbers'.*size, modification time, content"):
+        open_numbers(datasets=registered)
+
+
+def test_a_changed_row_is_noticed_even_if_the_times_are_put_back(open_numbers, numbers):
+    registered = {"numbers": entry(numbers)}
+    with h5py.File(numbers, "r+") as file:
+        file["targets"][0] = 5
+    registered["numbers"]["fingerprint"]["mtime_ns"] = numbers.stat().st_mtime_ns
+    with pytest.raises(DatasetChanged, match="its content changed"):
+        open_numbers(datasets=registered)
+
+
+def test_an_empty_dataset_is_refused(open_numbers, tmp_path):
+    empty = write_arrays(tmp_path / "empty.h5", samples=0)
+    with pytest.raises(DataError, match="holds no samples"):
+        open_numbers(datasets={"numbers": entry(empty)})
+
+
+def test_what_is_not_available_yet_is_refused(open_numbers):
+    with pytest.raises(SpecMismatch, match="not available yet"):
+        open_numbers({"loader": {"kind": "dataloader"}})
+    with pytest.raises(SpecMismatch, match="not available yet"):
+        open_numbers({"split": {"method": "field", "field": "part"}})
+
+
+@pytest.mark.parametrize("residency", ["resident", "stream"])
+def test_statistics_are_those_of_the_training_part(open_numbers, numbers, residency):
+    data = open_numbers({"loader": {"kind": "chunked", "residency": residency}})
+    found = data.statistics(("features", "targets"))
+    with h5py.File(numbers) as file:
+        features = file["features"][:80].astype(np.float64)
+        targets = file["targets"][:80].astype(np.float64)
+    np.testing.assert_allclose(found["features"][0], features.mean((0, 1)), rtol=1e-12)
+    np.testing.assert_allclose(found["features"][1], features.std((0, 1)), rtol=1e-12)
+    np.testing.assert_allclose(found["targets"][1], targets.std(), rtol=1e-12)
+
+
+def test_the_description_can_be_stored(open_numbers):
+    loader = {"kind": "chunked", "residency": "stream", "shuffle": "block", "shuffle_group": 32}
+    described = json.loads(json.dumps(open_numbers({"loader": loader}).describe()))
+    assert described["residency"] == "stream"
+    assert (described["shuffle"], described["shuffle_group"], described["shuffle_block"]) == (
+        "block", 32, 2,
+    )  # fmt: skip
+    assert described["train_samples"] + described["validation_samples"] == 100
+    assert described["data_bytes"] == 100 * described["sample_bytes"] == 8_800

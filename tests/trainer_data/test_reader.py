@@ -1,0 +1,141 @@
+"""The reader thread: it fails loudly, ends when told, and leaves nothing behind."""
+
+import os
+import threading
+
+import pytest
+
+from tests.trainer_data.factories import fields_of, opener, rows_of, streamed, write_arrays
+from worker.trainer.data.batch import BatchPlan
+from worker.trainer.data.order import Order
+from worker.trainer.data.reader import ChunkPlan
+from worker.trainer.data.split import Part
+from worker.trainer.data.stream import Streamed
+from worker.trainer.data.transfer import HostTransfer
+from worker.trainer.errors import DatasetChanged
+
+PART = Part("numbers", range(100))
+
+
+class FailingSource:
+    """Reads as it should until `failing_read`, then raises `error`."""
+
+    def __init__(self, path, failing_read, error):
+        self._source = opener(path)()
+        self._reads_left, self._error = failing_read, error
+        self.fields, self.num_samples = self._source.fields, self._source.num_samples
+        self.closed = False
+
+    def read(self, start, stop, out):
+        self._reads_left -= 1
+        if self._reads_left < 0:
+            raise self._error
+        self._source.read(start, stop, out)
+
+    def close(self):
+        self.closed = True
+        self._source.close()
+
+
+def reader_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "chunk-reader"]
+
+
+def stream_of(path, open_source, chunk_samples=10):
+    chunks = ChunkPlan(open_source, PART, Order(100, 0, "none"), chunk_samples)
+    return Streamed(BatchPlan(100, 4, drop_last=False), chunks, HostTransfer(fields_of(path)))
+
+
+def test_an_error_of_the_reader_surfaces_in_the_loop(numbers):
+    sources = []
+
+    def open_source():
+        sources.append(FailingSource(numbers, 3, ZeroDivisionError("boom")))
+        return sources[-1]
+
+    batches = stream_of(numbers, open_source)
+    seen = []
+    with pytest.raises(ZeroDivisionError, match="boom"):
+        seen.extend(batches.iterate(0))
+    assert rows_of(seen) == list(range(28))  # what was read before the error was not lost
+    assert sources[0].closed
+    assert not reader_threads()
+    batches.close()
+
+
+def test_a_source_that_cannot_be_opened_surfaces_in_the_loop(numbers):
+    batches = streamed(numbers, PART, Order(100, 0, "full"))
+    numbers.unlink()
+    with pytest.raises(Exception, match="There is no file"):
+        next(batches.iterate(0))
+    assert not reader_threads()
+
+
+def test_after_an_error_the_part_can_be_iterated_again(numbers):
+    errors = [OSError("once")]
+
+    def open_source():
+        return FailingSource(numbers, 2, errors.pop()) if errors else opener(numbers)()
+
+    batches = stream_of(numbers, open_source)
+    with pytest.raises(OSError, match="once"):
+        list(batches.iterate(0))
+    assert rows_of(batches.iterate(0)) == list(range(100))
+    batches.close()
+
+
+def test_a_file_truncated_in_mid_epoch_ends_the_epoch_with_a_sentence(tmp_path):
+    path = write_arrays(tmp_path / "long.h5", samples=20_000)
+    batches = streamed(
+        path, Part("long", range(20_000)), Order(20_000, 0, "full"), chunk_samples=100
+    )
+    under_way = batches.iterate(0)
+    next(under_way)
+    os.truncate(path, path.stat().st_size // 3)
+    with pytest.raises(DatasetChanged, match="cannot be trusted"):
+        list(under_way)
+    batches.close()
+
+
+@pytest.mark.parametrize("batches_taken", [0, 1, 3, 9])
+def test_stopping_in_mid_epoch_ends_the_thread(numbers, batches_taken):
+    batches = streamed(numbers, PART, Order(100, 0, "full"), chunk_samples=10)
+    under_way = batches.iterate(0)
+    for _ in range(batches_taken):
+        next(under_way)
+    under_way.close()
+    assert not reader_threads()
+    assert rows_of(batches.iterate(1)) == Order(100, 0, "full").rows(1, 0, 100).tolist()
+    batches.close()
+
+
+def test_breaking_out_of_the_loop_ends_the_thread(numbers):
+    batches = streamed(numbers, PART, Order(100, 0, "full"), chunk_samples=10)
+    for _ in batches.iterate(0):
+        break
+    assert not reader_threads()
+
+
+def test_closing_the_part_ends_a_reader_that_waits_for_a_slot(numbers):
+    batches = streamed(numbers, PART, Order(100, 0, "full"), chunk_samples=10)
+    under_way = batches.iterate(0)
+    next(under_way)
+    assert len(reader_threads()) == 1
+    batches.close()
+    assert not reader_threads()
+
+
+def test_the_reader_never_runs_more_than_its_slots_ahead(numbers):
+    """Two slots: while one is in use, at most one other can have been read."""
+    reads = []
+
+    class Recording(FailingSource):
+        def read(self, start, stop, out):
+            reads.append(start)
+            super().read(start, stop, out)
+
+    batches = stream_of(numbers, lambda: Recording(numbers, 10**9, None))
+    for batch in batches.iterate(0):
+        begun = (batch.position_after - 1) // 10
+        assert max(reads) // 10 <= begun + 2
+    batches.close()

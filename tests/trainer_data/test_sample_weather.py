@@ -1,0 +1,103 @@
+"""The weather sample: real measurements in the reference layout."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+import pytest
+
+from worker.trainer import sample_weather
+from worker.trainer.inspect import inspect
+from worker.trainer.sample_weather import FEATURES, baseline, find_station_file, persistence_mae
+
+TEMPERATURE = FEATURES.index("dry_bulb")
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory):
+    path = tmp_path_factory.mktemp("sample") / "data" / "weather.h5"
+    command = [sys.executable, "-m", "worker.trainer.sample_weather", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["samples"] == 4020
+    return path
+
+
+def test_it_has_the_reference_layout(sample):
+    report = inspect(sample)
+    assert report["problems"] == report["warnings"] == []
+    assert report["samples"] == 4020
+    assert report["fields"]["features"]["shape"] == [360, 16]
+    assert report["fields"]["targets"]["shape"] == [36]
+    assert {field["storage"] for field in report["fields"].values()} == {"contiguous"}
+    assert {field["dtype"] for field in report["fields"].values()} == {"float32"}
+
+
+def test_it_says_what_it_is(sample):
+    with h5py.File(sample) as file:
+        assert file.attrs["feature_names"].tolist() == list(FEATURES)
+        assert len(file.attrs["feature_units"]) == 16
+        assert file.attrs["target_unit"] == "degC"
+        assert "723170" in file.attrs["station"]
+        assert file.attrs["source"]
+        assert file.attrs["licence"]
+
+
+def test_windows_are_measured_hours_of_one_month(sample):
+    """Compared with the station's file, read in another way."""
+    with find_station_file().open() as file:
+        rows = list(csv.reader(file))[2:]
+    measured = np.array([float(row[31]) for row in rows], dtype=np.float32)  # Dry-bulb (C)
+    months = np.array([int(row[0][:2]) for row in rows])
+    hours = np.concatenate(
+        [np.flatnonzero(months == month)[: -(360 + 36 - 1)] for month in range(1, 13)]
+    )
+    with h5py.File(sample) as file:
+        features, targets = file["features"], file["targets"]
+        assert len(hours) == len(features)
+        for row in (0, 348, 349, 1500, 2996, 2997, 4019):
+            hour = hours[row]
+            np.testing.assert_array_equal(
+                features[row, :, TEMPERATURE], measured[hour : hour + 360]
+            )
+            np.testing.assert_array_equal(targets[row], measured[hour + 360 : hour + 396])
+            assert len(set(months[hour : hour + 396])) == 1
+        assert months[hours[2996]] == 9
+        assert months[hours[2997]] == 10
+
+
+def test_persistence_is_as_wrong_as_was_measured(sample):
+    found = baseline(sample)
+    assert (found["start"], found["stop"]) == (2997, 4020)
+    assert round(found["persistence_mae"], 2) == 4.42
+
+
+def test_persistence_repeats_the_last_day(sample):
+    with h5py.File(sample) as file:
+        last_day = file["features"][10:13, -24:, TEMPERATURE]
+        forecast = np.concatenate([last_day, last_day[:, :12]], axis=1)
+        expected = np.abs(forecast - file["targets"][10:13]).mean()
+    assert persistence_mae(sample, 10, 13) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_command_prints_the_baseline(sample, capsys):
+    assert sample_weather.main([str(sample), "--baseline"]) == 0
+    assert json.loads(capsys.readouterr().out)["persistence_mae"] < 4.43
+
+
+def test_a_baseline_of_another_file_is_refused_in_a_sentence(tmp_path, capsys):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = 1
+    assert sample_weather.main([str(tmp_path / "a.h5"), "--baseline"]) == 1
+    assert "is not the weather sample" in capsys.readouterr().err
+
+
+def test_a_failed_build_leaves_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
+    out = tmp_path / "weather.h5"
+    assert sample_weather.main([str(out)]) == 1
+    assert "disk full" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

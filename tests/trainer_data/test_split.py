@@ -1,0 +1,64 @@
+"""Which samples train, validate and test."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.trainer_data.factories import make_spec
+from worker.trainer.data.split import split_samples
+from worker.trainer.errors import SpecMismatch
+
+
+def split(samples, seed=0, **split):
+    return split_samples(make_spec({"split": split}).data, {"numbers": samples}, seed)
+
+
+def test_chronological_cuts_in_the_order_of_the_file():
+    parts = split(100, method="chronological", validation_fraction=0.2, test_fraction=0.1)
+    assert [part.rows for part in parts.non_empty] == [range(70), range(70, 90), range(90, 100)]
+
+
+def test_the_weather_sample_is_cut_at_the_end_of_september():
+    parts = split(4020, method="chronological", validation_fraction=0.2545)
+    assert parts.train.rows == range(2997)
+    assert parts.validation.rows == range(2997, 4020)
+
+
+@given(st.integers(10, 500), st.integers(0, 2**53 - 1))
+def test_random_parts_share_nothing_and_miss_nothing(samples, seed):
+    parts = split(samples, seed, method="random", validation_fraction=0.2, test_fraction=0.1)
+    rows = [row for part in parts.non_empty for row in list(part.rows)]
+    assert sorted(rows) == list(range(samples))
+    assert len(parts.validation) == round(0.2 * samples)
+    assert all(list(part.rows) == sorted(part.rows) for part in parts.non_empty)
+
+
+def test_random_parts_follow_the_seed():
+    def rows(seed):
+        return list(split(50, seed, method="random").train.rows)
+
+    assert rows(1) == rows(1) != rows(2)
+
+
+def test_other_datasets_are_taken_whole():
+    data = make_spec({"split": {"method": "datasets", "validation": "later"}}).data
+    parts = split_samples(data, {"numbers": 30, "later": 7}, 0)
+    assert (parts.train.rows, parts.validation.dataset) == (range(30), "later")
+    assert parts.validation.rows == range(7)
+    assert parts.test is None
+
+
+@pytest.mark.parametrize(
+    ("samples", "fractions", "sentence"),
+    [
+        (2, {"validation_fraction": 0.2}, "raise the fraction"),
+        (1, {"validation_fraction": 0.6}, "nothing to train on"),
+    ],
+)
+def test_an_empty_part_is_refused(samples, fractions, sentence):
+    with pytest.raises(SpecMismatch, match=sentence):
+        split(samples, method="chronological", **fractions)
+
+
+def test_validation_may_be_left_out():
+    assert split(3, method="chronological", validation_fraction=0.0).non_empty[0].rows == range(3)
