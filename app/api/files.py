@@ -1,6 +1,6 @@
 """Files of a checkpoint, as a download: one file with ranges, or the folder as a streamed zip."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
@@ -66,7 +66,7 @@ class CheckpointFiles:
 
 
 def _zip_pieces(
-    files: ExitStack, paths: dict[str, Path], opened: dict[str, IO[bytes]], label: str
+    files: ExitStack, paths: dict[str, Path], opened: Mapping[str, IO[bytes]], label: str
 ) -> Iterator[bytes]:
     sink = _Sink()
     with files, ZipFile(sink, "w", ZIP_STORED) as archive:  # type: ignore[call-overload]

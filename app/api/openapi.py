@@ -54,6 +54,13 @@ EXAMPLES: dict[type[StokerError], str] = {
     StokerError: "The service made a mistake while answering.",
 }
 
+RUN_REFERENCE = {"$ref": "#/components/schemas/Run"}
+ETAG = {
+    "description": "The run's version, for If-Match.",
+    "schema": {"type": "string"},
+    "example": '"3"',
+}
+
 
 def problems(*kinds: type[StokerError]) -> Responses:
     """The `responses` of an endpoint that can answer these problems."""
@@ -132,8 +139,14 @@ def _complete_operation(path: str, operation: dict[str, Any]) -> None:
     if "requestBody" in operation:
         kinds += [PayloadTooLarge, UnsupportedMediaType]
     responses = operation["responses"]
-    given = responses.get("422", {}).get("content", {})
-    if "application/json" in given:  # FastAPI's own, which is never answered
-        responses["422"] = _response([InvalidRequest])
+    if "application/json" in responses.get("422", {}).get("content", {}):  # FastAPI's own
+        del responses["422"]
+        takes = [parameter["in"] for parameter in operation.get("parameters", ())]
+        if "requestBody" in operation or set(takes) - {"path"}:
+            kinds.append(InvalidRequest)
     for status, response in problems(*kinds).items():
         responses.setdefault(str(status), response)
+    for response in responses.values():
+        shown = response.get("content", {}).get("application/json", {}).get("schema")
+        if shown == RUN_REFERENCE:
+            response["headers"] = {"ETag": ETAG}

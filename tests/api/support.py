@@ -152,7 +152,7 @@ class Player:
 
     def inspect(self, name: str, state: Any = "ready", problems: Any = ()) -> None:
         """Say what was found in a dataset."""
-        found = {"fields": FIELDS, "samples": 1000, "size_bytes": 300_000}
+        found: dict[str, Any] = {"fields": FIELDS, "samples": 1000, "size_bytes": 300_000}
         inspection = Inspection(state, problems=problems, **(found if state == "ready" else {}))
         self.store.datasets.set_result(name, inspection)
 

@@ -136,9 +136,7 @@ def test_no_file_outside_the_folder_can_be_had(api, run_id, player, lease, setti
     (settings.artifact_root / "secret").write_text("secret")
     (settings.artifact_root / path / "link").symlink_to(settings.artifact_root / "secret")
     for name in ("../../secret", "/etc/passwd", "link", "..", ".", "no-such-file", "a\0b", ""):
-        answer = api.get(
-            f"/runs/{run_id}/checkpoints/latest/download", params={"file": name}
-        )
+        answer = api.get(f"/runs/{run_id}/checkpoints/latest/download", params={"file": name})
         assert answer.status_code in (404, 422), name
         assert "secret" not in answer.json()["detail"].replace(repr(name)[1:-1], "")
 

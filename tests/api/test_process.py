@@ -69,7 +69,7 @@ def test_a_taken_port_is_said_so(tmp_path):
     assert not (tmp_path / "api.json").exists()
 
 
-def test_it_is_small_and_free_of_torch(tmp_path):
+def test_it_is_small_and_free_of_torch(tmp_path, record_property):
     spy = (
         "import sys, atexit; atexit.register(lambda: print('LOADED', "
         f"[m for m in {HEAVY!r} if m in sys.modules])); "
@@ -88,5 +88,5 @@ def test_it_is_small_and_free_of_torch(tmp_path):
         resident = psutil.Process(server.process.pid).memory_info().rss
         store.close()
     assert "LOADED []" in server.log
-    print(f"resident memory of the API: {resident / MIB:.0f} MiB")
+    record_property("resident_mib", round(resident / MIB))
     assert resident < 150 * MIB

@@ -1,5 +1,7 @@
 """POST /runs, lists, changes and deletion, as a client sees them."""
 
+from typing import Any
+
 import pytest
 
 from app.lifecycle import Reason
@@ -187,7 +189,8 @@ def test_name_notes_labels_and_priority_change_but_not_the_spec(api, player):
     assert answer.status_code == 200
     assert {key: answer.json()[key] for key in changes} == changes
     assert answer.json()["version"] > run["version"]
-    for body in ({"training": {"epochs": 2}}, {}, {"priority": 10**6}, {"name": None}, []):
+    wrong: list[Any] = [{"training": {"epochs": 2}}, {}, {"priority": 10**6}, {"name": None}, []]
+    for body in wrong:
         assert api.patch(f"/runs/{run['id']}", json=body).problem("invalid_request") == 422
 
 
