@@ -10,6 +10,7 @@ import time
 import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ START_SECONDS = 60
 @pytest.fixture(scope="module")
 def api_bin(tmp_path_factory) -> Path:
     """The programs of an environment with what the API's image installs: no worker extra."""
-    folder = tmp_path_factory.mktemp("api-image")
+    folder: Path = tmp_path_factory.mktemp("api-image")
     venv.create(folder, with_pip=True)
     subprocess.run(
         [folder / "bin/python", "-m", "pip", "install", "--quiet", f"{ROOT}[postgres]"],
@@ -38,8 +39,31 @@ def free_port() -> int:
         return port
 
 
+@dataclass(frozen=True)
+class Part:
+    process: subprocess.Popen[bytes]
+    environment: dict[str, str]
+    log: Path
+
+    def await_health(self, command: list[str]) -> None:
+        """Repeat the image's own health check until it succeeds."""
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            check = subprocess.run(
+                [sys.executable, *command[1:]],
+                env=self.environment,
+                capture_output=True,
+                check=False,
+            )
+            if check.returncode == 0:
+                return
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.2)
+
+
 @contextmanager
-def started(program: Path, part: str, home: Path, **settings: str) -> Iterator[dict[str, str]]:
+def started(program: Path, part: str, home: Path, **settings: str) -> Iterator[Part]:
     """`stoker PART` as the image starts it; SIGTERM at the end must end it well."""
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("STOKER_")},
@@ -52,30 +76,13 @@ def started(program: Path, part: str, home: Path, **settings: str) -> Iterator[d
             [program, part], cwd=home, env=environment, stdout=output, stderr=output
         )
     try:
-        yield environment
+        yield Part(process, environment, log)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0, log.read_text()
     finally:
         if process.poll() is None:
             process.kill()
             process.wait()
-
-
-def await_health(command: list[str], environment: dict[str, str]) -> None:
-    """Repeat the image's own health check until it succeeds."""
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        check = subprocess.run(
-            [sys.executable, *command[1:]],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if check.returncode == 0:
-            return
-        assert time.monotonic() < deadline, check.stderr
-        time.sleep(0.2)
 
 
 @pytest.mark.slow
@@ -94,8 +101,8 @@ def test_the_api_image_has_no_torch_and_serves(api_bin, health_commands, tmp_pat
     )
     assert json.loads(found.stdout) == []
     port = str(free_port())
-    with started(api_bin / "stoker", "api", tmp_path, HOST="0.0.0.0", PORT=port) as environment:  # noqa: S104
-        await_health(health_commands["api"], environment)
+    with started(api_bin / "stoker", "api", tmp_path, HOST="0.0.0.0", PORT=port) as api:
+        api.await_health(health_commands["api"])
         token = tmp_path / "token"
         assert token.stat().st_mode & 0o077 == 0
 
@@ -114,5 +121,5 @@ def test_the_api_image_says_what_a_worker_needs(api_bin, tmp_path):
 def test_the_worker_image_starts_and_ends_on_sigterm(health_commands, tmp_path):
     program = Path(sys.executable).with_name("stoker")
     port = str(free_port())
-    with started(program, "worker", tmp_path, EXPORTER_PORT=port) as environment:
-        await_health(health_commands["worker"], environment)
+    with started(program, "worker", tmp_path, EXPORTER_PORT=port) as worker:
+        worker.await_health(health_commands["worker"])

@@ -39,7 +39,8 @@ def test_an_alert_says_what_why_and_what_to_do(rule):
 
 
 def test_every_alert_has_a_test_in_which_it_fires_and_one_in_which_it_is_silent():
-    firing, silent = set(), set()
+    firing: set[str] = set()
+    silent: set[str] = set()
     for path in (ALERTS / "tests").glob("*.yml"):
         for test in load(path)["tests"]:
             name = test["name"].split()[0]
