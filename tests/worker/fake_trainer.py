@@ -1,0 +1,140 @@
+"""A trainer without torch that speaks the attempt protocol; the spec's `notes` are its script.
+
+Script (JSON): steps; pace (seconds a step); save_every (steps); on_stop: save | ignore;
+at: {step: what} with what = crash | segfault | kill | hang | daemon | silent_exit | linger.
+Each happens once in a run: a file in the run's folder remembers it.
+"""
+
+import faulthandler
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+DAEMON = "import time; time.sleep(600)"
+
+
+class FakeTrainer:
+    """One attempt; everything it does is a few lines of the real protocol."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.document = json.loads((folder / "spec.json").read_text())
+        self.script = json.loads(self.document["spec"]["notes"] or "{}")
+        self.run_dir = Path(self.document["run_dir"])
+        self.events = (folder / "events.jsonl").open("a")
+        self.pulse = 0
+        self.step = 0
+        self.stopping = False
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        signal.signal(signal.SIGTERM, self.on_sigterm)
+
+    def on_sigterm(self, *_):
+        self.stopping = self.script.get("on_stop", "save") == "save"
+
+    def emit(self, kind, **data):
+        self.events.write(json.dumps({"t": time.time(), "kind": kind, **data}) + "\n")
+        self.events.flush()
+
+    def beat(self):
+        self.pulse += 1
+        (self.folder / "pulse").write_bytes(
+            (3).to_bytes(8, "little") + self.pulse.to_bytes(8, "little")
+        )
+
+    def train(self):
+        self.emit("phase", phase="starting")
+        self.emit(
+            "applied", applied={"threads": self.document["threads"]}, environment={"python": "3"}
+        )
+        self.restore()
+        self.emit("phase", phase="training")
+        for step in range(self.step + 1, self.script.get("steps", 10) + 1):
+            self.step = step
+            time.sleep(self.script.get("pace", 0.005))
+            self.beat()
+            self.report()
+            self.surprise(self.script.get("at", {}).get(str(step)))
+            if step % self.script.get("save_every", 5) == 0:
+                self.save()
+            if self.stopping:
+                self.save()
+                self.end("interrupted", "Stopped at a step boundary.")
+                return
+        self.save()
+        self.end("completed", "All steps are done.")
+
+    def restore(self):
+        for candidate in self.document["restore"]:
+            manifest = json.loads((Path(candidate["path"]) / "manifest.json").read_text())
+            self.step = manifest["step"] if candidate["carry"] == "full" else 0
+            self.emit("restored", step=manifest["step"], quarantined=[], **candidate)
+            return
+
+    def report(self):
+        steps = self.script.get("steps", 10)
+        self.emit(
+            "metrics",
+            step=self.step,
+            epoch=0,
+            values={"train_loss": 1 / self.step, "val_loss": 2 / self.step},
+        )
+        self.emit(
+            "progress", phase="training", step=self.step, steps=steps, epoch=1, epochs=1,
+            loss=1 / self.step, lr=0.001, grad_norm=0.5, iterations_per_second=100.0,
+            samples_per_second=800.0, host_memory_bytes=10_000_000, queue_depth=1,
+            totals={"train_iterations": self.step, "train_samples": 8 * self.step,
+                    "eval_iterations": 2, "eval_samples": 16, "bytes_read": 1000 * self.step},
+            phase_seconds={"compute": 0.1 * self.step, "data_wait": 0.0},
+        )  # fmt: skip
+
+    def save(self):
+        folder = self.folder / "checkpoints" / f"step-{self.step}"
+        if folder.exists():
+            return
+        folder.mkdir(parents=True)
+        metrics = {"val_loss": 2 / self.step}
+        (folder / "model.safetensors").write_bytes(b"0" * 100)
+        (folder / "manifest.json").write_text(
+            json.dumps({"step": self.step, "epoch": 0, "metrics": metrics})
+        )
+        self.emit(
+            "checkpoint", action="saved", step=self.step, epoch=0, bytes=100, seconds=0.01,
+            path=str(folder.relative_to(self.folder)), metrics=metrics,
+        )  # fmt: skip
+
+    def surprise(self, what):
+        once = self.run_dir / f"once-{self.step}"
+        if what is None or (once.exists() and not self.script.get("always")):
+            return
+        once.touch()
+        if what == "crash":
+            sys.exit("the fake trainer fails on purpose")
+        elif what in ("segfault", "kill"):
+            os.kill(os.getpid(), signal.SIGSEGV if what == "segfault" else signal.SIGKILL)
+        elif what == "hang":
+            while True:
+                time.sleep(1)
+        elif what == "daemon":
+            daemon = subprocess.Popen([sys.executable, "-c", DAEMON], start_new_session=True)
+            (self.run_dir / "daemon").write_text(str(daemon.pid))
+        elif what == "silent_exit":
+            os._exit(0)
+
+    def end(self, reason, message):
+        self.emit(
+            "end",
+            reason=reason,
+            message=message,
+            step=self.step,
+            result={"last": {"step": self.step}, "best": None, "test": None},
+        )
+        sys.stdout.write(message + "\n")
+
+
+if __name__ == "__main__":
+    sys.stdout.write("fake trainer starts\n")
+    FakeTrainer(Path(sys.argv[1])).train()

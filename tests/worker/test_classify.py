@@ -1,0 +1,55 @@
+"""Which reason and sentence an attempt's end gets."""
+
+import signal
+
+import pytest
+
+from app.lifecycle import Reason
+from worker.classify import Evidence, classify
+
+DONE = {"reason": "completed", "message": "All steps are done.", "result": {"last": {"step": 9}}}
+SAVED = {"reason": "interrupted", "message": "Stopped at a step boundary.", "result": None}
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason"),
+    [
+        (Evidence(end=DONE, returncode=0), Reason.completed),
+        (Evidence(end=DONE, returncode=-signal.SIGSEGV), Reason.completed),
+        (Evidence(end=DONE, returncode=0, asked="stop", drained=True), Reason.completed),
+        (Evidence(end={"reason": "nonfinite"}, returncode=1, asked="stop"), Reason.nonfinite),
+        (Evidence(busy="held"), Reason.slot_busy),
+        (Evidence(returncode=-signal.SIGKILL, hang_seconds=600), Reason.hang),
+        (Evidence(end=SAVED, returncode=0, asked="stop", drained=True), Reason.drained),
+        (Evidence(end=SAVED, returncode=0, asked="stop"), Reason.interrupted),
+        (Evidence(end=SAVED, returncode=0), Reason.interrupted),
+        (Evidence(asked="stop"), Reason.interrupted),
+        (Evidence(returncode=-signal.SIGKILL, asked="kill"), Reason.killed),
+        (Evidence(returncode=-signal.SIGKILL, oom_kills=1), Reason.host_oom),
+        (Evidence(returncode=-signal.SIGKILL), Reason.killed),
+        (Evidence(returncode=None, started=True), Reason.killed),
+        (Evidence(returncode=-signal.SIGTERM), Reason.interrupted),
+        (Evidence(returncode=-signal.SIGSEGV), Reason.crashed),
+        (Evidence(returncode=1), Reason.crashed),
+        (Evidence(returncode=0), Reason.crashed),
+        (Evidence(end={"reason": "a word of the future"}, returncode=1), Reason.crashed),
+    ],
+)
+def test_reason(seen, reason):
+    assert classify(seen).reason is reason
+
+
+def test_a_crash_names_the_signal_and_the_last_line_of_the_log():
+    seen = Evidence(returncode=-signal.SIGSEGV, last_log_line="cannot map file")
+    assert "SIGSEGV" in classify(seen).message
+    assert "cannot map file" in classify(seen).message
+
+
+def test_an_outage_of_the_database_is_told_with_its_length():
+    seen = Evidence(end=SAVED, returncode=0, asked="stop", outage_seconds=31.2)
+    assert "31 seconds" in classify(seen).message
+
+
+def test_a_grace_time_that_was_not_enough_is_told():
+    seen = Evidence(returncode=-signal.SIGKILL, asked="stop", grace_seconds=60)
+    assert "60 seconds" in classify(seen).message

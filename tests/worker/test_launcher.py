@@ -1,0 +1,193 @@
+"""The launcher with real processes: orders, grace, locks, and that nothing outlives it."""
+
+import fcntl
+import json
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.worker.eventually import eventually
+from worker.launch.local import Launch, launch, trainer_environment
+
+FAKE_TRAINER = [sys.executable, str(Path(__file__).parent / "fake_trainer.py")]
+
+
+class Attempt:
+    """One launched fake trainer."""
+
+    def __init__(self, root, script, grace=30.0):
+        self.folder = root / "attempt-1"
+        self.run_lock = root / "lock"
+        self.folder.mkdir()
+        document = {
+            "spec": {"notes": json.dumps(script)},
+            "run_dir": str(root),
+            "threads": 1,
+            "restore": [],
+        }
+        (self.folder / "spec.json").write_text(json.dumps(document))
+        self.plan = Launch(
+            attempt_dir=self.folder,
+            slot_lock=root / "slot.lock",
+            run_lock=self.run_lock,
+            grace_seconds=grace,
+            environment=trainer_environment(root, gpu=None, threads=1),
+            command=FAKE_TRAINER,
+        )
+        self.messages = []
+        self.launched = None
+
+    def start(self):
+        self.launched = launch(self.plan)
+        return self
+
+    def hear(self, key):
+        """Wait for a message with this key; its value."""
+        while not any(key in message for message in self.messages):
+            assert select.select([self.launched.control], [], [], 60)[0]
+            messages = self.launched.messages()
+            assert messages is not None, f"{self.messages} and then the end, but no {key}"
+            self.messages += messages
+        return next(message[key] for message in self.messages if key in message)
+
+    def wait(self):
+        """Wait for the launcher's end; exit.json, or None when there is none."""
+        assert select.select([self.launched.pidfd], [], [], 60)[0]
+        self.launched.returncode()
+        path = self.folder / "exit.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def steps_begun(self):
+        path = self.folder / "events.jsonl"
+        return path.exists() and '"progress"' in path.read_text()
+
+    def log(self):
+        return (self.folder / "trainer.log").read_text()
+
+
+@pytest.fixture
+def attempt(tmp_path):
+    attempts = []
+
+    def make(script, grace=30.0):
+        attempts.append(Attempt(tmp_path, script, grace))
+        return attempts[-1]
+
+    yield make
+    for made in attempts:
+        if made.launched is not None:
+            made.launched.order("kill")
+            made.wait()
+            made.launched.close()
+
+
+ENDLESS = {"steps": 10**6}
+
+
+def test_a_trainer_runs_to_its_end_and_the_launcher_tells_how(attempt):
+    one = attempt({"steps": 3}).start()
+    pid = one.hear("started")
+    assert one.hear("exited") == 0
+    ended = one.wait()
+    assert (ended["pid"], ended["returncode"], ended["escaped"]) == (pid, 0, 0)
+    assert ended["finished_at"] >= ended["started_at"]
+
+
+def test_stop_lets_the_trainer_save(attempt):
+    one = attempt(ENDLESS).start()
+    eventually(one.steps_begun, "the trainer trains")
+    one.launched.order("stop")
+    assert one.wait()["returncode"] == 0
+    events = (one.folder / "events.jsonl").read_text()
+    assert '"interrupted"' in events
+    assert '"saved"' in events
+
+
+def test_a_trainer_that_ignores_the_stop_is_killed_after_the_grace_time(attempt):
+    one = attempt({**ENDLESS, "on_stop": "ignore"}, grace=0.3).start()
+    eventually(one.steps_begun, "the trainer trains")
+    one.launched.order("stop")
+    assert one.wait()["returncode"] == -signal.SIGKILL
+
+
+def test_kill_goes_before_a_stop_that_waits(attempt):
+    one = attempt({**ENDLESS, "on_stop": "ignore"}, grace=3600).start()
+    eventually(one.steps_begun, "the trainer trains")
+    one.launched.order("stop")
+    one.launched.order("kill")
+    assert one.wait()["returncode"] == -signal.SIGKILL
+
+
+def test_dump_writes_the_stacks_into_the_log(attempt):
+    one = attempt(ENDLESS).start()
+    eventually(one.steps_begun, "the trainer trains")
+    one.launched.order("dump")
+    eventually(lambda: "most recent call first" in one.log(), "the stacks are in the log")
+    assert psutil.pid_exists(one.hear("started"))
+
+
+def test_the_death_of_the_agent_is_a_stop_with_a_checkpoint(attempt):
+    one = attempt(ENDLESS).start()
+    eventually(one.steps_begun, "the trainer trains")
+    one.launched.control.close()
+    assert one.wait()["returncode"] == 0
+    assert list(one.folder.glob("checkpoints/step-*/manifest.json"))
+
+
+def test_sigterm_to_the_launcher_is_a_stop_with_a_checkpoint(attempt):
+    one = attempt(ENDLESS).start()
+    eventually(one.steps_begun, "the trainer trains")
+    os.kill(one.launched.pid, signal.SIGTERM)
+    assert one.wait()["returncode"] == 0
+
+
+def test_the_trainer_dies_with_its_launcher(attempt):
+    one = attempt(ENDLESS).start()
+    pid = one.hear("started")
+    eventually(one.steps_begun, "the trainer trains")
+    os.kill(one.launched.pid, signal.SIGKILL)
+    assert one.wait() is None
+    eventually(lambda: not psutil.pid_exists(pid), "the trainer is gone")
+
+
+def test_a_daemon_of_the_trainer_is_reaped_before_the_locks_are_free(attempt):
+    one = attempt({"steps": 20, "at": {"2": "daemon"}}).start()
+    ended = one.wait()
+    assert ended["returncode"] == 0
+    assert ended["escaped"] == 1
+    daemon = int((one.run_lock.parent / "daemon").read_text())
+    assert not psutil.pid_exists(daemon)
+
+
+@pytest.mark.parametrize("lock", ["lock", "slot.lock"])
+def test_a_held_lock_is_waited_for_and_then_reported(attempt, tmp_path, lock):
+    with (tmp_path / lock).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        one = attempt({}, grace=0.3).start()
+        assert "earlier attempt" in one.hear("busy")
+        assert one.wait() is None
+    assert not (one.folder / "events.jsonl").exists()
+
+
+def test_the_locks_are_held_while_the_trainer_lives(attempt, tmp_path):
+    one = attempt(ENDLESS).start()
+    one.hear("started")
+    for lock in ("lock", "slot.lock"):
+        with (tmp_path / lock).open() as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_the_trainer_sees_only_a_minimal_environment(attempt, monkeypatch):
+    monkeypatch.setenv("STOKER_DATABASE_URL", "postgresql://user:secret@host/db")
+    one = attempt(ENDLESS)
+    trainer = psutil.Process(one.start().hear("started"))
+    environment = trainer.environ()
+    assert "secret" not in str(environment)
+    assert environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert environment["OMP_NUM_THREADS"] == "1"
+    assert os.getsid(trainer.pid) == trainer.pid
