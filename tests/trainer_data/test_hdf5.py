@@ -1,6 +1,8 @@
 """HDF5 files as sources: what is read, what is refused, what is noticed."""
 
 import os
+import subprocess
+import sys
 
 import h5py
 import numpy as np
@@ -157,3 +159,16 @@ def test_a_file_replaced_since_it_was_checked_is_noticed(numbers):
     write_arrays(numbers, samples=101)
     with pytest.raises(DatasetChanged):
         Hdf5Source(numbers, NAMES, Stamp(stat.st_size, stat.st_mtime_ns))
+
+
+def test_a_file_that_another_process_writes_is_not_read(numbers):
+    writer = "import h5py, sys; f = h5py.File(sys.argv[1], 'r+'); print(1, flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", writer, str(numbers)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout
+        process.stdout.readline()
+        with pytest.raises(DataError, match="open for writing in another process"):
+            Hdf5Source(numbers, NAMES)
+        process.communicate("\n")

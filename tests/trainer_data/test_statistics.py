@@ -27,7 +27,8 @@ def test_they_are_those_of_numpy(size, seed):
         "y": random.normal(-3, 2, (50, 4)).astype(np.float32),
     }
     found = field_statistics(in_pieces(arrays, size), {"y"})
-    for name, axes in {"x": (0, 1), "one": 0, "y": None}.items():
+    over: dict[str, Any] = {"x": (0, 1), "one": 0, "y": None}
+    for name, axes in over.items():
         mean, std = (moment.numpy() for moment in found[name])
         exact = arrays[name].astype(np.float64)
         np.testing.assert_allclose(mean, exact.mean(axis=axes), rtol=1e-12)
