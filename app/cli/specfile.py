@@ -51,21 +51,40 @@ def parse_assignment(text: str) -> tuple[list[str], Any]:
             f"{text!r} is not NAME=VALUE; for example --set training.epochs=8", param_hint="--set"
         )
     try:
-        return names, parse_yaml(value) if value.strip() else ""
+        return names, _value(value)
     except ValueError as error:
         raise typer.BadParameter(f"{text!r}: {error}", param_hint="--set") from None
 
 
+def _value(text: str) -> Any:
+    """JSON where it is JSON, for YAML reads its escapes otherwise; else YAML."""
+    if not text.strip():
+        return ""
+    try:
+        return parse_json(text)
+    except json.JSONDecodeError:
+        return parse_yaml(text)
+
+
 def parse_yaml(text: str) -> Any:
     """YAML 1.2, where `off` is a word and `1e-3` a number; ValueError says where it is wrong."""
-    # Imported late: start-up of every command.
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
+    from app.cli import yaml12  # imported late: start-up of every command
 
-    try:
-        return YAML(typ="safe", pure=True).load(text)
-    except YAMLError as error:
-        raise ValueError(_one_line(error)) from None
+    return yaml12.parse_yaml(text)
+
+
+def parse_json(text: str) -> Any:
+    """JSON; ValueError says where it is wrong, also for a key that is given twice."""
+    return json.loads(text, object_pairs_hook=_unique_keys)
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> Document:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in members if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} is given twice")
+    return members
 
 
 def _read(path: str) -> tuple[str, str]:
@@ -83,7 +102,7 @@ def _parse(name: str, text: str) -> Document:
     kind = Path(name).suffix.lower()
     try:
         if kind == ".json":
-            document = json.loads(text)
+            document = parse_json(text)
         elif kind == ".toml":
             document = tomllib.loads(text)
         elif kind in (".yaml", ".yml", ""):
@@ -95,9 +114,3 @@ def _parse(name: str, text: str) -> Document:
     if not isinstance(document, dict):
         raise CommandFailed(f"{name} holds no spec: a spec is a mapping with recipe and data.")
     return document
-
-
-def _one_line(error: Exception) -> str:
-    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-    mark = getattr(error, "problem_mark", None)
-    return f"{problem} (line {mark.line + 1}, column {mark.column + 1})" if mark else str(problem)

@@ -34,12 +34,19 @@ def list_tokens(as_json: JsonOption = False) -> None:
     """List tokens, without their secrets."""
     with open_database(read_settings()) as store:
         records = store.tokens.list()
-    rows = [(record.id, record.name, _day(record.created_at)) for record in records]
+    rows = [
+        (record.id, record.name, _moment(record.created_at), _moment(record.revoked_at))
+        for record in records
+    ]
     if as_json:
-        names = ("id", "name", "created_at")
+        names = ("id", "name", "created_at", "revoked_at")
         print_json({"data": [dict(zip(names, row, strict=True)) for row in rows]})
         return
-    print_table(["id", "name", "created"], rows, "No tokens; the API makes one at its first start.")
+    print_table(
+        ["id", "name", "created", "revoked"],
+        rows,
+        "No tokens; the API makes one at its first start.",
+    )
 
 
 @app.command()
@@ -56,5 +63,7 @@ def revoke(
         typer.echo(f"Token {token_id} is revoked.")
 
 
-def _day(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+def _moment(seconds: float | None) -> str | None:
+    return (
+        None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(" ", "seconds")
+    )
