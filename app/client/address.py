@@ -43,13 +43,15 @@ def read_api_file(settings: Settings) -> Document | None:
     """`{url, pid}`, which a local API keeps in HOME while it runs; None when it is not there."""
     path = settings.home / "api.json"
     try:
-        written: Document = json.loads(path.read_text())
+        written = json.loads(path.read_text())
     except FileNotFoundError:
         return None
     except OSError as error:
         raise _unreadable(path, error.strerror) from None
     except ValueError:
-        raise _unreadable(path, "it is not JSON; `stoker up` writes it anew") from None
+        written = {}
+    if not isinstance(written, dict) or not {"url", "pid"} <= written.keys():
+        raise _unreadable(path, "it is not what an API writes; `stoker up` writes it anew")
     return written
 
 

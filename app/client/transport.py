@@ -21,16 +21,23 @@ class Transport:
         self.url = address.url
         headers = {} if address.token is None else {"Authorization": f"Bearer {address.token}"}
         # A proxy from the environment is for the outside world, not for the box's own service.
-        self._http = httpx.Client(
-            base_url=address.url, headers=headers, timeout=timeout_seconds, trust_env=False
-        )
+        try:
+            self._http = httpx.Client(
+                base_url=address.url, headers=headers, timeout=timeout_seconds, trust_env=False
+            )
+        except httpx.InvalidURL as error:
+            raise ServiceUnreachable(f"{address.url!r} is no address: {error}.") from None
 
     def close(self) -> None:
         self._http.close()
 
     def json(self, method: str, path: str, **options: Any) -> Document:
         """The answer's document; options as for `send`."""
-        document: Document = self.send(method, path, **options).json()
+        response = self.send(method, path, **options)
+        try:
+            document: Document = response.json()
+        except ValueError:
+            raise problem_of(response) from None
         return document
 
     def send(

@@ -1,0 +1,156 @@
+"""The client against a server that misbehaves in the ways real networks and programs do."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from app.client import ClientError, Event, Problem, ServiceUnreachable, StokerClient
+from app.client.events import parse_event_stream
+
+Handle = Callable[[BaseHTTPRequestHandler, int], None]
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Handle], str]]:
+    """Start a server on a free port; `handle(request, number)` answers the number-th GET."""
+    servers: list[ThreadingHTTPServer] = []
+
+    def start(handle: Handle) -> str:
+        count = iter(range(10_000))
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                handle(self, next(count))
+
+            def log_message(self, *arguments: object) -> None:
+                return None
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_address[1]}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def answer(request: BaseHTTPRequestHandler, status: int, kind: str, text: str) -> None:
+    request.send_response(status)
+    request.send_header("Content-Type", kind)
+    request.send_header("Content-Length", str(len(text.encode())))
+    request.end_headers()
+    request.wfile.write(text.encode())
+
+
+def test_a_lost_stream_goes_on_after_the_last_event(serve):
+    asked: list[str | None] = []
+
+    def handle(request: BaseHTTPRequestHandler, number: int) -> None:
+        asked.append(request.headers["Last-Event-ID"])
+        texts = [
+            "retry: 1000\n\nid: 1\nevent: state\ndata: {}\n\n: still here\n\nid: 2\nevent: epo",
+            'id: 2\nevent: epoch\ndata: {"epoch": 1}\n\nevent: end\ndata: {}\n\n',
+        ]
+        request.send_response(200)
+        request.send_header("Content-Type", "text/event-stream")
+        request.end_headers()
+        request.wfile.write(texts[number].encode())
+
+    with StokerClient(serve(handle)) as client:
+        events = list(client.events(1))
+    assert [(event.seq, event.kind) for event in events] == [
+        (1, "state"),
+        (2, "epoch"),
+        (None, "end"),
+    ]
+    assert asked == [None, "1"]
+
+
+def test_a_stream_that_never_comes_back_is_given_up(serve):
+    def handle(request: BaseHTTPRequestHandler, number: int) -> None:
+        request.connection.close()
+
+    with StokerClient(serve(handle)) as client, pytest.raises(ServiceUnreachable):
+        list(client.events(1, patience_seconds=0.1))
+
+
+def test_a_problem_carries_what_the_service_said(serve):
+    problem = {
+        "status": 409,
+        "code": "action_not_allowed",
+        "title": "No",
+        "detail": "Run 1 has ended.",
+        "allowed_actions": ["restart"],
+    }
+
+    def handle(request: BaseHTTPRequestHandler, number: int) -> None:
+        answer(request, 409, "application/problem+json", json.dumps(problem))
+
+    with StokerClient(serve(handle)) as client, pytest.raises(Problem) as raised:
+        client.run(1)
+    assert raised.value.status == 409
+    assert raised.value.code == "action_not_allowed"
+    assert raised.value.detail == "Run 1 has ended."
+    assert raised.value.allowed_actions == ["restart"]
+
+
+@pytest.mark.parametrize("status", [200, 404, 500])
+def test_another_program_on_the_port_is_recognized(serve, status):
+    def handle(request: BaseHTTPRequestHandler, number: int) -> None:
+        answer(request, status, "text/html", "<h1>hello</h1>")
+
+    with StokerClient(serve(handle)) as client, pytest.raises(Problem, match="another program"):
+        client.run(1)
+
+
+@pytest.mark.parametrize("url", ["box:8000", "http://[::", "http://", "ftp://box"])
+def test_what_is_no_address_is_a_sentence(url):
+    with pytest.raises(ServiceUnreachable), StokerClient(url) as client:
+        client.run(1)
+
+
+def test_no_service_is_a_sentence_with_what_to_do(home):
+    with pytest.raises(ServiceUnreachable, match="stoker up"):
+        StokerClient()
+    with StokerClient("http://127.0.0.1:9") as client:
+        assert client.ready() is False
+        with pytest.raises(ServiceUnreachable, match="does not answer"):
+            client.run(1)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), b"bytes", {1, 2}])
+def test_what_json_cannot_say_is_refused_before_it_is_sent(value):
+    with StokerClient("http://127.0.0.1:9") as client, pytest.raises(ClientError, match="JSON"):
+        client.submit({"optimizer": {"lr": value}})
+
+
+def test_address_and_token_come_from_the_environment_first(home, monkeypatch):
+    home.mkdir()
+    (home / "api.json").write_text('{"url": "http://127.0.0.1:1", "pid": 1}')
+    (home / "token").write_text("of-the-file\n")
+    with StokerClient() as client:
+        assert client.url == "http://127.0.0.1:1"
+    monkeypatch.setenv("STOKER_URL", "http://127.0.0.1:2/")
+    with StokerClient() as client:
+        assert client.url == "http://127.0.0.1:2"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]"])
+def test_a_broken_address_file_is_a_sentence(home, text):
+    home.mkdir()
+    (home / "api.json").write_text(text)
+    with pytest.raises(ServiceUnreachable, match=r"api\.json cannot be read"):
+        StokerClient()
+
+
+def test_lines_of_one_event_are_joined():
+    lines = ["event: log", 'data: {"text":', 'data: "a"}', "id: 7", "", "data: {}", ""]
+    assert list(parse_event_stream(lines)) == [
+        Event(7, "log", {"text": "a"}),
+        Event(None, "message", {}),
+    ]
