@@ -1,11 +1,17 @@
 """House rules that import contracts cannot say: sizes, opening lines, imports, the top level."""
 
 import ast
+import importlib.metadata
 import re
 import statistics
 import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 PRODUCT = ("app", "worker", "migrations", "benchmarks")
@@ -19,6 +25,9 @@ TOP_LEVEL = {
     *("README.md", "Makefile", "CHANGELOG.md", "LICENSE", "CONTRIBUTING.md", "SECURITY.md"),
     *(".ci", "docs", "monitoring", "benchmarks", "examples", ".gitignore", ".dockerignore"),
 }
+
+# Packages that are the other half of a declared one, released together with it.
+HALVES = {"pydantic-core": "pydantic", "jsonpointer": "jsonpatch"}
 
 
 def repository_files() -> list[Path]:
@@ -109,3 +118,28 @@ def first_of_block(statement: ast.Import | ast.ImportFrom, lines: list[str]) -> 
     while lines[number - 2].lstrip().startswith(("import ", "from ")):
         number -= 1
     return number
+
+
+def test_what_is_imported_is_declared_and_what_is_declared_is_used():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    declared = {
+        Requirement(line).name
+        for lines in (project["dependencies"], extras["worker"], extras["postgres"])
+        for line in lines
+    }
+    imported = {
+        module.partition(".")[0] for path in PRODUCT_FILES for module in imported_modules(path)
+    }
+    own_or_standard = {*PRODUCT, *sys.stdlib_module_names}
+    distributions = importlib.metadata.packages_distributions()
+    used = {canonicalize_name(distributions[name][0]) for name in imported - own_or_standard}
+    assert {HALVES.get(name, name) for name in used} == declared
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module or ""
