@@ -79,11 +79,14 @@ def reconcile(
 def beyond_retention(
     rows: Sequence[CheckpointRecord], policy: Checkpointing
 ) -> list[CheckpointRecord]:
-    """The checkpoints that neither keep_last nor keep_best nor a pin protects."""
+    """The checkpoints that neither keep_last nor keep_best nor a pin protects.
+
+    The best is chosen as the store chooses it: of equally good ones the first.
+    """
     newest = sorted(rows, key=lambda row: (row.step, row.attempt), reverse=True)
     sign = 1 if policy.mode == "min" else -1
     judged = [row for row in newest if row.metrics.get(policy.monitor) is not None]
-    best = sorted(judged, key=lambda row: sign * row.metrics[policy.monitor])
+    best = sorted(judged, key=lambda row: (sign * row.metrics[policy.monitor], row.step, row.id))
     kept = {row.id for row in (*newest[: policy.keep_last], *best[: policy.keep_best])}
     return [row for row in newest if row.id not in kept and not row.pinned]
 
@@ -91,4 +94,5 @@ def beyond_retention(
 def remove(path: Path) -> None:
     """Remove a checkpoint folder, the manifest first, since without it it is no checkpoint."""
     (path / "manifest.json").unlink(missing_ok=True)
-    shutil.rmtree(path)
+    if path.exists():
+        shutil.rmtree(path)

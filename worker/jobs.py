@@ -6,10 +6,12 @@ import resource
 import subprocess
 import sys
 import tempfile
-from typing import IO, Any
+from dataclasses import dataclass
+from typing import IO
 
 import structlog
 
+from app.errors import LeaseLost
 from app.settings import Settings
 from app.store.records import Inspection, JobRecord
 from app.store.store import Store
@@ -20,151 +22,159 @@ log = structlog.get_logger("stoker.worker")
 # A damaged file can make the HDF5 library crash, loop or allocate without end.
 INSPECT_SECONDS = 180.0
 INSPECT_MEMORY_BYTES = 6 * 2**30
-OUTPUT_BYTES = 16 * 2**20
 REMOVE_SECONDS = 3600.0
+OUTPUT_BYTES = 16 * 2**20
 PASSED_ON = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR")
 
 
+@dataclass
+class Child:
+    """A job under way. Its output goes to a file, which no child can block on."""
+
+    job: JobRecord
+    process: "subprocess.Popen[bytes]"
+    output: IO[bytes]
+    pidfd: int
+    deadline: float
+    too_slow: bool = False
+
+    def close(self) -> None:
+        """Kill it if it lives; reap it."""
+        self.process.kill()
+        self.process.wait()
+        self.output.close()
+        os.close(self.pidfd)
+
+
 class JobRunner:
-    """Runs at most one job; the agent waits on `pidfd`, then calls `ended`."""
+    """Runs at most one job; the agent waits on its `pidfd`, then calls `ended`."""
 
     def __init__(self, settings: Settings, store: Store, worker_id: int) -> None:
         self._settings = settings
         self._store = store
         self._worker_id = worker_id
-        self._job: JobRecord | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._output: IO[bytes] | None = None
-        self._deadline = 0.0
-        self._too_slow = False
-        self.pidfd: int | None = None
+        self._child: Child | None = None
+
+    @property
+    def pidfd(self) -> int | None:
+        """Readable when the child has ended; None while there is none."""
+        return None if self._child is None else self._child.pidfd
+
+    def pids(self) -> set[int]:
+        """The child's process id, if there is one."""
+        return set() if self._child is None else {self._child.process.pid}
 
     def claim(self, now: float) -> bool:
         """Take the next job when none is under way; True when a child has been started for it."""
-        while self._job is None:
+        while self._child is None:
             job = self._store.jobs.claim(self._worker_id)
             if job is None:
                 return False
-            self._job = job
             try:
-                self._start(job, now)
+                self._child = self._start(job, now)
             except (ValueError, OSError) as error:
-                self._fail(job, str(error))
-                self._job = None
+                self._finish(job, error=f"{error}.")
             else:
                 return True
         return False
 
-    def _start(self, job: JobRecord, now: float) -> None:
+    def _start(self, job: JobRecord, now: float) -> Child:
         """ValueError when the job leads out of the roots, OSError when no child can be started."""
-        if job.kind == "inspect_dataset":
-            path = confined(job.payload["path"], self._settings.data_root)
-            command = [sys.executable, "-P", "-m", "worker.trainer.inspect", str(path), "--json"]
-            self._deadline = now + INSPECT_SECONDS
-        else:
-            root = self._settings.artifact_root
-            paths = [str(confined(path, root)) for path in job.payload["paths"]]
-            if str(root.resolve()) in paths:
-                raise ValueError("the artifact root itself is never removed")
-            command = ["rm", "-rf", "--one-file-system", "--", *paths]
-            self._deadline = now + REMOVE_SECONDS
-        self._too_slow = False
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `_let_go`
-        self._process = subprocess.Popen(
+        inspects = job.kind == "inspect_dataset"
+        command = self._inspection_command(job) if inspects else self._removal_command(job)
+        output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
+        process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.DEVNULL if job.kind == "inspect_dataset" else subprocess.STDOUT,
+            stdout=output,
+            stderr=subprocess.DEVNULL if inspects else subprocess.STDOUT,
             env={name: os.environ[name] for name in PASSED_ON if name in os.environ}
             | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             start_new_session=True,
         )
-        if job.kind == "inspect_dataset":
-            _limit(self._process.pid)
-        self.pidfd = os.pidfd_open(self._process.pid)
+        if inspects:
+            _limit(process.pid)
+        seconds = INSPECT_SECONDS if inspects else REMOVE_SECONDS
+        return Child(job, process, output, os.pidfd_open(process.pid), now + seconds)
+
+    def _inspection_command(self, job: JobRecord) -> list[str]:
+        path = confined(job.payload["path"], self._settings.data_root)
+        return [sys.executable, "-P", "-m", "worker.trainer.inspect", str(path), "--json"]
+
+    def _removal_command(self, job: JobRecord) -> list[str]:
+        root = self._settings.artifact_root.resolve()
+        paths = [confined(path, root) for path in job.payload["paths"]]
+        if root in paths:
+            raise ValueError("The artifact root itself is never removed")
+        return ["rm", "-rf", "--one-file-system", "--", *map(str, paths)]
 
     def beat(self, now: float) -> None:
-        """Keep the job ours, and end a child that takes too long."""
-        if self._job is None or self._process is None:
-            return
-        if now > self._deadline:
-            self._too_slow = True
-            self._process.kill()
-        self._store.jobs.beat(self._job.id, self._worker_id)
+        """End a child that takes too long."""
+        if self._child is not None and now > self._child.deadline:
+            self._child.too_slow = True
+            self._child.process.kill()
 
     def ended(self) -> None:
         """The child has exited: record what it found."""
-        job, process, output = self._job, self._process, self._output
-        assert job and process and output  # noqa: S101 - what has ended was started
-        returncode = process.wait()
-        output.seek(0)
-        text = output.read(OUTPUT_BYTES + 1)
-        self._let_go()
-        if job.kind == "inspect_dataset":
-            inspection = self._inspection(text, returncode)
-            self._store.datasets.set_result(job.payload["name"], inspection)
-            self._store.jobs.finish(job.id, self._worker_id, result={"state": inspection.state})
-            log.info("dataset inspected", dataset=job.payload["name"], state=inspection.state)
+        child, self._child = self._child, None
+        assert child is not None  # noqa: S101 - it is what has ended
+        returncode = child.process.wait()
+        child.output.seek(0)
+        text = child.output.read(OUTPUT_BYTES)
+        child.close()
+        if child.job.kind == "inspect_dataset":
+            inspection = _inspection(text, returncode, too_slow=child.too_slow)
+            name = child.job.payload["name"]
+            self._store.datasets.set_result(name, inspection)
+            log.info("dataset inspected", dataset=name, state=inspection.state)
+            self._finish(child.job)
         elif returncode == 0:
-            self._store.jobs.finish(job.id, self._worker_id, result={})
+            self._finish(child.job)
         else:
-            self._fail(job, text.decode("utf-8", "replace").strip()[:1000])
+            self._finish(child.job, error=text.decode("utf-8", "replace").strip()[:1000])
 
-    def _inspection(self, text: bytes, returncode: int) -> Inspection:
-        """What the child printed; a child that died says that the file is not safe to read."""
+    def _finish(self, job: JobRecord, error: str | None = None) -> None:
+        if error is not None:
+            log.warning("job failed", job=job.id, kind=job.kind, why=error)
         try:
-            found: dict[str, Any] = json.loads(text)
-        except ValueError:
-            how = (
-                f"took longer than {INSPECT_SECONDS:g} seconds"
-                if self._too_slow
-                else f"died (exit code {returncode})"
-            )
-            message = (
-                f"The inspection {how}: the file is damaged, or far from what HDF5 readers expect. "
-                "Write it again and register it again."
-            )
-            return Inspection("invalid", problems=[{"code": "unreadable", "message": message}],
-                              message=message)  # fmt: skip
-        problems = found["problems"]
-        return Inspection(
-            state="invalid" if problems else "ready",
-            fields=found.get("fields"),
-            samples=found.get("samples"),
-            layout=found.get("layout"),
-            size_bytes=found.get("size_bytes"),
-            fingerprint=found.get("fingerprint"),
-            problems=[*problems, *({**w, "severity": "warning"} for w in found["warnings"])],
-            read_probe=found.get("read_probe"),
-            message=problems[0]["message"] if problems else None,
-        )
-
-    def _fail(self, job: JobRecord, error: str) -> None:
-        log.warning("job failed", job=job.id, kind=job.kind, why=error)
-        if job.kind == "inspect_dataset":
-            problem = {"code": "unreadable", "message": error}
-            self._store.datasets.set_result(
-                job.payload["name"], Inspection("invalid", problems=[problem], message=error)
-            )
-        self._store.jobs.finish(job.id, self._worker_id, error=error)
-
-    def pids(self) -> set[int]:
-        """The child's process id, if there is one."""
-        return set() if self._process is None else {self._process.pid}
-
-    def _let_go(self) -> None:
-        if self._output is not None:
-            self._output.close()
-        if self.pidfd is not None:
-            os.close(self.pidfd)
-        self._job = self._process = self._output = self.pidfd = None
+            self._store.jobs.finish(job.id, self._worker_id, error=error)
+        except LeaseLost as lost:
+            log.warning("a job was given to another worker", job=job.id, why=lost.detail)
 
     def close(self) -> None:
-        """Kill the child; its job is taken up again by another agent."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-        self._let_go()
+        """Kill the child; another agent takes its job up again."""
+        if self._child is not None:
+            self._child.close()
+
+
+def _inspection(text: bytes, returncode: int, *, too_slow: bool) -> Inspection:
+    """What the child printed; a child that died says that the file is not safe to read."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        limit = f"took longer than {INSPECT_SECONDS:g} seconds"
+        how = limit if too_slow else f"died (exit code {returncode})"
+        message = (
+            f"The inspection {how}: the file is damaged, or far from what HDF5 readers expect. "
+            "Write it again, then register it again."
+        )
+        problem = {"code": "unreadable", "message": message}
+        return Inspection("invalid", problems=[problem], message=message)
+    problems = found["problems"]
+    return Inspection(
+        state="invalid" if problems else "ready",
+        fields=found.get("fields"),
+        samples=found.get("samples"),
+        layout=found.get("layout"),
+        size_bytes=found.get("size_bytes"),
+        fingerprint=found.get("fingerprint"),
+        problems=[
+            *problems,
+            *({**warning, "severity": "warning"} for warning in found["warnings"]),
+        ],
+        read_probe=found.get("read_probe"),
+        message=problems[0]["message"] if problems else None,
+    )
 
 
 def _limit(pid: int) -> None:

@@ -28,7 +28,7 @@ class Workshop:
 
 @dataclass(frozen=True)
 class Started:
-    """A launched attempt, and the checkpoints that the disk has and the store does not, and back."""
+    """A launched attempt; checkpoints that the store has yet to learn of, and to forget."""
 
     launched: Launched
     spec: RunSpec

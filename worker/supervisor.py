@@ -220,14 +220,19 @@ class Supervision:
         """Remove what the spec does not keep; only after the rows of newer ones are committed."""
         if self._spec is None:
             return
-        rows = self._shop.store.checkpoints.list(self.lease.run_id)
-        for row in beyond_retention(rows, self._spec.checkpoint):
+        kept_in_store = self._shop.store.checkpoints
+        rows = kept_in_store.list(self.lease.run_id)
+        saved = [row for row in rows if row.state == "saved"]
+        doomed = [row.path for row in beyond_retention(saved, self._spec.checkpoint)]
+        if doomed:  # asked first, so that no restart chooses what is vanishing
+            doomed = kept_in_store.begin_removal(self.lease.run_id, doomed)
+        for path in (*doomed, *(row.path for row in rows if row.state == "removing")):
             try:
-                remove(self._shop.settings.artifact_root / row.path)
+                remove(self._shop.settings.artifact_root / path)
             except OSError as error:
-                log.warning("old checkpoint could not be removed", path=row.path, why=str(error))
+                log.warning("an old checkpoint could not be removed", path=path, why=str(error))
             else:
-                self._report.outbox.removed_checkpoints.append(row.path)
+                self._report.outbox.removed_checkpoints.append(path)
 
     def finish(self, now: float) -> None:
         """Record the end. A store error leaves it to be recorded by a later call."""

@@ -6,6 +6,7 @@ import select
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -14,6 +15,7 @@ import psutil
 # A probe that is silent for so long is hung: it is killed, and asked again after the pause.
 SILENCE_SECONDS = 10.0
 RETRY_SECONDS = 60.0
+CLOSE_SECONDS = 2.0
 # Memory in use on an idle GPU beyond this share belongs to somebody, even if no process is seen.
 UNEXPLAINED_MEMORY_SHARE = 0.1
 
@@ -122,8 +124,11 @@ class GpuTelemetry:
         return {process.pid for process in (*running, *self._killed)}
 
     def close(self) -> None:
-        """End the probe."""
+        """End the probe; one that does not die is left to the system."""
         self._end("the worker is going down", retry_at=None)
+        for process in self._killed:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=CLOSE_SECONDS)
 
     def _end(self, why: str, *, retry_at: float | None) -> None:
         self.gpus = None

@@ -84,11 +84,11 @@ def test_the_best_is_the_highest_where_more_is_better():
     assert steps(beyond_retention(rows, policy)) == [20]
 
 
-def test_of_equally_good_ones_the_newest_is_kept():
+def test_of_equally_good_ones_the_first_is_kept():
     policy = Checkpointing(keep_last=1, keep_best=1)
     assert steps(
         beyond_retention([row(10, val_loss=1.0), row(20, val_loss=1.0), row(30)], policy)
-    ) == [10]
+    ) == [20]
 
 
 def test_removing_takes_the_whole_folder(tmp_path):

@@ -1,0 +1,76 @@
+"""A driver with as many GPUs as FAKE_NVML says; put before the real binding by PYTHONPATH.
+
+FAKE_NVML is JSON: {"gpus": [{"pids": [..], "used": bytes, "unsupported": ["power"]}]}, or
+{"error": text}, or {"hang": true}.
+"""
+
+import json
+import os
+import time
+from types import SimpleNamespace
+
+NVML_TEMPERATURE_GPU = 0
+GIB = 2**30
+WORLD = json.loads(os.environ["FAKE_NVML"])
+
+
+class NVMLError(Exception):
+    pass
+
+
+def nvmlInit():  # noqa: N802 - the driver's names
+    if "error" in WORLD:
+        raise NVMLError(WORLD["error"])
+    if WORLD.get("hang"):
+        time.sleep(600)
+
+
+def nvmlSystemGetDriverVersion():  # noqa: N802
+    return "570.00"
+
+
+def nvmlDeviceGetCount():  # noqa: N802
+    return len(WORLD["gpus"])
+
+
+def nvmlDeviceGetHandleByIndex(index):  # noqa: N802
+    return index
+
+
+def nvmlDeviceGetUUID(handle):  # noqa: N802
+    return f"GPU-{handle}"
+
+
+def nvmlDeviceGetName(handle):  # noqa: N802
+    return "Fake H200"
+
+
+def nvmlDeviceGetUtilizationRates(handle):  # noqa: N802
+    return SimpleNamespace(gpu=87, memory=12)
+
+
+def nvmlDeviceGetMemoryInfo(handle):  # noqa: N802
+    return SimpleNamespace(used=WORLD["gpus"][handle].get("used", GIB), total=100 * GIB)
+
+
+def nvmlDeviceGetPowerUsage(handle):  # noqa: N802
+    if "power" in WORLD["gpus"][handle].get("unsupported", ()):
+        raise NVMLError("Not Supported")
+    return 350_000
+
+
+def nvmlDeviceGetTotalEnergyConsumption(handle):  # noqa: N802
+    return 2_000_000
+
+
+def nvmlDeviceGetTemperature(handle, sensor):  # noqa: N802
+    return 61
+
+
+def nvmlDeviceGetCudaComputeCapability(handle):  # noqa: N802
+    return (9, 0)
+
+
+def nvmlDeviceGetComputeRunningProcesses(handle):  # noqa: N802
+    pids = WORLD["gpus"][handle].get("pids", ())
+    return [SimpleNamespace(pid=pid, usedGpuMemory=3 * GIB) for pid in pids]

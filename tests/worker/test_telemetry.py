@@ -1,0 +1,85 @@
+"""GPU telemetry through the real probe process, with a fake driver behind it."""
+
+import os
+import time
+from contextlib import closing
+
+import pytest
+
+from tests.worker.eventually import eventually
+from worker.telemetry import SILENCE_SECONDS, GpuTelemetry, foreign_work
+
+GIB = 2**30
+
+
+@pytest.fixture
+def telemetry():
+    with closing(GpuTelemetry(period_seconds=0.05)) as telemetry:
+        yield telemetry
+
+
+def test_a_gpu_is_told_in_base_units(fake_nvml, telemetry):
+    fake_nvml(gpus=[{"unsupported": ["power"]}])
+    telemetry.wait_for_first(60)
+    (gpu,) = telemetry.gpus
+    assert (gpu.index, gpu.uuid, gpu.model, gpu.driver) == ("0", "GPU-0", "Fake H200", "570.00")
+    assert gpu.utilization == 0.87
+    assert (gpu.memory_used_bytes, gpu.memory_total_bytes) == (GIB, 100 * GIB)
+    assert (gpu.temperature_celsius, gpu.energy_joules) == (61, 2000.0)
+    assert gpu.capability == (9, 0)
+    assert gpu.power_watts is None, "not supported is absent, not 0"
+
+
+def test_samples_keep_coming(fake_nvml, telemetry):
+    fake_nvml(gpus=[{}])
+    telemetry.wait_for_first(60)
+    first = telemetry.gpus
+
+    def another():
+        telemetry.read(time.monotonic())
+        return telemetry.gpus is not first
+
+    eventually(another, "a second sample comes")
+
+
+def test_no_driver_is_absence_and_is_not_asked_again(fake_nvml, telemetry):
+    fake_nvml(error="Driver Not Loaded")
+    telemetry.wait_for_first(60)
+    assert telemetry.gpus is None
+    assert telemetry.why_absent == "Driver Not Loaded"
+    telemetry.tick(time.monotonic() + 10_000)
+    assert telemetry.fileno() is None
+
+
+def test_a_probe_that_hangs_is_killed_and_tried_again_later(fake_nvml, telemetry):
+    fake_nvml(hang=True)
+    telemetry.wait_for_first(0.2)
+    (hung,) = telemetry.pids()
+    now = time.monotonic() + SILENCE_SECONDS + 1
+    telemetry.tick(now)
+    assert telemetry.gpus is None
+    assert "silent" in telemetry.why_absent
+    eventually(lambda: telemetry.tick(now) or hung not in telemetry.pids(), "it is reaped")
+    telemetry.tick(now + 3600)
+    assert telemetry.pids()
+
+
+def test_other_peoples_work_is_named(fake_nvml, telemetry):
+    fake_nvml(gpus=[{"pids": [os.getpid()]}])
+    telemetry.wait_for_first(60)
+    sentence = foreign_work(telemetry.gpus[0])
+    assert f"pid {os.getpid()}" in sentence
+    assert "3.0 GiB" in sentence
+    assert "waits" in sentence
+
+
+def test_memory_of_processes_that_cannot_be_seen_is_waited_for(fake_nvml, telemetry):
+    fake_nvml(gpus=[{"used": 40 * GIB}])
+    telemetry.wait_for_first(60)
+    assert "40.0 GiB" in foreign_work(telemetry.gpus[0])
+
+
+def test_a_free_gpu_and_a_process_that_has_ended_are_no_reason_to_wait(fake_nvml, telemetry):
+    fake_nvml(gpus=[{}, {"pids": [2**22 + 1]}])
+    telemetry.wait_for_first(60)
+    assert [foreign_work(gpu) for gpu in telemetry.gpus] == [None, None]
