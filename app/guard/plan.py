@@ -1,23 +1,17 @@
 """The one way from a request to a run: layers, schema, rules, and what is fixed at submission."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from app.errors import SpecRejected
 from app.guard.facts import Facts
 from app.guard.resolve import resolve
 from app.guard.rules import RULES, spec_part_sizes
 from app.presets.catalog import Catalog
-from app.spec.arithmetic import steps_per_epoch, total_steps
+from app.spec.arithmetic import resolved_shuffle, steps_per_epoch, total_steps
 from app.spec.data import ChunkedLoader, Loader
 from app.spec.issue import Issue
 from app.spec.layers import Document
 from app.spec.run import RunSpec
-
-# Up to this many bytes of training data every epoch is shuffled as a whole: random reads of a set
-# that the page cache holds are cheap. Above it, blocks of neighbours are shuffled in groups.
-FULL_SHUFFLE_BYTES = 2**30
-SHUFFLE_GROUP_SAMPLES = 16_384
 
 
 @dataclass(frozen=True)
@@ -73,13 +67,9 @@ def _pin_order(
     """Fix what is shuffled together: how the data is read may change later, the order may not."""
     if not isinstance(loader, ChunkedLoader) or dataset_bytes is None:
         return document, provenance
-    fixed: dict[str, Any] = {}
-    shuffle = loader.shuffle
-    if shuffle == "auto":
-        shuffle = "full" if dataset_bytes <= FULL_SHUFFLE_BYTES else "block"
-        fixed["shuffle"] = shuffle
-    if loader.shuffle_group == "auto" and shuffle == "block":
-        fixed["shuffle_group"] = SHUFFLE_GROUP_SAMPLES
+    shuffle, group = resolved_shuffle(loader, dataset_bytes)
+    settled: Document = {"shuffle": shuffle, "shuffle_group": group}
+    fixed = {name: value for name, value in settled.items() if getattr(loader, name) != value}
     pinned_loader = {**document["data"]["loader"], **fixed}
     sources = {
         f"/data/loader/{name}": {"value": value, "source": "guard"} for name, value in fixed.items()

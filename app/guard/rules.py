@@ -143,6 +143,16 @@ def parts_are_not_empty(spec: RunSpec, facts: Facts) -> Iterator[Issue]:
     sizes = spec_part_sizes(spec, facts)
     if sizes is None:
         return
+    for name in ("validation", "test"):
+        fraction = getattr(spec.data.split, f"{name}_fraction", 0.0)
+        if fraction > 0 and getattr(sizes, name) == 0:
+            yield _error(
+                "empty_part",
+                ["data", "split", f"{name}_fraction"],
+                f"{fraction:g} of {sum(sizes)} samples is none, so the {name} part is empty.",
+                "There would be nothing to measure on.",
+                [PatchOp(op="remove", path=f"/data/split/{name}_fraction")],
+            )
     if sizes.training == 0 or steps_per_epoch(spec.training, sizes.training) == 0:
         yield _error(
             "no_training_steps",

@@ -1,9 +1,14 @@
 """Counts that follow from a spec: samples of each part, steps of an epoch, log interval."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from app.spec.data import ChronologicalSplit, RandomSplit
+from app.spec.data import ChronologicalSplit, ChunkedLoader, RandomSplit
 from app.spec.training import Training
+
+# Up to this many bytes every epoch is shuffled as a whole: random reads of a set that the page
+# cache holds are cheap. Above it, blocks of neighbours are shuffled in groups of this many samples.
+FULL_SHUFFLE_BYTES = 2**30
+SHUFFLE_GROUP_SAMPLES = 16_384
 
 
 class PartSizes(NamedTuple):
@@ -39,3 +44,15 @@ def log_interval(training: Training, steps: int) -> int:
     if training.log_every_steps == "auto":
         return max(1, min(50, steps // 200))
     return training.log_every_steps
+
+
+def resolved_shuffle(
+    loader: ChunkedLoader, data_bytes: int
+) -> tuple[Literal["full", "block", "none"], int | Literal["auto"]]:
+    """(shuffle, shuffle_group) with `auto` settled for `data_bytes` of data."""
+    shuffle = loader.shuffle
+    if shuffle == "auto":
+        shuffle = "full" if data_bytes <= FULL_SHUFFLE_BYTES else "block"
+    if shuffle == "block" and loader.shuffle_group == "auto":
+        return shuffle, SHUFFLE_GROUP_SAMPLES
+    return shuffle, loader.shuffle_group

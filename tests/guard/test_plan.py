@@ -66,6 +66,7 @@ def test_what_is_shuffled_together_is_fixed_at_submission():
         ({}, {"dataset": "wether"}, "dataset_not_found"),
         ({}, {"inputs": ["feature"]}, "unknown_array"),
         ({}, {"targets": ["target"]}, "unknown_array"),
+        ({}, {"split": {"test_fraction": 0.0001}}, "empty_part"),
         ({"recipe": {"kind": "sequence", "patch": 7}}, None, "patch_size"),
         ({"checkpoint": {"monitor": "val_rmse"}}, None, "unknown_monitor"),
         ({"early_stopping": {"monitor": "val_acc"}}, None, "unknown_monitor"),

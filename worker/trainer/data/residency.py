@@ -62,12 +62,15 @@ def choose_residency(loader: ChunkedLoader, need: Need, memory: Memory) -> Resid
             f" {_gib(memory.limit_bytes)} are free on the device; set it to auto or stream."
         )
     fits = need.total_bytes <= memory.budget_bytes
+    resident = loader.residency == "resident" or (loader.residency == "auto" and fits)
     chunk = _chunk_samples(loader, need, memory)
+    if not resident and SLOTS * chunk * need.sample_bytes > memory.limit_bytes:
+        raise SpecMismatch(
+            f"Two chunks of {_gib(chunk * need.sample_bytes)} are needed at once, but only"
+            f" {_gib(memory.limit_bytes)} are free on the device; lower data.loader.chunk_size."
+        )
     evaluation = min(chunk, max(1, EVALUATION_CHUNK_BYTES // need.sample_bytes))
-    if loader.residency == "resident" or (loader.residency == "auto" and fits):
-        kind: Literal["resident", "stream"] = "resident"
-    else:
-        kind = "stream"
+    kind: Literal["resident", "stream"] = "resident" if resident else "stream"
     why = f"{_gib(need.total_bytes)} of data, {_gib(memory.budget_bytes)} of memory for it"
     if loader.residency != "auto":
         why = "asked for"
@@ -76,13 +79,8 @@ def choose_residency(loader: ChunkedLoader, need: Need, memory: Memory) -> Resid
 
 def _chunk_samples(loader: ChunkedLoader, need: Need, memory: Memory) -> int:
     """Samples of a training chunk: whole shuffle groups, if one fits."""
-    wanted = _chunk_bytes(loader.chunk_size, need, memory)
+    wanted = min(_chunk_bytes(loader.chunk_size, need, memory), need.total_bytes)
     samples = max(1, wanted // need.sample_bytes)
-    if loader.residency != "resident" and SLOTS * samples * need.sample_bytes > memory.limit_bytes:
-        raise SpecMismatch(
-            f"Two chunks of {_gib(samples * need.sample_bytes)} are needed at once, but only"
-            f" {_gib(memory.limit_bytes)} are free on the device; lower data.loader.chunk_size."
-        )
     whole_groups = samples // need.group_samples * need.group_samples
     return whole_groups or samples
 

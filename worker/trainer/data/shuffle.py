@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass
 
+from app.spec.arithmetic import resolved_shuffle
 from app.spec.data import ChunkedLoader
 from worker.trainer.data.order import Order, ShuffleKind
-
-FULL_SHUFFLE_BYTES = 2**30
-SHUFFLE_GROUP_SAMPLES = 16_384
 
 # A block is read as one piece; a group of fewer blocks than this would mix too few places.
 BLOCK_BYTES = 4 * 2**20
@@ -28,12 +26,9 @@ class Shuffle:
 
 
 def resolve_shuffle(loader: ChunkedLoader, num_samples: int, sample_bytes: int) -> Shuffle:
-    """For the training part; auto: full up to 1 GiB, else block with groups of 16,384 samples."""
-    kind: ShuffleKind = "full" if num_samples * sample_bytes <= FULL_SHUFFLE_BYTES else "block"
-    if loader.shuffle != "auto":
-        kind = loader.shuffle
-    if kind != "block":
+    """For the training part: `sample_bytes` are those of one sample."""
+    kind, group = resolved_shuffle(loader, num_samples * sample_bytes)
+    if kind != "block" or group == "auto":
         return Shuffle(kind)
-    group = SHUFFLE_GROUP_SAMPLES if loader.shuffle_group == "auto" else loader.shuffle_group
     block = min(BLOCK_BYTES // sample_bytes, group // LEAST_BLOCKS_PER_GROUP)
     return Shuffle(kind, group, max(1, block))

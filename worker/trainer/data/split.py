@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from app.spec.arithmetic import PartSizes, part_sizes
 from app.spec.data import ChronologicalSplit, Data, DatasetsSplit, FieldSplit, RandomSplit
 from worker.trainer.data.order import Purpose, permutation
 from worker.trainer.data.source import Rows
@@ -51,8 +52,7 @@ def split_samples(data: Data, samples: Mapping[str, int], seed: int) -> Parts:
         whole = {name: Part(name, range(number)) for name, number in samples.items()}
         test = whole[split.test] if split.test else None
         return Parts(whole[data.dataset], whole[split.validation], test)
-    num_validation, num_test = _held_out(split, count)
-    num_train = count - num_validation - num_test
+    num_train, _, num_test = _checked_sizes(split, count)
     cuts = (slice(0, num_train), slice(num_train, count - num_test), slice(count - num_test, count))
     if isinstance(split, RandomSplit):
         shuffled = permutation(seed, Purpose.split, 0, 0, count)
@@ -60,22 +60,18 @@ def split_samples(data: Data, samples: Mapping[str, int], seed: int) -> Parts:
     return Parts(*(Part(data.dataset, range(count)[cut]) for cut in cuts))
 
 
-def _held_out(split: ChronologicalSplit | RandomSplit, count: int) -> tuple[int, int]:
-    """Samples of the validation and the test part."""
-    numbers = {
-        "validation": round(count * split.validation_fraction),
-        "test": round(count * split.test_fraction),
-    }
-    for name, number in numbers.items():
+def _checked_sizes(split: ChronologicalSplit | RandomSplit, count: int) -> PartSizes:
+    sizes = part_sizes(split, count)
+    for name in ("validation", "test"):
         fraction = getattr(split, f"{name}_fraction")
-        if fraction > 0 and number == 0:
+        if fraction > 0 and getattr(sizes, name) == 0:
             raise SpecMismatch(
                 f"data.split.{name}_fraction {fraction} of {count:,} samples is none, so there"
                 " would be nothing to measure on; raise the fraction, or set it to 0."
             )
-    if sum(numbers.values()) >= count:
+    if sizes.training <= 0:
         raise SpecMismatch(
             f"The split holds out all {count:,} samples, so there is nothing to train on; lower"
             " data.split.validation_fraction or test_fraction, or use a larger dataset."
         )
-    return numbers["validation"], numbers["test"]
+    return sizes
