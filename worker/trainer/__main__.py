@@ -27,7 +27,10 @@ def main(folder: Path) -> int:
     except Exception as error:
         logging.exception("the attempt failed while %s", pulse.phase)
         reason, message = explain(error, pulse.phase)
-        events.emit("end", reason=reason, message=message, result=None, step=None)
+        try:
+            events.emit("end", reason=reason, message=message, result=None, step=None)
+        except OSError:  # a full disk: the log and the exit code still tell
+            logging.exception("the end could not be told: %s", message)
         return 1
     logging.info(end.message)
     events.emit("end", reason=end.reason, message=end.message, result=end.result, step=end.step)

@@ -1,0 +1,66 @@
+"""Restarts: the whole state or the weights alone, from another run's checkpoint."""
+
+import json
+
+import pytest
+import safetensors.torch
+import torch
+
+from app.lifecycle import Reason
+from tests.trainer.lab import Lab, Outcome, StopAtPoll
+from worker.trainer.errors import TrainerError
+
+
+def restore_from(parent: Outcome, step: int, carry: str) -> list[dict[str, object]]:
+    return [{"path": str(parent.checkpoint(step)), "carry": carry, "own": False}]
+
+
+def test_a_full_carry_goes_on_exactly_where_the_parent_stood(lab: Lab) -> None:
+    parent = lab.run()
+    child = lab.run(restore=restore_from(parent, 4, "full"))
+    assert child.weights == parent.weights
+    assert child.rows == [row for row in parent.rows if int(row[0]) > 4]
+    assert child.end is not None
+    assert parent.end is not None
+    assert child.end.result == parent.end.result
+    assert child.of_kind("restored")[0]["own"] is False
+
+
+def test_a_child_can_be_resumed_after_its_first_save(lab: Lab) -> None:
+    parent = lab.run()
+    run_dir = lab.new_run()
+    restore = restore_from(parent, 4, "full")
+    first = lab.run(run_dir, restore=restore, stop=StopAtPoll(8))
+    assert first.checkpoint().parent.parent == first.folder
+    resumed = lab.run(run_dir)
+    assert resumed.weights == parent.weights
+    assert resumed.rows == [row for row in parent.rows if int(row[0]) > 4]
+
+
+def test_carried_weights_are_the_parents_and_everything_else_is_new(lab: Lab) -> None:
+    parent = lab.run()
+    patch = {"optimizer": {"lr": 1e-12, "weight_decay": 0.0}, "training": {"batch_size": 4}}
+    child = lab.run(patch=patch, restore=restore_from(parent, 9, "weights"))
+    assert child.end is not None
+    assert child.end.step == 18
+    before, after = safetensors.torch.load(parent.weights), safetensors.torch.load(child.weights)
+    for name, tensor in before.items():
+        torch.testing.assert_close(after[name], tensor)
+    state = json.loads((child.checkpoint(2) / "manifest.json").read_text())["state"]
+    assert state["step"] == 2
+    assert child.rows[0][:3] == ["2", "1", "train"]
+
+
+def test_carried_weights_meet_the_statistics_of_the_new_data(lab: Lab) -> None:
+    parent = lab.run()
+    patch = {"data": {"split": {"validation_fraction": 0.6}}}
+    child = lab.run(patch=patch, restore=restore_from(parent, 9, "weights"))
+    before, after = safetensors.torch.load(parent.weights), safetensors.torch.load(child.weights)
+    assert not torch.equal(before["input_mean"], after["input_mean"])
+
+
+def test_weights_of_another_shape_are_refused_with_the_shapes(lab: Lab) -> None:
+    parent = lab.run()
+    with pytest.raises(TrainerError, match=r"head\.weight is|encoder\.weight_ih_l0 is") as caught:
+        lab.run(patch={"recipe": {"hidden_size": 16}}, restore=restore_from(parent, 9, "weights"))
+    assert caught.value.reason is Reason.checkpoint_error

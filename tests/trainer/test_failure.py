@@ -1,0 +1,141 @@
+"""Whatever ends an attempt, a person gets a reason and a sentence, and never a traceback."""
+
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from app.lifecycle import Reason
+from tests.trainer.lab import Lab, read_events
+from worker.trainer.build import choose_precision, open_device
+from worker.trainer.errors import DataError, SpecMismatch, TrainerError
+from worker.trainer.failure import explain
+from worker.trainer.pulse import read_pulse
+
+
+def cpu_allocation_error() -> RuntimeError:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60, dtype=torch.uint8)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "told"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), Reason.device_oom, "training.batch_size"),
+        (MemoryError(), Reason.host_oom, "training.batch_size"),
+        (torch.AcceleratorError("CUDA error: an illegal address"), Reason.gpu_fault, "dmesg"),
+        (RuntimeError("cuDNN error: EXECUTION_FAILED\nmore"), Reason.gpu_fault, "cuDNN error"),
+        (OSError(errno.ENOSPC, "No space", "/a"), Reason.disk_full, "Free space"),
+        (DataError("Row 3 is torn."), Reason.data_error, "Row 3 is torn."),
+        (ValueError("odd\nsecond line"), Reason.trainer_error, "ValueError.* odd. trainer.log"),
+        (OSError(errno.EIO, "I/O error", "/a"), Reason.trainer_error, "I/O error"),
+    ],
+)
+def test_errors_become_reasons(error: Exception, reason: Reason, told: str) -> None:
+    found, message = explain(error, "training")
+    assert found is reason
+    assert re.search(told, message)
+    assert "\n" not in message
+
+
+def test_a_failed_allocation_on_the_host_is_told_from_other_errors() -> None:
+    reason, message = explain(cpu_allocation_error(), "building")
+    assert reason is Reason.host_oom
+    assert "while building" in message
+
+
+def test_a_checkpoint_that_cannot_be_written_is_its_own_reason() -> None:
+    reason, message = explain(OSError(errno.EROFS, "Read-only file system"), "checkpointing")
+    assert reason is Reason.checkpoint_error
+    assert "Earlier checkpoints are intact" in message
+
+
+@pytest.mark.parametrize("precision", ["fp16-mixed", "tf32"])
+def test_precisions_of_gpus_are_refused_on_the_cpu(precision: str) -> None:
+    with pytest.raises(SpecMismatch, match=f"{precision} needs a GPU"):
+        choose_precision(precision, torch.device("cpu"))
+
+
+def test_auto_precision_on_the_cpu_is_fp32() -> None:
+    assert choose_precision("auto", torch.device("cpu")) == "fp32"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_missing_gpu_is_said_plainly() -> None:
+    with pytest.raises(TrainerError, match="sees no CUDA device"):
+        open_device("cuda:0")
+
+
+def test_a_spec_that_is_not_valid_names_the_place(lab: Lab) -> None:
+    folder = lab.prepare(patch={"training": {"epochs": 0}})
+    with pytest.raises(TrainerError, match=r"training\.epochs: Input should be") as caught:
+        lab.execute(folder)
+    assert caught.value.reason is Reason.spec_error
+
+
+def test_a_spec_file_of_another_version_is_said_plainly(lab: Lab) -> None:
+    folder = lab.prepare()
+    (folder / "spec.json").write_text('{"spec": {}}')
+    with pytest.raises(TrainerError, match="different versions"):
+        lab.execute(folder)
+
+
+def test_a_changed_dataset_ends_the_attempt(lab: Lab) -> None:
+    folder = lab.prepare()
+    with lab.data.open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(TrainerError) as caught:
+        lab.execute(folder)
+    assert caught.value.reason is Reason.dataset_changed
+
+
+def run_process(folder: Path) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "worker.trainer", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_failed_process_tells_the_reason_and_logs_the_traceback(lab: Lab) -> None:
+    folder = lab.prepare(patch={"recipe": {"patch": 7}})
+    code, log = run_process(folder)
+    end = read_events(folder)[-1]
+    assert code == 1
+    assert (end["kind"], end["reason"]) == ("end", "spec_error")
+    assert "recipe.patch 7 does not divide" in end["message"]
+    assert "Traceback" not in json.dumps(read_events(folder))
+    assert "Traceback" in log
+    assert read_pulse(folder / "pulse") is not None
+
+
+@pytest.mark.slow
+def test_a_successful_process_ends_clean_even_with_warnings_as_errors(lab: Lab) -> None:
+    folder = lab.prepare()
+    code, log = run_process(folder)
+    events = read_events(folder)
+    assert code == 0, log
+    assert [e["phase"] for e in events if e["kind"] == "phase"][:4] == [
+        "starting",
+        "restoring",
+        "building",
+        "training",
+    ]
+    assert (events[-1]["kind"], events[-1]["reason"]) == ("end", "completed")
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    assert "step 9" in log
+    applied = json.loads((folder / "applied.json").read_text())
+    assert applied["environment"]["torch"] == torch.__version__
+    assert applied["applied"]["precision"] == "fp32"

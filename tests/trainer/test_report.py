@@ -1,0 +1,172 @@
+"""What others see of an attempt: events, progress, pulse, losses.csv, where the time went."""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.trainer.lab import Lab
+from worker.trainer.eventlog import EventLog, LossFile
+from worker.trainer.phases import PARTS, PhaseClock
+from worker.trainer.pulse import PHASES, PULSE_FORMAT, Pulse, read_pulse
+
+PROGRESS = {
+    "phase", "phase_step", "phase_steps", "phase_rate", "phase_eta_seconds", "epoch", "epochs",
+    "step", "steps", "samples_per_second", "iterations_per_second", "eta_seconds", "loss", "lr",
+    "grad_norm", "best", "data_wait_ratio", "host_memory_bytes", "gpu_memory_bytes",
+    "torch_memory", "totals", "phase_seconds", "queue_depth",
+}  # fmt: skip
+
+
+def test_progress_has_every_agreed_field(lab: Lab) -> None:
+    progress = lab.run().of_kind("progress")[-1]
+    assert progress.keys() - {"seq", "t", "kind"} == PROGRESS
+    assert progress["totals"] | {"bytes_read": 0} == {
+        "train_iterations": 9,
+        "train_samples": 126,
+        "eval_iterations": 5 * 3 + 2,
+        "eval_samples": 5 * 12 + 6,
+        "bytes_read": 0,
+    }
+    assert progress["totals"]["bytes_read"] > 0
+    assert (progress["step"], progress["steps"], progress["epoch"]) == (9, 9, 3)
+    assert progress["eta_seconds"] == 0
+    assert set(progress["phase_seconds"]) == set(PARTS)
+    assert 0 <= progress["data_wait_ratio"] <= 1
+
+
+def test_totals_are_the_attempts_and_steps_are_the_runs(lab: Lab) -> None:
+    parent = lab.run()
+    restore = [{"path": str(parent.checkpoint(4)), "carry": "full", "own": False}]
+    progress = lab.run(restore=restore).of_kind("progress")[-1]
+    assert progress["step"] == 9
+    assert progress["totals"]["train_iterations"] == 5
+
+
+def test_metrics_come_at_log_points_and_evaluations(lab: Lab) -> None:
+    outcome = lab.run()
+    train = [e for e in outcome.of_kind("metrics") if "train_loss" in e["values"]]
+    assert [event["step"] for event in train] == [2, 3, 4, 6, 8, 9]
+    assert train[-1]["values"].keys() >= {
+        "train_loss", "lr", "grad_norm", "iterations_per_second", "samples_per_second",
+        "data_wait_ratio", "host_memory_bytes",
+    }  # fmt: skip
+    tested = [e for e in outcome.of_kind("metrics") if "test_loss" in e["values"]]
+    assert [event["values"].keys() for event in tested] == [
+        {"test_loss", "test_mae", "test_mse", "test_rmse"}
+    ]
+
+
+def test_losses_are_written_to_the_last_bit(lab: Lab) -> None:
+    outcome = lab.run()
+    events = {e["step"]: e["values"] for e in outcome.of_kind("metrics") if "lr" in e["values"]}
+    rows = [row for row in outcome.rows if row[2] == "train"]
+    assert outcome.losses.startswith(b"step,epoch,split,loss\n")
+    assert [float(row[3]) for row in rows] == [events[int(row[0])]["train_loss"] for row in rows]
+    assert [(row[0], row[1]) for row in rows] == [
+        ("2", "1"), ("3", "1"), ("4", "2"), ("6", "2"), ("8", "3"), ("9", "3"),
+    ]  # fmt: skip
+
+
+def test_a_loss_file_is_cut_back_to_what_a_checkpoint_knew(tmp_path: Path) -> None:
+    path = tmp_path / "losses.csv"
+    first = LossFile(path, 0)
+    first.append(1, 1, "train", 0.1 + 0.2)
+    known = first.sync()
+    first.append(2, 1, "train", 0.5)
+    first.close()
+    second = LossFile(path, known)
+    second.append(2, 1, "train", 0.25)
+    second.close()
+    assert path.read_text() == (
+        "step,epoch,split,loss\n1,1,train,0.30000000000000004\n2,1,train,0.25\n"
+    )
+    assert second.missing_bytes == 0
+    LossFile(path, 0).close()
+    assert path.read_text() == "step,epoch,split,loss\n"
+
+
+def test_events_are_strict_json_and_numbered(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    log.emit("metrics", values={"loss": math.nan, "more": (1.5, math.inf)})
+    log.close()
+    again = EventLog(tmp_path / "events.jsonl")
+    again.emit("end")
+    again.close()
+    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [line["seq"] for line in lines] == [1, 2]
+    assert lines[0]["values"] == {"loss": None, "more": [1.5, None]}
+
+
+def test_the_pulse_is_two_little_endian_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "pulse"
+    assert read_pulse(path) is None
+    pulse = Pulse(path)
+    pulse.enter("training")
+    pulse.beat()
+    assert path.read_bytes() == bytes([3, *[0] * 7, 2, *[0] * 7])
+    assert PHASES.index("training") == 3
+    assert PULSE_FORMAT.size == 16
+    assert read_pulse(path) == ("training", 2)
+    pulse.close()
+
+
+def test_the_pulse_moves_with_every_batch(lab: Lab) -> None:
+    outcome = lab.run()
+    pulse = read_pulse(outcome.folder / "pulse")
+    assert pulse is not None
+    batches = 18 + 5 * 3 + 2
+    assert pulse[1] == batches + len(outcome.of_kind("phase"))
+
+
+def test_the_parts_of_time_add_up_and_nothing_counts_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+
+    def perf_counter() -> float:
+        now[0] += 1.0
+        return now[0]
+
+    fake_time = SimpleNamespace(perf_counter=perf_counter)
+    monkeypatch.setattr("worker.trainer.phases.time", fake_time)
+    clock = PhaseClock()  # reads 1
+    for _ in clock.waiting(iter("ab")):  # each wait and each body: one reading apart
+        with clock.part("checkpoint"):
+            pass
+    seconds = clock.read()
+    assert sum(seconds.values()) == now[0] - 1.0
+    assert seconds == {
+        "data_wait": 3.0, "h2d": 0.0, "compute": 4.0, "sync": 0.0,
+        "checkpoint": 2.0, "eval": 0.0, "other": 2.0,
+    }  # fmt: skip
+
+
+def test_the_loop_looks_at_the_device_only_at_log_points(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every read of a tensor's value goes through one of these."""
+    reads = []
+    for name in ("item", "tolist", "__bool__", "__float__"):
+        original = getattr(torch.Tensor, name)
+
+        def counted(tensor: torch.Tensor, original: object = original) -> object:
+            reads.append(tensor)
+            return original(tensor)  # type: ignore[operator]
+
+        monkeypatch.setattr(torch.Tensor, name, counted)
+    quiet = {
+        "evaluation": {"every_epochs": None, "every_steps": None},
+        "checkpoint": {"every_steps": None},
+    }
+    counts = []
+    for epochs in (20, 40):
+        reads.clear()
+        outcome = lab.run(patch={**quiet, "training": {"epochs": epochs, "log_every_steps": 30}})
+        epochs_told = len(outcome.of_kind("epoch"))
+        log_points = sum(row[2] == "train" for row in outcome.rows)
+        counts.append(len(reads) - epochs_told - log_points)
+    assert counts[0] == counts[1]  # 60 steps more, and not one read more beside those two kinds

@@ -1,0 +1,116 @@
+"""The sequence recipe: what it refuses, what it computes, and how a checkpoint loads without it."""
+
+import json
+import math
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+from app.lifecycle import Reason
+from app.spec.run import RunSpec
+from tests.trainer.lab import BASE_SPEC, Lab, merged
+from worker.trainer.data.source import Field
+from worker.trainer.errors import SpecMismatch
+from worker.trainer.recipes import SequenceTask
+
+
+def task_for(patch: dict[str, Any], **shapes: tuple[int, ...]) -> SequenceTask:
+    spec = RunSpec.model_validate_json(json.dumps(merged(BASE_SPEC, patch)))
+    shapes = {"features": (12, 3), "targets": (4,)} | shapes
+    fields = {name: Field(shape, np.dtype("float32")) for name, shape in shapes.items()}
+    return SequenceTask.for_run(spec, fields)
+
+
+@pytest.mark.parametrize(
+    ("patch", "shapes", "told"),
+    [
+        ({"recipe": {"patch": 5}}, {}, "does not divide the window.* 1, 2, 3, 4, 6, 12"),
+        (
+            {},
+            {"features": (12,)},
+            r"\(samples, window, features\), and 'features' is \(samples, 12\)",
+        ),
+        ({}, {"features": (12, 3, 2)}, "three axes"),
+        ({}, {"targets": ()}, r"'targets' is \(samples\)"),
+        ({}, {"targets": (2, 2, 2)}, "data.targets"),
+        ({"data": {"inputs": ["features", "targets"]}}, {}, "takes one input array"),
+        ({"data": {"targets": ["features", "targets"]}}, {}, "takes one target array"),
+    ],
+)
+def test_fields_that_do_not_fit_are_refused_with_what_to_change(
+    patch: dict[str, Any], shapes: dict[str, tuple[int, ...]], told: str
+) -> None:
+    with pytest.raises(SpecMismatch, match=told) as caught:
+        task_for(patch, **shapes)
+    assert caught.value.reason is Reason.spec_error
+
+
+def test_targets_may_have_several_values_a_step() -> None:
+    task = task_for({}, targets=(4, 2))
+    model = task.build_model({})
+    assert model(torch.zeros(5, 12, 3)).shape == (5, 4, 2)
+
+
+def test_inputs_of_any_number_format_are_taken() -> None:
+    model = task_for({}).build_model({}).eval()
+    inputs = torch.randint(0, 9, (5, 12, 3), dtype=torch.uint8)
+    assert torch.equal(model(inputs), model(inputs.float()))
+
+
+def test_standardization_can_be_left_out(lab: Lab) -> None:
+    outcome = lab.run(patch={"data": {"standardize": {"inputs": False, "targets": False}}})
+
+    weights = safetensors.torch.load(outcome.weights)
+    assert weights["input_std"].tolist() == [1.0] * 3
+    assert weights["target_mean"].item() == 0.0
+
+
+@pytest.mark.parametrize("encoder", ["lstm", "gru"])
+def test_a_checkpoint_loads_in_plain_pytorch(lab: Lab, encoder: str) -> None:
+    patch = {"recipe": {"encoder": encoder, "num_layers": 1, "patch": 6}}
+    outcome = lab.run(patch=patch)
+    features, targets = waves(lab)
+    checkpoint = outcome.checkpoint()
+    # What follows is the README's snippet.
+
+    weights = load_file(checkpoint / "model.safetensors")
+    lstm = (torch.nn.LSTM if encoder == "lstm" else torch.nn.GRU)(6 * 3, 8, batch_first=True)
+    lstm.load_state_dict({k[8:]: v for k, v in weights.items() if k.startswith("encoder.")})
+    x = ((features - weights["input_mean"]) / weights["input_std"]).reshape(
+        len(features), -1, 6 * 3
+    )
+    y = torch.nn.functional.linear(lstm(x)[0][:, -1], weights["head.weight"], weights["head.bias"])
+    forecast = y * weights["target_std"] + weights["target_mean"]
+    # The test part is the last tenth of the samples.
+    mae = (forecast - targets)[54:].abs().mean().item()
+    assert outcome.end is not None
+    assert outcome.end.result["test"]["test_mae"] == pytest.approx(mae, rel=1e-5)
+
+
+def waves(lab: Lab) -> tuple[torch.Tensor, torch.Tensor]:
+
+    with h5py.File(lab.data) as file:
+        return torch.from_numpy(file["features"][:]), torch.from_numpy(file["targets"][:])
+
+
+def test_metrics_are_numpys_in_the_users_units() -> None:
+    task = task_for({"recipe": {"loss": "mse"}})
+    random = np.random.default_rng(1)
+    std = torch.tensor(5.0)
+    model = task.build_model({"targets": (torch.tensor(20.0), std)}).eval()
+    targets: NDArray[np.float32] = random.normal(20, 5, (32, 4)).astype(np.float32)
+    inputs = torch.from_numpy(random.normal(0, 1, (32, 12, 3)).astype(np.float32))
+    arrays = {"features": inputs, "targets": torch.from_numpy(targets)}
+    found = task.scores(task.measure(model, arrays).tolist())
+    error = model(inputs).detach().numpy().astype(np.float64) - targets
+    assert found["mae"] == pytest.approx(np.abs(error).mean(), rel=1e-6)
+    assert found["rmse"] == pytest.approx(math.sqrt((error**2).mean()), rel=1e-6)
+    assert found["mse"] == pytest.approx((error**2).mean(), rel=1e-6)
+    assert found["loss"] == pytest.approx((error**2).mean() / 25, rel=1e-5)
+    assert found["loss"] == pytest.approx(task.loss(model, arrays).item())
