@@ -124,7 +124,7 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_used():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     declared = {
-        Requirement(line).name
+        canonicalize_name(Requirement(line).name)
         for lines in (project["dependencies"], extras["worker"], extras["postgres"])
         for line in lines
     }
