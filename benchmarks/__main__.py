@@ -1,0 +1,50 @@
+"""`make bench`: measures this machine and prints a table; `--json FILE` keeps the figures too.
+
+Parts can be named (`python -m benchmarks api stop`). Ends with 1 when a bound is exceeded.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks import agent_figures, api_figures, demo_figures, stop_figures
+from benchmarks.bench_service import bench_service
+from benchmarks.figures import Figure, as_json, print_table
+
+PARTS = ("api", "stop", "agent", "demo")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=" ".join(PARTS))
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    arguments = parser.parse_args()
+    unknown = set(arguments.parts) - set(PARTS)
+    if unknown:
+        parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    figures = measure(arguments.parts or PARTS)
+    print_table(figures)
+    if arguments.json is not None:
+        arguments.json.write_text(as_json(figures) + "\n")
+    return int(any(figure.holds is False for figure in figures))
+
+
+def measure(parts: tuple[str, ...]) -> list[Figure]:
+    figures: list[Figure] = []
+    with bench_service() as service:
+        with service.worker():
+            service.prepare_data()
+        if "api" in parts:
+            figures += api_figures.measure(service)
+        with service.worker() as agent:
+            if "stop" in parts:
+                figures += stop_figures.measure(service)
+            if "agent" in parts:
+                figures += agent_figures.measure(service, agent)
+    if "demo" in parts:
+        figures += demo_figures.measure()
+    return figures
+
+
+if __name__ == "__main__":
+    sys.exit(main())

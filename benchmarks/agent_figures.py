@@ -1,0 +1,30 @@
+"""What the agent costs while one run trains: its share of a core, and its memory."""
+
+import time
+
+import psutil
+
+from benchmarks.bench_service import BenchService
+from benchmarks.figures import Figure
+
+WINDOW_SECONDS = 20.0
+AGENT_CORE_SHARE = 0.01
+COMMAND = "python -m benchmarks agent"
+
+
+def measure(service: BenchService, agent: psutil.Process) -> list[Figure]:
+    """Processor time of the agent itself (not of launcher and trainer) over the window."""
+    with service.long_run():
+        before, start = cpu_seconds(agent), time.perf_counter()
+        time.sleep(WINDOW_SECONDS)
+        share = (cpu_seconds(agent) - before) / (time.perf_counter() - start)
+        resident = agent.memory_info().rss / 2**20
+    return [
+        Figure("agent, share of a core", share, "", AGENT_CORE_SHARE, 1, COMMAND),
+        Figure("agent, resident memory", resident, "MiB", None, 1, COMMAND),
+    ]
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
