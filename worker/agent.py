@@ -36,6 +36,8 @@ from worker.telemetry import GpuSample, GpuTelemetry, foreign_work
 log = structlog.get_logger("stoker.worker")
 
 FIRST_PROBE_SECONDS = 10.0
+# Rings of the doorbell closer together than this are answered by one look at the database.
+LOOK_GAP_SECONDS = 0.02
 # An observer declares a lease lost after so many reads without a beat between them.
 LEASE_BEATS = 15
 
@@ -75,7 +77,8 @@ class Agent:
         self._next_beat = time.monotonic()
         self._beat_at: float | None = None
         self._out_of_reach = False
-        self._look_for_work = True
+        self._look_due: float | None = self._next_beat
+        self._looked_at = 0.0
         self._probe_fd: int | None = None
         self._watch(self._signals, "signals")
         self._watch(self._bell, "bell")
@@ -127,7 +130,7 @@ class Agent:
     def run(self) -> int:
         """Work until drained; the exit code of the process."""
         log.info("agent ready", worker=self._worker_id, slots=[s.name for s in self._slots])
-        while not (self._signals_seen and not self._supervisions):
+        while not self._is_drained():
             for key, _ in self._selector.select(self._timeout()):
                 self._take_in(*key.data)
             self._act(time.monotonic())
@@ -136,10 +139,17 @@ class Agent:
         log.info("agent ends")
         return 0
 
+    def _is_drained(self) -> bool:
+        """Nothing is left to do; after a second signal an end that cannot be stored is left."""
+        left = [s for s in self._supervisions if s.stage is not Stage.ended]
+        return self._signals_seen > 0 and not (
+            self._supervisions if self._signals_seen == 1 else left
+        )
+
     def _timeout(self) -> float:
         now = time.monotonic()
-        due = [s.due(now) for s in self._supervisions]
-        return max(0.0, min([self._next_beat, *(d for d in due if d is not None)]) - now)
+        due = [self._next_beat, self._look_due, *(s.due(now) for s in self._supervisions)]
+        return max(0.0, min(at for at in due if at is not None) - now)
 
     def _take_in(self, kind: str, supervision: Supervision | None) -> None:
         """Read what one descriptor has to say."""
@@ -147,8 +157,7 @@ class Agent:
             self._drain(self._signals.count())
         elif kind == "bell":
             self._bell.drain()
-            self._look_for_work = True
-            self._read_intents()
+            self._look_soon()
         elif kind == "probe":
             self._telemetry.read(time.monotonic())
         elif kind == "job":
@@ -166,16 +175,23 @@ class Agent:
             self._tend(supervision, now)
         if now >= self._next_beat:
             self._next_beat = now + self._settings.beat_seconds
-            self._look_for_work = True
             self._beat(now)
+            self._look_soon()
+        if self._look_due is not None and now >= self._look_due:
+            self._look_due, self._looked_at = None, now
+            self._read_intents()
+            if not self._signals_seen:
+                self._claim(now)
         for supervision in self._supervisions:
             if supervision.stage is Stage.ended:
                 with self._reaching_store():
                     supervision.finish(now)
         self._forget_finished()
-        if self._look_for_work and not self._signals_seen:
-            self._look_for_work = False
-            self._claim(now)
+
+    def _look_soon(self) -> None:
+        """Have intents and queue read, at once unless that was done a moment ago."""
+        if self._look_due is None:
+            self._look_due = self._looked_at + LOOK_GAP_SECONDS
 
     def _tend(self, supervision: Supervision, now: float) -> None:
         before = supervision.launched
@@ -293,7 +309,7 @@ class Agent:
         self._selector.unregister(self._jobs.pidfd)
         with self._reaching_store():
             self._jobs.ended()
-        self._look_for_work = True
+        self._look_soon()
 
     def _forget_finished(self) -> None:
         finished = [s for s in self._supervisions if s.stage is Stage.over]
@@ -302,7 +318,7 @@ class Agent:
         for supervision in finished:
             self._checkpoint_failures.update(supervision.checkpoint_failures)
             self._supervisions.remove(supervision)
-        self._look_for_work = True
+        self._look_soon()
         self._publish()
 
     def _drain(self, signals: int) -> None:

@@ -46,6 +46,15 @@ class Child:
         os.close(self.pidfd)
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended; kept until the store has been told."""
+
+    job: JobRecord
+    inspection: Inspection | None = None
+    error: str | None = None
+
+
 class JobRunner:
     """Runs at most one job; the agent waits on its `pidfd`, then calls `ended`."""
 
@@ -54,6 +63,7 @@ class JobRunner:
         self._store = store
         self._worker_id = worker_id
         self._child: Child | None = None
+        self._untold: Outcome | None = None
 
     @property
     def pidfd(self) -> int | None:
@@ -66,14 +76,14 @@ class JobRunner:
 
     def claim(self, now: float) -> bool:
         """Take the next job when none is under way; True when a child has been started for it."""
-        while self._child is None:
+        while self._child is None and self._untold is None:
             job = self._store.jobs.claim(self._worker_id)
             if job is None:
                 return False
             try:
                 self._child = self._start(job, now)
             except (ValueError, OSError) as error:
-                self._finish(job, error=f"{error}.")
+                self._tell(Outcome(job, error=f"{error}."))
             else:
                 return True
         return False
@@ -109,10 +119,12 @@ class JobRunner:
         return ["rm", "-rf", "--one-file-system", "--", *map(str, paths)]
 
     def beat(self, now: float) -> None:
-        """End a child that takes too long."""
+        """End a child that takes too long; tell the store what it could not be told before."""
         if self._child is not None and now > self._child.deadline:
             self._child.too_slow = True
             self._child.process.kill()
+        if self._untold is not None:
+            self._tell(self._untold)
 
     def ended(self) -> None:
         """The child has exited: record what it found."""
@@ -123,23 +135,25 @@ class JobRunner:
         text = child.output.read(OUTPUT_BYTES)
         child.close()
         if child.job.kind == "inspect_dataset":
-            inspection = _inspection(text, returncode, too_slow=child.too_slow)
-            name = child.job.payload["name"]
-            self._store.datasets.set_result(name, inspection)
-            log.info("dataset inspected", dataset=name, state=inspection.state)
-            self._finish(child.job)
+            found = _inspection(text, returncode, too_slow=child.too_slow)
+            self._tell(Outcome(child.job, inspection=found))
         elif returncode == 0:
-            self._finish(child.job)
+            self._tell(Outcome(child.job))
         else:
-            self._finish(child.job, error=text.decode("utf-8", "replace").strip()[:1000])
+            self._tell(Outcome(child.job, error=text.decode("utf-8", "replace").strip()[:1000]))
 
-    def _finish(self, job: JobRecord, error: str | None = None) -> None:
-        if error is not None:
-            log.warning("job failed", job=job.id, kind=job.kind, why=error)
+    def _tell(self, outcome: Outcome) -> None:
+        self._untold = outcome
+        job = outcome.job
+        if outcome.inspection is not None:
+            name, path = job.payload["name"], job.payload["path"]
+            self._store.datasets.set_result(name, path, outcome.inspection)
         try:
-            self._store.jobs.finish(job.id, self._worker_id, error=error)
+            self._store.jobs.finish(job.id, self._worker_id, error=outcome.error)
         except LeaseLost as lost:
             log.warning("a job was given to another worker", job=job.id, why=lost.detail)
+        self._untold = None
+        log.info("job ended", job=job.id, kind=job.kind, error=outcome.error)
 
     def close(self) -> None:
         """Kill the child; another agent takes its job up again."""

@@ -169,7 +169,7 @@ def restore_list(
     if lease.parent_id is None or lease.carry_kind in (None, "scratch"):
         return candidates
     if lease.restart_checkpoint_path is not None:
-        path = confined(lease.restart_checkpoint_path, artifact_root)
+        path = artifact_root / lease.restart_checkpoint_path
         return [*candidates, {"path": str(path), "carry": lease.carry_kind, "own": False}]
     for ancestor in _ancestors(lease, get_run):
         inherited = on_disk(run_dir(artifact_root, ancestor.run_id))

@@ -5,8 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from app.store.records import Beat, MetricPoint, NewCheckpoint, NewEvent
 from worker.histogram import CHECKPOINT_DURATIONS, ITERATION_DURATIONS, Histogram
+
+log = structlog.get_logger("stoker.worker")
 
 Document = dict[str, Any]
 
@@ -18,8 +22,12 @@ SPLIT_LOSSES = {"train_loss": "train", "val_loss": "validation", "test_loss": "t
 
 @dataclass
 class Outbox:
-    """What the store has not been told yet."""
+    """What the store has not been told yet; None: nothing new."""
 
+    progress: Document | None = None
+    applied: Document | None = None
+    environment: Document | None = None
+    resumed_from_step: int | None = None
     events: list[NewEvent] = field(default_factory=list)
     points: dict[tuple[str, int], MetricPoint] = field(default_factory=dict)
     checkpoints: list[NewCheckpoint] = field(default_factory=list)
@@ -34,9 +42,6 @@ class Report:
     artifact_root: Path
     attempt_dir: Path
     progress: Document | None = None
-    applied: Document | None = None
-    environment: Document | None = None
-    resumed_from_step: int | None = None
     end: Document | None = None
     saved: int = 0
     losses: dict[str, float] = field(default_factory=dict)
@@ -52,7 +57,10 @@ class Report:
             if kind in HISTORY:
                 data = {k: v for k, v in event.items() if k not in ("kind", "seq", "t")}
                 self.outbox.events.append(NewEvent(kind=kind, t=event["t"], data=data))
-            self._note(kind, event)
+            try:
+                self._note(kind, event)
+            except (KeyError, TypeError, ValueError) as error:
+                log.warning("an event cannot be understood", event_kind=kind, why=repr(error))
 
     def _note(self, kind: str, event: Document) -> None:
         match kind:
@@ -63,25 +71,26 @@ class Report:
             case "checkpoint":
                 self._checkpoint(event)
             case "applied":
-                self.applied, self.environment = event.get("applied"), event.get("environment")
+                self.outbox.applied = event.get("applied")
+                self.outbox.environment = event.get("environment")
             case "restored":
                 self._restored(event)
             case "end":
                 self._end(event)
 
-    def beat(self, devices: list[str]) -> Beat:
+    def beat(self) -> Beat:
         """Everything not told yet, as one beat; `told` forgets it once it is committed."""
+        untold = self.outbox
         return Beat(
-            progress=self.progress,
-            events=list(self.outbox.events),
-            metric_points=list(self.outbox.points.values()),
-            log_text=self.outbox.log_text,
-            checkpoints=list(self.outbox.checkpoints),
-            removed_checkpoints=list(self.outbox.removed_checkpoints),
-            applied=self.applied,
-            environment=self.environment,
-            devices=devices,
-            resumed_from_step=self.resumed_from_step,
+            progress=untold.progress,
+            events=untold.events,
+            metric_points=list(untold.points.values()),
+            log_text=untold.log_text,
+            checkpoints=untold.checkpoints,
+            removed_checkpoints=untold.removed_checkpoints,
+            applied=untold.applied,
+            environment=untold.environment,
+            resumed_from_step=untold.resumed_from_step,
             result=(self.end or {}).get("result"),
         )
 
@@ -96,6 +105,7 @@ class Report:
     def _progress(self, event: Document) -> None:
         before = (self.progress or {}).get("totals") or {}
         self.progress = {k: v for k, v in event.items() if k not in ("kind", "seq")}
+        self.outbox.progress = self.progress
         self._count_iterations(event, before)
         if event.get("loss") is not None:
             self.losses["train"] = event["loss"]
@@ -144,7 +154,7 @@ class Report:
 
     def _restored(self, event: Document) -> None:
         if event.get("carry") == "full":
-            self.resumed_from_step = event.get("step")
+            self.outbox.resumed_from_step = event.get("step")
 
     def _end(self, event: Document) -> None:
         self.end = event

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 import structlog
 
-from app.errors import LeaseLost
+from app.errors import LeaseLost, NotFound
 from app.lifecycle import Intent, Reason
 from app.spec.run import RunSpec
 from app.store.records import Finish, Lease
@@ -102,6 +102,9 @@ class Supervision:
         except OSError as error:
             self._end(_cannot_start(error))
             return
+        except NotFound as error:
+            self._end(Verdict(Reason.checkpoint_error, error.detail))
+            return
         self.launched, self._spec = started.launched, started.spec
         self._report.outbox.checkpoints += started.adopted
         self._report.outbox.removed_checkpoints += started.gone
@@ -194,7 +197,7 @@ class Supervision:
             return
         if self.stage is Stage.training:
             self._gather(now)
-        beat = self._report.beat([self.slot.device])
+        beat = self._report.beat()
         try:
             intent = self._shop.store.leases.beat(self.lease.token, beat)
         except LeaseLost:
@@ -207,7 +210,7 @@ class Supervision:
         self.obey(intent)
 
     def _gather(self, now: float) -> None:
-        self._report.take(self._attempt.events.read())
+        self._report.take(self._attempt.events.read_all())
         if len(self._report.outbox.log_text) < UNTOLD_LOG_CHARACTERS:
             self._report.outbox.log_text += self._attempt.log.read()
         gpu = self._shop.gpu(self.slot)
@@ -246,7 +249,7 @@ class Supervision:
             reason=reason,
             message=message,
             exit_code=self._seen.returncode,
-            final=self._report.beat([self.slot.device]),
+            final=self._report.beat(),
             made_progress=self._made_progress(reason),
             retry_delay_seconds=self._retry_delay_seconds(),
         )

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.worker.farm import Farm
+
 
 @pytest.fixture
 def fake_nvml(monkeypatch):
@@ -15,3 +17,25 @@ def fake_nvml(monkeypatch):
         monkeypatch.setenv("FAKE_NVML", json.dumps(world))
 
     return install
+
+
+@pytest.fixture
+def make_farm(tmp_path):
+    """Make farms with settings of their own; all are closed after the test."""
+    farms = []
+
+    def make(**settings):
+        farms.append(Farm(tmp_path / f"home-{len(farms)}", **settings))
+        return farms[-1]
+
+    yield make
+    for farm in farms:
+        farm.close()
+
+
+@pytest.fixture
+def farm(make_farm):
+    """A home with one agent."""
+    farm = make_farm()
+    farm.start_agent()
+    return farm

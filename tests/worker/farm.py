@@ -1,0 +1,177 @@
+"""A store, its agents as real processes with fake trainers, and questions a test asks of them."""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from app.lifecycle import Intent, RunState
+from app.settings import load_settings
+from app.spec.run import RunSpec
+from app.store.migrate import upgrade
+from app.store.records import Inspection, NewRun
+from app.store.store import open_store
+from tests.worker.eventually import eventually
+
+AGENT = str(Path(__file__).parent / "agent_process.py")
+FIELDS = {
+    "features": {"shape": [24, 3], "dtype": "float32"},
+    "targets": {"shape": [4], "dtype": "float32"},
+}
+
+
+class Farm:
+    """One home. `close` ends every agent and checks nothing: tests ask `left_running`."""
+
+    def __init__(self, home, **settings):
+        self.home = home
+        self.settings = load_settings(
+            home=home, beat_seconds=0.1, exporter_port=0, stop_grace_seconds=20.0, **settings
+        )
+        self.environment = os.environ | {
+            "STOKER_HOME": str(home),
+            "STOKER_DATABASE_URL": self.settings.database_url,
+            "STOKER_BEAT_SECONDS": str(self.settings.beat_seconds),
+            "STOKER_EXPORTER_PORT": str(self.settings.exporter_port),
+            "STOKER_STOP_GRACE_SECONDS": str(self.settings.stop_grace_seconds),
+        }
+        home.mkdir()
+        upgrade(self.settings)
+        self.store = open_store(self.settings)
+        self.agents = []
+        self.store.datasets.register("waves", "waves.h5")
+        self.store.datasets.set_result(
+            "waves",
+            "waves.h5",
+            Inspection(
+                "ready", fields=FIELDS, samples=600, size_bytes=10**6, fingerprint={"size": 1}
+            ),
+        )
+
+    def start_agent(self, **environment):
+        """Start an agent process; returns once it is registered."""
+        known = len(self.store.workers.list(alive_only=True))
+        with (self.home / "agents.log").open("ab") as log:
+            agent = subprocess.Popen(
+                [sys.executable, AGENT], env=self.environment | environment, stdout=log, stderr=log
+            )
+        self.agents.append(agent)
+
+        def registered():
+            assert agent.poll() is None, self.log()
+            return len(self.store.workers.list(alive_only=True)) > known
+
+        eventually(registered, "the agent registers")
+        return agent
+
+    def submit(self, *, policy=None, checkpoint=None, **script):
+        """Queue a run whose fake trainer follows the script; its id."""
+        request = {
+            "notes": json.dumps(script),
+            "recipe": {"kind": "sequence"},
+            "data": {"dataset": "waves", "inputs": ["features"], "targets": ["targets"]},
+            "policy": policy or {},
+            "checkpoint": checkpoint or {},
+        }
+        spec = RunSpec.model_validate_json(json.dumps(request)).model_dump(mode="json")
+        new = NewRun(
+            request=request,
+            spec=spec,
+            provenance={},
+            issues=[],
+            name="",
+            notes=request["notes"],
+            labels={},
+            priority=0,
+            recipe="sequence",
+            mode="train",
+            dataset="waves",
+            device="auto",
+            gpus=1,
+            max_retries=spec["policy"]["max_retries"],
+        )
+        return self.store.runs.create(new)[0].id
+
+    def run(self, run_id):
+        return self.store.runs.get(run_id)
+
+    def step(self, run_id):
+        return (self.run(run_id).progress or {}).get("step") or 0
+
+    def wait_for_step(self, run_id, step):
+        def reached():
+            run = self.run(run_id)
+            assert run.state in (RunState.queued, RunState.running), (run, self.log())
+            return self.step(run_id) >= step
+
+        eventually(reached, f"run {run_id} reaches step {step}")
+
+    def wait_for_attempt(self, run_id, attempt):
+        eventually(lambda: self.run(run_id).attempt >= attempt, f"attempt {attempt} begins")
+
+    def wait_for_end(self, run_id):
+        """The run once it is not queued or running any more."""
+
+        def ended():
+            run = self.run(run_id)
+            return None if run.state in (RunState.queued, RunState.running) else run
+
+        return eventually(ended, f"run {run_id} ends\n{self.log()}")
+
+    def want(self, run_id, intent: Intent):
+        return self.store.runs.set_intent(run_id, intent)
+
+    def log(self):
+        return (self.home / "agents.log").read_text()
+
+    def folder(self, run_id, attempt=1):
+        return self.settings.artifact_root / "runs" / str(run_id) / f"attempt-{attempt}"
+
+    def processes(self, word):
+        """Live processes of this home with the word as part of their command line."""
+        return [p for p in psutil.process_iter() if self._is_ours(p) and word in _command(p)]
+
+    def trainer(self):
+        return eventually(lambda: self.processes("fake_trainer.py"), "a trainer runs")[0]
+
+    def launcher(self):
+        return eventually(lambda: self.processes("worker.launcher"), "a launcher runs")[0]
+
+    def left_running(self):
+        """Everything that was started for this home, the agents not included."""
+        agents = {agent.pid for agent in self.agents}
+        return [p for p in psutil.process_iter() if self._is_ours(p) and p.pid not in agents]
+
+    def _is_ours(self, process):
+        with suppress(psutil.Error):
+            return (
+                process.environ().get("STOKER_HOME") == str(self.home)
+                and process.status() != psutil.STATUS_ZOMBIE
+            )
+        return False
+
+    def close(self):
+        for agent in self.agents:
+            if agent.poll() is None:
+                agent.terminate()
+        for agent in self.agents:
+            try:
+                agent.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                agent.kill()
+                agent.wait()
+        for process in self.left_running():
+            process.kill()
+        self.store.close()
+
+
+def _command(process):
+    with suppress(psutil.Error):
+        command = process.cmdline()
+        # The launcher's own command line names the trainer that it starts.
+        return " ".join(part for part in command if not part.startswith("--command="))
+    return ""

@@ -1,0 +1,154 @@
+"""What goes wrong: each part killed, hangs, crash loops, lost leases, an unreachable database."""
+
+import os
+import signal
+import sqlite3
+from contextlib import closing
+
+import psutil
+import pytest
+from sqlalchemy import text
+
+from app.lifecycle import CRASH_LOOP_LOSSES, Intent, Reason, RunState
+from tests.worker.eventually import eventually
+
+
+def attempts(farm, run_id):
+    ended = farm.store.attempts.list(run_id)
+    return {attempt.number: attempt for attempt in ended}
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [("crash", Reason.crashed), ("segfault", Reason.crashed), ("kill", Reason.killed),
+     ("silent_exit", Reason.crashed)],
+)  # fmt: skip
+def test_a_trainer_that_dies_is_tried_again_from_its_checkpoint(farm, how, reason):
+    run_id = farm.submit(steps=20, at={"12": how})
+    run = farm.wait_for_end(run_id)
+    assert (run.state, run.attempt, run.retries_used) == (RunState.succeeded, 2, 1)
+    first, second = attempts(farm, run_id)[1], attempts(farm, run_id)[2]
+    assert first.reason is reason
+    assert second.resumed_from_step == 10
+    if how == "crash":
+        assert "the fake trainer fails on purpose" in first.message
+
+
+def test_a_killed_launcher_takes_its_trainer_along_and_the_run_goes_on(farm):
+    run_id = farm.submit(steps=60, pace=0.03, at={"2": "daemon"})
+    farm.wait_for_step(run_id, 6)
+    trainer = farm.trainer()
+    farm.launcher().kill()
+    run = farm.wait_for_end(run_id)
+    assert (run.state, run.attempt) == (RunState.succeeded, 2)
+    assert attempts(farm, run_id)[1].reason is Reason.killed
+    assert not psutil.pid_exists(trainer.pid)
+    assert farm.left_running() == [], "the daemon of the killed trainer is gone as well"
+
+
+def test_a_killed_agent_costs_no_work(farm):
+    run_id = farm.submit(steps=200, pace=0.02)
+    farm.wait_for_step(run_id, 6)
+    (agent,) = farm.agents
+    agent.kill()
+    agent.wait()
+    eventually(lambda: farm.left_running() == [], "the launcher ends the trainer")
+    saved = max(int(p.name[5:]) for p in farm.folder(run_id).glob("checkpoints/step-*"))
+    farm.start_agent()
+    assert farm.wait_for_end(run_id).state is RunState.succeeded
+    first, second = attempts(farm, run_id)[1], attempts(farm, run_id)[2]
+    assert first.reason is Reason.worker_lost
+    assert second.resumed_from_step == saved, "what was saved after the agent's death is adopted"
+
+
+def test_a_daemon_of_a_trainer_is_reaped_before_the_slot_is_free(farm):
+    run_id = farm.submit(steps=5, at={"2": "daemon"})
+    assert farm.wait_for_end(run_id).state is RunState.succeeded
+    daemon = int((farm.folder(run_id).parent / "daemon").read_text())
+    assert not psutil.pid_exists(daemon)
+
+
+def test_a_hang_is_dumped_killed_and_tried_again(farm):
+    run_id = farm.submit(steps=20, at={"12": "hang"}, policy={"hang_timeout_seconds": 5.0})
+    run = farm.wait_for_end(run_id)
+    assert (run.state, run.attempt) == (RunState.succeeded, 2)
+    assert attempts(farm, run_id)[1].reason is Reason.hang
+    log = farm.store.logs.read(run_id, 1, 0, 10**6).text
+    assert "most recent call first" in log
+    assert "surprise" in log, "the stacks show where it hung"
+
+
+def test_attempts_without_progress_are_a_crash_loop(farm):
+    run_id = farm.submit(steps=20, at={"2": "crash"}, always=True, policy={"max_retries": 1000})
+    run = farm.wait_for_end(run_id)
+    assert (run.state, run.reason) == (RunState.failed, Reason.crash_loop)
+    assert run.attempt == CRASH_LOOP_LOSSES
+
+
+def test_retries_end_when_their_budget_is_spent(farm):
+    script = {"steps": 30, "at": {"7": "crash", "13": "crash"}}
+    run_id = farm.submit(**script, policy={"max_retries": 1})
+    run = farm.wait_for_end(run_id)
+    assert (run.state, run.reason, run.attempt) == (RunState.failed, Reason.crashed, 2)
+
+
+def test_a_lost_lease_kills_the_trainer_at_once(farm):
+    run_id = farm.submit(steps=10**6, on_stop="ignore")
+    farm.wait_for_step(run_id, 3)
+    trainer = farm.trainer()
+    (holder,) = farm.store.leases.holders()
+    eventually(
+        lambda: farm.store.leases.declare_lost(
+            holder.token, next(h.beat for h in farm.store.leases.holders())
+        ),
+        "the lease is declared lost",
+    )
+    eventually(lambda: not psutil.pid_exists(trainer.pid), "the trainer is killed")
+    farm.wait_for_attempt(run_id, 2)
+    farm.want(run_id, Intent.kill)
+    assert farm.wait_for_end(run_id).state is RunState.stopped
+
+
+def rename_table(farm, before, after):
+    """Make every statement about runs fail, as it does when the database is out of reach."""
+    with closing(sqlite3.connect(farm.home / "stoker.db", isolation_level=None)) as connection:
+        connection.execute("PRAGMA legacy_alter_table = ON")
+        connection.execute(f"ALTER TABLE {before} RENAME TO {after}")
+
+
+def test_training_outlives_a_short_outage_and_is_saved_in_a_long_one(farm):
+    run_id = farm.submit(steps=10**6, pace=0.02)
+    farm.wait_for_step(run_id, 3)
+    trainer = farm.trainer()
+    rename_table(farm, "runs", "away")
+    eventually(lambda: "out of reach" in farm.log(), "the agent notices")
+    assert trainer.is_running()
+    eventually(lambda: not psutil.pid_exists(trainer.pid), "the lease lapses")
+    assert (farm.folder(run_id) / "checkpoints").is_dir()
+    rename_table(farm, "away", "runs")
+    farm.wait_for_attempt(run_id, 2)
+    first = attempts(farm, run_id)[1]
+    assert first.reason is Reason.interrupted
+    assert "out of reach" in first.message
+
+
+def test_a_run_that_does_not_fit_this_host_fails_with_a_sentence(farm):
+    run_id = farm.submit(steps=5)
+    with farm.store.database.write() as connection:
+        connection.execute(text("UPDATE datasets SET fields = :fields"), {"fields": "{}"})
+    again = farm.submit(steps=5)
+    run = farm.wait_for_end(again)
+    assert farm.wait_for_end(run_id).state in (RunState.succeeded, RunState.failed)
+    assert (run.state, run.reason) == (RunState.failed, Reason.spec_error)
+    assert "features" in run.message
+    assert not farm.folder(again).exists()
+
+
+def test_sigterm_from_outside_is_a_free_retry(farm):
+    run_id = farm.submit(steps=200, pace=0.02)
+    farm.wait_for_step(run_id, 3)
+    os.kill(farm.trainer().pid, signal.SIGTERM)
+    farm.wait_for_attempt(run_id, 2)
+    run = farm.wait_for_end(run_id)
+    assert (run.state, run.retries_used) == (RunState.succeeded, 0)
+    assert attempts(farm, run_id)[1].reason is Reason.interrupted
