@@ -141,6 +141,7 @@ class Lab:
         patch: dict[str, Any] | None = None,
         restore: list[dict[str, Any]] | None = None,
         threads: int = 1,
+        device: str = "cpu",
     ) -> Path:
         """The next attempt of a run (a new run by default), restoring its own checkpoints."""
         run_dir = run_dir or self.new_run()
@@ -152,7 +153,7 @@ class Lab:
             "attempt": number,
             "spec": merged(BASE_SPEC, patch or {}),
             "datasets": self.datasets(),
-            "device": "cpu",
+            "device": device,
             "threads": threads,
             "restore": own_checkpoints(run_dir) if restore is None else restore,
             "run_dir": str(run_dir),

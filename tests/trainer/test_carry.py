@@ -8,6 +8,7 @@ import torch
 
 from app.lifecycle import Reason
 from tests.trainer.lab import Lab, Outcome, StopAtPoll
+from worker.trainer.checkpoint import Snapshot, load, publish
 from worker.trainer.errors import TrainerError
 
 
@@ -24,6 +25,26 @@ def test_a_full_carry_goes_on_exactly_where_the_parent_stood(lab: Lab) -> None:
     assert parent.end is not None
     assert child.end.result == parent.end.result
     assert child.of_kind("restored")[0]["own"] is False
+
+
+@pytest.mark.parametrize(
+    ("own", "reason"), [(True, Reason.max_duration), (False, Reason.completed)]
+)
+def test_a_resume_has_used_its_time_and_a_restart_has_it_before_it(
+    lab: Lab, own: bool, reason: Reason
+) -> None:
+    parent = lab.run()
+    snapshot = load(parent.checkpoint(4))
+    state = {**snapshot.body["state"], "trained_seconds": 5_000.0}
+    folder = lab.root / "old" / "checkpoints" / "step-4"
+    folder.parent.parent.mkdir()
+    publish(Snapshot(snapshot.parts, {**snapshot.body, "state": state}), folder)
+    outcome = lab.run(
+        patch={"policy": {"max_duration_seconds": 4_000.0}},
+        restore=[{"path": str(folder), "carry": "full", "own": own}],
+    )
+    assert outcome.end is not None
+    assert outcome.end.reason is reason
 
 
 def test_a_child_can_be_resumed_after_its_first_save(lab: Lab) -> None:

@@ -47,6 +47,8 @@ def prepare(
     task = TASKS[spec.recipe.kind].for_run(spec, data.fields)
     step = _build_step(spec, task, data, Precision(precision, device), start)
     state = restore(step, start.snapshot) if start and start.is_full else TrainState()
+    if start is not None and not start.candidate.own:
+        state.trained_seconds = 0.0  # a restart is a new run, with its time still before it
     losses = LossFile(attempt.run_dir / "losses.csv", _losses_to_keep(start))
     resources.callback(losses.close)
 

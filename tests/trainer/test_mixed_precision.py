@@ -1,0 +1,88 @@
+"""Loss scaling for fp16, tested on the CPU; and every precision on a GPU where there is one."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.trainer.lab import Lab
+from worker.trainer.recipes.base import Arrays
+from worker.trainer.snapshot import capture, restore
+from worker.trainer.state import TrainState
+from worker.trainer.step import WINDOW, Precision, TrainingStep
+
+CPU = torch.device("cpu")
+
+
+class Regression:
+    """The smallest task: one linear layer, mean absolute error, a loss that can be blown up."""
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+    def loss(self, model: nn.Module, arrays: Arrays) -> torch.Tensor:
+        error: torch.Tensor = model(arrays["x"]) - arrays["y"]
+        return error.float().abs().mean() * self.factor
+
+
+def build_step() -> tuple[TrainingStep, Regression, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    model, task = nn.Linear(4, 1), Regression()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    task_like: Any = task
+    step = TrainingStep(model, task_like, optimizer, Precision("fp16-mixed", CPU), 1.0)
+    x = torch.randn(64, 4)
+    return step, task, {"x": x, "y": x.sum(dim=1, keepdim=True)}
+
+
+def test_fp16_trains_fp32_weights_with_a_scaled_loss() -> None:
+    step, _, arrays = build_step()
+    losses = []
+    for _ in range(30):
+        step.accumulate(arrays, 64, 1.0)
+        step.apply(0.05)
+        losses.append(float(step.loss_sums[WINDOW]) / step.loss_samples[WINDOW])
+        step.restart_loss(WINDOW)
+    assert losses[-1] < 0.7 * losses[0]
+    assert step.grad_norm.item() < 10  # unscaled before it is clipped and told
+    assert {p.dtype for p in step.model.parameters()} == {torch.float32}
+
+
+def test_a_step_whose_gradients_overflow_is_skipped_and_the_scale_halved() -> None:
+    step, task, arrays = build_step()
+    step.accumulate(arrays, 64, 1.0)
+    step.apply(0.05)
+    before = [p.clone() for p in step.model.parameters()]
+    scale = step.precision.scaler.get_scale()
+    task.factor = 1e35
+    step.accumulate(arrays, 64, 1.0)
+    step.apply(0.05)
+    assert all(torch.equal(a, b) for a, b in zip(before, step.model.parameters(), strict=True))
+    assert step.precision.scaler.get_scale() == scale / 2
+
+
+def test_the_scale_is_part_of_a_checkpoint() -> None:
+    step, task, arrays = build_step()
+    task.factor = 1e35
+    step.accumulate(arrays, 64, 1.0)
+    step.apply(0.05)
+    snapshot = capture(step, TrainState(step=1), {})
+    other, _, _ = build_step()
+    restore(other, snapshot)
+    assert other.precision.scaler.state_dict() == step.precision.scaler.state_dict()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16-mixed", "fp16-mixed"])
+def test_every_precision_learns_on_a_gpu(lab: Lab, precision: str) -> None:
+    patch = {
+        "runtime": {"precision": precision},
+        "recipe": {"dropout": 0.0},
+        "training": {"epochs": 60},
+    }
+    outcome = lab.execute(lab.prepare(patch=patch, device="cuda:0"))
+    assert outcome.end is not None
+    assert outcome.end.result["best"]["val_loss"] < 0.4
+    assert outcome.of_kind("progress")[-1]["torch_memory"]["peak"] > 0
