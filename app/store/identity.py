@@ -40,7 +40,7 @@ def is_known_dead(identity: ProcessIdentity) -> bool:
 @cache
 def _boot_id() -> str:
     boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {os.readlink(PROC / 'self/ns/pid')}"
+    return f"{boot} {(PROC / 'self/ns/pid').readlink()}"
 
 
 def _start_time(pid: int) -> float | None:

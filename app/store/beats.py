@@ -1,0 +1,87 @@
+"""What one beat of an agent writes: progress, events, points, log text, checkpoints."""
+
+from typing import Any
+
+from sqlalchemy import Connection, Row, update
+
+from app.errors import LeaseLost
+from app.lifecycle import RunState
+from app.store.checkpoints import add_checkpoints, forget_checkpoints
+from app.store.logs import add_log_text
+from app.store.metrics import add_points
+from app.store.records import Beat, Document
+from app.store.tables import attempts, runs, storable, workers
+from app.store.transitions import insert_events
+
+
+def apply_beat(connection: Connection, token: str, beat: Beat, now: float) -> Row[Any]:
+    """Write a beat in the caller's transaction; the run's row after it.
+
+    The first statement is the fence: LeaseLost when the token holds no running run any more.
+    """
+    text = storable(beat.log_text)
+    statement = (
+        update(runs)
+        .where(runs.c.lease_token == token, runs.c.state == RunState.running.value)
+        .values(
+            beat=runs.c.beat + 1,
+            last_event_seq=runs.c.last_event_seq + len(beat.events),
+            log_bytes=runs.c.log_bytes + len(text.encode()),
+            **_run_values(beat, now),
+        )
+        .returning(
+            runs.c.id, runs.c.attempt, runs.c.intent, runs.c.last_event_seq, runs.c.worker_id
+        )
+    )
+    run = connection.execute(statement).one_or_none()
+    if run is None:
+        raise LeaseLost(
+            "The lease on this run has ended: it was declared lost, or its end is recorded already."
+        )
+    events = [
+        {"t": event.t, "attempt": run.attempt, "kind": event.kind, "data": event.data}
+        for event in beat.events
+    ]
+    insert_events(connection, run.id, run.last_event_seq, events)
+    add_points(connection, run.id, run.attempt, beat.metric_points)
+    saved = add_checkpoints(connection, run.id, run.attempt, beat.checkpoints)
+    forget_checkpoints(connection, run.id, beat.removed_checkpoints)
+    _update_attempt(connection, run, beat, text, saved)
+    connection.execute(
+        update(workers)
+        .where(workers.c.id == run.worker_id)
+        .values(beat=workers.c.beat + 1, seen_at=now)
+    )
+    return run
+
+
+def _run_values(beat: Beat, now: float) -> Document:
+    values = _given(beat, "environment", "devices", "result")
+    if beat.progress is not None:
+        phase = beat.progress.get("phase")
+        values.update(progress=beat.progress, phase=phase, progress_at=now)
+    return values
+
+
+def _update_attempt(
+    connection: Connection, run: Row[Any], beat: Beat, text: str, saved: int
+) -> None:
+    values = _given(beat, "applied", "environment", "devices", "resumed_from_step")
+    if saved:
+        values["saved_checkpoints"] = attempts.c.saved_checkpoints + saved
+    if text:
+        values["log_bytes"] = attempts.c.log_bytes + len(text.encode())
+    if not values:
+        return
+    log_end = connection.execute(
+        update(attempts)
+        .where(attempts.c.run_id == run.id, attempts.c.number == run.attempt)
+        .values(values)
+        .returning(attempts.c.log_bytes)
+    ).scalar_one()
+    if text:
+        add_log_text(connection, run.id, run.attempt, log_end, text)
+
+
+def _given(beat: Beat, *names: str) -> Document:
+    return {name: getattr(beat, name) for name in names if getattr(beat, name) is not None}

@@ -1,0 +1,273 @@
+"""Checkpoints: what is saved, which is latest and best, and what must not be removed."""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    and_,
+    delete,
+    exists,
+    insert,
+    or_,
+    select,
+    update,
+)
+
+from app.errors import Conflict, NotFound
+from app.store.database import Database
+from app.store.jobs import add_job
+from app.store.records import CheckpointRecord, NewCheckpoint
+from app.store.tables import TERMINAL_VALUES, checkpoints, run_documents, runs
+
+SAVED, REMOVING = "saved", "removing"
+ATTEMPT_IN_PATH = re.compile(r"/attempt-(\d+)/")
+_rival = checkpoints.alias("rival")
+_own = checkpoints.alias("own")
+_child = runs.alias("child")
+
+
+def newest_first(table: Any) -> list[ColumnElement[Any]]:
+    return [table.c.step.desc(), table.c.id.desc()]
+
+
+def best_first(table: Any) -> list[ColumnElement[Any]]:
+    return [table.c.score.asc(), table.c.step.asc(), table.c.id.asc()]
+
+
+def _saved(table: Any, run_id: Any, *more: ColumnElement[bool]) -> Select[Any]:
+    return (
+        select(table.c.id).where(table.c.run_id == run_id, table.c.state == SAVED, *more).limit(1)
+    )
+
+
+def _is_chosen(order: list[ColumnElement[Any]], *more: ColumnElement[bool]) -> ColumnElement[bool]:
+    first = _saved(_rival, checkpoints.c.run_id, *more).order_by(*order)
+    return and_(
+        checkpoints.c.state == SAVED,
+        checkpoints.c.id == first.correlate(checkpoints).scalar_subquery(),
+    )
+
+
+is_latest = _is_chosen(newest_first(_rival))
+is_best = and_(
+    checkpoints.c.score.is_not(None),
+    _is_chosen(best_first(_rival), _rival.c.score.is_not(None)),
+)
+# A child needs a checkpoint until it has one of its own or is over. Before its first claim, a child
+# that goes on from `latest` or `best` needs whatever is that by then.
+needed_by_child = exists().where(
+    _child.c.state.not_in(TERMINAL_VALUES),
+    ~exists().where(_own.c.run_id == _child.c.id, _own.c.state == SAVED).correlate(_child),
+    or_(
+        _child.c.restart_checkpoint_id == checkpoints.c.id,
+        and_(
+            _child.c.parent_id == checkpoints.c.run_id,
+            _child.c.attempt == 0,
+            or_(
+                and_(_child.c.restart_from == "latest", is_latest),
+                and_(_child.c.restart_from == "best", is_best),
+            ),
+        ),
+    ),
+)
+is_held = or_(checkpoints.c.pinned, needed_by_child)
+
+
+def latest_of(connection: Connection, run_id: int) -> int | None:
+    """Id of the newest saved checkpoint of a run."""
+    return connection.execute(
+        _saved(checkpoints, run_id).order_by(*newest_first(checkpoints))
+    ).scalar()
+
+
+def best_of(connection: Connection, run_id: int) -> int | None:
+    """Id of the saved checkpoint with the best monitored metric; None when none was evaluated."""
+    scored = _saved(checkpoints, run_id, checkpoints.c.score.is_not(None))
+    return connection.execute(scored.order_by(*best_first(checkpoints))).scalar()
+
+
+class Checkpoints:
+    """The aggregate; see the functions below it for what beats do."""
+
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._clock = clock
+
+    def list(self, run_id: int) -> list[CheckpointRecord]:
+        """Those of a run, newest first, also those about to be removed."""
+        wanted = _select().where(checkpoints.c.run_id == run_id)
+        with self._database.read() as connection:
+            rows = connection.execute(wanted.order_by(*newest_first(checkpoints))).all()
+        return [_to_record(row) for row in rows]
+
+    def get(self, checkpoint_id: int) -> CheckpointRecord:
+        """NotFound when there is none, or none any more."""
+        with self._database.read() as connection:
+            return _fetch(connection, checkpoint_id)
+
+    def resolve(self, run_id: int, which: Literal["latest", "best"]) -> CheckpointRecord:
+        """The run's latest or best; NotFound with the reason."""
+        with self._database.read() as connection:
+            choose = latest_of if which == "latest" else best_of
+            chosen = choose(connection, run_id)
+            if chosen is None:
+                raise NotFound(
+                    f"Run {run_id} has no {which} checkpoint: none was saved"
+                    + (" after an evaluation." if which == "best" else " yet.")
+                )
+            return _fetch(connection, chosen)
+
+    def set_pinned(self, checkpoint_id: int, pinned: bool) -> CheckpointRecord:
+        """Pin or unpin for a person; a child's need holds it all the same."""
+        with self._database.write() as connection:
+            row = _lock(connection, checkpoint_id)
+            if pinned and row.state == REMOVING:
+                raise Conflict(f"Checkpoint {checkpoint_id} is being removed; it is too late.")
+            connection.execute(
+                update(checkpoints).where(checkpoints.c.id == checkpoint_id).values(pinned=pinned)
+            )
+            return _fetch(connection, checkpoint_id)
+
+    def request_delete(self, checkpoint_id: int) -> CheckpointRecord:
+        """Have a worker remove it. Conflict while it is pinned or a child needs it."""
+        with self._database.write() as connection:
+            row = _lock(connection, checkpoint_id)
+            if connection.execute(
+                select(checkpoints.c.id).where(checkpoints.c.id == checkpoint_id, is_held)
+            ).scalar():
+                raise Conflict(
+                    f"Checkpoint {checkpoint_id} is pinned, or a run that was restarted from it "
+                    "has saved nothing of its own yet. Unpin it, or wait for that run.",
+                    code="checkpoint_in_use",
+                )
+            if row.state == SAVED:
+                connection.execute(
+                    update(checkpoints)
+                    .where(checkpoints.c.id == checkpoint_id)
+                    .values(state=REMOVING)
+                )
+                payload = {
+                    "run_id": row.run_id,
+                    "paths": [row.path],
+                    "checkpoint_id": checkpoint_id,
+                }
+                add_job(connection, "remove_artifacts", payload, self._clock())
+            return _fetch(connection, checkpoint_id)
+
+    def begin_removal(self, run_id: int, paths: Sequence[str]) -> Sequence[str]:
+        """Mark checkpoints as about to be removed by retention; those of them that may be.
+
+        Asked before files go, it keeps a restart from choosing what is vanishing.
+        """
+        mark = (
+            update(checkpoints)
+            .where(checkpoints.c.run_id == run_id, checkpoints.c.path.in_(paths), ~is_held)
+            .values(state=REMOVING)
+            .returning(checkpoints.c.path)
+        )
+        with self._database.write(quiet=True) as connection:
+            return sorted(connection.execute(mark).scalars())
+
+    def pinned_paths(self, run_id: int) -> Sequence[str]:
+        """Paths that retention must leave: pinned, or needed by a child."""
+        wanted = select(checkpoints.c.path).where(checkpoints.c.run_id == run_id, is_held)
+        with self._database.read() as connection:
+            return sorted(connection.execute(wanted).scalars())
+
+
+def add_checkpoints(
+    connection: Connection, run_id: int, attempt: int, news: Sequence[NewCheckpoint]
+) -> int:
+    """Add rows, also for those adopted from an earlier attempt; how many are this attempt's."""
+    if not news:
+        return 0
+    spec = connection.execute(
+        select(run_documents.c.spec).where(run_documents.c.run_id == run_id)
+    ).scalar_one()
+    policy = spec.get("checkpoint") or {}
+    known = set(
+        connection.execute(
+            select(checkpoints.c.path).where(checkpoints.c.path.in_([new.path for new in news]))
+        ).scalars()
+    )
+    rows = [
+        {
+            "run_id": run_id,
+            "attempt": _attempt_of(new.path, attempt),
+            "step": new.step,
+            "epoch": new.epoch,
+            "path": new.path,
+            "bytes": new.bytes,
+            "metrics": new.metrics,
+            "score": _score(new.metrics.get(str(policy.get("monitor"))), policy.get("mode")),
+            "pinned": False,
+            "state": SAVED,
+            "created_at": new.created_at,
+        }
+        for new in news
+        if new.path not in known
+    ]
+    if rows:
+        connection.execute(insert(checkpoints), rows)
+    return sum(row["attempt"] == attempt for row in rows)
+
+
+def forget_checkpoints(connection: Connection, run_id: int, paths: Sequence[str]) -> None:
+    """Delete the rows of folders that are gone."""
+    if paths:
+        connection.execute(
+            delete(checkpoints).where(checkpoints.c.run_id == run_id, checkpoints.c.path.in_(paths))
+        )
+
+
+def _attempt_of(path: str, otherwise: int) -> int:
+    found = ATTEMPT_IN_PATH.search(path)
+    return int(found[1]) if found else otherwise
+
+
+def _score(value: Any, mode: str | None) -> float | None:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return -float(value) if mode == "max" else float(value)
+
+
+def _select() -> Select[Any]:
+    names = set(CheckpointRecord.__dataclass_fields__) - {"is_best", "is_latest", "pinned"}
+    return select(
+        *[checkpoints.c[name] for name in sorted(names)],
+        is_best.label("is_best"),
+        is_latest.label("is_latest"),
+        is_held.label("pinned"),
+    )
+
+
+def _to_record(row: Row[Any]) -> CheckpointRecord:
+    return CheckpointRecord(**row._asdict())
+
+
+def _fetch(connection: Connection, checkpoint_id: int) -> CheckpointRecord:
+    row = connection.execute(_select().where(checkpoints.c.id == checkpoint_id)).one_or_none()
+    if row is None:
+        raise _missing(checkpoint_id)
+    return _to_record(row)
+
+
+def _lock(connection: Connection, checkpoint_id: int) -> Row[Any]:
+    wanted = select(checkpoints).where(checkpoints.c.id == checkpoint_id).with_for_update()
+    row = connection.execute(wanted).one_or_none()
+    if row is None:
+        raise _missing(checkpoint_id)
+    return row
+
+
+def _missing(checkpoint_id: int) -> NotFound:
+    return NotFound(
+        f"There is no checkpoint {checkpoint_id}, or it was removed. `stoker checkpoints RUN` "
+        "shows those of a run."
+    )

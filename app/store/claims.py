@@ -1,0 +1,165 @@
+"""Which run is claimed next, and what its new owner is told."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, exists, insert, or_, select, update
+
+from app.lifecycle import Intent, RunState
+from app.store.datasets import record_of
+from app.store.records import DatasetRecord, Document, Lease, SlotOffer
+from app.store.restart_points import newest_or_best
+from app.store.run_rows import CLAIM_ORDER, parent, parent_is_active
+from app.store.tables import (
+    attempts,
+    checkpoints,
+    datasets,
+    run_documents,
+    runs,
+    workers,
+)
+from app.store.transitions import MOVED, record_move
+
+# Where a run would rather be, by its device; a CPU run may use any slot that is free.
+PREFERENCE = {"cuda": ("cuda",), "auto": ("cuda", "cpu"), "cpu": ("cpu", "cuda")}
+
+
+def choose_run(
+    connection: Connection, slots: Sequence[SlotOffer], now: float, *, locked: bool = False
+) -> Row[Any] | None:
+    """The next claimable run that fits a slot; `locked`: held, and none that is held elsewhere."""
+    kinds = {slot.device_kind for slot in slots}
+    fitting = [device for device, wanted in PREFERENCE.items() if kinds.intersection(wanted)]
+    query = (
+        select(runs)
+        .where(
+            runs.c.state == RunState.queued.value,
+            runs.c.intent == Intent.run.value,
+            runs.c.device.in_(fitting),
+            or_(runs.c.retry_at.is_(None), runs.c.retry_at <= now),
+            ~exists().where(parent.c.id == runs.c.parent_id, parent_is_active).correlate(runs),
+        )
+        .order_by(*CLAIM_ORDER)
+        .limit(1)
+    )
+    if locked:
+        query = query.with_for_update(skip_locked=True, of=runs)
+    return connection.execute(query).one_or_none()
+
+
+def take(
+    connection: Connection,
+    run: Row[Any],
+    worker_id: int,
+    slots: Sequence[SlotOffer],
+    now: float,
+) -> Lease:
+    """Give a locked run to a worker: its next attempt, token and event."""
+    slot = _slot_for(run.device, slots)
+    worker = connection.execute(
+        select(workers.c.name).where(workers.c.id == worker_id)
+    ).scalar_one()
+    token = secrets.token_urlsafe(24)
+    checkpoint_id = _restart_checkpoint(connection, run)
+    moved = connection.execute(
+        update(runs)
+        .where(runs.c.id == run.id, runs.c.state == RunState.queued.value)
+        .values(
+            state=RunState.running.value,
+            reason=None,
+            message=None,
+            attempt=runs.c.attempt + 1,
+            lease_token=token,
+            worker_id=worker_id,
+            worker=worker,
+            devices=[slot.device_id],
+            restart_checkpoint_id=checkpoint_id,
+            retry_at=None,
+            phase=None,
+            progress=None,
+            started_at=now if run.started_at is None else run.started_at,
+            version=runs.c.version + 1,
+            last_event_seq=runs.c.last_event_seq + 1,
+        )
+        .returning(*MOVED)
+    ).one()
+    record_move(connection, moved, RunState.queued.value, now, worker=worker, slot=slot.name)
+    connection.execute(
+        insert(attempts),
+        {
+            "run_id": run.id,
+            "number": moved.attempt,
+            "worker_id": worker_id,
+            "worker": worker,
+            "state": "running",
+            "devices": [slot.device_id],
+            "started_at": now,
+            "saved_checkpoints": 0,
+            "log_bytes": 0,
+        },
+    )
+    return _lease(connection, run, token, moved.attempt, slot, checkpoint_id)
+
+
+def _slot_for(device: str, slots: Sequence[SlotOffer]) -> SlotOffer:
+    wanted = PREFERENCE[device]
+    fitting = [slot for slot in slots if slot.device_kind in wanted]
+    return min(fitting, key=lambda slot: wanted.index(slot.device_kind))
+
+
+def _restart_checkpoint(connection: Connection, run: Row[Any]) -> int | None:
+    """What a restart goes on from, settled when it is first claimed: its parent is over now."""
+    if run.attempt > 0 or run.parent_id is None or run.restart_from not in ("latest", "best"):
+        settled: int | None = run.restart_checkpoint_id
+        return settled
+    chosen = newest_or_best(connection, run.parent_id, run.restart_from)
+    if chosen is None and run.restart_from == "best":
+        chosen = newest_or_best(connection, run.parent_id, "latest")
+    return chosen
+
+
+def _lease(
+    connection: Connection,
+    run: Row[Any],
+    token: str,
+    attempt: int,
+    slot: SlotOffer,
+    checkpoint_id: int | None,
+) -> Lease:
+    documents = connection.execute(
+        select(run_documents.c.request, run_documents.c.spec).where(
+            run_documents.c.run_id == run.id
+        )
+    ).one()
+    known = _datasets(connection, {run.dataset, *_extra_names(documents.spec)})
+    path = None
+    if run.restart_from != "latest" and checkpoint_id is not None:
+        path = connection.execute(
+            select(checkpoints.c.path).where(checkpoints.c.id == checkpoint_id)
+        ).scalar()
+    return Lease(
+        token=token,
+        run_id=run.id,
+        attempt=attempt,
+        spec=documents.spec,
+        request=documents.request,
+        slot=slot.name,
+        parent_id=run.parent_id,
+        restart_from=run.restart_from,
+        carry_kind=None if run.carry is None else run.carry["kind"],
+        restart_checkpoint_path=path,
+        max_retries=run.max_retries,
+        dataset=known.pop(run.dataset),
+        extra_datasets=known,
+    )
+
+
+def _extra_names(spec: Document) -> set[str]:
+    split = (spec.get("data") or {}).get("split") or {}
+    return {split[part] for part in ("validation", "test") if isinstance(split.get(part), str)}
+
+
+def _datasets(connection: Connection, names: set[str]) -> dict[str, DatasetRecord]:
+    rows = connection.execute(select(datasets).where(datasets.c.name.in_(names)))
+    return {row.name: record_of(row) for row in rows}

@@ -1,0 +1,31 @@
+"""INSERT … ON CONFLICT, which both databases have, but each under its own name."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Table
+from sqlalchemy.dialects import postgresql, sqlite
+
+
+def _insert(connection: Connection, table: Table) -> Any:
+    module = sqlite if connection.dialect.name == "sqlite" else postgresql
+    return module.insert(table)
+
+
+def upsert(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert rows, all with the same columns; one whose primary key is there replaces it."""
+    if not rows:
+        return
+    statement = _insert(connection, table)
+    keys = [column.name for column in table.primary_key]
+    changed = {name: statement.excluded[name] for name in rows[0] if name not in keys}
+    connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=changed), rows)
+
+
+def insert_unless_there(connection: Connection, table: Table, row: Mapping[str, Any]) -> bool:
+    """Insert a row unless a unique column holds its value already; whether it was inserted.
+
+    On PostgreSQL it waits for another transaction that is inserting the same.
+    """
+    result = connection.execute(_insert(connection, table).values(row).on_conflict_do_nothing())
+    return bool(result.rowcount)

@@ -1,0 +1,91 @@
+"""What a user wants of a run: stop, kill, pause, resume. Decided on a locked row."""
+
+from typing import Any
+
+from sqlalchemy import Connection, Row
+
+from app.errors import ActionNotAllowed
+from app.lifecycle import REQUESTED, TERMINAL, Intent, RunState, allowed_actions
+from app.store.transitions import move
+
+RANK = {intent: rank for rank, intent in enumerate(Intent)}
+
+
+def want(connection: Connection, run: Row[Any], wanted: Intent, now: float) -> bool:
+    """Set the intent of a locked run; False when it is so already. ActionNotAllowed."""
+    if _is_so_already(run, wanted):
+        return False
+    _require(run, wanted.value)
+    escalate(connection, run, wanted, now)
+    return True
+
+
+def escalate(
+    connection: Connection, run: Row[Any], wanted: Intent, now: float, message: str | None = None
+) -> None:
+    """Raise the intent of a locked run that is not over; without a lease it moves at once."""
+    if RANK[wanted] <= RANK[Intent(run.intent)] and run.state == RunState.running:
+        return
+    if run.state == RunState.running:
+        move(connection, run, now, intent=wanted.value)
+        return
+    target = RunState.paused if wanted is Intent.pause else RunState.stopped
+    move(
+        connection,
+        run,
+        now,
+        state=target.value,
+        intent=wanted.value,
+        reason=REQUESTED[wanted].value,
+        message=message,
+        retry_at=None,
+        finished_at=now if target in TERMINAL else None,
+    )
+
+
+def resume(connection: Connection, run: Row[Any], now: float) -> bool:
+    """Withdraw a pause of a locked run; False when there is none to withdraw. ActionNotAllowed."""
+    if run.state not in TERMINAL and run.intent == Intent.run:
+        return False
+    _require(run, "resume")
+    if run.state == RunState.running:
+        move(connection, run, now, intent=Intent.run.value)
+    else:
+        move(
+            connection,
+            run,
+            now,
+            state=RunState.queued.value,
+            intent=Intent.run.value,
+            reason=None,
+            message=None,
+        )
+    return True
+
+
+def _is_so_already(run: Row[Any], wanted: Intent) -> bool:
+    stops = wanted in (Intent.stop, Intent.kill)
+    if run.state == RunState.stopped:
+        return stops
+    if run.state == RunState.paused:
+        return wanted is Intent.pause
+    if run.state in TERMINAL:
+        return False
+    return run.intent == wanted or (wanted is Intent.stop and run.intent == Intent.kill)
+
+
+def _require(run: Row[Any], verb: str) -> None:
+    allowed = allowed_actions(RunState(run.state), Intent(run.intent))
+    if verb in allowed:
+        return
+    now = run.state if run.intent == Intent.run or run.state != RunState.running else run.intent
+    raise ActionNotAllowed(
+        f"Run {run.id} cannot {verb}: it is {_doing(now)}. What it accepts now: "
+        f"{', '.join(allowed)}.",
+        allowed_actions=allowed,
+    )
+
+
+def _doing(state_or_intent: str) -> str:
+    asked = {"pause": "about to pause", "stop": "about to stop", "kill": "being killed"}
+    return asked.get(state_or_intent, state_or_intent)

@@ -1,0 +1,109 @@
+"""Leases: an agent claims a run, beats, finishes. Every write is fenced by the lease's token."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy import Select, and_, exists, literal, select, true
+
+from app.errors import LeaseLost
+from app.lifecycle import Intent, Reason, RunState
+from app.store.beats import apply_beat
+from app.store.claims import choose_run, take
+from app.store.database import Database
+from app.store.records import Beat, Finish, Holder, Lease, RunRecord, SlotOffer
+from app.store.run_rows import fetch
+from app.store.tables import attempts, runs, workers
+from app.store.transitions import end_attempt
+
+LOST_RETRY_SECONDS = 5.0
+
+
+class Leases:
+    """The aggregate. One lease a running run; it ends with finish or declare_lost."""
+
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._clock = clock
+
+    def claim(self, worker_id: int, slots: Sequence[SlotOffer]) -> Lease | None:
+        """Take the first run in the queue that one of the free slots can train; None when none.
+
+        Claimable: queued, intent run, `retry_at` past, parent over. Order: priority, place, id.
+        """
+        if not slots:
+            return None
+        with self._database.read() as connection:
+            if choose_run(connection, slots, self._clock()) is None:
+                return None  # without a writer's lock, since an idle agent asks often
+        with self._database.write() as connection:
+            now = self._clock()
+            run = choose_run(connection, slots, now, locked=True)
+            return None if run is None else take(connection, run, worker_id, slots, now)
+
+    def beat(self, token: str, beat: Beat) -> Intent:
+        """Write what is new, as one transaction; what the user wants by now. LeaseLost."""
+        with self._database.write(quiet=not (beat.events or beat.checkpoints)) as connection:
+            return Intent(apply_beat(connection, token, beat, self._clock()).intent)
+
+    def finish(self, token: str, finish: Finish) -> RunRecord:
+        """End the attempt; where the run goes depends on the intent as it is then. LeaseLost."""
+        with self._database.write() as connection:
+            now = self._clock()
+            run = apply_beat(connection, token, finish.final, now)
+            moved = end_attempt(
+                connection,
+                runs.c.lease_token == token,
+                now,
+                reason=finish.reason,
+                message=finish.message,
+                made_progress=literal(finish.made_progress),
+                exit_code=finish.exit_code,
+                retry_delay_seconds=finish.retry_delay_seconds,
+            )
+            if moved is None:
+                raise LeaseLost(f"The lease on run {run.id} has ended.")
+            return fetch(connection, run.id)
+
+    def holders(self) -> list[Holder]:
+        """Every lease, with its beat counter and the process that holds it."""
+        with self._database.read() as connection:
+            return [Holder(**row._asdict()) for row in connection.execute(_holders())]
+
+    def declare_lost(self, token: str, beat: int) -> bool:
+        """End a lease whose holder is dead, if its beat counter is still as it was seen."""
+        saved = exists().where(
+            attempts.c.run_id == runs.c.id,
+            attempts.c.number == runs.c.attempt,
+            attempts.c.saved_checkpoints > 0,
+        )
+        with self._database.write() as connection:
+            moved = end_attempt(
+                connection,
+                and_(runs.c.lease_token == token, runs.c.beat == beat),
+                self._clock(),
+                reason=Reason.worker_lost,
+                message="The worker stopped answering: its process or its host ended, or it could "
+                "not reach the database.",
+                made_progress=and_(true(), saved.correlate(runs)),
+                exit_code=None,
+                retry_delay_seconds=LOST_RETRY_SECONDS,
+            )
+            return moved is not None
+
+
+def _holders() -> Select[Any]:
+    return (
+        select(
+            runs.c.lease_token.label("token"),
+            runs.c.id.label("run_id"),
+            runs.c.beat,
+            workers.c.id.label("worker_id"),
+            workers.c.host,
+            workers.c.boot_id,
+            workers.c.pid,
+            workers.c.start_time,
+        )
+        .join(workers, workers.c.id == runs.c.worker_id)
+        .where(runs.c.state == RunState.running.value)
+        .order_by(runs.c.id)
+    )

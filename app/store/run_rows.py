@@ -1,0 +1,137 @@
+"""Rows of runs as records: what is read, what is found by a filter, what is locked for a change."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, exists, func, or_, select
+
+from app.errors import InvalidRequest, NotFound, PreconditionFailed
+from app.lifecycle import TERMINAL, Intent, Reason, RunState
+from app.store.records import RunFilter, RunRecord
+from app.store.tables import TERMINAL_VALUES, run_labels, runs
+
+parent = runs.alias("parent")
+_COMPUTED = {"child_ids", "waits_for_parent"}
+_COLUMNS = [runs.c[name] for name in RunRecord.__dataclass_fields__ if name not in _COMPUTED]
+
+CLAIM_ORDER = (runs.c.priority.desc(), runs.c.place, runs.c.id)
+starting = or_(runs.c.phase.is_(None), runs.c.phase == "starting")
+retrying = or_(runs.c.retry_at.is_not(None), runs.c.attempt > 0)
+parent_is_active = parent.c.state.not_in(TERMINAL_VALUES)
+
+
+def select_runs() -> Select[Any]:
+    """Runs that are not deleted, with the state of their parents."""
+    return (
+        select(*_COLUMNS, parent.c.state.label("parent_state"))
+        .select_from(runs.outerjoin(parent, parent.c.id == runs.c.parent_id))
+        .where(runs.c.deleted_at.is_(None))
+    )
+
+
+def to_records(connection: Connection, rows: Sequence[Row[Any]]) -> list[RunRecord]:
+    """The records of rows of `select_runs`."""
+    children: dict[int, list[int]] = {}
+    ids = [row.id for row in rows]
+    found = select(runs.c.parent_id, runs.c.id).where(
+        runs.c.parent_id.in_(ids), runs.c.deleted_at.is_(None)
+    )
+    if ids:
+        for parent_id, child_id in connection.execute(found.order_by(runs.c.id)):
+            children.setdefault(parent_id, []).append(child_id)
+    return [_to_record(row, tuple(children.get(row.id, ()))) for row in rows]
+
+
+def _to_record(row: Row[Any], child_ids: tuple[int, ...]) -> RunRecord:
+    values = row._asdict()
+    parent_state = values.pop("parent_state")
+    state = RunState(values.pop("state"))
+    reason = values.pop("reason")
+    waits = state is RunState.queued and parent_state not in (None, *TERMINAL)
+    return RunRecord(
+        **{**values, "intent": Intent(values["intent"])},
+        state=state,
+        reason=None if reason is None else Reason(reason),
+        child_ids=child_ids,
+        waits_for_parent=waits,
+    )
+
+
+def fetch(connection: Connection, run_id: int) -> RunRecord:
+    """The record of a run; NotFound."""
+    row = connection.execute(select_runs().where(runs.c.id == run_id)).one_or_none()
+    if row is None:
+        raise missing(run_id)
+    return to_records(connection, [row])[0]
+
+
+def lock(connection: Connection, run_id: int, if_version: int | None = None) -> Row[Any]:
+    """The row of a run, held until the transaction ends; NotFound, PreconditionFailed."""
+    wanted = select(runs).where(runs.c.id == run_id, runs.c.deleted_at.is_(None))
+    row = connection.execute(wanted.with_for_update()).one_or_none()
+    if row is None:
+        raise missing(run_id)
+    if if_version is not None and if_version != row.version:
+        raise PreconditionFailed(
+            f"Run {run_id} is at version {row.version}, the request was made for version "
+            f"{if_version}: it changed meanwhile. Read it again, then repeat what still applies."
+        )
+    return row
+
+
+def missing(run_id: int) -> NotFound:
+    return NotFound(f"There is no run {run_id}, or it was deleted. `stoker ls` shows the runs.")
+
+
+def matches(wanted: RunFilter) -> list[ColumnElement[bool]]:
+    """Conditions on `select_runs`; InvalidRequest for a status that does not exist."""
+    conditions: list[ColumnElement[bool]] = []
+    if wanted.state is not None:
+        conditions.append(runs.c.state == wanted.state.value)
+    if wanted.status is not None:
+        conditions.append(_has_status(wanted.status))
+    if wanted.recipe is not None:
+        conditions.append(runs.c.recipe == wanted.recipe)
+    if wanted.parent_id is not None:
+        conditions.append(runs.c.parent_id == wanted.parent_id)
+    if wanted.label is not None:
+        conditions.append(_has_label(wanted.label))
+    if wanted.q:
+        conditions.append(or_(_contains(runs.c.name, wanted.q), _contains(runs.c.notes, wanted.q)))
+    return conditions
+
+
+def _has_status(status: str) -> ColumnElement[bool]:
+    """The choice of `lifecycle.derive_status` as a condition."""
+    if status in ("paused", *TERMINAL_VALUES):
+        return runs.c.state == status
+    running = runs.c.state == RunState.running.value
+    queued = runs.c.state == RunState.queued.value
+    waits = func.coalesce(parent_is_active, False)
+    as_meant = runs.c.intent == Intent.run.value
+    conditions = {
+        "starting": and_(running, as_meant, starting),
+        "running": and_(running, as_meant, ~starting),
+        "pausing": and_(running, runs.c.intent == Intent.pause.value),
+        "stopping": and_(running, runs.c.intent == Intent.stop.value),
+        "killing": and_(running, runs.c.intent == Intent.kill.value),
+        "waiting_for_parent": and_(queued, waits),
+        "retrying": and_(queued, ~waits, retrying),
+        "queued": and_(queued, ~waits, ~retrying),
+    }
+    if status not in conditions:
+        known = ", ".join((*conditions, "paused", *TERMINAL_VALUES))
+        raise InvalidRequest(f"There is no status {status!r}. It is one of: {known}.")
+    return conditions[status]
+
+
+def _has_label(label: str) -> ColumnElement[bool]:
+    key, has_value, value = label.partition("=")
+    wanted = [run_labels.c.run_id == runs.c.id, run_labels.c.key == key]
+    if has_value:
+        wanted.append(run_labels.c.value == value)
+    return exists().where(*wanted)
+
+
+def _contains(column: ColumnElement[str], text: str) -> ColumnElement[bool]:
+    return column.icontains(text, autoescape=True)

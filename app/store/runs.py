@@ -1,0 +1,293 @@
+"""Runs: submit, look at, change, steer, count."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Select, and_, delete, exists, func, or_, select, update
+
+from app.errors import ActionNotAllowed, Conflict, InvalidRequest
+from app.lifecycle import TERMINAL, Intent, RunState, allowed_actions
+from app.store import intents
+from app.store.checkpoints import SAVED
+from app.store.cursor import parse_cursor
+from app.store.database import Database
+from app.store.jobs import add_job
+from app.store.records import (
+    Idempotency,
+    NewRun,
+    Page,
+    Restart,
+    RunDocuments,
+    RunFilter,
+    RunRecord,
+    WatchMark,
+)
+from app.store.run_rows import CLAIM_ORDER, fetch, lock, matches, missing, select_runs, to_records
+from app.store.submission import claim_key, insert_restart, insert_run, remember_key, set_labels
+from app.store.tables import (
+    TERMINAL_VALUES,
+    attempts,
+    checkpoints,
+    events,
+    idempotency_keys,
+    log_pieces,
+    metric_points,
+    metric_series,
+    run_documents,
+    run_labels,
+    runs,
+)
+
+CHANGEABLE = frozenset({"name", "notes", "labels", "priority"})
+_WAITING = (runs.c.state == RunState.queued.value, runs.c.intent == Intent.run.value)
+
+
+class Runs:
+    """The aggregate. Everything that changes a run is one transaction with its event."""
+
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._clock = clock
+
+    # --- submit -----------------------------------------------------------------------------
+
+    def create(
+        self, new: NewRun, *, idempotency: Idempotency | None = None
+    ) -> tuple[RunRecord, bool]:
+        """Queue a run; (run, whether it is new). InvalidRequest: a key used with another body."""
+        with self._database.write() as connection:
+            now = self._clock()
+            known = claim_key(connection, idempotency, now)
+            if known is not None:
+                return fetch(connection, known), False
+            run_id = insert_run(connection, new, now)
+            remember_key(connection, idempotency, run_id)
+            return fetch(connection, run_id), True
+
+    def restart(
+        self,
+        restart: Restart,
+        new: NewRun,
+        *,
+        idempotency: Idempotency | None = None,
+        if_version: int | None = None,
+    ) -> tuple[RunRecord, bool]:
+        """Queue a child and ask an active parent to stop; (child, whether it is new).
+
+        The child of an active parent takes its place in the queue. What it goes on from is held
+        until it has a checkpoint of its own or is over. `if_version` is the parent's.
+        """
+        with self._database.write() as connection:
+            now = self._clock()
+            known = claim_key(connection, idempotency, now)
+            if known is not None:
+                return fetch(connection, known), False
+            run_id = insert_restart(connection, restart, new, now, if_version)
+            remember_key(connection, idempotency, run_id)
+            return fetch(connection, run_id), True
+
+    # --- look at ----------------------------------------------------------------------------
+
+    def get(self, run_id: int) -> RunRecord:
+        """NotFound when there is none, or it was deleted."""
+        with self._database.read() as connection:
+            return fetch(connection, run_id)
+
+    def documents(self, run_id: int) -> RunDocuments:
+        """Request, spec, provenance, issues, and what each attempt applied. NotFound."""
+        wanted = (
+            select(run_documents)
+            .join(runs, runs.c.id == run_documents.c.run_id)
+            .where(runs.c.id == run_id, runs.c.deleted_at.is_(None))
+        )
+        applied = select(attempts.c.applied).where(attempts.c.run_id == run_id)
+        with self._database.read() as connection:
+            row = connection.execute(wanted).one_or_none()
+            if row is None:
+                raise missing(run_id)
+            found = connection.execute(applied.order_by(attempts.c.number)).scalars().all()
+        return RunDocuments(row.request, row.spec, row.provenance, row.issues, list(found))
+
+    def list(self, wanted: RunFilter, limit: int, after: str | None = None) -> Page[RunRecord]:
+        """Newest first; `after` is the cursor of the page before."""
+        query = select_runs().where(*matches(wanted)).order_by(runs.c.id.desc())
+        if after is not None:
+            query = query.where(runs.c.id < parse_cursor(after))
+        with self._database.read() as connection:
+            rows = connection.execute(query.limit(limit + 1)).all()
+            records = to_records(connection, rows[:limit])
+        return Page(records, str(records[-1].id) if len(rows) > limit else None)
+
+    def find_ids(self, wanted: RunFilter, limit: int) -> Sequence[int]:
+        """Ids of the newest runs that match."""
+        query = select_runs().where(*matches(wanted)).order_by(runs.c.id.desc()).limit(limit)
+        with self._database.read() as connection:
+            return list(connection.execute(query.with_only_columns(runs.c.id)).scalars())
+
+    def watch_marks(self, ids: Sequence[int]) -> dict[int, WatchMark]:
+        """What tells a follower that there is something new to read; deleted runs are absent."""
+        query = select(runs.c.id, *[runs.c[name] for name in WatchMark._fields]).where(
+            runs.c.id.in_(ids), runs.c.deleted_at.is_(None)
+        )
+        with self._database.read() as connection:
+            return {row.id: WatchMark(*row[1:]) for row in connection.execute(query)}
+
+    # --- change -----------------------------------------------------------------------------
+
+    def update(
+        self, run_id: int, changes: Mapping[str, Any], if_version: int | None = None
+    ) -> RunRecord:
+        """Change name, notes, labels or priority. NotFound, PreconditionFailed."""
+        unknown = set(changes) - CHANGEABLE
+        if unknown:
+            raise InvalidRequest(f"Not changeable in a run: {', '.join(sorted(unknown))}.")
+        with self._database.write() as connection:
+            lock(connection, run_id, if_version)
+            if changes:
+                connection.execute(
+                    update(runs)
+                    .where(runs.c.id == run_id)
+                    .values(version=runs.c.version + 1, **changes)
+                )
+            if "labels" in changes:
+                connection.execute(delete(run_labels).where(run_labels.c.run_id == run_id))
+                set_labels(connection, run_id, changes["labels"])
+            return fetch(connection, run_id)
+
+    def delete(self, run_id: int, if_version: int | None = None) -> None:
+        """Delete a run that is over, and have a worker remove its artifacts. Its id stays taken.
+
+        ActionNotAllowed while it is active, Conflict while a child needs it.
+        """
+        with self._database.write() as connection:
+            run = lock(connection, run_id, if_version)
+            if run.state not in TERMINAL:
+                allowed = allowed_actions(RunState(run.state), Intent(run.intent))
+                raise ActionNotAllowed(
+                    f"Run {run_id} is {run.state}; only a run that is over can be deleted. "
+                    "Stop it first.",
+                    allowed_actions=allowed,
+                )
+            child = connection.execute(_child_in_need(run_id)).scalar()
+            if child is not None:
+                raise Conflict(
+                    f"Run {child} goes on from a checkpoint of run {run_id} and has saved nothing "
+                    f"of its own yet. Wait for it, or stop it, then delete run {run_id}.",
+                    code="needed_by_child",
+                )
+            _erase(connection, run_id)
+            now = self._clock()
+            connection.execute(
+                update(runs)
+                .where(runs.c.id == run_id)
+                .values(deleted_at=now, version=runs.c.version + 1)
+            )
+            payload = {"run_id": run_id, "paths": [f"runs/{run_id}"], "checkpoint_id": None}
+            add_job(connection, "remove_artifacts", payload, now)
+
+    # --- steer ------------------------------------------------------------------------------
+
+    def set_intent(
+        self, run_id: int, intent: Intent, if_version: int | None = None
+    ) -> tuple[RunRecord, bool]:
+        """Ask for pause, stop or kill; (run, whether that changed anything).
+
+        A run that nobody holds moves at once. NotFound, PreconditionFailed, ActionNotAllowed.
+        """
+        with self._database.write() as connection:
+            run = lock(connection, run_id, if_version)
+            changed = intents.want(connection, run, intent, self._clock())
+            return fetch(connection, run_id), changed
+
+    def resume(self, run_id: int, if_version: int | None = None) -> tuple[RunRecord, bool]:
+        """Withdraw a pause; (run, whether there was one). Errors as of set_intent."""
+        with self._database.write() as connection:
+            run = lock(connection, run_id, if_version)
+            changed = intents.resume(connection, run, self._clock())
+            return fetch(connection, run_id), changed
+
+    # --- count ------------------------------------------------------------------------------
+
+    def counts_by_state(self) -> dict[RunState, int]:
+        """How many runs are in each state; states without a run are absent."""
+        query = (
+            select(runs.c.state, func.count())
+            .where(runs.c.deleted_at.is_(None))
+            .group_by(runs.c.state)
+        )
+        with self._database.read() as connection:
+            return {RunState(state): count for state, count in connection.execute(query)}
+
+    def finished_counts(self) -> dict[tuple[str, str], int]:
+        """How many runs ended with each (outcome, reason), the deleted ones too: it only grows."""
+        query = (
+            select(runs.c.state, runs.c.reason, func.count())
+            .where(runs.c.state.in_(TERMINAL_VALUES))
+            .group_by(runs.c.state, runs.c.reason)
+        )
+        with self._database.read() as connection:
+            rows = connection.execute(query)
+            return {(state, str(reason)): count for state, reason, count in rows}
+
+    def queue(self, limit: int = 1000) -> Sequence[RunRecord]:
+        """The next waiting runs in the order in which they will be claimed."""
+        query = select_runs().where(*_WAITING).order_by(*CLAIM_ORDER).limit(limit)
+        with self._database.read() as connection:
+            return to_records(connection, connection.execute(query).all())
+
+    def queue_position(self, run_id: int) -> int | None:
+        """How many runs are to be claimed before this one, plus one; None when it does not wait."""
+        me = select(runs.c.priority, runs.c.place, runs.c.id).where(runs.c.id == run_id, *_WAITING)
+        with self._database.read() as connection:
+            row = connection.execute(me).one_or_none()
+            if row is None:
+                return None
+            same = runs.c.priority == row.priority
+            before = or_(
+                runs.c.priority > row.priority,
+                and_(same, runs.c.place < row.place),
+                and_(same, runs.c.place == row.place, runs.c.id < row.id),
+            )
+            ahead: int = connection.execute(_count_waiting(before)).scalar_one()
+        return 1 + ahead
+
+    def next_queue_position(self, priority: int) -> int:
+        """The position that a run of this priority would have if it were submitted now."""
+        with self._database.read() as connection:
+            query = _count_waiting(runs.c.priority >= priority)
+            ahead: int = connection.execute(query).scalar_one()
+        return 1 + ahead
+
+
+def _count_waiting(condition: Any) -> Select[Any]:
+    return select(func.count()).select_from(runs).where(*_WAITING, condition)
+
+
+def _child_in_need(run_id: int) -> Select[Any]:
+    """A child that is not over, restores from this run's checkpoints and has none of its own."""
+    of_run = select(checkpoints.c.id).where(checkpoints.c.run_id == run_id)
+    own = exists().where(checkpoints.c.run_id == runs.c.id, checkpoints.c.state == SAVED)
+    return (
+        select(runs.c.id)
+        .where(
+            or_(runs.c.parent_id == run_id, runs.c.restart_checkpoint_id.in_(of_run)),
+            runs.c.restart_from != "scratch",
+            runs.c.state.not_in(TERMINAL_VALUES),
+            ~own.correlate(runs),
+        )
+        .limit(1)
+    )
+
+
+def _erase(connection: Connection, run_id: int) -> None:
+    """Delete what hangs on a run; its row and documents stay, so that its id stays taken."""
+    for table in (
+        metric_points,
+        metric_series,
+        log_pieces,
+        events,
+        checkpoints,
+        run_labels,
+        idempotency_keys,
+    ):
+        connection.execute(delete(table).where(table.c.run_id == run_id))

@@ -1,0 +1,62 @@
+"""The store: one object with an attribute for each aggregate."""
+
+import time
+from collections.abc import Callable
+
+from sqlalchemy import text
+
+from app.settings import Settings
+from app.store.attempts import Attempts
+from app.store.checkpoints import Checkpoints
+from app.store.database import Database
+from app.store.datasets import Datasets
+from app.store.events import Events
+from app.store.jobs import Jobs
+from app.store.leases import Leases
+from app.store.logs import Logs
+from app.store.metrics import Metrics
+from app.store.migrate import head_revision, revision_of
+from app.store.runs import Runs
+from app.store.tokens import Tokens
+from app.store.workers import Workers
+
+Clock = Callable[[], float]
+
+
+class Store:
+    """All of it over one database. Thread-safe; every method is a short transaction.
+
+    Any method may raise Unavailable when the database cannot be reached.
+    """
+
+    def __init__(self, database: Database, clock: Clock = time.time) -> None:
+        self.database = database
+        self.runs = Runs(database, clock)
+        self.leases = Leases(database, clock)
+        self.attempts = Attempts(database)
+        self.events = Events(database)
+        self.metrics = Metrics(database)
+        self.logs = Logs(database)
+        self.checkpoints = Checkpoints(database, clock)
+        self.datasets = Datasets(database, clock)
+        self.jobs = Jobs(database, clock)
+        self.workers = Workers(database, clock)
+        self.tokens = Tokens(database, clock)
+
+    def ping(self) -> None:
+        """Unavailable when the database does not answer."""
+        with self.database.read() as connection:
+            connection.execute(text("SELECT 1"))
+
+    def schema_is_current(self) -> bool:
+        """Whether the database has exactly the schema of this code."""
+        with self.database.read() as connection:
+            return revision_of(connection) == head_revision()
+
+    def close(self) -> None:
+        self.database.close()
+
+
+def open_store(settings: Settings, clock: Clock = time.time) -> Store:
+    """The store of these settings; nothing is created or upgraded (see migrate.upgrade)."""
+    return Store(Database(settings), clock)

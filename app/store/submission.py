@@ -1,0 +1,120 @@
+"""How runs come to be: new ones, and restarts, each at most once for an idempotency key."""
+
+from typing import Any, cast
+
+from sqlalchemy import Connection, func, insert, select, update
+
+from app.errors import InvalidRequest
+from app.lifecycle import TERMINAL, Intent, RunState
+from app.store.dialect import insert_unless_there
+from app.store.intents import escalate
+from app.store.records import Document, Idempotency, NewRun, Restart
+from app.store.restart_points import choose_checkpoint
+from app.store.run_rows import lock
+from app.store.tables import (
+    datasets,
+    events,
+    idempotency_keys,
+    run_documents,
+    run_labels,
+    runs,
+)
+
+
+def claim_key(connection: Connection, given: Idempotency | None, now: float) -> int | None:
+    """The run that this key has made already; None when the caller is to make it.
+
+    InvalidRequest (idempotency_key_reused) when the key came with another body.
+    """
+    if given is None:
+        return None
+    row = {"scope": given.scope, "key": given.key, "body_hash": given.body_hash, "created_at": now}
+    if insert_unless_there(connection, idempotency_keys, row):
+        return None
+    known = connection.execute(select(idempotency_keys).where(*_is_key(given))).one()
+    if known.body_hash != given.body_hash:
+        raise InvalidRequest(
+            "This Idempotency-Key came before with another body, so it is not clear which run is "
+            "meant. Use a new key for a new request.",
+            code="idempotency_key_reused",
+        )
+    return cast("int", known.run_id)
+
+
+def remember_key(connection: Connection, given: Idempotency | None, run_id: int) -> None:
+    if given is not None:
+        connection.execute(update(idempotency_keys).where(*_is_key(given)).values(run_id=run_id))
+
+
+def _is_key(given: Idempotency) -> tuple[Any, ...]:
+    return idempotency_keys.c.scope == given.scope, idempotency_keys.c.key == given.key
+
+
+def insert_run(connection: Connection, new: NewRun, now: float, **restart: Any) -> int:
+    """Insert a queued run with its documents, labels and first event; its id."""
+    wanted = select(datasets.c.id).where(datasets.c.name == new.dataset)
+    if connection.execute(wanted).scalar() is None:
+        raise InvalidRequest(
+            f"There is no dataset {new.dataset!r}. Register it first: stoker data register.",
+            code="dataset_unknown",
+        )
+    run_id: int = connection.execute(
+        insert(runs).values({**_fresh(new, now), **restart}).returning(runs.c.id)
+    ).scalar_one()
+    documents = {name: getattr(new, name) for name in ("request", "spec", "provenance", "issues")}
+    connection.execute(insert(run_documents), {"run_id": run_id, **documents})
+    set_labels(connection, run_id, new.labels)
+    data = {"from": None, "to": "queued", "reason": None, "message": None, "intent": "run"}
+    connection.execute(
+        insert(events), {"run_id": run_id, "seq": 1, "t": now, "kind": "state", "data": data}
+    )
+    return run_id
+
+
+def set_labels(connection: Connection, run_id: int, labels: dict[str, str]) -> None:
+    """Add the rows that filters by label look at."""
+    rows = [{"run_id": run_id, "key": key, "value": value} for key, value in labels.items()]
+    if rows:
+        connection.execute(insert(run_labels), rows)
+
+
+def _fresh(new: NewRun, now: float) -> Document:
+    # A restart takes its parent's place; ids rise, so a new run's place is behind all others.
+    last = select(func.coalesce(func.max(runs.c.id), 0) + 1).scalar_subquery()
+    names = ("name", "notes", "labels", "priority", "recipe", "mode", "dataset", "device", "gpus")
+    return {
+        **{name: getattr(new, name) for name in names},
+        "max_retries": new.max_retries,
+        "accepted_risks": list(new.spec.get("accept_risks") or ()),
+        "place": last,
+        "state": RunState.queued.value,
+        "intent": Intent.run.value,
+        "version": 1,
+        "attempt": 0,
+        "devices": [],
+        "beat": 0,
+        "retries_used": 0,
+        "losses": 0,
+        "last_event_seq": 1,
+        "log_bytes": 0,
+        "created_at": now,
+    }
+
+
+def insert_restart(
+    connection: Connection, restart: Restart, new: NewRun, now: float, if_version: int | None
+) -> int:
+    """Insert a child and ask its parent to stop, in the caller's transaction; the child's id."""
+    parent = lock(connection, restart.parent_id, if_version)
+    restart_of: Document = {
+        "parent_id": parent.id,
+        "restart_from": str(restart.from_),
+        "restart_checkpoint_id": choose_checkpoint(connection, parent, restart.from_),
+        "carry": restart.carry,
+    }
+    if parent.state in TERMINAL:
+        return insert_run(connection, new, now, **restart_of)
+    child_id = insert_run(connection, new, now, place=parent.place, **restart_of)
+    intent = Intent.kill if restart.force else Intent.stop
+    escalate(connection, parent, intent, now, message=f"Restarted as run {child_id}.")
+    return child_id

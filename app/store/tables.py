@@ -1,0 +1,322 @@
+"""The tables, as the newest migration leaves them."""
+
+import math
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    desc,
+)
+from sqlalchemy.engine import Dialect
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+from app.lifecycle import RunState
+
+
+class PlainText(TypeDecorator[str]):
+    """Text as both databases can hold it: NUL and lone surrogates become U+FFFD."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        if value is None:
+            return None
+        return storable(value)
+
+
+class Document(TypeDecorator[Any]):
+    """JSON. What JSON cannot say becomes null: NaN and infinity. Order of keys is kept."""
+
+    impl = JSON(none_as_null=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        return _finite(value)
+
+
+def storable(text: str) -> str:
+    """The text without NUL and lone surrogates."""
+    return (
+        text.replace("\x00", "\ufffd").encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+    )
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+# SQLite gives automatic ids to INTEGER alone.
+Id: TypeEngine[int] = BigInteger().with_variant(Integer(), "sqlite")
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+def _table(name: str, *parts: Any) -> Table:
+    return Table(name, metadata, *parts, sqlite_autoincrement=True)
+
+
+def _narrow(name: str, *parts: Any) -> Table:
+    """A table of small rows, clustered by its key: one run's rows lie together."""
+    return Table(name, metadata, *parts, sqlite_with_rowid=False)
+
+
+def _wide(name: str, *parts: Any) -> Table:
+    """A table of rows too big to be clustered well."""
+    return Table(name, metadata, *parts)
+
+
+def _run_key() -> Column[int]:
+    return Column("run_id", Id, ForeignKey("runs.id"), primary_key=True)
+
+
+def _id() -> Column[int]:
+    return Column("id", Id, primary_key=True)
+
+
+datasets = _table(
+    "datasets",
+    _id(),
+    Column("name", PlainText, nullable=False, unique=True),
+    Column("path", PlainText, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("fields", Document),
+    Column("samples", BigInteger),
+    Column("layout", Document),
+    Column("size_bytes", BigInteger),
+    Column("fingerprint", Document),
+    Column("problems", Document, nullable=False),
+    Column("read_probe", Document),
+    Column("message", PlainText),
+    Column("created_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
+)
+
+workers = _table(
+    "workers",
+    _id(),
+    Column("name", PlainText, nullable=False),
+    Column("host", PlainText, nullable=False),
+    Column("boot_id", Text, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("start_time", Double, nullable=False),
+    Column("version", Text, nullable=False),
+    Column("state", Text, nullable=False, index=True),
+    Column("beat", BigInteger, nullable=False),
+    Column("slots", Document, nullable=False),
+    Column("devices", Document, nullable=False),
+    Column("facts", Document, nullable=False),
+    Column("started_at", Double, nullable=False),
+    Column("seen_at", Double, nullable=False),
+)
+
+runs = _table(
+    "runs",
+    _id(),
+    Column("name", PlainText, nullable=False),
+    Column("notes", PlainText, nullable=False),
+    Column("labels", Document, nullable=False),
+    Column("priority", Integer, nullable=False),
+    Column("place", BigInteger, nullable=False),
+    Column("recipe", Text, nullable=False),
+    Column("mode", Text, nullable=False),
+    Column("dataset", PlainText, ForeignKey("datasets.name"), nullable=False),
+    Column("device", Text, nullable=False),
+    Column("gpus", Integer, nullable=False),
+    Column("max_retries", Integer, nullable=False),
+    Column("accepted_risks", Document, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("intent", Text, nullable=False),
+    Column("reason", Text),
+    Column("message", PlainText),
+    Column("version", Integer, nullable=False),
+    Column("parent_id", Id, ForeignKey("runs.id"), index=True),
+    Column("restart_from", Text),
+    # No foreign key: the row of a removed checkpoint goes, its number stays in the history.
+    Column("restart_checkpoint_id", Id, index=True),
+    Column("carry", Document),
+    Column("attempt", Integer, nullable=False),
+    Column("worker_id", Id, ForeignKey("workers.id")),
+    Column("worker", PlainText),
+    Column("devices", Document, nullable=False),
+    Column("environment", Document),
+    Column("lease_token", Text, unique=True),
+    Column("beat", BigInteger, nullable=False),
+    Column("retry_at", Double),
+    Column("retries_used", Integer, nullable=False),
+    Column("losses", Integer, nullable=False),
+    Column("phase", Text),
+    Column("progress", Document),
+    Column("progress_at", Double),
+    Column("result", Document),
+    Column("diagnosis", Document),
+    Column("last_event_seq", Integer, nullable=False),
+    Column("log_bytes", BigInteger, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("started_at", Double),
+    Column("finished_at", Double),
+    Column("deleted_at", Double),
+    Index(None, "state", "id"),
+    Index(None, "recipe", "id"),
+    Index(None, "state", "reason"),
+)
+Index("ix_runs_claim", runs.c.state, desc(runs.c.priority), runs.c.place, runs.c.id)
+
+# A run's big documents, never changed; apart, so that lists and beats do not touch them.
+run_documents = _wide(
+    "run_documents",
+    _run_key(),
+    Column("request", Document, nullable=False),
+    Column("spec", Document, nullable=False),
+    Column("provenance", Document, nullable=False),
+    Column("issues", Document, nullable=False),
+)
+
+run_labels = _narrow(
+    "run_labels",
+    _run_key(),
+    Column("key", PlainText, primary_key=True),
+    Column("value", PlainText, nullable=False),
+    Index(None, "key", "value", "run_id"),
+    Index(None, "key", "run_id"),
+)
+
+attempts = _wide(
+    "attempts",
+    _run_key(),
+    Column("number", Integer, primary_key=True),
+    Column("worker_id", Id, ForeignKey("workers.id"), nullable=False),
+    Column("worker", PlainText, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("reason", Text),
+    Column("message", PlainText),
+    Column("devices", Document, nullable=False),
+    Column("started_at", Double, nullable=False),
+    Column("finished_at", Double),
+    Column("exit_code", Integer),
+    Column("applied", Document),
+    Column("environment", Document),
+    Column("resumed_from_step", BigInteger),
+    Column("saved_checkpoints", Integer, nullable=False),
+    Column("log_bytes", BigInteger, nullable=False),
+)
+
+events = _wide(
+    "events",
+    _run_key(),
+    Column("seq", Integer, primary_key=True),
+    Column("t", Double, nullable=False),
+    Column("attempt", Integer),
+    Column("kind", Text, nullable=False),
+    Column("data", Document, nullable=False),
+)
+
+# What thinning needs to know about a curve; see thinning.py.
+metric_series = _narrow(
+    "metric_series",
+    _run_key(),
+    Column("name", Text, primary_key=True),
+    Column("points", Integer, nullable=False),
+    Column("gap_seconds", Double, nullable=False),
+    Column("last_t", Double, nullable=False),
+)
+
+metric_points = _narrow(
+    "metric_points",
+    _run_key(),
+    Column("name", Text, primary_key=True),
+    Column("step", BigInteger, primary_key=True),
+    Column("attempt", Integer, primary_key=True),
+    Column("t", Double, nullable=False),
+    Column("value", Double),
+)
+
+log_pieces = _wide(
+    "log_pieces",
+    _run_key(),
+    Column("attempt", Integer, primary_key=True),
+    Column("start", BigInteger, primary_key=True),
+    Column("end", BigInteger, nullable=False),
+    Column("text", PlainText, nullable=False),
+)
+
+checkpoints = _table(
+    "checkpoints",
+    _id(),
+    Column("run_id", Id, ForeignKey("runs.id"), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("path", PlainText, nullable=False, unique=True),
+    Column("bytes", BigInteger, nullable=False),
+    Column("metrics", Document, nullable=False),
+    # The monitored metric, negated where more is better: the best has the lowest.
+    Column("score", Double),
+    Column("pinned", Boolean, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Index(None, "run_id", "step"),
+)
+
+jobs = _table(
+    "jobs",
+    _id(),
+    Column("kind", Text, nullable=False),
+    Column("payload", Document, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("result", Document),
+    Column("error", PlainText),
+    Column("attempts", Integer, nullable=False),
+    Column("worker_id", Id, ForeignKey("workers.id")),
+    Column("created_at", Double, nullable=False),
+    Column("finished_at", Double),
+    Index(None, "state", "id"),
+)
+
+tokens = _table(
+    "tokens",
+    _id(),
+    Column("name", PlainText, nullable=False),
+    Column("secret_hash", Text, nullable=False, unique=True),
+    Column("created_at", Double, nullable=False),
+    Column("revoked_at", Double),
+)
+
+idempotency_keys = _wide(
+    "idempotency_keys",
+    Column("scope", PlainText, primary_key=True),
+    Column("key", PlainText, primary_key=True),
+    Column("body_hash", Text, nullable=False),
+    Column("run_id", Id, ForeignKey("runs.id"), index=True),
+    Column("created_at", Double, nullable=False),
+)
+
+# What may still change in a run that is over; a trigger refuses every other column.
+CHANGEABLE_WHEN_TERMINAL = frozenset(
+    {"name", "notes", "labels", "priority", "diagnosis", "version", "last_event_seq", "deleted_at"}
+)
+TERMINAL_VALUES = tuple(
+    state.value for state in (RunState.succeeded, RunState.failed, RunState.stopped)
+)

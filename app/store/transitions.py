@@ -1,0 +1,188 @@
+"""How a run's row moves: every change of state or intent, each with its event."""
+
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Double,
+    Row,
+    and_,
+    case,
+    insert,
+    literal,
+    null,
+    update,
+)
+
+from app.lifecycle import (
+    CRASH_LOOP_LOSSES,
+    REASON_POLICY,
+    TERMINAL,
+    Intent,
+    Reason,
+    RunState,
+    finish_target,
+)
+from app.store.tables import attempts, events, runs
+
+# What a state event tells, beside where the run came from.
+MOVED = (runs.c.id, runs.c.attempt, runs.c.state, runs.c.intent, runs.c.reason, runs.c.message,
+         runs.c.last_event_seq)  # fmt: skip
+
+
+def move(connection: Connection, run: Row[Any], now: float, **changes: Any) -> None:
+    """Change a locked run's state, intent, reason or message; the version and an event follow."""
+    statement = (
+        update(runs)
+        .where(runs.c.id == run.id, runs.c.state == run.state)
+        .values(version=runs.c.version + 1, last_event_seq=runs.c.last_event_seq + 1, **changes)
+        .returning(*MOVED)
+    )
+    record_move(connection, connection.execute(statement).one(), run.state, now)
+
+
+def record_move(
+    connection: Connection, moved: Row[Any], source: str | None, now: float, **more: Any
+) -> None:
+    """The event of a move whose statement has already counted it in `last_event_seq`."""
+    data = {
+        "from": source,
+        "to": moved.state,
+        "reason": moved.reason,
+        "message": moved.message,
+        "intent": moved.intent,
+        **more,
+    }
+    connection.execute(
+        insert(events),
+        {
+            "run_id": moved.id,
+            "seq": moved.last_event_seq,
+            "t": now,
+            "attempt": moved.attempt or None,
+            "kind": "state",
+            "data": data,
+        },
+    )
+
+
+def end_attempt(
+    connection: Connection,
+    holding: ColumnElement[bool],
+    now: float,
+    *,
+    reason: Reason,
+    message: str,
+    made_progress: ColumnElement[bool],
+    exit_code: int | None,
+    retry_delay_seconds: float,
+) -> Row[Any] | None:
+    """End the attempt of the running run for which `holding` is true; None when there is none.
+
+    The statement itself chooses where the run goes, from the intent as it is at that moment.
+    """
+    policy = REASON_POLICY[reason]
+    losses = case((made_progress, 0), else_=runs.c.losses + (0 if policy.free else 1))
+    target, why = finish_cases(reason, losses)
+    is_queued = target == RunState.queued.value
+    stays_off = target.in_([RunState.queued.value, RunState.paused.value])
+    statement = (
+        update(runs)
+        .where(holding, runs.c.state == RunState.running.value)
+        .values(
+            state=target,
+            reason=why,
+            message=case((why == Reason.crash_loop.value, _crash_loop(message)), else_=message),
+            losses=losses,
+            retries_used=runs.c.retries_used + case((is_queued, 0 if policy.free else 1), else_=0),
+            retry_at=case((is_queued, literal(now + retry_delay_seconds, Double)), else_=null()),
+            finished_at=case((target.in_(_TERMINAL), literal(now, Double)), else_=null()),
+            worker=case((stays_off, null()), else_=runs.c.worker),
+            worker_id=case((stays_off, null()), else_=runs.c.worker_id),
+            lease_token=None,
+            version=runs.c.version + 1,
+            last_event_seq=runs.c.last_event_seq + 1,
+        )
+        .returning(*MOVED)
+    )
+    moved = connection.execute(statement).one_or_none()
+    if moved is None:
+        return None
+    record_move(connection, moved, RunState.running.value, now, ended_by=reason.value)
+    connection.execute(
+        update(attempts)
+        .where(attempts.c.run_id == moved.id, attempts.c.number == moved.attempt)
+        .values(
+            state="retried" if moved.state == RunState.queued.value else moved.state,
+            reason=reason.value,
+            message=message,
+            finished_at=now,
+            exit_code=exit_code,
+        )
+    )
+    return moved
+
+
+def finish_cases(
+    reason: Reason, losses: ColumnElement[int]
+) -> tuple[ColumnElement[str], ColumnElement[str]]:
+    """`lifecycle.finish_target` as two SQL expressions, (state, reason), on a row of runs.
+
+    `losses` is the count with the attempt that ends. Built by asking finish_target itself about
+    every case, so that there is one truth.
+    """
+    loops = losses >= CRASH_LOOP_LOSSES
+    has_budget = runs.c.retries_used < runs.c.max_retries
+    states, reasons = [], []
+    for intent in Intent:
+        for is_loop in (True, False):
+            for budget in (True, False):
+                state, why = finish_target(
+                    reason,
+                    intent,
+                    retries_used=0,
+                    max_retries=1 if budget else 0,
+                    losses=CRASH_LOOP_LOSSES if is_loop else 0,
+                )
+                when = and_(
+                    runs.c.intent == intent.value,
+                    loops if is_loop else ~loops,
+                    has_budget if budget else ~has_budget,
+                )
+                states.append((when, state.value))
+                reasons.append((when, why.value))
+    return case(*states), case(*reasons)
+
+
+_TERMINAL = [state.value for state in TERMINAL]
+
+
+def _crash_loop(message: str) -> ColumnElement[str]:
+    return literal(
+        f"{CRASH_LOOP_LOSSES} attempts in a row ended without saving progress, so it is not tried "
+        f"again. The last one: {message}"
+    )
+
+
+def add_events(connection: Connection, run_id: int, rows: list[dict[str, Any]]) -> None:
+    """Append events `{t, attempt, kind, data}` with the run's next numbers."""
+    last = connection.execute(
+        update(runs)
+        .where(runs.c.id == run_id)
+        .values(last_event_seq=runs.c.last_event_seq + len(rows))
+        .returning(runs.c.last_event_seq)
+    ).scalar_one()
+    insert_events(connection, run_id, last, rows)
+
+
+def insert_events(
+    connection: Connection, run_id: int, last_seq: int, rows: list[dict[str, Any]]
+) -> None:
+    """Insert events that `last_event_seq` already counts: the last one gets `last_seq`."""
+    first = last_seq - len(rows) + 1
+    if rows:
+        connection.execute(
+            insert(events),
+            [{"run_id": run_id, "seq": first + i, **row} for i, row in enumerate(rows)],
+        )

@@ -1,0 +1,109 @@
+"""Workers: agent processes, each with an id of its own, never a host's name."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, select, update
+
+from app.errors import NotFound
+from app.store.database import Database
+from app.store.jobs import requeue_jobs_of
+from app.store.records import Document, NewWorker, WorkerRecord, WorkerState
+from app.store.tables import workers
+
+LIVE = ("alive", "draining")
+
+
+class Workers:
+    """The aggregate."""
+
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._clock = clock
+
+    def register(self, new: NewWorker) -> int:
+        """A new process; its id."""
+        now = self._clock()
+        row = {**asdict(new), "state": "alive", "beat": 0, "started_at": now, "seen_at": now}
+        with self._database.write() as connection:
+            statement = insert(workers).values(row).returning(workers.c.id)
+            worker_id: int = connection.execute(statement).scalar_one()
+        return worker_id
+
+    def beat(
+        self,
+        worker_id: int,
+        slots: Sequence[Document],
+        devices: Sequence[Document],
+        facts: Document,
+    ) -> None:
+        """Say that it lives, and how it is. One that was taken for lost is alive again."""
+        with self._database.write(quiet=True) as connection:
+            state = _lock(connection, worker_id).state
+            connection.execute(
+                update(workers)
+                .where(workers.c.id == worker_id)
+                .values(
+                    beat=workers.c.beat + 1,
+                    slots=list(slots),
+                    devices=list(devices),
+                    facts=facts,
+                    state="alive" if state == "lost" else state,
+                    seen_at=self._clock(),
+                )
+            )
+
+    def set_state(self, worker_id: int, state: WorkerState) -> None:
+        """`draining` takes nothing new; `gone` ended in order; its jobs are queued again."""
+        with self._database.write() as connection:
+            _lock(connection, worker_id)
+            connection.execute(update(workers).where(workers.c.id == worker_id).values(state=state))
+            if state == "gone":
+                requeue_jobs_of(connection, worker_id, self._clock())
+
+    def declare_lost(self, worker_id: int, beat: int) -> bool:
+        """Mark a dead worker, if its beat counter is still as it was seen; queue its jobs again."""
+        statement = (
+            update(workers)
+            .where(workers.c.id == worker_id, workers.c.beat == beat, workers.c.state.in_(LIVE))
+            .values(state="lost")
+        )
+        with self._database.write() as connection:
+            if not connection.execute(statement).rowcount:
+                return False
+            requeue_jobs_of(connection, worker_id, self._clock())
+            return True
+
+    def list(self, alive_only: bool = False, limit: int = 1000) -> list[WorkerRecord]:
+        """The newest first; with `alive_only`, without those that are gone or lost."""
+        query = select(workers).order_by(workers.c.id.desc()).limit(limit)
+        if alive_only:
+            query = query.where(workers.c.state.in_(LIVE))
+        with self._database.read() as connection:
+            return [_to_record(row) for row in connection.execute(query)]
+
+    def get(self, worker_id: int) -> WorkerRecord:
+        """NotFound when there is none."""
+        with self._database.read() as connection:
+            row = connection.execute(select(workers).where(workers.c.id == worker_id)).one_or_none()
+        if row is None:
+            raise _missing(worker_id)
+        return _to_record(row)
+
+
+def _lock(connection: Connection, worker_id: int) -> Row[Any]:
+    row = connection.execute(
+        select(workers).where(workers.c.id == worker_id).with_for_update()
+    ).one_or_none()
+    if row is None:
+        raise _missing(worker_id)
+    return row
+
+
+def _to_record(row: Row[Any]) -> WorkerRecord:
+    return WorkerRecord(**row._asdict())
+
+
+def _missing(worker_id: int) -> NotFound:
+    return NotFound(f"There is no worker {worker_id}. `stoker workers` shows them.")

@@ -1,0 +1,1 @@
+"""One file a migration. Expand, then contract; a released one is never edited."""
