@@ -21,7 +21,6 @@ from ruamel.yaml.error import YAMLError
 from app.api.problems import PayloadTooLarge, UnsupportedMediaType
 from app.errors import InvalidRequest
 
-MAX_BODY_BYTES = 1 << 20
 MAX_YAML_BYTES = 128 << 10  # the pure Python reader takes about 5 s/MiB
 MAX_DEPTH = 32
 MAX_NODES = 50_000  # counted with every use of a YAML alias

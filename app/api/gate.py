@@ -1,4 +1,4 @@
-"""What every request passes first: Host and Origin against the allow-list, then the token.
+"""What every request passes first: Host and Origin, the size of the body, the token.
 
 A web page that a user visits can send requests to the loopback address, and a name of an attacker
 can be made to point at it: so the Host must be one we know, and an Origin must be our own.
@@ -12,11 +12,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.problems import response_of
+from app.api.problems import PayloadTooLarge, response_of
 from app.api.services import Services
 from app.errors import Forbidden, StokerError, Unauthorized
 from app.settings import LOOPBACK_NAMES, Settings
 
+MAX_BODY_BYTES = 1 << 20
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 # A revoked token may open the door for this long.
 TOKEN_SECONDS = 5.0
@@ -41,12 +42,13 @@ class Gate:
         try:
             headers = Headers(scope=scope)
             self._check_host(headers)
+            limited = _Limited(headers, receive)
             if self._needs_token and scope["path"] not in OPEN_PATHS:
                 await self._check_token(headers, services)
         except StokerError as error:
             await response_of(error)(scope, receive, timed.send)
             return
-        await self._app(scope, receive, timed.send)
+        await self._app(scope, limited.receive, timed.send)
 
     def _check_host(self, headers: Headers) -> None:
         hosts = headers.getlist("host")
@@ -80,6 +82,29 @@ class Gate:
                 "The token is not known: it may be revoked, or of another installation."
             )
         self._known_tokens[digest] = now + TOKEN_SECONDS
+
+
+class _Limited:
+    """Passes the body on until it is larger than anybody needs; PayloadTooLarge."""
+
+    def __init__(self, headers: Headers, receive: Receive) -> None:
+        self._receive = receive
+        self._left = MAX_BODY_BYTES
+        announced = headers.get("content-length", "0")
+        if announced.isdecimal() and int(announced[:20]) > MAX_BODY_BYTES:
+            raise self._too_large()
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._left -= len(message.get("body", b""))
+        if self._left < 0:
+            raise self._too_large()
+        return message
+
+    def _too_large(self) -> PayloadTooLarge:
+        return PayloadTooLarge(
+            f"The body is larger than {MAX_BODY_BYTES >> 20} MiB; no request needs that much."
+        )
 
 
 class _Timed:

@@ -7,7 +7,6 @@ from fastapi import FastAPI
 
 from app import __version__
 from app.api import openapi, problems
-from app.api.bodies import MAX_BODY_BYTES
 from app.api.gate import Gate
 from app.api.routers import (
     actions,
@@ -56,7 +55,6 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
-        max_body_size=MAX_BODY_BYTES,
         redirect_slashes=False,
     )
     if store is not None:

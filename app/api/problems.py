@@ -123,8 +123,6 @@ async def _http_error(request: Request, error: Exception) -> ProblemResponse:
         problem = NotFound(f"There is nothing at {path}. /openapi.json lists what is.")
     elif error.status_code == 405:
         problem = MethodNotAllowed(f"{path} does not take {method}; see the Allow header.")
-    elif error.status_code == 413:
-        problem = PayloadTooLarge("The body is larger than 1 MiB; no request needs that much.")
     else:
         problem = InvalidRequest(f"The request could not be read: {error.detail}.")
     return response_of(problem, error.headers)

@@ -25,7 +25,7 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(tmp_path: Path, empty_database: Path) -> Settings:
     shutil.copy(empty_database, tmp_path / "stoker.db")
     (tmp_path / "data").mkdir()
-    return load_settings(home=tmp_path, beat_seconds=0.05, port=0)
+    return load_settings(home=tmp_path, port=0)
 
 
 @pytest.fixture

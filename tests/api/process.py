@@ -23,7 +23,6 @@ class ApiProcess:
         self._environment = os.environ | {
             "STOKER_HOME": str(home),
             "STOKER_PORT": "0",
-            "STOKER_BEAT_SECONDS": "0.05",
             **settings,
         }
 

@@ -154,7 +154,8 @@ class Player:
         """Say what was found in a dataset."""
         found: dict[str, Any] = {"fields": FIELDS, "samples": 1000, "size_bytes": 300_000}
         inspection = Inspection(state, problems=problems, **(found if state == "ready" else {}))
-        self.store.datasets.set_result(name, inspection)
+        path = self.store.datasets.get(name).path
+        self.store.datasets.set_result(name, path, inspection)
 
     def claim(self) -> Lease:
         lease = self.store.leases.claim(self.worker_id, [CPU])

@@ -156,7 +156,7 @@ def test_a_pinned_checkpoint_is_not_deleted(api, run_id, player, lease):
     path = listed["links"]["self"]
     player.finish(lease, Reason.completed)
     assert api.post(f"{path}/pin").json()["pinned"] is True
-    assert api.delete(path).problem("conflict") == 409
+    assert api.delete(path).problem("checkpoint_in_use") == 409
     assert api.post(f"{path}/unpin").json()["pinned"] is False
     answer = api.delete(path)
     assert (answer.status_code, answer.json()["state"]) == (202, "removing")

@@ -89,6 +89,9 @@ def test_bodies_of_wrong_kind_size_or_form_are_problems(api, path):
     json_type = {"Content-Type": "application/json"}
     huge = b'{"name": "' + b"x" * (1 << 20) + b'"}'
     assert api.post(path, content=huge, headers=json_type).problem("payload_too_large") == 413
+    streamed = iter([huge[:1000], huge[1000:]])
+    answer = api.post(path, content=_aiter(streamed), headers=json_type)
+    assert answer.problem("payload_too_large") == 413
     for kind in ({}, {"Content-Type": "text/plain"}, {"Content-Type": "application/xml"}):
         answer = api.post(path, content=b"{}", headers=kind)
         assert answer.problem("unsupported_media_type") == 415
@@ -105,3 +108,8 @@ def test_an_unexpected_error_tells_the_client_nothing_but_where_to_look(api, sto
     assert answer.problem("internal_error") == 500
     assert "secret" not in answer.text
     assert answer.json()["error_id"] in answer.json()["detail"]
+
+
+async def _aiter(pieces):
+    for piece in pieces:
+        yield piece

@@ -73,7 +73,7 @@ def test_a_dry_run_counts_the_runs_before_it(api, player):
         ]
         for p in (-1, 1, 9)
     ]
-    assert positions == [2, 1, 0]
+    assert positions == [3, 2, 1]
 
 
 def test_an_unknown_field_is_refused_with_a_fix(api, player):
@@ -90,7 +90,7 @@ def test_an_unknown_field_is_refused_with_a_fix(api, player):
     [
         {"data": {"dataset": "nowhere"}},
         {"data": {"dataset": "weather", "inputs": ["feature"]}},
-        {"data": {"dataset": "weather", "targets": ["features"]}},
+        {"data": {"dataset": "weather", "targets": ["target"]}},
         {"training": {"epochs": "five"}},
         {"training": {"epochs": 0}},
         {"training": {"epochs": 10**400}},

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from app.client import Event, parse_event_stream
+from app.client.events import Event, parse_event_stream
 from app.lifecycle import Reason
 from tests.api.process import ApiProcess
 from tests.api.support import SPEC

@@ -128,7 +128,7 @@ class Plan(Answer):
     memory: Document | None
     """The memory plan; null: not computed by this version."""
     queue_position: int
-    """How many runs would be claimed first."""
+    """Its place in the queue if it were submitted now; 1 is the next to be claimed."""
     estimate: Document | None
     """Samples and steps that the spec comes to; null while the dataset is unknown."""
 

@@ -20,6 +20,7 @@ from app.store.records import MetricSeries
 
 router = APIRouter(tags=["run documents"])
 
+DEFAULT_POINTS = 1000
 EVENT_STREAM = "text/event-stream"
 LastEventId = Annotated[
     str | None,
@@ -142,14 +143,21 @@ def get_metrics(
     run_id: RunId,
     names: Annotated[QueryText | None, Query(description="Comma-separated; default all.")] = None,
     max_points: Annotated[
-        int, Query(ge=2, le=10_000, description="At most so many a series; extremes are kept.")
-    ] = 1000,
+        int | None,
+        Query(
+            ge=2,
+            le=10_000,
+            description="At most so many a series, extremes kept; default 1000, as CSV all.",
+        ),
+    ] = None,
     lineage: Annotated[bool, Query(description="With the curves of the parents before.")] = False,
     format_: Annotated[Literal["json", "csv"], Query(alias="format")] = "json",
 ) -> Response | Series:
     """Points of (step, unix seconds, value) by name; later attempts win a step."""
     services.store.runs.get(run_id)
     wanted = [name.strip() for name in names.split(",") if name.strip()] if names else None
+    if max_points is None and format_ == "json":
+        max_points = DEFAULT_POINTS
     series = services.store.metrics.series(run_id, wanted, max_points, lineage)
     if format_ == "csv":
         return StreamingResponse(_csv(series), media_type="text/csv")

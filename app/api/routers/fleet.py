@@ -26,4 +26,4 @@ def list_workers(services: ServicesDep) -> Page[Worker]:
     responses=problems(InvalidRequest),
 )
 def get_queue(services: ServicesDep, limit: Limit = 500) -> Page[Run]:
-    return Page(data=[run_document(run) for run in services.store.runs.queue()[:limit]])
+    return Page(data=[run_document(run) for run in services.store.runs.queue(limit)])

@@ -32,6 +32,8 @@ def get_readiness(services: ServicesDep) -> Readiness:
             checks["workers"] = "none is alive, so runs will wait; start one with `stoker worker`"
     except StokerError as error:
         checks["database"] = error.detail
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with it, it is not ready
+        checks["database"] = f"it cannot be read ({type(error).__name__}); run `stoker db check`"
     if not services.tailer.is_alive:
         checks["tailer"] = "the thread that watches the database has ended; restart the API"
     wrong = [f"{name}: {text}" for name, text in checks.items() if text != "ok"]

@@ -1,0 +1,41 @@
+"""The service against its own OpenAPI document, by generated requests (schemathesis)."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.api.process import ApiProcess
+from tests.api.support import SPEC
+
+# Valid by the schema is not valid for the guard (a dataset must exist), so acceptance is not asked.
+CHECKS = (
+    "not_a_server_error,status_code_conformance,content_type_conformance,"
+    "response_schema_conformance,response_headers_conformance,negative_data_rejection,"
+    "unsupported_method,ignored_auth"
+)
+CONFIG = """
+[parameters]
+wait = 0
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_generated_requests_are_answered_as_documented(settings, store, player, tmp_path):
+    config = tmp_path / "schemathesis.toml"
+    config.write_text(CONFIG)
+    with ApiProcess(settings.home) as server:
+        run_id = server.client.post("/runs", json=SPEC).json()["id"]
+        player.checkpoint(player.claim(), 10)
+        assert run_id == 1  # the id in the document's examples
+        command = [
+            *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run"),
+            *(f"{server.url}/openapi.json", "--header", f"Authorization: Bearer {server.token}"),
+            *("--phases", "examples,coverage,fuzzing", "--max-examples", "15", "--seed", "1"),
+            *("--checks", CHECKS, "--request-timeout", "10", "--max-time", "60", "--no-color"),
+            *("--continue-on-failure", "--suppress-health-check", "all", "--no-shrink"),
+        ]
+        result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=140)
+        assert result.returncode == 0, result.stdout[-20_000:] + result.stderr[-2_000:]
+        assert "Traceback" not in server.log
