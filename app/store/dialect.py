@@ -27,5 +27,6 @@ def insert_unless_there(connection: Connection, table: Table, row: Mapping[str, 
 
     On PostgreSQL it waits for another transaction that is inserting the same.
     """
-    result = connection.execute(_insert(connection, table).values(row).on_conflict_do_nothing())
-    return bool(result.rowcount)
+    statement = _insert(connection, table).values(row).on_conflict_do_nothing()
+    returned = connection.execute(statement.returning(*table.primary_key))
+    return returned.one_or_none() is not None

@@ -1,0 +1,184 @@
+"""The same store tests on SQLite and on a PostgreSQL server that the session starts itself."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy.engine import make_url
+
+from app.settings import Settings, load_settings
+from app.store import Store, migrate, open_store
+from app.store.identity import this_process
+from app.store.records import Lease, NewRun, NewWorker, RunRecord, SlotOffer
+
+CPU = SlotOffer("cpu-0-0", "cpu", "cpu")
+PG_NAMES = count(1)
+
+
+@dataclass
+class Clock:
+    """Unix seconds that pass only when a test says so."""
+
+    now: float = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class World:
+    """A fresh store with a dataset and a worker, and short ways to do what tests begin with."""
+
+    settings: Settings
+    clock: Clock = field(default_factory=Clock)
+    store: Store = field(init=False)
+    worker: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.store = open_store(self.settings, self.clock)
+        self.store.datasets.register("weather", "weather.h5")
+        self.worker = self.register_worker()
+
+    def register_worker(self, name: str = "agent") -> int:
+        me = this_process()
+        new = NewWorker(name, me.host, me.boot_id, me.pid, me.start_time, "0.1")
+        return self.store.workers.register(new)
+
+    def submit(self, **changes: object) -> RunRecord:
+        return self.store.runs.create(new_run(**changes))[0]
+
+    def claim(self, *slots: SlotOffer) -> Lease | None:
+        return self.store.leases.claim(self.worker, slots or (CPU,))
+
+    def running(self, **changes: object) -> Lease:
+        run = self.submit(**changes)
+        lease = self.claim()
+        assert lease is not None
+        assert lease.run_id == run.id
+        return lease
+
+
+def new_run(**changes: object) -> NewRun:
+    spec = {
+        "name": "lstm",
+        "data": {"dataset": "weather", "split": {"method": "chronological"}},
+        "checkpoint": {"monitor": "val_loss", "mode": "min"},
+    }
+    given = {
+        "request": {"recipe": {"kind": "sequence"}, "data": {"dataset": "weather"}},
+        "spec": spec,
+        "provenance": {"/training/epochs": {"value": 5, "source": "default"}},
+        "issues": [],
+        "name": "lstm",
+        "notes": "",
+        "labels": {},
+        "priority": 0,
+        "recipe": "sequence",
+        "mode": "train",
+        "dataset": "weather",
+        "device": "auto",
+        "gpus": 1,
+        "max_retries": 3,
+        **changes,
+    }
+    return NewRun(**given)  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+    """A home, and the URL of an empty database."""
+    home = tmp_path / "home"
+    if request.param == "sqlite":
+        return load_settings(home=home)
+    new_database = request.getfixturevalue("new_postgres_database")
+    return load_settings(home=home, database_url=new_database())
+
+
+@pytest.fixture
+def world(settings: Settings) -> Iterator[World]:
+    migrate.upgrade(settings)
+    made = World(settings)
+    yield made
+    made.store.close()
+
+
+@pytest.fixture
+def store(world: World) -> Store:
+    return world.store
+
+
+@pytest.fixture(scope="session")
+def new_postgres_database(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[], str]]:
+    """A function that gives the URL of a new, empty database on a server of this session."""
+    server = _PostgresServer(tmp_path_factory.mktemp("postgres"))
+    server.start()
+    try:
+        yield server.new_database
+    finally:
+        server.stop()
+
+
+class _PostgresServer:
+    """A server that listens on a Unix socket alone; not durable, since its data lives an hour."""
+
+    def __init__(self, folder: Path) -> None:
+        self._bin = _postgres_bin()
+        self._folder = folder
+        self._data = folder / "data"
+        # A socket's path may have 107 bytes, and pytest's folders can be longer than that.
+        self._sockets = Path(f"/tmp/stoker-pg-{os.getpid()}")
+
+    def start(self) -> None:
+        self._sockets.mkdir(mode=0o777)
+        if os.geteuid() == 0:  # the server refuses to run as root
+            for path in (self._folder, self._sockets):
+                shutil.chown(path, "postgres", "postgres")
+            for path in (self._folder, *self._folder.parents):
+                path.chmod(path.stat().st_mode | 0o011)
+        self._run("initdb", "--no-sync", "--auth=trust", "--username=stoker", "--encoding=UTF8")
+        options = f"-k {self._sockets} -c listen_addresses='' -c fsync=off -c max_connections=200"
+        log = self._folder / "server.log"
+        self._run("pg_ctl", "--wait", f"--log={log}", f"--options={options}", "start")
+
+    def stop(self) -> None:
+        self._run("pg_ctl", "--wait", "--mode=immediate", "stop")
+        shutil.rmtree(self._sockets, ignore_errors=True)
+
+    def new_database(self) -> str:
+        name = f"test_{next(PG_NAMES)}"
+        with psycopg.connect(
+            host=str(self._sockets), user="stoker", dbname="postgres", autocommit=True
+        ) as connection:
+            connection.execute(f"CREATE DATABASE {name}".encode())
+        url = make_url(f"postgresql+psycopg://stoker@/{name}")
+        return url.update_query_dict({"host": str(self._sockets)}).render_as_string()
+
+    def _run(self, program: str, *arguments: str) -> None:
+        become = ("runuser", "-u", "postgres", "--") if os.geteuid() == 0 else ()
+        done = subprocess.run(
+            [*become, str(self._bin / program), f"--pgdata={self._data}", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if program == "initdb" else subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+            cwd="/",
+            check=False,
+        )
+        log = self._folder / "server.log"
+        said = (done.stdout or b"").decode() + (log.read_text() if log.exists() else "")
+        assert done.returncode == 0, f"{program} failed: {said}"
+
+
+def _postgres_bin() -> Path:
+    found = shutil.which("pg_ctl")
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"), key=str)
+    if found is None and not folders:
+        pytest.skip("no PostgreSQL server is installed (pg_ctl)")
+    return folders[-1].parent if folders else Path(str(found)).parent
