@@ -76,7 +76,7 @@ def _stopped(seen: Evidence) -> tuple[Reason, str]:
             f"The database was out of reach for {seen.outage_seconds:.0f} seconds, so the right to "
             f"this run had lapsed; the trainer {how}."
         )
-    if not seen.started:
+    if not seen.started and seen.returncode is None:
         return Reason.interrupted, "Stopped before the trainer had started."
     if forced and seen.asked == "kill":
         return Reason.killed, "The trainer was killed."

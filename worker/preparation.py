@@ -98,7 +98,7 @@ def dataset_facts(record: DatasetRecord) -> DatasetFacts:
         samples=record.samples,
         fields=fields,
         size_bytes=record.size_bytes,
-        problems=tuple(map(str, record.problems)),
+        problems=tuple(problem["message"] for problem in record.problems),
     )
 
 

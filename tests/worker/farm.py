@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+from sqlalchemy import text
 
 from app.lifecycle import Intent, RunState
 from app.settings import load_settings
@@ -44,6 +45,8 @@ class Farm:
         self.store = open_store(self.settings)
         self.agents = []
         self.store.datasets.register("waves", "waves.h5")
+        with self.store.database.write() as connection:
+            connection.execute(text("DELETE FROM jobs"))  # there is no such file to inspect
         self.store.datasets.set_result(
             "waves",
             "waves.h5",
