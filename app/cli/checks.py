@@ -191,7 +191,8 @@ def check_service(settings: "Settings") -> Iterator[Finding]:
         if client.ready():
             yield Finding("service", "ok", f"ready at {client.url}")
             return
-    if Path(f"/proc/{written['pid']}").exists():
+        is_alive = client.alive()
+    if is_alive:
         yield Finding(
             "service",
             "problem",

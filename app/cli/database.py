@@ -129,7 +129,7 @@ def _require_ended(settings: "Settings") -> None:
     if written is None:
         return
     with StokerClient(written["url"]) as client:
-        if client.ready():
+        if client.alive():
             raise CommandFailed(
                 f"An API answers at {client.url}; end it and its workers first, then restore."
             )

@@ -27,11 +27,17 @@ def is_created(settings: "Settings") -> bool:
 
 def check_database(settings: "Settings") -> list[Finding]:
     """Schema and integrity, and the size of a SQLite file."""
-    from app.store import migrate  # SQLAlchemy: late, as in connect
-
     if not is_created(settings):
         return [Finding("database", "ok", "not there yet; the first start creates it")]
-    problems = migrate.check(settings)
+    # Imported late, as in connect.
+    from sqlalchemy.exc import DatabaseError
+
+    from app.store import migrate
+
+    try:
+        problems = migrate.check(settings)
+    except DatabaseError as error:  # so damaged that it cannot even be asked
+        problems = [f"The database cannot be read: {error.orig}."]
     if problems:
         advice = "stoker db upgrade for an old schema, else stoker db restore a backup"
         return [Finding("database", "problem", problem, advice) for problem in problems]

@@ -54,13 +54,13 @@ def revoke(
     token_id: Annotated[int, typer.Argument(metavar="ID", min=1, help="The token's id.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Make a token useless from now on."""
+    """Make a token useless; a running API forgets it within seconds."""
     with open_database(read_settings()) as store:
         store.tokens.revoke(token_id)
     if as_json:
         print_json({"revoked": token_id})
     else:
-        typer.echo(f"Token {token_id} is revoked.")
+        typer.echo(f"Token {token_id} is revoked; a running API forgets it within seconds.")
 
 
 def _moment(seconds: float | None) -> str | None:

@@ -252,8 +252,15 @@ class StokerClient:
 
     def ready(self) -> bool:
         """Whether database, migrations and workers are all well; False also without an answer."""
+        return self._answers("/readyz")
+
+    def alive(self) -> bool:
+        """Whether an API answers at all, however it is."""
+        return self._answers("/healthz")
+
+    def _answers(self, path: str) -> bool:
         try:
-            self._transport.send("GET", "/readyz")
+            self._transport.send("GET", path)
         except ClientError:
             return False
         return True

@@ -99,6 +99,10 @@ def api_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A running API without a worker: runs stay queued. The dataset `waves` is known."""
     home = tmp_path_factory.mktemp("api") / "home"
     write_waves(home / "data" / "waves.h5")
+    (home / "presets").mkdir()
+    (home / "presets" / "tiny.toml").write_text(
+        'description = "small batches"\n[spec.training]\nbatch_size = 4\n'
+    )
     with (home / "api.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "app.cli", "api"],
@@ -206,6 +210,8 @@ def _declare_ready(home: Path) -> None:
         "targets": {"shape": [4], "dtype": "float32"},
     }
     store.datasets.set_result(
-        record.name, Inspection("ready", fields=fields, samples=600, size_bytes=200_000)
+        record.name,
+        record.path,
+        Inspection("ready", fields=fields, samples=600, size_bytes=200_000),
     )
     store.close()

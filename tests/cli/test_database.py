@@ -1,0 +1,137 @@
+"""`stoker token` and `stoker db` on a real database."""
+
+import os
+import sqlite3
+
+import pytest
+
+from app.cli.prune import parse_age, parse_size
+from tests.e2e.service import eventually
+
+
+@pytest.fixture
+def database(cli, home):
+    """A home with a database and nothing running."""
+    assert cli("db", "upgrade").code == 0
+    return home
+
+
+def test_without_a_database_everything_says_how_to_get_one(cli, home):
+    commands = (
+        ("token", "list"),
+        ("db", "check"),
+        ("db", "backup", "x"),
+        ("db", "prune", "--older-than", "1d"),
+    )
+    for command in commands:
+        answer = cli(*command)
+        assert answer.code == 5, command
+        assert "stoker db upgrade" in answer.err, command
+
+
+def test_upgrade_twice_is_well(cli, database):
+    answer = cli("db", "upgrade", "--json")
+    assert answer.document["revision"]
+    assert cli("db", "check").code == 0
+
+
+def test_a_token_opens_the_api_until_it_is_revoked(cli, api, monkeypatch):
+    created = cli("token", "create", "notebook", "--json").document
+    monkeypatch.setenv("STOKER_TOKEN", created["token"])
+    assert cli("ls").code == 0
+    listed = cli("token", "list")
+    assert "notebook" in listed.out
+    assert created["token"] not in listed.out
+    assert cli("token", "revoke", str(created["id"])).code == 0
+    eventually(lambda: cli("ls").code == 5, "the token is refused")
+
+
+def test_the_secret_alone_is_on_stdout(cli, database):
+    answer = cli("token", "create", "notebook")
+    assert len(answer.out.split()) == 1
+    assert "not shown again" in answer.err
+
+
+def test_a_token_without_a_name_or_id_is_refused(cli, database):
+    assert cli("token", "create", "  ").code == 5
+    assert cli("token", "revoke", "99").code == 5
+
+
+def test_backup_and_restore(cli, database, tmp_path):
+    cli("token", "create", "before")
+    file = tmp_path / "copy.db"
+    assert cli("db", "backup", str(file)).code == 0
+    assert file.stat().st_mode & 0o077 == 0
+    cli("token", "create", "after")
+    assert cli("db", "restore", str(file), text="n\n").code == 1
+    restored = cli("db", "restore", str(file), "--yes", "--json").document
+    names = [token["name"] for token in cli("token", "list", "--json").document["data"]]
+    assert names == ["before"]
+    with sqlite3.connect(restored["kept"]) as kept:
+        assert kept.execute("SELECT count(*) FROM tokens").fetchone() == (2,)
+    kept.close()
+
+
+def test_a_backup_never_overwrites(cli, database, tmp_path):
+    (tmp_path / "copy.db").write_text("mine")
+    assert cli("db", "backup", str(tmp_path / "copy.db")).code == 5
+    assert (tmp_path / "copy.db").read_text() == "mine"
+
+
+def test_what_is_no_backup_is_not_restored(cli, database, tmp_path):
+    (tmp_path / "copy.db").write_text("not a database at all")
+    answer = cli("db", "restore", str(tmp_path / "copy.db"), "--yes")
+    assert answer.code == 5
+    assert cli("db", "check").code == 0
+
+
+def test_nothing_is_restored_under_a_running_api(cli, api, tmp_path):
+    assert cli("db", "backup", str(tmp_path / "copy.db")).code == 0
+    answer = cli("db", "restore", str(tmp_path / "copy.db"), "--yes")
+    assert answer.code == 5
+    assert "end it" in answer.err
+
+
+def test_a_damaged_database_is_found(cli, database):
+    file = database / "stoker.db"
+    with file.open("r+b") as raw:
+        raw.seek(100)
+        raw.write(os.urandom(3000))
+    answer = cli("db", "check")
+    assert answer.code == 1
+    assert "Traceback" not in answer.err
+
+
+def test_prune_by_age_and_by_size(cli, api, spec_file):
+    ids = []
+    for _ in range(2):
+        run_id = cli("submit", str(spec_file), "--json").document["id"]
+        cli("stop", str(run_id))
+        folder = api / "artifacts" / "runs" / str(run_id)
+        folder.mkdir(parents=True)
+        (folder / "weights").write_bytes(bytes(2**20))
+        ids.append(run_id)
+    assert cli("db", "prune", "--older-than", "1h", "--dry-run", "--json").document["runs"] == []
+    by_size = cli("db", "prune", "--max-size", "1MiB", "--dry-run", "--json").document["runs"]
+    assert ids[0] in by_size
+    assert ids[1] not in by_size
+    assert cli("show", str(ids[0])).code == 0
+    everything = cli("db", "prune", "--older-than", "0m", "--json").document["runs"]
+    assert set(ids) <= set(everything)
+    assert cli("show", str(ids[0])).code == 5
+
+
+def test_prune_wants_a_bound(cli, api):
+    assert cli("db", "prune").code == 2
+    assert cli("db", "prune", "--older-than", "long").code == 2
+    assert cli("db", "prune", "--max-size", "50").code == 2
+
+
+@pytest.mark.parametrize(("text", "value"), [("90m", 5400), ("12h", 43200), ("1.5d", 129600)])
+def test_ages(text, value):
+    assert parse_age(text) == value
+
+
+@pytest.mark.parametrize(("text", "value"), [("500MiB", 500 * 2**20), ("1TiB", 2**40)])
+def test_sizes(text, value):
+    assert parse_size(text) == value

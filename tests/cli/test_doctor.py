@@ -1,0 +1,88 @@
+"""`stoker doctor`: what is well, what is wrong, and what to do."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+
+def findings(answer) -> dict[str, dict[str, str]]:
+    return {finding["check"]: finding for finding in answer.document["findings"]}
+
+
+def test_a_machine_that_is_well(cli, home):
+    answer = cli("doctor", "--json")
+    assert answer.code == 0
+    assert {finding["status"] for finding in findings(answer).values()} <= {"ok", "warning"}
+    assert set(findings(answer)) >= {
+        *("environment", "worker extra", "driver", "home", "token", "disk"),
+        *("database", "service", "ports"),
+    }
+
+
+def test_a_running_service_is_seen(cli, up):
+    found = findings(cli("doctor", "--json"))
+    assert found["service"]["found"].startswith("ready at http://127.0.0.1:")
+    assert found["ports"]["found"] == "in use by this service"
+    assert found["database"]["status"] == "ok"
+
+
+def test_a_token_that_others_can_read(cli, home):
+    home.mkdir()
+    (home / "token").write_text("secret")
+    (home / "token").chmod(0o644)
+    answer = cli("doctor")
+    assert answer.code == 1
+    assert "can be read by other users" in answer.out
+    assert "chmod 600" in answer.out
+
+
+def test_a_taken_port(cli, home, monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("STOKER_PORT", str(port))
+        answer = cli("doctor")
+    assert answer.code == 1
+    assert "Address already in use" in answer.out
+    assert "STOKER_PORT" in answer.out
+
+
+def test_a_damaged_database(cli, home):
+    home.mkdir()
+    (home / "stoker.db").write_bytes(b"not a database" * 100)
+    answer = cli("doctor")
+    assert answer.code == 1
+    assert "Traceback" not in answer.out + answer.err
+
+
+def test_a_driver_that_does_not_answer(cli, home, tmp_path, monkeypatch):
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'Failed to initialize NVML: version mismatch'; exit 18\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    answer = cli("doctor")
+    assert answer.code == 1
+    assert "version mismatch" in answer.out
+    assert "reboot" in answer.out
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_home_that_cannot_be_written(cli, home, tmp_path, monkeypatch):
+    tmp_path.chmod(0o500)
+    try:
+        answer = cli("doctor")
+    finally:
+        tmp_path.chmod(0o700)
+    assert answer.code == 1
+    assert "cannot be written" in answer.out
+
+
+def test_every_finding_that_is_not_well_says_what_to_do(cli, home):
+    home.mkdir()
+    (home / "token").touch(0o666)
+    Path(home / "token").chmod(0o666)
+    for finding in cli("doctor", "--json").document["findings"]:
+        assert finding["advice"] or finding["status"] != "problem", finding

@@ -1,0 +1,212 @@
+"""Commands about runs against a real API: what is printed, and how bad input ends."""
+
+import json
+
+import pytest
+
+from app.client import StokerClient
+from tests.cli.conftest import SPEC
+
+
+@pytest.fixture
+def run_id(cli, api, spec_file) -> int:
+    """A new run; without a worker it stays queued."""
+    run_id: int = cli("submit", str(spec_file), "--json").document["id"]
+    return run_id
+
+
+def test_submit_says_what_to_do_next(cli, api, spec_file):
+    answer = cli("submit", str(spec_file))
+    assert answer.code == 0
+    assert "(waves) is queued" in answer.out
+    assert "stoker watch" in answer.out
+
+
+def test_set_changes_the_spec(cli, api, spec_file):
+    answer = cli(
+        "submit", str(spec_file), "--set", "training.epochs=8", "--set", "name=other", "--json"
+    )
+    with StokerClient() as client:
+        spec = client.spec(answer.document["id"])["spec"]
+    assert spec["training"]["epochs"] == 8
+    assert spec["name"] == "other"
+
+
+def test_a_spec_on_standard_input(cli, api):
+    answer = cli("submit", "-", "--json", text=json.dumps(SPEC))
+    assert answer.document["state"] == "queued"
+
+
+def test_a_refused_spec_shows_every_issue_with_its_fix(cli, api, spec_file):
+    answer = cli("submit", str(spec_file), "--set", "max_epochs=8", "--set", "recipe.patch=0")
+    assert answer.code == 5
+    assert answer.out == ""
+    assert "unknown_field" in answer.err
+    assert "fix: --set 'training.epochs=8'" in answer.err
+    assert "recipe.patch" in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_a_fix_that_is_shown_can_be_used(cli, api, spec_file):
+    answer = cli("submit", str(spec_file), "--set", "learning_rate=0.01")
+    assert "fix: --set 'optimizer.lr=0.01'" in answer.err
+    assert cli("plan", str(spec_file), "--set", "optimizer.lr=0.01").code == 0
+
+
+def test_an_unknown_dataset_is_named(cli, api, spec_file):
+    answer = cli("submit", str(spec_file), "--set", "data.dataset=nowhere")
+    assert answer.code == 5
+    assert "nowhere" in answer.err
+
+
+@pytest.mark.parametrize("value", [".nan", ".inf", "'1e400'"])
+def test_numbers_that_are_none_are_refused(cli, api, spec_file, value):
+    answer = cli("submit", str(spec_file), "--set", f"optimizer.lr={value}")
+    assert answer.code == 5
+    assert "Traceback" not in answer.err
+
+
+def test_a_plan_creates_nothing(cli, api, spec_file):
+    def newest() -> list[int]:
+        return [run["id"] for run in cli("ls", "--json").document["data"]]
+
+    before = newest()
+    answer = cli("plan", str(spec_file), "--set", "training.batch_size=32")
+    assert answer.code == 0
+    assert "would be accepted" in answer.out
+    assert "training.batch_size" in answer.out
+    assert newest() == before
+
+
+def test_a_plan_that_would_be_refused_says_so(cli, api, spec_file):
+    answer = cli("plan", str(spec_file), "--set", "data.inputs=[nothing]")
+    assert answer.code == 5
+    assert "would be refused" in answer.out
+    assert cli("plan", str(spec_file), "--set", "data.inputs=[nothing]", "--json").document[
+        "issues"
+    ]
+
+
+def test_fixing_plans_comes_later(cli, api, spec_file):
+    answer = cli("plan", str(spec_file), "--fix")
+    assert answer.code == 5
+    assert "not available yet" in answer.err
+
+
+def test_ls_and_show(cli, api, run_id):
+    assert str(run_id) in cli("ls").out
+    assert cli("ls", "--json", "-n", "1").document["data"][0]["id"] == run_id
+    shown = cli("show", str(run_id))
+    assert f"Run {run_id} (waves) is queued." in shown.out
+    assert cli("show", str(run_id), "--json").document["id"] == run_id
+
+
+def test_ls_filters_and_pages(cli, api, spec_file):
+    for mark in ("one", "two"):
+        cli("submit", str(spec_file), "--set", f"labels={{page: '{mark}'}}")
+    found = cli("ls", "--label", "page=one", "--json").document["data"]
+    assert [run["labels"] for run in found] == [{"page": "one"}]
+    first = cli("ls", "--label", "page", "-n", "1", "--json").document
+    rest = cli("ls", "--label", "page", "--after", first["next_cursor"], "--json").document
+    assert [run["labels"]["page"] for run in first["data"] + rest["data"]] == ["two", "one"]
+    assert "No runs" in cli("ls", "--state", "failed").out
+
+
+def test_ls_refuses_a_state_that_is_none(cli, api):
+    answer = cli("ls", "--state", "burning")
+    assert answer.code == 5
+    assert "Traceback" not in answer.err
+
+
+def test_a_run_that_is_not_there(cli, api):
+    for command in ("show", "watch", "logs", "metrics", "checkpoints", "download", "stop"):
+        answer = cli(command, "999999")
+        assert (answer.code, answer.out) == (5, ""), command
+        assert "999999" in answer.err, command
+
+
+@pytest.mark.parametrize("arguments", [("show", "seven"), ("show", "0"), ("show",), ("nothing",)])
+def test_a_wrong_command_line_is_a_usage_error(cli, api, arguments):
+    assert cli(*arguments).code == 2
+
+
+def test_pause_resume_stop(cli, api, run_id):
+    assert cli("pause", str(run_id)).out == f"Run {run_id} is paused.\n"
+    assert cli("watch", str(run_id)).code == 4
+    assert cli("resume", str(run_id), "--json").document["state"] == "queued"
+    assert cli("stop", str(run_id), "--wait", "5").out == f"Run {run_id} is stopped.\n"
+    assert cli("watch", str(run_id)).code == 3
+
+
+def test_an_action_that_is_not_allowed_says_which_are(cli, api, run_id):
+    cli("kill", str(run_id))
+    answer = cli("pause", str(run_id))
+    assert answer.code == 5
+    assert "possible now: restart" in answer.err
+
+
+def test_restart_with_changes(cli, api, run_id):
+    cli("stop", str(run_id))
+    answer = cli(
+        "restart", str(run_id), "--from", "scratch", "--set", "optimizer.lr=0.01", "--json"
+    )
+    child = answer.document
+    assert child["parent_id"] == run_id
+    with StokerClient() as client:
+        assert client.spec(child["id"])["spec"]["optimizer"]["lr"] == 0.01
+    assert f"restarted as  {child['id']}" in cli("show", str(run_id)).out
+
+
+def test_restart_explains_what_is_carried(cli, api, run_id):
+    cli("stop", str(run_id))
+    whole = cli("restart", str(run_id), "--from", "scratch")
+    assert "starts from scratch" in whole.out
+
+
+@pytest.mark.parametrize("source", ["newest", "-1", "0", "1.5"])
+def test_restart_from_what_is_no_checkpoint(cli, api, run_id, source):
+    answer = cli("restart", str(run_id), "--from", source)
+    assert answer.code == 2
+    assert "Traceback" not in answer.err
+
+
+def test_the_queue_is_in_the_order_of_claims(cli, api, spec_file):
+    ids = [
+        cli("submit", str(spec_file), "--set", f"priority={priority}", "--json").document["id"]
+        for priority in (900, 901)
+    ]
+    waiting = [run["id"] for run in cli("queue", "--json").document["data"]]
+    assert waiting[:2] == ids[::-1]
+    assert "901" in cli("queue").out
+
+
+def test_a_machine_without_workers(cli, api):
+    assert "No worker" in cli("workers").out
+    assert "No worker sees a GPU" in cli("gpus").out
+    assert cli("workers", "--json").document == {"data": []}
+
+
+def test_presets_are_listed_with_the_users_own(cli, api):
+    listed = cli("presets")
+    assert "h200" in listed.out
+    assert "tiny" in [preset["name"] for preset in cli("presets", "--json").document["data"]]
+
+
+def test_a_token_that_is_wrong_is_a_sentence(cli, api, monkeypatch):
+    monkeypatch.setenv("STOKER_TOKEN", "wrong")
+    answer = cli("ls")
+    assert answer.code == 5
+    assert "token" in answer.err
+
+
+def test_no_service_is_a_sentence_with_what_to_do(cli, home):
+    answer = cli("ls")
+    assert answer.code == 6
+    assert "stoker up" in answer.err
+
+
+def test_a_wrong_setting_is_a_sentence(cli, home, monkeypatch):
+    monkeypatch.setenv("STOKER_PORT", "many")
+    answer = cli("ls")
+    assert answer.code == 5
+    assert "STOKER_PORT" in answer.err
