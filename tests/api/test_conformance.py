@@ -25,7 +25,7 @@ wait = 0
 def test_generated_requests_are_answered_as_documented(settings, store, player, tmp_path):
     config = tmp_path / "schemathesis.toml"
     config.write_text(CONFIG)
-    with ApiProcess(settings.home) as server:
+    with ApiProcess(settings.home, STOKER_BEAT_SECONDS="30") as server:  # nobody is found lost
         run_id = server.client.post("/runs", json=SPEC).json()["id"]
         player.checkpoint(player.claim(), 10)
         assert run_id == 1  # the id in the document's examples
@@ -33,7 +33,7 @@ def test_generated_requests_are_answered_as_documented(settings, store, player, 
             *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run"),
             *(f"{server.url}/openapi.json", "--header", f"Authorization: Bearer {server.token}"),
             *("--phases", "examples,coverage,fuzzing", "--max-examples", "15", "--seed", "1"),
-            *("--checks", CHECKS, "--request-timeout", "10", "--max-time", "60", "--no-color"),
+            *("--checks", CHECKS, "--request-timeout", "10", "--max-time", "45", "--no-color"),
             *("--continue-on-failure", "--suppress-health-check", "all", "--no-shrink"),
         ]
         result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=140)

@@ -1,6 +1,6 @@
 """Everything else the API shows: events, logs, checkpoints, datasets, workers, the catalogue."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -41,8 +41,11 @@ class LogPiece(Answer):
     """Bytes between the given offset and this text that were not kept."""
 
 
+Point = Annotated[list[int | float | None], Field(min_length=3, max_length=3)]
+
+
 class Series(Answer):
-    series: dict[str, list[tuple[int, float, float | None]]]
+    series: dict[str, list[Point]]
     """By name: points of (step, unix seconds, value); a value that is not finite is null."""
 
 

@@ -52,7 +52,7 @@ def bulk(
 def _chosen(services: Services, body: BulkBody) -> list[int]:
     given = body.filter.model_dump() if body.filter is not None else {}
     given["state"] = RunState(given["state"]) if given.get("state") else None
-    return services.store.runs.find_ids(RunFilter(**given), BULK_LIMIT)
+    return list(services.store.runs.find_ids(RunFilter(**given), BULK_LIMIT))
 
 
 def _one(services: Services, run_id: int, action: str) -> BulkResult:
