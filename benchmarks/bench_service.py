@@ -82,8 +82,9 @@ def spec(name: str, *, epochs: int) -> Document:
 
 
 def is_training(run: Document) -> bool:
+    """Whether the run is in its training phase and its rate is known."""
     progress = run["progress"] or {}
-    return progress.get("phase") == "training" and (progress.get("step") or 0) > 0
+    return progress.get("phase") == "training" and bool(progress.get("iterations_per_second"))
 
 
 @contextmanager

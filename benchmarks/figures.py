@@ -50,7 +50,7 @@ def print_table(figures: list[Figure]) -> None:
     for heading in ("figure", "measured", "bound", "n", ""):
         table.add_column(heading)
     for figure in figures:
-        bound = "" if figure.bound is None else f"< {figure.bound:.4g} {figure.unit}"
+        bound = "" if figure.bound is None else f"≤ {figure.bound:.4g} {figure.unit}"
         verdict = {True: "holds", False: "EXCEEDED", None: ""}[figure.holds]
         table.add_row(
             figure.name, f"{figure.value:.4g} {figure.unit}", bound, str(figure.n), verdict
