@@ -3,7 +3,7 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -91,18 +91,30 @@ def new_run(**changes: object) -> NewRun:
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
-    """A home, and the URL of an empty database."""
-    home = tmp_path / "home"
-    if request.param == "sqlite":
-        return load_settings(home=home)
-    new_database = request.getfixturevalue("new_postgres_database")
-    return load_settings(home=home, database_url=new_database())
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture
-def world(settings: Settings) -> Iterator[World]:
-    migrate.upgrade(settings)
+def settings(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+    """A home, and the URL of an empty database."""
+    home = tmp_path / "home"
+    if kind == "sqlite":
+        return load_settings(home=home)
+    return load_settings(home=home, database_url=request.getfixturevalue("postgres").new_database())
+
+
+@pytest.fixture
+def world(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    """A store whose database was upgraded once in this session, and copied since."""
+    settings = load_settings(home=tmp_path / "home")
+    if kind == "sqlite":
+        settings.home.mkdir()
+        shutil.copy(request.getfixturevalue("sqlite_template"), settings.home / "stoker.db")
+    else:
+        server = request.getfixturevalue("postgres")
+        url = server.new_database(request.getfixturevalue("postgres_template"))
+        settings = load_settings(home=settings.home, database_url=url)
     made = World(settings)
     yield made
     made.store.close()
@@ -114,19 +126,35 @@ def store(world: World) -> Store:
 
 
 @pytest.fixture(scope="session")
-def new_postgres_database(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[[], str]]:
-    """A function that gives the URL of a new, empty database on a server of this session."""
-    server = _PostgresServer(tmp_path_factory.mktemp("postgres"))
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database file with the current schema."""
+    home = tmp_path_factory.mktemp("template")
+    migrate.upgrade(load_settings(home=home))
+    return home / "stoker.db"
+
+
+@pytest.fixture(scope="session")
+def postgres_template(
+    postgres: "PostgresServer", tmp_path_factory: pytest.TempPathFactory
+) -> str:
+    """Name of a database with the current schema."""
+    url = postgres.new_database()
+    migrate.upgrade(load_settings(home=tmp_path_factory.mktemp("template"), database_url=url))
+    return str(make_url(url).database)
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator["PostgresServer"]:
+    """A PostgreSQL server of this session."""
+    server = PostgresServer(tmp_path_factory.mktemp("postgres"))
     server.start()
     try:
-        yield server.new_database
+        yield server
     finally:
         server.stop()
 
 
-class _PostgresServer:
+class PostgresServer:
     """A server that listens on a Unix socket alone; not durable, since its data lives an hour."""
 
     def __init__(self, folder: Path) -> None:
@@ -144,7 +172,7 @@ class _PostgresServer:
             for path in (self._folder, *self._folder.parents):
                 path.chmod(path.stat().st_mode | 0o011)
         self._run("initdb", "--no-sync", "--auth=trust", "--username=stoker", "--encoding=UTF8")
-        options = f"-k {self._sockets} -c listen_addresses='' -c fsync=off -c max_connections=200"
+        options = f"-k {self._sockets} -c listen_addresses='' -c fsync=off -c full_page_writes=off -c max_connections=200"
         log = self._folder / "server.log"
         self._run("pg_ctl", "--wait", f"--log={log}", f"--options={options}", "start")
 
@@ -152,12 +180,13 @@ class _PostgresServer:
         self._run("pg_ctl", "--wait", "--mode=immediate", "stop")
         shutil.rmtree(self._sockets, ignore_errors=True)
 
-    def new_database(self) -> str:
+    def new_database(self, template: str = "template0") -> str:
+        """The URL of a new database: an empty one, or a copy of `template`."""
         name = f"test_{next(PG_NAMES)}"
         with psycopg.connect(
             host=str(self._sockets), user="stoker", dbname="postgres", autocommit=True
         ) as connection:
-            connection.execute(f"CREATE DATABASE {name}".encode())
+            connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
         url = make_url(f"postgresql+psycopg://stoker@/{name}")
         return url.update_query_dict({"host": str(self._sockets)}).render_as_string()
 
