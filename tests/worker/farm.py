@@ -31,7 +31,8 @@ class Farm:
     def __init__(self, home, **settings):
         self.home = home
         self.settings = load_settings(
-            home=home, beat_seconds=0.1, exporter_port=0, stop_grace_seconds=20.0, **settings
+            home=home,
+            **{"beat_seconds": 0.1, "exporter_port": 0, "stop_grace_seconds": 20.0, **settings},
         )
         self.environment = os.environ | {
             "STOKER_HOME": str(home),
