@@ -25,8 +25,9 @@ UNION_TAGS = frozenset(
 def parse_spec(document: dict[str, Any]) -> tuple[RunSpec | None, list[Issue]]:
     """The spec, or None and an error for each thing that is wrong with the document."""
     bad_numbers = [_not_finite(loc) for loc in _non_finite_numbers(document)]
-    if bad_numbers:
-        return None, bad_numbers
+    nameless = [_nameless(loc) for loc in _empty_names(document)]  # pydantic drops them from loc
+    if bad_numbers or nameless:
+        return None, [*bad_numbers, *nameless]
     try:
         return RunSpec.model_validate_json(json.dumps(document)), []
     except ValidationError as error:
@@ -186,6 +187,25 @@ def _non_finite_numbers(node: Any, loc: tuple[str | int, ...] = ()) -> Iterator[
     )
     for key, value in items:
         yield from _non_finite_numbers(value, (*loc, key))
+
+
+def _empty_names(node: Any, loc: tuple[str | int, ...] = ()) -> Iterator[list[str | int]]:
+    for key, value in node.items() if isinstance(node, dict) else ():
+        if key == "":
+            yield [*loc, key]
+        yield from _empty_names(value, (*loc, key))
+
+
+def _nameless(loc: list[str | int]) -> Issue:
+    where = f"in {_dotted(loc[:-1])}" if len(loc) > 1 else "in the spec"
+    return Issue(
+        code="unknown_field",
+        severity="error",
+        loc=loc,
+        message=f"There is a field without a name {where}.",
+        why="An unknown field would be ignored, and the run would not do what it says.",
+        fix=[PatchOp(op="remove", path=pointer(loc))],
+    )
 
 
 def _not_finite(loc: list[str | int]) -> Issue:

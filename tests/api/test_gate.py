@@ -1,6 +1,7 @@
 """Token, Host and Origin; and errors that no endpoint answers."""
 
 import pytest
+from structlog.testing import capture_logs
 
 from app.api.main import create_app
 from app.settings import load_settings
@@ -104,8 +105,10 @@ def test_an_unexpected_error_tells_the_client_nothing_but_where_to_look(api, sto
         raise RuntimeError("secret detail")
 
     monkeypatch.setattr(store.runs, "get", fail)
-    answer = api.get("/runs/1")
+    with capture_logs() as logged:
+        answer = api.get("/runs/1")
     assert answer.problem("internal_error") == 500
+    assert [entry["error_id"] for entry in logged] == [answer.json()["error_id"]]
     assert "secret" not in answer.text
     assert answer.json()["error_id"] in answer.json()["detail"]
 

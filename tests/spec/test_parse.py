@@ -75,3 +75,12 @@ def test_a_good_spec_has_no_issues():
     assert issues == []
     assert spec is not None
     assert spec.data.dataset == "weather"
+
+
+@pytest.mark.parametrize(
+    ("change", "loc"), [({"": {}}, [""]), ({"training": {"": 1}}, ["training", ""])]
+)
+def test_a_field_without_a_name_is_unknown(change, loc):
+    (issue,) = issues_of(change)
+    assert (issue.code, issue.loc) == ("unknown_field", loc)
+    assert "without a name" in issue.message
