@@ -100,9 +100,8 @@ def test_an_import_inside_a_function_says_why():
         for function in functions(path):
             for statement in ast.walk(function):
                 if isinstance(statement, ast.Import | ast.ImportFrom):
-                    above = first_of_block(statement, lines) - 1
-                    said = "#" in lines[statement.lineno - 1] or lines[above - 1].strip()[:1] == "#"
-                    if not said:
+                    block = lines[first_of_block(statement, lines) - 2 : statement.lineno]
+                    if not any("#" in line for line in block):
                         silent.append(f"{path}:{statement.lineno}")
     assert not silent, "lazy imports only to keep start-up light, with the reason said"
 
@@ -115,7 +114,7 @@ def says_why_for_the_whole_file(path: Path) -> bool:
 def first_of_block(statement: ast.Import | ast.ImportFrom, lines: list[str]) -> int:
     """The number of the first line of the imports that stand together with this one."""
     number = statement.lineno
-    while lines[number - 2].lstrip().startswith(("import ", "from ")):
+    while lines[number - 2].lstrip().startswith(("import ", "from ")) or not lines[number - 2]:
         number -= 1
     return number
 
