@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -134,9 +135,7 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def postgres_template(
-    postgres: "PostgresServer", tmp_path_factory: pytest.TempPathFactory
-) -> str:
+def postgres_template(postgres: "PostgresServer", tmp_path_factory: pytest.TempPathFactory) -> str:
     """Name of a database with the current schema."""
     url = postgres.new_database()
     migrate.upgrade(load_settings(home=tmp_path_factory.mktemp("template"), database_url=url))
@@ -144,9 +143,9 @@ def postgres_template(
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator["PostgresServer"]:
+def postgres() -> Iterator["PostgresServer"]:
     """A PostgreSQL server of this session."""
-    server = PostgresServer(tmp_path_factory.mktemp("postgres"))
+    server = PostgresServer()
     server.start()
     try:
         yield server
@@ -157,38 +156,34 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator["PostgresServ
 class PostgresServer:
     """A server that listens on a Unix socket alone; not durable, since its data lives an hour."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         self._bin = _postgres_bin()
-        self._folder = folder
-        self._data = folder / "data"
-        # A socket's path may have 107 bytes, and pytest's folders can be longer than that.
-        self._sockets = Path(f"/tmp/stoker-pg-{os.getpid()}")
+        # Not below pytest's folder: each pytest session closes that to other users, and a socket's
+        # path may have only 107 bytes.
+        self._folder = Path(tempfile.mkdtemp(prefix="stoker-pg-", dir="/tmp"))
+        self._data = self._folder / "data"
 
     def start(self) -> None:
-        self._sockets.mkdir(mode=0o777)
         if os.geteuid() == 0:  # the server refuses to run as root
-            for path in (self._folder, self._sockets):
-                shutil.chown(path, "postgres", "postgres")
-            for path in (self._folder, *self._folder.parents):
-                path.chmod(path.stat().st_mode | 0o011)
+            shutil.chown(self._folder, "postgres", "postgres")
         self._run("initdb", "--no-sync", "--auth=trust", "--username=stoker", "--encoding=UTF8")
-        options = f"-k {self._sockets} -c listen_addresses='' -c fsync=off -c full_page_writes=off -c max_connections=200"
+        options = f"-k {self._folder} -c listen_addresses= -c fsync=off -c max_connections=200"
         log = self._folder / "server.log"
         self._run("pg_ctl", "--wait", f"--log={log}", f"--options={options}", "start")
 
     def stop(self) -> None:
         self._run("pg_ctl", "--wait", "--mode=immediate", "stop")
-        shutil.rmtree(self._sockets, ignore_errors=True)
+        shutil.rmtree(self._folder)
 
     def new_database(self, template: str = "template0") -> str:
         """The URL of a new database: an empty one, or a copy of `template`."""
         name = f"test_{next(PG_NAMES)}"
         with psycopg.connect(
-            host=str(self._sockets), user="stoker", dbname="postgres", autocommit=True
+            host=str(self._folder), user="stoker", dbname="postgres", autocommit=True
         ) as connection:
             connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
         url = make_url(f"postgresql+psycopg://stoker@/{name}")
-        return url.update_query_dict({"host": str(self._sockets)}).render_as_string()
+        return url.update_query_dict({"host": str(self._folder)}).render_as_string()
 
     def _run(self, program: str, *arguments: str) -> None:
         become = ("runuser", "-u", "postgres", "--") if os.geteuid() == 0 else ()

@@ -88,9 +88,7 @@ def test_every_derived_status_is_found(world: World) -> None:
     world.store.runs.set_intent(second.run_id, Intent.pause)
     assert with_status("pausing") == [second.run_id]
     world.store.runs.resume(second.run_id)
-    world.store.leases.finish(
-        second.token, Finish(Reason.drained, "", retry_delay_seconds=9.0)
-    )
+    world.store.leases.finish(second.token, Finish(Reason.drained, "", retry_delay_seconds=9.0))
     assert with_status("retrying") == [second.run_id]
     assert with_status("queued") == []
 
