@@ -53,9 +53,9 @@ class Service:
 
     def start_agent(self) -> subprocess.Popen[bytes]:
         """Start an agent; returns when it is registered."""
-        known = len(self._alive_workers())
+        known = self._alive_workers()
         agent = self._start("agent", ["-m", "worker.agent"])
-        eventually(lambda: len(self._alive_workers()) > known, "the agent registers")
+        eventually(lambda: self._alive_workers() - known, "the agent registers")
         return agent
 
     def register(self, name: str, path: str) -> dict[str, Any]:
@@ -127,9 +127,9 @@ class Service:
         except httpx.TransportError:
             return False
 
-    def _alive_workers(self) -> list[dict[str, Any]]:
+    def _alive_workers(self) -> set[int]:
         workers = self.http.get("/workers").json()["data"]
-        return [worker for worker in workers if worker["state"] == "alive"]
+        return {worker["id"] for worker in workers if worker["state"] == "alive"}
 
     def _process(self, module: str) -> psutil.Process | None:
         return next((p for p in self.left_running() if module in _command(p)), None)
