@@ -1,5 +1,6 @@
 """What a run leaves: logs, metrics, checkpoints, download."""
 
+import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -180,9 +181,15 @@ def download(
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Unpack a checkpoint's zip; zipfile keeps every member inside the folder."""
+    """Unpack a checkpoint's zip without its one outer folder.
+
+    zipfile keeps every member inside the place where it unpacks.
+    """
+    whole = archive.parent / "files"
     try:
         with zipfile.ZipFile(archive) as contents:
-            contents.extractall(folder)
+            contents.extractall(whole)
     except zipfile.BadZipFile:
         raise CommandFailed("What the service sent is not a whole zip; try it again.") from None
+    [outer] = whole.iterdir()
+    shutil.copytree(outer, folder, dirs_exist_ok=True)

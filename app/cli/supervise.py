@@ -31,7 +31,7 @@ class Supervisor:
         self._say = say
         self._asked = 0
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        self._api = Child("api", environment)
+        self._api = Child("api", dict(environment))
         self._worker = Child("worker", environment)
         self._outputs = Outputs()
 
@@ -70,6 +70,8 @@ class Supervisor:
                     )
             url = self._ready_url()
             if url is not None:
+                # Should the API have to be started again, clients will find it where it was.
+                self._api.environment["STOKER_PORT"] = url.rpartition(":")[2]
                 self._say("stoker", f"ready: {url}")
                 return
             if time.monotonic() > deadline:

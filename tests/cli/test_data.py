@@ -1,0 +1,72 @@
+"""`stoker data`: inspecting, registering and the sample, with good files and broken ones."""
+
+import h5py
+import numpy as np
+import pytest
+
+from tests.e2e.service import write_waves
+
+
+def test_inspect_shows_fields(cli, home, tmp_path):
+    path = write_waves(tmp_path / "waves.h5")
+    answer = cli("data", "inspect", str(path))
+    assert answer.code == 0
+    assert "24 × 3" in answer.out
+    assert cli("data", "inspect", str(path), "--json").document["samples"] == 600
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"\x89HDF\r\n\x1a\n" + bytes(100)])
+def test_inspect_says_what_is_wrong_with_a_broken_file(cli, home, tmp_path, content):
+    path = tmp_path / "broken.h5"
+    path.write_bytes(content)
+    answer = cli("data", "inspect", str(path))
+    assert answer.code == 5
+    assert answer.err.startswith(("problem:", "error:"))
+    assert "Traceback" not in answer.err
+
+
+def test_inspect_a_file_that_is_not_there(cli, home):
+    answer = cli("data", "inspect", "nowhere.h5")
+    assert answer.code == 5
+    assert "nowhere.h5" in answer.err
+
+
+def test_register_by_relative_and_absolute_path(cli, up):
+    write_waves(up / "data" / "more.h5", samples=50)
+    answer = cli("data", "register", "more", "more.h5")
+    assert answer.code == 0
+    assert "50 samples" in answer.out
+    assert cli("data", "register", "more", str(up / "data" / "more.h5")).code == 0
+    assert "more" in cli("data", "ls").out
+
+
+def test_register_a_file_that_cannot_be_used(cli, up):
+    with h5py.File(up / "data" / "words.h5", "w") as file:
+        file["words"] = np.array([b"a", b"b"], dtype="S1")
+    answer = cli("data", "register", "words", "words.h5")
+    assert answer.code == 5
+    assert "invalid" in answer.err
+
+
+def test_register_nothing_outside_the_data_root(cli, up, tmp_path):
+    outside = cli("data", "register", "other", str(write_waves(tmp_path / "other.h5")))
+    assert outside.code == 5
+    assert "is not under" in outside.err
+    assert cli("data", "register", "other", "../stoker.db").code == 5
+
+
+def test_a_sample_there_is_not(cli, home):
+    answer = cli("data", "sample", "stocks")
+    assert answer.code == 5
+    assert "weather" in answer.err
+
+
+@pytest.mark.slow
+def test_the_weather_sample_without_a_service_and_again(cli, home):
+    first = cli("data", "sample", "weather")
+    assert first.code == 0
+    assert "stoker data register weather weather.h5" in first.out
+    path = home / "data" / "weather.h5"
+    written = path.stat().st_mtime_ns
+    assert cli("data", "sample", "weather", "--json").document["dataset"] is None
+    assert path.stat().st_mtime_ns == written

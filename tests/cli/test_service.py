@@ -1,0 +1,210 @@
+"""`stoker up` and `down` with real processes, and the commands that need a worker."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.client import StokerClient
+from tests.cli.conftest import environment_of, stoker, wait_for_training
+from tests.e2e.service import Service, eventually, write_waves
+
+
+class Foreground:
+    """`stoker up` in this terminal, with what it says in a file."""
+
+    def __init__(self, home: Path, *options: str) -> None:
+        home.parent.mkdir(parents=True, exist_ok=True)
+        self.home = home
+        self.said = home.parent / "up.txt"
+        with self.said.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "app.cli", "up", *options],
+                env=environment_of(home),
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def text(self) -> str:
+        return self.said.read_text()
+
+    def wait_until_ready(self) -> None:
+        eventually(lambda: "ready: http" in self.text(), f"up is ready:\n{self.text()}")
+
+    def children(self, words: str) -> list[int]:
+        """The processes of this home whose command line ends so."""
+        return [
+            process.pid
+            for process in Service(self.home).left_running()
+            if " ".join(process.cmdline()).endswith(words)
+        ]
+
+
+@pytest.fixture
+def foreground(tmp_path):
+    running: list[Foreground] = []
+
+    def start(*options: str) -> Foreground:
+        running.append(Foreground(tmp_path / "home", *options))
+        return running[-1]
+
+    yield start
+    for up in running:
+        up.process.kill()
+        up.process.wait()
+        _await_end(up.home)
+
+
+def test_ctrl_c_drains_everything(foreground):
+    up = foreground()
+    up.wait_until_ready()
+    up.process.send_signal(signal.SIGINT)
+    assert up.process.wait(60) == 0
+    text = up.text()
+    assert text.index("ending the worker") < text.index("ending the api")
+    assert Service(up.home).left_running() == []
+
+
+def test_lines_say_who_speaks(foreground):
+    up = foreground()
+    up.wait_until_ready()
+    speakers = {line.split()[0] for line in up.text().splitlines() if line.strip()}
+    assert speakers == {"api", "worker", "stoker"}
+
+
+def test_a_child_that_dies_is_started_again(foreground):
+    up = foreground()
+    up.wait_until_ready()
+    [first] = up.children("app.cli api")
+    with StokerClient(_url(up.home)) as client:
+        os.kill(first, signal.SIGKILL)
+        eventually(lambda: "once more" in up.text(), "it is started again")
+        eventually(client.ready, "the service is ready again, at the same address")
+    assert up.children("app.cli api") != [first]
+
+
+def test_killing_up_ends_its_children(foreground):
+    up = foreground()
+    up.wait_until_ready()
+    up.process.kill()
+    up.process.wait()
+    _await_end(up.home)
+
+
+def test_a_second_up_and_a_taken_port_are_refused(up_home, tmp_path):
+    second = stoker(up_home, "up")
+    assert second.code == 5
+    assert "already runs" in second.err
+    assert "already runs" in stoker(up_home, "up", "--detach").err
+    port = _url(up_home).rsplit(":", 1)[1]
+    other = stoker(tmp_path / "other", "up", "--detach", "--port", port)
+    assert other.code == 1
+    assert "cannot be bound" in other.err
+    assert "Traceback" not in other.err
+    assert Service(tmp_path / "other").left_running() == []
+
+
+def test_without_the_worker_extra_it_is_a_sentence(cli, home, monkeypatch):
+    monkeypatch.setattr("app.cli.service.WORKER_PACKAGES", ("torch", "no_such_package"))
+    for command in ("up", "worker"):
+        answer = cli(command)
+        assert answer.code == 5
+        assert "pip install 'stoker[worker]'" in answer.err
+        assert "no_such_package" in answer.err
+
+
+def test_down_where_nothing_runs_is_well(cli, home):
+    answer = cli("down")
+    assert answer.code == 0
+    assert "not running" in answer.out
+
+
+def test_a_run_from_submission_to_its_end(cli, up, spec_file):
+    answer = cli("submit", str(spec_file), "--watch")
+    assert answer.code == 0
+    assert "succeeded" in answer.out
+    assert "epoch" in answer.out
+    assert "best" in answer.out
+
+
+def test_watch_as_json_ends_with_the_run(cli, up, finished_run):
+    answer = cli("watch", str(finished_run["id"]), "--json")
+    lines = [json.loads(line) for line in answer.out.splitlines()]
+    assert lines[-1]["kind"] == "run"
+    assert lines[-1]["data"]["state"] == "succeeded"
+    assert {"state", "epoch", "checkpoint"} <= {line["kind"] for line in lines}
+
+
+def test_logs_metrics_and_checkpoints(cli, up, finished_run):
+    run_id = str(finished_run["id"])
+    assert cli("logs", run_id).out
+    assert cli("logs", run_id, "-f").out == cli("logs", run_id, "--attempt", "1").out
+    assert "val_mae" in cli("metrics", run_id).out
+    assert list(cli("metrics", run_id, "--name", "val_mae", "--json").document["series"]) == [
+        "val_mae"
+    ]
+    assert cli("metrics", run_id, "--csv").out.startswith("name,")
+    assert "latest" in cli("checkpoints", run_id).out
+    assert cli("show", run_id).out.count("val_mae") >= 1
+
+
+def test_download(cli, up, finished_run, tmp_path):
+    run_id = str(finished_run["id"])
+    folder = tmp_path / "best"
+    answer = cli("download", run_id, "--best", "--output", str(folder), "--json")
+    assert {Path(file).name for file in answer.document["files"]} >= {
+        "manifest.json",
+        "model.safetensors",
+    }
+    assert cli("download", run_id, "--output", str(folder)).code == 5
+    newest = cli("checkpoints", run_id, "--json").document["data"][0]["id"]
+    other = cli(
+        "download", run_id, "--checkpoint", str(newest), "--output", str(tmp_path / "other")
+    )
+    assert other.code == 0
+    assert cli("download", run_id, "--best", "--checkpoint", str(newest)).code == 2
+
+
+def test_a_failed_run_ends_watch_with_one_and_a_sentence(cli, up, spec_file):
+    data = write_waves(up / "data" / "doomed.h5", samples=100)
+    assert cli("data", "register", "doomed", "doomed.h5").code == 0
+    data.write_bytes(data.read_bytes()[:5000])
+    answer = cli("submit", str(spec_file), "--set", "data.dataset=doomed", "--watch")
+    assert answer.code == 1
+    assert "doomed" in answer.out
+    assert "Traceback" not in answer.out + answer.err
+
+
+def test_stop_pause_resume_restart_while_it_trains(cli, up, long_spec_file):
+    run_id = cli("submit", str(long_spec_file), "--json").document["id"]
+    wait_for_training(run_id)
+    assert cli("pause", str(run_id), "--wait", "60").out == f"Run {run_id} is paused.\n"
+    assert cli("watch", str(run_id)).code == 4
+    cli("resume", str(run_id))
+    wait_for_training(run_id)
+    child = cli("restart", str(run_id))
+    assert "whole training state" in child.out
+    assert cli("watch", str(run_id)).code == 3
+    child_id = cli("show", str(run_id), "--json").document["child_ids"][0]
+    wait_for_training(child_id)
+    assert cli("kill", str(child_id), "--wait", "60").out == f"Run {child_id} is stopped.\n"
+
+
+def test_workers_and_their_slots(cli, up):
+    answer = cli("workers")
+    assert "alive" in answer.out
+    assert "free" in answer.out or "run " in answer.out
+
+
+def _await_end(home: Path) -> None:
+    """The kernel tells the children that their parent has died, and they end by themselves."""
+    eventually(lambda: not Service(home).left_running(), "all children end")
+
+
+def _url(home: Path) -> str:
+    return str(json.loads((home / "api.json").read_text())["url"])
