@@ -22,7 +22,7 @@ from app.store.observer import Observer
 from app.store.records import NewWorker, SlotOffer
 from app.store.store import Store, open_store
 from worker.exporter import Exporter, Snapshot, WorkerCollector
-from worker.host import host_facts
+from worker.host import host_facts, torch_has_cuda
 from worker.jobs import JobRunner
 from worker.launcher import PR_SET_CHILD_SUBREAPER, children_of, prctl
 from worker.logs import configure_logging
@@ -59,7 +59,7 @@ class Agent:
         self._telemetry.wait_for_first(FIRST_PROBE_SECONDS)
         self._slots = make_slots(
             settings.slots,
-            self._telemetry.gpus or (),
+            self._gpus_of_torch(),
             agent=self._index.number,
             locks_dir=settings.locks_dir,
         )
@@ -141,10 +141,10 @@ class Agent:
 
     def _is_drained(self) -> bool:
         """Nothing is left to do; after a second signal an end that cannot be stored is left."""
-        left = [s for s in self._supervisions if s.stage is not Stage.ended]
-        return self._signals_seen > 0 and not (
-            self._supervisions if self._signals_seen == 1 else left
-        )
+        left = self._supervisions
+        if self._signals_seen > 1:
+            left = [supervision for supervision in left if supervision.stage is not Stage.ended]
+        return self._signals_seen > 0 and not left
 
     def _timeout(self) -> float:
         now = time.monotonic()
@@ -227,7 +227,7 @@ class Agent:
                 self._worker_id,
                 slots=describe_slots(self._slots),
                 devices=describe_devices(self._telemetry.gpus),
-                facts=self._facts | {"gpu_telemetry": self._telemetry.why_absent},
+                facts=self._facts | {"why_no_gpus": self._telemetry.why_absent},
             )
             self._jobs.beat(now)
             self._observer.observe()
@@ -332,6 +332,18 @@ class Agent:
         if first:
             with self._reaching_store():
                 self._store.workers.set_state(self._worker_id, "draining")
+
+    def _gpus_of_torch(self) -> Sequence[GpuSample]:
+        """The GPUs that a trainer can use: none where torch is installed without CUDA."""
+        gpus = self._telemetry.gpus or ()
+        if gpus and not torch_has_cuda():
+            log.warning(
+                "runs train on the CPU: the installed torch cannot use this host's GPUs; "
+                "install a CUDA build of it",
+                gpus=len(gpus),
+            )
+            return ()
+        return gpus
 
     def _gpu_of(self, slot: Slot) -> GpuSample | None:
         gpus = self._telemetry.gpus or ()

@@ -28,6 +28,11 @@ def host_facts() -> dict[str, Any]:
     }
 
 
+def torch_has_cuda() -> bool:
+    """Whether the installed torch is not a build for the CPU alone; without importing it."""
+    return not _versions().get("torch", "").endswith("+cpu")
+
+
 def _versions() -> dict[str, str]:
     found = {}
     for name in VERSIONED:

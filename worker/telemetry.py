@@ -60,7 +60,7 @@ class GpuTelemetry:
         self._heard_at = 0.0
         self._retry_at: float | None = 0.0
         self.gpus: tuple[GpuSample, ...] | None = None
-        self.why_absent = "the GPUs have not been asked yet"
+        self.why_absent: str | None = "the GPUs have not been asked yet"
 
     def fileno(self) -> int | None:
         """Readable when the probe has said something; None while no probe runs."""
@@ -106,6 +106,7 @@ class GpuTelemetry:
         if "unavailable" in document:
             self._end(str(document["unavailable"]), retry_at=None)
         else:
+            self.why_absent = None
             self.gpus = tuple(GpuSample.from_json(gpu) for gpu in document["gpus"])
 
     def wait_for_first(self, timeout_seconds: float) -> None:

@@ -22,7 +22,7 @@ def fake_nvml(monkeypatch):
 @pytest.fixture
 def make_farm(tmp_path):
     """Make farms with settings of their own; all are closed after the test."""
-    farms = []
+    farms: list[Farm] = []
 
     def make(**settings):
         farms.append(Farm(tmp_path / f"home-{len(farms)}", **settings))

@@ -58,7 +58,6 @@ class Farm:
 
     def start_agent(self, **environment):
         """Start an agent process; returns once it is registered."""
-        known = len(self.store.workers.list(alive_only=True))
         with (self.home / "agents.log").open("ab") as log:
             agent = subprocess.Popen(
                 [sys.executable, AGENT], env=self.environment | environment, stdout=log, stderr=log
@@ -67,15 +66,16 @@ class Farm:
 
         def registered():
             assert agent.poll() is None, self.log()
-            return len(self.store.workers.list(alive_only=True)) > known
+            return agent.pid in [w.pid for w in self.store.workers.list(alive_only=True)]
 
         eventually(registered, "the agent registers")
         return agent
 
     def submit(self, *, policy=None, checkpoint=None, **script):
         """Queue a run whose fake trainer follows the script; its id."""
+        notes = json.dumps(script)
         request = {
-            "notes": json.dumps(script),
+            "notes": notes,
             "recipe": {"kind": "sequence"},
             "data": {"dataset": "waves", "inputs": ["features"], "targets": ["targets"]},
             "policy": policy or {},
@@ -88,7 +88,7 @@ class Farm:
             provenance={},
             issues=[],
             name="",
-            notes=request["notes"],
+            notes=notes,
             labels={},
             priority=0,
             recipe="sequence",

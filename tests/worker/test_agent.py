@@ -67,6 +67,15 @@ def test_a_paused_run_goes_on_from_where_it_was(farm):
     assert attempts[2].resumed_from_step == paused.progress["step"]
 
 
+def test_only_what_the_spec_keeps_stays_on_disk_and_in_the_store(farm):
+    """Of eight checkpoints with an ever better val_loss, the newest two are also the best."""
+    run_id = farm.submit(steps=40, pace=0.02, checkpoint={"keep_last": 2, "keep_best": 1})
+    farm.wait_for_end(run_id)
+    assert [row.step for row in farm.store.checkpoints.list(run_id)] == [40, 35]
+    folders = {path.name for path in farm.folder(run_id).glob("checkpoints/*")}
+    assert folders == {"step-40", "step-35"}
+
+
 def test_kill_does_not_wait_for_the_grace_time(farm):
     run_id = farm.submit(**ENDLESS, on_stop="ignore")
     farm.wait_for_step(run_id, 1)

@@ -7,6 +7,7 @@ import select
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -40,7 +41,7 @@ class Attempt:
             command=FAKE_TRAINER,
         )
         self.messages = []
-        self.launched = None
+        self.launched: Any = None
 
     def start(self):
         self.launched = launch(self.plan)

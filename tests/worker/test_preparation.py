@@ -31,7 +31,7 @@ class Parent:
 
     parent_id: int | None = None
     restart_from: str | None = None
-    carry: dict | None = None
+    carry: dict[str, str] | None = None
 
 
 def restored(root, lease, parents=None):

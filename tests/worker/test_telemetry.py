@@ -67,7 +67,7 @@ def test_a_probe_that_hangs_is_killed_and_tried_again_later(fake_nvml, telemetry
 def test_other_peoples_work_is_named(fake_nvml, telemetry):
     fake_nvml(gpus=[{"pids": [os.getpid()]}])
     telemetry.wait_for_first(60)
-    sentence = foreign_work(telemetry.gpus[0])
+    sentence = foreign_work(telemetry.gpus[0]) or "none"
     assert f"pid {os.getpid()}" in sentence
     assert "3.0 GiB" in sentence
     assert "waits" in sentence
@@ -76,7 +76,7 @@ def test_other_peoples_work_is_named(fake_nvml, telemetry):
 def test_memory_of_processes_that_cannot_be_seen_is_waited_for(fake_nvml, telemetry):
     fake_nvml(gpus=[{"used": 40 * GIB}])
     telemetry.wait_for_first(60)
-    assert "40.0 GiB" in foreign_work(telemetry.gpus[0])
+    assert "40.0 GiB" in (foreign_work(telemetry.gpus[0]) or "none")
 
 
 def test_a_free_gpu_and_a_process_that_has_ended_are_no_reason_to_wait(fake_nvml, telemetry):

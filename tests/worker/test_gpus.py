@@ -1,0 +1,66 @@
+"""An agent on a host with GPUs, as a fake driver shows them."""
+
+import json
+import os
+import urllib.request
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.lifecycle import RunState
+from tests.worker.eventually import eventually
+
+# A driver, and the metadata of a torch with CUDA, which this project's tests do without.
+FAKE_HOST = str(Path(__file__).parent / "fake_nvml")
+
+
+def start(farm, *gpus):
+    farm.start_agent(PYTHONPATH=FAKE_HOST, FAKE_NVML=json.dumps({"gpus": gpus}))
+    (worker,) = farm.store.workers.list(alive_only=True)
+    return worker
+
+
+def test_a_run_gets_one_gpu_and_sees_no_other(make_farm):
+    farm = make_farm()
+    worker = start(farm, {}, {})
+    assert [slot["device"] for slot in worker.slots] == ["cuda:0", "cuda:1"]
+    assert [device["name"] for device in worker.devices] == ["Fake H200", "Fake H200"]
+    run_id = farm.submit(steps=10**6)
+    farm.wait_for_step(run_id, 1)
+    assert farm.run(run_id).devices == ["cuda:0"]
+    assert farm.trainer().environ()["CUDA_VISIBLE_DEVICES"] == "GPU-0"
+    assert json.loads((farm.folder(run_id) / "spec.json").read_text())["device"] == "cuda:0"
+    with urllib.request.urlopen(worker.facts["metrics_url"], timeout=30) as answer:
+        families = {f.name: f for f in text_string_to_metric_families(answer.read().decode())}
+    assert [sample.value for sample in families["stoker_gpu_runs"].samples] == [1, 0]
+    curve = eventually(
+        lambda: farm.store.metrics.series(run_id, ["gpu_utilization"]).get("gpu_utilization"),
+        "utilization is a curve",
+    )
+    assert curve[0][2] == 0.87
+
+
+def test_other_peoples_work_is_waited_for_and_shown(make_farm):
+    farm = make_farm()
+    start(farm, {"pids": [os.getpid()]})
+    run_id = farm.submit(steps=3)
+
+    def waiting():
+        (worker,) = farm.store.workers.list(alive_only=True)
+        return worker.slots[0]["waiting"]
+
+    sentence = eventually(waiting, "the slot says why it waits")
+    assert f"pid {os.getpid()}" in sentence
+    assert farm.run(run_id).state is RunState.queued
+
+
+def test_a_host_whose_torch_has_no_cuda_trains_on_the_cpu_and_says_so(make_farm, tmp_path):
+    farm = make_farm()
+    (tmp_path / "pynvml.py").symlink_to(f"{FAKE_HOST}/pynvml.py")
+    metadata = tmp_path / "torch-2.13.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0+cpu\n")
+    farm.start_agent(PYTHONPATH=str(tmp_path), FAKE_NVML=json.dumps({"gpus": [{}]}))
+    (worker,) = farm.store.workers.list(alive_only=True)
+    assert [slot["device"] for slot in worker.slots] == ["cpu"]
+    assert "cannot use this host's GPUs" in farm.log()

@@ -1,0 +1,87 @@
+"""Jobs through a real agent: datasets inspected, artifacts removed, nothing outside the roots."""
+
+import h5py
+import numpy as np
+import pytest
+
+from app.lifecycle import Intent
+from tests.worker.eventually import eventually
+
+
+def inspected(farm, name, path):
+    """Register and wait for the result."""
+    farm.store.datasets.register(name, path)
+
+    def result():
+        record = farm.store.datasets.get(name)
+        return None if record.state == "inspecting" else record
+
+    return eventually(result, f"{name} is inspected\n{farm.log()}")
+
+
+@pytest.fixture
+def data_root(farm):
+    farm.settings.data_root.mkdir(parents=True, exist_ok=True)
+    return farm.settings.data_root
+
+
+def test_a_dataset_is_inspected(farm, data_root):
+    with h5py.File(data_root / "good.h5", "w") as file:
+        file["features"] = np.zeros((10, 24, 3), "float32")
+        file["targets"] = np.zeros((10, 4), "float32")
+    record = inspected(farm, "good", "good.h5")
+    assert (record.state, record.samples) == ("ready", 10)
+    assert record.fields["features"]["shape"] == [24, 3]
+    assert record.fingerprint is not None
+
+
+def test_a_file_that_is_no_dataset_is_refused_with_a_sentence(farm, data_root):
+    (data_root / "bad.h5").write_bytes(b"no HDF5 at all" * 100)
+    record = inspected(farm, "bad", "bad.h5")
+    assert record.state == "invalid"
+    assert "bad.h5" in record.message
+    assert "Traceback" not in str(record.problems)
+
+
+def test_a_link_out_of_the_data_root_is_not_followed(farm, data_root, tmp_path):
+    with h5py.File(tmp_path / "secret.h5", "w") as file:
+        file["features"] = np.zeros((10, 2))
+    (data_root / "link.h5").symlink_to(tmp_path / "secret.h5")
+    record = inspected(farm, "link", "link.h5")
+    assert record.state == "invalid"
+    assert "leads out of" in record.message
+
+
+def ended(farm, job_id):
+    job = eventually(
+        lambda: j if (j := farm.store.jobs.get(job_id)).state in ("done", "failed") else None,
+        "the job ends",
+    )
+    return job.state, job.error
+
+
+def test_a_deleted_runs_folder_goes_too(farm):
+    run_id = farm.submit(steps=10**6)
+    farm.wait_for_step(run_id, 6)
+    farm.want(run_id, Intent.stop)
+    farm.wait_for_end(run_id)
+    folder = farm.folder(run_id)
+    assert folder.exists()
+    farm.store.runs.delete(run_id)
+    eventually(lambda: not folder.exists(), "the artifacts are removed")
+
+
+@pytest.mark.parametrize("path", ["../precious", "link/precious", ".", ""])
+def test_nothing_outside_the_artifact_root_is_removed(farm, path):
+    root = farm.settings.artifact_root
+    precious = root.parent / "precious"
+    precious.mkdir()
+    (root / "link").symlink_to(root.parent)
+    job_id = farm.store.jobs.enqueue(
+        "remove_artifacts", {"run_id": 1, "paths": [path], "checkpoint_id": None}
+    )
+    state, error = ended(farm, job_id)
+    assert state == "failed"
+    assert error
+    assert precious.exists()
+    assert root.exists()
