@@ -20,8 +20,8 @@ def facts_for(services: Services, request: dict[str, Any]) -> Facts:
     return Facts(
         datasets={name: dataset_facts(record) for name, record in datasets.items()},
         devices=tuple(fact for worker in workers for fact in _device_facts(worker)),
-        host_memory_bytes=max((_fact(w, "host_memory_bytes") for w in workers), default=None),
-        cores=max((_fact(w, "cores") for w in workers), default=None),
+        host_memory_bytes=_largest(workers, "host_memory_bytes"),
+        cores=_largest(workers, "cores"),
     )
 
 
@@ -69,5 +69,7 @@ def _device_facts(worker: WorkerRecord) -> list[DeviceFacts]:
     ]
 
 
-def _fact(worker: WorkerRecord, name: str) -> int:
-    return int(worker.facts.get(name) or 0)
+def _largest(workers: list[WorkerRecord], name: str) -> int | None:
+    """The largest of a fact over all workers; None while no worker has said it."""
+    said = [int(worker.facts[name]) for worker in workers if worker.facts.get(name)]
+    return max(said, default=None)

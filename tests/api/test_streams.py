@@ -97,11 +97,16 @@ def test_a_stream_of_nothing_is_a_problem(server):
     headers = {"Accept": "text/event-stream"}
     for path in ("/runs/99/events", "/runs/99/logs"):
         assert server.client.get(path, headers=headers).status_code == 404
-    wrong = {**headers, "Last-Event-ID": "x"}
-    assert server.client.get("/runs/99/events", headers=wrong).status_code == 404
 
 
-def test_a_deleted_run_ends_its_stream(server, run_id, player):
+@pytest.mark.parametrize("last", ["x", "-1", "1.5", "²"])
+def test_a_last_event_id_that_was_never_sent_is_refused(server, run_id, last):
+    headers = {"Accept": "text/event-stream", "Last-Event-ID": last.encode()}
+    answer = server.client.get(f"/runs/{run_id}/events", headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+
+
+def test_a_run_stopped_in_the_queue_ends_its_stream(server, run_id, player):
     with following(server, f"/runs/{run_id}/events") as events:
         next(events)
         server.client.post(f"/runs/{run_id}/stop")

@@ -88,7 +88,7 @@ async def _create_when_ready(
                 return await run_in_threadpool(_create, services, request, key)
             except DatasetNotReady as error:
                 codes = {issue["code"] for issue in error.extensions["issues"]}
-                if codes != {"dataset_not_ready"}:
+                if codes != {"dataset_not_ready"} or services.tailer.draining:
                     raise
                 if not await commits.moved(deadline - time.monotonic()):
                     raise
