@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import typer
 
+from app import __version__
 from app.cli import (
     actions,
     database,
@@ -83,8 +84,6 @@ def stoker(
 ) -> None:
     """A training service that keeps GPUs fed."""
     if version:
-        from app import __version__
-
         typer.echo(__version__)
         raise typer.Exit
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 PLAIN_LINE_SECONDS = 2.0
+# What stands beside the bar: phase, percentage and a line of figures.
+FIGURES_WIDTH = 96
 
 
 class View(Protocol):
@@ -62,12 +64,13 @@ class LiveView:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
+        console = Console(highlight=False)
         self._bar = Progress(
             TextColumn("{task.description:<12}", style="cyan"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=max(6, min(30, console.width - FIGURES_WIDTH))),
             TextColumn("{task.percentage:>3.0f} %"),
             TextColumn("{task.fields[figures]}", style="dim"),
-            console=Console(highlight=False),
+            console=console,
             transient=True,
         )
         self._task: TaskID = self._bar.add_task("waiting", total=None, figures="")
@@ -109,9 +112,9 @@ def figures(progress: Document) -> str:
         parts.append(f"step {progress.get('step', 0)}/{progress['steps']}")
     rate = progress.get("phase_rate") or progress.get("iterations_per_second")
     if rate:
-        parts.append(f"{number(float(rate))} it/s")
+        parts.append(f"{rate:.3g} it/s")
     if progress.get("loss") is not None:
-        parts.append(f"loss {number(progress['loss'])}")
+        parts.append(f"loss {progress['loss']:.3g}")
     if best := best_score(progress.get("best")):
         parts.append(f"best {best}")
     if progress.get("eta_seconds") is not None:

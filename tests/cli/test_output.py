@@ -68,7 +68,7 @@ def test_the_figures_of_a_progress():
         "loss": 0.4123, "best": {"step": 24, "val_loss": 0.5, "val_mae": 3.5}, "eta_seconds": 3.6,
     }  # fmt: skip
     assert figures(progress) == (
-        "epoch 2/6 · step 38/144 · 29.12 it/s · loss 0.4123 · best val_mae 3.5 · 4 s left"
+        "epoch 2/6 · step 38/144 · 29.1 it/s · loss 0.412 · best val_mae 3.5 · 4 s left"
     )
     assert figures({}) == ""
 
