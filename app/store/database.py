@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, create_engine, event, text
 from sqlalchemy.engine import Engine, make_url
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import DatabaseError, DBAPIError, InterfaceError, OperationalError
 
 from app.errors import InvalidRequest, Unavailable
 from app.settings import Settings
@@ -112,8 +112,17 @@ def _begin_sqlite(connection: Connection) -> None:
 def _explained() -> Iterator[None]:
     try:
         yield
-    except (OperationalError, InterfaceError) as error:
-        raise Unavailable(
-            f"The database could not do its work ({str(error.orig).strip()}). Nothing of this call "
-            "was stored; `stoker doctor` says what is wrong."
-        ) from error
+    except DatabaseError as error:
+        # DatabaseError itself, not a subclass: SQLite's word for a damaged file.
+        if not isinstance(error, OperationalError) and type(error) is not DatabaseError:
+            raise
+        raise _unavailable(error) from error
+    except InterfaceError as error:
+        raise _unavailable(error) from error
+
+
+def _unavailable(error: DBAPIError) -> Unavailable:
+    return Unavailable(
+        f"The database could not do its work ({str(error.orig).strip()}). Nothing of this call was "
+        "stored; `stoker doctor` says what is wrong."
+    )

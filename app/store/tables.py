@@ -152,10 +152,10 @@ runs = _table(
     Column("reason", Text),
     Column("message", PlainText),
     Column("version", Integer, nullable=False),
-    Column("parent_id", Id, ForeignKey("runs.id"), index=True),
+    Column("parent_id", Id, ForeignKey("runs.id")),
     Column("restart_from", Text),
     # No foreign key: the row of a removed checkpoint goes, its number stays in the history.
-    Column("restart_checkpoint_id", Id, index=True),
+    Column("restart_checkpoint_id", Id),
     Column("carry", Document),
     Column("attempt", Integer, nullable=False),
     Column("worker_id", Id, ForeignKey("workers.id")),
@@ -182,6 +182,10 @@ runs = _table(
     Index(None, "recipe", "id"),
     Index(None, "state", "reason"),
 )
+for _column in (runs.c.parent_id, runs.c.restart_checkpoint_id):
+    # Without the many rows that have none: small, and known to be selective.
+    _has_one = _column.is_not(None)
+    Index(None, _column, sqlite_where=_has_one, postgresql_where=_has_one)
 Index("ix_runs_claim", runs.c.state, desc(runs.c.priority), runs.c.place, runs.c.id)
 
 # A run's big documents, never changed; apart, so that lists and beats do not touch them.

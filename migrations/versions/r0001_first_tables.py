@@ -150,7 +150,7 @@ def _create_workers() -> None:
         sa.PrimaryKeyConstraint("id", name="pk_workers"),
         sqlite_autoincrement=True,
     )
-    op.create_index("ix_workers_state", "workers", ["state"], unique=False)
+    op.create_index("ix_workers_state", "workers", ["state"])
 
 
 def _create_jobs() -> None:
@@ -170,7 +170,7 @@ def _create_jobs() -> None:
         sa.PrimaryKeyConstraint("id", name="pk_jobs"),
         sqlite_autoincrement=True,
     )
-    op.create_index("ix_jobs_state_id", "jobs", ["state", "id"], unique=False)
+    op.create_index("ix_jobs_state_id", "jobs", ["state", "id"])
 
 
 def _create_runs() -> None:
@@ -232,13 +232,14 @@ def _create_runs() -> None:
         ["state", sa.literal_column("priority DESC"), "place", "id"],
         unique=False,
     )
-    op.create_index("ix_runs_parent_id", "runs", ["parent_id"], unique=False)
-    op.create_index("ix_runs_recipe_id", "runs", ["recipe", "id"], unique=False)
-    op.create_index(
-        "ix_runs_restart_checkpoint_id", "runs", ["restart_checkpoint_id"], unique=False
-    )
-    op.create_index("ix_runs_state_id", "runs", ["state", "id"], unique=False)
-    op.create_index("ix_runs_state_reason", "runs", ["state", "reason"], unique=False)
+    for column in ("parent_id", "restart_checkpoint_id"):
+        has_one = sa.column(column).is_not(None)
+        op.create_index(
+            f"ix_runs_{column}", "runs", [column], sqlite_where=has_one, postgresql_where=has_one
+        )
+    op.create_index("ix_runs_recipe_id", "runs", ["recipe", "id"])
+    op.create_index("ix_runs_state_id", "runs", ["state", "id"])
+    op.create_index("ix_runs_state_reason", "runs", ["state", "reason"])
 
 
 def _create_attempts() -> None:
@@ -286,7 +287,7 @@ def _create_checkpoints() -> None:
         sa.UniqueConstraint("path", name="uq_checkpoints_path"),
         sqlite_autoincrement=True,
     )
-    op.create_index("ix_checkpoints_run_id_step", "checkpoints", ["run_id", "step"], unique=False)
+    op.create_index("ix_checkpoints_run_id_step", "checkpoints", ["run_id", "step"])
 
 
 def _create_events() -> None:
@@ -314,7 +315,7 @@ def _create_idempotency_keys() -> None:
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_idempotency_keys_run_id"),
         sa.PrimaryKeyConstraint("scope", "key", name="pk_idempotency_keys"),
     )
-    op.create_index("ix_idempotency_keys_run_id", "idempotency_keys", ["run_id"], unique=False)
+    op.create_index("ix_idempotency_keys_run_id", "idempotency_keys", ["run_id"])
 
 
 def _create_log_pieces() -> None:
@@ -382,7 +383,5 @@ def _create_run_labels() -> None:
         sa.PrimaryKeyConstraint("run_id", "key", name="pk_run_labels"),
         sqlite_with_rowid=False,
     )
-    op.create_index("ix_run_labels_key_run_id", "run_labels", ["key", "run_id"], unique=False)
-    op.create_index(
-        "ix_run_labels_key_value_run_id", "run_labels", ["key", "value", "run_id"], unique=False
-    )
+    op.create_index("ix_run_labels_key_run_id", "run_labels", ["key", "run_id"])
+    op.create_index("ix_run_labels_key_value_run_id", "run_labels", ["key", "value", "run_id"])

@@ -1,0 +1,121 @@
+"""A process that does one thing to a store as soon as a line arrives on its stdin.
+
+Run as a script: `racer.py HOME DATABASE_URL ACT [ARGUMENT]`; prints one JSON document.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from app.lifecycle import Intent, Reason
+from app.settings import load_settings
+from app.store import Store, migrate, open_store
+from app.store.identity import this_process
+from app.store.records import (
+    Beat,
+    Finish,
+    Idempotency,
+    MetricPoint,
+    NewEvent,
+    NewRun,
+    NewWorker,
+    SlotOffer,
+)
+
+CPU = SlotOffer("cpu-0-0", "cpu", "cpu")
+NEW = NewRun(
+    request={}, spec={}, provenance={}, issues=[], name="", notes="", labels={}, priority=0,
+    recipe="sequence", mode="train", dataset="weather", device="auto", gpus=1, max_retries=3,
+)  # fmt: skip
+
+
+def say(answer: Any) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+def claim(store: Store, _: str) -> list[int]:
+    """Claim until nothing is left; the ids of what was claimed."""
+    me = this_process()
+    worker = store.workers.register(
+        NewWorker("racer", me.host, me.boot_id, me.pid, me.start_time, "0")
+    )
+    claimed = []
+    while (lease := store.leases.claim(worker, [CPU])) is not None:
+        claimed.append(lease.run_id)
+    return claimed
+
+
+def submit(store: Store, count: str) -> list[int]:
+    """Submit from four threads; the ids."""
+    with ThreadPoolExecutor(4) as threads:
+        return list(threads.map(lambda _: store.runs.create(NEW)[0].id, range(int(count))))
+
+
+def submit_once(store: Store, key: str) -> tuple[int, bool]:
+    """Submit with an idempotency key; (id, whether it is new)."""
+    run, created = store.runs.create(NEW, idempotency=Idempotency(key, "hash", "POST /runs"))
+    return run.id, created
+
+
+def beat(store: Store, token_and_count: str) -> int:
+    """Beat with an event, a point and a line each time; how often."""
+    token, count = token_and_count.split()
+    for i in range(int(count)):
+        store.leases.beat(
+            token,
+            Beat(
+                events=[NewEvent("warning", float(i), {"i": i})],
+                metric_points=[MetricPoint("val_loss", i, float(i), 1.0)],
+                log_text=f"{i}\n",
+            ),
+        )
+    return int(count)
+
+
+def finish(store: Store, token: str) -> str:
+    """End an attempt for a reason that is retried; the state it led to."""
+    return store.leases.finish(token, Finish(Reason.drained, "")).state
+
+
+def stop(store: Store, run_id: str) -> str:
+    """Stop a run; the state it is in then."""
+    return store.runs.set_intent(int(run_id), Intent.stop)[0].state
+
+
+def hold(store: Store, _: str) -> list[Any]:
+    """Claim one run and print it, then do nothing until stdin ends: a worker that hangs."""
+    me = this_process()
+    worker = store.workers.register(
+        NewWorker("racer", me.host, me.boot_id, me.pid, me.start_time, "0")
+    )
+    lease = store.leases.claim(worker, [CPU])
+    say(lease and lease.run_id)
+    sys.stdin.read()
+    return []
+
+
+ACTS: dict[str, Callable[[Store, str], Any]] = {
+    act.__name__: act for act in (claim, submit, submit_once, beat, finish, stop, hold)
+}
+
+
+def main() -> None:
+    home, url, act, *argument = sys.argv[1:]
+    settings = load_settings(home=home, database_url=url)
+    if act == "upgrade":
+        sys.stdin.readline()
+        migrate.upgrade(settings)
+        say(migrate.current(settings))
+        return
+    store = open_store(settings)
+    store.ping()
+    sys.stdin.readline()
+    say(ACTS[act](store, argument[0] if argument else ""))
+    store.close()
+
+
+if __name__ == "__main__":
+    main()

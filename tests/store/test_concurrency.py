@@ -1,0 +1,149 @@
+"""Several processes on one database: nothing is lost, nothing is given twice."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.engine import make_url
+
+from app.errors import Unavailable
+from app.settings import Settings
+from app.store import migrate
+from app.store.observer import Observer
+from app.store.records import Beat
+
+from .conftest import World
+
+RACER = Path(__file__).with_name("racer.py")
+
+
+def start(settings: Settings, act: str, argument: str = "") -> subprocess.Popen[str]:
+    url = make_url(settings.database_url).render_as_string(hide_password=False)
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", str(RACER), str(settings.home), url, act, argument],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=RACER.parents[2],
+        env={"PYTHONPATH": str(RACER.parents[2]), "PATH": "/usr/bin:/bin"},
+    )
+
+
+def race(settings: Settings, *acts: tuple[str, str]) -> list[Any]:
+    """Start a process for each act, let all go at once, and collect what they print."""
+    racers = [start(settings, act, argument) for act, argument in acts]
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    answers = [racer.communicate()[0] for racer in racers]
+    assert [racer.returncode for racer in racers] == [0] * len(racers)
+    return [json.loads(answer) for answer in answers]
+
+
+def test_two_claimers_never_get_the_same_run(world: World) -> None:
+    ids = [world.submit().id for _ in range(40)]
+    claimed = race(world.settings, *[("claim", "")] * 2)
+    assert sorted(chain.from_iterable(claimed)) == ids
+    assert all(run.attempt == 1 for run in map(world.store.runs.get, ids))
+
+
+def test_sixteen_writers_lose_nothing(world: World) -> None:
+    """Four processes of four threads each."""
+    made = race(world.settings, *[("submit", "20")] * 4)
+    ids = list(chain.from_iterable(made))
+    assert len(set(ids)) == 80
+    assert world.store.runs.counts_by_state() == {"queued": 80}
+    assert all(len(world.store.events.list(run_id)) == 1 for run_id in ids)
+
+
+def test_one_key_makes_one_run_however_many_ask(world: World) -> None:
+    answers = race(world.settings, *[("submit_once", "key")] * 4)
+    assert len({run_id for run_id, _ in answers}) == 1
+    assert sum(created for _, created in answers) == 1
+
+
+def test_beats_of_many_runs_and_a_stop_go_past_each_other(world: World) -> None:
+    tokens = [world.running().token for _ in range(2)]
+    acts = [("beat", f"{token} 25") for token in tokens]
+    assert race(world.settings, *acts, ("stop", "2"))[:2] == [25, 25]
+    for run_id in (1, 2):
+        events = world.store.events.list(run_id)
+        assert [event.seq for event in events] == list(range(1, len(events) + 1))
+        assert sum(event.kind == "warning" for event in events) == 25
+        assert world.store.logs.read(run_id).text == "".join(f"{i}\n" for i in range(25))
+        assert len(world.store.metrics.series(run_id)["val_loss"]) == 25
+
+
+def test_a_stop_that_races_with_the_end_is_never_lost(world: World) -> None:
+    """Whoever comes first: a stop that was accepted ends with a stopped run."""
+    leases = [world.running() for _ in range(2)]
+    acts = [("finish", lease.token) for lease in leases]
+    acts += [("stop", str(lease.run_id)) for lease in leases]
+    race(world.settings, *acts)
+    states = Counter(world.store.runs.get(lease.run_id).state for lease in leases)
+    assert states == {"stopped": 2}
+
+
+def test_upgrades_that_start_together_take_turns(settings: Settings) -> None:
+    revisions = race(settings, *[("upgrade", "")] * 3)
+    assert set(revisions) == {migrate.current(settings)}
+    assert migrate.check(settings) == []
+
+
+class TestObserver:
+    def test_a_holder_that_is_killed_is_known_at_once(self, world: World) -> None:
+        world.submit()
+        holder = start(world.settings, "hold")
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        holder.stdin.write("go\n")
+        holder.stdin.flush()
+        assert json.loads(holder.stdout.readline()) == 1
+        observer = Observer(world.store)
+        assert observer.observe() == []
+        holder.kill()
+        holder.wait()
+        assert observer.observe() == [1]
+        holder.communicate()
+        run = world.store.runs.get(1)
+        assert (run.state, run.reason) == ("queued", "worker_lost")
+        states = [worker.state for worker in world.store.workers.list()]
+        assert states == ["lost", "alive"]
+
+    def test_one_that_hangs_is_known_after_its_reads(self, world: World) -> None:
+        lease = world.running()
+        observer = Observer(world.store, reads=3)
+        assert [observer.observe() for _ in range(4)] == [[], [], [], [lease.run_id]]
+        assert world.store.workers.get(world.worker).state == "lost"
+
+    def test_a_beat_begins_the_count_anew(self, world: World) -> None:
+        lease = world.running()
+        observer = Observer(world.store, reads=2)
+        for _ in range(5):
+            assert observer.observe() == []
+            assert observer.observe() == []
+            world.store.leases.beat(lease.token, Beat())
+        assert world.store.workers.get(world.worker).state == "alive"
+
+    def test_reads_that_failed_do_not_count(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        world.running()
+        observer = Observer(world.store, reads=2)
+        assert observer.observe() == []
+
+        def away() -> None:
+            raise Unavailable("away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(world.store.leases, "holders", away)
+            for _ in range(5):
+                with pytest.raises(Unavailable):
+                    observer.observe()
+        assert observer.observe() == []

@@ -1,0 +1,121 @@
+"""The doorbell: commits wake listeners, and nothing else does."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from sqlalchemy import text
+
+from app.errors import InvalidRequest
+from app.store.doorbell import BellListener, Doorbell
+from app.store.records import Beat, NewEvent
+
+from .conftest import World, new_run
+
+LONG = 10.0  # seconds; only a failing test waits so long
+NOTHING = 0.05
+
+
+@pytest.fixture
+def listener(world: World) -> Iterator[BellListener]:
+    with closing(Doorbell(world.settings).listener()) as made:
+        made.wait(NOTHING)
+        made.drain()
+        yield made
+
+
+def test_a_commit_is_heard_until_it_is_drained(world: World, listener: BellListener) -> None:
+    assert not listener.wait(NOTHING)
+    world.submit()
+    assert listener.wait(LONG)
+    assert listener.wait(0)
+    listener.drain()
+    assert not listener.wait(NOTHING)
+
+
+def test_a_ring_by_hand_is_heard_by_all(world: World, listener: BellListener) -> None:
+    with closing(Doorbell(world.settings).listener()) as second:
+        Doorbell(world.settings).ring()
+        assert listener.wait(LONG)
+        assert second.wait(LONG)
+
+
+def test_what_was_rolled_back_is_not_heard(world: World, listener: BellListener) -> None:
+    with pytest.raises(InvalidRequest):
+        world.store.runs.create(new_run(dataset="moon"))
+    assert not listener.wait(NOTHING)
+
+
+def test_only_beats_with_news_ring(world: World, listener: BellListener) -> None:
+    lease = world.running()
+    assert listener.wait(LONG)
+    listener.wait(NOTHING)
+    listener.drain()
+    world.store.leases.beat(lease.token, Beat(progress={"phase": "training"}))
+    assert not listener.wait(NOTHING)
+    world.store.leases.beat(lease.token, Beat(events=[NewEvent("phase", 0.0, {})]))
+    assert listener.wait(LONG)
+
+
+def test_looking_for_work_in_vain_does_not_ring(world: World, listener: BellListener) -> None:
+    assert world.claim() is None
+    world.store.workers.beat(world.worker, [], [], {})
+    assert not listener.wait(NOTHING)
+
+
+@pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
+class TestSockets:
+    def test_a_listener_that_died_is_forgotten(self, world: World) -> None:
+        code = (
+            "import os, signal, sys; from app.settings import load_settings; "
+            "from app.store.doorbell import Doorbell; "
+            "bell = Doorbell(load_settings(home=sys.argv[1])).listener(); "
+            "os.kill(os.getpid(), signal.SIGKILL)"
+        )
+        done = subprocess.run([sys.executable, "-c", code, str(world.settings.home)], check=False)
+        assert done.returncode == -signal.SIGKILL
+        assert len(list(world.settings.bells_dir.iterdir())) == 1
+        world.submit()
+        assert list(world.settings.bells_dir.iterdir()) == []
+
+    def test_a_closed_listener_leaves_nothing(self, world: World) -> None:
+        Doorbell(world.settings).listener().close()
+        assert list(world.settings.bells_dir.iterdir()) == []
+
+    def test_a_listener_that_never_drains_stops_nobody(self, world: World) -> None:
+        with closing(Doorbell(world.settings).listener()) as deaf:
+            for _ in range(500):
+                Doorbell(world.settings).ring()
+            assert deaf.wait(0)
+
+    def test_a_home_with_a_long_path_has_a_bell_too(self, world: World) -> None:
+        home = world.settings.home / ("deep" * 30)
+        settings = world.settings.model_copy(update={"home": home})
+        with closing(Doorbell(settings).listener()) as listener:
+            Doorbell(settings).ring()
+            assert listener.wait(LONG)
+        assert len(os.fsencode(home)) > 107
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param("postgres", marks=pytest.mark.postgres)], indirect=True
+)
+def test_a_broken_connection_is_made_anew(
+    world: World, listener: BellListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.store.postgres_bell.RECONNECT_SECONDS", 0.01)
+    with world.store.database.write() as connection:
+        connection.execute(
+            text(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+            )
+        )
+    assert listener.wait(LONG)  # it tells that something may have been missed
+    listener.drain()
+    Doorbell(world.settings).ring()
+    assert listener.wait(LONG)

@@ -1,0 +1,184 @@
+"""Datasets, jobs, workers and tokens."""
+
+import pytest
+
+from app.errors import Conflict, LeaseLost, NotFound
+from app.store.records import Beat, Inspection, JobRecord, NewCheckpoint
+
+from .conftest import World
+
+READY = Inspection(
+    state="ready",
+    fields={"features": {"shape": [360, 15], "dtype": "float32"}},
+    samples=4020,
+    size_bytes=99,
+    fingerprint={"sha256": "…"},
+)
+
+
+def job_of(world: World) -> JobRecord:
+    job = world.store.jobs.claim(world.worker)
+    assert job is not None
+    return job
+
+
+class TestDatasets:
+    def test_registering_queues_one_inspection(self, world: World) -> None:
+        record, created = world.store.datasets.register("weather", "weather.h5")
+        assert (record.state, created) == ("inspecting", False)
+        job = job_of(world)
+        assert (job.kind, job.payload) == (
+            "inspect_dataset",
+            {"name": "weather", "path": "weather.h5"},
+        )
+        assert world.store.jobs.claim(world.worker) is None
+
+    def test_a_finding_makes_it_ready_and_registering_again_inspects_again(
+        self, world: World
+    ) -> None:
+        found = world.store.datasets.set_result("weather", "weather.h5", READY)
+        assert found is not None
+        assert (found.state, found.samples, found.fields) == ("ready", 4020, READY.fields)
+        world.store.jobs.finish(job_of(world).id, world.worker, result={})
+        again, _ = world.store.datasets.register("weather", "weather.h5")
+        assert (again.state, again.fields) == ("inspecting", None)
+        assert job_of(world).payload["name"] == "weather"
+
+    def test_a_finding_about_another_file_is_left_out(self, world: World) -> None:
+        world.store.datasets.register("weather", "newer.h5")
+        assert world.store.datasets.set_result("weather", "weather.h5", READY) is None
+        assert world.store.datasets.get("weather").state == "inspecting"
+
+    def test_another_file_under_the_name_is_refused_while_a_run_uses_it(self, world: World) -> None:
+        world.submit()
+        with pytest.raises(Conflict, match=r"weather\.h5"):
+            world.store.datasets.register("weather", "other.h5")
+
+    def test_pages_and_absence(self, world: World) -> None:
+        world.store.datasets.register("b", "b.h5")
+        first = world.store.datasets.list(1)
+        second = world.store.datasets.list(1, first.next_cursor)
+        assert [d.name for d in first.data + second.data] == ["b", "weather"]
+        assert second.next_cursor is None
+        with pytest.raises(NotFound, match="'moon'"):
+            world.store.datasets.get("moon")
+
+
+class TestJobs:
+    def test_a_job_belongs_to_who_claimed_it(self, world: World) -> None:
+        job = job_of(world)
+        other = world.register_worker("other")
+        with pytest.raises(LeaseLost):
+            world.store.jobs.finish(job.id, other, result={})
+        done = world.store.jobs.finish(job.id, world.worker, result={"a": 1})
+        assert (done.state, done.result) == ("done", {"a": 1})
+        with pytest.raises(LeaseLost):
+            world.store.jobs.finish(job.id, world.worker, error="late")
+
+    def test_a_lost_workers_jobs_are_tried_again_but_not_for_ever(self, world: World) -> None:
+        for _ in range(3):
+            job = job_of(world)
+            assert job.state == "running"
+            worker = world.store.workers.get(world.worker)
+            assert world.store.workers.declare_lost(worker.id, worker.beat)
+            world.worker = world.register_worker()
+        job = world.store.jobs.get(job.id)
+        assert (job.state, job.attempts) == ("failed", 3)
+        dataset = world.store.datasets.get("weather")
+        assert (dataset.state, dataset.message) == ("invalid", job.error)
+
+    def test_a_removed_checkpoint_is_forgotten_when_its_files_are_gone(self, world: World) -> None:
+        world.store.jobs.finish(job_of(world).id, world.worker, result={})
+        lease = world.running()
+        saved = NewCheckpoint(1, 0, "runs/1/attempt-1/checkpoints/step-1", 1, {}, 0.0)
+        world.store.leases.beat(lease.token, Beat(checkpoints=[saved]))
+        (checkpoint,) = world.store.checkpoints.list(lease.run_id)
+        world.store.checkpoints.request_delete(checkpoint.id)
+        job = job_of(world)
+        assert job.payload["paths"] == [saved.path]
+        with pytest.raises(NotFound):
+            world.store.checkpoints.resolve(lease.run_id, "latest")
+        world.store.jobs.finish(job.id, world.worker, result={})
+        assert world.store.checkpoints.list(lease.run_id) == []
+
+
+class TestCheckpoints:
+    def test_pins_hold_until_they_are_taken_off(self, world: World) -> None:
+        lease = world.running()
+        saved = NewCheckpoint(1, 0, "runs/1/attempt-1/checkpoints/step-1", 1, {}, 0.0)
+        world.store.leases.beat(lease.token, Beat(checkpoints=[saved]))
+        latest = world.store.checkpoints.resolve(lease.run_id, "latest")
+        assert world.store.checkpoints.set_pinned(latest.id, True).pinned
+        assert world.store.checkpoints.begin_removal(lease.run_id, [saved.path]) == []
+        with pytest.raises(Conflict):
+            world.store.checkpoints.request_delete(latest.id)
+        assert not world.store.checkpoints.set_pinned(latest.id, False).pinned
+        assert world.store.checkpoints.request_delete(latest.id).state == "removing"
+        with pytest.raises(Conflict, match="too late"):
+            world.store.checkpoints.set_pinned(latest.id, True)
+
+    @pytest.mark.parametrize(("mode", "best"), [("min", 2), ("max", 3)])
+    def test_best_is_by_the_specs_monitor(self, world: World, mode: str, best: int) -> None:
+        spec = {"checkpoint": {"monitor": "val_mae", "mode": mode}}
+        lease = world.running(spec=spec)
+        folder = "runs/1/attempt-1/checkpoints/step-"
+        scores = {1: 5.0, 2: 1.0, 3: 9.0, 4: float("nan"), 5: None}
+        saved = [
+            NewCheckpoint(step, 0, f"{folder}{step}", 1, {"val_mae": score}, 0.0)
+            for step, score in scores.items()
+        ]
+        world.store.leases.beat(lease.token, Beat(checkpoints=saved))
+        rows = world.store.checkpoints.list(lease.run_id)
+        assert [row.step for row in rows if row.is_best] == [best]
+        assert [row.step for row in rows if row.is_latest] == [5]
+        assert world.store.checkpoints.resolve(lease.run_id, "best").step == best
+
+
+class TestWorkers:
+    def test_the_life_of_a_worker(self, world: World) -> None:
+        world.clock.now += 3
+        slots = [{"name": "cpu-0-0", "device": "cpu", "run_id": None, "waiting": None}]
+        world.store.workers.beat(world.worker, slots, [{"kind": "cpu"}], {"cores": 2})
+        worker = world.store.workers.get(world.worker)
+        assert (worker.slots, worker.facts, worker.beat) == (slots, {"cores": 2}, 1)
+        assert worker.seen_at == world.clock.now
+        world.store.workers.set_state(world.worker, "draining")
+        assert [w.id for w in world.store.workers.list(alive_only=True)] == [world.worker]
+        world.store.workers.set_state(world.worker, "gone")
+        assert world.store.workers.list(alive_only=True) == []
+        assert [w.state for w in world.store.workers.list()] == ["gone"]
+        with pytest.raises(NotFound):
+            world.store.workers.get(99)
+
+    def test_one_that_beats_again_was_not_dead(self, world: World) -> None:
+        assert world.store.workers.declare_lost(world.worker, 0)
+        assert not world.store.workers.declare_lost(world.worker, 0)
+        world.store.workers.beat(world.worker, [], [], {})
+        assert world.store.workers.get(world.worker).state == "alive"
+
+    def test_one_that_ends_in_order_hands_its_jobs_back(self, world: World) -> None:
+        job = job_of(world)
+        world.store.workers.set_state(world.worker, "gone")
+        assert world.store.jobs.get(job.id).state == "queued"
+
+
+class TestTokens:
+    def test_a_token_opens_until_it_is_revoked(self, world: World) -> None:
+        record, secret = world.store.tokens.create("laptop")
+        assert world.store.tokens.verify(secret) == record
+        assert world.store.tokens.verify(secret + "x") is None
+        assert world.store.tokens.verify("\ud800") is None
+        revoked = world.store.tokens.revoke(record.id)
+        assert revoked.revoked_at == world.clock.now
+        assert world.store.tokens.verify(secret) is None
+        world.clock.now += 1
+        assert world.store.tokens.revoke(record.id) == revoked
+        with pytest.raises(NotFound):
+            world.store.tokens.revoke(99)
+
+    def test_the_database_does_not_hold_the_secret(self, world: World) -> None:
+        _, secret = world.store.tokens.create("laptop")
+        with world.store.database.read() as connection:
+            rows = connection.exec_driver_sql("SELECT * FROM tokens").all()
+        assert secret not in str(rows)
+        assert secret.removeprefix("stoker_") not in str(rows)

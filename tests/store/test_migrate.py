@@ -1,0 +1,116 @@
+"""The schema: built by the migrations alone, up and down, and never touched by older code."""
+
+import sqlite3
+from contextlib import closing
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import inspect, text
+
+from app.errors import InvalidRequest, Unavailable
+from app.lifecycle import Intent
+from app.settings import Settings, load_settings
+from app.store import migrate, open_store
+from app.store.database import Database, has_wal_reset_bug
+from app.store.tables import metadata
+
+from .conftest import World, new_run
+
+
+def test_the_migrations_make_the_tables_of_the_code(settings: Settings) -> None:
+    migrate.upgrade(settings)
+    with closing(Database(settings)) as database, database.read() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, metadata) == []
+
+
+def test_down_to_nothing_and_up_again(settings: Settings) -> None:
+    migrate.upgrade(settings)
+    store = open_store(settings)
+    store.datasets.register("weather", "weather.h5")
+    parent, _ = store.runs.create(new_run())
+    store.runs.set_intent(parent.id, Intent.stop)
+    store.close()
+    migrate.downgrade(settings, "base")
+    with closing(Database(settings)) as database, database.read() as connection:
+        assert set(inspect(connection).get_table_names()) <= {"alembic_version"}
+    assert migrate.current(settings) is None
+    migrate.upgrade(settings)
+    assert migrate.current(settings) == migrate.head_revision()
+    assert migrate.check(settings) == []
+
+
+def test_an_upgrade_of_what_is_current_changes_nothing(world: World) -> None:
+    run = world.submit()
+    migrate.upgrade(world.settings)
+    assert world.store.runs.get(run.id) == run
+    assert world.store.schema_is_current()
+
+
+def test_a_database_of_newer_code_is_refused_with_a_way_out(world: World) -> None:
+    with world.store.database.write() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(Unavailable, match=r"newer version of Stoker.*9999") as refusal:
+        migrate.upgrade(world.settings)
+    assert refusal.value.problem_code == "database_newer"
+    assert not world.store.schema_is_current()
+    assert "9999" in migrate.check(world.settings)[0]
+
+
+def test_an_empty_database_is_said_to_be_old(settings: Settings) -> None:
+    settings.home.mkdir()
+    assert "this version needs 0001" in migrate.check(settings)[0]
+
+
+def test_a_server_out_of_reach_is_a_sentence() -> None:
+    settings = load_settings(database_url="postgresql+psycopg://nobody@127.0.0.1:1/nothing")
+    with closing(open_store(settings)) as store, pytest.raises(Unavailable, match="stoker doctor"):
+        store.ping()
+    assert "could not do its work" in migrate.check(settings)[0]
+
+
+@pytest.mark.parametrize("url", ["mysql://u@h/d", "sqlite://", "oracle://h/d"])
+def test_other_databases_are_refused(url: str) -> None:
+    with pytest.raises(InvalidRequest, match="SQLite file"):
+        open_store(load_settings(database_url=url))
+
+
+@pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
+class TestSqlite:
+    def test_connections_follow_the_recipe(self, world: World) -> None:
+        with world.store.database.read() as connection:
+            found = {
+                name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+                for name in ("foreign_keys", "synchronous", "journal_mode", "busy_timeout")
+            }
+        journal = "delete" if has_wal_reset_bug(sqlite3.sqlite_version_info) else "wal"
+        assert found == {
+            "foreign_keys": 1,
+            "synchronous": 2,
+            "journal_mode": journal,
+            "busy_timeout": 30_000,
+        }
+
+    @pytest.mark.parametrize(
+        ("version", "has_bug"),
+        [
+            ((3, 6, 23), False), ((3, 7, 0), True), ((3, 40, 1), True), ((3, 44, 5), True),
+            ((3, 44, 6), False), ((3, 45, 0), True), ((3, 50, 6), True), ((3, 50, 7), False),
+            ((3, 51, 2), True), ((3, 51, 3), False), ((3, 52, 0), False),
+        ],
+    )  # fmt: skip
+    def test_versions_with_the_wal_reset_bug(
+        self, kind: str, version: tuple[int, int, int], has_bug: bool
+    ) -> None:
+        assert has_wal_reset_bug(version) is has_bug
+
+    def test_a_damaged_file_is_found(self, world: World) -> None:
+        for _ in range(50):
+            world.submit(notes="x" * 2000)
+        world.store.close()
+        file = world.settings.home / "stoker.db"
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2 : len(data) // 2 + 8192] = b"\x55" * 8192
+        file.write_bytes(data)
+        assert migrate.check(world.settings) != []
