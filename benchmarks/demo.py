@@ -266,6 +266,10 @@ def _words_of(process: psutil.Process) -> str:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    if number == signal.SIGHUP:  # nobody looks any more, and what is printed must not fail
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(nowhere, stream.fileno())
     raise KeyboardInterrupt
 
 

@@ -29,15 +29,9 @@ def check_database(settings: "Settings") -> list[Finding]:
     """Schema and integrity, and the size of a SQLite file."""
     if not is_created(settings):
         return [Finding("database", "ok", "not there yet; the first start creates it")]
-    # Imported late, as in connect.
-    from sqlalchemy.exc import DatabaseError
+    from app.store import migrate  # SQLAlchemy: late, as in connect
 
-    from app.store import migrate
-
-    try:
-        problems = migrate.check(settings)
-    except DatabaseError as error:  # so damaged that it cannot even be asked
-        problems = [f"The database cannot be read: {error.orig}."]
+    problems = migrate.check(settings)
     if problems:
         advice = "stoker db upgrade for an old schema, else stoker db restore a backup"
         return [Finding("database", "problem", problem, advice) for problem in problems]
