@@ -1,8 +1,6 @@
 """The agent: one event loop that claims runs, supervises them, and tells what they do."""
 
-import os
 import selectors
-import signal
 import sys
 import time
 from collections import Counter
@@ -24,14 +22,15 @@ from app.store.store import Store, open_store
 from worker.exporter import Exporter, Snapshot, WorkerCollector
 from worker.host import host_facts, torch_has_cuda
 from worker.jobs import JobRunner
-from worker.launcher import PR_SET_CHILD_SUBREAPER, children_of, prctl
+from worker.launcher import PR_SET_CHILD_SUBREAPER, prctl
 from worker.logs import configure_logging
+from worker.orphans import end_orphans
 from worker.registration import describe_devices, describe_slots
 from worker.signals import Signals
-from worker.slots import AgentIndex, Slot, lock_is_free, make_slots
+from worker.slots import AgentIndex, Slot, make_slots, why_waiting
 from worker.start import Workshop
 from worker.supervisor import Asked, Stage, Supervision
-from worker.telemetry import GpuSample, GpuTelemetry, foreign_work
+from worker.telemetry import GpuSample, GpuTelemetry
 
 log = structlog.get_logger("stoker.worker")
 
@@ -266,13 +265,8 @@ class Agent:
 
     def _see_why_slots_wait(self) -> None:
         for slot in self._slots:
-            if slot.run_id is not None:
-                continue
-            gpu = self._gpu_of(slot)
-            if not lock_is_free(slot.lock_path):
-                slot.waiting = "Processes of another attempt still use this slot's device."
-            else:
-                slot.waiting = None if gpu is None else foreign_work(gpu)
+            if slot.run_id is None:
+                slot.waiting = why_waiting(slot, self._gpu_of(slot))
 
     def _read_intents(self) -> None:
         """After the doorbell: obey what users want of our runs, without waiting for the beat."""
@@ -292,18 +286,9 @@ class Agent:
         for source in (launched.control, launched.pidfd):
             if source in self._selector.get_map():
                 self._selector.unregister(source)
-        self._end_orphans()
+        launchers = {s.launched.pid for s in self._supervisions if s.launched is not None}
+        end_orphans(launchers | self._telemetry.pids() | self._jobs.pids())
         supervision.launcher_ended()
-
-    def _end_orphans(self) -> None:
-        """Kill what a killed launcher left behind; as subreaper the agent has become its parent."""
-        known = {s.launched.pid for s in self._supervisions if s.launched is not None}
-        known |= self._telemetry.pids() | self._jobs.pids()
-        while orphans := set(children_of(os.getpid())) - known:
-            for pid in orphans:
-                log.warning("a process without a launcher is killed", pid=pid)
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
 
     def _end_job(self) -> None:
         self._selector.unregister(self._jobs.pidfd)

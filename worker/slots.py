@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from worker.telemetry import GpuSample
+from worker.telemetry import GpuSample, foreign_work
 
 
 @dataclass
@@ -80,3 +80,10 @@ def make_slots(
         name = f"cpu-{agent}-{k}"
         slots.append(Slot(name=name, device_kind="cpu", lock_path=locks_dir / f"{name}.lock"))
     return slots
+
+
+def why_waiting(slot: Slot, gpu: GpuSample | None) -> str | None:
+    """A sentence for a free slot that cannot take a run now; None when it can."""
+    if not lock_is_free(slot.lock_path):
+        return "Processes of another attempt still use this slot's device."
+    return None if gpu is None else foreign_work(gpu)
