@@ -25,6 +25,7 @@ from app.store.jobs import add_job
 from app.store.records import CheckpointRecord, NewCheckpoint
 from app.store.tables import TERMINAL_VALUES, checkpoints, run_documents, runs
 
+Paths = list[str]
 SAVED, REMOVING = "saved", "removing"
 ATTEMPT_IN_PATH = re.compile(r"/attempt-(\d+)/")
 _rival = checkpoints.alias("rival")
@@ -160,7 +161,7 @@ class Checkpoints:
                 add_job(connection, "remove_artifacts", payload, self._clock())
             return _fetch(connection, checkpoint_id)
 
-    def begin_removal(self, run_id: int, paths: Sequence[str]) -> Sequence[str]:
+    def begin_removal(self, run_id: int, paths: Sequence[str]) -> Paths:
         """Mark checkpoints as about to be removed by retention; those of them that may be.
 
         Asked before files go, it keeps a restart from choosing what is vanishing.
@@ -174,7 +175,7 @@ class Checkpoints:
         with self._database.write(quiet=True) as connection:
             return sorted(connection.execute(mark).scalars())
 
-    def pinned_paths(self, run_id: int) -> Sequence[str]:
+    def pinned_paths(self, run_id: int) -> Paths:
         """Paths that retention must leave: pinned, or needed by a child."""
         wanted = select(checkpoints.c.path).where(checkpoints.c.run_id == run_id, is_held)
         with self._database.read() as connection:

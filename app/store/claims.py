@@ -85,10 +85,22 @@ def take(
         .returning(*MOVED)
     ).one()
     record_move(connection, moved, RunState.queued.value, now, worker=worker, slot=slot.name)
+    _begin_attempt(connection, moved, worker_id, worker, slot, now)
+    return _lease(connection, run, token, moved.attempt, slot, checkpoint_id)
+
+
+def _begin_attempt(
+    connection: Connection,
+    moved: Row[Any],
+    worker_id: int,
+    worker: str,
+    slot: SlotOffer,
+    now: float,
+) -> None:
     connection.execute(
         insert(attempts),
         {
-            "run_id": run.id,
+            "run_id": moved.id,
             "number": moved.attempt,
             "worker_id": worker_id,
             "worker": worker,
@@ -99,7 +111,6 @@ def take(
             "log_bytes": 0,
         },
     )
-    return _lease(connection, run, token, moved.attempt, slot, checkpoint_id)
 
 
 def _slot_for(device: str, slots: Sequence[SlotOffer]) -> SlotOffer:

@@ -5,7 +5,6 @@ from typing import Any
 
 from sqlalchemy import Select, and_, exists, literal, select, true
 
-from app.errors import LeaseLost
 from app.lifecycle import Intent, Reason, RunState
 from app.store.beats import apply_beat
 from app.store.claims import choose_run, take
@@ -13,7 +12,7 @@ from app.store.database import Database
 from app.store.records import Beat, Finish, Holder, Lease, RunRecord, SlotOffer
 from app.store.run_rows import fetch
 from app.store.tables import attempts, runs, workers
-from app.store.transitions import end_attempt
+from app.store.transitions import Ending, end_attempt
 
 LOST_RETRY_SECONDS = 5.0
 
@@ -50,18 +49,14 @@ class Leases:
         with self._database.write() as connection:
             now = self._clock()
             run = apply_beat(connection, token, finish.final, now)
-            moved = end_attempt(
-                connection,
-                runs.c.lease_token == token,
-                now,
+            ending = Ending(
                 reason=finish.reason,
                 message=finish.message,
                 made_progress=literal(finish.made_progress),
                 exit_code=finish.exit_code,
                 retry_delay_seconds=finish.retry_delay_seconds,
             )
-            if moved is None:
-                raise LeaseLost(f"The lease on run {run.id} has ended.")
+            end_attempt(connection, runs.c.lease_token == token, ending, now)
             return fetch(connection, run.id)
 
     def holders(self) -> list[Holder]:
@@ -76,19 +71,17 @@ class Leases:
             attempts.c.number == runs.c.attempt,
             attempts.c.saved_checkpoints > 0,
         )
+        ending = Ending(
+            reason=Reason.worker_lost,
+            message="The worker stopped answering: its process or its host ended, or it could not "
+            "reach the database.",
+            made_progress=and_(true(), saved.correlate(runs)),
+            exit_code=None,
+            retry_delay_seconds=LOST_RETRY_SECONDS,
+        )
+        as_seen = and_(runs.c.lease_token == token, runs.c.beat == beat)
         with self._database.write() as connection:
-            moved = end_attempt(
-                connection,
-                and_(runs.c.lease_token == token, runs.c.beat == beat),
-                self._clock(),
-                reason=Reason.worker_lost,
-                message="The worker stopped answering: its process or its host ended, or it could "
-                "not reach the database.",
-                made_progress=and_(true(), saved.correlate(runs)),
-                exit_code=None,
-                retry_delay_seconds=LOST_RETRY_SECONDS,
-            )
-            return moved is not None
+            return end_attempt(connection, as_seen, ending, self._clock()) is not None
 
 
 def _holders() -> Select[Any]:

@@ -26,9 +26,6 @@ class Page(Generic[T]):
     next_cursor: str | None
 
 
-# --- runs ---------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class NewRun:
     """A run that has passed the guard."""
@@ -195,9 +192,6 @@ class CheckpointRecord:
     state: Literal["saved", "removing"]
 
 
-# --- leases -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class SlotOffer:
     """A free slot of an agent; `device_id` is the name that the run's `devices` will show."""
@@ -275,9 +269,6 @@ class Holder:
     boot_id: str
     pid: int
     start_time: float
-
-
-# --- datasets, jobs, workers, tokens ------------------------------------------------------------
 
 
 @dataclass(frozen=True)

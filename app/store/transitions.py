@@ -1,5 +1,6 @@
 """How a run's row moves: every change of state or intent, each with its event."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
@@ -18,13 +19,12 @@ from sqlalchemy import (
 from app.lifecycle import (
     CRASH_LOOP_LOSSES,
     REASON_POLICY,
-    TERMINAL,
     Intent,
     Reason,
     RunState,
     finish_target,
 )
-from app.store.tables import attempts, events, runs
+from app.store.tables import TERMINAL_VALUES, attempts, events, runs
 
 # What a state event tells, beside where the run came from.
 MOVED = (runs.c.id, runs.c.attempt, runs.c.state, runs.c.intent, runs.c.reason, runs.c.message,
@@ -67,61 +67,71 @@ def record_move(
     )
 
 
+@dataclass(frozen=True)
+class Ending:
+    """How an attempt ended; `made_progress` may look at the run's row."""
+
+    reason: Reason
+    message: str
+    made_progress: ColumnElement[bool]
+    exit_code: int | None
+    retry_delay_seconds: float
+
+
 def end_attempt(
-    connection: Connection,
-    holding: ColumnElement[bool],
-    now: float,
-    *,
-    reason: Reason,
-    message: str,
-    made_progress: ColumnElement[bool],
-    exit_code: int | None,
-    retry_delay_seconds: float,
+    connection: Connection, holding: ColumnElement[bool], ending: Ending, now: float
 ) -> Row[Any] | None:
     """End the attempt of the running run for which `holding` is true; None when there is none.
 
     The statement itself chooses where the run goes, from the intent as it is at that moment.
     """
-    policy = REASON_POLICY[reason]
-    losses = case((made_progress, 0), else_=runs.c.losses + (0 if policy.free else 1))
-    target, why = finish_cases(reason, losses)
-    is_queued = target == RunState.queued.value
-    stays_off = target.in_([RunState.queued.value, RunState.paused.value])
     statement = (
         update(runs)
         .where(holding, runs.c.state == RunState.running.value)
-        .values(
-            state=target,
-            reason=why,
-            message=case((why == Reason.crash_loop.value, _crash_loop(message)), else_=message),
-            losses=losses,
-            retries_used=runs.c.retries_used + case((is_queued, 0 if policy.free else 1), else_=0),
-            retry_at=case((is_queued, literal(now + retry_delay_seconds, Double)), else_=null()),
-            finished_at=case((target.in_(_TERMINAL), literal(now, Double)), else_=null()),
-            worker=case((stays_off, null()), else_=runs.c.worker),
-            worker_id=case((stays_off, null()), else_=runs.c.worker_id),
-            lease_token=None,
-            version=runs.c.version + 1,
-            last_event_seq=runs.c.last_event_seq + 1,
-        )
+        .values(_values_after(ending, now))
         .returning(*MOVED)
     )
     moved = connection.execute(statement).one_or_none()
     if moved is None:
         return None
-    record_move(connection, moved, RunState.running.value, now, ended_by=reason.value)
+    reason = ending.reason.value
+    record_move(connection, moved, RunState.running.value, now, ended_by=reason)
     connection.execute(
         update(attempts)
         .where(attempts.c.run_id == moved.id, attempts.c.number == moved.attempt)
         .values(
             state="retried" if moved.state == RunState.queued.value else moved.state,
-            reason=reason.value,
-            message=message,
+            reason=reason,
+            message=ending.message,
             finished_at=now,
-            exit_code=exit_code,
+            exit_code=ending.exit_code,
         )
     )
     return moved
+
+
+def _values_after(ending: Ending, now: float) -> dict[str, Any]:
+    is_free = REASON_POLICY[ending.reason].free
+    losses = case((ending.made_progress, 0), else_=runs.c.losses + (0 if is_free else 1))
+    target, why = finish_cases(ending.reason, losses)
+    is_queued = target == RunState.queued.value
+    is_off = target.in_([RunState.queued.value, RunState.paused.value])
+    is_loop = why == Reason.crash_loop.value
+    retry_at = literal(now + ending.retry_delay_seconds, Double)
+    return {
+        "state": target,
+        "reason": why,
+        "message": case((is_loop, _crash_loop(ending.message)), else_=ending.message),
+        "losses": losses,
+        "retries_used": runs.c.retries_used + case((is_queued, 0 if is_free else 1), else_=0),
+        "retry_at": case((is_queued, retry_at), else_=null()),
+        "finished_at": case((target.in_(TERMINAL_VALUES), literal(now, Double)), else_=null()),
+        "worker": case((is_off, null()), else_=runs.c.worker),
+        "worker_id": case((is_off, null()), else_=runs.c.worker_id),
+        "lease_token": None,
+        "version": runs.c.version + 1,
+        "last_event_seq": runs.c.last_event_seq + 1,
+    }
 
 
 def finish_cases(
@@ -155,25 +165,11 @@ def finish_cases(
     return case(*states), case(*reasons)
 
 
-_TERMINAL = [state.value for state in TERMINAL]
-
-
 def _crash_loop(message: str) -> ColumnElement[str]:
     return literal(
         f"{CRASH_LOOP_LOSSES} attempts in a row ended without saving progress, so it is not tried "
         f"again. The last one: {message}"
     )
-
-
-def add_events(connection: Connection, run_id: int, rows: list[dict[str, Any]]) -> None:
-    """Append events `{t, attempt, kind, data}` with the run's next numbers."""
-    last = connection.execute(
-        update(runs)
-        .where(runs.c.id == run_id)
-        .values(last_event_seq=runs.c.last_event_seq + len(rows))
-        .returning(runs.c.last_event_seq)
-    ).scalar_one()
-    insert_events(connection, run_id, last, rows)
 
 
 def insert_events(

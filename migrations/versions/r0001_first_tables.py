@@ -44,6 +44,7 @@ def upgrade() -> None:
     _create_workers()
     _create_jobs()
     _create_runs()
+    _index_runs()
     _create_attempts()
     _create_checkpoints()
     _create_events()
@@ -226,6 +227,9 @@ def _create_runs() -> None:
         sa.UniqueConstraint("lease_token", name="uq_runs_lease_token"),
         sqlite_autoincrement=True,
     )
+
+
+def _index_runs() -> None:
     op.create_index(
         "ix_runs_claim",
         "runs",
