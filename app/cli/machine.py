@@ -25,7 +25,7 @@ def gpus(as_json: JsonOption = False) -> None:
         print_json({"data": devices})
         return
     print_table(
-        ["worker", "gpu", "name", "memory used", "memory", "other programs"],
+        ["worker", "gpu", "name", "busy", "memory used", "memory", "programs"],
         [_device_row(device) for device in devices],
         "No worker sees a GPU; runs train on the CPU. `stoker doctor` says what it found.",
     )
@@ -36,10 +36,15 @@ def _device_row(device: Document) -> tuple[object, ...]:
         device["worker"],
         device.get("index"),
         device.get("name"),
-        size(device.get("memory_used_bytes")),
-        size(device.get("memory_total_bytes")),
-        len(device.get("foreign_processes") or ()) or None,
+        _percent(device.get("utilization")),
+        size(device.get("used_memory_bytes")),
+        size(device.get("total_memory_bytes")),
+        len(device.get("processes") or ()) or None,
     )
+
+
+def _percent(ratio: float | None) -> str | None:
+    return None if ratio is None else f"{ratio:.0%}"
 
 
 def queue(as_json: JsonOption = False) -> None:
