@@ -48,14 +48,16 @@ def test_an_upgrade_of_what_is_current_changes_nothing(world: World) -> None:
     assert world.store.schema_is_current()
 
 
-def test_a_database_of_newer_code_is_refused_with_a_way_out(world: World) -> None:
-    with world.store.database.write() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+def test_a_database_of_newer_code_is_refused_with_a_way_out(settings: Settings) -> None:
+    migrate.upgrade(settings)
+    with closing(open_store(settings)) as store:
+        with store.database.write() as connection:
+            connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        assert not store.schema_is_current()
     with pytest.raises(Unavailable, match=r"newer version of Stoker.*9999") as refusal:
-        migrate.upgrade(world.settings)
+        migrate.upgrade(settings)
     assert refusal.value.problem_code == "database_newer"
-    assert not world.store.schema_is_current()
-    assert "9999" in migrate.check(world.settings)[0]
+    assert "9999" in migrate.check(settings)[0]
 
 
 def test_an_empty_database_is_said_to_be_old(settings: Settings) -> None:
