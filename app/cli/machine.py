@@ -1,6 +1,6 @@
 """The machine and the service: gpus, queue, workers, presets."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -8,6 +8,8 @@ from app.cli.connect import connect
 from app.cli.output import JsonOption, ago, print_json, print_table, size
 
 Document = dict[str, Any]
+
+PRESENT = ("alive", "draining")
 
 
 def gpus(as_json: JsonOption = False) -> None:
@@ -17,7 +19,7 @@ def gpus(as_json: JsonOption = False) -> None:
     devices = [
         {"worker": worker["name"], **device}
         for worker in workers
-        if worker["state"] in ("alive", "draining")
+        if worker["state"] in PRESENT
         for device in worker["devices"]
         if device.get("kind") != "cpu"
     ]
@@ -71,10 +73,15 @@ def queue(as_json: JsonOption = False) -> None:
     )
 
 
-def workers(as_json: JsonOption = False) -> None:
+def workers(
+    include_ended: Annotated[
+        bool, typer.Option("--all", help="Also those that have ended or were lost.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
     """List workers and what their slots do."""
     with connect() as client:
-        rows = client.workers()
+        rows = [row for row in client.workers() if include_ended or row["state"] in PRESENT]
     if as_json:
         print_json({"data": rows})
         return
@@ -92,7 +99,7 @@ def workers(as_json: JsonOption = False) -> None:
             for worker in rows
             for slot in worker["slots"] or [{"name": "–"}]
         ],
-        "No worker has ever reported. `stoker up` or `stoker worker` starts one.",
+        "No worker is alive. `stoker up` or `stoker worker` starts one.",
     )
 
 
