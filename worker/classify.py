@@ -59,7 +59,7 @@ def _said_by_trainer(end: dict[str, Any] | None) -> Verdict | None:
     if end is None:
         return None
     try:
-        reason = Reason(end.get("reason"))
+        reason = Reason(str(end.get("reason")))
     except ValueError:
         return None
     return Verdict(reason, str(end.get("message") or ""), end.get("result"))

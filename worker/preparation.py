@@ -73,7 +73,7 @@ def require_fit(lease: Lease, spec: RunSpec, slot: Slot, gpu: GpuSample | None) 
 def slot_facts(lease: Lease, slot: Slot, gpu: GpuSample | None) -> Facts:
     """What the rules may know about the place where the run would train."""
     cpu = DeviceFacts("cpu", "cpu")
-    devices = (cpu,)
+    devices: tuple[DeviceFacts, ...] = (cpu,)
     if gpu is not None and slot.gpu is not None:
         used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
         free = None if used is None or total is None else total - used
