@@ -36,6 +36,9 @@ def create(
     services: Services, request: Document, idempotency: Idempotency | None
 ) -> tuple[RunRecord, bool]:
     """Guard the request and store the run; (run, whether it is new)."""
+    made = _made_before(services, idempotency)
+    if made is not None:
+        return made, False
     new = _new_run(plan_request(services, request))
     return services.store.runs.create(new, idempotency=idempotency)
 
@@ -48,12 +51,20 @@ def restart(
     if_version: int | None,
 ) -> tuple[RunRecord, bool]:
     """Guard the patched request and store the child, with the parent's stop; (run, is new)."""
+    made = _made_before(services, idempotency)
+    if made is not None:
+        return made, False
     documents = services.store.runs.documents(parent_id)
     request = _patched(documents.request, body)
     new = _new_run(plan_request(services, request))
     carry = _carry(documents.spec, new.spec, body)
     order = Restart(parent_id=parent_id, from_=body.from_, carry=carry.as_json(), force=body.force)
     return services.store.runs.restart(order, new, idempotency=idempotency, if_version=if_version)
+
+
+def _made_before(services: Services, idempotency: Idempotency | None) -> RunRecord | None:
+    # Asked before the guard: the world may have changed since, and the run is there all the same.
+    return services.store.runs.made_by(idempotency) if idempotency is not None else None
 
 
 def idempotency_of(key: str | None, scope: str, document: Any) -> Idempotency | None:

@@ -23,7 +23,14 @@ from app.store.records import (
     WatchMark,
 )
 from app.store.run_rows import CLAIM_ORDER, fetch, lock, matches, missing, select_runs, to_records
-from app.store.submission import claim_key, insert_restart, insert_run, remember_key, set_labels
+from app.store.submission import (
+    claim_key,
+    find_key,
+    insert_restart,
+    insert_run,
+    remember_key,
+    set_labels,
+)
 from app.store.tables import (
     TERMINAL_VALUES,
     attempts,
@@ -85,6 +92,12 @@ class Runs:
             run_id = insert_restart(connection, restart, new, now, if_version)
             remember_key(connection, idempotency, run_id)
             return fetch(connection, run_id), True
+
+    def made_by(self, idempotency: Idempotency) -> RunRecord | None:
+        """The run that an earlier request with this key made. InvalidRequest as `create`."""
+        with self._database.read() as connection:
+            known = find_key(connection, idempotency)
+            return None if known is None else fetch(connection, known)
 
     # --- look at ----------------------------------------------------------------------------
 

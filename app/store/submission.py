@@ -31,7 +31,15 @@ def claim_key(connection: Connection, given: Idempotency | None, now: float) -> 
     row = {"scope": given.scope, "key": given.key, "body_hash": given.body_hash, "created_at": now}
     if insert_unless_there(connection, idempotency_keys, row):
         return None
-    known = connection.execute(select(idempotency_keys).where(*_is_key(given))).one()
+    return find_key(connection, given)
+
+
+def find_key(connection: Connection, given: Idempotency) -> int | None:
+    """The run that this key has made, or None. InvalidRequest as `claim_key`."""
+    wanted = select(idempotency_keys).where(*_is_key(given))
+    known = connection.execute(wanted).one_or_none()
+    if known is None:
+        return None
     if known.body_hash != given.body_hash:
         raise InvalidRequest(
             "This Idempotency-Key came before with another body, so it is not clear which run is "

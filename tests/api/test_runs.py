@@ -145,6 +145,15 @@ def test_a_repeated_request_with_the_same_key_gives_the_same_run(api, player):
     assert len(api.get("/runs").json()["data"]) == 1
 
 
+def test_a_repeated_request_is_answered_whatever_the_guard_would_say_now(api, player, store):
+    headers = {"Idempotency-Key": "abc"}
+    first = api.post("/runs", json=SPEC, headers=headers)
+    store.datasets.register("weather", "weather.h5")  # is being inspected again
+    assert api.post("/runs", json=SPEC).status_code == 409
+    again = api.post("/runs", json=SPEC, headers=headers)
+    assert (again.status_code, again.json()["id"]) == (200, first.json()["id"])
+
+
 def test_a_key_in_flight_is_a_conflict(api, player):
     with api.services.in_flight.only_one("runs", "abc"):
         answer = api.post("/runs", json=SPEC, headers={"Idempotency-Key": "abc"})

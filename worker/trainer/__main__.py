@@ -1,6 +1,7 @@
 """`python -m worker.trainer ATTEMPT_DIR`: runs one attempt and says in `end` how it ended."""
 
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -38,4 +39,9 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    code = main(Path(sys.argv[1]))
+    # Not sys.exit: taking torch apart lasts over a second, which every stop would wait for.
+    # Events, losses and checkpoints are on disk by now; only the log has a buffer.
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
