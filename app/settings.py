@@ -1,5 +1,8 @@
-"""Settings of one installation: environment (STOKER_*), then `stoker.toml`, then defaults."""
+"""Settings of one installation: environment (STOKER_*), then HOME/stoker.toml, then defaults."""
 
+import os
+import tomllib
+from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -15,6 +18,9 @@ from pydantic_settings import (
 
 from app.errors import InvalidRequest
 
+DEFAULT_HOME = Path("~/.stoker")
+# Read by app.client: how a client finds a service that is elsewhere.
+CLIENT_NAMES = {"URL", "TOKEN"}
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1", "[::1]")
 
 
@@ -25,14 +31,25 @@ class SettingsError(InvalidRequest):
 class Settings(BaseSettings):
     """Every setting; the name in the environment is the field's in capitals after STOKER_."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="STOKER_", toml_file="stoker.toml", extra="forbid", frozen=True
-    )
+    model_config = SettingsConfigDict(env_prefix="STOKER_", extra="forbid", frozen=True)
 
-    home: Path = Field(default=Path("~/.stoker"), description="Database, token, artifacts, caches.")
-    database_url: str = Field(default="", description="SQLAlchemy URL; default SQLite in HOME.")
-    data_root: Path = Field(default=Path(), description="Where datasets lie; default HOME/data.")
-    artifact_root: Path = Field(default=Path(), description="Checkpoints; default HOME/artifacts.")
+    home: Path = Field(
+        default=DEFAULT_HOME,
+        validate_default=True,
+        description="Database, token, artifacts, caches, stoker.toml.",
+    )
+    database_url: str = Field(
+        default_factory=lambda given: f"sqlite:///{given['home'] / 'stoker.db'}",
+        description="SQLAlchemy URL; default SQLite in HOME.",
+    )
+    data_root: Path = Field(
+        default_factory=lambda given: given["home"] / "data",
+        description="Where datasets lie; default HOME/data.",
+    )
+    artifact_root: Path = Field(
+        default_factory=lambda given: given["home"] / "artifacts",
+        description="Checkpoints; default HOME/artifacts.",
+    )
     host: str = Field(default="127.0.0.1", description="Address the API binds.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port of the API; 0 = a free one.")
     exporter_host: str = Field(default="127.0.0.1", description="Address of the worker's exporter.")
@@ -45,7 +62,7 @@ class Settings(BaseSettings):
     slots: int | None = Field(
         default=None, ge=1, le=256, description="Runs at once; default: GPUs."
     )
-    standby: Literal[0] = Field(default=0, description="Warm trainers; more than 0 comes later.")
+    standby: int = Field(default=0, ge=0, description="Warm trainers; more than 0 comes later.")
     beat_seconds: float = Field(default=2.0, ge=0.05, le=60, description="Seconds between beats.")
     stop_grace_seconds: float = Field(
         default=60.0, ge=0, le=3600, description="Seconds from SIGTERM to SIGKILL."
@@ -63,7 +80,9 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        home = init_settings().get("home") or env_settings().get("home") or DEFAULT_HOME
+        file = Path(home).expanduser() / "stoker.toml"
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, file)
 
     @field_validator("allowed_hosts", mode="before")
     @classmethod
@@ -79,17 +98,27 @@ class Settings(BaseSettings):
             raise ValueError("remote artifact roots are not available yet; give a local folder")
         return value
 
+    @field_validator("home", "data_root", "artifact_root")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @field_validator("standby")
+    @classmethod
+    def _no_standby_yet(cls, value: int) -> int:
+        if value > 0:
+            raise ValueError("warm trainers are not available yet; leave it at 0")
+        return value
+
+    @field_validator("guard")
+    @classmethod
+    def _no_speed_rules_yet(cls, value: str) -> str:
+        if value == "warn":
+            raise ValueError("there are no speed rules yet that it could turn into warnings")
+        return value
+
     @model_validator(mode="after")
-    def _derive(self) -> Self:
-        home = self.home.expanduser().absolute()
-        derived: dict[str, Any] = {
-            "home": home,
-            "data_root": _or_default(self.data_root, home / "data"),
-            "artifact_root": _or_default(self.artifact_root, home / "artifacts"),
-            "database_url": self.database_url or f"sqlite:///{home / 'stoker.db'}",
-        }
-        for name, value in derived.items():
-            object.__setattr__(self, name, value)  # frozen for everybody else
+    def _token_unless_loopback(self) -> Self:
         if self.auth == "none" and not is_loopback(self.host):
             raise ValueError(
                 f"AUTH=none with HOST={self.host}: without a token anybody who reaches this "
@@ -114,10 +143,6 @@ class Settings(BaseSettings):
         return self.home / "presets"
 
 
-def _or_default(given: Path, default: Path) -> Path:
-    return default if given == Path() else given.expanduser().absolute()
-
-
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach the address."""
     if host in LOOPBACK_NAMES:
@@ -133,12 +158,38 @@ def load_settings(**overrides: Any) -> Settings:
 
     A value given in `overrides` (None: not given) goes before the environment.
     """
+    _refuse_unknown_names()
     try:
         return Settings(**{name: value for name, value in overrides.items() if value is not None})
     except ValidationError as error:
-        lines = [
-            f"STOKER_{'_'.join(str(part) for part in item['loc']).upper() or 'SETTINGS'}: "
-            f"{item['msg'].removeprefix('Value error, ')}"
-            for item in error.errors()
-        ]
+        lines = [_sentence(item["loc"], item["type"], item["msg"]) for item in error.errors()]
         raise SettingsError("; ".join(lines)) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise SettingsError(f"stoker.toml in HOME cannot be read: {error}") from None
+
+
+def _sentence(loc: tuple[int | str, ...], kind: str, message: str) -> str:
+    name = "_".join(str(part) for part in loc).upper() or "SETTINGS"
+    if kind == "extra_forbidden":
+        return f"stoker.toml: there is no setting {name.lower()}{_meant(name)}"
+    return f"STOKER_{name}: {message.removeprefix('Value error, ')}"
+
+
+def _refuse_unknown_names() -> None:
+    """A misspelt setting would be ignored, and the service would not do what it was told."""
+    known = {name.upper() for name in Settings.model_fields} | CLIENT_NAMES
+    given = [name.upper().removeprefix("STOKER_") for name in os.environ if _is_ours(name)]
+    unknown = [
+        f"STOKER_{name} is not a setting{_meant(name)}" for name in given if name not in known
+    ]
+    if unknown:
+        raise SettingsError("; ".join(unknown))
+
+
+def _is_ours(name: str) -> bool:
+    return name.upper().startswith("STOKER_")
+
+
+def _meant(name: str) -> str:
+    close = get_close_matches(name, [field.upper() for field in Settings.model_fields], n=1)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -6,8 +6,9 @@ from app.settings import SettingsError, is_loopback, load_settings
 
 
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def home(monkeypatch, tmp_path):
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path))
+    return tmp_path
 
 
 def test_everything_lies_under_home_by_default(tmp_path):
@@ -24,6 +25,35 @@ def test_environment_goes_before_the_file(tmp_path, monkeypatch):
     assert (settings.port, settings.log_level) == (4321, "debug")
 
 
+def test_the_file_lies_in_the_home_that_is_asked_for(tmp_path, monkeypatch):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "stoker.toml").write_text("port = 7\n")
+    assert load_settings(home=tmp_path / "other").port == 7
+    monkeypatch.chdir(tmp_path / "other")
+    assert load_settings().port == 8000
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("port = ", "cannot be read"),
+        ("prot = 1", "did you mean PORT"),
+        ("port = 'x'", "STOKER_PORT"),
+    ],
+)
+def test_a_wrong_file_is_a_sentence(tmp_path, text, words):
+    (tmp_path / "stoker.toml").write_text(text)
+    with pytest.raises(SettingsError, match=words):
+        load_settings()
+
+
+def test_a_default_may_be_said_and_a_relative_root_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("STOKER_STANDBY", "0")
+    monkeypatch.setenv("STOKER_DATA_ROOT", ".")
+    monkeypatch.chdir(tmp_path)
+    assert load_settings().data_root == tmp_path
+
+
 def test_hosts_are_given_with_commas(monkeypatch):
     monkeypatch.setenv("STOKER_ALLOWED_HOSTS", "gpu.example, box")
     assert load_settings().allowed_hosts == ("gpu.example", "box")
@@ -34,7 +64,9 @@ def test_hosts_are_given_with_commas(monkeypatch):
     [
         ("PORT", "99999", "less than or equal"),
         ("BEAT_SECONDS", "0", "greater than"),
-        ("STANDBY", "1", "0"),
+        ("STANDBY", "1", "not available yet"),
+        ("GUARD", "warn", "no speed rules yet"),
+        ("PROT", "1", "not a setting; did you mean PORT"),
         ("AUTH", "maybe", "token"),
         ("ARTIFACT_ROOT", "s3://bucket", "not available yet"),
     ],
