@@ -55,7 +55,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True)
 class ReasonPolicy:
-    """What an attempt's end leads to. `free` retries do not use up `policy.max_retries`."""
+    """What an attempt's end leads to. `free` retries use up no budget and are no crash loop."""
 
     outcome: Literal["succeed", "retry", "fail"]
     free: bool = False
@@ -148,9 +148,11 @@ def finish_target(
         return RunState.failed, reason
     if intent is Intent.pause:
         return RunState.paused, Reason.pause_requested
+    if policy.free:
+        return RunState.queued, reason
     if losses >= CRASH_LOOP_LOSSES:
         return RunState.failed, Reason.crash_loop
-    if policy.free or retries_used < max_retries:
+    if retries_used < max_retries:
         return RunState.queued, reason
     return RunState.failed, reason
 

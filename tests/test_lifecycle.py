@@ -52,11 +52,14 @@ def test_retries_spend_the_budget_unless_they_are_free():
     assert target(Reason.drained, 3) is RunState.queued
 
 
-def test_losses_without_progress_are_a_crash_loop_even_when_retries_are_free():
-    result = finish_target(
-        Reason.drained, Intent.run, retries_used=0, max_retries=3, losses=CRASH_LOOP_LOSSES
-    )
-    assert result == (RunState.failed, Reason.crash_loop)
+def test_losses_without_progress_are_a_crash_loop_unless_the_retry_is_free():
+    def target(reason):
+        return finish_target(
+            reason, Intent.run, retries_used=0, max_retries=9, losses=CRASH_LOOP_LOSSES
+        )
+
+    assert target(Reason.crashed) == (RunState.failed, Reason.crash_loop)
+    assert target(Reason.drained) == (RunState.queued, Reason.drained)
 
 
 def test_a_pause_keeps_the_run_but_not_past_a_failure():

@@ -6,7 +6,10 @@ import jsonpatch
 import jsonpointer
 
 from app.errors import InvalidRequest
-from app.spec.layers import Document, merge_patch
+from app.spec.layers import Document, leaves, merge_patch
+
+# A spec has about a hundred values; operations that copy could double a document without end.
+MAX_VALUES = 10_000
 
 
 def apply_merge_patch(request: Document, patch: Document) -> Document:
@@ -25,6 +28,10 @@ def apply_json_patch(request: Document, operations: list[dict[str, Any]]) -> Doc
                 f"Operation {position} of the patch does not apply: {error}. "
                 "Paths are JSON Pointers into the run's request, see GET /runs/{id}/spec."
             ) from None
+        if sum(1 for _ in leaves(patched)) > MAX_VALUES:
+            raise InvalidRequest(
+                f"Operation {position} of the patch makes a request of over {MAX_VALUES:,} values."
+            )
     if not isinstance(patched, dict):
         raise InvalidRequest("The patch would leave something that is not a run spec.")
     return patched

@@ -59,12 +59,13 @@ def choose_preset(
     preset = catalog.get(name)
     if preset is not None:
         return preset, []
+    there = f"There is no preset {name!r}; there are {', '.join(catalog.names)}."
     return None, [
         Issue(
-            code="unknown_preset",
+            code="broken_preset" if name in catalog.broken else "unknown_preset",
             severity="error",
             loc=["preset"],
-            message=f"There is no preset {name!r}; there are {', '.join(catalog.names)}.",
+            message=catalog.broken.get(name, there),
             why="A preset that is not found would silently leave its settings at the defaults.",
             fix=[PatchOp(op="remove", path="/preset")],
         )

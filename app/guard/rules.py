@@ -172,6 +172,19 @@ def parts_are_not_empty(spec: RunSpec, facts: Facts) -> Iterator[Issue]:
         )
 
 
+def best_can_be_told(spec: RunSpec, facts: Facts) -> Iterator[Issue]:
+    """Without a validation part nothing is best, which is said where best ones were asked for."""
+    sizes = spec_part_sizes(spec, facts)
+    if sizes is not None and sizes.validation == 0 and spec.checkpoint.keep_best > 0:
+        yield Issue(
+            code="nothing_is_best",
+            severity="warning",
+            loc=["checkpoint", "keep_best"],
+            message="There is no validation part, so no checkpoint is the best.",
+            why=f"0 of {sum(sizes)} samples are held out; only the newest checkpoints are kept.",
+        )
+
+
 def evaluation_happens(spec: RunSpec, _: Facts) -> Iterator[Issue]:
     """What early stopping watches is computed at some time."""
     never = spec.evaluation.every_epochs is None and spec.evaluation.every_steps is None
@@ -247,6 +260,7 @@ RULES: tuple[Rule, ...] = (
     arrays_exist,
     sequence_shapes,
     parts_are_not_empty,
+    best_can_be_told,
     evaluation_happens,
     monitors_exist,
     precision_fits_device,

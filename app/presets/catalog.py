@@ -1,7 +1,7 @@
 """The presets there are: the packaged ones and the user's own in HOME/presets."""
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from app.errors import InvalidRequest
+from app.spec.layers import overlay, with_default_kinds
+from app.spec.parse import parse_spec
 
 GIB = 2**30
 # Drivers report a little less than the name on the box: 24 GB cards show 23.6 GiB.
@@ -37,15 +38,16 @@ class Preset(BaseModel):
     source: Literal["packaged", "user"] = Field(description="Where it comes from.")
 
 
-class PresetError(InvalidRequest):
-    code, title = "invalid_preset", "A preset file is not valid"
-
-
 @dataclass(frozen=True)
 class Catalog:
-    """All presets by name; a user's preset hides a packaged one of the same name."""
+    """All presets by name; a user's preset hides a packaged one of the same name.
+
+    `broken` has a sentence for each file that could not be used, by the preset's name: one bad file
+    must not keep anybody from the others.
+    """
 
     presets: Mapping[str, Preset]
+    broken: Mapping[str, str]
 
     @property
     def names(self) -> list[str]:
@@ -72,18 +74,31 @@ def _memory(preset: Preset) -> float:
 
 
 def load_catalog(user_dir: Path) -> Catalog:
-    """Read every preset; a broken file raises PresetError with its name and what is wrong."""
-    packaged = (item for item in files("app.presets").iterdir() if item.name.endswith(".toml"))
-    texts = [(item.name, item.read_text("utf-8"), "packaged") for item in packaged]
-    if user_dir.is_dir():
-        texts += [(str(p), p.read_text("utf-8"), "user") for p in sorted(user_dir.glob("*.toml"))]
-    return Catalog({preset.name: preset for preset in _parse_all(texts)})
-
-
-def _parse_all(texts: Iterable[tuple[str, str, str]]) -> Iterable[Preset]:
-    for path, text, source in texts:
+    """Read every preset: the packaged ones, then the user's."""
+    packaged = [item for item in files("app.presets").iterdir() if item.name.endswith(".toml")]
+    own = sorted(user_dir.glob("*.toml")) if user_dir.is_dir() else []
+    presets: dict[str, Preset] = {}
+    broken: dict[str, str] = {}
+    for item in [*packaged, *own]:
+        source: Literal["packaged", "user"] = "user" if item in own else "packaged"
+        name = item.name.removesuffix(".toml")
+        presets.pop(name, None)
         try:
-            yield Preset(name=Path(path).stem, source=source, **tomllib.loads(text))
-        except (tomllib.TOMLDecodeError, ValidationError, TypeError) as error:
-            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-            raise PresetError(f"The preset file {path} cannot be used: {reason}.") from None
+            presets[name] = _parse(name, source, item.read_text("utf-8"))
+        except (OSError, ValueError, TypeError) as error:
+            broken[name] = f"The preset file {item} cannot be used: {_reason(error)}."
+    return Catalog(presets, broken)
+
+
+def _parse(name: str, source: Literal["packaged", "user"], text: str) -> Preset:
+    """Raises ValueError, or what it is made of, with what is wrong."""
+    preset = Preset(name=name, source=source, **tomllib.loads(text))
+    whole = overlay({"recipe": {"kind": "sequence"}, "data": {"dataset": "any"}}, preset.spec)
+    _, issues = parse_spec(with_default_kinds(whole))
+    if issues:
+        raise ValueError(issues[0].message.rstrip("."))
+    return preset
+
+
+def _reason(error: Exception) -> str:
+    return error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)

@@ -52,7 +52,8 @@ def resolved_shuffle(
     """(shuffle, shuffle_group) with `auto` settled for `data_bytes` of data."""
     shuffle = loader.shuffle
     if shuffle == "auto":
-        shuffle = "full" if data_bytes <= FULL_SHUFFLE_BYTES else "block"
+        in_blocks = loader.shuffle_group != "auto" or data_bytes > FULL_SHUFFLE_BYTES
+        shuffle = "block" if in_blocks else "full"
     if shuffle == "block" and loader.shuffle_group == "auto":
         return shuffle, SHUFFLE_GROUP_SAMPLES
     return shuffle, loader.shuffle_group

@@ -92,11 +92,17 @@ class ChunkedLoader(SpecModel):
     residency: Literal["auto", "resident", "stream"] = "auto"
     """All data on the device, or chunks in turn; auto: resident if it fits. Default auto."""
     chunk_size: ChunkSize = "auto"
-    """Bytes of one chunk ("12GiB") or share of free device memory ("75%"); default auto."""
+    """While streaming, bytes of a chunk ("12GiB") or share of memory ("75%"); default auto."""
     shuffle: Literal["auto", "full", "block", "none"] = "auto"
     """Shuffle all samples, blocks and samples within groups of them, or nothing; default auto."""
     shuffle_group: Literal["auto"] | Annotated[int, Field(ge=1, le=2**40)] = "auto"
     """Samples shuffled together under block; fixed when the spec is resolved. Default auto."""
+
+    @model_validator(mode="after")
+    def _a_group_is_for_blocks(self) -> Self:
+        if self.shuffle_group != "auto" and self.shuffle in ("full", "none"):
+            raise ValueError("shuffle_group needs shuffle: block")
+        return self
 
 
 class DataLoaderLoader(SpecModel):

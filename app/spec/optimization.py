@@ -1,6 +1,6 @@
 """Optimizer, learning-rate schedule and weight averaging."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -60,10 +60,23 @@ class Constant(SpecModel):
 
 
 class _Warmup(SpecModel):
-    warmup_fraction: Fraction = 0.1
-    """Share of all steps spent warming up, 0 to 1; default 0.1."""
+    warmup_fraction: Fraction | None = 0.1
+    """Share of all steps spent warming up, 0 to 1; default 0.1, null with warmup_steps."""
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None
     """Warm-up in steps, instead of the fraction; default none."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_take_the_place_of_the_fraction(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("warmup_steps") is not None:
+            return {"warmup_fraction": None, **given}
+        return given
+
+    @model_validator(mode="after")
+    def _one_of_the_two(self) -> Self:
+        if (self.warmup_fraction is None) == (self.warmup_steps is None):
+            raise ValueError("give either warmup_fraction or warmup_steps")
+        return self
 
 
 class OneCycle(_Warmup):
@@ -71,8 +84,8 @@ class OneCycle(_Warmup):
 
     kind: Literal["onecycle"] = "onecycle"
     """One cycle: Smith & Topin, 2018."""
-    warmup_fraction: Fraction = 0.3
-    """Share of all steps on the way up, 0 to 1; default 0.3."""
+    warmup_fraction: Fraction | None = 0.3
+    """Share of all steps on the way up, 0 to 1; default 0.3, null with warmup_steps."""
     div_factor: Annotated[float, Field(ge=1.0, le=1e9)] = 25.0
     """lr over the first learning rate; default 25."""
     final_div_factor: Annotated[float, Field(ge=1.0, le=1e12)] = 10_000.0

@@ -69,3 +69,10 @@ def test_json_patch_operations_apply_to_the_request():
 def test_an_operation_that_does_not_apply_is_refused_with_a_sentence(operation):
     with pytest.raises(InvalidRequest):
         apply_json_patch(REQUEST, [operation])
+
+
+def test_operations_that_double_the_document_end_in_time():
+    double = [{"op": "copy", "from": "/labels", "path": f"/labels/x{n}"} for n in range(40)]
+    start = [{"op": "add", "path": "/labels", "value": {"a": "b"}}]
+    with pytest.raises(InvalidRequest, match="over 10,000 values"):
+        apply_json_patch(REQUEST, start + double)

@@ -82,11 +82,11 @@ def test_what_is_shuffled_together_is_fixed_at_submission():
 )
 def test_each_error_is_found_and_its_fix_removes_it(change, data, code):
     plan = plan_of(change, data=data)
-    assert codes(plan) == [code]
+    assert [issue.code for issue in plan.errors] == [code]
     with pytest.raises(SpecRejected) as caught:
         plan.require_ok()
     assert caught.value.extensions["issues"][0]["code"] == code
-    operations = [op.model_dump(mode="json") for op in plan.issues[0].fix]
+    operations = [op.model_dump(mode="json") for op in plan.errors[0].fix]
     assert operations, "an error that can be mended by a patch says how"
     fixed = make_plan(jsonpatch.apply_patch(plan.request, operations), facts(), CATALOG)
     assert fixed.errors == []
@@ -121,6 +121,19 @@ def test_validation_from_another_dataset_must_have_the_same_arrays():
     plan = plan_of(data={"split": split}, known=facts(other))
     assert codes(plan) == ["array_mismatch"]
     assert plan.issues[0].loc == ["data", "split", "validation"]
+
+
+def test_a_shuffle_group_asks_for_blocks():
+    plan = plan_of(data={"loader": {"shuffle_group": 64}})
+    loader = plan.require_ok()["data"]["loader"]
+    assert (loader["shuffle"], loader["shuffle_group"]) == ("block", 64)
+
+
+def test_without_a_validation_part_nothing_is_best_which_is_said():
+    plan = plan_of(data={"split": {"validation_fraction": 0.0}})
+    assert codes(plan) == ["nothing_is_best"]
+    silent = plan_of({"checkpoint": {"keep_best": 0}}, data={"split": {"validation_fraction": 0.0}})
+    assert silent.issues == []
 
 
 def test_a_run_that_nobody_can_claim_is_said_but_not_refused():

@@ -6,7 +6,7 @@ import pytest
 
 from app.guard.facts import Facts
 from app.guard.plan import make_plan
-from app.presets.catalog import GIB, PresetError, load_catalog
+from app.presets.catalog import GIB, load_catalog
 
 PACKAGED = load_catalog(Path("/nonexistent"))
 
@@ -53,9 +53,18 @@ def test_a_users_preset_is_found_and_hides_a_packaged_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["[spec", "spec = 3\n", 'description = "x"\n', 'description = "x"\nfoo = 1\n[spec]\n']
-)
-def test_a_broken_preset_is_named(tmp_path, text):
-    (tmp_path / "broken.toml").write_text(text)
-    with pytest.raises(PresetError, match=r"broken\.toml"):
-        load_catalog(tmp_path)
+    "content",
+    [b"[spec", b"spec = 3\n", b'description = "x"\n', b'description = "x"\nfoo = 1\n[spec]\n',
+     b"\xff\xfe", b'description = "x"\n[spec.training]\nepochs = "many"\n',
+     b'description = "x"\n[spec.optimizer]\nlr = nan\n'],
+)  # fmt: skip
+def test_a_broken_preset_is_refused_by_name_and_leaves_the_others(tmp_path, content):
+    (tmp_path / "mine.toml").write_bytes(content)
+    (tmp_path / "cpu.toml").mkdir()
+    catalog = load_catalog(tmp_path)
+    assert set(catalog.broken) == {"mine", "cpu"}
+    assert "mine.toml cannot be used" in catalog.broken["mine"]
+    request = {"recipe": {"kind": "sequence"}, "data": {"dataset": "d"}, "preset": "mine"}
+    codes = [issue.code for issue in make_plan(request, Facts(), catalog).errors]
+    assert codes == ["broken_preset", "dataset_not_found"]
+    assert catalog.get("rtx-8g") is not None

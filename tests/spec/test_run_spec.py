@@ -114,6 +114,14 @@ def test_every_field_has_a_description_and_every_number_has_bounds():
         {"data": {"dataset": "weather", "inputs": []}},
         {"optimizer": {"kind": "sgd", "momentum": 0.0, "nesterov": True}},
         {"schedule": {"kind": "constant", "warmup_fraction": 0.1}},
+        {"schedule": {"kind": "onecycle", "warmup_fraction": 0.1, "warmup_steps": 5}},
+        {"schedule": {"kind": "onecycle", "warmup_fraction": None}},
+        {
+            "data": {
+                "dataset": "weather",
+                "loader": {"kind": "chunked", "shuffle": "full", "shuffle_group": 64},
+            }
+        },
         {"accept_risks": ["everything"]},
     ],
 )
@@ -125,3 +133,10 @@ def test_what_the_schema_makes_impossible_to_say(change):
 def test_a_spec_is_frozen():
     with pytest.raises(ValidationError, match="frozen"):
         parse(SMALLEST).training.epochs = 7
+
+
+def test_warmup_steps_take_the_place_of_the_fraction():
+    spec = parse({**SMALLEST, "schedule": {"kind": "onecycle", "warmup_steps": 7}})
+    resolved = spec.model_dump(mode="json")
+    assert resolved["schedule"]["warmup_fraction"] is None
+    assert parse(resolved) == spec

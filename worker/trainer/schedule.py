@@ -52,7 +52,7 @@ def _cosine_between(start: float, end: float, share: float) -> float:
 def _warmup_steps(schedule: OneCycle | CosineWarmup | LinearWarmup, total_steps: int) -> float:
     if schedule.warmup_steps is not None:
         return float(min(schedule.warmup_steps, total_steps))
-    return schedule.warmup_fraction * total_steps
+    return (schedule.warmup_fraction or 0.0) * total_steps
 
 
 def _rise_and_fall(
