@@ -5,7 +5,7 @@ from collections.abc import Generator
 from worker.trainer.data.batch import Batch, BatchPlan
 from worker.trainer.data.counters import Counters
 from worker.trainer.data.reader import ChunkPlan, ChunkReader
-from worker.trainer.data.transfer import Slot, Transfer
+from worker.trainer.data.transfer import Transfer
 
 SLOTS = 2
 
@@ -14,11 +14,16 @@ class Streamed:
     """Batches of one part, read in chunks by a thread while the chunk before is in use."""
 
     def __init__(self, plan: BatchPlan, chunks: ChunkPlan, transfer: Transfer) -> None:
+        """Takes the memory of both slots at once: what does not fit fails here, not hours later
+        at the first evaluation, and a slot is never made in inference mode, where the reader's
+        thread could not write to it.
+        """
         self.plan = plan
         self.counters = Counters(queue_depth=0)
         self._chunks = chunks
         self._transfer = transfer
-        self._slots: list[Slot] = []
+        samples = min(chunks.chunk_samples, plan.num_samples)
+        self._slots = [transfer.new_slot(samples, samples) for _ in range(SLOTS)]
         self._reader: ChunkReader | None = None
 
     def iterate(self, epoch: int, start_position: int = 0) -> Generator[Batch]:
@@ -37,8 +42,7 @@ class Streamed:
 
     def _start_reader(self, epoch: int, start_position: int) -> ChunkReader:
         if not self._slots:
-            samples = min(self._chunks.chunk_samples, self.plan.num_samples)
-            self._slots = [self._transfer.new_slot(samples, samples) for _ in range(SLOTS)]
+            raise RuntimeError("this part was closed")
         span = (epoch, start_position, self.plan.usable_samples)
         return ChunkReader(self._chunks, self._transfer, self._slots, self.counters, span)
 
