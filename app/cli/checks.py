@@ -15,6 +15,7 @@ from app import __version__
 from app.cli.findings import Finding
 from app.cli.home_lock import holder_of
 from app.cli.storage import check_database
+from app.presets.catalog import load_catalog
 
 if TYPE_CHECKING:
     from app.settings import Settings
@@ -32,6 +33,7 @@ def run_checks(settings: "Settings") -> list[Finding]:
         check_driver,
         check_home,
         check_token,
+        check_presets,
         check_disk,
         check_database,
         check_service,
@@ -164,6 +166,14 @@ def check_token(settings: "Settings") -> Iterator[Finding]:
         yield Finding("token", "problem", f"{path} belongs to another user", "use its owner")
     else:
         yield Finding("token", "ok", f"{path} ({stat.filemode(status.st_mode)})")
+
+
+def check_presets(settings: "Settings") -> Iterator[Finding]:
+    catalog = load_catalog(settings.presets_dir)
+    for sentence in catalog.broken.values():
+        yield Finding("presets", "problem", sentence, "mend the file or remove it")
+    if not catalog.broken:
+        yield Finding("presets", "ok", ", ".join(catalog.names))
 
 
 def check_disk(settings: "Settings") -> Iterator[Finding]:

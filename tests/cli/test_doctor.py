@@ -38,6 +38,14 @@ def test_a_token_that_others_can_read(cli, home):
     assert "chmod 600" in answer.out
 
 
+def test_a_preset_that_cannot_be_used(cli, home):
+    (home / "presets").mkdir(parents=True)
+    (home / "presets" / "mine.toml").write_text("[spec")
+    answer = cli("doctor")
+    assert answer.code == 1
+    assert "mine.toml cannot be used" in " ".join(answer.out.split())
+
+
 def test_a_taken_port(cli, home, monkeypatch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
