@@ -55,9 +55,11 @@ class EventTail:
         return [event for line in lines if (event := parse_event(line)) is not None]
 
     def read_all(self) -> list[Document]:
-        """Everything up to the end of the file."""
+        """Everything up to the end of the file; nothing of one that a smaller one has replaced."""
         events: list[Document] = []
-        while self._tail.backlog():
+        before = -1
+        while self._tail.backlog() > 0 and self._tail.offset > before:
+            before = self._tail.offset
             events += self.read()
         return events
 

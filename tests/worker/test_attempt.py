@@ -23,6 +23,14 @@ def test_what_is_no_event_is_passed_over(tmp_path):
     assert [e["kind"] for e in AttemptDir(tmp_path).events.read_all()] == ["phase"]
 
 
+def test_a_file_that_a_smaller_one_has_replaced_is_read_to_an_end(tmp_path):
+    attempt = AttemptDir(tmp_path)
+    (tmp_path / "events.jsonl").write_text('{"kind": "phase", "t": 1}\n' * 3)
+    assert len(attempt.events.read_all()) == 3
+    (tmp_path / "events.jsonl").write_text('{"kind": "phase", "t": 1}\n')
+    assert attempt.events.read_all() == []
+
+
 def test_numbers_that_are_not_finite_become_null(tmp_path):
     (tmp_path / "events.jsonl").write_text('{"kind": "progress", "t": 1, "loss": NaN}\n')
     assert AttemptDir(tmp_path).events.read()[0]["loss"] is None
