@@ -15,8 +15,10 @@ from typing import Any, NoReturn
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from ruamel.yaml import YAML
-from ruamel.yaml.constructor import SafeConstructor
+from ruamel.yaml.constructor import ConstructorError, SafeConstructor
 from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
+from starlette.concurrency import run_in_threadpool
 
 from app.api.problems import PayloadTooLarge, UnsupportedMediaType
 from app.errors import InvalidRequest
@@ -24,6 +26,9 @@ from app.errors import InvalidRequest
 MAX_YAML_BYTES = 128 << 10  # the pure Python reader takes about 5 s/MiB
 MAX_DEPTH = 32
 MAX_NODES = 50_000  # counted with every use of a YAML alias
+MAX_CHARACTERS = 1 << 20  # of all texts and numbers together, likewise
+
+MERGE_TAG = "tag:yaml.org,2002:merge"
 
 HALF_SURROGATE = re.compile("[\ud800-\udfff]")
 YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml")
@@ -75,10 +80,45 @@ def parse_yaml(body: bytes) -> Any:
 class _PlainConstructor(SafeConstructor):
     """YAML as JSON has it: a date is text, for no setting is one."""
 
+    def construct_document(self, node: Node) -> Any:
+        """The value; what its aliases and merge keys would grow to is refused before it grows."""
+        _check_nodes(node)
+        return super().construct_document(node)
+
 
 _PlainConstructor.add_constructor(
     "tag:yaml.org,2002:timestamp", lambda constructor, node: constructor.construct_scalar(node)
 )
+
+
+def _check_nodes(root: Node) -> None:
+    """Bound the graph of a YAML document as `_check` bounds its value. Keys must be scalars."""
+    budget, stack = MAX_NODES, [(root, 0)]
+    while stack:
+        node, depth = stack.pop()
+        budget -= 1
+        if budget < 0:
+            raise _too_many("YAML")
+        if depth > MAX_DEPTH:
+            raise _too_deep("YAML")
+        if isinstance(node, ScalarNode):
+            continue
+        members = node.value
+        if isinstance(node, MappingNode):
+            for key, _ in node.value:
+                _check_key(key)
+            members = [value for _, value in node.value]
+        stack.extend((member, depth + 1) for member in members)
+
+
+def _check_key(key: Node) -> None:
+    problem = None
+    if key.tag == MERGE_TAG:
+        problem = "YAML 1.2 has no merge key `<<`; write out what it would bring, or use an alias"
+    elif not isinstance(key, ScalarNode):
+        problem = "a key is a list or a mapping, and must be text"
+    if problem is not None:
+        raise ConstructorError(None, None, problem, key.start_mark)
 
 
 async def read_document(request: Request) -> Any:
@@ -86,9 +126,9 @@ async def read_document(request: Request) -> Any:
     kind = media_type(request)
     body = await request.body()
     if kind in YAML_TYPES:
-        return parse_yaml(body)
+        return await run_in_threadpool(parse_yaml, body)
     _require_json(kind)
-    return parse_json(body)
+    return await run_in_threadpool(parse_json, body)
 
 
 def media_type(request: Request) -> str:
@@ -117,7 +157,7 @@ class StrictRoute(APIRoute):
 class _CheckedRequest(Request):
     async def json(self) -> Any:
         if not hasattr(self, "_document"):
-            self._document = parse_json(await self.body())
+            self._document = await run_in_threadpool(parse_json, await self.body())
         return self._document
 
 
@@ -132,41 +172,49 @@ def _require_json(kind: str) -> None:
 
 def _check(root: Any, language: str) -> None:
     """Refuse what JSON cannot say or the database cannot keep, and what is too deep or too big."""
-    budget, stack = MAX_NODES, [(root, 0)]
+    nodes, characters, stack = MAX_NODES, MAX_CHARACTERS, [(root, 0)]
     while stack:
         value, depth = stack.pop()
-        budget -= 1
-        if budget < 0:
-            raise _unreadable(language, f"it has more than {MAX_NODES} values")
+        nodes -= 1
+        if nodes < 0:
+            raise _too_many(language)
         if depth > MAX_DEPTH:
             raise _too_deep(language)
         if isinstance(value, dict):
             for key, member in value.items():
                 if not isinstance(key, str):
                     raise _unreadable(language, f"the key {str(key)[:40]} is not text; quote it")
-                _check_text(key, language)
+                characters -= _check_text(key, language)
                 stack.append((member, depth + 1))
         elif isinstance(value, list):
             stack.extend((member, depth + 1) for member in value)
         else:
-            _check_scalar(value, language)
+            characters -= _check_scalar(value, language)
+        if characters < 0:
+            raise _unreadable(language, f"its texts come to more than {MAX_CHARACTERS} characters")
 
 
-def _check_scalar(value: Any, language: str) -> None:
+def _check_scalar(value: Any, language: str) -> int:
+    """About how many characters it takes to write."""
     if isinstance(value, str):
-        _check_text(value, language)
-    elif isinstance(value, float):
+        return _check_text(value, language)
+    if isinstance(value, float):
         if not math.isfinite(value):
             raise _unreadable(language, "NaN and infinity are not numbers that a setting can have")
-    elif value is not None and not isinstance(value, bool | int):
+    elif isinstance(value, int):
+        return value.bit_length() // 3
+    elif value is not None:
         raise _unreadable(language, f"a {type(value).__name__} has no counterpart in JSON")
+    return 0
 
 
-def _check_text(text: str, language: str) -> None:
+def _check_text(text: str, language: str) -> int:
+    """Its length in characters."""
     if "\0" in text:
         raise _unreadable(language, "a text holds the character NUL, which cannot be stored")
     if HALF_SURROGATE.search(text):
         raise _unreadable(language, "a text holds half of a surrogate pair")
+    return len(text)
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -192,6 +240,10 @@ def _unreadable(language: str, why: str) -> InvalidRequest:
     return InvalidRequest(
         f"The body cannot be read as {language}: {why}.", code=f"invalid_{language.lower()}"
     )
+
+
+def _too_many(language: str) -> InvalidRequest:
+    return _unreadable(language, f"it has more than {MAX_NODES} values")
 
 
 def _too_deep(language: str) -> InvalidRequest:

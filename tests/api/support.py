@@ -1,5 +1,6 @@
 """What the tests of the API are written with: a client in front, somebody who plays the worker."""
 
+import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -73,6 +74,7 @@ class Api:
 
     def __enter__(self) -> Self:
         self._portal = self._exit.enter_context(start_blocking_portal())
+        self.loop_thread = self._portal.call(threading.current_thread)
         lifespan = self.app.router.lifespan_context(self.app)
         self._exit.enter_context(self._portal.wrap_async_context_manager(lifespan))
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)

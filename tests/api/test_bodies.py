@@ -1,9 +1,11 @@
 """Bodies: what is read, and what is refused with which sentence."""
 
 import json
+import threading
 
 import pytest
 
+from app.api import bodies
 from app.api.bodies import MAX_NODES, MAX_YAML_BYTES, parse_json, parse_yaml
 from app.api.problems import PayloadTooLarge
 from app.errors import InvalidRequest
@@ -41,6 +43,13 @@ BAD_YAML = {
         f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 9)}]\n".encode()
         for i in range(8)
     ),
+    "a merge key": b"base: &b {x: 1}\nuse: {<<: *b}\n",
+    "a bomb of merge keys": b"x0: &x0 {a: 1}\n"
+    + b"".join(
+        f"x{i}: &x{i} {{<<: [{', '.join([f'*x{i - 1}'] * 9)}]}}\n".encode() for i in range(1, 9)
+    ),
+    "a bomb of keys": b"a: &a [x, x]\n? [*a, *a]\n: 1\n",
+    "a long text again and again": b"a: &a " + b"x" * 20_000 + b"\nb: [" + b"*a, " * 100 + b"]\n",
     "too deep": b"[" * 40 + b"]" * 40,
     "not UTF-8": b"name: \xff\n",
     "two documents": b"a: 1\n---\nb: 2\n",
@@ -67,6 +76,34 @@ def test_unsound_yaml_is_refused_with_a_sentence(body):
     assert refusal.value.problem_code == "invalid_yaml"
     assert refusal.value.detail.startswith("The body cannot be read as YAML: ")
     assert len(refusal.value.detail) < 300
+
+
+@pytest.mark.parametrize("name", ["a merge key", "a bomb of merge keys"])
+def test_merge_keys_are_refused_with_what_to_do(name):
+    with pytest.raises(InvalidRequest, match=r"no merge key .* at line \d"):
+        parse_yaml(BAD_YAML[name])
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/runs", "application/json"),
+        ("/runs", "application/yaml"),
+        ("/datasets", "application/json"),
+    ],
+)
+def test_bodies_are_read_beside_the_event_loop(api, monkeypatch, path, kind):
+    readers = []
+
+    def read(body):
+        readers.append(threading.current_thread())
+        raise InvalidRequest("seen")
+
+    monkeypatch.setattr(bodies, "parse_json", read)
+    monkeypatch.setattr(bodies, "parse_yaml", read)
+    assert api.post(path, content=b"{}", headers={"Content-Type": kind}).status_code == 422
+    assert readers
+    assert api.loop_thread not in readers
 
 
 def test_json_is_read_as_it_is():
