@@ -9,7 +9,7 @@ from app.lifecycle import Reason
 from app.spec.run import RunSpec
 from tests.trainer.lab import BASE_SPEC, merged
 from worker.trainer.agenda import Agenda
-from worker.trainer.state import Best, TrainState, improves
+from worker.trainer.state import Best, TrainState, Yardstick, improves
 
 
 def agenda(patch: dict[str, Any], steps_per_epoch: int = 100) -> Agenda:
@@ -91,5 +91,39 @@ def test_improvement_needs_more_than_min_delta() -> None:
 
 
 def test_the_state_survives_json() -> None:
-    state = TrainState(step=3, last={"lr": 0.1 + 0.2}, best=Best(2, 1, 1 / 3, {"val_loss": 1 / 3}))
+    best, by = Best(2, 1, 1 / 3, {"val_loss": 1 / 3}), Yardstick("val_loss", "min", None)
+    state = TrainState(step=3, last={"lr": 0.1 + 0.2}, best=best, best_by=by, patience_by=by)
     assert TrainState.from_json(json.loads(json.dumps(state.to_json()))) == state
+
+
+LOSS, MAE, FEWER = (
+    Yardstick("val_loss", "min", None),
+    Yardstick("val_mae", "max", None),
+    Yardstick("val_loss", "min", 3),
+)
+
+
+@pytest.mark.parametrize(
+    ("best_by", "patience_by", "value", "patience", "lost"),
+    [
+        (LOSS, LOSS, 0.5, (0.4, 3), 0),
+        (MAE, LOSS, 7.0, (0.4, 3), 0),
+        (LOSS, MAE, 0.5, (7.0, 0), 1),
+        (LOSS, None, 0.5, (None, 0), 0),
+        (FEWER, FEWER, None, (None, 0), 2),
+    ],
+)
+def test_what_was_kept_by_another_yardstick_is_rebuilt_or_dropped(
+    best_by: Yardstick, patience_by: Yardstick | None, value: float, patience: Any, lost: int
+) -> None:
+    state = TrainState(
+        best=Best(4, 1, 0.5, {"val_loss": 0.5, "val_mae": 7.0}),
+        best_by=LOSS,
+        patience_by=LOSS,
+        patience_best=0.4,
+        patience_used=3,
+    )
+    assert len(state.judge_by(best_by, patience_by)) == lost
+    assert (state.best and state.best.value) == value
+    assert (state.patience_best, state.patience_used) == patience
+    assert (state.best_by, state.patience_by) == (best_by, patience_by)

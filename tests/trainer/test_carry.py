@@ -85,3 +85,37 @@ def test_weights_of_another_shape_are_refused_with_the_shapes(lab: Lab) -> None:
     with pytest.raises(TrainerError, match=r"head\.weight is|encoder\.weight_ih_l0 is") as caught:
         lab.run(patch={"recipe": {"hidden_size": 16}}, restore=restore_from(parent, 9, "weights"))
     assert caught.value.reason is Reason.checkpoint_error
+
+
+def test_a_restart_by_another_monitor_compares_no_values_of_different_metrics(lab: Lab) -> None:
+    """val_loss is below 1 here and val_mse above: by the parent's value no mse would be better."""
+    parent = lab.run(patch={"early_stopping": {"patience": 2}})
+    patch = {"monitor": "val_mse", "mode": "min"}
+    child = lab.run(
+        patch={"checkpoint": patch, "early_stopping": {"patience": 2, **patch}},
+        restore=restore_from(parent, 4, "full"),
+    )
+    assert child.end is not None
+    assert child.end.reason is Reason.completed
+    seen = {
+        e["step"]: e["values"]["val_mse"]
+        for e in (*parent.of_kind("metrics"), *child.of_kind("metrics"))
+        if "val_mse" in e["values"]
+    }
+    best = child.end.result["best"]
+    assert best["val_mse"] == min(seen.values())
+    assert best["val_mse"] == seen[best["step"]]
+    (warning,) = child.of_kind("warning")
+    assert warning["code"] == "monitor_changed"
+    assert "patience" in warning["message"]
+
+
+def test_a_best_of_other_batches_is_dropped_and_that_is_said(lab: Lab) -> None:
+    parent = lab.run()
+    child = lab.run(
+        patch={"evaluation": {"max_batches": 1}}, restore=restore_from(parent, 9, "full")
+    )
+    assert child.end is not None
+    assert child.end.result["best"] is None
+    (warning,) = child.of_kind("warning")
+    assert "the best evaluation so far" in warning["message"]

@@ -1,4 +1,4 @@
-"""Whole trainings on data that passes through in small chunks: they end as those that hold it all."""
+"""Whole trainings on data that streams in small chunks: they end as those that hold it all."""
 
 from typing import Any
 

@@ -21,7 +21,7 @@ from worker.trainer.report import Report
 from worker.trainer.schedule import SCHEDULE_VERSION
 from worker.trainer.snapshot import restore, restore_weights
 from worker.trainer.start import Start, find_start
-from worker.trainer.state import TrainState
+from worker.trainer.state import TrainState, Yardstick
 from worker.trainer.step import Precision, TrainingStep
 from worker.trainer.stop import StopFlag
 from worker.trainer.trainer import Trainer
@@ -49,6 +49,7 @@ def prepare(
     state = restore(step, start.snapshot) if start and start.is_full else TrainState()
     if start is not None and not start.candidate.own:
         state.trained_seconds = 0.0  # a restart is a new run, with its time still before it
+    lost = state.judge_by(*_yardsticks(spec))
     losses = LossFile(attempt.run_dir / "losses.csv", _losses_to_keep(start))
     resources.callback(losses.close)
 
@@ -58,6 +59,12 @@ def prepare(
     log.applied(_applied(trainer), environment)
     if start is not None:
         _started_from(trainer, start)
+    if lost:
+        log.warning(
+            "monitor_changed",
+            f"What is monitored is not what it was at the checkpoint, so {' and '.join(lost)} "
+            "cannot be compared with what comes and do not count any more.",
+        )
     return trainer
 
 
@@ -90,6 +97,13 @@ def _check_monitors(spec: RunSpec, agenda: Agenda) -> None:
                 f"{where} is {monitor}, which no evaluation gives: there are "
                 f"{', '.join(sorted(known))}. Add it to evaluation.metrics, or monitor another."
             )
+
+
+def _yardsticks(spec: RunSpec) -> tuple[Yardstick, Yardstick | None]:
+    """Of the best evaluation, and of early stopping."""
+    kept, stopping, limit = spec.checkpoint, spec.early_stopping, spec.evaluation.max_batches
+    patience = Yardstick(stopping.monitor, stopping.mode, limit) if stopping else None
+    return Yardstick(kept.monitor, kept.mode, limit), patience
 
 
 def _build_step(
@@ -133,7 +147,7 @@ def _applied(trainer: Trainer) -> dict[str, Any]:
 def _started_from(trainer: Trainer, start: Start) -> None:
     body, candidate, log = start.snapshot.body, start.candidate, trainer.log
     if start.is_full:
-        trainer.best_folder = start.best_folder
+        trainer.best_folder = start.best_folder if trainer.state.best else None
         if candidate.own:
             trainer.saved = trainer.state.step, trainer.state.evaluated_step
         versions = body["order_version"], body["schedule_version"]

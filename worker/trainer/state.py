@@ -1,9 +1,18 @@
 """Where a training stands: the plain numbers that, with the tensors, are saved and restored."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 Scores = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """How evaluations are judged; values by different ones must not be compared."""
+
+    monitor: str
+    mode: str
+    max_batches: int | None
 
 
 @dataclass
@@ -40,6 +49,10 @@ class TrainState:
     last: Scores = field(default_factory=dict)
     """Latest train_loss, lr, grad_norm, val_loss, …"""
     best: Best | None = None
+    best_by: Yardstick | None = None
+    """By which `best` is the best."""
+    patience_by: Yardstick | None = None
+    """By which early stopping counts its patience; None without early stopping."""
     patience_best: float | None = None
     """Value that early stopping wants improved."""
     patience_used: int = 0
@@ -50,8 +63,36 @@ class TrainState:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Self:
-        best = document["best"]
-        return cls(**document | {"best": Best(**best) if best else None})
+        kinds = {"best": Best, "best_by": Yardstick, "patience_by": Yardstick}
+        parts = {name: document.get(name) for name in kinds}
+        whole = {name: kinds[name](**part) if part else None for name, part in parts.items()}
+        return cls(**document | whole)
+
+    def judge_by(self, best_by: Yardstick, patience_by: Yardstick | None) -> list[str]:
+        """Go on with these; says what of the book that was kept by others could not be kept.
+
+        The best evaluation's scores hold every metric, so it stays as long as it was made of the
+        same batches; patience starts anew from it.
+        """
+        lost = []
+        if self.best is not None and self.best_by != best_by:
+            value = self.best.scores.get(best_by.monitor)
+            same_batches = self.best_by and self.best_by.max_batches == best_by.max_batches
+            if same_batches and value is not None:
+                self.best = replace(self.best, value=value)
+            else:
+                lost.append(f"the best evaluation so far (step {self.best.step})")
+                self.best = None
+        if self.patience_by != patience_by:
+            if patience_by is not None and self.patience_best is not None:
+                lost.append(f"{self.patience_used} evaluations of patience")
+                scores = self.best.scores if self.best else {}
+                self.patience_best = scores.get(patience_by.monitor)
+            else:
+                self.patience_best = None
+            self.patience_used = 0
+        self.best_by, self.patience_by = best_by, patience_by
+        return lost
 
     def metrics(self) -> Scores:
         """What is known of the weights of this very step."""
