@@ -6,7 +6,6 @@ twice, halves of surrogate pairs. Here they end at the door.
 
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from io import StringIO
@@ -20,17 +19,13 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 from starlette.concurrency import run_in_threadpool
 
+from app.api.bounds import MAX_DEPTH, MAX_NODES, TOO_DEEP, TOO_MANY, checked
 from app.api.problems import PayloadTooLarge, UnsupportedMediaType
 from app.errors import InvalidRequest
 
 MAX_YAML_BYTES = 128 << 10  # the pure Python reader takes about 5 s/MiB
-MAX_DEPTH = 32
-MAX_NODES = 50_000  # counted with every use of a YAML alias
-MAX_CHARACTERS = 1 << 20  # of all texts and numbers together, likewise
-
 MERGE_TAG = "tag:yaml.org,2002:merge"
 
-HALF_SURROGATE = re.compile("[\ud800-\udfff]")
 YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml")
 
 
@@ -43,6 +38,7 @@ def parse_json(body: bytes) -> Any:
             parse_float=_finite,
             object_pairs_hook=_unique_keys,
         )
+        return checked(value)
     except UnicodeDecodeError:
         raise _unreadable("JSON", "it is not UTF-8") from None
     except json.JSONDecodeError as error:
@@ -50,11 +46,9 @@ def parse_json(body: bytes) -> Any:
             "JSON", f"{error.msg} at line {error.lineno}, column {error.colno}"
         ) from None
     except RecursionError:
-        raise _too_deep("JSON") from None
+        raise _unreadable("JSON", TOO_DEEP) from None
     except ValueError as error:
         raise _unreadable("JSON", str(error)) from None
-    _check(value, "JSON")
-    return value
 
 
 def parse_yaml(body: bytes) -> Any:
@@ -64,17 +58,15 @@ def parse_yaml(body: bytes) -> Any:
     reader = YAML(typ="safe", pure=True)
     reader.Constructor = _PlainConstructor
     try:
-        value = reader.load(StringIO(body.decode("utf-8")))
+        return checked(reader.load(StringIO(body.decode("utf-8"))))
     except UnicodeDecodeError:
         raise _unreadable("YAML", "it is not UTF-8") from None
     except RecursionError:
-        raise _too_deep("YAML") from None
+        raise _unreadable("YAML", TOO_DEEP) from None
     except YAMLError as error:
         raise _unreadable("YAML", _first_words(error)) from None
     except (ValueError, TypeError, AttributeError) as error:
         raise _unreadable("YAML", str(error)) from None
-    _check(value, "YAML")
-    return value
 
 
 class _PlainConstructor(SafeConstructor):
@@ -92,15 +84,15 @@ _PlainConstructor.add_constructor(
 
 
 def _check_nodes(root: Node) -> None:
-    """Bound the graph of a YAML document as `_check` bounds its value. Keys must be scalars."""
+    """Bound the graph of a YAML document as `checked` bounds its value. Keys must be scalars."""
     budget, stack = MAX_NODES, [(root, 0)]
     while stack:
         node, depth = stack.pop()
         budget -= 1
         if budget < 0:
-            raise _too_many("YAML")
+            raise ValueError(TOO_MANY)
         if depth > MAX_DEPTH:
-            raise _too_deep("YAML")
+            raise ValueError(TOO_DEEP)
         if isinstance(node, ScalarNode):
             continue
         members = node.value
@@ -170,53 +162,6 @@ def _require_json(kind: str) -> None:
         )
 
 
-def _check(root: Any, language: str) -> None:
-    """Refuse what JSON cannot say or the database cannot keep, and what is too deep or too big."""
-    nodes, characters, stack = MAX_NODES, MAX_CHARACTERS, [(root, 0)]
-    while stack:
-        value, depth = stack.pop()
-        nodes -= 1
-        if nodes < 0:
-            raise _too_many(language)
-        if depth > MAX_DEPTH:
-            raise _too_deep(language)
-        if isinstance(value, dict):
-            for key, member in value.items():
-                if not isinstance(key, str):
-                    raise _unreadable(language, f"the key {str(key)[:40]} is not text; quote it")
-                characters -= _check_text(key, language)
-                stack.append((member, depth + 1))
-        elif isinstance(value, list):
-            stack.extend((member, depth + 1) for member in value)
-        else:
-            characters -= _check_scalar(value, language)
-        if characters < 0:
-            raise _unreadable(language, f"its texts come to more than {MAX_CHARACTERS} characters")
-
-
-def _check_scalar(value: Any, language: str) -> int:
-    """About how many characters it takes to write."""
-    if isinstance(value, str):
-        return _check_text(value, language)
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise _unreadable(language, "NaN and infinity are not numbers that a setting can have")
-    elif isinstance(value, int):
-        return value.bit_length() // 3
-    elif value is not None:
-        raise _unreadable(language, f"a {type(value).__name__} has no counterpart in JSON")
-    return 0
-
-
-def _check_text(text: str, language: str) -> int:
-    """Its length in characters."""
-    if "\0" in text:
-        raise _unreadable(language, "a text holds the character NUL, which cannot be stored")
-    if HALF_SURROGATE.search(text):
-        raise _unreadable(language, "a text holds half of a surrogate pair")
-    return len(text)
-
-
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) < len(pairs):
@@ -240,14 +185,6 @@ def _unreadable(language: str, why: str) -> InvalidRequest:
     return InvalidRequest(
         f"The body cannot be read as {language}: {why}.", code=f"invalid_{language.lower()}"
     )
-
-
-def _too_many(language: str) -> InvalidRequest:
-    return _unreadable(language, f"it has more than {MAX_NODES} values")
-
-
-def _too_deep(language: str) -> InvalidRequest:
-    return _unreadable(language, f"it is nested deeper than {MAX_DEPTH} levels")
 
 
 def _first_words(error: YAMLError) -> str:

@@ -4,6 +4,7 @@ import json
 from hashlib import sha256
 from typing import Any
 
+from app.api.bounds import checked
 from app.api.knowledge import facts_for
 from app.api.models.runs import RestartBody
 from app.api.services import Services
@@ -102,8 +103,13 @@ def _new_run(plan: Plan) -> NewRun:
 def _patched(request: Document, body: RestartBody) -> Document:
     if body.patch_ops is not None:
         operations = [op.model_dump(by_alias=True, exclude_unset=True) for op in body.patch_ops]
-        return apply_json_patch(request, operations)
-    return apply_merge_patch(request, body.patch or {})
+        patched = apply_json_patch(request, operations)
+    else:
+        patched = apply_merge_patch(request, body.patch or {})
+    try:
+        return checked(patched)
+    except ValueError as error:
+        raise InvalidRequest(f"The patched request cannot be taken: {error}.") from None
 
 
 def _carry(parent: Document, child: Document, body: RestartBody) -> Carry:

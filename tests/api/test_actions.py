@@ -1,5 +1,7 @@
 """Stop, kill, pause, resume, restart, and the same in bulk."""
 
+import re
+
 import pytest
 
 from app.lifecycle import Intent, Reason
@@ -138,6 +140,28 @@ def test_a_wrong_restart_changes_nothing(api, run_id, body, code):
     assert api.post(f"/runs/{run_id}/restart", json=body).problem(code) == 422
     run = api.get(f"/runs/{run_id}").json()
     assert (run["state"], run["child_ids"]) == ("queued", [])
+
+
+def copies(count):
+    """A JSON Patch that doubles what lies in /labels with every operation."""
+    grown = [{"op": "add", "path": "/labels", "value": {"a": "x" * 50}}]
+    return grown + [{"op": "copy", "from": "/labels", "path": f"/labels/{i}"} for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        {"patch_ops": [{"op": "test", "path": "/training/epochs", "value": 1}] * 101},
+        {"patch_ops": copies(50)},
+        {"patch_ops": [{"op": "add", "path": "/notes", "value": "x" * 90_000}]
+         + [{"op": "copy", "from": "/notes", "path": f"/data/{i}"} for i in range(20)]},
+    ],
+    ids=["operations", "values", "bytes"],
+)  # fmt: skip
+def test_a_patch_that_grows_the_request_too_much_is_refused(api, run_id, order):
+    answer = api.post(f"/runs/{run_id}/restart", json=order)
+    assert answer.problem("invalid_request") == 422
+    assert re.search("at most 100 |over 10,000 |more than ", answer.json()["detail"])
 
 
 def test_a_repeated_restart_with_the_same_key_gives_the_same_child(api, run_id):

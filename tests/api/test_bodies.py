@@ -6,7 +6,8 @@ import threading
 import pytest
 
 from app.api import bodies
-from app.api.bodies import MAX_NODES, MAX_YAML_BYTES, parse_json, parse_yaml
+from app.api.bodies import MAX_YAML_BYTES, parse_json, parse_yaml
+from app.api.bounds import MAX_NODES
 from app.api.problems import PayloadTooLarge
 from app.errors import InvalidRequest
 

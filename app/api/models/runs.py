@@ -178,7 +178,7 @@ class RestartBody(Body):
 
     patch: Document | None = None
     """Merge patch (RFC 7396) of the parent's request; null takes a value back to its default."""
-    patch_ops: list[PatchOperation] | None = Field(default=None, max_length=1000)
+    patch_ops: list[PatchOperation] | None = Field(default=None, max_length=100)
     """JSON Patch (RFC 6902) of the parent's request, instead of `patch`."""
     from_: Literal["latest", "best", "scratch"] | Id = Field(default="latest", alias="from")
     """The parent's latest or best checkpoint, none, or a checkpoint's id; default latest."""
