@@ -1,10 +1,9 @@
 """From a lease to spec.json: the guard with this host's facts, data paths, what to restore."""
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 
@@ -13,7 +12,7 @@ from app.guard.plan import check
 from app.lifecycle import Reason
 from app.settings import Settings
 from app.spec.run import RunSpec
-from app.store.records import DatasetRecord, Lease, RunRecord
+from app.store.records import DatasetRecord, Lease
 from worker.checkpoints import on_disk
 from worker.host import usable_cores
 from worker.slots import Slot
@@ -21,9 +20,6 @@ from worker.telemetry import GpuSample
 
 Document = dict[str, Any]
 BF16_CAPABILITY = (8, 0)
-# Restarts of restarts that never saved anything; a longer chain than this is not followed.
-MAX_ANCESTORS = 100
-CARRY_ORDER = ("scratch", "weights", "full")
 
 
 class NotFit(Exception):
@@ -33,14 +29,6 @@ class NotFit(Exception):
         super().__init__(message)
         self.reason = reason
         self.message = message
-
-
-@dataclass(frozen=True)
-class Ancestor:
-    """A run whose checkpoints a restart may go on from."""
-
-    run_id: int
-    carry: Literal["full", "weights"]
 
 
 def run_dir(artifact_root: Path, run_id: int) -> Path:
@@ -158,39 +146,21 @@ def _dataset_document(record: DatasetRecord, data_root: Path) -> Document:
     }
 
 
-def restore_list(
-    artifact_root: Path, lease: Lease, get_run: Callable[[int], RunRecord]
-) -> list[Document]:
-    """Checkpoints to try, newest first: the run's own, then those of the run it goes on from."""
+def restore_list(artifact_root: Path, lease: Lease) -> list[Document]:
+    """Checkpoints to try, newest first: the run's own, then those of the run it goes on from.
+
+    That is the first of the lease's restore points that has any; only the disk knows.
+    """
     own = on_disk(run_dir(artifact_root, lease.run_id))
     candidates = [
         {"path": str(checkpoint.path), "carry": "full", "own": True} for checkpoint in own
     ]
-    if lease.parent_id is None or lease.carry_kind in (None, "scratch"):
-        return candidates
-    if lease.restart_checkpoint_path is not None:
-        path = artifact_root / lease.restart_checkpoint_path
-        return [*candidates, {"path": str(path), "carry": lease.carry_kind, "own": False}]
-    for ancestor in _ancestors(lease, get_run):
-        inherited = on_disk(run_dir(artifact_root, ancestor.run_id))
-        candidates += [
-            {"path": str(checkpoint.path), "carry": ancestor.carry, "own": False}
-            for checkpoint in inherited
-        ]
-        if inherited:
-            break
+    for point in lease.restore_points:
+        if point.path is not None:
+            paths = [artifact_root / point.path]
+        else:
+            paths = [found.path for found in on_disk(run_dir(artifact_root, point.run_id))]
+        if paths:
+            inherited = [{"path": str(p), "carry": point.carry, "own": False} for p in paths]
+            return [*candidates, *inherited]
     return candidates
-
-
-def _ancestors(lease: Lease, get_run: Callable[[int], RunRecord]) -> list[Ancestor]:
-    """The chain of restarts from `latest`, since a parent may have ended before it saved."""
-    ancestors: list[Ancestor] = []
-    run_id, carry = lease.parent_id, str(lease.carry_kind)
-    while run_id is not None and carry != "scratch" and len(ancestors) < MAX_ANCESTORS:
-        ancestors.append(Ancestor(run_id, "full" if carry == "full" else "weights"))
-        parent = get_run(run_id)
-        if parent.restart_from != "latest":
-            break
-        inherited = str((parent.carry or {}).get("kind", "scratch"))
-        run_id, carry = parent.parent_id, min(carry, inherited, key=CARRY_ORDER.index)
-    return ancestors

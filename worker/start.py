@@ -51,7 +51,7 @@ def start_attempt(shop: Workshop, lease: Lease, slot: Slot, attempt: AttemptDir)
     require_fit(lease, spec, slot, shop.gpu(slot))
     rows = shop.store.checkpoints.list(lease.run_id)
     adopted, gone = reconcile(rows, on_disk(folder), root)
-    restore = restore_list(root, lease, shop.store.runs.get)
+    restore = restore_list(root, lease)
     document = attempt_document(shop.settings, lease, spec, slot, slots=shop.slots, restore=restore)
     attempt.create(document)
     uuid = slot.uuid if document["device"] != "cpu" else None

@@ -60,20 +60,18 @@ is_best = and_(
     checkpoints.c.score.is_not(None),
     _is_chosen(best_first(_rival), _rival.c.score.is_not(None)),
 )
-# A child needs a checkpoint until it has one of its own or is over. Before its first claim, a child
-# that goes on from `latest` or `best` needs whatever is that by then.
+# A child needs a checkpoint until it has one of its own or is over. While it waits for a run, it
+# needs whatever is that run's latest or best by then.
 needed_by_child = exists().where(
     _child.c.state.not_in(TERMINAL_VALUES),
     ~exists().where(_own.c.run_id == _child.c.id, _own.c.state == SAVED).correlate(_child),
     or_(
         _child.c.restart_checkpoint_id == checkpoints.c.id,
         and_(
-            _child.c.parent_id == checkpoints.c.run_id,
+            _child.c.waits_for == checkpoints.c.run_id,
             _child.c.attempt == 0,
-            or_(
-                and_(_child.c.restart_from == "latest", is_latest),
-                and_(_child.c.restart_from == "best", is_best),
-            ),
+            _child.c.restart_from != "scratch",
+            or_(is_latest, is_best),
         ),
     ),
 )
@@ -174,12 +172,6 @@ class Checkpoints:
         )
         with self._database.write(quiet=True) as connection:
             return sorted(connection.execute(mark).scalars())
-
-    def pinned_paths(self, run_id: int) -> Paths:
-        """Paths that retention must leave: pinned, or needed by a child."""
-        wanted = select(checkpoints.c.path).where(checkpoints.c.run_id == run_id, is_held)
-        with self._database.read() as connection:
-            return sorted(connection.execute(wanted).scalars())
 
 
 def add_checkpoints(

@@ -9,11 +9,10 @@ from sqlalchemy import Connection, Row, exists, insert, or_, select, update
 from app.lifecycle import Intent, RunState
 from app.store.datasets import record_of
 from app.store.records import DatasetRecord, Document, Lease, SlotOffer
-from app.store.restart_points import newest_or_best
-from app.store.run_rows import CLAIM_ORDER, parent, parent_is_active
+from app.store.restart_points import hold_first, origin_of, restore_points
+from app.store.run_rows import CLAIM_ORDER, awaited, awaited_is_active
 from app.store.tables import (
     attempts,
-    checkpoints,
     datasets,
     run_documents,
     runs,
@@ -38,7 +37,7 @@ def choose_run(
             runs.c.intent == Intent.run.value,
             runs.c.device.in_(fitting),
             or_(runs.c.retry_at.is_(None), runs.c.retry_at <= now),
-            ~exists().where(parent.c.id == runs.c.parent_id, parent_is_active).correlate(runs),
+            ~exists().where(awaited.c.id == runs.c.waits_for, awaited_is_active).correlate(runs),
         )
         .order_by(*CLAIM_ORDER)
         .limit(1)
@@ -61,7 +60,7 @@ def take(
         select(workers.c.name).where(workers.c.id == worker_id)
     ).scalar_one()
     token = secrets.token_urlsafe(24)
-    checkpoint_id = _restart_checkpoint(connection, run)
+    restart = _settled_restart(connection, run)
     moved = connection.execute(
         update(runs)
         .where(runs.c.id == run.id, runs.c.state == RunState.queued.value)
@@ -74,7 +73,7 @@ def take(
             worker_id=worker_id,
             worker=worker,
             devices=[slot.device_id],
-            restart_checkpoint_id=checkpoint_id,
+            **restart,
             retry_at=None,
             phase=None,
             progress=None,
@@ -86,7 +85,7 @@ def take(
     ).one()
     record_move(connection, moved, RunState.queued.value, now, worker=worker, slot=slot.name)
     _begin_attempt(connection, moved, worker_id, worker, slot, now)
-    return _lease(connection, run, token, moved.attempt, slot, checkpoint_id)
+    return _lease(connection, run, token, moved.attempt, slot)
 
 
 def _begin_attempt(
@@ -119,15 +118,14 @@ def _slot_for(device: str, slots: Sequence[SlotOffer]) -> SlotOffer:
     return min(fitting, key=lambda slot: wanted.index(slot.device_kind))
 
 
-def _restart_checkpoint(connection: Connection, run: Row[Any]) -> int | None:
-    """What a restart goes on from, settled when it is first claimed: its parent is over now."""
-    if run.attempt > 0 or run.parent_id is None or run.restart_from not in ("latest", "best"):
-        settled: int | None = run.restart_checkpoint_id
-        return settled
-    chosen = newest_or_best(connection, run.parent_id, run.restart_from)
-    if chosen is None and run.restart_from == "best":
-        chosen = newest_or_best(connection, run.parent_id, "latest")
-    return chosen
+def _settled_restart(connection: Connection, run: Row[Any]) -> Document:
+    """What a restart goes on from, settled when it is first claimed: who it waited for is over."""
+    if run.attempt > 0:
+        return {}
+    source = hold_first(connection, origin_of(connection, run.id))
+    if source is None:
+        return {"restart_checkpoint_id": None, "restart_carry": None}
+    return {"restart_checkpoint_id": source.checkpoint_id, "restart_carry": source.carry}
 
 
 def _lease(
@@ -136,7 +134,6 @@ def _lease(
     token: str,
     attempt: int,
     slot: SlotOffer,
-    checkpoint_id: int | None,
 ) -> Lease:
     documents = connection.execute(
         select(run_documents.c.request, run_documents.c.spec).where(
@@ -144,11 +141,6 @@ def _lease(
         )
     ).one()
     known = _datasets(connection, {run.dataset, *_extra_names(documents.spec)})
-    path = None
-    if run.restart_from != "latest" and checkpoint_id is not None:
-        path = connection.execute(
-            select(checkpoints.c.path).where(checkpoints.c.id == checkpoint_id)
-        ).scalar()
     return Lease(
         token=token,
         run_id=run.id,
@@ -156,10 +148,7 @@ def _lease(
         spec=documents.spec,
         request=documents.request,
         slot=slot.name,
-        parent_id=run.parent_id,
-        restart_from=run.restart_from,
-        carry_kind=None if run.carry is None else run.carry["kind"],
-        restart_checkpoint_path=path,
+        restore_points=restore_points(connection, origin_of(connection, run.id)),
         max_retries=run.max_retries,
         dataset=known.pop(run.dataset),
         extra_datasets=known,

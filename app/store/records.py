@@ -48,7 +48,10 @@ class NewRun:
 
 @dataclass(frozen=True)
 class Restart:
-    """What a child takes from its parent; `from_` may be the id of a checkpoint."""
+    """What a child takes from its parent; `from_` may be the id of a checkpoint.
+
+    `carry` compares the two specs: `{kind: CarryKind, starts_anew, changed}`.
+    """
 
     parent_id: int
     from_: Literal["latest", "best", "scratch"] | int
@@ -307,11 +310,23 @@ class Inspection:
 
 
 @dataclass(frozen=True)
+class RestorePoint:
+    """A run that a restart may go on from, and what is carried from its checkpoints.
+
+    `path` (relative to ARTIFACT_ROOT) names the only checkpoint meant, when one was asked for by
+    its id or as the best; None means the newest, for which the disk is the truth.
+    """
+
+    run_id: int
+    carry: Literal["full", "weights"]
+    path: str | None
+
+
+@dataclass(frozen=True)
 class Lease:
     """An agent's right to one attempt of a run; `token` is its fence.
 
-    `restart_checkpoint_path` (relative to ARTIFACT_ROOT) is given when the restart names one
-    checkpoint, by id or as the best; for `latest` the disk is the truth.
+    `restore_points`: from the parent on, as long as those before them have saved nothing.
     """
 
     token: str
@@ -320,10 +335,7 @@ class Lease:
     spec: Document
     request: Document
     slot: str
-    parent_id: int | None
-    restart_from: str | None
-    carry_kind: CarryKind | None
-    restart_checkpoint_path: str | None
+    restore_points: tuple[RestorePoint, ...]
     max_retries: int
     dataset: DatasetRecord
     extra_datasets: Mapping[str, DatasetRecord]

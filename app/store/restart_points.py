@@ -1,81 +1,152 @@
-"""Which checkpoint a restart goes on from."""
+"""What a restart goes on from: the one way back through the runs that it stems from."""
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, select
 
 from app.errors import InvalidRequest
-from app.lifecycle import TERMINAL
 from app.store.checkpoints import SAVED, best_of, latest_of
+from app.store.records import CarryKind, RestorePoint
 from app.store.tables import checkpoints, runs
 
 # Restarts of restarts that have saved nothing of their own; a longer chain is not followed.
 MAX_ANCESTORS = 100
+CARRY_ORDER = ("scratch", "weights", "full")
+WISHES = ("latest", "best")
 
 
-def choose_checkpoint(
-    connection: Connection, parent: Row[Any], restart_from: str | int
-) -> int | None:
-    """The checkpoint to hold for a child, as of now; None when there is none yet, or no need.
+class Origin(NamedTuple):
+    """How a run came from its parent, as its row says it; `carry` is between these two alone."""
 
-    InvalidRequest when what was asked for does not exist and cannot come to exist.
+    parent_id: int | None
+    restart_from: str | None
+    carry_kind: CarryKind | None
+
+
+class Source(NamedTuple):
+    """A run to go on from. `is_only`: nothing but this checkpoint; else the run's newest."""
+
+    run_id: int
+    carry: Literal["full", "weights"]
+    checkpoint_id: int | None
+    is_only: bool
+
+
+def find_sources(connection: Connection, origin: Origin) -> list[Source]:
+    """Where a child of this origin can go on from, as of now, the first choice first.
+
+    A run that has saved nothing hands on what it would have gone on from itself. A wish for the
+    best holds on the way there, and a checkpoint that was named ends it.
     """
-    if restart_from == "scratch":
-        return None
-    if isinstance(restart_from, int):
-        return _named(connection, parent, restart_from)
-    chosen = newest_or_best(connection, parent.id, restart_from)
-    if chosen is None and restart_from == "best" and parent.state in TERMINAL:
-        raise InvalidRequest(
-            f"Run {parent.id} has no best checkpoint, since none was saved after an evaluation. "
-            "Restart it from latest or from scratch.",
-            code="no_such_checkpoint",
-        )
-    return chosen
-
-
-def newest_or_best(connection: Connection, run_id: int, which: str) -> int | None:
-    """A run's own latest or best; of one that saved nothing, what it had gone on from itself."""
-    choose = best_of if which == "best" else latest_of
-    current: int | None = run_id
-    for _ in range(MAX_ANCESTORS):
-        if current is None:
-            return None
-        own = choose(connection, current)
-        if own is not None or latest_of(connection, current) is not None:
-            return own
-        row = connection.execute(
-            select(runs.c.parent_id, runs.c.restart_from, runs.c.restart_checkpoint_id).where(
-                runs.c.id == current
-            )
-        ).one()
-        if row.restart_checkpoint_id is not None:
-            return int(row.restart_checkpoint_id)
-        current = row.parent_id if row.restart_from in ("latest", "best") else None
-    return None
-
-
-def _named(connection: Connection, parent: Row[Any], checkpoint_id: int) -> int:
-    row = connection.execute(
-        select(checkpoints.c.run_id, checkpoints.c.state).where(checkpoints.c.id == checkpoint_id)
-    ).one_or_none()
-    lineage = _lineage(connection, parent.id)
-    if row is None or row.state != SAVED or row.run_id not in lineage:
-        raise InvalidRequest(
-            f"Checkpoint {checkpoint_id} is not a saved one of run {parent.id} or of the runs it "
-            f"was restarted from. `stoker checkpoints {parent.id}` shows what there is.",
-            code="no_such_checkpoint",
-        )
-    return checkpoint_id
-
-
-def _lineage(connection: Connection, run_id: int) -> list[int]:
-    """The run, its parent, its parent's parent …"""
-    found: list[int] = []
-    current: int | None = run_id
-    while current is not None and len(found) < MAX_ANCESTORS:
-        found.append(current)
-        current = connection.execute(
-            select(runs.c.parent_id).where(runs.c.id == current)
-        ).scalar_one()
+    found: list[Source] = []
+    wish = "latest"
+    for run_id, wished, carry in _way_back(connection, origin):
+        wish = max(wish, wished, key=_strength)
+        if wish == "latest":
+            found.append(Source(run_id, carry, latest_of(connection, run_id), is_only=False))
+            continue
+        chosen = _choose(connection, run_id, wish)
+        if chosen is not None:
+            found.append(Source(run_id, carry, chosen, is_only=True))
+            break
     return found
+
+
+def hold_first(connection: Connection, origin: Origin) -> Source | None:
+    """The first source that has a checkpoint, which cannot be removed in this transaction."""
+    while True:
+        saved = [s for s in find_sources(connection, origin) if s.checkpoint_id is not None]
+        if not saved or _lock_saved(connection, saved[0].checkpoint_id):
+            return saved[0] if saved else None
+
+
+def require_what_was_asked(
+    connection: Connection, origin: Origin, source: Source | None, *, waits: bool
+) -> None:
+    """InvalidRequest when the first source is not what was asked for, and cannot come to be.
+
+    `waits`: a run that the child stems from still trains.
+    """
+    asked = origin.restart_from
+    if asked == "best" and not waits and not _is_evaluated(connection, source):
+        raise InvalidRequest(
+            f"Run {origin.parent_id} has no best checkpoint, since none was saved after an "
+            "evaluation. Restart it from latest or from scratch.",
+            code="no_such_checkpoint",
+        )
+    if asked not in (*WISHES, "scratch") and source is None:
+        raise InvalidRequest(
+            f"Checkpoint {asked} is not a saved one of run {origin.parent_id} or of the runs that "
+            f"it goes on from; a start from scratch ends that line. `stoker checkpoints "
+            f"{origin.parent_id}` shows what there is.",
+            code="no_such_checkpoint",
+        )
+
+
+def restore_points(connection: Connection, origin: Origin) -> tuple[RestorePoint, ...]:
+    """The sources as a worker needs them, with paths."""
+    return tuple(
+        RestorePoint(source.run_id, source.carry, _path_of(connection, source))
+        for source in find_sources(connection, origin)
+    )
+
+
+def _way_back(
+    connection: Connection, origin: Origin
+) -> Iterator[tuple[int, str, Literal["full", "weights"]]]:
+    """(run, how the one before asked for it, the weakest carry from the child to there)."""
+    carry: CarryKind = "full"
+    for _ in range(MAX_ANCESTORS):
+        run_id, wished, between = origin
+        if run_id is None or wished is None or between is None or wished == "scratch":
+            return
+        carry = min(carry, between, key=CARRY_ORDER.index)
+        if carry == "scratch":
+            return
+        yield run_id, wished, carry
+        origin = origin_of(connection, run_id)
+
+
+def origin_of(connection: Connection, run_id: int) -> Origin:
+    """How a run came to be."""
+    wanted = select(runs.c.parent_id, runs.c.restart_from, runs.c.carry).where(runs.c.id == run_id)
+    row = connection.execute(wanted).one()
+    return Origin(row.parent_id, row.restart_from, row.carry and row.carry["kind"])
+
+
+def _strength(wish: str) -> int:
+    return WISHES.index(wish) if wish in WISHES else len(WISHES)
+
+
+def _choose(connection: Connection, run_id: int, wish: str) -> int | None:
+    if wish == "best":  # of a run that was not evaluated, the newest
+        best = best_of(connection, run_id)
+        return latest_of(connection, run_id) if best is None else best
+    named = select(checkpoints.c.id).where(
+        checkpoints.c.id == int(wish),
+        checkpoints.c.run_id == run_id,
+        checkpoints.c.state == SAVED,
+    )
+    return connection.execute(named).scalar()
+
+
+def _lock_saved(connection: Connection, checkpoint_id: int | None) -> bool:
+    wanted = select(checkpoints.c.id).where(
+        checkpoints.c.id == checkpoint_id, checkpoints.c.state == SAVED
+    )
+    return connection.execute(wanted.with_for_update()).scalar() is not None
+
+
+def _is_evaluated(connection: Connection, source: Source | None) -> bool:
+    if source is None:
+        return False
+    score = select(checkpoints.c.score).where(checkpoints.c.id == source.checkpoint_id)
+    return connection.execute(score).scalar() is not None
+
+
+def _path_of(connection: Connection, source: Source) -> str | None:
+    if not source.is_only:
+        return None
+    path = select(checkpoints.c.path).where(checkpoints.c.id == source.checkpoint_id)
+    return str(connection.execute(path).scalar_one())

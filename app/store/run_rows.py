@@ -6,25 +6,26 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, Select, and_, exists, func, or_, select
 
 from app.errors import InvalidRequest, NotFound, PreconditionFailed
+from app.guard.carry import STARTS_ANEW
 from app.lifecycle import TERMINAL, Intent, Reason, RunState
-from app.store.records import RunFilter, RunRecord
+from app.store.records import CarryKind, Document, RunFilter, RunRecord
 from app.store.tables import TERMINAL_VALUES, run_labels, runs
 
-parent = runs.alias("parent")
+awaited = runs.alias("awaited")
 _COMPUTED = {"child_ids", "waits_for_parent"}
 _COLUMNS = [runs.c[name] for name in RunRecord.__dataclass_fields__ if name not in _COMPUTED]
 
 CLAIM_ORDER = (runs.c.priority.desc(), runs.c.place, runs.c.id)
 starting = or_(runs.c.phase.is_(None), runs.c.phase == "starting")
 retrying = or_(runs.c.retry_at.is_not(None), runs.c.attempt > 0)
-parent_is_active = parent.c.state.not_in(TERMINAL_VALUES)
+awaited_is_active = awaited.c.state.not_in(TERMINAL_VALUES)
 
 
 def select_runs() -> Select[Any]:
-    """Runs that are not deleted, with the state of their parents."""
+    """Runs that are not deleted, with the state of those they wait for."""
     return (
-        select(*_COLUMNS, parent.c.state.label("parent_state"))
-        .select_from(runs.outerjoin(parent, parent.c.id == runs.c.parent_id))
+        select(*_COLUMNS, runs.c.restart_carry, awaited.c.state.label("awaited_state"))
+        .select_from(runs.outerjoin(awaited, awaited.c.id == runs.c.waits_for))
         .where(runs.c.deleted_at.is_(None))
     )
 
@@ -44,17 +45,25 @@ def to_records(connection: Connection, rows: Sequence[Row[Any]]) -> list[RunReco
 
 def _to_record(row: Row[Any], child_ids: tuple[int, ...]) -> RunRecord:
     values = row._asdict()
-    parent_state = values.pop("parent_state")
+    awaited_state = values.pop("awaited_state")
     state = RunState(values.pop("state"))
     reason = values.pop("reason")
-    waits = state is RunState.queued and parent_state not in (None, *TERMINAL)
+    carry = _carried(values["carry"], values.pop("restart_carry"))
+    waits = state is RunState.queued and awaited_state not in (None, *TERMINAL)
     return RunRecord(
-        **{**values, "intent": Intent(values["intent"])},
+        **{**values, "intent": Intent(values["intent"]), "carry": carry},
         state=state,
         reason=None if reason is None else Reason(reason),
         child_ids=child_ids,
         waits_for_parent=waits,
     )
+
+
+def _carried(between: Document | None, kind: CarryKind | None) -> Document | None:
+    """What the specs of parent and child allow, or less: a checkpoint from further up."""
+    if between is None or kind in (None, between["kind"]):
+        return between
+    return {**between, "kind": kind, "starts_anew": list(STARTS_ANEW)}
 
 
 def fetch(connection: Connection, run_id: int) -> RunRecord:
@@ -107,7 +116,7 @@ def _has_status(status: str) -> ColumnElement[bool]:
         return runs.c.state == status
     running = runs.c.state == RunState.running.value
     queued = runs.c.state == RunState.queued.value
-    waits = func.coalesce(parent_is_active, False)
+    waits = func.coalesce(awaited_is_active, False)
     as_meant = runs.c.intent == Intent.run.value
     conditions = {
         "starting": and_(running, as_meant, starting),

@@ -283,7 +283,11 @@ def _child_in_need(run_id: int) -> Select[Any]:
     return (
         select(runs.c.id)
         .where(
-            or_(runs.c.parent_id == run_id, runs.c.restart_checkpoint_id.in_(of_run)),
+            or_(
+                runs.c.parent_id == run_id,
+                runs.c.waits_for == run_id,
+                runs.c.restart_checkpoint_id.in_(of_run),
+            ),
             runs.c.restart_from != "scratch",
             runs.c.state.not_in(TERMINAL_VALUES),
             ~own.correlate(runs),

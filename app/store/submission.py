@@ -2,16 +2,17 @@
 
 from typing import Any, cast
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, Row, func, insert, select, update
 
 from app.errors import InvalidRequest
 from app.lifecycle import TERMINAL, Intent, RunState
 from app.store.dialect import insert_unless_there
 from app.store.intents import escalate
 from app.store.records import Document, Idempotency, NewRun, Restart
-from app.store.restart_points import choose_checkpoint
+from app.store.restart_points import Origin, hold_first, require_what_was_asked
 from app.store.run_rows import lock
 from app.store.tables import (
+    TERMINAL_VALUES,
     datasets,
     events,
     idempotency_keys,
@@ -114,10 +115,16 @@ def insert_restart(
 ) -> int:
     """Insert a child and ask its parent to stop, in the caller's transaction; the child's id."""
     parent = lock(connection, restart.parent_id, if_version)
+    origin = Origin(parent.id, str(restart.from_), restart.carry["kind"])
+    source = hold_first(connection, origin)
+    awaited = _awaited(connection, parent)
+    require_what_was_asked(connection, origin, source, waits=awaited is not None)
     restart_of: Document = {
         "parent_id": parent.id,
-        "restart_from": str(restart.from_),
-        "restart_checkpoint_id": choose_checkpoint(connection, parent, restart.from_),
+        "waits_for": awaited,
+        "restart_from": origin.restart_from,
+        "restart_checkpoint_id": None if source is None else source.checkpoint_id,
+        "restart_carry": None if source is None else source.carry,
         "carry": restart.carry,
     }
     if parent.state in TERMINAL:
@@ -126,3 +133,15 @@ def insert_restart(
     intent = Intent.kill if restart.force else Intent.stop
     escalate(connection, parent, intent, now, message=f"Restarted as run {child_id}.")
     return child_id
+
+
+def _awaited(connection: Connection, parent: Row[Any]) -> int | None:
+    """The run that must be over before a child of this parent starts: the parent while it trains,
+    or what the parent, never started, still waited for itself.
+    """
+    if parent.state == RunState.running:
+        return cast("int", parent.id)
+    active = select(runs.c.id).where(
+        runs.c.id == parent.waits_for, runs.c.state.not_in(TERMINAL_VALUES)
+    )
+    return connection.execute(active).scalar()

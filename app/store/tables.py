@@ -153,9 +153,13 @@ runs = _table(
     Column("message", PlainText),
     Column("version", Integer, nullable=False),
     Column("parent_id", Id, ForeignKey("runs.id")),
+    # Must be over before this run starts: the parent, or the one that the parent waited for.
+    Column("waits_for", Id, ForeignKey("runs.id")),
     Column("restart_from", Text),
     # No foreign key: the row of a removed checkpoint goes, its number stays in the history.
     Column("restart_checkpoint_id", Id),
+    # What is carried from that checkpoint, and what the specs of parent and child would allow.
+    Column("restart_carry", Text),
     Column("carry", Document),
     Column("attempt", Integer, nullable=False),
     Column("worker_id", Id, ForeignKey("workers.id")),
@@ -182,7 +186,7 @@ runs = _table(
     Index(None, "recipe", "id"),
     Index(None, "state", "reason"),
 )
-for _column in (runs.c.parent_id, runs.c.restart_checkpoint_id):
+for _column in (runs.c.parent_id, runs.c.waits_for, runs.c.restart_checkpoint_id):
     # Without the many rows that have none: small, and known to be selective.
     _has_one = _column.is_not(None)
     Index(None, _column, sqlite_where=_has_one, postgresql_where=_has_one)

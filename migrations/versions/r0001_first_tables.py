@@ -29,8 +29,9 @@ TABLES = (
 # A run that is over keeps these; what is not here may still be changed by its owner.
 FIXED = (
     "id", "place", "recipe", "mode", "dataset", "device", "gpus", "max_retries", "accepted_risks",
-    "state", "intent", "reason", "message", "parent_id", "restart_from", "restart_checkpoint_id",
-    "carry", "attempt", "worker_id", "worker", "devices", "environment", "lease_token", "beat",
+    "state", "intent", "reason", "message", "parent_id", "waits_for", "restart_from",
+    "restart_checkpoint_id", "restart_carry", "carry", "attempt", "worker_id", "worker", "devices",
+    "environment", "lease_token", "beat",
     "retry_at", "retries_used", "losses", "phase", "progress", "progress_at", "result",
     "log_bytes", "created_at", "started_at", "finished_at",
 )  # fmt: skip
@@ -196,8 +197,10 @@ def _create_runs() -> None:
         sa.Column("message", sa.Text()),
         sa.Column("version", sa.Integer(), nullable=False),
         sa.Column("parent_id", ID),
+        sa.Column("waits_for", ID),
         sa.Column("restart_from", sa.Text()),
         sa.Column("restart_checkpoint_id", ID),
+        sa.Column("restart_carry", sa.Text()),
         sa.Column("carry", sa.JSON()),
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("worker_id", ID),
@@ -222,6 +225,7 @@ def _create_runs() -> None:
         sa.Column("deleted_at", sa.Double()),
         sa.ForeignKeyConstraint(["dataset"], ["datasets.name"], name="fk_runs_dataset"),
         sa.ForeignKeyConstraint(["parent_id"], ["runs.id"], name="fk_runs_parent_id"),
+        sa.ForeignKeyConstraint(["waits_for"], ["runs.id"], name="fk_runs_waits_for"),
         sa.ForeignKeyConstraint(["worker_id"], ["workers.id"], name="fk_runs_worker_id"),
         sa.PrimaryKeyConstraint("id", name="pk_runs"),
         sa.UniqueConstraint("lease_token", name="uq_runs_lease_token"),
@@ -236,7 +240,7 @@ def _index_runs() -> None:
         ["state", sa.literal_column("priority DESC"), "place", "id"],
         unique=False,
     )
-    for column in ("parent_id", "restart_checkpoint_id"):
+    for column in ("parent_id", "waits_for", "restart_checkpoint_id"):
         has_one = sa.column(column).is_not(None)
         op.create_index(
             f"ix_runs_{column}", "runs", [column], sqlite_where=has_one, postgresql_where=has_one

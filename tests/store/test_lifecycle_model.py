@@ -66,8 +66,11 @@ class Lifecycle(RuleBasedStateMachine):
         lease = self.world.claim()
         if lease is None:
             return "none"
-        parent = self.world.store.runs.get(lease.run_id).parent_id
-        assert parent is None or self.world.store.runs.get(parent).state in TERMINAL
+        ancestor = self.world.store.runs.get(lease.run_id).parent_id
+        while ancestor is not None:
+            run = self.world.store.runs.get(ancestor)
+            assert run.state in TERMINAL
+            ancestor = run.parent_id
         return lease.token
 
     @rule(run=runs, intent=WISHES)
