@@ -7,12 +7,10 @@ twice, halves of surrogate pairs. Here they end at the door.
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Coroutine
 from io import StringIO
 from typing import Any, NoReturn
 
-from fastapi import Request, Response
-from fastapi.routing import APIRoute
+from fastapi import Request
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import ConstructorError, SafeConstructor
 from ruamel.yaml.error import YAMLError
@@ -119,7 +117,7 @@ async def read_document(request: Request) -> Any:
     body = await request.body()
     if kind in YAML_TYPES:
         return await run_in_threadpool(parse_yaml, body)
-    _require_json(kind)
+    require_json(kind)
     return await run_in_threadpool(parse_json, body)
 
 
@@ -128,32 +126,8 @@ def media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-class StrictRoute(APIRoute):
-    """A route whose declared body is read by `parse_json`."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handler = super().get_route_handler()
-        if self.body_field is None:
-            return handler
-
-        async def strict(request: Request) -> Response:
-            checked = _CheckedRequest(request.scope, request.receive)
-            if await checked.body():
-                _require_json(media_type(checked))
-                await checked.json()
-            return await handler(checked)
-
-        return strict
-
-
-class _CheckedRequest(Request):
-    async def json(self) -> Any:
-        if not hasattr(self, "_document"):
-            self._document = await run_in_threadpool(parse_json, await self.body())
-        return self._document
-
-
-def _require_json(kind: str) -> None:
+def require_json(kind: str) -> None:
+    """UnsupportedMediaType unless the media type is JSON."""
     if kind != "application/json" and not (
         kind.startswith("application/") and kind.endswith("+json")
     ):

@@ -141,9 +141,7 @@ def _complete_operation(path: str, operation: dict[str, Any]) -> None:
     responses = operation["responses"]
     if "application/json" in responses.get("422", {}).get("content", {}):  # FastAPI's own
         del responses["422"]
-        takes = [parameter["in"] for parameter in operation.get("parameters", ())]
-        if "requestBody" in operation or set(takes) - {"path"}:
-            kinds.append(InvalidRequest)
+    kinds.append(InvalidRequest)
     for status, response in problems(*kinds).items():
         responses.setdefault(str(status), response)
     for response in responses.values():

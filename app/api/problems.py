@@ -11,10 +11,12 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
+from app.api.hints import fields_at, unknown_name
 from app.errors import InvalidRequest, NotFound, StokerError
 from app.spec.issue import Issue
 
 MEDIA_TYPE = "application/problem+json"
+MOST_ISSUES = 50  # of those in one answer
 log = structlog.get_logger("stoker.api")
 
 
@@ -98,17 +100,22 @@ async def _validation_error(request: Request, error: Exception) -> ProblemRespon
     if all(item["loc"][0] == "path" for item in details):
         path = request.scope["path"]
         return response_of(NotFound(f"There is nothing at {path}. /openapi.json lists what is."))
-    issues = [_issue(item).model_dump() for item in details]
-    summary = "; ".join(str(issue["message"]) for issue in issues[:3])
-    return response_of(InvalidRequest(f"The request is not valid: {summary}.", issues=issues))
+    body = getattr(request.scope.get("route"), "body_field", None)
+    model = None if body is None else body.field_info.annotation
+    issues = [_issue(item, model).model_dump(mode="json") for item in details[:MOST_ISSUES]]
+    summary = "; ".join(str(issue["message"]).rstrip(".") for issue in issues[:3])
+    end = "" if summary.endswith("?") else "."
+    return response_of(InvalidRequest(f"The request is not valid: {summary}{end}", issues=issues))
 
 
-def _issue(item: Mapping[str, Any]) -> Issue:
-    kinds = {"missing": "missing_field", "extra_forbidden": "unknown_field"}
+def _issue(item: Mapping[str, Any], model: Any) -> Issue:
+    if item["type"] == "extra_forbidden":
+        place = item["loc"][1:-1]
+        return unknown_name("field", list(item["loc"]), fields_at(model, place))
     where = ".".join(str(part) for part in item["loc"])
     said = str(item["msg"]).removeprefix("Value error, ").rstrip(".")
     return Issue(
-        code=kinds.get(item["type"], "wrong_value"),
+        code="missing_field" if item["type"] == "missing" else "wrong_value",
         severity="error",
         loc=list(item["loc"]),
         message=f"{where}: {said}",

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from app.api import bodies
+from app.api import bodies, strict
 from app.api.bodies import MAX_YAML_BYTES, parse_json, parse_yaml
 from app.api.bounds import MAX_NODES
 from app.api.problems import PayloadTooLarge
@@ -100,7 +100,8 @@ def test_bodies_are_read_beside_the_event_loop(api, monkeypatch, path, kind):
         readers.append(threading.current_thread())
         raise InvalidRequest("seen")
 
-    monkeypatch.setattr(bodies, "parse_json", read)
+    for module in (bodies, strict):
+        monkeypatch.setattr(module, "parse_json", read)
     monkeypatch.setattr(bodies, "parse_yaml", read)
     assert api.post(path, content=b"{}", headers={"Content-Type": kind}).status_code == 422
     assert readers

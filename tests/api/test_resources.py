@@ -66,11 +66,12 @@ def test_presets_are_listed_with_the_users_own(api, settings):
     assert (presets["mine"]["source"], presets["cpu"]["source"]) == ("user", "packaged")
 
 
-def test_a_broken_preset_is_named(api, player, settings):
+def test_a_broken_preset_is_named_to_those_who_ask_for_it(api, player, settings):
     settings.presets_dir.mkdir()
     (settings.presets_dir / "mine.toml").write_text("description = ")
-    answer = api.post("/runs", json=SPEC)
-    assert answer.problem("invalid_preset") == 422
+    assert api.post("/runs", json=SPEC).status_code == 201
+    answer = api.post("/runs", json={**SPEC, "preset": "mine"})
+    assert answer.problem("spec_rejected") == 422
     assert "mine.toml" in answer.json()["detail"]
 
 

@@ -6,7 +6,6 @@ from typing import Literal
 from fastapi import APIRouter, Response
 from starlette.concurrency import run_in_threadpool
 
-from app.api.bodies import StrictRoute
 from app.api.deps import IdempotencyKey, IfMatch, RunId, ServicesDep, Wait
 from app.api.models.runs import BulkAnswer, BulkBody, BulkResult, RestartBody, Run, Verb
 from app.api.openapi import problems
@@ -14,6 +13,7 @@ from app.api.problems import document_of
 from app.api.routers.runs import shown
 from app.api.serializers import run_document
 from app.api.services import Services
+from app.api.strict import StrictRoute
 from app.api.submitting import idempotency_of, restart
 from app.errors import (
     ActionNotAllowed,

@@ -8,9 +8,10 @@ from app import __version__
 from app.api.deps import ServicesDep
 from app.api.models.base import Page
 from app.api.models.records import Preset, Recipe, Version
+from app.api.strict import StrictRoute
 from app.spec.recipe import RECIPES
 
-router = APIRouter(tags=["catalogue"])
+router = APIRouter(tags=["catalogue"], route_class=StrictRoute)
 
 
 @router.get("/recipes", operation_id="list_recipes", summary="Recipes and their parameters")

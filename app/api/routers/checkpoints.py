@@ -10,9 +10,10 @@ from app.api.models.base import Page
 from app.api.models.records import Checkpoint
 from app.api.openapi import problems
 from app.api.serializers import checkpoint_document
+from app.api.strict import StrictRoute
 from app.errors import Conflict, InvalidRequest, NotFound
 
-router = APIRouter(tags=["checkpoints"])
+router = APIRouter(tags=["checkpoints"], route_class=StrictRoute)
 
 FileName = Annotated[
     str | None,

@@ -8,13 +8,13 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 from starlette.concurrency import run_in_threadpool
 
-from app.api.bodies import StrictRoute
 from app.api.deps import Cursor, Limit, ServicesDep, Wait
 from app.api.models.base import Page
 from app.api.models.records import Dataset, DatasetBody
 from app.api.openapi import problems
 from app.api.serializers import dataset_document
 from app.api.services import Services
+from app.api.strict import StrictRoute
 from app.errors import Conflict, InvalidRequest, NotFound
 from app.store.records import DatasetRecord
 

@@ -15,10 +15,11 @@ from app.api.models.runs import RunDocuments
 from app.api.openapi import problems
 from app.api.serializers import attempt_document
 from app.api.sse import stream, wait_for_news
+from app.api.strict import StrictRoute
 from app.errors import InvalidRequest, NotFound
 from app.store.records import MetricSeries
 
-router = APIRouter(tags=["run documents"])
+router = APIRouter(tags=["run documents"], route_class=StrictRoute)
 
 DEFAULT_POINTS = 1000
 EVENT_STREAM = "text/event-stream"

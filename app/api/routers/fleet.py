@@ -8,9 +8,10 @@ from app.api.models.records import Worker
 from app.api.models.runs import Run
 from app.api.openapi import problems
 from app.api.serializers import run_document, worker_document
+from app.api.strict import StrictRoute
 from app.errors import InvalidRequest
 
-router = APIRouter(tags=["fleet"])
+router = APIRouter(tags=["fleet"], route_class=StrictRoute)
 
 
 @router.get("/workers", operation_id="list_workers", summary="Workers, their devices and slots")

@@ -4,9 +4,10 @@ from fastapi import APIRouter, Response
 
 from app.api.deps import ServicesDep
 from app.api.models.records import Health, Readiness
+from app.api.strict import StrictRoute
 from app.errors import StokerError, Unavailable
 
-router = APIRouter(tags=["health"])
+router = APIRouter(tags=["health"], route_class=StrictRoute)
 
 
 @router.get("/healthz", operation_id="get_health", summary="Whether the process answers")

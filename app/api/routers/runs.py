@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Response
 from starlette.concurrency import run_in_threadpool
 
-from app.api.bodies import StrictRoute, read_document
+from app.api.bodies import read_document
 from app.api.deps import (
     Cursor,
     IdempotencyKey,
@@ -24,6 +24,7 @@ from app.api.openapi import problems
 from app.api.problems import PayloadTooLarge, UnsupportedMediaType
 from app.api.serializers import run_document
 from app.api.services import Services
+from app.api.strict import StrictRoute
 from app.api.submitting import create, idempotency_of, plan_request, require_object
 from app.errors import (
     ActionNotAllowed,

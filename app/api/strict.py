@@ -1,0 +1,77 @@
+"""The route class of all endpoints: what an endpoint does not read, it refuses."""
+
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
+
+from app.api.bodies import media_type, parse_json, require_json
+from app.api.hints import unknown_name
+from app.errors import InvalidRequest
+
+
+class StrictRoute(APIRoute):
+    """Declared bodies are read by `parse_json`; unknown parameters and stray bodies are refused."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+        parameters = frozenset(_query_names(self.dependant))
+        has_model = self.body_field is not None
+        reads_body = has_model or "requestBody" in (self.openapi_extra or {})
+
+        async def strict(request: Request) -> Response:
+            _check_query(request, parameters)
+            if not reads_body:
+                await _refuse_body(request)
+            if not has_model:
+                return await handler(request)
+            checked = _CheckedRequest(request.scope, request.receive)
+            if await checked.body():
+                require_json(media_type(checked))
+                await checked.json()
+            return await handler(checked)
+
+        return strict
+
+
+class _CheckedRequest(Request):
+    async def json(self) -> Any:
+        if not hasattr(self, "_document"):
+            self._document = await run_in_threadpool(parse_json, await self.body())
+        return self._document
+
+
+def _query_names(dependant: Dependant) -> Iterator[str]:
+    """Names of the parameters that the endpoint and its dependencies declare."""
+    yield from (field.alias for field in dependant.query_params)
+    for dependency in dependant.dependencies:
+        yield from _query_names(dependency)
+
+
+def _check_query(request: Request, known: frozenset[str]) -> None:
+    counts = Counter(name for name, _ in request.query_params.multi_items())
+    unknown = sorted(counts.keys() - known)
+    if unknown:
+        issues = [unknown_name("parameter", ["query", name], known) for name in unknown[:20]]
+        raise InvalidRequest(
+            f"The request is not valid: {' '.join(issue.message for issue in issues[:3])}",
+            issues=[issue.model_dump(mode="json") for issue in issues],
+        )
+    for name, count in counts.items():
+        if count > 1:
+            raise InvalidRequest(
+                f"The parameter {name} is given {count} times, and only one could be heeded."
+            )
+
+
+async def _refuse_body(request: Request) -> None:
+    announced = request.headers.get("content-length", "0") != "0"
+    if (announced or "transfer-encoding" in request.headers) and await request.body():
+        raise InvalidRequest(
+            f"{request.method} {request.url.path[:200]} takes no body, so what the body says would "
+            "be ignored. Leave it out; options of actions are query parameters, see /openapi.json."
+        )

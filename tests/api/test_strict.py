@@ -1,0 +1,96 @@
+"""Nothing that a request says is ignored: unknown parameters, fields and bodies are refused."""
+
+import pytest
+from fastapi.routing import APIRoute
+
+from app.api.main import ROUTERS
+from tests.api.support import SPEC
+
+ROUTES = [
+    (method, route.path.format(run_id=1, checkpoint_id=1, name="w", which="best", action="stop"))
+    for module in ROUTERS
+    for route in module.router.routes
+    if isinstance(route, APIRoute)
+    for method in route.methods or ()
+]
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_an_unknown_parameter_is_refused_everywhere(api, method, path):
+    answer = api.request(method, path, params={"no_such_parameter": "1"})
+    assert answer.problem("invalid_request") == 422
+    (issue,) = answer.json()["issues"]
+    assert issue["loc"] == ["query", "no_such_parameter"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "given", "meant"),
+    [
+        ("POST", "/runs", "dryrun", "dry_run"),
+        ("POST", "/runs", "Dry-Run", "dry_run"),
+        ("GET", "/runs", "cursor", None),
+        ("GET", "/runs", "labels", "label"),
+        ("GET", "/runs/1/metrics", "maxpoints", "max_points"),
+        ("POST", "/runs/1/stop", "waits", "wait"),
+    ],
+)
+def test_it_is_said_what_was_meant(api, player, method, path, given, meant):
+    answer = api.request(method, path, params={given: "true"}, json=SPEC)
+    assert answer.problem("invalid_request") == 422
+    assert f"There is no parameter {given}" in answer.json()["detail"]
+    assert ("Did you mean" in answer.json()["detail"]) == (meant is not None)
+    assert f"Did you mean {meant}?" in answer.json()["detail"] or meant is None
+    assert api.get("/runs").json()["data"] == []
+
+
+def test_a_parameter_that_is_given_twice_is_refused(api):
+    answer = api.get("/runs?state=queued&state=running")
+    assert answer.problem("invalid_request") == 422
+    assert "state is given 2 times" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/runs/1/stop"), ("DELETE", "/runs/1"), ("POST", "/checkpoints/1/pin"),
+        ("DELETE", "/checkpoints/1"), ("GET", "/runs"),
+    ],
+)  # fmt: skip
+def test_a_body_where_none_is_read_is_refused(api, player, method, path):
+    api.post("/runs", json=SPEC)
+    answer = api.request(method, path, json={"force": True})
+    assert answer.problem("invalid_request") == 422
+    assert "takes no body" in answer.json()["detail"]
+    assert api.get("/runs/1").json()["state"] == "queued"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "loc", "said"),
+    [
+        ("PATCH", "/runs/1", {"label": {}}, ["label"], "Did you mean labels?"),
+        ("PATCH", "/runs/1", {"epochs": 3}, ["epochs"], "There are labels, name, notes, priority."),
+        ("POST", "/runs/1/restart", {"patches": {}}, ["patches"], "Did you mean patch?"),
+        ("POST", "/runs/1/restart", {"From": "best"}, ["From"], "Did you mean from?"),
+        (
+            "POST", "/runs/1/restart", {"patch_ops": [{"op": "test", "pth": "/a", "path": "/a"}]},
+            ["patch_ops", 0, "pth"], "Did you mean path?",
+        ),
+        ("POST", "/runs/bulk/stop", {"id": [1]}, ["id"], "Did you mean ids?"),
+        (
+            "POST", "/runs/bulk/stop", {"filter": {"stat": "queued"}}, ["filter", "stat"],
+            "Did you mean state?",
+        ),
+        ("POST", "/datasets", {"name": "w", "pathh": "w"}, ["pathh"], "Did you mean path?"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_an_unknown_field_of_a_body_is_refused_with_what_was_meant(
+    api, player, method, path, body, loc, said
+):
+    api.post("/runs", json=SPEC)
+    answer = api.request(method, path, json=body)
+    assert answer.problem("invalid_request") == 422
+    issues = {tuple(issue["loc"]): issue for issue in answer.json()["issues"]}
+    issue = issues["body", *loc]
+    assert issue["code"] == "unknown_field"
+    assert issue["message"].endswith(said)
