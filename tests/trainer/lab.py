@@ -11,10 +11,13 @@ import numpy as np
 from worker.trainer.data.fingerprint import fingerprint
 from worker.trainer.eventlog import EventLog
 from worker.trainer.execute import End, execute
+from worker.trainer.preparing import Preparing
 from worker.trainer.pulse import Pulse
 from worker.trainer.stop import StopFlag
 
 WINDOW, FEATURES, HORIZON, SAMPLES = 12, 3, 4, 60
+# Looks at the stop flag before the first step: after restoring, three parts, their statistics.
+BUILDING_POLLS = 5
 
 
 def write_waves(path: Path, samples: int = SAMPLES, seed: int = 0) -> None:
@@ -72,6 +75,12 @@ class Outcome:
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["kind"] == kind]
+
+    @property
+    def result(self) -> dict[str, Any]:
+        assert self.end is not None
+        assert self.end.result is not None
+        return self.end.result
 
     @property
     def losses(self) -> bytes:
@@ -182,6 +191,10 @@ class Lab:
         stop: StopFlag | None = None,
     ) -> Outcome:
         return self.execute(self.prepare(run_dir, patch, restore), stop)
+
+
+def unstopped(root: Path) -> Preparing:
+    return Preparing(Pulse(root / "pulse"), StopFlag())
 
 
 def own_checkpoints(run_dir: Path) -> list[dict[str, Any]]:

@@ -71,7 +71,7 @@ def test_a_metric_that_is_to_grow_counts_the_other_way(lab: Lab) -> None:
     values = [
         e["values"]["val_mse"] for e in outcome.of_kind("metrics") if "val_mse" in e["values"]
     ]
-    assert outcome.end.result["best"]["val_mse"] == max(values)
+    assert outcome.result["best"]["val_mse"] == max(values)
 
 
 def test_the_test_part_is_measured_with_the_best_weights(lab: Lab) -> None:
@@ -79,13 +79,12 @@ def test_the_test_part_is_measured_with_the_best_weights(lab: Lab) -> None:
     patch = {"checkpoint": {"mode": "max"}, "evaluation": {"every_steps": 1}}
     outcome = lab.run(patch=patch)
     assert outcome.end is not None
-    best = outcome.end.result["best"]["step"]
+    best = outcome.result["best"]["step"]
     assert best < 9
-    assert outcome.end.result["test"]["step"] == best
+    assert outcome.result["test"]["step"] == best
     restored = [{"path": str(outcome.checkpoint(best)), "carry": "full", "own": False}]
     alone = lab.run(patch=patch | {"training": {"max_steps": best}}, restore=restored)
-    assert alone.end is not None
-    assert alone.end.result["test"] == outcome.end.result["test"]
+    assert alone.result["test"] == outcome.result["test"]
     assert outcome.rows[-1][2] == "test"
 
 
@@ -95,8 +94,7 @@ def test_without_kept_best_weights_the_last_are_tested_and_that_is_said(lab: Lab
         "evaluation": {"every_steps": 1},
     }
     outcome = lab.run(patch=patch)
-    assert outcome.end is not None
-    assert outcome.end.result["test"]["step"] == 9
+    assert outcome.result["test"]["step"] == 9
     assert [event["code"] for event in outcome.of_kind("warning")] == ["best_weights_gone"]
 
 
@@ -106,9 +104,8 @@ def test_without_a_validation_part_a_run_trains_and_says_nothing_of_it(lab: Lab)
         "early_stopping": None,
     }
     outcome = lab.run(patch=patch)
-    assert outcome.end is not None
-    assert outcome.end.result["best"] is None
-    assert outcome.end.result["test"] is None
+    assert outcome.result["best"] is None
+    assert outcome.result["test"] is None
     assert {row[2] for row in outcome.rows} == {"train"}
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.trainer.lab import Lab
+from tests.trainer.lab import BUILDING_POLLS, Lab, StopAtPoll
 from worker.trainer.eventlog import EventLog, LossFile
 from worker.trainer.phases import PARTS, PhaseClock
 from worker.trainer.pulse import PHASES, PULSE_FORMAT, Pulse, read_pulse
@@ -119,7 +119,19 @@ def test_the_pulse_moves_with_every_batch(lab: Lab) -> None:
     pulse = read_pulse(outcome.folder / "pulse")
     assert pulse is not None
     batches = 18 + 5 * 3 + 2
-    assert pulse[1] == batches + len(outcome.of_kind("phase"))
+    assert pulse[1] == BUILDING_POLLS + batches + len(outcome.of_kind("phase"))
+
+
+def test_the_pulse_moves_with_every_piece_of_a_load(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.trainer.data.transfer.PIECE_BYTES", 1_600)  # ten samples
+    stop = StopAtPoll(1 + 5 + 2 + 1 + 2)  # restoring, the three parts, some of the statistics
+    outcome = lab.run(stop=stop)
+    pulse = read_pulse(outcome.folder / "pulse")
+    assert outcome.end is not None
+    assert outcome.end.step is None
+    assert pulse == ("building", stop.polls + len(outcome.of_kind("phase")))
 
 
 def test_the_parts_of_time_add_up_and_nothing_counts_twice(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.lifecycle import Reason
-from tests.trainer.lab import Killed, Lab, Outcome, StopAtPoll, read_events
+from tests.trainer.lab import BUILDING_POLLS, Killed, Lab, Outcome, StopAtPoll, read_events
 from worker.trainer import disk
 
 DISK_OPERATIONS = ("make_folder", "write_file", "sync_file", "sync_folder", "rename")
@@ -29,7 +29,7 @@ def assert_same_end(resumed: Outcome, straight: Outcome) -> None:
     assert resumed.end.reason is Reason.completed
     assert resumed.weights == straight.weights
     assert resumed.losses == straight.losses
-    assert resumed.end.result == straight.end.result
+    assert resumed.result == straight.result
 
 
 def count_polls(lab: Lab, patch: dict[str, Any] | None = None) -> int:
@@ -76,15 +76,13 @@ def test_a_run_interrupted_at_every_turn_still_ends_the_same(lab: Lab, straight:
     reasons: list[Reason] = []
     while not reasons or reasons[-1] is Reason.interrupted:
         # Enough polls for one step or one evaluation, so that each attempt makes some way.
-        outcome = lab.run(run_dir, stop=StopAtPoll(6))
+        outcome = lab.run(run_dir, stop=StopAtPoll(BUILDING_POLLS + 5))
         assert outcome.end is not None
         reasons.append(outcome.end.reason)
         assert len(reasons) < 50
     assert len(reasons) > 5
     assert outcome.losses == straight.losses
-    assert outcome.end is not None
-    assert straight.end is not None
-    assert outcome.end.result == straight.end.result
+    assert outcome.result == straight.result
 
 
 def kill_after(operations: int, patch: pytest.MonkeyPatch) -> None:
@@ -117,7 +115,7 @@ def test_a_run_killed_while_it_writes_its_second_checkpoint_ends_the_same(
 
 def test_a_resume_says_from_where(lab: Lab) -> None:
     run_dir = lab.new_run()
-    first = lab.run(run_dir, stop=StopAtPoll(12))
+    first = lab.run(run_dir, stop=StopAtPoll(BUILDING_POLLS + 12))
     second = lab.run(run_dir)
     (restored,) = second.of_kind("restored")
     assert first.end is not None
@@ -128,21 +126,32 @@ def test_a_resume_says_from_where(lab: Lab) -> None:
 
 def test_a_resume_keeps_the_number_of_threads_it_was_trained_with(lab: Lab) -> None:
     run_dir = lab.new_run()
-    lab.run(run_dir, stop=StopAtPoll(12))
+    lab.run(run_dir, stop=StopAtPoll(BUILDING_POLLS + 12))
     second = lab.execute(lab.prepare(run_dir, threads=2))
     assert second.of_kind("applied")[0]["applied"]["threads"] == 1
 
 
 def test_no_checkpoint_is_written_before_the_first_step(lab: Lab) -> None:
-    outcome = lab.run(stop=StopAtPoll(0))
+    outcome = lab.run(stop=StopAtPoll(BUILDING_POLLS))
     assert outcome.end is not None
     assert (outcome.end.reason, outcome.end.step) == (Reason.interrupted, 0)
+    assert outcome.end.message.endswith("after 0 of 9 steps; nothing was to be saved.")
+    assert not (outcome.folder / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("polls", range(BUILDING_POLLS))
+def test_a_stop_is_heard_between_the_pieces_of_a_load(lab: Lab, polls: int) -> None:
+    outcome = lab.run(stop=StopAtPoll(polls))
+    assert outcome.end is not None
+    assert (outcome.end.reason, outcome.end.step) == (Reason.interrupted, None)
+    phase = "building" if polls else "restoring"
+    assert f"Stopped while {phase}, before a step was made" in outcome.end.message
     assert not (outcome.folder / "checkpoints").exists()
 
 
 def test_missing_rows_of_the_loss_file_are_said_aloud(lab: Lab) -> None:
     run_dir = lab.new_run()
-    lab.run(run_dir, stop=StopAtPoll(20))
+    lab.run(run_dir, stop=StopAtPoll(BUILDING_POLLS + 20))
     (run_dir / "losses.csv").write_bytes(b"step,epoch,split,loss\n")
     outcome = lab.run(run_dir)
     assert [event["code"] for event in outcome.of_kind("warning")] == ["losses_incomplete"]

@@ -4,13 +4,19 @@ import threading
 
 import pytest
 
-from tests.trainer_data.factories import write_arrays
+from tests.trainer_data.factories import preparing, write_arrays
 
 
 @pytest.fixture
 def numbers(tmp_path):
     """100 samples, each of which says its row."""
     return write_arrays(tmp_path / "numbers.h5")
+
+
+@pytest.fixture
+def unstopped(tmp_path):
+    """A preparation that nobody stops."""
+    return preparing(tmp_path)
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,9 @@ from worker.trainer.data.source import OpenSource
 from worker.trainer.data.split import Part
 from worker.trainer.data.stream import Streamed
 from worker.trainer.data.transfer import HostTransfer
+from worker.trainer.preparing import Preparing
+from worker.trainer.pulse import Pulse
+from worker.trainer.stop import StopFlag
 
 NAMES = ("features", "targets")
 
@@ -64,9 +67,15 @@ def fields_of(path: Path):
     return source.fields
 
 
+def preparing(folder: Path) -> Preparing:
+    """That nobody stops; its pulse lies in the folder."""
+    return Preparing(Pulse(folder / "pulse"), StopFlag())
+
+
 def resident(path: Path, part: Part, order: Order, batch_size=8, drop_last=False) -> Resident:
     plan = BatchPlan(len(part), batch_size, drop_last)
-    return Resident(plan, order, part, opener(path), HostTransfer(fields_of(path)))
+    transfer = HostTransfer(fields_of(path))
+    return Resident(plan, order, part, opener(path), transfer, preparing(path.parent))
 
 
 def streamed(

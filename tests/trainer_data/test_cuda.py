@@ -27,13 +27,13 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("residency", ["resident", "stream"])
-def test_batches_are_those_of_the_host(tmp_path, residency):
+def test_batches_are_those_of_the_host(tmp_path, unstopped, residency):
     datasets = {"numbers": entry(write_arrays(tmp_path / "numbers.h5", samples=5_000))}
     loader = {"kind": "chunked", "residency": residency, "chunk_size": "64KiB"}
     spec = make_spec({"loader": loader | {"shuffle": "block", "shuffle_group": 512}})
     seen = []
     for device in ("cpu", "cuda:0"):
-        data = open_data(spec, datasets, torch.device(device))
+        data = open_data(spec, datasets, torch.device(device), unstopped)
         parts = [part for part in (data.train, data.validation) if part]
         seen.append([rows_of(part.iterate(1)) for part in parts])
         data.close()

@@ -18,13 +18,14 @@ GIB = 2**30
 
 
 @pytest.fixture
-def open_numbers(numbers):
+def open_numbers(numbers, unstopped):
     """Opens the file `numbers` for a spec made of these parts."""
     opened = []
 
     def open_one(data=None, budget=GIB, datasets=None, **parts):
         spec = make_spec(data, **parts)
-        opened.append(open_data(spec, datasets or {"numbers": entry(numbers)}, CPU, budget))
+        datasets = datasets or {"numbers": entry(numbers)}
+        opened.append(open_data(spec, datasets, CPU, unstopped, budget))
         return opened[-1]
 
     yield open_one
@@ -150,9 +151,9 @@ def test_what_is_not_available_yet_is_refused(open_numbers):
 
 
 @pytest.mark.parametrize("residency", ["resident", "stream"])
-def test_statistics_are_those_of_the_training_part(open_numbers, numbers, residency):
+def test_statistics_are_those_of_the_training_part(open_numbers, numbers, unstopped, residency):
     data = open_numbers({"loader": {"kind": "chunked", "residency": residency}})
-    found = data.statistics(("features", "targets"))
+    found = data.statistics(("features", "targets"), unstopped)
     with h5py.File(numbers) as file:
         features = file["features"][:80].astype(np.float64)
         targets = file["targets"][:80].astype(np.float64)

@@ -11,6 +11,7 @@ from worker.trainer.evaluate import test
 from worker.trainer.eventlog import EventLog
 from worker.trainer.loop import train
 from worker.trainer.prepare import prepare
+from worker.trainer.preparing import StopRequested
 from worker.trainer.pulse import Pulse
 from worker.trainer.state import Scores
 from worker.trainer.stop import StopFlag
@@ -19,18 +20,25 @@ from worker.trainer.trainer import Trainer
 
 @dataclass(frozen=True)
 class End:
-    """How an attempt ended without an error; `result` is {last, best, test}."""
+    """How an attempt ended without an error; `result` is {last, best, test}.
+
+    `step` and `result` are None when the training was not even built.
+    """
 
     reason: Reason
     message: str
-    step: int
-    result: dict[str, Any]
+    step: int | None
+    result: dict[str, Any] | None
 
 
 def execute(folder: Path, stop: StopFlag, events: EventLog, pulse: Pulse) -> End:
     """Raises whatever ended the attempt otherwise; `worker.trainer.failure` explains it."""
     with ExitStack() as resources:
-        trainer = prepare(Attempt.read(folder), stop, events, pulse, resources)
+        try:
+            trainer = prepare(Attempt.read(folder), stop, events, pulse, resources)
+        except StopRequested:
+            told = f"Stopped while {pulse.phase}, before a step was made: nothing was to be saved."
+            return End(Reason.interrupted, told, None, None)
         reason = train(trainer)
         scores = None
         if reason is not Reason.interrupted and trainer.data.test is not None:
@@ -53,7 +61,8 @@ def _sentence(trainer: Trainer, reason: Reason) -> str:
     state, agenda, spec = trainer.state, trainer.agenda, trainer.spec
     done = f"{state.step} of {agenda.total_steps} steps"
     if reason is Reason.interrupted:
-        return f"Stopped at a step boundary after {done}; the state is saved."
+        saved = "the state is saved" if state.step else "nothing was to be saved"
+        return f"Stopped at a step boundary after {done}; {saved}."
     told = f"Trained {done}"
     if reason is Reason.early_stopped and spec.early_stopping is not None:
         told += (

@@ -9,14 +9,16 @@ from app.spec.run import RunSpec
 from worker.trainer.agenda import Agenda
 from worker.trainer.attempt import Attempt
 from worker.trainer.build import build_optimizer, choose_precision, configure_torch, open_device
-from worker.trainer.data.loader import DataSet, open_data
+from worker.trainer.data.loader import open_data
 from worker.trainer.data.order import ORDER_VERSION
 from worker.trainer.environment import describe_environment
 from worker.trainer.errors import SpecMismatch
 from worker.trainer.eventlog import EventLog, LossFile
 from worker.trainer.phases import PhaseClock
+from worker.trainer.preparing import Preparing
 from worker.trainer.pulse import Pulse
 from worker.trainer.recipes import TASKS, Task
+from worker.trainer.recipes.base import Statistics
 from worker.trainer.report import Report
 from worker.trainer.schedule import SCHEDULE_VERSION
 from worker.trainer.snapshot import restore, restore_weights
@@ -30,22 +32,30 @@ from worker.trainer.trainer import Trainer
 def prepare(
     attempt: Attempt, stop: StopFlag, events: EventLog, pulse: Pulse, resources: ExitStack
 ) -> Trainer:
-    """A trainer that stands where the attempt starts; `resources` closes what it holds."""
-    clock, spec = PhaseClock(), attempt.spec
+    """A trainer that stands where the attempt starts; `resources` closes what it holds.
+
+    Raises StopRequested when a stop is asked for meanwhile.
+    """
+    clock, spec, preparing = PhaseClock(), attempt.spec, Preparing(pulse, stop)
     device = open_device(attempt.device)
     precision = choose_precision(spec.runtime.precision, device)
     _enter("restoring", events, pulse)
     start = find_start(attempt, events)
+    preparing.piece_done()
     configure_torch(spec.runtime, precision, _threads(attempt, start))
 
     _enter("building", events, pulse)
-    data = open_data(spec, attempt.datasets, device)
+    data = open_data(spec, attempt.datasets, device, preparing)
     resources.callback(data.close)
     steps_per_epoch = -(-data.train.plan.num_batches // spec.training.gradient_accumulation_steps)
     agenda = Agenda(spec, steps_per_epoch, data.validation is not None)
     _check_monitors(spec, agenda)
     task = TASKS[spec.recipe.kind].for_run(spec, data.fields)
-    step = _build_step(spec, task, data, Precision(precision, device), start)
+    # A checkpoint brings the statistics it was trained with; reading the data again for others
+    # would only take time.
+    wanted = () if start and start.is_full else task.standardized
+    statistics = data.statistics(wanted, preparing) if wanted else {}
+    step = _build_step(spec, task, statistics, Precision(precision, device), start)
     state = restore(step, start.snapshot) if start and start.is_full else TrainState()
     if start is not None and not start.candidate.own:
         state.trained_seconds = 0.0  # a restart is a new run, with its time still before it
@@ -107,16 +117,11 @@ def _yardsticks(spec: RunSpec) -> tuple[Yardstick, Yardstick | None]:
 
 
 def _build_step(
-    spec: RunSpec, task: Task, data: DataSet, precision: Precision, start: Start | None
+    spec: RunSpec, task: Task, statistics: Statistics, precision: Precision, start: Start | None
 ) -> TrainingStep:
-    resumes = start is not None and start.is_full
-    # A checkpoint brings the statistics it was trained with; reading the data again for others
-    # would only take time.
-    wanted = () if resumes else task.standardized
-    statistics = data.statistics(wanted) if wanted else {}
     torch.manual_seed(spec.training.seed)
     model = task.build_model(statistics).to(precision.device)
-    if start is not None and not resumes:
+    if start is not None and not start.is_full:
         restore_weights(model, start.snapshot.parts["model"], parameters_only=True)
     optimizer = build_optimizer(spec.optimizer, model.parameters())
     return TrainingStep(model, task, optimizer, precision, spec.training.clip_grad_norm)

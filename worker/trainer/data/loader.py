@@ -27,6 +27,7 @@ from worker.trainer.data.statistics import Moments, field_statistics
 from worker.trainer.data.stream import Streamed
 from worker.trainer.data.transfer import HostTransfer, piece_bounds
 from worker.trainer.errors import DataError, SpecMismatch
+from worker.trainer.preparing import Preparing
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class _Opener:
     checked: Mapping[str, _Checked]
     residency: Residency
     device: torch.device
+    preparing: Preparing
 
     def open(self, part: Part, order: Order, plan: BatchPlan, chunk_samples: int) -> Batches:
         dataset = self.checked[part.dataset]
@@ -59,7 +61,7 @@ class _Opener:
         fields = dataset.fields
         transfer = CudaTransfer(self.device, fields) if cuda else HostTransfer(fields)
         if self.residency.kind == "resident":
-            return Resident(plan, order, part, dataset.open, transfer)
+            return Resident(plan, order, part, dataset.open, transfer, self.preparing)
         chunks = ChunkPlan(dataset.open, part, order, chunk_samples)
         return Streamed(plan, chunks, transfer)
 
@@ -103,13 +105,14 @@ class DataSet:
             self.train.counters.queue_depth,
         )
 
-    def statistics(self, names: Sequence[str]) -> dict[str, Moments]:
+    def statistics(self, names: Sequence[str], preparing: Preparing) -> dict[str, Moments]:
         """(mean, std) of each field over the training part, float64 on the CPU.
 
         Inputs: one value per feature, shape (last axis,), or () for one number a sample; targets:
-        shape (), over all steps. A constant feature has std 1. DataError on NaN or infinity.
+        shape (), over all steps. A constant feature has std 1. DataError on NaN or infinity;
+        StopRequested.
         """
-        return field_statistics(self._training_pieces(names), self._targets)
+        return field_statistics(self._training_pieces(names, preparing), self._targets)
 
     def describe(self) -> dict[str, Any]:
         """What was chosen and why, as JSON for applied.json."""
@@ -123,7 +126,7 @@ class DataSet:
     def _streams(self) -> list[Batches]:
         return [stream for stream in (self.train, self.validation, self.test) if stream]
 
-    def _training_pieces(self, names: Sequence[str]) -> Iterator[Arrays]:
+    def _training_pieces(self, names: Sequence[str], preparing: Preparing) -> Iterator[Arrays]:
         """The training part in file order; a piece's arrays are overwritten by the next."""
         fields = {name: self.fields[name] for name in names}
         source = self._checked.open_fields(names)
@@ -135,6 +138,7 @@ class DataSet:
                 piece = {name: array[: stop - start] for name, array in buffers.items()}
                 read_rows(source, self._part.take(np.arange(start, stop)), piece)
                 yield piece
+                preparing.piece_done()
         finally:
             source.close()
 
@@ -143,12 +147,13 @@ def open_data(
     spec: RunSpec,
     datasets: Mapping[str, Mapping[str, Any]],
     device: torch.device,
+    preparing: Preparing,
     host_budget_bytes: int | None = None,
 ) -> DataSet:
     """Open the datasets of spec.json (name → path, fingerprint, …) for `spec` on `device`.
 
     `host_budget_bytes`: host memory that data may take on a CPU device; None: half of what is
-    available. Raises DataError, DatasetChanged, SpecMismatch.
+    available. Raises DataError, DatasetChanged, SpecMismatch, StopRequested.
     """
     data, loader = spec.data, spec.data.loader
     if not isinstance(loader, ChunkedLoader):
@@ -160,7 +165,7 @@ def open_data(
     shuffle = resolve_shuffle(loader, len(parts.train), sample_bytes)
     need = Need(sample_bytes, sum(map(len, parts.non_empty)) * sample_bytes, shuffle.group)
     residency = choose_residency(loader, need, device_memory(device, host_budget_bytes))
-    opener = _Opener(checked, residency, device)
+    opener = _Opener(checked, residency, device, preparing)
     plan = _training_plan(spec, len(parts.train))
     order = shuffle.order(len(parts.train), spec.training.seed)
     streams = (

@@ -11,6 +11,7 @@ from worker.trainer.data.order import Order
 from worker.trainer.data.source import OpenSource, Rows
 from worker.trainer.data.split import Part
 from worker.trainer.data.transfer import Slot, Transfer
+from worker.trainer.preparing import Preparing
 
 
 class Resident:
@@ -23,8 +24,9 @@ class Resident:
         part: Part,
         open_source: OpenSource,
         transfer: Transfer,
+        preparing: Preparing,
     ) -> None:
-        """Reads the part on the calling thread. Raises DataError and DatasetChanged."""
+        """Reads the part on the calling thread. Raises DataError, DatasetChanged, StopRequested."""
         self.plan = plan
         self.counters = Counters()
         self._order = order
@@ -38,6 +40,7 @@ class Resident:
             rows = part.take(np.arange(len(part)))
             for piece_bytes in transfer.load(source, rows, self._slot):
                 self.counters.bytes_read += piece_bytes
+                preparing.piece_done()
         finally:
             source.close()
 
