@@ -29,6 +29,23 @@ def cpu_allocation_error() -> RuntimeError:
     ("error", "reason", "told"),
     [
         (torch.OutOfMemoryError("CUDA out of memory"), Reason.device_oom, "training.batch_size"),
+        (torch.AcceleratorError("CUDA error: out of memory"), Reason.device_oom, "batch_size"),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"),
+            Reason.device_oom,
+            "batch_size",
+        ),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), Reason.device_oom, "batch_size"),
+        (
+            RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+            Reason.device_oom,
+            "batch_size",
+        ),
+        (
+            RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"),
+            Reason.host_oom,
+            "batch_size",
+        ),
         (MemoryError(), Reason.host_oom, "training.batch_size"),
         (torch.AcceleratorError("CUDA error: an illegal address"), Reason.gpu_fault, "dmesg"),
         (RuntimeError("cuDNN error: EXECUTION_FAILED\nmore"), Reason.gpu_fault, "cuDNN error"),

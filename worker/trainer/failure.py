@@ -13,16 +13,22 @@ LESS_MEMORY = (
 )
 
 
+# What CUDA, cuBLAS and cuDNN say of device memory that ran out, beside torch's own error.
+DEVICE_OOM = ("out of memory", "STATUS_ALLOC_FAILED", "DEVICE_ALLOCATION_FAILED")
+HOST_OOM = ("DefaultCPUAllocator", "HOST_ALLOCATION_FAILED")
+
+
 def explain(error: BaseException, phase: str) -> tuple[Reason, str]:
     """`phase` is what the attempt was doing."""
     text = str(error)
     if isinstance(error, TrainerError):
         return error.reason, error.message
-    if isinstance(error, torch.OutOfMemoryError):
-        return Reason.device_oom, f"The GPU ran out of memory while {phase}. {LESS_MEMORY}"
-    if isinstance(error, MemoryError) or _is_cpu_allocation(error):
+    if isinstance(error, MemoryError) or _tells(error, HOST_OOM):
         return Reason.host_oom, f"The host ran out of memory while {phase}. {LESS_MEMORY}"
-    if isinstance(error, torch.AcceleratorError) or "CUDA error" in text or "cuDNN error" in text:
+    on_gpu = isinstance(error, torch.AcceleratorError) or _tells(error, ("CUDA error", "cuDNN err"))
+    if isinstance(error, torch.OutOfMemoryError) or (on_gpu and _tells(error, DEVICE_OOM)):
+        return Reason.device_oom, f"The GPU ran out of memory while {phase}. {LESS_MEMORY}"
+    if on_gpu:
         return Reason.gpu_fault, (
             f"The GPU reported a fault while {phase}: {_first_line(text)} If it comes again, look "
             "at the driver's messages (dmesg, nvidia-smi -q) and try another GPU."
@@ -43,9 +49,9 @@ def explain(error: BaseException, phase: str) -> tuple[Reason, str]:
     )
 
 
-def _is_cpu_allocation(error: BaseException) -> bool:
-    """torch tells a failed allocation on the host as a RuntimeError."""
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+def _tells(error: BaseException, words: tuple[str, ...]) -> bool:
+    """torch and the libraries below it tell most failures as a RuntimeError with a text."""
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
 def _first_line(text: str) -> str:

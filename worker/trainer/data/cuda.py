@@ -4,10 +4,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
+from app.lifecycle import Reason
 from worker.trainer.data.rows import read_rows
 from worker.trainer.data.source import Arrays, Field, Rows, Source, bytes_per_sample
 from worker.trainer.data.transfer import Slot, empty_arrays, piece_bounds, piece_samples
+from worker.trainer.errors import TrainerError
 
 
 @dataclass
@@ -16,11 +19,28 @@ class CudaSlot(Slot):
     used: torch.cuda.Event = field(default_factory=torch.cuda.Event)
 
 
+def pinned_arrays(fields: Mapping[str, Field], samples: int) -> dict[str, Tensor]:
+    """Page-locked memory of the host for so many samples. Raises TrainerError host_oom."""
+    try:
+        return empty_arrays(fields, samples, "cpu", pin_memory=True)
+    except RuntimeError as error:
+        # CUDA says the same of its own memory, so only here can it be told whose it was.
+        if "out of memory" not in str(error):
+            raise
+        needed = samples * bytes_per_sample(fields)
+        raise TrainerError(
+            Reason.host_oom,
+            f"The host gave no {needed / 2**20:,.0f} MiB of page-locked memory, through which the "
+            "data goes to the GPU. Run fewer trainers on this host, or raise its limit of locked "
+            "memory (ulimit -l, or the container's).",
+        ) from error
+
+
 class _Staging:
     """A page-locked piece that is reused: pinning costs more than copying."""
 
     def __init__(self, fields: Mapping[str, Field]) -> None:
-        self.arrays = empty_arrays(fields, piece_samples(fields), "cpu", pin_memory=True)
+        self.arrays = pinned_arrays(fields, piece_samples(fields))
         self.host: Arrays = {name: array.numpy() for name, array in self.arrays.items()}
         self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
