@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from app.lifecycle import Reason
-from tests.trainer.lab import Lab, own_checkpoints
+from tests.trainer.lab import Lab, own_checkpoints, read_events
 from worker.trainer import checkpoint, disk
 from worker.trainer.checkpoint import Snapshot, TornCheckpoint, load, publish
 from worker.trainer.errors import TrainerError
@@ -294,9 +294,27 @@ def test_a_restart_whose_parents_checkpoint_is_torn_does_not_train_from_nothing(
     parent = lab.run()
     (parent.checkpoint() / "model.safetensors").write_bytes(b"torn")
     restore = [{"path": str(parent.checkpoint()), "carry": "weights", "own": False}]
+    folder = lab.prepare(restore=restore)
     with pytest.raises(TrainerError, match="missing or damaged") as caught:
-        lab.run(restore=restore)
+        lab.execute(folder)
     assert caught.value.reason is Reason.checkpoint_error
+    (told,) = [event for event in read_events(folder) if event["kind"] == "checkpoint"]
+    assert (told["action"], told["own"], told["renamed_to"]) == ("quarantined", False, None)
+    assert parent.checkpoint().is_dir()
+
+
+def test_a_torn_checkpoint_of_the_parent_is_passed_over_and_left_as_it_is(lab: Lab) -> None:
+    parent = lab.run()
+    torn = parent.checkpoint(6)
+    (torn / "model.safetensors").write_bytes(b"torn")
+    restore = [
+        {"path": str(folder), "carry": "full", "own": False}
+        for folder in (torn, parent.checkpoint(4))
+    ]
+    child = lab.run(restore=restore)
+    (restored,) = child.of_kind("restored")
+    assert (restored["step"], restored["quarantined"]) == (4, [])
+    assert torn.is_dir()
 
 
 def test_the_manifest_says_what_the_checkpoint_is(lab: Lab) -> None:

@@ -12,7 +12,7 @@ from worker.trainer.eventlog import EventLog
 
 @dataclass(frozen=True)
 class Start:
-    """A checkpoint to start from, and the torn ones that were put aside on the way to it."""
+    """A checkpoint to start from, and the torn ones that were renamed on the way to it."""
 
     candidate: RestoreCandidate
     snapshot: Snapshot
@@ -34,30 +34,38 @@ def find_start(attempt: Attempt, events: EventLog) -> Start | None:
     Raises TrainerError checkpoint_error when the run was to start from another run's checkpoint
     and none is good: training on from nothing would not be what was asked for.
     """
-    quarantined: list[Path] = []
-    missing: list[Path] = []
+    renamed: list[Path] = []
+    unusable: list[Path] = []
     for candidate in attempt.restore:
         if not candidate.path.is_dir():
-            missing.append(candidate.path)
+            unusable.append(candidate.path)
             continue
         try:
             parts = PARTS if candidate.carry == "full" else ("model",)
             snapshot = load(candidate.path, parts)
         except TornCheckpoint as error:
-            renamed = quarantine(candidate.path)
-            quarantined.append(candidate.path)
-            events.emit(
-                "checkpoint",
-                action="quarantined",
-                path=str(candidate.path),
-                renamed_to=str(renamed),
-                message=str(error),
-            )
+            unusable.append(candidate.path)
+            if candidate.own:
+                renamed.append(candidate.path)
+            _put_aside(candidate, error, events)
             continue
-        return Start(candidate, snapshot, tuple(quarantined))
+        return Start(candidate, snapshot, tuple(renamed))
     if attempt.restore:
-        _none_is_good(attempt, [*quarantined, *missing], events)
+        _none_is_good(attempt, unusable, events)
     return None
+
+
+def _put_aside(candidate: RestoreCandidate, error: TornCheckpoint, events: EventLog) -> None:
+    """Another run's folder is that run's, which may be under way: it is told of and left alone."""
+    renamed_to = str(quarantine(candidate.path)) if candidate.own else None
+    events.emit(
+        "checkpoint",
+        action="quarantined",
+        path=str(candidate.path),
+        own=candidate.own,
+        renamed_to=renamed_to,
+        message=str(error),
+    )
 
 
 def _none_is_good(attempt: Attempt, paths: list[Path], events: EventLog) -> None:
