@@ -27,21 +27,29 @@ def open_device(name: str) -> torch.device:
 
 def choose_precision(wanted: str, device: torch.device) -> str:
     """What `runtime.precision` comes to on this device. Raises SpecMismatch."""
-    on_gpu = device.type == "cuda"
-    has_bf16 = not on_gpu or torch.cuda.is_bf16_supported(including_emulation=False)
     if wanted == "auto":
-        return "bf16-mixed" if on_gpu and has_bf16 else "fp32"
-    if wanted in ("fp16-mixed", "tf32") and not on_gpu:
-        raise SpecMismatch(
-            f"runtime.precision {wanted} needs a GPU, and this run is on the CPU. "
+        fast = device.type == "cuda" and lacking_for("bf16-mixed", device) is None
+        return "bf16-mixed" if fast else "fp32"
+    if problem := lacking_for(wanted, device):
+        raise SpecMismatch(problem)
+    return wanted
+
+
+def lacking_for(precision: str, device: torch.device) -> str | None:
+    """A sentence that says why this device cannot compute so, or None when it can."""
+    on_gpu = device.type == "cuda"
+    if precision in ("fp16-mixed", "tf32") and not on_gpu:
+        return (
+            f"runtime.precision {precision} needs a GPU, and this run is on the CPU. "
             "Use auto, fp32 or bf16-mixed there."
         )
-    if wanted == "bf16-mixed" and not has_bf16:
-        raise SpecMismatch(
+    has_bf16 = not on_gpu or torch.cuda.is_bf16_supported(including_emulation=False)
+    if precision == "bf16-mixed" and not has_bf16:
+        return (
             "runtime.precision bf16-mixed needs a GPU that computes in bf16 (Ampere or newer). "
             "Use auto, fp32 or fp16-mixed."
         )
-    return wanted
+    return None
 
 
 def configure_torch(runtime: Runtime, precision: str, threads: int) -> None:

@@ -47,7 +47,10 @@ def train(trainer: Trainer) -> Reason:
             step.accumulate(batch.arrays, batch.size, share)
             state.position = batch.position_after
             log.trained_batch(batch.size)
-        step.apply(learning_rate(spec.schedule, spec.optimizer.lr, state.step, agenda.total_steps))
+        state.learning_rate = learning_rate(
+            spec.schedule, spec.optimizer.lr, state.step, agenda.total_steps
+        )
+        step.apply(state.learning_rate)
         state.advance(plan.usable_samples)
         log.trained_step()
 

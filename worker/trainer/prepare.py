@@ -8,9 +8,15 @@ import torch
 from app.spec.run import RunSpec
 from worker.trainer.agenda import Agenda
 from worker.trainer.attempt import Attempt
-from worker.trainer.build import build_optimizer, choose_precision, configure_torch, open_device
+from worker.trainer.build import (
+    build_optimizer,
+    choose_precision,
+    configure_torch,
+    lacking_for,
+    open_device,
+)
+from worker.trainer.continuity import breaks, keeps_dropout_to_itself
 from worker.trainer.data.loader import open_data
-from worker.trainer.data.order import ORDER_VERSION
 from worker.trainer.environment import describe_environment
 from worker.trainer.errors import SpecMismatch
 from worker.trainer.eventlog import EventLog, LossFile
@@ -20,7 +26,6 @@ from worker.trainer.pulse import Pulse
 from worker.trainer.recipes import TASKS, Task
 from worker.trainer.recipes.base import Statistics
 from worker.trainer.report import Report
-from worker.trainer.schedule import SCHEDULE_VERSION
 from worker.trainer.snapshot import restore, restore_weights
 from worker.trainer.start import Start, find_start
 from worker.trainer.state import TrainState, Yardstick
@@ -38,10 +43,10 @@ def prepare(
     """
     clock, spec, preparing = PhaseClock(), attempt.spec, Preparing(pulse, stop)
     device = open_device(attempt.device)
-    precision = choose_precision(spec.runtime.precision, device)
     _enter("restoring", events, pulse)
     start = find_start(attempt, events)
     preparing.piece_done()
+    precision = _precision(spec.runtime.precision, device, start)
     configure_torch(spec.runtime, precision, _threads(attempt, start))
 
     _enter("building", events, pulse)
@@ -69,18 +74,23 @@ def prepare(
     log.applied(_applied(trainer), environment)
     if start is not None:
         _started_from(trainer, start)
-    if lost:
-        log.warning(
-            "monitor_changed",
-            f"What is monitored is not what it was at the checkpoint, so {' and '.join(lost)} "
-            "cannot be compared with what comes and do not count any more.",
-        )
+        for code, message in breaks(trainer, start, lost):
+            log.warning(code, message)
     return trainer
 
 
 def _enter(phase: str, events: EventLog, pulse: Pulse) -> None:
     pulse.enter(phase)
     events.emit("phase", phase=phase)
+
+
+def _precision(wanted: str, device: torch.device, start: Start | None) -> str:
+    """A resume on another device keeps what `auto` came to at first, where the device can."""
+    if wanted == "auto" and start is not None and start.is_full and start.candidate.own:
+        kept = str(start.snapshot.body["precision"])
+        if lacking_for(kept, device) is None:
+            return kept
+    return choose_precision(wanted, device)
 
 
 def _threads(attempt: Attempt, start: Start | None) -> int:
@@ -138,6 +148,7 @@ def _applied(trainer: Trainer) -> dict[str, Any]:
     return {
         "device": str(precision.device),
         "precision": precision.name,
+        "exact_resume": not keeps_dropout_to_itself(trainer.step.model, precision.device),
         "threads": torch.get_num_threads(),
         "batch_size": plan.batch_size,
         "gradient_accumulation_steps": agenda.spec.training.gradient_accumulation_steps,
@@ -155,19 +166,6 @@ def _started_from(trainer: Trainer, start: Start) -> None:
         trainer.best_folder = start.best_folder if trainer.state.best else None
         if candidate.own:
             trainer.saved = trainer.state.step, trainer.state.evaluated_step
-        versions = body["order_version"], body["schedule_version"]
-        if versions != (ORDER_VERSION, SCHEDULE_VERSION):
-            log.warning(
-                "order_changed",
-                "The checkpoint is of a version of Stoker with another order of samples or "
-                "another schedule: training goes on from it, but not as it would have there.",
-            )
-    if log.losses.missing_bytes:
-        log.warning(
-            "losses_incomplete",
-            f"losses.csv is {log.losses.missing_bytes} bytes shorter than when the checkpoint was "
-            "written: some of its rows are lost. Training is not affected.",
-        )
     log.events.emit(
         "restored",
         path=str(candidate.path),

@@ -40,6 +40,8 @@ class TrainState:
     """Samples of the running epoch that have been trained on."""
     trained_seconds: float = 0.0
     """Wall time of the training loop, over all attempts."""
+    learning_rate: float | None = None
+    """Of the latest step."""
     logged_step: int = 0
     """Step of the last log point."""
     evaluated_step: int = 0

@@ -1,0 +1,89 @@
+"""What a start from a checkpoint cannot carry on exactly is said aloud."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.lab import BUILDING_POLLS, Lab, Outcome, StopAtPoll
+from worker.trainer.checkpoint import Snapshot, load, publish
+from worker.trainer.continuity import keeps_dropout_to_itself
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def restored(lab: Lab, outcome: Outcome, changed: dict[str, Any]) -> list[dict[str, Any]]:
+    """The checkpoint of step 4 as this run's own, with other facts in its manifest."""
+    snapshot = load(outcome.checkpoint(4))
+    folder = lab.root / "changed" / "checkpoints" / "step-4"
+    folder.parent.parent.mkdir()
+    publish(Snapshot(snapshot.parts, {**snapshot.body, "losses_bytes": 0, **changed}), folder)
+    return [{"path": str(folder), "carry": "full", "own": True}]
+
+
+def warnings(outcome: Outcome) -> list[str]:
+    return [event["code"] for event in outcome.of_kind("warning")]
+
+
+def test_a_manifest_says_how_its_weights_were_computed(lab: Lab) -> None:
+    outcome = lab.run(patch={"runtime": {"precision": "bf16-mixed"}})
+    manifest = json.loads((outcome.checkpoint(4) / "manifest.json").read_text())
+    assert (manifest["precision"], manifest["device_type"]) == ("bf16-mixed", "cpu")
+    assert manifest["total_steps"] == 9
+
+
+def test_a_resume_keeps_the_precision_that_auto_came_to(lab: Lab) -> None:
+    patch = {"runtime": {"precision": "auto"}}
+    first = lab.run(patch=patch)
+    restore = restored(lab, first, {"precision": "bf16-mixed", "device_type": "cuda"})
+    resumed = lab.run(patch=patch, restore=restore)
+    assert resumed.of_kind("applied")[0]["applied"]["precision"] == "bf16-mixed"
+    assert warnings(resumed) == ["device_changed"]
+
+
+def test_a_precision_that_the_device_does_not_have_is_given_up_aloud(lab: Lab) -> None:
+    patch = {"runtime": {"precision": "auto"}}
+    restore = restored(lab, lab.run(patch=patch), {"precision": "fp16-mixed"})
+    resumed = lab.run(patch=patch, restore=restore)
+    assert resumed.of_kind("applied")[0]["applied"]["precision"] == "fp32"
+    assert warnings(resumed) == ["precision_changed"]
+
+
+def test_an_exact_resume_warns_of_nothing(lab: Lab) -> None:
+    run_dir = lab.new_run()
+    first = lab.run(run_dir, stop=StopAtPoll(BUILDING_POLLS + 12))
+    assert first.of_kind("applied")[0]["applied"]["exact_resume"] is True
+    assert warnings(lab.run(run_dir)) == []
+
+
+@pytest.mark.parametrize(
+    ("layers", "dropout", "device", "kept"),
+    [(2, 0.2, GPU, True), (2, 0.2, CPU, False), (1, 0.0, GPU, False), (2, 0.0, GPU, False)],
+)
+def test_dropout_between_the_layers_of_a_gpus_rnn_is_out_of_reach(
+    layers: int, dropout: float, device: torch.device, kept: bool
+) -> None:
+    model = torch.nn.Sequential(torch.nn.LSTM(3, 4, layers, dropout=dropout), torch.nn.Dropout(0.5))
+    assert keeps_dropout_to_itself(model, device) is kept
+
+
+@pytest.mark.parametrize(
+    ("patch", "codes"),
+    [
+        ({"training": {"epochs": 9}}, ["learning_rate_jump"]),
+        ({"training": {"epochs": 9}, "schedule": {"kind": "constant"}}, []),
+        ({"training": {"epochs": 3}}, []),
+    ],
+)
+def test_a_schedule_that_is_stretched_says_how_the_rate_jumps(
+    lab: Lab, patch: dict[str, Any], codes: list[str]
+) -> None:
+    schedule = {"schedule": {"kind": "onecycle"}} | patch
+    parent = lab.run(patch=schedule | {"training": {"epochs": 3}})
+    restore = [{"path": str(parent.checkpoint(8)), "carry": "full", "own": False}]
+    child = lab.run(patch=schedule, restore=restore)
+    assert warnings(child) == codes
+    if codes:
+        (warning,) = child.of_kind("warning")
+        assert "27 steps now and was of 9" in warning["message"]
