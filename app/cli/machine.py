@@ -81,7 +81,7 @@ def workers(
 ) -> None:
     """List workers and what their slots do."""
     with connect() as client:
-        rows = [row for row in client.workers() if include_ended or row["state"] in PRESENT]
+        rows = client.workers(include_ended=include_ended)
     if as_json:
         print_json({"data": rows})
         return

@@ -20,6 +20,7 @@ Which = Literal["latest", "best"]
 STREAM_SILENCE_SECONDS = 60.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
 DOWNLOAD_PIECE_BYTES = 1 << 20
+LARGEST_PAGE = 500
 
 
 class StokerClient:
@@ -134,7 +135,7 @@ class StokerClient:
         return self._transport.json("GET", f"/runs/{run_id}/spec")
 
     def attempts(self, run_id: int) -> list[Document]:
-        return self._list(f"/runs/{run_id}/attempts")
+        return self._all(f"/runs/{run_id}/attempts")
 
     def metrics(
         self, run_id: int, *, names: Sequence[str] = (), max_points: int | None = None
@@ -199,7 +200,7 @@ class StokerClient:
     # -- checkpoints --------------------------------------------------------------------------
 
     def checkpoints(self, run_id: int) -> list[Document]:
-        return self._list(f"/runs/{run_id}/checkpoints")
+        return self._all(f"/runs/{run_id}/checkpoints")
 
     def download(self, run_id: int, which: Which | int, target: Path) -> Path:
         """Write a checkpoint's zip to `target`: the run's latest or best, or one by its id."""
@@ -233,19 +234,22 @@ class StokerClient:
         )
 
     def datasets(self) -> list[Document]:
-        return self._list("/datasets")
+        return self._all("/datasets")
 
     def dataset(self, name: str) -> Document:
         return self._transport.json("GET", f"/datasets/{quote(name, safe='')}")
 
     def presets(self) -> list[Document]:
-        return self._list("/presets")
+        data: list[Document] = self._transport.json("GET", "/presets")["data"]
+        return data
 
-    def workers(self) -> list[Document]:
-        return self._list("/workers")
+    def workers(self, *, include_ended: bool = False) -> list[Document]:
+        """Those that live, newest first; `include_ended`: also those that ended or were lost."""
+        return self._all("/workers", all="true" if include_ended else None)
 
     def queue(self) -> list[Document]:
-        return self._list("/queue")
+        """All runs that wait, in the order in which they will be claimed."""
+        return self._all("/queue")
 
     def version(self) -> Document:
         return self._transport.json("GET", "/version")
@@ -265,9 +269,18 @@ class StokerClient:
             return False
         return True
 
-    def _list(self, path: str) -> list[Document]:
-        data: list[Document] = self._transport.json("GET", path)["data"]
-        return data
+    def _all(self, path: str, **params: str | None) -> list[Document]:
+        """The whole list, page by page."""
+        rows: list[Document] = []
+        cursor: str | None = None
+        while True:
+            page = self._transport.json(
+                "GET", path, params={"limit": LARGEST_PAGE, "after": cursor, **params}
+            )
+            rows += page["data"]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return rows
 
 
 def _if_match(version: int | None) -> dict[str, str | None]:

@@ -3,7 +3,18 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, delete, exists, func, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    and_,
+    delete,
+    exists,
+    func,
+    or_,
+    select,
+    update,
+)
 
 from app.errors import ActionNotAllowed, Conflict, InvalidRequest
 from app.lifecycle import TERMINAL, Intent, RunState, allowed_actions
@@ -242,11 +253,18 @@ class Runs:
             rows = connection.execute(query)
             return {(state, str(reason)): count for state, reason, count in rows}
 
-    def queue(self, limit: int = 1000) -> Sequence[RunRecord]:
-        """The next waiting runs in the order in which they will be claimed."""
-        query = select_runs().where(*_WAITING).order_by(*CLAIM_ORDER).limit(limit)
+    def queue(self, limit: int = 1000, after: str | None = None) -> Page[RunRecord]:
+        """Waiting runs in the order in which they will be claimed; `after` as for `list`.
+
+        The place of the run that ends a page is found also when it was claimed meanwhile.
+        """
+        query = select_runs().where(*_WAITING).order_by(*CLAIM_ORDER).limit(limit + 1)
         with self._database.read() as connection:
-            return to_records(connection, connection.execute(query).all())
+            if after is not None:
+                query = query.where(_behind(connection, after))
+            rows = connection.execute(query).all()
+            records = to_records(connection, rows[:limit])
+        return Page(records, str(records[-1].id) if len(rows) > limit else None)
 
     def queue_position(self, run_id: int) -> int | None:
         """How many runs are to be claimed before this one, plus one; None when it does not wait."""
@@ -270,6 +288,22 @@ class Runs:
             query = _count_waiting(runs.c.priority >= priority)
             ahead: int = connection.execute(query).scalar_one()
         return 1 + ahead
+
+
+def _behind(connection: Connection, cursor: str) -> ColumnElement[bool]:
+    """What is claimed after the run that a cursor names; InvalidRequest when no page gave it."""
+    wanted = select(runs.c.priority, runs.c.place, runs.c.id).where(
+        runs.c.id == parse_cursor(cursor)
+    )
+    last = connection.execute(wanted).one_or_none()
+    if last is None:
+        raise InvalidRequest(f"{cursor!r} is not a cursor: no page of the queue gave it.")
+    same = runs.c.priority == last.priority
+    return or_(
+        runs.c.priority < last.priority,
+        and_(same, runs.c.place > last.place),
+        and_(same, runs.c.place == last.place, runs.c.id > last.id),
+    )
 
 
 def _count_waiting(condition: Any) -> Select[Any]:

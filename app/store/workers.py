@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, insert, select, update
 
 from app.errors import NotFound
+from app.store.cursor import parse_cursor
 from app.store.database import Database
 from app.store.jobs import requeue_jobs_of
 from app.store.records import Document, NewWorker, WorkerRecord, WorkerState
@@ -75,11 +76,18 @@ class Workers:
             requeue_jobs_of(connection, worker_id, self._clock())
             return True
 
-    def list(self, alive_only: bool = False, limit: int = 1000) -> list[WorkerRecord]:
-        """The newest first; with `alive_only`, without those that are gone or lost."""
+    def list(
+        self, alive_only: bool = False, limit: int = 1000, after: str | None = None
+    ) -> list[WorkerRecord]:
+        """The newest first; with `alive_only`, without those that are gone or lost.
+
+        `after` is the id of the last worker of the page before.
+        """
         query = select(workers).order_by(workers.c.id.desc()).limit(limit)
         if alive_only:
             query = query.where(workers.c.state.in_(LIVE))
+        if after is not None:
+            query = query.where(workers.c.id < parse_cursor(after))
         with self._database.read() as connection:
             return [_to_record(row) for row in connection.execute(query)]
 

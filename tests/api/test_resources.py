@@ -3,9 +3,12 @@
 import pytest
 
 from app import __version__
+from app.client import StokerClient
 from app.lifecycle import Reason
 from app.spec.recipe import RECIPES
-from tests.api.support import SPEC
+from app.store.records import Beat
+from tests.api.process import ApiProcess
+from tests.api.support import SPEC, Player
 
 
 def test_a_dataset_is_registered_and_then_inspected(api, player):
@@ -82,6 +85,80 @@ def test_workers_and_queue_are_shown(api, player):
     (worker,) = api.get("/workers").json()["data"]
     assert (worker["name"], worker["state"]) == ("player", "alive")
     assert worker["seen_at"].endswith("Z")
+
+
+def pages(api, path, limit, **params):
+    """All pages of a list, as the client asks for them."""
+    found, cursor = [], None
+    while True:
+        answer = api.get(
+            path, params={"limit": limit, **({"after": cursor} if cursor else {}), **params}
+        )
+        assert answer.status_code == 200, answer.text
+        found.append(answer.json()["data"])
+        cursor = answer.json()["next_cursor"]
+        if cursor is None:
+            return found
+
+
+def test_the_queue_comes_in_pages_also_when_it_moves(api, player):
+    ids = [api.post("/runs", json={**SPEC, "priority": p}).json()["id"] for p in (0, 5, 0, 9, 5)]
+    order = [ids[3], ids[1], ids[4], ids[0], ids[2]]
+    assert [[run["id"] for run in page] for page in pages(api, "/queue", 2)] == [
+        order[:2], order[2:4], order[4:],
+    ]  # fmt: skip
+    first = api.get("/queue", params={"limit": 1}).json()
+    assert player.claim().run_id == order[0]
+    second = api.get("/queue", params={"limit": 1, "after": first["next_cursor"]}).json()
+    assert [run["id"] for run in second["data"]] == [order[1]]
+    for wrong in ("x", "999", "-1", "1e3"):
+        assert api.get("/queue", params={"after": wrong}).problem("invalid_request") == 422
+
+
+def test_workers_that_have_ended_are_shown_on_request(api, player, settings, store):
+    second = Player(store, settings)
+    store.workers.set_state(player.worker_id, "gone")
+    assert [row["id"] for row in api.get("/workers").json()["data"]] == [second.worker_id]
+    everybody = pages(api, "/workers", 1, all="true")
+    assert [[row["id"] for row in page] for page in everybody] == [
+        [second.worker_id], [player.worker_id],
+    ]  # fmt: skip
+
+
+def test_attempts_come_in_pages(api, player):
+    run_id = api.post("/runs", json=SPEC).json()["id"]
+    for _ in range(3):
+        api.post(f"/runs/{run_id}/resume")
+        lease = player.claim()
+        api.post(f"/runs/{run_id}/pause")
+        player.finish(lease)
+    listed = pages(api, f"/runs/{run_id}/attempts", 2)
+    assert [[row["number"] for row in page] for page in listed] == [[1, 2], [3]]
+
+
+def test_checkpoints_come_in_pages_also_when_one_goes(api, player):
+    run_id = api.post("/runs", json=SPEC).json()["id"]
+    lease = player.claim()
+    paths = {step: player.checkpoint(lease, step) for step in (10, 20, 30, 40)}
+    path = f"/runs/{run_id}/checkpoints"
+    assert [[row["step"] for row in page] for page in pages(api, path, 3)] == [[40, 30, 20], [10]]
+    first = api.get(path, params={"limit": 2}).json()
+    player.store.leases.beat(lease.token, Beat(removed_checkpoints=[paths[30]]))
+    rest = api.get(path, params={"after": first["next_cursor"]}).json()
+    assert [row["step"] for row in rest["data"]] == [20, 10]
+    assert api.get(path, params={"after": "x"}).problem("invalid_request") == 422
+
+
+def test_the_client_reads_lists_to_their_end(settings, store, player, monkeypatch):
+    monkeypatch.setattr("app.client.client.LARGEST_PAGE", 2)
+    store.workers.set_state(Player(store, settings).worker_id, "gone")
+    with ApiProcess(settings.home) as server:
+        ids = [server.client.post("/runs", json=SPEC).json()["id"] for _ in range(5)]
+        with StokerClient(server.url, server.token) as client:
+            assert [run["id"] for run in client.queue()] == ids
+            assert [row["id"] for row in client.workers()] == [player.worker_id]
+            assert len(client.workers(include_ended=True)) == 2
+            assert len(client.presets()) > 2
 
 
 def test_version(api):

@@ -98,7 +98,7 @@ def test_the_child_of_a_run_that_is_over_queues_behind(world: World) -> None:
     finish(world, parent)
     waiting = world.submit()
     child = restart(world, parent.run_id)
-    assert [run.id for run in world.store.runs.queue()] == [waiting.id, child.id]
+    assert [run.id for run in world.store.runs.queue().data] == [waiting.id, child.id]
 
 
 def test_if_version_is_the_parents(world: World) -> None:

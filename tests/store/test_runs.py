@@ -205,7 +205,7 @@ def test_positions_in_the_queue(world: World) -> None:
     late = world.submit()
     first = world.submit(priority=5)
     last = world.submit(priority=-5)
-    queue = world.store.runs.queue()
+    queue = world.store.runs.queue().data
     assert [run.id for run in queue] == [first.id, late.id, last.id]
     assert [world.store.runs.queue_position(run.id) for run in queue] == [1, 2, 3]
     assert [world.store.runs.next_queue_position(p) for p in (9, 5, 0, -5)] == [1, 2, 3, 4]

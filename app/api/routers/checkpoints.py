@@ -4,11 +4,12 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Response
 
-from app.api.deps import CheckpointId, RunId, ServicesDep
+from app.api.deps import CheckpointId, Cursor, Limit, RunId, ServicesDep
 from app.api.files import CheckpointFiles
 from app.api.models.base import Page
 from app.api.models.records import Checkpoint
 from app.api.openapi import problems
+from app.api.paging import page_of
 from app.api.serializers import checkpoint_document
 from app.api.strict import StrictRoute
 from app.errors import Conflict, InvalidRequest, NotFound
@@ -40,12 +41,15 @@ DOWNLOADS = {
     "/runs/{run_id}/checkpoints",
     operation_id="list_checkpoints",
     summary="Checkpoints of a run, newest first",
-    responses=problems(NotFound),
+    responses=problems(NotFound, InvalidRequest),
 )
-def list_checkpoints(services: ServicesDep, run_id: RunId) -> Page[Checkpoint]:
+def list_checkpoints(
+    services: ServicesDep, run_id: RunId, limit: Limit = 50, after: Cursor = None
+) -> Page[Checkpoint]:
     services.store.runs.get(run_id)
     records = services.store.checkpoints.list(run_id)
-    return Page(data=[checkpoint_document(record) for record in records])
+    page, cursor = page_of(records, lambda record: (-record.step, -record.id), limit, after)
+    return Page(data=[checkpoint_document(record) for record in page], next_cursor=cursor)
 
 
 @router.get(

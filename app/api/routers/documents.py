@@ -7,12 +7,13 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from app.api.deps import Limit, Position, QueryText, RunId, ServicesDep, Wait
+from app.api.deps import Cursor, Limit, Position, QueryText, RunId, ServicesDep, Wait
 from app.api.feeds import EventFeed, LogFeed
 from app.api.models.base import LARGEST_ID, Page, rfc3339
 from app.api.models.records import Attempt, Event, EventPage, LogPiece, Series
 from app.api.models.runs import RunDocuments
 from app.api.openapi import problems
+from app.api.paging import page_of
 from app.api.serializers import attempt_document
 from app.api.sse import stream, wait_for_news
 from app.api.strict import StrictRoute
@@ -175,9 +176,13 @@ def _csv(series: MetricSeries) -> Iterator[str]:
     "/runs/{run_id}/attempts",
     operation_id="list_attempts",
     summary="Executions of a run",
-    responses=problems(NotFound),
+    responses=problems(NotFound, InvalidRequest),
 )
-def list_attempts(services: ServicesDep, run_id: RunId) -> Page[Attempt]:
+def list_attempts(
+    services: ServicesDep, run_id: RunId, limit: Limit = 50, after: Cursor = None
+) -> Page[Attempt]:
+    """First to last."""
     services.store.runs.get(run_id)
     records = services.store.attempts.list(run_id)
-    return Page(data=[attempt_document(record) for record in records])
+    page, cursor = page_of(records, lambda record: (record.number,), limit, after)
+    return Page(data=[attempt_document(record) for record in page], next_cursor=cursor)

@@ -1,8 +1,10 @@
 """Who trains and who waits: workers and the queue."""
 
-from fastapi import APIRouter
+from typing import Annotated
 
-from app.api.deps import Limit, ServicesDep
+from fastapi import APIRouter, Query
+
+from app.api.deps import Cursor, Limit, ServicesDep
 from app.api.models.base import Page
 from app.api.models.records import Worker
 from app.api.models.runs import Run
@@ -14,10 +16,24 @@ from app.errors import InvalidRequest
 router = APIRouter(tags=["fleet"], route_class=StrictRoute)
 
 
-@router.get("/workers", operation_id="list_workers", summary="Workers, their devices and slots")
-def list_workers(services: ServicesDep) -> Page[Worker]:
-    records = services.store.workers.list(alive_only=False)
-    return Page(data=[worker_document(record) for record in records])
+@router.get(
+    "/workers",
+    operation_id="list_workers",
+    summary="Workers, their devices and slots, newest first",
+    responses=problems(InvalidRequest),
+)
+def list_workers(
+    services: ServicesDep,
+    limit: Limit = 50,
+    after: Cursor = None,
+    all_: Annotated[
+        bool, Query(alias="all", description="Also those that have ended or were lost.")
+    ] = False,
+) -> Page[Worker]:
+    """Those that live, draining ones too; with `all` every one that there ever was."""
+    records = services.store.workers.list(not all_, limit + 1, after)
+    page = [worker_document(record) for record in records[:limit]]
+    return Page(data=page, next_cursor=str(page[-1].id) if len(records) > limit else None)
 
 
 @router.get(
@@ -26,5 +42,6 @@ def list_workers(services: ServicesDep) -> Page[Worker]:
     summary="Runs that wait, in the order in which they will be claimed",
     responses=problems(InvalidRequest),
 )
-def get_queue(services: ServicesDep, limit: Limit = 500) -> Page[Run]:
-    return Page(data=[run_document(run) for run in services.store.runs.queue(limit)])
+def get_queue(services: ServicesDep, limit: Limit = 50, after: Cursor = None) -> Page[Run]:
+    page = services.store.runs.queue(limit, after)
+    return Page(data=[run_document(run) for run in page.data], next_cursor=page.next_cursor)
