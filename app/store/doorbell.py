@@ -60,9 +60,15 @@ class Doorbell:
             self._conninfo = plain.render_as_string(hide_password=False)
 
     def ring(self) -> None:
-        """Wake every listener; one that is gone is forgotten."""
+        """Wake every listener; one that is gone is forgotten.
+
+        It never fails: what it tells of is stored, and those who do not hear it poll.
+        """
         if self._conninfo is None:
-            _ring_sockets(self._folder)
+            try:
+                _ring_sockets(self._folder)
+            except OSError as error:
+                log.warning("nobody can be woken", bells=str(self._folder), why=str(error))
         else:
             from app.store import postgres_bell  # psycopg is there only with PostgreSQL
 

@@ -19,8 +19,11 @@ log = structlog.get_logger("stoker.store")
 
 def ring(conninfo: str, channel: str) -> None:
     """Wake every listener; commits of the store do it on their own connection."""
-    with psycopg.connect(conninfo, autocommit=True) as connection:
-        connection.execute(sql.SQL("NOTIFY {}").format(sql.Identifier(channel)))
+    try:
+        with psycopg.connect(conninfo, autocommit=True) as connection:
+            connection.execute(sql.SQL("NOTIFY {}").format(sql.Identifier(channel)))
+    except psycopg.Error as error:
+        log.warning("nobody can be woken", why=str(error).strip())
 
 
 class PostgresListener(BellListener):
