@@ -145,11 +145,10 @@ class JobRunner:
     def _tell(self, outcome: Outcome) -> None:
         self._untold = outcome
         job = outcome.job
-        if outcome.inspection is not None:
-            name, path = job.payload["name"], job.payload["path"]
-            self._store.datasets.set_result(name, path, outcome.inspection)
         try:
-            self._store.jobs.finish(job.id, self._worker_id, error=outcome.error)
+            self._store.jobs.finish(
+                job.id, self._worker_id, inspection=outcome.inspection, error=outcome.error
+            )
         except LeaseLost as lost:
             log.warning("a job was given to another worker", job=job.id, why=lost.detail)
         self._untold = None

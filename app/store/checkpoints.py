@@ -21,7 +21,7 @@ from sqlalchemy import (
 
 from app.errors import Conflict, NotFound
 from app.store.database import Database
-from app.store.jobs import add_job
+from app.store.jobs import add_job, has_open_job
 from app.store.records import CheckpointRecord, NewCheckpoint
 from app.store.tables import TERMINAL_VALUES, checkpoints, run_documents, runs
 
@@ -134,7 +134,10 @@ class Checkpoints:
             return _fetch(connection, checkpoint_id)
 
     def request_delete(self, checkpoint_id: int) -> CheckpointRecord:
-        """Have a worker remove it. Conflict while it is pinned or a child needs it."""
+        """Have a worker remove it. Conflict while it is pinned or a child needs it.
+
+        Asked again while that is under way, it changes nothing; once more after it was given up.
+        """
         with self._database.write() as connection:
             row = _lock(connection, checkpoint_id)
             if connection.execute(
@@ -145,17 +148,11 @@ class Checkpoints:
                     "has saved nothing of its own yet. Unpin it, or wait for that run.",
                     code="checkpoint_in_use",
                 )
-            if row.state == SAVED:
-                connection.execute(
-                    update(checkpoints)
-                    .where(checkpoints.c.id == checkpoint_id)
-                    .values(state=REMOVING)
-                )
-                payload = {
-                    "run_id": row.run_id,
-                    "paths": [row.path],
-                    "checkpoint_id": checkpoint_id,
-                }
+            connection.execute(
+                update(checkpoints).where(checkpoints.c.id == checkpoint_id).values(state=REMOVING)
+            )
+            payload = {"run_id": row.run_id, "paths": [row.path], "checkpoint_id": checkpoint_id}
+            if not has_open_job(connection, "remove_artifacts", payload):
                 add_job(connection, "remove_artifacts", payload, self._clock())
             return _fetch(connection, checkpoint_id)
 
@@ -164,14 +161,27 @@ class Checkpoints:
 
         Asked before files go, it keeps a restart from choosing what is vanishing.
         """
-        mark = (
-            update(checkpoints)
-            .where(checkpoints.c.run_id == run_id, checkpoints.c.path.in_(paths), ~is_held)
-            .values(state=REMOVING)
-            .returning(checkpoints.c.path)
-        )
         with self._database.write(quiet=True) as connection:
-            return sorted(connection.execute(mark).scalars())
+            return mark_removing(connection, run_id, paths)
+
+
+def mark_removing(connection: Connection, run_id: int, paths: Sequence[str]) -> Paths:
+    """Mark those that nobody holds; their paths.
+
+    They are locked first: a restart that is choosing one of them is then either seen, or sees.
+    """
+    wanted = select(checkpoints.c.id).where(
+        checkpoints.c.run_id == run_id, checkpoints.c.path.in_(paths)
+    )
+    locked = wanted.order_by(checkpoints.c.id).with_for_update()
+    ids = connection.execute(locked).scalars().all()
+    mark = (
+        update(checkpoints)
+        .where(checkpoints.c.id.in_(ids), ~is_held)
+        .values(state=REMOVING)
+        .returning(checkpoints.c.path)
+    )
+    return sorted(connection.execute(mark).scalars())
 
 
 def add_checkpoints(

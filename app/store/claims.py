@@ -7,13 +7,12 @@ from typing import Any
 from sqlalchemy import Connection, Row, exists, insert, or_, select, update
 
 from app.lifecycle import Intent, RunState
-from app.store.datasets import record_of
-from app.store.records import DatasetRecord, Document, Lease, SlotOffer
+from app.store.datasets import pin_datasets
+from app.store.records import Document, Lease, SlotOffer
 from app.store.restart_points import hold_first, origin_of, restore_points
 from app.store.run_rows import CLAIM_ORDER, awaited, awaited_is_active
 from app.store.tables import (
     attempts,
-    datasets,
     run_documents,
     runs,
     workers,
@@ -140,7 +139,7 @@ def _lease(
             run_documents.c.run_id == run.id
         )
     ).one()
-    known = _datasets(connection, {run.dataset, *_extra_names(documents.spec)})
+    known = pin_datasets(connection, run.id)
     return Lease(
         token=token,
         run_id=run.id,
@@ -153,13 +152,3 @@ def _lease(
         dataset=known.pop(run.dataset),
         extra_datasets=known,
     )
-
-
-def _extra_names(spec: Document) -> set[str]:
-    split = (spec.get("data") or {}).get("split") or {}
-    return {split[part] for part in ("validation", "test") if isinstance(split.get(part), str)}
-
-
-def _datasets(connection: Connection, names: set[str]) -> dict[str, DatasetRecord]:
-    rows = connection.execute(select(datasets).where(datasets.c.name.in_(names)))
-    return {row.name: record_of(row) for row in rows}

@@ -3,14 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import Connection, Row, exists, insert, select, update
+from sqlalchemy import Connection, Row, select, update
 
-from app.errors import Conflict, NotFound
+from app.errors import Conflict, InvalidRequest, NotFound
 from app.store.cursor import parse_cursor
 from app.store.database import Database
+from app.store.dialect import insert_unless_there
 from app.store.jobs import add_job
-from app.store.records import DatasetRecord, Document, Inspection, Page
-from app.store.tables import TERMINAL_VALUES, datasets, jobs, runs
+from app.store.records import DatasetRecord, Document, Page
+from app.store.tables import ACTIVE_VALUES, datasets, jobs, run_datasets, runs
 
 FOUND = ("fields", "samples", "layout", "size_bytes", "fingerprint", "read_probe", "message")
 
@@ -30,20 +31,20 @@ class Datasets:
         """
         with self._database.write() as connection:
             now = self._clock()
-            known = connection.execute(_by_name(name).with_for_update()).one_or_none()
-            if known is None:
-                row = _uninspected(path, now)
-                connection.execute(insert(datasets), {"name": name, "created_at": now, **row})
-            elif known.state != "inspecting" or known.path != path:
+            row = {"name": name, "created_at": now, **_uninspected(path, now)}
+            created = insert_unless_there(connection, datasets, row)
+            known = connection.execute(_by_name(name).with_for_update()).one()
+            if known.path != path:
                 _require_unused(connection, name, path, known)
+            if known.path != path or not _will_be_inspected(connection, known.inspection_id):
+                payload = {"name": name, "path": path}
+                job_id = add_job(connection, "inspect_dataset", payload, now)
                 connection.execute(
                     update(datasets)
                     .where(datasets.c.id == known.id)
-                    .values(_uninspected(path, now))
+                    .values(**_uninspected(path, now), inspection_id=job_id)
                 )
-            if known is None or not _is_being_inspected(connection, name, path):
-                add_job(connection, "inspect_dataset", {"name": name, "path": path}, now)
-            return record_of(connection.execute(_by_name(name)).one()), known is None
+            return record_of(connection.execute(_by_name(name)).one()), created
 
     def get(self, name: str) -> DatasetRecord:
         """NotFound when there is none of that name."""
@@ -63,27 +64,48 @@ class Datasets:
         records = [record_of(row) for row in rows[:limit]]
         return Page(records, str(records[-1].id) if len(rows) > limit else None)
 
-    def set_result(self, name: str, path: str, found: Inspection) -> DatasetRecord | None:
-        """Store what an inspection of `path` found; None when the name has another path by now."""
-        values = {key: getattr(found, key) for key in FOUND}
-        statement = (
-            update(datasets)
-            .where(datasets.c.name == name, datasets.c.path == path)
-            .values(
-                **values,
-                state=found.state,
-                problems=list(found.problems),
-                updated_at=self._clock(),
-            )
-            .returning(datasets)
+
+def record_of(row: Row[Any], **changes: Any) -> DatasetRecord:
+    """The record of a row of datasets, which may have other columns too."""
+    known = {name: getattr(row, name) for name in DatasetRecord.__dataclass_fields__}
+    return DatasetRecord(**{**known, **changes})
+
+
+def require_datasets(connection: Connection, main: str, spec: Document) -> list[str]:
+    """The names of all datasets that a run reads. InvalidRequest when one is not there."""
+    names = {main, *_split_datasets(spec)}
+    known = select(datasets.c.name).where(datasets.c.name.in_(names))
+    missing = names.difference(connection.execute(known).scalars())
+    if missing:
+        raise InvalidRequest(
+            f"There is no dataset {min(missing)!r}. Register it first: stoker data register.",
+            code="dataset_unknown",
         )
-        with self._database.write() as connection:
-            row = connection.execute(statement).one_or_none()
-        return None if row is None else record_of(row)
+    return sorted(names)
 
 
-def record_of(row: Row[Any]) -> DatasetRecord:
-    return DatasetRecord(**row._asdict())
+def pin_datasets(connection: Connection, run_id: int) -> dict[str, DatasetRecord]:
+    """The datasets of a run by name, each with the fingerprint that its first attempt saw.
+
+    So a later attempt finds out when the data has changed, whatever was registered meanwhile.
+    """
+    now = select(datasets.c.fingerprint).where(datasets.c.name == run_datasets.c.name)
+    of_run = run_datasets.c.run_id == run_id
+    connection.execute(
+        update(run_datasets)
+        .where(of_run, run_datasets.c.fingerprint.is_(None))
+        .values(fingerprint=now.scalar_subquery())
+    )
+    pinned = select(datasets, run_datasets.c.fingerprint.label("pinned")).join(
+        run_datasets, run_datasets.c.name == datasets.c.name
+    )
+    rows = connection.execute(pinned.where(of_run))
+    return {row.name: record_of(row, fingerprint=row.pinned) for row in rows}
+
+
+def _split_datasets(spec: Document) -> set[str]:
+    split = (spec.get("data") or {}).get("split") or {}
+    return {split[part] for part in ("validation", "test") if isinstance(split.get(part), str)}
 
 
 def _by_name(name: str) -> Any:
@@ -96,21 +118,25 @@ def _uninspected(path: str, now: float) -> Document:
 
 
 def _require_unused(connection: Connection, name: str, path: str, known: Row[Any]) -> None:
-    active = exists().where(runs.c.dataset == name, runs.c.state.not_in(TERMINAL_VALUES))
-    if path != known.path and connection.execute(select(active)).scalar():
+    user = (
+        select(runs.c.id)
+        .join(run_datasets, run_datasets.c.run_id == runs.c.id)
+        .where(runs.c.state.in_(ACTIVE_VALUES), run_datasets.c.name == name)
+        .limit(1)
+    )
+    run_id = connection.execute(user).scalar()
+    if run_id is not None:
         raise Conflict(
-            f"The dataset {name!r} is {known.path}, and a run that is not over uses it. Register "
-            f"{path} under another name, or wait for the run.",
+            f"The dataset {name!r} is {known.path}, and run {run_id}, which is not over, uses it. "
+            f"Register {path} under another name, or wait for the run.",
             code="dataset_in_use",
         )
 
 
-def _is_being_inspected(connection: Connection, name: str, path: str) -> bool:
-    wanted = {"name": name, "path": path}
-    query = select(jobs.c.payload).where(
-        jobs.c.kind == "inspect_dataset", jobs.c.state.in_(["queued", "running"])
-    )
-    return any(payload == wanted for payload in connection.execute(query).scalars())
+def _will_be_inspected(connection: Connection, job_id: int | None) -> bool:
+    """Whether the inspection has yet to begin; one under way may have read what was before."""
+    state = connection.execute(select(jobs.c.state).where(jobs.c.id == job_id)).scalar()
+    return state == "queued"
 
 
 def _missing(name: str) -> NotFound:

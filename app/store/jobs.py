@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, delete, insert, select, update
 
 from app.errors import LeaseLost, NotFound
 from app.store.database import Database
-from app.store.records import Document, JobKind, JobRecord
+from app.store.records import Document, Inspection, JobKind, JobRecord
 from app.store.tables import checkpoints, datasets, jobs
 
 MAX_ATTEMPTS = 3
@@ -20,11 +20,6 @@ class Jobs:
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
         self._database = database
         self._clock = clock
-
-    def enqueue(self, kind: JobKind, payload: Document) -> int:
-        """Queue a job; its id."""
-        with self._database.write() as connection:
-            return add_job(connection, kind, payload, self._clock())
 
     def claim(self, worker_id: int) -> JobRecord | None:
         """The oldest queued job, now this worker's; None when there is none."""
@@ -49,28 +44,28 @@ class Jobs:
         job_id: int,
         worker_id: int,
         *,
-        result: Document | None = None,
+        inspection: Inspection | None = None,
         error: str | None = None,
     ) -> JobRecord:
-        """Record the end; `error` is a sentence. LeaseLost when it is another worker's by now."""
-        done = (
-            update(jobs)
-            .where(jobs.c.id == job_id, jobs.c.worker_id == worker_id, jobs.c.state == "running")
-            .values(
-                state="done" if error is None else "failed",
-                result=result,
-                error=error,
-                finished_at=self._clock(),
-            )
-            .returning(*_COLUMNS)
-        )
+        """Record the end, with what an inspection found; `error` is a sentence.
+
+        A removal that failed is tried again, but not for ever. LeaseLost when the job is another
+        worker's by now; nothing of it is stored then.
+        """
+        mine = (jobs.c.id == job_id, jobs.c.worker_id == worker_id, jobs.c.state == "running")
         with self._database.write() as connection:
-            row = connection.execute(done).one_or_none()
-            if row is None:
+            job = connection.execute(
+                select(jobs.c.kind, jobs.c.attempts).where(*mine).with_for_update()
+            ).one_or_none()
+            if job is None:
                 raise LeaseLost(f"Job {job_id} is not worker {worker_id}'s any more.")
-            record = _to_record(row)
-            _follow_up(connection, record)
-            return record
+            may_retry = job.kind == "remove_artifacts" and job.attempts < MAX_ATTEMPTS
+            if error is not None and may_retry:
+                return _requeue(connection, *mine, error=error)[0]
+            (ended,) = _end(connection, *mine, error=error, now=self._clock())
+            if inspection is not None:
+                _record_inspection(connection, ended, inspection)
+            return ended
 
     def get(self, job_id: int) -> JobRecord:
         """NotFound when there is none."""
@@ -89,36 +84,67 @@ def add_job(connection: Connection, kind: JobKind, payload: Document, now: float
     return job_id
 
 
+def has_open_job(connection: Connection, kind: JobKind, payload: Document) -> bool:
+    """Whether the same is queued or under way already."""
+    query = select(jobs.c.payload).where(
+        jobs.c.kind == kind, jobs.c.state.in_(["queued", "running"])
+    )
+    return any(known == payload for known in connection.execute(query).scalars())
+
+
 def requeue_jobs_of(connection: Connection, worker_id: int, now: float) -> None:
     """Queue what a lost worker was doing; give up what has taken several workers with it."""
     mine = (jobs.c.worker_id == worker_id, jobs.c.state == "running")
-    given_up = (
+    error = (
+        f"The worker was lost {MAX_ATTEMPTS} times while it did this; it is not tried again. Its "
+        "log may say why."
+    )
+    _end(connection, *mine, jobs.c.attempts >= MAX_ATTEMPTS, error=error, now=now)
+    _requeue(connection, *mine, error=None)
+
+
+def _requeue(
+    connection: Connection, *which: ColumnElement[bool], error: str | None
+) -> list[JobRecord]:
+    again = update(jobs).where(*which).values(state="queued", worker_id=None, error=error)
+    return [_to_record(row) for row in connection.execute(again.returning(*_COLUMNS))]
+
+
+def _end(
+    connection: Connection, *which: ColumnElement[bool], error: str | None, now: float
+) -> list[JobRecord]:
+    """End jobs, with what that means for what they were about."""
+    end = (
         update(jobs)
-        .where(*mine, jobs.c.attempts >= MAX_ATTEMPTS)
-        .values(
-            state="failed",
-            error=f"The worker was lost {MAX_ATTEMPTS} times while it did this; it is not tried "
-            "again. Its log may say why.",
-            finished_at=now,
-        )
+        .where(*which)
+        .values(state="done" if error is None else "failed", error=error, finished_at=now)
         .returning(*_COLUMNS)
     )
-    for row in connection.execute(given_up).all():
-        _follow_up(connection, _to_record(row))
-    connection.execute(update(jobs).where(*mine).values(state="queued", worker_id=None))
+    ended = [_to_record(row) for row in connection.execute(end).all()]
+    for job in ended:
+        if job.kind == "remove_artifacts":
+            _settle_removal(connection, job)
+        elif error is not None:
+            _record_inspection(connection, job, Inspection("invalid", message=error))
+    return ended
 
 
-def _follow_up(connection: Connection, job: JobRecord) -> None:
-    """What the end of a job means for what it was about."""
-    if job.kind == "remove_artifacts" and job.state == "done":
-        checkpoint_id = job.payload.get("checkpoint_id")
-        connection.execute(delete(checkpoints).where(checkpoints.c.id == checkpoint_id))
-    if job.kind == "inspect_dataset" and job.state == "failed":
-        connection.execute(
-            update(datasets)
-            .where(datasets.c.name == job.payload["name"], datasets.c.state == "inspecting")
-            .values(state="invalid", message=job.error, updated_at=job.finished_at)
-        )
+def _settle_removal(connection: Connection, job: JobRecord) -> None:
+    checkpoint = checkpoints.c.id == job.payload["checkpoint_id"]
+    if job.state == "done":
+        connection.execute(delete(checkpoints).where(checkpoint))
+    else:  # what is still there can be used, and asked to be removed, again
+        given_up = update(checkpoints).where(checkpoint, checkpoints.c.state == "removing")
+        connection.execute(given_up.values(state="saved"))
+
+
+def _record_inspection(connection: Connection, job: JobRecord, found: Inspection) -> None:
+    """Store what was found, unless the dataset has been registered again meanwhile."""
+    connection.execute(
+        update(datasets)
+        .where(datasets.c.inspection_id == job.id)
+        .values(**vars(found) | {"problems": list(found.problems)}, updated_at=job.finished_at)
+    )
 
 
 def _to_record(row: Row[Any]) -> JobRecord:

@@ -351,7 +351,6 @@ class JobRecord:
     kind: JobKind
     payload: Document
     state: JobState
-    result: Document | None
     error: str | None
     attempts: int
     worker_id: int | None

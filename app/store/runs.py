@@ -51,6 +51,7 @@ from app.store.tables import (
     log_pieces,
     metric_points,
     metric_series,
+    run_datasets,
     run_documents,
     run_labels,
     runs,
@@ -338,6 +339,7 @@ def _erase(connection: Connection, run_id: int) -> None:
         log_pieces,
         events,
         checkpoints,
+        run_datasets,
         run_labels,
         idempotency_keys,
     ):

@@ -6,6 +6,7 @@ from sqlalchemy import Connection, Row, func, insert, select, update
 
 from app.errors import InvalidRequest
 from app.lifecycle import TERMINAL, Intent, RunState
+from app.store.datasets import require_datasets
 from app.store.dialect import insert_unless_there
 from app.store.intents import escalate
 from app.store.records import Document, Idempotency, NewRun, Restart
@@ -13,9 +14,9 @@ from app.store.restart_points import Origin, hold_first, require_what_was_asked
 from app.store.run_rows import lock
 from app.store.tables import (
     TERMINAL_VALUES,
-    datasets,
     events,
     idempotency_keys,
+    run_datasets,
     run_documents,
     run_labels,
     runs,
@@ -61,17 +62,13 @@ def _is_key(given: Idempotency) -> tuple[Any, ...]:
 
 def insert_run(connection: Connection, new: NewRun, now: float, **restart: Any) -> int:
     """Insert a queued run with its documents, labels and first event; its id."""
-    wanted = select(datasets.c.id).where(datasets.c.name == new.dataset)
-    if connection.execute(wanted).scalar() is None:
-        raise InvalidRequest(
-            f"There is no dataset {new.dataset!r}. Register it first: stoker data register.",
-            code="dataset_unknown",
-        )
+    reads = require_datasets(connection, new.dataset, new.spec)
     run_id: int = connection.execute(
         insert(runs).values({**_fresh(new, now), **restart}).returning(runs.c.id)
     ).scalar_one()
     documents = {name: getattr(new, name) for name in ("request", "spec", "provenance", "issues")}
     connection.execute(insert(run_documents), {"run_id": run_id, **documents})
+    connection.execute(insert(run_datasets), [{"run_id": run_id, "name": name} for name in reads])
     set_labels(connection, run_id, new.labels)
     data = {"from": None, "to": "queued", "reason": None, "message": None, "intent": "run"}
     connection.execute(

@@ -110,6 +110,8 @@ datasets = _table(
     Column("problems", Document, nullable=False),
     Column("read_probe", Document),
     Column("message", PlainText),
+    # The job whose finding counts; without a foreign key, since old jobs are forgotten.
+    Column("inspection_id", Id),
     Column("created_at", Double, nullable=False),
     Column("updated_at", Double, nullable=False),
 )
@@ -200,6 +202,15 @@ run_documents = _wide(
     Column("spec", Document, nullable=False),
     Column("provenance", Document, nullable=False),
     Column("issues", Document, nullable=False),
+)
+
+# What a run reads, and what it looked like at the first claim. Without an index by name: those who
+# use a dataset are looked for among the active runs, which are few.
+run_datasets = _narrow(
+    "run_datasets",
+    _run_key(),
+    Column("name", PlainText, ForeignKey("datasets.name"), primary_key=True),
+    Column("fingerprint", Document),
 )
 
 run_labels = _narrow(
@@ -294,7 +305,6 @@ jobs = _table(
     Column("kind", Text, nullable=False),
     Column("payload", Document, nullable=False),
     Column("state", Text, nullable=False),
-    Column("result", Document),
     Column("error", PlainText),
     Column("attempts", Integer, nullable=False),
     Column("worker_id", Id, ForeignKey("workers.id")),
@@ -328,3 +338,4 @@ CHANGEABLE_WHEN_TERMINAL = frozenset(
 TERMINAL_VALUES = tuple(
     state.value for state in (RunState.succeeded, RunState.failed, RunState.stopped)
 )
+ACTIVE_VALUES = tuple(state.value for state in RunState if state.value not in TERMINAL_VALUES)

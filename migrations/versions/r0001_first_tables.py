@@ -23,6 +23,7 @@ TABLES = (
     "log_pieces",
     "metric_points",
     "metric_series",
+    "run_datasets",
     "run_documents",
     "run_labels",
 )
@@ -53,6 +54,7 @@ def upgrade() -> None:
     _create_log_pieces()
     _create_metric_points()
     _create_metric_series()
+    _create_run_datasets()
     _create_run_documents()
     _create_run_labels()
     if op.get_bind().dialect.name == "sqlite":
@@ -110,6 +112,7 @@ def _create_datasets() -> None:
         sa.Column("problems", sa.JSON(), nullable=False),
         sa.Column("read_probe", sa.JSON()),
         sa.Column("message", sa.Text()),
+        sa.Column("inspection_id", ID),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("updated_at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_datasets"),
@@ -162,7 +165,6 @@ def _create_jobs() -> None:
         sa.Column("kind", sa.Text(), nullable=False),
         sa.Column("payload", sa.JSON(), nullable=False),
         sa.Column("state", sa.Text(), nullable=False),
-        sa.Column("result", sa.JSON()),
         sa.Column("error", sa.Text()),
         sa.Column("attempts", sa.Integer(), nullable=False),
         sa.Column("worker_id", ID),
@@ -364,6 +366,19 @@ def _create_metric_series() -> None:
         sa.Column("last_t", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_metric_series_run_id"),
         sa.PrimaryKeyConstraint("run_id", "name", name="pk_metric_series"),
+        sqlite_with_rowid=False,
+    )
+
+
+def _create_run_datasets() -> None:
+    op.create_table(
+        "run_datasets",
+        sa.Column("run_id", ID, nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("fingerprint", sa.JSON()),
+        sa.ForeignKeyConstraint(["name"], ["datasets.name"], name="fk_run_datasets_name"),
+        sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_run_datasets_run_id"),
+        sa.PrimaryKeyConstraint("run_id", "name", name="pk_run_datasets"),
         sqlite_with_rowid=False,
     )
 

@@ -199,19 +199,19 @@ def _answers(home: Path) -> bool:
 
 def _declare_ready(home: Path) -> None:
     """What a worker's inspection would write, where there is no worker."""
+    from sqlalchemy import update
+
     from app.settings import load_settings
     from app.store import open_store
-    from app.store.records import Inspection
+    from app.store.tables import datasets
 
     store = open_store(load_settings(home=home))
-    record, _ = store.datasets.register("waves", "waves.h5")
+    store.datasets.register("waves", "waves.h5")
     fields = {
         "features": {"shape": [24, 3], "dtype": "float32"},
         "targets": {"shape": [4], "dtype": "float32"},
     }
-    store.datasets.set_result(
-        record.name,
-        record.path,
-        Inspection("ready", fields=fields, samples=600, size_bytes=200_000),
-    )
+    found = {"fields": fields, "samples": 600, "size_bytes": 200_000}
+    with store.database.write() as connection:
+        connection.execute(update(datasets).values(state="ready", **found))
     store.close()

@@ -4,22 +4,28 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
 from app.errors import Unavailable
+from app.lifecycle import Reason
 from app.settings import Settings
 from app.store import migrate
+from app.store.checkpoints import mark_removing
 from app.store.observer import Observer
-from app.store.records import Beat
+from app.store.records import Beat, Finish, Lease, NewCheckpoint, Restart
+from app.store.submission import insert_restart
 
-from .conftest import World
+from .conftest import World, new_run
 
 RACER = Path(__file__).with_name("racer.py")
+LATEST = Restart(1, "latest", {"kind": "full", "starts_anew": [], "changed": []})
 
 
 def start(settings: Settings, act: str, argument: str = "") -> subprocess.Popen[str]:
@@ -88,6 +94,59 @@ def test_a_stop_that_races_with_the_end_is_never_lost(world: World) -> None:
     race(world.settings, *acts)
     states = Counter(world.store.runs.get(lease.run_id).state for lease in leases)
     assert states == {"stopped": 2}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param("postgres", marks=pytest.mark.postgres)], indirect=True
+)
+class TestARestartAndARemoval:
+    """Both want the same checkpoint; each is a transaction on a connection of its own."""
+
+    def test_the_restart_comes_first_and_its_checkpoint_stays(self, world: World) -> None:
+        parent, paths = self.saved(world)
+        with ThreadPoolExecutor(1) as other:
+            with world.store.database.write() as connection:
+                child = insert_restart(connection, LATEST, new_run(), world.clock(), None)
+                removal = other.submit(world.store.checkpoints.begin_removal, parent, paths)
+                self.until_one_waits(world, removal)
+            assert removal.result() == paths[:1]
+        assert [point.run_id for point in self.claim(world, child).restore_points] == [parent]
+        assert [c.state for c in world.store.checkpoints.list(parent)] == ["saved", "removing"]
+
+    def test_the_removal_comes_first_and_the_restart_takes_another(self, world: World) -> None:
+        parent, paths = self.saved(world)
+        with ThreadPoolExecutor(1) as other:
+            with world.store.database.write() as connection:
+                assert mark_removing(connection, parent, paths[1:]) == paths[1:]
+                restart = other.submit(world.store.runs.restart, LATEST, new_run())
+                self.until_one_waits(world, restart)
+            restart.result()
+        newest, oldest = world.store.checkpoints.list(parent)
+        assert (newest.state, newest.pinned) == ("removing", False)
+        assert (oldest.state, oldest.pinned) == ("saved", True)
+
+    def saved(self, world: World) -> tuple[int, list[str]]:
+        """A run that is over, and the paths of its two checkpoints, the newest last."""
+        lease = world.running()
+        paths = [f"runs/1/attempt-1/checkpoints/step-{step}" for step in (1, 2)]
+        saved = [NewCheckpoint(i, 0, path, 1, {}, 0.0) for i, path in enumerate(paths)]
+        final = Beat(checkpoints=saved)
+        world.store.leases.finish(lease.token, Finish(Reason.completed, "", final=final))
+        return lease.run_id, paths
+
+    def claim(self, world: World, run_id: int) -> Lease:
+        lease = world.claim()
+        assert lease is not None
+        assert lease.run_id == run_id
+        return lease
+
+    def until_one_waits(self, world: World, call: Future[Any]) -> None:
+        waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        while not call.done():
+            with world.store.database.read() as connection:
+                if connection.execute(waiting).scalar():
+                    return
+        pytest.fail(f"it did not wait: {call.result()}")
 
 
 def test_upgrades_that_start_together_take_turns(settings: Settings) -> None:

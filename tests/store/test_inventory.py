@@ -1,9 +1,19 @@
 """Datasets, jobs, workers and tokens."""
 
+from dataclasses import replace
+
 import pytest
 
 from app.errors import Conflict, LeaseLost, NotFound
-from app.store.records import Beat, Inspection, JobRecord, NewCheckpoint
+from app.lifecycle import Intent, Reason
+from app.store.records import (
+    Beat,
+    CheckpointRecord,
+    Finish,
+    Inspection,
+    JobRecord,
+    NewCheckpoint,
+)
 
 from .conftest import World
 
@@ -36,23 +46,67 @@ class TestDatasets:
     def test_a_finding_makes_it_ready_and_registering_again_inspects_again(
         self, world: World
     ) -> None:
-        found = world.store.datasets.set_result("weather", "weather.h5", READY)
-        assert found is not None
+        world.store.jobs.finish(job_of(world).id, world.worker, inspection=READY)
+        found = world.store.datasets.get("weather")
         assert (found.state, found.samples, found.fields) == ("ready", 4020, READY.fields)
-        world.store.jobs.finish(job_of(world).id, world.worker, result={})
         again, _ = world.store.datasets.register("weather", "weather.h5")
         assert (again.state, again.fields) == ("inspecting", None)
         assert job_of(world).payload["name"] == "weather"
 
-    def test_a_finding_about_another_file_is_left_out(self, world: World) -> None:
-        world.store.datasets.register("weather", "newer.h5")
-        assert world.store.datasets.set_result("weather", "weather.h5", READY) is None
+    @pytest.mark.parametrize("path", ["weather.h5", "newer.h5"])
+    def test_a_finding_from_before_it_was_registered_again_is_left_out(
+        self, world: World, path: str
+    ) -> None:
+        before = job_of(world)
+        world.store.datasets.register("weather", path)
+        world.store.jobs.finish(before.id, world.worker, inspection=READY)
+        assert world.store.datasets.get("weather").state == "inspecting"
+        after = job_of(world)
+        assert after.payload["path"] == path
+        world.store.jobs.finish(after.id, world.worker, inspection=READY)
+        assert world.store.datasets.get("weather").state == "ready"
+
+    def test_a_finding_of_who_lost_the_job_is_left_out(self, world: World) -> None:
+        job = job_of(world)
+        world.store.workers.set_state(world.worker, "gone")
+        with pytest.raises(LeaseLost):
+            world.store.jobs.finish(job.id, world.worker, inspection=READY)
         assert world.store.datasets.get("weather").state == "inspecting"
 
-    def test_another_file_under_the_name_is_refused_while_a_run_uses_it(self, world: World) -> None:
-        world.submit()
-        with pytest.raises(Conflict, match=r"weather\.h5"):
-            world.store.datasets.register("weather", "other.h5")
+    @pytest.mark.parametrize("intent", [Intent.run, Intent.pause])
+    def test_another_file_under_the_name_is_refused_while_a_run_uses_it(
+        self, world: World, intent: Intent
+    ) -> None:
+        names = ("spring", "autumn")
+        for name in names:
+            world.store.datasets.register(name, f"{name}.h5")
+        split = {"method": "datasets", "validation": names[0], "test": names[1]}
+        run = world.submit(spec={"data": {"dataset": "weather", "split": split}})
+        if intent is not Intent.run:
+            world.store.runs.set_intent(run.id, intent)
+        for name in ("weather", *names):
+            with pytest.raises(Conflict, match=rf"{name}\.h5, and run {run.id}"):
+                world.store.datasets.register(name, "other.h5")
+        world.store.runs.set_intent(run.id, Intent.stop)
+        assert world.store.datasets.register("autumn", "other.h5")[0].path == "other.h5"
+
+    def test_a_run_keeps_to_the_data_of_its_first_attempt(self, world: World) -> None:
+        world.store.datasets.register("spring", "spring.h5")
+        for digest in ("weather", "spring"):
+            found = replace(READY, fingerprint={"sha256": digest})
+            world.store.jobs.finish(job_of(world).id, world.worker, inspection=found)
+        split = {"method": "datasets", "validation": "spring"}
+        first = world.running(spec={"data": {"dataset": "weather", "split": split}})
+        for name in ("weather", "spring"):
+            world.store.datasets.register(name, f"{name}.h5")
+            changed = replace(READY, fingerprint={"sha256": "changed"})
+            world.store.jobs.finish(job_of(world).id, world.worker, inspection=changed)
+        world.store.leases.finish(first.token, Finish(Reason.killed, ""))
+        second, other = world.claim(), world.running()
+        assert second is not None
+        assert second.dataset.fingerprint == first.dataset.fingerprint == {"sha256": "weather"}
+        assert second.extra_datasets["spring"].fingerprint == {"sha256": "spring"}
+        assert other.dataset.fingerprint == {"sha256": "changed"}
 
     def test_pages_and_absence(self, world: World) -> None:
         world.store.datasets.register("b", "b.h5")
@@ -69,9 +123,8 @@ class TestJobs:
         job = job_of(world)
         other = world.register_worker("other")
         with pytest.raises(LeaseLost):
-            world.store.jobs.finish(job.id, other, result={})
-        done = world.store.jobs.finish(job.id, world.worker, result={"a": 1})
-        assert (done.state, done.result) == ("done", {"a": 1})
+            world.store.jobs.finish(job.id, other)
+        assert world.store.jobs.finish(job.id, world.worker).state == "done"
         with pytest.raises(LeaseLost):
             world.store.jobs.finish(job.id, world.worker, error="late")
 
@@ -88,18 +141,42 @@ class TestJobs:
         assert (dataset.state, dataset.message) == ("invalid", job.error)
 
     def test_a_removed_checkpoint_is_forgotten_when_its_files_are_gone(self, world: World) -> None:
-        world.store.jobs.finish(job_of(world).id, world.worker, result={})
+        checkpoint = self.checkpoint(world)
+        world.store.checkpoints.request_delete(checkpoint.id)
+        job = job_of(world)
+        assert job.payload["paths"] == [checkpoint.path]
+        with pytest.raises(NotFound):
+            world.store.checkpoints.resolve(checkpoint.run_id, "latest")
+        world.store.jobs.finish(job.id, world.worker)
+        assert world.store.checkpoints.list(checkpoint.run_id) == []
+
+    def test_a_removal_that_fails_is_tried_again_then_given_up(self, world: World) -> None:
+        checkpoint = self.checkpoint(world)
+        for _ in range(2):  # the person may ask again
+            world.store.checkpoints.request_delete(checkpoint.id)
+            for state in ("queued", "queued", "failed"):
+                assert world.store.checkpoints.get(checkpoint.id).state == "removing"
+                job = job_of(world)
+                ended = world.store.jobs.finish(job.id, world.worker, error="")
+                assert (ended.state, ended.error) == (state, "")
+            assert world.store.checkpoints.get(checkpoint.id).state == "saved"
+            assert world.store.jobs.claim(world.worker) is None
+
+    def test_a_removal_that_nobody_does_any_more_is_asked_for_again(self, world: World) -> None:
+        checkpoint = self.checkpoint(world)
+        world.store.checkpoints.begin_removal(checkpoint.run_id, [checkpoint.path])
+        for _ in range(2):
+            assert world.store.checkpoints.request_delete(checkpoint.id).state == "removing"
+        assert job_of(world).payload["checkpoint_id"] == checkpoint.id
+        assert world.store.jobs.claim(world.worker) is None
+
+    def checkpoint(self, world: World) -> CheckpointRecord:
+        """A saved one; the queue of jobs is empty then."""
+        world.store.jobs.finish(job_of(world).id, world.worker, inspection=READY)
         lease = world.running()
         saved = NewCheckpoint(1, 0, "runs/1/attempt-1/checkpoints/step-1", 1, {}, 0.0)
         world.store.leases.beat(lease.token, Beat(checkpoints=[saved]))
-        (checkpoint,) = world.store.checkpoints.list(lease.run_id)
-        world.store.checkpoints.request_delete(checkpoint.id)
-        job = job_of(world)
-        assert job.payload["paths"] == [saved.path]
-        with pytest.raises(NotFound):
-            world.store.checkpoints.resolve(lease.run_id, "latest")
-        world.store.jobs.finish(job.id, world.worker, result={})
-        assert world.store.checkpoints.list(lease.run_id) == []
+        return world.store.checkpoints.resolve(lease.run_id, "latest")
 
 
 class TestCheckpoints:

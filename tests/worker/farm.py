@@ -8,14 +8,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-from sqlalchemy import text
+from sqlalchemy import text, update
 
 from app.lifecycle import Intent, RunState
 from app.settings import load_settings
 from app.spec.run import RunSpec
 from app.store.migrate import upgrade
-from app.store.records import Inspection, NewRun
+from app.store.records import NewRun
 from app.store.store import open_store
+from app.store.tables import datasets
 from tests.worker.eventually import eventually
 
 AGENT = str(Path(__file__).parent / "agent_process.py")
@@ -46,15 +47,10 @@ class Farm:
         self.store = open_store(self.settings)
         self.agents = []
         self.store.datasets.register("waves", "waves.h5")
+        found = {"fields": FIELDS, "samples": 600, "size_bytes": 10**6, "fingerprint": {"size": 1}}
         with self.store.database.write() as connection:
             connection.execute(text("DELETE FROM jobs"))  # there is no such file to inspect
-        self.store.datasets.set_result(
-            "waves",
-            "waves.h5",
-            Inspection(
-                "ready", fields=FIELDS, samples=600, size_bytes=10**6, fingerprint={"size": 1}
-            ),
-        )
+            connection.execute(update(datasets).values(state="ready", **found))
 
     def start_agent(self, **environment):
         """Start an agent process; returns once it is registered."""

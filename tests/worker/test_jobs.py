@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from app.lifecycle import Intent
+from app.store.jobs import add_job
 from tests.worker.eventually import eventually
 
 
@@ -77,9 +78,9 @@ def test_nothing_outside_the_artifact_root_is_removed(farm, path):
     precious = root.parent / "precious"
     precious.mkdir()
     (root / "link").symlink_to(root.parent)
-    job_id = farm.store.jobs.enqueue(
-        "remove_artifacts", {"run_id": 1, "paths": [path], "checkpoint_id": None}
-    )
+    payload = {"run_id": 1, "paths": [path], "checkpoint_id": None}
+    with farm.store.database.write() as connection:
+        job_id = add_job(connection, "remove_artifacts", payload, now=0.0)
     state, error = ended(farm, job_id)
     assert state == "failed"
     assert error
