@@ -127,7 +127,10 @@ class StokerClient:
         )
 
     def bulk(self, action: str, selection: Mapping[str, Any]) -> Document:
-        """One action on many runs: `{"ids": [...]}` or `{"filter": {...}}`; a result per id."""
+        """One action on many runs: `{"ids": [...]}`, `{"filter": {...}}` or `{"all": True}`.
+
+        A result per id; `has_more` when more matched than were handled at once.
+        """
         return self._transport.json("POST", f"/runs/bulk/{action}", body=selection)
 
     def spec(self, run_id: int) -> Document:

@@ -142,6 +142,15 @@ def test_a_wrong_restart_changes_nothing(api, run_id, body, code):
     assert (run["state"], run["child_ids"]) == ("queued", [])
 
 
+def test_restarting_by_a_diagnosis_is_declared_and_not_available_yet(api, run_id):
+    answer = api.post(f"/runs/{run_id}/restart", json={"patch_from": "diagnosis"})
+    assert answer.problem("not_available_yet") == 422
+    assert "patch_from" in answer.json()["detail"]
+    assert api.get(f"/runs/{run_id}").json()["child_ids"] == []
+    wrong = api.post(f"/runs/{run_id}/restart", json={"patch_from": "guess"})
+    assert wrong.problem("invalid_request") == 422
+
+
 def copies(count):
     """A JSON Patch that doubles what lies in /labels with every operation."""
     grown = [{"op": "add", "path": "/labels", "value": {"a": "x" * 50}}]
@@ -188,9 +197,34 @@ def test_bulk_gives_each_run_its_result(api, run_id, player):
     assert [r["status"] for r in answer.json()["results"]] == [204]
 
 
+def test_bulk_by_filter_says_when_more_matched(api, player, monkeypatch):
+    monkeypatch.setattr("app.api.routers.actions.BULK_LIMIT", 2)
+    ids = [api.post("/runs", json=SPEC).json()["id"] for _ in range(3)]
+    queued = {"filter": {"state": "queued"}}
+    first, second = (api.post("/runs/bulk/stop", json=queued).json() for _ in range(2))
+    assert [r["id"] for r in first["results"]] == [ids[2], ids[1]]
+    assert [r["id"] for r in second["results"]] == [ids[0]]
+    assert (first["has_more"], second["has_more"]) == (True, False)
+
+
+@pytest.mark.parametrize("body", [{"all": True}, {"all": True, "filter": {}}], ids=str)
+def test_bulk_takes_all_runs_only_when_that_is_said(api, run_id, body):
+    for empty in ({}, {"state": None}, {"q": ""}):
+        answer = api.post("/runs/bulk/stop", json={"filter": empty})
+        assert answer.problem("invalid_request") == 422
+        assert '"all": true' in answer.json()["detail"]
+    answer = api.post("/runs/bulk/stop", json=body)
+    assert [(r["id"], r["status"]) for r in answer.json()["results"]] == [(run_id, 202)]
+
+
 @pytest.mark.parametrize(
-    "body", [{}, {"ids": [1], "filter": {}}, {"ids": ["1"]}, {"filter": {"colour": 1}}, {"ids": 1}]
-)
+    "body",
+    [
+        {}, {"ids": [1], "filter": {}}, {"ids": ["1"]}, {"filter": {"colour": 1}}, {"ids": 1},
+        {"all": False}, {"all": True, "ids": [1]}, {"all": True, "filter": {"state": "queued"}},
+    ],
+    ids=str,
+)  # fmt: skip
 def test_a_wrong_selection_is_refused(api, body):
     assert api.post("/runs/bulk/stop", json=body).problem("invalid_request") == 422
 

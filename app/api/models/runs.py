@@ -180,6 +180,8 @@ class RestartBody(Body):
     """Merge patch (RFC 7396) of the parent's request; null takes a value back to its default."""
     patch_ops: list[PatchOperation] | None = Field(default=None, max_length=100)
     """JSON Patch (RFC 6902) of the parent's request, instead of `patch`."""
+    patch_from: Literal["diagnosis"] | None = None
+    """Take the patch from the parent's diagnosis; not available yet."""
     from_: Literal["latest", "best", "scratch"] | Id = Field(default="latest", alias="from")
     """The parent's latest or best checkpoint, none, or a checkpoint's id; default latest."""
     force: bool = False
@@ -206,15 +208,20 @@ class BulkFilter(Body):
 
 
 class BulkBody(Body):
-    """The runs to act on: by id, or by filter (at most 1000)."""
+    """The runs to act on: by id, by filter, or all (at most 1000 at once)."""
 
     ids: list[Id] | None = Field(default=None, max_length=1000)
     filter: BulkFilter | None = None
+    all: bool = False
+    """Really all runs; a filter that filters nothing is refused."""
 
     @model_validator(mode="after")
     def _one_selection(self) -> "BulkBody":
-        if (self.ids is None) == (self.filter is None):
-            raise ValueError("give either ids or filter")
+        filters = self.filter is not None and any(self.filter.model_dump().values())
+        if self.filter is not None and not filters and not self.all:
+            raise ValueError('the filter is empty; send "all": true if every run is meant')
+        if (self.ids is not None) + filters + self.all != 1:
+            raise ValueError("give exactly one of ids, filter, all")
         return self
 
 
@@ -230,3 +237,5 @@ class BulkResult(Answer):
 
 class BulkAnswer(Answer):
     results: list[BulkResult]
+    has_more: bool
+    """More matched than were handled, the newest; ask again, by a filter that leaves those out."""

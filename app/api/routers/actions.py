@@ -20,6 +20,7 @@ from app.errors import (
     Conflict,
     DatasetNotReady,
     InvalidRequest,
+    NotAvailableYet,
     NotFound,
     PreconditionFailed,
     SpecRejected,
@@ -46,13 +47,18 @@ def bulk(
 ) -> BulkAnswer:  # fmt: skip
     """Every run gets its own result; a refusal of one does not touch the others."""
     ids = body.ids if body.ids is not None else _chosen(services, body)
-    return BulkAnswer(results=[_one(services, run_id, action) for run_id in dict.fromkeys(ids)])
+    handled = list(dict.fromkeys(ids))[:BULK_LIMIT]
+    return BulkAnswer(
+        results=[_one(services, run_id, action) for run_id in handled],
+        has_more=len(ids) > BULK_LIMIT,
+    )
 
 
 def _chosen(services: Services, body: BulkBody) -> list[int]:
+    """Ids of the newest that match, with one more than are handled if there is one."""
     given = body.filter.model_dump() if body.filter is not None else {}
     given["state"] = RunState(given["state"]) if given.get("state") else None
-    return list(services.store.runs.find_ids(RunFilter(**given), BULK_LIMIT))
+    return list(services.store.runs.find_ids(RunFilter(**given), BULK_LIMIT + 1))
 
 
 def _one(services: Services, run_id: int, action: str) -> BulkResult:
@@ -81,7 +87,7 @@ def _act(services: Services, run_id: int, verb: str, version: int | None) -> tup
         200: {"model": Run, "description": "The run of an earlier request with the same key"},
         **problems(
             NotFound, ActionNotAllowed, Conflict, DatasetNotReady, PreconditionFailed,
-            InvalidRequest, SpecRejected,
+            InvalidRequest, SpecRejected, NotAvailableYet,
         ),
     },
 )  # fmt: skip
@@ -100,6 +106,11 @@ def restart_run(
     carry the weights; a changed shape needs `"from": "scratch"`. `carry` says which it is.
     """
     order = body or RestartBody()
+    if order.patch_from is not None:
+        raise NotAvailableYet(
+            "A diagnosis is not made by this version, so there is no patch to take from it. "
+            "Leave patch_from out and say in `patch` what shall be different."
+        )
     scope = f"runs/{run_id}/restart"
     with services.in_flight.only_one(scope, key):
         idempotency = idempotency_of(key, scope, order.model_dump(mode="json", by_alias=True))
