@@ -86,7 +86,7 @@ def test_auto_is_resident_when_it_fits_and_streams_otherwise(open_numbers):
     assert isinstance(resident.validation, Resident)
     assert isinstance(streamed.train, Streamed)
     assert isinstance(streamed.validation, Streamed)
-    assert streamed.describe()["chunk_samples"] == 5_000 // 2 // 88
+    assert streamed.describe()["chunk_samples"] == 5_000 // 4 // 96  # and as much to validate
     assert rows_of(streamed.train.iterate(3)) == rows_of(resident.train.iterate(3))
 
 

@@ -1,25 +1,31 @@
 """How much of the data is on the device at once, and in which order it is shuffled."""
 
 import pytest
+import torch
 
 from app.spec.data import ChunkedLoader
-from worker.trainer.data.residency import GIB, MIB, Memory, Need, choose_residency
+from worker.trainer.data.residency import GIB, MIB, Memory, Need, choose_residency, device_memory
 from worker.trainer.data.shuffle import Shuffle, resolve_shuffle
+from worker.trainer.errors import SpecMismatch
 
 REFERENCE_SAMPLE = 360 * 167 * 4  # bytes of a row of the reference table
-REFERENCE = Need(REFERENCE_SAMPLE, 51_779 * REFERENCE_SAMPLE, 16_384)
+REFERENCE = Need(REFERENCE_SAMPLE, 16_384, 41_423, (10_356,))
+SMALL = Memory(10 * GIB, 5 * GIB)
+
+
+def endless(group=1, held_out=()):
+    return Need(992, group, 10**9, held_out)  # a sample and its place are 1,000 bytes
 
 
 def test_the_reference_table_stays_on_a_large_device_and_streams_through_a_small_one():
     large = choose_residency(ChunkedLoader(), REFERENCE, Memory(79 * GIB, 39 * GIB))
-    small = choose_residency(ChunkedLoader(), REFERENCE, Memory(10 * GIB, 5 * GIB))
+    small = choose_residency(ChunkedLoader(), REFERENCE, SMALL)
     assert (large.kind, small.kind) == ("resident", "stream")
     assert small.chunk_samples * REFERENCE_SAMPLE <= 2.5 * GIB
 
 
 def test_chunks_are_whole_shuffle_groups_where_they_fit():
-    need = Need(1_000, 10**12, 16_384)
-    chunk = choose_residency(ChunkedLoader(), need, Memory(10 * GIB, 5 * GIB)).chunk_samples
+    chunk = choose_residency(ChunkedLoader(), endless(16_384), SMALL).chunk_samples
     assert chunk % 16_384 == 0
     assert 0.9 * GIB < chunk * 1_000 <= GIB
 
@@ -29,14 +35,41 @@ def test_chunks_are_whole_shuffle_groups_where_they_fit():
 )
 def test_a_chunk_is_as_large_as_asked(size, samples):
     loader = ChunkedLoader(residency="stream", chunk_size=size)
-    chosen = choose_residency(loader, Need(1_000, 10**12, 1), Memory(10 * GIB, 5 * GIB))
-    assert chosen.chunk_samples == samples
+    assert choose_residency(loader, endless(), SMALL).chunk_samples == samples
 
 
-def test_a_share_is_that_of_both_slots_together():
-    loader = ChunkedLoader(residency="stream", chunk_size="50%")
-    chosen = choose_residency(loader, Need(1_000, 10**12, 1), Memory(10 * GIB, 5 * GIB))
-    assert chosen.chunk_samples == 10 * GIB * 50 // 100 // 2 // 1_000
+@pytest.mark.parametrize("held_out", [(), (10**6,), (10**6, 10**4)])
+@pytest.mark.parametrize("size", ["auto", "1%", "50%", "100%"])
+@pytest.mark.parametrize("limit", [10 * MIB, 700 * MIB, 10 * GIB])
+def test_a_share_is_that_of_all_slots_together_and_holds(held_out, size, limit):
+    need = endless(held_out=held_out)
+    loader = ChunkedLoader(residency="stream", chunk_size=size)
+    chosen = choose_residency(loader, need, Memory(limit, limit // 2))
+    taken = need.stream_bytes(chosen.chunk_samples, chosen.evaluation_chunk_samples)
+    share = int(size[:-1]) if size != "auto" else 50
+    allowed = limit * share // 100
+    assert taken <= allowed
+    if size != "auto":
+        assert taken > allowed - 2 * 3 * 1_000  # less a sample of each slot
+
+
+def test_slots_of_evaluations_are_part_of_what_must_fit():
+    loader = ChunkedLoader(residency="stream", chunk_size="400MiB")
+    memory = Memory(900 * MIB, 450 * MIB)
+    assert choose_residency(loader, endless(), memory).kind == "stream"
+    told = r"0\.39 GiB.*0\.25 GiB.*1 held-out.*0\.88 GiB are free"
+    with pytest.raises(SpecMismatch, match=told):
+        choose_residency(loader, endless(held_out=(10**6,)), memory)
+
+
+def test_data_never_gets_what_is_kept_for_the_model(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (80 * GIB, 80 * GIB))
+    memory = device_memory(torch.device("cuda"), None)
+    assert (memory.limit_bytes, memory.budget_bytes) == (72 * GIB, 40 * GIB)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (GIB // 4, 80 * GIB))
+    assert device_memory(torch.device("cuda"), None) == Memory(0, 0)
+    with pytest.raises(SpecMismatch, match=r"0\.00 MiB are free for it"):
+        choose_residency(ChunkedLoader(residency="resident"), endless(), Memory(0, 0))
 
 
 @pytest.mark.parametrize(

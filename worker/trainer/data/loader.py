@@ -163,7 +163,8 @@ def open_data(
     parts = split_samples(data, samples, spec.training.seed)
     sample_bytes = bytes_per_sample(checked[data.dataset].fields)
     shuffle = resolve_shuffle(loader, len(parts.train), sample_bytes)
-    need = Need(sample_bytes, sum(map(len, parts.non_empty)) * sample_bytes, shuffle.group)
+    held_out = tuple(len(part) for part in parts.non_empty[1:])
+    need = Need(sample_bytes, shuffle.group, len(parts.train), held_out)
     residency = choose_residency(loader, need, device_memory(device, host_budget_bytes))
     opener = _Opener(checked, residency, device, preparing)
     plan = _training_plan(spec, len(parts.train))
@@ -232,7 +233,7 @@ def _describe(parts: Parts, shuffle: Shuffle, need: Need, residency: Residency) 
         "shuffle_block": shuffle.block if shuffle.kind == "block" else None,
         "order_version": ORDER_VERSION,
         "sample_bytes": need.sample_bytes,
-        "data_bytes": need.total_bytes,
+        "data_bytes": need.data_bytes,
         "train_samples": len(parts.train),
         "validation_samples": len(parts.validation),
         "test_samples": len(parts.test) if parts.test else 0,
