@@ -6,6 +6,7 @@ can be made to point at it: so the Host must be one we know, and an Origin must 
 
 import time
 from hashlib import sha256
+from ipaddress import IPv6Address
 from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
@@ -30,7 +31,7 @@ class Gate:
         self._app = app
         self._needs_token = settings.auth == "token"
         names = (*LOOPBACK_NAMES, settings.host, *settings.allowed_hosts)
-        self._hosts = frozenset(name.lower() for name in names)
+        self._hosts = frozenset(_plain_address(name.lower().strip("[]")) for name in names)
         self._known_tokens: dict[str, float] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,11 +127,26 @@ class _Timed:
 
 
 def _host_name(host: str) -> str:
-    """The name in a Host header, without the port; empty when it is malformed."""
-    name, colon, port = host.lower().rpartition(":")
-    if not colon or host.endswith("]"):
-        return host.lower()
-    return name if port.isdecimal() else ""
+    """The name in a Host header, without port and brackets; empty when it is malformed."""
+    host = host.lower()
+    if host.startswith("["):
+        name, bracket, rest = host[1:].partition("]")
+        is_name = bool(bracket) and ":" in name
+    elif host.count(":") > 1:  # an IPv6 address without brackets, as some clients write it
+        name, rest, is_name = host, "", True
+    else:
+        name, colon, port = host.partition(":")
+        rest, is_name = colon + port, True
+    is_port = rest == "" or (rest[0] == ":" and rest[1:].isdecimal())
+    return _plain_address(name) if is_name and is_port else ""
+
+
+def _plain_address(name: str) -> str:
+    """An IPv6 address in its one short form; another name as it is."""
+    try:
+        return IPv6Address(name).compressed
+    except ValueError:
+        return name
 
 
 def _netloc(origin: str) -> str | None:

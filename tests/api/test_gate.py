@@ -53,6 +53,17 @@ def test_a_host_can_be_allowed(settings, store):
         assert api.get("/runs", headers={"Host": "other.example"}).status_code == 403
 
 
+@pytest.mark.parametrize("host", ["fd00::5", "[fd00::5]", "FD00:0:0::5"])
+def test_an_address_of_ipv6_is_known_however_it_is_written(settings, store, host):
+    home = load_settings(home=settings.home, host=host, auth="none")
+    with Api(create_app(home, store), None) as api:
+        for known in ("[fd00::5]:8000", "[FD00::5]", "fd00::5", "[fd00:0::0:5]:8000", "::1"):
+            assert api.get("/runs", headers={"Host": known}).status_code == 200, known
+        for other in ("[fd00::6]:8000", "[fd00::5", "fd00::5]", "[fd00::5]8000", "[fd00::5]:x"):
+            answer = api.get("/runs", headers={"Host": other})
+            assert answer.problem("host_not_allowed") == 403, other
+
+
 @pytest.mark.parametrize(
     "origin", ["https://evil.example", "null", "http://127.0.0.1:9999", "http://[", "file://"]
 )
