@@ -1,4 +1,10 @@
-"""Where each second of the host went; the parts always add up to the wall time."""
+"""Where each second of the host went; the parts always add up to the wall time.
+
+On CUDA `compute` is the time to launch the work: the device does it meanwhile, and what it takes
+longer shows as `sync`, where the host waits for it at a log point, or in `checkpoint` and `eval`.
+Copies to the device go on beside all this, on a stream and a thread of their own: they are no part
+of the host's time, and where they are too slow `data_wait` shows it.
+"""
 
 import time
 from collections.abc import Iterator
@@ -7,9 +13,9 @@ from typing import Final, Literal, TypeVar, get_args
 
 Item = TypeVar("Item")
 
-Part = Literal["data_wait", "h2d", "compute", "sync", "checkpoint", "eval", "other"]
+Part = Literal["data_wait", "compute", "sync", "checkpoint", "eval", "other"]
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
-TRAINING_PARTS: Final[tuple[Part, ...]] = ("data_wait", "h2d", "compute", "sync")
+TRAINING_PARTS: Final[tuple[Part, ...]] = ("data_wait", "compute", "sync")
 
 
 class PhaseClock:
@@ -53,7 +59,3 @@ class PhaseClock:
         """Seconds of each part up to now."""
         self.switch(self._part)
         return dict(self._seconds)
-
-    def training_seconds(self) -> float:
-        seconds = self.read()
-        return sum(seconds[part] for part in TRAINING_PARTS)

@@ -96,8 +96,9 @@ def choose_residency(loader: ChunkedLoader, need: Need, memory: Memory) -> Resid
         raise SpecMismatch(
             f"Two chunks of {_gib(chunk * need.slot_sample_bytes)} for training and two of at most"
             f" {_gib(evaluation * need.slot_sample_bytes)} for each of {len(need.held_out)}"
-            f" held-out parts come to {_gib(stream_bytes)}, but only {_gib(memory.limit_bytes)} are free for"
-            " data on the device, beside a reserve for the model; lower data.loader.chunk_size."
+            f" held-out parts come to {_gib(stream_bytes)}, but only {_gib(memory.limit_bytes)} are"
+            " free for data on the device, beside a reserve for the model; lower"
+            " data.loader.chunk_size."
         )
     kind: Literal["resident", "stream"] = "resident" if resident else "stream"
     why = f"{_gib(need.data_bytes)} of data, {_gib(memory.budget_bytes)} of memory for it"
