@@ -55,8 +55,8 @@ def test_a_host_can_be_allowed(settings, store):
 
 @pytest.mark.parametrize("host", ["fd00::5", "[fd00::5]", "FD00:0:0::5"])
 def test_an_address_of_ipv6_is_known_however_it_is_written(settings, store, host):
-    home = load_settings(home=settings.home, host=host, auth="none")
-    with Api(create_app(home, store), None) as api:
+    home = load_settings(home=settings.home, host=host)
+    with Api(create_app(home, store), store.tokens.create("test")[1]) as api:
         for known in ("[fd00::5]:8000", "[FD00::5]", "fd00::5", "[fd00:0::0:5]:8000", "::1"):
             assert api.get("/runs", headers={"Host": known}).status_code == 200, known
         for other in ("[fd00::6]:8000", "[fd00::5", "fd00::5]", "[fd00::5]8000", "[fd00::5]:x"):
