@@ -4,12 +4,14 @@ import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from tests.trainer.lab import BUILDING_POLLS, Lab, StopAtPoll
 from worker.trainer.eventlog import EventLog, LossFile
+from worker.trainer.memory import memory_in_use
 from worker.trainer.phases import PARTS, PhaseClock
 from worker.trainer.pulse import PHASES, PULSE_FORMAT, Pulse, read_pulse
 
@@ -53,7 +55,7 @@ def test_metrics_come_at_log_points_and_evaluations(lab: Lab) -> None:
     assert [event["step"] for event in train] == [2, 3, 4, 6, 8, 9]
     assert train[-1]["values"].keys() >= {
         "train_loss", "lr", "grad_norm", "iterations_per_second", "samples_per_second",
-        "data_wait_ratio", "host_memory_bytes",
+        "data_wait_ratio",
     }  # fmt: skip
     tested = [e for e in outcome.of_kind("metrics") if "test_loss" in e["values"]]
     assert [event["values"].keys() for event in tested] == [
@@ -183,3 +185,31 @@ def test_the_loop_looks_at_the_device_only_at_log_points(
         log_points = sum(row[2] == "train" for row in outcome.rows)
         counts.append(len(reads) - epochs_told - log_points)
     assert counts[0] == counts[1]  # 60 steps more, and not one read more beside those two kinds
+
+
+def test_memory_is_asked_for_with_progress_only(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.device] = []
+
+    def counted(device: torch.device) -> dict[str, Any]:
+        asked.append(device)
+        return memory_in_use(device)
+
+    monkeypatch.setattr("worker.trainer.report.memory_in_use", counted)
+    outcome = lab.run(patch={"training": {"log_every_steps": 1}})
+    assert len(asked) == len(outcome.of_kind("progress")) < 9
+    monkeypatch.setattr("worker.trainer.report.MIN_PROGRESS_SECONDS", 0.0)
+    assert lab.run().of_kind("metrics")[0]["values"]["host_memory_bytes"] > 0
+
+
+def test_a_gpus_memory_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = {
+        "allocated_bytes.all.current": 1,
+        "reserved_bytes.all.current": 2,
+        "allocated_bytes.all.peak": 3,
+    }
+    calls = iter([stats])
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: next(calls))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (60, 100))
+    used = memory_in_use(torch.device("cuda"))
+    assert used["gpu_memory_bytes"] == 40
+    assert used["torch_memory"] == {"allocated": 1, "reserved": 2, "peak": 3}

@@ -17,6 +17,7 @@ from worker.trainer.data.cuda import CudaTransfer
 from worker.trainer.data.loader import open_data
 from worker.trainer.data.order import Order
 from worker.trainer.data.reader import ChunkPlan
+from worker.trainer.data.resident import Resident
 from worker.trainer.data.split import Part
 from worker.trainer.data.stream import Streamed
 
@@ -58,3 +59,23 @@ def test_a_slot_is_not_overwritten_while_slow_kernels_read_it(tmp_path):
     reference = streamed(path, part, order, 25, chunk_samples=50)
     assert rows_of(kept) == rows_of(reference.iterate(0))
     reference.close()
+
+
+def test_the_next_epochs_order_is_set_without_waiting_for_the_device(tmp_path, unstopped):
+    path = write_arrays(tmp_path / "numbers.h5", samples=4_000)
+    part, device = Part("numbers", range(4_000)), torch.device("cuda:0")
+    plan = BatchPlan(4_000, 500, drop_last=False)
+    order = Order(4_000, 0, "full")
+    transfer = CudaTransfer(device, fields_of(path))
+    resident = Resident(plan, order, part, opener(path), transfer, unstopped)
+    next(resident.iterate(0))
+    busy = torch.randn(4_000, 4_000, device=device)
+    torch.cuda.synchronize()
+    for _ in range(200):
+        busy = (busy @ busy).tanh()
+    done = torch.cuda.Event()
+    done.record()
+    kept = list(resident.iterate(1))
+    assert not done.query()
+    assert rows_of(kept) == order.rows(1, 0, 4_000).tolist()
+    resident.close()

@@ -18,9 +18,10 @@ def memory_in_use(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         used["gpu_memory_bytes"] = total - free
+        stats = torch.cuda.memory_stats(device)  # once: each call builds all of its numbers
         used["torch_memory"] = {
-            "allocated": torch.cuda.memory_allocated(device),
-            "reserved": torch.cuda.memory_reserved(device),
-            "peak": torch.cuda.max_memory_allocated(device),
+            "allocated": stats.get("allocated_bytes.all.current", 0),
+            "reserved": stats.get("reserved_bytes.all.current", 0),
+            "peak": stats.get("allocated_bytes.all.peak", 0),
         }
     return used

@@ -125,11 +125,13 @@ class Report:
         # Under fp16 a skipped step has an infinite norm, which a manifest could not hold.
         state.last |= {name: value for name, value in values.items() if math.isfinite(value)}
         self.losses.append(state.step, state.running_epoch(), "train", loss)
-        memory = memory_in_use(self._device)
         values |= {name: rate for name, rate in self._rates.lap().items() if rate is not None}
+        # Asking the driver takes its time, so the sizes are told no oftener than progress is.
+        tells_progress = self._progress_age() >= MIN_PROGRESS_SECONDS
+        memory = memory_in_use(self._device) if tells_progress else {}
         values |= {name: size for name, size in memory.items() if isinstance(size, int)}
         self.events.emit("metrics", step=state.step, epoch=state.running_epoch(), values=values)
-        if self._progress_age() >= MIN_PROGRESS_SECONDS:
+        if tells_progress:
             self.progress(memory)
             logger.info("step %d/%d: loss %.6g", state.step, self._agenda.total_steps, loss)
 

@@ -1,6 +1,7 @@
 """The way to a GPU: page-locked pieces, a stream for copies, events between the two sides."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -15,23 +16,24 @@ from worker.trainer.errors import TrainerError
 
 @dataclass
 class CudaSlot(Slot):
+    host_places: Tensor  # page-locked, so that the loop need not wait while they are copied
     filled: torch.cuda.Event = field(default_factory=torch.cuda.Event)
     used: torch.cuda.Event = field(default_factory=torch.cuda.Event)
 
 
-def pinned_arrays(fields: Mapping[str, Field], samples: int) -> dict[str, Tensor]:
-    """Page-locked memory of the host for so many samples. Raises TrainerError host_oom."""
+@contextmanager
+def pinning(needed_bytes: int) -> Iterator[None]:
+    """Within it, page-locked memory of the host is taken. Raises TrainerError host_oom."""
     try:
-        return empty_arrays(fields, samples, "cpu", pin_memory=True)
+        yield
     except RuntimeError as error:
         # CUDA says the same of its own memory, so only here can it be told whose it was.
         if "out of memory" not in str(error):
             raise
-        needed = samples * bytes_per_sample(fields)
         raise TrainerError(
             Reason.host_oom,
-            f"The host gave no {needed / 2**20:,.0f} MiB of page-locked memory, through which the "
-            "data goes to the GPU. Run fewer trainers on this host, or raise its limit of locked "
+            f"The host gave no {needed_bytes / 2**20:,.0f} MiB of page-locked memory, through which "
+            "the data goes to the GPU. Run fewer trainers on this host, or raise its limit of locked "
             "memory (ulimit -l, or the container's).",
         ) from error
 
@@ -40,7 +42,9 @@ class _Staging:
     """A page-locked piece that is reused: pinning costs more than copying."""
 
     def __init__(self, fields: Mapping[str, Field]) -> None:
-        self.arrays = pinned_arrays(fields, piece_samples(fields))
+        samples = piece_samples(fields)
+        with pinning(samples * bytes_per_sample(fields)):
+            self.arrays = empty_arrays(fields, samples, "cpu", pin_memory=True)
         self.host: Arrays = {name: array.numpy() for name, array in self.arrays.items()}
         self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
@@ -53,19 +57,23 @@ class CudaTransfer:
         self._fields = fields
         self._sample_bytes = bytes_per_sample(fields)
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._staging = (_Staging(fields), _Staging(fields))
+        self._staging: tuple[_Staging, _Staging] | None = None
 
     def new_slot(self, samples: int, places: int) -> Slot:
         arrays = empty_arrays(self._fields, samples, self._device, pin_memory=False)
-        slot = CudaSlot(arrays, torch.empty(places, dtype=torch.int64, device=self._device))
+        on_device = torch.empty(places, dtype=torch.int64, device=self._device)
+        with pinning(on_device.nbytes):
+            on_host = torch.empty(places, dtype=torch.int64, pin_memory=True)
+        slot = CudaSlot(arrays, on_device, on_host)
         # The memory may have been in use a moment ago by work that is queued on this stream.
         slot.used.record(torch.cuda.current_stream(self._device))
         return slot
 
     def load(self, source: Source, ascending: Rows, slot: Slot) -> Iterator[int]:
+        pieces = self._staging = self._staging or (_Staging(self._fields), _Staging(self._fields))
         self._wait_until_used(slot)
         for number, (start, stop) in enumerate(piece_bounds(self._fields, len(ascending))):
-            staging = self._staging[number % 2]
+            staging = pieces[number % 2]
             staging.copied.synchronize()
             out = {name: array[: stop - start] for name, array in staging.host.items()}
             read_rows(source, ascending[start:stop], out)
@@ -75,26 +83,32 @@ class CudaTransfer:
                 staging.copied.record(self._stream)
             yield (stop - start) * self._sample_bytes
 
+    def end_loading(self) -> None:
+        self._staging = None
+
     def arrange(self, slot: Slot, places: Rows) -> None:
+        mine = _own(slot)
+        mine.filled.synchronize()  # the copy before this one has left the host's places
+        on_host = mine.host_places[: len(places)].copy_(torch.from_numpy(places))
         self._wait_until_used(slot)
         with torch.cuda.stream(self._stream):
-            slot.places[: len(places)].copy_(torch.from_numpy(places))
-            _events(slot).filled.record(self._stream)
+            mine.places[: len(places)].copy_(on_host, non_blocking=True)
+            mine.filled.record(self._stream)
 
     def acquire(self, slot: Slot) -> None:
-        torch.cuda.current_stream(self._device).wait_event(_events(slot).filled)
+        torch.cuda.current_stream(self._device).wait_event(_own(slot).filled)
 
     def release(self, slot: Slot) -> None:
-        _events(slot).used.record(torch.cuda.current_stream(self._device))
+        _own(slot).used.record(torch.cuda.current_stream(self._device))
 
     def close(self) -> None:
         self._stream.synchronize()
 
     def _wait_until_used(self, slot: Slot) -> None:
-        self._stream.wait_event(_events(slot).used)
+        self._stream.wait_event(_own(slot).used)
 
 
-def _events(slot: Slot) -> CudaSlot:
+def _own(slot: Slot) -> CudaSlot:
     if not isinstance(slot, CudaSlot):
         raise TypeError("this slot was made by another transfer")
     return slot

@@ -43,6 +43,7 @@ class Resident:
                 preparing.piece_done()
         finally:
             source.close()
+            transfer.end_loading()
 
     def iterate(self, epoch: int, start_position: int = 0) -> Generator[Batch]:
         self._iterations += 1

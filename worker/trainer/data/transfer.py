@@ -41,6 +41,9 @@ class Transfer(Protocol):
     def load(self, source: Source, ascending: Rows, slot: Slot) -> Iterator[int]:
         """Read these rows into the slot; yields after each piece with the bytes it had."""
 
+    def end_loading(self) -> None:
+        """Give back what only `load` needs; a later one takes it again."""
+
     def arrange(self, slot: Slot, places: Rows) -> None:
         """Set the order in which the slot's rows are gathered; the slot is full then."""
 
@@ -100,6 +103,9 @@ class HostTransfer:
             out = {name: array[start:stop] for name, array in host.items()}
             read_rows(source, ascending[start:stop], out)
             yield (stop - start) * self._sample_bytes
+
+    def end_loading(self) -> None:
+        """Nothing is between the file and the slot."""
 
     def arrange(self, slot: Slot, places: Rows) -> None:
         slot.places[: len(places)] = torch.from_numpy(places)
