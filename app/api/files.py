@@ -1,5 +1,7 @@
 """Files of a checkpoint, as a download: one file with ranges, or the folder as a streamed zip."""
 
+import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -8,12 +10,14 @@ from zipfile import ZIP_STORED, ZipFile, ZipInfo
 
 from fastapi.responses import FileResponse, StreamingResponse
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from app.errors import NotFound
 from app.store.records import CheckpointRecord
 
 PIECE_BYTES = 1 << 20
 LARGE_BYTES = 1 << 31  # from here on a zip needs its 64-bit form
+EARLIEST = 315_619_200  # a zip knows no time before 1980
 
 
 class CheckpointFiles:
@@ -29,11 +33,14 @@ class CheckpointFiles:
                 f"The files of checkpoint {record.id} are gone. GET /runs/{record.run_id}"
                 "/checkpoints lists those that can be had."
             )
-        self._paths = {
-            path.name: path
-            for path in sorted(folder.iterdir())
-            if path.is_file() and not path.is_symlink()
-        }
+        try:
+            self._paths = {
+                path.name: path
+                for path in sorted(folder.iterdir())
+                if path.is_file() and not path.is_symlink()
+            }
+        except OSError:
+            raise self._removed() from None
 
     def response(self, name: str | None) -> Response:
         """The file of that name, or a zip of all; NotFound when there is no such file."""
@@ -45,39 +52,70 @@ class CheckpointFiles:
                 f"Checkpoint {self._record.id} has no file {name[:100]!r}; "
                 f"it has {', '.join(self._paths)}."
             )
-        return FileResponse(
-            path, media_type="application/octet-stream", filename=f"{self._label}-{name}"
-        )
+        with ExitStack() as files:
+            file = self._open(files, path)
+            return _OpenFileResponse(file, files.pop_all(), f"{self._label}-{name}")
 
     def _zip(self) -> StreamingResponse:
-        files = ExitStack()
-        try:  # opened now, so that retention cannot take a file away in the middle
-            opened = {
-                name: files.enter_context(path.open("rb")) for name, path in self._paths.items()
-            }
-        except OSError:
-            files.close()
-            raise NotFound(f"Checkpoint {self._record.id} was removed just now.") from None
+        with ExitStack() as files:
+            opened = {name: self._open(files, path) for name, path in self._paths.items()}
+            pieces = _zip_pieces(files.pop_all(), opened, self._label)
         return StreamingResponse(
-            _zip_pieces(files, self._paths, opened, self._label),
+            pieces,
             media_type="application/zip",
             headers={"Content-Disposition": f'attachment; filename="{self._label}.zip"'},
         )
 
+    def _open(self, files: ExitStack, path: Path) -> IO[bytes]:
+        """Opened before the answer begins, so that retention cannot take it away in the middle."""
+        try:
+            return files.enter_context(path.open("rb"))
+        except OSError:
+            raise self._removed() from None
 
-def _zip_pieces(
-    files: ExitStack, paths: dict[str, Path], opened: Mapping[str, IO[bytes]], label: str
-) -> Iterator[bytes]:
+    def _removed(self) -> NotFound:
+        return NotFound(
+            f"Checkpoint {self._record.id} was removed just now. GET /runs/{self._record.run_id}"
+            "/checkpoints lists those that are left."
+        )
+
+
+class _OpenFileResponse(FileResponse):
+    """A file that can be sent, in ranges too, even when its name is gone by then."""
+
+    def __init__(self, file: IO[bytes], files: ExitStack, name: str) -> None:
+        super().__init__(
+            f"/proc/self/fd/{file.fileno()}",
+            media_type="application/octet-stream",
+            filename=name,
+            stat_result=os.fstat(file.fileno()),
+        )
+        self._files = files
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._files:
+            await super().__call__(scope, receive, send)
+
+
+def _zip_pieces(files: ExitStack, opened: Mapping[str, IO[bytes]], label: str) -> Iterator[bytes]:
     sink = _Sink()
     with files, ZipFile(sink, "w", ZIP_STORED) as archive:  # type: ignore[call-overload]
         for name, source in opened.items():
-            member = ZipInfo.from_file(paths[name], f"{label}/{name}", strict_timestamps=False)
+            member = _member(f"{label}/{name}", os.fstat(source.fileno()))
             is_large = member.file_size >= LARGE_BYTES
             with archive.open(member, "w", force_zip64=is_large) as target:
                 while piece := source.read(PIECE_BYTES):
                     target.write(piece)
                     yield sink.take()
     yield sink.take()
+
+
+def _member(name: str, facts: os.stat_result) -> ZipInfo:
+    written = time.localtime(max(facts.st_mtime, EARLIEST))[:6]
+    member = ZipInfo(name, written)
+    member.external_attr = (facts.st_mode & 0xFFFF) << 16
+    member.file_size = facts.st_size
+    return member
 
 
 class _Sink:

@@ -1,10 +1,14 @@
 """Events, logs, metrics, attempts and checkpoints of a run, without streams."""
 
 import io
+import shutil
 import zipfile
+from pathlib import Path
 
 import pytest
 
+from app.api.files import CheckpointFiles
+from app.errors import NotFound
 from app.lifecycle import Reason
 from app.store.records import Beat, MetricPoint
 from tests.api.support import SPEC
@@ -118,6 +122,53 @@ def test_checkpoints_are_listed_and_downloaded_as_a_zip(api, run_id, player, lea
         assert archive.read(f"{folder}/model.safetensors") == b"weights" * 1000
     by_id = next(c for c in listed if c["step"] == 20)["links"]["download"]
     assert api.get(by_id).headers["content-disposition"].endswith(f'{folder}.zip"')
+
+
+@pytest.mark.parametrize("name", [None, "model.safetensors"])
+class TestAFolderThatRetentionRemoves:
+    """Whoever asks too late hears of it; a download that has begun ends."""
+
+    def files(self, settings, player, lease):
+        path = player.checkpoint(lease, 10)
+        (record,) = player.store.checkpoints.list(lease.run_id)
+        return CheckpointFiles(settings.artifact_root, record), settings.artifact_root / path
+
+    def test_before_the_files_are_opened(self, settings, player, lease, name):
+        files, folder = self.files(settings, player, lease)
+        shutil.rmtree(folder)
+        with pytest.raises(NotFound, match="removed just now"):
+            files.response(name)
+
+    def test_while_its_names_are_read(self, api, settings, player, lease, name, monkeypatch):
+        self.files(settings, player, lease)
+
+        def vanish(path):
+            raise FileNotFoundError(2, "No such file or directory")
+
+        monkeypatch.setattr(Path, "iterdir", vanish)
+        params = {} if name is None else {"file": name}
+        answer = api.get(f"/runs/{lease.run_id}/checkpoints/latest/download", params=params)
+        assert answer.problem("not_found") == 404
+
+    def test_while_it_is_sent(self, api, settings, player, lease, name, monkeypatch):
+        _, folder = self.files(settings, player, lease)
+        respond = CheckpointFiles.response
+
+        def respond_and_remove(files, wanted):
+            answer = respond(files, wanted)
+            shutil.rmtree(folder)
+            return answer
+
+        monkeypatch.setattr(CheckpointFiles, "response", respond_and_remove)
+        params = {} if name is None else {"file": name}
+        answer = api.get(f"/runs/{lease.run_id}/checkpoints/latest/download", params=params)
+        assert answer.status_code == 200
+        if name is None:
+            with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
+                assert archive.testzip() is None
+                assert len(archive.namelist()) == 2
+        else:
+            assert answer.content == b"weights" * 1000
 
 
 def test_one_file_can_be_had_in_parts(api, run_id, player, lease):
