@@ -1,21 +1,28 @@
-"""Telling a run what to do: stop, kill, pause, resume, restart."""
+"""Telling a run what to do: stop, kill, pause, resume, restart, delete."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from app.cli.connect import connect
+from app.cli.failures import CommandFailed, require_yes
 from app.cli.output import JsonOption, print_json
 from app.cli.runs import NO_CHANGES, RunId, SetOption
 from app.cli.specfile import patch_of
 from app.cli.watch import watch_run
 
 if TYPE_CHECKING:
-    from app.client import Which
+    from app.client import Problem, StokerClient, Which
+
+Action = Literal["stop", "kill", "pause", "resume"]
 
 WaitOption = Annotated[
-    float | None, typer.Option("--wait", min=0, help="Wait until it is done, so many seconds.")
+    float | None,
+    typer.Option("--wait", min=0, metavar="SECONDS", help="Answer when it is done, or then."),
 ]
+# The state in which an action has nothing more to do.
+AT_REST = {"stop": "stopped", "kill": "stopped", "pause": "paused"}
+ENDED = {"succeeded": "has succeeded", "failed": "has failed", "stopped": "is stopped"}
 
 
 def stop(run_id: RunId, wait: WaitOption = None, as_json: JsonOption = False) -> None:
@@ -54,10 +61,9 @@ def restart(
     as_json: JsonOption = False,
 ) -> None:
     """Start a new run that goes on from this one; an active one is stopped first."""
+    source, patch = _source(from_), patch_of(assignments) or None
     with connect() as client:
-        run = client.restart(
-            run_id, from_=_source(from_), patch=patch_of(assignments) or None, force=force
-        )
+        run = _restarted(client, run_id, source, patch, force=force)
         if watch:
             raise typer.Exit(watch_run(client, run["id"], as_json=as_json))
     if as_json:
@@ -68,18 +74,82 @@ def restart(
     typer.echo(f"  stoker watch {run['id']}")
 
 
-def _act(
-    run_id: int,
-    action: Literal["stop", "kill", "pause", "resume"],
-    wait_seconds: float | None,
-    as_json: bool,
+def delete(
+    run_id: RunId,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
+    """Remove an ended run with its checkpoints, metrics and logs."""
     with connect() as client:
-        run = client.act(run_id, action, wait_seconds=wait_seconds)
+        client.run(run_id)  # one that is not there is refused before anybody is asked
+        if not yes:
+            require_yes(f"This removes run {run_id} with its checkpoints, metrics and logs.")
+        try:
+            client.delete(run_id)
+        except _problem_type() as problem:
+            raise _refusal(client, run_id, "delete", problem) from None
+    if as_json:
+        print_json({"deleted": run_id})
+    else:
+        typer.echo(f"Run {run_id} is deleted; a worker removes its files.")
+
+
+def _act(run_id: int, action: Action, wait_seconds: float | None, as_json: bool) -> None:
+    with connect() as client:
+        state_before = client.run(run_id)["state"]
+        try:
+            run = client.act(run_id, action, wait_seconds=wait_seconds)
+        except _problem_type() as problem:
+            raise _refusal(client, run_id, action, problem) from None
     if as_json:
         print_json(run)
+        return
+    already = " already" if state_before == AT_REST.get(action) else ""
+    typer.echo(f"Run {run_id} is {run['status']}{already}.")
+
+
+def _problem_type() -> "type[Problem]":
+    from app.client import Problem  # imported late, as in connect
+
+    return Problem
+
+
+def _refusal(
+    client: "StokerClient", run_id: int, action: str, problem: "Problem"
+) -> "CommandFailed | Problem":
+    """An action that the run's state does not allow, as a person would say it."""
+    if problem.code != "action_not_allowed":
+        return problem
+    state = client.run(run_id)["state"]
+    allowed = "".join(f"\n  stoker {verb} {run_id}" for verb in problem.allowed_actions)
+    if action == "delete":
+        said = f"Run {run_id} is {state}; only one that has ended can be deleted."
+    elif state in ENDED:
+        said = f"Run {run_id} {ENDED[state]}; there is nothing to {action}."
     else:
-        typer.echo(f"Run {run_id} is {run['status']}.")
+        said = f"Run {run_id} is {state} and cannot {action} now."
+    return CommandFailed(f"{said} Possible now:{allowed}")
+
+
+def _restarted(
+    client: "StokerClient",
+    run_id: int,
+    source: "Which | Literal['scratch'] | int",
+    patch: dict[str, Any] | None,
+    *,
+    force: bool,
+) -> dict[str, Any]:
+    try:
+        return client.restart(run_id, from_=source, patch=patch, force=force)
+    except _problem_type() as problem:
+        for issue in problem.issues:
+            if issue["code"] == "shape_changed":
+                raise CommandFailed(
+                    f"Another {'.'.join(map(str, issue['loc']))} gives the model another shape, so "
+                    f"the weights of run {run_id} do not fit. Leave it as it was, or train anew "
+                    "with: --from scratch"
+                ) from None
+        raise
 
 
 def _source(text: str) -> "Which | Literal['scratch'] | int":

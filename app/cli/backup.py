@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from app.settings import Settings
 
 SQLITE_HEADER = b"SQLite format 3\x00"
+PG_DUMP_HEADER = b"PGDMP"
 
 
 def back_up(settings: "Settings", target: Path) -> None:
@@ -32,15 +33,38 @@ def back_up(settings: "Settings", target: Path) -> None:
     target.chmod(0o600)
 
 
+def require_backup(settings: "Settings", backup: Path) -> None:
+    """Refuse a file that cannot be a backup of this database: of another kind, or not ours."""
+    if not backup.is_file():
+        raise CommandFailed(f"{backup} is not there.")
+    header = SQLITE_HEADER if sqlite_file(settings) is not None else PG_DUMP_HEADER
+    with backup.open("rb") as start:
+        if start.read(len(header)) != header:
+            kind = "a SQLite database" if header == SQLITE_HEADER else "a dump of PostgreSQL"
+            raise CommandFailed(f"{backup} is not {kind}, so it is no backup of this one.")
+    if header == SQLITE_HEADER:
+        _require_whole(backup)
+
+
+def _require_whole(backup: Path) -> None:
+    try:
+        with closing(sqlite3.connect(backup.absolute().as_uri() + "?mode=ro", uri=True)) as copy:
+            [said] = copy.execute("PRAGMA quick_check(1)").fetchone()
+            known = copy.execute("SELECT 1 FROM sqlite_master WHERE name = 'runs'").fetchone()
+    except sqlite3.DatabaseError as error:
+        raise CommandFailed(f"{backup} is damaged: {error}.") from None
+    if said != "ok":
+        raise CommandFailed(f"{backup} is damaged: {said}.")
+    if known is None:
+        raise CommandFailed(f"{backup} is a SQLite database of another program: it has no runs.")
+
+
 def put_back(settings: "Settings", backup: Path) -> Path | None:
     """Put a backup in place; returns where the database that was there is kept (SQLite)."""
     file = sqlite_file(settings)
     if file is None:
         _run("pg_restore", "--clean", "--if-exists", f"--dbname={_libpq_url(settings)}", backup)
         return None
-    with backup.open("rb") as start:
-        if start.read(len(SQLITE_HEADER)) != SQLITE_HEADER:
-            raise CommandFailed(f"{backup} is not a SQLite database, so it is no backup of this.")
     file.parent.mkdir(parents=True, exist_ok=True)
     incoming = file.with_suffix(".incoming")
     shutil.copyfile(backup, incoming)

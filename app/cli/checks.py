@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,19 +19,24 @@ from app.cli.storage import check_database
 from app.presets.catalog import load_catalog
 
 if TYPE_CHECKING:
+    from app.client import StokerClient
     from app.settings import Settings
 
+NOT_RUNNING = Finding("service", "warning", "it is not running", "to start it: stoker up")
 LEAST_FREE_BYTES = 5 * 2**30
 DRIVER_TIMEOUT_SECONDS = 20
 WORKER_PACKAGES = ("torch", "numpy", "h5py", "safetensors", "nvidia-ml-py")
 
 
+def run_machine_checks() -> list[Finding]:
+    """What can be said of the machine without any settings."""
+    checks = (check_environment, check_worker_extra, check_driver)
+    return [finding for check in checks for finding in check()]
+
+
 def run_checks(settings: "Settings") -> list[Finding]:
     """Every finding, in the order in which a person would look."""
     checks: tuple[Callable[[Settings], Iterable[Finding]], ...] = (
-        check_environment,
-        check_worker_extra,
-        check_driver,
         check_home,
         check_token,
         check_presets,
@@ -39,15 +45,15 @@ def run_checks(settings: "Settings") -> list[Finding]:
         check_service,
         check_ports,
     )
-    return [finding for check in checks for finding in check(settings)]
+    return run_machine_checks() + [finding for check in checks for finding in check(settings)]
 
 
-def check_environment(settings: "Settings") -> Iterator[Finding]:
+def check_environment() -> Iterator[Finding]:
     python = ".".join(str(part) for part in sys.version_info[:3])
     yield Finding("environment", "ok", f"Stoker {__version__}, Python {python}, {sys.executable}")
 
 
-def check_worker_extra(settings: "Settings") -> Iterator[Finding]:
+def check_worker_extra() -> Iterator[Finding]:
     found, missing = [], []
     for name in WORKER_PACKAGES:
         try:
@@ -65,7 +71,7 @@ def check_worker_extra(settings: "Settings") -> Iterator[Finding]:
         yield Finding("worker extra", "ok", ", ".join(found))
 
 
-def check_driver(settings: "Settings") -> Iterator[Finding]:
+def check_driver() -> Iterator[Finding]:
     """The GPUs as the driver's own program sees them, and whether torch can use them."""
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -191,18 +197,18 @@ def check_disk(settings: "Settings") -> Iterator[Finding]:
 
 
 def check_service(settings: "Settings") -> Iterator[Finding]:
-    from app.client import StokerClient, read_api_file  # httpx: late, as in connect
+    from app.client import StokerClient, find_token, read_api_file  # httpx: late, as in connect
 
     written = read_api_file(settings)
     if written is None:
-        yield Finding("service", "ok", "not running: stoker up")
+        yield NOT_RUNNING
         return
-    with StokerClient(written["url"]) as client:
-        if client.ready():
-            yield Finding("service", "ok", f"ready at {client.url}")
-            return
-        is_alive = client.alive()
-    if is_alive:
+    with StokerClient(written["url"], find_token(settings)) as client:
+        is_ready, is_alive = client.ready(), client.alive()
+        refusal = _token_refusal(client) if is_alive else None
+    if is_ready:
+        yield Finding("service", "ok", f"ready at {written['url']}")
+    elif is_alive:
         yield Finding(
             "service",
             "problem",
@@ -210,7 +216,28 @@ def check_service(settings: "Settings") -> Iterator[Finding]:
             "its /readyz says which part is missing; `stoker workers` shows whether one is alive",
         )
     else:
-        yield Finding("service", "ok", "not running: stoker up")
+        yield NOT_RUNNING
+    if refusal is not None:
+        yield Finding(
+            "token",
+            "problem",
+            f"the API at {written['url']} refuses it: {refusal}",
+            "export STOKER_TOKEN=$(stoker token create NAME), or restart the service, which "
+            "writes a new one into its home",
+        )
+
+
+def _token_refusal(client: "StokerClient") -> str | None:
+    """Why a running API does not take the token of this command line; None when it does."""
+    from app.client import ClientError, Problem  # httpx: late, as in connect
+
+    try:
+        client.version()
+    except Problem as problem:
+        return problem.detail if problem.status == HTTPStatus.UNAUTHORIZED else None
+    except ClientError:
+        return None  # it went away meanwhile; the service's finding says how it is
+    return None
 
 
 def check_ports(settings: "Settings") -> Iterator[Finding]:

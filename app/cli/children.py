@@ -27,6 +27,7 @@ class Child:
     process: subprocess.Popen[bytes] | None = None
     output: int = -1
     rest: bytes = b""
+    last_line: str = ""
     deaths: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_DEATHS))
 
     def start(self) -> int:
@@ -86,7 +87,13 @@ class Child:
         if not piece:
             return None
         *whole, self.rest = (self.rest + piece).split(b"\n")
-        return [line.decode(errors="replace") for line in whole]
+        lines = [line.decode(errors="replace") for line in whole]
+        self.last_line = next((line for line in reversed(lines) if line.strip()), self.last_line)
+        return lines
+
+    def last_words(self) -> str:
+        """What it said last, as the end of a sentence."""
+        return f": {self.last_line.strip().removeprefix('error: ')}" if self.last_line else "."
 
 
 class Outputs:

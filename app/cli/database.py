@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.cli.backup import back_up, put_back
+from app.cli.backup import back_up, put_back, require_backup
 from app.cli.connect import open_database, read_settings
-from app.cli.failures import CommandFailed, StokerGroup
+from app.cli.failures import CommandFailed, StokerGroup, require_yes
 from app.cli.findings import report
 from app.cli.home_lock import holder_of
 from app.cli.output import JsonOption, print_json, size
@@ -61,11 +61,10 @@ def restore(
 ) -> None:
     """Put a backup in the database's place; the service must not be running."""
     settings = read_settings()
-    if not file.exists():
-        raise CommandFailed(f"{file} is not there.")
+    require_backup(settings, file)
     _require_ended(settings)
     if is_created(settings) and not yes:
-        typer.confirm("This replaces all runs and events that are there now. Go on?", abort=True)
+        require_yes("This replaces all runs and events that are there now.")
     kept = put_back(settings, file)
     if as_json:
         print_json({"restored": str(file), "kept": kept and str(kept)})
@@ -111,7 +110,9 @@ def prune(
         print_json({"runs": [run.id for run in chosen], "bytes": freed, "dry_run": dry_run})
         return
     verb = "would go" if dry_run else "are deleted"
-    typer.echo(f"{len(chosen)} runs {verb}, {size(freed)} of artifacts.")
+    ids = ", ".join(str(run.id) for run in chosen)
+    which = f" ({ids})" if chosen else ""
+    typer.echo(f"{len(chosen)} runs{which} {verb}, {size(freed)} of artifacts.")
 
 
 def _require_created(settings: "Settings") -> None:

@@ -4,10 +4,19 @@ import json
 import os
 import sys
 from enum import IntEnum
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from app.client import Problem
+
+WAYS_BACK_IN = (
+    "  On the service's machine `stoker token create NAME` prints a new one, which goes into "
+    "STOKER_TOKEN.\n  Where the file `token` of the service's home no longer holds a valid one, "
+    "a restart of the service writes it anew."
+)
 
 
 class ExitCode(IntEnum):
@@ -67,22 +76,24 @@ def fail(detail: str, exit_code: ExitCode, hints: list[str]) -> NoReturn:
     raise typer.Exit(exit_code)
 
 
+def require_yes(consequence: str) -> None:
+    """Ask before something is lost; where nobody can be asked, --yes is needed."""
+    if not sys.stdin.isatty():
+        raise CommandFailed(f"{consequence} There is no terminal to ask at; --yes goes on.")
+    typer.confirm(f"{consequence} Go on?", abort=True)
+
+
 def explain(error: Exception) -> tuple[str, ExitCode, list[str]] | None:
     """Sentence, exit code and further lines for an error of ours; None for any other."""
     # Imported late: httpx and pydantic would slow down every `stoker --help`.
     from app.client import ClientError, Problem, ServiceUnreachable
-    from app.errors import StokerError, Unavailable
+    from app.errors import StokerError
 
     match error:
         case CommandFailed():
             return error.detail, error.exit_code, []
         case Problem():
-            unreachable = error.status == Unavailable.status
-            return (
-                error.detail,
-                ExitCode.unreachable if unreachable else ExitCode.refused,
-                issue_lines(error.issues) + _possible(error.allowed_actions),
-            )
+            return _explain_problem(error)
         case ServiceUnreachable():
             return error.detail, ExitCode.unreachable, []
         case ClientError() | StokerError():
@@ -93,6 +104,18 @@ def explain(error: Exception) -> tuple[str, ExitCode, list[str]] | None:
     return None
 
 
+def _explain_problem(error: "Problem") -> tuple[str, ExitCode, list[str]]:
+    """What the service refused. The findings say all that its sentence would, each with its fix."""
+    from app.errors import Unauthorized, Unavailable
+
+    if error.status == Unauthorized.status:
+        return error.detail, ExitCode.refused, [WAYS_BACK_IN]
+    code = ExitCode.unreachable if error.status == Unavailable.status else ExitCode.refused
+    if error.issues:
+        return f"{error.title.rstrip('.')}.", code, issue_lines(error.issues)
+    return error.detail, code, []
+
+
 def issue_lines(issues: list[dict[str, Any]]) -> list[str]:
     """Each finding of the guard, with why it matters and what would mend it."""
     lines = []
@@ -101,20 +124,24 @@ def issue_lines(issues: list[dict[str, Any]]) -> list[str]:
         lines.append(f"  {issue['severity']} {issue['code']} at {place}: {issue['message']}")
         if issue.get("why"):
             lines.append(f"    why: {issue['why']}")
-        lines += [f"    fix: {_fix_line(op)}" for op in issue.get("fix", ())]
+        steps = [step for op in issue.get("fix", ()) for step in _fix_steps(op)]
+        if steps:
+            lines.append(f"    fix: {', '.join(steps)}")
         if issue.get("overridable"):
             lines.append(f"    or accept it: --set 'accept_risks=[{issue['code']}]'")
     return lines
 
 
-def _fix_line(op: dict[str, Any]) -> str:
+def _fix_steps(op: dict[str, Any]) -> list[str]:
+    """One operation in words of the command line."""
     name = str(op["path"]).strip("/").replace("/", ".")
-    return f"remove {name}" if op["op"] == "remove" else f"--set '{name}={_scalar(op['value'])}'"
+    return [f"remove {name}"] if op["op"] == "remove" else _settings_of(name, op["value"])
 
 
-def _scalar(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _possible(actions: list[str]) -> list[str]:
-    return [f"  possible now: {', '.join(actions)}"] if actions else []
+def _settings_of(name: str, value: Any) -> list[str]:
+    """A --set for each value of a block: one for the block would replace what else is in it."""
+    if isinstance(value, dict):
+        return [
+            line for key, inner in value.items() for line in _settings_of(f"{name}.{key}", inner)
+        ]
+    return [f"--set '{name}={value if isinstance(value, str) else json.dumps(value)}'"]

@@ -49,6 +49,7 @@ TOPICS: dict[str, dict[str, Callable[..., None]]] = {
         "pause": actions.pause,
         "resume": actions.resume,
         "restart": actions.restart,
+        "delete": actions.delete,
     },
     "Results": {
         "logs": results.logs,

@@ -81,12 +81,12 @@ def plan(
 
 
 def _print_plan(answer: Document) -> None:
+    is_refused = any(issue["severity"] == "error" for issue in answer["issues"])
+    typer.echo("This would be refused." if is_refused else "This would be accepted.")
     for line in issue_lines(answer["issues"]):
         typer.echo(line)
-    if any(issue["severity"] == "error" for issue in answer["issues"]):
-        typer.echo("This would be refused.")
+    if is_refused:
         return
-    typer.echo("This would be accepted.")
     estimate = answer.get("estimate") or {}
     print_facts(
         [

@@ -1,8 +1,10 @@
 """Spec files (YAML 1.2, JSON, TOML) and `--set a.b=1`, as the dictionaries that are posted."""
 
 import json
+import math
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,15 @@ from app.cli.failures import CommandFailed
 
 Document = dict[str, Any]
 
+# What the service takes; a larger file is not worth the time that it takes to parse.
+MOST_BYTES = 1 << 20
+
 
 def read_request(path: str, assignments: list[str]) -> Document:
     """The request in a spec file (`-`: YAML from stdin), with `--set` values on top."""
-    request = _parse(*_read(path))
+    name, text = _read(path)
+    request = _parse(name, text)
+    _require_finite(request, name)
     for assignment in assignments:
         names, value = parse_assignment(assignment)
         assign(request, names, value)
@@ -51,9 +58,34 @@ def parse_assignment(text: str) -> tuple[list[str], Any]:
             f"{text!r} is not NAME=VALUE; for example --set training.epochs=8", param_hint="--set"
         )
     try:
-        return names, _value(value)
+        parsed = _value(value)
     except ValueError as error:
         raise typer.BadParameter(f"{text!r}: {error}", param_hint="--set") from None
+    _require_finite({".".join(names): parsed}, "--set")
+    return names, parsed
+
+
+def _require_finite(document: Document, source: str) -> None:
+    """Refuse NaN and infinity, naming the field: JSON cannot say them, and no setting wants them.
+
+    A document that refers to itself, as YAML can, is refused too.
+    """
+    try:
+        bad = next(_not_finite(document), None)
+    except RecursionError:
+        raise CommandFailed(f"{source} refers to itself or is nested too deeply.") from None
+    if bad is not None:
+        raise CommandFailed(f"{source}: {bad} is not a finite number, and no setting can be that.")
+
+
+def _not_finite(value: Any, place: str = "") -> Iterator[str]:
+    """Where in a document, as `optimizer.lr`, there is a number that is none."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield place
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    for name, inner in value.items() if isinstance(value, dict) else ():
+        yield from _not_finite(inner, f"{place}.{name}" if place else str(name))
 
 
 def _value(text: str) -> Any:
@@ -88,14 +120,20 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> Document:
 
 
 def _read(path: str) -> tuple[str, str]:
-    if path == "-":
-        return "standard input", sys.stdin.read()
+    name = "standard input" if path == "-" else path
     try:
-        return path, Path(path).read_text(encoding="utf-8")
+        if path == "-":
+            raw = sys.stdin.buffer.read(MOST_BYTES + 1)
+        else:
+            with Path(path).open("rb") as file:
+                raw = file.read(MOST_BYTES + 1)
+        if len(raw) > MOST_BYTES:
+            raise CommandFailed(f"{name} is larger than 1 MiB; no spec is, and none is taken.")
+        return name, raw.decode("utf-8")
     except UnicodeDecodeError:
-        raise CommandFailed(f"{path} is not a text file in UTF-8, so it is no spec.") from None
+        raise CommandFailed(f"{name} is not a text file in UTF-8, so it is no spec.") from None
     except OSError as error:
-        raise CommandFailed(f"{path} cannot be read: {error.strerror}.") from None
+        raise CommandFailed(f"{name} cannot be read: {error.strerror}.") from None
 
 
 def _parse(name: str, text: str) -> Document:

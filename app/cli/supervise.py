@@ -64,8 +64,8 @@ class Supervisor:
                 if not child.is_running():
                     self._pump(0)
                     raise CommandFailed(
-                        f"The {child.name} ended while it was starting ({child.how_it_ended()}); "
-                        "its last lines say why.",
+                        f"The {child.name} ended while it was starting ({child.how_it_ended()})"
+                        f"{child.last_words()}",
                         ExitCode.failed,
                     )
             url = self._ready_url()

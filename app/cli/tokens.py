@@ -1,13 +1,17 @@
 """`stoker token`: the tokens that open the API. Done on the service's machine, in its database."""
 
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from app.cli.connect import open_database, read_settings
 from app.cli.failures import CommandFailed, StokerGroup
-from app.cli.output import JsonOption, print_json, print_table
+from app.cli.output import JsonOption, ago, print_json, print_table
+
+if TYPE_CHECKING:
+    from app.settings import Settings
+    from app.store import Store
 
 app = typer.Typer(cls=StokerGroup, no_args_is_help=True, help="Tokens that open the API.")
 
@@ -35,16 +39,20 @@ def list_tokens(as_json: JsonOption = False) -> None:
     with open_database(read_settings()) as store:
         records = store.tokens.list()
     rows = [
-        (record.id, record.name, _moment(record.created_at), _moment(record.revoked_at))
+        {
+            "id": record.id,
+            "name": record.name,
+            "created_at": _moment(record.created_at),
+            "revoked_at": _moment(record.revoked_at),
+        }
         for record in records
     ]
     if as_json:
-        names = ("id", "name", "created_at", "revoked_at")
-        print_json({"data": [dict(zip(names, row, strict=True)) for row in rows]})
+        print_json({"data": rows})
         return
     print_table(
         ["id", "name", "created", "revoked"],
-        rows,
+        [(row["id"], row["name"], ago(row["created_at"]), ago(row["revoked_at"])) for row in rows],
         "No tokens; the API makes one at its first start.",
     )
 
@@ -52,15 +60,34 @@ def list_tokens(as_json: JsonOption = False) -> None:
 @app.command()
 def revoke(
     token_id: Annotated[int, typer.Argument(metavar="ID", min=1, help="The token's id.")],
+    this_one: Annotated[
+        bool, typer.Option("--yes-this-one", help="Also the one that this command line uses.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make a token useless; a running API forgets it within seconds."""
-    with open_database(read_settings()) as store:
+    settings = read_settings()
+    with open_database(settings) as store:
+        if not this_one and token_id == _own_token_id(settings, store):
+            raise CommandFailed(
+                f"Token {token_id} is the one that this command line uses: without it every call "
+                "would be refused. Make another first (export STOKER_TOKEN=$(stoker token create "
+                f"NAME)), then revoke this one with: stoker token revoke {token_id} --yes-this-one"
+            )
         store.tokens.revoke(token_id)
     if as_json:
         print_json({"revoked": token_id})
     else:
         typer.echo(f"Token {token_id} is revoked; a running API forgets it within seconds.")
+
+
+def _own_token_id(settings: "Settings", store: "Store") -> int | None:
+    """The id of the token that commands here would send; None when it opens nothing anyway."""
+    from app.client import find_token  # imported late, as in connect
+
+    secret = find_token(settings)
+    record = None if secret is None else store.tokens.verify(secret)
+    return None if record is None else record.id
 
 
 def _moment(seconds: float | None) -> str | None:

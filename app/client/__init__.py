@@ -6,7 +6,7 @@ with StokerClient() as stoker:
         print(event.kind, event.data)
 """
 
-from app.client.address import Address, find_address, read_api_file
+from app.client.address import Address, find_address, find_token, read_api_file
 from app.client.client import StokerClient, Which
 from app.client.errors import ClientError, Document, Problem, ServiceUnreachable
 from app.client.events import Event
@@ -21,5 +21,6 @@ __all__ = [
     "StokerClient",
     "Which",
     "find_address",
+    "find_token",
     "read_api_file",
 ]

@@ -4,9 +4,10 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from app.client.errors import Document, ServiceUnreachable
-from app.settings import Settings
+from app.settings import Settings, SettingsError
 
 
 @dataclass(frozen=True)
@@ -20,13 +21,33 @@ class Address:
 def find_address(settings: Settings) -> Address:
     """The address from STOKER_URL and STOKER_TOKEN, else from the files a local API left in HOME.
 
-    Raises ServiceUnreachable when neither is there.
+    Raises ServiceUnreachable when neither is there, SettingsError when STOKER_URL is no address.
     """
-    url = os.environ.get("STOKER_URL") or _local_url(settings)
+    given = os.environ.get("STOKER_URL")
+    url = _checked(given) if given else _local_url(settings)
+    return Address(url.rstrip("/"), find_token(settings))
+
+
+def find_token(settings: Settings) -> str | None:
+    """The token from STOKER_TOKEN, else from HOME; None when there is none or none is needed."""
     token = os.environ.get("STOKER_TOKEN")
     if token is None and settings.auth == "token" and settings.token_path.exists():
         token = _read_token(settings.token_path)
-    return Address(url.rstrip("/"), token)
+    return token
+
+
+def _checked(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_one = False
+    if not is_one:
+        raise SettingsError(
+            f"STOKER_URL={url[:200]} is no address of a service; one looks like "
+            "http://127.0.0.1:8000."
+        )
+    return url
 
 
 def _local_url(settings: Settings) -> str:

@@ -42,8 +42,22 @@ def test_a_token_opens_the_api_until_it_is_revoked(cli, api, monkeypatch):
     listed = cli("token", "list")
     assert "notebook" in listed.out
     assert created["token"] not in listed.out
-    assert cli("token", "revoke", str(created["id"])).code == 0
+    refused = cli("token", "revoke", str(created["id"]))
+    assert refused.code == 5
+    assert "stoker token create" in refused.err
+    assert cli("ls").code == 0
+    assert cli("token", "revoke", str(created["id"]), "--yes-this-one").code == 0
     eventually(lambda: cli("ls").code == 5, "the token is refused")
+    found = {line["check"]: line for line in cli("doctor", "--json").document["findings"]}
+    assert found["token"]["status"] == "problem"
+    assert "refuses it" in found["token"]["found"]
+
+
+def test_another_token_than_ones_own_is_revoked_without_more_ado(cli, api):
+    other = cli("token", "create", "notebook", "--json").document["id"]
+    assert cli("token", "revoke", str(other)).code == 0
+    assert cli("ls").code == 0
+    assert "s ago" in cli("token", "list").out
 
 
 def test_the_secret_alone_is_on_stdout(cli, database):
@@ -63,7 +77,9 @@ def test_backup_and_restore(cli, database, tmp_path):
     assert cli("db", "backup", str(file)).code == 0
     assert file.stat().st_mode & 0o077 == 0
     cli("token", "create", "after")
-    assert cli("db", "restore", str(file), text="n\n").code == 1
+    unasked = cli("db", "restore", str(file))
+    assert unasked.code == 5
+    assert "--yes" in unasked.err
     restored = cli("db", "restore", str(file), "--yes", "--json").document
     names = [token["name"] for token in cli("token", "list", "--json").document["data"]]
     assert names == ["before"]
@@ -79,9 +95,18 @@ def test_a_backup_never_overwrites(cli, database, tmp_path):
 
 
 def test_what_is_no_backup_is_not_restored(cli, database, tmp_path):
-    (tmp_path / "copy.db").write_text("not a database at all")
-    answer = cli("db", "restore", str(tmp_path / "copy.db"), "--yes")
-    assert answer.code == 5
+    file = tmp_path / "copy.db"
+    file.write_text("not a database at all")
+    assert "not a SQLite database" in cli("db", "restore", str(file)).err
+    file.unlink()
+    with sqlite3.connect(file) as other:
+        other.execute("CREATE TABLE mine (x)")
+    other.close()
+    assert "of another program" in cli("db", "restore", str(file)).err
+    assert cli("db", "backup", str(tmp_path / "whole.db")).code == 0
+    whole = (tmp_path / "whole.db").read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    assert "is damaged" in cli("db", "restore", str(file), "--yes").err
     assert cli("db", "check").code == 0
 
 
@@ -116,6 +141,8 @@ def test_prune_by_age_and_by_size(cli, api, spec_file):
     assert ids[0] in by_size
     assert ids[1] not in by_size
     assert cli("show", str(ids[0])).code == 0
+    said = cli("db", "prune", "--older-than", "0m", "--dry-run").out
+    assert str(ids[0]) in said.partition("(")[2].partition(")")[0].split(", ")
     everything = cli("db", "prune", "--older-than", "0m", "--json").document["runs"]
     assert set(ids) <= set(everything)
     assert cli("show", str(ids[0])).code == 5

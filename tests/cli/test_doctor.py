@@ -21,6 +21,22 @@ def test_a_machine_that_is_well(cli, home):
     }
 
 
+def test_a_service_that_does_not_run_is_not_well(cli, home):
+    service = findings(cli("doctor", "--json"))["service"]
+    assert (service["status"], service["found"]) == ("warning", "it is not running")
+    assert "stoker up" in service["advice"]
+
+
+def test_a_wrong_setting_is_a_finding(cli, home, monkeypatch):
+    monkeypatch.setenv("STOKER_SLOTS", "0")
+    answer = cli("doctor", "--json")
+    assert answer.code == 1
+    found = findings(answer)
+    assert found["settings"]["status"] == "problem"
+    assert "STOKER_SLOTS" in found["settings"]["found"]
+    assert "environment" in found
+
+
 def test_a_running_service_is_seen(cli, up):
     found = findings(cli("doctor", "--json"))
     assert found["service"]["found"].startswith("ready at http://127.0.0.1:")

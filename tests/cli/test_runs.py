@@ -42,14 +42,15 @@ def test_a_refused_spec_shows_every_issue_with_its_fix(cli, api, spec_file):
     assert answer.code == 5
     assert answer.out == ""
     assert "unknown_field" in answer.err
-    assert "fix: --set 'training.epochs=8'" in answer.err
+    assert "fix: remove max_epochs, --set 'training.epochs=8'" in answer.err
+    assert answer.err.count("There is no field max_epochs") == 1
     assert "recipe.patch" in answer.err
     assert "Traceback" not in answer.err
 
 
 def test_a_fix_that_is_shown_can_be_used(cli, api, spec_file):
     answer = cli("submit", str(spec_file), "--set", "learning_rate=0.01")
-    assert "fix: --set 'optimizer.lr=0.01'" in answer.err
+    assert "fix: remove learning_rate, --set 'optimizer.lr=0.01'\n" in answer.err
     assert cli("plan", str(spec_file), "--set", "optimizer.lr=0.01").code == 0
 
 
@@ -63,6 +64,7 @@ def test_an_unknown_dataset_is_named(cli, api, spec_file):
 def test_numbers_that_are_none_are_refused(cli, api, spec_file, value):
     answer = cli("submit", str(spec_file), "--set", f"optimizer.lr={value}")
     assert answer.code == 5
+    assert "optimizer.lr" in answer.err
     assert "Traceback" not in answer.err
 
 
@@ -81,7 +83,7 @@ def test_a_plan_creates_nothing(cli, api, spec_file):
 def test_a_plan_that_would_be_refused_says_so(cli, api, spec_file):
     answer = cli("plan", str(spec_file), "--set", "data.inputs=[nothing]")
     assert answer.code == 5
-    assert "would be refused" in answer.out
+    assert answer.out.startswith("This would be refused.\n  error ")
     assert cli("plan", str(spec_file), "--set", "data.inputs=[nothing]", "--json").document[
         "issues"
     ]
@@ -142,7 +144,41 @@ def test_an_action_that_is_not_allowed_says_which_are(cli, api, run_id):
     cli("kill", str(run_id))
     answer = cli("pause", str(run_id))
     assert answer.code == 5
-    assert "possible now: restart" in answer.err
+    assert answer.err == (
+        f"error: Run {run_id} is stopped; there is nothing to pause. Possible now:\n"
+        f"  stoker restart {run_id}\n  stoker delete {run_id}\n"
+    )
+
+
+def test_what_is_done_already_is_said_and_is_no_error(cli, api, run_id):
+    assert cli("pause", str(run_id)).out == f"Run {run_id} is paused.\n"
+    assert cli("pause", str(run_id)).out == f"Run {run_id} is paused already.\n"
+    assert cli("stop", str(run_id)).out == f"Run {run_id} is stopped.\n"
+    again = cli("stop", str(run_id))
+    assert (again.code, again.out) == (0, f"Run {run_id} is stopped already.\n")
+
+
+def test_delete_asks_and_wants_an_ended_run(cli, api, run_id):
+    active = cli("delete", str(run_id), "--yes")
+    assert active.code == 5
+    assert "only one that has ended" in active.err
+    cli("stop", str(run_id))
+    unasked = cli("delete", str(run_id))
+    assert unasked.code == 5
+    assert "--yes" in unasked.err
+    assert cli("show", str(run_id)).code == 0
+    assert cli("delete", str(run_id), "--yes", "--json").document == {"deleted": run_id}
+    assert cli("show", str(run_id)).code == 5
+
+
+def test_another_shape_needs_a_restart_from_scratch(cli, api, run_id):
+    cli("stop", str(run_id))
+    refused = cli("restart", str(run_id), "--set", "recipe.hidden_size=16")
+    assert refused.code == 5
+    assert "--from scratch" in refused.err
+    assert '"from"' not in refused.err
+    options = ("--set", "recipe.hidden_size=16", "--from", "scratch")
+    assert cli("restart", str(run_id), *options).code == 0
 
 
 def test_restart_with_changes(cli, api, run_id):
@@ -196,7 +232,16 @@ def test_a_token_that_is_wrong_is_a_sentence(cli, api, monkeypatch):
     monkeypatch.setenv("STOKER_TOKEN", "wrong")
     answer = cli("ls")
     assert answer.code == 5
-    assert "token" in answer.err
+    assert "stoker token create" in answer.err
+    assert "STOKER_TOKEN" in answer.err
+
+
+@pytest.mark.parametrize("url", ["foo", "ftp://box", "http://", "http://box:many", "http://[::"])
+def test_what_is_no_address_is_a_bad_setting(cli, home, monkeypatch, url):
+    monkeypatch.setenv("STOKER_URL", url)
+    answer = cli("ls")
+    assert answer.code == 5
+    assert f"STOKER_URL={url} is no address" in answer.err
 
 
 def test_no_service_is_a_sentence_with_what_to_do(cli, home):

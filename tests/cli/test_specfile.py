@@ -88,6 +88,11 @@ def test_all_formats_say_the_same(tmp_path, name: str, text: str):
         ("a.toml", b"a = \n", "cannot be read"),
         ("a.json", b"\xff\xfe\x00", "not a text file"),
         ("a.txt", b"recipe: 1", ".yaml, .yml, .json or .toml"),
+        ("a.yaml", b"a: [" + b"1," * 600_000, "larger than 1 MiB"),
+        ("a.yaml", b"optimizer: {lr: .nan}", "a.yaml: optimizer.lr is not a finite number"),
+        ("a.json", b'{"optimizer": {"betas": [0.9, Infinity]}}', "optimizer.betas.1 is not"),
+        ("a.toml", b"optimizer.lr = inf", "optimizer.lr is not a finite number"),
+        ("a.yaml", b"a: &a [*a]", "refers to itself"),
     ],
 )
 def test_a_file_that_is_no_spec_is_refused_in_a_sentence(tmp_path, name, content, said):
