@@ -3,11 +3,15 @@
 import json
 from typing import Any
 
+import h5py
+import numpy as np
 import pytest
+import torch
 
 from app.lifecycle import Reason
 from tests.trainer.lab import Lab, Outcome
 from worker.trainer.errors import SpecMismatch, TrainerError
+from worker.trainer.step import TrainingStep
 
 
 def evaluated_steps(outcome: Outcome) -> list[int]:
@@ -162,4 +166,33 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_saves_no_such_weights(lab: L
     with pytest.raises(TrainerError, match=r"not finite|became") as caught:
         lab.run(patch=patch)
     assert caught.value.reason is Reason.nonfinite
+    assert "optimizer.lr" in caught.value.message
+
+
+@pytest.mark.parametrize(("row", "part"), [(50, "evaluating"), (58, "testing")])
+def test_nan_in_held_out_data_is_not_blamed_on_the_learning_rate(
+    lab: Lab, row: int, part: str
+) -> None:
+    with h5py.File(lab.data, "r+") as file:
+        file["features"][row, 3, 1] = np.nan
+    with pytest.raises(TrainerError, match=rf"loss while {part} became nan") as caught:
+        lab.run()
+    assert caught.value.reason is Reason.nonfinite
+    assert "the weights are finite: that part of the data (features" in caught.value.message
+    assert "optimizer.lr" not in caught.value.message
+
+
+def test_weights_that_are_not_finite_are_told_from_data_that_is_not(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights break in the step before an evaluation, after the last finite loss."""
+
+    def broken(self: TrainingStep, learning_rate: float) -> None:
+        with torch.no_grad():
+            next(self.model.parameters()).fill_(torch.nan)
+
+    monkeypatch.setattr(TrainingStep, "apply", broken)
+    patch = {"training": {"log_every_steps": 50}, "evaluation": {"every_steps": 1}}
+    with pytest.raises(TrainerError, match=r"loss while evaluating became nan") as caught:
+        lab.run(patch=patch)
     assert "optimizer.lr" in caught.value.message

@@ -113,14 +113,14 @@ def test_a_changed_dataset_ends_the_attempt(lab: Lab) -> None:
     assert caught.value.reason is Reason.dataset_changed
 
 
-def run_process(folder: Path) -> tuple[int, str]:
+def run_process(folder: Path, **environment: str) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "worker.trainer", str(folder)],
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )
     return done.returncode, done.stdout + done.stderr
 
@@ -136,6 +136,18 @@ def test_a_failed_process_tells_the_reason_and_logs_the_traceback(lab: Lab) -> N
     assert "Traceback" not in json.dumps(read_events(folder))
     assert "Traceback" in log
     assert read_pulse(folder / "pulse") is not None
+
+
+def test_a_missing_torch_ends_the_attempt_with_a_sentence(lab: Lab) -> None:
+    broken = lab.root / "site"
+    broken.mkdir()
+    (broken / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open')")
+    folder = lab.prepare()
+    code, log = run_process(folder, PYTHONPATH=str(broken))
+    end = read_events(folder)[-1]
+    assert code == 1, log
+    assert (end["kind"], end["reason"]) == ("end", "trainer_error")
+    assert "cannot start on this worker: ImportError: libcudart.so.13" in end["message"]
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import os
 import sys
 from pathlib import Path
 
+from app.lifecycle import Reason
 from worker.trainer.eventlog import EventLog
 from worker.trainer.pulse import Pulse
 from worker.trainer.stop import StopFlag
@@ -18,24 +19,35 @@ def main(folder: Path) -> int:
     events, pulse = EventLog(folder / "events.jsonl"), Pulse(folder / "pulse")
     pulse.enter("starting")
     events.emit("phase", phase="starting")
-    # Imported only now because importing torch takes seconds, and until then a stop would kill
-    # and the attempt would look dead.
-    from worker.trainer.execute import execute
-    from worker.trainer.failure import explain
-
+    try:
+        # Imported only now because importing torch takes seconds, and until then a stop would
+        # kill and the attempt would look dead.
+        from worker.trainer.execute import execute
+        from worker.trainer.failure import explain
+    except Exception as error:
+        # Whatever a broken installation raises, not ImportError alone.
+        logging.exception("the trainer cannot start")
+        told = (
+            f"The trainer cannot start on this worker: {type(error).__name__}: {error}. Install "
+            "Stoker's worker extra (PyTorch, h5py, numpy, safetensors) there, then restart the run."
+        )
+        return _fail(events, Reason.trainer_error, " ".join(told.split()))
     try:
         end = execute(folder, stop, events, pulse)
     except Exception as error:
         logging.exception("the attempt failed while %s", pulse.phase)
-        reason, message = explain(error, pulse.phase)
-        try:
-            events.emit("end", reason=reason, message=message, result=None, step=None)
-        except OSError:  # a full disk: the log and the exit code still tell
-            logging.exception("the end could not be told: %s", message)
-        return 1
+        return _fail(events, *explain(error, pulse.phase))
     logging.info(end.message)
     events.emit("end", reason=end.reason, message=end.message, result=end.result, step=end.step)
     return 0
+
+
+def _fail(events: EventLog, reason: Reason, message: str) -> int:
+    try:
+        events.emit("end", reason=reason, message=message, result=None, step=None)
+    except OSError:  # a full disk: the log and the exit code still tell
+        logging.exception("the end could not be told: %s", message)
+    return 1
 
 
 if __name__ == "__main__":

@@ -6,8 +6,10 @@ from itertools import islice
 
 import torch
 
+from app.lifecycle import Reason
 from worker.trainer.checkpoint import TornCheckpoint, load
 from worker.trainer.data.batch import Batch, Batches
+from worker.trainer.errors import TrainerError
 from worker.trainer.report import not_finite
 from worker.trainer.snapshot import restore_weights
 from worker.trainer.state import Best, Scores, improves
@@ -65,9 +67,23 @@ def measure(
     scores = trainer.task.scores(means)
     for name, score in scores.items():
         if not math.isfinite(score):
-            lr = trainer.step.optimizer.param_groups[0]["lr"]
-            raise not_finite(f"{name} while {phase}", score, trainer.state.step, lr)
+            raise _not_finite(trainer, f"{name} while {phase}", score)
     return scores
+
+
+def _not_finite(trainer: Trainer, what: str, score: float) -> TrainerError:
+    """Blames the training only if the weights say so."""
+    step, state = trainer.step, trainer.state
+    if not all(bool(p.isfinite().all()) for p in step.model.parameters()):
+        return not_finite(what, score, state.step, step.optimizer.param_groups[0]["lr"])
+    names = ", ".join((*trainer.spec.data.inputs, *trainer.spec.data.targets))
+    return TrainerError(
+        Reason.nonfinite,
+        f"The {what} became {score} at step {state.step}, though the weights are finite: that part "
+        f"of the data ({names}) holds NaN, infinity, or values too large for "
+        f"{step.precision.name}. Fill or remove these values, register the file again and restart "
+        "the run from its latest checkpoint.",
+    )
 
 
 def _means(trainer: Trainer, batches: Iterable[Batch]) -> list[float] | None:

@@ -32,9 +32,9 @@ def pinning(needed_bytes: int) -> Iterator[None]:
             raise
         raise TrainerError(
             Reason.host_oom,
-            f"The host gave no {needed_bytes / 2**20:,.0f} MiB of page-locked memory, through which "
-            "the data goes to the GPU. Run fewer trainers on this host, or raise its limit of locked "
-            "memory (ulimit -l, or the container's).",
+            f"The host gave no {needed_bytes / 2**20:,.0f} MiB of page-locked memory, through "
+            "which the data goes to the GPU. Run fewer trainers on this host, or raise its limit "
+            "of locked memory (ulimit -l, or the container's).",
         ) from error
 
 
