@@ -44,12 +44,15 @@ def escalate(
 
 
 def resume(connection: Connection, run: Row[Any], now: float) -> bool:
-    """Withdraw a pause of a locked run; False when there is none to withdraw. ActionNotAllowed."""
+    """Withdraw a pause of a locked run; False when there is none to withdraw. ActionNotAllowed.
+
+    A person wants it to go on: what was lost before does not count towards a crash loop any more.
+    """
     if run.state not in TERMINAL and run.intent == Intent.run:
         return False
     _require(run, "resume")
     if run.state == RunState.running:
-        move(connection, run, now, intent=Intent.run.value)
+        move(connection, run, now, intent=Intent.run.value, losses=0)
     else:
         move(
             connection,
@@ -59,6 +62,7 @@ def resume(connection: Connection, run: Row[Any], now: float) -> bool:
             intent=Intent.run.value,
             reason=None,
             message=None,
+            losses=0,
         )
     return True
 

@@ -203,6 +203,24 @@ def test_losses_in_a_row_are_a_crash_loop_and_progress_ends_the_row(world: World
     assert "boom" in str(run.message)
 
 
+def test_what_was_lost_before_a_person_asked_to_go_on_does_not_count(world: World) -> None:
+    world.submit(max_retries=100)
+
+    def attempt() -> str:
+        lease = world.claim()
+        assert lease is not None
+        return world.store.leases.finish(lease.token, Finish(Reason.crashed, "boom")).state
+
+    for asked_while in ("queued", "running"):
+        assert [attempt() for _ in range(CRASH_LOOP_LOSSES - 1)][-1] == "queued"
+        lease = world.claim() if asked_while == "running" else None
+        world.store.runs.set_intent(1, Intent.pause)
+        world.store.runs.resume(1)
+        assert world.store.runs.get(1).losses == 0
+        if lease is not None:
+            world.store.leases.finish(lease.token, Finish(Reason.drained, ""))
+
+
 def test_free_retries_use_neither_budget_nor_patience(world: World) -> None:
     world.submit(max_retries=0)
     for _ in range(CRASH_LOOP_LOSSES + 2):
