@@ -23,7 +23,7 @@ def status_of(run: RunRecord) -> str:
         run.intent,
         phase=(run.progress or {}).get("phase"),
         waits_for_parent=run.waits_for_parent,
-        retrying=run.retry_at is not None or run.attempt > 0,
+        retrying=run.retry_at is not None,
     )
 
 

@@ -83,14 +83,13 @@ def take(
         .returning(*MOVED)
     ).one()
     record_move(connection, moved, RunState.queued.value, now, worker=worker, slot=slot.name)
-    _begin_attempt(connection, moved, worker_id, worker, slot, now)
+    _begin_attempt(connection, moved, worker, slot, now)
     return _lease(connection, run, token, moved.attempt, slot)
 
 
 def _begin_attempt(
     connection: Connection,
     moved: Row[Any],
-    worker_id: int,
     worker: str,
     slot: SlotOffer,
     now: float,
@@ -100,7 +99,6 @@ def _begin_attempt(
         {
             "run_id": moved.id,
             "number": moved.attempt,
-            "worker_id": worker_id,
             "worker": worker,
             "state": "running",
             "devices": [slot.device_id],

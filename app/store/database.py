@@ -1,14 +1,16 @@
 """The connection to the database: one recipe for SQLite, one for PostgreSQL."""
 
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from sqlalchemy import Connection, create_engine, event, text
 from sqlalchemy.engine import Engine, make_url
-from sqlalchemy.exc import DatabaseError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DatabaseError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from app.errors import InvalidRequest, Unavailable
 from app.settings import Settings
@@ -83,6 +85,7 @@ def make_engine(database_url: str) -> Engine:
             url, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_TIMEOUT_SECONDS}
         )
     engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_SECONDS})
+    event.listen(engine, "do_connect", _create_private)
     event.listen(engine, "connect", _configure_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
@@ -94,6 +97,12 @@ def has_wal_reset_bug(version: tuple[int, int, int]) -> bool:
     if version[:2] in fixed_backports:
         return version[2] < fixed_backports[version[0], version[1]]
     return (3, 7, 0) <= version < (3, 51, 3)
+
+
+def _create_private(_dialect: Any, _record: Any, arguments: Any, _more: Any) -> None:
+    """Have a new file readable by its owner alone; SQLite gives its journals the same mode."""
+    with suppress(OSError):  # SQLite says it better
+        os.close(os.open(arguments[0], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
 def _configure_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
@@ -116,13 +125,15 @@ def _explained() -> Iterator[None]:
         # DatabaseError itself, not a subclass: SQLite's word for a damaged file.
         if not isinstance(error, OperationalError) and type(error) is not DatabaseError:
             raise
-        raise _unavailable(error) from error
+        raise _unavailable(error.orig) from error
     except InterfaceError as error:
-        raise _unavailable(error) from error
+        raise _unavailable(error.orig) from error
+    except PoolTimeout as error:
+        raise _unavailable("all connections are in use") from error
 
 
-def _unavailable(error: DBAPIError) -> Unavailable:
+def _unavailable(why: object) -> Unavailable:
     return Unavailable(
-        f"The database could not do its work ({str(error.orig).strip()}). Nothing of this call was "
+        f"The database could not do its work ({str(why).strip()}). Nothing of this call was "
         "stored; `stoker doctor` says what is wrong."
     )

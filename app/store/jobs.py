@@ -7,6 +7,7 @@ from sqlalchemy import ColumnElement, Connection, Row, delete, insert, select, u
 
 from app.errors import LeaseLost, NotFound
 from app.store.database import Database
+from app.store.forgetting import forget_jobs
 from app.store.records import Document, Inspection, JobKind, JobRecord
 from app.store.tables import checkpoints, datasets, jobs
 
@@ -78,6 +79,7 @@ class Jobs:
 
 def add_job(connection: Connection, kind: JobKind, payload: Document, now: float) -> int:
     """Queue a job within a transaction; its id."""
+    forget_jobs(connection, now)
     row = {"kind": kind, "payload": payload, "state": "queued", "attempts": 0, "created_at": now}
     statement = insert(jobs).values(row).returning(jobs.c.id)
     job_id: int = connection.execute(statement).scalar_one()

@@ -17,7 +17,7 @@ _COLUMNS = [runs.c[name] for name in RunRecord.__dataclass_fields__ if name not 
 
 CLAIM_ORDER = (runs.c.priority.desc(), runs.c.place, runs.c.id)
 starting = or_(runs.c.phase.is_(None), runs.c.phase == "starting")
-retrying = or_(runs.c.retry_at.is_not(None), runs.c.attempt > 0)
+retrying = runs.c.retry_at.is_not(None)
 awaited_is_active = awaited.c.state.not_in(TERMINAL_VALUES)
 
 

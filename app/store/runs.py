@@ -1,5 +1,6 @@
 """Runs: submit, look at, change, steer, count."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -43,6 +44,7 @@ from app.store.submission import (
     set_labels,
 )
 from app.store.tables import (
+    ACTIVE_VALUES,
     TERMINAL_VALUES,
     attempts,
     checkpoints,
@@ -56,6 +58,7 @@ from app.store.tables import (
     run_labels,
     runs,
 )
+from app.store.tallies import count_deleted, ended_runs
 
 CHANGEABLE = frozenset({"name", "notes", "labels", "priority"})
 _WAITING = (runs.c.state == RunState.queued.value, runs.c.intent == Intent.run.value)
@@ -201,6 +204,7 @@ class Runs:
                     code="needed_by_child",
                 )
             _erase(connection, run_id)
+            count_deleted(connection, run.state, run.reason)
             now = self._clock()
             connection.execute(
                 update(runs)
@@ -235,24 +239,21 @@ class Runs:
 
     def counts_by_state(self) -> dict[RunState, int]:
         """How many runs are in each state; states without a run are absent."""
-        query = (
+        active = (
             select(runs.c.state, func.count())
-            .where(runs.c.deleted_at.is_(None))
+            .where(runs.c.state.in_(ACTIVE_VALUES))
             .group_by(runs.c.state)
         )
         with self._database.read() as connection:
-            return {RunState(state): count for state, count in connection.execute(query)}
+            counts = Counter({RunState(row[0]): row[1] for row in connection.execute(active)})
+            for (state, _), (ended, deleted) in ended_runs(connection).items():
+                counts[RunState(state)] += ended - deleted
+        return dict(+counts)
 
     def finished_counts(self) -> dict[tuple[str, str], int]:
         """How many runs ended with each (outcome, reason), the deleted ones too: it only grows."""
-        query = (
-            select(runs.c.state, runs.c.reason, func.count())
-            .where(runs.c.state.in_(TERMINAL_VALUES))
-            .group_by(runs.c.state, runs.c.reason)
-        )
         with self._database.read() as connection:
-            rows = connection.execute(query)
-            return {(state, str(reason)): count for state, reason, count in rows}
+            return {how: ended for how, (ended, _) in ended_runs(connection).items()}
 
     def queue(self, limit: int = 1000, after: str | None = None) -> Page[RunRecord]:
         """Waiting runs in the order in which they will be claimed; `after` as for `list`.
@@ -266,22 +267,6 @@ class Runs:
             rows = connection.execute(query).all()
             records = to_records(connection, rows[:limit])
         return Page(records, str(records[-1].id) if len(rows) > limit else None)
-
-    def queue_position(self, run_id: int) -> int | None:
-        """How many runs are to be claimed before this one, plus one; None when it does not wait."""
-        me = select(runs.c.priority, runs.c.place, runs.c.id).where(runs.c.id == run_id, *_WAITING)
-        with self._database.read() as connection:
-            row = connection.execute(me).one_or_none()
-            if row is None:
-                return None
-            same = runs.c.priority == row.priority
-            before = or_(
-                runs.c.priority > row.priority,
-                and_(same, runs.c.place < row.place),
-                and_(same, runs.c.place == row.place, runs.c.id < row.id),
-            )
-            ahead: int = connection.execute(_count_waiting(before)).scalar_one()
-        return 1 + ahead
 
     def next_queue_position(self, priority: int) -> int:
         """The position that a run of this priority would have if it were submitted now."""

@@ -8,6 +8,7 @@ from app.errors import InvalidRequest
 from app.lifecycle import TERMINAL, Intent, RunState
 from app.store.datasets import require_datasets
 from app.store.dialect import insert_unless_there
+from app.store.forgetting import forget_keys
 from app.store.intents import escalate
 from app.store.records import Document, Idempotency, NewRun, Restart
 from app.store.restart_points import Origin, hold_first, require_what_was_asked
@@ -30,6 +31,7 @@ def claim_key(connection: Connection, given: Idempotency | None, now: float) -> 
     """
     if given is None:
         return None
+    forget_keys(connection, now)
     row = {"scope": given.scope, "key": given.key, "body_hash": given.body_hash, "created_at": now}
     if insert_unless_there(connection, idempotency_keys, row):
         return None

@@ -164,6 +164,7 @@ runs = _table(
     Column("restart_carry", Text),
     Column("carry", Document),
     Column("attempt", Integer, nullable=False),
+    # Who holds the lease; `worker`, its name, stays when the run is over.
     Column("worker_id", Id, ForeignKey("workers.id")),
     Column("worker", PlainText),
     Column("devices", Document, nullable=False),
@@ -186,13 +187,26 @@ runs = _table(
     Column("deleted_at", Double),
     Index(None, "state", "id"),
     Index(None, "recipe", "id"),
-    Index(None, "state", "reason"),
 )
-for _column in (runs.c.parent_id, runs.c.waits_for, runs.c.restart_checkpoint_id):
+for _column in (
+    runs.c.parent_id,
+    runs.c.waits_for,
+    runs.c.restart_checkpoint_id,
+    runs.c.worker_id,
+):
     # Without the many rows that have none: small, and known to be selective.
     _has_one = _column.is_not(None)
     Index(None, _column, sqlite_where=_has_one, postgresql_where=_has_one)
 Index("ix_runs_claim", runs.c.state, desc(runs.c.priority), runs.c.place, runs.c.id)
+
+# How many runs have ended so, and how many of these were deleted; see tallies.py.
+run_tallies = _narrow(
+    "run_tallies",
+    Column("state", Text, primary_key=True),
+    Column("reason", Text, primary_key=True),
+    Column("ended", BigInteger, nullable=False),
+    Column("deleted", BigInteger, nullable=False),
+)
 
 # A run's big documents, never changed; apart, so that lists and beats do not touch them.
 run_documents = _wide(
@@ -226,7 +240,6 @@ attempts = _wide(
     "attempts",
     _run_key(),
     Column("number", Integer, primary_key=True),
-    Column("worker_id", Id, ForeignKey("workers.id"), nullable=False),
     Column("worker", PlainText, nullable=False),
     Column("state", Text, nullable=False),
     Column("reason", Text),
@@ -328,7 +341,7 @@ idempotency_keys = _wide(
     Column("key", PlainText, primary_key=True),
     Column("body_hash", Text, nullable=False),
     Column("run_id", Id, ForeignKey("runs.id"), index=True),
-    Column("created_at", Double, nullable=False),
+    Column("created_at", Double, nullable=False, index=True),
 )
 
 # What may still change in a run that is over; a trigger refuses every other column.

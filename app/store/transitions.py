@@ -25,6 +25,7 @@ from app.lifecycle import (
     finish_target,
 )
 from app.store.tables import TERMINAL_VALUES, attempts, events, runs
+from app.store.tallies import count_ended
 
 # What a state event tells, beside where the run came from.
 MOVED = (runs.c.id, runs.c.attempt, runs.c.state, runs.c.intent, runs.c.reason, runs.c.message,
@@ -46,6 +47,8 @@ def record_move(
     connection: Connection, moved: Row[Any], source: str | None, now: float, **more: Any
 ) -> None:
     """The event of a move whose statement has already counted it in `last_event_seq`."""
+    if moved.state in TERMINAL_VALUES:
+        count_ended(connection, moved.state, moved.reason)
     data = {
         "from": source,
         "to": moved.state,
@@ -127,7 +130,7 @@ def _values_after(ending: Ending, now: float) -> dict[str, Any]:
         "retry_at": case((is_queued, retry_at), else_=null()),
         "finished_at": case((target.in_(TERMINAL_VALUES), literal(now, Double)), else_=null()),
         "worker": case((is_off, null()), else_=runs.c.worker),
-        "worker_id": case((is_off, null()), else_=runs.c.worker_id),
+        "worker_id": None,
         "lease_token": None,
         "version": runs.c.version + 1,
         "last_event_seq": runs.c.last_event_seq + 1,

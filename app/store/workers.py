@@ -9,6 +9,7 @@ from sqlalchemy import Connection, Row, insert, select, update
 from app.errors import NotFound
 from app.store.cursor import parse_cursor
 from app.store.database import Database
+from app.store.forgetting import forget_workers
 from app.store.jobs import requeue_jobs_of
 from app.store.records import Document, NewWorker, WorkerRecord, WorkerState
 from app.store.tables import workers
@@ -28,6 +29,7 @@ class Workers:
         now = self._clock()
         row = {**asdict(new), "state": "alive", "beat": 0, "started_at": now, "seen_at": now}
         with self._database.write() as connection:
+            forget_workers(connection, now)
             statement = insert(workers).values(row).returning(workers.c.id)
             worker_id: int = connection.execute(statement).scalar_one()
         return worker_id

@@ -26,6 +26,7 @@ TABLES = (
     "run_datasets",
     "run_documents",
     "run_labels",
+    "run_tallies",
 )
 # A run that is over keeps these; what is not here may still be changed by its owner.
 FIXED = (
@@ -57,6 +58,7 @@ def upgrade() -> None:
     _create_run_datasets()
     _create_run_documents()
     _create_run_labels()
+    _create_run_tallies()
     if op.get_bind().dialect.name == "sqlite":
         _protect_on_sqlite()
     else:
@@ -242,14 +244,13 @@ def _index_runs() -> None:
         ["state", sa.literal_column("priority DESC"), "place", "id"],
         unique=False,
     )
-    for column in ("parent_id", "waits_for", "restart_checkpoint_id"):
+    for column in ("parent_id", "waits_for", "restart_checkpoint_id", "worker_id"):
         has_one = sa.column(column).is_not(None)
         op.create_index(
             f"ix_runs_{column}", "runs", [column], sqlite_where=has_one, postgresql_where=has_one
         )
     op.create_index("ix_runs_recipe_id", "runs", ["recipe", "id"])
     op.create_index("ix_runs_state_id", "runs", ["state", "id"])
-    op.create_index("ix_runs_state_reason", "runs", ["state", "reason"])
 
 
 def _create_attempts() -> None:
@@ -257,7 +258,6 @@ def _create_attempts() -> None:
         "attempts",
         sa.Column("run_id", ID, nullable=False),
         sa.Column("number", sa.Integer(), nullable=False),
-        sa.Column("worker_id", ID, nullable=False),
         sa.Column("worker", sa.Text(), nullable=False),
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("reason", sa.Text()),
@@ -272,7 +272,6 @@ def _create_attempts() -> None:
         sa.Column("saved_checkpoints", sa.Integer(), nullable=False),
         sa.Column("log_bytes", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_attempts_run_id"),
-        sa.ForeignKeyConstraint(["worker_id"], ["workers.id"], name="fk_attempts_worker_id"),
         sa.PrimaryKeyConstraint("run_id", "number", name="pk_attempts"),
     )
 
@@ -325,7 +324,8 @@ def _create_idempotency_keys() -> None:
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_idempotency_keys_run_id"),
         sa.PrimaryKeyConstraint("scope", "key", name="pk_idempotency_keys"),
     )
-    op.create_index("ix_idempotency_keys_run_id", "idempotency_keys", ["run_id"])
+    for column in ("created_at", "run_id"):
+        op.create_index(f"ix_idempotency_keys_{column}", "idempotency_keys", [column])
 
 
 def _create_log_pieces() -> None:
@@ -408,3 +408,15 @@ def _create_run_labels() -> None:
     )
     op.create_index("ix_run_labels_key_run_id", "run_labels", ["key", "run_id"])
     op.create_index("ix_run_labels_key_value_run_id", "run_labels", ["key", "value", "run_id"])
+
+
+def _create_run_tallies() -> None:
+    op.create_table(
+        "run_tallies",
+        sa.Column("state", sa.Text(), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("ended", sa.BigInteger(), nullable=False),
+        sa.Column("deleted", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("state", "reason", name="pk_run_tallies"),
+        sqlite_with_rowid=False,
+    )

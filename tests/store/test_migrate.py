@@ -1,7 +1,8 @@
 """The schema: built by the migrations alone, up and down, and never touched by older code."""
 
+import os
 import sqlite3
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -65,6 +66,20 @@ def test_an_empty_database_is_said_to_be_old(settings: Settings) -> None:
     assert "this version needs 0001" in migrate.check(settings)[0]
 
 
+def test_a_store_whose_connections_are_all_in_use_is_a_sentence(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world.store.database.engine.pool, "_timeout", 0)
+    with ExitStack() as stack:
+
+        def take_all() -> None:
+            while True:
+                stack.enter_context(world.store.database.read())
+
+        with pytest.raises(Unavailable, match="in use"):
+            take_all()
+
+
 def test_a_server_out_of_reach_is_a_sentence() -> None:
     settings = load_settings(database_url="postgresql+psycopg://nobody@127.0.0.1:1/nothing")
     with closing(open_store(settings)) as store, pytest.raises(Unavailable, match="stoker doctor"):
@@ -80,6 +95,14 @@ def test_other_databases_are_refused(url: str) -> None:
 
 @pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
 class TestSqlite:
+    def test_the_file_is_its_owners_alone(self, settings: Settings) -> None:
+        before = os.umask(0)
+        try:
+            migrate.upgrade(settings)
+        finally:
+            os.umask(before)
+        assert (settings.home / "stoker.db").stat().st_mode & 0o777 == 0o600
+
     def test_connections_follow_the_recipe(self, world: World) -> None:
         with world.store.database.read() as connection:
             found = {

@@ -77,7 +77,8 @@ def test_lists_claims_and_counts_read_indexes(old_world: World) -> None:
         store.runs.list(RunFilter(parent_id=3), 50)
         store.runs.list(RunFilter(status="retrying"), 50)
         store.runs.queue()
-        store.runs.queue_position(run.id)
+        assert store.runs.counts_by_state() == {"queued": 1}  # the old ones never ended here
+        store.runs.finished_counts()
         store.runs.next_queue_position(0)
         store.runs.watch_marks([run.id])
         store.leases.holders()

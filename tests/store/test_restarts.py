@@ -64,7 +64,7 @@ def test_an_active_parent_is_stopped_and_its_child_waits_in_its_place(world: Wor
     child = restart(world, parent.run_id)
     assert world.store.runs.get(parent.run_id).intent is Intent.stop
     assert child.waits_for_parent
-    assert world.store.runs.queue_position(child.id) == 1
+    assert world.store.runs.queue().data[0].id == child.id
     other = claim(world)
     assert other.run_id not in (parent.run_id, child.id)
     assert world.claim() is None

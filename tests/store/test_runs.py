@@ -207,7 +207,21 @@ def test_positions_in_the_queue(world: World) -> None:
     last = world.submit(priority=-5)
     queue = world.store.runs.queue().data
     assert [run.id for run in queue] == [first.id, late.id, last.id]
-    assert [world.store.runs.queue_position(run.id) for run in queue] == [1, 2, 3]
     assert [world.store.runs.next_queue_position(p) for p in (9, 5, 0, -5)] == [1, 2, 3, 4]
     world.store.runs.set_intent(late.id, Intent.pause)
-    assert world.store.runs.queue_position(late.id) is None
+    assert [world.store.runs.next_queue_position(p) for p in (9, 5, 0, -5)] == [1, 2, 2, 3]
+
+
+def test_only_what_is_tried_again_is_retrying(world: World) -> None:
+    def ids(status: str) -> list[int]:
+        return list(world.store.runs.find_ids(RunFilter(status=status), 9))
+
+    lease = world.running()
+    world.store.runs.set_intent(1, Intent.pause)
+    world.store.leases.finish(lease.token, Finish(Reason.interrupted, ""))
+    world.store.runs.resume(1)
+    assert (ids("queued"), ids("retrying")) == ([1], [])
+    again = world.claim()
+    assert again is not None
+    world.store.leases.finish(again.token, Finish(Reason.killed, ""))
+    assert (ids("queued"), ids("retrying")) == ([], [1])
