@@ -160,6 +160,15 @@ class Runs:
         with self._database.read() as connection:
             return {row.id: WatchMark(*row[1:]) for row in connection.execute(query)}
 
+    def started_after(self, moment: float) -> dict[int, tuple[float, float]]:
+        """By id: (created, started) of runs whose first attempt began after then."""
+        query = select(runs.c.id, runs.c.created_at, runs.c.started_at).where(
+            runs.c.started_at > moment
+        )
+        with self._database.read() as connection:
+            rows = connection.execute(query)
+            return {row.id: (row.created_at, row.started_at) for row in rows}
+
     # --- change -----------------------------------------------------------------------------
 
     def update(

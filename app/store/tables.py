@@ -197,6 +197,7 @@ for _column in (
     # Without the many rows that have none: small, and known to be selective.
     _has_one = _column.is_not(None)
     Index(None, _column, sqlite_where=_has_one, postgresql_where=_has_one)
+Index(None, runs.c.started_at)
 Index("ix_runs_claim", runs.c.state, desc(runs.c.priority), runs.c.place, runs.c.id)
 
 # How many runs have ended so, and how many of these were deleted; see tallies.py.

@@ -250,6 +250,7 @@ def _index_runs() -> None:
             f"ix_runs_{column}", "runs", [column], sqlite_where=has_one, postgresql_where=has_one
         )
     op.create_index("ix_runs_recipe_id", "runs", ["recipe", "id"])
+    op.create_index("ix_runs_started_at", "runs", ["started_at"])
     op.create_index("ix_runs_state_id", "runs", ["state", "id"])
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from app import __version__
+from app.api.telemetry import Telemetry
 from app.client import StokerClient
 from app.lifecycle import Reason
 from app.spec.recipe import RECIPES
@@ -200,12 +201,38 @@ def test_prometheus_metrics(api, player):
 
 def test_the_wait_in_the_queue_is_observed_once_a_run_starts(api, player):
     api.post("/runs", json=SPEC)
-    telemetry = api.services.telemetry
+    telemetry = Telemetry(player.store)  # of its own: the tailer calls that of the API
     telemetry.watch_starts()
     player.claim()
     telemetry.watch_starts()
     telemetry.watch_starts()
-    assert "stoker_run_queue_wait_seconds_count 1.0" in api.get("/metrics").text
+    assert b"stoker_run_queue_wait_seconds_count 1.0" in telemetry.exposition()
+
+
+def test_the_wait_of_a_run_that_is_over_within_a_beat_is_observed_too(api, player):
+    telemetry = Telemetry(player.store)  # of its own: the tailer calls that of the API
+    for _ in range(2):
+        api.post("/runs", json=SPEC)
+    player.finish(player.claim(), Reason.completed)
+    telemetry.watch_starts()
+    player.finish(player.claim(), Reason.completed)
+    telemetry.watch_starts()
+    telemetry.watch_starts()
+    assert b"stoker_run_queue_wait_seconds_count 1.0" in telemetry.exposition()
+
+
+def test_a_second_attempt_is_no_second_start(api, player):
+    telemetry = Telemetry(player.store)  # of its own: the tailer calls that of the API
+    run_id = api.post("/runs", json=SPEC).json()["id"]
+    telemetry.watch_starts()
+    lease = player.claim()
+    api.post(f"/runs/{run_id}/pause")
+    player.finish(lease)
+    telemetry.watch_starts()
+    api.post(f"/runs/{run_id}/resume")
+    player.claim()
+    telemetry.watch_starts()
+    assert b"stoker_run_queue_wait_seconds_count 1.0" in telemetry.exposition()
 
 
 def test_a_route_is_counted_by_its_template(api):
