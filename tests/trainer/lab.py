@@ -12,7 +12,7 @@ from worker.trainer.data.fingerprint import fingerprint
 from worker.trainer.eventlog import EventLog
 from worker.trainer.execute import End, execute
 from worker.trainer.preparing import Preparing
-from worker.trainer.pulse import Pulse
+from worker.trainer.pulse import PHASES, PULSE_FORMAT, Pulse
 from worker.trainer.stop import StopFlag
 
 WINDOW, FEATURES, HORIZON, SAMPLES = 12, 3, 4, 60
@@ -191,6 +191,12 @@ class Lab:
         stop: StopFlag | None = None,
     ) -> Outcome:
         return self.execute(self.prepare(run_dir, patch, restore), stop)
+
+
+def read_pulse(path: Path) -> tuple[str, int]:
+    """The phase and the counter that the trainer wrote last."""
+    index, counter = PULSE_FORMAT.unpack(path.read_bytes())
+    return PHASES[index], counter
 
 
 def unstopped(root: Path) -> Preparing:

@@ -14,7 +14,7 @@ from worker.trainer.state import Best, TrainState, Yardstick, improves
 
 def agenda(patch: dict[str, Any], steps_per_epoch: int = 100) -> Agenda:
     spec = RunSpec.model_validate_json(json.dumps(merged(BASE_SPEC, patch)))
-    return Agenda(spec, steps_per_epoch, has_validation=True)
+    return Agenda(spec, steps_per_epoch * 8 * 2, has_validation=True)
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from app.lifecycle import Reason
-from tests.trainer.lab import Lab, read_events
+from tests.trainer.lab import Lab, read_events, read_pulse
 from worker.trainer.build import choose_precision, open_device
 from worker.trainer.errors import DataError, SpecMismatch, TrainerError
 from worker.trainer.failure import explain
-from worker.trainer.pulse import read_pulse
 
 
 def cpu_allocation_error() -> RuntimeError:
@@ -135,7 +134,7 @@ def test_a_failed_process_tells_the_reason_and_logs_the_traceback(lab: Lab) -> N
     assert "recipe.patch 7 does not divide" in end["message"]
     assert "Traceback" not in json.dumps(read_events(folder))
     assert "Traceback" in log
-    assert read_pulse(folder / "pulse") is not None
+    assert read_pulse(folder / "pulse")[0] == "building"
 
 
 def test_a_missing_torch_ends_the_attempt_with_a_sentence(lab: Lab) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from app.lifecycle import Reason
+from app.spec.arithmetic import log_interval, steps_per_epoch, total_steps
 from app.spec.run import RunSpec
 from worker.trainer.state import TrainState
 
@@ -11,18 +12,20 @@ from worker.trainer.state import TrainState
 @dataclass(frozen=True)
 class Agenda:
     spec: RunSpec
-    steps_per_epoch: int
+    train_samples: int
     has_validation: bool
 
     @cached_property
+    def steps_per_epoch(self) -> int:
+        return steps_per_epoch(self.spec.training, self.train_samples)
+
+    @cached_property
     def total_steps(self) -> int:
-        planned = self.spec.training.epochs * self.steps_per_epoch
-        return min(planned, self.spec.training.max_steps or planned)
+        return total_steps(self.spec.training, self.train_samples)
 
     @cached_property
     def log_every_steps(self) -> int:
-        wanted = self.spec.training.log_every_steps
-        return max(1, min(50, self.total_steps // 200)) if wanted == "auto" else wanted
+        return log_interval(self.spec.training, self.total_steps)
 
     def ending(self, state: TrainState) -> Reason | None:
         """Why the training is over, or None while it is not."""

@@ -52,8 +52,7 @@ def prepare(
     _enter("building", events, pulse)
     data = open_data(spec, attempt.datasets, device, preparing)
     resources.callback(data.close)
-    steps_per_epoch = -(-data.train.plan.num_batches // spec.training.gradient_accumulation_steps)
-    agenda = Agenda(spec, steps_per_epoch, data.validation is not None)
+    agenda = Agenda(spec, data.train.plan.num_samples, data.validation is not None)
     _check_monitors(spec, agenda)
     task = TASKS[spec.recipe.kind].for_run(spec, data.fields)
     # A checkpoint brings the statistics it was trained with; reading the data again for others

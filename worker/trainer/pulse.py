@@ -41,12 +41,3 @@ class Pulse:
 
     def close(self) -> None:
         self._memory.close()
-
-
-def read_pulse(path: Path) -> tuple[str, int] | None:
-    """The phase and the counter, or None before the trainer has written any."""
-    try:
-        index, counter = PULSE_FORMAT.unpack(path.read_bytes())
-    except (OSError, struct.error):
-        return None
-    return PHASES[index], counter

@@ -58,7 +58,7 @@ class Batches(Protocol):
 
     @property
     def counters(self) -> Counters:
-        """What it read, and how long it was waited for."""
+        """What it read, and how many chunks were ready."""
 
     def iterate(self, epoch: int, start_position: int = 0) -> Generator[Batch]:
         """The batches of an epoch (0, 1, …) from `start_position` samples on; at most one

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 @dataclass
 class Counters:
-    """`bytes_read` from files; `wait_seconds` the loop waited for data; `queue_depth`: chunks that
-    were ready when the loop last asked for one (None: nothing is queued, the data is resident).
+    """`bytes_read` from files; `queue_depth`: chunks that were ready when the loop last asked for
+    one (None: nothing is queued, the data is resident).
     """
 
     bytes_read: int = 0
-    wait_seconds: float = 0.0
     queue_depth: int | None = None

@@ -101,7 +101,6 @@ class DataSet:
         each = [stream.counters for stream in self._streams()]
         return Counters(
             sum(counters.bytes_read for counters in each),
-            sum(counters.wait_seconds for counters in each),
             self.train.counters.queue_depth,
         )
 

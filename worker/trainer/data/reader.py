@@ -2,7 +2,6 @@
 
 import queue
 import threading
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -96,9 +95,7 @@ class ChunkReader:
         if self._closing.is_set():
             raise RuntimeError("another iteration of this part has begun, or it was closed")
         self._counters.queue_depth = self._ready.qsize()
-        began = time.perf_counter()
         chunk = self._ready.get()
-        self._counters.wait_seconds += time.perf_counter() - began
         if isinstance(chunk, BaseException):
             raise chunk
         self._transfer.acquire(chunk.slot)
