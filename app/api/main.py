@@ -21,6 +21,7 @@ from app.api.routers import (
 from app.api.server import run_server
 from app.api.services import Services
 from app.api.token_file import ensure_token
+from app.logs import configure_logging
 from app.settings import Settings
 from app.store.migrate import upgrade
 from app.store.store import Store, open_store
@@ -72,6 +73,7 @@ def serve(settings: Settings) -> None:
 
     Raises StokerError when the database or the address cannot be had.
     """
+    configure_logging(settings.log_level)
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     upgrade(settings)
     store = open_store(settings)

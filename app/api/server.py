@@ -1,11 +1,9 @@
 """Serving: bind, leave the address where clients look for it, drain streams at the end."""
 
 import json
-import logging
 import os
 import signal
 import socket
-import sys
 import threading
 from types import FrameType
 
@@ -42,7 +40,6 @@ def run_server(settings: Settings, app: FastAPI) -> None:
 
     Raises AddressInUse when host and port cannot be bound.
     """
-    _log_to_stderr(settings.log_level)
     _leave_in_order()
     with _bind(settings) as listener:
         port = listener.getsockname()[1]
@@ -108,20 +105,3 @@ def _is_ours(settings: Settings) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(document, dict) and document.get("pid") == os.getpid()
-
-
-def _log_to_stderr(level: str) -> None:
-    number = logging.getLevelNamesMapping()[level.upper()]
-    logging.basicConfig(
-        level=max(number, logging.WARNING), stream=sys.stderr, format="%(levelname)s %(message)s"
-    )
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
-    )

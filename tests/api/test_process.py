@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -39,6 +40,15 @@ def test_a_token_of_another_database_is_replaced(tmp_path):
     with ApiProcess(tmp_path) as server:
         assert server.token != "stale"
         assert server.client.get("/runs").status_code == 200
+
+
+def test_its_lines_look_like_those_of_the_worker(tmp_path):
+    with ApiProcess(tmp_path) as server:
+        lines = server.log.splitlines()
+    assert any(line.endswith(f"] the API listens url={server.url}") for line in lines)
+    assert any("a token was made" in line for line in lines)
+    for line in lines:
+        assert re.match(r"\d{4}-\d\d-\d\dT[\d:.]+Z \[(info|warning) *\] \w", line), line
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
