@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -162,17 +163,22 @@ def load_settings(**overrides: Any) -> Settings:
     try:
         return Settings(**{name: value for name, value in overrides.items() if value is not None})
     except ValidationError as error:
-        lines = [_sentence(item["loc"], item["type"], item["msg"]) for item in error.errors()]
+        lines = [_sentence(item) for item in error.errors()]
         raise SettingsError("; ".join(lines)) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise SettingsError(f"stoker.toml in HOME cannot be read: {error}") from None
 
 
-def _sentence(loc: tuple[int | str, ...], kind: str, message: str) -> str:
-    name = "_".join(str(part) for part in loc).upper() or "SETTINGS"
-    if kind == "extra_forbidden":
+def _sentence(details: ErrorDetails) -> str:
+    name = "_".join(str(part) for part in details["loc"]).upper() or "SETTINGS"
+    if details["type"] == "extra_forbidden":
         return f"stoker.toml: there is no setting {name.lower()}{_meant(name)}"
-    return f"STOKER_{name}: {message.removeprefix('Value error, ')}"
+    said = details["msg"].removeprefix("Value error, ")
+    if said.startswith("Input should be "):
+        wanted = said.removeprefix("Input should be ").partition(", unable")[0]
+        wanted = wanted.replace("valid integer", "whole number").replace("valid number", "number")
+        said = f"{details['input']!r} should be {wanted}"
+    return f"STOKER_{name}: {said}"
 
 
 def _refuse_unknown_names() -> None:

@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 from app.cli.output import number, size
-from app.cli.progress import make_view, note_of
+from app.cli.progress import Teller, make_view
 from app.cli.specfile import read_request
 from app.client import ClientError, StokerClient
 
@@ -176,13 +176,11 @@ def train_and_stop(client: StokerClient, request: Document) -> Document:
     say(f"POST /runs → run {run['id']}, {run['status']}")
     view = make_view()
     try:
+        teller = Teller(view, "  ")
         for event in client.events(run["id"]):
-            if event.kind == "progress":
-                view.progress(event.data)
-                if _is_half_way(event.data):
-                    break
-            elif note := note_of(event.kind, event.data):
-                view.note("  " + note[0], note[1])
+            teller.tell(event)
+            if event.kind == "progress" and _is_half_way(event.data):
+                break
     finally:
         view.close()
     began = time.monotonic()
@@ -206,11 +204,9 @@ def restart_to_the_end(client: StokerClient, parent: Document) -> Document:
     say(f"POST /runs/{parent['id']}/restart → run {run['id']}, {run['carry']['kind']} state")
     view = make_view()
     try:
+        teller = Teller(view, "  ")
         for event in client.events(run["id"]):
-            if event.kind == "progress":
-                view.progress(event.data)
-            elif note := note_of(event.kind, event.data):
-                view.note("  " + note[0], note[1])
+            teller.tell(event)
     finally:
         view.close()
     finished = client.run(run["id"])
@@ -224,7 +220,7 @@ def print_result(client: StokerClient, runs: tuple[Document, Document], persiste
     finished = runs[1]
     best, last = finished["result"]["best"], finished["result"]["last"]
     improvement = 1 - best["val_mae"] / persistence
-    heading("result on October to December, which the training never saw")
+    heading("result, validated on October to December")
     say(f"as yesterday   {persistence:.2f} °C mean absolute error (persistence)")
     say(f"best           {best['val_mae']:.2f} °C at step {best['step']}")
     say(f"last           {last['val_mae']:.2f} °C at step {last['step']}")

@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from app.cli.arguments import RunId
 from app.cli.connect import connect
 from app.cli.failures import CommandFailed, require_yes
 from app.cli.output import JsonOption, print_json
-from app.cli.runs import NO_CHANGES, RunId, SetOption
+from app.cli.runs import NO_CHANGES, SetOption
 from app.cli.specfile import patch_of
 from app.cli.watch import watch_run
 

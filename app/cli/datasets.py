@@ -1,6 +1,8 @@
 """`stoker data`: a sample to start with, a look into a file, registering it, and the list."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -20,6 +22,8 @@ Document = dict[str, Any]
 
 app = typer.Typer(cls=StokerGroup, no_args_is_help=True, help="Datasets.")
 
+# What the service takes as a name, for it stands in addresses and specs.
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 SAMPLES = {"weather": "worker.trainer.sample_weather"}
 INSPECTION_TIMEOUT_SECONDS = 300
 REGISTRATION_WAIT_SECONDS = 120.0
@@ -62,11 +66,17 @@ def _register_if_service_runs(settings: "Settings", name: str, path: Path) -> Do
 
 @app.command()
 def inspect(
-    path: Annotated[Path, typer.Argument(help="A data file.")], as_json: JsonOption = False
+    path: Annotated[
+        Path, typer.Argument(help="A data file: relative to where you are, else to DATA_ROOT.")
+    ],
+    as_json: JsonOption = False,
 ) -> None:
     """Look into a data file, in a child process that a broken file may crash."""
     if not path.exists():
-        raise CommandFailed(f"{path} is not there.")
+        inside = read_settings().data_root / path
+        if not inside.exists():
+            raise CommandFailed(f"{path} is not there, and neither is {inside}.")
+        path = inside
     document = json.loads(run_worker_module("worker.trainer.inspect", str(path), "--json"))
     problems = document.get("problems") or []
     if as_json:
@@ -107,15 +117,22 @@ def _problem_text(problem: object) -> str:
 @app.command()
 def register(
     name: Annotated[str, typer.Argument(help="The name that specs will use.")],
-    path: Annotated[str, typer.Argument(help="The file, under DATA_ROOT.")],
+    path: Annotated[str, typer.Argument(help="The file: absolute, or relative to DATA_ROOT.")],
     wait: Annotated[
         float, typer.Option(min=0, help="Seconds to wait for the inspection.")
     ] = REGISTRATION_WAIT_SECONDS,
     as_json: JsonOption = False,
 ) -> None:
     """Have a worker inspect a file, so that specs can name it."""
-    relative = _under_data_root(read_settings(), path)
+    if not NAME.fullmatch(name):
+        raise CommandFailed(
+            f"{name!r} cannot be a dataset's name: it has up to 64 small letters, digits, dots, "
+            "dashes and underscores, and begins with a letter or digit."
+        )
+    settings = read_settings()
+    relative = _under_data_root(settings, path)
     with connect() as client:
+        _require_there(settings, relative)
         dataset = client.register_dataset(name, relative, wait_seconds=wait or None)
     if as_json:
         print_json(dataset)
@@ -139,16 +156,33 @@ def _under_data_root(settings: "Settings", path: str) -> str:
         ) from None
 
 
+def _require_there(settings: "Settings", relative: str) -> None:
+    """Refuse a file that is not there, where this machine's service would look for it.
+
+    The files of a service elsewhere, at STOKER_URL, are not to be seen from here.
+    """
+    full = settings.data_root / relative
+    if "STOKER_URL" not in os.environ and not full.exists():
+        raise CommandFailed(
+            f"There is no file {full}. A dataset lies under DATA_ROOT, which is "
+            f"{settings.data_root}; put the file there and register it again."
+        )
+
+
 def _say_outcome(dataset: Document) -> None:
     name = dataset["name"]
     if dataset["state"] == "ready":
         typer.echo(f"Dataset {name} is ready: {number(dataset['samples'])} samples.")
+        for problem in dataset["problems"]:
+            typer.secho(f"warning: {_problem_text(problem)}", err=True, fg="yellow")
     elif dataset["state"] == "inspecting":
         typer.echo(f"Dataset {name} waits for a worker to inspect it; `stoker data ls` shows when.")
     else:
         typer.secho(f"Dataset {name} is invalid: {dataset['message']}", err=True, fg="red")
         for problem in dataset["problems"]:
-            typer.echo(f"  {_problem_text(problem)}", err=True)
+            if _problem_text(problem) != dataset["message"]:
+                typer.echo(f"  {_problem_text(problem)}", err=True)
+        typer.echo(f"Mend it, then: stoker data register {name} {dataset['path']}", err=True)
 
 
 @app.command()

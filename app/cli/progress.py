@@ -2,6 +2,7 @@
 
 import sys
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
@@ -11,10 +12,15 @@ from app.cli.output import STATUS_STYLES, best_score, duration, number
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
+    from app.client import Event
+
 Document = dict[str, Any]
 PLAIN_LINE_SECONDS = 2.0
-# What stands beside the bar: phase, percentage and a line of figures.
-FIGURES_WIDTH = 96
+# A running worker reports more often than this; without news its last figures are no longer true.
+NEWS_SECONDS = 5.0
+# What stands beside the figures: phase, percentage, and the spaces between.
+PHASE_WIDTH, PERCENT_WIDTH, SPACES = 12, 5, 3
+LEAST_BAR, WIDEST_BAR, FIGURES_WIDTH = 6, 30, 76
 
 
 class View(Protocol):
@@ -22,6 +28,9 @@ class View(Protocol):
 
     def note(self, text: str, style: str = "") -> None:
         """Something that happened and stays to be read."""
+
+    def doing(self, what: str) -> None:
+        """What the run does without counting steps: queued, starting, restoring."""
 
     def progress(self, progress: Document) -> None:
         """Where the run is now."""
@@ -34,6 +43,31 @@ def make_view() -> View:
     return LiveView() if sys.stdout.isatty() else PlainView()
 
 
+class Teller:
+    """Tells a view what events say; `indent` goes before every note.
+
+    Progress counts only while the run runs: what is left of an attempt that died is not shown.
+    """
+
+    def __init__(self, view: View, indent: str = "") -> None:
+        self._view = view
+        self._indent = indent
+        self._is_running = False
+
+    def tell(self, event: "Event") -> None:
+        if event.kind == "progress":
+            if self._is_running:
+                self._view.progress(event.data)
+            return
+        if note := note_of(event.kind, event.data):
+            self._view.note(self._indent + note[0], note[1])
+        if event.kind == "state":
+            self._is_running = event.data["to"] == "running"
+            self._view.doing("starting" if self._is_running else event.data["to"])
+        elif event.kind == "phase" and self._is_running:
+            self._view.doing(event.data["phase"])
+
+
 class PlainView:
     """Lines for a log file: everything noted, and the progress every few seconds."""
 
@@ -44,16 +78,26 @@ class PlainView:
     def note(self, text: str, style: str = "") -> None:
         typer.echo(text)
 
+    def doing(self, what: str) -> None:
+        return None  # the notes say it
+
     def progress(self, progress: Document) -> None:
         place = (progress.get("phase"), progress.get("step"))
         if place == self._said or time.monotonic() - self._said_at < PLAIN_LINE_SECONDS:
             return
         self._said, self._said_at = place, time.monotonic()
-        phase, done, total = where(progress)
-        typer.echo(f"{phase} {done}/{total or '?'} · {figures(progress)}")
+        typer.echo(plain_line(progress))
 
     def close(self) -> None:
         return None
+
+
+def plain_line(progress: Document) -> str:
+    """`evaluating 3/8 · epoch 2/6 · …`; while it trains the figures hold the steps already."""
+    phase, done, total = where(progress)
+    place = "" if phase == "training" or not total else f" {done}/{total}"
+    shown = figures(progress)
+    return f"{phase}{place}" + (f" · {shown}" if shown else "")
 
 
 class LiveView:
@@ -65,15 +109,18 @@ class LiveView:
         from rich.progress import BarColumn, Progress, TextColumn
 
         console = Console(highlight=False)
+        beside = PHASE_WIDTH + PERCENT_WIDTH + SPACES
+        bar_width = max(LEAST_BAR, min(WIDEST_BAR, console.width - beside - FIGURES_WIDTH))
+        self._room = console.width - beside - bar_width
         self._bar = Progress(
-            TextColumn("{task.description:<12}", style="cyan"),
-            BarColumn(bar_width=max(6, min(30, console.width - FIGURES_WIDTH))),
-            TextColumn("{task.percentage:>3.0f} %"),
+            TextColumn(f"{{task.description:<{PHASE_WIDTH}}}", style="cyan"),
+            BarColumn(bar_width=bar_width),
+            TextColumn("{task.fields[percent]}"),
             TextColumn("{task.fields[figures]}", style="dim"),
             console=console,
             transient=True,
         )
-        self._task: TaskID = self._bar.add_task("waiting", total=None, figures="")
+        self._task: TaskID = self._bar.add_task("waiting", total=None, percent="", figures="")
         self._bar.start()
 
     def note(self, text: str, style: str = "") -> None:
@@ -81,45 +128,79 @@ class LiveView:
 
         self._bar.console.print(Text(text, style=style))
 
+    def doing(self, what: str) -> None:
+        # A new task rather than an update, which cannot take a total away again.
+        self._bar.remove_task(self._task)
+        self._task = self._bar.add_task(what, total=None, percent="", figures="")
+
     def progress(self, progress: Document) -> None:
         phase, done, total = where(progress)
+        if not total:
+            self.doing(phase)
+            return
         self._bar.update(
             self._task,
             description=phase,
             completed=done,
             total=total,
-            figures=figures(progress),
+            percent=f"{done / total:>3.0%}".replace("%", " %"),
+            figures=Figures(progress, self._room, time.monotonic()),
         )
 
     def close(self) -> None:
         self._bar.stop()
 
 
+@dataclass(frozen=True)
+class Figures:
+    """Figures as they are when they are drawn: old ones only say how old they are."""
+
+    progress: Document
+    width: int
+    heard_at: float
+
+    def __str__(self) -> str:
+        age = time.monotonic() - self.heard_at
+        phase = self.progress.get("phase")
+        if age > NEWS_SECONDS and phase == "training":
+            return f"no news for {duration(age)}"[: self.width]
+        return figures(self.progress, self.width)
+
+
 def where(progress: Document) -> tuple[str, int, int | None]:
     """Phase, steps done and steps in all: of the run while it trains, else of the phase."""
     phase = progress.get("phase") or "starting"
-    if phase == "training" or not progress.get("phase_steps"):
+    if phase == "training":
         return phase, progress.get("step") or 0, progress.get("steps")
-    return phase, progress.get("phase_step") or 0, progress["phase_steps"]
+    return phase, progress.get("phase_step") or 0, progress.get("phase_steps")
 
 
-def figures(progress: Document) -> str:
-    """`epoch 2/6 · step 38/144 · 29.1 it/s · loss 0.412 · best val_mae 3.49 · 4 s left`."""
+def figures(progress: Document, width: int | None = None) -> str:
+    """`epoch 2/6 · step 38/144 · 29.1 it/s · loss 0.412 · best val_mae 3.49 · 4 s left`.
+
+    Where that is wider than `width`, what matters least is left out: first the step, which the
+    bar shows too, and the time that is left last.
+    """
     parts = []
     if progress.get("epochs"):
-        parts.append(f"epoch {progress.get('epoch', 0)}/{progress['epochs']}")
+        parts.append(("epoch", f"epoch {progress.get('epoch', 0)}/{progress['epochs']}"))
     if progress.get("steps"):
-        parts.append(f"step {progress.get('step', 0)}/{progress['steps']}")
+        parts.append(("step", f"step {progress.get('step', 0)}/{progress['steps']}"))
     rate = progress.get("phase_rate") or progress.get("iterations_per_second")
     if rate:
-        parts.append(f"{rate:.3g} it/s")
+        parts.append(("rate", f"{rate:.3g} it/s"))
     if progress.get("loss") is not None:
-        parts.append(f"loss {progress['loss']:.3g}")
+        parts.append(("loss", f"loss {progress['loss']:.3g}"))
     if best := best_score(progress.get("best")):
-        parts.append(f"best {best}")
+        parts.append(("best", f"best {best}"))
     if progress.get("eta_seconds") is not None:
-        parts.append(f"{duration(progress['eta_seconds'])} left")
-    return " · ".join(parts)
+        parts.append(("left", f"{duration(progress['eta_seconds'])} left"))
+    for dropped in ("", "step", "best", "epoch", "loss", "rate"):
+        parts = [(name, text) for name, text in parts if name != dropped]
+        line = " · ".join(text for _, text in parts)
+        if width is None or len(line) <= width:
+            break
+    return line
 
 
 def note_of(kind: str, data: Document) -> tuple[str, str] | None:
@@ -133,6 +214,8 @@ def note_of(kind: str, data: Document) -> tuple[str, str] | None:
             return f"{'epoch':<12} {_epoch_text(data)}", ""
         case "checkpoint" if data.get("action") == "saved":
             return f"{'checkpoint':<12} saved at step {data['step']}", "dim"
+        case "connection_lost":
+            return "connection lost, trying again", "yellow"
         case "restored":
             return f"{'restored':<12} from step {data['step']}", "dim"
         case "issue" | "warning" | "retry" | "verdict":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from app.cli.arguments import RunId
 from app.cli.connect import connect
 from app.cli.failures import CommandFailed
 from app.cli.output import (
@@ -20,7 +21,6 @@ from app.cli.output import (
     print_table,
     size,
 )
-from app.cli.runs import RunId
 
 if TYPE_CHECKING:
     from app.client import StokerClient, Which
@@ -85,10 +85,16 @@ def metrics(
 ) -> None:
     """Show how the metrics went."""
     with connect() as client:
+        if csv and not names:
+            sys.stdout.write(client.metrics_csv(run_id))
+            return
+        series = client.metrics(run_id, names=names, max_points=1000)
+        unknown = [name for name in names if name not in series]
+        if unknown:
+            raise CommandFailed(_no_series(client, run_id, unknown))
         if csv:
             sys.stdout.write(client.metrics_csv(run_id, names=names))
             return
-        series = client.metrics(run_id, names=names, max_points=1000)
     if as_json:
         print_json({"series": series})
         return
@@ -101,6 +107,12 @@ def metrics(
     print_table(
         ["metric", "points", "first", "least", "most", "last", "course"], rows, "No metrics yet."
     )
+
+
+def _no_series(client: "StokerClient", run_id: int, unknown: list[str]) -> str:
+    known = ", ".join(sorted(client.metrics(run_id, max_points=2)))
+    there = f"there are {known}" if known else "it has none yet"
+    return f"Run {run_id} has no metric {', '.join(unknown)}; {there}."
 
 
 def sparkline(values: list[float], width: int = 32) -> str:

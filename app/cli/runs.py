@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
+from app.cli.arguments import RunId
 from app.cli.connect import connect
 from app.cli.failures import CommandFailed, ExitCode, issue_lines
 from app.cli.output import (
@@ -23,7 +24,6 @@ from app.cli.watch import watch_run
 
 Document = dict[str, Any]
 
-RunId = Annotated[int, typer.Argument(metavar="RUN", min=1, help="The run's id.")]
 SpecPath = Annotated[
     str, typer.Argument(metavar="SPEC", help="A .yaml, .json or .toml file; - for YAML on stdin.")
 ]

@@ -1,14 +1,15 @@
 """`stoker watch`: follow a run to its end, and end as it did."""
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from app.cli.arguments import RunId
 from app.cli.connect import connect
 from app.cli.failures import OUTCOMES, ExitCode
 from app.cli.output import STATUS_STYLES, JsonOption, between, metric_line
-from app.cli.progress import View, make_view, note_of
+from app.cli.progress import Teller, View, make_view
 
 if TYPE_CHECKING:
     from app.client import Event, StokerClient
@@ -17,7 +18,7 @@ Document = dict[str, Any]
 
 
 def watch(
-    run_id: Annotated[int, typer.Argument(metavar="RUN", min=1, help="The run's id.")],
+    run_id: RunId,
     as_json: JsonOption = False,
 ) -> None:
     """Follow a run. Ends with 0 when it succeeded, 1 failed, 3 stopped, 4 paused."""
@@ -45,11 +46,9 @@ def watch_run(client: "StokerClient", run_id: int, *, as_json: bool) -> ExitCode
 
 def follow(client: "StokerClient", run_id: int, view: View) -> Document:
     """Feed a view with a run's events until it is over or paused; returns the run as it is then."""
+    teller = Teller(view)
     for event in client.events(run_id):
-        if event.kind == "progress":
-            view.progress(event.data)
-        elif note := note_of(event.kind, event.data):
-            view.note(*note)
+        teller.tell(event)
         if _says_paused(event) and (run := client.run(run_id))["state"] == "paused":
             return run
     return client.run(run_id)

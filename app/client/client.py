@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import quote
@@ -9,15 +10,16 @@ from urllib.parse import quote
 import httpx
 
 from app.client.address import Address, find_address
-from app.client.errors import ClientError, Document
+from app.client.errors import ClientError, Document, Problem
 from app.client.events import Event, parse_event_stream
 from app.client.transport import Transport
 from app.settings import Settings, load_settings
 
 Which = Literal["latest", "best"]
 
-# The service sends a heartbeat more often than this; a longer silence means a lost connection.
-STREAM_SILENCE_SECONDS = 60.0
+# The service sends a heartbeat every 15 s; a longer silence means a lost connection.
+STREAM_SILENCE_SECONDS = 35.0
+DOWNLOAD_SILENCE_SECONDS = 60.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
 DOWNLOAD_PIECE_BYTES = 1 << 20
 LARGEST_PAGE = 500
@@ -174,30 +176,45 @@ class StokerClient:
     ) -> Iterator[Event]:
         """Stream events until the run is over; a lost connection resumes after the last event.
 
+        An event of the kind `connection_lost`, which no service sends, tells of that as it begins.
         Raises ServiceUnreachable when no connection could be made for `patience_seconds`.
         """
-        last, failing_since, pause = after, 0.0, FIRST_PAUSE_SECONDS
+        last, pause = after, FIRST_PAUSE_SECONDS
+        failing_since: float | None = None
+        why: ClientError | None = None
         while True:
             try:
                 for event in self._stream_events(run_id, last):
+                    failing_since, why, pause = None, None, FIRST_PAUSE_SECONDS
+                    if event is None:
+                        continue
                     last = last if event.seq is None else event.seq
-                    failing_since, pause = 0.0, FIRST_PAUSE_SECONDS
                     yield event
                     if event.kind == "end":
                         return
             except httpx.TransportError as error:
-                failing_since = failing_since or time.monotonic()
-                if time.monotonic() - failing_since > patience_seconds:
-                    raise self._transport.unreachable(error) from None
+                why = self._transport.unreachable(error)
+            except Problem as problem:
+                if problem.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                    raise
+                why = problem  # it starts or ends
+            now = time.monotonic()
+            if failing_since is None:
+                failing_since = now
+                yield Event(None, "connection_lost", {"message": why.detail if why else None})
+            elif why is not None and now - failing_since > patience_seconds:
+                raise why
             time.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
-    def _stream_events(self, run_id: int, last: int | None) -> Iterator[Event]:
+    def _stream_events(self, run_id: int, last: int | None) -> Iterator[Event | None]:
+        """The events of one connection, after a None for that it was made."""
         headers = {"Accept": "text/event-stream"}
         if last is not None:
             headers["Last-Event-ID"] = str(last)
         path = f"/runs/{run_id}/events"
         with self._transport.stream(path, headers, STREAM_SILENCE_SECONDS) as response:
+            yield None
             yield from parse_event_stream(response.iter_lines())
 
     # -- checkpoints --------------------------------------------------------------------------
@@ -214,7 +231,7 @@ class StokerClient:
         )
         try:
             with (
-                self._transport.stream(path, {}, STREAM_SILENCE_SECONDS) as response,
+                self._transport.stream(path, {}, DOWNLOAD_SILENCE_SECONDS) as response,
                 target.open("wb") as file,
             ):
                 for piece in response.iter_bytes(DOWNLOAD_PIECE_BYTES):

@@ -65,6 +65,7 @@ def test_a_lost_stream_goes_on_after_the_last_event(serve):
         events = list(client.events(1))
     assert [(event.seq, event.kind) for event in events] == [
         (1, "state"),
+        (None, "connection_lost"),
         (2, "epoch"),
         (None, "end"),
     ]
@@ -75,8 +76,24 @@ def test_a_stream_that_never_comes_back_is_given_up(serve):
     def handle(request: BaseHTTPRequestHandler, number: int) -> None:
         request.connection.close()
 
-    with StokerClient(serve(handle)) as client, pytest.raises(ServiceUnreachable):
-        list(client.events(1, patience_seconds=0.1))
+    with StokerClient(serve(handle)) as client:
+        events = client.events(1, patience_seconds=0.1)
+        assert next(events).kind == "connection_lost"
+        with pytest.raises(ServiceUnreachable):
+            next(events)
+
+
+def test_a_stream_waits_for_a_service_that_starts_again(serve):
+    problem = {"status": 503, "code": "unavailable", "detail": "It starts."}
+
+    def handle(request: BaseHTTPRequestHandler, number: int) -> None:
+        if number == 0:
+            answer(request, 503, "application/problem+json", json.dumps(problem))
+        else:
+            answer(request, 200, "text/event-stream", "event: end\ndata: {}\n\n")
+
+    with StokerClient(serve(handle)) as client:
+        assert [event.kind for event in client.events(1)] == ["connection_lost", "end"]
 
 
 def test_a_problem_carries_what_the_service_said(serve):

@@ -31,6 +31,36 @@ def test_inspect_a_file_that_is_not_there(cli, home):
     assert "nowhere.h5" in answer.err
 
 
+def test_inspect_finds_what_lies_under_the_data_root(cli, home):
+    write_waves(home / "data" / "waves.h5", samples=50)
+    assert cli("data", "inspect", "waves.h5", "--json").document["samples"] == 50
+
+
+def test_a_file_that_is_not_there_leaves_no_entry(cli, up):
+    answer = cli("data", "register", "ghost", "ghost.h5")
+    assert answer.code == 5
+    assert str(up / "data" / "ghost.h5") in answer.err
+    assert "ghost" not in cli("data", "ls").out
+
+
+@pytest.mark.parametrize("name", ["Weather", "a b", "", "-x", "x" * 65, "a/b"])
+def test_a_name_that_specs_could_not_use_is_a_sentence(cli, up, name):
+    answer = cli("data", "register", "--", name, "waves.h5")
+    assert answer.code == 5
+    assert "small letters" in answer.err
+
+
+def test_register_warns_of_what_is_no_number(cli, up):
+    path = write_waves(up / "data" / "gaps.h5", samples=50)
+    with h5py.File(path, "r+") as file:
+        file["features"][3, 2, 1] = np.nan
+    answer = cli("data", "register", "gaps", "gaps.h5")
+    assert answer.code == 0
+    assert "50 samples" in answer.out
+    assert "warning: " in answer.err
+    assert "NaN" in answer.err
+
+
 def test_register_by_relative_and_absolute_path(cli, up):
     write_waves(up / "data" / "more.h5", samples=50)
     answer = cli("data", "register", "more", "more.h5")

@@ -1,12 +1,14 @@
 """Numbers, sizes, times and courses as people read them."""
 
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from app.cli.output import ago, best_score, between, duration, number, size
-from app.cli.progress import figures, note_of, where
+from app.cli.progress import Figures, LiveView, Teller, figures, note_of, plain_line, where
 from app.cli.results import sparkline
+from app.client import Event
 
 
 @pytest.mark.parametrize(
@@ -71,6 +73,87 @@ def test_the_figures_of_a_progress():
         "epoch 2/6 · step 38/144 · 29.1 it/s · loss 0.412 · best val_mae 3.5 · 4 s left"
     )
     assert figures({}) == ""
+
+
+FULL = {
+    "phase": "training", "epoch": 12, "epochs": 500, "step": 1200, "steps": 30000, "loss": 0.4123,
+    "iterations_per_second": 29.1234, "eta_seconds": 10925.0,
+    "best": {"step": 24, "val_loss": 0.5, "val_mae": 3.5},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("width", range(12, 100))
+def test_the_time_left_is_never_cut(width):
+    line = figures(FULL, width)
+    assert len(line) <= width
+    assert line.endswith("3:02:05 left")
+
+
+def test_a_plain_line_says_each_thing_once():
+    progress = {"phase": "training", "epochs": 500, "epoch": 1, "step": 0, "steps": 3000}
+    assert plain_line(progress) == "training · epoch 1/500 · step 0/3000"
+    evaluating = {"phase": "evaluating", "phase_step": 3, "phase_steps": 8, "epochs": 5, "epoch": 1}
+    assert plain_line(evaluating) == "evaluating 3/8 · epoch 1/5"
+    assert plain_line({"phase": "restoring", "phase_steps": None}) == "restoring"
+
+
+def test_figures_without_news_say_so():
+    assert "29.1 it/s" in str(Figures(FULL, 80, time.monotonic()))
+    assert str(Figures(FULL, 80, time.monotonic() - 8)) == "no news for 8 s"
+
+
+class Remembered:
+    """A view that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def note(self, text: str, style: str = "") -> None:
+        return None
+
+    def doing(self, what: str) -> None:
+        self.told.append(what)
+
+    def progress(self, progress: dict[str, object]) -> None:
+        self.told.append(f"{progress['phase']} {progress['step']}")
+
+    def close(self) -> None:
+        return None
+
+
+def test_what_a_dead_attempt_left_is_not_shown():
+    view = Remembered()
+    teller = Teller(view)
+    training = Event(None, "progress", {"phase": "training", "step": 5})
+    for event in (
+        Event(1, "state", {"to": "running"}),
+        Event(2, "phase", {"phase": "building"}),
+        training,
+        Event(3, "state", {"to": "queued", "reason": "worker_lost"}),
+        training,
+        Event(4, "phase", {"phase": "building"}),
+    ):
+        teller.tell(event)
+    assert view.told == ["starting", "building", "training 5", "queued"]
+
+
+def test_a_live_view_shows_no_steps_where_none_are_counted(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    view = LiveView()
+    view.progress(FULL)
+    view._bar.refresh()
+    drawn = capsys.readouterr().out
+    assert "3:02:05 left" in drawn
+    assert " 4 %" in drawn
+    view.doing("restoring")
+    view._bar.refresh()
+    drawn = capsys.readouterr().out
+    view.close()
+    assert "restoring" in drawn
+    assert "%" not in drawn.partition("restoring")[2]
+    assert "it/s" not in drawn.partition("restoring")[2]
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,13 @@ def test_a_run_that_is_not_there(cli, api):
         assert "999999" in answer.err, command
 
 
+def test_what_is_no_id_is_a_sentence(cli, api):
+    for command in ("show", "watch", "logs", "stop"):
+        answer = cli(command, "abc")
+        assert answer.code == 2
+        assert "'abc' is no run's id" in " ".join(answer.err.replace("│", " ").split())
+
+
 @pytest.mark.parametrize("arguments", [("show", "seven"), ("show", "0"), ("show",), ("nothing",)])
 def test_a_wrong_command_line_is_a_usage_error(cli, api, arguments):
     assert cli(*arguments).code == 2
@@ -254,4 +261,4 @@ def test_a_wrong_setting_is_a_sentence(cli, home, monkeypatch):
     monkeypatch.setenv("STOKER_PORT", "many")
     answer = cli("ls")
     assert answer.code == 5
-    assert "STOKER_PORT" in answer.err
+    assert answer.err == "error: STOKER_PORT: 'many' should be a whole number\n"

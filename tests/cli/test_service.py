@@ -149,6 +149,11 @@ def test_logs_metrics_and_checkpoints(cli, up, finished_run):
         "val_mae"
     ]
     assert cli("metrics", run_id, "--csv").out.startswith("name,")
+    for options in ((), ("--csv",), ("--json",)):
+        unknown = cli("metrics", run_id, "--name", "nope", *options)
+        assert (unknown.code, unknown.out) == (5, "")
+        assert "no metric nope; there are " in unknown.err
+        assert "val_mae" in unknown.err
     assert "latest" in cli("checkpoints", run_id).out
     assert cli("show", run_id).out.count("val_mae") >= 1
 

@@ -1,0 +1,20 @@
+"""Arguments that commands of several topics take."""
+
+from typing import Annotated
+
+import typer
+
+MOST_DIGITS = 18
+
+
+def _run_id(text: str) -> int:
+    is_whole = text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS
+    if not is_whole or int(text) < 1:
+        raise typer.BadParameter(
+            f"{text!r} is no run's id; ids are whole numbers from 1, which `stoker ls` lists.",
+            param_hint="RUN",
+        )
+    return int(text)
+
+
+RunId = Annotated[int, typer.Argument(metavar="RUN", parser=_run_id, help="The run's id.")]
