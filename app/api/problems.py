@@ -97,7 +97,7 @@ async def _unexpected_error(request: Request, error: Exception) -> ProblemRespon
 async def _validation_error(request: Request, error: Exception) -> ProblemResponse:
     assert isinstance(error, RequestValidationError)  # noqa: S101
     details = error.errors()
-    if all(item["loc"][0] == "path" for item in details):
+    if any(item["loc"][0] == "path" for item in details):
         path = request.scope["path"]
         return response_of(NotFound(f"There is nothing at {path}. /openapi.json lists what is."))
     body = getattr(request.scope.get("route"), "body_field", None)

@@ -24,9 +24,10 @@ class StrictRoute(APIRoute):
         reads_body = has_model or "requestBody" in (self.openapi_extra or {})
 
         async def strict(request: Request) -> Response:
-            _check_query(request, parameters)
-            if not reads_body:
-                await _refuse_body(request)
+            if not self._leads_nowhere(request):
+                _check_query(request, parameters)
+                if not reads_body:
+                    await _refuse_body(request)
             if not has_model:
                 return await handler(request)
             checked = _CheckedRequest(request.scope, request.receive)
@@ -36,6 +37,13 @@ class StrictRoute(APIRoute):
             return await handler(checked)
 
         return strict
+
+    def _leads_nowhere(self, request: Request) -> bool:
+        """Whether the path fits this route alone by its form; the handler answers that with 404."""
+        return any(
+            field.validate(request.path_params[field.alias], {}, loc=("path", field.alias))[1]
+            for field in self.dependant.path_params
+        )
 
 
 class _CheckedRequest(Request):

@@ -32,8 +32,8 @@ def test_generated_requests_are_answered_as_documented(settings, store, player, 
         command = [
             *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run"),
             *(f"{server.url}/openapi.json", "--header", f"Authorization: Bearer {server.token}"),
-            *("--phases", "examples,coverage,fuzzing", "--max-examples", "15", "--seed", "1"),
-            *("--checks", CHECKS, "--request-timeout", "10", "--max-time", "45", "--no-color"),
+            *("--phases", "examples,coverage,fuzzing", "--max-examples", "8", "--seed", "1"),
+            *("--checks", CHECKS, "--request-timeout", "10", "--max-time", "20", "--no-color"),
             *("--continue-on-failure", "--suppress-health-check", "all", "--no-shrink"),
         ]
         result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=140)

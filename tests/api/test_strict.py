@@ -23,6 +23,12 @@ def test_an_unknown_parameter_is_refused_everywhere(api, method, path):
     assert issue["loc"] == ["query", "no_such_parameter"]
 
 
+@pytest.mark.parametrize("path", ["/runs/1/metrics", "/runs/x/stop", "/runs/bulk/halt"])
+def test_a_path_that_leads_nowhere_is_said_first(api, path):
+    answer = api.post(path, params={"format": "csv"}, json={})
+    assert answer.problem("not_found") == 404
+
+
 @pytest.mark.parametrize(
     ("method", "path", "given", "meant"),
     [
