@@ -5,9 +5,10 @@
 
 One JSON object a line on the control socket. From the agent: {"do": "stop"} (SIGTERM, after the
 grace time SIGKILL), {"do": "kill"} (SIGKILL now), {"do": "dump"} (stacks into the trainer's log).
-To the agent: {"started": pid}, {"exited": returncode}, {"busy": sentence}. The end of the file
-means that the agent is gone, and is a stop. Standard library only and one thread: PDEATHSIG fires
-when the thread that made the child ends, and a light launcher starts in milliseconds.
+To the agent: {"started": pid}, {"exited": returncode}, {"busy": sentence}, {"failed": sentence,
+"errno": number or null}. The end of the file means that the agent is gone, and is a stop. Standard
+library only and one thread: PDEATHSIG fires when the thread that made the child ends, and a light
+launcher starts in milliseconds.
 """
 
 import argparse
@@ -223,9 +224,15 @@ def main(argv: list[str]) -> int:
     if locks is None:
         return 0
     started_at = time.time()
-    trainer = start_trainer(arguments.command, arguments.attempt_dir)
+    try:
+        trainer = start_trainer(arguments.command, arguments.attempt_dir)
+    except (OSError, subprocess.SubprocessError) as error:
+        why = f"the trainer could not be started: {error}"
+        control.tell(failed=why, errno=getattr(error, "errno", None))
+        return 0
     control.tell(started=trainer.pid)
     returncode = supervise(trainer, os.pidfd_open(trainer.pid), control, arguments.grace)
+    control.tell(exited=returncode)  # before the file, which a full disk may refuse
     escaped = end_descendants(trainer.pid)
     exit_document = {
         "pid": trainer.pid,
@@ -234,8 +241,8 @@ def main(argv: list[str]) -> int:
         "finished_at": time.time(),
         "escaped": escaped,
     }
-    write_atomically(arguments.attempt_dir / "exit.json", exit_document)
-    control.tell(exited=returncode)
+    with suppress(OSError):  # the agent has been told; the file is for an agent that comes later
+        write_atomically(arguments.attempt_dir / "exit.json", exit_document)
     return 0  # the locks end with this process, when nothing of the trainer lives any more
 
 

@@ -27,7 +27,6 @@ def _gpu(index: int, driver: str) -> Document:
     memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
     milliwatts = _ask(pynvml.nvmlDeviceGetPowerUsage, handle)
     millijoules = _ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle)
-    processes = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
     capability = _ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
     return {
         "index": str(index),
@@ -44,10 +43,16 @@ def _gpu(index: int, driver: str) -> Document:
         ),
         "energy_joules": None if millijoules is None else millijoules / 1000,
         "capability": None if capability is None else list(capability),
-        "processes": [
-            {"pid": process.pid, "memory_bytes": process.usedGpuMemory} for process in processes
-        ],
+        "processes": _processes(pynvml.nvmlDeviceGetComputeRunningProcesses, handle),
+        "graphics": _processes(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle),
     }
+
+
+def _processes(function: Callable[..., Any], handle: Any) -> list[Document]:
+    return [
+        {"pid": process.pid, "memory_bytes": process.usedGpuMemory}
+        for process in _ask(function, handle) or []
+    ]
 
 
 def _ask(function: Callable[..., Any], *arguments: Any) -> Any:

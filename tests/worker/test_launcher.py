@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +193,18 @@ def test_the_trainer_sees_only_a_minimal_environment(attempt, monkeypatch):
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
     assert environment["OMP_NUM_THREADS"] == "1"
     assert os.getsid(trainer.pid) == trainer.pid
+
+
+def test_a_trainer_that_cannot_be_started_is_told_with_the_cause(attempt):
+    one = attempt({})
+    one.plan = replace(one.plan, command=["/does/not/exist"])
+    assert "/does/not/exist" in one.start().hear("failed")
+    assert one.wait() is None
+
+
+def test_the_exit_code_is_told_even_when_its_file_cannot_be_written(attempt):
+    one = attempt({"steps": 3})
+    (one.folder / "exit.tmp").mkdir()  # as a full disk would, refuses the file
+    assert one.start().hear("exited") == 0
+    assert one.wait() is None
+    assert one.launched.returncode() == 0

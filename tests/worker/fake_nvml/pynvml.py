@@ -1,7 +1,8 @@
 """A driver with as many GPUs as FAKE_NVML says; put before the real binding by PYTHONPATH.
 
-FAKE_NVML is JSON: {"gpus": [{"pids": [..], "used": bytes, "unsupported": ["power"]}]}, or
-{"error": text}, or {"hang": true}.
+FAKE_NVML is JSON: {"gpus": [{"pids": [..], "used": bytes, "graphics": [..], "held": bytes of
+each compute process, "unsupported": ["power"]}]}, or {"error": text}, or {"hang": true}; "until": a
+file with which a hang ends.
 """
 
 import json
@@ -23,6 +24,8 @@ def nvmlInit():  # noqa: N802 - the driver's names
         raise NVMLError(WORLD["error"])
     if WORLD.get("hang"):
         time.sleep(600)
+    while "until" in WORLD and not os.path.exists(WORLD["until"]):  # noqa: PTH110
+        time.sleep(0.05)
 
 
 def nvmlSystemGetDriverVersion():  # noqa: N802
@@ -73,4 +76,10 @@ def nvmlDeviceGetCudaComputeCapability(handle):  # noqa: N802
 
 def nvmlDeviceGetComputeRunningProcesses(handle):  # noqa: N802
     pids = WORLD["gpus"][handle].get("pids", ())
-    return [SimpleNamespace(pid=pid, usedGpuMemory=3 * GIB) for pid in pids]
+    held = WORLD["gpus"][handle].get("held", 3 * GIB)
+    return [SimpleNamespace(pid=pid, usedGpuMemory=held) for pid in pids]
+
+
+def nvmlDeviceGetGraphicsRunningProcesses(handle):  # noqa: N802
+    pids = WORLD["gpus"][handle].get("graphics", ())
+    return [SimpleNamespace(pid=pid, usedGpuMemory=WORLD.get("drawn")) for pid in pids]
