@@ -17,6 +17,9 @@ Document = dict[str, Any]
 # Events of the trainer that go into the run's history as they are. Progress is a column, metrics
 # are points, and the end of an attempt is told by the state event of `finish`.
 HISTORY = frozenset({"phase", "applied", "restored", "epoch", "checkpoint", "warning"})
+# The phases that a run passes through; it may evaluate and save thousands of times, which its
+# progress shows.
+STATIONS = frozenset({"starting", "restoring", "building", "training", "testing"})
 SPLIT_LOSSES = {"train_loss": "train", "val_loss": "validation", "test_loss": "test"}
 
 
@@ -27,6 +30,7 @@ class Outbox:
     progress: Document | None = None
     applied: Document | None = None
     environment: Document | None = None
+    devices: list[str] | None = None
     resumed_from_step: int | None = None
     events: list[NewEvent] = field(default_factory=list)
     points: dict[tuple[str, int], MetricPoint] = field(default_factory=dict)
@@ -43,6 +47,7 @@ class Report:
     attempt_dir: Path
     progress: Document | None = None
     end: Document | None = None
+    station: str | None = None
     saved: int = 0
     losses: dict[str, float] = field(default_factory=dict)
     iterations: Histogram = ITERATION_DURATIONS
@@ -54,13 +59,21 @@ class Report:
         """Take in events in their order."""
         for event in events:
             kind = event["kind"]
-            if kind in HISTORY:
+            if kind in HISTORY and not (kind == "phase" and self._is_passing(event)):
                 data = {k: v for k, v in event.items() if k not in ("kind", "seq", "t")}
                 self.outbox.events.append(NewEvent(kind=kind, t=event["t"], data=data))
             try:
                 self._note(kind, event)
             except (KeyError, TypeError, ValueError) as error:
                 log.warning("an event cannot be understood", event_kind=kind, why=repr(error))
+
+    def _is_passing(self, event: Document) -> bool:
+        """Whether a phase is left again for the one it interrupts, or that one goes on."""
+        phase = event.get("phase")
+        if phase == self.station or phase not in STATIONS:
+            return True
+        self.station = phase
+        return False
 
     def _note(self, kind: str, event: Document) -> None:
         match kind:
@@ -90,6 +103,7 @@ class Report:
             removed_checkpoints=untold.removed_checkpoints,
             applied=untold.applied,
             environment=untold.environment,
+            devices=untold.devices,
             resumed_from_step=untold.resumed_from_step,
             result=(self.end or {}).get("result"),
         )
