@@ -96,3 +96,12 @@ def remove(path: Path) -> None:
     (path / "manifest.json").unlink(missing_ok=True)
     if path.exists():
         shutil.rmtree(path)
+
+
+def remove_leftovers(run_dir: Path) -> None:
+    """Remove interrupted saves, and all but the newest torn checkpoint, of a run nobody trains."""
+    for path in run_dir.glob("attempt-*/checkpoints/.step-*.tmp"):
+        shutil.rmtree(path)
+    torn = sorted(run_dir.glob("attempt-*/checkpoints/*.torn"), key=lambda p: p.stat().st_mtime)
+    for path in torn[:-1]:
+        shutil.rmtree(path)

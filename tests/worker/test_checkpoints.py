@@ -1,12 +1,13 @@
 """Checkpoints on disk: what counts as one, what is adopted, what is removed."""
 
 import json
+import os
 
 import pytest
 
 from app.spec.training import Checkpointing
 from app.store.records import CheckpointRecord
-from worker.checkpoints import beyond_retention, on_disk, reconcile, remove
+from worker.checkpoints import beyond_retention, on_disk, reconcile, remove, remove_leftovers
 
 
 def write(run_dir, attempt, step, *, manifest='{"step": 1, "epoch": 0, "metrics": {}}'):
@@ -95,3 +96,14 @@ def test_removing_takes_the_whole_folder(tmp_path):
     folder = write(tmp_path, 1, 10)
     remove(folder)
     assert not folder.exists()
+
+
+def test_leftovers_of_interrupted_saves_go_and_one_torn_checkpoint_stays(tmp_path):
+    good = write(tmp_path, 1, 10)
+    half = good.with_name(".step-15.tmp")
+    torn = [good.with_name(f"step-{k}.torn") for k in (3, 5)]
+    for age, folder in enumerate((half, torn[1], torn[0])):
+        folder.mkdir()
+        os.utime(folder, (1000 - age, 1000 - age))
+    remove_leftovers(tmp_path)
+    assert sorted(path.name for path in good.parent.iterdir()) == ["step-10", "step-5.torn"]
