@@ -4,14 +4,14 @@ import selectors
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from typing import Any
 
 import structlog
 
 import app
-from app.errors import StokerError, Unavailable
+from app.errors import StokerError
 from app.settings import Settings, load_settings
 from app.store.doorbell import Doorbell
 from app.store.identity import this_process
@@ -19,22 +19,22 @@ from app.store.migrate import upgrade
 from app.store.observer import Observer
 from app.store.records import NewWorker, SlotOffer
 from app.store.store import Store, open_store
+from worker.devices import Devices
 from worker.exporter import Exporter, Snapshot, WorkerCollector
-from worker.host import host_facts, torch_has_cuda
+from worker.host import host_facts
 from worker.jobs import JobRunner
 from worker.launcher import PR_SET_CHILD_SUBREAPER, prctl
 from worker.logs import configure_logging
-from worker.orphans import end_orphans
+from worker.orphans import Orphans
+from worker.reaching import Reach
 from worker.registration import describe_devices, describe_slots
 from worker.signals import Signals
-from worker.slots import AgentIndex, Slot, make_slots, why_waiting
+from worker.slots import AgentIndex
 from worker.start import Workshop
 from worker.supervisor import Asked, Stage, Supervision
-from worker.telemetry import GpuSample, GpuTelemetry
 
 log = structlog.get_logger("stoker.worker")
 
-FIRST_PROBE_SECONDS = 10.0
 # Rings of the doorbell closer together than this are answered by one look at the database.
 LOOK_GAP_SECONDS = 0.02
 # An observer declares a lease lost after so many reads without a beat between them.
@@ -54,15 +54,9 @@ class Agent:
         self._signals = self._own(Signals())
         self._index = self._own(AgentIndex(settings.locks_dir))
         self._bell = self._own(Doorbell(settings).listener())
-        self._telemetry = self._own(GpuTelemetry(settings.beat_seconds))
-        self._telemetry.wait_for_first(FIRST_PROBE_SECONDS)
-        self._slots = make_slots(
-            settings.slots,
-            self._gpus_of_torch(),
-            agent=self._index.number,
-            locks_dir=settings.locks_dir,
-        )
-        self._shop = Workshop(settings, store, len(self._slots), self._gpu_of, trainer_command)
+        self._devices = self._own(Devices(settings, self._index.number))
+        self._telemetry = self._devices.telemetry
+        self._shop = Workshop(settings, store, self._devices, trainer_command)
         self._collector = WorkerCollector(
             home=settings.home, data=settings.data_root, artifacts=settings.artifact_root
         )
@@ -75,7 +69,8 @@ class Agent:
         self._signals_seen = 0
         self._next_beat = time.monotonic()
         self._beat_at: float | None = None
-        self._out_of_reach = False
+        self._reach = Reach()
+        self._orphans = Orphans()
         self._look_due: float | None = self._next_beat
         self._looked_at = 0.0
         self._probe_fd: int | None = None
@@ -120,7 +115,7 @@ class Agent:
                 pid=process.pid,
                 start_time=process.start_time,
                 version=app.__version__,
-                slots=describe_slots(self._slots),
+                slots=describe_slots(self._devices.slots),
                 devices=describe_devices(self._telemetry.gpus),
                 facts=self._facts,
             )
@@ -128,12 +123,12 @@ class Agent:
 
     def run(self) -> int:
         """Work until drained; the exit code of the process."""
-        log.info("agent ready", worker=self._worker_id, slots=[s.name for s in self._slots])
+        log.info("agent ready", worker=self._worker_id, slots=[s.name for s in self._devices.slots])
         while not self._is_drained():
             for key, _ in self._selector.select(self._timeout()):
                 self._take_in(*key.data)
             self._act(time.monotonic())
-        with self._reaching_store():
+        with self._reach.store():
             self._store.workers.set_state(self._worker_id, "gone")
         log.info("agent ends")
         return 0
@@ -142,7 +137,7 @@ class Agent:
         """Nothing is left to do; after a second signal an end that cannot be stored is left."""
         left = self._supervisions
         if self._signals_seen > 1:
-            left = [supervision for supervision in left if supervision.stage is not Stage.ended]
+            left = [s for s in left if s.stage not in (Stage.ended, Stage.clearing)]
         return self._signals_seen > 0 and not left
 
     def _timeout(self) -> float:
@@ -162,10 +157,11 @@ class Agent:
         elif kind == "job":
             self._end_job()
         elif supervision is not None and supervision.launched is not None:
-            if kind == "launcher":
-                self._end_launcher(supervision)
-            elif not supervision.heard():
-                self._selector.unregister(supervision.launched.control)
+            with self._reach.attempt(supervision):
+                if kind == "launcher":
+                    self._end_launcher(supervision)
+                elif not supervision.heard():
+                    self._selector.unregister(supervision.launched.control)
 
     def _act(self, now: float) -> None:
         """Everything that is due now, in the order in which one thing leads to the next."""
@@ -182,9 +178,9 @@ class Agent:
             if not self._signals_seen:
                 self._claim(now)
         for supervision in self._supervisions:
-            if supervision.stage is Stage.ended:
-                with self._reaching_store():
-                    supervision.finish(now)
+            if supervision.stage is Stage.ended and not supervision.finish_tried:
+                with self._reach.attempt(supervision):
+                    supervision.finish(now)  # if this cannot be stored, each beat tries again
         self._forget_finished()
 
     def _look_soon(self) -> None:
@@ -194,7 +190,7 @@ class Agent:
 
     def _tend(self, supervision: Supervision, now: float) -> None:
         before = supervision.launched
-        with self._reaching_store():
+        with self._reach.attempt(supervision):
             supervision.tick(now)
         launched = supervision.launched
         if launched is not None and before is None:
@@ -214,23 +210,29 @@ class Agent:
     def _beat(self, now: float) -> None:
         """Tell the store that this agent and its runs live, and what is new of each."""
         for supervision in self._supervisions:
-            if supervision.stage is not Stage.ended:
-                with self._reaching_store():
+            with self._reach.attempt(supervision):
+                if supervision.stage is Stage.clearing:
+                    self._clear(supervision)
+                if supervision.stage is Stage.ended:
+                    supervision.finish(now)
+                else:
                     supervision.beat(now)
             silent = now - supervision.beat_at
             if silent > LEASE_BEATS * self._settings.beat_seconds:
                 supervision.ask("stop", outage=silent)
-        with self._reaching_store():
-            self._see_why_slots_wait()
+        with self._reach.store():
+            self._devices.refresh()
             self._store.workers.beat(
                 self._worker_id,
-                slots=describe_slots(self._slots),
+                slots=describe_slots(self._devices.slots),
                 devices=describe_devices(self._telemetry.gpus),
                 facts=self._facts | {"why_no_gpus": self._telemetry.why_absent},
             )
-            self._jobs.beat(now)
-            self._observer.observe()
             self._beat_at = time.time()
+        with self._reach.store():
+            self._jobs.beat(now)
+        with self._reach.store():
+            self._observer.observe()
         self._publish()
 
     def _publish(self) -> None:
@@ -249,9 +251,11 @@ class Agent:
 
     def _claim(self, now: float) -> None:
         """Fill the free slots, and take a job when none is under way."""
-        with self._reaching_store():
-            self._see_why_slots_wait()
-            while free := [s for s in self._slots if s.run_id is None and s.waiting is None]:
+        with self._reach.store():
+            self._devices.refresh()
+            while free := [
+                s for s in self._devices.slots if s.run_id is None and s.waiting is None
+            ]:
                 offers = [SlotOffer(s.name, s.device_kind, s.device) for s in free]
                 lease = self._store.leases.claim(self._worker_id, offers)
                 if lease is None:
@@ -263,22 +267,18 @@ class Agent:
             if self._jobs.claim(now):
                 self._watch(self._jobs.pidfd, "job")
 
-    def _see_why_slots_wait(self) -> None:
-        for slot in self._slots:
-            if slot.run_id is None:
-                slot.waiting = why_waiting(slot, self._gpu_of(slot))
-
     def _read_intents(self) -> None:
         """After the doorbell: obey what users want of our runs, without waiting for the beat."""
-        with self._reaching_store():
+        with self._reach.store():
             ids = [supervision.lease.run_id for supervision in self._supervisions]
             marks = self._store.runs.watch_marks(ids) if ids else {}
             for supervision in self._supervisions:
                 mark = marks.get(supervision.lease.run_id)
                 if mark is not None and mark.version != supervision.version:
-                    run = self._store.runs.get(supervision.lease.run_id)
-                    supervision.version = run.version
-                    supervision.obey(run.intent)
+                    with self._reach.attempt(supervision):
+                        run = self._store.runs.get(supervision.lease.run_id)
+                        supervision.version = run.version
+                        supervision.obey(run.intent)
 
     def _end_launcher(self, supervision: Supervision) -> None:
         launched = supervision.launched
@@ -286,13 +286,20 @@ class Agent:
         for source in (launched.control, launched.pidfd):
             if source in self._selector.get_map():
                 self._selector.unregister(source)
+        self._clear(supervision)
+
+    def _clear(self, supervision: Supervision) -> None:
+        """End what a killed launcher leaves behind; the slot is held while something lives."""
         launchers = {s.launched.pid for s in self._supervisions if s.launched is not None}
-        end_orphans(launchers | self._telemetry.pids() | self._jobs.pids())
-        supervision.launcher_ended()
+        left = self._orphans.end(launchers | self._telemetry.pids() | self._jobs.pids())
+        if left:
+            supervision.hold(left)
+        else:
+            supervision.launcher_ended()
 
     def _end_job(self) -> None:
         self._selector.unregister(self._jobs.pidfd)
-        with self._reaching_store():
+        with self._reach.store():
             self._jobs.ended()
         self._look_soon()
 
@@ -315,38 +322,8 @@ class Agent:
         for supervision in self._supervisions:
             supervision.ask(do, drained=True)
         if first:
-            with self._reaching_store():
+            with self._reach.store():
                 self._store.workers.set_state(self._worker_id, "draining")
-
-    def _gpus_of_torch(self) -> Sequence[GpuSample]:
-        """The GPUs that a trainer can use: none where torch is installed without CUDA."""
-        gpus = self._telemetry.gpus or ()
-        if gpus and not torch_has_cuda():
-            log.warning(
-                "runs train on the CPU: the installed torch cannot use this host's GPUs; "
-                "install a CUDA build of it",
-                gpus=len(gpus),
-            )
-            return ()
-        return gpus
-
-    def _gpu_of(self, slot: Slot) -> GpuSample | None:
-        gpus = self._telemetry.gpus or ()
-        return next((gpu for gpu in gpus if gpu.uuid == slot.uuid), None)
-
-    @contextmanager
-    def _reaching_store(self) -> Iterator[None]:
-        """Go on when the database is out of reach: training does not need it for a while."""
-        try:
-            yield
-        except Unavailable as error:
-            if not self._out_of_reach:
-                log.warning("the database is out of reach, training goes on", why=error.detail)
-            self._out_of_reach = True
-        else:
-            if self._out_of_reach:
-                log.info("the database is back")
-            self._out_of_reach = False
 
 
 def run_agent(settings: Settings, trainer_command: Sequence[str] | None = None) -> int:

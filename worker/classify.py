@@ -1,5 +1,6 @@
 """Why an attempt ended: one Reason and a sentence, from what was said and what was seen."""
 
+import errno
 import signal
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,13 +13,17 @@ class Evidence:
     """What is known of an attempt's end; filled in as it is seen.
 
     `end` is the trainer's own last event; `returncode` is the trainer's, negative for a signal,
-    None when no launcher lived to report it; `busy` the launcher's sentence about a held lock.
+    None when no launcher lived to report it; `launcher_returncode` is the launcher's own;
+    `busy` the launcher's sentence about a held lock;
+    `fault` an error of the worker itself in dealing with this attempt.
     """
 
     end: dict[str, Any] | None = None
     returncode: int | None = None
+    launcher_returncode: int | None = None
     started: bool = False
     busy: str | None = None
+    fault: Exception | None = None
     hang_seconds: float | None = None
     asked: Literal["stop", "kill"] | None = None
     drained: bool = False
@@ -30,9 +35,11 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Verdict:
+    """`retry_seconds`: how long to wait at least before the run is tried again."""
+
     reason: Reason
     message: str
-    result: dict[str, Any] | None = None
+    retry_seconds: float = 0.0
 
 
 def classify(seen: Evidence) -> Verdict:
@@ -40,6 +47,8 @@ def classify(seen: Evidence) -> Verdict:
     said = _said_by_trainer(seen.end)
     if said is not None and said.reason is not Reason.interrupted:
         return said
+    if seen.fault is not None:
+        return failed_here(seen.fault)
     if seen.busy is not None:
         return Verdict(Reason.slot_busy, seen.busy)
     if seen.hang_seconds is not None:
@@ -49,10 +58,25 @@ def classify(seen: Evidence) -> Verdict:
             "its stacks are at the end of the attempt's log.",
         )
     if seen.asked is not None:
-        return Verdict(*_stopped(seen), result=said.result if said else None)
+        return Verdict(*_stopped(seen))
     if said is not None:
         return said
     return _died(seen)
+
+
+def failed_here(error: Exception) -> Verdict:
+    """The end of an attempt that this host, not the trainer, could not go on with."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Verdict(
+            Reason.disk_full,
+            f"The disk is full: the attempt's folder could not be written ({error}). "
+            "Free space below the artifact root and restart the run.",
+        )
+    return Verdict(
+        Reason.crashed,
+        f"The worker could not go on with this attempt on its host: {error}. "
+        "The worker's log says more; the run's checkpoints are as they were.",
+    )
 
 
 def _said_by_trainer(end: dict[str, Any] | None) -> Verdict | None:
@@ -62,7 +86,7 @@ def _said_by_trainer(end: dict[str, Any] | None) -> Verdict | None:
         reason = Reason(str(end.get("reason")))
     except ValueError:
         return None
-    return Verdict(reason, str(end.get("message") or ""), end.get("result"))
+    return Verdict(reason, str(end.get("message") or ""))
 
 
 def _stopped(seen: Evidence) -> tuple[Reason, str]:
@@ -91,7 +115,7 @@ def _died(seen: Evidence) -> Verdict:
     """An end that nobody asked for and the trainer did not explain."""
     code = seen.returncode
     if code is None:
-        return Verdict(Reason.killed, "The launcher was killed, and its trainer with it.")
+        return _launcher_died(seen)
     if code == -signal.SIGKILL and seen.oom_kills > 0:
         return Verdict(
             Reason.host_oom,
@@ -103,8 +127,25 @@ def _died(seen: Evidence) -> Verdict:
     if code == -signal.SIGTERM:
         return Verdict(Reason.interrupted, "The trainer was ended by SIGTERM as it started.")
     how = f"by signal {_signal_name(-code)}" if code < 0 else f"with exit code {code}"
-    hint = f" Last line of its log: {seen.last_log_line}" if seen.last_log_line else ""
-    return Verdict(Reason.crashed, f"The trainer ended {how} without saying why.{hint}")
+    return Verdict(Reason.crashed, f"The trainer ended {how} without saying why.{_hint(seen)}")
+
+
+def _launcher_died(seen: Evidence) -> Verdict:
+    """The launcher ended before it could tell how its trainer did."""
+    code = seen.launcher_returncode
+    if code is None or code < 0:
+        by = "" if code is None else f" by {_signal_name(-code)}"
+        return Verdict(Reason.killed, f"The launcher was killed{by}, and its trainer with it.")
+    if code == 0:
+        return Verdict(Reason.interrupted, "The launcher was ended before its trainer started.")
+    return Verdict(
+        Reason.crashed,
+        f"The launcher failed with exit code {code}, and its trainer ended with it.{_hint(seen)}",
+    )
+
+
+def _hint(seen: Evidence) -> str:
+    return f" Last line of its log: {seen.last_log_line}" if seen.last_log_line else ""
 
 
 def _signal_name(number: int) -> str:

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,13 @@ class Slot:
     uuid: str | None = None
     run_id: int | None = None
     waiting: str | None = None
+    last_sample: GpuSample | None = None
+    free_since: float = 0.0  # monotonic
+
+    def release(self) -> None:
+        """The run is over; what the driver said of the device until now was about that run."""
+        self.run_id = self.waiting = None
+        self.free_since = time.monotonic()
 
     @property
     def device(self) -> str:
@@ -86,4 +94,11 @@ def why_waiting(slot: Slot, gpu: GpuSample | None) -> str | None:
     """A sentence for a free slot that cannot take a run now; None when it can."""
     if not lock_is_free(slot.lock_path):
         return "Processes of another attempt still use this slot's device."
-    return None if gpu is None else foreign_work(gpu)
+    if slot.uuid is None:
+        return None
+    if gpu is None:
+        return (
+            f"The driver says nothing about GPU {slot.gpu} at the moment; the slot waits until it "
+            "does. `nvidia-smi` on this host may show why."
+        )
+    return foreign_work(gpu, is_fresh=gpu.seen_at > slot.free_since)

@@ -1,18 +1,45 @@
 """Starts an attempt: guards it, reads its checkpoints from disk, writes spec.json, launches."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+import structlog
+
+from app.guard.facts import DeviceFacts
+from app.guard.plan import check
+from app.lifecycle import Reason
 from app.settings import Settings
 from app.spec.run import RunSpec
-from app.store.records import Lease, NewCheckpoint
+from app.store.records import Lease, NewCheckpoint, NewEvent
 from app.store.store import Store
 from worker.attempt import AttemptDir
-from worker.checkpoints import on_disk, reconcile
+from worker.checkpoints import on_disk, reconcile, remove_leftovers
+from worker.devices import Devices
 from worker.launch.local import Launch, Launched, launch, trainer_environment
-from worker.preparation import attempt_document, parse_spec, require_fit, restore_list, run_dir
-from worker.slots import Slot, lock_is_free
+from worker.preparation import (
+    NotFit,
+    attempt_document,
+    parse_spec,
+    require_fit,
+    restore_list,
+    run_dir,
+    slot_facts,
+)
+from worker.slots import Slot, lock_is_free, take_lock
 from worker.telemetry import GpuSample
+
+log = structlog.get_logger("stoker.worker")
+
+# A GPU of which nothing is known, and which any rule about devices is content with.
+ANY_GPU = DeviceFacts("cuda", "GPU")
+
+
+class NotHere(NotFit):
+    """The run cannot train on this slot, but on another host's it could."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +48,7 @@ class Workshop:
 
     settings: Settings
     store: Store
-    slots: int
-    gpu: Callable[[Slot], GpuSample | None]
+    devices: Devices
     trainer_command: Sequence[str] | None = None
 
 
@@ -32,8 +58,10 @@ class Started:
 
     launched: Launched
     spec: RunSpec
+    on_gpu: bool
     adopted: list[NewCheckpoint]
     gone: list[str]
+    warnings: list[NewEvent]
 
 
 def locks_are_free(shop: Workshop, lease: Lease, slot: Slot) -> bool:
@@ -48,13 +76,16 @@ def start_attempt(shop: Workshop, lease: Lease, slot: Slot, attempt: AttemptDir)
     root = shop.settings.artifact_root
     folder = run_dir(root, lease.run_id)
     spec = parse_spec(lease)
-    require_fit(lease, spec, slot, shop.gpu(slot))
+    _require_fit_here(lease, spec, slot, shop.devices.gpu_of(slot) or slot.last_sample)
+    _clear_leftovers(folder)
     rows = shop.store.checkpoints.list(lease.run_id)
     adopted, gone = reconcile(rows, on_disk(folder), root)
     restore = restore_list(root, lease)
-    document = attempt_document(shop.settings, lease, spec, slot, slots=shop.slots, restore=restore)
+    document = attempt_document(
+        shop.settings, lease, spec, slot, slots=len(shop.devices.slots), restore=restore
+    )
     attempt.create(document)
-    uuid = slot.uuid if document["device"] != "cpu" else None
+    on_gpu = document["device"] != "cpu"
     launched = launch(
         Launch(
             attempt_dir=attempt.path,
@@ -63,8 +94,43 @@ def start_attempt(shop: Workshop, lease: Lease, slot: Slot, attempt: AttemptDir)
             grace_seconds=shop.settings.stop_grace_seconds,
             command=shop.trainer_command,
             environment=trainer_environment(
-                shop.settings.home, gpu=uuid, threads=document["threads"]
+                shop.settings.home, gpu=slot.uuid if on_gpu else None, threads=document["threads"]
             ),
         )
     )
-    return Started(launched, spec, adopted, gone)
+    return Started(launched, spec, on_gpu, adopted, gone, _warnings(lease, restore))
+
+
+def _require_fit_here(lease: Lease, spec: RunSpec, slot: Slot, gpu: GpuSample | None) -> None:
+    """NotFit when the spec breaks a rule; NotHere when it would not on a host with a GPU."""
+    try:
+        require_fit(lease, spec, slot, gpu)
+    except NotFit as error:
+        elsewhere = replace(slot_facts(lease, slot, gpu), devices=(ANY_GPU,))
+        if any(issue.severity == "error" for issue in check(spec, elsewhere)):
+            raise
+        raise NotHere(
+            Reason.slot_busy,
+            f"Back into the queue for a worker with a GPU that can train it: {error.message}",
+        ) from None
+
+
+def _clear_leftovers(folder: Path) -> None:
+    """Under the run's lock: who holds it may be saving what looks like a leftover."""
+    lock = take_lock(folder / "lock")
+    if lock is None:
+        return
+    try:
+        remove_leftovers(folder)
+    except OSError as error:
+        log.warning("leftovers of earlier attempts stay", folder=str(folder), why=str(error))
+    finally:
+        os.close(lock)
+
+
+def _warnings(lease: Lease, restore: Sequence[dict[str, Any]]) -> list[NewEvent]:
+    if restore or not lease.restore_points:
+        return []
+    parent = lease.restore_points[0].run_id
+    message = f"Run {parent}, which this one goes on from, has no checkpoint: it begins anew."
+    return [NewEvent("warning", time.time(), {"code": "nothing_to_restore", "message": message})]

@@ -1,7 +1,7 @@
 """Supervises one attempt, from the claim to the finish: start, orders, watchdog, beats, end."""
 
-import errno
 import random
+from collections.abc import Set as AbstractSet
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
@@ -13,14 +13,14 @@ from app.spec.run import RunSpec
 from app.store.records import Finish, Lease
 from worker.attempt import AttemptDir
 from worker.checkpoints import beyond_retention, remove
-from worker.classify import Evidence, Verdict, classify
+from worker.classify import Evidence, Verdict, classify, failed_here
 from worker.exporter import RunView
 from worker.host import oom_kills
 from worker.launch.local import Launched
 from worker.preparation import NotFit, run_dir
 from worker.report import Report
 from worker.slots import Slot
-from worker.start import Workshop, locks_are_free, start_attempt
+from worker.start import NotHere, Workshop, locks_are_free, start_attempt
 from worker.watchdog import DUMP_SECONDS, Watchdog
 
 log = structlog.get_logger("stoker.worker")
@@ -34,11 +34,14 @@ EXIT_SECONDS = 10.0
 UNTOLD_LOG_CHARACTERS = 2**20
 BACKOFF_FIRST_SECONDS = 1.0
 BACKOFF_MOST_SECONDS = 60.0
+# A run that only another worker can train is left to it for so long.
+ELSEWHERE_SECONDS = 30.0
 
 
 class Stage(StrEnum):
     waiting = "waiting"  # for processes of an earlier attempt, which still hold a lock
     training = "training"  # a launcher lives
+    clearing = "clearing"  # the launcher was killed, what it leaves behind has not died yet
     ended = "ended"  # the store has to be told
     over = "over"  # told, or not ours any more
 
@@ -62,19 +65,23 @@ class Supervision:
         self._kill_at: float | None = None
         self._abandoned = False
         self._spec: RunSpec | None = None
+        self._gpu: str | None = None  # what the attempt trains on, which may be less than the slot
         self._watchdog: Watchdog | None = None
         self._verdict: Verdict | None = None
         self.lease = lease
         self.slot = slot
         self.launched: Launched | None = None
         self.stage = Stage.waiting
+        self.finish_tried = False
         self.beat_at = now
         self.version = -1  # of the run, as last read after a ring of the doorbell
         slot.run_id, slot.waiting = lease.run_id, None
 
     def due(self, now: float) -> float | None:
         """When `tick` has to be called next, apart from the beat; None: not before it."""
-        return now + LOCK_RETRY_SECONDS if self.stage is Stage.waiting else self._kill_at
+        if self.stage is Stage.waiting:
+            return now + LOCK_RETRY_SECONDS
+        return self._kill_at if self.stage is Stage.training else None
 
     def tick(self, now: float) -> None:
         """What time alone brings: a freed lock, a hang, a trainer that does not exit."""
@@ -96,11 +103,14 @@ class Supervision:
                 self._wait(now)
                 return
             started = start_attempt(self._shop, self.lease, self.slot, self._attempt)
+        except NotHere as error:
+            self._end(Verdict(error.reason, error.message, retry_seconds=ELSEWHERE_SECONDS))
+            return
         except NotFit as error:
             self._end(Verdict(error.reason, error.message))
             return
         except OSError as error:
-            self._end(_cannot_start(error))
+            self._end(failed_here(error))
             return
         except NotFound as error:
             self._end(Verdict(Reason.checkpoint_error, error.detail))
@@ -108,6 +118,9 @@ class Supervision:
         self.launched, self._spec = started.launched, started.spec
         self._report.outbox.checkpoints += started.adopted
         self._report.outbox.removed_checkpoints += started.gone
+        self._report.outbox.events += started.warnings
+        self._gpu = self.slot.gpu if started.on_gpu else None
+        self._report.outbox.devices = [self.slot.device if started.on_gpu else "cpu"]
         self._watchdog = Watchdog(self._attempt, started.spec.policy.hang_timeout_seconds, now)
         self.slot.waiting = None
         self.stage = Stage.training
@@ -124,7 +137,7 @@ class Supervision:
             return False
         if not self._watchdog.hangs(now):
             return False
-        self._seen.hang_seconds = self._watchdog.timeout_seconds
+        self._seen.hang_seconds = self._watchdog.allowed_seconds
         log.warning("trainer hangs", run=self.lease.run_id, seconds=self._seen.hang_seconds)
         return True
 
@@ -157,20 +170,48 @@ class Supervision:
         else:
             self._leave()
 
+    def fail(self, error: Exception) -> None:
+        """Something went wrong with this attempt alone: end it, with a checkpoint if it can be."""
+        if isinstance(error, NotFound) or self.stage is Stage.ended:
+            log.warning("the run cannot be recorded", run=self.lease.run_id, why=repr(error))
+            self.abandon()
+            return
+        if self._seen.fault is None:
+            log.error("an attempt fails here", run=self.lease.run_id, exc_info=error)
+            self._seen.fault = error
+        if self.launched is None:
+            self._end(classify(self._seen))
+        else:
+            self.ask("stop")
+
     def heard(self) -> bool:
         """Read the launcher's messages; False when it has closed its side."""
         messages = None if self.launched is None else self.launched.messages()
         for message in messages or ():
             self._seen.started |= "started" in message
             self._seen.busy = message.get("busy", self._seen.busy)
+            self._seen.returncode = message.get("exited", self._seen.returncode)
+            if "failed" in message:
+                self._seen.fault = OSError(message["errno"] or 0, message["failed"])
         return messages is not None
+
+    def hold(self, pids: AbstractSet[int]) -> None:
+        """The launcher was killed, and these processes do not die: their slot is not free yet."""
+        self.stage = Stage.clearing
+        listed = ", ".join(map(str, sorted(pids)))
+        self.slot.waiting = (
+            f"Run {self.lease.run_id} is over, but its processes ({listed}) do not die: they hang "
+            "in the kernel, in a driver or a file system; the slot waits until they are gone."
+        )
 
     def launcher_ended(self) -> None:
         """Gather what is left, and judge; the launcher is the last process of an attempt."""
         assert self.launched is not None  # noqa: S101 - it has just ended
         self.heard()
+        self._seen.launcher_returncode = self.launched.returncode()
         self.launched.close()
         self.launched = None
+        self._kill_at = None
         if self._abandoned:
             self._leave()
             return
@@ -178,7 +219,8 @@ class Supervision:
         self._report.outbox.log_text += self._attempt.log.read_all()
         exited = self._attempt.exit()
         self._seen.end = self._report.end
-        self._seen.returncode = None if exited is None else exited["returncode"]
+        if exited is not None:
+            self._seen.returncode = exited["returncode"]
         self._seen.oom_kills = oom_kills() - self._oom_kills
         self._seen.last_log_line = self._attempt.last_log_line()
         self._end(classify(self._seen))
@@ -189,7 +231,7 @@ class Supervision:
 
     def _leave(self) -> None:
         self.stage = Stage.over
-        self.slot.run_id = self.slot.waiting = None
+        self.slot.release()
 
     def beat(self, now: float) -> None:
         """Tell the store what is new, and carry out what it answers."""
@@ -213,7 +255,7 @@ class Supervision:
         self._report.take(self._attempt.events.read_all())
         if len(self._report.outbox.log_text) < UNTOLD_LOG_CHARACTERS:
             self._report.outbox.log_text += self._attempt.log.read()
-        gpu = self._shop.gpu(self.slot)
+        gpu = None if self._gpu is None else self._shop.devices.gpu_of(self.slot)
         if gpu is not None:
             self._report.sample("gpu_utilization", gpu.utilization)
         if self._report.end is not None and self._kill_at is None:
@@ -239,6 +281,7 @@ class Supervision:
 
     def finish(self, now: float) -> None:
         """Record the end. A store error leaves it to be recorded by a later call."""
+        self.finish_tried = True
         assert self._verdict is not None  # noqa: S101 - the stage is `ended`
         if self._report.outbox.checkpoints:
             self.beat(now)  # the last checkpoint's row goes before the removal of older ones
@@ -263,12 +306,16 @@ class Supervision:
 
     def _made_progress(self, reason: Reason) -> bool:
         """Whether the attempt does not count towards a crash loop: it saved, or we ended it."""
-        ended_by_us = self._seen.asked is not None or reason is Reason.slot_busy
+        asked = self._seen.asked is not None and self._seen.fault is None
+        ended_by_us = asked or reason is Reason.slot_busy
         return self._report.saved > 0 or ended_by_us
 
     def _retry_delay_seconds(self) -> float:
         """Doubling from one second to a minute, with jitter so that runs do not come in step."""
-        if self._seen.asked is not None:
+        assert self._verdict is not None  # noqa: S101 - the stage is `ended`
+        if self._verdict.retry_seconds:
+            return self._verdict.retry_seconds * random.uniform(1.0, 1.25)
+        if self._seen.asked is not None and self._seen.fault is None:
             return 0.0
         run = self._shop.store.runs.get(self.lease.run_id)
         failures = min(max(run.retries_used, run.losses), 10)
@@ -284,7 +331,7 @@ class Supervision:
             run_id=self.lease.run_id,
             attempt=self.lease.attempt,
             recipe=self._spec.recipe.kind,
-            gpu=self.slot.gpu,
+            gpu=self._gpu,
             progress=report.progress or {},
             losses=dict(report.losses),
             iterations=report.iterations,
@@ -295,13 +342,3 @@ class Supervision:
     def checkpoint_failures(self) -> dict[str, int]:
         """Checkpoints of this attempt that failed, by reason."""
         return self._report.checkpoint_failures
-
-
-def _cannot_start(error: OSError) -> Verdict:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return Verdict(
-            Reason.disk_full,
-            f"The disk is full: the attempt's folder could not be written ({error}). "
-            "Free space below the artifact root and restart the run.",
-        )
-    return Verdict(Reason.crashed, f"The attempt could not be started on this host: {error}.")

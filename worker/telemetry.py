@@ -7,7 +7,8 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -18,11 +19,21 @@ RETRY_SECONDS = 60.0
 CLOSE_SECONDS = 2.0
 # Memory in use on an idle GPU beyond this share belongs to somebody, even if no process is seen.
 UNEXPLAINED_MEMORY_SHARE = 0.1
+# There while the kernel's driver is loaded; a container may see the first without the second.
+DRIVER_SIGNS: tuple[Path, ...] = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"))
+
+
+def driver_is_loaded() -> bool:
+    """Whether NVML should have something to say on this host."""
+    return any(path.exists() for path in DRIVER_SIGNS)
 
 
 @dataclass(frozen=True)
 class GpuSample:
-    """One GPU at one moment; None is what the driver does not tell. Ratios 0-1, sizes in bytes."""
+    """One GPU at one moment; None is what the driver does not tell. Ratios 0-1, sizes in bytes.
+
+    `processes` compute, `graphics` draw: (pid, bytes). `seen_at` is monotonic seconds.
+    """
 
     index: str
     uuid: str
@@ -37,20 +48,24 @@ class GpuSample:
     energy_joules: float | None
     capability: tuple[int, int] | None
     processes: tuple[tuple[int, int | None], ...]
+    graphics: tuple[tuple[int, int | None], ...] = ()
+    seen_at: float = 0.0
 
     @classmethod
-    def from_json(cls, document: dict[str, Any]) -> "GpuSample":
+    def from_json(cls, document: dict[str, Any], seen_at: float) -> "GpuSample":
         """From a line of worker.nvml."""
-        values = {field.name: document[field.name] for field in fields(cls)}
+        values = dict(document)
         values["capability"] = tuple(values["capability"]) if values["capability"] else None
-        values["processes"] = tuple(
-            (process["pid"], process["memory_bytes"]) for process in document["processes"]
-        )
-        return cls(**values)
+        for kind in ("processes", "graphics"):
+            values[kind] = tuple((one["pid"], one["memory_bytes"]) for one in document[kind])
+        return cls(**values, seen_at=seen_at)
 
 
 class GpuTelemetry:
-    """The last sample of all GPUs. `gpus` is None while there is none: absent is not idle."""
+    """The last sample of all GPUs. `gpus` is None while there is none: absent is not idle.
+
+    `has_answered`: NVML has said at least once what there is, even if that was "nothing".
+    """
 
     def __init__(self, period_seconds: float) -> None:
         self._period = period_seconds
@@ -59,6 +74,7 @@ class GpuTelemetry:
         self._buffer = b""
         self._heard_at = 0.0
         self._retry_at: float | None = 0.0
+        self.has_answered = False
         self.gpus: tuple[GpuSample, ...] | None = None
         self.why_absent: str | None = "the GPUs have not been asked yet"
 
@@ -100,14 +116,16 @@ class GpuTelemetry:
         self._heard_at = now
         *lines, self._buffer = (self._buffer + received).split(b"\n")
         for line in lines:
-            self._take(json.loads(line))
+            self._take(json.loads(line), now)
 
-    def _take(self, document: dict[str, Any]) -> None:
+    def _take(self, document: dict[str, Any], now: float) -> None:
+        self.has_answered = True
         if "unavailable" in document:
-            self._end(str(document["unavailable"]), retry_at=None)
+            # Without a driver there is nothing to ask again for.
+            self._end(str(document["unavailable"]), retry_at=now if driver_is_loaded() else None)
         else:
             self.why_absent = None
-            self.gpus = tuple(GpuSample.from_json(gpu) for gpu in document["gpus"])
+            self.gpus = tuple(GpuSample.from_json(gpu, now) for gpu in document["gpus"])
 
     def wait_for_first(self, timeout_seconds: float) -> None:
         """Block until the probe has answered once or the time is over; for the agent's start."""
@@ -147,19 +165,37 @@ class GpuTelemetry:
         self._killed.append(process)
 
 
-def foreign_work(gpu: GpuSample) -> str | None:
-    """A sentence about other people's work on a GPU where no run of ours is; None: it is free."""
-    others = [(pid, memory) for pid, memory in gpu.processes if psutil.pid_exists(pid)]
-    if others:
-        listed = ", ".join(_describe(pid, memory) for pid, memory in others[:3])
+def foreign_work(gpu: GpuSample, *, is_fresh: bool = True) -> str | None:
+    """A sentence about other people's work on a GPU where no run of ours is; None: it is free.
+
+    Who only draws (a desktop, a browser) disturbs nobody. In a container NVML lists processes of
+    the host, which cannot be seen from here; those count by their memory, and only in a sample that
+    is newer than the last run of ours (`is_fresh`), whose processes look just the same.
+    """
+    drawing = dict(gpu.graphics)
+    computing = [(pid, memory) for pid, memory in gpu.processes if pid not in drawing]
+    visible = [(pid, memory) for pid, memory in computing if psutil.pid_exists(pid)]
+    if visible:
+        listed = ", ".join(_describe(pid, memory) for pid, memory in visible[:3])
         return f"GPU {gpu.index} is in use by {listed}; the slot waits until it is free."
-    used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
-    if used is None or not total or gpu.processes or used / total < UNEXPLAINED_MEMORY_SHARE:
+    hidden = _hidden_bytes(gpu, computing)
+    total = gpu.memory_total_bytes
+    if not is_fresh or not total or hidden / total < UNEXPLAINED_MEMORY_SHARE:
         return None
     return (
-        f"{used / 2**30:.1f} GiB of GPU {gpu.index} are in use by processes that cannot be seen "
+        f"{hidden / 2**30:.1f} GiB of GPU {gpu.index} are in use by processes that cannot be seen "
         "from here (another container?); the slot waits until they are free."
     )
+
+
+def _hidden_bytes(gpu: GpuSample, computing: list[tuple[int, int | None]]) -> int:
+    """Memory held by processes that are not seen from here, as far as the driver tells."""
+    if computing and all(memory is not None for _, memory in computing):
+        return sum(memory or 0 for _, memory in computing)
+    drawn = [memory for _, memory in gpu.graphics]
+    if gpu.memory_used_bytes is None or None in drawn:  # a desktop may hold all of it
+        return 0
+    return gpu.memory_used_bytes - sum(memory or 0 for memory in drawn)
 
 
 def _describe(pid: int, memory_bytes: int | None) -> str:

@@ -67,7 +67,7 @@ class Farm:
         eventually(registered, "the agent registers")
         return agent
 
-    def submit(self, *, policy=None, checkpoint=None, **script):
+    def submit(self, *, policy=None, checkpoint=None, runtime=None, **script):
         """Queue a run whose fake trainer follows the script; its id."""
         notes = json.dumps(script)
         request = {
@@ -76,6 +76,7 @@ class Farm:
             "data": {"dataset": "waves", "inputs": ["features"], "targets": ["targets"]},
             "policy": policy or {},
             "checkpoint": checkpoint or {},
+            "runtime": runtime or {},
         }
         spec = RunSpec.model_validate_json(json.dumps(request)).model_dump(mode="json")
         new = NewRun(
@@ -90,7 +91,7 @@ class Farm:
             recipe="sequence",
             mode="train",
             dataset="waves",
-            device="auto",
+            device=spec["runtime"]["device"],
             gpus=1,
             max_retries=spec["policy"]["max_retries"],
         )

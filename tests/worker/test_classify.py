@@ -1,5 +1,6 @@
 """Which reason and sentence an attempt's end gets."""
 
+import errno
 import signal
 
 import pytest
@@ -28,6 +29,11 @@ SAVED = {"reason": "interrupted", "message": "Stopped at a step boundary.", "res
         (Evidence(returncode=-signal.SIGKILL, oom_kills=1), Reason.host_oom),
         (Evidence(returncode=-signal.SIGKILL), Reason.killed),
         (Evidence(returncode=None, started=True), Reason.killed),
+        (Evidence(launcher_returncode=-signal.SIGKILL), Reason.killed),
+        (Evidence(launcher_returncode=1), Reason.crashed),
+        (Evidence(launcher_returncode=0), Reason.interrupted),
+        (Evidence(fault=OSError(errno.EIO, "I/O error"), asked="stop"), Reason.crashed),
+        (Evidence(fault=OSError(errno.ENOSPC, "full")), Reason.disk_full),
         (Evidence(returncode=-signal.SIGTERM), Reason.interrupted),
         (Evidence(returncode=-signal.SIGSEGV), Reason.crashed),
         (Evidence(returncode=1), Reason.crashed),

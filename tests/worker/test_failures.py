@@ -152,3 +152,66 @@ def test_sigterm_from_outside_is_a_free_retry(farm):
     run = farm.wait_for_end(run_id)
     assert (run.state, run.retries_used) == (RunState.succeeded, 0)
     assert attempts(farm, run_id)[1].reason is Reason.interrupted
+
+
+def test_an_error_of_one_attempt_ends_that_attempt_and_no_other(make_farm):
+    farm = make_farm()
+    farm.start_agent(STOKER_SLOTS="2")
+    broken, other = (farm.submit(steps=10**6, pace=0.02) for _ in range(2))
+    farm.wait_for_step(broken, 3)
+    farm.wait_for_step(other, 3)
+    events = farm.folder(broken) / "events.jsonl"
+    events.rename(events.with_suffix(".away"))
+    events.symlink_to(events)
+    farm.wait_for_attempt(broken, 2)
+    first = attempts(farm, broken)[1]
+    assert first.reason is Reason.crashed
+    assert "events.jsonl" in first.message
+    farm.wait_for_step(other, farm.step(other) + 3)
+    assert farm.run(other).attempt == 1
+
+
+def test_a_run_that_has_vanished_costs_the_agent_nothing_but_the_attempt(make_farm):
+    farm = make_farm()
+    farm.start_agent(STOKER_BEAT_SECONDS="5")
+    run_id = farm.submit(steps=10**6, pace=0.02)
+    trainer = farm.trainer()
+    with closing(sqlite3.connect(farm.home / "stoker.db", isolation_level=None)) as connection:
+        triggers = connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")
+        for (name,) in triggers.fetchall():
+            connection.execute(f"DROP TRIGGER {name}")
+        connection.execute("DELETE FROM runs WHERE id = ?", (run_id,))
+    trainer.kill()
+    eventually(lambda: "lease lost" in farm.log() or "cannot be recorded" in farm.log(), "")
+    assert farm.wait_for_end(farm.submit(steps=3)).state is RunState.succeeded
+
+
+def test_an_end_that_cannot_be_stored_is_tried_again_at_beats_only(farm):
+    run_id = farm.submit(steps=10**6, pace=0.02)
+    farm.wait_for_step(run_id, 3)
+    rename_table(farm, "runs", "away")
+    farm.trainer().kill()
+    eventually(lambda: farm.processes("worker.launcher") == [], "the attempt is over")
+    rename_table(farm, "away", "runs")
+    farm.wait_for_attempt(run_id, 2)
+    assert attempts(farm, run_id)[1].reason is Reason.killed
+
+
+def test_a_run_that_only_a_gpu_can_train_waits_for_another_worker(make_farm):
+    farm = make_farm()
+    run_id = farm.submit(steps=5, runtime={"precision": "tf32"})
+    farm.start_agent()
+    eventually(lambda: farm.run(run_id).retry_at is not None, "it goes back into the queue")
+    run = farm.run(run_id)
+    assert (run.state, run.reason, run.retries_used) == (RunState.queued, Reason.slot_busy, 0)
+    assert "worker with a GPU" in run.message
+    assert run.retry_at - farm.store.attempts.list(run_id)[0].finished_at >= 30
+
+
+def test_a_launcher_that_cannot_start_its_trainer_says_why(make_farm):
+    farm = make_farm()
+    farm.start_agent(FAKE_TRAINER="/does/not/exist")
+    run_id = farm.submit(steps=5, policy={"max_retries": 0})
+    run = farm.wait_for_end(run_id)
+    assert (run.state, run.reason) == (RunState.failed, Reason.crashed)
+    assert "/does/not/exist" in run.message

@@ -64,3 +64,35 @@ def test_a_host_whose_torch_has_no_cuda_trains_on_the_cpu_and_says_so(make_farm,
     (worker,) = farm.store.workers.list(alive_only=True)
     assert [slot["device"] for slot in worker.slots] == ["cpu"]
     assert "cannot use this host's GPUs" in farm.log()
+
+
+def test_a_driver_that_answers_late_is_waited_for(make_farm, tmp_path):
+    farm = make_farm()
+    ready = tmp_path / "ready"
+    nvml = json.dumps({"gpus": [{}], "until": str(ready)})
+    farm.start_agent(PYTHONPATH=FAKE_HOST, FAKE_NVML=nvml, FAKE_DRIVER=str(tmp_path))
+
+    def slot():
+        (worker,) = farm.store.workers.list(alive_only=True)
+        return worker.slots[0]
+
+    run_id = farm.submit(steps=10**6)
+    assert "NVML has not answered" in eventually(lambda: slot()["waiting"], "the slot waits")
+    assert farm.run(run_id).state is RunState.queued
+    ready.touch()
+    eventually(lambda: slot()["device"] == "cuda:0", "the slot is the GPU's")
+    farm.wait_for_step(run_id, 1)
+    assert farm.run(run_id).devices == ["cuda:0"]
+    assert "GPUs have come up" in farm.log()
+
+
+def test_a_cpu_run_on_a_gpu_slot_carries_no_numbers_of_the_gpu(make_farm):
+    farm = make_farm()
+    worker = start(farm, {})
+    run_id = farm.submit(runtime={"device": "cpu"}, steps=10**6)
+    farm.wait_for_step(run_id, 3)
+    eventually(lambda: farm.run(run_id).devices == ["cpu"], "its device is told")
+    with urllib.request.urlopen(worker.facts["metrics_url"], timeout=30) as answer:
+        families = {f.name: f for f in text_string_to_metric_families(answer.read().decode())}
+    assert [sample.value for sample in families["stoker_gpu_runs"].samples] == [0]
+    assert farm.store.metrics.series(run_id, ["gpu_utilization"]).get("gpu_utilization") is None

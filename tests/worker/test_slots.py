@@ -4,7 +4,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from tests.worker.test_exporter import GPU
-from worker.slots import AgentIndex, lock_is_free, make_slots, take_lock
+from worker.slots import AgentIndex, lock_is_free, make_slots, take_lock, why_waiting
 
 TWO_GPUS = (GPU, replace(GPU, index="1", uuid="GPU-1"))
 
@@ -43,3 +43,18 @@ def test_a_lock_is_free_when_nobody_holds_it(tmp_path):
     assert lock_is_free(path)
     assert take_lock(path) is not None
     assert not lock_is_free(path)
+
+
+def test_a_gpu_of_which_nothing_is_known_is_waited_for(tmp_path):
+    gpu, cpu = make_slots(2, TWO_GPUS[:1], 0, tmp_path)
+    assert "nvidia-smi" in (why_waiting(gpu, None) or "none")
+    assert why_waiting(gpu, GPU) is None
+    assert why_waiting(cpu, None) is None
+
+
+def test_a_sample_from_before_the_slot_was_free_is_of_our_own_run(tmp_path):
+    (slot,) = make_slots(1, TWO_GPUS, 0, tmp_path)
+    ours = replace(GPU, memory_used_bytes=90, seen_at=1.0)
+    slot.release()
+    assert why_waiting(slot, ours) is None
+    assert why_waiting(slot, replace(ours, seen_at=slot.free_since + 1)) is not None

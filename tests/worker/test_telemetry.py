@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from tests.worker.eventually import eventually
-from worker.telemetry import SILENCE_SECONDS, GpuTelemetry, foreign_work
+from worker.telemetry import RETRY_SECONDS, SILENCE_SECONDS, GpuTelemetry, foreign_work
 
 GIB = 2**30
 
@@ -83,3 +83,35 @@ def test_a_free_gpu_and_a_process_that_has_ended_are_no_reason_to_wait(fake_nvml
     fake_nvml(gpus=[{}, {"pids": [2**22 + 1]}])
     telemetry.wait_for_first(60)
     assert [foreign_work(gpu) for gpu in telemetry.gpus] == [None, None]
+
+
+NOBODY = 2**22 + 1  # above the highest pid of Linux
+
+
+def test_a_desktop_is_no_reason_to_wait(fake_nvml, telemetry):
+    """Some drivers list a browser as both; its memory may be unknown, and more than a tenth."""
+    fake_nvml(gpus=[{"graphics": [os.getpid()], "pids": [os.getpid()], "used": 40 * GIB}])
+    telemetry.wait_for_first(60)
+    assert foreign_work(telemetry.gpus[0]) is None
+
+
+def test_what_a_desktop_does_not_hold_is_still_waited_for(fake_nvml, telemetry):
+    fake_nvml(gpus=[{"graphics": [os.getpid()], "used": 40 * GIB}], drawn=2 * GIB)
+    telemetry.wait_for_first(60)
+    assert "38.0 GiB" in (foreign_work(telemetry.gpus[0]) or "none")
+
+
+def test_a_host_process_listed_in_a_container_counts_by_its_memory(fake_nvml, telemetry):
+    fake_nvml(gpus=[{"pids": [NOBODY], "held": 30 * GIB}])
+    telemetry.wait_for_first(60)
+    assert "30.0 GiB" in (foreign_work(telemetry.gpus[0]) or "none")
+    assert foreign_work(telemetry.gpus[0], is_fresh=False) is None, "it may be the run just ended"
+
+
+def test_a_driver_that_is_there_is_asked_again(fake_nvml, telemetry, monkeypatch, tmp_path):
+    monkeypatch.setattr("worker.telemetry.DRIVER_SIGNS", (tmp_path,))
+    fake_nvml(error="Driver/library version mismatch")
+    telemetry.wait_for_first(60)
+    assert telemetry.has_answered
+    telemetry.tick(time.monotonic() + RETRY_SECONDS + 1)
+    assert telemetry.fileno() is not None

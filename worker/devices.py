@@ -1,0 +1,81 @@
+"""The GPUs of this host as the driver shows them, and the slots that the agent makes of them."""
+
+from collections.abc import Sequence
+
+import structlog
+
+from app.settings import Settings
+from worker.host import torch_has_cuda
+from worker.slots import Slot, make_slots, why_waiting
+from worker.telemetry import GpuSample, GpuTelemetry, driver_is_loaded
+
+log = structlog.get_logger("stoker.worker")
+
+FIRST_PROBE_SECONDS = 10.0
+
+
+class Devices:
+    """Owns the telemetry and the list of slots; `close` ends the probe."""
+
+    def __init__(self, settings: Settings, agent: int) -> None:
+        self._settings = settings
+        self._agent = agent
+        self.telemetry = GpuTelemetry(settings.beat_seconds)
+        self.telemetry.wait_for_first(FIRST_PROBE_SECONDS)
+        if self._is_driver_silent():
+            log.warning("this host has an NVIDIA driver, but NVML does not answer yet: no run is "
+                        "taken until it does", why=self.telemetry.why_absent)  # fmt: skip
+        self.slots = self._make_slots()
+
+    def close(self) -> None:
+        self.telemetry.close()
+
+    def gpu_of(self, slot: Slot) -> GpuSample | None:
+        """The current sample of a slot's GPU."""
+        gpus = self.telemetry.gpus or ()
+        return next((gpu for gpu in gpus if gpu.uuid == slot.uuid), None)
+
+    def free_slots(self) -> list[Slot]:
+        """Slots that can take a run now."""
+        return [slot for slot in self.slots if slot.run_id is None and slot.waiting is None]
+
+    def refresh(self) -> None:
+        """Write into every free slot why it waits; new slots when GPUs have come up since."""
+        has_gpu_slot = any(slot.uuid is not None for slot in self.slots)
+        is_idle = all(slot.run_id is None for slot in self.slots)
+        if self.telemetry.gpus and not has_gpu_slot and is_idle and torch_has_cuda():
+            self.slots = self._make_slots()
+            log.info("GPUs have come up", slots=[slot.name for slot in self.slots])
+        for slot in self.slots:
+            gpu = self.gpu_of(slot)
+            slot.last_sample = gpu or slot.last_sample
+            if slot.run_id is None:
+                slot.waiting = why_waiting(slot, gpu)
+                if slot.uuid is None and self._is_driver_silent():
+                    slot.waiting = (
+                        "This host has an NVIDIA driver, but NVML has not answered yet; the slot "
+                        "waits for the GPUs. `nvidia-smi` on this host may show why."
+                    )
+
+    def _is_driver_silent(self) -> bool:
+        return not self.telemetry.has_answered and driver_is_loaded() and torch_has_cuda()
+
+    def _make_slots(self) -> list[Slot]:
+        return make_slots(
+            self._settings.slots,
+            self._gpus_of_torch(),
+            agent=self._agent,
+            locks_dir=self._settings.locks_dir,
+        )
+
+    def _gpus_of_torch(self) -> Sequence[GpuSample]:
+        """The GPUs that a trainer can use: none where torch is installed without CUDA."""
+        gpus = self.telemetry.gpus or ()
+        if gpus and not torch_has_cuda():
+            log.warning(
+                "runs train on the CPU: the installed torch cannot use this host's GPUs; "
+                "install a CUDA build of it",
+                gpus=len(gpus),
+            )
+            return ()
+        return gpus
