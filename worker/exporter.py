@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import psutil
@@ -242,9 +241,10 @@ def _run_counters(runs: tuple[RunView, ...]) -> Iterator[Metric]:
     )
     yield _counter(
         "stoker_train_phase_seconds",
-        "Where the wall time went",
+        "Where the trainer's wall time went. On CUDA `compute` is the time to launch the work; the "
+        "device's own time appears as `sync`, where the host waits for it",
         ("run_id", "phase"),
-        [
+        [  # a part that the trainer does not measure is absent, not 0
             ([str(run.run_id), phase], seconds)
             for run in runs
             for phase, seconds in (run.progress.get("phase_seconds") or {}).items()
@@ -276,10 +276,6 @@ class Exporter:
         self._server, self._thread = start_http_server(port, addr=host, registry=registry)
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._server.server_port}/metrics"
-
-    @property
-    def thread(self) -> Thread:
-        return self._thread
 
     def close(self) -> None:
         """Stop answering and end the thread."""

@@ -188,4 +188,4 @@ def test_a_taken_port_is_an_error_and_not_a_second_listener(collector):
         port = int(exporter.url.rsplit(":", 1)[1].split("/")[0])
         with pytest.raises(OSError, match="in use"):
             Exporter(collector, "127.0.0.1", port)
-    assert not exporter.thread.is_alive()
+    assert not exporter._thread.is_alive()
