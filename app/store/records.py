@@ -48,10 +48,7 @@ class NewRun:
 
 @dataclass(frozen=True)
 class Restart:
-    """What a child takes from its parent; `from_` may be the id of a checkpoint.
-
-    `carry` compares the two specs: `{kind: CarryKind, starts_anew, changed}`.
-    """
+    """What a child takes from its parent: `carry` compares the specs, `from_` may be an id."""
 
     parent_id: int
     from_: Literal["latest", "best", "scratch"] | int
