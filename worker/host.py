@@ -2,6 +2,7 @@
 
 import os
 import platform
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ def host_facts() -> dict[str, Any]:
     }
 
 
+@cache
 def torch_has_cuda() -> bool:
     """Whether the installed torch is not a build for the CPU alone; without importing it."""
     return not _versions().get("torch", "").endswith("+cpu")
