@@ -106,7 +106,7 @@ def explain(error: Exception) -> tuple[str, ExitCode, list[str]] | None:
 
 def _explain_problem(error: "Problem") -> tuple[str, ExitCode, list[str]]:
     """What the service refused. The findings say all that its sentence would, each with its fix."""
-    from app.errors import Unauthorized, Unavailable
+    from app.errors import Unauthorized, Unavailable  # late, as in explain
 
     if error.status == Unauthorized.status:
         return error.detail, ExitCode.refused, [WAYS_BACK_IN]

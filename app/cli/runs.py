@@ -1,6 +1,6 @@
 """Submitting runs and looking at them: submit, plan, ls, show."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +21,9 @@ from app.cli.output import (
 )
 from app.cli.specfile import read_request
 from app.cli.watch import watch_run
+
+if TYPE_CHECKING:
+    from app.client import StokerClient
 
 Document = dict[str, Any]
 
@@ -71,13 +74,25 @@ def plan(
         )
     request = read_request(spec, assignments)
     with connect() as client:
-        answer = client.plan(request)
+        answer = _planned(client, request)
     if as_json:
         print_json(answer)
     else:
         _print_plan(answer)
     if any(issue["severity"] == "error" for issue in answer["issues"]):
         raise typer.Exit(ExitCode.refused)
+
+
+def _planned(client: "StokerClient", request: Document) -> Document:
+    """The plan, also of what the service cannot parse: then it is its findings alone."""
+    from app.client import Problem  # imported late, as in connect
+
+    try:
+        return client.plan(request)
+    except Problem as problem:
+        if not problem.issues:
+            raise
+        return problem.document
 
 
 def _print_plan(answer: Document) -> None:

@@ -20,6 +20,7 @@ Which = Literal["latest", "best"]
 # The service sends a heartbeat every 15 s; a longer silence means a lost connection.
 STREAM_SILENCE_SECONDS = 35.0
 DOWNLOAD_SILENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 60.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
 DOWNLOAD_PIECE_BYTES = 1 << 20
 LARGEST_PAGE = 500
@@ -172,14 +173,16 @@ class StokerClient:
         )
 
     def events(
-        self, run_id: int, *, after: int | None = None, patience_seconds: float = 60.0
+        self, run_id: int, *, after: int | None = None, patience_seconds: float | None = None
     ) -> Iterator[Event]:
         """Stream events until the run is over; a lost connection resumes after the last event.
 
         An event of the kind `connection_lost`, which no service sends, tells of that as it begins.
-        Raises ServiceUnreachable when no connection could be made for `patience_seconds`.
+        Raises ServiceUnreachable when no connection could be made for `patience_seconds`, 60 unless
+        told.
         """
         last, pause = after, FIRST_PAUSE_SECONDS
+        patience = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
         failing_since: float | None = None
         why: ClientError | None = None
         while True:
@@ -202,7 +205,7 @@ class StokerClient:
             if failing_since is None:
                 failing_since = now
                 yield Event(None, "connection_lost", {"message": why.detail if why else None})
-            elif why is not None and now - failing_since > patience_seconds:
+            elif why is not None and now - failing_since > patience:
                 raise why
             time.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)

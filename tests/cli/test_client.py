@@ -96,6 +96,24 @@ def test_a_stream_waits_for_a_service_that_starts_again(serve):
         assert [event.kind for event in client.events(1)] == ["connection_lost", "end"]
 
 
+def test_watching_says_that_the_connection_is_lost_and_ends_with_six(serve, cli, home, monkeypatch):
+    def handle(request: BaseHTTPRequestHandler, number: int) -> None:
+        if number == 0:
+            request.send_response(200)
+            request.send_header("Content-Type", "text/event-stream")
+            request.end_headers()
+            request.wfile.write(b'id: 1\nevent: state\ndata: {"to": "queued"}\n\n')
+        else:
+            request.connection.close()
+
+    monkeypatch.setenv("STOKER_URL", serve(handle))
+    monkeypatch.setattr("app.client.client.PATIENCE_SECONDS", 0.1)
+    answer = cli("watch", "1")
+    assert answer.code == 6
+    assert answer.out.splitlines() == ["queued", "connection lost, trying again"]
+    assert "does not answer" in answer.err
+
+
 def test_a_problem_carries_what_the_service_said(serve):
     problem = {
         "status": 409,

@@ -89,6 +89,14 @@ def test_a_plan_that_would_be_refused_says_so(cli, api, spec_file):
     ]
 
 
+def test_a_plan_of_what_cannot_be_parsed_looks_the_same(cli, api, spec_file):
+    answer = cli("plan", str(spec_file), "--set", "max_epochs=8")
+    assert (answer.code, answer.err) == (5, "")
+    assert answer.out.startswith("This would be refused.\n  error unknown_field at max_epochs")
+    as_json = cli("plan", str(spec_file), "--set", "max_epochs=8", "--json").document
+    assert [issue["code"] for issue in as_json["issues"]] == ["unknown_field"]
+
+
 def test_fixing_plans_comes_later(cli, api, spec_file):
     answer = cli("plan", str(spec_file), "--fix")
     assert answer.code == 5
