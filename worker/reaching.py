@@ -1,6 +1,4 @@
-"""How far an error reaches: never to the agent, from the store to a later beat, from one attempt
-to that attempt alone.
-"""
+"""How far an error reaches: one of the store to the next beat, one of an attempt to its end."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -14,7 +14,7 @@ from app.guard.plan import check
 from app.lifecycle import Reason
 from app.settings import Settings
 from app.spec.run import RunSpec
-from app.store.records import Lease, NewCheckpoint, NewEvent
+from app.store.records import Lease, NewCheckpoint, NewEvent, RestorePoint
 from app.store.store import Store
 from worker.attempt import AttemptDir
 from worker.checkpoints import on_disk, reconcile, remove_leftovers
@@ -98,7 +98,7 @@ def start_attempt(shop: Workshop, lease: Lease, slot: Slot, attempt: AttemptDir)
             ),
         )
     )
-    return Started(launched, spec, on_gpu, adopted, gone, _warnings(lease, restore))
+    return Started(launched, spec, on_gpu, adopted, gone, _warnings(lease.restore_points, restore))
 
 
 def _require_fit_here(lease: Lease, spec: RunSpec, slot: Slot, gpu: GpuSample | None) -> None:
@@ -128,9 +128,9 @@ def _clear_leftovers(folder: Path) -> None:
         os.close(lock)
 
 
-def _warnings(lease: Lease, restore: Sequence[dict[str, Any]]) -> list[NewEvent]:
-    if restore or not lease.restore_points:
+def _warnings(points: Sequence[RestorePoint], restore: Sequence[dict[str, Any]]) -> list[NewEvent]:
+    if restore or not points:
         return []
-    parent = lease.restore_points[0].run_id
+    parent = points[0].run_id
     message = f"Run {parent}, which this one goes on from, has no checkpoint: it begins anew."
     return [NewEvent("warning", time.time(), {"code": "nothing_to_restore", "message": message})]
