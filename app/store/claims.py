@@ -75,7 +75,8 @@ def take(
             **restart,
             retry_at=None,
             phase=None,
-            progress=None,
+            progress=_starting_again(run.progress),
+            result=None,
             started_at=now if run.started_at is None else run.started_at,
             version=runs.c.version + 1,
             last_event_seq=runs.c.last_event_seq + 1,
@@ -85,6 +86,14 @@ def take(
     record_move(connection, moved, RunState.queued.value, now, worker=worker, slot=slot.name)
     _begin_attempt(connection, moved, worker, slot, now)
     return _lease(connection, run, token, moved.attempt, slot)
+
+
+def _starting_again(progress: Document | None) -> Document | None:
+    """How far the attempts before had come, which people want to see until this one trains."""
+    if progress is None:
+        return None
+    rates = dict.fromkeys(key for key in progress if key.endswith(("_per_second", "eta_seconds")))
+    return {**progress, **rates, "phase": "starting"}
 
 
 def _begin_attempt(

@@ -99,6 +99,8 @@ def end_attempt(
         return None
     reason = ending.reason.value
     record_move(connection, moved, RunState.running.value, now, ended_by=reason)
+    if moved.state == RunState.queued.value:
+        _record_retry(connection, moved, ending, now)
     connection.execute(
         update(attempts)
         .where(attempts.c.run_id == moved.id, attempts.c.number == moved.attempt)
@@ -111,6 +113,26 @@ def end_attempt(
         )
     )
     return moved
+
+
+def _record_retry(connection: Connection, moved: Row[Any], ending: Ending, now: float) -> None:
+    """The event of an automatic new attempt: why, and when at the earliest."""
+    counted = (
+        update(runs)
+        .where(runs.c.id == moved.id)
+        .values(last_event_seq=runs.c.last_event_seq + 1)
+        .returning(runs.c.last_event_seq, runs.c.retries_used, runs.c.max_retries)
+    )
+    run = connection.execute(counted).one()
+    data = {
+        "reason": ending.reason.value,
+        "message": ending.message,
+        "delay_seconds": ending.retry_delay_seconds,
+        "retries_used": run.retries_used,
+        "max_retries": run.max_retries,
+    }
+    row = {"run_id": moved.id, "seq": run.last_event_seq, "t": now, "attempt": moved.attempt}
+    connection.execute(insert(events), {**row, "kind": "retry", "data": data})
 
 
 def _values_after(ending: Ending, now: float) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from app.store.records import (
     SlotOffer,
 )
 
-from .conftest import CPU, World
+from .conftest import CPU, World, new_run
 
 GPU = SlotOffer("gpu-7", "cuda", "cuda:0")
 
@@ -220,3 +220,31 @@ def test_a_run_that_nobody_may_claim_stays(world: World) -> None:
     assert lease is not None
     assert lease.run_id == paused.id
     assert world.store.runs.list(RunFilter(state=RunState.running), 5).data[0].id == paused.id
+
+
+def test_a_retry_is_told_and_keeps_what_was_reached(world: World) -> None:
+    lease = world.running()
+    progress = {"phase": "training", "step": 40, "iterations_per_second": 9.0, "eta_seconds": 5.0}
+    world.store.leases.beat(lease.token, Beat(progress=progress))
+    crashed = Finish(Reason.crashed, "The trainer ended.", retry_delay_seconds=2.0)
+    run = world.store.leases.finish(lease.token, crashed)
+    events = world.store.events.list(run.id, 0, 100)
+    assert [event.kind for event in events[-2:]] == ["state", "retry"]
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    assert events[-1].data == {
+        "reason": "crashed",
+        "message": "The trainer ended.",
+        "delay_seconds": 2.0,
+        "retries_used": 1,
+        "max_retries": new_run().max_retries,
+    }
+
+    world.clock.now += 3
+    assert world.claim() is not None
+    again = world.store.runs.get(run.id)
+    assert again.progress == {
+        "phase": "starting",
+        "step": 40,
+        "iterations_per_second": None,
+        "eta_seconds": None,
+    }
