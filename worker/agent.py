@@ -12,6 +12,7 @@ import structlog
 
 import app
 from app.errors import StokerError
+from app.logs import configure_logging
 from app.settings import Settings, load_settings
 from app.store.doorbell import Doorbell
 from app.store.identity import this_process
@@ -24,7 +25,6 @@ from worker.exporter import Exporter, Snapshot, WorkerCollector
 from worker.host import host_facts
 from worker.jobs import JobRunner
 from worker.launcher import PR_SET_CHILD_SUBREAPER, prctl
-from worker.logs import configure_logging
 from worker.orphans import Orphans
 from worker.reaching import Reach
 from worker.registration import describe_devices, describe_slots

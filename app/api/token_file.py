@@ -21,7 +21,7 @@ def ensure_token(settings: Settings, store: Store) -> None:
         if store.tokens.verify(path.read_text().strip()) is not None:
             path.chmod(0o600)
             return
-        log.warning("the token file was of another database; a new token replaces it")
+        log.warning("the token in HOME is revoked or of another database; a new one replaces it")
     _, secret = store.tokens.create("default")
     write_atomically(path, secret + "\n", mode=0o600)
     log.info("a token was made; the CLI finds it", path=str(path))
