@@ -20,6 +20,7 @@ HISTORY = frozenset({"phase", "applied", "restored", "epoch", "checkpoint", "war
 # The phases that a run passes through; it may evaluate and save thousands of times, which its
 # progress shows.
 STATIONS = frozenset({"starting", "restoring", "building", "training", "testing"})
+LAST_OF_CURVES = ("train_loss", "lr", "grad_norm")
 SPLIT_LOSSES = {"train_loss": "train", "val_loss": "validation", "test_loss": "test"}
 
 
@@ -131,14 +132,14 @@ class Report:
         if rate and new > 0:
             self.iterations = self.iterations.observe(1 / rate, new)
 
-    def _points(self, event: Document, values: Document) -> None:
+    def _points(self, event: Document, values: Document, *, keep: bool = False) -> None:
         step = event.get("step")
         if step is None:
             return
         for name, value in values.items():
             if value is None:
                 continue
-            point = MetricPoint(name=name, step=step, t=event["t"], value=float(value))
+            point = MetricPoint(name, step, event["t"], float(value), keep)
             self.outbox.points[name, step] = point
             if name in SPLIT_LOSSES:
                 self.losses[SPLIT_LOSSES[name]] = point.value
@@ -172,5 +173,8 @@ class Report:
 
     def _end(self, event: Document) -> None:
         self.end = event
+        # The store thins curves; where one ended must be seen all the same.
+        last = (event.get("result") or {}).get("last") or {}
+        self._points(event, {name: last.get(name) for name in LAST_OF_CURVES}, keep=True)
         if event.get("reason") in ("checkpoint_error", "disk_full"):
             self.checkpoint_failures[event["reason"]] += 1

@@ -8,7 +8,6 @@ from app.lifecycle import Intent, Reason, RunState
 
 Document = dict[str, Any]
 T = TypeVar("T")
-
 CarryKind = Literal["full", "weights", "scratch"]
 DatasetState = Literal["inspecting", "ready", "invalid"]
 JobKind = Literal["inspect_dataset", "remove_artifacts"]
@@ -214,6 +213,7 @@ class MetricPoint:
     step: int
     t: float
     value: float
+    keep: bool = False  # however near it is to the point before
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def thin(
     kept = []
     for point in points:
         is_near = 0 <= point.t - state.last_t < state.gap_seconds
-        if is_near and not is_evaluation(point.name):
+        if is_near and not (point.keep or is_evaluation(point.name)):
             continue
         kept.append(point)
         state = replace(state, points=state.points + 1, last_t=point.t)

@@ -40,6 +40,11 @@ def test_points_of_evaluations_are_all_kept(world: World) -> None:
     assert steps_of(world, lease.run_id, "val_mae") == list(range(20))
 
 
+def test_a_point_that_is_to_be_kept_is_kept_however_near() -> None:
+    news = [MetricPoint("lr", n, n / 100, 0.0, keep=n == 9) for n in range(10)]
+    assert [point.step for point in thin(news, SeriesState())[0]] == [0, 9]
+
+
 def test_a_clock_that_goes_back_does_not_end_a_curve() -> None:
     news = [MetricPoint("lr", 1, 100.0, 0.0), MetricPoint("lr", 2, 50.0, 0.0)]
     kept, state = thin(news, SeriesState())

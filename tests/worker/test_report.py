@@ -19,3 +19,16 @@ def test_evaluating_and_saving_a_thousand_times_leaves_no_thousand_rows(report):
     detours = ["evaluating", "training", "checkpointing", "training"] * 1000
     report.take([phase(name) for name in [*stations, *detours, "testing", "checkpointing"]])
     assert [event.data["phase"] for event in report.outbox.events] == [*stations, "testing"]
+
+
+def test_the_last_point_of_a_curve_is_kept_however_near_it_is(report):
+    last = {"step": 144, "epoch": 6, "train_loss": 0.18, "lr": 1e-8, "grad_norm": 0.3}
+    end = {"kind": "end", "t": 9.0, "reason": "completed", "message": "", "step": 144}
+    report.take([{**end, "result": {"last": last, "best": None, "test": None}}])
+    kept = {point.name: point for point in report.outbox.points.values() if point.keep}
+    assert {name: point.value for name, point in kept.items()} == {
+        "train_loss": 0.18,
+        "lr": 1e-8,
+        "grad_norm": 0.3,
+    }
+    assert {point.step for point in kept.values()} == {144}
