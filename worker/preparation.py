@@ -1,7 +1,6 @@
 """From a lease to spec.json: the guard with this host's facts, data paths, what to restore."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +67,7 @@ def slot_facts(lease: Lease, slot: Slot, gpu: GpuSample | None) -> Facts:
         bf16 = None if gpu.capability is None else gpu.capability >= BF16_CAPABILITY
         devices = (DeviceFacts("cuda", gpu.model, total, free, bf16), cpu)
     return Facts(
-        datasets={record.name: dataset_facts(record) for record in _datasets(lease).values()},
+        datasets={record.name: dataset_facts(record) for record in datasets_of(lease)},
         devices=devices,
         host_memory_bytes=psutil.virtual_memory().total,
         cores=usable_cores(),
@@ -90,8 +89,9 @@ def dataset_facts(record: DatasetRecord) -> DatasetFacts:
     )
 
 
-def _datasets(lease: Lease) -> Mapping[str, DatasetRecord]:
-    return {lease.dataset.name: lease.dataset, **lease.extra_datasets}
+def datasets_of(lease: Lease) -> list[DatasetRecord]:
+    """Every dataset that the run reads."""
+    return [lease.dataset, *lease.extra_datasets.values()]
 
 
 def confined(path: str, root: Path) -> Path:
@@ -119,8 +119,8 @@ def attempt_document(
         "attempt": lease.attempt,
         "spec": lease.spec,
         "datasets": {
-            name: _dataset_document(record, settings.data_root)
-            for name, record in _datasets(lease).items()
+            record.name: _dataset_document(record, settings.data_root)
+            for record in datasets_of(lease)
         },
         "device": "cuda:0" if on_gpu else "cpu",  # the only GPU that the trainer can see
         "threads": max(1, usable_cores() // slots) if threads == "auto" else threads,

@@ -23,6 +23,7 @@ from worker.launch.local import Launch, Launched, launch, trainer_environment
 from worker.preparation import (
     NotFit,
     attempt_document,
+    datasets_of,
     parse_spec,
     require_fit,
     restore_list,
@@ -102,7 +103,13 @@ def start_attempt(shop: Workshop, lease: Lease, slot: Slot, attempt: AttemptDir)
 
 
 def _require_fit_here(lease: Lease, spec: RunSpec, slot: Slot, gpu: GpuSample | None) -> None:
-    """NotFit when the spec breaks a rule; NotHere when it would not on a host with a GPU."""
+    """NotFit when the spec breaks a rule; NotHere when it would not elsewhere, or later."""
+    inspected = [record.name for record in datasets_of(lease) if record.state == "inspecting"]
+    if inspected:
+        raise NotHere(
+            Reason.slot_busy,
+            f"Back into the queue: the dataset {inspected[0]!r} is being inspected again.",
+        )
     try:
         require_fit(lease, spec, slot, gpu)
     except NotFit as error:
