@@ -95,7 +95,7 @@ async def _unexpected_error(request: Request, error: Exception) -> ProblemRespon
 
 
 async def _validation_error(request: Request, error: Exception) -> ProblemResponse:
-    assert isinstance(error, RequestValidationError)  # noqa: S101
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - as above
     details = error.errors()
     if any(item["loc"][0] == "path" for item in details):
         path = request.scope["path"]
@@ -123,7 +123,7 @@ def _issue(item: Mapping[str, Any], model: Any) -> Issue:
 
 
 async def _http_error(request: Request, error: Exception) -> ProblemResponse:
-    assert isinstance(error, HTTPException)  # noqa: S101
+    assert isinstance(error, HTTPException)  # noqa: S101 - as above
     path, method = request.scope["path"], request.method
     problem: StokerError
     if error.status_code == 404:

@@ -177,7 +177,7 @@ def worker() -> None:
     """Start a worker alone: it claims runs, trains them and exports metrics."""
     _require_worker_extra()
     read_settings()  # a wrong setting is a sentence here
-    os.execv(sys.executable, [sys.executable, "-m", "worker.agent"])  # noqa: S606
+    os.execv(sys.executable, [sys.executable, "-m", "worker.agent"])  # noqa: S606 - fixed words
 
 
 def _require_worker_extra() -> None:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from app.spec.base import Epochs, Fraction, LearningRate, OpenFraction, SpecModel, Steps
+from app.spec.base import Epochs, Fraction, LearningRate, OpenFraction, SpecModel
 
 WeightDecay = Annotated[float, Field(ge=0.0, le=10.0)]
 
@@ -147,16 +147,4 @@ class ExponentialAveraging(SpecModel):
 
 Averaging = Annotated[
     NoAveraging | StochasticAveraging | ExponentialAveraging, Field(discriminator="kind")
-]
-
-__all__ = [
-    "SGD",
-    "Adam",
-    "AdamW",
-    "Averaging",
-    "NoAveraging",
-    "OneCycle",
-    "Optimizer",
-    "Schedule",
-    "Steps",
 ]

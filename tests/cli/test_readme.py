@@ -63,10 +63,9 @@ def test_every_command_is_in_the_readme(command):
     assert f"stoker {command}" in README
 
 
-@pytest.mark.parametrize("command", commands())
+# `api` and `worker` print a log until they are ended.
+@pytest.mark.parametrize("command", [name for name in commands() if name not in ("api", "worker")])
 def test_every_command_can_print_json(command):
-    if command in ("api", "worker"):
-        pytest.skip("they print a log until they are ended")
     assert "--json" in commands()[command]
 
 
