@@ -3,16 +3,27 @@
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.constructor import SafeConstructor
+from ruamel.yaml.constructor import ConstructorError, SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
+
+from app.api.bounds import MAX_NODES, TOO_MANY
+
+TAG_PREFIX = "tag:yaml.org,2002:"
+PLAIN_TAGS = {"map", "seq", "str", "int", "float", "bool", "null", "timestamp"}
 
 
 class _PlainConstructor(SafeConstructor):
     """No setting is a date, so what looks like one is left as it was written."""
 
+    def construct_document(self, node: Node) -> Any:
+        """The value; what its aliases would grow to is refused before it grows."""
+        _check_nodes(node)
+        return super().construct_document(node)
+
 
 _PlainConstructor.add_constructor(
-    "tag:yaml.org,2002:timestamp", lambda constructor, node: constructor.construct_scalar(node)
+    TAG_PREFIX + "timestamp", lambda constructor, node: constructor.construct_scalar(node)
 )
 
 
@@ -30,3 +41,37 @@ def parse_yaml(text: str) -> Any:
         raise ValueError(str(error).splitlines()[0]) from None
     except (TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"this is no YAML of plain values: {error}") from None
+
+
+def _check_nodes(root: Node) -> None:
+    """Bound a document as the service does, every use of an alias counted, to what JSON can say."""
+    budget, stack = MAX_NODES, [root]
+    while stack:
+        node = stack.pop()
+        budget -= 1
+        if budget < 0:
+            raise ValueError(f"{TOO_MANY}, or an alias that refers to itself")
+        if str(node.tag).removeprefix(TAG_PREFIX) not in PLAIN_TAGS:
+            raise _problem(node, f"a value of the kind {node.tag} has no counterpart in JSON")
+        if isinstance(node, ScalarNode):
+            continue
+        members = node.value
+        if isinstance(node, MappingNode):
+            for key, _ in node.value:
+                _check_key(key)
+            members = [value for _, value in node.value]
+        stack.extend(members)
+
+
+def _check_key(key: Node) -> None:
+    kind = str(key.tag).removeprefix(TAG_PREFIX)
+    if kind == "merge":
+        raise _problem(
+            key, "YAML 1.2 has no merge key `<<`; write out what it would bring, or use an alias"
+        )
+    if kind not in ("str", "timestamp") or not isinstance(key, ScalarNode):
+        raise _problem(key, "a key must be text; quote it")
+
+
+def _problem(node: Node, what: str) -> ConstructorError:
+    return ConstructorError(None, None, what, node.start_mark)

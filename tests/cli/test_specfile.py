@@ -11,6 +11,11 @@ from hypothesis import strategies as st
 from app.cli.failures import CommandFailed
 from app.cli.specfile import parse_assignment, patch_of, read_request
 
+# Each line holds ten of the line before: 10^30 values in a kilobyte.
+BOMB = "a0: &a0 [1]\n" + "".join(
+    f"a{line}: &a{line} [{', '.join([f'*a{line - 1}'] * 10)}]\n" for line in range(1, 31)
+)
+
 
 @pytest.mark.parametrize(
     ("text", "value"),
@@ -93,6 +98,11 @@ def test_all_formats_say_the_same(tmp_path, name: str, text: str):
         ("a.json", b'{"optimizer": {"betas": [0.9, Infinity]}}', "optimizer.betas.1 is not"),
         ("a.toml", b"optimizer.lr = inf", "optimizer.lr is not a finite number"),
         ("a.yaml", b"a: &a [*a]", "refers to itself"),
+        ("a.yaml", b"a: &a {x: 1}\nb:\n  <<: *a\n", "no merge key `<<`; write out"),
+        ("a.yaml", b"{[1]: 2}", "a key must be text; quote it (line 1, column 2)"),
+        ("a.yaml", b"notes: !!binary aGk=", "no counterpart in JSON (line 1, column 8)"),
+        ("a.yaml", b"notes: !!set {a}", "no counterpart in JSON"),
+        ("a.yaml", BOMB.encode(), "more than 50000 values"),
     ],
 )
 def test_a_file_that_is_no_spec_is_refused_in_a_sentence(tmp_path, name, content, said):
