@@ -63,6 +63,35 @@ def test_inputs_of_any_number_format_are_taken() -> None:
     assert torch.equal(model(inputs), model(inputs.float()))
 
 
+@pytest.mark.parametrize("encoder", ["lstm", "gru"])
+def test_bf16_is_for_the_head_and_the_encoder_stays_in_fp32(encoder: str) -> None:
+    """cuDNN would compute it in fp16 without loss scaling, and some CPUs not at all."""
+    model = task_for({"recipe": {"encoder": encoder}}).build_model({}).eval()
+    seen: dict[str, torch.Tensor] = {}
+    model.get_submodule("encoder").register_forward_hook(
+        lambda *call: seen.update(encoder=call[2][0])
+    )
+    model.get_submodule("head").register_forward_hook(lambda *call: seen.update(head=call[2]))
+    inputs = torch.randn(5, 12, 3)
+    model(inputs)
+    exact = seen["encoder"]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(inputs)
+    assert torch.equal(seen["encoder"], exact)
+    assert seen["head"].dtype is torch.bfloat16
+
+
+def test_fp16_is_for_the_encoder_too() -> None:
+    model = task_for({"recipe": {"encoder": "gru"}}).build_model({}).eval()
+    inputs = torch.randn(5, 12, 3)
+    encoded: list[torch.Tensor] = []
+    model.get_submodule("encoder").register_forward_hook(lambda *call: encoded.append(call[2][0]))
+    model(inputs)
+    with torch.autocast("cpu", dtype=torch.float16):
+        model(inputs)
+    assert not torch.equal(*encoded)
+
+
 def test_standardization_can_be_left_out(lab: Lab) -> None:
     outcome = lab.run(patch={"data": {"standardize": {"inputs": False, "targets": False}}})
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -58,10 +59,24 @@ class SequenceModel(nn.Module):
         batch_size, window, _ = inputs.shape
         standardized = (inputs.float() - self.input_mean) / self.input_std
         patches = standardized.reshape(batch_size, window // self.patch, -1)
-        states, _ = self.encoder(patches)
+        with _precision_of_rnns(inputs.device.type):
+            states, _ = self.encoder(patches)
         forecast = self.head(self.dropout(states[:, -1]))
         forecast = forecast.float().view(batch_size, *self.target_shape)
         return torch.addcmul(self.target_mean, forecast, self.target_std)
+
+
+def _precision_of_rnns(device_type: str) -> AbstractContextManager[object]:
+    """Under bf16 autocast an RNN stays in fp32 (TF32 on a GPU).
+
+    cuDNN's RNNs compute in fp16 under any autocast (ATen/cudnn/AutocastRNN.cpp), where gradients
+    vanish without the loss scaling that bf16 does not have; oneDNN's LSTM refuses bf16 on CPUs
+    that lack AVX-512.
+    """
+    in_bf16 = torch.get_autocast_dtype(device_type) is torch.bfloat16
+    if torch.is_autocast_enabled(device_type) and in_bf16:
+        return torch.autocast(device_type, enabled=False)
+    return nullcontext()
 
 
 class SequenceTask(Task):
