@@ -1,12 +1,15 @@
 """Loss scaling for fp16, tested on the CPU; and every precision on a GPU where there is one."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from app.spec.optimization import SGD, AdamW, Optimizer
 from tests.trainer.lab import Lab
+from worker.trainer.build import build_optimizer
 from worker.trainer.recipes.base import Arrays
 from worker.trainer.snapshot import capture, restore
 from worker.trainer.state import TrainState
@@ -26,10 +29,12 @@ class Regression:
         return error.float().abs().mean() * self.factor
 
 
-def build_step() -> tuple[TrainingStep, Regression, dict[str, torch.Tensor]]:
+def build_step(
+    wanted: Optimizer | None = None,
+) -> tuple[TrainingStep, Regression, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
     model, task = nn.Linear(4, 1), Regression()
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    optimizer = build_optimizer(wanted or AdamW(), model.parameters())
     task_like: Any = task
     step = TrainingStep(model, task_like, optimizer, Precision("fp16-mixed", CPU), 1.0)
     x = torch.randn(64, 4)
@@ -60,6 +65,29 @@ def test_a_step_whose_gradients_overflow_is_skipped_and_the_scale_halved() -> No
     step.apply(0.05)
     assert all(torch.equal(a, b) for a, b in zip(before, step.model.parameters(), strict=True))
     assert step.precision.scaler.get_scale() == scale / 2
+
+
+@pytest.fixture
+def unfilled_memory_is_nan() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("unfilled_memory_is_nan")
+def test_momentum_begins_from_nothing_when_the_very_first_step_is_skipped() -> None:
+    step, task, arrays = build_step(SGD(kind="sgd", momentum=0.9))
+    task.factor = 1e35
+    step.accumulate(arrays, 64, 1.0)
+    step.apply(0.05)
+    task.factor = 1.0
+    step.accumulate(arrays, 64, 1.0)
+    step.apply(0.05)
+    plain, _, _ = build_step(SGD(kind="sgd", momentum=0.9))
+    plain.accumulate(arrays, 64, 1.0)
+    plain.apply(0.05)
+    for found, expected in zip(step.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 def test_the_scale_is_part_of_a_checkpoint() -> None:

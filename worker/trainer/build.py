@@ -68,14 +68,7 @@ def configure_torch(runtime: Runtime, precision: str, threads: int) -> None:
 def build_optimizer(wanted: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """Fused: one kernel for all weights, and no synchronization under loss scaling."""
     if isinstance(wanted, SGD):
-        return torch.optim.SGD(
-            parameters,
-            lr=wanted.lr,
-            momentum=wanted.momentum,
-            nesterov=wanted.nesterov,
-            weight_decay=wanted.weight_decay,
-            fused=True,
-        )
+        return _build_sgd(wanted, parameters)
     kind = torch.optim.Adam if isinstance(wanted, Adam) else torch.optim.AdamW
     return kind(
         parameters,
@@ -84,3 +77,20 @@ def build_optimizer(wanted: Optimizer, parameters: Iterable[nn.Parameter]) -> to
         weight_decay=wanted.weight_decay,
         fused=True,
     )
+
+
+def _build_sgd(wanted: SGD, parameters: Iterable[nn.Parameter]) -> torch.optim.SGD:
+    optimizer = torch.optim.SGD(
+        parameters,
+        lr=wanted.lr,
+        momentum=wanted.momentum,
+        nesterov=wanted.nesterov,
+        weight_decay=wanted.weight_decay,
+        fused=True,
+    )
+    if wanted.momentum:
+        # torch would begin with memory as it finds it, and leave it so when loss scaling skips the
+        # first step. From zeros the first step is the same.
+        for parameter in optimizer.param_groups[0]["params"]:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
