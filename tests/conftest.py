@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-MUST_RUN = ("postgres", "browser", "prometheus", "slow")
+MUST_RUN = ("postgres", "browser", "prometheus", "systemd", "slow")
 SKIPPED = pytest.StashKey[list[str]]()
 
 

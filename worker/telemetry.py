@@ -91,7 +91,7 @@ class GpuTelemetry:
             self._end(f"the NVML probe was silent for {SILENCE_SECONDS:g} seconds", retry_at=now)
         if self._process is None and self._retry_at is not None and now >= self._retry_at:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "worker.nvml", str(self._period)],
+                [sys.executable, "-P", "-m", "worker.nvml", str(self._period)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -45,7 +45,7 @@ class Child:
 
         self.output, their_end = os.pipe()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "app.cli", self.name],
+            [sys.executable, "-P", "-m", "app.cli", self.name],
             stdin=subprocess.DEVNULL,
             stdout=their_end,
             stderr=their_end,

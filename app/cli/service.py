@@ -46,7 +46,7 @@ def up(
 ) -> None:
     """Start API, worker and exporter; Ctrl-C saves the runs that train and ends all."""
     _set_environment(host, port, home)
-    _require_worker_extra()
+    require_worker_extra()
     settings = read_settings()
     if detach:
         _start_detached(settings, as_json)
@@ -94,7 +94,7 @@ def _start_detached(settings: "Settings", as_json: bool) -> None:
     log = settings.home / "logs" / "stoker.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
-        [sys.executable, "-m", "app.cli", "up", "--log-file", str(log)],
+        [sys.executable, "-P", "-m", "app.cli", "up", "--log-file", str(log)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -175,12 +175,15 @@ def api(host: HostOption = None, port: PortOption = None) -> None:
 
 def worker() -> None:
     """Start a worker alone: it claims runs, trains them and exports metrics."""
-    _require_worker_extra()
+    require_worker_extra()
     read_settings()  # a wrong setting is a sentence here
-    os.execv(sys.executable, [sys.executable, "-m", "worker.agent"])  # noqa: S606 - fixed words
+    # -P, here and wherever a module is started: a folder `app` or `worker` in the place where the
+    # user stands must not be taken for ours.
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "worker.agent"])  # noqa: S606
 
 
-def _require_worker_extra() -> None:
+def require_worker_extra() -> None:
+    """Refuse to start a worker where the packages are missing that it trains with."""
     missing = [name for name in WORKER_PACKAGES if find_spec(name) is None]
     if missing:
         raise CommandFailed(

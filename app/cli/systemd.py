@@ -11,7 +11,9 @@ import typer
 
 from app.cli.connect import read_settings
 from app.cli.failures import CommandFailed, ExitCode, StokerGroup
+from app.cli.home_lock import holder_of
 from app.cli.output import JsonOption, print_json
+from app.cli.service import require_worker_extra
 
 if TYPE_CHECKING:
     from app.settings import Settings
@@ -43,24 +45,44 @@ def install(
         else:
             typer.echo(f"# {path}\n{unit}", nl=False)
         return
+    require_worker_extra()
     _require_systemd()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(unit)
+    _require_free(settings)
+    write_unit(path, unit)
     _run("systemctl", "--user", "daemon-reload")
-    _run("systemctl", "--user", "enable", "--now", UNIT_NAME)
-    _run("loginctl", "enable-linger")
+    _run("systemctl", "--user", "enable", UNIT_NAME)
+    # Not `enable --now`, which would leave a running service with the settings of the last unit.
+    _run("systemctl", "--user", "restart", UNIT_NAME)
+    lingers = _ask("loginctl", "enable-linger").returncode == 0
     if as_json:
-        print_json({"path": str(path), "unit": unit})
+        print_json({"path": str(path), "unit": unit, "lingers": lingers})
         return
-    typer.echo(f"{path} is installed and started; it will start again after a reboot.")
+    typer.echo(f"{path} is installed and started.")
+    typer.echo("  how it is: systemctl --user status stoker")
     typer.echo("  its log:   journalctl --user -u stoker -f")
     typer.echo("  remove it: systemctl --user disable --now stoker")
+    if not lingers:
+        typer.secho(
+            "warning: it ends when you log out, and starts when you log in again, since this user "
+            "may not switch lingering on. For a service that stays and starts at boot: "
+            "sudo loginctl enable-linger $USER",
+            err=True,
+            fg=typer.colors.YELLOW,
+        )
 
 
 def unit_text(settings: "Settings") -> str:
-    """The unit: SIGTERM goes to `stoker up` alone, which drains; the rest only if that fails."""
+    """The unit: SIGTERM goes to `stoker up` alone, which drains; the rest only if that fails.
+
+    A refusal (a wrong setting, a home that is in use) is not tried again. A trainer that the kernel
+    kills for its memory is the agent's affair, and no reason to end the others.
+    """
+    from app.settings import CLIENT_NAMES  # pydantic: late, as in connect
+
     environment = {
-        name: value for name, value in sorted(os.environ.items()) if name.startswith("STOKER_")
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith("STOKER_") and name.removeprefix("STOKER_") not in CLIENT_NAMES
     }
     environment["STOKER_HOME"] = str(settings.home)
     lines = [f"Environment={_quoted(f'{name}={value}')}" for name, value in environment.items()]
@@ -68,16 +90,18 @@ def unit_text(settings: "Settings") -> str:
         [
             "[Unit]",
             "Description=Stoker, a training service",
-            "After=network.target",
             "",
             "[Service]",
-            f"ExecStart={_quoted(sys.executable)} -m app.cli up",
-            f"WorkingDirectory={Path.cwd()}",
+            f"ExecStart={_quoted(sys.executable)} -P -m app.cli up",
+            # Where relative paths among the settings begin.
+            f"WorkingDirectory={_escaped(str(Path.cwd()))}",
             *lines,
             "KillMode=mixed",
             f"TimeoutStopSec={settings.stop_grace_seconds + STOP_MARGIN_SECONDS:.0f}",
             "Restart=on-failure",
             "RestartSec=5",
+            f"RestartPreventExitStatus={ExitCode.usage:d} {ExitCode.refused:d}",
+            "OOMPolicy=continue",
             "",
             "[Install]",
             "WantedBy=default.target",
@@ -87,9 +111,29 @@ def unit_text(settings: "Settings") -> str:
 
 
 def _quoted(text: str) -> str:
-    """A word of a unit file: systemd's quotes, with % and $ taken literally."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
-    return f'"{escaped}"'
+    """A word of a unit file, taken as it is: a path to start, or NAME=VALUE."""
+    return '"' + _escaped(text.replace("\\", "\\\\").replace('"', '\\"')) + '"'
+
+
+def _escaped(text: str) -> str:
+    """Without systemd's specifiers; a setting of several lines, which no unit can say, is refused.
+
+    Raises CommandFailed for control characters.
+    """
+    if not text.isprintable():
+        raise CommandFailed(
+            f"{text!r} holds a control character, which a unit file cannot say. Change the "
+            "setting, or go to a folder with another name."
+        )
+    return text.replace("%", "%%")
+
+
+def write_unit(path: Path, unit: str) -> None:
+    """For this user alone: the settings in it may hold the database's password."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    path.chmod(0o600)
+    path.write_text(unit)
 
 
 def _unit_folder() -> Path:
@@ -104,15 +148,25 @@ def _require_systemd() -> None:
     )
     if not Path("/run/systemd/system").exists() or shutil.which("systemctl") is None:
         raise CommandFailed(f"This machine was not booted with systemd. {instead}")
-    probe = subprocess.run(
-        ["systemctl", "--user", "show-environment"], capture_output=True, text=True, check=False
-    )
+    probe = _ask("systemctl", "--user", "show-environment")
     if probe.returncode != 0:
         said = probe.stderr.strip() or "no reason given"
         raise CommandFailed(f"systemd has no session for this user ({said}). {instead}")
 
 
+def _require_free(settings: "Settings") -> None:
+    """Refuse while a `stoker up` that is not the unit's has the home: the unit could not start."""
+    holder = holder_of(settings)
+    if holder is None or _ask("systemctl", "--user", "is-active", UNIT_NAME).returncode == 0:
+        return
+    raise CommandFailed(holder.refusal())
+
+
+def _ask(*command: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = _ask(*command)
     if done.returncode != 0:
         raise CommandFailed(f"{' '.join(command)}: {done.stderr.strip()}", ExitCode.failed)

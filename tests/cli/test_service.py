@@ -109,6 +109,29 @@ def test_a_second_up_and_a_taken_port_are_refused(up_home, tmp_path):
     assert Service(tmp_path / "other").left_running() == []
 
 
+def test_folders_of_the_same_names_where_one_stands_are_not_taken_for_ours(tmp_path):
+    home, project = tmp_path / "home", tmp_path / "project"
+    for package in ("app", "worker"):
+        (project / package).mkdir(parents=True)
+        (project / package / "__init__.py").touch()
+    program = Path(sys.executable).with_name("stoker")
+
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [program, *words],
+            cwd=project,
+            env=environment_of(home),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    started = call("up", "--detach")
+    ended = call("down")
+    assert started.returncode == 0, started.stderr
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_without_the_worker_extra_it_is_a_sentence(cli, home, monkeypatch):
     monkeypatch.setattr("app.cli.service.WORKER_PACKAGES", ("torch", "no_such_package"))
     for command in ("up", "worker"):
