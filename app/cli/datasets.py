@@ -1,7 +1,6 @@
 """`stoker data`: a sample to start with, a look into a file, registering it, and the list."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -55,11 +54,14 @@ def sample(
 
 
 def _register_if_service_runs(settings: "Settings", name: str, path: Path) -> Document | None:
+    """The dataset as the service has it; it refuses a file outside its own DATA_ROOT."""
     from app.client import ServiceUnreachable, StokerClient  # imported late, as in connect
 
     try:
         with StokerClient(settings=settings) as client:
-            return client.register_dataset(name, path.name, wait_seconds=REGISTRATION_WAIT_SECONDS)
+            return client.register_dataset(
+                name, str(path.resolve()), wait_seconds=REGISTRATION_WAIT_SECONDS
+            )
     except ServiceUnreachable:
         return None
 
@@ -117,7 +119,9 @@ def _problem_text(problem: object) -> str:
 @app.command()
 def register(
     name: Annotated[str, typer.Argument(help="The name that specs will use.")],
-    path: Annotated[str, typer.Argument(help="The file: absolute, or relative to DATA_ROOT.")],
+    path: Annotated[
+        str, typer.Argument(help="The file: absolute, or relative to the service's DATA_ROOT.")
+    ],
     wait: Annotated[
         float, typer.Option(min=0, help="Seconds to wait for the inspection.")
     ] = REGISTRATION_WAIT_SECONDS,
@@ -129,44 +133,15 @@ def register(
             f"{name!r} cannot be a dataset's name: it has up to 64 small letters, digits, dots, "
             "dashes and underscores, and begins with a letter or digit."
         )
-    settings = read_settings()
-    relative = _under_data_root(settings, path)
     with connect() as client:
-        _require_there(settings, relative)
-        dataset = client.register_dataset(name, relative, wait_seconds=wait or None)
+        # As it was given: DATA_ROOT is the service's, which may differ from this command's.
+        dataset = client.register_dataset(name, path, wait_seconds=wait or None)
     if as_json:
         print_json(dataset)
     else:
         _say_outcome(dataset)
     if dataset["state"] == "invalid":
         raise typer.Exit(ExitCode.refused)
-
-
-def _under_data_root(settings: "Settings", path: str) -> str:
-    """A path as the service wants it: relative to DATA_ROOT."""
-    given = Path(path)
-    if not given.is_absolute():
-        return path
-    try:
-        return str(given.resolve().relative_to(settings.data_root.resolve()))
-    except ValueError:
-        raise CommandFailed(
-            f"{given} is not under {settings.data_root}. The service reads nothing outside: move "
-            "or copy the file there, or set STOKER_DATA_ROOT and restart the service."
-        ) from None
-
-
-def _require_there(settings: "Settings", relative: str) -> None:
-    """Refuse a file that is not there, where this machine's service would look for it.
-
-    The files of a service elsewhere, at STOKER_URL, are not to be seen from here.
-    """
-    full = settings.data_root / relative
-    if "STOKER_URL" not in os.environ and not full.exists():
-        raise CommandFailed(
-            f"There is no file {full}. A dataset lies under DATA_ROOT, which is "
-            f"{settings.data_root}; put the file there and register it again."
-        )
 
 
 def _say_outcome(dataset: Document) -> None:
@@ -218,7 +193,7 @@ def run_worker_module(module: str, *arguments: str) -> str:
         )
     try:
         done = subprocess.run(
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, "-P", "-m", module, *arguments],
             capture_output=True,
             text=True,
             timeout=INSPECTION_TIMEOUT_SECONDS,

@@ -36,11 +36,24 @@ def test_inspect_finds_what_lies_under_the_data_root(cli, home):
     assert cli("data", "inspect", "waves.h5", "--json").document["samples"] == 50
 
 
-def test_a_file_that_is_not_there_leaves_no_entry(cli, up):
+def test_a_file_that_is_not_there_is_named_where_the_service_looks_for_it(cli, up):
     answer = cli("data", "register", "ghost", "ghost.h5")
     assert answer.code == 5
-    assert str(up / "data" / "ghost.h5") in answer.err
-    assert "ghost" not in cli("data", "ls").out
+    assert f"There is no file {up / 'data' / 'ghost.h5'}" in answer.err
+
+
+def test_the_data_root_is_the_services_not_the_commands(cli, up, tmp_path, monkeypatch):
+    there = write_waves(up / "data" / "rooted.h5", samples=50)
+    elsewhere = write_waves(tmp_path / "elsewhere" / "weather.h5", samples=50)
+    monkeypatch.setenv("STOKER_DATA_ROOT", str(elsewhere.parent))
+    assert cli("data", "register", "rooted", "rooted.h5").code == 0
+    assert cli("data", "register", "rooted", str(there)).code == 0
+    for refused in (
+        cli("data", "register", "rooted", str(elsewhere)),
+        cli("data", "sample", "weather"),
+    ):
+        assert refused.code == 5
+        assert f"under DATA_ROOT ({up / 'data'})" in refused.err
 
 
 @pytest.mark.parametrize("name", ["Weather", "a b", "", "-x", "x" * 65, "a/b"])
@@ -81,7 +94,7 @@ def test_register_a_file_that_cannot_be_used(cli, up):
 def test_register_nothing_outside_the_data_root(cli, up, tmp_path):
     outside = cli("data", "register", "other", str(write_waves(tmp_path / "other.h5")))
     assert outside.code == 5
-    assert "is not under" in outside.err
+    assert "does not lead to a file under DATA_ROOT" in outside.err
     assert cli("data", "register", "other", "../stoker.db").code == 5
 
 
