@@ -22,8 +22,7 @@ def test_health_and_metrics_are_open(api, player):
         assert api.get(path, with_token=False).status_code == 200
 
 
-def test_a_revoked_token_closes_soon(api, store, monkeypatch):
-    monkeypatch.setattr("app.api.gate.TOKEN_SECONDS", 0.0)
+def test_a_revoked_token_opens_nothing_from_then_on(api, store):
     record, secret = store.tokens.create("short-lived")
     headers = {"Authorization": f"Bearer {secret}"}
     assert api.get("/runs", headers=headers).status_code == 200
