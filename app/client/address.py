@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -29,11 +30,19 @@ def find_address(settings: Settings) -> Address:
 
 
 def find_token(settings: Settings) -> str | None:
-    """The token from STOKER_TOKEN, else from HOME; None when there is none or none is needed."""
-    token = os.environ.get("STOKER_TOKEN")
+    """The token from STOKER_TOKEN, else from HOME; None when there is none or none is needed.
+
+    Raises SettingsError when it is none that could be sent; the text does not show it.
+    """
+    token, source = os.environ.get("STOKER_TOKEN"), "STOKER_TOKEN"
     if token is None and settings.auth == "token" and settings.token_path.exists():
-        token = _read_token(settings.token_path)
-    return token
+        token, source = _read_token(settings.token_path), str(settings.token_path)
+    if token is not None and re.fullmatch(r"[\x21-\x7e]+", token.strip()) is None:
+        raise SettingsError(
+            f"{source} holds no token: one is a single word such as stoker_…; "
+            "`stoker token create` makes one."
+        )
+    return None if token is None else token.strip()
 
 
 def _checked(url: str) -> str:

@@ -11,7 +11,7 @@ import httpx
 
 from app.client.address import Address, find_address
 from app.client.errors import ClientError, Document, Problem
-from app.client.events import Event, parse_event_stream
+from app.client.events import Event, lines_of, parse_event_stream
 from app.client.transport import Transport
 from app.settings import Settings, load_settings
 
@@ -218,7 +218,7 @@ class StokerClient:
         path = f"/runs/{run_id}/events"
         with self._transport.stream(path, headers, STREAM_SILENCE_SECONDS) as response:
             yield None
-            yield from parse_event_stream(response.iter_lines())
+            yield from parse_event_stream(lines_of(response.iter_text()))
 
     # -- checkpoints --------------------------------------------------------------------------
 

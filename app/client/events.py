@@ -1,6 +1,7 @@
 """Events of a text/event-stream (HTML standard, section 9.2)."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -16,8 +17,22 @@ class Event:
     data: Document
 
 
+LINE_END = re.compile(r"\r\n|\n|\r(?!\Z)")
+
+
+def lines_of(pieces: Iterable[str]) -> Iterator[str]:
+    """Whole lines of a text that comes in pieces.
+
+    They end where the standard says, and not at U+2028 and its like, which JSON may hold.
+    """
+    rest = ""
+    for piece in pieces:
+        *lines, rest = LINE_END.split(rest + piece)
+        yield from lines
+
+
 def parse_event_stream(lines: Iterable[str]) -> Iterator[Event]:
-    """Events of a text/event-stream (HTML standard, §9.2); comments are heartbeats."""
+    """Events of the lines; comments are heartbeats."""
     fields: dict[str, list[str]] = {}
     for line in lines:
         if line == "":

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from app.client.events import Event, parse_event_stream
+from app.client.events import Event, lines_of, parse_event_stream
 from app.lifecycle import Reason
 from tests.api.process import ApiProcess
 from tests.api.support import SPEC
@@ -30,7 +30,7 @@ def following(server, path, **headers) -> Iterator[Iterator[Event]]:
         assert response.status_code == 200
         assert response.headers["content-type"].startswith("text/event-stream")
         assert response.headers["cache-control"] == "no-cache"
-        yield parse_event_stream(response.iter_lines())
+        yield parse_event_stream(lines_of(response.iter_text()))
 
 
 def test_a_stream_replays_goes_on_live_and_ends(server, run_id, player):
@@ -40,9 +40,9 @@ def test_a_stream_replays_goes_on_live_and_ends(server, run_id, player):
             (1, "state"),
             (2, "state"),
         ]
-        player.event(lease, "phase", phase="training")
+        player.event(lease, "phase", phase="train\u2028ing")
         phase = next(events)
-        assert (phase.seq, phase.kind, phase.data["phase"]) == (3, "phase", "training")
+        assert (phase.seq, phase.kind, phase.data["phase"]) == (3, "phase", "train\u2028ing")
         assert phase.data["t"].endswith("Z")
         player.progress(lease, step=7, loss=0.5)
         progress = next(events)

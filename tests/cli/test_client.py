@@ -8,7 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from app.client import ClientError, Event, Problem, ServiceUnreachable, StokerClient
-from app.client.events import parse_event_stream
+from app.client.events import lines_of, parse_event_stream
+from app.settings import SettingsError
 
 Handle = Callable[[BaseHTTPRequestHandler, int], None]
 
@@ -181,6 +182,25 @@ def test_a_broken_address_file_is_a_sentence(home, text):
     (home / "api.json").write_text(text)
     with pytest.raises(ServiceUnreachable, match=r"api\.json cannot be read"):
         StokerClient()
+
+
+@pytest.mark.parametrize("token", ["", "zwölf-geheim", "two geheim", "a\ngeheim"])
+def test_what_is_no_token_is_a_sentence_that_does_not_show_it(home, monkeypatch, token):
+    monkeypatch.setenv("STOKER_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("STOKER_TOKEN", token)
+    with pytest.raises(SettingsError, match="STOKER_TOKEN holds no token") as refusal:
+        StokerClient()
+    assert "geheim" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_line_ends_where_the_standard_says(end):
+    text = f'data: {{"text": "a\u2028b\x85c"}}{end}{end}: beat{end}'
+    for size in (1, 2, 3, len(text)):
+        pieces = [text[i : i + size] for i in range(0, len(text), size)]
+        assert list(parse_event_stream(lines_of(pieces))) == [
+            Event(None, "message", {"text": "a\u2028b\x85c"})
+        ]
 
 
 def test_lines_of_one_event_are_joined():
