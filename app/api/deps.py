@@ -5,14 +5,14 @@ from typing import Annotated
 
 from fastapi import Depends, Header, Path, Query, Request
 
-from app.api.models.base import LARGEST_ID
+from app.api.models.base import LARGEST_ID, LONGEST_FILTER
 from app.api.services import Services
 from app.errors import InvalidRequest
 
 LONGEST_WAIT_SECONDS = 300.0
 LARGEST_PAGE = 500
 # Text in a query that the database can compare; NUL is not.
-QueryText = Annotated[str, Query(max_length=200, pattern=r"^[^\x00]*$")]
+QueryText = Annotated[str, Query(max_length=LONGEST_FILTER, pattern=r"^[^\x00]*$")]
 
 
 def services_of(request: Request) -> Services:

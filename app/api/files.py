@@ -10,9 +10,10 @@ from zipfile import ZIP_STORED, ZipFile, ZipInfo
 
 from fastapi.responses import FileResponse, StreamingResponse
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from app.errors import NotFound
+from app.api.problems import RangeNotSatisfiable, response_of
+from app.errors import InvalidRequest, NotFound, StokerError
 from app.store.records import CheckpointRecord
 
 PIECE_BYTES = 1 << 20
@@ -84,22 +85,46 @@ class _OpenFileResponse(FileResponse):
     """A file that can be sent, in ranges too, even when its name is gone by then."""
 
     def __init__(self, file: IO[bytes], files: ExitStack, name: str) -> None:
+        facts = os.fstat(file.fileno())
         super().__init__(
             f"/proc/self/fd/{file.fileno()}",
             media_type="application/octet-stream",
             filename=name,
-            stat_result=os.fstat(file.fileno()),
+            stat_result=facts,
         )
         self._files = files
+        self._bytes = facts.st_size
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The file, or a problem where FileResponse would refuse the Range in plain text."""
+
+        async def send_unless_refused(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] >= 400:
+                raise self._bad_range(message["status"])
+            await send(message)
+
         with self._files:
-            await super().__call__(scope, receive, send)
+            try:
+                await super().__call__(scope, receive, send_unless_refused)
+            except StokerError as error:
+                size = {"Content-Range": f"bytes */{self._bytes}"} if error.status == 416 else {}
+                await response_of(error, size)(scope, receive, send)
+
+    def _bad_range(self, status: int) -> StokerError:
+        if status == 416:
+            return RangeNotSatisfiable(
+                f"The file has {self._bytes} bytes and no such range; ask for one within them, or "
+                "leave Range out for the whole file."
+            )
+        return InvalidRequest(
+            "The header Range cannot be read; it looks like `bytes=0-999`, or `bytes=1000-` for "
+            "all that follows."
+        )
 
 
 def _zip_pieces(files: ExitStack, opened: Mapping[str, IO[bytes]], label: str) -> Iterator[bytes]:
     sink = _Sink()
-    with files, ZipFile(sink, "w", ZIP_STORED) as archive:  # type: ignore[call-overload]
+    with files, ZipFile(sink, "w", ZIP_STORED) as archive:
         for name, source in opened.items():
             member = _member(f"{label}/{name}", os.fstat(source.fileno()))
             is_large = member.file_size >= LARGE_BYTES
@@ -130,6 +155,9 @@ class _Sink:
 
     def flush(self) -> None:
         """Nothing waits here."""
+
+    def close(self) -> None:
+        """ZipFile leaves it open, for it did not open it."""
 
     def take(self) -> bytes:
         pieces, self._pieces = self._pieces, []

@@ -1,6 +1,8 @@
-"""What was probably meant: names that are not known, beside those that are."""
+"""What is wrong with parameters and bodies, place by place, and what was probably meant."""
 
-from collections.abc import Iterable
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from typing import Any
@@ -8,6 +10,61 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from app.spec.issue import Issue
+
+# Parts that pydantic puts into a location to say which member of a union it tried.
+UNION_TAG = re.compile(r"literal\['.*|constrained-int")
+MOST_SHOWN = 60  # characters of a value
+
+
+def complaints(errors: Sequence[Mapping[str, Any]], model: Any) -> list[Issue]:
+    """An issue for each place, of pydantic's errors; `model` is the body's, None without a body."""
+    by_place: dict[tuple[str | int, ...], list[Mapping[str, Any]]] = {}
+    for error in errors:
+        *place, last = error["loc"]
+        if error["type"] == "extra_forbidden" or not UNION_TAG.fullmatch(str(last)):
+            place.append(last)
+        by_place.setdefault(tuple(place), []).append(error)
+    return [_complaint(list(loc), same, model) for loc, same in by_place.items()]
+
+
+def _complaint(loc: list[str | int], same: list[Mapping[str, Any]], model: Any) -> Issue:
+    """The issue of one place, where each member of a union may have its own error."""
+    if same[0]["type"] == "extra_forbidden":
+        return unknown_name("field", loc, fields_at(model, loc[1:-1]))
+    where = ".".join(str(part) for part in loc)
+    if same[0]["type"] == "missing":
+        message = f"{where} is missing."
+        return Issue(code="missing_field", severity="error", loc=loc, message=message)
+    value = same[0]["input"]
+    choices = [choice for error in same for choice in _choices(error)]
+    close = get_close_matches(str(value).lower(), choices, n=1, cutoff=0.6)
+    return Issue(
+        code="wrong_value",
+        severity="error",
+        loc=loc,
+        message=f"{where} = {_shown(value)}: {' or '.join(map(_said, same))}."
+        + (f" Did you mean {close[0]}?" if close else ""),
+    )
+
+
+def _said(error: Mapping[str, Any]) -> str:
+    choices = _choices(error)
+    if choices:
+        return f"it must be one of {', '.join(choices)}"
+    said = str(error["msg"]).removeprefix("Value error, ").rstrip(".")
+    return re.sub(r"^(\w+) should", "it must", said)
+
+
+def _choices(error: Mapping[str, Any]) -> list[str]:
+    """The values of a Literal, which pydantic has as text only."""
+    if error["type"] != "literal_error":
+        return []
+    return re.findall(r"'([^']*)'", error["ctx"]["expected"])
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."
 
 
 def unknown_name(kind: str, loc: list[str | int], known: Iterable[str]) -> Issue:

@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from app import __version__
-from app.api import openapi, problems
+from app.api import problems
 from app.api.gate import Gate
+from app.api.openapi import DescribedApp
 from app.api.routers import (
     actions,
     catalog,
@@ -50,10 +51,11 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
             if store is None:
                 services.store.close()
 
-    app = FastAPI(
+    app = DescribedApp(
         title="Stoker",
         version=__version__,
         lifespan=lifespan,
+        openapi_url=None,  # the catalogue has it, as strict as the others
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
@@ -61,7 +63,6 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     if store is not None:
         app.state.services = Services(settings, store)
     problems.install(app)
-    openapi.install(app)
     app.add_middleware(Gate, settings=settings)
     for module in ROUTERS:
         app.include_router(module.router)

@@ -12,6 +12,7 @@ from app.api.problems import (
     MethodNotAllowed,
     PayloadTooLarge,
     Problem,
+    RangeNotSatisfiable,
     UnsupportedMediaType,
 )
 from app.errors import (
@@ -51,6 +52,7 @@ EXAMPLES: dict[type[StokerError], str] = {
     PreconditionFailed: "Run 7 is at version 4, not 3: it changed meanwhile.",
     PayloadTooLarge: "The body is larger than 1 MiB; no request needs that much.",
     UnsupportedMediaType: "The body's Content-Type is text/plain; send application/json.",
+    RangeNotSatisfiable: "The file has 7000 bytes and no such range; ask for one within them.",
     MethodNotAllowed: "/runs does not take PUT; see the Allow header.",
     Unavailable: "The database does not answer; try again in a moment.",
     StokerError: "The service made a mistake while answering.",
@@ -100,19 +102,17 @@ def _example(kind: type[StokerError]) -> dict[str, Any]:
     return example
 
 
-def install(app: FastAPI) -> None:
-    """Have the app serve the completed document."""
+class DescribedApp(FastAPI):
+    """An application whose document is the completed one."""
 
-    def document() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            app.openapi_schema = _complete(
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            self.openapi_schema = _complete(
                 get_openapi(
-                    title="Stoker", version=__version__, description=DESCRIPTION, routes=app.routes
+                    title="Stoker", version=__version__, description=DESCRIPTION, routes=self.routes
                 )
             )
-        return app.openapi_schema
-
-    app.openapi = document  # type: ignore[method-assign]
+        return self.openapi_schema
 
 
 def _complete(document: dict[str, Any]) -> dict[str, Any]:

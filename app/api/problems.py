@@ -10,13 +10,16 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
-from app.api.hints import fields_at, unknown_name
+from app.api.hints import complaints
 from app.errors import InvalidRequest, NotFound, StokerError
 from app.spec.issue import Issue
 
 MEDIA_TYPE = "application/problem+json"
 MOST_ISSUES = 50  # of those in one answer
+MOST_SHOWN = 200  # characters of what a client sent
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 log = structlog.get_logger("stoker.api")
 
 
@@ -44,6 +47,10 @@ class PayloadTooLarge(InvalidRequest):
 
 class UnsupportedMediaType(InvalidRequest):
     code, title, status = "unsupported_media_type", "The body's media type is not known", 415
+
+
+class RangeNotSatisfiable(StokerError):
+    code, title, status = "range_not_satisfiable", "The file has no such range", 416
 
 
 def document_of(error: StokerError) -> dict[str, Any]:
@@ -98,41 +105,45 @@ async def _validation_error(request: Request, error: Exception) -> ProblemRespon
     assert isinstance(error, RequestValidationError)  # noqa: S101 - as above
     details = error.errors()
     if any(item["loc"][0] == "path" for item in details):
-        path = request.scope["path"]
-        return response_of(NotFound(f"There is nothing at {path}. /openapi.json lists what is."))
+        return response_of(_nothing_at(request))
     body = getattr(request.scope.get("route"), "body_field", None)
     model = None if body is None else body.field_info.annotation
-    issues = [_issue(item, model).model_dump(mode="json") for item in details[:MOST_ISSUES]]
+    found = complaints(details, model)[:MOST_ISSUES]
+    issues = [issue.model_dump(mode="json") for issue in found]
     summary = "; ".join(str(issue["message"]).rstrip(".") for issue in issues[:3])
     end = "" if summary.endswith("?") else "."
     return response_of(InvalidRequest(f"The request is not valid: {summary}{end}", issues=issues))
 
 
-def _issue(item: Mapping[str, Any], model: Any) -> Issue:
-    if item["type"] == "extra_forbidden":
-        place = item["loc"][1:-1]
-        return unknown_name("field", list(item["loc"]), fields_at(model, place))
-    where = ".".join(str(part) for part in item["loc"])
-    said = str(item["msg"]).removeprefix("Value error, ").rstrip(".")
-    return Issue(
-        code="missing_field" if item["type"] == "missing" else "wrong_value",
-        severity="error",
-        loc=list(item["loc"]),
-        message=f"{where}: {said}",
-    )
-
-
 async def _http_error(request: Request, error: Exception) -> ProblemResponse:
     assert isinstance(error, HTTPException)  # noqa: S101 - as above
-    path, method = request.scope["path"], request.method
-    problem: StokerError
     if error.status_code == 404:
-        problem = NotFound(f"There is nothing at {path}. /openapi.json lists what is.")
-    elif error.status_code == 405:
-        problem = MethodNotAllowed(f"{path} does not take {method}; see the Allow header.")
-    else:
-        problem = InvalidRequest(f"The request could not be read: {error.detail}.")
-    return response_of(problem, error.headers)
+        return response_of(_nothing_at(request))
+    if error.status_code == 405:
+        methods = ", ".join(_methods_at(request))
+        path, method = request.scope["path"][:MOST_SHOWN], request.method[:MOST_SHOWN]
+        refusal = MethodNotAllowed(f"{path} does not take {method}, only {methods}.")
+        return response_of(refusal, {"Allow": methods})
+    unreadable = InvalidRequest(f"The request could not be read: {error.detail}.")
+    return response_of(unreadable, error.headers)
+
+
+def _nothing_at(request: Request) -> NotFound:
+    path = request.scope["path"][:MOST_SHOWN]
+    return NotFound(f"There is nothing at {path}. /openapi.json lists what is.")
+
+
+def _methods_at(request: Request) -> list[str]:
+    """Methods that the path takes; Starlette names those of the first route that fits it."""
+    scope = {name: request.scope[name] for name in ("type", "path", "root_path")}
+    return [
+        method
+        for method in METHODS
+        if any(
+            route.matches({**scope, "method": method})[0] is Match.FULL
+            for route in request.app.routes
+        )
+    ]
 
 
 class MethodNotAllowed(StokerError):

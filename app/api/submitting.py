@@ -1,8 +1,12 @@
 """From a posted request to a plan and a row: new runs and restarts take the same way."""
 
 import json
+import time
+from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
+
+from starlette.concurrency import run_in_threadpool
 
 from app.api.bounds import checked
 from app.api.knowledge import facts_for
@@ -61,6 +65,23 @@ def restart(
     carry = _carry(documents.spec, new.spec, body)
     order = Restart(parent_id=parent_id, from_=body.from_, carry=carry.as_json(), force=body.force)
     return services.store.runs.restart(order, new, idempotency=idempotency, if_version=if_version)
+
+
+async def when_ready(
+    services: Services, wait_seconds: float | None, submit: Callable[[], tuple[RunRecord, bool]]
+) -> tuple[RunRecord, bool]:
+    """What `submit` gives, tried again for so long while a dataset is still being inspected."""
+    deadline = time.monotonic() + (wait_seconds or 0.0)
+    with services.tailer.watch() as commits:
+        while True:
+            try:
+                return await run_in_threadpool(submit)
+            except DatasetNotReady as error:
+                codes = {issue["code"] for issue in error.extensions["issues"]}
+                if codes != {"dataset_not_ready"} or services.tailer.draining:
+                    raise
+                if not await commits.moved(deadline - time.monotonic()):
+                    raise
 
 
 def _made_before(services: Services, idempotency: Idempotency | None) -> RunRecord | None:

@@ -73,6 +73,16 @@ def test_a_verb_that_is_none_is_not_found(api, run_id, verb):
     assert api.post(f"/runs/{run_id}/{verb}").problem("not_found") == 404
 
 
+def test_a_restart_waits_for_a_dataset_that_is_being_inspected(api, run_id, player, store):
+    store.datasets.register("weather", "weather.h5")
+    refusal = api.post(f"/runs/{run_id}/restart")
+    assert refusal.problem("dataset_not_ready") == 409
+    assert "?wait" in refusal.json()["detail"]
+    waiting = api.start("POST", f"/runs/{run_id}/restart", params={"wait": 30})
+    player.inspect("weather")
+    assert waiting.result(30).status_code == 201
+
+
 def test_restart_with_longer_training_carries_everything(api, run_id, player):
     lease = player.claim()
     player.checkpoint(lease, 10)
@@ -221,9 +231,10 @@ def test_bulk_takes_all_runs_only_when_that_is_said(api, run_id, body):
     "body",
     [
         {}, {"ids": [1], "filter": {}}, {"ids": ["1"]}, {"filter": {"colour": 1}}, {"ids": 1},
+        {"filter": {"q": "x" * 60_000}}, {"filter": {"label": "x" * 201}},
         {"all": False}, {"all": True, "ids": [1]}, {"all": True, "filter": {"state": "queued"}},
     ],
-    ids=str,
+    ids=lambda body: str(body)[:60],
 )  # fmt: skip
 def test_a_wrong_selection_is_refused(api, body):
     assert api.post("/runs/bulk/stop", json=body).problem("invalid_request") == 422

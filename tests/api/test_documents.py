@@ -178,7 +178,13 @@ def test_one_file_can_be_had_in_parts(api, run_id, player, lease):
     part = api.get(path, params=params, headers={"Range": "bytes=3-9"})
     assert (part.status_code, part.content) == (206, b"ghtswei")
     assert part.headers["content-range"] == "bytes 3-9/7000"
-    assert api.get(path, params=params, headers={"Range": "bytes=9999-"}).status_code == 416
+    beyond = api.get(path, params=params, headers={"Range": "bytes=9999-"})
+    assert beyond.problem("range_not_satisfiable") == 416
+    assert beyond.headers["content-range"] == "bytes */7000"
+    for wrong in ("bytes=x-y", "bytes=9-3", "bytes"):
+        malformed = api.get(path, params=params, headers={"Range": wrong})
+        assert malformed.problem("invalid_request") == 422, wrong
+        assert "Range" in malformed.json()["detail"]
     assert api.get(path, params=params).content == b"weights" * 1000
 
 

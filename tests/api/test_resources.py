@@ -74,6 +74,11 @@ def test_a_broken_preset_is_named_to_those_who_ask_for_it(api, player, settings)
     settings.presets_dir.mkdir()
     (settings.presets_dir / "mine.toml").write_text("description = ")
     assert api.post("/runs", json=SPEC).status_code == 201
+    listed = api.get("/presets").json()
+    assert "mine" not in [preset["name"] for preset in listed["data"]]
+    ((name, message),) = [(broken["name"], broken["message"]) for broken in listed["broken"]]
+    assert name == "mine"
+    assert "mine.toml cannot be used" in message
     answer = api.post("/runs", json={**SPEC, "preset": "mine"})
     assert answer.problem("spec_rejected") == 422
     assert "mine.toml" in answer.json()["detail"]

@@ -64,6 +64,12 @@ def test_a_dry_run_stores_nothing_and_reports_issues_of_any_severity(api, player
     assert api.get("/runs").json() == {"data": [], "next_cursor": None}
 
 
+def test_a_dry_run_waits_for_nothing(api, player):
+    answer = api.post("/runs", params={"dry_run": "true", "wait": 1}, json=SPEC)
+    assert answer.problem("invalid_request") == 422
+    assert "wait" in answer.json()["detail"]
+
+
 def test_a_dry_run_counts_the_runs_before_it(api, player):
     for priority in (0, 5):
         api.post("/runs", json={**SPEC, "priority": priority})

@@ -23,6 +23,46 @@ def test_an_unknown_parameter_is_refused_everywhere(api, method, path):
     assert issue["loc"] == ["query", "no_such_parameter"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "given", "said"),
+    [
+        (
+            "GET", "/runs?state=stoped", None,
+            'query.state = "stoped": it must be one of queued, running, paused, succeeded, failed, '
+            "stopped. Did you mean stopped?",
+        ),
+        ("GET", "/runs?limit=0", None, 'query.limit = "0": it must be greater than or equal to 1.'),
+        ("PATCH", "/runs/1", {"priority": "high"}, 'body.priority = "high": it must be a valid'),
+        ("POST", "/runs/bulk/stop", {"filter": {"status": "Queued"}}, "Did you mean queued?"),
+        (
+            "POST", "/runs/1/restart", {"from": "lastest"},
+            'body.from = "lastest": it must be one of latest, best, scratch or it must be a valid '
+            "integer. Did you mean latest?",
+        ),
+        ("POST", "/datasets", {"name": "w"}, "body.path is missing."),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_refused_with_those_that_are_possible(
+    api, player, method, path, given, said
+):
+    api.post("/runs", json=SPEC)
+    answer = api.request(method, path, **({} if given is None else {"json": given}))
+    assert answer.problem("invalid_request") == 422
+    (issue,) = answer.json()["issues"]
+    assert said in issue["message"]
+    assert said.rstrip(".?") in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(("path", "methods"), [
+    ("/runs", "GET, POST"), ("/runs/1", "GET, PATCH, DELETE"), ("/openapi.json", "GET"),
+])  # fmt: skip
+def test_a_wrong_method_is_refused_with_all_that_are_right(api, path, methods):
+    answer = api.request("PUT", path)
+    assert answer.problem("method_not_allowed") == 405
+    assert answer.headers["allow"] == methods
+    assert answer.json()["detail"] == f"{path} does not take PUT, only {methods}."
+
+
 @pytest.mark.parametrize("path", ["/runs/1/metrics", "/runs/x/stop", "/runs/bulk/halt"])
 def test_a_path_that_leads_nowhere_is_said_first(api, path):
     answer = api.post(path, params={"format": "csv"}, json={})

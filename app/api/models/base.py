@@ -6,6 +6,7 @@ from typing import Annotated, Generic, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 LARGEST_ID = 2**63 - 1
+LONGEST_FILTER = 200  # characters; databases refuse to look for very long texts
 Id = Annotated[int, Field(ge=1, le=LARGEST_ID)]
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from app.api.models.base import Answer, Body, Time
+from app.api.models.base import Answer, Body, Page, Time
 from app.spec.base import DatasetName
 
 Document = dict[str, Any]
@@ -148,6 +148,19 @@ class Preset(Answer):
     spec: Document
     """The layer of defaults."""
     source: Literal["packaged", "user"]
+
+
+class BrokenPreset(Answer):
+    """A preset file that could not be used."""
+
+    name: str
+    message: str
+    """Which file it is, and what is wrong with it."""
+
+
+class PresetPage(Page[Preset]):
+    broken: list[BrokenPreset]
+    """Specs cannot name these until their files are mended."""
 
 
 class Version(Answer):

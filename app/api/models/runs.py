@@ -1,10 +1,10 @@
 """Runs as the API shows them, and the bodies that create and change them."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from app.api.models.base import Answer, Body, Id, Time
+from app.api.models.base import LONGEST_FILTER, Answer, Body, Id, Time
 from app.lifecycle import Intent, Reason, RunState
 from app.spec.issue import Issue
 from app.spec.run import Labels, Priority, RunName, Text
@@ -194,15 +194,18 @@ class RestartBody(Body):
         return self
 
 
+FilterText = Annotated[str, Field(max_length=LONGEST_FILTER)]
+
+
 class BulkFilter(Body):
     """The filters of GET /runs."""
 
     state: StateName | None = None
     status: Status | None = None
-    recipe: str | None = None
-    label: str | None = None
+    recipe: FilterText | None = None
+    label: FilterText | None = None
     """`key=value`, or `key` for any value."""
-    q: str | None = None
+    q: FilterText | None = None
     """Part of the name or the notes."""
     parent_id: Id | None = None
 

@@ -14,7 +14,7 @@ from app.api.routers.runs import shown
 from app.api.serializers import run_document
 from app.api.services import Services
 from app.api.strict import StrictRoute
-from app.api.submitting import idempotency_of, restart
+from app.api.submitting import idempotency_of, restart, when_ready
 from app.errors import (
     ActionNotAllowed,
     Conflict,
@@ -91,19 +91,21 @@ def _act(services: Services, run_id: int, verb: str, version: int | None) -> tup
         ),
     },
 )  # fmt: skip
-def restart_run(
+async def restart_run(
     services: ServicesDep,
     response: Response,
     run_id: RunId,
     version: IfMatch,
     body: RestartBody | None = None,
+    wait: Wait = None,
     key: IdempotencyKey = None,
 ) -> Run:
     """Patch the parent's request, guard it, stop an active parent, and queue the child.
 
     The child starts from the parent's checkpoint. The whole training state is carried when only
     epochs, steps, policy, evaluation, checkpoint, logging, loader or runtime change; other changes
-    carry the weights; a changed shape needs `"from": "scratch"`. `carry` says which it is.
+    carry the weights; a changed shape needs `"from": "scratch"`. `carry` says which it is. With
+    `wait`, a dataset that is still being inspected is waited for.
     """
     order = body or RestartBody()
     if order.patch_from is not None:
@@ -111,12 +113,20 @@ def restart_run(
             "A diagnosis is not made by this version, so there is no patch to take from it. "
             "Leave patch_from out and say in `patch` what shall be different."
         )
+    run, is_new = await when_ready(
+        services, wait, lambda: _restart(services, run_id, order, key, version)
+    )
+    response.status_code = 201 if is_new else 200
+    return shown(run, response)
+
+
+def _restart(
+    services: Services, run_id: int, order: RestartBody, key: str | None, version: int | None
+) -> tuple[RunRecord, bool]:
     scope = f"runs/{run_id}/restart"
     with services.in_flight.only_one(scope, key):
         idempotency = idempotency_of(key, scope, order.model_dump(mode="json", by_alias=True))
-        run, is_new = restart(services, run_id, order, idempotency, version)
-    response.status_code = 201 if is_new else 200
-    return shown(run, response)
+        return restart(services, run_id, order, idempotency, version)
 
 
 @router.post(

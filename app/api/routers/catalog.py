@@ -1,13 +1,14 @@
-"""What specs can name: recipes and presets; and the version of the service."""
+"""What specs can name: recipes and presets; what calls there are, and of which version."""
 
 import platform
+from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from app import __version__
 from app.api.deps import ServicesDep
 from app.api.models.base import Page
-from app.api.models.records import Preset, Recipe, Version
+from app.api.models.records import BrokenPreset, Preset, PresetPage, Recipe, Version
 from app.api.strict import StrictRoute
 from app.spec.recipe import RECIPES
 
@@ -29,13 +30,24 @@ def list_recipes() -> Page[Recipe]:
 
 
 @router.get("/presets", operation_id="list_presets", summary="Layers of spec defaults")
-def list_presets(services: ServicesDep) -> Page[Preset]:
+def list_presets(services: ServicesDep) -> PresetPage:
+    """The packaged ones and the user's own; beside them the files that could not be used."""
     catalog = services.catalog.get()
-    return Page(
-        data=[Preset.model_validate(catalog.presets[name].model_dump()) for name in catalog.names]
+    return PresetPage(
+        data=[Preset.model_validate(catalog.presets[name].model_dump()) for name in catalog.names],
+        broken=[
+            BrokenPreset(name=name, message=message)
+            for name, message in sorted(catalog.broken.items())
+        ],
     )
 
 
 @router.get("/version", operation_id="get_version", summary="Version of the service")
 def get_version() -> Version:
     return Version(version=__version__, python=platform.python_version())
+
+
+@router.get("/openapi.json", include_in_schema=False)
+def get_openapi_document(request: Request) -> dict[str, Any]:
+    document: dict[str, Any] = request.app.openapi()
+    return document

@@ -10,6 +10,7 @@ from app.api.models.base import Page
 from app.api.models.records import Checkpoint
 from app.api.openapi import problems
 from app.api.paging import page_of
+from app.api.problems import RangeNotSatisfiable
 from app.api.serializers import checkpoint_document
 from app.api.strict import StrictRoute
 from app.errors import Conflict, InvalidRequest, NotFound
@@ -31,9 +32,7 @@ DOWNLOADS = {
         "content": {"application/zip": BINARY, "application/octet-stream": BINARY},
     },
     206: {"description": "A part of the file", "content": {"application/octet-stream": BINARY}},
-    400: {"description": "The Range header is malformed", "content": {"text/plain": {}}},
-    416: {"description": "The file has no such range", "content": {"text/plain": {}}},
-    **problems(InvalidRequest, NotFound),
+    **problems(InvalidRequest, NotFound, RangeNotSatisfiable),
 }
 
 

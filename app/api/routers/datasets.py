@@ -37,7 +37,7 @@ async def register(
     services: ServicesDep, response: Response, body: DatasetBody, wait: Wait = None
 ) -> Dataset:
     """Registering a name again looks into the file again. The state becomes ready or invalid."""
-    path = _below(services.settings.data_root, body.path)
+    path = await run_in_threadpool(_below, services.settings.data_root, body.path)
     record, _ = await run_in_threadpool(services.store.datasets.register, body.name, path)
     if wait is not None:
         record = await _wait_until_inspected(services, record.name, wait)

@@ -1,6 +1,5 @@
 """Runs: create, plan, list, get, change, delete."""
 
-import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Response
@@ -25,7 +24,13 @@ from app.api.problems import PayloadTooLarge, UnsupportedMediaType
 from app.api.serializers import run_document
 from app.api.services import Services
 from app.api.strict import StrictRoute
-from app.api.submitting import create, idempotency_of, plan_request, require_object
+from app.api.submitting import (
+    create,
+    idempotency_of,
+    plan_request,
+    require_object,
+    when_ready,
+)
 from app.errors import (
     ActionNotAllowed,
     Conflict,
@@ -72,27 +77,13 @@ async def create_run(
     """
     request = require_object(document)
     if dry_run:
+        if wait is not None:
+            raise InvalidRequest("A dry run waits for nothing: leave out wait, or dry_run.")
         response.status_code = 200
         return await run_in_threadpool(_plan, services, request)
-    run, is_new = await _create_when_ready(services, request, key, wait or 0.0)
+    run, is_new = await when_ready(services, wait, lambda: _create(services, request, key))
     response.status_code = 201 if is_new else 200
     return shown(run, response)
-
-
-async def _create_when_ready(
-    services: Services, request: dict[str, Any], key: str | None, wait_seconds: float
-) -> tuple[RunRecord, bool]:
-    deadline = time.monotonic() + wait_seconds
-    with services.tailer.watch() as commits:
-        while True:
-            try:
-                return await run_in_threadpool(_create, services, request, key)
-            except DatasetNotReady as error:
-                codes = {issue["code"] for issue in error.extensions["issues"]}
-                if codes != {"dataset_not_ready"} or services.tailer.draining:
-                    raise
-                if not await commits.moved(deadline - time.monotonic()):
-                    raise
 
 
 def _create(services: Services, request: dict[str, Any], key: str | None) -> tuple[RunRecord, bool]:
@@ -102,15 +93,13 @@ def _create(services: Services, request: dict[str, Any], key: str | None) -> tup
 
 def _plan(services: Services, request: dict[str, Any]) -> Plan:
     plan = plan_request(services, request)
-    if plan.spec is None:
-        plan.require_ok()
-    priority = plan.spec["priority"] if plan.spec is not None else 0
+    spec = plan.spec if plan.spec is not None else plan.require_ok()
     return Plan(
-        spec=plan.spec or {},
+        spec=spec,
         provenance=plan.provenance,
         issues=plan.issues,
         memory=None,
-        queue_position=services.store.runs.next_queue_position(priority),
+        queue_position=services.store.runs.next_queue_position(spec["priority"]),
         estimate=plan.estimate,
     )
 
