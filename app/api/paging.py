@@ -19,6 +19,8 @@ def page_of(
     """
     if after is not None:
         start = _parse(after)
+        if records and len(start) != len(key(records[0])):
+            raise _no_cursor(after)
         records = [record for record in records if key(record) > start]
     page = list(records[:limit])
     has_more = len(records) > limit
@@ -27,7 +29,11 @@ def page_of(
 
 def _parse(cursor: str) -> tuple[int, ...]:
     if CURSOR.fullmatch(cursor) is None:
-        raise InvalidRequest(
-            f"{cursor[:40]!r} is not a cursor: give `next_cursor` of the page before as it is."
-        )
+        raise _no_cursor(cursor)
     return tuple(int(part) for part in cursor.split(","))
+
+
+def _no_cursor(given: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{given[:40]!r} is not a cursor: give `next_cursor` of the page before as it is."
+    )

@@ -104,8 +104,6 @@ async def _unexpected_error(request: Request, error: Exception) -> ProblemRespon
 async def _validation_error(request: Request, error: Exception) -> ProblemResponse:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - as above
     details = error.errors()
-    if any(item["loc"][0] == "path" for item in details):
-        return response_of(_nothing_at(request))
     body = getattr(request.scope.get("route"), "body_field", None)
     model = None if body is None else body.field_info.annotation
     found = complaints(details, model)[:MOST_ISSUES]

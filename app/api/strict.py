@@ -1,13 +1,15 @@
 """The route class of all endpoints: what an endpoint does not read, it refuses."""
 
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
+from starlette.routing import Match
+from starlette.types import Scope
 
 from app.api.bodies import media_type, parse_json, require_json
 from app.api.hints import unknown_name
@@ -24,10 +26,9 @@ class StrictRoute(APIRoute):
         reads_body = has_model or "requestBody" in (self.openapi_extra or {})
 
         async def strict(request: Request) -> Response:
-            if not self._leads_nowhere(request):
-                _check_query(request, parameters)
-                if not reads_body:
-                    await _refuse_body(request)
+            _check_query(request, parameters)
+            if not reads_body:
+                await _refuse_body(request)
             if not has_model:
                 return await handler(request)
             checked = _CheckedRequest(request.scope, request.receive)
@@ -38,10 +39,16 @@ class StrictRoute(APIRoute):
 
         return strict
 
-    def _leads_nowhere(self, request: Request) -> bool:
-        """Whether the path fits this route alone by its form; the handler answers that with 404."""
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """No match where a part of the path cannot be what it stands for, such as /runs/x."""
+        match, child = super().matches(scope)
+        if match is not Match.NONE and self._leads_nowhere(child["path_params"]):
+            return Match.NONE, {}
+        return match, child
+
+    def _leads_nowhere(self, parts: Mapping[str, Any]) -> bool:
         return any(
-            field.validate(request.path_params[field.alias], {}, loc=("path", field.alias))[1]
+            field.validate(parts[field.alias], {}, loc=("path", field.alias))[1]
             for field in self.dependant.path_params
         )
 

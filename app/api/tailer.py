@@ -14,6 +14,7 @@ from typing import Any
 
 import structlog
 
+from app.errors import Unavailable
 from app.store.doorbell import BellListener, Doorbell
 from app.store.observer import Observer
 from app.store.store import Store
@@ -106,6 +107,9 @@ class Tailer:
             try:
                 with closing(self._doorbell.listener()) as listener:
                     self._follow(listener)
+            except Unavailable as error:
+                log.warning("the tailer could not read; it tries again", why=error.detail)
+                self._over.wait(AFTER_ERROR_SECONDS)
             except Exception:  # the thread must outlive a database that is away for a while
                 log.exception("the tailer could not read; it tries again")
                 self._over.wait(AFTER_ERROR_SECONDS)

@@ -25,7 +25,7 @@ def apply_json_patch(request: Document, operations: list[dict[str, Any]]) -> Doc
             patched = jsonpatch.apply_patch(patched, [operation])
         except (jsonpatch.JsonPatchException, jsonpointer.JsonPointerException, TypeError) as error:
             raise InvalidRequest(
-                f"Operation {position} of the patch does not apply: {error}. "
+                f"Operation {position} of the patch does not apply: {str(error)[:200]}. "
                 "Paths are JSON Pointers into the run's request, see GET /runs/{id}/spec."
             ) from None
         if sum(1 for _ in leaves(patched)) > MAX_VALUES:

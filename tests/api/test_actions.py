@@ -126,6 +126,15 @@ def test_restart_takes_a_json_patch_and_null_means_default(api, player):
     assert api.get(f"/runs/{child['id']}/spec").json()["request"]["training"]["epochs"] == 7
 
 
+def test_a_patch_that_does_not_apply_is_said_in_a_sentence(api, player):
+    run_id = api.post("/runs", json={**SPEC, "notes": "n" * 9000}).json()["id"]
+    ops = [{"op": "add", "path": "/x/-/y", "value": 1}]
+    refusal = api.post(f"/runs/{run_id}/restart", json={"patch_ops": ops})
+    assert refusal.problem("invalid_request") == 422
+    assert "'x'" in refusal.json()["detail"]
+    assert len(refusal.json()["detail"]) < 500
+
+
 @pytest.mark.parametrize(
     ("body", "code"),
     [

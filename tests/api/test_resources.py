@@ -152,7 +152,8 @@ def test_checkpoints_come_in_pages_also_when_one_goes(api, player):
     player.store.leases.beat(lease.token, Beat(removed_checkpoints=[paths[30]]))
     rest = api.get(path, params={"after": first["next_cursor"]}).json()
     assert [row["step"] for row in rest["data"]] == [20, 10]
-    assert api.get(path, params={"after": "x"}).problem("invalid_request") == 422
+    for wrong in ("x", "40", "1,2,3"):
+        assert api.get(path, params={"after": wrong}).problem("invalid_request") == 422, wrong
 
 
 def test_the_client_reads_lists_to_their_end(settings, store, player, monkeypatch):

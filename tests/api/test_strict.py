@@ -55,6 +55,7 @@ def test_a_wrong_value_is_refused_with_those_that_are_possible(
 
 @pytest.mark.parametrize(("path", "methods"), [
     ("/runs", "GET, POST"), ("/runs/1", "GET, PATCH, DELETE"), ("/openapi.json", "GET"),
+    ("/runs/1/metrics", "GET"),
 ])  # fmt: skip
 def test_a_wrong_method_is_refused_with_all_that_are_right(api, path, methods):
     answer = api.request("PUT", path)
@@ -63,7 +64,18 @@ def test_a_wrong_method_is_refused_with_all_that_are_right(api, path, methods):
     assert answer.json()["detail"] == f"{path} does not take PUT, only {methods}."
 
 
-@pytest.mark.parametrize("path", ["/runs/1/metrics", "/runs/x/stop", "/runs/bulk/halt"])
+@pytest.mark.parametrize(
+    "path", ["/runs/1/diagnosis", "/runs/x", "/runs/0/spec", "/datasets/A", "/runs/bulk/stop"]
+)
+def test_where_nothing_is_no_other_method_is_named(api, path):
+    answer = api.get(path)
+    if path == "/runs/bulk/stop":
+        assert (answer.problem("method_not_allowed"), answer.headers["allow"]) == (405, "POST")
+    else:
+        assert answer.problem("not_found") == 404
+
+
+@pytest.mark.parametrize("path", ["/runs/1/diagnosis", "/runs/x/stop", "/runs/bulk/halt"])
 def test_a_path_that_leads_nowhere_is_said_first(api, path):
     answer = api.post(path, params={"format": "csv"}, json={})
     assert answer.problem("not_found") == 404
