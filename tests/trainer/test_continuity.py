@@ -1,6 +1,7 @@
 """What a start from a checkpoint cannot carry on exactly is said aloud."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from tests.trainer.lab import BUILDING_POLLS, Lab, Outcome, StopAtPoll
 from worker.trainer.checkpoint import Snapshot, load, publish
-from worker.trainer.continuity import keeps_dropout_to_itself
+from worker.trainer.continuity import keeps_dropout_to_itself, resumes_exactly
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -66,6 +67,31 @@ def test_dropout_between_the_layers_of_a_gpus_rnn_is_out_of_reach(
 ) -> None:
     model = torch.nn.Sequential(torch.nn.LSTM(3, 4, layers, dropout=dropout), torch.nn.Dropout(0.5))
     assert keeps_dropout_to_itself(model, device) is kept
+
+
+@pytest.fixture
+def deterministic(request: pytest.FixtureRequest) -> Iterator[None]:
+    torch.use_deterministic_algorithms(request.param)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(
+    ("deterministic", "device", "layers", "exact"),
+    [
+        (False, CPU, 2, True),
+        (False, GPU, 1, False),
+        (True, GPU, 1, True),
+        (True, GPU, 2, False),
+    ],
+    indirect=["deterministic"],
+)
+@pytest.mark.usefixtures("deterministic")
+def test_a_gpu_resumes_exactly_only_where_it_computes_so(
+    device: torch.device, layers: int, exact: bool
+) -> None:
+    model = torch.nn.LSTM(3, 4, layers, dropout=0.1 * (layers - 1))
+    assert resumes_exactly(model, device) is exact
 
 
 @pytest.mark.parametrize(

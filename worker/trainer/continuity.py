@@ -41,6 +41,17 @@ def keeps_dropout_to_itself(model: nn.Module, device: torch.device) -> bool:
     )
 
 
+def resumes_exactly(model: nn.Module, device: torch.device) -> bool:
+    """Whether an interrupted training ends with the bits of one that was not interrupted.
+
+    On a GPU two runs of the same work agree to the last bit only under runtime.deterministic.
+    """
+    if device.type != "cuda":
+        return True
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return deterministic and not keeps_dropout_to_itself(model, device)
+
+
 def _of_versions(start: Start) -> Iterator[tuple[str, str]]:
     body = start.snapshot.body
     if (body["order_version"], body["schedule_version"]) != (ORDER_VERSION, SCHEDULE_VERSION):

@@ -15,7 +15,7 @@ from worker.trainer.build import (
     lacking_for,
     open_device,
 )
-from worker.trainer.continuity import breaks, keeps_dropout_to_itself
+from worker.trainer.continuity import breaks, resumes_exactly
 from worker.trainer.data.loader import open_data
 from worker.trainer.environment import describe_environment
 from worker.trainer.errors import SpecMismatch
@@ -147,7 +147,7 @@ def _applied(trainer: Trainer) -> dict[str, Any]:
     return {
         "device": str(precision.device),
         "precision": precision.name,
-        "exact_resume": not keeps_dropout_to_itself(trainer.step.model, precision.device),
+        "exact_resume": resumes_exactly(trainer.step.model, precision.device),
         "threads": torch.get_num_threads(),
         "batch_size": plan.batch_size,
         "gradient_accumulation_steps": agenda.spec.training.gradient_accumulation_steps,
