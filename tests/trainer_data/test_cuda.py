@@ -37,6 +37,7 @@ def test_batches_are_those_of_the_host(tmp_path, unstopped, residency):
         data = open_data(spec, datasets, torch.device(device), unstopped)
         parts = [part for part in (data.train, data.validation) if part]
         seen.append([rows_of(part.iterate(1)) for part in parts])
+        assert (data.counters.copy_seconds is None) is (device == "cpu")
         data.close()
     assert seen[0] == seen[1]
 

@@ -3,7 +3,8 @@
 On CUDA `compute` is the time to launch the work: the device does it meanwhile, and what it takes
 longer shows as `sync`, where the host waits for it at a log point, or in `checkpoint` and `eval`.
 Copies to the device go on beside all this, on a stream and a thread of their own: they are no part
-of the host's time, and where they are too slow `data_wait` shows it.
+of the host's time, and where they are too slow `data_wait` shows it. What they took is told beside
+the parts, as `h2d_seconds` of the totals.
 """
 
 import time

@@ -164,12 +164,13 @@ class Report:
     def progress(self, memory: dict[str, Any] | None = None) -> None:
         self._progress_at = time.monotonic()
         counters = self._data.counters
+        totals = {"bytes_read": counters.bytes_read, "h2d_seconds": counters.copy_seconds}
         self.events.emit(
             "progress",
             **self._phase.document(),
             **training_progress(self._agenda, self._state, self._rates),
             **(memory or memory_in_use(self._device)),
-            totals={**asdict(self._totals), "bytes_read": counters.bytes_read},
+            totals=asdict(self._totals) | totals,
             phase_seconds=self.clock.read(),
             queue_depth=counters.queue_depth,
         )

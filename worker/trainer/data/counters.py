@@ -6,8 +6,10 @@ from dataclasses import dataclass
 @dataclass
 class Counters:
     """`bytes_read` from files; `queue_depth`: chunks that were ready when the loop last asked for
-    one (None: nothing is queued, the data is resident).
+    one (None: nothing is queued, the data is resident). `copy_seconds`: what copies to the device
+    took on their own stream, those that have been waited for (None: the device is the host).
     """
 
     bytes_read: int = 0
     queue_depth: int | None = None
+    copy_seconds: float | None = None

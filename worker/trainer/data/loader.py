@@ -99,9 +99,11 @@ class DataSet:
     def counters(self) -> Counters:
         """Of all parts together; the queue is that of the training part."""
         each = [stream.counters for stream in self._streams()]
+        copies = [one.copy_seconds for one in each if one.copy_seconds is not None]
         return Counters(
             sum(counters.bytes_read for counters in each),
             self.train.counters.queue_depth,
+            sum(copies) if copies else None,
         )
 
     def statistics(self, names: Sequence[str], preparing: Preparing) -> dict[str, Moments]:

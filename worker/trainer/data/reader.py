@@ -130,6 +130,7 @@ class ChunkReader:
             ascending, places = in_file_order(rows)
             for piece_bytes in self._transfer.load(source, ascending, slot):
                 self._counters.bytes_read += piece_bytes
+                self._counters.copy_seconds = self._transfer.copy_seconds
                 if self._closing.is_set():
                     raise _Closed
             self._transfer.arrange(slot, places)

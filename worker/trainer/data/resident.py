@@ -44,6 +44,7 @@ class Resident:
         finally:
             source.close()
             transfer.end_loading()
+            self.counters.copy_seconds = transfer.copy_seconds
 
     def iterate(self, epoch: int, start_position: int = 0) -> Generator[Batch]:
         self._iterations += 1

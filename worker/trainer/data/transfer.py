@@ -35,6 +35,10 @@ class Transfer(Protocol):
     keep the one from overwriting what the other still reads.
     """
 
+    @property
+    def copy_seconds(self) -> float | None:
+        """What the copies waited for so far took; None where nothing has to be copied."""
+
     def new_slot(self, samples: int, places: int) -> Slot:
         """A slot for so many samples, of which so many positions can be arranged."""
 
@@ -88,6 +92,8 @@ def piece_samples(fields: Mapping[str, Field]) -> int:
 
 class HostTransfer:
     """The device is the host: rows are read straight into the slot."""
+
+    copy_seconds: float | None = None
 
     def __init__(self, fields: Mapping[str, Field]) -> None:
         self._fields = fields
