@@ -11,6 +11,7 @@ from app.errors import InvalidRequest
 
 LONGEST_WAIT_SECONDS = 300.0
 LARGEST_PAGE = 500
+ETAGS = r'^("[0-9]{1,18}"|\*)$'
 # Text in a query that the database can compare; NUL is not.
 QueryText = Annotated[str, Query(max_length=LONGEST_FILTER, pattern=r"^[^\x00]*$")]
 
@@ -23,19 +24,23 @@ def services_of(request: Request) -> Services:
 def if_match(
     value: Annotated[
         str | None,
-        Header(alias="If-Match", description="The run's ETag; otherwise 412.", examples=['"3"']),
+        Header(
+            alias="If-Match",
+            description="The run's ETag; otherwise 412.",
+            examples=['"3"'],
+            json_schema_extra={"pattern": ETAGS},  # shown; what is wrong is said in a sentence
+        ),
     ] = None,
 ) -> int | None:
     """The version that an If-Match header asks for."""
     if value is None or value.strip() == "*":
         return None
-    match = re.fullmatch(r'\s*"([0-9]{1,18})"\s*', value)
-    if match is None:
+    if re.fullmatch(ETAGS, value.strip()) is None:
         raise InvalidRequest(
             'If-Match must be the ETag of the run, such as "3" with its quotes: a version that '
             "cannot be compared would guard nothing."
         )
-    return int(match.group(1))
+    return int(value.strip().strip('"'))
 
 
 ServicesDep = Annotated[Services, Depends(services_of)]

@@ -65,7 +65,7 @@ def revoke(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a token useless; a running API forgets it within seconds."""
+    """Make a token useless at once; a stream that is open goes on until it ends."""
     settings = read_settings()
     with open_database(settings) as store:
         if not this_one and token_id == _own_token_id(settings, store):
@@ -78,7 +78,7 @@ def revoke(
     if as_json:
         print_json({"revoked": token_id})
     else:
-        typer.echo(f"Token {token_id} is revoked; a running API forgets it within seconds.")
+        typer.echo(f"Token {token_id} is revoked and opens nothing any more.")
 
 
 def _own_token_id(settings: "Settings", store: "Store") -> int | None:
