@@ -7,12 +7,13 @@
 import json
 import re
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
-from app.settings import Settings
+from app.settings import CLIENT_NAMES, Settings
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -45,7 +46,8 @@ def test_mounted_paths_and_volumes_exist(compose):
 def test_settings_exist_and_are_accepted(compose, monkeypatch):
     for name in OWN:
         for variable, value in compose["services"][name]["environment"].items():
-            assert variable.removeprefix("STOKER_").lower() in Settings.model_fields
+            setting = variable.removeprefix("STOKER_")
+            assert setting.lower() in Settings.model_fields or setting in CLIENT_NAMES
             monkeypatch.setenv(variable, re.sub(r"\$\{\w+:-(\w+)\}", r"\1", value))
     assert Settings().auth == "token"
 
@@ -87,6 +89,14 @@ def test_prometheus_scrapes_names_that_the_api_answers_to(compose):
     }
     assert targets == {"stoker-api": "api:8000", "stoker-worker": "worker:8001"}
     assert "api" in compose["services"]["api"]["environment"]["STOKER_ALLOWED_HOSTS"].split(",")
+
+
+def test_commands_in_the_workers_container_find_the_api(compose):
+    address = urlsplit(compose["services"]["worker"]["environment"]["STOKER_URL"])
+    assert address.hostname in compose["services"]["api"]["environment"][
+        "STOKER_ALLOWED_HOSTS"
+    ].split(",")
+    assert compose["services"]["api"]["ports"][0].endswith(f":{address.port}")
 
 
 def test_grafana_finds_prometheus_and_its_dashboards(compose):
