@@ -83,6 +83,17 @@ def test_auto_precision_on_the_cpu_is_fp32() -> None:
     assert choose_precision("auto", torch.device("cpu")) == "fp32"
 
 
+@pytest.mark.parametrize("precision", ["tf32", "bf16-mixed"])
+def test_a_gpu_older_than_ampere_refuses_what_it_would_leave_out(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
+    with pytest.raises(SpecMismatch, match="Ampere or newer"):
+        choose_precision(precision, torch.device("cuda"))
+    assert choose_precision("auto", torch.device("cuda")) == "fp32"
+    assert choose_precision("fp16-mixed", torch.device("cuda")) == "fp16-mixed"
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_missing_gpu_is_said_plainly() -> None:
     with pytest.raises(TrainerError, match="sees no CUDA device"):

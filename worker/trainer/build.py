@@ -43,10 +43,11 @@ def lacking_for(precision: str, device: torch.device) -> str | None:
             f"runtime.precision {precision} needs a GPU, and this run is on the CPU. "
             "Use auto, fp32 or bf16-mixed there."
         )
-    has_bf16 = not on_gpu or torch.cuda.is_bf16_supported(including_emulation=False)
-    if precision == "bf16-mixed" and not has_bf16:
+    # TF32 came with Ampere as bf16 did; an older GPU would compute in fp32 without a word.
+    too_old = on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False)
+    if precision in ("bf16-mixed", "tf32") and too_old:
         return (
-            "runtime.precision bf16-mixed needs a GPU that computes in bf16 (Ampere or newer). "
+            f"runtime.precision {precision} needs a GPU that computes so (Ampere or newer). "
             "Use auto, fp32 or fp16-mixed."
         )
     return None
