@@ -6,6 +6,8 @@ import os
 import select
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +35,19 @@ class Holder:
         )
 
 
+@contextmanager
+def making(home: Path) -> Iterator[None]:
+    """Around what makes the home or a first file in it: a failure says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise CommandFailed(
+            f"{home} cannot be used as the service's home ({error.strerror}): database, token and "
+            "checkpoints lie there. Choose a folder that you may write to, on a disk with room: "
+            "stoker up --home FOLDER, or STOKER_HOME for all commands."
+        ) from None
+
+
 class HomeLock:
     """Held while `stoker up` runs; the kernel releases it however the process ends."""
 
@@ -41,9 +56,10 @@ class HomeLock:
         self._file = -1
 
     def __enter__(self) -> Self:
-        self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = _lock_path(self._home)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with making(self._home):
+            self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -15,6 +15,7 @@ from app.cli.failures import CommandFailed
 from app.cli.output import (
     JsonOption,
     ago,
+    console,
     metric_line,
     number,
     print_json,
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 LOG_WAIT_SECONDS = 20.0
 ENDED = ("succeeded", "failed", "stopped", "paused")
 ALL_NAMES: list[str] = []
+# Marks of a metric's course; what stands before it is at most so wide.
+LEAST_COURSE, WIDEST_COURSE, FIGURES_WIDTH = 5, 32, 75
 
 
 def logs(
@@ -98,14 +101,15 @@ def metrics(
     if as_json:
         print_json({"series": series})
         return
-    rows = []
+    rows, width = [], max(LEAST_COURSE, min(WIDEST_COURSE, console().width - FIGURES_WIDTH))
     for name, points in sorted(series.items()):
         values = [value for _, _, value in points if value is not None]
         if values:
-            ends = (number(values[0]), number(min(values)), number(max(values)), number(values[-1]))
-            rows.append((name, len(values), *ends, sparkline(values)))
+            text = size if name.endswith("_bytes") else number
+            ends = (text(values[0]), text(min(values)), text(max(values)), text(values[-1]))
+            rows.append((name, len(values), *ends, sparkline(values, width)))
     print_table(
-        ["metric", "points", "first", "least", "most", "last", "course"], rows, "No metrics yet."
+        ["metric", "points", "first", "least", "most", "last", "trend"], rows, "No metrics yet."
     )
 
 
@@ -115,7 +119,7 @@ def _no_series(client: "StokerClient", run_id: int, unknown: list[str]) -> str:
     return f"Run {run_id} has no metric {', '.join(unknown)}; {there}."
 
 
-def sparkline(values: list[float], width: int = 32) -> str:
+def sparkline(values: list[float], width: int = WIDEST_COURSE) -> str:
     """The course of a series in eight heights; each mark is the mean of its part."""
     count = min(width, len(values))
     means = []

@@ -139,7 +139,7 @@ def ls(
         print_json(page)
         return
     print_table(
-        ["id", "name", "status", "reason", "progress", "loss", "best", "created", "took"],
+        ["id", "name", "status", "reason", "steps", "loss", "best", "created", "took"],
         [_row(run) for run in page["data"]],
         "No runs. `stoker submit SPEC` creates one.",
     )
@@ -192,7 +192,7 @@ def _row(run: Document) -> tuple[object, ...]:
         run["name"] or None,
         run["status"],
         run.get("reason"),
-        _steps(progress) if progress else None,
+        _steps(progress).removeprefix("step ") if progress else None,
         number(progress.get("loss")),
         best_score(progress.get("best")),
         ago(run["created_at"]),

@@ -13,7 +13,7 @@ import typer
 
 from app.cli.connect import read_settings
 from app.cli.failures import CommandFailed, ExitCode
-from app.cli.home_lock import HomeLock, end_holder, holder_of
+from app.cli.home_lock import HomeLock, end_holder, holder_of, making
 from app.cli.output import JsonOption, print_json
 
 if TYPE_CHECKING:
@@ -92,7 +92,9 @@ def _start_detached(settings: "Settings", as_json: bool) -> None:
     if holder is not None:
         raise CommandFailed(holder.refusal())
     log = settings.home / "logs" / "stoker.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
+    with making(settings.home):
+        settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        log.parent.mkdir(exist_ok=True)
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "app.cli", "up", "--log-file", str(log)],
         stdin=subprocess.DEVNULL,

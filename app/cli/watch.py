@@ -75,7 +75,7 @@ def _print_outcome(run: Document) -> None:
     took = between(run["started_at"], run["finished_at"])
     head = f"Run {run['id']} {state}" + (f" after {took}" if run["started_at"] else "")
     style = {"green": "green", "red": "red", "yellow": "yellow"}.get(STATUS_STYLES[state])
-    typer.secho(head + (f": {run['message']}" if run["message"] else "."), fg=style)
+    typer.secho(f"{head}.", fg=style)  # its last note has said why
     for name in ("best", "last", "test"):
         values = (run["result"] or {}).get(name)
         if values:

@@ -2,9 +2,11 @@
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -130,6 +132,16 @@ def test_folders_of_the_same_names_where_one_stands_are_not_taken_for_ours(tmp_p
     ended = call("down")
     assert started.returncode == 0, started.stderr
     assert ended.returncode == 0, ended.stderr
+    assert home.stat().st_mode & 0o077 == 0  # made by `up --detach`
+
+
+@pytest.mark.parametrize("options", [(), ("--detach",)])
+def test_a_home_that_cannot_be_made_is_refused_with_another_way(tmp_path, options):
+    (tmp_path / "file").touch()
+    answer = stoker(tmp_path / "file" / "home", "up", *options)
+    assert answer.code == 5
+    assert "file/home cannot be used as the service's home (Not a directory)" in answer.err
+    assert "stoker up --home FOLDER" in answer.err
 
 
 def test_without_the_worker_extra_it_is_a_sentence(cli, home, monkeypatch):
@@ -179,6 +191,23 @@ def test_logs_metrics_and_checkpoints(cli, up, finished_run):
         assert "val_mae" in unknown.err
     assert "latest" in cli("checkpoints", run_id).out
     assert cli("show", run_id).out.count("val_mae") >= 1
+
+
+def test_metrics_fit_into_a_narrow_terminal(up, finished_run):
+    terminal, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    subprocess.run(
+        [sys.executable, "-m", "app.cli", "metrics", str(finished_run["id"])],
+        env={**environment_of(up), "TERM": "xterm"},
+        stdout=theirs,
+        check=True,
+    )
+    os.close(theirs)
+    with os.fdopen(terminal, "rb", buffering=0) as screen:
+        shown = screen.read(1 << 16).decode()
+    assert "iterations_per_second" in shown
+    assert "MiB" in next(line for line in shown.splitlines() if "host_memory_bytes" in line)
+    assert "…" not in shown
 
 
 def test_download(cli, up, finished_run, tmp_path):
