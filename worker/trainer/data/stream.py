@@ -16,7 +16,8 @@ class Streamed:
     def __init__(self, plan: BatchPlan, chunks: ChunkPlan, transfer: Transfer) -> None:
         """Takes the memory of both slots at once: what does not fit fails here, not hours later
         at the first evaluation, and a slot is never made in inference mode, where the reader's
-        thread could not write to it.
+        thread could not write to it. An evaluation's slots so stay between evaluations: at most
+        2 × EVALUATION_CHUNK_BYTES (residency.py) for each held-out part.
         """
         self.plan = plan
         self.counters = Counters(queue_depth=0)
