@@ -5,7 +5,8 @@ from typing import Literal
 from worker.attempt import AttemptDir
 
 AUTO_HANG_SECONDS = 600.0
-# Importing torch, reading data and building may beat rarely: less time than this is never enough.
+# Importing torch, reading data and building may beat rarely, and so may the first batch of a phase,
+# which compiles, tunes and waits for the first chunk: less time than this is never enough.
 STARTUP_SECONDS = 600.0
 STARTUP_PHASES = 3  # the first ones of a pulse: starting, building, restoring
 # Between asking for the stacks and the kill, so that the trainer can write them down.
@@ -22,16 +23,25 @@ class Watchdog:
         self._timeout = AUTO_HANG_SECONDS if timeout_seconds == "auto" else float(timeout_seconds)
         self._pulse = attempt.pulse()
         self._moved_at = now
+        self._warm: set[int] = set()  # phases in which the counter was seen to move
 
     @property
     def allowed_seconds(self) -> float:
         """How long the pulse may stand still in the phase it was last seen in."""
-        is_starting = self._pulse is None or self._pulse[0] < STARTUP_PHASES
-        return max(self._timeout, STARTUP_SECONDS) if is_starting else self._timeout
+        is_warm = self._pulse is not None and self._pulse[0] in self._warm
+        return self._timeout if is_warm else max(self._timeout, STARTUP_SECONDS)
 
     def hangs(self, now: float) -> bool:
         """Whether neither phase nor counter has moved within the time allowed."""
         pulse = self._attempt.pulse()
         if pulse != self._pulse:
-            self._pulse, self._moved_at = pulse, now
+            self._note(pulse)
+            self._moved_at = now
         return now - self._moved_at > self.allowed_seconds
+
+    def _note(self, pulse: tuple[int, int] | None) -> None:
+        before, self._pulse = self._pulse, pulse
+        if pulse is None or before is None or pulse[0] < STARTUP_PHASES:
+            return
+        if pulse[0] == before[0]:
+            self._warm.add(pulse[0])

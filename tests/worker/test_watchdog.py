@@ -20,16 +20,37 @@ def test_the_start_has_time_however_small_the_users_value(tmp_path, phase):
     assert watchdog.hangs(STARTUP_SECONDS + 1)
 
 
-def test_training_has_what_the_user_gave_it_since_the_last_beat(tmp_path):
+@pytest.mark.parametrize("phase", PHASES[STARTUP_PHASES:])
+def test_a_phase_that_has_begun_to_move_has_what_the_user_gave_it(tmp_path, phase):
     pulse = Pulse(tmp_path / "pulse")
-    pulse.enter("training")
+    pulse.enter(phase)
     watchdog = Watchdog(AttemptDir(tmp_path), 5.0, now=0.0)
-    assert not watchdog.hangs(4.0)
     pulse.beat()
     assert not watchdog.hangs(8.0)
     assert not watchdog.hangs(12.0)
     assert watchdog.hangs(14.0)
     assert watchdog.allowed_seconds == 5.0
+
+
+@pytest.mark.parametrize("phase", PHASES[STARTUP_PHASES:])
+def test_the_first_batch_of_a_phase_has_as_much_time_as_the_start(tmp_path, phase):
+    """It compiles, tunes and waits for the first chunk."""
+    pulse = Pulse(tmp_path / "pulse")
+    watchdog = Watchdog(AttemptDir(tmp_path), 5.0, now=0.0)
+    pulse.enter(phase)
+    assert not watchdog.hangs(0.0)
+    assert not watchdog.hangs(STARTUP_SECONDS - 1)
+    assert watchdog.hangs(STARTUP_SECONDS + 1)
+
+
+def test_a_phase_that_was_left_need_not_warm_up_again(tmp_path):
+    pulse = Pulse(tmp_path / "pulse")
+    pulse.enter("training")
+    watchdog = Watchdog(AttemptDir(tmp_path), 5.0, now=0.0)
+    for act in (pulse.beat, lambda: pulse.enter("evaluating"), lambda: pulse.enter("training")):
+        act()
+        assert not watchdog.hangs(1.0)
+    assert watchdog.hangs(7.0)
 
 
 def test_a_large_value_of_the_user_holds_for_the_start_as_well(tmp_path):
