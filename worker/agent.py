@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 import app
-from app.errors import StokerError
+from app.errors import NotFound, StokerError
 from app.logs import configure_logging
 from app.settings import Settings, load_settings
 from app.store.doorbell import Doorbell
@@ -22,8 +22,9 @@ from app.store.records import NewWorker, SlotOffer
 from app.store.store import Store, open_store
 from worker.devices import Devices
 from worker.exporter import Exporter, Snapshot, WorkerCollector
-from worker.host import host_facts
+from worker.host import checkout, host_facts
 from worker.jobs import JobRunner
+from worker.launch.local import PACKAGES
 from worker.launcher import PR_SET_CHILD_SUBREAPER, prctl
 from worker.orphans import Orphans
 from worker.reaching import Reach
@@ -56,7 +57,8 @@ class Agent:
         self._bell = self._own(Doorbell(settings).listener())
         self._devices = self._own(Devices(settings, self._index.number))
         self._telemetry = self._devices.telemetry
-        self._shop = Workshop(settings, store, self._devices, trainer_command)
+        code = checkout(PACKAGES)
+        self._shop = Workshop(settings, store, self._devices, code, trainer_command)
         self._collector = WorkerCollector(
             home=settings.home, data=settings.data_root, artifacts=settings.artifact_root
         )
@@ -171,7 +173,8 @@ class Agent:
         if now >= self._next_beat:
             self._next_beat = now + self._settings.beat_seconds
             self._beat(now)
-            self._look_soon()
+            self._bell.drain()  # of this beat's own ring too: what follows looks anyway
+            self._look_due = now
         if self._look_due is not None and now >= self._look_due:
             self._look_due, self._looked_at = None, now
             self._read_intents()
@@ -222,18 +225,25 @@ class Agent:
                 supervision.ask("stop", outage=silent)
         with self._reach.store():
             self._devices.refresh()
-            self._store.workers.beat(
-                self._worker_id,
-                slots=describe_slots(self._devices.slots),
-                devices=describe_devices(self._telemetry.gpus),
-                facts=self._facts | {"why_no_gpus": self._telemetry.why_absent},
-            )
+            self._say_alive()
             self._beat_at = time.time()
         with self._reach.store():
             self._jobs.beat(now)
         with self._reach.store():
             self._observer.observe()
         self._publish()
+
+    def _say_alive(self) -> None:
+        try:
+            self._store.workers.beat(
+                self._worker_id,
+                slots=describe_slots(self._devices.slots),
+                devices=describe_devices(self._telemetry.gpus),
+                facts=self._facts | {"why_no_gpus": self._telemetry.why_absent},
+            )
+        except NotFound:  # it was out of reach for so long that it was forgotten
+            self._worker_id = self._jobs.worker_id = self._register()
+            log.warning("this worker was forgotten, and is registered anew", worker=self._worker_id)
 
     def _publish(self) -> None:
         views = [supervision.view() for supervision in self._supervisions]
@@ -253,9 +263,7 @@ class Agent:
         """Fill the free slots, and take a job when none is under way."""
         with self._reach.store():
             self._devices.refresh()
-            while free := [
-                s for s in self._devices.slots if s.run_id is None and s.waiting is None
-            ]:
+            while free := self._devices.free_slots():
                 offers = [SlotOffer(s.name, s.device_kind, s.device) for s in free]
                 lease = self._store.leases.claim(self._worker_id, offers)
                 if lease is None:
@@ -349,6 +357,13 @@ def main() -> int:
         return run_agent(load_settings())
     except StokerError as error:
         print(f"stoker worker: {error.detail}", file=sys.stderr)  # noqa: T201 - before logging
+        return 1
+    except OSError as error:
+        print(  # noqa: T201 - before logging
+            f"stoker worker: this host refuses what the worker needs ({error}); runs that were "
+            "training have been asked to save. `stoker doctor` may show why.",
+            file=sys.stderr,
+        )
         return 1
 
 

@@ -11,6 +11,8 @@ from worker.launcher import write_atomically
 Document = dict[str, Any]
 PULSE = struct.Struct("<QQ")
 READ_BYTES = 2**20
+# The last progress and the end of a trainer lie within this much of its last events.
+LAST_WORDS_BYTES = 2**20
 # A log further behind than this is jumped over: the store would drop the middle anyway.
 LOG_BACKLOG_BYTES = 4 * 2**20
 
@@ -119,6 +121,19 @@ class AttemptDir:
             return None
         phase, counter = PULSE.unpack_from(data)
         return phase, counter
+
+    def last_words(self) -> list[Document]:
+        """The last progress event, if there is one, and the end; [] when no end was told."""
+        try:
+            with (self.path / "events.jsonl").open("rb") as file:
+                file.seek(max(0, file.seek(0, 2) - LAST_WORDS_BYTES))
+                lines = file.read().split(b"\n")
+        except FileNotFoundError:
+            return []
+        last = {event["kind"]: event for line in lines if (event := parse_event(line)) is not None}
+        if "end" not in last:
+            return []
+        return [last[kind] for kind in ("progress", "end") if kind in last]
 
     def exit(self) -> Document | None:
         """The launcher's account of the trainer's end; None when there is none."""

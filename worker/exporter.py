@@ -135,8 +135,16 @@ def _host(roots: Mapping[str, Path]) -> Iterator[Metric]:
         ("swap_used_bytes", "Swap in use", psutil.swap_memory().used),
     ):
         yield _gauge(f"stoker_host_{name}", text, (), [([], value)])
-    free = [([name], psutil.disk_usage(str(path)).free) for name, path in roots.items()]
+    free = [([name], _free_bytes(path)) for name, path in roots.items()]
     yield _gauge("stoker_disk_free_bytes", "Free disk under a root", ("root",), list(free))
+
+
+def _free_bytes(root: Path) -> int | None:
+    """None where the root cannot be asked, as while its mount is away: all else is still shown."""
+    try:
+        return int(psutil.disk_usage(str(root)).free)
+    except OSError:
+        return None
 
 
 def _gpus(snapshot: Snapshot) -> Iterator[Metric]:

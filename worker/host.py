@@ -1,7 +1,8 @@
-"""What the agent knows of its host: cores, memory, versions, out-of-memory kills."""
+"""What the agent knows of its host: cores, memory, versions, its checkout, out-of-memory kills."""
 
 import os
 import platform
+import subprocess
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -11,6 +12,7 @@ import psutil
 
 import app
 
+GIT_SECONDS = 5.0
 VERSIONED = ("torch", "h5py", "numpy", "safetensors")
 
 
@@ -27,6 +29,37 @@ def host_facts() -> dict[str, Any]:
         "platform": platform.platform(),
         "versions": {"stoker": app.__version__, "python": platform.python_version(), **_versions()},
     }
+
+
+def checkout(folder: Path) -> dict[str, Any]:
+    """`git_sha` and `git_dirty` of the checkout at `folder`; {} where there is none, or no git.
+
+    Only one whose top is `folder`: an installed Stoker may lie inside somebody's other repository.
+    """
+    if not (folder / ".git").exists():
+        return {}
+    sha = _git(folder, "rev-parse", "HEAD")
+    changed = _git(folder, "--no-optional-locks", "status", "--porcelain")
+    if sha is None or changed is None:
+        return {}
+    return {"git_sha": sha, "git_dirty": bool(changed)}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=GIT_SECONDS,
+            env=clean,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 @cache

@@ -61,7 +61,7 @@ class JobRunner:
     def __init__(self, settings: Settings, store: Store, worker_id: int) -> None:
         self._settings = settings
         self._store = store
-        self._worker_id = worker_id
+        self.worker_id = worker_id
         self._child: Child | None = None
         self._untold: Outcome | None = None
 
@@ -77,7 +77,7 @@ class JobRunner:
     def claim(self, now: float) -> bool:
         """Take the next job when none is under way; True when a child has been started for it."""
         while self._child is None and self._untold is None:
-            job = self._store.jobs.claim(self._worker_id)
+            job = self._store.jobs.claim(self.worker_id)
             if job is None:
                 return False
             try:
@@ -147,7 +147,7 @@ class JobRunner:
         job = outcome.job
         try:
             self._store.jobs.finish(
-                job.id, self._worker_id, inspection=outcome.inspection, error=outcome.error
+                job.id, self.worker_id, inspection=outcome.inspection, error=outcome.error
             )
         except LeaseLost as lost:
             log.warning("a job was given to another worker", job=job.id, why=lost.detail)

@@ -46,6 +46,7 @@ class Report:
 
     artifact_root: Path
     attempt_dir: Path
+    checkout: Document = field(default_factory=dict)  # what the trainer cannot know of its code
     progress: Document | None = None
     end: Document | None = None
     station: str | None = None
@@ -86,7 +87,7 @@ class Report:
                 self._checkpoint(event)
             case "applied":
                 self.outbox.applied = event.get("applied")
-                self.outbox.environment = event.get("environment")
+                self.outbox.environment = (event.get("environment") or {}) | self.checkout
             case "restored":
                 self._restored(event)
             case "end":

@@ -1,4 +1,4 @@
-"""Starts an attempt: guards it, reads its checkpoints from disk, writes spec.json, launches."""
+"""Starts an attempt: looks at what earlier ones left, guards it, writes spec.json, launches."""
 
 import os
 import time
@@ -11,7 +11,7 @@ import structlog
 
 from app.guard.facts import DeviceFacts
 from app.guard.plan import check
-from app.lifecycle import Reason
+from app.lifecycle import REASON_POLICY, Reason
 from app.settings import Settings
 from app.spec.run import RunSpec
 from app.store.records import Lease, NewCheckpoint, NewEvent, RestorePoint
@@ -24,7 +24,6 @@ from worker.preparation import (
     NotFit,
     attempt_document,
     datasets_of,
-    parse_spec,
     require_fit,
     restore_list,
     run_dir,
@@ -35,6 +34,7 @@ from worker.telemetry import GpuSample
 
 log = structlog.get_logger("stoker.worker")
 
+COMPLETE = frozenset(r for r, policy in REASON_POLICY.items() if policy.outcome == "succeed")
 # A GPU of which nothing is known, and which any rule about devices is content with.
 ANY_GPU = DeviceFacts("cuda", "GPU")
 
@@ -50,18 +50,29 @@ class Workshop:
     settings: Settings
     store: Store
     devices: Devices
+    checkout: dict[str, Any]
     trainer_command: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
-class Started:
-    """A launched attempt; checkpoints that the store has yet to learn of, and to forget."""
+class Earlier:
+    """What earlier attempts left: checkpoints that the store has yet to learn of, and to forget.
 
-    launched: Launched
-    spec: RunSpec
-    on_gpu: bool
+    `completed`: the attempt that had trained to the end when its worker was lost, and what its
+    trainer said last; None when there is none.
+    """
+
     adopted: list[NewCheckpoint]
     gone: list[str]
+    completed: tuple[int, list[dict[str, Any]]] | None
+
+
+@dataclass(frozen=True)
+class Started:
+    """A launched attempt."""
+
+    launched: Launched
+    on_gpu: bool
     warnings: list[NewEvent]
 
 
@@ -72,15 +83,33 @@ def locks_are_free(shop: Workshop, lease: Lease, slot: Slot) -> bool:
     return lock_is_free(folder / "lock") and lock_is_free(slot.lock_path)
 
 
-def start_attempt(shop: Workshop, lease: Lease, slot: Slot, attempt: AttemptDir) -> Started:
-    """Launch the attempt. NotFit when the run cannot train here, OSError when the host fails."""
+def look_back(shop: Workshop, lease: Lease) -> Earlier:
+    """Read from disk, which is the truth, what earlier attempts of the run left there."""
     root = shop.settings.artifact_root
     folder = run_dir(root, lease.run_id)
-    spec = parse_spec(lease)
-    _require_fit_here(lease, spec, slot, shop.devices.gpu_of(slot) or slot.last_sample)
     _clear_leftovers(folder)
     rows = shop.store.checkpoints.list(lease.run_id)
     adopted, gone = reconcile(rows, on_disk(folder), root)
+    return Earlier(adopted, gone, _completed(shop.store, lease.run_id, folder))
+
+
+def _completed(store: Store, run_id: int, folder: Path) -> tuple[int, list[dict[str, Any]]] | None:
+    for attempt in reversed(store.attempts.list(run_id)):
+        if attempt.reason is not Reason.worker_lost:
+            continue  # the store was told how it ended
+        words = AttemptDir(folder / f"attempt-{attempt.number}").last_words()
+        if words and words[-1].get("reason") in COMPLETE:
+            return attempt.number, words
+    return None
+
+
+def start_attempt(
+    shop: Workshop, lease: Lease, spec: RunSpec, slot: Slot, attempt: AttemptDir
+) -> Started:
+    """Launch the attempt. NotFit when the run cannot train here, OSError when the host fails."""
+    root = shop.settings.artifact_root
+    folder = run_dir(root, lease.run_id)
+    _require_fit_here(lease, spec, slot, shop.devices.gpu_of(slot) or slot.last_sample)
     restore = restore_list(root, lease)
     document = attempt_document(
         shop.settings, lease, spec, slot, slots=len(shop.devices.slots), restore=restore
@@ -99,7 +128,7 @@ def start_attempt(shop: Workshop, lease: Lease, slot: Slot, attempt: AttemptDir)
             ),
         )
     )
-    return Started(launched, spec, on_gpu, adopted, gone, _warnings(lease.restore_points, restore))
+    return Started(launched, on_gpu, _warnings(lease.restore_points, restore))
 
 
 def _require_fit_here(lease: Lease, spec: RunSpec, slot: Slot, gpu: GpuSample | None) -> None:

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Set as AbstractSet
 from enum import StrEnum
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import structlog
 
@@ -17,10 +17,10 @@ from worker.classify import Evidence, Verdict, classify, failed_here
 from worker.exporter import RunView
 from worker.host import oom_kills
 from worker.launch.local import Launched
-from worker.preparation import NotFit, run_dir
+from worker.preparation import NotFit, parse_spec, run_dir
 from worker.report import Report
 from worker.slots import Slot
-from worker.start import NotHere, Workshop, locks_are_free, start_attempt
+from worker.start import NotHere, Workshop, locks_are_free, look_back, start_attempt
 from worker.watchdog import DUMP_SECONDS, Watchdog
 
 log = structlog.get_logger("stoker.worker")
@@ -58,7 +58,7 @@ class Supervision:
         folder = run_dir(root, lease.run_id) / f"attempt-{lease.attempt}"
         self._shop = shop
         self._attempt = AttemptDir(folder)
-        self._report = Report(root, folder)
+        self._report = Report(root, folder, shop.checkout)
         self._seen = Evidence(grace_seconds=shop.settings.stop_grace_seconds)
         self._oom_kills = oom_kills()
         self._claimed_at = now
@@ -102,7 +102,15 @@ class Supervision:
             if not locks_are_free(self._shop, self.lease, self.slot):
                 self._wait(now)
                 return
-            started = start_attempt(self._shop, self.lease, self.slot, self._attempt)
+            spec = parse_spec(self.lease)
+            earlier = look_back(self._shop, self.lease)
+            self._report.outbox.checkpoints += earlier.adopted
+            self._report.outbox.removed_checkpoints += earlier.gone
+            self._spec = spec
+            if earlier.completed is not None:
+                self._end_as(*earlier.completed)
+                return
+            started = start_attempt(self._shop, self.lease, spec, self.slot, self._attempt)
         except NotHere as error:
             self._end(Verdict(error.reason, error.message, retry_seconds=ELSEWHERE_SECONDS))
             return
@@ -115,16 +123,25 @@ class Supervision:
         except NotFound as error:
             self._end(Verdict(Reason.checkpoint_error, error.detail))
             return
-        self.launched, self._spec = started.launched, started.spec
-        self._report.outbox.checkpoints += started.adopted
-        self._report.outbox.removed_checkpoints += started.gone
+        self.launched = started.launched
         self._report.outbox.events += started.warnings
         self._gpu = self.slot.gpu if started.on_gpu else None
         self._report.outbox.devices = [self.slot.device if started.on_gpu else "cpu"]
-        self._watchdog = Watchdog(self._attempt, started.spec.policy.hang_timeout_seconds, now)
+        self._watchdog = Watchdog(self._attempt, spec.policy.hang_timeout_seconds, now)
         self.slot.waiting = None
         self.stage = Stage.training
         log.info("run started", run=self.lease.run_id, attempt=self.lease.attempt)
+
+    def _end_as(self, attempt: int, last_words: list[dict[str, Any]]) -> None:
+        """An earlier attempt had trained to the end, but nobody could record it then."""
+        self._report.take(last_words)
+        verdict = classify(Evidence(end=self._report.end))
+        message = (
+            f"{verdict.message} Attempt {attempt} had come so far when its worker was lost; it was "
+            "recorded later, and nothing was trained again."
+        )
+        self._report.outbox.log_text += f"{message}\n"
+        self._end(Verdict(verdict.reason, message))
 
     def _wait(self, now: float) -> None:
         waited = "processes of an earlier attempt are still alive"
@@ -150,6 +167,8 @@ class Supervision:
 
     def ask(self, do: Asked, *, drained: bool = False, outage: float | None = None) -> None:
         """End the attempt; a stop may become a kill, never the other way round."""
+        if self.stage is Stage.ended:
+            return  # it has been judged already
         self._seen.drained |= drained
         self._seen.outage_seconds = self._seen.outage_seconds or outage
         if self._seen.asked in (do, "kill"):

@@ -1,11 +1,16 @@
 """The agent with real processes and a fake trainer: what users see of a run's life."""
 
+import os
 import signal
+import subprocess
+import sys
 
 import psutil
 
 from app.lifecycle import Intent, Reason, RunState
 from tests.worker.eventually import eventually
+from worker.host import checkout
+from worker.launch.local import PACKAGES
 
 ENDLESS = {"steps": 10**6}
 
@@ -22,7 +27,8 @@ def test_a_run_trains_to_its_end_and_everything_it_said_is_kept(farm):
     assert run.progress["step"] == 20
     assert run.result["last"] == {"step": 20}
     assert run.devices == ["cpu"]
-    assert run.environment == {"python": "3"}
+    assert run.environment["python"] == "3"
+    assert set(run.environment) == {"python", *checkout(PACKAGES)}
     series = farm.store.metrics.series(run_id, ["val_loss"], 1000, lineage=False)
     assert [point[0] for point in series["val_loss"]] == list(range(1, 21))
     assert "fake trainer starts" in farm.store.logs.read(run_id, None, 0, 10**6).text
@@ -169,3 +175,16 @@ def test_a_second_signal_kills(farm):
     assert agent.wait(timeout=60) == 0
     assert farm.run(run_id).reason is Reason.drained
     assert farm.left_running() == []
+
+
+def test_a_host_that_refuses_is_told_in_a_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "worker.agent"],
+        env=os.environ | {"STOKER_HOME": str(tmp_path), "STOKER_DATA_ROOT": f"{tmp_path}/file/x"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith("stoker worker: this host refuses")
+    assert "file/x" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -173,6 +173,13 @@ def test_what_is_unknown_is_absent_and_not_zero(scrape):
     assert not [name for name, *_ in found if name == "stoker_worker_heartbeat_timestamp_seconds"]
 
 
+def test_a_root_that_is_away_takes_no_other_figure_with_it(tmp_path):
+    collector = WorkerCollector(home=tmp_path, data=tmp_path / "away")
+    shown = {family.name: family.samples for family in collector.collect()}
+    assert [sample.labels["root"] for sample in shown["stoker_disk_free_bytes"]] == ["home"]
+    assert shown["stoker_host_memory_total_bytes"]
+
+
 def test_a_rate_is_that_of_the_phase_under_way(scrape):
     evaluating = {**PROGRESS, "phase": "evaluating", "phase_rate": 90.0}
     run = RunView(run_id=7, attempt=1, recipe="sequence", gpu=None, progress=evaluating)

@@ -1,8 +1,10 @@
 """What goes wrong: each part killed, hangs, crash loops, lost leases, an unreachable database."""
 
+import json
 import os
 import signal
 import sqlite3
+import time
 from contextlib import closing
 
 import psutil
@@ -10,6 +12,9 @@ import pytest
 from sqlalchemy import text
 
 from app.lifecycle import CRASH_LOOP_LOSSES, Intent, Reason, RunState
+from app.store.forgetting import KEEP_SECONDS
+from app.store.records import NewWorker
+from app.store.store import open_store
 from tests.worker.eventually import eventually
 
 
@@ -69,7 +74,8 @@ def test_a_daemon_of_a_trainer_is_reaped_before_the_slot_is_free(farm):
 
 
 def test_a_hang_is_dumped_killed_and_tried_again(farm):
-    run_id = farm.submit(steps=20, at={"12": "hang"}, policy={"hang_timeout_seconds": 5.0})
+    policy = {"hang_timeout_seconds": 5.0}
+    run_id = farm.submit(steps=20, pace=0.1, at={"12": "hang"}, policy=policy)
     run = farm.wait_for_end(run_id)
     assert (run.state, run.attempt) == (RunState.succeeded, 2)
     assert attempts(farm, run_id)[1].reason is Reason.hang
@@ -215,3 +221,87 @@ def test_a_launcher_that_cannot_start_its_trainer_says_why(make_farm):
     run = farm.wait_for_end(run_id)
     assert (run.state, run.reason) == (RunState.failed, Reason.crashed)
     assert "/does/not/exist" in run.message
+
+
+def test_a_worker_that_was_forgotten_registers_anew_and_trains_on(make_farm):
+    """What a week without the database leads to: run and worker declared lost, the row deleted."""
+    farm = make_farm(beat_seconds=0.5)
+    agent = farm.start_agent()
+    run_id = farm.submit(steps=200, pace=0.02)
+    farm.wait_for_step(run_id, 6)
+    (before,) = farm.store.workers.list(alive_only=True)
+
+    def lose_run():
+        (holder,) = farm.store.leases.holders()
+        return farm.store.leases.declare_lost(holder.token, holder.beat)
+
+    eventually(lose_run, "the run is declared lost between two beats")
+    next_week = open_store(farm.settings, clock=lambda: time.time() + KEEP_SECONDS + 60)
+
+    def forget():
+        (worker,) = [w for w in farm.store.workers.list() if w.id == before.id]
+        farm.store.workers.declare_lost(worker.id, worker.beat)
+        process = ("elsewhere", "boot", 1, 1.0, "0")
+        other = next_week.workers.register(NewWorker("other", *process))
+        farm.store.workers.set_state(other, "gone")
+        return before.id not in [w.id for w in farm.store.workers.list()]
+
+    with closing(next_week):
+        eventually(forget, "the worker is forgotten between two beats")
+    run = farm.wait_for_end(run_id)
+    assert (run.state, run.attempt) == (RunState.succeeded, 2)
+    assert attempts(farm, run_id)[2].resumed_from_step >= 5
+    (after,) = farm.store.workers.list(alive_only=True)
+    assert (after.pid, after.name) == (agent.pid, before.name)
+    assert after.id > before.id
+    assert "Traceback" not in farm.log()
+
+
+def test_a_training_that_was_complete_when_its_worker_was_lost_is_not_repeated(make_farm):
+    farm = make_farm(beat_seconds=1.0)  # the lease outlasts the training
+    farm.start_agent()
+    run_id = farm.submit(steps=60, pace=0.03)
+    farm.wait_for_step(run_id, 3)
+    rename_table(farm, "runs", "away")
+    eventually(lambda: farm.processes("worker.launcher") == [], "the training is over")
+    (agent,) = farm.agents
+    agent.kill()
+    agent.wait()
+    rename_table(farm, "away", "runs")
+    farm.start_agent()
+    run = farm.wait_for_end(run_id)
+    assert (run.state, run.reason, run.attempt) == (RunState.succeeded, Reason.completed, 2)
+    assert attempts(farm, run_id)[1].reason is Reason.worker_lost
+    assert (run.result["last"], run.progress["step"]) == ({"step": 60}, 60)
+    assert "Attempt 1" in run.message
+    assert not farm.folder(run_id, 2).exists(), "no second trainer was started"
+    assert farm.store.checkpoints.resolve(run_id, "latest").step == 60
+
+
+def test_only_the_end_of_a_lost_attempt_counts_as_this_runs(farm):
+    """A folder may be left of another run, as after the database was made anew."""
+    stale = farm.folder(1)
+    stale.mkdir(parents=True)
+    end = {"t": 1.0, "kind": "end", "reason": "completed", "message": "", "result": {"last": {}}}
+    (stale / "events.jsonl").write_text(json.dumps(end) + "\n")
+    run_id = farm.submit(steps=5)
+    assert run_id == 1
+    run = farm.wait_for_end(run_id)
+    assert (run.state, run.result["last"]) == (RunState.succeeded, {"step": 5})
+    assert attempts(farm, run_id)[1].reason is Reason.crashed
+    assert farm.folder(run_id, 2).exists()
+
+
+def test_what_ended_by_itself_stays_so_when_the_worker_is_drained_before_it_is_stored(farm):
+    run_id = farm.submit(steps=10**6, pace=0.02, save_every=10**6)
+    farm.wait_for_step(run_id, 3)
+    rename_table(farm, "runs", "away")
+    farm.trainer().kill()
+    eventually(lambda: farm.processes("worker.launcher") == [], "the attempt is over")
+    (agent,) = farm.agents
+    agent.terminate()
+    eventually(lambda: "draining" in farm.log(), "the agent drains")
+    rename_table(farm, "away", "runs")
+    assert agent.wait(timeout=60) == 0
+    run = farm.run(run_id)
+    assert (run.state, run.reason, run.losses) == (RunState.queued, Reason.killed, 1)

@@ -32,3 +32,9 @@ def test_the_last_point_of_a_curve_is_kept_however_near_it_is(report):
         "grad_norm": 0.3,
     }
     assert {point.step for point in kept.values()} == {144}
+
+
+def test_the_environment_says_which_code_trained(tmp_path):
+    report = Report(tmp_path, tmp_path / "runs/1/attempt-1", {"git_sha": "abc"})
+    report.take([{"kind": "applied", "t": 1.0, "applied": {}, "environment": {"torch": "2"}}])
+    assert report.outbox.environment == {"torch": "2", "git_sha": "abc"}
