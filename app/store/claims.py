@@ -7,16 +7,12 @@ from typing import Any
 from sqlalchemy import Connection, Row, exists, insert, or_, select, update
 
 from app.lifecycle import Intent, RunState
+from app.store.claimants import require_alive
 from app.store.datasets import pin_datasets
 from app.store.records import Document, Lease, SlotOffer
 from app.store.restart_points import hold_first, origin_of, restore_points
 from app.store.run_rows import CLAIM_ORDER, awaited, awaited_is_active
-from app.store.tables import (
-    attempts,
-    run_documents,
-    runs,
-    workers,
-)
+from app.store.tables import attempts, run_documents, runs
 from app.store.transitions import MOVED, record_move
 
 # Where a run would rather be, by its device; a CPU run may use any slot that is free.
@@ -53,11 +49,9 @@ def take(
     slots: Sequence[SlotOffer],
     now: float,
 ) -> Lease:
-    """Give a locked run to a worker: its next attempt, token and event."""
+    """Give a locked run to a worker: its next attempt, token and event. Conflict: not alive."""
     slot = _slot_for(run.device, slots)
-    worker = connection.execute(
-        select(workers.c.name).where(workers.c.id == worker_id)
-    ).scalar_one()
+    worker = require_alive(connection, worker_id)
     token = secrets.token_urlsafe(24)
     restart = _settled_restart(connection, run)
     moved = connection.execute(

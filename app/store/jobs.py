@@ -6,6 +6,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, delete, insert, select, update
 
 from app.errors import LeaseLost, NotFound
+from app.store.claimants import require_alive
 from app.store.database import Database
 from app.store.forgetting import forget_jobs
 from app.store.records import Document, Inspection, JobKind, JobRecord
@@ -23,12 +24,16 @@ class Jobs:
         self._clock = clock
 
     def claim(self, worker_id: int) -> JobRecord | None:
-        """The oldest queued job, now this worker's; None when there is none."""
+        """The oldest queued job, now this worker's; None when there is none.
+
+        Conflict when the worker is not alive to the store: nobody would queue the job again.
+        """
         oldest = select(jobs.c.id).where(jobs.c.state == "queued").order_by(jobs.c.id).limit(1)
         with self._database.read() as connection:
             if connection.execute(oldest).scalar() is None:
                 return None
         with self._database.write(quiet=True) as connection:
+            require_alive(connection, worker_id)
             job_id = connection.execute(oldest.with_for_update(skip_locked=True)).scalar()
             if job_id is None:
                 return None

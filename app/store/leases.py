@@ -28,6 +28,7 @@ class Leases:
         """Take the first run in the queue that one of the free slots can train; None when none.
 
         Claimable: queued, intent run, `retry_at` past, parent over. Order: priority, place, id.
+        Conflict when the worker drains or is not alive to the store.
         """
         if not slots:
             return None

@@ -41,7 +41,10 @@ class Workers:
         devices: Sequence[Document],
         facts: Document,
     ) -> None:
-        """Say that it lives, and how it is. One that was taken for lost is alive again."""
+        """Say that it lives, and how it is. One that was taken for lost is alive again.
+
+        NotFound when it was silent for so long that it is forgotten: then it has to register anew.
+        """
         with self._database.write(quiet=True) as connection:
             state = _lock(connection, worker_id).state
             connection.execute(

@@ -1,6 +1,7 @@
 """Datasets, jobs, workers and tokens."""
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -13,6 +14,7 @@ from app.store.records import (
     Inspection,
     JobRecord,
     NewCheckpoint,
+    WorkerState,
 )
 
 from .conftest import World
@@ -232,6 +234,21 @@ class TestWorkers:
         assert not world.store.workers.declare_lost(world.worker, 0)
         world.store.workers.beat(world.worker, [], [], {})
         assert world.store.workers.get(world.worker).state == "alive"
+
+    @pytest.mark.parametrize("state", ["draining", "gone", "lost", "forgotten"])
+    def test_one_that_is_not_alive_claims_nothing(
+        self, world: World, state: WorkerState | Literal["forgotten"]
+    ) -> None:
+        run = world.submit()
+        if state == "forgotten":
+            world.worker = 99
+        else:
+            world.store.workers.set_state(world.worker, state)
+        for claim in (world.claim, lambda: world.store.jobs.claim(world.worker)):
+            with pytest.raises(Conflict, match="can claim nothing"):
+                claim()
+        assert world.store.runs.get(run.id) == run
+        assert world.store.jobs.get(1).state == "queued"
 
     def test_one_that_ends_in_order_hands_its_jobs_back(self, world: World) -> None:
         job = job_of(world)
