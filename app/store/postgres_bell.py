@@ -10,6 +10,7 @@ import psycopg
 import structlog
 from psycopg import sql
 
+from app.errors import Unavailable
 from app.store.doorbell import BellListener
 
 RECONNECT_SECONDS = 1.0
@@ -27,17 +28,26 @@ def ring(conninfo: str, channel: str) -> None:
 
 
 class PostgresListener(BellListener):
-    """A thread keeps the connection, since it may break and be made anew under the same ear."""
+    """A thread keeps the connection, since it may break and be made anew under the same ear.
+
+    Unavailable when the database cannot be reached at the beginning.
+    """
 
     def __init__(self, conninfo: str, channel: str) -> None:
+        self._conninfo = conninfo
+        self._channel = channel
+        try:
+            connection = self._listen()  # here, so that what is rung from now on is heard
+        except psycopg.Error as error:
+            raise Unavailable(
+                f"The doorbell cannot be heard: the database does not answer ({str(error).strip()})"
+                ". `stoker doctor` says what is wrong."
+            ) from error
         ear, self._mouth = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         super().__init__(ear)
         self._mouth.setblocking(False)
-        self._conninfo = conninfo
-        self._channel = channel
         self._over = threading.Event()
         self._end, self._end_signal = os.pipe()
-        connection = self._listen()  # here, so that what is rung from now on is heard
         self._thread = threading.Thread(
             target=self._work, args=(connection,), name="doorbell", daemon=True
         )
@@ -58,13 +68,17 @@ class PostgresListener(BellListener):
         return connection
 
     def _work(self, connection: psycopg.Connection | None) -> None:
+        is_away = False
         while not self._over.is_set():
             try:
                 with connection or self._listen() as live:
+                    is_away = False
                     self._tell()  # after a pause, something may have been missed
                     self._relay(live)
             except psycopg.Error as error:
-                log.warning("the doorbell's connection broke; it is made anew", why=str(error))
+                if not is_away:  # once an outage, however long it is
+                    log.warning("the doorbell's connection broke; it is made anew", why=str(error))
+                is_away = True
                 self._over.wait(RECONNECT_SECONDS)
             connection = None
 

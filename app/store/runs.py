@@ -205,6 +205,8 @@ class Runs:
                     "Stop it first.",
                     allowed_actions=allowed,
                 )
+            # A restart of a restart may be choosing one of these: it is either seen, or sees.
+            connection.execute(_checkpoints_of(run_id).with_for_update()).all()
             child = connection.execute(_child_in_need(run_id)).scalar()
             if child is not None:
                 raise Conflict(
@@ -305,9 +307,13 @@ def _count_waiting(condition: Any) -> Select[Any]:
     return select(func.count()).select_from(runs).where(*_WAITING, condition)
 
 
+def _checkpoints_of(run_id: int) -> Select[tuple[int]]:
+    return select(checkpoints.c.id).where(checkpoints.c.run_id == run_id)
+
+
 def _child_in_need(run_id: int) -> Select[Any]:
     """A child that is not over, restores from this run's checkpoints and has none of its own."""
-    of_run = select(checkpoints.c.id).where(checkpoints.c.run_id == run_id)
+    of_run = _checkpoints_of(run_id)
     own = exists().where(checkpoints.c.run_id == runs.c.id, checkpoints.c.state == SAVED)
     return (
         select(runs.c.id)
@@ -326,7 +332,7 @@ def _child_in_need(run_id: int) -> Select[Any]:
 
 
 def _erase(connection: Connection, run_id: int) -> None:
-    """Delete what hangs on a run; its row and documents stay, so that its id stays taken."""
+    """Delete what hangs on a run; its row, documents and attempts stay: its id stays taken."""
     for table in (
         metric_points,
         metric_series,

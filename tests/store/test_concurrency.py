@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
-from app.errors import Unavailable
-from app.lifecycle import Reason
+from app.errors import Conflict, Unavailable
+from app.lifecycle import Intent, Reason
 from app.settings import Settings
 from app.store import migrate
 from app.store.checkpoints import mark_removing
@@ -124,6 +125,22 @@ class TestARestartAndARemoval:
         newest, oldest = world.store.checkpoints.list(parent)
         assert (newest.state, newest.pinned) == ("removing", False)
         assert (oldest.state, oldest.pinned) == ("saved", True)
+
+    def test_a_run_is_not_deleted_under_a_restart_of_its_restart(self, world: World) -> None:
+        parent, _ = self.saved(world)
+        child, _ = world.store.runs.restart(LATEST, new_run())
+        world.store.runs.set_intent(child.id, Intent.stop)
+        with ThreadPoolExecutor(1) as other:
+            with world.store.database.write() as connection:
+                again = replace(LATEST, parent_id=child.id)
+                grandchild = insert_restart(connection, again, new_run(), world.clock(), None)
+                deletion = other.submit(world.store.runs.delete, parent)
+                self.until_one_waits(world, deletion)
+            with pytest.raises(Conflict, match=f"Run {grandchild}"):
+                deletion.result()
+        assert [point.run_id for point in self.claim(world, grandchild).restore_points][
+            -1
+        ] == parent
 
     def saved(self, world: World) -> tuple[int, list[str]]:
         """A run that is over, and the paths of its two checkpoints, the newest last."""

@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 from sqlalchemy import text
 
-from app.errors import InvalidRequest
+from app.errors import InvalidRequest, Unavailable
 from app.store.doorbell import BellListener, Doorbell
 from app.store.records import Beat, NewEvent
 
@@ -118,9 +118,12 @@ class TestSockets:
 @pytest.mark.parametrize(
     "kind", [pytest.param("postgres", marks=pytest.mark.postgres)], indirect=True
 )
-def test_a_ring_that_nobody_can_hear_does_not_fail(world: World) -> None:
+def test_without_a_server_a_ring_does_not_fail_and_a_listener_is_a_sentence(world: World) -> None:
     nowhere = "postgresql+psycopg://stoker@/nothing?host=/nowhere"
-    Doorbell(world.settings.model_copy(update={"database_url": nowhere})).ring()
+    bell = Doorbell(world.settings.model_copy(update={"database_url": nowhere}))
+    bell.ring()
+    with pytest.raises(Unavailable, match="stoker doctor"):
+        bell.listener()
 
 
 @pytest.mark.parametrize(
