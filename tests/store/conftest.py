@@ -1,18 +1,12 @@
 """The same store tests on SQLite and on a PostgreSQL server that the session starts itself."""
 
-import os
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 
-import psycopg
 import pytest
 from sqlalchemy import text
-from sqlalchemy.engine import make_url
 
 from app.settings import Settings, load_settings
 from app.store import Store, migrate, open_store
@@ -20,9 +14,9 @@ from app.store.database import make_engine
 from app.store.identity import this_process
 from app.store.records import Lease, NewRun, NewWorker, RunRecord, SlotOffer
 from app.store.tables import metadata
+from tests.store.server import PostgresServer
 
 CPU = SlotOffer("cpu-0-0", "cpu", "cpu")
-PG_NAMES = count(1)
 
 
 @dataclass
@@ -140,7 +134,7 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def upgraded_postgres_url(
-    postgres: "PostgresServer", tmp_path_factory: pytest.TempPathFactory
+    postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory
 ) -> str:
     """A database with the current schema, for one test after the other."""
     url = postgres.new_database()
@@ -158,7 +152,7 @@ def _empty(url: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator["PostgresServer"]:
+def postgres() -> Iterator[PostgresServer]:
     """A PostgreSQL server of this session."""
     server = PostgresServer()
     server.start()
@@ -166,58 +160,3 @@ def postgres() -> Iterator["PostgresServer"]:
         yield server
     finally:
         server.stop()
-
-
-class PostgresServer:
-    """A server that listens on a Unix socket alone; not durable, since its data lives an hour."""
-
-    def __init__(self) -> None:
-        self._bin = _postgres_bin()
-        # Not below pytest's folder: each pytest session closes that to other users, and a socket's
-        # path may have only 107 bytes.
-        self._folder = Path(tempfile.mkdtemp(prefix="stoker-pg-", dir="/tmp"))
-        self._data = self._folder / "data"
-
-    def start(self) -> None:
-        if os.geteuid() == 0:  # the server refuses to run as root
-            shutil.chown(self._folder, "postgres", "postgres")
-        self._run("initdb", "--no-sync", "--auth=trust", "--username=stoker", "--encoding=UTF8")
-        options = f"-k {self._folder} -c listen_addresses= -c fsync=off -c max_connections=200"
-        log = self._folder / "server.log"
-        self._run("pg_ctl", "--wait", f"--log={log}", f"--options={options}", "start")
-
-    def stop(self) -> None:
-        self._run("pg_ctl", "--wait", "--mode=immediate", "stop")
-        shutil.rmtree(self._folder)
-
-    def new_database(self) -> str:
-        """The URL of a new, empty database."""
-        name = f"test_{next(PG_NAMES)}"
-        with psycopg.connect(
-            host=str(self._folder), user="stoker", dbname="postgres", autocommit=True
-        ) as connection:
-            connection.execute(f"CREATE DATABASE {name}".encode())
-        url = make_url(f"postgresql+psycopg://stoker@/{name}")
-        return url.update_query_dict({"host": str(self._folder)}).render_as_string()
-
-    def _run(self, program: str, *arguments: str) -> None:
-        become = ("runuser", "-u", "postgres", "--") if os.geteuid() == 0 else ()
-        done = subprocess.run(
-            [*become, str(self._bin / program), f"--pgdata={self._data}", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if program == "initdb" else subprocess.DEVNULL,
-            stderr=subprocess.STDOUT,
-            cwd="/",
-            check=False,
-        )
-        log = self._folder / "server.log"
-        said = (done.stdout or b"").decode() + (log.read_text() if log.exists() else "")
-        assert done.returncode == 0, f"{program} failed: {said}"
-
-
-def _postgres_bin() -> Path:
-    found = shutil.which("pg_ctl")
-    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"), key=str)
-    if found is None and not folders:
-        pytest.skip("no PostgreSQL server is installed (pg_ctl)")
-    return folders[-1].parent if folders else Path(str(found)).parent

@@ -1,0 +1,139 @@
+"""API and two agents on one PostgreSQL database: what runs go through there."""
+
+from contextlib import contextmanager
+
+import psutil
+import psycopg
+import pytest
+from sqlalchemy.engine import make_url
+
+from tests.e2e.service import Service, eventually, write_waves
+from tests.e2e.test_a_run import SPEC
+from tests.store.server import PostgresServer
+
+pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(300)]
+
+LONG = {**SPEC, "training": {**SPEC["training"], "epochs": 400}, "checkpoint": {"every_steps": 100}}
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = PostgresServer()
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def make_service(server, tmp_path):
+    """A service on a database of its own, with two agents and the dataset `waves`."""
+
+    @contextmanager
+    def make(**settings):
+        service = Service(tmp_path / "home", STOKER_DATABASE_URL=server.new_database(), **settings)
+        try:
+            service.start_api()
+            service.start_agent()
+            service.start_agent()
+            write_waves(service.home / "data" / "waves.h5")
+            assert service.register("waves", "waves.h5")["state"] == "ready"
+            yield service
+        finally:
+            service.close()
+
+    return make
+
+
+def test_stop_restart_succeed(make_service):
+    with make_service() as service:
+        run_id = service.submit(SPEC)
+        service.wait_for_step(run_id, 100)
+        service.http.post(f"/runs/{run_id}/stop").raise_for_status()
+        stopped = service.wait_for_end(run_id)
+        assert (stopped["state"], stopped["reason"]) == ("stopped", "stop_requested")
+        answer = service.http.post(f"/runs/{run_id}/restart", json={})
+        assert answer.status_code == 201, answer.text
+        done = service.wait_for_end(answer.json()["id"])
+        assert (done["state"], done["reason"]) == ("succeeded", "completed"), done
+        assert done["result"]["last"]["step"] == 2250
+        assert resumed_from(service, done["id"]) == [stopped["progress"]["step"]]
+        events = service.http.get(f"/runs/{done['id']}/events").json()["data"]
+        assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+        assert_no_traceback(service)
+
+
+def test_pause_resume_and_the_death_of_an_agent(make_service):
+    with make_service() as service:
+        run_id = service.submit(SPEC)
+        service.wait_for_step(run_id, 100)
+        service.http.post(f"/runs/{run_id}/pause").raise_for_status()
+        paused = service.wait_for_end(run_id)
+        assert (paused["state"], paused["reason"]) == ("paused", "pause_requested")
+
+        service.http.post(f"/runs/{run_id}/resume").raise_for_status()
+        service.wait_for_step(run_id, paused["progress"]["step"] + 100)
+        holder = service.run(run_id)["worker"]
+        agent_of(service, holder).kill()
+        eventually(lambda: service.run(run_id)["attempt"] == 3, "the run is taken over")
+        done = service.wait_for_end(run_id)
+        assert (done["state"], done["attempt"]) == ("succeeded", 3), done
+        assert done["worker"] != holder
+        first, second, third = resumed_from(service, run_id)
+        assert first is None
+        assert second == paused["progress"]["step"]
+        assert third > second
+        assert done["result"]["last"]["step"] == 2250
+        assert_no_traceback(service)
+
+
+def test_the_doorbell_is_felt_between_two_beats(make_service):
+    with make_service(STOKER_BEAT_SECONDS="60") as service:
+
+        def starts_and_stops_between_beats():
+            before = beats_of_agents(service)
+            run_id = service.submit(LONG)
+            eventually(lambda: service.run(run_id)["state"] == "running", "the run is claimed")
+            service.http.post(f"/runs/{run_id}/stop").raise_for_status()
+            assert service.wait_for_end(run_id)["state"] == "stopped"
+            return beats_of_agents(service) == before
+
+        # Twice, since a beat may happen to come meanwhile; without a bell it always comes first.
+        assert any(starts_and_stops_between_beats() for _ in range(2))
+
+
+def test_a_restart_of_the_server_is_survived_by_all(make_service, server):
+    with make_service(STOKER_BEAT_SECONDS="1") as service:
+        run_id = service.submit(LONG)
+        reached = service.wait_for_step(run_id, 100)["progress"]["step"]
+        server.restart()
+        assert service.wait_for_step(run_id, reached + 200)["attempt"] == 1
+        service.http.post(f"/runs/{run_id}/stop").raise_for_status()
+        assert service.wait_for_end(run_id)["state"] == "stopped"
+        assert_no_traceback(service)
+
+
+def resumed_from(service, run_id):
+    attempts = service.http.get(f"/runs/{run_id}/attempts").json()["data"]
+    return [attempt["resumed_from_step"] for attempt in attempts]
+
+
+def agent_of(service, name):
+    workers = service.http.get("/workers").json()["data"]
+    (pid,) = [worker["pid"] for worker in workers if worker["name"] == name]
+    return psutil.Process(pid)
+
+
+def beats_of_agents(service):
+    """How often the agents have beaten for themselves, the beats of their runs not counted."""
+    url = make_url(service.environment["STOKER_DATABASE_URL"]).set(drivername="postgresql")
+    with psycopg.connect(url.render_as_string(hide_password=False)) as connection:
+        own = "SELECT (SELECT sum(beat) FROM workers) - (SELECT sum(beat) FROM runs)"
+        (beats,) = connection.execute(own).fetchall()
+        return beats[0]
+
+
+def assert_no_traceback(service):
+    for name in ("api", "agent"):
+        assert "Traceback" not in (service.home / f"{name}.log").read_text()
