@@ -3,16 +3,17 @@
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, delete, insert, or_, select, update
 
 from app.errors import LeaseLost, NotFound
-from app.store.claimants import require_alive
 from app.store.database import Database
 from app.store.forgetting import forget_jobs
 from app.store.records import Document, Inspection, JobKind, JobRecord
 from app.store.tables import checkpoints, datasets, jobs
 
 MAX_ATTEMPTS = 3
+# After the first failure; a disk or a mount may be back later. It grows sixfold each time.
+RETRY_SECONDS = 10.0
 _COLUMNS = [jobs.c[name] for name in JobRecord.__dataclass_fields__]
 
 
@@ -24,16 +25,12 @@ class Jobs:
         self._clock = clock
 
     def claim(self, worker_id: int) -> JobRecord | None:
-        """The oldest queued job, now this worker's; None when there is none.
-
-        Conflict when the worker is not alive to the store: nobody would queue the job again.
-        """
-        oldest = select(jobs.c.id).where(jobs.c.state == "queued").order_by(jobs.c.id).limit(1)
+        """The oldest queued job that need not wait, now this worker's; None when there is none."""
+        oldest = _oldest_due(self._clock())
         with self._database.read() as connection:
             if connection.execute(oldest).scalar() is None:
                 return None
         with self._database.write(quiet=True) as connection:
-            require_alive(connection, worker_id)
             job_id = connection.execute(oldest.with_for_update(skip_locked=True)).scalar()
             if job_id is None:
                 return None
@@ -55,8 +52,8 @@ class Jobs:
     ) -> JobRecord:
         """Record the end, with what an inspection found; `error` is a sentence.
 
-        A removal that failed is tried again, but not for ever. LeaseLost when the job is another
-        worker's by now; nothing of it is stored then.
+        A removal that failed is tried again later, but not for ever. LeaseLost when the job is
+        another worker's by now; nothing of it is stored then.
         """
         mine = (jobs.c.id == job_id, jobs.c.worker_id == worker_id, jobs.c.state == "running")
         with self._database.write() as connection:
@@ -67,7 +64,8 @@ class Jobs:
                 raise LeaseLost(f"Job {job_id} is not worker {worker_id}'s any more.")
             may_retry = job.kind == "remove_artifacts" and job.attempts < MAX_ATTEMPTS
             if error is not None and may_retry:
-                return _requeue(connection, *mine, error=error)[0]
+                retry_at = self._clock() + RETRY_SECONDS * 6.0 ** (job.attempts - 1)
+                return _requeue(connection, *mine, error=error, retry_at=retry_at)[0]
             (ended,) = _end(connection, *mine, error=error, now=self._clock())
             if inspection is not None:
                 _record_inspection(connection, ended, inspection)
@@ -107,13 +105,26 @@ def requeue_jobs_of(connection: Connection, worker_id: int, now: float) -> None:
         "log may say why."
     )
     _end(connection, *mine, jobs.c.attempts >= MAX_ATTEMPTS, error=error, now=now)
-    _requeue(connection, *mine, error=None)
+    _requeue(connection, *mine, error=None, retry_at=None)
+
+
+def _oldest_due(now: float) -> Select[tuple[int]]:
+    is_due = or_(jobs.c.retry_at.is_(None), jobs.c.retry_at <= now)
+    queued = select(jobs.c.id).where(jobs.c.state == "queued", is_due)
+    return queued.order_by(jobs.c.id).limit(1)
 
 
 def _requeue(
-    connection: Connection, *which: ColumnElement[bool], error: str | None
+    connection: Connection,
+    *which: ColumnElement[bool],
+    error: str | None,
+    retry_at: float | None,
 ) -> list[JobRecord]:
-    again = update(jobs).where(*which).values(state="queued", worker_id=None, error=error)
+    again = (
+        update(jobs)
+        .where(*which)
+        .values(state="queued", worker_id=None, error=error, retry_at=retry_at)
+    )
     return [_to_record(row) for row in connection.execute(again.returning(*_COLUMNS))]
 
 

@@ -324,6 +324,7 @@ jobs = _table(
     Column("worker_id", Id, ForeignKey("workers.id")),
     Column("created_at", Double, nullable=False),
     Column("finished_at", Double),
+    Column("retry_at", Double),  # one that failed waits until then
     Index(None, "state", "id"),
 )
 

@@ -7,6 +7,7 @@ import pytest
 
 from app.errors import Conflict, LeaseLost, NotFound
 from app.lifecycle import Intent, Reason
+from app.store.jobs import RETRY_SECONDS
 from app.store.records import (
     Beat,
     CheckpointRecord,
@@ -161,6 +162,8 @@ class TestJobs:
                 job = job_of(world)
                 ended = world.store.jobs.finish(job.id, world.worker, error="")
                 assert (ended.state, ended.error) == (state, "")
+                assert world.store.jobs.claim(world.worker) is None, "not at once"
+                world.clock.now += RETRY_SECONDS * 6 * 6
             assert world.store.checkpoints.get(checkpoint.id).state == "saved"
             assert world.store.jobs.claim(world.worker) is None
 
