@@ -6,6 +6,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, Select, delete, insert, or_, select, update
 
 from app.errors import LeaseLost, NotFound
+from app.store.claimants import require_alive
 from app.store.database import Database
 from app.store.forgetting import forget_jobs
 from app.store.records import Document, Inspection, JobKind, JobRecord
@@ -25,12 +26,16 @@ class Jobs:
         self._clock = clock
 
     def claim(self, worker_id: int) -> JobRecord | None:
-        """The oldest queued job that need not wait, now this worker's; None when there is none."""
+        """The oldest queued job that need not wait, now this worker's; None when there is none.
+
+        Conflict when the worker is not alive to the store: nobody would queue the job again.
+        """
         oldest = _oldest_due(self._clock())
         with self._database.read() as connection:
             if connection.execute(oldest).scalar() is None:
                 return None
         with self._database.write(quiet=True) as connection:
+            require_alive(connection, worker_id)
             job_id = connection.execute(oldest.with_for_update(skip_locked=True)).scalar()
             if job_id is None:
                 return None
