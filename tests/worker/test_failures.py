@@ -295,9 +295,10 @@ def test_only_the_end_of_a_lost_attempt_counts_as_this_runs(farm):
 def test_what_ended_by_itself_stays_so_when_the_worker_is_drained_before_it_is_stored(farm):
     run_id = farm.submit(steps=10**6, pace=0.02, save_every=10**6)
     farm.wait_for_step(run_id, 3)
+    launcher = farm.launcher()
     rename_table(farm, "runs", "away")
     farm.trainer().kill()
-    eventually(lambda: farm.processes("worker.launcher") == [], "the attempt is over")
+    eventually(lambda: not psutil.pid_exists(launcher.pid), "the agent has reaped it, and judged")
     (agent,) = farm.agents
     agent.terminate()
     eventually(lambda: "draining" in farm.log(), "the agent drains")
