@@ -1,9 +1,9 @@
-"""What the rules know of the world: datasets, devices, the host. Unknown is None, never a guess."""
+"""What the rules know of the world: datasets, devices, hosts, earlier runs. Unknown is None."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Literal
+from typing import Literal, TypeVar
 
 DTYPE_BYTES = {
     "float64": 8, "int64": 8, "uint64": 8, "float32": 4, "int32": 4, "uint32": 4,
@@ -11,12 +11,36 @@ DTYPE_BYTES = {
 }  # fmt: skip
 
 
+Fact = TypeVar("Fact")
+
+
+class UnknownFact(Exception):
+    """A rule cannot judge, for nobody has said this; it is reported, never guessed."""
+
+
+def known(value: Fact | None, what: str) -> Fact:
+    """The value; UnknownFact names `what` is missing."""
+    if value is None:
+        raise UnknownFact(what)
+    return value
+
+
 @dataclass(frozen=True)
 class FieldFacts:
-    """One named array; `shape` is that of a single sample."""
+    """One named array; `shape` is that of a single sample. Values are those of sampled rows."""
 
     shape: tuple[int, ...]
     dtype: str
+    storage: Literal["contiguous", "chunked", "compact"] | None = None
+    chunk_rows: int | None = None
+    compression: str | None = None
+    nonfinite: int | None = None
+    mean: float | None = None
+    std: float | None = None
+    distinct: int | None = None
+    """Different values among the sampled rows; None for arrays of more than one value a sample."""
+    sorted: bool | None = None
+    """Whether the sampled rows never fall, from the first of the file to its last."""
 
     @property
     def sample_bytes(self) -> int:
@@ -31,7 +55,31 @@ class DatasetFacts:
     samples: int | None = None
     fields: Mapping[str, FieldFacts] = field(default_factory=dict)
     size_bytes: int | None = None
+    overlapping: tuple[str, ...] | None = None
+    """Fields whose rows are windows that slide over one series."""
+    network: bool | None = None
+    """Whether the file lies on network storage."""
+    read_bytes_per_second: float | None = None
+    """What the inspection read in file order; the page cache may have a part in it."""
     problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """The machine of a device; bytes."""
+
+    memory_bytes: int | None = None
+    available_bytes: int | None = None
+    cores: int | None = None
+    slots: int | None = None
+    """Runs that train there at once."""
+    shared_memory_bytes: int | None = None
+    """Size of /dev/shm."""
+    disk_free_bytes: int | None = None
+    """Free below the artifact root."""
+
+
+UNKNOWN_HOST = HostFacts()
 
 
 @dataclass(frozen=True)
@@ -42,7 +90,38 @@ class DeviceFacts:
     name: str
     total_memory_bytes: int | None = None
     free_memory_bytes: int | None = None
-    bf16: bool | None = None
+    capability: tuple[int, int] | None = None
+    """CUDA compute capability."""
+    foreign_processes: int | None = None
+    host: HostFacts = UNKNOWN_HOST
+
+    @property
+    def bf16(self) -> bool | None:
+        """Whether it computes in bfloat16 itself; Ampere (8.0) was the first that does."""
+        return None if self.capability is None else self.capability >= (8, 0)
+
+
+@dataclass(frozen=True)
+class HistoryFacts:
+    """What like runs did: medians over the newest of them."""
+
+    runs: tuple[int, ...]
+    """Their ids."""
+    iterations_per_second: float
+    checkpoint_seconds: float | None = None
+    evaluation_seconds: float | None = None
+    """One look at the validation part."""
+
+
+@dataclass(frozen=True)
+class ParentFacts:
+    """The run that a restart goes on from."""
+
+    spec: Mapping[str, object]
+    step: int
+    """Optimizer steps of the checkpoint that is carried."""
+    steps: int
+    """Optimizer steps that the parent had before it."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +130,8 @@ class Facts:
 
     datasets: Mapping[str, DatasetFacts] = field(default_factory=dict)
     devices: tuple[DeviceFacts, ...] = ()
-    host_memory_bytes: int | None = None
-    cores: int | None = None
+    history: HistoryFacts | None = None
+    parent: ParentFacts | None = None
 
     def best_device(self, wanted: str) -> DeviceFacts | None:
         """The device a run would get: a GPU before the CPU, the one with most memory first."""

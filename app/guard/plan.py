@@ -1,11 +1,12 @@
 """The one way from a request to a run: layers, schema, rules, and what is fixed at submission."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from app.errors import SpecRejected
-from app.guard.facts import Facts
+from app.guard.derived import sizes_of
+from app.guard.facts import Facts, UnknownFact
+from app.guard.judge import Strictness, Unchecked, judge
 from app.guard.resolve import resolve
-from app.guard.rules import RULES, spec_part_sizes
 from app.presets.catalog import Catalog
 from app.spec.arithmetic import resolved_shuffle, steps_per_epoch, total_steps
 from app.spec.data import ChunkedLoader, Loader
@@ -22,7 +23,8 @@ class Plan:
     spec: Document | None
     provenance: Document
     issues: list[Issue]
-    estimate: Document | None
+    unchecked: list[Unchecked] = field(default_factory=list)
+    estimate: Document | None = None
 
     @property
     def errors(self) -> list[Issue]:
@@ -40,12 +42,14 @@ class Plan:
         return self.spec
 
 
-def make_plan(request: Document, facts: Facts, catalog: Catalog) -> Plan:
+def make_plan(
+    request: Document, facts: Facts, catalog: Catalog, strictness: Strictness = "enforce"
+) -> Plan:
     """Resolve a request and put it before every rule; nothing is stored."""
     resolved = resolve(request, catalog, facts)
     if resolved.spec is None or resolved.document is None:
-        return Plan(request, None, {}, resolved.issues, None)
-    issues = [*resolved.issues, *check(resolved.spec, facts)]
+        return Plan(request, None, {}, resolved.issues)
+    judgement = judge(resolved.spec, facts, request, strictness)
     dataset = facts.datasets.get(resolved.spec.data.dataset)
     document, provenance = _pin_order(
         resolved.document,
@@ -53,12 +57,14 @@ def make_plan(request: Document, facts: Facts, catalog: Catalog) -> Plan:
         resolved.spec.data.loader,
         dataset.size_bytes if dataset is not None else None,
     )
-    return Plan(request, document, provenance, issues, _estimate(resolved.spec, facts))
-
-
-def check(spec: RunSpec, facts: Facts) -> list[Issue]:
-    """The issues that the rules find; run at submission and again at claim."""
-    return [issue for rule in RULES for issue in rule(spec, facts)]
+    return Plan(
+        request,
+        document,
+        provenance,
+        [*resolved.issues, *judgement.issues],
+        judgement.unchecked,
+        _estimate(resolved.spec, facts),
+    )
 
 
 def _pin_order(
@@ -80,8 +86,9 @@ def _pin_order(
 
 def _estimate(spec: RunSpec, facts: Facts) -> Document | None:
     """Samples and steps that the spec comes to; seconds need a history that is not kept yet."""
-    sizes = spec_part_sizes(spec, facts)
-    if sizes is None:
+    try:
+        sizes = sizes_of(spec, facts)
+    except UnknownFact:
         return None
     return {
         "training_samples": sizes.training,

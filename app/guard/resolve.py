@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from app.guard.facts import Facts
+from app.guard.fixes import patch_for
 from app.presets.catalog import Catalog, Preset
 from app.spec.availability import unavailable_issues
 from app.spec.issue import Issue, PatchOp
@@ -62,7 +63,7 @@ def choose_preset(
     there = f"There is no preset {name!r}; there are {', '.join(catalog.names)}."
     return None, [
         Issue(
-            code="broken_preset" if name in catalog.broken else "unknown_preset",
+            code="correctness.broken_preset" if name in catalog.broken else "correctness.unknown_preset",
             severity="error",
             loc=["preset"],
             message=catalog.broken.get(name, there),
@@ -91,17 +92,11 @@ def _said_aloud(preset: Preset, request: Document) -> list[Issue]:
         return []
     return [
         Issue(
-            code="preset_batch_size",
+            code="learning.preset_batch_size",
             severity="warning",
             loc=["training", "batch_size"],
             message=f"The preset {preset.name} sets training.batch_size to {size}.",
             why="The batch size changes what is learned; it is now fixed for this run.",
-            fix=_pin_batch_size(request, size),
+            fix=patch_for(request, {"/training/batch_size": size}),
         )
     ]
-
-
-def _pin_batch_size(request: Document, size: int) -> list[PatchOp]:
-    if isinstance(request.get("training"), dict):
-        return [PatchOp(op="add", path="/training/batch_size", value=size)]
-    return [PatchOp(op="add", path="/training", value={"batch_size": size})]

@@ -42,6 +42,7 @@ class Issue(BaseModel):
     why: str = Field(default="", description="Why it matters, with the number behind it.")
     fix: list[PatchOp] = Field(default_factory=list, description="JSON Patch on the request.")
     overridable: bool = Field(default=False, description="Whether accept_risks may override it.")
+    accepted: bool = Field(default=False, description="Whether accept_risks overrides it here.")
 
 
 def pointer(loc: list[str | int]) -> str:

@@ -63,20 +63,20 @@ def test_what_is_shuffled_together_is_fixed_at_submission():
 @pytest.mark.parametrize(
     ("change", "data", "code"),
     [
-        ({}, {"dataset": "wether"}, "dataset_not_found"),
-        ({}, {"inputs": ["feature"]}, "unknown_array"),
-        ({}, {"targets": ["target"]}, "unknown_array"),
-        ({}, {"split": {"test_fraction": 0.0001}}, "empty_part"),
-        ({"recipe": {"kind": "sequence", "patch": 7}}, None, "patch_size"),
-        ({"checkpoint": {"monitor": "val_rmse"}}, None, "unknown_monitor"),
-        ({"early_stopping": {"monitor": "val_acc"}}, None, "unknown_monitor"),
-        ({"early_stopping": {}}, {"split": {"validation_fraction": 0.0}}, "no_validation"),
-        ({"early_stopping": {}, "evaluation": {"every_epochs": None}}, None, "never_evaluated"),
-        ({"training": {"batch_size": 5000, "drop_last": True}}, None, "no_training_steps"),
-        ({"runtime": {"device": "cpu", "precision": "tf32"}}, None, "precision_needs_gpu"),
-        ({"runtime": {"precision": "fp16-mixed"}}, None, "precision_needs_gpu"),
-        ({"accept_risks": ["speed.no_such_rule"]}, None, "unknown_risk"),
-        ({"preset": "rtx-9000"}, None, "unknown_preset"),
+        ({}, {"dataset": "wether"}, "correctness.dataset_not_found"),
+        ({}, {"inputs": ["feature"]}, "correctness.unknown_array"),
+        ({}, {"targets": ["target"]}, "correctness.unknown_array"),
+        ({}, {"split": {"test_fraction": 0.0001}}, "correctness.empty_part"),
+        ({"recipe": {"kind": "sequence", "patch": 7}}, None, "correctness.patch_size"),
+        ({"checkpoint": {"monitor": "val_rmse"}}, None, "correctness.unknown_monitor"),
+        ({"early_stopping": {"monitor": "val_acc"}}, None, "correctness.unknown_monitor"),
+        ({"early_stopping": {}}, {"split": {"validation_fraction": 0.0}}, "correctness.no_validation"),
+        ({"early_stopping": {}, "evaluation": {"every_epochs": None}}, None, "correctness.never_evaluated"),
+        ({"training": {"batch_size": 5000, "drop_last": True}}, None, "correctness.no_training_steps"),
+        ({"runtime": {"device": "cpu", "precision": "tf32"}}, None, "correctness.precision_needs_gpu"),
+        ({"runtime": {"precision": "fp16-mixed"}}, None, "correctness.precision_needs_gpu"),
+        ({"accept_risks": ["speed.no_such_rule"]}, None, "correctness.unknown_risk"),
+        ({"preset": "rtx-9000"}, None, "correctness.unknown_preset"),
         ({"epochs": 3}, None, "unknown_field"),
     ],
 )
@@ -101,16 +101,16 @@ def test_shapes_that_the_recipe_cannot_read_are_refused():
         size_bytes=1,
     )
     plan = plan_of(data={"dataset": "images"}, known=facts(image))
-    assert codes(plan) == ["array_shape", "array_shape"]
+    assert codes(plan) == ["correctness.array_shape", "correctness.array_shape"]
 
 
 def test_a_dataset_that_is_not_ready_or_not_good_is_refused():
     waiting = DatasetFacts("new", "inspecting")
     broken = DatasetFacts("bad", "invalid", problems=("The file is truncated.",))
     known = facts(waiting, broken)
-    assert codes(plan_of(data={"dataset": "new"}, known=known)) == ["dataset_not_ready"]
+    assert codes(plan_of(data={"dataset": "new"}, known=known)) == ["correctness.dataset_not_ready"]
     plan = plan_of(data={"dataset": "bad"}, known=known)
-    assert codes(plan) == ["dataset_invalid"]
+    assert codes(plan) == ["correctness.dataset_invalid"]
     assert "truncated" in plan.issues[0].message
 
 
@@ -119,7 +119,7 @@ def test_validation_from_another_dataset_must_have_the_same_arrays():
     other = DatasetFacts("winter", "ready", 100, fields, size_bytes=1)
     split = {"method": "datasets", "validation": "winter"}
     plan = plan_of(data={"split": split}, known=facts(other))
-    assert codes(plan) == ["array_mismatch"]
+    assert codes(plan) == ["correctness.array_mismatch"]
     assert plan.issues[0].loc == ["data", "split", "validation"]
 
 
@@ -131,15 +131,15 @@ def test_a_shuffle_group_asks_for_blocks():
 
 def test_without_a_validation_part_nothing_is_best_which_is_said():
     plan = plan_of(data={"split": {"validation_fraction": 0.0}})
-    assert codes(plan) == ["nothing_is_best"]
+    assert codes(plan) == ["learning.nothing_is_best"]
     silent = plan_of({"checkpoint": {"keep_best": 0}}, data={"split": {"validation_fraction": 0.0}})
     assert silent.issues == []
 
 
 def test_a_run_that_nobody_can_claim_is_said_but_not_refused():
-    assert codes(plan_of(known=facts(devices=()))) == ["no_worker"]
+    assert codes(plan_of(known=facts(devices=()))) == ["speed.no_worker"]
     plan = plan_of({"runtime": {"device": "cuda"}})
-    assert codes(plan) == ["no_worker"]
+    assert codes(plan) == ["speed.no_worker"]
     assert plan.errors == []
 
 
@@ -168,7 +168,7 @@ def test_auto_picks_the_preset_of_the_device_and_says_its_batch_size():
     assert plan.require_ok()["preset"] == "rtx-24g"
     assert plan.provenance["/preset"]["source"] == "guard"
     assert plan.provenance["/training/batch_size"] == {"value": 192, "source": "preset:rtx-24g"}
-    assert codes(plan) == ["preset_batch_size"]
+    assert codes(plan) == ["learning.preset_batch_size"]
 
 
 def test_the_request_goes_before_the_preset():

@@ -15,7 +15,7 @@ PACKAGED = load_catalog(Path("/nonexistent"))
 def test_each_packaged_preset_gives_a_valid_spec(name):
     request = {"recipe": {"kind": "sequence"}, "data": {"dataset": "d"}, "preset": name}
     plan = make_plan(request, Facts(), PACKAGED)
-    assert {issue.code for issue in plan.errors} == {"dataset_not_found"}
+    assert {issue.code for issue in plan.errors} == {"correctness.dataset_not_found"}
     assert plan.spec is not None
     assert plan.spec["preset"] == name
 
@@ -66,5 +66,5 @@ def test_a_broken_preset_is_refused_by_name_and_leaves_the_others(tmp_path, cont
     assert "mine.toml cannot be used" in catalog.broken["mine"]
     request = {"recipe": {"kind": "sequence"}, "data": {"dataset": "d"}, "preset": "mine"}
     codes = [issue.code for issue in make_plan(request, Facts(), catalog).errors]
-    assert codes == ["broken_preset", "dataset_not_found"]
+    assert codes == ["correctness.broken_preset", "correctness.dataset_not_found"]
     assert catalog.get("rtx-8g") is not None

@@ -1,0 +1,68 @@
+"""What follows from a spec and the facts together, for several rules and the memory plan."""
+
+from collections.abc import Iterator
+
+from app.guard.facts import DatasetFacts, DeviceFacts, Facts, known
+from app.guard.rule import Loc
+from app.spec.arithmetic import PartSizes, part_sizes, total_steps
+from app.spec.data import ChronologicalSplit, DatasetsSplit, RandomSplit
+from app.spec.run import RunSpec
+
+
+def named_datasets(spec: RunSpec) -> Iterator[tuple[Loc, str]]:
+    """(Location, name) of each dataset that the spec names."""
+    yield ("data", "dataset"), spec.data.dataset
+    if isinstance(spec.data.split, DatasetsSplit):
+        yield ("data", "split", "validation"), spec.data.split.validation
+        if spec.data.split.test is not None:
+            yield ("data", "split", "test"), spec.data.split.test
+
+
+def dataset_of(spec: RunSpec, facts: Facts) -> DatasetFacts:
+    """The dataset that is trained on; UnknownFact while it is not inspected."""
+    dataset = facts.datasets.get(spec.data.dataset)
+    ready = dataset is not None and dataset.state == "ready"
+    return known(dataset if ready else None, f"the arrays of the dataset {spec.data.dataset}")
+
+
+def sizes_of(spec: RunSpec, facts: Facts) -> PartSizes:
+    """Samples of each part; UnknownFact while a dataset's size is unknown."""
+    counts = [
+        known(
+            facts.datasets[name].samples if name in facts.datasets else None,
+            f"the samples of the dataset {name}",
+        )
+        for _, name in named_datasets(spec)
+    ]
+    if isinstance(spec.data.split, ChronologicalSplit | RandomSplit):
+        return part_sizes(spec.data.split, counts[0])
+    return PartSizes(counts[0], counts[1], counts[2] if len(counts) > 2 else 0)
+
+
+def steps_of(spec: RunSpec, facts: Facts) -> int:
+    """Optimizer steps of the whole run, unless it ends early; UnknownFact."""
+    return total_steps(spec.training, sizes_of(spec, facts).training)
+
+
+def device_of(spec: RunSpec, facts: Facts) -> DeviceFacts:
+    """The device that the run would get; UnknownFact while no worker has one."""
+    device = facts.best_device(spec.runtime.device)
+    if device is None and spec.runtime.device == "cpu":
+        return DeviceFacts("cpu", "cpu")
+    return known(device, "the device that will run it")
+
+
+def effective_batch(spec: RunSpec) -> int:
+    """Samples of one optimizer step."""
+    return spec.training.batch_size * spec.training.gradient_accumulation_steps
+
+
+def precision_of(spec: RunSpec, facts: Facts) -> str:
+    """`runtime.precision` with auto settled as the trainer settles it; UnknownFact."""
+    if spec.runtime.precision != "auto":
+        return spec.runtime.precision
+    device = device_of(spec, facts)
+    if device.kind == "cpu":
+        return "fp32"
+    has_bf16 = known(device.bf16, f"the compute capability of {device.name}")
+    return "bf16-mixed" if has_bf16 else "fp32"

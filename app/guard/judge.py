@@ -1,0 +1,107 @@
+"""Puts a spec before every rule, and what was found under the site's and the user's wishes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from app.guard.facts import Facts, UnknownFact
+from app.guard.fixes import patch_for
+from app.guard.registry import RULES
+from app.guard.rule import Finding, Rule
+from app.spec.issue import Issue
+from app.spec.layers import Document
+from app.spec.run import RunSpec
+
+Strictness = Literal["enforce", "warn"]
+
+
+@dataclass(frozen=True)
+class Unchecked:
+    """A rule that could not judge, and the fact that it lacks."""
+
+    code: str
+    missing: str
+
+
+@dataclass(frozen=True)
+class Judgement:
+    issues: list[Issue]
+    unchecked: list[Unchecked]
+
+    @property
+    def errors(self) -> list[Issue]:
+        return [issue for issue in self.issues if issue.severity == "error"]
+
+
+def judge(
+    spec: RunSpec,
+    facts: Facts,
+    request: Document,
+    strictness: Strictness = "enforce",
+    rules: Sequence[Rule] = RULES,
+) -> Judgement:
+    """What the rules find; run at submission and again at claim.
+
+    Fixes are patches on `request`. Errors that `accept_risks` overrides, and with strictness
+    `warn` all errors of speed, become warnings.
+    """
+    issues: list[Issue] = []
+    unchecked: list[Unchecked] = []
+    for rule in rules:
+        try:
+            found = list(rule(spec, facts))
+        except UnknownFact as unknown:
+            unchecked.append(Unchecked(rule.code, str(unknown)))
+            continue
+        accepted = rule.overridable and accepts(spec.accept_risks, rule.code)
+        lenient = strictness == "warn" and rule.topic == "speed"
+        severity = "warning" if accepted or lenient else rule.severity
+        issues += [_issue(rule, finding, request, severity, accepted) for finding in found]
+    return Judgement([*issues, *_risk_issues(spec, request, rules)], unchecked)
+
+
+def accepts(accept_risks: Sequence[str], code: str) -> bool:
+    """Whether the codes and groups (`speed.*`) of `accept_risks` cover a rule."""
+    return code in accept_risks or f"{code.split('.')[0]}.*" in accept_risks
+
+
+def _issue(
+    rule: Rule,
+    finding: Finding,
+    request: Document,
+    severity: Literal["error", "warning"],
+    accepted: bool,
+) -> Issue:
+    return Issue(
+        code=rule.code,
+        severity=severity,
+        loc=list(finding.loc),
+        message=finding.message,
+        why=finding.why,
+        fix=patch_for(request, finding.fix),
+        overridable=rule.overridable,
+        accepted=accepted,
+    )
+
+
+def _risk_issues(spec: RunSpec, request: Document, rules: Sequence[Rule]) -> Iterator[Issue]:
+    """accept_risks names rules that there are, and that may be overridden."""
+    codes = {rule.code: rule.overridable for rule in rules}
+    groups = {f"{rule.topic}.*" for rule in rules if rule.overridable}
+    good = [code for code in spec.accept_risks if codes.get(code) or code in groups]
+    for position, code in enumerate(spec.accept_risks):
+        if code in good:
+            continue
+        firm = code in codes
+        yield Issue(
+            code="correctness.risk_not_overridable" if firm else "correctness.unknown_risk",
+            severity="error",
+            loc=["accept_risks", position],
+            message=f"accept_risks names {code!r}, which "
+            + ("cannot be overridden." if firm else "is no rule's code and no group of rules."),
+            why="What the rule finds would make the run wrong, not only slow."
+            if firm
+            else "A risk nobody knows cannot be accepted. `stoker rules` lists the codes; the "
+            f"groups are {', '.join(sorted(groups))}.",
+            fix=patch_for(request, {"/accept_risks": good}),
+        )

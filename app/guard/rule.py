@@ -1,0 +1,74 @@
+"""What a rule is: one small pure function with a code that never changes."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from app.guard.facts import Facts
+from app.spec.run import RunSpec
+
+Loc = tuple[str | int, ...]
+Severity = Literal["error", "warning"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a rule found in one place of a spec."""
+
+    loc: Loc
+    message: str
+    """What is wrong, in one sentence."""
+    why: str
+    """Why it matters, with the number behind it."""
+    fix: Mapping[str, Any] = field(default_factory=dict)
+    """The values that mend it, by JSON Pointer into the spec; empty: no change of it would."""
+
+
+Find = Callable[[RunSpec, Facts], Iterator[Finding]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule. Called with a complete spec and the facts, it gives what it finds.
+
+    It raises UnknownFact where it would need one that nobody has said.
+    """
+
+    code: str
+    """Topic and name: speed, memory, correctness or learning, a dot, and what is found."""
+    severity: Severity
+    overridable: bool
+    """Whether `accept_risks` may override it."""
+    stands_on: str
+    """The report, the reference or the measurement that it stands on."""
+    find: Find
+    measured_by: str | None = None
+    """For a rule that claims a slowdown: the arm of the benchmark that shows it."""
+
+    @property
+    def summary(self) -> str:
+        """What holds where the rule finds nothing, in one sentence."""
+        return (self.find.__doc__ or "").strip().split("\n\n")[0].replace("\n    ", " ")
+
+    @property
+    def topic(self) -> str:
+        return self.code.split(".")[0]
+
+    def __call__(self, spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+        return self.find(spec, facts)
+
+
+def rule(
+    code: str,
+    *,
+    stands_on: str,
+    severity: Severity = "error",
+    overridable: bool = True,
+    measured_by: str | None = None,
+) -> Callable[[Find], Rule]:
+    """Make a rule of a function; its docstring's first sentence says what should hold."""
+
+    def made(find: Find) -> Rule:
+        return Rule(code, severity, overridable, stands_on, find, measured_by)
+
+    return made

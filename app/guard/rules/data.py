@@ -1,0 +1,184 @@
+"""Rules about the data that a spec names: it is there, it fits together, and it fits the recipe."""
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+
+from app.guard.derived import dataset_of, named_datasets
+from app.guard.facts import DatasetFacts, Facts, FieldFacts
+from app.guard.rule import Finding, Loc, rule
+from app.spec.issue import pointer
+from app.spec.run import RunSpec
+
+
+def _unready(spec: RunSpec, facts: Facts, state: str) -> Iterator[tuple[Loc, DatasetFacts]]:
+    for loc, name in named_datasets(spec):
+        dataset = facts.datasets.get(name)
+        if dataset is not None and dataset.state == state:
+            yield loc, dataset
+
+
+@rule(
+    "correctness.dataset_not_found",
+    overridable=False,
+    stands_on="A run reads registered datasets only (design, section 12).",
+)
+def dataset_not_found(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """Every dataset that a run names is registered."""
+    for loc, name in named_datasets(spec):
+        if name in facts.datasets:
+            continue
+        close = get_close_matches(name, list(facts.datasets), n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        yield Finding(
+            loc,
+            f"There is no dataset {name!r}.{hint}",
+            "A run reads a registered dataset; register it with POST /datasets or "
+            "`stoker data register`.",
+            {pointer(loc): close[0]} if close else {},
+        )
+
+
+@rule(
+    "correctness.dataset_invalid",
+    overridable=False,
+    stands_on="The inspection of the file: what it could not read, a run cannot either.",
+)
+def dataset_invalid(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """Every dataset that a run names was found good by its inspection."""
+    for loc, dataset in _unready(spec, facts, "invalid"):
+        problems = "; ".join(dataset.problems) or "no field can be read"
+        yield Finding(
+            loc,
+            f"The dataset {dataset.name!r} cannot be trained on: {problems}",
+            "The run would fail at its first read; mend the file and register it again.",
+        )
+
+
+@rule(
+    "correctness.dataset_not_ready",
+    overridable=False,
+    stands_on="Until a file is inspected, its arrays are not known.",
+)
+def dataset_not_ready(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """Every dataset that a run names has been inspected."""
+    for loc, dataset in _unready(spec, facts, "inspecting"):
+        yield Finding(
+            loc,
+            f"The dataset {dataset.name!r} is still being inspected.",
+            "Its arrays are not known yet; try again, or wait with ?wait=60.",
+        )
+
+
+def _arrays(spec: RunSpec, facts: Facts) -> Iterator[tuple[Loc, DatasetFacts, str]]:
+    """(Location, dataset, array) for each array that is read from each dataset that is ready."""
+    for loc, name in named_datasets(spec):
+        dataset = facts.datasets.get(name)
+        if dataset is None or dataset.state != "ready":
+            continue
+        for part in ("inputs", "targets"):
+            for position, array in enumerate(getattr(spec.data, part)):
+                where: Loc = ("data", part, position) if name == spec.data.dataset else loc
+                yield where, dataset, array
+
+
+@rule(
+    "correctness.unknown_array",
+    overridable=False,
+    stands_on="The inspection lists the arrays of the file.",
+)
+def unknown_array(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """Every input and target array is in every dataset of the run."""
+    for loc, dataset, array in _arrays(spec, facts):
+        if array in dataset.fields:
+            continue
+        close = get_close_matches(array, list(dataset.fields), n=1, cutoff=0.5)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        there = ", ".join(sorted(dataset.fields)) or "none"
+        in_list = loc[1] in ("inputs", "targets")
+        yield Finding(
+            loc,
+            f"The dataset {dataset.name!r} has no array {array!r}; it has {there}.{hint}",
+            "The run would have nothing to read.",
+            {f"/data/{loc[1]}": [close[0]]} if close and in_list else {},
+        )
+
+
+@rule(
+    "correctness.array_mismatch",
+    overridable=False,
+    stands_on="A model has one input shape, whichever part a batch comes from.",
+)
+def array_mismatch(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """Training, validation and test datasets have arrays of the same shapes and types."""
+    main = facts.datasets.get(spec.data.dataset)
+    for loc, dataset, array in _arrays(spec, facts):
+        found, expected = dataset.fields.get(array), main and main.fields.get(array)
+        if not found or not expected or not main:
+            continue
+        if (expected.shape, expected.dtype) != (found.shape, found.dtype):
+            yield Finding(
+                loc,
+                f"{array!r} is {_shown(found)} in {dataset.name!r} but {_shown(expected)} in "
+                f"{main.name!r}.",
+                "Training, validation and test must have the same arrays.",
+            )
+
+
+@rule(
+    "correctness.array_shape",
+    overridable=False,
+    stands_on="What the recipe `sequence` computes: windows in, a horizon of numbers out.",
+)
+def array_shape(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """The arrays have the shape that the recipe reads: (time, features) in, a horizon out."""
+    fields = dataset_of(spec, facts).fields
+    window, target = fields.get(spec.data.inputs[0]), fields.get(spec.data.targets[0])
+    if window is not None and len(window.shape) != 2:
+        yield Finding(
+            ("data", "inputs", 0),
+            f"{spec.data.inputs[0]!r} has samples of {_shown(window)}; the recipe sequence reads "
+            "windows of (time steps, features).",
+            "An LSTM steps through time and sees all features of a step at once.",
+        )
+    if target is not None and len(target.shape) not in (1, 2):
+        yield Finding(
+            ("data", "targets", 0),
+            f"{spec.data.targets[0]!r} has samples of {_shown(target)}; the recipe sequence "
+            "forecasts (horizon,) or (horizon, values) numbers.",
+            "The head gives one number for each step of the horizon and each value.",
+        )
+
+
+@rule(
+    "correctness.patch_size",
+    overridable=False,
+    stands_on="Patches fold whole time steps; the rest would be dropped unseen.",
+)
+def patch_size(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """recipe.patch divides the window's length."""
+    window = dataset_of(spec, facts).fields.get(spec.data.inputs[0])
+    if window is None or len(window.shape) != 2 or window.shape[0] % spec.recipe.patch == 0:
+        return
+    steps = window.shape[0]
+    best = max(p for p in range(1, min(spec.recipe.patch, steps) + 1) if steps % p == 0)
+    yield Finding(
+        ("recipe", "patch"),
+        f"A patch of {spec.recipe.patch} does not divide the window of {steps} time steps.",
+        f"{steps % spec.recipe.patch} time steps would be left over.",
+        {"/recipe/patch": best},
+    )
+
+
+def _shown(array: FieldFacts) -> str:
+    return f"{array.dtype} {array.shape}"
+
+
+RULES = (
+    dataset_not_found,
+    dataset_invalid,
+    dataset_not_ready,
+    unknown_array,
+    array_mismatch,
+    array_shape,
+    patch_size,
+)

@@ -1,0 +1,86 @@
+"""Rules about the parts of a dataset: something to train on, and to measure on where it counts."""
+
+from collections.abc import Iterator
+
+from app.guard.derived import sizes_of
+from app.guard.facts import Facts
+from app.guard.rule import Finding, rule
+from app.spec.arithmetic import steps_per_epoch
+from app.spec.run import RunSpec
+
+
+@rule(
+    "correctness.empty_part",
+    overridable=False,
+    stands_on="A part of no sample has no score; the share was asked for in vain.",
+)
+def empty_part(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """A validation or test part that is asked for has at least one sample."""
+    sizes = sizes_of(spec, facts)
+    for name in ("validation", "test"):
+        fraction = getattr(spec.data.split, f"{name}_fraction", 0.0)
+        if fraction > 0 and getattr(sizes, name) == 0:
+            yield Finding(
+                ("data", "split", f"{name}_fraction"),
+                f"{fraction:g} of {sum(sizes)} samples is none, so the {name} part is empty.",
+                "There would be nothing to measure on.",
+                {f"/data/split/{name}_fraction": 0.0},
+            )
+
+
+@rule(
+    "correctness.no_training_steps",
+    overridable=False,
+    stands_on="An epoch without a step trains nothing.",
+)
+def no_training_steps(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """An epoch has at least one step."""
+    training = sizes_of(spec, facts).training
+    if training and steps_per_epoch(spec.training, training):
+        return
+    yield Finding(
+        ("training", "batch_size"),
+        f"An epoch of {training} training samples in batches of {spec.training.batch_size} has "
+        "no step.",
+        "With drop_last the only, smaller batch is left out."
+        if training
+        else "The training part is empty.",
+        {"/training/drop_last": False} if training else {},
+    )
+
+
+@rule(
+    "correctness.no_validation",
+    overridable=False,
+    stands_on="Early stopping compares validation scores.",
+)
+def no_validation(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """Early stopping has a validation part to watch."""
+    sizes = sizes_of(spec, facts)
+    if sizes.validation == 0 and spec.early_stopping is not None:
+        yield Finding(
+            ("early_stopping",),
+            "Early stopping watches a validation metric, but the validation part is empty.",
+            f"The split leaves 0 of {sum(sizes)} samples for validation.",
+            {"/early_stopping": None},
+        )
+
+
+@rule(
+    "learning.nothing_is_best",
+    severity="warning",
+    stands_on="The best checkpoint is that of the best validation score.",
+)
+def nothing_is_best(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """Where best checkpoints are kept, there is a validation part to tell which they are."""
+    sizes = sizes_of(spec, facts)
+    if sizes.validation == 0 and spec.checkpoint.keep_best > 0:
+        yield Finding(
+            ("checkpoint", "keep_best"),
+            "There is no validation part, so no checkpoint is the best.",
+            f"0 of {sum(sizes)} samples are held out; only the newest checkpoints are kept.",
+            {"/checkpoint/keep_best": 0},
+        )
+
+
+RULES = (empty_part, no_training_steps, no_validation, nothing_is_best)
