@@ -63,7 +63,9 @@ def choose_preset(
     there = f"There is no preset {name!r}; there are {', '.join(catalog.names)}."
     return None, [
         Issue(
-            code="correctness.broken_preset" if name in catalog.broken else "correctness.unknown_preset",
+            code="correctness.broken_preset"
+            if name in catalog.broken
+            else "correctness.unknown_preset",
             severity="error",
             loc=["preset"],
             message=catalog.broken.get(name, there),

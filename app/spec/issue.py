@@ -1,5 +1,6 @@
 """One finding of the guard or of validation: what, where, why, and the patch that mends it."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import (
@@ -45,6 +46,6 @@ class Issue(BaseModel):
     accepted: bool = Field(default=False, description="Whether accept_risks overrides it here.")
 
 
-def pointer(loc: list[str | int]) -> str:
+def pointer(loc: Sequence[str | int]) -> str:
     """The JSON Pointer (RFC 6901) of a location."""
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in loc)
