@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Literal, TypeVar
 
+from app.presets.catalog import Match
+
 DTYPE_BYTES = {
     "float64": 8, "int64": 8, "uint64": 8, "float32": 4, "int32": 4, "uint32": 4,
     "float16": 2, "int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "bool": 1,
@@ -132,6 +134,8 @@ class Facts:
     devices: tuple[DeviceFacts, ...] = ()
     history: HistoryFacts | None = None
     parent: ParentFacts | None = None
+    preset: Match | None = None
+    """The devices that the run's preset was made for."""
 
     def best_device(self, wanted: str) -> DeviceFacts | None:
         """The device a run would get: a GPU before the CPU, the one with most memory first."""

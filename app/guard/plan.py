@@ -1,6 +1,6 @@
 """The one way from a request to a run: layers, schema, rules, and what is fixed at submission."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from app.errors import SpecRejected
 from app.guard.derived import sizes_of
@@ -49,6 +49,8 @@ def make_plan(
     resolved = resolve(request, catalog, facts)
     if resolved.spec is None or resolved.document is None:
         return Plan(request, None, {}, resolved.issues)
+    if resolved.preset is not None:
+        facts = replace(facts, preset=resolved.preset.match)
     judgement = judge(resolved.spec, facts, request, strictness)
     dataset = facts.datasets.get(resolved.spec.data.dataset)
     document, provenance = _pin_order(

@@ -1,6 +1,15 @@
 """All rules, in the order in which their findings are shown."""
 
 from app.guard.rule import Rule
-from app.guard.rules import data, devices, evaluation, parts
+from app.guard.rules import cost, data, devices, evaluation, learning, parts, precision, values
 
-RULES: tuple[Rule, ...] = (*data.RULES, *parts.RULES, *evaluation.RULES, *devices.RULES)
+RULES: tuple[Rule, ...] = (
+    *data.RULES,
+    *values.RULES,
+    *parts.RULES,
+    *evaluation.RULES,
+    *devices.RULES,
+    *precision.RULES,
+    *learning.RULES,
+    *cost.RULES,
+)

@@ -21,6 +21,7 @@ class Resolved:
     document: Document | None
     provenance: Document
     issues: list[Issue]
+    preset: Preset | None = None
 
 
 def resolve(request: Document, catalog: Catalog, facts: Facts) -> Resolved:
@@ -42,7 +43,7 @@ def resolve(request: Document, catalog: Catalog, facts: Facts) -> Resolved:
     if preset is not None and request.get("preset", "auto") == "auto":
         origin["/preset"]["source"] = "guard"
     return Resolved(
-        spec.model_copy(update={"preset": document["preset"]}), document, origin, issues
+        spec.model_copy(update={"preset": document["preset"]}), document, origin, issues, preset
     )
 
 

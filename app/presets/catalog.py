@@ -25,6 +25,10 @@ class Match(BaseModel):
     device: Literal["cpu", "cuda"] = Field(description="Kind of device.")
     memory_gib: float = Field(default=0.0, ge=0.0, description="Least device memory, in GiB.")
 
+    def fits(self, memory_bytes: int) -> bool:
+        """Whether a device with so much memory is of that class, or larger."""
+        return self.memory_gib * MEMORY_TOLERANCE <= memory_bytes / GIB
+
 
 class Preset(BaseModel):
     """A named layer of spec defaults for a class of hardware."""
@@ -58,13 +62,12 @@ class Catalog:
 
     def pick(self, device: Literal["cpu", "cuda"], memory_bytes: int | None) -> Preset | None:
         """The preset with the most memory that the device has; None when none matches."""
-        have = (memory_bytes or 0) / GIB
         fitting = [
             preset
             for preset in self.presets.values()
             if preset.match is not None
             and preset.match.device == device
-            and preset.match.memory_gib * MEMORY_TOLERANCE <= have
+            and preset.match.fits(memory_bytes or 0)
         ]
         return max(fitting, key=_memory, default=None)
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from app.spec.run import RunSpec
+from app.spec.schedule import learning_rate
 from tests.trainer.lab import BASE_SPEC, BUILDING_POLLS, Lab, Outcome, StopAtPoll, merged, unstopped
 from worker.trainer.data.loader import open_data
 from worker.trainer.recipes import SequenceTask
-from worker.trainer.schedule import learning_rate
 
 PLAIN: dict[str, Any] = {
     "training": {"gradient_accumulation_steps": 1, "log_every_steps": 1},

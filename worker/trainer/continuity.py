@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from app.spec.schedule import SCHEDULE_VERSION, learning_rate
 from worker.trainer.data.order import ORDER_VERSION
-from worker.trainer.schedule import SCHEDULE_VERSION, learning_rate
 from worker.trainer.start import Start
 from worker.trainer.trainer import Trainer
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from app.lifecycle import Reason
+from app.spec.schedule import learning_rate
 from worker.trainer.data.batch import Batch, Batches
 from worker.trainer.evaluate import validate
-from worker.trainer.schedule import learning_rate
 from worker.trainer.state import TrainState
 from worker.trainer.trainer import Trainer
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from app.spec.run import RunSpec
+from app.spec.schedule import SCHEDULE_VERSION
 from worker.trainer.agenda import Agenda
 from worker.trainer.attempt import Attempt
 from worker.trainer.checkpoint import publish
@@ -17,7 +18,6 @@ from worker.trainer.data.loader import DataSet
 from worker.trainer.data.order import ORDER_VERSION
 from worker.trainer.recipes import Task
 from worker.trainer.report import Report
-from worker.trainer.schedule import SCHEDULE_VERSION
 from worker.trainer.snapshot import capture
 from worker.trainer.state import TrainState
 from worker.trainer.step import TrainingStep

@@ -1,28 +1,11 @@
-"""Rules about the device: somebody can run it, in the precision that is asked for."""
+"""Rules about the device: somebody has it, and the preset was made for it."""
 
 from collections.abc import Iterator
 
-from app.guard.derived import device_of
 from app.guard.facts import Facts
 from app.guard.rule import Finding, rule
+from app.guard.wording import size
 from app.spec.run import RunSpec
-
-
-@rule(
-    "correctness.precision_needs_gpu",
-    overridable=False,
-    stands_on="CPUs have no TF32 units, and PyTorch no gradient scaling for fp16 there.",
-)
-def precision_needs_gpu(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """TF32 and fp16 are asked for where there is a GPU."""
-    wanted = spec.runtime.precision
-    if wanted in ("tf32", "fp16-mixed") and device_of(spec, facts).kind == "cpu":
-        yield Finding(
-            ("runtime", "precision"),
-            f"{wanted} needs a CUDA device; this run would be on a CPU.",
-            "CPUs have no TF32 units, and PyTorch has no gradient scaling for fp16 there.",
-            {"/runtime/precision": "auto"},
-        )
 
 
 @rule(
@@ -42,4 +25,31 @@ def no_worker(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     )
 
 
-RULES = (precision_needs_gpu, no_worker)
+@rule(
+    "memory.preset_too_large",
+    stands_on="A preset's batch and chunk sizes are those of the memory it was made for.",
+)
+def preset_too_large(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """A preset that is asked for was made for a device like the one that will run it."""
+    made_for, device = facts.preset, facts.best_device(spec.runtime.device)
+    if made_for is None or device is None:
+        return
+    have = device.total_memory_bytes if device.kind == "cuda" else None
+    if made_for.device == "cuda" and device.kind == "cpu":
+        short = f"for a GPU with {made_for.memory_gib:g} GiB, and this run would be on a CPU"
+    elif made_for.device == "cuda" and have is not None and not made_for.fits(have):
+        short = (
+            f"for {made_for.memory_gib:g} GiB of device memory, and {device.name} has {size(have)}"
+        )
+    else:
+        return
+    yield Finding(
+        ("preset",),
+        f"The preset {spec.preset} is made {short}.",
+        "Its batches and chunks may not fit, and its precision may be slow or missing there; "
+        "preset: auto takes the one that fits.",
+        {"/preset": "auto"},
+    )
+
+
+RULES = (no_worker, preset_too_large)

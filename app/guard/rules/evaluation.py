@@ -49,4 +49,20 @@ def unknown_monitor(spec: RunSpec, _: Facts) -> Iterator[Finding]:
             )
 
 
-RULES = (never_evaluated, unknown_monitor)
+@rule(
+    "learning.monitor_upside_down",
+    stands_on="Every score there is falls as the model gets better: losses and errors.",
+)
+def monitor_upside_down(spec: RunSpec, _: Facts) -> Iterator[Finding]:
+    """The mode of a monitor says what is better: less, for every loss and error."""
+    for block, monitor, mode in _watched(spec):
+        if mode == "max":
+            yield Finding(
+                (block, "mode"),
+                f"{block}.mode is max, and {monitor} is an error: less of it is better.",
+                "The worst checkpoint would be kept as the best.",
+                {f"/{block}/mode": "min"},
+            )
+
+
+RULES = (never_evaluated, unknown_monitor, monitor_upside_down)

@@ -10,7 +10,6 @@ from app.spec.optimization import (
     Plateau,
     Schedule,
 )
-from worker.trainer.errors import SpecMismatch
 
 # Part of every manifest: raise it when the same spec would give other learning rates.
 SCHEDULE_VERSION = 1
@@ -30,10 +29,7 @@ def learning_rate(schedule: Schedule, peak: float, step: int, total_steps: int) 
             risen, fallen = _rise_and_fall(schedule, step, total_steps)
             return peak * risen * (1.0 - fallen)
         case Plateau():
-            raise SpecMismatch(
-                "schedule.kind plateau is not available yet. Use onecycle, cosine_warmup, "
-                "linear_warmup or constant."
-            )
+            raise ValueError("schedule.kind plateau is not available yet")
 
 
 def _one_cycle(schedule: OneCycle, peak: float, step: int, total_steps: int) -> float:

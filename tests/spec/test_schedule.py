@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from app.spec.optimization import Constant, CosineWarmup, LinearWarmup, OneCycle, Plateau
-from worker.trainer.errors import SpecMismatch
-from worker.trainer.schedule import learning_rate
+from app.spec.schedule import learning_rate
 
 
 def rates(schedule: OneCycle | Constant | CosineWarmup | LinearWarmup, total: int) -> list[float]:
@@ -79,5 +78,5 @@ def test_constant_is_constant() -> None:
 
 
 def test_plateau_is_refused_until_it_is_there() -> None:
-    with pytest.raises(SpecMismatch, match="not available yet"):
+    with pytest.raises(ValueError, match="not available yet"):
         learning_rate(Plateau(kind="plateau"), 0.1, 0, 10)

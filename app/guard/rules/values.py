@@ -1,0 +1,149 @@
+"""Rules about what the arrays hold: finite, scaled, and in an order that the shuffle can mend."""
+
+from collections.abc import Iterator
+
+from app.guard.derived import dataset_of
+from app.guard.facts import DatasetFacts, Facts, FieldFacts, known
+from app.guard.rule import Finding, rule
+from app.spec.arithmetic import resolved_shuffle
+from app.spec.data import ChronologicalSplit, ChunkedLoader, RandomSplit
+from app.spec.run import RunSpec
+
+# Beyond these a network that starts with outputs around 0 and 1 has a long way to go.
+LARGEST_STD, SMALLEST_STD, LARGEST_OFFSET = 10.0, 0.1, 10.0
+
+
+def _fields(dataset: DatasetFacts, names: tuple[str, ...]) -> Iterator[tuple[int, str, FieldFacts]]:
+    for position, name in enumerate(names):
+        if name in dataset.fields:
+            yield position, name, dataset.fields[name]
+
+
+@rule(
+    "correctness.nonfinite_values",
+    overridable=False,
+    stands_on="One NaN in a batch makes every weight NaN; the trainer ends such a run.",
+)
+def nonfinite_values(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """The arrays of the run hold no NaN and no infinity."""
+    dataset = dataset_of(spec, facts)
+    for part, names in (("inputs", spec.data.inputs), ("targets", spec.data.targets)):
+        for position, name, array in _fields(dataset, names):
+            count = known(array.nonfinite, f"the NaN count of {name!r} in {dataset.name}")
+            if count:
+                yield Finding(
+                    ("data", part, position),
+                    f"{name!r} holds {count:,} NaN or infinite values in the sampled rows.",
+                    "The first batch with one of them makes the loss NaN, and the run fails; fill "
+                    "or remove them in the file and register it again.",
+                )
+
+
+@rule(
+    "learning.unscaled",
+    stands_on="LeCun et al., Efficient BackProp, 1998, section 4.3: inputs and targets of mean 0 "
+    "and deviation 1 converge faster; the demo's LSTM needs it to converge at all.",
+)
+def unscaled(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """Arrays far from mean 0 and deviation 1 are standardized."""
+    dataset, wanted = dataset_of(spec, facts), spec.data.standardize
+    for part, names, on in (
+        ("inputs", spec.data.inputs, wanted.inputs),
+        ("targets", spec.data.targets, wanted.targets),
+    ):
+        for _, name, array in () if on else _fields(dataset, names):
+            std = known(array.std, f"the spread of {name!r} in {dataset.name}")
+            mean = known(array.mean, f"the mean of {name!r} in {dataset.name}")
+            if SMALLEST_STD <= std <= LARGEST_STD and abs(mean) <= LARGEST_OFFSET:
+                continue
+            yield Finding(
+                ("data", "standardize", part),
+                f"{name!r} has mean {mean:.4g} and deviation {std:.4g}, and is not standardized.",
+                "The network starts with values around 0 and 1 and would spend its first epochs, "
+                "or all of them, on reaching the scale.",
+                {f"/data/standardize/{part}": True},
+            )
+
+
+@rule(
+    "correctness.leaking_split",
+    stands_on="Kapoor & Narayanan, Leakage and the reproducibility crisis, 2023: shared rows make "
+    "validation scores look better than they are.",
+)
+def leaking_split(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """Windows that overlap are not split at random."""
+    if not isinstance(spec.data.split, RandomSplit):
+        return
+    dataset = dataset_of(spec, facts)
+    overlapping = known(dataset.overlapping, f"whether windows overlap in {dataset.name}")
+    for _, name, array in _fields(dataset, spec.data.inputs):
+        if name in overlapping:
+            steps = array.shape[0]
+            yield Finding(
+                ("data", "split", "method"),
+                f"{name!r} holds windows of one series, each moved on by one step, and the split "
+                "is random.",
+                f"Nearly every validation window then shares {steps - 1} of its {steps} steps with "
+                "a training window: the score would be that of data it has seen.",
+                {"/data/split/method": "chronological"},
+            )
+
+
+def _sorted_target(spec: RunSpec, facts: Facts) -> str | None:
+    """The target that only rises along the file, if there is one."""
+    dataset = dataset_of(spec, facts)
+    for _, name, array in _fields(dataset, spec.data.targets):
+        if known(array.sorted, f"whether {name!r} is sorted in {dataset.name}"):
+            return name
+    return None
+
+
+@rule(
+    "learning.sorted_blocks",
+    stands_on="Blocks and a permutation inside a group of them converge like a full shuffle unless "
+    "the file is sorted by label (facts, Performance).",
+)
+def sorted_blocks(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """Data that is sorted by its target is shuffled as a whole."""
+    loader = spec.data.loader
+    if not isinstance(loader, ChunkedLoader):
+        return
+    dataset = dataset_of(spec, facts)
+    kind = resolved_shuffle(loader, known(dataset.size_bytes, f"the size of {dataset.name}"))[0]
+    name = _sorted_target(spec, facts) if kind != "full" else None
+    if name is not None:
+        how = "in groups of neighbouring blocks" if kind == "block" else "not at all"
+        yield Finding(
+            ("data", "loader", "shuffle"),
+            f"The file is sorted by {name!r}, and the samples are shuffled {how}.",
+            "Long stretches of steps would see nearly one target value each, and unlearn the rest.",
+            {"/data/loader/shuffle": "full", "/data/loader/shuffle_group": "auto"},
+        )
+
+
+@rule(
+    "correctness.sorted_split",
+    stands_on="A chronological cut of data sorted by label trains and validates on different ones.",
+)
+def sorted_split(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """Data that is sorted by its target is not cut in the order of the file."""
+    split = spec.data.split
+    if not isinstance(split, ChronologicalSplit):
+        return
+    if split.validation_fraction + split.test_fraction == 0:
+        return
+    dataset = dataset_of(spec, facts)
+    if known(dataset.overlapping, f"whether windows overlap in {dataset.name}"):
+        return  # a series that only rises; a random split of its windows would leak
+    name = _sorted_target(spec, facts)
+    if name is not None:
+        yield Finding(
+            ("data", "split", "method"),
+            f"The file is sorted by {name!r}, and the split cuts it in its order.",
+            "The last targets would be in the validation part alone: the score would tell how well "
+            "the model does on what it never saw.",
+            {"/data/split/method": "random"},
+        )
+
+
+RULES = (nonfinite_values, unscaled, leaking_split, sorted_blocks, sorted_split)

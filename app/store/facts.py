@@ -1,0 +1,70 @@
+"""What the guard is told of the world, from the store's records: datasets, devices, hosts."""
+
+from typing import Any
+
+from app.guard.facts import DatasetFacts, DeviceFacts, FieldFacts, HostFacts
+from app.store.records import DatasetRecord, WorkerRecord
+
+Document = dict[str, Any]
+
+
+def dataset_facts(record: DatasetRecord) -> DatasetFacts:
+    """A dataset as the rules see it."""
+    layout = record.layout or {}
+    return DatasetFacts(
+        name=record.name,
+        state=record.state,
+        samples=record.samples,
+        fields={name: _field_facts(field) for name, field in (record.fields or {}).items()},
+        size_bytes=record.size_bytes,
+        overlapping=tuple(layout["overlapping"]) if "overlapping" in layout else None,
+        network=layout.get("network"),
+        read_bytes_per_second=(record.read_probe or {}).get("bytes_per_second"),
+        problems=tuple(problem["message"] for problem in record.problems),
+    )
+
+
+def _field_facts(field: Document) -> FieldFacts:
+    chunks = field.get("chunks")
+    return FieldFacts(
+        shape=tuple(field["shape"]),
+        dtype=field["dtype"],
+        storage=field.get("storage"),
+        chunk_rows=chunks[0] if chunks else None,
+        compression=field.get("compression"),
+        nonfinite=field.get("nonfinite_count"),
+        mean=field.get("mean"),
+        std=field.get("std"),
+        sorted=field.get("sorted"),
+    )
+
+
+def worker_devices(worker: WorkerRecord) -> list[DeviceFacts]:
+    """The GPUs of a worker, or its CPU where it has none."""
+    host = host_facts(worker.facts, len(worker.slots))
+    return [device_facts(device, host) for device in worker.devices]
+
+
+def host_facts(facts: Document, slots: int) -> HostFacts:
+    """The host from what its agent registered."""
+    return HostFacts(
+        memory_bytes=facts.get("host_memory_bytes"),
+        cores=facts.get("cores"),
+        slots=slots,
+        shared_memory_bytes=facts.get("shared_memory_bytes"),
+        disk_free_bytes=facts.get("disk_free_bytes"),
+    )
+
+
+def device_facts(device: Document, host: HostFacts) -> DeviceFacts:
+    """A device from what its agent registered."""
+    capability = device.get("capability")
+    return DeviceFacts(
+        kind=device.get("kind", "cpu"),
+        name=str(device.get("name", "")),
+        total_memory_bytes=device.get("total_memory_bytes"),
+        free_memory_bytes=device.get("free_memory_bytes"),
+        capability=None if capability is None else (capability[0], capability[1]),
+        foreign_processes=device.get("foreign_processes"),
+        host=host,
+    )

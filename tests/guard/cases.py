@@ -1,0 +1,223 @@
+"""For each rule a spec that it finds something in, and the nearest one in which it does not."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from app.guard.facts import DatasetFacts, Facts, FieldFacts, ParentFacts
+from tests.guard.world import (
+    FIELDS,
+    RTX,
+    TURING,
+    plan_of,
+    weather,
+    with_field,
+    world,
+)
+
+Change = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is put on top of the good request, and the worlds in which they are judged."""
+
+    found: Change
+    missed: Change
+    facts: Facts = world()  # noqa: RUF009  facts are frozen
+    missed_facts: Facts | None = None
+
+
+def training(**values: Any) -> Change:
+    return {"training": values}
+
+
+def data(**values: Any) -> Change:
+    return {"data": values}
+
+
+def runtime(**values: Any) -> Change:
+    return {"runtime": values}
+
+
+def on_rtx(**more: Any) -> Facts:
+    return world(devices=(RTX,), **more)
+
+
+PINNED = {"training": {"batch_size": 128}}  # so that no preset brings a batch size
+OTHER = replace(weather(), name="winter", samples=900)
+SHORT = replace(OTHER, fields={**FIELDS, "targets": replace(FIELDS["targets"], shape=(24,))})
+SORTED = with_field("targets", sorted=True)
+SPLIT_BY_DATASET = {"data": {"split": {"method": "datasets", "validation": "winter"}}}
+PARENT = ParentFacts(plan_of().require_ok(), step=100, steps=130)
+
+CASES: dict[str, Case] = {
+    "correctness.dataset_not_found": Case(data(dataset="wether"), {}),
+    "correctness.dataset_invalid": Case(
+        data(dataset="new"), {}, world(DatasetFacts("new", "invalid", problems=("It is torn.",)))
+    ),
+    "correctness.dataset_not_ready": Case(
+        data(dataset="new"), {}, world(DatasetFacts("new", "inspecting"))
+    ),
+    "correctness.unknown_array": Case(data(inputs=["feature"]), data(inputs=["features"])),
+    "correctness.array_mismatch": Case(
+        SPLIT_BY_DATASET, SPLIT_BY_DATASET, world(SHORT), world(OTHER)
+    ),
+    "correctness.array_shape": Case(
+        {},
+        {},
+        world(weather(fields={**FIELDS, "features": FieldFacts((3, 8, 8), "uint8", nonfinite=0)})),
+        world(),
+    ),
+    "correctness.patch_size": Case({"recipe": {"patch": 7}}, {"recipe": {"patch": 8}}),
+    "correctness.nonfinite_values": Case(
+        {}, {}, world(with_field("features", nonfinite=3)), world(with_field("features", mean=3.0))
+    ),
+    "learning.unscaled": Case(
+        data(standardize={"targets": False}),
+        data(standardize={"targets": True}),
+        world(with_field("targets", std=11.0)),
+    ),
+    "correctness.leaking_split": Case(
+        data(split={"method": "random"}),
+        data(split={"method": "chronological"}),
+        world(weather(overlapping=("features",))),
+    ),
+    "learning.sorted_blocks": Case(
+        data(split={"method": "random"}, loader={"shuffle": "block"}),
+        data(split={"method": "random"}, loader={"shuffle": "full"}),
+        world(SORTED),
+    ),
+    "correctness.sorted_split": Case(
+        data(split={"method": "chronological"}), data(split={"method": "random"}), world(SORTED)
+    ),
+    "correctness.empty_part": Case(
+        data(split={"test_fraction": 0.0001}), data(split={"test_fraction": 0.0002})
+    ),
+    "correctness.no_training_steps": Case(
+        {"training": {"batch_size": 3217, "drop_last": True}, **data()},
+        {"training": {"batch_size": 3216, "drop_last": True}},
+    ),
+    "correctness.no_validation": Case(
+        {
+            "data": {"split": {"validation_fraction": 0.0}},
+            "early_stopping": {},
+            "schedule": {"kind": "constant"},
+        },
+        {"data": {"split": {"validation_fraction": 0.0}}, "schedule": {"kind": "constant"}},
+    ),
+    "learning.nothing_is_best": Case(
+        {"data": {"split": {"validation_fraction": 0.0}}},
+        {"data": {"split": {"validation_fraction": 0.0}}, "checkpoint": {"keep_best": 0}},
+    ),
+    "correctness.never_evaluated": Case(
+        {
+            "early_stopping": {},
+            "evaluation": {"every_epochs": None},
+            "schedule": {"kind": "constant"},
+        },
+        {
+            "early_stopping": {},
+            "evaluation": {"every_epochs": 5},
+            "schedule": {"kind": "constant"},
+        },
+    ),
+    "correctness.unknown_monitor": Case(
+        {"checkpoint": {"monitor": "val_rmse"}},
+        {"checkpoint": {"monitor": "val_rmse"}, "evaluation": {"metrics": ["rmse"]}},
+    ),
+    "learning.monitor_upside_down": Case(
+        {"checkpoint": {"mode": "max"}}, {"checkpoint": {"mode": "min"}}
+    ),
+    "speed.no_worker": Case(
+        {"runtime": {"device": "cuda", "precision": "bf16-mixed"}, **PINNED},
+        {"runtime": {"device": "cuda", "precision": "bf16-mixed"}, **PINNED},
+        world(),
+        on_rtx(),
+    ),
+    "memory.preset_too_large": Case(
+        {"preset": "rtx-24g", "training": {"batch_size": 128}, **runtime(precision="fp16-mixed")},
+        {"preset": "rtx-8g", "training": {"batch_size": 128}, **runtime(precision="fp16-mixed")},
+        world(devices=(TURING,)),
+    ),
+    "correctness.precision_needs_gpu": Case(runtime(precision="tf32"), runtime(precision="fp32")),
+    "correctness.bf16_not_supported": Case(
+        {**runtime(precision="bf16-mixed"), **PINNED},
+        {**runtime(precision="fp16-mixed"), **PINNED},
+        world(devices=(TURING,)),
+    ),
+    "speed.mixed_on_cpu": Case(runtime(precision="bf16-mixed"), runtime(precision="fp32")),
+    "speed.fp16_where_bf16": Case(
+        {**runtime(precision="fp16-mixed"), **PINNED},
+        {**runtime(precision="bf16-mixed"), **PINNED},
+        on_rtx(),
+    ),
+    "speed.tf32_off": Case(
+        {**runtime(precision="fp32"), **PINNED}, {**runtime(precision="tf32"), **PINNED}, on_rtx()
+    ),
+    "learning.fp16_overflow": Case(
+        {
+            **runtime(precision="fp16-mixed"),
+            **PINNED,
+            "recipe": {"loss": "mse"},
+            "data": {"standardize": {"targets": False}},
+        },
+        {
+            **runtime(precision="fp16-mixed"),
+            **PINNED,
+            "recipe": {"loss": "mae"},
+            "data": {"standardize": {"targets": False}},
+        },
+        world(with_field("targets", std=64.0), devices=(TURING,)),
+    ),
+    "speed.odd_sizes": Case(
+        {"recipe": {"hidden_size": 100}, **PINNED},
+        {"recipe": {"hidden_size": 104}, **PINNED},
+        on_rtx(),
+    ),
+    "learning.batch_above_samples": Case(
+        {"training": {"batch_size": 3217}, "schedule": {"kind": "cosine_warmup"}},
+        {"training": {"batch_size": 3216}, "schedule": {"kind": "cosine_warmup"}},
+    ),
+    "learning.drop_last_drops": Case(
+        {"training": {"batch_size": 1100, "drop_last": True}},
+        {"training": {"batch_size": 100, "drop_last": True}},
+    ),
+    "learning.accumulation_beyond_epoch": Case(
+        training(batch_size=128, gradient_accumulation_steps=27),
+        training(batch_size=128, gradient_accumulation_steps=26),
+    ),
+    "learning.no_warmup": Case(
+        {"training": {"batch_size": 1024}, "schedule": {"kind": "constant"}},
+        {"training": {"batch_size": 1023}, "schedule": {"kind": "constant"}},
+    ),
+    "learning.rate_beyond_batch": Case({"optimizer": {"lr": 0.011}}, {"optimizer": {"lr": 0.01}}),
+    "learning.adam_weight_decay": Case(
+        {"optimizer": {"kind": "adam", "weight_decay": 0.01}}, {"optimizer": {"kind": "adam"}}
+    ),
+    "learning.never_anneals": Case(
+        {"early_stopping": {}}, {"early_stopping": {}, "schedule": {"kind": "cosine_warmup"}}
+    ),
+    "learning.ends_before_its_epochs": Case(
+        {"policy": {"max_duration_seconds": 6.4}}, {"policy": {"max_duration_seconds": 6.5}}
+    ),
+    "learning.rate_jumps_at_restart": Case(
+        training(epochs=10), training(epochs=5), world(parent=PARENT)
+    ),
+    "speed.evaluation_share": Case(
+        {"evaluation": {"every_steps": 5}}, {"evaluation": {"every_steps": 10}}
+    ),
+    "speed.frequent_checkpoints": Case(
+        {"checkpoint": {"every_steps": 49}}, {"checkpoint": {"every_steps": 50}}
+    ),
+    "speed.rare_checkpoints": Case(
+        {"checkpoint": {"every_seconds": 601.0}}, {"checkpoint": {"every_seconds": 600.0}}
+    ),
+    "speed.log_points": Case(
+        training(epochs=100, log_every_steps=1), training(epochs=10, log_every_steps=1)
+    ),
+    "speed.deterministic": Case(
+        {**runtime(deterministic=True), **PINNED},
+        {**runtime(deterministic=False), **PINNED},
+        on_rtx(),
+    ),
+}

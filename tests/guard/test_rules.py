@@ -1,0 +1,79 @@
+"""Every rule: what it finds, what it just misses, and that its fix mends that and nothing else."""
+
+import re
+
+import jsonpatch
+import pytest
+
+from app.guard.facts import Facts
+from app.guard.plan import Plan, make_plan
+from app.guard.registry import RULES
+from tests.guard.cases import CASES
+from tests.guard.world import CATALOG, codes, plan_of
+
+BY_CODE = {rule.code: rule for rule in RULES}
+NO_FIX = {  # what no change of the spec would mend
+    "correctness.dataset_invalid", "correctness.dataset_not_ready", "correctness.array_mismatch",
+    "correctness.array_shape", "correctness.nonfinite_values", "speed.no_worker",
+}  # fmt: skip
+
+
+def fixed(plan: Plan, code: str, facts: Facts) -> Plan:
+    """The plan of the request after the fix of the first issue with this code."""
+    fix = next(issue.fix for issue in plan.issues if issue.code == code)
+    patched = jsonpatch.apply_patch(plan.request, [op.model_dump(mode="json") for op in fix])
+    return make_plan(patched, facts, CATALOG)
+
+
+def test_every_rule_has_a_case_and_a_code_of_its_own():
+    assert sorted(BY_CODE) == sorted(CASES)
+    assert len(BY_CODE) == len(RULES)
+    for rule in RULES:
+        assert re.fullmatch(r"(speed|memory|correctness|learning)\.[a-z0-9_]+", rule.code)
+        assert rule.summary.endswith(".")
+        assert rule.stands_on.endswith(".")
+    assert not [rule.code for rule in RULES if rule.topic == "speed" and not rule.overridable]
+
+
+def test_a_good_request_has_no_issue_and_no_rule_lacks_a_fact():
+    plan = plan_of()
+    assert plan.issues == []
+    assert plan.unchecked == []
+
+
+@pytest.mark.parametrize("code", CASES)
+def test_the_rule_finds_it_and_says_so_with_a_number_where_there_is_one(code):
+    case = CASES[code]
+    plan = plan_of(case.found, case.facts)
+    issue = next(issue for issue in plan.issues if issue.code == code)
+    rule = BY_CODE[code]
+    assert (issue.severity, issue.overridable) == (rule.severity, rule.overridable)
+    assert issue.message.endswith((".", "?"))
+    assert issue.why.endswith(".")
+    assert bool(issue.fix) == (code not in NO_FIX)
+
+
+@pytest.mark.parametrize("code", CASES)
+def test_the_nearest_spec_is_let_through(code):
+    case = CASES[code]
+    assert code not in codes(plan_of(case.missed, case.missed_facts or case.facts))
+
+
+@pytest.mark.parametrize("code", sorted(CASES.keys() - NO_FIX))
+def test_the_fix_removes_the_issue_and_adds_none(code):
+    case = CASES[code]
+    plan = plan_of(case.found, case.facts)
+    after = fixed(plan, code, case.facts)
+    assert after.spec is not None
+    assert code not in codes(after)
+    assert set(codes(after)) <= set(codes(plan))
+
+
+@pytest.mark.parametrize("code", CASES)
+def test_an_unknown_world_gives_no_finding_by_guess(code):
+    """With no fact at all a rule says what it lacks, or judges by the spec alone."""
+    plan = plan_of(CASES[code].found, Facts())
+    found = {issue.code for issue in plan.issues}
+    lacking = {entry.code for entry in plan.unchecked}
+    assert not found & lacking
+    assert all(entry.missing for entry in plan.unchecked)

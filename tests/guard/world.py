@@ -1,0 +1,57 @@
+"""A small world for the guard's tests: datasets, devices, and a request that is fine in it."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts, HistoryFacts, HostFacts
+from app.guard.plan import Plan, make_plan
+from app.presets.catalog import load_catalog
+from app.spec.layers import overlay
+
+GIB = 2**30
+CATALOG = load_catalog(Path("/nonexistent"))
+GOOD = {"storage": "contiguous", "nonfinite": 0, "mean": 0.5, "std": 1.0, "sorted": False}
+FIELDS = {
+    "features": FieldFacts((360, 15), "float32", **GOOD),
+    "targets": FieldFacts((36,), "float32", **GOOD),
+}
+WEATHER = DatasetFacts(
+    "weather", "ready", 4020, FIELDS, size_bytes=87_000_000, overlapping=(), network=False,
+    read_bytes_per_second=2e9,
+)  # fmt: skip
+HOST = HostFacts(
+    memory_bytes=24 * GIB, available_bytes=20 * GIB, cores=2, slots=1,
+    shared_memory_bytes=12 * GIB, disk_free_bytes=100 * GIB,
+)  # fmt: skip
+CPU = DeviceFacts("cpu", "cpu", host=HOST)
+RTX = DeviceFacts("cuda", "NVIDIA RTX 4090", 24 * GIB, 23 * GIB, (8, 9), 0, HOST)
+TURING = DeviceFacts("cuda", "NVIDIA RTX 2080", 8 * GIB, 7 * GIB, (7, 5), 0, HOST)
+HISTORY = HistoryFacts((1,), iterations_per_second=20.0, checkpoint_seconds=0.05)
+REQUEST: dict[str, Any] = {"recipe": {"kind": "sequence"}, "data": {"dataset": "weather"}}
+
+
+def weather(**changes: Any) -> DatasetFacts:
+    """The dataset with other facts."""
+    return replace(WEATHER, **changes)
+
+
+def with_field(name: str, **changes: Any) -> DatasetFacts:
+    """The dataset with other facts of one array."""
+    return weather(fields={**FIELDS, name: replace(FIELDS[name], **changes)})
+
+
+def world(*datasets: DatasetFacts, devices: tuple[DeviceFacts, ...] = (CPU,), **more: Any) -> Facts:
+    """The facts, with `datasets` beside the weather or in its place."""
+    known = {dataset.name: dataset for dataset in (WEATHER, *datasets)}
+    return Facts(known, devices, **{"history": HISTORY, **more})
+
+
+def plan_of(change: Mapping[str, Any] | None = None, facts: Facts | None = None) -> Plan:
+    """The plan of the request with `change` on top."""
+    return make_plan(overlay(REQUEST, change or {}), facts or world(), CATALOG)
+
+
+def codes(plan: Plan) -> list[str]:
+    return [issue.code for issue in plan.issues]
