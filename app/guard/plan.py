@@ -1,11 +1,13 @@
 """The one way from a request to a run: layers, schema, rules, and what is fixed at submission."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from app.errors import SpecRejected
 from app.guard.derived import sizes_of
 from app.guard.facts import Facts, UnknownFact
 from app.guard.judge import Strictness, Unchecked, judge
+from app.guard.patching import apply_json_patch
 from app.guard.resolve import resolve
 from app.presets.catalog import Catalog
 from app.spec.arithmetic import resolved_shuffle, steps_per_epoch, total_steps
@@ -13,6 +15,9 @@ from app.spec.data import ChunkedLoader, Loader
 from app.spec.issue import Issue
 from app.spec.layers import Document
 from app.spec.run import RunSpec
+
+# A fix that brings another issue takes that one's fix along, and so on so many times.
+MOST_FIXES_TOGETHER = 4
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,22 @@ class Plan:
 def make_plan(
     request: Document, facts: Facts, catalog: Catalog, strictness: Strictness = "enforce"
 ) -> Plan:
-    """Resolve a request and put it before every rule; nothing is stored."""
+    """Resolve a request and put it before every rule; nothing is stored.
+
+    Each fix was tried: with it, its issue is gone and no other has come. One that would bring
+    another takes that one's fix along, and one that does not help is not offered.
+    """
+
+    def plan(changed: Document) -> Plan:
+        return _plan(changed, facts, catalog, strictness)
+
+    first = plan(request)
+    if first.spec is None:
+        return first
+    return replace(first, issues=[_with_tried_fix(issue, first, plan) for issue in first.issues])
+
+
+def _plan(request: Document, facts: Facts, catalog: Catalog, strictness: Strictness) -> Plan:
     resolved = resolve(request, catalog, facts)
     if resolved.spec is None or resolved.document is None:
         return Plan(request, None, {}, resolved.issues)
@@ -67,6 +87,29 @@ def make_plan(
         judgement.unchecked,
         _estimate(resolved.spec, facts),
     )
+
+
+def _with_tried_fix(issue: Issue, first: Plan, plan: Callable[[Document], Plan]) -> Issue:
+    """The issue with a fix that is known to work, or with none."""
+    before = {_identity(other) for other in first.issues}
+    fix = list(issue.fix)
+    for _ in range(MOST_FIXES_TOGETHER):
+        if not fix:
+            break
+        after = plan(apply_json_patch(first.request, [op.model_dump(mode="json") for op in fix]))
+        found = {_identity(other): other for other in after.issues}
+        added = [other for identity, other in found.items() if identity not in before]
+        if after.spec is not None and not added:
+            works = _identity(issue) not in found
+            return issue.model_copy(update={"fix": fix if works else []})
+        if after.spec is None or not all(other.fix for other in added):
+            break
+        fix += [op for other in added for op in other.fix]
+    return issue.model_copy(update={"fix": []})
+
+
+def _identity(issue: Issue) -> tuple[str, tuple[str | int, ...]]:
+    return issue.code, tuple(issue.loc)
 
 
 def _pin_order(

@@ -48,6 +48,7 @@ OTHER = replace(weather(), name="winter", samples=900)
 SHORT = replace(OTHER, fields={**FIELDS, "targets": replace(FIELDS["targets"], shape=(24,))})
 SORTED = with_field("targets", sorted=True)
 SPLIT_BY_DATASET = {"data": {"split": {"method": "datasets", "validation": "winter"}}}
+ONE_CYCLE: Change = {"schedule": {"kind": "onecycle"}, "optimizer": {"kind": "adamw", "lr": 1e-3}}
 PARENT = ParentFacts(plan_of().require_ok(), step=100, steps=130)
 
 CASES: dict[str, Case] = {
@@ -201,7 +202,9 @@ CASES: dict[str, Case] = {
         {"policy": {"max_duration_seconds": 6.4}}, {"policy": {"max_duration_seconds": 6.5}}
     ),
     "learning.rate_jumps_at_restart": Case(
-        training(epochs=10), training(epochs=5), world(parent=PARENT)
+        {**training(epochs=10), **ONE_CYCLE},
+        {**training(epochs=5), **ONE_CYCLE},
+        world(parent=PARENT),
     ),
     "speed.evaluation_share": Case(
         {"evaluation": {"every_steps": 5}}, {"evaluation": {"every_steps": 10}}

@@ -1,0 +1,59 @@
+"""Over a generated corpus: every rule is hit, every fix works, and all of them converge."""
+
+from collections import Counter
+from typing import Any
+
+import jsonpatch
+from hypothesis import HealthCheck, given, settings
+
+from app.guard.facts import Facts
+from app.guard.plan import Plan, make_plan
+from app.guard.registry import RULES
+from tests.guard.cases import CASES
+from tests.guard.corpus import specs_of
+from tests.guard.world import CATALOG
+
+EXAMPLES_OF_A_RULE = 15
+LEAST_HITS = 0.02
+
+
+def identities(plan: Plan) -> set[tuple[str, tuple[str | int, ...]]]:
+    return {(issue.code, tuple(issue.loc)) for issue in plan.issues}
+
+
+def patched(request: dict[str, Any], operations: list[Any]) -> dict[str, Any]:
+    documents = [op.model_dump(mode="json") for op in operations]
+    result: dict[str, Any] = jsonpatch.apply_patch(request, documents)
+    return result
+
+
+def check_fixes(plan: Plan, facts: Facts) -> None:
+    """Each fix, applied, removes its issue and adds none."""
+    for issue in plan.issues:
+        if issue.fix:
+            after = make_plan(patched(plan.request, issue.fix), facts, CATALOG)
+            assert after.spec is not None
+            assert (issue.code, tuple(issue.loc)) not in identities(after)
+            assert identities(after) <= identities(plan)
+
+
+def test_every_rule_is_hit_and_every_fix_removes_its_issue_and_adds_none():
+    plans: list[Plan] = []
+    for code in CASES:
+
+        @settings(
+            max_examples=EXAMPLES_OF_A_RULE, derandomize=True, deadline=None, database=None,
+            suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        @given(specs_of(code))
+        def check(example):
+            request, facts = example
+            plan = make_plan(request, facts, CATALOG)
+            assert plan.spec is not None
+            plans.append(plan)
+            check_fixes(plan, facts)
+
+        check()
+    hits = Counter(code for plan in plans for code in {issue.code for issue in plan.issues})
+    rare = {rule.code: hits[rule.code] for rule in RULES}
+    assert min(rare.values()) >= LEAST_HITS * len(plans), (rare, len(plans))
