@@ -48,7 +48,11 @@ OTHER = replace(weather(), name="winter", samples=900)
 SHORT = replace(OTHER, fields={**FIELDS, "targets": replace(FIELDS["targets"], shape=(24,))})
 SORTED = with_field("targets", sorted=True)
 SPLIT_BY_DATASET = {"data": {"split": {"method": "datasets", "validation": "winter"}}}
-ONE_CYCLE: Change = {"schedule": {"kind": "onecycle"}, "optimizer": {"kind": "adamw", "lr": 1e-3}}
+USUAL = {"batch_size": 128, "gradient_accumulation_steps": 1, "drop_last": False}
+ONE_CYCLE: Change = {
+    "schedule": {"kind": "onecycle", "warmup_fraction": 0.3, "warmup_steps": None},
+    "optimizer": {"kind": "adamw", "lr": 1e-3, "weight_decay": 0.01},
+}
 PARENT = ParentFacts(plan_of().require_ok(), step=100, steps=130)
 
 CASES: dict[str, Case] = {
@@ -199,15 +203,17 @@ CASES: dict[str, Case] = {
         {"early_stopping": {}}, {"early_stopping": {}, "schedule": {"kind": "cosine_warmup"}}
     ),
     "learning.ends_before_its_epochs": Case(
-        {"policy": {"max_duration_seconds": 6.4}}, {"policy": {"max_duration_seconds": 6.5}}
+        {"policy": {"max_duration_seconds": 6.4}, **training(epochs=5, **USUAL)},
+        {"policy": {"max_duration_seconds": 6.5}, **training(epochs=5, **USUAL)},
     ),
     "learning.rate_jumps_at_restart": Case(
-        {**training(epochs=10), **ONE_CYCLE},
-        {**training(epochs=5), **ONE_CYCLE},
+        {**training(epochs=10, **USUAL), **ONE_CYCLE},
+        {**training(epochs=5, **USUAL), **ONE_CYCLE},
         world(parent=PARENT),
     ),
     "speed.evaluation_share": Case(
-        {"evaluation": {"every_steps": 5}}, {"evaluation": {"every_steps": 10}}
+        {"evaluation": {"every_steps": 5}, **training(**USUAL)},
+        {"evaluation": {"every_steps": 10}, **training(**USUAL)},
     ),
     "speed.frequent_checkpoints": Case(
         {"checkpoint": {"every_steps": 49}}, {"checkpoint": {"every_steps": 50}}

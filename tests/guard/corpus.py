@@ -68,7 +68,7 @@ def specs_of(draw: st.DrawFn, code: str) -> Drawn:
     """(Request, facts): the case of a rule, mostly with ordinary choices or another case below."""
     main = CASES[code]
     request = deepcopy(REQUEST)
-    below = draw(st.sampled_from(["nothing", "ordinary", "ordinary", "ordinary", "another"]))
+    below = draw(st.sampled_from(["nothing", "nothing", "ordinary", "ordinary", "another"]))
     if below == "ordinary":
         request = overlay(request, with_default_kinds(draw(ORDINARY)))
     if below == "another":
