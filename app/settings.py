@@ -59,7 +59,9 @@ class Settings(BaseSettings):
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(), description="Host names the API answers to, besides loopback and HOST."
     )
-    guard: Literal["enforce", "warn"] = Field(default="enforce", description="For speed rules.")
+    guard: Literal["enforce", "warn"] = Field(
+        default="enforce", description="warn: speed rules only warn."
+    )
     slots: int | None = Field(
         default=None, ge=1, le=256, description="Runs at once; default: GPUs."
     )
@@ -109,13 +111,6 @@ class Settings(BaseSettings):
     def _no_standby_yet(cls, value: int) -> int:
         if value > 0:
             raise ValueError("warm trainers are not available yet; leave it at 0")
-        return value
-
-    @field_validator("guard")
-    @classmethod
-    def _no_speed_rules_yet(cls, value: str) -> str:
-        if value == "warn":
-            raise ValueError("there are no speed rules yet that it could turn into warnings")
         return value
 
     @model_validator(mode="after")

@@ -22,7 +22,7 @@ from app.store.records import NewWorker, SlotOffer
 from app.store.store import Store, open_store
 from worker.devices import Devices
 from worker.exporter import Exporter, Snapshot, WorkerCollector
-from worker.host import checkout, host_facts
+from worker.host import checkout, host_now, host_setup
 from worker.jobs import JobRunner
 from worker.launch.local import PACKAGES
 from worker.launcher import PR_SET_CHILD_SUBREAPER, prctl
@@ -62,7 +62,7 @@ class Agent:
         self._collector = WorkerCollector(
             home=settings.home, data=settings.data_root, artifacts=settings.artifact_root
         )
-        self._facts = host_facts() | {"metrics_url": self._serve_metrics()}
+        self._facts = host_setup() | {"metrics_url": self._serve_metrics()}
         self._worker_id = self._register()
         self._jobs = self._own(JobRunner(settings, store, self._worker_id))
         self._observer = Observer(store)
@@ -119,9 +119,12 @@ class Agent:
                 version=app.__version__,
                 slots=describe_slots(self._devices.slots),
                 devices=describe_devices(self._telemetry.gpus),
-                facts=self._facts,
+                facts=self._host_facts(),
             )
         )
+
+    def _host_facts(self) -> dict[str, Any]:
+        return self._facts | host_now(self._settings.artifact_root)
 
     def run(self) -> int:
         """Work until drained; the exit code of the process."""
@@ -239,7 +242,7 @@ class Agent:
                 self._worker_id,
                 slots=describe_slots(self._devices.slots),
                 devices=describe_devices(self._telemetry.gpus),
-                facts=self._facts | {"why_no_gpus": self._telemetry.why_absent},
+                facts=self._host_facts() | {"why_no_gpus": self._telemetry.why_absent},
             )
         except NotFound:  # it was out of reach for so long that it was forgotten
             self._worker_id = self._jobs.worker_id = self._register()

@@ -21,11 +21,12 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def host_facts() -> dict[str, Any]:
+def host_setup() -> dict[str, Any]:
     """Facts that do not change while the agent lives; a package that is not installed is absent."""
     return {
         "cores": usable_cores(),
         "host_memory_bytes": psutil.virtual_memory().total,
+        "shared_memory_bytes": _size_of(Path("/dev/shm")),  # noqa: S108  its size alone
         "platform": platform.platform(),
         "versions": {"stoker": app.__version__, "python": platform.python_version(), **_versions()},
     }
@@ -60,6 +61,18 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+def host_now(artifact_root: Path) -> dict[str, Any]:
+    """Facts that change from beat to beat: bytes of memory and of disk that are free."""
+    return {
+        "available_memory_bytes": psutil.virtual_memory().available,
+        "disk_free_bytes": psutil.disk_usage(str(artifact_root)).free,
+    }
+
+
+def _size_of(folder: Path) -> int | None:
+    return psutil.disk_usage(str(folder)).total if folder.is_dir() else None
 
 
 @cache

@@ -1,13 +1,9 @@
-"""From a lease to spec.json: the guard with this host's facts, data paths, what to restore."""
+"""From a lease to spec.json: data paths, device, threads, what to restore."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts
-from app.guard.plan import check
 from app.lifecycle import Reason
 from app.settings import Settings
 from app.spec.run import RunSpec
@@ -15,10 +11,8 @@ from app.store.records import DatasetRecord, Lease
 from worker.checkpoints import on_disk
 from worker.host import usable_cores
 from worker.slots import Slot
-from worker.telemetry import GpuSample
 
 Document = dict[str, Any]
-BF16_CAPABILITY = (8, 0)
 
 
 class NotFit(Exception):
@@ -28,6 +22,10 @@ class NotFit(Exception):
         super().__init__(message)
         self.reason = reason
         self.message = message
+
+
+class NotHere(NotFit):
+    """The run cannot train on this slot, but on another host's, or later, it could."""
 
 
 def run_dir(artifact_root: Path, run_id: int) -> Path:
@@ -43,50 +41,6 @@ def parse_spec(lease: Lease) -> RunSpec:
             Reason.spec_error,
             f"This version of the worker cannot read the run's spec ({error}); submit it again.",
         ) from None
-
-
-def require_fit(lease: Lease, spec: RunSpec, slot: Slot, gpu: GpuSample | None) -> None:
-    """Put the spec before the guard's rules with the facts of this slot; NotFit on an error."""
-    errors = [
-        issue for issue in check(spec, slot_facts(lease, slot, gpu)) if issue.severity == "error"
-    ]
-    if errors:
-        raise NotFit(
-            Reason.spec_error,
-            " ".join(f"{issue.message} {issue.why}".strip() for issue in errors[:3]),
-        )
-
-
-def slot_facts(lease: Lease, slot: Slot, gpu: GpuSample | None) -> Facts:
-    """What the rules may know about the place where the run would train."""
-    cpu = DeviceFacts("cpu", "cpu")
-    devices: tuple[DeviceFacts, ...] = (cpu,)
-    if gpu is not None and slot.gpu is not None:
-        used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
-        free = None if used is None or total is None else total - used
-        bf16 = None if gpu.capability is None else gpu.capability >= BF16_CAPABILITY
-        devices = (DeviceFacts("cuda", gpu.model, total, free, bf16), cpu)
-    return Facts(
-        datasets={record.name: dataset_facts(record) for record in datasets_of(lease)},
-        devices=devices,
-        host_memory_bytes=psutil.virtual_memory().total,
-        cores=usable_cores(),
-    )
-
-
-def dataset_facts(record: DatasetRecord) -> DatasetFacts:
-    fields = {
-        name: FieldFacts(tuple(field["shape"]), field["dtype"])
-        for name, field in (record.fields or {}).items()
-    }
-    return DatasetFacts(
-        name=record.name,
-        state=record.state,
-        samples=record.samples,
-        fields=fields,
-        size_bytes=record.size_bytes,
-        problems=tuple(problem["message"] for problem in record.problems),
-    )
 
 
 def datasets_of(lease: Lease) -> list[DatasetRecord]:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from worker.preparation import BF16_CAPABILITY
 from worker.slots import Slot
 from worker.telemetry import GpuSample
 
@@ -37,7 +36,7 @@ def _describe_gpu(gpu: GpuSample) -> Document:
         "name": gpu.model,
         "uuid": gpu.uuid,
         "driver": gpu.driver,
-        "bf16": None if gpu.capability is None else gpu.capability >= BF16_CAPABILITY,
+        "capability": None if gpu.capability is None else list(gpu.capability),
         "used_memory_bytes": used,
         "total_memory_bytes": total,
         "free_memory_bytes": None if used is None or total is None else total - used,

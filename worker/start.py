@@ -3,14 +3,12 @@
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from app.guard.facts import DeviceFacts
-from app.guard.plan import check
 from app.lifecycle import REASON_POLICY, Reason
 from app.settings import Settings
 from app.spec.run import RunSpec
@@ -18,29 +16,15 @@ from app.store.records import Lease, NewCheckpoint, NewEvent, RestorePoint
 from app.store.store import Store
 from worker.attempt import AttemptDir
 from worker.checkpoints import on_disk, reconcile, remove_leftovers
+from worker.claim_guard import Place, guard_claim, new_findings
 from worker.devices import Devices
 from worker.launch.local import Launch, Launched, launch, trainer_environment
-from worker.preparation import (
-    NotFit,
-    attempt_document,
-    datasets_of,
-    require_fit,
-    restore_list,
-    run_dir,
-    slot_facts,
-)
+from worker.preparation import attempt_document, restore_list, run_dir
 from worker.slots import Slot, lock_is_free, take_lock
-from worker.telemetry import GpuSample
 
 log = structlog.get_logger("stoker.worker")
 
 COMPLETE = frozenset(r for r, policy in REASON_POLICY.items() if policy.outcome == "succeed")
-# A GPU of which nothing is known, and which any rule about devices is content with.
-ANY_GPU = DeviceFacts("cuda", "GPU")
-
-
-class NotHere(NotFit):
-    """The run cannot train on this slot, but on another host's it could."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +93,9 @@ def start_attempt(
     """Launch the attempt. NotFit when the run cannot train here, OSError when the host fails."""
     root = shop.settings.artifact_root
     folder = run_dir(root, lease.run_id)
-    _require_fit_here(lease, spec, slot, shop.devices.gpu_of(slot) or slot.last_sample)
+    gpu = shop.devices.gpu_of(slot) or slot.last_sample if slot.gpu is not None else None
+    found = guard_claim(shop.settings, lease, spec, Place(gpu, len(shop.devices.slots)))
+    told = new_findings(found, shop.store.runs.documents(lease.run_id).issues)
     restore = restore_list(root, lease)
     document = attempt_document(
         shop.settings, lease, spec, slot, slots=len(shop.devices.slots), restore=restore
@@ -128,27 +114,7 @@ def start_attempt(
             ),
         )
     )
-    return Started(launched, on_gpu, _warnings(lease.restore_points, restore))
-
-
-def _require_fit_here(lease: Lease, spec: RunSpec, slot: Slot, gpu: GpuSample | None) -> None:
-    """NotFit when the spec breaks a rule; NotHere when it would not elsewhere, or later."""
-    inspected = [record.name for record in datasets_of(lease) if record.state == "inspecting"]
-    if inspected:
-        raise NotHere(
-            Reason.slot_busy,
-            f"Back into the queue: the dataset {inspected[0]!r} is being inspected again.",
-        )
-    try:
-        require_fit(lease, spec, slot, gpu)
-    except NotFit as error:
-        elsewhere = replace(slot_facts(lease, slot, gpu), devices=(ANY_GPU,))
-        if any(issue.severity == "error" for issue in check(spec, elsewhere)):
-            raise
-        raise NotHere(
-            Reason.slot_busy,
-            f"Back into the queue for a worker with a GPU that can train it: {error.message}",
-        ) from None
+    return Started(launched, on_gpu, [*told, *_warnings(lease.restore_points, restore)])
 
 
 def _clear_leftovers(folder: Path) -> None:

@@ -17,10 +17,10 @@ from worker.classify import Evidence, Verdict, classify, failed_here
 from worker.exporter import RunView
 from worker.host import oom_kills
 from worker.launch.local import Launched
-from worker.preparation import NotFit, parse_spec, run_dir
+from worker.preparation import NotFit, NotHere, parse_spec, run_dir
 from worker.report import Report
 from worker.slots import Slot
-from worker.start import NotHere, Workshop, locks_are_free, look_back, start_attempt
+from worker.start import Workshop, locks_are_free, look_back, start_attempt
 from worker.watchdog import DUMP_SECONDS, Watchdog
 
 log = structlog.get_logger("stoker.worker")

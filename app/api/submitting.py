@@ -20,7 +20,7 @@ from app.spec.issue import Issue
 from app.store.records import Idempotency, NewRun, Restart, RunRecord
 
 Document = dict[str, Any]
-READINESS = {"dataset_not_ready", "dataset_invalid"}
+READINESS = {"correctness.dataset_not_ready", "correctness.dataset_invalid"}
 
 
 def require_object(document: Any) -> Document:
@@ -34,7 +34,8 @@ def require_object(document: Any) -> Document:
 
 def plan_request(services: Services, request: Document) -> Plan:
     """The plan of a request as the world is now."""
-    return make_plan(request, facts_for(services, request), services.catalog.get())
+    facts = facts_for(services, request)
+    return make_plan(request, facts, services.catalog.get(), services.settings.guard)
 
 
 def create(

@@ -49,6 +49,7 @@ def host_facts(facts: Document, slots: int) -> HostFacts:
     """The host from what its agent registered."""
     return HostFacts(
         memory_bytes=facts.get("host_memory_bytes"),
+        available_bytes=facts.get("available_memory_bytes"),
         cores=facts.get("cores"),
         slots=slots,
         shared_memory_bytes=facts.get("shared_memory_bytes"),

@@ -63,7 +63,7 @@ def _is_key(given: Idempotency) -> tuple[Any, ...]:
 
 
 def insert_run(connection: Connection, new: NewRun, now: float, **restart: Any) -> int:
-    """Insert a queued run with its documents, labels and first event; its id."""
+    """Insert a queued run with its documents, labels and first events; its id."""
     reads = require_datasets(connection, new.dataset, new.spec)
     run_id: int = connection.execute(
         insert(runs).values({**_fresh(new, now), **restart}).returning(runs.c.id)
@@ -73,9 +73,12 @@ def insert_run(connection: Connection, new: NewRun, now: float, **restart: Any) 
     connection.execute(insert(run_datasets), [{"run_id": run_id, "name": name} for name in reads])
     set_labels(connection, run_id, new.labels)
     data = {"from": None, "to": "queued", "reason": None, "message": None, "intent": "run"}
-    connection.execute(
-        insert(events), {"run_id": run_id, "seq": 1, "t": now, "kind": "state", "data": data}
-    )
+    told = [("state", data), *(("issue", issue) for issue in new.issues)]
+    rows = [
+        {"run_id": run_id, "seq": seq, "t": now, "kind": kind, "data": data}
+        for seq, (kind, data) in enumerate(told, start=1)
+    ]
+    connection.execute(insert(events), rows)
     return run_id
 
 
@@ -93,7 +96,7 @@ def _fresh(new: NewRun, now: float) -> Document:
     return {
         **{name: getattr(new, name) for name in names},
         "max_retries": new.max_retries,
-        "accepted_risks": list(new.spec.get("accept_risks") or ()),
+        "accepted_risks": sorted({i["code"] for i in new.issues if i["accepted"]}),
         "place": last,
         "state": RunState.queued.value,
         "intent": Intent.run.value,
@@ -103,7 +106,7 @@ def _fresh(new: NewRun, now: float) -> Document:
         "beat": 0,
         "retries_used": 0,
         "losses": 0,
-        "last_event_seq": 1,
+        "last_event_seq": 1 + len(new.issues),
         "log_bytes": 0,
         "created_at": now,
     }

@@ -1,40 +1,37 @@
-"""Every example is a valid spec, and nothing in it waits for a later version."""
+"""Every example is a valid spec, on every preset, and nothing in it waits for a later version."""
 
 from pathlib import Path
 
 import pytest
 
 from app.cli.specfile import read_request
-from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts
+from app.guard.facts import DeviceFacts
 from app.guard.plan import make_plan
-from app.presets.catalog import load_catalog
+from tests.guard.world import CATALOG, CPU, GIB, HOST, world
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").iterdir())
+
+
+def device_for(preset: str) -> DeviceFacts:
+    """A device of the class that a preset was made for."""
+    made_for = CATALOG.presets[preset].match
+    assert made_for is not None
+    if made_for.device == "cpu":
+        return CPU
+    memory = int(made_for.memory_gib * GIB * 0.98)
+    return DeviceFacts("cuda", "NVIDIA GPU", memory, memory - GIB, (8, 6), 0, HOST)
 
 
 def test_there_are_examples_in_yaml_and_toml():
     assert {path.suffix for path in EXAMPLES} >= {".yaml", ".toml"}
 
 
+@pytest.mark.parametrize("preset", CATALOG.names)
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_would_be_accepted(path: Path, tmp_path: Path):
-    weather = DatasetFacts(
-        name="weather",
-        state="ready",
-        samples=4020,
-        fields={
-            "features": FieldFacts((360, 15), "float32"),
-            "targets": FieldFacts((36,), "float32"),
-        },
-        size_bytes=87_000_000,
-        problems=(),
-    )
-    facts = Facts(
-        datasets={"weather": weather},
-        devices=(DeviceFacts(kind="cpu", name="cpu"),),
-        host_memory_bytes=2**33,
-        cores=2,
-    )
-    plan = make_plan(read_request(str(path), []), facts, load_catalog(tmp_path))
-    assert plan.issues == []
-    assert plan.spec is not None
+def test_an_example_would_be_accepted_without_a_word(path: Path, preset: str):
+    facts = world(devices=(device_for(preset),))
+    for name in ("auto", preset):
+        plan = make_plan({**read_request(str(path), []), "preset": name}, facts, CATALOG)
+        assert plan.issues == []
+        assert plan.unchecked == []
+        assert plan.require_ok()["preset"] == preset

@@ -12,10 +12,13 @@ from app.spec.layers import overlay
 
 GIB = 2**30
 CATALOG = load_catalog(Path("/nonexistent"))
-GOOD = {"storage": "contiguous", "nonfinite": 0, "mean": 0.5, "std": 1.0, "sorted": False}
 FIELDS = {
-    "features": FieldFacts((360, 15), "float32", **GOOD),
-    "targets": FieldFacts((36,), "float32", **GOOD),
+    "features": FieldFacts(
+        (360, 15), "float32", "contiguous", nonfinite=0, mean=0.5, std=1.0, sorted=False
+    ),
+    "targets": FieldFacts(
+        (36,), "float32", "contiguous", nonfinite=0, mean=0.5, std=1.0, sorted=False
+    ),
 }
 WEATHER = DatasetFacts(
     "weather", "ready", 4020, FIELDS, size_bytes=87_000_000, overlapping=(), network=False,

@@ -116,6 +116,15 @@ class Run(Answer):
     """Paths of what belongs to the run."""
 
 
+class Unchecked(Answer):
+    """A rule that could not judge."""
+
+    code: str
+    """The rule's code."""
+    missing: str
+    """The fact that it lacks."""
+
+
 class Plan(Answer):
     """What a request would become; no run is created."""
 
@@ -125,6 +134,8 @@ class Plan(Answer):
     """By JSON Pointer: each value and the layer it comes from."""
     issues: list[Issue]
     """Errors would refuse the run; warnings would not."""
+    unchecked: list[Unchecked]
+    """Rules that could not judge, and the fact that each lacks."""
     memory: Document | None
     """The memory plan; null: not computed by this version."""
     queue_position: int

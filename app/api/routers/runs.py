@@ -18,7 +18,7 @@ from app.api.deps import (
 )
 from app.api.examples import RUN_BODY
 from app.api.models.base import LARGEST_ID, Page
-from app.api.models.runs import Plan, Run, RunChanges, StateName, Status
+from app.api.models.runs import Plan, Run, RunChanges, StateName, Status, Unchecked
 from app.api.openapi import problems
 from app.api.problems import PayloadTooLarge, UnsupportedMediaType
 from app.api.serializers import run_document
@@ -98,6 +98,7 @@ def _plan(services: Services, request: dict[str, Any]) -> Plan:
         spec=spec,
         provenance=plan.provenance,
         issues=plan.issues,
+        unchecked=[Unchecked(code=u.code, missing=u.missing) for u in plan.unchecked],
         memory=None,
         queue_position=services.store.runs.next_queue_position(spec["priority"]),
         estimate=plan.estimate,

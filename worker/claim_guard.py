@@ -1,0 +1,76 @@
+"""The guard at claim: the spec before the rules again, with the facts of the host that has it."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from app.guard.facts import DeviceFacts, Facts
+from app.guard.judge import Judgement, judge
+from app.lifecycle import Reason
+from app.settings import Settings
+from app.spec.issue import Issue
+from app.spec.run import RunSpec
+from app.store.facts import dataset_facts, device_facts, host_facts
+from app.store.records import Document, Lease, NewEvent
+from worker.host import host_now, host_setup
+from worker.preparation import NotFit, NotHere, datasets_of
+from worker.registration import describe_devices
+from worker.telemetry import GpuSample
+
+# A GPU of which nothing is known: rules that would need to know more say so, and find nothing.
+ANY_GPU = DeviceFacts("cuda", "GPU")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the run would train: the GPU of a slot, or the CPU, of this host."""
+
+    gpu: GpuSample | None
+    slots: int
+
+
+def guard_claim(settings: Settings, lease: Lease, spec: RunSpec, place: Place) -> list[Issue]:
+    """Warnings of the rules here. NotFit on an error; NotHere where a GPU elsewhere has none."""
+    inspected = [record.name for record in datasets_of(lease) if record.state == "inspecting"]
+    if inspected:
+        raise NotHere(
+            Reason.slot_busy,
+            f"Back into the queue: the dataset {inspected[0]!r} is being inspected again.",
+        )
+    facts = facts_of(settings, lease, place)
+    here = judge(spec, facts, lease.spec, settings.guard)
+    if not here.errors:
+        return here.issues
+    elsewhere = judge(spec, replace(facts, devices=(ANY_GPU,)), lease.spec, settings.guard)
+    if elsewhere.errors:
+        raise NotFit(Reason.spec_error, _sentences(here))
+    raise NotHere(
+        Reason.slot_busy,
+        f"Back into the queue for a worker with a GPU that can train it: {_sentences(here)}",
+    )
+
+
+def facts_of(settings: Settings, lease: Lease, place: Place) -> Facts:
+    """What the rules may know of a slot of this host, and of the run's datasets."""
+    host = host_facts(host_setup() | host_now(settings.artifact_root), place.slots)
+    documents = describe_devices(None)
+    if place.gpu is not None:
+        documents = describe_devices([place.gpu]) + documents
+    return Facts(
+        datasets={record.name: dataset_facts(record) for record in datasets_of(lease)},
+        devices=tuple(device_facts(document, host) for document in documents),
+    )
+
+
+def new_findings(found: Sequence[Issue], known: Sequence[Document]) -> list[NewEvent]:
+    """Events for what was not found at submission, where the facts were others."""
+    told = {(issue["code"], tuple(issue["loc"])) for issue in known}
+    return [
+        NewEvent("issue", time.time(), issue.model_dump(mode="json"))
+        for issue in found
+        if (issue.code, tuple(issue.loc)) not in told
+    ]
+
+
+def _sentences(judgement: Judgement) -> str:
+    return " ".join(f"{issue.message} {issue.why}".strip() for issue in judgement.errors[:3])
