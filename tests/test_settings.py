@@ -65,7 +65,6 @@ def test_hosts_are_given_with_commas(monkeypatch):
         ("PORT", "99999", "less than or equal"),
         ("BEAT_SECONDS", "0", "greater than"),
         ("STANDBY", "1", "not available yet"),
-        ("GUARD", "warn", "no speed rules yet"),
         ("PROT", "1", "not a setting; did you mean PORT"),
         ("AUTH", "maybe", "token"),
         ("ARTIFACT_ROOT", "s3://bucket", "not available yet"),

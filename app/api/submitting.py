@@ -79,7 +79,7 @@ async def when_ready(
                 return await run_in_threadpool(submit)
             except DatasetNotReady as error:
                 codes = {issue["code"] for issue in error.extensions["issues"]}
-                if codes != {"dataset_not_ready"} or services.tailer.draining:
+                if codes != {"correctness.dataset_not_ready"} or services.tailer.draining:
                     raise
                 if not await commits.moved(deadline - time.monotonic()):
                     raise

@@ -20,8 +20,12 @@ def dataset_facts(record: DatasetRecord) -> DatasetFacts:
         overlapping=tuple(layout["overlapping"]) if "overlapping" in layout else None,
         network=layout.get("network"),
         read_bytes_per_second=(record.read_probe or {}).get("bytes_per_second"),
-        problems=tuple(problem["message"] for problem in record.problems),
+        problems=tuple(_sentence(problem) for problem in record.problems),
     )
+
+
+def _sentence(problem: Any) -> str:
+    return str(problem.get("message", problem)) if isinstance(problem, dict) else str(problem)
 
 
 def _field_facts(field: Document) -> FieldFacts:
