@@ -7,11 +7,17 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks import agent_figures, api_figures, demo_figures, stop_figures
+from benchmarks import (
+    agent_figures,
+    api_figures,
+    claims_figures,
+    demo_figures,
+    stop_figures,
+)
 from benchmarks.bench_service import bench_service
 from benchmarks.figures import Figure, as_json, print_table
 
-PARTS = ("api", "stop", "agent", "demo")
+PARTS = ("api", "stop", "agent", "claims", "demo")
 
 
 def main() -> int:
@@ -41,6 +47,8 @@ def measure(parts: tuple[str, ...]) -> list[Figure]:
                 figures += stop_figures.measure(service)
             if "agent" in parts:
                 figures += agent_figures.measure(service, agent)
+            if "claims" in parts:
+                figures += claims_figures.measure(service)
     if "demo" in parts:
         figures += demo_figures.measure()
     return figures

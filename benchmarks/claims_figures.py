@@ -1,0 +1,80 @@
+"""What the guard's rules of speed claim: the refused spec beside the one that its fix makes of it."""
+
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+from app.spec.layers import merge_patch
+from benchmarks.bench_service import BenchService, spec
+from benchmarks.figures import Figure
+
+ROUNDS = 5
+COMMAND = "python -m benchmarks claims"
+# A rule that saves less than 5 % is not built.
+LARGEST_RATIO = 0.95
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A rule by its `measured_by`, and merge patches on the same request: refused and mended."""
+
+    name: str
+    refused: Document
+    mended: Document
+
+
+SMALL = {"recipe": {"hidden_size": 16, "patch": 36}, "training": {"max_steps": 400, "epochs": 50}}
+CLAIMS = (
+    Claim(
+        "mixed_on_cpu",
+        {"runtime": {"precision": "bf16-mixed"}, "training": {"max_steps": 60}},
+        {"runtime": {"precision": "fp32"}, "training": {"max_steps": 60}},
+    ),
+    Claim(
+        "evaluation_share",
+        {"evaluation": {"every_steps": 4}, "training": {"max_steps": 60}},
+        {"evaluation": {"every_steps": None}, "training": {"max_steps": 60}},
+    ),
+    Claim(
+        "log_points",
+        merge_patch(SMALL, {"training": {"log_every_steps": 1}}),
+        merge_patch(SMALL, {"training": {"log_every_steps": "auto"}}),
+    ),
+    Claim(
+        "frequent_checkpoints",
+        merge_patch(SMALL, {"checkpoint": {"every_steps": 2}}),
+        merge_patch(SMALL, {"checkpoint": {"every_steps": 200}}),
+    ),
+)
+
+
+def measure(service: BenchService) -> list[Figure]:
+    """Both specs of each claim in turn; the figure is the median of the rounds' ratios."""
+    figures = []
+    for claim in CLAIMS:
+        ratios = []
+        for number in range(ROUNDS):
+            refused = trained_seconds(service, f"{claim.name}-{number}-refused", claim.refused)
+            mended = trained_seconds(service, f"{claim.name}-{number}-mended", claim.mended)
+            ratios.append(mended / refused)
+        figures.append(
+            Figure(
+                f"{claim.name}: time of the mended spec over the refused one",
+                *(statistics.median(ratios), "", LARGEST_RATIO, ROUNDS, COMMAND),
+            )
+        )
+    return figures
+
+
+def trained_seconds(service: BenchService, name: str, change: Document) -> float:
+    """Seconds of a run that is let through: its steps and all that comes between them."""
+    request = merge_patch(spec(name, epochs=5), {**change, "accept_risks": ["speed.*"]})
+    run_id = service.client.submit(request)["id"]
+    for _ in service.client.events(run_id):  # until its end
+        pass
+    run = service.client.run(run_id)
+    if run["state"] != "succeeded":
+        raise RuntimeError(f"run {run_id} ended as {run['state']}: {run['message']}")
+    spent: dict[str, float] = run["progress"]["phase_seconds"]
+    return sum(spent.values()) - spent["other"]
