@@ -1,4 +1,4 @@
-"""What the guard's rules of speed claim: the refused spec beside the one that its fix makes of it."""
+"""What the rules of speed claim: a refused spec beside the one that its fix makes of it."""
 
 import statistics
 from dataclasses import dataclass
