@@ -12,6 +12,7 @@ import pytest
 from tests.trainer_data.factories import write_arrays
 from worker.trainer.data.fingerprint import fingerprint
 from worker.trainer.inspect import inspect
+from worker.trainer.storage import on_network
 
 
 def write(path, **arrays):
@@ -164,3 +165,75 @@ def test_inspection_does_not_load_torch():
     code = "import sys, worker.trainer.inspect, worker.trainer.sample_weather; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "pandas", "pvlib"} & set(done.stdout.split())
+
+
+def test_scale_is_told_of_the_finite_values(tmp_path):
+    x = np.random.default_rng(1).normal(250.0, 40.0, (3000, 7)).astype(np.float32)
+    expected = x.astype(np.float64)
+    x[5, 1], x[6, 2] = np.nan, -np.inf
+    good = np.isfinite(x)
+    path = write(tmp_path / "a.h5", x=x,
+                 count=(np.arange(3000) % 5).astype(np.int8))  # fmt: skip
+    fields = inspect(path)["fields"]
+    assert fields["x"]["mean"] == pytest.approx(expected[good].mean(), rel=1e-12)
+    assert fields["x"]["std"] == pytest.approx(expected[good].std(), rel=1e-9)
+    assert (fields["count"]["mean"], fields["count"]["std"]) == (2.0, pytest.approx(2**0.5))
+
+
+@pytest.mark.parametrize("value", [np.nan, 1e300])
+def test_a_scale_that_cannot_be_computed_is_not_known(tmp_path, value):
+    report = inspect(write(tmp_path / "a.h5", x=np.array([value, -value])))
+    assert (report["fields"]["x"]["mean"], report["fields"]["x"]["std"]) == (None, None)
+    json.dumps(report, allow_nan=False)
+
+
+def test_no_value_is_counted_twice(tmp_path):
+    """Somewhat more rows than two of the four ranges hold."""
+    x = np.zeros((2_500_000, 1), np.float32)
+    x[1_000_000:1_000_100] = np.nan
+    field = inspect(write(tmp_path / "a.h5", x=x))["fields"]["x"]
+    assert (field["sampled_rows"], field["nonfinite_count"]) == (2_500_000, 100)
+
+
+RNG = np.random.default_rng(3)
+LABELS = RNG.integers(0, 10, 5000)
+ORDERS = {
+    "labels": (np.sort(LABELS), True),
+    "labels falling": (np.sort(LABELS)[::-1], True),
+    "labels in a column": (np.sort(LABELS)[:, None].astype(np.float32), True),
+    "two labels": (np.sort(LABELS > 4), True),
+    "rare label last": (np.arange(5000) > 4990, True),
+    "numbers": (np.sort(RNG.normal(size=5000)), True),
+    "rows of numbers": (np.sort(RNG.normal(size=5000))[:, None] + np.arange(4.0), True),
+    "more than is sampled": (np.repeat(np.arange(10, dtype=np.int64), 600_000), True),
+    "shuffled labels": (LABELS, False),
+    "shuffled more than is sampled": (RNG.integers(0, 2, 6_000_000), False),
+    "one fall": (np.array([0, 0, 1, 1, 2, 1, 2, 2]), False),
+    "constant": (np.ones(5000), False),
+    "up and down": (np.abs(np.arange(-2500, 2500)), False),
+    "one row": (np.array([3.0]), False),
+}
+
+
+@pytest.mark.parametrize("kind", ORDERS)
+def test_the_order_of_the_file_is_told(tmp_path, kind):
+    values, expected = ORDERS[kind]
+    field = inspect(write(tmp_path / "a.h5", y=values))["fields"]["y"]
+    assert field["sorted"] is expected
+
+
+def test_rows_that_are_no_numbers_do_not_hide_the_order(tmp_path):
+    y = np.repeat([0.0, 1.0, 2.0], 100)
+    y[150] = np.nan
+    assert inspect(write(tmp_path / "a.h5", y=y))["fields"]["y"]["sorted"] is True
+
+
+def test_rows_too_large_to_look_at_have_no_scale_and_no_order(tmp_path):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:  # chunks that were never written take no room
+        file.create_dataset("x", (4, 2**12, 2**11), "float32", chunks=(1, 1024, 64))
+    assert inspect(path)["fields"]["x"].keys().isdisjoint({"mean", "std", "sorted"})
+
+
+def test_where_the_file_lies_is_told(tmp_path):
+    assert inspect(write_arrays(tmp_path / "a.h5"))["layout"]["network"] == on_network(tmp_path)

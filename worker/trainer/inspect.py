@@ -7,8 +7,10 @@ with limits on memory and time, and read a missing document as an unreadable fil
 
 import argparse
 import json
+import math
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 from worker.trainer.data.fingerprint import fingerprint
 from worker.trainer.data.hdf5_file import HDF5_ERRORS, open_file, unusable_because, walk_links
 from worker.trainer.errors import DataError
+from worker.trainer.storage import on_network
 
 # Bounds of what is looked at, so that inspecting a huge file takes seconds.
 SAMPLE_BYTES = 16 * 2**20
@@ -26,12 +29,15 @@ PROBE_BYTES = 256 * 2**20
 PROBE_SECONDS = 2.0
 PROBE_PIECE_BYTES = 8 * 2**20
 MAX_CHUNK_BYTES = 2**30
+# Values that are turned into float64 at once.
+PIECE_VALUES = 2**20
 
 # Windows of several series (months, stations) break the overlap where one ends.
 OVERLAPPING_SHARE = 0.9
 
 Finding = dict[str, str]
 Fields = dict[str, h5py.Dataset]
+Parts = list[NDArray[Any]]
 
 
 def inspect(path: Path) -> dict[str, Any]:
@@ -87,6 +93,7 @@ def _inspect_arrays(report: dict[str, Any], file: h5py.File) -> None:
         return
     if not report["problems"]:
         _sample_rows(report, arrays)
+        report["layout"]["network"] = on_network(Path(report["path"]))
         report["read_probe"] = _read_probe(arrays)
 
 
@@ -134,7 +141,9 @@ def _describe(array: h5py.Dataset) -> dict[str, Any]:
 
 
 def _sample_rows(report: dict[str, Any], arrays: Fields) -> None:
-    """Looks for NaN and infinity, and for windows that overlap, in rows from all over the file."""
+    """What rows from all over the file hold: NaN and infinity, scale, order, and windows that
+    overlap.
+    """
     overlap: dict[str, float] = {}
     for name, array in arrays.items():
         rows = [array[start:stop] for start, stop in _sample_bounds(array)]
@@ -142,7 +151,14 @@ def _sample_rows(report: dict[str, Any], arrays: Fields) -> None:
             continue
         looked_at = sum(len(part) for part in rows)
         bad = sum(int((~np.isfinite(part)).sum()) for part in rows)
-        report["fields"][name] |= {"sampled_rows": looked_at, "nonfinite_count": bad}
+        mean, std = _moments(rows)
+        report["fields"][name] |= {
+            "sampled_rows": looked_at,
+            "nonfinite_count": bad,
+            "mean": mean,
+            "std": std,
+            "sorted": _is_sorted(rows),
+        }
         if bad:
             _add(
                 report,
@@ -158,15 +174,54 @@ def _sample_rows(report: dict[str, Any], arrays: Fields) -> None:
 
 
 def _sample_bounds(array: h5py.Dataset) -> list[tuple[int, int]]:
-    """Four ranges of rows spread over the array, SAMPLE_BYTES in all, each of at least 2 rows;
-    none where a row alone is too large to look at.
+    """Four ranges of rows spread over the array from its first to its last, SAMPLE_BYTES in all,
+    each of at least 2 rows and apart from the others; one of all rows where they are no more; none
+    where a row alone is too large to look at.
     """
     count = int(array.shape[0])
     if _row_bytes(array) > SAMPLE_BYTES:
         return []
-    length = min(count, max(2, SAMPLE_BYTES // 4 // _row_bytes(array)))
+    length = max(2, SAMPLE_BYTES // 4 // _row_bytes(array))
+    if count <= 4 * length:
+        return [(0, count)]
     starts = np.linspace(0, count - length, 4).astype(int).tolist()
-    return [(start, start + length) for start in sorted(set(starts))]
+    return [(start, start + length) for start in starts]
+
+
+def _moments(rows: Parts) -> tuple[float | None, float | None]:
+    """(mean, standard deviation) of the finite values; None where there is none, or too large a
+    one to square.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        count = sum(len(piece) for piece in _finite_pieces(rows))
+        mean = sum(float(piece.sum()) for piece in _finite_pieces(rows)) / max(count, 1)
+        squares = sum(float(np.square(piece - mean).sum()) for piece in _finite_pieces(rows))
+    if not count or not math.isfinite(squares):
+        return None, None
+    return mean, math.sqrt(squares / count)
+
+
+def _finite_pieces(rows: Parts) -> Iterator[NDArray[np.float64]]:
+    for part in rows:
+        flat = part.reshape(-1)
+        for start in range(0, flat.size, PIECE_VALUES):
+            piece = flat[start : start + PIECE_VALUES].astype(np.float64)
+            yield piece[np.isfinite(piece)]
+
+
+def _is_sorted(rows: Parts) -> bool:
+    """Whether the rows never fall, or never rise, along the file: by their value, or by their mean
+    where they have many.
+
+    Equal neighbours do not count against it, so few labels are seen as well as many. Rows that are
+    all equal are in no order: the first and the last of the file are among them, so nothing else
+    can lie between in a sorted one.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        each = [part.reshape(len(part), -1).mean(axis=1, dtype=np.float64) for part in rows]
+    means = np.concatenate(each)
+    steps = np.diff(means[np.isfinite(means)])
+    return bool(steps.any() and ((steps >= 0).all() or (steps <= 0).all()))
 
 
 def _moved_on(part: NDArray[Any]) -> NDArray[np.bool_]:

@@ -97,16 +97,55 @@ class DatasetBody(Body):
     )
 
 
+class DatasetField(Answer):
+    """One array of a dataset, as its inspection saw it. Null is what was not looked at: by an
+    earlier version, or because one row alone was too large.
+    """
+
+    shape: list[int]
+    """Of one sample."""
+    dtype: str
+    storage: Literal["contiguous", "chunked", "compact"] | None = None
+    chunks: list[int] | None = None
+    """Shape of a chunk, the axis of samples first; null unless chunked."""
+    compression: str | None = None
+    stored_bytes: int | None = None
+    sampled_rows: int | None = None
+    """Rows from all over the file, the first and the last among them, that these are of:"""
+    nonfinite_count: int | None = None
+    """NaN and infinite values."""
+    mean: float | None = None
+    """Of the finite values."""
+    std: float | None = None
+    """Standard deviation of the finite values."""
+    sorted: bool | None = None
+    """Whether the rows never fall, or never rise, along the file; by their mean where they have
+    many values.
+    """
+
+
+class DatasetLayout(Answer):
+    """What the arrays of a dataset are to one another, and where its file lies."""
+
+    kind: Literal["arrays", "overlapping_windows"]
+    overlapping: list[str]
+    """Arrays whose rows are windows of one series, each moved on by one step."""
+    overlap_ratio: dict[str, float] = Field(default_factory=dict)
+    """By array: the share of the sampled rows that are their neighbour, moved on by one step."""
+    network: bool | None = None
+    """Whether the file is on network storage; null: its file system is not known."""
+
+
 class Dataset(Answer):
     id: int
     name: str
     path: str
     """Relative to DATA_ROOT."""
     state: Literal["inspecting", "ready", "invalid"]
-    fields: Document | None
-    """By name: shape of a sample and dtype."""
+    fields: dict[str, DatasetField] | None
+    """The arrays that can be inputs or targets, by name."""
     samples: int | None
-    layout: Any
+    layout: DatasetLayout | None
     size_bytes: int | None
     fingerprint: Document | None
     problems: list[Any]
