@@ -11,7 +11,7 @@ import torch
 
 from tests.trainer.lab import BUILDING_POLLS, Lab, StopAtPoll, read_pulse
 from worker.trainer.eventlog import EventLog, LossFile
-from worker.trainer.memory import memory_in_use
+from worker.trainer.memory import MemoryMeter
 from worker.trainer.phases import PARTS, PhaseClock
 from worker.trainer.pulse import PHASES, PULSE_FORMAT, Pulse
 
@@ -19,7 +19,7 @@ PROGRESS = {
     "phase", "phase_step", "phase_steps", "phase_rate", "phase_eta_seconds", "epoch", "epochs",
     "step", "steps", "samples_per_second", "iterations_per_second", "eta_seconds", "loss", "lr",
     "grad_norm", "best", "data_wait_ratio", "host_memory_bytes", "gpu_memory_bytes",
-    "torch_memory", "totals", "phase_seconds", "queue_depth",
+    "torch_memory", "peak_memory", "totals", "phase_seconds", "queue_depth",
 }  # fmt: skip
 
 
@@ -187,13 +187,14 @@ def test_the_loop_looks_at_the_device_only_at_log_points(
 
 
 def test_memory_is_asked_for_with_progress_only(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[torch.device] = []
+    asked: list[MemoryMeter] = []
+    original = MemoryMeter.in_use
 
-    def counted(device: torch.device) -> dict[str, Any]:
-        asked.append(device)
-        return memory_in_use(device)
+    def counted(meter: MemoryMeter) -> dict[str, Any]:
+        asked.append(meter)
+        return original(meter)
 
-    monkeypatch.setattr("worker.trainer.report.memory_in_use", counted)
+    monkeypatch.setattr(MemoryMeter, "in_use", counted)
     outcome = lab.run(patch={"training": {"log_every_steps": 1}})
     assert len(asked) == len(outcome.of_kind("progress")) < 9
     monkeypatch.setattr("worker.trainer.report.MIN_PROGRESS_SECONDS", 0.0)
@@ -209,6 +210,18 @@ def test_a_gpus_memory_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = iter([stats])
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: next(calls))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (60, 100))
-    used = memory_in_use(torch.device("cuda"))
+    used = MemoryMeter(torch.device("cuda")).in_use()
     assert used["gpu_memory_bytes"] == 40
     assert used["torch_memory"] == {"allocated": 1, "reserved": 2, "peak": 3}
+    assert used["peak_memory"]["device_bytes"] == 3
+
+
+def test_the_peak_is_that_above_the_imports_and_outlives_what_caused_it() -> None:
+    meter = MemoryMeter(torch.device("cpu"))
+    before = meter.in_use()["peak_memory"]["host_bytes"]
+    taken = 100 * 2**20
+    room = before + taken  # whatever the process had at its peak before, it must grow beyond it
+    torch.ones(room + taken, dtype=torch.uint8)
+    peak = meter.in_use()["peak_memory"]
+    assert peak["host_bytes"] >= room
+    assert peak["device_bytes"] is None

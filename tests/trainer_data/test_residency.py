@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from app.spec.data import ChunkedLoader
-from worker.trainer.data.residency import GIB, MIB, Memory, Need, choose_residency, device_memory
+from app.spec.residency import GIB, MIB, SLOTS, Memory, Need, slots_for
+from worker.trainer.data.residency import choose_residency, device_memory
 from worker.trainer.data.shuffle import Shuffle, resolve_shuffle
 from worker.trainer.errors import SpecMismatch
 
@@ -49,8 +50,16 @@ def test_a_share_is_that_of_all_slots_together_and_holds(held_out, size, limit):
     share = int(size[:-1]) if size != "auto" else 50
     allowed = limit * share // 100
     assert taken <= allowed
-    if size != "auto":
-        assert taken > allowed - 2 * 3 * 1_000  # less a sample of each slot
+    single = [n for n in held_out if slots_for(chosen.evaluation_chunk_samples, n) == 1]
+    if size != "auto":  # less a sample of each slot, and the second slots that are not needed
+        assert taken > allowed - SLOTS * 3 * 1_000 - sum(single) * 1_000
+
+
+def test_a_part_that_is_one_chunk_has_one_slot():
+    assert (slots_for(10, 10), slots_for(9, 10)) == (1, 2)
+    need = Need(992, 1, 10, (4,))
+    assert need.stream_bytes(10, 4) == 14 * 1_000
+    assert need.stream_bytes(5, 3) == 2 * (5 + 3) * 1_000
 
 
 def test_slots_of_evaluations_are_part_of_what_must_fit():

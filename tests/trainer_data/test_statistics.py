@@ -1,5 +1,6 @@
 """Mean and deviation: as numpy has them, whatever the pieces."""
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from worker.trainer.data.statistics import field_statistics
+from worker.trainer.data.statistics import BLOCK_BYTES, field_statistics
 from worker.trainer.errors import DataError
 
 
@@ -52,3 +53,12 @@ def test_values_that_are_no_numbers_are_named(bad):
     x[4, 2, 1] = bad
     with pytest.raises(DataError, match=r"'x' holds NaN.*features \[1\]"):
         field_statistics([{"x": x}], ())
+
+
+def test_a_piece_takes_only_a_little_more_while_it_is_counted():
+    piece = np.ones((400, 360, 60), np.uint8)  # 8 MiB, in float64 64
+    tracemalloc.start()
+    field_statistics([{"x": piece}], ())
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 4 * BLOCK_BYTES

@@ -1,5 +1,6 @@
-"""Memory in use by this trainer and on its device, in bytes."""
+"""Memory in use by this trainer and on its device, and the most that it was, in bytes."""
 
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -8,20 +9,40 @@ import torch
 _PROCESS = psutil.Process()
 
 
-def memory_in_use(device: torch.device) -> dict[str, Any]:
-    """Host memory of this process; the device's memory in use by anybody, and torch's share."""
-    used: dict[str, Any] = {
-        "host_memory_bytes": _PROCESS.memory_info().rss,
-        "gpu_memory_bytes": None,
-        "torch_memory": None,
-    }
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        used["gpu_memory_bytes"] = total - free
-        stats = torch.cuda.memory_stats(device)  # once: each call builds all of its numbers
-        used["torch_memory"] = {
-            "allocated": stats.get("allocated_bytes.all.current", 0),
-            "reserved": stats.get("reserved_bytes.all.current", 0),
-            "peak": stats.get("allocated_bytes.all.peak", 0),
+class MemoryMeter:
+    """Made before anything is built: what the process has by then are its imports."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._imports_bytes = _PROCESS.memory_info().rss
+
+    def in_use(self) -> dict[str, Any]:
+        """Host memory of this process; the device's memory in use by anybody, and torch's share.
+
+        `peak_memory` is what a memory plan is compared with: of this process so far, on the host
+        above its imports, and of torch on the device (null on a CPU).
+        """
+        used: dict[str, Any] = {
+            "host_memory_bytes": _PROCESS.memory_info().rss,
+            "gpu_memory_bytes": None,
+            "torch_memory": None,
         }
-    return used
+        peak = {"host_bytes": _most_resident() - self._imports_bytes, "device_bytes": None}
+        if self._device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self._device)
+            used["gpu_memory_bytes"] = total - free
+            stats = torch.cuda.memory_stats(self._device)  # once: each call builds all its numbers
+            used["torch_memory"] = {
+                "allocated": stats.get("allocated_bytes.all.current", 0),
+                "reserved": stats.get("reserved_bytes.all.current", 0),
+                "peak": stats.get("allocated_bytes.all.peak", 0),
+            }
+            peak["device_bytes"] = used["torch_memory"]["peak"]
+        return used | {"peak_memory": peak}
+
+
+def _most_resident() -> int:
+    """The most memory that this process has had; the kernel keeps it, so no peak is missed."""
+    status = Path("/proc/self/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024

@@ -20,6 +20,7 @@ from worker.trainer.data.loader import open_data
 from worker.trainer.environment import describe_environment
 from worker.trainer.errors import SpecMismatch
 from worker.trainer.eventlog import EventLog, LossFile
+from worker.trainer.memory import MemoryMeter
 from worker.trainer.phases import PhaseClock
 from worker.trainer.preparing import Preparing
 from worker.trainer.pulse import Pulse
@@ -41,6 +42,7 @@ def prepare(
 
     Raises StopRequested when a stop is asked for meanwhile.
     """
+    memory = MemoryMeter(torch.device(attempt.device))
     clock, spec, preparing = PhaseClock(), attempt.spec, Preparing(pulse, stop)
     device = open_device(attempt.device)
     _enter("restoring", events, pulse)
@@ -67,7 +69,7 @@ def prepare(
     losses = LossFile(attempt.run_dir / "losses.csv", _losses_to_keep(start))
     resources.callback(losses.close)
 
-    log = Report(events, pulse, losses, clock, agenda, state, data, device)
+    log = Report(events, pulse, losses, clock, agenda, state, data, memory)
     environment = describe_environment(device)
     trainer = Trainer(attempt, agenda, data, task, step, state, log, stop, environment)
     log.applied(_applied(trainer), environment)

@@ -19,7 +19,7 @@ from worker.trainer.agenda import Agenda
 from worker.trainer.data.loader import DataSet
 from worker.trainer.errors import TrainerError
 from worker.trainer.eventlog import EventLog, LossFile
-from worker.trainer.memory import memory_in_use
+from worker.trainer.memory import MemoryMeter
 from worker.trainer.phases import PhaseClock
 from worker.trainer.progress import PhaseProgress, Rates, Totals, training_progress
 from worker.trainer.pulse import Pulse
@@ -44,7 +44,7 @@ class Report:
         agenda: Agenda,
         state: TrainState,
         data: DataSet,
-        device: torch.device,
+        memory: MemoryMeter,
     ) -> None:
         self.events = events
         self.losses = losses
@@ -53,7 +53,7 @@ class Report:
         self._agenda = agenda
         self._state = state
         self._data = data
-        self._device = device
+        self._memory = memory
         self._totals = Totals()
         self._rates = Rates(clock, self._totals)
         self._phase = PhaseProgress(pulse.phase)
@@ -128,7 +128,7 @@ class Report:
         values |= {name: rate for name, rate in self._rates.lap().items() if rate is not None}
         # Asking the driver takes its time, so the sizes are told no oftener than progress is.
         tells_progress = self._progress_age() >= MIN_PROGRESS_SECONDS
-        memory = memory_in_use(self._device) if tells_progress else {}
+        memory = self._memory.in_use() if tells_progress else {}
         values |= {name: size for name, size in memory.items() if isinstance(size, int)}
         self.events.emit("metrics", step=state.step, epoch=state.running_epoch(), values=values)
         if tells_progress:
@@ -169,7 +169,7 @@ class Report:
             "progress",
             **self._phase.document(),
             **training_progress(self._agenda, self._state, self._rates),
-            **(memory or memory_in_use(self._device)),
+            **(memory or self._memory.in_use()),
             totals=asdict(self._totals) | totals,
             phase_seconds=self.clock.read(),
             queue_depth=counters.queue_depth,

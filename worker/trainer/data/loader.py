@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from app.spec.data import ChunkedLoader, Data, DatasetsSplit
+from app.spec.residency import Need, Residency
 from app.spec.run import RunSpec
 from worker.trainer.data.batch import Batches, BatchPlan
 from worker.trainer.data.counters import Counters
@@ -17,7 +18,7 @@ from worker.trainer.data.fingerprint import check_fingerprint
 from worker.trainer.data.hdf5 import Hdf5Source, Stamp
 from worker.trainer.data.order import ORDER_VERSION, Order
 from worker.trainer.data.reader import ChunkPlan
-from worker.trainer.data.residency import Need, Residency, choose_residency, device_memory
+from worker.trainer.data.residency import choose_residency, device_memory
 from worker.trainer.data.resident import Resident
 from worker.trainer.data.rows import read_rows
 from worker.trainer.data.shuffle import Shuffle, resolve_shuffle

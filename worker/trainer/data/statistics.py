@@ -1,6 +1,6 @@
 """Mean and deviation of fields, in one pass over pieces."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,10 @@ from worker.trainer.data.source import Arrays
 from worker.trainer.errors import DataError
 
 Moments = tuple[torch.Tensor, torch.Tensor]
+
+# Values in float64 at a time. Three arrays of this size are made on the way; of a whole piece they
+# would be up to 800 MiB, more than most trainings take.
+BLOCK_BYTES = 4 * 2**20
 
 
 class _Running:
@@ -28,7 +32,8 @@ class _Running:
         if self._first is None:
             self._first = values[0]
         count, mean = len(values), values.mean(axis=0)
-        squares = np.square(values - mean).sum(axis=0)
+        deviations = values - mean
+        squares = np.square(deviations, out=deviations).sum(axis=0)
         total = self._count + count
         gap = mean - self._mean
         self._squares = self._squares + squares + np.square(gap) * (self._count * count / total)
@@ -52,7 +57,9 @@ def field_statistics(pieces: Iterable[Arrays], pooled: Collection[str]) -> dict[
     with np.errstate(over="ignore", invalid="ignore"):  # shows in the result
         for piece in pieces:
             for name, array in piece.items():
-                running.setdefault(name, _Running()).add(_table(array, pooled=name in pooled))
+                kept = running.setdefault(name, _Running())
+                for block in _blocks(array):
+                    kept.add(_table(block, pooled=name in pooled))
     results = {name: kept.result() for name, kept in running.items()}
     for name, (mean, std) in results.items():
         _require_finite(name, mean + std)
@@ -60,6 +67,14 @@ def field_statistics(pieces: Iterable[Arrays], pooled: Collection[str]) -> dict[
         name: (torch.from_numpy(np.asarray(mean)), torch.from_numpy(np.asarray(std)))
         for name, (mean, std) in results.items()
     }
+
+
+def _blocks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """The rows, so many at a time as BLOCK_BYTES hold."""
+    row_bytes = array[:1].size * np.dtype(np.float64).itemsize
+    rows = max(1, BLOCK_BYTES // row_bytes)
+    for start in range(0, len(array), rows):
+        yield array[start : start + rows]
 
 
 def _table(array: NDArray[Any], *, pooled: bool) -> NDArray[np.float64]:

@@ -2,29 +2,30 @@
 
 from collections.abc import Generator
 
+from app.spec.residency import slots_for
 from worker.trainer.data.batch import Batch, BatchPlan
 from worker.trainer.data.counters import Counters
 from worker.trainer.data.reader import ChunkPlan, ChunkReader
 from worker.trainer.data.transfer import Transfer
-
-SLOTS = 2
 
 
 class Streamed:
     """Batches of one part, read in chunks by a thread while the chunk before is in use."""
 
     def __init__(self, plan: BatchPlan, chunks: ChunkPlan, transfer: Transfer) -> None:
-        """Takes the memory of both slots at once: what does not fit fails here, not hours later
-        at the first evaluation, and a slot is never made in inference mode, where the reader's
-        thread could not write to it. An evaluation's slots so stay between evaluations: at most
-        2 × EVALUATION_CHUNK_BYTES (residency.py) for each held-out part.
+        """Takes the memory of both slots at once, or of one where a chunk holds the whole part: what
+        does not fit fails here, not hours later at the first evaluation, and a slot is never made
+        in inference mode, where the reader's thread could not write to it. An evaluation's slots
+        so stay between evaluations: at most 2 × EVALUATION_CHUNK_BYTES (app.spec.residency) for
+        each held-out part.
         """
         self.plan = plan
         self.counters = Counters(queue_depth=0)
         self._chunks = chunks
         self._transfer = transfer
         samples = min(chunks.chunk_samples, plan.num_samples)
-        self._slots = [transfer.new_slot(samples, samples) for _ in range(SLOTS)]
+        count = slots_for(chunks.chunk_samples, plan.num_samples)
+        self._slots = [transfer.new_slot(samples, samples) for _ in range(count)]
         self._reader: ChunkReader | None = None
 
     def iterate(self, epoch: int, start_position: int = 0) -> Generator[Batch]:

@@ -8,11 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from app.spec.residency import PIECE_BYTES
 from worker.trainer.data.rows import read_rows
 from worker.trainer.data.source import Arrays, Field, Rows, Source, bytes_per_sample
-
-# The copy engine works first come, first served: small pieces let other copies pass in between.
-PIECE_BYTES = 32 * 2**20
 
 
 @dataclass
@@ -80,7 +78,10 @@ def empty_arrays(
 
 
 def piece_bounds(fields: Mapping[str, Field], samples: int) -> Iterator[tuple[int, int]]:
-    """`samples` cut into pieces of about PIECE_BYTES."""
+    """`samples` cut into pieces of about PIECE_BYTES.
+
+    The copy engine works first come, first served: small pieces let other copies pass in between.
+    """
     size = piece_samples(fields)
     for start in range(0, samples, size):
         yield start, min(start + size, samples)

@@ -1,0 +1,135 @@
+"""Whether a run's data stays on the device as a whole or passes through in chunks, and how big.
+
+Pure arithmetic: the trainer chooses by it, and the guard's memory plan reckons by it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from app.spec.data import ChunkedLoader
+
+MIB, GIB = 2**20, 2**30
+UNITS = {"KiB": 2**10, "MiB": MIB, "GiB": GIB, "TiB": 2**40}
+
+# Files are read in pieces of about this size, on the way to a GPU through page-locked memory.
+PIECE_BYTES = 32 * MIB
+# Chunks need not be larger than this to be read at full speed, unless a shuffle group is.
+AUTO_CHUNK_BYTES = GIB
+EVALUATION_CHUNK_BYTES = 256 * MIB
+SLOTS = 2
+PLACE_BYTES = 8  # of a sample's place in the order, beside the sample
+# Of what is free: for weights, optimizer, activations and libraries. How much those will take is
+# not known before the model is built, so this much is never given to data.
+RESERVE_SHARE, LEAST_RESERVE_BYTES = 10, GIB // 2
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that data may take on the device: at the utmost, and when nothing was asked for."""
+
+    limit_bytes: int
+    budget_bytes: int
+
+
+def memory_for_data(free_bytes: int) -> Memory:
+    """Half of what is free is the budget, and all but a reserve for the model the limit."""
+    reserve = max(free_bytes * RESERVE_SHARE // 100, LEAST_RESERVE_BYTES)
+    limit = max(0, free_bytes - reserve)
+    return Memory(limit, min(limit, free_bytes // 2))
+
+
+def slots_for(chunk_samples: int, part_samples: int) -> int:
+    """Slots that a streamed part takes turns in; one whose chunk holds all of it needs no other."""
+    return SLOTS if chunk_samples < part_samples else 1
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a run's data comes to: bytes of a sample, samples that are shuffled together, samples
+    of the training part and of each held-out part.
+    """
+
+    sample_bytes: int
+    group_samples: int
+    train_samples: int
+    held_out: tuple[int, ...] = ()
+
+    @property
+    def data_bytes(self) -> int:
+        return (self.train_samples + sum(self.held_out)) * self.sample_bytes
+
+    @property
+    def resident_bytes(self) -> int:
+        return self.data_bytes + self.train_samples * PLACE_BYTES
+
+    @property
+    def slot_sample_bytes(self) -> int:
+        return self.sample_bytes + PLACE_BYTES
+
+    def slots_bytes(self, chunk: int, parts: Iterable[int]) -> int:
+        """Of the slots of parts of so many samples each, for chunks of `chunk` samples."""
+        samples = sum(slots_for(chunk, part) * min(chunk, part) for part in parts)
+        return samples * self.slot_sample_bytes
+
+    def stream_bytes(self, chunk: int, evaluation_chunk: int) -> int:
+        """Of the slots of all parts, which are there from the beginning to the end."""
+        training = self.slots_bytes(chunk, (self.train_samples,))
+        return training + self.slots_bytes(evaluation_chunk, self.held_out)
+
+
+@dataclass(frozen=True)
+class Residency:
+    """How the data is kept; `needed_bytes` of device memory, which may be more than there are."""
+
+    kind: Literal["resident", "stream"]
+    why: str
+    chunk_samples: int  # of the training part; no meaning when resident
+    evaluation_chunk_samples: int
+    needed_bytes: int
+
+
+def settle_residency(loader: ChunkedLoader, need: Need, memory: Memory) -> Residency:
+    """What the loader's settings come to with this data and this memory."""
+    fits = need.resident_bytes <= memory.budget_bytes
+    resident = loader.residency == "resident" or (loader.residency == "auto" and fits)
+    chunk, evaluation = _chunks(loader.chunk_size, need, memory)
+    stream_bytes = need.stream_bytes(chunk, evaluation)
+    why = f"{in_gib(need.data_bytes)} of data, {in_gib(memory.budget_bytes)} of memory for it"
+    if loader.residency != "auto":
+        why = "asked for"
+    if resident:
+        return Residency("resident", why, chunk, evaluation, need.resident_bytes)
+    return Residency("stream", why, chunk, evaluation, stream_bytes)
+
+
+def _chunks(size: str, need: Need, memory: Memory) -> tuple[int, int]:
+    """Samples of a training chunk, whole shuffle groups if one fits, and of an evaluation chunk."""
+    group_bytes = need.group_samples * need.slot_sample_bytes
+    if size == "auto":
+        most, evaluation = _within(memory.budget_bytes, need)
+        wanted = min(max(AUTO_CHUNK_BYTES, group_bytes), most)
+    elif size.endswith("%"):  # of the memory, for the slots of all parts together
+        wanted, evaluation = _within(memory.limit_bytes * int(size[:-1]) // 100, need)
+    else:
+        wanted = int(float(size[:-3]) * UNITS[size[-3:]])
+        evaluation = EVALUATION_CHUNK_BYTES
+    samples = max(1, min(wanted // need.slot_sample_bytes, need.train_samples))
+    whole_groups = samples // need.group_samples * need.group_samples
+    chunk = whole_groups or samples
+    return chunk, min(chunk, max(1, evaluation // need.slot_sample_bytes))
+
+
+def _within(total_bytes: int, need: Need) -> tuple[int, int]:
+    """Bytes of a training and of an evaluation chunk whose slots, two a part, come to
+    `total_bytes`.
+    """
+    even = total_bytes // (SLOTS * (1 + len(need.held_out)))
+    evaluation = min(EVALUATION_CHUNK_BYTES, even)
+    held = sum(min(evaluation, samples * need.slot_sample_bytes) for samples in need.held_out)
+    return total_bytes // SLOTS - held, evaluation
+
+
+def in_gib(count: int) -> str:
+    """Bytes in GiB, small ones in MiB."""
+    return f"{count / GIB:,.2f} GiB" if count >= GIB // 10 else f"{count / MIB:,.2f} MiB"
