@@ -13,7 +13,7 @@ class Streamed:
     """Batches of one part, read in chunks by a thread while the chunk before is in use."""
 
     def __init__(self, plan: BatchPlan, chunks: ChunkPlan, transfer: Transfer) -> None:
-        """Takes the memory of both slots at once, or of one where a chunk holds the whole part: what
+        """Takes the memory of both slots at once, of one where a chunk holds the whole part: what
         does not fit fails here, not hours later at the first evaluation, and a slot is never made
         in inference mode, where the reader's thread could not write to it. An evaluation's slots
         so stay between evaluations: at most 2 × EVALUATION_CHUNK_BYTES (app.spec.residency) for
