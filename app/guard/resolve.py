@@ -38,7 +38,7 @@ def resolve(request: Document, catalog: Catalog, facts: Facts) -> Resolved:
     if preset is not None:
         document["preset"] = preset.name
         issues += _said_aloud(preset, request)
-    sources = [(f"preset:{preset.name}", layer)] if preset is not None else []
+    sources = [(f"preset:{preset.name}", preset.spec)] if preset is not None else []
     origin = provenance(document, [*sources, ("request", request)])
     if preset is not None and request.get("preset", "auto") == "auto":
         origin["/preset"]["source"] = "guard"

@@ -13,17 +13,33 @@ DEFAULT_KINDS: dict[str, tuple[str, str]] = {
     "/schedule": ("kind", "onecycle"),
     "/averaging": ("kind", "none"),
 }
+# The block whose kind every request names; a layer below may leave it open.
+RECIPE = "/recipe"
+# Fields of a block that say the same thing in two ways: the one that is said last counts.
+RIVALS: dict[str, tuple[str, str]] = {"/schedule": ("warmup_fraction", "warmup_steps")}
 
 
 def _replaces(base: Any, over: Any, pointer: str) -> bool:
     """Whether `over` names another kind of block than `base`, whose fields then mean nothing."""
-    key, default = DEFAULT_KINDS.get(pointer, ("kind", None))
+    if pointer == RECIPE:
+        return "kind" in base and "kind" in over and over["kind"] != base["kind"]
+    if pointer not in DEFAULT_KINDS:
+        return False  # a label may be called kind
+    key, default = DEFAULT_KINDS[pointer]
     return key in over and over[key] != base.get(key, default)
+
+
+def _without_rivals(base: Mapping[str, Any], over: Mapping[str, Any], pointer: str) -> Document:
+    """`base` without the fields that `over` says in another way."""
+    pair = RIVALS.get(pointer, ())
+    spoken = [name for name in pair if over.get(name) is not None]
+    gone = [name for name in pair if spoken and name not in spoken]
+    return {name: value for name, value in base.items() if name not in gone}
 
 
 def overlay(base: Mapping[str, Any], over: Mapping[str, Any], pointer: str = "") -> Document:
     """`base` with the values of `over` on top; a changed kind replaces its whole block."""
-    joined = dict(base)
+    joined = _without_rivals(base, over, pointer)
     for key, value in over.items():
         below, here = joined.get(key), f"{pointer}/{key}"
         if (
@@ -38,7 +54,7 @@ def overlay(base: Mapping[str, Any], over: Mapping[str, Any], pointer: str = "")
 
 def merge_patch(target: Mapping[str, Any], patch: Mapping[str, Any], pointer: str = "") -> Document:
     """RFC 7396: null takes a value back to its default; a changed kind replaces its block."""
-    patched = dict(target)
+    patched = _without_rivals(target, patch, pointer)
     for key, value in patch.items():
         below, here = patched.get(key), f"{pointer}/{key}"
         if value is None:
@@ -78,12 +94,19 @@ def leaves(document: Any, pointer: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def provenance(resolved: Document, sources: list[tuple[str, Document]]) -> Document:
-    """For each leaf of `resolved`, its value and the last of `sources` that said it, or default."""
-    said = [(name, dict(leaves(layer))) for name, layer in reversed(sources)]
+    """For each leaf of `resolved`, its value and the last of `sources` that said it, or default.
+
+    What a source said in a block that a later one has replaced is not its word any more.
+    """
+    joined: Document = {}
+    origin: dict[str, str] = {}
+    for name, layer in sources:
+        before = dict(leaves(joined))
+        joined = overlay(joined, with_default_kinds(layer))
+        kept = {pointer for pointer, value in leaves(joined) if before.get(pointer) == value}
+        origin = {pointer: source for pointer, source in origin.items() if pointer in kept}
+        origin |= {pointer: name for pointer, value in leaves(layer) if value != {}}
     return {
-        pointer: {
-            "value": value,
-            "source": next((name for name, layer in said if pointer in layer), "default"),
-        }
+        pointer: {"value": value, "source": origin.get(pointer, "default")}
         for pointer, value in leaves(resolved)
     }
