@@ -17,6 +17,7 @@ from app.api.routers import (
     documents,
     fleet,
     health,
+    rules,
     runs,
 )
 from app.api.server import run_server
@@ -27,7 +28,7 @@ from app.settings import Settings
 from app.store.migrate import upgrade
 from app.store.store import Store, open_store
 
-ROUTERS = (runs, actions, documents, checkpoints, datasets, catalog, fleet, health)
+ROUTERS = (runs, actions, documents, checkpoints, datasets, catalog, rules, fleet, health)
 
 
 def create_app(settings: Settings, store: Store | None = None) -> FastAPI:

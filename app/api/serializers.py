@@ -10,8 +10,8 @@ from app.store.records import (
     CheckpointRecord,
     DatasetRecord,
     RunRecord,
-    WorkerRecord,
 )
+from app.store.worker_records import WorkerRecord
 
 RUN_LINKS = ("spec", "events", "logs", "metrics", "attempts", "checkpoints")
 
@@ -49,7 +49,7 @@ def run_document(run: RunRecord) -> Run:
 _PLAIN = (
     "id", "name", "notes", "labels", "priority", "recipe", "mode", "dataset", "state", "intent",
     "reason", "message", "version", "parent_id", "attempt", "worker", "devices", "created_at",
-    "started_at", "finished_at", "retry_at", "diagnosis",
+    "started_at", "finished_at", "retry_at", "diagnosis", "accepted_risks",
 )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ CONTRACT = {
     "/datasets/{name}": {"get"},
     "/presets": {"get"},
     "/recipes": {"get"},
+    "/rules": {"get"},
     "/workers": {"get"},
     "/queue": {"get"},
     "/version": {"get"},

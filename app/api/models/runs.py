@@ -110,6 +110,8 @@ class Run(Answer):
     diagnosis: Document | None
     carry: Carry | None = None
     """For a restarted run: what it takes over."""
+    accepted_risks: list[str]
+    """Codes of the rules that found something and that the run's `accept_risks` overrides."""
     allowed_actions: list[str]
     """The verbs that the run accepts now."""
     links: dict[str, str]

@@ -1,0 +1,249 @@
+"""What holds beside the rules: by construction, found before them, and to come with an option."""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from app.guard.registry import RULES
+from app.guard.rule import Severity
+from app.spec.layers import Document
+
+
+@dataclass(frozen=True)
+class Impossible:
+    """Something wrong that no spec can say, or that no run can do."""
+
+    what: str
+    how: str
+    """What makes it impossible."""
+    shown_by: str
+    """The test that shows it."""
+
+
+@dataclass(frozen=True)
+class Early:
+    """A code that is found before the rules: in the request, not in a complete spec."""
+
+    code: str
+    summary: str
+    """What holds where it is not found, in one sentence."""
+    severity: Severity = "error"
+
+
+@dataclass(frozen=True)
+class ToCome:
+    """An option that is not there yet, and the rules that come with it."""
+
+    option: str
+    """Place of the option in the spec, and its values that are refused as not available yet."""
+    rules: tuple[str, ...]
+
+    @property
+    def pointer(self) -> str:
+        """JSON Pointer of the option."""
+        return "/" + self.option.split(":")[0].replace(".", "/")
+
+
+IMPOSSIBLE = (
+    Impossible(
+        "Two values for one setting, in two layers or two places.",
+        "Each setting has one field; default, preset and request are joined once, and the spec "
+        "that is stored is the one that is trained.",
+        "tests/guard/test_provenance.py::test_every_setting_has_one_value_and_one_source",
+    ),
+    Impossible(
+        "A setting from the environment.",
+        "STOKER_ settings are those of the service; a name that is none of them is refused.",
+        "tests/guard/test_provenance.py::test_the_environment_cannot_set_a_value_of_a_spec",
+    ),
+    Impossible(
+        "A warm-up in steps and as a fraction at once.",
+        "Given steps take the place of the default fraction; both given are refused, and of two "
+        "layers the upper one counts.",
+        "tests/guard/test_provenance.py::test_fields_for_one_thing_never_both_hold",
+    ),
+    Impossible(
+        "Fields that mean nothing beside each other: a warm-up of a constant schedule, betas of "
+        "SGD, workers of the chunked loader.",
+        "A block's `kind` decides which fields it has, and a changed kind replaces its block.",
+        "tests/guard/test_provenance.py::test_a_block_has_the_fields_of_its_kind_and_no_other",
+    ),
+    Impossible(
+        "An aliased or misspelt field that is ignored.",
+        "Unknown fields are refused, with the field that was meant and a fix that moves the value.",
+        "tests/guard/test_provenance.py::test_an_alias_never_becomes_a_second_value",
+    ),
+    Impossible(
+        "A field without bounds, text where a number belongs, 5.5 epochs.",
+        "Types are strict, and every number has a least and a largest value.",
+        "tests/spec/test_run_spec.py::test_every_field_has_a_description_and_every_number_has_bounds",
+    ),
+    Impossible(
+        "Nesterov without momentum; a shuffle group without blocks; a switch of a second kind.",
+        "The schema checks the fields of a block against each other.",
+        "tests/spec/test_run_spec.py::test_what_the_schema_makes_impossible_to_say",
+    ),
+    Impossible(
+        "Fractions of a split that leave nothing to train on.",
+        "validation_fraction + test_fraction is below 1.",
+        "tests/spec/test_parse.py::test_a_part_of_a_split_that_leaves_nothing_is_refused",
+    ),
+    Impossible(
+        "Processes that share an open HDF5 file, leak its pages or crowd out the cores.",
+        "The chunked loader has no worker processes: one thread reads at most its slots ahead.",
+        "tests/trainer_data/test_reader.py::test_the_reader_never_runs_more_than_its_slots_ahead",
+    ),
+    Impossible(
+        "Input fields of other lengths.",
+        "The inspection of a file, and its opening, refuse arrays of different length.",
+        "tests/trainer_data/test_hdf5.py::test_arrays_of_different_length_are_refused",
+    ),
+    Impossible(
+        "A shape that changes from batch to batch.",
+        "A dataset is arrays, and every sample of an array has its one shape.",
+        "tests/trainer_data/test_hdf5.py::test_what_is_no_array_of_numbers_is_refused",
+    ),
+    Impossible(
+        "An evaluation that keeps all forecasts in memory.",
+        "Scores are sums over batches, weighed by their samples.",
+        "tests/trainer/test_evaluation.py::test_an_evaluation_weighs_every_sample_the_same",
+    ),
+    Impossible(
+        "A hang timeout that ends a first, slow batch.",
+        "The watchdog counts single batches, not epochs, and a phase's first one has as long as "
+        "the start of a run.",
+        "tests/worker/test_watchdog.py::test_the_first_batch_of_a_phase_has_as_much_time_as_the_start",
+    ),
+    Impossible(
+        "Dropout between the layers of a one-layer encoder.",
+        "Dropout always stands before the head, and between layers where there are several.",
+        "tests/guard/test_documentation.py::test_dropout_of_one_layer_is_before_the_head",
+    ),
+)
+
+EARLY = (
+    Early("unknown_field", "Every field is one of the spec's."),
+    Early("wrong_value", "Every value has the type and the bounds of its field."),
+    Early("missing_field", "recipe.kind and data.dataset are given."),
+    Early("not_finite", "Every number is finite."),
+    Early("not_available_yet", "Every option is one that this version has."),
+    Early("shape_changed", "A restart that carries weights has the parent's shape of model."),
+    Early("correctness.unknown_preset", "The preset that is asked for is there."),
+    Early("correctness.broken_preset", "The preset that is asked for can be read."),
+    Early(
+        "learning.preset_batch_size",
+        "A batch size is chosen by the request; one that a preset brings is said aloud.",
+        "warning",
+    ),
+    Early("correctness.unknown_risk", "accept_risks names codes and groups of rules."),
+    Early(
+        "correctness.risk_not_overridable", "accept_risks names only rules that may be overridden."
+    ),
+)
+
+TO_COME = (
+    ToCome(
+        "data.loader.kind: dataloader",
+        (
+            "prefetch_factor or persistent_workers without workers",
+            "workers with chunked HDF5",
+            "workers, or threads × workers, above the cores",
+            "workers above the files of a folder dataset",
+            "prefetched samples beyond the host's budget or /dev/shm",
+            "pin_memory without CUDA",
+            "an epoch shorter than the start of the workers",
+        ),
+    ),
+    ToCome("data.split.method: field", ("a random split of groups or entities",)),
+    ToCome("recipe.carry_hidden: true", ("shuffling with a carried state",)),
+    ToCome(
+        "recipe.kind: panel-graph",
+        ("graphs rebuilt for each batch of training or evaluation", "sizes without buckets"),
+    ),
+    ToCome(
+        "recipe.kind: molecule",
+        (
+            "a last batch of 1, or micro-batches under 8, with batch norm",
+            "compile or CUDA graphs over unbounded shapes",
+        ),
+    ),
+    ToCome(
+        "recipe.kind: board",
+        ("positives under 5 % without weights", "a transformer without warm-up"),
+    ),
+    ToCome(
+        "runtime.compile.mode: default, max-autotune",
+        (
+            "max-autotune for a run shorter than its compilation",
+            "compile around an LSTM",
+            "a hang timeout below the compilation",
+        ),
+    ),
+    ToCome(
+        "runtime.cuda_graphs: auto, always",
+        (
+            "CUDA graphs with activation checkpointing or the dataloader loader",
+            "neither compile nor CUDA graphs for a long run bound by launches",
+        ),
+    ),
+    ToCome(
+        "runtime.activation_checkpointing: true",
+        ("checkpointing when it is not needed", "none when the memory plan is over"),
+    ),
+    ToCome(
+        "averaging.kind: swa, ema",
+        (
+            "SWA that starts after the end, or over a schedule that ends at zero",
+            "an EMA decay too slow for the steps",
+            "the best chosen on raw weights while averaged ones are delivered",
+        ),
+    ),
+    ToCome(
+        "schedule.kind: plateau",
+        ("a plateau without evaluation", "patience of early stopping not above the plateau's"),
+    ),
+    ToCome("optimizer.backbone_lr: any", ("backbone_lr above lr",)),
+    ToCome(
+        "init_from: any",
+        ("pretrained weights under one high rate", "a start that matches under 90 % of the keys"),
+    ),
+    ToCome(
+        "runtime.gpus: 2 or more",
+        (
+            "more GPUs than any worker has",
+            "a global batch that the GPUs cannot share evenly",
+            "a dataset smaller than GPUs × batch",
+        ),
+    ),
+)
+
+
+@cache
+def examples() -> dict[str, Document]:
+    """By code: a request that its rule finds something in, the issue, and the request mended.
+
+    Generated from the rules' own tests with `python -m docs.rules`.
+    """
+    found: dict[str, Document] = json.loads(
+        files("app.guard").joinpath("examples.json").read_text("utf-8")
+    )
+    return found
+
+
+def describe_rules() -> list[dict[str, Any]]:
+    """Every rule as a document, in the order in which findings are shown."""
+    return [
+        {
+            "code": rule.code,
+            "topic": rule.topic,
+            "severity": rule.severity,
+            "overridable": rule.overridable,
+            "summary": rule.summary,
+            "stands_on": rule.stands_on,
+            "measured_by": rule.measured_by,
+            "example": examples().get(rule.code),
+        }
+        for rule in RULES
+    ]

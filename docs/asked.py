@@ -1,0 +1,155 @@
+"""The troubles that the guard was asked to keep away, and what keeps each of them away."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Asked:
+    """`kept_by` names rules, options to come, or tests that show that it cannot be."""
+
+    topic: str
+    trouble: str
+    kept_by: tuple[str, ...]
+
+
+def _about(topic: str, *troubles: tuple[str, *tuple[str, ...]]) -> tuple[Asked, ...]:
+    return tuple(Asked(topic, trouble, kept_by) for trouble, *kept_by in troubles)
+
+
+DATALOADER = "data.loader.kind"
+RECIPE = "recipe.kind"
+COMPILE = "runtime.compile.mode"
+GRAPHS = "runtime.cuda_graphs"
+RECOMPUTE = "runtime.activation_checkpointing"
+AVERAGING = "averaging.kind"
+PLATEAU = "schedule.kind"
+GPUS = "runtime.gpus"
+NO_WORKERS = "test_the_reader_never_runs_more_than_its_slots_ahead"
+ONE_SHAPE = "test_what_is_no_array_of_numbers_is_refused"
+
+ASKED: tuple[Asked, ...] = (
+    *_about(
+        "loading",
+        ("prefetch_factor or persistent_workers without workers", DATALOADER),
+        ("workers with chunked HDF5", NO_WORKERS, DATALOADER),
+        ("workers, or threads × workers, above the cores", DATALOADER),
+        ("workers above the files of a folder dataset", DATALOADER),
+        ("prefetched samples beyond the host's budget or /dev/shm", DATALOADER),
+        ("pin_memory without CUDA", DATALOADER),
+        ("an epoch shorter than the start of the workers", DATALOADER),
+    ),
+    *_about(
+        "data",
+        ("a random split of overlapping windows", "correctness.leaking_split"),
+        ("a random split of groups or entities", "data.split.method"),
+        ("shuffling with a carried state", "recipe.carry_hidden"),
+        (
+            "data sorted by its label",
+            "learning.sorted_blocks",
+            "correctness.sorted_split",
+        ),
+        ("an empty validation or test part", "correctness.empty_part"),
+        ("a batch above the training samples", "learning.batch_above_samples"),
+        ("drop_last that drops more than 1 %", "learning.drop_last_drops"),
+        ("a last batch of 1, or micro-batches under 8, with batch norm", RECIPE),
+        ("positives under 5 % without weights", RECIPE),
+        ("NaN or unscaled targets", "correctness.nonfinite_values", "learning.unscaled"),
+        ("input fields of other length", "test_arrays_of_different_length_are_refused"),
+    ),
+    *_about(
+        "graphs",
+        ("graphs rebuilt for each batch of training or evaluation", RECIPE),
+        ("variable sizes without buckets", ONE_SHAPE, RECIPE),
+        ("compile or CUDA graphs over unbounded shapes", ONE_SHAPE, COMPILE, GRAPHS),
+    ),
+    *_about(
+        "precision",
+        ("fp16 where bf16 is supported", "speed.fp16_where_bf16"),
+        ("bf16 on a device that emulates it", "correctness.bf16_not_supported"),
+        ("TF32 off on a device that has it", "speed.tf32_off"),
+        ("mixed precision on a CPU that slows it", "speed.mixed_on_cpu"),
+        ("fp16 with unscaled targets and a squared loss", "learning.fp16_overflow"),
+        ("sizes that are no multiples of 8 in half precision", "speed.odd_sizes"),
+    ),
+    *_about(
+        "compilation",
+        ("max-autotune for a run shorter than its compilation", COMPILE),
+        ("compile around an LSTM", COMPILE),
+        ("CUDA graphs with activation checkpointing or the dataloader loader", GRAPHS),
+        ("neither for a long run bound by launches", COMPILE, GRAPHS),
+    ),
+    *_about(
+        "learning",
+        ("no warm-up with a large batch", "learning.no_warmup"),
+        ("no warm-up with a transformer", RECIPE),
+        (
+            "one cycle with early stopping or max_duration",
+            "learning.never_anneals",
+            "learning.ends_before_its_epochs",
+        ),
+        ("SWA after the end, or over a schedule that ends at zero", AVERAGING),
+        ("an EMA decay too slow for the steps", AVERAGING),
+        ("a rate scaled with the batch beyond reason", "learning.rate_beyond_batch"),
+        ("a plateau without evaluation", PLATEAU),
+        ("patience of early stopping not above the plateau's", PLATEAU),
+        ("backbone_lr above lr", "optimizer.backbone_lr"),
+        ("pretrained weights under one high rate", "init_from"),
+        ("init_from that matches under 90 % of the keys", "init_from"),
+        ("adam with weight decay", "learning.adam_weight_decay"),
+        ("accumulation beyond the epoch", "learning.accumulation_beyond_epoch"),
+        (
+            "dropout between the layers of a one-layer LSTM",
+            "test_dropout_of_one_layer_is_before_the_head",
+        ),
+        (
+            "a monitor that nobody computes, or the wrong way round",
+            "correctness.unknown_monitor",
+            "learning.monitor_upside_down",
+        ),
+        ("the best chosen on raw weights while averaged ones are delivered", AVERAGING),
+        ("a restart that makes the rate jump", "learning.rate_jumps_at_restart"),
+    ),
+    *_about(
+        "cost",
+        ("activation checkpointing when it is not needed", RECOMPUTE),
+        (
+            "checkpoints too frequent or too rare",
+            "speed.frequent_checkpoints",
+            "speed.rare_checkpoints",
+        ),
+        ("evaluation over 25 % of the time", "speed.evaluation_share"),
+        (
+            "evaluation that keeps a whole large set in memory",
+            "test_an_evaluation_weighs_every_sample_the_same",
+        ),
+        ("logging every step", "speed.log_points"),
+        (
+            "a hang timeout below the compilation or an epoch",
+            "test_the_first_batch_of_a_phase_has_as_much_time_as_the_start",
+            COMPILE,
+        ),
+        ("max_duration below the estimate", "learning.ends_before_its_epochs"),
+        ("the price of determinism", "speed.deterministic"),
+    ),
+    *_about(
+        "scale",
+        ("more GPUs than any worker has", GPUS),
+        ("a global batch that the GPUs cannot share evenly", GPUS),
+        ("a dataset smaller than GPUs × batch", GPUS),
+    ),
+    *_about(
+        "the request",
+        ("presets that do not fit the device", "memory.preset_too_large"),
+        (
+            "unknown or broken presets",
+            "correctness.unknown_preset",
+            "correctness.broken_preset",
+        ),
+        (
+            "accept_risks that names what is unknown or firm",
+            "correctness.unknown_risk",
+            "correctness.risk_not_overridable",
+        ),
+        ("one setting with two values", "test_every_setting_has_one_value_and_one_source"),
+    ),
+)

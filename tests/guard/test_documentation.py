@@ -1,0 +1,81 @@
+"""What is said of the rules is so: examples, constructions, options to come, and docs/rules.md."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+from app.guard.documentation import EARLY, IMPOSSIBLE, TO_COME, examples
+from app.guard.plan import make_plan
+from app.guard.registry import RULES
+from app.spec.availability import UNAVAILABLE
+from app.spec.recipe import SequenceRecipe
+from docs.asked import ASKED
+from docs.rules import DOCUMENT, EXAMPLES, write_document, write_examples
+from tests.guard.cases import CASES
+from tests.guard.world import CATALOG
+from worker.trainer.recipes.sequence import SequenceModel
+
+ROOT = Path(__file__).parents[2]
+SHOWN_BY = {entry.shown_by.split("::")[1] for entry in IMPOSSIBLE}
+CODES = {rule.code for rule in RULES} | {early.code for early in EARLY}
+OPTIONS = {entry.option.split(":")[0] for entry in TO_COME}
+
+
+def test_the_document_and_the_examples_are_up_to_date():
+    assert DOCUMENT.read_text("utf-8") == write_document(), "run: python -m docs.rules"
+    assert EXAMPLES.read_text("utf-8") == write_examples(), "run: python -m docs.rules"
+
+
+@pytest.mark.parametrize("code", sorted(rule.code for rule in RULES))
+def test_an_example_is_found_and_mended(code):
+    example, facts = examples()[code], CASES[code].facts
+    found = make_plan(example["request"], facts, CATALOG)
+    assert example["issue"] in [issue.model_dump(mode="json") for issue in found.issues]
+    if example["fixed"] is not None:
+        mended = make_plan(example["fixed"], facts, CATALOG)
+        assert code not in [issue.code for issue in mended.issues]
+
+
+@pytest.mark.parametrize("entry", IMPOSSIBLE, ids=lambda entry: entry.shown_by.split("::")[1])
+def test_what_cannot_be_is_shown_by_a_test_that_is_there(entry):
+    path, name = entry.shown_by.split("::")
+    tree = ast.parse((ROOT / path).read_text("utf-8"))
+    assert name in [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+
+
+def test_the_codes_before_the_rules_are_none_of_the_rules():
+    assert not {early.code for early in EARLY} & {rule.code for rule in RULES}
+
+
+@pytest.mark.parametrize("entry", TO_COME, ids=lambda entry: entry.option)
+def test_an_option_that_rules_wait_for_is_refused_until_it_comes(entry):
+    """When the option comes, this fails: its rules are due."""
+    waiting = [option for option in UNAVAILABLE if option.pointer == entry.pointer]
+    assert waiting
+    values = entry.option.split(": ")[1]
+    given = {"true": [True], "any": [0.1, {"run": 7}], "2 or more": [2]}
+    for value in given.get(values, values.split(", ")):
+        assert any(option.refuses(value) for option in waiting), value
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=lambda asked: asked.trouble)
+def test_every_trouble_is_kept_away_by_something_that_is_there(asked):
+    assert asked.kept_by
+    assert set(asked.kept_by) <= CODES | OPTIONS | SHOWN_BY
+
+
+def test_what_is_kept_away_is_said_of_all_rules_that_wait():
+    waiting = {keeper for asked in ASKED for keeper in asked.kept_by} & OPTIONS
+    assert waiting == OPTIONS
+
+
+def test_dropout_of_one_layer_is_before_the_head():
+    def model_of(layers: int) -> SequenceModel:
+        recipe = SequenceRecipe(kind="sequence", num_layers=layers, dropout=0.5)
+        plain = (torch.zeros(()), torch.ones(()))
+        return SequenceModel(recipe, 3, (4,), plain, plain)
+
+    assert [model_of(layers).encoder.dropout for layers in (1, 2)] == [0.0, 0.5]
+    assert [model_of(layers).dropout.p for layers in (1, 2)] == [0.5, 0.5]
