@@ -6,6 +6,7 @@ from typing import Any
 from app.guard.facts import DatasetFacts, Facts, FieldFacts, ParentFacts
 from tests.guard.world import (
     FIELDS,
+    HISTORY,
     RTX,
     TURING,
     plan_of,
@@ -102,6 +103,14 @@ CASES: dict[str, Case] = {
         {"training": {"batch_size": 3217, "drop_last": True}, **data()},
         {"training": {"batch_size": 3216, "drop_last": True}},
     ),
+    "learning.small_part": Case(
+        data(split={"validation_fraction": 0.0316}), data(split={"validation_fraction": 0.0319})
+    ),
+    "correctness.hang_timeout": Case(
+        {"policy": {"hang_timeout_seconds": 9.0}},
+        {"policy": {"hang_timeout_seconds": 10.0}},
+        world(history=replace(HISTORY, checkpoint_seconds=2.0)),
+    ),
     "correctness.no_validation": Case(
         {
             "data": {"split": {"validation_fraction": 0.0}},
@@ -175,8 +184,8 @@ CASES: dict[str, Case] = {
         world(with_field("targets", std=64.0), devices=(TURING,)),
     ),
     "speed.odd_sizes": Case(
-        {"recipe": {"hidden_size": 100}, **PINNED},
-        {"recipe": {"hidden_size": 104}, **PINNED},
+        {"recipe": {"hidden_size": 100}, **runtime(precision="bf16-mixed"), **PINNED},
+        {"recipe": {"hidden_size": 104}, **runtime(precision="bf16-mixed"), **PINNED},
         on_rtx(),
     ),
     "learning.batch_above_samples": Case(
@@ -222,7 +231,8 @@ CASES: dict[str, Case] = {
         {"checkpoint": {"every_seconds": 601.0}}, {"checkpoint": {"every_seconds": 600.0}}
     ),
     "speed.log_points": Case(
-        training(epochs=100, log_every_steps=1), training(epochs=10, log_every_steps=1)
+        training(epochs=100, log_every_steps=1, **USUAL),
+        training(epochs=10, log_every_steps=1, **USUAL),
     ),
     "speed.deterministic": Case(
         {**runtime(deterministic=True), **PINNED},

@@ -6,9 +6,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from app.guard.facts import Facts
-from app.spec.layers import overlay, with_default_kinds
+from app.spec.layers import leaves, overlay, with_default_kinds
 from tests.guard.cases import CASES
-from tests.guard.world import REQUEST
+from tests.guard.world import REQUEST, world
 
 Drawn = tuple[dict[str, Any], Facts]
 
@@ -63,15 +63,23 @@ ORDINARY = st.fixed_dictionaries(
 )
 
 
+def companions(code: str) -> list[str]:
+    """Rules whose cases need no world of their own and touch no value of this rule's case."""
+    main, anywhere = dict(leaves(CASES[code].found)), world()
+    return [
+        other
+        for other, case in sorted(CASES.items())
+        if case.facts == anywhere and not main.keys() & dict(leaves(case.found)).keys()
+    ]
+
+
 @st.composite
 def specs_of(draw: st.DrawFn, code: str) -> Drawn:
-    """(Request, facts): the case of a rule, mostly with ordinary choices or another case below."""
+    """(Request, facts): the case of a rule, with other cases and ordinary choices below it."""
     main = CASES[code]
     request = deepcopy(REQUEST)
-    below = draw(st.sampled_from(["nothing", "nothing", "ordinary", "ordinary", "another"]))
-    if below == "ordinary":
+    if draw(st.booleans()):
         request = overlay(request, with_default_kinds(draw(ORDINARY)))
-    if below == "another":
-        other = CASES[draw(st.sampled_from(sorted(CASES)))]
-        request = overlay(request, with_default_kinds(other.found))
+    for other in draw(st.lists(st.sampled_from(companions(code)), max_size=4, unique=True)):
+        request = overlay(request, with_default_kinds(CASES[other].found))
     return overlay(request, with_default_kinds(main.found)), main.facts

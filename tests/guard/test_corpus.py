@@ -13,7 +13,7 @@ from tests.guard.cases import CASES
 from tests.guard.corpus import specs_of
 from tests.guard.world import CATALOG
 
-EXAMPLES_OF_A_RULE = 15
+EXAMPLES_OF_A_RULE = 12
 LEAST_HITS = 0.02
 
 

@@ -3,7 +3,13 @@
 import math
 from collections.abc import Iterator
 
-from app.guard.derived import device_of, sizes_of, steps_of
+from app.guard.derived import (
+    device_of,
+    evaluated_samples,
+    evaluations,
+    sizes_of,
+    steps_of,
+)
 from app.guard.facts import Facts, known
 from app.guard.rule import Finding, rule
 from app.guard.wording import duration, share
@@ -15,14 +21,7 @@ FORWARD_SHARE = 1 / 3
 MOST_EVALUATION = 0.25
 MOST_CHECKPOINTING = 0.02
 MOST_LOST_SECONDS = 600.0
-
-
-def _evaluations(spec: RunSpec, steps: int, epoch_steps: int) -> int:
-    """How often the validation part is looked at; always once at the end."""
-    by_epochs = spec.evaluation.every_epochs
-    by_steps = spec.evaluation.every_steps
-    count = steps // (epoch_steps * by_epochs) if by_epochs else 0
-    return max(1, count + (steps // by_steps if by_steps else 0))
+HANG_MARGIN = 5.0
 
 
 def evaluation_share(spec: RunSpec, facts: Facts) -> float:
@@ -32,10 +31,8 @@ def evaluation_share(spec: RunSpec, facts: Facts) -> float:
     if not steps or not sizes.validation:
         return 0.0
     epoch_steps = steps_per_epoch(spec.training, sizes.training)
-    batch = spec.evaluation.batch_size
-    batch = spec.training.batch_size if batch == "auto" else batch
-    looked_at = min(sizes.validation, (spec.evaluation.max_batches or sizes.validation) * batch)
-    evaluated = _evaluations(spec, steps, epoch_steps) * looked_at * FORWARD_SHARE
+    looked_at = evaluations(spec, steps, epoch_steps) * evaluated_samples(spec, sizes.validation)
+    evaluated = looked_at * FORWARD_SHARE
     trained = steps * sizes.training / epoch_steps
     return evaluated / (evaluated + trained)
 
@@ -52,7 +49,7 @@ def evaluation_is_short(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     if part <= MOST_EVALUATION:
         return
     sizes, steps = sizes_of(spec, facts), steps_of(spec, facts)
-    count = _evaluations(spec, steps, steps_per_epoch(spec.training, sizes.training))
+    count = evaluations(spec, steps, steps_per_epoch(spec.training, sizes.training))
     yield Finding(
         ("evaluation",),
         f"About {share(part)} of the time would go into evaluation.",
@@ -79,7 +76,7 @@ def _rarer_evaluation(spec: RunSpec, facts: Facts) -> dict[str, int | None]:
     most = trained * MOST_EVALUATION / (1 - MOST_EVALUATION) / FORWARD_SHARE
     batch = evaluation.batch_size
     batch = spec.training.batch_size if batch == "auto" else batch
-    batches = int(most / _evaluations(spec, steps, epoch_steps) / batch)
+    batches = int(most / evaluations(spec, steps, epoch_steps) / batch)
     return {"/evaluation/max_batches": batches} if batches else {}
 
 
@@ -186,7 +183,30 @@ def deterministic(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         )
 
 
+@rule(
+    "correctness.hang_timeout",
+    stands_on="The seconds of a step and of a checkpoint in like runs of this service's history.",
+)
+def hang_timeout(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """A run is taken for hanging only after several times what its slowest turn takes."""
+    limit = spec.policy.hang_timeout_seconds
+    if limit == "auto":
+        return
+    history = known(facts.history, "how fast runs like it are")
+    slowest = max(1 / history.iterations_per_second, history.checkpoint_seconds or 0.0)
+    needed = math.ceil(HANG_MARGIN * slowest)
+    if limit < needed:
+        yield Finding(
+            ("policy", "hang_timeout_seconds"),
+            f"An attempt would be ended as hanging after {duration(limit)} without progress.",
+            f"A step or a checkpoint of like runs takes {duration(slowest)}; on a busy machine "
+            f"{HANG_MARGIN:g} times that is no hang.",
+            {"/policy/hang_timeout_seconds": float(needed)},
+        )
+
+
 RULES = (
+    hang_timeout,
     evaluation_is_short,
     frequent_checkpoints,
     rare_checkpoints,

@@ -1,10 +1,12 @@
 """Rules about the parts of a dataset: something to train on, and to measure on where it counts."""
 
+import math
 from collections.abc import Iterator
 
 from app.guard.derived import sizes_of
 from app.guard.facts import Facts
 from app.guard.rule import Finding, rule
+from app.guard.wording import share
 from app.spec.arithmetic import steps_per_epoch
 from app.spec.run import RunSpec
 
@@ -83,4 +85,27 @@ def nothing_is_best(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         )
 
 
-RULES = (empty_part, no_training_steps, no_validation, nothing_is_best)
+@rule(
+    "learning.small_part",
+    severity="warning",
+    stands_on="The standard error of a mean falls with the square root of the samples.",
+)
+def small_part(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """A validation or test part has at least as many samples as a batch."""
+    sizes, batch = sizes_of(spec, facts), spec.training.batch_size
+    for name in ("validation", "test"):
+        samples = getattr(sizes, name)
+        if not 0 < samples < batch or sizes.training < batch:
+            continue
+        field = f"{name}_fraction"
+        enough = math.ceil(batch / sum(sizes) * 1_000) / 1_000
+        yield Finding(
+            ("data", "split", field) if hasattr(spec.data.split, field) else ("data", "split"),
+            f"The {name} part has {samples:,} samples, fewer than a batch of {batch:,}.",
+            f"A score over {samples:,} samples is off by {share(samples**-0.5)} of their spread by "
+            "chance alone, and which checkpoint is best would be chance too.",
+            {f"/data/split/{field}": enough} if hasattr(spec.data.split, field) else {},
+        )
+
+
+RULES = (empty_part, no_training_steps, no_validation, nothing_is_best, small_part)
