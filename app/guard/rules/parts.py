@@ -10,6 +10,8 @@ from app.guard.wording import share
 from app.spec.arithmetic import steps_per_epoch
 from app.spec.run import RunSpec
 
+LARGEST_HELD_OUT = 0.25
+
 
 @rule(
     "correctness.empty_part",
@@ -93,9 +95,11 @@ def nothing_is_best(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
 def small_part(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     """A validation or test part has at least as many samples as a batch."""
     sizes, batch = sizes_of(spec, facts), spec.training.batch_size
+    if batch > sum(sizes) * LARGEST_HELD_OUT:
+        return  # no part is as large as such a batch, which other rules question
     for name in ("validation", "test"):
         samples = getattr(sizes, name)
-        if not 0 < samples < batch or sizes.training < batch:
+        if not 0 < samples < batch:
             continue
         field = f"{name}_fraction"
         enough = math.ceil(batch / sum(sizes) * 1_000) / 1_000
