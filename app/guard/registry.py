@@ -1,7 +1,18 @@
 """All rules, in the order in which their findings are shown."""
 
 from app.guard.rule import Rule
-from app.guard.rules import cost, data, devices, evaluation, learning, parts, precision, values
+from app.guard.rules import (
+    cost,
+    data,
+    devices,
+    evaluation,
+    learning,
+    loading,
+    memory,
+    parts,
+    precision,
+    values,
+)
 
 RULES: tuple[Rule, ...] = (
     *data.RULES,
@@ -9,6 +20,8 @@ RULES: tuple[Rule, ...] = (
     *parts.RULES,
     *evaluation.RULES,
     *devices.RULES,
+    *memory.RULES,
+    *loading.RULES,
     *precision.RULES,
     *learning.RULES,
     *cost.RULES,

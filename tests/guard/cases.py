@@ -3,10 +3,13 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from app.guard.facts import DatasetFacts, Facts, FieldFacts, ParentFacts
+from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts, ParentFacts
 from tests.guard.world import (
+    CPU,
     FIELDS,
+    GIB,
     HISTORY,
+    HOST,
     RTX,
     TURING,
     plan_of,
@@ -44,6 +47,11 @@ def on_rtx(**more: Any) -> Facts:
     return world(devices=(RTX,), **more)
 
 
+def with_host(device: DeviceFacts = CPU, **changes: Any) -> Facts:
+    """The world in which the device's host has other facts."""
+    return world(devices=(replace(device, host=replace(HOST, **changes)),))
+
+
 PINNED = {"training": {"batch_size": 128}}  # so that no preset brings a batch size
 OTHER = replace(weather(), name="winter", samples=900)
 SHORT = replace(OTHER, fields={**FIELDS, "targets": replace(FIELDS["targets"], shape=(24,))})
@@ -54,6 +62,9 @@ ONE_CYCLE: Change = {
     "schedule": {"kind": "onecycle", "warmup_fraction": 0.3, "warmup_steps": None},
     "optimizer": {"kind": "adamw", "lr": 1e-3, "weight_decay": 0.01},
 }
+STREAMED = {"residency": "stream", "chunk_size": "4MiB"}
+CHUNKED = with_field("features", storage="chunked", chunk_rows=64, compression="gzip")
+LARGE = weather(samples=2_000_000, size_bytes=43_000_000_000)
 PARENT = ParentFacts(plan_of().require_ok(), step=100, steps=130)
 
 CASES: dict[str, Case] = {
@@ -238,5 +249,42 @@ CASES: dict[str, Case] = {
         {**runtime(deterministic=True), **PINNED},
         {**runtime(deterministic=False), **PINNED},
         on_rtx(),
+    ),
+    "memory.over_budget": Case(
+        {"recipe": {"hidden_size": 512, "patch": 1}, "training": {"batch_size": 512}},
+        {"recipe": {"hidden_size": 512, "patch": 1}, "training": {"batch_size": 128}},
+        with_host(available_bytes=2 * GIB),
+    ),
+    "memory.resident_does_not_fit": Case(
+        data(loader={"residency": "resident"}),
+        data(loader={"residency": "resident"}),
+        with_host(available_bytes=580 * 2**20),
+        with_host(available_bytes=600 * 2**20),
+    ),
+    "memory.chunk_over_share": Case(
+        data(loader={"residency": "stream", "chunk_size": "9GiB"}),
+        data(loader={"residency": "stream", "chunk_size": "8GiB"}),
+        world(LARGE),
+    ),
+    "memory.host_over_budget": Case(
+        PINNED, PINNED, with_host(RTX, available_bytes=GIB), with_host(RTX, available_bytes=2 * GIB)
+    ),
+    "memory.checkpoints_fill_disk": Case(
+        {}, {}, with_host(disk_free_bytes=2_000_000), with_host(disk_free_bytes=2_100_000)
+    ),
+    "speed.chunk_below_batch": Case(
+        data(loader={"residency": "stream", "chunk_size": "2MiB"}),
+        data(loader={"residency": "stream", "chunk_size": "3MiB"}),
+    ),
+    "speed.random_reads_of_chunks": Case(
+        data(loader={**STREAMED, "shuffle": "full"}),
+        data(loader={**STREAMED, "shuffle": "block"}),
+        world(CHUNKED),
+    ),
+    "speed.network_full_shuffle": Case(
+        data(loader={**STREAMED, "shuffle": "full"}),
+        data(loader={**STREAMED, "shuffle": "full"}),
+        world(weather(network=True)),
+        world(weather(network=False)),
     ),
 }

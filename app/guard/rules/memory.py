@@ -1,0 +1,165 @@
+"""Rules about memory and disk: what the plan comes to has its place."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from app.guard.derived import device_of
+from app.guard.facts import Facts, known
+from app.guard.memory import MemoryPlan, Room, memory_plan
+from app.guard.memory_fit import fitting, largest_chunk, with_values
+from app.guard.rule import Finding, rule
+from app.guard.wording import size
+from app.spec.data import ChunkedLoader
+from app.spec.run import RunSpec
+
+MOST_SLOT_SHARE = 0.75
+MEASURED = "The memory plan, which is held against measured peaks: docs/memory.md."
+
+
+def _largest(room: Room) -> str:
+    """What takes most of the room's peak, in words."""
+    phase = max(room.peaks, key=lambda name: room.peaks[name])
+    items = [item for item in room.items if phase in item.phases]
+    most = sorted(items, key=lambda item: item.bytes, reverse=True)[:3]
+    told = ", ".join(f"{item.name.replace('_', ' ')} {size(item.bytes)}" for item in most)
+    return f"While {phase} the largest are {told}."
+
+
+def _is_over(room: Room) -> bool:
+    return room.budget_bytes is not None and room.peak_bytes > room.budget_bytes
+
+
+@rule("memory.over_budget", stands_on=MEASURED)
+def over_budget(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """Model, batch and data fit into what is free on the device, beside the runs that are there."""
+    plan = memory_plan(spec, facts)
+    room = plan.model_room
+    if not _is_over(room):
+        return
+    device = device_of(spec, facts)
+    where = "host" if plan.device is None else device.name
+    yield Finding(
+        ("training", "batch_size"),
+        f"The run would take {size(room.peak_bytes)}, and {size(room.budget_bytes or 0)} are free "
+        f"on the {where}.",
+        f"It would end out of memory. {_largest(room)}",
+        fitting(spec, facts),
+    )
+
+
+@rule(
+    "memory.resident_does_not_fit",
+    overridable=False,
+    stands_on="The trainer keeps a tenth of what is free, 0.5 GiB at least, for the model.",
+)
+def resident_does_not_fit(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """Data that is to stay on the device fits there, beside a reserve for the model."""
+    loader = spec.data.loader
+    if not isinstance(loader, ChunkedLoader) or loader.residency != "resident":
+        return
+    plan = memory_plan(spec, facts)
+    if plan.data.needed_bytes > plan.data_memory.limit_bytes:
+        yield Finding(
+            ("data", "loader", "residency"),
+            f"The data takes {size(plan.data.needed_bytes)}, and "
+            f"{size(plan.data_memory.limit_bytes)} are free for it.",
+            "The trainer would refuse to begin; what is read in chunks needs a part of that, and "
+            "is read while the chunk before is in use.",
+            {"/data/loader/residency": "auto"},
+        )
+
+
+@rule(
+    "memory.chunk_over_share",
+    overridable=False,
+    stands_on="Reference report: chunks of 75 % of device memory and no more; two slots take "
+    "turns, and the trainer keeps a reserve for the model.",
+)
+def chunk_over_share(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """The slots of all chunks take at most 75 % of the device's memory, and of what is free."""
+    loader = spec.data.loader
+    if not isinstance(loader, ChunkedLoader) or loader.residency == "resident":
+        return
+    plan = memory_plan(spec, facts)
+    if plan.data.kind == "resident":
+        return
+    limit = _most_for_slots(spec, facts, plan)
+    if plan.data.needed_bytes > limit:
+        yield Finding(
+            ("data", "loader", "chunk_size"),
+            f"Chunks of {loader.chunk_size} make slots of {size(plan.data.needed_bytes)}; "
+            f"{size(limit)} may be used for them.",
+            "A part of the data that is not read at once has two slots, one in use and one being "
+            "filled; what they leave has to hold model, optimizer and activations.",
+            _smaller_chunk(spec, facts, limit),
+        )
+
+
+def _most_for_slots(spec: RunSpec, facts: Facts, plan: MemoryPlan) -> int:
+    device = device_of(spec, facts)
+    on_cpu = device.kind == "cpu"
+    total = device.host.memory_bytes if on_cpu else device.total_memory_bytes
+    whole = known(total, "the memory of the host" if on_cpu else f"the memory of {device.name}")
+    return min(int(MOST_SLOT_SHARE * whole), plan.data_memory.limit_bytes)
+
+
+def _smaller_chunk(spec: RunSpec, facts: Facts, limit: int) -> dict[str, Any]:
+    for size_asked in ("75%", "auto"):
+        values = {"/data/loader/chunk_size": size_asked}
+        plan = memory_plan(with_values(spec, values), facts)
+        if plan.data.needed_bytes <= limit and plan.fits:
+            return values
+    return largest_chunk(spec, facts) or {}
+
+
+@rule("memory.host_over_budget", stands_on=MEASURED)
+def host_over_budget(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """What a run on a GPU takes of its host is free there."""
+    if device_of(spec, facts).kind == "cpu":
+        return  # its host is the device: memory.over_budget
+    room = memory_plan(spec, facts).host
+    known(room.budget_bytes, "the available memory of the host")
+    if _is_over(room):
+        yield Finding(
+            ("runtime", "device"),
+            f"The run would take {size(room.peak_bytes)} of the host's memory, and "
+            f"{size(room.budget_bytes or 0)} are available.",
+            f"The kernel would end it, or another program. {_largest(room)}",
+        )
+
+
+@rule(
+    "memory.checkpoints_fill_disk",
+    stands_on="A checkpoint holds weights and optimizer; a new one is written before an old one "
+    "is removed.",
+)
+def checkpoints_fill_disk(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """The checkpoints that are kept, and the one being written, have room on the disk."""
+    free = known(
+        device_of(spec, facts).host.disk_free_bytes, "the free space below the artifact root"
+    )
+    plan = memory_plan(spec, facts)
+    state = sum(i.bytes for i in plan.model_room.items if i.name in ("weights", "optimizer"))
+    kept = spec.checkpoint
+    count = kept.keep_last + kept.keep_best + 1
+    if count * state <= free:
+        return
+    room_for = free // state - 1
+    best = min(kept.keep_best, max(0, room_for - 1))
+    last = min(kept.keep_last, room_for - best)
+    fix = {"/checkpoint/keep_last": last, "/checkpoint/keep_best": best} if last > 0 else {}
+    yield Finding(
+        ("checkpoint", "keep_last"),
+        f"{count} checkpoints come to {size(count * state)}, and {size(free)} are free.",
+        f"One takes {size(state)}; on a full disk none can be saved, and the run ends with it.",
+        fix,
+    )
+
+
+RULES = (
+    resident_does_not_fit,
+    chunk_over_share,
+    over_budget,
+    host_over_budget,
+    checkpoints_fill_disk,
+)

@@ -1,0 +1,171 @@
+"""Fixed CPU specs whose plan is held against what training them takes, and how both are found.
+
+`python -m tests.guard.memory_specs` shows the table of docs/memory.md.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts, HostFacts
+from app.guard.memory import compared, memory_plan
+from app.spec.layers import Document, overlay
+from app.spec.run import RunSpec
+from worker.trainer.data.fingerprint import fingerprint
+
+THREADS = 2
+AVAILABLE_BYTES = 4 * 2**30  # for the plan; none of these specs comes near it
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a dataset of samples (window, features) with 36 targets each."""
+
+    samples: int
+    window: int
+    features: int
+    dtype: str = "float32"
+
+    @property
+    def name(self) -> str:
+        return f"d{self.samples}x{self.window}x{self.features}-{self.dtype}"
+
+    def facts(self, path: Path) -> DatasetFacts:
+        inputs = FieldFacts((self.window, self.features), self.dtype, "contiguous")
+        fields = {"features": inputs, "targets": FieldFacts((36,), "float32", "contiguous")}
+        return DatasetFacts(
+            self.name, "ready", self.samples, fields, size_bytes=path.stat().st_size
+        )
+
+    def write(self, folder: Path) -> Path:
+        """The file, made once: all values the same but one in each feature."""
+        path = folder / f"{self.name}.h5"
+        if not path.exists():
+            with h5py.File(path, "w") as file:
+                shape = self.samples, self.window, self.features
+                array = file.create_dataset("features", shape, self.dtype)
+                block = np.arange(self.window * self.features).reshape(shape[1:]) % 7
+                rows = np.broadcast_to(block, (100, *shape[1:])).astype(self.dtype)
+                for start in range(0, self.samples, 100):
+                    array[start : start + 100] = rows[: self.samples - start]
+                file["targets"] = np.ones((self.samples, 36), np.float32)
+                file["targets"][0, 0] = 0.0
+        return path
+
+
+SMALL, WIDE, NARROW = Shape(1_000, 360, 16), Shape(9_000, 96, 128), Shape(20_000, 96, 16)
+BYTES = Shape(20_000, 360, 16, "uint8")
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    data: Shape
+    recipe: dict[str, Any]
+    batch: int
+    more: dict[str, Any] = field(default_factory=dict)
+
+    def spec(self) -> Document:
+        """The spec as JSON: two steps, a look at 2 batches, and a checkpoint after it."""
+        base: Document = {
+            "recipe": {"kind": "sequence", **self.recipe},
+            "data": {"dataset": self.data.name, "loader": {"kind": "chunked"}},
+            "training": {"epochs": 1, "max_steps": 2, "batch_size": self.batch},
+            "evaluation": {"max_batches": 2},
+            "checkpoint": {"every_seconds": None},
+            "schedule": {"kind": "constant"},
+            "runtime": {"precision": "fp32"},
+        }
+        return overlay(base, self.more)
+
+
+def loader(**values: Any) -> dict[str, Any]:
+    return {"data": {"loader": {"kind": "chunked", **values}}}
+
+
+SGD = {"optimizer": {"kind": "sgd"}}
+PLAIN_SGD = {"optimizer": {"kind": "sgd", "momentum": 0.0}}
+ADAM = {"optimizer": {"kind": "adam"}}
+CASES = (
+    Case("the defaults, small data", SMALL, {}, 128),
+    Case("LSTM, plain SGD, resident uint8", BYTES, {"hidden_size": 32}, 64, PLAIN_SGD),
+    Case("LSTM, resident 420 MiB", WIDE, {"patch": 8}, 64, loader(residency="resident")),
+    Case("LSTM, 48 MiB chunks", WIDE, {"patch": 8}, 64,
+         loader(residency="stream", chunk_size="48MiB")),
+    Case("LSTM, one chunk of all", NARROW, {}, 128, loader(residency="stream", chunk_size="1GiB")),
+    Case("GRU, 16 MiB chunks, SGD", NARROW, {"encoder": "gru"}, 128,
+         {**loader(residency="stream", chunk_size="16MiB"), **SGD}),
+    Case("LSTM of 3 layers, Adam", SMALL, {"hidden_size": 128, "num_layers": 3}, 128, ADAM),
+    Case("LSTM, 48 million weights, AdamW", SMALL,
+         {"hidden_size": 2048, "num_layers": 2, "patch": 120}, 16),
+    Case("LSTM, 48 million weights, SGD", SMALL,
+         {"hidden_size": 2048, "num_layers": 2, "patch": 120}, 16, SGD),
+    Case("GRU, 36 million weights, AdamW", SMALL,
+         {"encoder": "gru", "hidden_size": 2048, "num_layers": 2, "patch": 120}, 16),
+    Case("LSTM, every step, batch 256", SMALL, {"hidden_size": 96, "patch": 1}, 256),
+    Case("GRU, every step, batch 256", SMALL, {"encoder": "gru", "patch": 1}, 256),
+    Case("GRU of 2 layers, batch 256", SMALL,
+         {"encoder": "gru", "hidden_size": 96, "num_layers": 2, "patch": 2}, 256, SGD),
+)  # fmt: skip
+
+
+def train(case: Case, folder: Path) -> dict[str, Any]:
+    """`{planned_bytes, measured_bytes, ratio}` of a spec, trained in a process of its own."""
+    path = case.data.write(folder)
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        run_dir = Path(made)
+        attempt = run_dir / "attempt-1"
+        attempt.mkdir()
+        document = {
+            "run_id": 1,
+            "attempt": 1,
+            "spec": case.spec(),
+            "datasets": {case.data.name: {"path": str(path), "fingerprint": fingerprint(path)}},
+            "device": "cpu",
+            "threads": THREADS,
+            "run_dir": str(run_dir),
+        }
+        (attempt / "spec.json").write_text(json.dumps(document))
+        command = [sys.executable, "-P", "-m", "worker.trainer", str(attempt)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=_as_worker()
+        )
+        assert done.returncode == 0, done.stderr[-2_000:]
+        events = [json.loads(line) for line in (attempt / "events.jsonl").read_text().splitlines()]
+    progress = [event for event in events if event["kind"] == "progress"][-1]
+    return compared(planned(case, path), progress["peak_memory"])
+
+
+def planned(case: Case, path: Path) -> dict[str, Any]:
+    """The plan as it is stored with a run."""
+    spec = RunSpec.model_validate_json(json.dumps(case.spec()))
+    host = HostFacts(available_bytes=AVAILABLE_BYTES)
+    facts = Facts({case.data.name: case.data.facts(path)}, (DeviceFacts("cpu", "cpu", host=host),))
+    return memory_plan(spec, facts).as_json()
+
+
+def _as_worker() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": str(THREADS)}
+
+
+def main() -> None:
+    """Print the table."""
+    print("| Spec | Planned, MiB | Measured, MiB | Ratio |\n|---|---|---|---|")  # noqa: T201
+    with tempfile.TemporaryDirectory() as folder:
+        for case in CASES:
+            found = train(case, Path(folder))
+            mib = [f"{found[name] / 2**20:,.0f}" for name in ("planned_bytes", "measured_bytes")]
+            row = f"| {case.name} | {' | '.join(mib)} | {found['ratio']:.2f} |"
+            print(row, flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
