@@ -1,14 +1,30 @@
 """What the guard is told of the world as it is when a request comes."""
 
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from app.api.services import Services
 from app.errors import NotFound
-from app.guard.facts import Facts
+from app.guard.carry import carry_between
+from app.guard.derived import device_of, steps_of
+from app.guard.facts import Facts, HistoryFacts, ParentFacts, UnknownFact
+from app.guard.resolve import Resolved, resolve
+from app.spec.parse import parse_spec
 from app.store.facts import dataset_facts, worker_devices
 
+Document = dict[str, Any]
 
-def facts_for(services: Services, request: dict[str, Any]) -> Facts:
+
+@dataclass(frozen=True)
+class Parent:
+    """The run that is restarted, and which of its checkpoints is asked for."""
+
+    run_id: int
+    spec: Document
+    wish: Literal["latest", "best", "scratch"] | int
+
+
+def facts_for(services: Services, request: Document, parent: Parent | None = None) -> Facts:
     """The facts as of now; datasets that the request names are read afresh."""
     datasets = {record.name: record for record in services.datasets.get()}
     for name in _named_datasets(request):
@@ -17,13 +33,48 @@ def facts_for(services: Services, request: dict[str, Any]) -> Facts:
         except NotFound:
             datasets.pop(name, None)
     workers = services.workers.get()
-    return Facts(
+    facts = Facts(
         datasets={name: dataset_facts(record) for name, record in datasets.items()},
         devices=tuple(device for worker in workers for device in worker_devices(worker)),
     )
+    resolved = resolve(request, services.catalog.get(), facts)
+    return replace(
+        facts,
+        history=_history(services, resolved, facts),
+        parent=None if parent is None else _parent(services, parent, resolved, facts),
+    )
 
 
-def _named_datasets(request: dict[str, Any]) -> set[str]:
+def _history(services: Services, resolved: Resolved, facts: Facts) -> HistoryFacts | None:
+    """How fast like runs were on the device that this one would get."""
+    if resolved.spec is None or resolved.document is None:
+        return None
+    try:
+        device = device_of(resolved.spec, facts)
+    except UnknownFact:
+        return None
+    return services.store.history.like(resolved.document, device)
+
+
+def _parent(
+    services: Services, parent: Parent, resolved: Resolved, facts: Facts
+) -> ParentFacts | None:
+    """Where the parent's schedule stands at the checkpoint whose whole state would be carried."""
+    child = resolved.document
+    if child is None or carry_between(parent.spec, child).kind != "full":
+        return None
+    source = services.store.runs.whole_state_of(parent.run_id, parent.wish)
+    if source is None:
+        return None
+    saved_by, _ = parse_spec(services.store.runs.documents(source.run_id).spec)
+    try:
+        steps = None if saved_by is None else steps_of(saved_by, facts)
+    except UnknownFact:
+        return None
+    return None if steps is None else ParentFacts(parent.spec, source.step, steps)
+
+
+def _named_datasets(request: Document) -> set[str]:
     data = request.get("data")
     if not isinstance(data, dict):
         return set()

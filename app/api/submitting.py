@@ -9,7 +9,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from app.api.bounds import checked
-from app.api.knowledge import facts_for
+from app.api.knowledge import Parent, facts_for
 from app.api.models.runs import RestartBody
 from app.api.services import Services
 from app.errors import DatasetNotReady, InvalidRequest, SpecRejected
@@ -32,9 +32,9 @@ def require_object(document: Any) -> Document:
     return document
 
 
-def plan_request(services: Services, request: Document) -> Plan:
-    """The plan of a request as the world is now."""
-    facts = facts_for(services, request)
+def plan_request(services: Services, request: Document, parent: Parent | None = None) -> Plan:
+    """The plan of a request as the world is now; `parent`: of a restart."""
+    facts = facts_for(services, request, parent)
     return make_plan(request, facts, services.catalog.get(), services.settings.guard)
 
 
@@ -62,7 +62,8 @@ def restart(
         return made, False
     documents = services.store.runs.documents(parent_id)
     request = _patched(documents.request, body)
-    new = _new_run(plan_request(services, request))
+    parent = Parent(parent_id, documents.spec, body.from_)
+    new = _new_run(plan_request(services, request, parent))
     carry = _carry(documents.spec, new.spec, body)
     order = Restart(parent_id=parent_id, from_=body.from_, carry=carry.as_json(), force=body.force)
     return services.store.runs.restart(order, new, idempotency=idempotency, if_version=if_version)

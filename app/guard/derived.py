@@ -44,6 +44,21 @@ def steps_of(spec: RunSpec, facts: Facts) -> int:
     return total_steps(spec.training, sizes_of(spec, facts).training)
 
 
+def evaluations(spec: RunSpec, steps: int, epoch_steps: int) -> int:
+    """How often the validation part is looked at; always once at the end."""
+    by_epochs = spec.evaluation.every_epochs
+    by_steps = spec.evaluation.every_steps
+    count = steps // (epoch_steps * by_epochs) if by_epochs else 0
+    return max(1, count + (steps // by_steps if by_steps else 0))
+
+
+def evaluated_samples(spec: RunSpec, validation: int) -> int:
+    """Samples of one look at a validation part of so many."""
+    batch = spec.evaluation.batch_size
+    batch = spec.training.batch_size if batch == "auto" else batch
+    return min(validation, (spec.evaluation.max_batches or validation) * batch)
+
+
 def device_of(spec: RunSpec, facts: Facts) -> DeviceFacts:
     """The device that the run would get; UnknownFact while no worker has one."""
     device = facts.best_device(spec.runtime.device)

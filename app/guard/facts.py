@@ -39,10 +39,9 @@ class FieldFacts:
     nonfinite: int | None = None
     mean: float | None = None
     std: float | None = None
-    distinct: int | None = None
-    """Different values among the sampled rows; None for arrays of more than one value a sample."""
     sorted: bool | None = None
-    """Whether the sampled rows never fall, from the first of the file to its last."""
+    """Whether the sampled rows never fall, or never rise, from the first of the file to its last;
+    false where all are the same."""
 
     @property
     def sample_bytes(self) -> int:
@@ -94,7 +93,6 @@ class DeviceFacts:
     free_memory_bytes: int | None = None
     capability: tuple[int, int] | None = None
     """CUDA compute capability."""
-    foreign_processes: int | None = None
     host: HostFacts = UNKNOWN_HOST
 
     @property
@@ -108,11 +106,13 @@ class HistoryFacts:
     """What like runs did: medians over the newest of them."""
 
     runs: tuple[int, ...]
-    """Their ids."""
+    """Their ids, newest first."""
     iterations_per_second: float
     checkpoint_seconds: float | None = None
     evaluation_seconds: float | None = None
-    """One look at the validation part."""
+    """For one sample."""
+    other_seconds: float | None = None
+    """From the start of an attempt to its end, beside steps, evaluations and checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class ParentFacts:
     step: int
     """Optimizer steps of the checkpoint that is carried."""
     steps: int
-    """Optimizer steps that the parent had before it."""
+    """Optimizer steps that its learning-rate schedule was made for."""
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from app.errors import SpecRejected
-from app.guard.derived import sizes_of
-from app.guard.facts import Facts, UnknownFact
+from app.guard.estimate import estimate_of
+from app.guard.facts import Facts
 from app.guard.judge import Strictness, Unchecked, judge
 from app.guard.patching import apply_json_patch
 from app.guard.resolve import resolve
 from app.presets.catalog import Catalog
-from app.spec.arithmetic import resolved_shuffle, steps_per_epoch, total_steps
+from app.spec.arithmetic import resolved_shuffle
 from app.spec.data import ChunkedLoader, Loader
 from app.spec.issue import Issue
 from app.spec.layers import Document
-from app.spec.run import RunSpec
 
 # A fix that brings another issue takes that one's fix along, and so on so many times.
 MOST_FIXES_TOGETHER = 4
@@ -85,7 +84,7 @@ def _plan(request: Document, facts: Facts, catalog: Catalog, strictness: Strictn
         provenance,
         [*resolved.issues, *judgement.issues],
         judgement.unchecked,
-        _estimate(resolved.spec, facts),
+        estimate_of(resolved.spec, facts),
     )
 
 
@@ -127,19 +126,3 @@ def _pin_order(
     }
     pinned = {**document, "data": {**document["data"], "loader": pinned_loader}}
     return pinned, {**provenance, **sources}
-
-
-def _estimate(spec: RunSpec, facts: Facts) -> Document | None:
-    """Samples and steps that the spec comes to; seconds need a history that is not kept yet."""
-    try:
-        sizes = sizes_of(spec, facts)
-    except UnknownFact:
-        return None
-    return {
-        "training_samples": sizes.training,
-        "validation_samples": sizes.validation,
-        "test_samples": sizes.test,
-        "steps_per_epoch": steps_per_epoch(spec.training, sizes.training),
-        "steps": total_steps(spec.training, sizes.training),
-        "seconds": None,
-    }

@@ -70,6 +70,5 @@ def device_facts(device: Document, host: HostFacts) -> DeviceFacts:
         total_memory_bytes=device.get("total_memory_bytes"),
         free_memory_bytes=device.get("free_memory_bytes"),
         capability=None if capability is None else (capability[0], capability[1]),
-        foreign_processes=device.get("foreign_processes"),
         host=host,
     )

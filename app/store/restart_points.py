@@ -53,6 +53,24 @@ def find_sources(connection: Connection, origin: Origin) -> list[Source]:
     return found
 
 
+class WholeState(NamedTuple):
+    """A checkpoint that a child would carry on from with all that is in it."""
+
+    run_id: int
+    step: int
+
+
+def find_whole_state(connection: Connection, origin: Origin) -> WholeState | None:
+    """What a child of this origin would go on from, as of now; None where nothing is saved, or the
+    weights alone are taken.
+    """
+    saved = [s for s in find_sources(connection, origin) if s.checkpoint_id is not None]
+    if not saved or saved[0].carry != "full":
+        return None
+    step = select(checkpoints.c.step).where(checkpoints.c.id == saved[0].checkpoint_id)
+    return WholeState(saved[0].run_id, connection.execute(step).scalar_one())
+
+
 def hold_first(connection: Connection, origin: Origin) -> Source | None:
     """The first source that has a checkpoint, which cannot be removed in this transaction."""
     while True:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import (
     ColumnElement,
@@ -34,6 +34,7 @@ from app.store.records import (
     RunRecord,
     WatchMark,
 )
+from app.store.restart_points import Origin, WholeState, find_whole_state
 from app.store.run_rows import CLAIM_ORDER, fetch, lock, matches, missing, select_runs, to_records
 from app.store.submission import (
     claim_key,
@@ -168,6 +169,15 @@ class Runs:
         with self._database.read() as connection:
             rows = connection.execute(query)
             return {row.id: (row.created_at, row.started_at) for row in rows}
+
+    def whole_state_of(
+        self, run_id: int, wish: Literal["latest", "best", "scratch"] | int
+    ) -> WholeState | None:
+        """The checkpoint that a child with the same training would go on from, as of now; None
+        where nothing is saved, or the weights alone would be taken.
+        """
+        with self._database.read() as connection:
+            return find_whole_state(connection, Origin(run_id, str(wish), "full"))
 
     # --- change -----------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from app.store.checkpoints import Checkpoints
 from app.store.database import Database
 from app.store.datasets import Datasets
 from app.store.events import Events
+from app.store.history import History
 from app.store.jobs import Jobs
 from app.store.leases import Leases
 from app.store.logs import Logs
@@ -36,6 +37,7 @@ class Store:
         self.attempts = Attempts(database)
         self.events = Events(database)
         self.metrics = Metrics(database)
+        self.history = History(database)
         self.logs = Logs(database)
         self.checkpoints = Checkpoints(database, clock)
         self.datasets = Datasets(database, clock)

@@ -19,7 +19,7 @@ def device_for(preset: str) -> DeviceFacts:
     if made_for.device == "cpu":
         return CPU
     memory = int(made_for.memory_gib * GIB * 0.98)
-    return DeviceFacts("cuda", "NVIDIA GPU", memory, memory - GIB, (8, 6), 0, HOST)
+    return DeviceFacts("cuda", "NVIDIA GPU", memory, memory - GIB, (8, 6), HOST)
 
 
 def test_there_are_examples_in_yaml_and_toml():

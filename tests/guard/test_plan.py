@@ -11,11 +11,11 @@ from app.guard.facts import DatasetFacts, FieldFacts
 from app.guard.plan import make_plan
 from app.spec.availability import UNAVAILABLE
 from app.spec.layers import leaves
-from tests.guard.world import CATALOG, CPU, REQUEST, RTX, codes, plan_of, weather, world
+from tests.guard.world import CATALOG, CPU, HISTORY, REQUEST, RTX, codes, plan_of, weather, world
 
 
 def test_the_smallest_request_becomes_a_complete_spec():
-    plan = plan_of()
+    plan = plan_of(facts=world(history=None))
     assert plan.issues == []
     assert plan.require_ok()["training"]["epochs"] == 5
     assert plan.estimate == {
@@ -25,7 +25,27 @@ def test_the_smallest_request_becomes_a_complete_spec():
         "steps_per_epoch": 26,
         "steps": 130,
         "seconds": None,
+        "from_runs": [],
     }
+
+
+@pytest.mark.parametrize(
+    ("change", "seconds"),
+    [
+        # 130 steps at 20 a second, 5 looks at 804 samples, as many new bests and the end, the rest.
+        ({}, 6.5 + 5 * 804 * 0.001 + 6 * 0.05 + 3),
+        ({"checkpoint": {"keep_best": 0, "every_steps": 10}}, 6.5 + 4.02 + 14 * 0.05 + 3),
+        ({"evaluation": {"max_batches": 2}}, 6.5 + 5 * 256 * 0.001 + 6 * 0.05 + 3),
+    ],
+)
+def test_the_time_is_reckoned_with_the_figures_of_like_runs(change, seconds):
+    history = replace(HISTORY, runs=(7, 4), evaluation_seconds=0.001, other_seconds=3.0)
+    estimate = plan_of(change, world(history=history)).estimate
+    assert estimate is not None
+    assert (estimate["seconds"], estimate["from_runs"]) == (
+        pytest.approx(seconds, abs=0.05),
+        [7, 4],
+    )
 
 
 def test_what_is_shuffled_together_is_fixed_at_submission():

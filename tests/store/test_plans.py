@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event, insert, text
 
+from app.guard.facts import DeviceFacts
 from app.lifecycle import RunState
 from app.store.records import RunFilter
 from app.store.tables import runs
@@ -15,6 +16,7 @@ from app.store.tables import runs
 from .conftest import CPU, World
 
 HISTORY = 20_000
+LIKE = {"recipe": {"kind": "sequence"}, "data": {"dataset": "weather"}}
 
 
 @pytest.fixture
@@ -25,7 +27,7 @@ def old_world(world: World) -> World:
         "mode": "train", "dataset": "weather", "device": "auto", "gpus": 1, "max_retries": 3,
         "accepted_risks": [], "state": "succeeded", "intent": "run", "reason": "completed",
         "version": 3, "attempt": 1, "devices": [], "beat": 9, "retries_used": 0, "losses": 0,
-        "last_event_seq": 4, "log_bytes": 0, "created_at": 1.0,
+        "last_event_seq": 4, "log_bytes": 0, "created_at": 1.0, "progress_at": 1.0,
     }  # fmt: skip
     with world.store.database.write() as connection:
         connection.execute(insert(runs), [{**row, "place": i} for i in range(HISTORY)])
@@ -82,9 +84,11 @@ def test_lists_claims_and_counts_read_indexes(old_world: World) -> None:
         store.runs.next_queue_position(0)
         store.runs.watch_marks([run.id])
         store.leases.holders()
+        assert store.history.like(LIKE, DeviceFacts("cpu", "cpu")) is None
+        store.workers.pulses()
         lease = store.leases.claim(old_world.worker, [CPU])
     assert lease is not None
-    assert len(sent) > 12
+    assert len(sent) > 14
     assert full_scans(old_world, sent) == []
 
 

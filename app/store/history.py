@@ -1,0 +1,170 @@
+"""How fast runs like a new one were: the guard reckons its time and its checkpoints with it."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import median
+from typing import Any
+
+from sqlalchemy import Row, Select, and_, select
+
+from app.guard.facts import DeviceFacts, HistoryFacts
+from app.lifecycle import RunState
+from app.store.database import Database
+from app.store.records import Document
+from app.store.tables import attempts, run_documents, runs
+
+# The newest runs of a recipe that are looked at, those of them whose specs are compared, so many
+# at once, and the like ones that count.
+NEWEST, COMPARED, AT_ONCE, COUNTED = 1000, 100, 20, 10
+# What an attempt must have trained for its pace to count: the first steps are slower than others.
+LEAST_STEPS, LEAST_SECONDS = 100, 60.0
+# Runs are alike that agree in these: they take the same time for a step.
+ALIKE = (
+    ("recipe",),
+    ("data", "dataset"),
+    ("data", "inputs"),
+    ("data", "targets"),
+    ("data", "loader", "kind"),
+    ("training", "batch_size"),
+    ("training", "gradient_accumulation_steps"),
+    ("runtime", "precision"),
+    ("runtime", "compile"),
+)
+TRAINING_PARTS = ("data_wait", "compute", "sync")
+
+
+class History:
+    """Read from the last attempts of runs: what their progress says they spent their time on."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def like(self, spec: Document, device: DeviceFacts) -> HistoryFacts | None:
+        """Medians over the newest runs that are alike and were on such a device; None: no run.
+
+        Reads a bounded number of rows through an index, however many runs there are.
+        """
+        wanted, alike = _likeness(spec), []
+        with self._database.read() as connection:
+            ids = connection.execute(_candidates(spec)).scalars().all()
+            for start in range(0, len(ids), AT_ONCE):
+                rows = connection.execute(_figures(ids[start : start + AT_ONCE])).all()
+                alike += [
+                    row
+                    for row in rows
+                    if _likeness(row.spec) == wanted
+                    and _is_on(row.environment, device)
+                    and _is_telling(row)
+                ]
+                if len(alike) >= COUNTED:
+                    break
+        return _medians(alike[:COUNTED]) if alike else None
+
+
+def _candidates(spec: Document) -> Select[Any]:
+    """Ids of runs of the recipe over the dataset that have told progress, newest first."""
+    newest = (
+        select(runs.c.id, runs.c.dataset, runs.c.progress_at, runs.c.deleted_at)
+        .where(runs.c.recipe == spec["recipe"]["kind"])
+        .order_by(runs.c.id.desc())
+        .limit(NEWEST)
+        .subquery()
+    )
+    return (
+        select(newest.c.id)
+        .where(
+            newest.c.dataset == spec["data"]["dataset"],
+            newest.c.progress_at.is_not(None),
+            newest.c.deleted_at.is_(None),
+        )
+        .order_by(newest.c.id.desc())
+        .limit(COMPARED)
+    )
+
+
+def _figures(ids: Sequence[int]) -> Select[Any]:
+    """Of these runs, newest first, with the attempt that the progress of each tells of."""
+    last = and_(attempts.c.run_id == runs.c.id, attempts.c.number == runs.c.attempt)
+    return (
+        select(
+            runs.c.id,
+            runs.c.state,
+            runs.c.progress,
+            runs.c.environment,
+            run_documents.c.spec,
+            attempts.c.started_at,
+            attempts.c.finished_at,
+            attempts.c.saved_checkpoints,
+        )
+        .join(attempts, last)
+        .join(run_documents, run_documents.c.run_id == runs.c.id)
+        .where(runs.c.id.in_(ids))
+        .order_by(runs.c.id.desc())
+    )
+
+
+def _likeness(spec: Document) -> list[Any]:
+    return [_at(spec, keys) for keys in ALIKE]
+
+
+def _at(document: Any, keys: Iterable[str]) -> Any:
+    for key in keys:
+        document = document.get(key) if isinstance(document, dict) else None
+    return document
+
+
+def _is_on(environment: Document | None, device: DeviceFacts) -> bool:
+    """Whether an attempt was on such a device: any CPU, or a GPU of that name."""
+    if environment is None:
+        return False
+    if environment.get("cuda") is None:
+        return device.kind == "cpu"
+    return device.kind == "cuda" and environment.get("device") == device.name
+
+
+def _is_telling(row: Row[Any]) -> bool:
+    """Whether the progress is of this attempt and it trained for long enough."""
+    if row.progress.get("phase") == "starting":
+        return False  # it still is that of the attempt before
+    steps = _at(row.progress, ("totals", "train_iterations")) or 0
+    seconds = _trained_seconds(row)
+    return steps > 0 and seconds > 0 and (steps >= LEAST_STEPS or seconds >= LEAST_SECONDS)
+
+
+def _trained_seconds(row: Row[Any]) -> float:
+    return sum(_spent(row, part) for part in TRAINING_PARTS)
+
+
+def _spent(row: Row[Any], part: str) -> float:
+    return float(_at(row.progress, ("phase_seconds", part)) or 0.0)
+
+
+def _medians(alike: list[Row[Any]]) -> HistoryFacts:
+    return HistoryFacts(
+        runs=tuple(row.id for row in alike),
+        iterations_per_second=median(
+            row.progress["totals"]["train_iterations"] / _trained_seconds(row) for row in alike
+        ),
+        checkpoint_seconds=_median(
+            _spent(row, "checkpoint") / row.saved_checkpoints
+            for row in alike
+            if row.saved_checkpoints
+        ),
+        evaluation_seconds=_median(
+            _spent(row, "eval") / row.progress["totals"]["eval_samples"]
+            for row in alike
+            if row.progress["totals"].get("eval_samples")
+        ),
+        other_seconds=_median(_beside(alike)),
+    )
+
+
+def _beside(alike: list[Row[Any]]) -> Iterator[float]:
+    for row in alike:
+        if row.state == RunState.succeeded.value and row.finished_at is not None:
+            counted = _trained_seconds(row) + _spent(row, "checkpoint") + _spent(row, "eval")
+            yield max(0.0, row.finished_at - row.started_at - counted)
+
+
+def _median(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return median(found) if found else None
