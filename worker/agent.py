@@ -18,8 +18,9 @@ from app.store.doorbell import Doorbell
 from app.store.identity import this_process
 from app.store.migrate import upgrade
 from app.store.observer import Observer
-from app.store.records import NewWorker, SlotOffer
+from app.store.records import SlotOffer
 from app.store.store import Store, open_store
+from app.store.worker_records import NewWorker
 from worker.devices import Devices
 from worker.exporter import Exporter, Snapshot, WorkerCollector
 from worker.host import checkout, host_now, host_setup
@@ -240,6 +241,7 @@ class Agent:
         try:
             self._store.workers.beat(
                 self._worker_id,
+                "draining" if self._signals_seen else "alive",
                 slots=describe_slots(self._devices.slots),
                 devices=describe_devices(self._telemetry.gpus),
                 facts=self._host_facts() | {"why_no_gpus": self._telemetry.why_absent},

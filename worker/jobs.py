@@ -13,8 +13,9 @@ import structlog
 
 from app.errors import LeaseLost
 from app.settings import Settings
-from app.store.records import Inspection, JobRecord
+from app.store.records import Inspection
 from app.store.store import Store
+from app.store.worker_records import JobRecord
 from worker.preparation import confined
 
 log = structlog.get_logger("stoker.worker")

@@ -42,7 +42,11 @@ class Outbox:
 
 @dataclass
 class Report:
-    """The state of one attempt as the trainer tells it."""
+    """The state of one attempt as the trainer tells it.
+
+    `beats`: how many of the run are stored; a beat that the store may or may not have is kept as it
+    was, with its number, until it is known.
+    """
 
     artifact_root: Path
     attempt_dir: Path
@@ -56,6 +60,8 @@ class Report:
     checkpoints: Histogram = CHECKPOINT_DURATIONS
     checkpoint_failures: Counter[str] = field(default_factory=Counter)
     outbox: Outbox = field(default_factory=Outbox)
+    beats: int = 0
+    _sent: Beat | None = None
 
     def take(self, events: list[Document]) -> None:
         """Take in events in their order."""
@@ -94,24 +100,34 @@ class Report:
                 self._end(event)
 
     def beat(self) -> Beat:
-        """Everything not told yet, as one beat; `told` forgets it once it is committed."""
-        untold = self.outbox
-        return Beat(
-            progress=untold.progress,
-            events=untold.events,
-            metric_points=list(untold.points.values()),
-            log_text=untold.log_text,
-            checkpoints=untold.checkpoints,
-            removed_checkpoints=untold.removed_checkpoints,
-            applied=untold.applied,
-            environment=untold.environment,
-            devices=untold.devices,
-            resumed_from_step=untold.resumed_from_step,
-            result=(self.end or {}).get("result"),
-        )
+        """Everything not told yet, as one beat; the same again until it is `told`."""
+        if self._sent is None:
+            news, self.outbox = self.outbox, Outbox()
+            self._sent = Beat(
+                number=self.beats,
+                progress=news.progress,
+                events=news.events,
+                metric_points=list(news.points.values()),
+                log_text=news.log_text,
+                checkpoints=news.checkpoints,
+                removed_checkpoints=news.removed_checkpoints,
+                applied=news.applied,
+                environment=news.environment,
+                devices=news.devices,
+                resumed_from_step=news.resumed_from_step,
+                result=(self.end or {}).get("result"),
+            )
+        return self._sent
 
     def told(self) -> None:
-        self.outbox = Outbox()
+        """The beat is stored."""
+        self._sent = None
+        self.beats += 1
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether a beat was sent of which it is not known that it is stored."""
+        return self._sent is not None
 
     def sample(self, name: str, value: float | None) -> None:
         """A number measured from outside, at the step the trainer is at."""

@@ -58,7 +58,7 @@ class Supervision:
         folder = run_dir(root, lease.run_id) / f"attempt-{lease.attempt}"
         self._shop = shop
         self._attempt = AttemptDir(folder)
-        self._report = Report(root, folder, shop.checkout)
+        self._report = Report(root, folder, shop.checkout, beats=lease.beats)
         self._seen = Evidence(grace_seconds=shop.settings.stop_grace_seconds)
         self._oom_kills = oom_kills()
         self._claimed_at = now
@@ -302,8 +302,9 @@ class Supervision:
         """Record the end. A store error leaves it to be recorded by a later call."""
         self.finish_tried = True
         assert self._verdict is not None  # noqa: S101 - the stage is `ended`
-        if self._report.outbox.checkpoints:
-            self.beat(now)  # the last checkpoint's row goes before the removal of older ones
+        # The last checkpoint's row goes before the removal of older ones.
+        while self._report.is_unsure or self._report.outbox.checkpoints:
+            self.beat(now)
             if self.stage is Stage.over:
                 return
         reason, message = self._verdict.reason, self._verdict.message
@@ -318,7 +319,7 @@ class Supervision:
         try:
             run = self._shop.store.leases.finish(self.lease.token, finish)
         except LeaseLost:
-            log.warning("lease lost before the end was recorded", run=self.lease.run_id)
+            log.warning("the lease has ended before this was told", run=self.lease.run_id)
         else:
             log.info("run ended", run=run.id, state=run.state, reason=reason, message=message)
         self._leave()

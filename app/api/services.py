@@ -13,8 +13,9 @@ from app.errors import Conflict
 from app.presets.catalog import Catalog, load_catalog
 from app.settings import Settings
 from app.store.doorbell import Doorbell
-from app.store.records import DatasetRecord, WorkerRecord
+from app.store.records import DatasetRecord
 from app.store.store import Store
+from app.store.worker_records import WorkerRecord
 
 CACHE_SECONDS = 2.0
 MAX_KNOWN_DATASETS = 500

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import Connection, Row, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, select, true, update
 
 from app.errors import LeaseLost
 from app.lifecycle import RunState
@@ -10,34 +10,40 @@ from app.store.checkpoints import add_checkpoints, forget_checkpoints
 from app.store.logs import add_log_text
 from app.store.metrics import add_points
 from app.store.records import Beat, Document
-from app.store.tables import attempts, runs, storable, workers
+from app.store.tables import attempts, runs, storable
 from app.store.transitions import insert_events
+
+_TOLD: tuple[ColumnElement[Any], ...] = (
+    runs.c.id,
+    runs.c.attempt,
+    runs.c.intent,
+    runs.c.last_event_seq,
+)
 
 
 def apply_beat(connection: Connection, token: str, beat: Beat, now: float) -> Row[Any]:
     """Write a beat in the caller's transaction; the run's row after it.
 
-    The first statement is the fence: LeaseLost when the token holds no running run any more.
+    The first statement is the fence: LeaseLost when the token holds no running run any more. A beat
+    that is stored already, though its sender was not told so, changes nothing.
     """
     text = storable(beat.log_text)
+    holds = and_(runs.c.lease_token == token, runs.c.state == RunState.running.value)
+    is_new = true() if beat.number is None else runs.c.beat == beat.number
     statement = (
         update(runs)
-        .where(runs.c.lease_token == token, runs.c.state == RunState.running.value)
+        .where(holds, is_new)
         .values(
             beat=runs.c.beat + 1,
             last_event_seq=runs.c.last_event_seq + len(beat.events),
             log_bytes=runs.c.log_bytes + len(text.encode()),
             **_run_values(beat, now),
         )
-        .returning(
-            runs.c.id, runs.c.attempt, runs.c.intent, runs.c.last_event_seq, runs.c.worker_id
-        )
+        .returning(*_TOLD)
     )
     run = connection.execute(statement).one_or_none()
     if run is None:
-        raise LeaseLost(
-            "The lease on this run has ended: it was declared lost, or its end is recorded already."
-        )
+        return _known(connection, holds)
     events = [
         {"t": event.t, "attempt": run.attempt, "kind": event.kind, "data": event.data}
         for event in beat.events
@@ -47,11 +53,15 @@ def apply_beat(connection: Connection, token: str, beat: Beat, now: float) -> Ro
     saved = add_checkpoints(connection, run.id, run.attempt, beat.checkpoints)
     forget_checkpoints(connection, run.id, beat.removed_checkpoints)
     _update_attempt(connection, run, beat, text, saved)
-    connection.execute(
-        update(workers)
-        .where(workers.c.id == run.worker_id)
-        .values(beat=workers.c.beat + 1, seen_at=now)
-    )
+    return run
+
+
+def _known(connection: Connection, holds: ColumnElement[bool]) -> Row[Any]:
+    run = connection.execute(select(*_TOLD).where(holds).with_for_update()).one_or_none()
+    if run is None:
+        raise LeaseLost(
+            "The lease on this run has ended: it was declared lost, or its end is recorded already."
+        )
     return run
 
 

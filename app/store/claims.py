@@ -150,6 +150,7 @@ def _lease(
         slot=slot.name,
         restore_points=restore_points(connection, origin_of(connection, run.id)),
         max_retries=run.max_retries,
+        beats=run.beat,
         dataset=known.pop(run.dataset),
         extra_datasets=known,
     )

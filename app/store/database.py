@@ -8,8 +8,15 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from sqlalchemy import Connection, create_engine, event, text
-from sqlalchemy.engine import Engine, make_url
-from sqlalchemy.exc import DatabaseError, InterfaceError, OperationalError
+from sqlalchemy.engine import URL, Engine, make_url
+from sqlalchemy.exc import (
+    ArgumentError,
+    DatabaseError,
+    DBAPIError,
+    InterfaceError,
+    OperationalError,
+    ProgrammingError,
+)
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from app.errors import InvalidRequest, Unavailable
@@ -19,6 +26,10 @@ from app.store.doorbell import PG_CHANNEL, Doorbell
 BUSY_TIMEOUT_SECONDS = 30.0
 CONNECT_TIMEOUT_SECONDS = 5
 DIALECTS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
+SUPPORTED = (
+    "Stoker keeps its data in a SQLite file (sqlite:////path/to/stoker.db) or in PostgreSQL "
+    "(postgresql+psycopg://user@host/name)."
+)
 
 
 class Database:
@@ -26,6 +37,14 @@ class Database:
 
     def __init__(self, settings: Settings) -> None:
         self.engine = make_engine(settings.database_url)
+        # One answer tells of one moment, however many statements it takes; SQLite always does so.
+        self._reader = (
+            self.engine
+            if self.is_sqlite
+            else self.engine.execution_options(
+                isolation_level="REPEATABLE READ", postgresql_readonly=True
+            )
+        )
         self._bell = Doorbell(settings)
         self._writer = threading.Lock()
 
@@ -35,8 +54,11 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A transaction that only reads. Unavailable when the database cannot be reached."""
-        with _explained(), self.engine.connect() as connection, connection.begin():
+        """A transaction that only reads, all of it from one moment.
+
+        Unavailable when the database cannot be reached.
+        """
+        with _explained(), self._reader.connect() as connection, connection.begin():
             yield connection
 
     @contextmanager
@@ -60,35 +82,70 @@ class Database:
     ) -> Iterator[Connection]:
         with _explained(), self.engine.connect() as plain:
             connection = plain.execution_options(stoker_immediate=immediate)
-            with connection.begin():
+            with connection.begin() as transaction:
                 yield connection
                 if notify:
                     connection.execute(text(f"NOTIFY {PG_CHANNEL}"))  # delivered by the commit
+                with _explained_commit():
+                    transaction.commit()
 
     def close(self) -> None:
         self.engine.dispose()
 
 
 def make_engine(database_url: str) -> Engine:
-    """The engine of a URL; InvalidRequest for a database that is not supported."""
-    url = make_url(database_url)
+    """The engine of a URL; InvalidRequest for a database that is not supported or not installed."""
+    url = _parse(database_url)
     backend = url.get_backend_name()
     if backend not in DIALECTS or (backend == "sqlite" and not url.database):
         raise InvalidRequest(
-            f"STOKER_DATABASE_URL names {url.drivername!r}; Stoker keeps its data in a SQLite file "
-            "(sqlite:////path/to/stoker.db) or in PostgreSQL (postgresql+psycopg://user@host/name).",
-            code="invalid_settings",
+            f"STOKER_DATABASE_URL names {url.drivername!r}; {SUPPORTED}", code="invalid_settings"
         )
     url = url.set(drivername=DIALECTS[backend])
     if backend == "postgresql":
-        return create_engine(
-            url, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_TIMEOUT_SECONDS}
+        return _make_postgres_engine(url)
+    if url.query:
+        raise InvalidRequest(
+            "STOKER_DATABASE_URL names a SQLite file with parameters "
+            f"({', '.join(sorted(url.query))}), which would have no effect: leave out what follows "
+            "the question mark.",
+            code="invalid_settings",
         )
     engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_SECONDS})
     event.listen(engine, "do_connect", _create_private)
     event.listen(engine, "connect", _configure_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _parse(database_url: str) -> URL:
+    try:
+        return make_url(database_url)
+    except (ArgumentError, ValueError):
+        raise _unreadable_url() from None
+
+
+def _unreadable_url() -> InvalidRequest:
+    return InvalidRequest(  # the URL is not shown, since it may hold a password
+        f"STOKER_DATABASE_URL cannot be read as a URL; {SUPPORTED} Characters of a password such "
+        "as @ and / are written as %40 and %2F.",
+        code="invalid_settings",
+    )
+
+
+def _make_postgres_engine(url: URL) -> Engine:
+    try:
+        return create_engine(
+            url, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_TIMEOUT_SECONDS}
+        )
+    except ArgumentError:  # such as more ports than hosts
+        raise _unreadable_url() from None
+    except ImportError as error:
+        raise InvalidRequest(
+            "STOKER_DATABASE_URL names PostgreSQL, and what speaks with it cannot be loaded "
+            f"({error}). Install it into the same environment: pip install 'psycopg[binary]'.",
+            code="invalid_settings",
+        ) from None
 
 
 def has_wal_reset_bug(version: tuple[int, int, int]) -> bool:
@@ -122,14 +179,33 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except DatabaseError as error:
-        # DatabaseError itself, not a subclass: SQLite's word for a damaged file.
-        if not isinstance(error, OperationalError) and type(error) is not DatabaseError:
+        # DatabaseError itself, not a subclass: SQLite's word for a damaged file. ProgrammingError
+        # without a statement: a parameter of the URL that PostgreSQL does not know.
+        is_bad_url = isinstance(error, ProgrammingError) and error.statement is None
+        is_damage = type(error) is DatabaseError
+        if not (isinstance(error, OperationalError) or is_damage or is_bad_url):
             raise
         raise _unavailable(error.orig) from error
     except InterfaceError as error:
         raise _unavailable(error.orig) from error
     except PoolTimeout as error:
         raise _unavailable("all connections are in use") from error
+
+
+@contextmanager
+def _explained_commit() -> Iterator[None]:
+    """A connection that breaks here leaves open whether the server had stored it all."""
+    try:
+        yield
+    except DBAPIError as error:
+        if not error.connection_invalidated:
+            raise
+        raise Unavailable(
+            f"The connection to the database broke ({str(error.orig).strip()}) while this call was "
+            "being stored: it is not known whether it was. Look at what is there before you "
+            "repeat it; a repeated Idempotency-Key makes nothing twice.",
+            code="outcome_unknown",
+        ) from error
 
 
 def _unavailable(why: object) -> Unavailable:

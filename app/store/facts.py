@@ -3,7 +3,8 @@
 from typing import Any
 
 from app.guard.facts import DatasetFacts, DeviceFacts, FieldFacts, HostFacts
-from app.store.records import DatasetRecord, WorkerRecord
+from app.store.records import DatasetRecord
+from app.store.worker_records import WorkerRecord
 
 Document = dict[str, Any]
 

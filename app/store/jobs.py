@@ -9,8 +9,9 @@ from app.errors import LeaseLost, NotFound
 from app.store.claimants import require_alive
 from app.store.database import Database
 from app.store.forgetting import forget_jobs
-from app.store.records import Document, Inspection, JobKind, JobRecord
+from app.store.records import Document, Inspection
 from app.store.tables import checkpoints, datasets, jobs
+from app.store.worker_records import JobKind, JobRecord
 
 MAX_ATTEMPTS = 3
 # After the first failure; a disk or a mount may be back later. It grows sixfold each time.

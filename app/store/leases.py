@@ -63,7 +63,7 @@ class Leases:
     def holders(self) -> list[Holder]:
         """Every lease, with its beat counter and the process that holds it."""
         with self._database.read() as connection:
-            return [Holder(**row._asdict()) for row in connection.execute(_holders())]
+            return [Holder(*row) for row in connection.execute(_holders())]
 
     def declare_lost(self, token: str, beat: int) -> bool:
         """End a lease whose holder is dead, if its beat counter is still as it was seen."""

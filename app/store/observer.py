@@ -8,8 +8,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from app.store.identity import ProcessIdentity, is_known_dead
-from app.store.records import Holder, WorkerRecord
+from app.store.records import Holder
 from app.store.store import Store
+from app.store.worker_records import Pulse
 
 DEFAULT_READS = 15
 
@@ -31,7 +32,7 @@ class Observer:
     def observe(self) -> list[int]:
         """Read every beat counter once; the ids of the runs declared lost by this."""
         holders = self._store.leases.holders()
-        workers = self._store.workers.list(alive_only=True)
+        workers = self._store.workers.pulses()
         before, self._seen = self._seen, {}
         lost = [
             holder.run_id
@@ -45,7 +46,7 @@ class Observer:
         return lost
 
     def _is_dead(
-        self, before: dict[Hashable, _Sighting], key: Hashable, who: Holder | WorkerRecord
+        self, before: dict[Hashable, _Sighting], key: Hashable, who: Holder | Pulse
     ) -> bool:
         last = before.get(key)
         reads = last.reads + 1 if last is not None and last.beat == who.beat else 0

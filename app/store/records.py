@@ -10,9 +10,6 @@ Document = dict[str, Any]
 T = TypeVar("T")
 CarryKind = Literal["full", "weights", "scratch"]
 DatasetState = Literal["inspecting", "ready", "invalid"]
-JobKind = Literal["inspect_dataset", "remove_artifacts"]
-JobState = Literal["queued", "running", "done", "failed"]
-WorkerState = Literal["alive", "draining", "gone", "lost"]
 # By name: points of (step, unix seconds, value), in the order of steps; not finite is NaN.
 MetricSeries = dict[str, list[tuple[int, float, float]]]
 
@@ -230,8 +227,13 @@ class NewCheckpoint:
 
 @dataclass(frozen=True)
 class Beat:
-    """What an agent has learned since its last beat; None leaves what was said before."""
+    """What an agent has learned since its last beat; None leaves what was said before.
 
+    `number`: how many beats of the run were stored before it, so that a beat of which it is not
+    known whether it was stored can be sent again; None: it is stored in any case.
+    """
+
+    number: int | None = None
     progress: Document | None = None
     events: Sequence[NewEvent] = ()
     metric_points: Sequence[MetricPoint] = ()
@@ -321,7 +323,7 @@ class RestorePoint:
 
 @dataclass(frozen=True)
 class Lease:
-    """An agent's right to one attempt of a run; `token` is its fence.
+    """An agent's right to one attempt of a run; `token` is its fence, `beats` its next number.
 
     `restore_points`: from the parent on, as long as those before them have saved nothing.
     """
@@ -334,60 +336,9 @@ class Lease:
     slot: str
     restore_points: tuple[RestorePoint, ...]
     max_retries: int
+    beats: int
     dataset: DatasetRecord
     extra_datasets: Mapping[str, DatasetRecord]
-
-
-@dataclass(frozen=True)
-class JobRecord:
-    """Work for an agent's child. Payloads: inspect_dataset `{name, path}`; remove_artifacts
-    `{run_id, paths: [relative to ARTIFACT_ROOT], checkpoint_id: int | null}`.
-    """
-
-    id: int
-    kind: JobKind
-    payload: Document
-    state: JobState
-    error: str | None
-    attempts: int
-    worker_id: int | None
-    created_at: float
-    finished_at: float | None
-
-
-@dataclass(frozen=True)
-class NewWorker:
-    """An agent that starts. `boot_id`, `pid` and `start_time`: see app.store.identity."""
-
-    name: str
-    host: str
-    boot_id: str
-    pid: int
-    start_time: float
-    version: str
-    slots: list[Document] = field(default_factory=list)
-    devices: list[Document] = field(default_factory=list)
-    facts: Document = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class WorkerRecord:
-    """An agent process; `slots` are `{name, device, run_id, waiting}`."""
-
-    id: int
-    name: str
-    host: str
-    boot_id: str
-    pid: int
-    start_time: float
-    version: str
-    state: WorkerState
-    beat: int
-    slots: list[Document]
-    devices: list[Document]
-    facts: Document
-    started_at: float
-    seen_at: float
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import Connection, Row, insert, select, update
 
@@ -11,8 +11,9 @@ from app.store.cursor import parse_cursor
 from app.store.database import Database
 from app.store.forgetting import forget_workers
 from app.store.jobs import requeue_jobs_of
-from app.store.records import Document, NewWorker, WorkerRecord, WorkerState
+from app.store.records import Document
 from app.store.tables import workers
+from app.store.worker_records import NewWorker, Pulse, WorkerRecord, WorkerState
 
 LIVE = ("alive", "draining")
 
@@ -37,28 +38,30 @@ class Workers:
     def beat(
         self,
         worker_id: int,
+        state: Literal["alive", "draining"],
         slots: Sequence[Document],
         devices: Sequence[Document],
         facts: Document,
     ) -> None:
-        """Say that it lives, and how it is. One that was taken for lost is alive again.
+        """Say that it lives, and how it is. One that was taken for lost is not so any more.
 
         NotFound when it was silent for so long that it is forgotten: then it has to register anew.
         """
-        with self._database.write(quiet=True) as connection:
-            state = _lock(connection, worker_id).state
-            connection.execute(
-                update(workers)
-                .where(workers.c.id == worker_id)
-                .values(
-                    beat=workers.c.beat + 1,
-                    slots=list(slots),
-                    devices=list(devices),
-                    facts=facts,
-                    state="alive" if state == "lost" else state,
-                    seen_at=self._clock(),
-                )
+        statement = (
+            update(workers)
+            .where(workers.c.id == worker_id)
+            .values(
+                beat=workers.c.beat + 1,
+                slots=list(slots),
+                devices=list(devices),
+                facts=facts,
+                state=state,
+                seen_at=self._clock(),
             )
+        )
+        with self._database.write(quiet=True) as connection:
+            if not connection.execute(statement).rowcount:
+                raise _missing(worker_id)
 
     def set_state(self, worker_id: int, state: WorkerState) -> None:
         """`draining` takes nothing new; `gone` ended in order; its jobs are queued again."""
@@ -80,6 +83,13 @@ class Workers:
                 return False
             requeue_jobs_of(connection, worker_id, self._clock())
             return True
+
+    def pulses(self) -> list[Pulse]:
+        """Of those that are alive or drain: what tells whether they still are."""
+        columns = [workers.c[name] for name in Pulse.__dataclass_fields__]
+        query = select(*columns).where(workers.c.state.in_(LIVE)).order_by(workers.c.id)
+        with self._database.read() as connection:
+            return [Pulse(*row) for row in connection.execute(query)]
 
     def list(
         self, alive_only: bool = False, limit: int = 1000, after: str | None = None

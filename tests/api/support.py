@@ -24,10 +24,10 @@ from app.store.records import (
     Lease,
     NewCheckpoint,
     NewEvent,
-    NewWorker,
     RunRecord,
     SlotOffer,
 )
+from app.store.worker_records import NewWorker
 from app.store.store import Store
 
 SPEC: dict[str, Any] = {

@@ -4,7 +4,7 @@ import os
 
 from app.settings import load_settings
 from app.store import open_store
-from app.store.records import NewWorker
+from app.store.worker_records import NewWorker
 from worker.registration import describe_devices
 from worker.telemetry import GpuSample
 

@@ -12,8 +12,9 @@ from app.settings import Settings, load_settings
 from app.store import Store, migrate, open_store
 from app.store.database import make_engine
 from app.store.identity import this_process
-from app.store.records import Lease, NewRun, NewWorker, RunRecord, SlotOffer
+from app.store.records import Lease, NewRun, RunRecord, SlotOffer
 from app.store.tables import metadata
+from app.store.worker_records import NewWorker
 from tests.store.server import PostgresServer
 
 CPU = SlotOffer("cpu-0-0", "cpu", "cpu")

@@ -20,9 +20,9 @@ from app.store.records import (
     MetricPoint,
     NewEvent,
     NewRun,
-    NewWorker,
     SlotOffer,
 )
+from app.store.worker_records import NewWorker
 
 CPU = SlotOffer("cpu-0-0", "cpu", "cpu")
 NEW = NewRun(

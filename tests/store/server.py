@@ -1,9 +1,13 @@
 """A real PostgreSQL server for tests, started and ended by them."""
 
 import os
+import select
 import shutil
+import socket
 import subprocess
 import tempfile
+import threading
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -67,6 +71,48 @@ class PostgresServer:
         log = self._folder / "server.log"
         said = (done.stdout or b"").decode() + (log.read_text() if log.exists() else "")
         assert done.returncode == 0, f"{program} failed: {said}"
+
+
+class CommitBreaker:
+    """A way to a server that breaks once armed: as a COMMIT is answered, so nobody hears of it."""
+
+    def __init__(self, url: str) -> None:
+        server = make_url(url)
+        self._server = f"{server.query['host']}/.s.PGSQL.5432"
+        self._folder = Path(tempfile.mkdtemp(prefix="stoker-relay-", dir="/tmp"))
+        self.url = server.update_query_dict({"host": str(self._folder)}).render_as_string()
+        self.armed = threading.Event()
+        self._door = socket.socket(socket.AF_UNIX)
+        self._door.bind(f"{self._folder}/.s.PGSQL.5432")
+        self._door.listen()
+        threading.Thread(target=self._welcome, daemon=True).start()
+
+    def close(self) -> None:
+        self._door.shutdown(socket.SHUT_RDWR)
+        self._door.close()
+        shutil.rmtree(self._folder)
+
+    def _welcome(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                client, _ = self._door.accept()
+                threading.Thread(target=self._relay, args=(client,), daemon=True).start()
+
+    def _relay(self, client: socket.socket) -> None:
+        with client, socket.socket(socket.AF_UNIX) as server:
+            server.connect(self._server)
+            ends = {client: server, server: client}
+            with suppress(OSError):
+                while True:
+                    for source in select.select(list(ends), [], [])[0]:
+                        data = source.recv(1 << 16)
+                        if not data:
+                            return
+                        ends[source].sendall(data)
+                        if source is client and b"COMMIT\0" in data and self.armed.is_set():
+                            self.armed.clear()
+                            server.recv(1 << 16)  # the answer: it is stored
+                            return
 
 
 def _postgres_bin() -> Path:

@@ -4,26 +4,40 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import delete, func, select, text
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import InternalError
 
 from app.errors import Conflict, Unavailable
 from app.lifecycle import Intent, Reason
 from app.settings import Settings
-from app.store import migrate
+from app.store import Store, migrate, open_store
 from app.store.checkpoints import mark_removing
 from app.store.observer import Observer
-from app.store.records import Beat, Finish, Lease, NewCheckpoint, Restart
+from app.store.records import (
+    Beat,
+    Finish,
+    Lease,
+    MetricPoint,
+    NewCheckpoint,
+    NewEvent,
+    Restart,
+)
 from app.store.submission import insert_restart
+from app.store.tables import runs
+from app.store.tallies import ended_runs
 
 from .conftest import World, new_run
+from .server import CommitBreaker
 
 RACER = Path(__file__).with_name("racer.py")
 LATEST = Restart(1, "latest", {"kind": "full", "starts_anew": [], "changed": []})
@@ -166,6 +180,56 @@ class TestARestartAndARemoval:
         pytest.fail(f"it did not wait: {call.result()}")
 
 
+@pytest.mark.parametrize(
+    "kind", [pytest.param("postgres", marks=pytest.mark.postgres)], indirect=True
+)
+class TestPostgres:
+    def test_one_answer_tells_of_one_moment(self, world: World) -> None:
+        """A run that ends between two statements of a read is not counted twice."""
+        lease = world.running()
+        running = select(func.count()).select_from(runs).where(runs.c.state == "running")
+        with world.store.database.read() as connection:
+            assert connection.execute(running).scalar() == 1
+            world.store.leases.finish(lease.token, Finish(Reason.completed, ""))
+            assert ended_runs(connection) == {}
+
+    def test_a_read_cannot_write(self, world: World) -> None:
+        with pytest.raises(InternalError, match="read-only"), world.store.database.read() as reader:
+            reader.execute(delete(runs))
+
+    def test_a_commit_that_was_not_answered_is_said_to_be_unknown(self, world: World) -> None:
+        with broken_once(world) as store:
+            with pytest.raises(Unavailable, match="not known whether") as error:
+                store.runs.create(new_run())
+            assert error.value.problem_code == "outcome_unknown"
+        assert world.store.runs.counts_by_state() == {"queued": 1}
+
+    def test_a_beat_that_was_not_answered_can_be_sent_again(self, world: World) -> None:
+        lease = world.running()
+        news = [NewEvent("warning", 1.0, {})]
+        points = [MetricPoint("val_loss", 1, 1.0, 0.5)]
+        beat = Beat(lease.beats, events=news, log_text="once\n", metric_points=points)
+        with broken_once(world) as store:
+            with pytest.raises(Unavailable, match="not known whether"):
+                store.leases.beat(lease.token, beat)
+            world.store.runs.set_intent(lease.run_id, Intent.stop)
+            assert store.leases.beat(lease.token, beat) is Intent.stop
+        kinds = [event.kind for event in world.store.events.list(lease.run_id)]
+        assert kinds.count("warning") == 1
+        assert world.store.logs.read(lease.run_id).text == "once\n"
+
+
+@contextmanager
+def broken_once(world: World) -> Iterator[Store]:
+    """The same store by a connection that breaks while its next commit is answered."""
+    breaker = CommitBreaker(world.settings.database_url)
+    settings = world.settings.model_copy(update={"database_url": breaker.url})
+    with closing(breaker), closing(open_store(settings, world.clock)) as store:
+        store.ping()
+        breaker.armed.set()
+        yield store
+
+
 def test_upgrades_that_start_together_take_turns(settings: Settings) -> None:
     revisions = race(settings, *[("upgrade", "")] * 3)
     assert set(revisions) == {migrate.current(settings)}
@@ -205,6 +269,7 @@ class TestObserver:
             assert observer.observe() == []
             assert observer.observe() == []
             world.store.leases.beat(lease.token, Beat())
+            world.store.workers.beat(world.worker, "alive", [], [], {})
         assert world.store.workers.get(world.worker).state == "alive"
 
     def test_reads_that_failed_do_not_count(

@@ -65,7 +65,7 @@ def test_only_beats_with_news_ring(world: World, listener: BellListener) -> None
 
 def test_looking_for_work_in_vain_does_not_ring(world: World, listener: BellListener) -> None:
     assert world.claim() is None
-    world.store.workers.beat(world.worker, [], [], {})
+    world.store.workers.beat(world.worker, "alive", [], [], {})
     assert not listener.wait(NOTHING)
 
 

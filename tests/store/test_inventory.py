@@ -13,10 +13,9 @@ from app.store.records import (
     CheckpointRecord,
     Finish,
     Inspection,
-    JobRecord,
     NewCheckpoint,
-    WorkerState,
 )
+from app.store.worker_records import JobRecord, WorkerState
 
 from .conftest import World
 
@@ -220,7 +219,7 @@ class TestWorkers:
     def test_the_life_of_a_worker(self, world: World) -> None:
         world.clock.now += 3
         slots = [{"name": "cpu-0-0", "device": "cpu", "run_id": None, "waiting": None}]
-        world.store.workers.beat(world.worker, slots, [{"kind": "cpu"}], {"cores": 2})
+        world.store.workers.beat(world.worker, "alive", slots, [{"kind": "cpu"}], {"cores": 2})
         worker = world.store.workers.get(world.worker)
         assert (worker.slots, worker.facts, worker.beat) == (slots, {"cores": 2}, 1)
         assert worker.seen_at == world.clock.now
@@ -232,11 +231,15 @@ class TestWorkers:
         with pytest.raises(NotFound):
             world.store.workers.get(99)
 
-    def test_one_that_beats_again_was_not_dead(self, world: World) -> None:
+    @pytest.mark.parametrize("state", ["alive", "draining"])
+    def test_one_that_beats_again_was_not_dead(
+        self, world: World, state: Literal["alive", "draining"]
+    ) -> None:
+        world.store.workers.set_state(world.worker, state)
         assert world.store.workers.declare_lost(world.worker, 0)
         assert not world.store.workers.declare_lost(world.worker, 0)
-        world.store.workers.beat(world.worker, [], [], {})
-        assert world.store.workers.get(world.worker).state == "alive"
+        world.store.workers.beat(world.worker, state, [], [], {})
+        assert world.store.workers.get(world.worker).state == state
 
     @pytest.mark.parametrize("state", ["draining", "gone", "lost", "forgotten"])
     def test_one_that_is_not_alive_claims_nothing(

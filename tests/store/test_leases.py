@@ -105,10 +105,8 @@ class TestBeat:
         before = world.store.runs.get(lease.run_id)
         mark = world.store.runs.watch_marks([lease.run_id])
         (seen,) = world.store.leases.holders()
-        beat_of_worker = world.store.workers.get(world.worker).beat
         world.store.leases.beat(lease.token, Beat())
         assert world.store.leases.holders()[0].beat == seen.beat + 1
-        assert world.store.workers.get(world.worker).beat == beat_of_worker + 1
         assert world.store.runs.get(lease.run_id) == before
         assert world.store.runs.watch_marks([lease.run_id]) == mark
 
@@ -126,6 +124,21 @@ class TestBeat:
         world.clock.now += 1
         world.store.leases.beat(lease.token, beat)
         assert world.store.runs.watch_marks([lease.run_id]) != mark
+
+    def test_one_that_is_sent_again_is_stored_once(self, world: World) -> None:
+        lease = world.running()
+        beat = Beat(lease.beats, events=[NewEvent("warning", 1.0, {})], log_text="once\n")
+        for _ in range(2):
+            assert world.store.leases.beat(lease.token, beat) is Intent.run
+        finish = Finish(Reason.interrupted, "", final=beat)  # sent with the end once more
+        world.store.leases.finish(lease.token, finish)
+        kinds = [event.kind for event in world.store.events.list(lease.run_id)]
+        assert kinds.count("warning") == 1
+        assert world.store.logs.read(lease.run_id).text == "once\n"
+        again = world.claim()
+        assert again is not None
+        world.store.leases.beat(again.token, Beat(again.beats, log_text="twice\n"))
+        assert world.store.logs.read(lease.run_id).text == "twice\n"
 
     def test_it_returns_what_the_user_wants_by_now(self, world: World) -> None:
         lease = world.running()

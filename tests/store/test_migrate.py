@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+import sys
 from contextlib import ExitStack, closing
 
 import pytest
@@ -85,6 +86,35 @@ def test_a_server_out_of_reach_is_a_sentence() -> None:
     with closing(open_store(settings)) as store, pytest.raises(Unavailable, match="stoker doctor"):
         store.ping()
     assert "could not do its work" in migrate.check(settings)[0]
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["no url", "postgresql://u:geheim@h:port/db", "", "postgresql://u:geheim@h/?port=1&port=2"],
+)
+def test_what_is_no_url_is_a_sentence_that_keeps_the_password(url: str) -> None:
+    with pytest.raises(InvalidRequest, match="STOKER_DATABASE_URL cannot be read") as refusal:
+        open_store(load_settings().model_copy(update={"database_url": url}))
+    assert "geheim" not in refusal.value.detail
+
+
+def test_postgresql_without_its_library_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "psycopg"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(InvalidRequest, match=r"psycopg.*pip install"):
+        open_store(load_settings(database_url="postgresql://nobody@127.0.0.1:1/nothing"))
+
+
+def test_a_parameter_that_the_server_does_not_know_is_a_sentence() -> None:
+    settings = load_settings(database_url="postgresql://nobody@127.0.0.1:1/nothing?colour=red")
+    with closing(open_store(settings)) as store, pytest.raises(Unavailable, match="colour"):
+        store.ping()
+
+
+def test_a_parameter_that_would_have_no_effect_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="colour"):
+        open_store(load_settings(database_url="sqlite:////tmp/x.db?colour=red"))
 
 
 @pytest.mark.parametrize("url", ["mysql://u@h/d", "sqlite://", "oracle://h/d"])

@@ -13,8 +13,8 @@ from sqlalchemy import text
 
 from app.lifecycle import CRASH_LOOP_LOSSES, Intent, Reason, RunState
 from app.store.forgetting import KEEP_SECONDS
-from app.store.records import NewWorker
 from app.store.store import open_store
+from app.store.worker_records import NewWorker
 from tests.worker.eventually import eventually
 
 

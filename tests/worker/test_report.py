@@ -38,3 +38,16 @@ def test_the_environment_says_which_code_trained(tmp_path):
     report = Report(tmp_path, tmp_path / "runs/1/attempt-1", {"git_sha": "abc"})
     report.take([{"kind": "applied", "t": 1.0, "applied": {}, "environment": {"torch": "2"}}])
     assert report.outbox.environment == {"torch": "2", "git_sha": "abc"}
+
+
+def test_a_beat_stays_as_it_is_until_it_is_known_to_be_stored(report):
+    report.take([{"kind": "warning", "t": 1.0, "code": "first"}])
+    sent = report.beat()
+    report.take([{"kind": "warning", "t": 2.0, "code": "second"}])
+    assert report.is_unsure
+    assert report.beat() == sent
+    assert [event.data["code"] for event in sent.events] == ["first"]
+    report.told()
+    assert not report.is_unsure
+    after = report.beat()
+    assert ([event.data["code"] for event in after.events], after.number) == (["second"], 1)

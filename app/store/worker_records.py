@@ -1,0 +1,74 @@
+"""What the store takes and gives about workers and their jobs: frozen records, as records.py."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from app.store.records import Document
+
+JobKind = Literal["inspect_dataset", "remove_artifacts"]
+JobState = Literal["queued", "running", "done", "failed"]
+WorkerState = Literal["alive", "draining", "gone", "lost"]
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """Work for an agent's child. Payloads: inspect_dataset `{name, path}`; remove_artifacts
+    `{run_id, paths: [relative to ARTIFACT_ROOT], checkpoint_id: int | null}`.
+    """
+
+    id: int
+    kind: JobKind
+    payload: Document
+    state: JobState
+    error: str | None
+    attempts: int
+    worker_id: int | None
+    created_at: float
+    finished_at: float | None
+
+
+@dataclass(frozen=True)
+class NewWorker:
+    """An agent that starts. `boot_id`, `pid` and `start_time`: see app.store.identity."""
+
+    name: str
+    host: str
+    boot_id: str
+    pid: int
+    start_time: float
+    version: str
+    slots: list[Document] = field(default_factory=list)
+    devices: list[Document] = field(default_factory=list)
+    facts: Document = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """A live worker's beat counter and process, as one read saw them."""
+
+    id: int
+    beat: int
+    host: str
+    boot_id: str
+    pid: int
+    start_time: float
+
+
+@dataclass(frozen=True)
+class WorkerRecord:
+    """An agent process; `slots` are `{name, device, run_id, waiting}`."""
+
+    id: int
+    name: str
+    host: str
+    boot_id: str
+    pid: int
+    start_time: float
+    version: str
+    state: WorkerState
+    beat: int
+    slots: list[Document]
+    devices: list[Document]
+    facts: Document
+    started_at: float
+    seen_at: float
