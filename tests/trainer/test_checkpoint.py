@@ -4,6 +4,7 @@ import errno
 import itertools
 import json
 import shutil
+import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -334,3 +335,14 @@ def test_the_manifest_says_what_the_checkpoint_is(lab: Lab) -> None:
     assert manifest["metrics"]["val_loss"] > 0
     without_evaluation = json.loads((outcome.checkpoint(2) / "manifest.json").read_text())
     assert "val_loss" not in without_evaluation["metrics"]
+
+
+def test_the_bytes_of_a_part_are_given_back_before_the_next_is_written(tmp_path: Path) -> None:
+    size = 4 * 2**20
+    part = {"tensor": torch.zeros(size // 4)}
+    snapshot = Snapshot({"model": part, "optimizer": part, "state": part}, {"step": 1})
+    tracemalloc.start()
+    publish(snapshot, tmp_path / "checkpoints" / "step-1")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 1.5 * size

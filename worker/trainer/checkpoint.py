@@ -56,13 +56,10 @@ def publish(snapshot: Snapshot, folder: Path) -> int:
             disk.make_folder(folder.parent)
             disk.sync_folder(folder.parent.parent)
         disk.make_folder(temporary)
-        files, sizes = {}, []
+        files = {}
         for part in PARTS:
-            data = safetensors.torch.save(snapshot.parts[part])
             name = f"{part}.safetensors"
-            _write(temporary / name, data)
-            sizes.append(len(data))
-            files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            files[name] = _write_tensors(temporary / name, snapshot.parts[part])
         manifest = _manifest_bytes({**snapshot.body, "format": FORMAT, "files": files})
         _write(temporary / MANIFEST, manifest)
         disk.sync_folder(temporary)
@@ -77,7 +74,14 @@ def publish(snapshot: Snapshot, folder: Path) -> int:
             f"The disk is full: checkpoint {folder.name} could not be written to {folder.parent}. "
             "Earlier checkpoints are intact. Free space there and restart the run from its latest.",
         ) from error
-    return len(manifest) + sum(sizes)
+    return len(manifest) + sum(file["bytes"] for file in files.values())
+
+
+def _write_tensors(path: Path, tensors: Tensors) -> dict[str, Any]:
+    """Write a part; its size and hash. Its bytes are given back before the next part's are made."""
+    data = safetensors.torch.save(tensors)
+    _write(path, data)
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def _write(path: Path, data: bytes) -> None:
