@@ -8,8 +8,7 @@ from app.cli.arguments import RunId
 from app.cli.connect import connect
 from app.cli.failures import CommandFailed, require_yes
 from app.cli.output import JsonOption, print_json
-from app.cli.runs import NO_CHANGES, SetOption
-from app.cli.specfile import patch_of
+from app.cli.specfile import NO_CHANGES, SetOption, patch_of
 from app.cli.watch import watch_run
 
 if TYPE_CHECKING:

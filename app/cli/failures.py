@@ -3,11 +3,14 @@
 import json
 import os
 import sys
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
+
+from app.cli.output import print_lines, wrapped
 
 if TYPE_CHECKING:
     from app.client import Problem
@@ -41,12 +44,15 @@ OUTCOMES = {
 
 
 class CommandFailed(Exception):
-    """A command that could not do its work: a sentence, and the code to exit with."""
+    """A command that could not do its work: a sentence, the code to exit with, further lines."""
 
-    def __init__(self, detail: str, exit_code: ExitCode = ExitCode.refused) -> None:
+    def __init__(
+        self, detail: str, exit_code: ExitCode = ExitCode.refused, hints: Sequence[str] = ()
+    ) -> None:
         super().__init__(detail)
         self.detail = detail
         self.exit_code = exit_code
+        self.hints = list(hints)
 
 
 class StokerGroup(TyperGroup):
@@ -70,9 +76,9 @@ class StokerGroup(TyperGroup):
 
 def fail(detail: str, exit_code: ExitCode, hints: list[str]) -> NoReturn:
     """Print the sentence and leave."""
-    typer.secho(f"error: {detail}", err=True, fg=typer.colors.RED)
-    for hint in hints:
-        typer.echo(hint, err=True)
+    for line in wrapped(f"error: {detail}", err=True):
+        typer.secho(line, err=True, fg=typer.colors.RED)
+    print_lines(hints, err=True)
     raise typer.Exit(exit_code)
 
 
@@ -91,7 +97,7 @@ def explain(error: Exception) -> tuple[str, ExitCode, list[str]] | None:
 
     match error:
         case CommandFailed():
-            return error.detail, error.exit_code, []
+            return error.detail, error.exit_code, error.hints
         case Problem():
             return _explain_problem(error)
         case ServiceUnreachable():
@@ -127,7 +133,9 @@ def issue_lines(issues: list[dict[str, Any]]) -> list[str]:
         steps = [step for op in issue.get("fix", ()) for step in _fix_steps(op)]
         if steps:
             lines.append(f"    fix: {', '.join(steps)}")
-        if issue.get("overridable"):
+        if issue.get("accepted"):
+            lines.append("    accepted by accept_risks")
+        elif issue.get("overridable") and issue["severity"] == "error":
             lines.append(f"    or accept it: --set 'accept_risks=[{issue['code']}]'")
     return lines
 

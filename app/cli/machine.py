@@ -1,4 +1,4 @@
-"""The machine and the service: gpus, queue, workers, presets."""
+"""The machine and the service: gpus, queue, workers."""
 
 from typing import Annotated, Any
 
@@ -107,18 +107,3 @@ def _slot_does(slot: Document) -> str:
     if slot.get("run_id"):
         return f"run {slot['run_id']}"
     return f"waits: {slot['waiting']}" if slot.get("waiting") else "free"
-
-
-def presets(as_json: JsonOption = False) -> None:
-    """List presets: layers of defaults for a class of hardware."""
-    with connect() as client:
-        rows = client.presets()
-    if as_json:
-        print_json({"data": rows})
-        return
-    print_table(
-        ["preset", "from", "what it is"],
-        [(row["name"], row["source"], row["description"]) for row in rows],
-        "No presets.",
-    )
-    typer.echo("Your own go into presets/*.toml in the service's home.")

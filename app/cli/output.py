@@ -1,7 +1,9 @@
 """How answers look: JSON, tables, and numbers, sizes and times for people."""
 
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 
+NARROWEST = 40
 STATUS_STYLES = {
     "succeeded": "green",
     "failed": "red",
@@ -46,11 +49,31 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], empty:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for position, header in enumerate(headers):
         numeric = all(isinstance(row[position], int | float) for row in rows)
-        table.add_column(header, justify="right" if numeric else "left")
+        one_word = all(" " not in str(row[position]) for row in rows)
+        table.add_column(header, justify="right" if numeric else "left", no_wrap=one_word)
     for row in rows:
         cells = ["–" if cell is None else str(cell) for cell in row]
         table.add_row(*(Text(cell, style=STATUS_STYLES.get(cell, "")) for cell in cells))
     console().print(table)
+
+
+def print_lines(lines: Sequence[str], *, err: bool = False) -> None:
+    """Lines, broken between words where somebody looks; what follows is indented as deep."""
+    for line in lines:
+        for piece in wrapped(line, err=err):
+            typer.echo(piece, err=err)
+
+
+def wrapped(line: str, hanging: int = 2, *, err: bool = False) -> list[str]:
+    """A line as the terminal's width allows; whole where it is none."""
+    stream = sys.stderr if err else sys.stdout
+    if not stream.isatty():
+        return [line]
+    depth = len(line) - len(line.lstrip()) + hanging
+    width = max(NARROWEST, shutil.get_terminal_size().columns)
+    return textwrap.wrap(
+        line, width, subsequent_indent=" " * depth, break_long_words=False, break_on_hyphens=False
+    ) or [""]
 
 
 def print_facts(facts: Sequence[tuple[str, object]]) -> None:
@@ -58,7 +81,8 @@ def print_facts(facts: Sequence[tuple[str, object]]) -> None:
     known = [(name, value) for name, value in facts if value not in (None, "")]
     width = max((len(name) for name, _ in known), default=0)
     for name, value in known:
-        typer.echo(f"  {name:<{width}}  {value}")
+        for piece in wrapped(f"  {name:<{width}}  {value}", hanging=width + 2):
+            typer.echo(piece)
 
 
 def number(value: object) -> str:

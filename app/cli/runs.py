@@ -1,12 +1,13 @@
-"""Submitting runs and looking at them: submit, plan, ls, show."""
+"""Submitting runs and looking at them: submit, ls, show."""
 
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from app.cli.arguments import RunId
 from app.cli.connect import connect
-from app.cli.failures import CommandFailed, ExitCode, issue_lines
+from app.cli.failures import CommandFailed, issue_lines
 from app.cli.output import (
     JsonOption,
     ago,
@@ -17,24 +18,16 @@ from app.cli.output import (
     number,
     print_facts,
     print_json,
+    print_lines,
     print_table,
 )
-from app.cli.specfile import read_request
+from app.cli.specfile import NO_CHANGES, SetOption, SpecPath, read_request
 from app.cli.watch import watch_run
 
 if TYPE_CHECKING:
     from app.client import StokerClient
 
 Document = dict[str, Any]
-
-SpecPath = Annotated[
-    str, typer.Argument(metavar="SPEC", help="A .yaml, .json or .toml file; - for YAML on stdin.")
-]
-SetOption = Annotated[
-    list[str],
-    typer.Option("--set", metavar="A.B=VALUE", help="Change a value; VALUE is YAML 1.2 or JSON."),
-]
-NO_CHANGES: list[str] = []
 
 
 def submit(
@@ -50,72 +43,41 @@ def submit(
     """Submit a run."""
     request = read_request(spec, assignments)
     with connect() as client:
-        run = client.submit(request, wait_seconds=wait)
+        run = _submitted(client, request, wait, _fixing_command(spec, assignments))
         if watch:
             raise typer.Exit(watch_run(client, run["id"], as_json=as_json))
+        warnings = [] if as_json else client.issues(run["id"])
     if as_json:
         print_json(run)
         return
     typer.echo(f"Run {run['id']} {_named(run)}is {run['status']}.")
+    print_lines(issue_lines(warnings))
     typer.echo(f"  stoker watch {run['id']}")
 
 
-def plan(
-    spec: SpecPath,
-    assignments: SetOption = NO_CHANGES,
-    fix: Annotated[bool, typer.Option("--fix", help="Mend what the guard finds (later).")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Say what a submission would become, without submitting it."""
-    if fix:
-        raise CommandFailed(
-            "plan --fix is not available yet. `stoker plan` prints the fix of each finding as a "
-            "--set option that you can add."
-        )
-    request = read_request(spec, assignments)
-    with connect() as client:
-        answer = _planned(client, request)
-    if as_json:
-        print_json(answer)
-    else:
-        _print_plan(answer)
-    if any(issue["severity"] == "error" for issue in answer["issues"]):
-        raise typer.Exit(ExitCode.refused)
-
-
-def _planned(client: "StokerClient", request: Document) -> Document:
-    """The plan, also of what the service cannot parse: then it is its findings alone."""
+def _submitted(
+    client: "StokerClient", request: Document, wait: float | None, fixing: str | None
+) -> Document:
+    """The new run; a refusal ends with the command that mends the spec, where there is a fix."""
     from app.client import Problem  # imported late, as in connect
 
     try:
-        return client.plan(request)
+        return client.submit(request, wait_seconds=wait)
     except Problem as problem:
-        if not problem.issues:
+        if fixing is None or not any(issue.get("fix") for issue in problem.issues):
             raise
-        return problem.document
+        raise CommandFailed(
+            f"{problem.title.rstrip('.')}.",
+            hints=[*issue_lines(problem.issues), f"  all fixes, as a diff: {fixing}"],
+        ) from None
 
 
-def _print_plan(answer: Document) -> None:
-    is_refused = any(issue["severity"] == "error" for issue in answer["issues"])
-    typer.echo("This would be refused." if is_refused else "This would be accepted.")
-    for line in issue_lines(answer["issues"]):
-        typer.echo(line)
-    if is_refused:
-        return
-    estimate = answer.get("estimate") or {}
-    print_facts(
-        [
-            ("queue position", answer.get("queue_position")),
-            *((name.replace("_", " "), number(value)) for name, value in estimate.items()),
-        ]
-    )
-    rows = [
-        (pointer.strip("/").replace("/", "."), entry["value"], entry["source"])
-        for pointer, entry in sorted(answer["provenance"].items())
-        if entry["source"] != "default"
-    ]
-    typer.echo("\nValues that are not defaults:")
-    print_table(["setting", "value", "from"], rows, "none")
+def _fixing_command(spec: str, assignments: list[str]) -> str | None:
+    """`stoker plan --fix` for the same spec; None for one that came on standard input."""
+    if spec == "-":
+        return None
+    changes = [word for assignment in assignments for word in ("--set", assignment)]
+    return shlex.join(["stoker", "plan", "--fix", spec, *changes])
 
 
 def ls(
@@ -170,6 +132,7 @@ def _facts(run: Document) -> list[tuple[str, object]]:
         ("message", run.get("message")),
         ("recipe", f"{run['recipe']}, mode {run['mode']}"),
         ("labels", ", ".join(f"{key}={value}" for key, value in run["labels"].items())),
+        ("accepted risks", ", ".join(run["accepted_risks"])),
         ("restart of", run.get("parent_id")),
         ("restarted as", children),
         ("attempt", run["attempt"] or None),

@@ -4,9 +4,11 @@ import json
 import math
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -18,15 +20,61 @@ Document = dict[str, Any]
 MOST_BYTES = 1 << 20
 
 
-def read_request(path: str, assignments: list[str]) -> Document:
-    """The request in a spec file (`-`: YAML from stdin), with `--set` values on top."""
+Format = Literal["yaml", "json", "toml"]
+FORMATS: dict[str, Format] = {
+    ".yaml": "yaml", ".yml": "yaml", "": "yaml", ".json": "json", ".toml": "toml",
+}  # fmt: skip
+
+SpecPath = Annotated[
+    str, typer.Argument(metavar="SPEC", help="A .yaml, .json or .toml file; - for YAML on stdin.")
+]
+SetOption = Annotated[
+    list[str],
+    typer.Option("--set", metavar="A.B=VALUE", help="Change a value; VALUE is YAML 1.2 or JSON."),
+]
+NO_CHANGES: list[str] = []
+
+
+@dataclass(frozen=True)
+class SpecFile:
+    """A spec as it was written, and what it says. `path` is None for standard input."""
+
+    name: str
+    path: Path | None
+    format: Format
+    text: str
+    document: Document
+
+
+def read_spec(path: str) -> SpecFile:
+    """A spec file (`-`: YAML from stdin); CommandFailed says what is wrong with it."""
     name, text = _read(path)
-    request = _parse(name, text)
-    _require_finite(request, name)
+    kind = format_of("" if path == "-" else name)
+    document = _parse(name, kind, text)
+    _require_finite(document, name)
+    return SpecFile(name, None if path == "-" else Path(path), kind, text, document)
+
+
+def read_request(path: str, assignments: list[str]) -> Document:
+    """The request in a spec file, with `--set` values on top."""
+    return with_assignments(read_spec(path).document, assignments)
+
+
+def with_assignments(document: Document, assignments: list[str]) -> Document:
+    """A copy of the document with the assigned values in it."""
+    changed = deepcopy(document)
     for assignment in assignments:
         names, value = parse_assignment(assignment)
-        assign(request, names, value)
-    return request
+        assign(changed, names, value)
+    return changed
+
+
+def format_of(name: str) -> Format:
+    """The format that a file's name says; CommandFailed for a name of another kind."""
+    kind = FORMATS.get(Path(name).suffix.lower())
+    if kind is None:
+        raise CommandFailed(f"{name}: a spec ends in .yaml, .yml, .json or .toml.")
+    return kind
 
 
 def patch_of(assignments: list[str]) -> Document:
@@ -136,17 +184,14 @@ def _read(path: str) -> tuple[str, str]:
         raise CommandFailed(f"{name} cannot be read: {error.strerror}.") from None
 
 
-def _parse(name: str, text: str) -> Document:
-    kind = Path(name).suffix.lower()
+def _parse(name: str, kind: Format, text: str) -> Document:
+    readers: dict[Format, Callable[[str], Any]] = {
+        "json": parse_json,
+        "toml": tomllib.loads,
+        "yaml": parse_yaml,
+    }
     try:
-        if kind == ".json":
-            document = parse_json(text)
-        elif kind == ".toml":
-            document = tomllib.loads(text)
-        elif kind in (".yaml", ".yml", ""):
-            document = parse_yaml(text)
-        else:
-            raise CommandFailed(f"{name}: a spec ends in .yaml, .yml, .json or .toml.")
+        document = readers[kind](text)
     except ValueError as error:
         raise CommandFailed(f"{name} cannot be read: {error}.") from None
     if not isinstance(document, dict):

@@ -1,8 +1,10 @@
 """YAML 1.2 as JSON has it: `off` is a word, `1e-3` a number, and a date is text."""
 
+from io import StringIO
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedSeq
 from ruamel.yaml.constructor import ConstructorError, SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
@@ -10,6 +12,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 from app.api.bounds import MAX_NODES, TOO_MANY
 
 TAG_PREFIX = "tag:yaml.org,2002:"
+WIDEST_LINE = 4096  # a value is not broken over lines
 PLAIN_TAGS = {"map", "seq", "str", "int", "float", "bool", "null", "timestamp"}
 
 
@@ -41,6 +44,26 @@ def parse_yaml(text: str) -> Any:
         raise ValueError(str(error).splitlines()[0]) from None
     except (TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"this is no YAML of plain values: {error}") from None
+
+
+def dump_yaml(document: Any) -> str:
+    """A document of plain values as YAML, a line a value; short lists stand in one line."""
+    writer = YAML(pure=True)
+    writer.default_flow_style = False
+    writer.width = WIDEST_LINE
+    text = StringIO()
+    writer.dump(_short_lists(document), text)
+    return text.getvalue()
+
+
+def _short_lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _short_lists(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        in_line = CommentedSeq(_short_lists(inner) for inner in value)
+        in_line.fa.set_flow_style()
+        return in_line
+    return value
 
 
 def _check_nodes(root: Node) -> None:

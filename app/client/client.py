@@ -140,6 +140,11 @@ class StokerClient:
         """`{request, spec, provenance, applied}` of a run."""
         return self._transport.json("GET", f"/runs/{run_id}/spec")
 
+    def issues(self, run_id: int) -> list[Document]:
+        """What the guard found in a run that it let pass: warnings and accepted risks."""
+        events = self._all(f"/runs/{run_id}/events")
+        return [event["data"] for event in events if event["kind"] == "issue"]
+
     def attempts(self, run_id: int) -> list[Document]:
         return self._all(f"/runs/{run_id}/attempts")
 
@@ -263,8 +268,16 @@ class StokerClient:
         return self._transport.json("GET", f"/datasets/{quote(name, safe='')}")
 
     def presets(self) -> list[Document]:
-        data: list[Document] = self._transport.json("GET", "/presets")["data"]
+        data: list[Document] = self.preset_page()["data"]
         return data
+
+    def preset_page(self) -> Document:
+        """`{data, broken}`: presets, and the files of presets that cannot be used."""
+        return self._transport.json("GET", "/presets")
+
+    def rules(self) -> Document:
+        """`{data, before_rules, by_construction, to_come}`: what the guard looks for."""
+        return self._transport.json("GET", "/rules")
 
     def workers(self, *, include_ended: bool = False) -> list[Document]:
         """Those that live, newest first; `include_ended`: also those that ended or were lost."""

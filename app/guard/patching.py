@@ -1,5 +1,6 @@
 """Patches of a request: RFC 7396 merge patches and RFC 6902 operations."""
 
+import re
 from typing import Any
 
 import jsonpatch
@@ -25,7 +26,7 @@ def apply_json_patch(request: Document, operations: list[dict[str, Any]]) -> Doc
             patched = jsonpatch.apply_patch(patched, [operation])
         except (jsonpatch.JsonPatchException, jsonpointer.JsonPointerException, TypeError) as error:
             raise InvalidRequest(
-                f"Operation {position} of the patch does not apply: {str(error)[:200]}. "
+                f"Operation {position} of the patch does not apply: {_said(error)}. "
                 "Paths are JSON Pointers into the run's request, see GET /runs/{id}/spec."
             ) from None
         if sum(1 for _ in leaves(patched)) > MAX_VALUES:
@@ -35,3 +36,8 @@ def apply_json_patch(request: Document, operations: list[dict[str, Any]]) -> Doc
     if not isinstance(patched, dict):
         raise InvalidRequest("The patch would leave something that is not a run spec.")
     return patched
+
+
+def _said(error: Exception) -> str:
+    """The library's sentence without the names of Python's types."""
+    return re.sub(r" \(<class '\w+'>\)", "", str(error))[:200]

@@ -70,7 +70,7 @@ def choose_preset(
             severity="error",
             loc=["preset"],
             message=catalog.broken.get(name, there),
-            why="A preset that is not found would silently leave its settings at the defaults.",
+            why="Without it, its settings would silently be the defaults.",
             fix=[PatchOp(op="remove", path="/preset")],
         )
     ]

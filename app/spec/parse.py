@@ -55,6 +55,8 @@ def _issue(loc: list[str | int], same: list[ErrorDetails], document: dict[str, A
 def _unknown_field(loc: list[str | int], document: dict[str, Any]) -> Issue:
     parent, name = pointer(loc[:-1]), str(loc[-1])
     meant = suggest_field(parent, name, _fields_beside(parent))
+    if meant == pointer(loc):
+        return _of_another_kind(loc)
     fix = []
     if meant is not None:
         value = _value_at(document, loc)
@@ -72,6 +74,18 @@ def _unknown_field(loc: list[str | int], document: dict[str, Any]) -> Issue:
         message=f"There is no field {_dotted(loc)}.{hint}",
         why="An unknown field would be ignored, and the run would not do what it says.",
         fix=fix,
+    )
+
+
+def _of_another_kind(loc: list[str | int]) -> Issue:
+    """A field that the block would have if it were of another kind."""
+    return Issue(
+        code="unknown_field",
+        severity="error",
+        loc=loc,
+        message=f"There is no field {_dotted(loc)} in this kind of {loc[-2]}.",
+        why="It belongs to another kind, and would be ignored here.",
+        fix=[PatchOp(op="remove", path=pointer(loc))],
     )
 
 

@@ -97,12 +97,6 @@ def test_a_plan_of_what_cannot_be_parsed_looks_the_same(cli, api, spec_file):
     assert [issue["code"] for issue in as_json["issues"]] == ["unknown_field"]
 
 
-def test_fixing_plans_comes_later(cli, api, spec_file):
-    answer = cli("plan", str(spec_file), "--fix")
-    assert answer.code == 5
-    assert "not available yet" in answer.err
-
-
 def test_ls_and_show(cli, api, run_id):
     assert str(run_id) in cli("ls").out
     assert cli("ls", "--json", "-n", "1").document["data"][0]["id"] == run_id

@@ -76,3 +76,10 @@ def test_operations_that_double_the_document_end_in_time():
     start = [{"op": "add", "path": "/labels", "value": {"a": "b"}}]
     with pytest.raises(InvalidRequest, match="over 10,000 values"):
         apply_json_patch(REQUEST, start + double)
+
+
+def test_a_test_that_fails_is_told_without_names_of_pythons_types():
+    operation = {"op": "test", "path": "/recipe/kind", "value": 7}
+    with pytest.raises(InvalidRequest, match="sequence is not equal to tested value 7") as caught:
+        apply_json_patch(REQUEST, [operation])
+    assert "class" not in caught.value.detail

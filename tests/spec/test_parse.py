@@ -84,3 +84,17 @@ def test_a_field_without_a_name_is_unknown(change, loc):
     (issue,) = issues_of(change)
     assert (issue.code, issue.loc) == ("unknown_field", loc)
     assert "without a name" in issue.message
+
+
+def test_a_field_of_another_kind_is_not_said_to_be_meant_by_itself():
+    (issue,) = issues_of({"schedule": {"kind": "constant", "warmup_steps": 5}})
+    assert issue.message == "There is no field schedule.warmup_steps in this kind of schedule."
+    assert [op.model_dump() for op in issue.fix] == [
+        {"op": "remove", "path": "/schedule/warmup_steps"}
+    ]
+
+
+def test_what_is_no_code_of_a_risk_is_told_what_codes_look_like():
+    (issue,) = issues_of({"accept_risks": ["everything"]})
+    assert issue.loc == ["accept_risks", 0]
+    assert '"learning.no_warmup", or a group ("speed.*")' in issue.message

@@ -11,7 +11,9 @@ from app.guard.documentation import EARLY, IMPOSSIBLE, TO_COME, describe_rules
 router = APIRouter(tags=["catalogue"], route_class=StrictRoute)
 
 EXAMPLE: dict[str, Any] = {
-    "data": [next(rule for rule in describe_rules() if rule["code"] == "learning.never_anneals")],
+    "data": [
+        next(rule for rule in describe_rules() if rule["code"] == "learning.monitor_upside_down")
+    ],
     "next_cursor": None,
     "before_rules": [
         {"code": EARLY[0].code, "severity": EARLY[0].severity, "summary": EARLY[0].summary}

@@ -1,0 +1,67 @@
+"""`stoker plan --fix`: the fixes of the guard applied round by round."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.errors import InvalidRequest
+from app.guard.patching import apply_json_patch
+
+Document = dict[str, Any]
+Planner = Callable[[Document], Document]
+
+MOST_ROUNDS = 3
+
+
+@dataclass
+class Mended:
+    """A request with all fixes that there were, and the plan of what it became."""
+
+    request: Document
+    plan: Document
+    rounds: int = 0
+    issues: list[Document] = field(default_factory=list)
+    """Those whose fixes were applied, in turn."""
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether it would be accepted as it is now."""
+        return not any(issue["severity"] == "error" for issue in self.plan["issues"])
+
+
+def mend(request: Document, planned: Planner) -> Mended:
+    """Apply the fixes of every issue, and those of what comes then; risks accepted are left."""
+    mended = Mended(request, planned(request))
+    for _ in range(MOST_ROUNDS):
+        changed, applied = _apply_fixes(mended.request, mended.plan["issues"])
+        if changed == mended.request:
+            break
+        mended.request, mended.plan = changed, planned(changed)
+        mended.rounds += 1
+        mended.issues += applied
+    return mended
+
+
+def _apply_fixes(request: Document, issues: list[Document]) -> tuple[Document, list[Document]]:
+    """The request with the fixes that do not touch the same place; others wait for a next round."""
+    touched: list[str] = []
+    applied = []
+    for issue in issues:
+        paths = [op["path"] for op in issue["fix"]]
+        if not paths or issue["accepted"] or any(_meets(path, touched) for path in paths):
+            continue
+        try:
+            request = apply_json_patch(request, issue["fix"])
+        except InvalidRequest:
+            continue  # another fix of this round took away what it changes
+        touched += paths
+        applied.append(issue)
+    return request, applied
+
+
+def _meets(path: str, touched: list[str]) -> bool:
+    """Whether a place lies in one that was touched, or holds it."""
+    return any(
+        f"{path}/".startswith(f"{other}/") or f"{other}/".startswith(f"{path}/")
+        for other in touched
+    )

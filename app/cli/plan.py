@@ -1,0 +1,171 @@
+"""`stoker plan`: what a submission would become, what is wrong with it, and its mending."""
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from app.cli.connect import connect
+from app.cli.failures import CommandFailed, ExitCode, issue_lines
+from app.cli.output import JsonOption, print_json, print_lines
+from app.cli.planview import print_plan
+from app.cli.specfile import (
+    NO_CHANGES,
+    Format,
+    SetOption,
+    SpecFile,
+    SpecPath,
+    format_of,
+    read_spec,
+    with_assignments,
+)
+
+if TYPE_CHECKING:
+    from app.cli.mending import Mended
+    from app.client import StokerClient
+
+Document = dict[str, Any]
+
+
+def plan(
+    spec: SpecPath,
+    assignments: SetOption = NO_CHANGES,
+    fix: Annotated[bool, typer.Option("--fix", help="Mend what the guard finds.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it mended.")
+    ] = None,
+    in_place: Annotated[
+        bool, typer.Option("--in-place", help="Write it over SPEC, mended.")
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every value, also those that are defaults.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a submission would become, without submitting it."""
+    if (output is not None or in_place) and not fix:
+        raise typer.BadParameter("only what --fix mends is written", param_hint="-o, --in-place")
+    source = read_spec(spec)
+    target = _target(source, output, in_place) if fix else None
+    request = with_assignments(source.document, assignments)
+    with connect() as client:
+        if fix:
+            _mend(client, source, request, target, as_json=as_json)
+            return
+        answer = planned(client, request)
+    if as_json:
+        print_json(answer)
+    else:
+        print_plan(answer, everything=everything)
+    if any(issue["severity"] == "error" for issue in answer["issues"]):
+        raise typer.Exit(ExitCode.refused)
+
+
+def planned(client: "StokerClient", request: Document) -> Document:
+    """The plan, also of what the service cannot parse: then it is its findings alone."""
+    from app.client import Problem  # imported late, as in connect
+
+    try:
+        return client.plan(request)
+    except Problem as problem:
+        if not problem.issues:
+            raise
+        return problem.document
+
+
+def _target(source: SpecFile, output: Path | None, in_place: bool) -> tuple[Path, Format] | None:
+    """Where the mended spec goes, and in which format; refused before anything is done."""
+    if output is not None and in_place:
+        raise typer.BadParameter("give one of the two", param_hint="-o, --in-place")
+    if in_place:
+        if source.path is None:
+            raise CommandFailed("Standard input cannot be written over; -o FILE writes a file.")
+        if source.format == "toml":
+            raise CommandFailed(
+                f"{source.name} is TOML, which Stoker reads and does not write; "
+                "-o FILE.yaml or -o FILE.json writes another file."
+            )
+        return source.path.resolve(), source.format
+    if output is None:
+        return None
+    if output.exists():
+        raise CommandFailed(f"{output} is there already; -o writes new files only.")
+    if not output.parent.is_dir():
+        raise CommandFailed(f"{output.parent} is no folder that is there.")
+    if output.suffix.lower() not in (".yaml", ".yml", ".json"):
+        raise CommandFailed(f"{output}: a spec is written as .yaml, .yml or .json.")
+    return output, format_of(str(output))
+
+
+def _mend(
+    client: "StokerClient",
+    source: SpecFile,
+    request: Document,
+    target: tuple[Path, Format] | None,
+    *,
+    as_json: bool,
+) -> None:
+    # Imported late: the guard's own patches, which bring pydantic.
+    from app.cli.mending import mend
+    from app.cli.spectext import before_and_after, diff_of, written_as
+
+    mended = mend(request, lambda changed: planned(client, changed))
+    before, after = before_and_after(source, mended.request)
+    diff = diff_of(before, after, source.name, f"{target[0] if target else source.name} (mended)")
+    if target is not None:
+        _write(target[0], written_as(target[1], source, mended.request))
+    if as_json:
+        print_json(
+            {
+                "accepted": mended.is_accepted,
+                "rounds": mended.rounds,
+                "mended": mended.issues,
+                "request": mended.request,
+                "diff": "\n".join(diff),
+                "plan": mended.plan,
+                "written": str(target[0]) if target else None,
+            }
+        )
+    else:
+        _print_diff(diff)
+        _print_outcome(mended, target[0] if target else None)
+    if not mended.is_accepted:
+        raise typer.Exit(ExitCode.refused)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a whole file or nothing, with the rights of the one that it takes the place of."""
+    incoming = path.with_name(f".{path.name}.incoming")
+    try:
+        incoming.write_text(text, "utf-8")
+        if path.exists():
+            shutil.copymode(path, incoming)
+        incoming.replace(path)
+    finally:
+        incoming.unlink(missing_ok=True)
+
+
+def _print_diff(diff: list[str]) -> None:
+    colors = {"+": typer.colors.GREEN, "-": typer.colors.RED, "@": typer.colors.CYAN}
+    for line in diff:
+        typer.secho(line, fg=colors.get(line[:1]))
+
+
+def _print_outcome(mended: "Mended", written: Path | None) -> None:
+    if mended.issues:
+        rounds = "1 round" if mended.rounds == 1 else f"{mended.rounds} rounds"
+        codes = ", ".join(dict.fromkeys(issue["code"] for issue in mended.issues))
+        print_lines(["", f"Mended in {rounds}: {codes}."])
+    left = [issue for issue in mended.plan["issues"] if not issue["accepted"]]
+    if left:
+        typer.echo("\nWhat is left has no fix that could be applied:")
+        print_lines(issue_lines(left))
+    said = "be accepted" if mended.is_accepted else "still be refused"
+    typer.echo(
+        f"\nIt would {said}." if mended.issues or left else f"Nothing to mend: it would {said}."
+    )
+    if written is not None:
+        typer.echo(f"Written to {written}.")
+    elif mended.issues:
+        typer.echo("Nothing was written: -o FILE writes it, --in-place over the spec.")

@@ -1,0 +1,72 @@
+"""Presets: the list of them, those that cannot be used, and one in full."""
+
+from typing import Annotated, Any
+
+import typer
+
+from app.cli.connect import connect
+from app.cli.failures import CommandFailed
+from app.cli.output import JsonOption, print_facts, print_json, print_lines, print_table
+
+Document = dict[str, Any]
+
+
+def presets(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One in full.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List presets: layers of defaults for a class of hardware."""
+    with connect() as client:
+        page = client.preset_page()
+    if name is not None:
+        _show(page, name, as_json=as_json)
+        return
+    if as_json:
+        print_json({"data": page["data"], "broken": page["broken"]})
+        return
+    print_table(
+        ["preset", "from", "picked for", "what it is"],
+        [
+            (row["name"], row["source"], _match(row["match"]), row["description"])
+            for row in page["data"]
+        ],
+        "No presets.",
+    )
+    if page["broken"]:
+        typer.echo("\nThese cannot be used until their files are mended:")
+        print_lines(["  " + row["message"] for row in page["broken"]])
+    typer.echo("\nOne in full: stoker presets NAME. Your own go into presets/*.toml in the home.")
+
+
+def _show(page: Document, name: str, *, as_json: bool) -> None:
+    broken = {row["name"]: row["message"] for row in page["broken"]}
+    found = {row["name"]: row for row in page["data"]}
+    if name in broken:
+        raise CommandFailed(broken[name])
+    if name not in found:
+        raise CommandFailed(f"There is no preset {name!r}; there are {', '.join(found)}.")
+    row = found[name]
+    if as_json:
+        print_json(row)
+        return
+    from app.cli import yaml12  # imported late: start-up of every command
+
+    typer.echo(row["name"])
+    print_facts(
+        [
+            ("what it is", row["description"]),
+            ("from", "HOME/presets" if row["source"] == "user" else "Stoker itself"),
+            ("picked for", _match(row["match"]) or "nobody: name it in the spec"),
+        ]
+    )
+    typer.echo("\nIts defaults, which a spec overrides:\n")
+    for line in yaml12.dump_yaml(row["spec"]).splitlines():
+        typer.echo("  " + line)
+
+
+def _match(match: Document | None) -> str | None:
+    """The devices that `preset: auto` gives it to."""
+    if match is None:
+        return None
+    least = f", {match['memory_gib']:g} GiB or more" if match["memory_gib"] else ""
+    return ("GPU" if match["device"] == "cuda" else "CPU") + least

@@ -1,0 +1,257 @@
+"""`stoker plan`: what it shows, what --fix makes of a spec, and what it never does by itself."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from app.cli.mending import mend
+from app.cli.specfile import read_request, read_spec
+from app.cli.spectext import written_as
+from app.client import StokerClient
+from app.guard.plan import make_plan
+from tests.cli.conftest import SPEC
+from tests.guard.cases import CASES
+from tests.guard.world import CATALOG
+
+WRITTEN = """\
+# Forecasts of the waves
+name: "waves"          # for people
+recipe: { kind: sequence, hidden_size: 8, patch: 4 }
+data:
+    dataset: waves
+training:
+    max_epochs: 3
+    batch_size: 16
+optimizer:
+    kind: adam
+    lr: 1e-3
+    weight_decay: 0.01   # too much?
+checkpoint: {mode: max}
+early_stopping:
+    patience: 3
+"""
+MENDED = """\
+# Forecasts of the waves
+name: "waves"          # for people
+recipe: { kind: sequence, hidden_size: 8, patch: 4 }
+data:
+    dataset: waves
+training:
+    batch_size: 16
+    epochs: 3
+optimizer:
+    kind: adamw
+    lr: 1e-3
+    weight_decay: 0.01   # too much?
+checkpoint: {mode: min}
+early_stopping: null
+"""
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    path = tmp_path / "spec.yaml"
+    path.write_text(WRITTEN)
+    return path
+
+
+def test_a_plan_shows_samples_steps_place_and_sources(cli, api, spec_file):
+    out = cli("plan", str(spec_file)).out
+    assert "480 to train on, 120 to validate" in out
+    assert "place in the queue" in out
+    assert "no run like it has been trained yet" in out
+    rows = [line.split() for line in out.splitlines()]
+    assert ["training.epochs", "3", "request"] in rows
+    assert ["runtime.device", "cpu", "request"] in rows
+    assert not [row for row in rows if row[-1:] == ["default"]]
+    everything = cli("plan", str(spec_file), "--all").out
+    assert ["early_stopping", "null", "default"] in [
+        line.split() for line in everything.splitlines()
+    ]
+
+
+def test_what_could_not_be_checked_is_grouped_by_the_fact(cli, api, spec_file):
+    options = ("--set", "data.loader={kind: chunked}", "--set", "checkpoint.every_steps=900")
+    answer = cli("plan", str(spec_file), *options, "--json").document
+    out = cli("plan", str(spec_file), *options).out
+    for entry in answer["unchecked"]:
+        (line,) = [line for line in out.splitlines() if line.startswith(f"  {entry['missing']}: ")]
+        assert entry["code"] in line
+
+
+def test_the_diff_is_shown_and_nothing_is_written(cli, api, written):
+    answer = cli("plan", "--fix", str(written))
+    assert answer.code == 0
+    assert "-    max_epochs: 3\n     batch_size: 16\n+    epochs: 3\n" in answer.out
+    assert "Mended in 2 rounds: unknown_field, learning.monitor_upside_down" in answer.out
+    assert "It would be accepted.\nNothing was written" in answer.out
+    assert written.read_text() == WRITTEN
+
+
+def test_a_mended_spec_keeps_all_else_as_it_was_written(cli, api, written, tmp_path):
+    target = tmp_path / "mended.yaml"
+    assert cli("plan", "--fix", str(written), "-o", str(target)).code == 0
+    assert target.read_text() == MENDED
+    assert written.read_text() == WRITTEN
+    again = cli("plan", "--fix", str(target))
+    assert (again.code, "Mended" in again.out, "+++" in again.out) == (0, False, False)
+
+
+def test_in_place_is_asked_for_by_name(cli, api, written):
+    written.chmod(0o640)
+    assert cli("plan", "--fix", "--in-place", str(written)).code == 0
+    assert written.read_text() == MENDED
+    assert written.stat().st_mode & 0o777 == 0o640
+    assert [path.name for path in written.parent.iterdir()] == ["spec.yaml"]
+
+
+def test_what_has_no_fix_is_said_and_the_rest_is_mended(cli, api, written):
+    answer = cli("plan", "--fix", str(written), "--set", "data.inputs=[nothing]")
+    assert answer.code == 5
+    assert "What is left has no fix that could be applied:\n  error " in answer.out
+    assert "correctness.unknown_array" in answer.out
+    assert "+    epochs: 3" in answer.out
+    assert "It would still be refused." in answer.out
+
+
+def test_a_risk_that_is_accepted_is_not_mended(cli, api, spec_file):
+    options = ("--set", "checkpoint.mode=max", "--set", "accept_risks=[learning.*]")
+    answer = cli("plan", "--fix", str(spec_file), *options, "--json")
+    assert answer.code == 0
+    assert answer.document["request"]["checkpoint"]["mode"] == "max"
+    assert "learning.monitor_upside_down" not in [
+        issue["code"] for issue in answer.document["mended"]
+    ]
+
+
+def test_json_says_all_of_it(cli, api, written):
+    answer = cli("plan", "--fix", str(written), "--json").document
+    assert (answer["accepted"], answer["rounds"], answer["written"]) == (True, 2, None)
+    assert answer["request"]["training"] == {"batch_size": 16, "epochs": 3}
+    assert answer["diff"].startswith("--- ")
+    assert answer["plan"]["spec"]["training"]["epochs"] == 3
+
+
+def test_json_and_toml_are_mended_too(cli, api, tmp_path):
+    broken = {**SPEC, "checkpoint": {"mode": "max"}}
+    source = tmp_path / "spec.json"
+    source.write_text(json.dumps(broken, indent=4))
+    assert cli("plan", "--fix", "--in-place", str(source)).code == 0
+    assert source.read_text().startswith('{\n    "name": "waves"')
+    assert json.loads(source.read_text())["checkpoint"] == {"mode": "min"}
+    toml = tmp_path / "spec.toml"
+    toml.write_text('[recipe]\nkind = "sequence"\npatch = 4\n[data]\ndataset = "waves"\n'
+                    '[checkpoint]\nmode = "max"\n[training]\nbatch_size = 16\n')  # fmt: skip
+    shown = cli("plan", "--fix", str(toml), "-o", str(tmp_path / "other.yaml"))
+    assert shown.code == 0, shown.out
+    assert '-    "mode": "max"\n+    "mode": "min"' in shown.out
+    assert read_request(str(tmp_path / "other.yaml"), [])["checkpoint"] == {"mode": "min"}
+    assert tomllib.loads(toml.read_text())["checkpoint"] == {"mode": "max"}
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (("-o", "{}/spec.yaml"), 5, "is there already"),
+        (("-o", "{}/no/folder.yaml"), 5, "no folder"),
+        (("-o", "{}/spec.toml"), 5, ".yaml, .yml or .json"),
+        (("-o", "{}/x.yaml", "--in-place"), 2, "one of the two"),
+    ],
+)
+def test_a_target_that_cannot_be_is_refused_first(cli, api, written, options, code, said):
+    arguments = [option.format(written.parent) for option in options]
+    answer = cli("plan", "--fix", str(written), *arguments)
+    assert answer.code == code
+    assert said in " ".join(answer.err.replace("│", " ").split())
+    assert written.read_text() == WRITTEN
+
+
+def test_only_what_is_mended_is_written(cli, api, written, tmp_path):
+    assert cli("plan", str(written), "-o", str(tmp_path / "x.yaml")).code == 2
+    assert cli("plan", "--fix", "--in-place", "-", text=WRITTEN).code == 5
+    toml = tmp_path / "spec.toml"
+    toml.write_text('[recipe]\nkind = "sequence"\n[data]\ndataset = "waves"\n')
+    assert "does not write" in cli("plan", "--fix", "--in-place", str(toml)).err
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("a: 1  # one\nb: [1, 2]\n", "a: 1  # one\nb: 7\n"),
+        ("b: {x: 1}\n\n\na: 1\n", "b: 7\n\n\na: 1\n"),
+        ("a:   1\nb:   no   # word\n", "a:   1\nb: 7      # word\n"),
+        ("'a': 1\nb: |\n  text\n  more\n", "'a': 1\nb: 7\n"),
+        ("a: 1\nb: &x 2\n", "a: 1\nb: 7\n"),
+        ("a: 1\nb: null", "a: 1\nb: 7\n"),
+    ],
+)
+def test_yaml_is_kept_where_it_can_be_and_always_right(tmp_path, text, kept):
+    path = tmp_path / "spec.yaml"
+    path.write_text(text)
+    changed = {**read_spec(str(path)).document, "b": 7}
+    now = written_as("yaml", read_spec(str(path)), changed)
+    path.write_text(now)
+    assert read_spec(str(path)).document == changed
+    assert now == kept
+
+
+def test_an_alias_that_would_change_with_its_anchor_is_written_out(tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text("a: &block {x: 1}\nb: *block\n")
+    now = written_as("yaml", read_spec(str(path)), {"a": {"x": 1}, "b": {"x": 2}})
+    path.write_text(now)
+    assert read_spec(str(path)).document == {"a": {"x": 1}, "b": {"x": 2}}
+
+
+@pytest.mark.parametrize("code", sorted(CASES))
+def test_what_a_rule_refuses_is_mended_in_three_rounds(code):
+    """The guard itself as the service: what is left has no fix."""
+    case = CASES[code]
+    facts = case.facts
+
+    def planned(request):
+        plan = make_plan(request, facts, CATALOG)
+        return {"issues": [issue.model_dump(mode="json") for issue in plan.issues]}
+
+    mended = mend({"recipe": {"kind": "sequence"}, "data": {"dataset": "weather"}}, planned)
+    broken = mend(_over(mended.request, case.found), planned)
+    assert broken.rounds <= 3
+    assert not [issue for issue in broken.plan["issues"] if issue["fix"]]
+
+
+def _over(request, change):
+    return {
+        **request,
+        **{
+            name: _over(request[name], value)
+            if isinstance(value, dict) and isinstance(request.get(name), dict)
+            else value
+            for name, value in change.items()
+        },
+    }
+
+
+def test_a_submission_says_what_was_let_pass_and_show_says_it_again(cli, api, spec_file):
+    risky = ("--set", "checkpoint.mode=max", "--set", "accept_risks=[learning.*]")
+    answer = cli("submit", str(spec_file), *risky)
+    assert answer.code == 0
+    assert "warning learning.monitor_upside_down at checkpoint.mode" in answer.out
+    assert "accepted by accept_risks" in answer.out
+    with StokerClient() as client:
+        run_id = client.runs(limit=1)["data"][0]["id"]
+    assert "accepted risks  learning.monitor_upside_down" in cli("show", str(run_id)).out
+
+
+def test_a_refused_submission_names_the_command_that_mends_it(cli, api, written):
+    answer = cli("submit", str(written), "--set", "notes=a b")
+    assert answer.code == 5
+    assert f"stoker plan --fix {written} --set 'notes=a b'" in answer.err
+
+
+def test_the_trainers_spec_is_the_stored_one(up, finished_run):
+    with StokerClient() as client:
+        stored = client.spec(finished_run["id"])["spec"]
+    folder = up / "artifacts" / "runs" / str(finished_run["id"]) / "attempt-1"
+    assert json.loads((folder / "spec.json").read_text())["spec"] == stored

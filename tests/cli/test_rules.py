@@ -1,0 +1,78 @@
+"""`stoker rules` and `stoker presets`: the lists, one in full, and what is not there."""
+
+import pytest
+
+from app.guard.documentation import EARLY
+from app.guard.registry import RULES
+
+
+def test_every_rule_is_listed_whole(cli, api):
+    out = cli("rules").out
+    for rule in RULES:
+        assert rule.code in out
+        assert rule.summary in out
+    assert "stoker rules --all" in out
+
+
+def test_all_shows_what_needs_no_rule(cli, api):
+    out = cli("rules", "--all").out
+    assert all(early.code in out for early in EARLY)
+    assert "Impossible by construction:" in out
+    assert "data.loader.kind: dataloader" in out
+
+
+@pytest.mark.parametrize("name", ["speed", "speed.*"])
+def test_a_topic_is_listed_alone(cli, api, name):
+    codes = [rule.code for rule in RULES if rule.topic == "speed"]
+    assert [rule["code"] for rule in cli("rules", name, "--json").document["data"]] == codes
+
+
+def test_one_rule_is_explained_with_its_example_and_its_fix(cli, api):
+    out = cli("rules", "learning.monitor_upside_down").out
+    assert "error; accept_risks may override it" in out
+    assert "  checkpoint:\n    mode: max\n" in out
+    assert "  -  mode: max\n  +  mode: min\n" in out
+
+
+def test_a_code_before_the_rules_is_explained_too(cli, api):
+    assert "found in the request before any rule" in cli("rules", "unknown_field").out
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_every_rule_can_be_explained(cli, api, rule):
+    assert rule.stands_on in cli("rules", rule.code).out
+
+
+def test_a_rule_that_is_not_there_is_guessed(cli, api):
+    answer = cli("rules", "no_warmupp")
+    assert answer.code == 5
+    assert "Did you mean learning.no_warmup?" in answer.err
+
+
+def test_presets_that_cannot_be_used_are_named(cli, api):
+    broken = api / "presets" / "torn.toml"
+    broken.write_text("description = ")
+    try:
+        listed = cli("presets")
+        assert "torn.toml cannot be used" in listed.out
+        assert [row["name"] for row in cli("presets", "--json").document["broken"]] == ["torn"]
+        one = cli("presets", "torn")
+        assert one.code == 5
+        assert "torn.toml cannot be used" in one.err
+    finally:
+        broken.unlink()
+
+
+def test_one_preset_is_shown_with_its_defaults(cli, api):
+    out = cli("presets", "rtx-24g").out
+    assert "GPU, 24 GiB or more" in out
+    assert "  training:\n    batch_size: 192\n" in out
+    assert cli("presets", "tiny", "--json").document["source"] == "user"
+    assert "named in" not in out
+    assert "nobody: name it in the spec" in cli("presets", "tiny").out
+
+
+def test_a_preset_that_is_not_there_is_told_with_those_that_are(cli, api):
+    answer = cli("presets", "nothing")
+    assert answer.code == 5
+    assert "there are a100-80g, cpu" in answer.err
