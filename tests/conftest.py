@@ -1,6 +1,7 @@
 """Shared by all tests: where a machine must be complete (CI=true), a skipped part is a failure."""
 
 import os
+import signal
 
 import pytest
 
@@ -11,6 +12,10 @@ SKIPPED = pytest.StashKey[list[str]]()
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[SKIPPED] = []
     config.pluginmanager.register(_SkipWatch(config.stash[SKIPPED]), "skip-watch")
+    # A session in the background of a script ignores Ctrl-C, and so would every process that a
+    # test starts and interrupts.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _SkipWatch:

@@ -1,5 +1,6 @@
 """`stoker up` and `down` with real processes, and the commands that need a worker."""
 
+import contextlib
 import json
 import os
 import pty
@@ -193,6 +194,15 @@ def test_logs_metrics_and_checkpoints(cli, up, finished_run):
     assert cli("show", run_id).out.count("val_mae") >= 1
 
 
+def everything_on(terminal: int) -> str:
+    """What was written to a terminal that nobody writes to any more."""
+    shown = b""
+    with os.fdopen(terminal, "rb", buffering=0) as screen, contextlib.suppress(OSError):
+        while piece := screen.read(1 << 16):  # ends with an error: the other side is closed
+            shown += piece
+    return shown.decode()
+
+
 def test_metrics_fit_into_a_narrow_terminal(up, finished_run):
     terminal, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
@@ -203,8 +213,7 @@ def test_metrics_fit_into_a_narrow_terminal(up, finished_run):
         check=True,
     )
     os.close(theirs)
-    with os.fdopen(terminal, "rb", buffering=0) as screen:
-        shown = screen.read(1 << 16).decode()
+    shown = everything_on(terminal)
     assert "iterations_per_second" in shown
     assert "MiB" in next(line for line in shown.splitlines() if "host_memory_bytes" in line)
     assert "…" not in shown

@@ -192,7 +192,7 @@ def test_a_process_that_is_signalled_resumes_bit_exactly(lab: Lab, number: int) 
     process = start_trainer(folder)
     wait_for_step(folder, 40, process)
     process.send_signal(number)
-    code = process.wait(timeout=60)
+    code = process.wait(timeout=200)
     events = read_events(folder)
     if number == signal.SIGTERM:
         assert code == 0
@@ -201,7 +201,7 @@ def test_a_process_that_is_signalled_resumes_bit_exactly(lab: Lab, number: int) 
     else:
         assert code == -signal.SIGKILL
     second = lab.prepare(run_dir, longer)
-    assert start_trainer(second).wait(timeout=60) == 0
+    assert start_trainer(second).wait(timeout=200) == 0
     resumed = Outcome(second, run_dir, events=read_events(second))
     assert resumed.weights == straight.weights
     assert resumed.losses == straight.losses
