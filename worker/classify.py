@@ -72,6 +72,13 @@ def failed_here(error: Exception) -> Verdict:
             f"The disk is full: the attempt's folder could not be written ({error}). "
             "Free space below the artifact root and restart the run.",
         )
+    if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return Verdict(
+            Reason.checkpoint_error,
+            f"This host refuses what the attempt needs ({error}): its artifact root may be "
+            "read-only or another user's, so nothing could be saved. Make it writable for the "
+            "worker's user, then restart the run.",
+        )
     return Verdict(
         Reason.crashed,
         f"The worker could not go on with this attempt on its host: {error}. "

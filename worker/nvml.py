@@ -16,12 +16,17 @@ Document = dict[str, Any]
 
 
 def sample() -> Document:
-    """All GPUs now; a value that the driver does not give is null."""
+    """All GPUs that answer now; a value that the driver does not give is null.
+
+    One that has fallen off the bus is left out, and the others go on.
+    """
     driver = pynvml.nvmlSystemGetDriverVersion()
-    return {"gpus": [_gpu(i, driver) for i in range(pynvml.nvmlDeviceGetCount())]}
+    found = (_ask(_gpu, i, driver) for i in range(pynvml.nvmlDeviceGetCount()))
+    return {"gpus": [gpu for gpu in found if gpu is not None]}
 
 
 def _gpu(index: int, driver: str) -> Document:
+    """NVMLError when the GPU does not answer at all."""
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     rates = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
     memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
@@ -56,7 +61,7 @@ def _processes(function: Callable[..., Any], handle: Any) -> list[Document]:
 
 
 def _ask(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The driver's answer, or None where this GPU does not support the question."""
+    """The driver's answer, or None where this GPU does not support the question, or is lost."""
     try:
         return function(*arguments)
     except pynvml.NVMLError:

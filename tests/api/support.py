@@ -27,8 +27,8 @@ from app.store.records import (
     RunRecord,
     SlotOffer,
 )
-from app.store.worker_records import NewWorker
 from app.store.store import Store
+from app.store.worker_records import NewWorker
 
 SPEC: dict[str, Any] = {
     "recipe": {"kind": "sequence", "hidden_size": 8, "patch": 6},

@@ -69,6 +69,13 @@ def test_the_log_is_read_through_all_attempts(api, run_id, player, lease):
     assert only["text"] == "again\n"
 
 
+@pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
+def test_an_attempt_that_never_was_has_no_log(api, run_id, lease, accept):
+    answer = api.get(f"/runs/{run_id}/logs", params={"attempt": 2}, headers={"Accept": accept})
+    assert answer.status_code == 404
+    assert "has no attempt 2" in answer.json()["detail"]
+
+
 def test_a_long_poll_follows_the_log(api, run_id, player, lease):
     waiting = api.start("GET", f"/runs/{run_id}/logs", params={"wait": 30})
     player.log(lease, "hello\n")

@@ -99,6 +99,14 @@ def test_a_stream_of_nothing_is_a_problem(server):
         assert server.client.get(path, headers=headers).status_code == 404
 
 
+@pytest.mark.parametrize("what", ["events?limit=1", "events?wait=1", "logs?wait=1"])
+def test_what_would_have_no_effect_on_a_stream_is_refused(server, run_id, what):
+    headers = {"Accept": "text/event-stream"}
+    answer = server.client.get(f"/runs/{run_id}/{what}", headers=headers)
+    assert answer.status_code == 422
+    assert "no effect" in answer.json()["detail"]
+
+
 @pytest.mark.parametrize("last", ["x", "-1", "1.5", "²"])
 def test_a_last_event_id_that_was_never_sent_is_refused(server, run_id, last):
     headers = {"Accept": "text/event-stream", "Last-Event-ID": last.encode()}

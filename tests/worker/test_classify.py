@@ -34,6 +34,8 @@ SAVED = {"reason": "interrupted", "message": "Stopped at a step boundary.", "res
         (Evidence(launcher_returncode=0), Reason.interrupted),
         (Evidence(fault=OSError(errno.EIO, "I/O error"), asked="stop"), Reason.crashed),
         (Evidence(fault=OSError(errno.ENOSPC, "full")), Reason.disk_full),
+        (Evidence(fault=OSError(errno.EROFS, "read-only")), Reason.checkpoint_error),
+        (Evidence(fault=OSError(errno.EACCES, "denied")), Reason.checkpoint_error),
         (Evidence(returncode=-signal.SIGTERM), Reason.interrupted),
         (Evidence(returncode=-signal.SIGSEGV), Reason.crashed),
         (Evidence(returncode=1), Reason.crashed),

@@ -86,6 +86,22 @@ def test_a_driver_that_answers_late_is_waited_for(make_farm, tmp_path):
     assert "GPUs have come up" in farm.log()
 
 
+def test_a_gpu_that_is_lost_takes_no_other_with_it(make_farm, tmp_path):
+    farm = make_farm()
+    lost = tmp_path / "lost"
+    start(farm, {"lost": str(lost)}, {})
+    lost.touch()
+
+    def waiting():
+        (worker,) = farm.store.workers.list(alive_only=True)
+        return worker.slots[0]["waiting"]
+
+    eventually(waiting, "the slot of the lost GPU waits")
+    run_id = farm.submit(steps=10**6)
+    farm.wait_for_step(run_id, 1)
+    assert farm.run(run_id).devices == ["cuda:1"]
+
+
 def test_a_cpu_run_on_a_gpu_slot_carries_no_numbers_of_the_gpu(make_farm):
     farm = make_farm()
     worker = start(farm, {})

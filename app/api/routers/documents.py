@@ -52,6 +52,16 @@ def _start(after: int, last_event_id: str | None) -> int:
     return min(int(last_event_id[:19]), LARGEST_ID)
 
 
+def _refuse_in_stream(request: Request, *names: str) -> None:
+    """InvalidRequest for parameters of the JSON answer, which would have no effect on a stream."""
+    given = [name for name in names if name in request.query_params]
+    if given:
+        raise InvalidRequest(
+            f"A stream waits and never ends a page, so {' and '.join(given)} would have no effect: "
+            "leave that out, or ask for application/json."
+        )
+
+
 @router.get(
     "/runs/{run_id}/spec",
     operation_id="get_run_spec",
@@ -80,11 +90,13 @@ async def list_events(
 ) -> Response | EventPage:
     """Events after `after`. With `wait`, an answer without events is held back for so long.
 
-    With `Accept: text/event-stream` it is a stream: replay after `Last-Event-ID`, heartbeats as
-    comments, live `progress` events (without id, they are not stored), and a final `end` event.
+    With `Accept: text/event-stream` it is a stream, which takes neither `wait` nor `limit`: replay
+    after `Last-Event-ID`, heartbeats as comments, live `progress` events (without id, they are not
+    stored), and a final `end` event.
     """
     await run_in_threadpool(services.store.runs.get, run_id)
     if _wants_stream(request):
+        _refuse_in_stream(request, "wait", "limit")
         start = _start(after, last_event_id)
         return stream(services.tailer, EventFeed(services.store, run_id), run_id, start)
     feed = EventFeed(services.store, run_id, limit)
@@ -120,9 +132,15 @@ async def read_logs(
     Of each attempt the first 256 KiB and the last 4 MiB are kept. `wait` and streams are as for
     events; the stream's events are called `log`.
     """
-    await run_in_threadpool(services.store.runs.get, run_id)
+    run = await run_in_threadpool(services.store.runs.get, run_id)
+    if attempt is not None and attempt > run.attempt:
+        raise NotFound(
+            f"Run {run_id} has no attempt {attempt}: it has begun {run.attempt} so far. GET "
+            f"/runs/{run_id}/attempts lists them."
+        )
     feed = LogFeed(services.store, run_id, attempt)
     if _wants_stream(request):
+        _refuse_in_stream(request, "wait")
         return stream(services.tailer, feed, run_id, _start(after, last_event_id))
     if wait:
         await wait_for_news(services.tailer, feed, run_id, after, wait)

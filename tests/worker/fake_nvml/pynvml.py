@@ -1,7 +1,8 @@
 """A driver with as many GPUs as FAKE_NVML says; put before the real binding by PYTHONPATH.
 
 FAKE_NVML is JSON: {"gpus": [{"pids": [..], "used": bytes, "graphics": [..], "held": bytes of
-each compute process, "unsupported": ["power"]}]}, or {"error": text}, or {"hang": true}; "until": a
+each compute process, "unsupported": ["power"], "lost": true or a file that
+makes it so}]}, or {"error": text}, or {"hang": true}; "until": a
 file with which a hang ends.
 """
 
@@ -37,6 +38,9 @@ def nvmlDeviceGetCount():  # noqa: N802
 
 
 def nvmlDeviceGetHandleByIndex(index):  # noqa: N802
+    lost = WORLD["gpus"][index].get("lost")
+    if lost is True or (lost and os.path.exists(lost)):  # noqa: PTH110
+        raise NVMLError("GPU is lost")
     return index
 
 
