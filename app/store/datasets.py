@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import Connection, Row, select, update
+from sqlalchemy import Connection, Row, Select, delete, or_, select, update
 
 from app.errors import Conflict, InvalidRequest, NotFound
 from app.store.cursor import parse_cursor
@@ -46,6 +46,23 @@ class Datasets:
                 )
             return record_of(connection.execute(_by_name(name)).one()), created
 
+    def forget(self, name: str) -> None:
+        """Delete the entry, never the file. NotFound; Conflict while the record of a run names it.
+
+        That of a deleted run does so too, since its row stays.
+        """
+        with self._database.write() as connection:
+            if connection.execute(_by_name(name).with_for_update()).one_or_none() is None:
+                raise _missing(name)
+            run_id = connection.execute(_reader(name)).scalar()
+            if run_id is not None:
+                raise Conflict(
+                    f"Run {run_id} reads the dataset {name!r}, or did, and its record names it: it "
+                    "stays. Register another file under another name.",
+                    code="dataset_in_use",
+                )
+            connection.execute(delete(datasets).where(datasets.c.name == name))
+
     def get(self, name: str) -> DatasetRecord:
         """NotFound when there is none of that name."""
         with self._database.read() as connection:
@@ -74,7 +91,13 @@ def record_of(row: Row[Any], **changes: Any) -> DatasetRecord:
 def require_datasets(connection: Connection, main: str, spec: Document) -> list[str]:
     """The names of all datasets that a run reads. InvalidRequest when one is not there."""
     names = {main, *_split_datasets(spec)}
-    known = select(datasets.c.name).where(datasets.c.name.in_(names))
+    # Held, so that none is forgotten before the run that reads it is there.
+    known = (
+        select(datasets.c.name)
+        .where(datasets.c.name.in_(names))
+        .order_by(datasets.c.id)
+        .with_for_update(read=True, key_share=True)
+    )
     missing = names.difference(connection.execute(known).scalars())
     if missing:
         raise InvalidRequest(
@@ -110,6 +133,12 @@ def _split_datasets(spec: Document) -> set[str]:
 
 def _by_name(name: str) -> Any:
     return select(datasets).where(datasets.c.name == name)
+
+
+def _reader(name: str) -> Select[tuple[int]]:
+    """A run that refers to a dataset; without an index, since this is seldom asked."""
+    also = select(run_datasets.c.run_id).where(run_datasets.c.name == name)
+    return select(runs.c.id).where(or_(runs.c.dataset == name, runs.c.id.in_(also))).limit(1)
 
 
 def _uninspected(path: str, now: float) -> Document:

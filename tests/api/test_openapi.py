@@ -27,7 +27,7 @@ CONTRACT = {
     "/checkpoints/{checkpoint_id}/pin": {"post"},
     "/checkpoints/{checkpoint_id}/unpin": {"post"},
     "/datasets": {"get", "post"},
-    "/datasets/{name}": {"get"},
+    "/datasets/{name}": {"get", "delete"},
     "/presets": {"get"},
     "/recipes": {"get"},
     "/rules": {"get"},

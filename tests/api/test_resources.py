@@ -1,5 +1,7 @@
 """Datasets, recipes, presets, workers, queue, health, metrics and version."""
 
+from pathlib import Path
+
 import pytest
 
 from app import __version__
@@ -12,7 +14,8 @@ from tests.api.process import ApiProcess
 from tests.api.support import SPEC, Player
 
 
-def test_a_dataset_is_registered_and_then_inspected(api, player):
+def test_a_dataset_is_registered_and_then_inspected(api, player, settings):
+    (settings.data_root / "waves.h5").touch()
     answer = api.post("/datasets", json={"name": "waves", "path": "waves.h5"})
     assert (answer.status_code, answer.json()["state"]) == (202, "inspecting")
     assert answer.headers["location"] == "/datasets/waves"
@@ -29,7 +32,9 @@ def test_a_dataset_is_registered_and_then_inspected(api, player):
 
 
 def test_an_absolute_path_below_the_data_root_is_taken(api, settings):
+    (settings.data_root / "sub").mkdir()
     path = str(settings.data_root / "sub" / "waves.h5")
+    Path(path).touch()
     answer = api.post("/datasets", json={"name": "waves", "path": path})
     assert answer.json()["path"] == "sub/waves.h5"
 
@@ -39,6 +44,37 @@ def test_a_path_out_of_the_data_root_is_refused(api, settings, path):
     (settings.data_root / "link").symlink_to(settings.home)
     answer = api.post("/datasets", json={"name": "waves", "path": path})
     assert answer.problem("path_outside_data_root") == 422
+
+
+def test_a_file_that_is_not_there_leaves_no_dataset(api, settings):
+    answer = api.post("/datasets", json={"name": "waves", "path": "waves.h5"})
+    assert answer.problem("no_such_file") == 422
+    assert api.get("/datasets/waves").problem("not_found") == 404
+
+
+def test_where_the_data_root_is_on_another_host_its_worker_judges(api, settings):
+    settings.data_root.rmdir()
+    assert api.post("/datasets", json={"name": "waves", "path": "waves.h5"}).status_code == 202
+
+
+def test_a_dataset_that_no_run_reads_is_forgotten_and_its_file_stays(api, store, settings):
+    file = settings.data_root / "waves.h5"
+    file.touch()
+    api.post("/datasets", json={"name": "waves", "path": "waves.h5"})
+    answer = api.delete("/datasets/waves")
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert api.get("/datasets/waves").problem("not_found") == 404
+    assert api.delete("/datasets/waves").problem("not_found") == 404
+    assert file.exists()
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_a_dataset_that_a_run_names_is_not_forgotten(api, player, over):
+    run_id = api.post("/runs", json=SPEC).json()["id"]
+    if over:
+        api.post(f"/runs/{run_id}/stop")
+    assert api.delete("/datasets/weather").problem("dataset_in_use") == 409
+    assert api.get("/datasets/weather").status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,21 @@ class TestDatasets:
         assert second.extra_datasets["spring"].fingerprint == {"sha256": "spring"}
         assert other.dataset.fingerprint == {"sha256": "changed"}
 
+    def test_one_that_a_split_reads_is_not_forgotten_and_its_finding_is_dropped(
+        self, world: World
+    ) -> None:
+        for name in ("spring", "autumn"):
+            world.store.datasets.register(name, f"{name}.h5")
+        split = {"method": "datasets", "validation": "spring"}
+        run = world.submit(spec={"data": {"dataset": "weather", "split": split}})
+        with pytest.raises(Conflict, match=f"Run {run.id} reads the dataset 'spring'"):
+            world.store.datasets.forget("spring")
+        jobs = [job_of(world) for _ in range(3)]
+        world.store.datasets.forget("autumn")
+        world.store.jobs.finish(jobs[-1].id, world.worker, inspection=READY)
+        with pytest.raises(NotFound, match="'autumn'"):
+            world.store.datasets.get("autumn")
+
     def test_pages_and_absence(self, world: World) -> None:
         world.store.datasets.register("b", "b.h5")
         first = world.store.datasets.list(1)

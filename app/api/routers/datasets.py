@@ -56,6 +56,12 @@ def _below(data_root: FilePath, given: str) -> str:
             "what lies there can be read. Move or copy the file there and give the path within.",
             code="path_outside_data_root",
         )
+    if root.is_dir() and not os.path.lexists(full):  # without the folder, only a worker can tell
+        raise InvalidRequest(
+            f"There is no file {given[:200]!r} under DATA_ROOT ({data_root}), so nothing was "
+            "registered. Copy it there, or correct the path.",
+            code="no_such_file",
+        )
     return str(full.relative_to(root))
 
 
@@ -92,3 +98,15 @@ def list_datasets(services: ServicesDep, limit: Limit = 50, after: Cursor = None
 async def get_dataset(services: ServicesDep, name: Name, wait: Wait = None) -> Dataset:
     """With `wait`, an inspection that is under way is waited for."""
     return dataset_document(await _wait_until_inspected(services, name, wait or 0.0))
+
+
+@router.delete(
+    "/datasets/{name}",
+    operation_id="forget_dataset",
+    summary="Forget a dataset that no run refers to",
+    status_code=204,
+    responses=problems(NotFound, Conflict),
+)
+def forget_dataset(services: ServicesDep, name: Name) -> None:
+    """The entry goes; the file stays as it is."""
+    services.store.datasets.forget(name)
