@@ -41,6 +41,9 @@ log = structlog.get_logger("stoker.worker")
 LOOK_GAP_SECONDS = 0.02
 # An observer declares a lease lost after so many reads without a beat between them.
 LEASE_BEATS = 15
+# For a SQLite file that others hold: far below the lease, so that signals are served meanwhile.
+# What could not be told is told by the next beat.
+BUSY_SECONDS = 5.0
 
 
 class Agent:
@@ -350,7 +353,7 @@ def run_agent(settings: Settings, trainer_command: Sequence[str] | None = None) 
         folder.mkdir(parents=True, exist_ok=True)
     upgrade(settings)
     with (
-        closing(open_store(settings)) as store,
+        closing(open_store(settings, busy_seconds=BUSY_SECONDS)) as store,
         closing(Agent(settings, store, trainer_command)) as agent,
     ):
         return agent.run()

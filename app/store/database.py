@@ -33,10 +33,13 @@ SUPPORTED = (
 
 
 class Database:
-    """Short transactions over one engine. Results are to be materialized inside the block."""
+    """Short transactions over one engine. Results are to be materialized inside the block.
 
-    def __init__(self, settings: Settings) -> None:
-        self.engine = make_engine(settings.database_url)
+    `busy_seconds`: how long a call waits for a SQLite file that others hold.
+    """
+
+    def __init__(self, settings: Settings, busy_seconds: float = BUSY_TIMEOUT_SECONDS) -> None:
+        self.engine = make_engine(settings.database_url, busy_seconds)
         # One answer tells of one moment, however many statements it takes; SQLite always does so.
         self._reader = (
             self.engine
@@ -93,7 +96,7 @@ class Database:
         self.engine.dispose()
 
 
-def make_engine(database_url: str) -> Engine:
+def make_engine(database_url: str, busy_seconds: float = BUSY_TIMEOUT_SECONDS) -> Engine:
     """The engine of a URL; InvalidRequest for a database that is not supported or not installed."""
     url = _parse(database_url)
     backend = url.get_backend_name()
@@ -111,7 +114,7 @@ def make_engine(database_url: str) -> Engine:
             "the question mark.",
             code="invalid_settings",
         )
-    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_SECONDS})
+    engine = create_engine(url, connect_args={"timeout": busy_seconds})
     event.listen(engine, "do_connect", _create_private)
     event.listen(engine, "connect", _configure_sqlite)
     event.listen(engine, "begin", _begin_sqlite)

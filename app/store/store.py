@@ -8,7 +8,7 @@ from sqlalchemy import text
 from app.settings import Settings
 from app.store.attempts import Attempts
 from app.store.checkpoints import Checkpoints
-from app.store.database import Database
+from app.store.database import BUSY_TIMEOUT_SECONDS, Database
 from app.store.datasets import Datasets
 from app.store.events import Events
 from app.store.history import History
@@ -59,6 +59,8 @@ class Store:
         self.database.close()
 
 
-def open_store(settings: Settings, clock: Clock = time.time) -> Store:
+def open_store(
+    settings: Settings, clock: Clock = time.time, busy_seconds: float = BUSY_TIMEOUT_SECONDS
+) -> Store:
     """The store of these settings; nothing is created or upgraded (see migrate.upgrade)."""
-    return Store(Database(settings), clock)
+    return Store(Database(settings, busy_seconds), clock)

@@ -147,6 +147,13 @@ class TestSqlite:
             "busy_timeout": 30_000,
         }
 
+    def test_an_agent_does_not_wait_out_its_lease_for_the_file(self, world: World) -> None:
+        with closing(open_store(world.settings, busy_seconds=0.0)) as hasty:
+            with world.store.database.write(), pytest.raises(Unavailable, match="locked"):
+                hasty.workers.set_state(world.worker, "draining")
+            hasty.workers.set_state(world.worker, "draining")
+        assert world.store.workers.get(world.worker).state == "draining"
+
     @pytest.mark.parametrize(
         ("version", "has_bug"),
         [
