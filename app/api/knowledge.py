@@ -8,6 +8,7 @@ from app.errors import NotFound
 from app.guard.carry import carry_between
 from app.guard.derived import device_of, steps_of
 from app.guard.facts import Facts, HistoryFacts, ParentFacts, UnknownFact
+from app.guard.plan import pin_order
 from app.guard.resolve import Resolved, resolve
 from app.spec.parse import parse_spec
 from app.store.facts import dataset_facts, worker_devices
@@ -60,8 +61,12 @@ def _parent(
     services: Services, parent: Parent, resolved: Resolved, facts: Facts
 ) -> ParentFacts | None:
     """Where the parent's schedule stands at the checkpoint whose whole state would be carried."""
-    child = resolved.document
-    if child is None or carry_between(parent.spec, child).kind != "full":
+    if resolved.spec is None or resolved.document is None:
+        return None
+    dataset = facts.datasets.get(resolved.spec.data.dataset)
+    size = None if dataset is None else dataset.size_bytes
+    child, _ = pin_order(resolved.document, {}, resolved.spec.data.loader, size)
+    if carry_between(parent.spec, child).kind != "full":
         return None
     source = services.store.runs.whole_state_of(parent.run_id, parent.wish)
     if source is None:

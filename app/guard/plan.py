@@ -72,7 +72,7 @@ def _plan(request: Document, facts: Facts, catalog: Catalog, strictness: Strictn
         facts = replace(facts, preset=resolved.preset.match)
     judgement = judge(resolved.spec, facts, request, strictness)
     dataset = facts.datasets.get(resolved.spec.data.dataset)
-    document, provenance = _pin_order(
+    document, provenance = pin_order(
         resolved.document,
         resolved.provenance,
         resolved.spec.data.loader,
@@ -111,7 +111,7 @@ def _identity(issue: Issue) -> tuple[str, tuple[str | int, ...]]:
     return issue.code, tuple(issue.loc)
 
 
-def _pin_order(
+def pin_order(
     document: Document, provenance: Document, loader: Loader, dataset_bytes: int | None
 ) -> tuple[Document, Document]:
     """Fix what is shuffled together: how the data is read may change later, the order may not."""

@@ -1,0 +1,278 @@
+"""From what a worker or a file really says to what the guard answers: nothing here is made up."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from app.lifecycle import Reason
+from app.store.records import Beat, Inspection
+from worker.host import host_now, host_setup
+from worker.registration import describe_devices
+
+RNG = np.random.default_rng(5)
+ROWS = 400
+
+
+def windows(rows: int) -> Any:
+    """Windows of one noisy series, each moved on by one step."""
+    series = RNG.normal(size=(rows + 24, 3)).astype(np.float32)
+    return np.stack([series[i : i + 24] for i in range(rows)])
+
+
+def arrays(**changed: Any) -> dict[str, Any]:
+    usual = {"features": RNG.normal(size=(ROWS, 24, 3)), "targets": RNG.normal(size=(ROWS, 4))}
+    return {name: array.astype(np.float32) for name, array in {**usual, **changed}.items()}
+
+
+def inspect(api, store, player, data: dict[str, Any], **storage: Any) -> None:
+    """Write a file and register it; its inspection is the worker's own child process."""
+    path = store.datasets.get("weather").path
+    file_path = api.services.settings.data_root / path
+    with h5py.File(file_path, "w") as file:
+        for name, array in data.items():
+            file.create_dataset(name, data=array, **storage)
+    command = [sys.executable, "-m", "worker.trainer.inspect", str(file_path), "--json"]
+    found = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
+    assert found["problems"] == []
+    names = ("fields", "samples", "layout", "size_bytes", "fingerprint", "read_probe")
+    store.datasets.register("weather", path)
+    job = store.jobs.claim(player.worker_id)
+    inspection = Inspection("ready", **{name: found[name] for name in names})
+    store.jobs.finish(job.id, player.worker_id, inspection=inspection)
+
+
+def tell_host(store, player, settings) -> None:
+    """Have the player's worker tell what an agent tells of this machine."""
+    settings.artifact_root.mkdir(exist_ok=True)
+    host = host_setup() | host_now(settings.artifact_root)
+    slots = [{"name": "cpu-0-0", "device": "cpu", "run_id": None, "waiting": None}]
+    devices = describe_devices(None)
+    store.workers.beat(player.worker_id, "alive", slots=slots, devices=devices, facts=host)
+
+
+def plan(api, **blocks: Any) -> dict[str, Any]:
+    request = {
+        "recipe": {"kind": "sequence", "hidden_size": 8, "patch": 6},
+        "training": {"epochs": 2, "batch_size": 32},
+        **blocks,
+        "data": {"dataset": "weather", **blocks.get("data", {})},
+    }
+    answer = api.post("/runs", params={"dry_run": True}, json=request)
+    assert answer.status_code == 200, answer.text
+    document: dict[str, Any] = answer.json()
+    return document
+
+
+def codes(answer: dict[str, Any]) -> set[str]:
+    return {issue["code"] for issue in answer["issues"]}
+
+
+SORTED = np.sort(RNG.integers(0, 3, ROWS)).astype(np.float32)
+WITH_NAN = arrays()["features"]
+WITH_NAN[7, 3, 1] = np.nan
+# What the file holds, what is asked for, the issue, and the request in which it is gone.
+FILES: dict[str, tuple[dict[str, Any], dict[str, Any], str, dict[str, Any]]] = {
+    "sorted labels": (
+        arrays(targets=SORTED[:, None]), {}, "correctness.sorted_split",
+        {"data": {"split": {"method": "random"}}},
+    ),
+    "sorted labels in blocks": (
+        arrays(targets=SORTED[::-1, None]),
+        {"data": {"split": {"method": "random"}, "loader": {"shuffle": "block"}}},
+        "learning.sorted_blocks",
+        {"data": {"split": {"method": "random"}, "loader": {"shuffle": "full"}}},
+    ),
+    "unscaled": (
+        arrays(targets=RNG.normal(300.0, 40.0, (ROWS, 4))),
+        {"data": {"standardize": {"targets": False}}}, "learning.unscaled",
+        {"data": {"standardize": {"targets": True}}},
+    ),
+    "windows of a series": (
+        arrays(features=windows(ROWS)), {"data": {"split": {"method": "random"}}},
+        "correctness.leaking_split", {"data": {"split": {"method": "chronological"}}},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_what_a_file_holds_is_judged(api, store, player, kind):
+    data, asked, code, mended = FILES[kind]
+    inspect(api, store, player, data)
+    assert codes(plan(api, **asked)) == {code}
+    assert codes(plan(api, **mended)) == set()
+
+
+def test_a_file_with_nan_is_refused_and_without_it_is_not(api, store, player, settings):
+    tell_host(store, player, settings)
+    inspect(api, store, player, arrays(features=WITH_NAN))
+    (issue,) = plan(api)["issues"]
+    assert issue["code"] == "correctness.nonfinite_values"
+    assert "1 NaN" in issue["message"]
+    inspect(api, store, player, arrays())
+    answer = plan(api)
+    assert answer["issues"] == []
+    # No run is like it yet, and where this test's files lie need not be known.
+    unchecked = {one["code"] for one in answer["unchecked"]}
+    assert unchecked <= {"speed.frequent_checkpoints", "speed.network_full_shuffle"}
+
+
+def test_how_a_file_is_stored_is_judged_and_shown(api, store, player, settings):
+    tell_host(store, player, settings)
+    inspect(api, store, player, arrays(), chunks=True, compression="gzip")
+    streamed = {"residency": "stream", "chunk_size": "16KiB"}
+    read = {
+        shuffle: plan(api, data={"loader": {**streamed, "shuffle": shuffle}})
+        for shuffle in ("full", "block")
+    }
+    assert "speed.random_reads_of_chunks" in codes(read["full"])
+    assert "speed.random_reads_of_chunks" not in codes(read["block"])
+    shown = api.get("/datasets/weather").json()
+    features = shown["fields"]["features"]
+    assert (features["storage"], features["compression"]) == ("chunked", "gzip")
+    assert features["chunks"][1:] <= [24, 3]
+    assert features["mean"] == pytest.approx(0.0, abs=0.1)
+    assert features["std"] == pytest.approx(1.0, abs=0.1)
+    assert features["sorted"] is False
+    assert shown["layout"]["network"] in (True, False, None)
+
+
+def test_what_an_earlier_inspection_did_not_look_at_is_unchecked(api, player):
+    """The player's inspection is such a one: shapes and types alone."""
+    answer = plan(api, data={"standardize": {"targets": False}})
+    unchecked = {one["code"]: one["missing"] for one in answer["unchecked"]}
+    assert unchecked["learning.unscaled"] == "the spread of 'targets' in weather"
+    assert {"correctness.nonfinite_values", "correctness.sorted_split"} <= unchecked.keys()
+
+
+def trained(api, player, *, steps: int, seconds: float, **blocks: Any) -> int:
+    """A run that a worker trained to its end at that pace, with 4 checkpoints of half a second."""
+    request = plan(api, **blocks)["spec"]
+    run_id = api.post("/runs", json=request).json()["id"]
+    lease = player.claim()
+    for step in range(1, 5):
+        player.checkpoint(lease, step)
+    parts = {"data_wait": 0.0, "compute": seconds, "sync": 0.0, "checkpoint": 2.0, "eval": 1.0}
+    progress = {
+        "phase": "training",
+        "totals": {"train_iterations": steps, "eval_samples": 1000},
+        "phase_seconds": parts,
+    }
+    environment = {"cuda": None, "device": "x86_64"}
+    player.store.leases.beat(lease.token, Beat(progress=progress, environment=environment))
+    player.finish(lease, Reason.completed)
+    return int(run_id)
+
+
+def test_time_is_reckoned_with_what_like_runs_needed(api, player):
+    before = plan(api)
+    assert (before["estimate"]["seconds"], before["estimate"]["from_runs"]) == (None, [])
+    run_id = trained(api, player, steps=1000, seconds=500.0)
+    estimate = plan(api)["estimate"]
+    assert estimate["from_runs"] == [run_id]
+    # 50 steps at 2 a second, 2 looks at 200 samples, 2 new bests and the end.
+    assert estimate["seconds"] == pytest.approx(25 + 0.4 + 3 * 0.5, abs=0.3)
+    longer = plan(api, training={"epochs": 20, "batch_size": 32})["estimate"]
+    assert longer["seconds"] > 250
+    other = plan(api, training={"epochs": 2, "batch_size": 64})["estimate"]
+    assert (other["seconds"], other["from_runs"]) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("block", "bad", "good", "code"),
+    [
+        ("policy", {"max_duration_seconds": 24.0}, {"max_duration_seconds": 26.0},
+         "learning.ends_before_its_epochs"),
+        ("checkpoint", {"every_steps": 49}, {"every_steps": 50}, "speed.frequent_checkpoints"),
+        ("checkpoint", {"every_steps": 1300, "every_seconds": None},
+         {"every_steps": 1200, "every_seconds": None}, "speed.rare_checkpoints"),
+    ],
+)  # fmt: skip
+def test_rules_about_time_judge_by_the_history(api, player, block, bad, good, code):
+    assert code in {one["code"] for one in plan(api, **{block: bad})["unchecked"]}
+    trained(api, player, steps=1000, seconds=500.0)
+    assert codes(plan(api, **{block: bad})) == {code}
+    judged = plan(api, **{block: good})
+    assert codes(judged) == set()
+    assert code not in {one["code"] for one in judged["unchecked"]}
+
+
+def one_cycle_run(api, player, *steps: int, epochs: int) -> int:
+    """A run of one cycle, 25 steps an epoch, that has ended and saved checkpoints at `steps`."""
+    request = {
+        "recipe": {"kind": "sequence", "hidden_size": 8, "patch": 6},
+        "data": {"dataset": "weather"},
+        "training": {"epochs": epochs, "batch_size": 32},
+        "schedule": {"kind": "onecycle"},
+    }
+    run_id = api.post("/runs", json=request).json()["id"]
+    lease = player.claim()
+    for step in steps:
+        player.checkpoint(lease, step)
+    player.finish(lease, Reason.completed)
+    return int(run_id)
+
+
+LONGER = [{"op": "replace", "path": "/training/epochs", "value": 40}]
+JUMPS = "learning.rate_jumps_at_restart"
+
+
+def test_a_restart_that_stretches_an_annealed_cycle_is_refused_with_a_fix(api, player):
+    run_id = one_cycle_run(api, player, 240, epochs=10)
+    refusal = api.post(f"/runs/{run_id}/restart", json={"patch_ops": LONGER})
+    assert refusal.problem("spec_rejected") == 422
+    (issue,) = refusal.json()["issues"]
+    assert (issue["code"], issue["overridable"]) == (JUMPS, True)
+    assert "At step 240 the learning rate jumps" in issue["message"]
+    fixed = api.post(f"/runs/{run_id}/restart", json={"patch_ops": [*LONGER, *issue["fix"]]})
+    assert fixed.status_code == 201, fixed.text
+    assert fixed.json()["carry"]["kind"] == "weights"
+
+
+def test_the_jump_can_be_accepted(api, player):
+    run_id = one_cycle_run(api, player, 240, epochs=10)
+    patch = {"training": {"epochs": 40}, "accept_risks": [JUMPS]}
+    child = api.post(f"/runs/{run_id}/restart", json={"patch": patch})
+    assert child.status_code == 201, child.text
+    assert child.json()["carry"]["kind"] == "full"
+
+
+@pytest.mark.parametrize(
+    ("from_", "patch"),
+    [
+        ("latest", {"training": {"epochs": 10}, "notes": "as long as before"}),
+        ("latest", {"training": {"epochs": 40, "batch_size": 64}}),
+        ("scratch", {"training": {"epochs": 40}}),
+    ],
+)
+def test_a_restart_without_a_jump_is_taken(api, player, from_, patch):
+    """The same schedule; the weights alone; nothing at all."""
+    run_id = one_cycle_run(api, player, 240, epochs=10)
+    child = api.post(f"/runs/{run_id}/restart", json={"from": from_, "patch": patch})
+    assert child.status_code == 201, child.text
+
+
+def test_a_restart_early_in_the_cycle_is_taken(api, player):
+    run_id = one_cycle_run(api, player, 30, epochs=10)
+    assert api.post(f"/runs/{run_id}/restart", json={"patch_ops": LONGER}).status_code == 201
+
+
+def test_the_checkpoint_that_is_asked_for_decides(api, player):
+    run_id = one_cycle_run(api, player, 30, 240, epochs=10)
+    saved = api.get(f"/runs/{run_id}/checkpoints").json()["data"]
+    by_step = {checkpoint["step"]: checkpoint["id"] for checkpoint in saved}
+    for step, status in ((240, 422), (30, 201)):
+        body = {"from": by_step[step], "patch_ops": LONGER}
+        assert api.post(f"/runs/{run_id}/restart", json=body).status_code == status
+
+
+def test_a_restart_of_a_restart_without_a_checkpoint_looks_at_the_first_run(api, player):
+    first = one_cycle_run(api, player, 240, epochs=10)
+    second = api.post(f"/runs/{first}/restart", json={"patch": {"notes": "again"}}).json()["id"]
+    refusal = api.post(f"/runs/{second}/restart", json={"patch_ops": LONGER})
+    assert refusal.problem("spec_rejected") == 422
+    assert [issue["code"] for issue in refusal.json()["issues"]] == [JUMPS]
