@@ -12,8 +12,8 @@ class Asked:
     kept_by: tuple[str, ...]
 
 
-def _about(topic: str, *troubles: tuple[str, *tuple[str, ...]]) -> tuple[Asked, ...]:
-    return tuple(Asked(topic, trouble, kept_by) for trouble, *kept_by in troubles)
+def _about(topic: str, *troubles: tuple[str, ...]) -> tuple[Asked, ...]:
+    return tuple(Asked(topic, trouble, tuple(kept_by)) for trouble, *kept_by in troubles)
 
 
 DATALOADER = "data.loader.kind"
@@ -37,6 +37,16 @@ ASKED: tuple[Asked, ...] = (
         ("prefetched samples beyond the host's budget or /dev/shm", DATALOADER),
         ("pin_memory without CUDA", DATALOADER),
         ("an epoch shorter than the start of the workers", DATALOADER),
+        (
+            "a chunk above 75 % of device memory, or slots above the budget",
+            "memory.chunk_over_share",
+            "memory.resident_does_not_fit",
+            "memory.over_budget",
+        ),
+        ("a chunk smaller than a batch", "speed.chunk_below_batch"),
+        ("random reads of rows from compressed chunks", "speed.random_reads_of_chunks"),
+        ("network storage with a full shuffle", "speed.network_full_shuffle"),
+        ("overlapping windows stored expanded", "stoker data convert"),
     ),
     *_about(
         "data",
@@ -49,6 +59,7 @@ ASKED: tuple[Asked, ...] = (
             "correctness.sorted_split",
         ),
         ("an empty validation or test part", "correctness.empty_part"),
+        ("a validation or test part smaller than a batch", "learning.small_part"),
         ("a batch above the training samples", "learning.batch_above_samples"),
         ("drop_last that drops more than 1 %", "learning.drop_last_drops"),
         ("a last batch of 1, or micro-batches under 8, with batch norm", RECIPE),
@@ -117,6 +128,8 @@ ASKED: tuple[Asked, ...] = (
             "speed.frequent_checkpoints",
             "speed.rare_checkpoints",
         ),
+        ("checkpoints so many that the disk fills", "memory.checkpoints_fill_disk"),
+        ("more than the host has", "memory.host_over_budget"),
         ("evaluation over 25 % of the time", "speed.evaluation_share"),
         (
             "evaluation that keeps a whole large set in memory",
@@ -125,6 +138,7 @@ ASKED: tuple[Asked, ...] = (
         ("logging every step", "speed.log_points"),
         (
             "a hang timeout below the compilation or an epoch",
+            "correctness.hang_timeout",
             "test_the_first_batch_of_a_phase_has_as_much_time_as_the_start",
             COMPILE,
         ),

@@ -4,7 +4,7 @@ A test fails when either says something else than the code does.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,9 @@ an example of each: a spec that it refuses, and its fix.
 
 A rule looks at a complete spec and at what is known of the datasets, the devices, their hosts and
 earlier runs: when a run is submitted, and again when a worker claims it. Errors refuse the run;
-warnings are events of it. Where a rule lacks a fact, the answer says which (`unchecked`); nothing is
-guessed. A run that names a code in `accept_risks`, or a group such as `speed.*`, overrides the rules
-that may be overridden, and shows that it did.
+warnings are events of it. Where a rule lacks a fact, the answer says which (`unchecked`); nothing
+is guessed. A run that names a code in `accept_risks`, or a group such as `speed.*`, overrides the
+rules that may be overridden, and shows that it did.
 """
 
 
@@ -127,7 +127,7 @@ def _kept_by(keepers: tuple[str, ...]) -> str:
     return ", ".join(dict.fromkeys(said))
 
 
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     yield "| " + " | ".join(header) + " |"
     yield "|" + "---|" * len(header)
     for row in rows:

@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from app.cli.failures import issue_lines
-from app.cli.output import duration, number, print_facts, print_lines, print_table
+from app.cli.output import duration, number, print_facts, print_lines, print_table, size
 
 Document = dict[str, Any]
 
@@ -17,11 +17,16 @@ def print_plan(answer: Document, *, everything: bool) -> None:
     typer.echo("This would be refused." if is_refused else "This would be accepted.")
     print_lines(issue_lines(answer["issues"]))
     _print_unchecked(answer.get("unchecked") or [])
+    memory = answer.get("memory")
     if is_refused:
+        if memory and any(issue["code"].startswith("memory.") for issue in answer["issues"]):
+            _print_memory(memory)
         if any(issue["fix"] for issue in answer["issues"]):
             typer.echo("\nWith --fix the fixes are applied, and shown as a diff.")
         return
     _print_estimate(answer)
+    if memory:
+        _print_memory(memory)
     _print_values(answer["provenance"], everything=everything)
 
 
@@ -60,8 +65,40 @@ def _print_estimate(answer: Document) -> None:
 def _time(estimate: Document) -> str:
     if estimate.get("seconds") is None:
         return "not known: no run like it has been trained yet"
-    runs = ", ".join(str(run) for run in estimate.get("from_runs") or ())
-    return f"about {duration(estimate['seconds'])}" + (f", as runs like it: {runs}" if runs else "")
+    runs = [str(run) for run in estimate.get("from_runs") or ()]
+    word = "run" if len(runs) == 1 else "runs"
+    by = f", by {word} {', '.join(runs)}" if runs else ""
+    return f"about {duration(estimate['seconds'])}{by}"
+
+
+def _print_memory(memory: Document) -> None:
+    """What is planned against the budget, and what it is made of, the largest first."""
+    typer.echo("\nMemory of the training, above the trainer's imports:")
+    for place in ("device", "host"):
+        room = memory.get(place)
+        if room is None:
+            continue
+        budget = room.get("budget_bytes")
+        against = (
+            f"{room['planned_bytes'] / budget:.0%} of the {size(budget)} that are free"
+            if budget
+            else "how much is free is not known"
+        )
+        typer.echo(f"  {place}: {size(room['planned_bytes'])} at the peak, {against}")
+        items = sorted(room["items"].items(), key=lambda item: -item[1])
+        width = max((len(name) for name, _ in items), default=0)
+        for name, count in items:
+            typer.echo(f"    {name.replace('_', ' '):<{width}}  {size(count):>10}")
+    _print_how_it_is_read(memory)
+
+
+def _print_how_it_is_read(memory: Document) -> None:
+    if memory.get("residency") == "stream":
+        chunk = f"in chunks of {number(memory['chunk_samples'])} samples"
+        typer.echo(f"  The data streams through the device {chunk}.")
+    elif memory.get("residency"):
+        typer.echo("  The data stays on the device.")
+    print_lines([f"  Assumed: {assumed}" for assumed in memory.get("assumed") or ()])
 
 
 def _print_values(provenance: Document, *, everything: bool) -> None:

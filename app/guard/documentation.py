@@ -37,7 +37,7 @@ class ToCome:
     """An option that is not there yet, and the rules that come with it."""
 
     option: str
-    """Place of the option in the spec, and its values that are refused as not available yet."""
+    """Place in the spec with the values that are refused as not available yet, or a command."""
     rules: tuple[str, ...]
 
     @property
@@ -156,6 +156,7 @@ TO_COME = (
             "an epoch shorter than the start of the workers",
         ),
     ),
+    ToCome("stoker data convert", ("overlapping windows stored expanded, with the saving",)),
     ToCome("data.split.method: field", ("a random split of groups or entities",)),
     ToCome("recipe.carry_hidden: true", ("shuffling with a carried state",)),
     ToCome(

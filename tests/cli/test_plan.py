@@ -7,13 +7,17 @@ from pathlib import Path
 import pytest
 
 from app.cli.mending import mend
+from app.cli.output import size
+from app.cli.planview import print_plan
 from app.cli.specfile import read_request, read_spec
 from app.cli.spectext import written_as
 from app.client import StokerClient
+from app.guard.memory import memory_plan
 from app.guard.plan import make_plan
+from app.spec.run import RunSpec
 from tests.cli.conftest import SPEC
 from tests.guard.cases import CASES
-from tests.guard.world import CATALOG
+from tests.guard.world import CATALOG, REQUEST, world
 
 WRITTEN = """\
 # Forecasts of the waves
@@ -70,6 +74,27 @@ def test_a_plan_shows_samples_steps_place_and_sources(cli, api, spec_file):
     assert ["early_stopping", "null", "default"] in [
         line.split() for line in everything.splitlines()
     ]
+
+
+def spoken(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def test_the_memory_plan_is_shown_with_its_largest_part_first(capsys):
+    plan = make_plan(REQUEST, world(), CATALOG)
+    spec = RunSpec.model_validate_json(json.dumps(plan.require_ok()))
+    memory = memory_plan(spec, world()).as_json()
+    answer = {"issues": [], "provenance": plan.provenance, "memory": memory, "queue_position": 1}
+    print_plan({**answer, "estimate": plan.estimate}, everything=False)
+    out = capsys.readouterr().out
+    planned, budget = memory["host"]["planned_bytes"], memory["host"]["budget_bytes"]
+    assert f"host: {size(planned)} at the peak, {planned / budget:.0%} of the {size(budget)}" in out
+    largest, *_, least = sorted(
+        memory["host"]["items"], key=lambda name: -memory["host"]["items"][name]
+    )
+    assert out.index(f"    {spoken(largest)} ") < out.index(f"    {spoken(least)} ")
+    assert "The data stays on the device." in out
+    assert ", by run 1\n" in out
 
 
 def test_what_could_not_be_checked_is_grouped_by_the_fact(cli, api, spec_file):
