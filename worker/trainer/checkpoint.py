@@ -74,7 +74,7 @@ def publish(snapshot: Snapshot, folder: Path) -> int:
             f"The disk is full: checkpoint {folder.name} could not be written to {folder.parent}. "
             "Earlier checkpoints are intact. Free space there and restart the run from its latest.",
         ) from error
-    return len(manifest) + sum(file["bytes"] for file in files.values())
+    return len(manifest) + sum(int(file["bytes"]) for file in files.values())
 
 
 def _write_tensors(path: Path, tensors: Tensors) -> dict[str, Any]:
