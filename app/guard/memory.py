@@ -116,8 +116,23 @@ class MemoryPlan:
         }
 
 
+# Several rules ask for the plan of one spec in turn; a tuple is replaced as a whole, so threads
+# that judge different specs at worst make a plan twice.
+_latest: tuple[RunSpec, Facts, MemoryPlan] | None = None
+
+
 def memory_plan(spec: RunSpec, facts: Facts) -> MemoryPlan:
     """Of the device that the run would get; UnknownFact while one of its sizes is not known."""
+    global _latest
+    latest = _latest
+    if latest is not None and latest[0] is spec and latest[1] is facts:
+        return latest[2]
+    plan = _plan(spec, facts)
+    _latest = spec, facts, plan
+    return plan
+
+
+def _plan(spec: RunSpec, facts: Facts) -> MemoryPlan:
     device, dataset, sizes = device_of(spec, facts), dataset_of(spec, facts), sizes_of(spec, facts)
     loader = spec.data.loader
     if not isinstance(loader, ChunkedLoader):
@@ -135,6 +150,14 @@ def memory_plan(spec: RunSpec, facts: Facts) -> MemoryPlan:
     host = _cuda_host(run, device.host.available_bytes)
     assumed = (*run.assumed(), "The GPU's figures follow formulas; not measured on a GPU yet.")
     return MemoryPlan(host, on_device, data, need, data_memory, assumed)
+
+
+def planned_memory(spec: RunSpec, facts: Facts) -> dict[str, Any] | None:
+    """The plan as JSON; None while a fact for it is missing, which the rules of memory name."""
+    try:
+        return memory_plan(spec, facts).as_json()
+    except UnknownFact:
+        return None
 
 
 def free_memory(device: DeviceFacts) -> int:
@@ -295,7 +318,10 @@ def _cuda_host(run: _Run, available: int | None) -> Room:
 
 
 def compared(plan: Mapping[str, Any] | None, peak: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The plan's peak beside the one that was measured, where the model and the data were."""
+    """The plan's peak beside the one that was measured, where the model and the data were.
+
+    `plan` is a plan's JSON, `peak` the trainer's `peak_memory`; what is not known is null.
+    """
     on_device = peak is not None and peak.get("device_bytes") is not None
     room = (plan or {}).get("device" if on_device else "host")
     measured = (peak or {}).get("device_bytes" if on_device else "host_bytes")
@@ -303,4 +329,4 @@ def compared(plan: Mapping[str, Any] | None, peak: Mapping[str, Any] | None) -> 
     if on_device and room:
         planned -= room["items"]["context"]  # which is not PyTorch's
     ratio = planned / measured if planned is not None and measured else None
-    return {"planned_bytes": planned, "measured_bytes": measured, "ratio": ratio}
+    return {"planned_bytes": planned, "measured_bytes": measured, "ratio": ratio, "plan": plan}

@@ -7,6 +7,7 @@ from app.errors import SpecRejected
 from app.guard.estimate import estimate_of
 from app.guard.facts import Facts
 from app.guard.judge import Strictness, Unchecked, judge
+from app.guard.memory import planned_memory
 from app.guard.patching import apply_json_patch
 from app.guard.resolve import resolve
 from app.presets.catalog import Catalog
@@ -29,6 +30,8 @@ class Plan:
     issues: list[Issue]
     unchecked: list[Unchecked] = field(default_factory=list)
     estimate: Document | None = None
+    memory: Document | None = None
+    """The memory plan; None while a fact for it is missing."""
 
     @property
     def errors(self) -> list[Issue]:
@@ -85,6 +88,7 @@ def _plan(request: Document, facts: Facts, catalog: Catalog, strictness: Strictn
         [*resolved.issues, *judgement.issues],
         judgement.unchecked,
         estimate_of(resolved.spec, facts),
+        planned_memory(resolved.spec, facts),
     )
 
 

@@ -74,12 +74,12 @@ class Case:
     more: dict[str, Any] = field(default_factory=dict)
 
     def spec(self) -> Document:
-        """The spec as JSON: two steps, a look at 2 batches, and a checkpoint after it."""
+        """The spec as JSON: two steps, an evaluation after each, and a checkpoint."""
         base: Document = {
             "recipe": {"kind": "sequence", **self.recipe},
             "data": {"dataset": self.data.name, "loader": {"kind": "chunked"}},
             "training": {"epochs": 1, "max_steps": 2, "batch_size": self.batch},
-            "evaluation": {"max_batches": 2},
+            "evaluation": {"every_steps": 1},
             "checkpoint": {"every_seconds": None},
             "schedule": {"kind": "constant"},
             "runtime": {"precision": "fp32"},
@@ -104,12 +104,12 @@ CASES = (
     Case("GRU, 16 MiB chunks, SGD", NARROW, {"encoder": "gru"}, 128,
          {**loader(residency="stream", chunk_size="16MiB"), **SGD}),
     Case("LSTM of 3 layers, Adam", SMALL, {"hidden_size": 128, "num_layers": 3}, 128, ADAM),
-    Case("LSTM, 48 million weights, AdamW", SMALL,
-         {"hidden_size": 2048, "num_layers": 2, "patch": 120}, 16),
-    Case("LSTM, 48 million weights, SGD", SMALL,
-         {"hidden_size": 2048, "num_layers": 2, "patch": 120}, 16, SGD),
-    Case("GRU, 36 million weights, AdamW", SMALL,
-         {"encoder": "gru", "hidden_size": 2048, "num_layers": 2, "patch": 120}, 16),
+    Case("LSTM, 25 million weights, AdamW", SMALL,
+         {"hidden_size": 1152, "num_layers": 2, "patch": 120}, 16),
+    Case("LSTM, 25 million weights, SGD", SMALL,
+         {"hidden_size": 1152, "num_layers": 2, "patch": 120}, 16, SGD),
+    Case("GRU, 19 million weights, AdamW", SMALL,
+         {"encoder": "gru", "hidden_size": 1152, "num_layers": 2, "patch": 120}, 16),
     Case("LSTM, every step, batch 256", SMALL, {"hidden_size": 96, "patch": 1}, 256),
     Case("GRU, every step, batch 256", SMALL, {"encoder": "gru", "patch": 1}, 256),
     Case("GRU of 2 layers, batch 256", SMALL,
