@@ -6,7 +6,7 @@ import subprocess
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -25,7 +25,9 @@ def host_setup() -> dict[str, Any]:
     """Facts that do not change while the agent lives; a package that is not installed is absent."""
     return {
         "cores": usable_cores(),
-        "host_memory_bytes": psutil.virtual_memory().total,
+        "host_memory_bytes": min(
+            [psutil.virtual_memory().total, *(bound.limit for bound in _bounds())]
+        ),
         "shared_memory_bytes": _size_of(Path("/dev/shm")),  # noqa: S108  its size alone
         "platform": platform.platform(),
         "versions": {"stoker": app.__version__, "python": platform.python_version(), **_versions()},
@@ -66,9 +68,58 @@ def _git(folder: Path, *arguments: str) -> str | None:
 def host_now(artifact_root: Path) -> dict[str, Any]:
     """Facts that change from beat to beat: bytes of memory and of disk that are free."""
     return {
-        "available_memory_bytes": psutil.virtual_memory().available,
+        "available_memory_bytes": min(
+            [psutil.virtual_memory().available, *(bound.free for bound in _bounds())]
+        ),
         "disk_free_bytes": psutil.disk_usage(str(artifact_root)).free,
     }
+
+
+class MemoryBound(NamedTuple):
+    """Bytes that a cgroup may use, and those of them that are free."""
+
+    limit: int
+    free: int
+
+
+def _bounds() -> list[MemoryBound]:
+    return memory_bounds(Path("/proc/self/cgroup").read_text(), Path("/sys/fs/cgroup"))
+
+
+def memory_bounds(cgroup: str, root: Path) -> list[MemoryBound]:
+    """What the cgroups of a process and those above them allow; a container's are no more than its
+    limit, though it sees the memory of the whole host.
+    """
+    found = []
+    for line in cgroup.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top, names = root, ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            top = root / "memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        folder = top / path.lstrip("/")
+        # A container of version 1 is told its path on the host, of which it sees the top alone.
+        for each in (folder, *(above for above in folder.parents if above.is_relative_to(top))):
+            bound = _bound_of(each, *names)
+            if bound is not None:
+                found.append(bound)
+    return found
+
+
+def _bound_of(folder: Path, limit: str, used: str, cache: str) -> MemoryBound | None:
+    try:
+        allowed = (folder / limit).read_text().strip()
+        taken = int((folder / used).read_text())
+    except OSError:
+        return None
+    if allowed == "max":
+        return None
+    # The kernel drops the cache of files that nobody has read for a while before it refuses memory.
+    kept = max(0, taken - _counter(folder / "memory.stat", cache))
+    return MemoryBound(int(allowed), max(0, int(allowed) - kept))
 
 
 def _size_of(folder: Path) -> int | None:
