@@ -143,7 +143,10 @@ class Plan(Answer):
     queue_position: int
     """Its place in the queue if it were submitted now; 1 is the next to be claimed."""
     estimate: Document | None
-    """Samples and steps that the spec comes to; null while the dataset is unknown."""
+    """Samples and steps that the spec comes to, and `seconds` from the start of an attempt to its
+    end, as the runs of `from_runs` needed them; `seconds` is null where no run was like it, and all
+    is null while the dataset is unknown.
+    """
 
 
 class RunDocuments(Answer):
