@@ -110,6 +110,7 @@ def _new_run(plan: Plan) -> NewRun:
         spec=spec,
         provenance=plan.provenance,
         issues=[issue.model_dump(mode="json") for issue in plan.issues],
+        memory=plan.memory,
         name=spec["name"],
         notes=spec["notes"],
         labels=spec["labels"],

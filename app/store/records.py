@@ -40,6 +40,8 @@ class NewRun:
     device: Literal["auto", "cpu", "cuda"]
     gpus: int
     max_retries: int
+    memory: Document | None = None
+    """The memory plan; None where a fact for it was missing."""
 
 
 @dataclass(frozen=True)
@@ -113,13 +115,17 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class RunDocuments:
-    """The three documents of a run; `applied` holds one per attempt, None before it is known."""
+    """The documents of a run; `applied` holds one per attempt, None before it is known.
+
+    `memory` is the plan beside the peak that the newest attempt has told: see guard.memory.
+    """
 
     request: Document
     spec: Document
     provenance: Document
     issues: list[Document]
     applied: list[Document | None]
+    memory: Document
 
 
 class WatchMark(NamedTuple):

@@ -18,6 +18,7 @@ from sqlalchemy import (
 )
 
 from app.errors import ActionNotAllowed, Conflict, InvalidRequest
+from app.guard.memory import compared
 from app.lifecycle import TERMINAL, Intent, RunState, allowed_actions
 from app.store import intents
 from app.store.checkpoints import SAVED
@@ -123,9 +124,9 @@ class Runs:
             return fetch(connection, run_id)
 
     def documents(self, run_id: int) -> RunDocuments:
-        """Request, spec, provenance, issues, and what each attempt applied. NotFound."""
+        """Request, spec, provenance, issues, memory, and what each attempt applied. NotFound."""
         wanted = (
-            select(run_documents)
+            select(run_documents, runs.c.progress)
             .join(runs, runs.c.id == run_documents.c.run_id)
             .where(runs.c.id == run_id, runs.c.deleted_at.is_(None))
         )
@@ -135,7 +136,9 @@ class Runs:
             if row is None:
                 raise missing(run_id)
             found = connection.execute(applied.order_by(attempts.c.number)).scalars().all()
-        return RunDocuments(row.request, row.spec, row.provenance, row.issues, list(found))
+        memory = compared(row.memory, (row.progress or {}).get("peak_memory"))
+        documents = row.request, row.spec, row.provenance, row.issues
+        return RunDocuments(*documents, list(found), memory)
 
     def list(self, wanted: RunFilter, limit: int, after: str | None = None) -> Page[RunRecord]:
         """Newest first; `after` is the cursor of the page before."""

@@ -68,7 +68,8 @@ def insert_run(connection: Connection, new: NewRun, now: float, **restart: Any) 
     run_id: int = connection.execute(
         insert(runs).values({**_fresh(new, now), **restart}).returning(runs.c.id)
     ).scalar_one()
-    documents = {name: getattr(new, name) for name in ("request", "spec", "provenance", "issues")}
+    names = ("request", "spec", "provenance", "issues", "memory")
+    documents = {name: getattr(new, name) for name in names}
     connection.execute(insert(run_documents), {"run_id": run_id, **documents})
     connection.execute(insert(run_datasets), [{"run_id": run_id, "name": name} for name in reads])
     set_labels(connection, run_id, new.labels)

@@ -217,6 +217,8 @@ run_documents = _wide(
     Column("spec", Document, nullable=False),
     Column("provenance", Document, nullable=False),
     Column("issues", Document, nullable=False),
+    # The memory plan; null where it could not be made.
+    Column("memory", Document),
 )
 
 # What a run reads, and what it looked like at the first claim. Without an index by name: those who

@@ -225,3 +225,16 @@ def test_only_what_is_tried_again_is_retrying(world: World) -> None:
     assert again is not None
     world.store.leases.finish(again.token, Finish(Reason.killed, ""))
     assert (ids("queued"), ids("retrying")) == ([], [1])
+
+
+def test_the_memory_plan_is_kept_and_compared_with_the_peak_that_was_told(world: World) -> None:
+    plan = {"host": {"planned_bytes": 300}, "device": None}
+    run = world.submit(memory=plan)
+    untold = world.store.runs.documents(run.id).memory
+    assert untold == {"planned_bytes": 300, "measured_bytes": None, "ratio": None, "plan": plan}
+    lease = world.claim()
+    assert lease is not None
+    peak = {"host_bytes": 200, "device_bytes": None}
+    world.store.leases.beat(lease.token, Beat(progress={"phase": "training", "peak_memory": peak}))
+    assert world.store.runs.documents(run.id).memory["ratio"] == 1.5
+    assert world.store.runs.documents(world.submit().id).memory["plan"] is None

@@ -139,7 +139,7 @@ class Plan(Answer):
     unchecked: list[Unchecked]
     """Rules that could not judge, and the fact that each lacks."""
     memory: Document | None
-    """The memory plan; null: not computed by this version."""
+    """The memory plan in bytes, by place, phase and item; null while a fact for it is missing."""
     queue_position: int
     """Its place in the queue if it were submitted now; 1 is the next to be claimed."""
     estimate: Document | None
@@ -149,6 +149,18 @@ class Plan(Answer):
     """
 
 
+class Memory(Answer):
+    """What was planned, and the peak that the trainer measured where model and data were."""
+
+    planned_bytes: int | None
+    measured_bytes: int | None
+    """Above the imports on a host, by PyTorch on a GPU; null before an attempt has said it."""
+    ratio: float | None
+    """Planned over measured."""
+    plan: Document | None
+    """That of the submission; null where a fact for it was missing."""
+
+
 class RunDocuments(Answer):
     """What was posted, what it became, and what each attempt really used."""
 
@@ -156,6 +168,7 @@ class RunDocuments(Answer):
     spec: Document
     provenance: Document
     applied: list[Document | None]
+    memory: Memory
 
 
 class RunChanges(Body):

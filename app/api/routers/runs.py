@@ -99,7 +99,7 @@ def _plan(services: Services, request: dict[str, Any]) -> Plan:
         provenance=plan.provenance,
         issues=plan.issues,
         unchecked=[Unchecked(code=u.code, missing=u.missing) for u in plan.unchecked],
-        memory=None,
+        memory=plan.memory,
         queue_position=services.store.runs.next_queue_position(spec["priority"]),
         estimate=plan.estimate,
     )
