@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from app.errors import InvalidRequest
 from app.guard.facts import Facts
 from app.guard.fixes import patch_for
+from app.guard.patching import apply_json_patch
 from app.presets.catalog import Catalog, Preset
 from app.spec.availability import unavailable_issues
 from app.spec.issue import Issue, PatchOp
@@ -30,8 +32,9 @@ def resolve(request: Document, catalog: Catalog, facts: Facts) -> Resolved:
     layer = with_default_kinds(preset.spec) if preset is not None else {}
     joined = overlay(layer, with_default_kinds(request))
     issues += unavailable_issues(joined)
-    spec, wrong = parse_spec(joined)
+    spec, wrong = parse_spec(joined, request)
     issues += [issue for issue in wrong if not _covered(issue, issues)]
+    issues = [_with_fix_that_applies(issue, request) for issue in issues]
     if spec is None:
         return Resolved(None, None, {}, issues)
     document = spec.model_dump(mode="json")
@@ -45,6 +48,15 @@ def resolve(request: Document, catalog: Catalog, facts: Facts) -> Resolved:
     return Resolved(
         spec.model_copy(update={"preset": document["preset"]}), document, origin, issues, preset
     )
+
+
+def _with_fix_that_applies(issue: Issue, request: Document) -> Issue:
+    """The issue without a fix that changes what stands in the preset, not in the request."""
+    try:
+        apply_json_patch(request, [op.model_dump(mode="json") for op in issue.fix])
+    except InvalidRequest:
+        return issue.model_copy(update={"fix": []})
+    return issue
 
 
 def choose_preset(

@@ -22,8 +22,14 @@ UNION_TAGS = frozenset(
 )
 
 
-def parse_spec(document: dict[str, Any]) -> tuple[RunSpec | None, list[Issue]]:
-    """The spec, or None and an error for each thing that is wrong with the document."""
+def parse_spec(
+    document: dict[str, Any], request: dict[str, Any] | None = None
+) -> tuple[RunSpec | None, list[Issue]]:
+    """The spec, or None and an error for each thing that is wrong with the document.
+
+    Fixes are patches on `request`, the layer of the document that can be changed; default all.
+    """
+    request = document if request is None else request
     bad_numbers = [_not_finite(loc) for loc in _non_finite_numbers(document)]
     nameless = [_nameless(loc) for loc in _empty_names(document)]  # pydantic drops them from loc
     if bad_numbers or nameless:
@@ -34,13 +40,18 @@ def parse_spec(document: dict[str, Any]) -> tuple[RunSpec | None, list[Issue]]:
         by_place: dict[tuple[str | int, ...], list[ErrorDetails]] = {}
         for details in error.errors(include_url=False):
             by_place.setdefault(tuple(_location(details, document)), []).append(details)
-        return None, [_issue(list(loc), same, document) for loc, same in by_place.items()]
+        return None, [_issue(list(loc), same, document, request) for loc, same in by_place.items()]
 
 
-def _issue(loc: list[str | int], same: list[ErrorDetails], document: dict[str, Any]) -> Issue:
+def _issue(
+    loc: list[str | int],
+    same: list[ErrorDetails],
+    document: dict[str, Any],
+    request: dict[str, Any],
+) -> Issue:
     """One issue for one place, where each member of a union may have its own complaint."""
     if same[0]["type"] == "extra_forbidden":
-        return _unknown_field(loc, document)
+        return _unknown_field(loc, request)
     if same[0]["type"] == "missing":
         return Issue(
             code="missing_field",
@@ -52,21 +63,24 @@ def _issue(loc: list[str | int], same: list[ErrorDetails], document: dict[str, A
     return _wrong_value(loc, same, document)
 
 
-def _unknown_field(loc: list[str | int], document: dict[str, Any]) -> Issue:
+def _unknown_field(loc: list[str | int], request: dict[str, Any]) -> Issue:
     parent, name = pointer(loc[:-1]), str(loc[-1])
     meant = suggest_field(parent, name, _fields_beside(parent))
     if meant == pointer(loc):
         return _of_another_kind(loc)
     fix = []
-    if meant is not None:
-        value = _value_at(document, loc)
+    hint = f" Did you mean {meant.strip('/').replace('/', '.')}?" if meant else ""
+    if meant is not None and _value_at(request, [*meant.strip("/").split("/")]) is not None:
+        fix = [PatchOp(op="remove", path=pointer(loc))]  # what is said in its place stays
+        hint = f" It is {meant.strip('/').replace('/', '.')}, which is given too."
+    elif meant is not None:
+        value = _value_at(request, loc)
         known = suggest_value(meant, value, []) if not isinstance(value, dict) else None
         fix = [
             PatchOp(op="remove", path=pointer(loc)),
-            *_missing_parents(meant, document),
+            *_missing_parents(meant, request),
             PatchOp(op="add", path=meant, value=known if known is not None else value),
         ]
-    hint = f" Did you mean {meant.strip('/').replace('/', '.')}?" if meant else ""
     return Issue(
         code="unknown_field",
         severity="error",

@@ -277,6 +277,32 @@ def test_an_alias_never_becomes_a_second_value(alias):
     assert "unknown_field" in [issue.code for issue in plan_of(beside).errors]
 
 
+def mended_by(plan: Any) -> dict[str, Any]:
+    """The request after the fix of the only issue."""
+    (issue,) = plan.errors
+    return apply_json_patch(plan.request, [op.model_dump(mode="json") for op in issue.fix])
+
+
+def test_an_alias_is_moved_also_where_the_preset_has_its_block():
+    request = {**REQUEST, "preset": "mine", "batch_size": 32}
+    plan = make_plan(request, world(), catalog_of({"training": {"batch_size": 4}}))
+    assert mended_by(plan)["training"] == {"batch_size": 32}
+
+
+def test_an_alias_beside_its_setting_goes_and_the_setting_stays():
+    plan = plan_of({"lr": 0.5, "optimizer": {"lr": 0.1}})
+    assert "optimizer.lr, which is given too" in plan.errors[0].message
+    mended = mended_by(plan)
+    assert mended["optimizer"] == {"lr": 0.1}
+    assert "lr" not in mended
+
+
+def test_a_fix_of_what_the_preset_says_is_not_offered():
+    catalog = catalog_of({"averaging": {"kind": "ema"}})
+    (issue,) = make_plan({**REQUEST, "preset": "mine"}, world(), catalog).errors
+    assert (issue.code, issue.fix) == ("not_available_yet", [])
+
+
 @pytest.mark.parametrize(
     "name", ["STOKER_TRAINING_EPOCHS", "STOKER_BATCH_SIZE", "STOKER_OPTIMIZER__LR", "STOKER_PRESET"]
 )
