@@ -1,6 +1,7 @@
 """INSERT … ON CONFLICT, which both databases have, but each under its own name."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from sqlalchemy import Connection, Table
@@ -8,18 +9,26 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 
 def _insert(connection: Connection, table: Table) -> Any:
-    module = sqlite if connection.dialect.name == "sqlite" else postgresql
+    return _insert_of(connection.dialect.name, table)
+
+
+def _insert_of(dialect: str, table: Table) -> Any:
+    module = sqlite if dialect == "sqlite" else postgresql
     return module.insert(table)
 
 
 def upsert(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
     """Insert rows, all with the same columns; one whose primary key is there replaces it."""
-    if not rows:
-        return
-    statement = _insert(connection, table)
+    if rows:
+        connection.execute(_upsert(connection.dialect.name, table, tuple(rows[0])), rows)
+
+
+@cache  # every beat needs two, and to build one costs more than to execute it
+def _upsert(dialect: str, table: Table, columns: tuple[str, ...]) -> Any:
+    statement = _insert_of(dialect, table)
     keys = [column.name for column in table.primary_key]
-    changed = {name: statement.excluded[name] for name in rows[0] if name not in keys}
-    connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=changed), rows)
+    changed = {name: statement.excluded[name] for name in columns if name not in keys}
+    return statement.on_conflict_do_update(index_elements=keys, set_=changed)
 
 
 def add_up(connection: Connection, table: Table, row: Mapping[str, Any]) -> None:
