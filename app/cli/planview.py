@@ -7,6 +7,7 @@ import typer
 
 from app.cli.failures import issue_lines
 from app.cli.output import duration, number, print_facts, print_lines, print_table, size
+from app.guard.wording import share
 
 Document = dict[str, Any]
 
@@ -80,7 +81,7 @@ def _print_memory(memory: Document) -> None:
             continue
         budget = room.get("budget_bytes")
         against = (
-            f"{room['planned_bytes'] / budget:.0%} of the {size(budget)} that are free"
+            f"{share(room['planned_bytes'] / budget)} of the {size(budget)} that are free"
             if budget
             else "how much is free is not known"
         )

@@ -70,8 +70,10 @@ def _unknown_field(loc: list[str | int], request: dict[str, Any]) -> Issue:
         return _of_another_kind(loc)
     fix = []
     hint = f" Did you mean {meant.strip('/').replace('/', '.')}?" if meant else ""
-    if meant is not None and _value_at(request, [*meant.strip("/").split("/")]) is not None:
-        fix = [PatchOp(op="remove", path=pointer(loc))]  # what is said in its place stays
+    given = _value_at(request, [*meant.strip("/").split("/")]) if meant is not None else None
+    if meant is not None and given is not None:
+        # Of two values nobody but the author knows which one is meant.
+        fix = [PatchOp(op="remove", path=pointer(loc))] if given == _value_at(request, loc) else []
         hint = f" It is {meant.strip('/').replace('/', '.')}, which is given too."
     elif meant is not None:
         value = _value_at(request, loc)

@@ -39,7 +39,7 @@ def test_inspect_finds_what_lies_under_the_data_root(cli, home):
 def test_a_file_that_is_not_there_is_named_where_the_service_looks_for_it(cli, up):
     answer = cli("data", "register", "ghost", "ghost.h5")
     assert answer.code == 5
-    assert f"There is no file {up / 'data' / 'ghost.h5'}" in answer.err
+    assert f"There is no file 'ghost.h5' under DATA_ROOT ({up / 'data'})" in answer.err
 
 
 def test_the_data_root_is_the_services_not_the_commands(cli, up, tmp_path, monkeypatch):

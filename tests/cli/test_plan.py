@@ -14,6 +14,7 @@ from app.cli.spectext import written_as
 from app.client import StokerClient
 from app.guard.memory import memory_plan
 from app.guard.plan import make_plan
+from app.guard.wording import share
 from app.spec.run import RunSpec
 from tests.cli.conftest import SPEC
 from tests.guard.cases import CASES
@@ -88,7 +89,9 @@ def test_the_memory_plan_is_shown_with_its_largest_part_first(capsys):
     print_plan({**answer, "estimate": plan.estimate}, everything=False)
     out = capsys.readouterr().out
     planned, budget = memory["host"]["planned_bytes"], memory["host"]["budget_bytes"]
-    assert f"host: {size(planned)} at the peak, {planned / budget:.0%} of the {size(budget)}" in out
+    assert (
+        f"host: {size(planned)} at the peak, {share(planned / budget)} of the {size(budget)}" in out
+    )
     largest, *_, least = sorted(
         memory["host"]["items"], key=lambda name: -memory["host"]["items"][name]
     )

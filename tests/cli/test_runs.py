@@ -38,12 +38,12 @@ def test_a_spec_on_standard_input(cli, api):
 
 
 def test_a_refused_spec_shows_every_issue_with_its_fix(cli, api, spec_file):
-    answer = cli("submit", str(spec_file), "--set", "max_epochs=8", "--set", "recipe.patch=0")
+    answer = cli("submit", str(spec_file), "--set", "grad_accum=2", "--set", "recipe.patch=0")
     assert answer.code == 5
     assert answer.out == ""
     assert "unknown_field" in answer.err
-    assert "fix: remove max_epochs, --set 'training.epochs=8'" in answer.err
-    assert answer.err.count("There is no field max_epochs") == 1
+    assert "--set 'training.gradient_accumulation_steps=2'" in answer.err
+    assert answer.err.count("There is no field grad_accum") == 1
     assert "recipe.patch" in answer.err
     assert "Traceback" not in answer.err
 

@@ -242,7 +242,8 @@ def test_a_failed_run_ends_watch_with_one_and_a_sentence(cli, up, spec_file):
     data = write_waves(up / "data" / "doomed.h5", samples=100)
     assert cli("data", "register", "doomed", "doomed.h5").code == 0
     data.write_bytes(data.read_bytes()[:5000])
-    answer = cli("submit", str(spec_file), "--set", "data.dataset=doomed", "--watch")
+    doomed = ("--set", "data.dataset=doomed", "--set", "training.batch_size=16")
+    answer = cli("submit", str(spec_file), *doomed, "--watch")
     assert answer.code == 1
     assert "doomed" in answer.out
     assert "Traceback" not in answer.out + answer.err

@@ -289,12 +289,16 @@ def test_an_alias_is_moved_also_where_the_preset_has_its_block():
     assert mended_by(plan)["training"] == {"batch_size": 32}
 
 
-def test_an_alias_beside_its_setting_goes_and_the_setting_stays():
-    plan = plan_of({"lr": 0.5, "optimizer": {"lr": 0.1}})
-    assert "optimizer.lr, which is given too" in plan.errors[0].message
-    mended = mended_by(plan)
+def test_an_alias_beside_its_setting_goes_where_both_say_the_same():
+    mended = mended_by(plan_of({"lr": 0.1, "optimizer": {"lr": 0.1}}))
     assert mended["optimizer"] == {"lr": 0.1}
     assert "lr" not in mended
+
+
+def test_of_an_alias_and_its_setting_that_differ_nobody_chooses_for_the_author():
+    (issue,) = plan_of({"lr": 0.5, "optimizer": {"lr": 0.1}}).errors
+    assert "optimizer.lr, which is given too" in issue.message
+    assert issue.fix == []
 
 
 def test_a_fix_of_what_the_preset_says_is_not_offered():
