@@ -1,15 +1,19 @@
 """Specs drawn so that every rule finds something in some of them, alone and beside others."""
 
 from copy import deepcopy
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from hypothesis import strategies as st
 
-from app.guard.facts import Facts
-from app.spec.layers import leaves, overlay, with_default_kinds
+from app.guard.facts import Facts, UnknownFact
+from app.guard.registry import RULES
+from app.guard.resolve import resolve
+from app.spec.layers import overlay, with_default_kinds
 from tests.guard.cases import CASES
-from tests.guard.world import REQUEST, world
+from tests.guard.world import CATALOG, REQUEST, world
 
+BY_CODE = {rule.code: rule for rule in RULES}
 Drawn = tuple[dict[str, Any], Facts]
 
 LOG_UNIFORM = st.floats(-5, 0.5).map(lambda power: float(f"{10**power:.2g}"))
@@ -63,23 +67,47 @@ ORDINARY = st.fixed_dictionaries(
 )
 
 
-def companions(code: str) -> list[str]:
-    """Rules whose cases need no world of their own and touch no value of this rule's case."""
-    main, anywhere = dict(leaves(CASES[code].found)), world()
-    return [
-        other
-        for other, case in sorted(CASES.items())
-        if case.facts == anywhere and not main.keys() & dict(leaves(case.found)).keys()
-    ]
+def all_found(codes: list[str], request: dict[str, Any], facts: Facts) -> bool:
+    """Whether each of the rules finds something in the request."""
+    resolved = resolve(request, CATALOG, facts)
+    if resolved.spec is None:
+        return False
+    if resolved.preset is not None:
+        facts = replace(facts, preset=resolved.preset.match)
+    try:
+        return all(any(True for _ in BY_CODE[code](resolved.spec, facts)) for code in codes)
+    except UnknownFact:
+        return False
+
+
+def joined(main: Any, other: Any, usual: Any) -> Any:
+    """`main` with what `other` has otherwise than usual, wherever main itself is as usual."""
+    if usual in (main, other):
+        return other if main == usual else main
+    if is_dataclass(usual) and not isinstance(usual, type):
+        names = [field.name for field in fields(usual)]
+        parts = {n: joined(*(getattr(one, n) for one in (main, other, usual))) for n in names}
+        return replace(main, **parts)
+    if isinstance(usual, dict):
+        names = list({**main, **other})
+        return {n: joined(*(one.get(n) for one in (main, other, usual))) for n in names}
+    if isinstance(usual, tuple) and len(main) == len(other) == len(usual):
+        return tuple(joined(*each) for each in zip(main, other, usual, strict=True))
+    return main
 
 
 @st.composite
 def specs_of(draw: st.DrawFn, code: str) -> Drawn:
-    """(Request, facts): the case of a rule, with other cases and ordinary choices below it."""
+    """(Request, facts): the case of a rule on ordinary choices, beside others that go with it."""
     main = CASES[code]
-    request = deepcopy(REQUEST)
+    request, facts = deepcopy(REQUEST), main.facts
     if draw(st.booleans()):
         request = overlay(request, with_default_kinds(draw(ORDINARY)))
-    for other in draw(st.lists(st.sampled_from(companions(code)), max_size=4, unique=True)):
-        request = overlay(request, with_default_kinds(CASES[other].found))
-    return overlay(request, with_default_kinds(main.found)), main.facts
+    request = overlay(request, with_default_kinds(main.found))
+    kept = [code]
+    for other in draw(st.permutations(sorted(CASES))):
+        both = overlay(request, with_default_kinds(CASES[other].found))
+        where = joined(facts, CASES[other].facts, world())
+        if all_found([*kept, other], both, where):
+            request, facts, kept = both, where, [*kept, other]
+    return request, facts
