@@ -56,7 +56,7 @@ ASKED: tuple[Asked, ...] = (
         (
             "data sorted by its label",
             "learning.sorted_blocks",
-            "correctness.sorted_split",
+            "learning.sorted_split",
         ),
         ("an empty validation or test part", "correctness.empty_part"),
         ("a validation or test part smaller than a batch", "learning.small_part"),
@@ -138,7 +138,7 @@ ASKED: tuple[Asked, ...] = (
         ("logging every step", "speed.log_points"),
         (
             "a hang timeout below the compilation or an epoch",
-            "correctness.hang_timeout",
+            "speed.hang_timeout",
             "test_the_first_batch_of_a_phase_has_as_much_time_as_the_start",
             COMPILE,
         ),

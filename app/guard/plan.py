@@ -59,7 +59,7 @@ def make_plan(
     """
 
     def plan(changed: Document) -> Plan:
-        return _plan(changed, facts, catalog, strictness)
+        return judged(changed, facts, catalog, strictness)
 
     first = plan(request)
     if first.spec is None:
@@ -67,7 +67,10 @@ def make_plan(
     return replace(first, issues=[_with_tried_fix(issue, first, plan) for issue in first.issues])
 
 
-def _plan(request: Document, facts: Facts, catalog: Catalog, strictness: Strictness) -> Plan:
+def judged(
+    request: Document, facts: Facts, catalog: Catalog, strictness: Strictness = "enforce"
+) -> Plan:
+    """The plan with the fixes as the rules give them, untried."""
     resolved = resolve(request, catalog, facts)
     if resolved.spec is None or resolved.document is None:
         return Plan(request, None, {}, resolved.issues)

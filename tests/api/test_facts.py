@@ -78,7 +78,7 @@ WITH_NAN[7, 3, 1] = np.nan
 # What the file holds, what is asked for, the issue, and the request in which it is gone.
 FILES: dict[str, tuple[dict[str, Any], dict[str, Any], str, dict[str, Any]]] = {
     "sorted labels": (
-        arrays(targets=SORTED[:, None]), {}, "correctness.sorted_split",
+        arrays(targets=SORTED[:, None]), {}, "learning.sorted_split",
         {"data": {"split": {"method": "random"}}},
     ),
     "sorted labels in blocks": (
@@ -146,7 +146,7 @@ def test_what_an_earlier_inspection_did_not_look_at_is_unchecked(api, player):
     answer = plan(api, data={"standardize": {"targets": False}})
     unchecked = {one["code"]: one["missing"] for one in answer["unchecked"]}
     assert unchecked["learning.unscaled"] == "the spread of 'targets' in weather"
-    assert {"correctness.nonfinite_values", "correctness.sorted_split"} <= unchecked.keys()
+    assert {"correctness.nonfinite_values", "learning.sorted_split"} <= unchecked.keys()
 
 
 def trained(api, player, *, steps: int, seconds: float, **blocks: Any) -> int:

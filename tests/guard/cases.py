@@ -104,7 +104,7 @@ CASES: dict[str, Case] = {
         data(split={"method": "random"}, loader={"shuffle": "full"}),
         world(SORTED),
     ),
-    "correctness.sorted_split": Case(
+    "learning.sorted_split": Case(
         data(split={"method": "chronological"}), data(split={"method": "random"}), world(SORTED)
     ),
     "correctness.empty_part": Case(
@@ -117,7 +117,7 @@ CASES: dict[str, Case] = {
     "learning.small_part": Case(
         data(split={"validation_fraction": 0.0316}), data(split={"validation_fraction": 0.0319})
     ),
-    "correctness.hang_timeout": Case(
+    "speed.hang_timeout": Case(
         {"policy": {"hang_timeout_seconds": 9.0}},
         {"policy": {"hang_timeout_seconds": 10.0}},
         world(history=replace(HISTORY, checkpoint_seconds=2.0)),

@@ -34,6 +34,7 @@ def test_every_rule_has_a_case_and_a_code_of_its_own():
         assert rule.summary.endswith(".")
         assert rule.stands_on.endswith(".")
     assert not [rule.code for rule in RULES if rule.topic == "speed" and not rule.overridable]
+    assert not [rule.code for rule in RULES if rule.topic == "correctness" and rule.overridable]
 
 
 def test_a_good_request_has_no_issue_and_no_rule_lacks_a_fact():

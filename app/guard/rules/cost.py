@@ -184,7 +184,7 @@ def deterministic(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
 
 
 @rule(
-    "correctness.hang_timeout",
+    "speed.hang_timeout",
     stands_on="The seconds of a step and of a checkpoint in like runs of this service's history.",
 )
 def hang_timeout(spec: RunSpec, facts: Facts) -> Iterator[Finding]:

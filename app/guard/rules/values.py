@@ -67,6 +67,7 @@ def unscaled(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
 
 @rule(
     "correctness.leaking_split",
+    overridable=False,
     stands_on="Kapoor & Narayanan, Leakage and the reproducibility crisis, 2023: shared rows make "
     "validation scores look better than they are.",
 )
@@ -122,7 +123,7 @@ def sorted_blocks(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
 
 
 @rule(
-    "correctness.sorted_split",
+    "learning.sorted_split",
     stands_on="A chronological cut of data sorted by label trains and validates on different ones.",
 )
 def sorted_split(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
