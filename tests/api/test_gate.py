@@ -83,7 +83,7 @@ def test_the_own_origin_is_let_in(api):
         ("GET", "/runs/", "not_found", 404),
         ("GET", "/docs", "not_found", 404),
         ("GET", "/runs/compare", "not_found", 404),
-        ("GET", "/rules", "not_found", 404),
+        ("GET", "/verdicts", "not_found", 404),
         ("PUT", "/runs", "method_not_allowed", 405),
         ("DELETE", "/queue", "method_not_allowed", 405),
     ],

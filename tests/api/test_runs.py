@@ -83,11 +83,11 @@ def test_a_dry_run_counts_the_runs_before_it(api, player):
 
 
 def test_an_unknown_field_is_refused_with_a_fix(api, player):
-    answer = api.post("/runs", json=spec_with("training", max_epochs=3))
+    answer = api.post("/runs", json=spec_with("training", sead=3))
     assert answer.problem("spec_rejected") == 422
     (issue,) = answer.json()["issues"]
-    assert (issue["code"], issue["loc"]) == ("unknown_field", ["training", "max_epochs"])
-    assert "training.epochs" in issue["message"]
+    assert (issue["code"], issue["loc"]) == ("unknown_field", ["training", "sead"])
+    assert "training.seed" in issue["message"]
     assert issue["fix"]
 
 
