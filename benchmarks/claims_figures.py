@@ -27,11 +27,6 @@ class Claim:
 SMALL = {"recipe": {"hidden_size": 16, "patch": 36}, "training": {"max_steps": 400, "epochs": 50}}
 CLAIMS = (
     Claim(
-        "mixed_on_cpu",
-        {"runtime": {"precision": "bf16-mixed"}, "training": {"max_steps": 60}},
-        {"runtime": {"precision": "fp32"}, "training": {"max_steps": 60}},
-    ),
-    Claim(
         "evaluation_share",
         {"evaluation": {"every_steps": 4}, "training": {"max_steps": 60}},
         {"evaluation": {"every_steps": None}, "training": {"max_steps": 60}},

@@ -161,7 +161,11 @@ TO_COME = (
     ToCome("recipe.carry_hidden: true", ("shuffling with a carried state",)),
     ToCome(
         "recipe.kind: panel-graph",
-        ("graphs rebuilt for each batch of training or evaluation", "sizes without buckets"),
+        (
+            "graphs rebuilt for each batch of training or evaluation",
+            "sizes without buckets",
+            "mixed precision on a CPU that slows it",
+        ),
     ),
     ToCome(
         "recipe.kind: molecule",

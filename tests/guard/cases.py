@@ -170,7 +170,6 @@ CASES: dict[str, Case] = {
         {**runtime(precision="fp16-mixed"), **PINNED},
         world(devices=(TURING,)),
     ),
-    "speed.mixed_on_cpu": Case(runtime(precision="bf16-mixed"), runtime(precision="fp32")),
     "speed.fp16_where_bf16": Case(
         {**runtime(precision="fp16-mixed"), **PINNED},
         {**runtime(precision="bf16-mixed"), **PINNED},

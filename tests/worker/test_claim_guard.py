@@ -43,7 +43,7 @@ def test_a_run_whose_dataset_is_inspected_again_waits_and_does_not_fail(settings
 
 def test_what_a_gpu_could_train_goes_back_to_wait_for_one(settings):
     with pytest.raises(NotHere, match="for a worker with a GPU"):
-        guarded(settings, {**SPEC, "runtime": {"precision": "bf16-mixed"}})
+        guarded(settings, {**SPEC, "runtime": {"precision": "tf32"}})
 
 
 def test_what_is_wrong_everywhere_ends_the_run_with_the_sentence(settings):
@@ -55,15 +55,17 @@ def test_what_is_wrong_everywhere_ends_the_run_with_the_sentence(settings):
 
 def test_a_site_that_only_warns_lets_a_slow_run_start_and_says_so(settings):
     lenient = settings.model_copy(update={"guard": "warn"})
-    found = guarded(lenient, {**SPEC, "runtime": {"precision": "bf16-mixed"}})
-    assert [(issue.code, issue.severity) for issue in found] == [("speed.mixed_on_cpu", "warning")]
+    found = guarded(lenient, {**SPEC, "checkpoint": {"every_seconds": None}})
+    assert [(issue.code, issue.severity) for issue in found] == [
+        ("speed.rare_checkpoints", "warning")
+    ]
 
 
 def test_only_what_was_not_said_at_submission_becomes_an_event(settings):
     lenient = settings.model_copy(update={"guard": "warn"})
-    found = guarded(lenient, {**SPEC, "runtime": {"precision": "bf16-mixed"}})
+    found = guarded(lenient, {**SPEC, "checkpoint": {"every_seconds": None}})
     (event,) = new_findings(found, [])
-    assert (event.kind, event.data["code"]) == ("issue", "speed.mixed_on_cpu")
+    assert (event.kind, event.data["code"]) == ("issue", "speed.rare_checkpoints")
     assert new_findings(found, [found[0].model_dump(mode="json")]) == []
 
 

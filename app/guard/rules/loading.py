@@ -21,8 +21,8 @@ BLOCKS = {"/data/loader/shuffle": "block", "/data/loader/shuffle_group": "auto"}
 
 @rule(
     "speed.chunk_below_batch",
-    stands_on="A batch from several chunks waits for each of them and is put together once more. Not "
-    "timed here yet.",
+    stands_on="A batch from several chunks waits for each of them and is put together once more. "
+    "Not timed here yet.",
 )
 def chunk_below_batch(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     """A chunk holds at least one batch."""

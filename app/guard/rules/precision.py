@@ -28,23 +28,6 @@ def precision_needs_gpu(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
 
 
 @rule(
-    "speed.mixed_on_cpu",
-    stands_on="Measured here with `python -m benchmarks claims`: docs/benchmarks.md.",
-    measured_by="mixed_on_cpu",
-)
-def mixed_on_cpu(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """A CPU computes in float32."""
-    if spec.runtime.precision == "bf16-mixed" and device_of(spec, facts).kind == "cpu":
-        yield Finding(
-            ("runtime", "precision"),
-            "bf16-mixed on a CPU casts every operand, and saves no time for it.",
-            "The demo's LSTM trains at less than half the speed of fp32 on a CPU without bf16 "
-            "matrix units.",
-            {"/runtime/precision": "fp32"},
-        )
-
-
-@rule(
     "correctness.bf16_not_supported",
     overridable=False,
     stands_on="NVIDIA: bfloat16 came with compute capability 8.0; before, PyTorch emulates it.",
@@ -163,7 +146,6 @@ def odd_sizes(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
 RULES = (
     precision_needs_gpu,
     bf16_not_supported,
-    mixed_on_cpu,
     fp16_where_bf16,
     tf32_off,
     fp16_overflow,
