@@ -23,9 +23,9 @@ class Coefficients:
 
 
 # Peaks of resident memory over two steps of the model alone (PyTorch 2.13, two threads, AMD EPYC
-# with AVX2), fitted over shapes from 20 to 1,600 MB: see docs/memory.md. oneDNN's LSTM keeps gates
-# and states of each layer, and takes more than as much again for the layer that it goes back
-# through. GRU is made of small tensors, of which the heap loses some between their neighbours.
+# with AVX2), fitted by hand to models from 20 to 1,600 MB and to the specs of docs/memory.md.
+# oneDNN's LSTM keeps gates and states of each layer, and takes more than as much again for the
+# layer that it goes back through. GRU is made of small tensors, of which the heap loses some.
 TRAINING_ON_CPU = {"lstm": Coefficients(6.4, 9.6, 5.5), "gru": Coefficients(7.5, 4.5, 4.0)}
 EVALUATION_ON_CPU = {"lstm": Coefficients(2.0, 0.0, 2.5), "gru": Coefficients(0.0, 6.5, 3.0)}
 # By what cuDNN keeps: gates, states and cells; not measured on a GPU yet.
