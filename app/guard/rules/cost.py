@@ -83,6 +83,7 @@ def _rarer_evaluation(spec: RunSpec, facts: Facts) -> dict[str, int | None]:
 @rule(
     "speed.frequent_checkpoints",
     stands_on="Seconds that the checkpoints of like runs took, in this service's own history.",
+    measured_by="frequent_checkpoints",
 )
 def frequent_checkpoints(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     """Checkpoints take at most 2 % of a run's time."""
