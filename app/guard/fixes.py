@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import jsonpatch
+from jsonpointer import JsonPointer
 
-from app.spec.issue import PatchOp
+from app.spec.issue import PatchOp, pointer
 from app.spec.layers import Document
 
 
@@ -27,7 +28,7 @@ def patch_for(request: Document, values: Mapping[str, Any]) -> list[PatchOp]:
 
 def _operation(request: Document, path: str, value: Any) -> PatchOp | None:
     node: Any = request
-    parts = [_plain(part) for part in path.strip("/").split("/")]
+    parts = JsonPointer(path).parts
     for depth, part in enumerate(parts):
         below = _child(node, part)
         is_last = depth == len(parts) - 1
@@ -36,9 +37,8 @@ def _operation(request: Document, path: str, value: Any) -> PatchOp | None:
         if below is _NOTHING or not isinstance(below, dict | list):
             for missing in reversed(parts[depth + 1 :]):
                 value = {missing: value}
-            where = "".join("/" + _escaped(part) for part in parts[: depth + 1])
             op = "add" if below is _NOTHING else "replace"
-            return PatchOp(op=op, path=where, value=value)
+            return PatchOp(op=op, path=pointer(parts[: depth + 1]), value=value)
         node = below
     raise AssertionError("a pointer has at least one part")
 
@@ -56,11 +56,3 @@ def _child(node: Any, part: str) -> Any:
     if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
         return node[int(part)]
     return _NOTHING
-
-
-def _plain(part: str) -> str:
-    return part.replace("~1", "/").replace("~0", "~")
-
-
-def _escaped(part: str) -> str:
-    return part.replace("~", "~0").replace("/", "~1")

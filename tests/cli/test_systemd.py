@@ -29,6 +29,7 @@ def test_a_dry_run_prints_the_unit_and_writes_nothing(cli, home, tmp_path, monke
 def test_the_unit_drains_before_systemd_kills(home, monkeypatch):
     monkeypatch.setenv("STOKER_STOP_GRACE_SECONDS", "90")
     unit = configparser.ConfigParser(strict=False, interpolation=None)
+    # The documented way to keep capitals; its stub calls it a method.
     unit.optionxform = str  # type: ignore[assignment, method-assign]
     unit.read_string(unit_text(load_settings()))
     service = unit["Service"]

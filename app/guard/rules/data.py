@@ -20,7 +20,7 @@ def _unready(spec: RunSpec, facts: Facts, state: str) -> Iterator[tuple[Loc, Dat
 @rule(
     "correctness.dataset_not_found",
     overridable=False,
-    stands_on="A run reads registered datasets only (design, section 12).",
+    stands_on="A path in a spec could name any file of the host, so runs read registered data.",
 )
 def dataset_not_found(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     """Every dataset that a run names is registered."""

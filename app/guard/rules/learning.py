@@ -195,8 +195,8 @@ def ends_before_its_epochs(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
 
 @rule(
     "learning.rate_jumps_at_restart",
-    stands_on="Measured: one cycle restarted over another number of steps goes from 1.2e-4 to "
-    "9.3e-4 in one step (facts, Web, API, tools).",
+    stands_on="The schedule itself: one cycle with a peak of 1e-3, stretched at step 100 from 130 "
+    "to 260 steps, goes from 2.3e-4 to 9.6e-4 in one step.",
 )
 def rate_jumps_at_restart(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     """A restart that carries the whole state goes on with the learning rate that it had."""

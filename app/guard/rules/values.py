@@ -42,7 +42,7 @@ def nonfinite_values(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
 @rule(
     "learning.unscaled",
     stands_on="LeCun et al., Efficient BackProp, 1998, section 4.3: inputs and targets of mean 0 "
-    "and deviation 1 converge faster; the demo's LSTM needs it to converge at all.",
+    "and deviation 1 converge faster.",
 )
 def unscaled(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     """Arrays far from mean 0 and deviation 1 are standardized."""
@@ -102,7 +102,7 @@ def _sorted_target(spec: RunSpec, facts: Facts) -> str | None:
 @rule(
     "learning.sorted_blocks",
     stands_on="Blocks and a permutation inside a group of them converge like a full shuffle unless "
-    "the file is sorted by label (facts, Performance).",
+    "the file is sorted by label.",
 )
 def sorted_blocks(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     """Data that is sorted by its target is shuffled as a whole."""
