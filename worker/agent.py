@@ -41,6 +41,9 @@ log = structlog.get_logger("stoker.worker")
 LOOK_GAP_SECONDS = 0.02
 # An observer declares a lease lost after so many reads without a beat between them.
 LEASE_BEATS = 15
+# Free memory and disk are told with each beat, but read anew only after so long: to read them costs
+# as much as the rest of the beat. The guard at claim reads them itself.
+HOST_SECONDS = 10.0
 # For a SQLite file that others hold: far below the lease, so that signals are served meanwhile.
 # What could not be told is told by the next beat.
 BUSY_SECONDS = 5.0
@@ -67,6 +70,7 @@ class Agent:
             home=settings.home, data=settings.data_root, artifacts=settings.artifact_root
         )
         self._facts = host_setup() | {"metrics_url": self._serve_metrics()}
+        self._host_due = 0.0
         self._worker_id = self._register()
         self._jobs = self._own(JobRunner(settings, store, self._worker_id))
         self._observer = Observer(store)
@@ -128,7 +132,11 @@ class Agent:
         )
 
     def _host_facts(self) -> dict[str, Any]:
-        return self._facts | host_now(self._settings.artifact_root)
+        now = time.monotonic()
+        if now >= self._host_due:
+            self._host_due = now + HOST_SECONDS
+            self._facts |= host_now(self._settings.artifact_root)
+        return self._facts
 
     def run(self) -> int:
         """Work until drained; the exit code of the process."""

@@ -25,8 +25,14 @@ class Parent:
     wish: Literal["latest", "best", "scratch"] | int
 
 
-def facts_for(services: Services, request: Document, parent: Parent | None = None) -> Facts:
-    """The facts as of now; datasets that the request names are read afresh."""
+def facts_for(
+    services: Services, request: Document, parent: Parent | None = None
+) -> tuple[Facts, Resolved]:
+    """The facts as of now, and what the request comes to under them.
+
+    Datasets that the request names are read afresh; what was learned from runs that are like it can
+    be asked for only once it is resolved.
+    """
     datasets = {record.name: record for record in services.datasets.get()}
     for name in _named_datasets(request):
         try:
@@ -39,11 +45,12 @@ def facts_for(services: Services, request: Document, parent: Parent | None = Non
         devices=tuple(device for worker in workers for device in worker_devices(worker)),
     )
     resolved = resolve(request, services.catalog.get(), facts)
-    return replace(
+    learned = replace(
         facts,
         history=_history(services, resolved, facts),
         parent=None if parent is None else _parent(services, parent, resolved, facts),
     )
+    return learned, resolved
 
 
 def _history(services: Services, resolved: Resolved, facts: Facts) -> HistoryFacts | None:

@@ -7,17 +7,16 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
-from starlette.concurrency import run_in_threadpool
 from starlette.routing import Match
 from starlette.types import Scope
 
-from app.api.bodies import media_type, parse_json, require_json
+from app.api.bodies import media_type, read_json, require_json
 from app.api.hints import unknown_name
 from app.errors import InvalidRequest
 
 
 class StrictRoute(APIRoute):
-    """Declared bodies are read by `parse_json`; unknown parameters and stray bodies are refused."""
+    """Declared bodies are read by `read_json`; unknown parameters and stray bodies are refused."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
@@ -56,7 +55,7 @@ class StrictRoute(APIRoute):
 class _CheckedRequest(Request):
     async def json(self) -> Any:
         if not hasattr(self, "_document"):
-            self._document = await run_in_threadpool(parse_json, await self.body())
+            self._document = await read_json(await self.body())
         return self._document
 
 

@@ -34,8 +34,10 @@ def require_object(document: Any) -> Document:
 
 def plan_request(services: Services, request: Document, parent: Parent | None = None) -> Plan:
     """The plan of a request as the world is now; `parent`: of a restart."""
-    facts = facts_for(services, request, parent)
-    return make_plan(request, facts, services.catalog.get(), services.settings.guard)
+    facts, resolved = facts_for(services, request, parent)
+    return make_plan(
+        request, facts, services.catalog.get(), services.settings.guard, resolved=resolved
+    )
 
 
 def create(

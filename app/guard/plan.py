@@ -9,7 +9,7 @@ from app.guard.facts import Facts
 from app.guard.judge import Strictness, Unchecked, judge
 from app.guard.memory import planned_memory
 from app.guard.patching import apply_json_patch
-from app.guard.resolve import resolve
+from app.guard.resolve import Resolved, resolve
 from app.presets.catalog import Catalog
 from app.spec.arithmetic import resolved_shuffle
 from app.spec.data import ChunkedLoader, Loader
@@ -50,28 +50,32 @@ class Plan:
 
 
 def make_plan(
-    request: Document, facts: Facts, catalog: Catalog, strictness: Strictness = "enforce"
+    request: Document,
+    facts: Facts,
+    catalog: Catalog,
+    strictness: Strictness = "enforce",
+    resolved: Resolved | None = None,
 ) -> Plan:
     """Resolve a request and put it before every rule; nothing is stored.
 
     Each fix was tried: with it, its issue is gone and no other has come. One that would bring
-    another takes that one's fix along, and one that does not help is not offered.
+    another takes that one's fix along, and one that does not help is not offered. `resolved`: of
+    the request, from a caller who has it already.
     """
 
     def plan(changed: Document) -> Plan:
-        return judged(changed, facts, catalog, strictness)
+        return judged(changed, resolve(changed, catalog, facts), facts, strictness)
 
-    first = plan(request)
+    first = judged(request, resolved or resolve(request, catalog, facts), facts, strictness)
     if first.spec is None:
         return first
     return replace(first, issues=[_with_tried_fix(issue, first, plan) for issue in first.issues])
 
 
 def judged(
-    request: Document, facts: Facts, catalog: Catalog, strictness: Strictness = "enforce"
+    request: Document, resolved: Resolved, facts: Facts, strictness: Strictness = "enforce"
 ) -> Plan:
     """The plan with the fixes as the rules give them, untried."""
-    resolved = resolve(request, catalog, facts)
     if resolved.spec is None or resolved.document is None:
         return Plan(request, None, {}, resolved.issues)
     if resolved.preset is not None:

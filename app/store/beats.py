@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, select, true, update
+from sqlalchemy import ColumnElement, Connection, Integer, Row, and_, bindparam, or_, select, update
 
 from app.errors import LeaseLost
 from app.lifecycle import RunState
@@ -19,6 +19,19 @@ _TOLD: tuple[ColumnElement[Any], ...] = (
     runs.c.intent,
     runs.c.last_event_seq,
 )
+_HOLDS = and_(runs.c.lease_token == bindparam("token"), runs.c.state == RunState.running.value)
+_NUMBER = bindparam("number", type_=Integer)
+# Executed at each beat, and to build it costs more than to execute it.
+_BEAT = (
+    update(runs)
+    .where(_HOLDS, or_(_NUMBER.is_(None), runs.c.beat == _NUMBER))
+    .values(
+        beat=runs.c.beat + 1,
+        last_event_seq=runs.c.last_event_seq + bindparam("new_events"),
+        log_bytes=runs.c.log_bytes + bindparam("new_bytes"),
+    )
+    .returning(*_TOLD)
+)
 
 
 def apply_beat(connection: Connection, token: str, beat: Beat, now: float) -> Row[Any]:
@@ -28,22 +41,16 @@ def apply_beat(connection: Connection, token: str, beat: Beat, now: float) -> Ro
     that is stored already, though its sender was not told so, changes nothing.
     """
     text = storable(beat.log_text)
-    holds = and_(runs.c.lease_token == token, runs.c.state == RunState.running.value)
-    is_new = true() if beat.number is None else runs.c.beat == beat.number
-    statement = (
-        update(runs)
-        .where(holds, is_new)
-        .values(
-            beat=runs.c.beat + 1,
-            last_event_seq=runs.c.last_event_seq + len(beat.events),
-            log_bytes=runs.c.log_bytes + len(text.encode()),
-            **_run_values(beat, now),
-        )
-        .returning(*_TOLD)
-    )
-    run = connection.execute(statement).one_or_none()
+    counts = {
+        "number": beat.number,
+        "new_events": len(beat.events),
+        "new_bytes": len(text.encode()),
+    }
+    run = connection.execute(
+        _BEAT, {"token": token, **counts, **_run_values(beat, now)}
+    ).one_or_none()
     if run is None:
-        return _known(connection, holds)
+        return _known(connection, token)
     events = [
         {"t": event.t, "attempt": run.attempt, "kind": event.kind, "data": event.data}
         for event in beat.events
@@ -56,8 +63,9 @@ def apply_beat(connection: Connection, token: str, beat: Beat, now: float) -> Ro
     return run
 
 
-def _known(connection: Connection, holds: ColumnElement[bool]) -> Row[Any]:
-    run = connection.execute(select(*_TOLD).where(holds).with_for_update()).one_or_none()
+def _known(connection: Connection, token: str) -> Row[Any]:
+    held = select(*_TOLD).where(_HOLDS).with_for_update()
+    run = connection.execute(held, {"token": token}).one_or_none()
     if run is None:
         raise LeaseLost(
             "The lease on this run has ended: it was declared lost, or its end is recorded already."

@@ -1,5 +1,7 @@
 """The connection to the database: one recipe for SQLite, one for PostgreSQL."""
 
+import json
+import math
 import os
 import sqlite3
 import threading
@@ -114,7 +116,7 @@ def make_engine(database_url: str, busy_seconds: float = BUSY_TIMEOUT_SECONDS) -
             "the question mark.",
             code="invalid_settings",
         )
-    engine = create_engine(url, connect_args={"timeout": busy_seconds})
+    engine = create_engine(url, connect_args={"timeout": busy_seconds}, json_serializer=dump_json)
     event.listen(engine, "do_connect", _create_private)
     event.listen(engine, "connect", _configure_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
@@ -139,7 +141,10 @@ def _unreadable_url() -> InvalidRequest:
 def _make_postgres_engine(url: URL) -> Engine:
     try:
         return create_engine(
-            url, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_TIMEOUT_SECONDS}
+            url,
+            pool_pre_ping=True,
+            connect_args={"connect_timeout": CONNECT_TIMEOUT_SECONDS},
+            json_serializer=dump_json,
         )
     except ArgumentError:  # such as more ports than hosts
         raise _unreadable_url() from None
@@ -159,6 +164,24 @@ def has_wal_reset_bug(version: tuple[int, int, int]) -> bool:
     return (3, 7, 0) <= version < (3, 51, 3)
 
 
+def dump_json(value: Any) -> str:
+    """JSON as the databases take it: NaN and infinity become null."""
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
 def _create_private(_dialect: Any, _record: Any, arguments: Any, _more: Any) -> None:
     """Have a new file readable by its owner alone; SQLite gives its journals the same mode."""
     with suppress(OSError):  # SQLite says it better
@@ -167,7 +190,8 @@ def _create_private(_dialect: Any, _record: Any, arguments: Any, _more: Any) -> 
 
 def _configure_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
     connection.isolation_level = None  # transactions begin where `_begin_sqlite` says
-    journal = "DELETE" if has_wal_reset_bug(sqlite3.sqlite_version_info) else "WAL"
+    # A journal that stays spares each commit the making and the unlinking of a file.
+    journal = "PERSIST" if has_wal_reset_bug(sqlite3.sqlite_version_info) else "WAL"
     for pragma in (f"journal_mode={journal}", "synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}").close()
 

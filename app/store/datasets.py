@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, delete, or_, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, delete, or_, select, update
 
 from app.errors import Conflict, InvalidRequest, NotFound
 from app.store.cursor import parse_cursor
@@ -14,6 +14,14 @@ from app.store.records import DatasetRecord, Document, Page
 from app.store.tables import ACTIVE_VALUES, datasets, jobs, run_datasets, runs
 
 FOUND = ("fields", "samples", "layout", "size_bytes", "fingerprint", "read_probe", "message")
+_NAMED = select(datasets).where(datasets.c.name == bindparam("name"))
+# Held, so that none is forgotten before the run that reads it is there.
+_HELD = (
+    select(datasets.c.name)
+    .where(datasets.c.name.in_(bindparam("names", expanding=True)))
+    .order_by(datasets.c.id)
+    .with_for_update(read=True, key_share=True)
+)
 
 
 class Datasets:
@@ -33,7 +41,7 @@ class Datasets:
             now = self._clock()
             row = {"name": name, "created_at": now, **_uninspected(path, now)}
             created = insert_unless_there(connection, datasets, row)
-            known = connection.execute(_by_name(name).with_for_update()).one()
+            known = connection.execute(_NAMED.with_for_update(), {"name": name}).one()
             if known.path != path:
                 _require_unused(connection, name, path, known)
             if known.path != path or not _will_be_inspected(connection, known.inspection_id):
@@ -44,7 +52,7 @@ class Datasets:
                     .where(datasets.c.id == known.id)
                     .values(**_uninspected(path, now), inspection_id=job_id)
                 )
-            return record_of(connection.execute(_by_name(name)).one()), created
+            return record_of(connection.execute(_NAMED, {"name": name}).one()), created
 
     def forget(self, name: str) -> None:
         """Delete the entry, never the file. NotFound; Conflict while the record of a run names it.
@@ -52,7 +60,7 @@ class Datasets:
         That of a deleted run does so too, since its row stays.
         """
         with self._database.write() as connection:
-            if connection.execute(_by_name(name).with_for_update()).one_or_none() is None:
+            if connection.execute(_NAMED.with_for_update(), {"name": name}).one_or_none() is None:
                 raise _missing(name)
             run_id = connection.execute(_reader(name)).scalar()
             if run_id is not None:
@@ -66,7 +74,7 @@ class Datasets:
     def get(self, name: str) -> DatasetRecord:
         """NotFound when there is none of that name."""
         with self._database.read() as connection:
-            row = connection.execute(_by_name(name)).one_or_none()
+            row = connection.execute(_NAMED, {"name": name}).one_or_none()
         if row is None:
             raise _missing(name)
         return record_of(row)
@@ -91,14 +99,8 @@ def record_of(row: Row[Any], **changes: Any) -> DatasetRecord:
 def require_datasets(connection: Connection, main: str, spec: Document) -> list[str]:
     """The names of all datasets that a run reads. InvalidRequest when one is not there."""
     names = {main, *_split_datasets(spec)}
-    # Held, so that none is forgotten before the run that reads it is there.
-    known = (
-        select(datasets.c.name)
-        .where(datasets.c.name.in_(names))
-        .order_by(datasets.c.id)
-        .with_for_update(read=True, key_share=True)
-    )
-    missing = names.difference(connection.execute(known).scalars())
+    known = connection.execute(_HELD, {"names": list(names)}).scalars()
+    missing = names.difference(known)
     if missing:
         raise InvalidRequest(
             f"There is no dataset {min(missing)!r}. Register it first: stoker data register.",
@@ -129,10 +131,6 @@ def pin_datasets(connection: Connection, run_id: int) -> dict[str, DatasetRecord
 def _split_datasets(spec: Document) -> set[str]:
     split = (spec.get("data") or {}).get("split") or {}
     return {split[part] for part in ("validation", "test") if isinstance(split.get(part), str)}
-
-
-def _by_name(name: str) -> Any:
-    return select(datasets).where(datasets.c.name == name)
 
 
 def _reader(name: str) -> Select[tuple[int]]:

@@ -3,7 +3,17 @@
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, delete, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    bindparam,
+    delete,
+    insert,
+    or_,
+    select,
+    update,
+)
 
 from app.errors import LeaseLost, NotFound
 from app.store.claimants import require_alive
@@ -16,6 +26,16 @@ from app.store.worker_records import JobKind, JobRecord
 MAX_ATTEMPTS = 3
 # After the first failure; a disk or a mount may be back later. It grows sixfold each time.
 RETRY_SECONDS = 10.0
+# Asked at each beat, and to build it costs more than to execute it.
+_OLDEST_DUE = (
+    select(jobs.c.id)
+    .where(
+        jobs.c.state == "queued",
+        or_(jobs.c.retry_at.is_(None), jobs.c.retry_at <= bindparam("now")),
+    )
+    .order_by(jobs.c.id)
+    .limit(1)
+)
 _COLUMNS = [jobs.c[name] for name in JobRecord.__dataclass_fields__]
 
 
@@ -31,13 +51,14 @@ class Jobs:
 
         Conflict when the worker is not alive to the store: nobody would queue the job again.
         """
-        oldest = _oldest_due(self._clock())
+        due = {"now": self._clock()}
         with self._database.read() as connection:
-            if connection.execute(oldest).scalar() is None:
+            if connection.execute(_OLDEST_DUE, due).scalar() is None:
                 return None
         with self._database.write(quiet=True) as connection:
             require_alive(connection, worker_id)
-            job_id = connection.execute(oldest.with_for_update(skip_locked=True)).scalar()
+            held = _OLDEST_DUE.with_for_update(skip_locked=True)
+            job_id = connection.execute(held, due).scalar()
             if job_id is None:
                 return None
             taken = (
@@ -112,12 +133,6 @@ def requeue_jobs_of(connection: Connection, worker_id: int, now: float) -> None:
     )
     _end(connection, *mine, jobs.c.attempts >= MAX_ATTEMPTS, error=error, now=now)
     _requeue(connection, *mine, error=None, retry_at=None)
-
-
-def _oldest_due(now: float) -> Select[tuple[int]]:
-    is_due = or_(jobs.c.retry_at.is_(None), jobs.c.retry_at <= now)
-    queued = select(jobs.c.id).where(jobs.c.state == "queued", is_due)
-    return queued.order_by(jobs.c.id).limit(1)
 
 
 def _requeue(

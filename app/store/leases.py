@@ -1,9 +1,8 @@
 """Leases: an agent claims a run, beats, finishes. Every write is fenced by the lease's token."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from sqlalchemy import Select, and_, exists, literal, select, true
+from sqlalchemy import and_, exists, literal, select, true
 
 from app.lifecycle import Intent, Reason, RunState
 from app.store.beats import apply_beat
@@ -15,6 +14,22 @@ from app.store.tables import attempts, runs, workers
 from app.store.transitions import Ending, end_attempt
 
 LOST_RETRY_SECONDS = 5.0
+# Read at each beat, and to build it costs more than to execute it.
+_HOLDERS = (
+    select(
+        runs.c.lease_token.label("token"),
+        runs.c.id.label("run_id"),
+        runs.c.beat,
+        workers.c.id.label("worker_id"),
+        workers.c.host,
+        workers.c.boot_id,
+        workers.c.pid,
+        workers.c.start_time,
+    )
+    .join(workers, workers.c.id == runs.c.worker_id)
+    .where(runs.c.state == RunState.running.value)
+    .order_by(runs.c.id)
+)
 
 
 class Leases:
@@ -63,7 +78,7 @@ class Leases:
     def holders(self) -> list[Holder]:
         """Every lease, with its beat counter and the process that holds it."""
         with self._database.read() as connection:
-            return [Holder(*row) for row in connection.execute(_holders())]
+            return [Holder(*row) for row in connection.execute(_HOLDERS)]
 
     def declare_lost(self, token: str, beat: int) -> bool:
         """End a lease whose holder is dead, if its beat counter is still as it was seen."""
@@ -83,21 +98,3 @@ class Leases:
         as_seen = and_(runs.c.lease_token == token, runs.c.beat == beat)
         with self._database.write() as connection:
             return end_attempt(connection, as_seen, ending, self._clock()) is not None
-
-
-def _holders() -> Select[Any]:
-    return (
-        select(
-            runs.c.lease_token.label("token"),
-            runs.c.id.label("run_id"),
-            runs.c.beat,
-            workers.c.id.label("worker_id"),
-            workers.c.host,
-            workers.c.boot_id,
-            workers.c.pid,
-            workers.c.start_time,
-        )
-        .join(workers, workers.c.id == runs.c.worker_id)
-        .where(runs.c.state == RunState.running.value)
-        .order_by(runs.c.id)
-    )

@@ -1,9 +1,21 @@
 """Rows of runs as records: what is read, what is found by a filter, what is locked for a change."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, exists, func, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    exists,
+    func,
+    or_,
+    select,
+)
 
 from app.errors import InvalidRequest, NotFound, PreconditionFailed
 from app.guard.carry import STARTS_ANEW
@@ -18,9 +30,15 @@ _COLUMNS = [runs.c[name] for name in RunRecord.__dataclass_fields__ if name not 
 CLAIM_ORDER = (runs.c.priority.desc(), runs.c.place, runs.c.id)
 starting = or_(runs.c.phase.is_(None), runs.c.phase == "starting")
 retrying = runs.c.retry_at.is_not(None)
+_CHILDREN = (
+    select(runs.c.parent_id, runs.c.id)
+    .where(runs.c.parent_id.in_(bindparam("ids", expanding=True)), runs.c.deleted_at.is_(None))
+    .order_by(runs.c.id)
+)
 awaited_is_active = awaited.c.state.not_in(TERMINAL_VALUES)
 
 
+@cache  # to build it costs more than to execute it
 def select_runs() -> Select[Any]:
     """Runs that are not deleted, with the state of those they wait for."""
     return (
@@ -30,15 +48,17 @@ def select_runs() -> Select[Any]:
     )
 
 
+@cache
+def _of_id() -> Select[Any]:
+    return select_runs().where(runs.c.id == bindparam("run"))
+
+
 def to_records(connection: Connection, rows: Sequence[Row[Any]]) -> list[RunRecord]:
     """The records of rows of `select_runs`."""
     children: dict[int, list[int]] = {}
     ids = [row.id for row in rows]
-    found = select(runs.c.parent_id, runs.c.id).where(
-        runs.c.parent_id.in_(ids), runs.c.deleted_at.is_(None)
-    )
     if ids:
-        for parent_id, child_id in connection.execute(found.order_by(runs.c.id)):
+        for parent_id, child_id in connection.execute(_CHILDREN, {"ids": ids}):
             children.setdefault(parent_id, []).append(child_id)
     return [_to_record(row, tuple(children.get(row.id, ()))) for row in rows]
 
@@ -68,7 +88,7 @@ def _carried(between: Document | None, kind: CarryKind | None) -> Document | Non
 
 def fetch(connection: Connection, run_id: int) -> RunRecord:
     """The record of a run; NotFound."""
-    row = connection.execute(select_runs().where(runs.c.id == run_id)).one_or_none()
+    row = connection.execute(_of_id(), {"run": run_id}).one_or_none()
     if row is None:
         raise missing(run_id)
     return to_records(connection, [row])[0]

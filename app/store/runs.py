@@ -9,6 +9,7 @@ from sqlalchemy import (
     Connection,
     Select,
     and_,
+    bindparam,
     delete,
     exists,
     func,
@@ -64,6 +65,10 @@ from app.store.tallies import count_deleted, ended_runs
 
 CHANGEABLE = frozenset({"name", "notes", "labels", "priority"})
 _WAITING = (runs.c.state == RunState.queued.value, runs.c.intent == Intent.run.value)
+# Read after each commit while somebody follows; to build it costs more than to execute it.
+_MARKS = select(runs.c.id, *(runs.c[name] for name in WatchMark._fields)).where(
+    runs.c.id.in_(bindparam("ids", expanding=True)), runs.c.deleted_at.is_(None)
+)
 
 
 class Runs:
@@ -158,11 +163,9 @@ class Runs:
 
     def watch_marks(self, ids: Sequence[int]) -> dict[int, WatchMark]:
         """What tells a follower that there is something new to read; deleted runs are absent."""
-        query = select(runs.c.id, *[runs.c[name] for name in WatchMark._fields]).where(
-            runs.c.id.in_(ids), runs.c.deleted_at.is_(None)
-        )
         with self._database.read() as connection:
-            return {row.id: WatchMark(*row[1:]) for row in connection.execute(query)}
+            rows = connection.execute(_MARKS, {"ids": list(ids)})
+            return {row.id: WatchMark(*row[1:]) for row in rows}
 
     def started_after(self, moment: float) -> dict[int, tuple[float, float]]:
         """By id: (created, started) of runs whose first attempt began after then."""

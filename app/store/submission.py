@@ -23,6 +23,13 @@ from app.store.tables import (
     runs,
 )
 
+# Built once: to build them costs more than to execute them. A restart takes its parent's place; ids
+# rise, so a new run's place is behind all others.
+_INSERT_IN_PLACE = insert(runs).returning(runs.c.id)
+_INSERT_LAST = _INSERT_IN_PLACE.values(
+    place=select(func.coalesce(func.max(runs.c.id), 0) + 1).scalar_subquery()
+)
+
 
 def claim_key(connection: Connection, given: Idempotency | None, now: float) -> int | None:
     """The run that this key has made already; None when the caller is to make it.
@@ -65,9 +72,8 @@ def _is_key(given: Idempotency) -> tuple[Any, ...]:
 def insert_run(connection: Connection, new: NewRun, now: float, **restart: Any) -> int:
     """Insert a queued run with its documents, labels and first events; its id."""
     reads = require_datasets(connection, new.dataset, new.spec)
-    run_id: int = connection.execute(
-        insert(runs).values({**_fresh(new, now), **restart}).returning(runs.c.id)
-    ).scalar_one()
+    statement = _INSERT_IN_PLACE if "place" in restart else _INSERT_LAST
+    run_id: int = connection.execute(statement, {**_fresh(new, now), **restart}).scalar_one()
     names = ("request", "spec", "provenance", "issues", "memory")
     documents = {name: getattr(new, name) for name in names}
     connection.execute(insert(run_documents), {"run_id": run_id, **documents})
@@ -91,14 +97,11 @@ def set_labels(connection: Connection, run_id: int, labels: dict[str, str]) -> N
 
 
 def _fresh(new: NewRun, now: float) -> Document:
-    # A restart takes its parent's place; ids rise, so a new run's place is behind all others.
-    last = select(func.coalesce(func.max(runs.c.id), 0) + 1).scalar_subquery()
     names = ("name", "notes", "labels", "priority", "recipe", "mode", "dataset", "device", "gpus")
     return {
         **{name: getattr(new, name) for name in names},
         "max_retries": new.max_retries,
         "accepted_risks": sorted({i["code"] for i in new.issues if i["accepted"]}),
-        "place": last,
         "state": RunState.queued.value,
         "intent": Intent.run.value,
         "version": 1,

@@ -1,6 +1,5 @@
 """The tables, as the newest migration leaves them."""
 
-import math
 from typing import Any
 
 from sqlalchemy import (
@@ -35,14 +34,8 @@ class PlainText(TypeDecorator[str]):
         return storable(value)
 
 
-class Document(TypeDecorator[Any]):
-    """JSON. What JSON cannot say becomes null: NaN and infinity. Order of keys is kept."""
-
-    impl = JSON(none_as_null=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
-        return _finite(value)
+# What JSON cannot say becomes null, see database.dump_json; order of keys is kept.
+Document = JSON(none_as_null=True)
 
 
 def storable(text: str) -> str:
@@ -50,16 +43,6 @@ def storable(text: str) -> str:
     return (
         text.replace("\x00", "\ufffd").encode("utf-8", "surrogatepass").decode("utf-8", "replace")
     )
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
 
 
 # SQLite gives automatic ids to INTEGER alone.

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import Row, insert, select, update
+from sqlalchemy import Row, bindparam, insert, select, update
 
 from app.errors import NotFound
 from app.store.database import Database
@@ -15,6 +15,10 @@ from app.store.tables import tokens
 PREFIX = "stoker_"
 SECRET_BYTES = 32  # as random as the hash is long, so a plain SHA-256 is enough
 _COLUMNS = [tokens.c[name] for name in TokenRecord.__dataclass_fields__]
+# Asked at each request, and to build it costs more than to execute it.
+_VALID = select(*_COLUMNS).where(
+    tokens.c.secret_hash == bindparam("hash"), tokens.c.revoked_at.is_(None)
+)
 
 
 class Tokens:
@@ -34,11 +38,8 @@ class Tokens:
 
     def verify(self, secret: str) -> TokenRecord | None:
         """The token of a secret; None when there is none, or it was revoked."""
-        query = select(*_COLUMNS).where(
-            tokens.c.secret_hash == _hash(secret), tokens.c.revoked_at.is_(None)
-        )
         with self._database.read() as connection:
-            row = connection.execute(query).one_or_none()
+            row = connection.execute(_VALID, {"hash": _hash(secret)}).one_or_none()
         return None if row is None else _to_record(row)
 
     def list(self) -> list[TokenRecord]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
 from app.errors import NotFound
 from app.store.cursor import parse_cursor
@@ -16,6 +16,13 @@ from app.store.tables import workers
 from app.store.worker_records import NewWorker, Pulse, WorkerRecord, WorkerState
 
 LIVE = ("alive", "draining")
+# Executed at each beat, and to build them costs more than to execute them.
+_BEAT = update(workers).where(workers.c.id == bindparam("worker")).values(beat=workers.c.beat + 1)
+_PULSES = (
+    select(*(workers.c[name] for name in Pulse.__dataclass_fields__))
+    .where(workers.c.state.in_(LIVE))
+    .order_by(workers.c.id)
+)
 
 
 class Workers:
@@ -47,20 +54,15 @@ class Workers:
 
         NotFound when it was silent for so long that it is forgotten: then it has to register anew.
         """
-        statement = (
-            update(workers)
-            .where(workers.c.id == worker_id)
-            .values(
-                beat=workers.c.beat + 1,
-                slots=list(slots),
-                devices=list(devices),
-                facts=facts,
-                state=state,
-                seen_at=self._clock(),
-            )
-        )
+        values = {
+            "slots": list(slots),
+            "devices": list(devices),
+            "facts": facts,
+            "state": state,
+            "seen_at": self._clock(),
+        }
         with self._database.write(quiet=True) as connection:
-            if not connection.execute(statement).rowcount:
+            if not connection.execute(_BEAT, {"worker": worker_id, **values}).rowcount:
                 raise _missing(worker_id)
 
     def set_state(self, worker_id: int, state: WorkerState) -> None:
@@ -86,10 +88,8 @@ class Workers:
 
     def pulses(self) -> list[Pulse]:
         """Of those that are alive or drain: what tells whether they still are."""
-        columns = [workers.c[name] for name in Pulse.__dataclass_fields__]
-        query = select(*columns).where(workers.c.state.in_(LIVE)).order_by(workers.c.id)
         with self._database.read() as connection:
-            return [Pulse(*row) for row in connection.execute(query)]
+            return [Pulse(*row) for row in connection.execute(_PULSES)]
 
     def list(
         self, alive_only: bool = False, limit: int = 1000, after: str | None = None

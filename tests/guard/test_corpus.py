@@ -11,6 +11,7 @@ from app.cli.mending import mend
 from app.guard.facts import Facts
 from app.guard.plan import Plan, judged, make_plan
 from app.guard.registry import RULES
+from app.guard.resolve import resolve
 from tests.guard.cases import CASES
 from tests.guard.corpus import specs_of
 from tests.guard.world import CATALOG
@@ -37,7 +38,8 @@ def check_fixes(plan: Plan, facts: Facts) -> None:
     """Each fix, applied, removes its issue and adds none."""
     for issue in plan.issues:
         if issue.fix:
-            after = judged(patched(plan.request, issue.fix), facts, CATALOG)
+            changed = patched(plan.request, issue.fix)
+            after = judged(changed, resolve(changed, CATALOG, facts), facts)
             assert after.spec is not None
             assert (issue.code, tuple(issue.loc)) not in identities(after)
             assert identities(after) <= identities(plan)

@@ -139,7 +139,7 @@ class TestSqlite:
                 name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
                 for name in ("foreign_keys", "synchronous", "journal_mode", "busy_timeout")
             }
-        journal = "delete" if has_wal_reset_bug(sqlite3.sqlite_version_info) else "wal"
+        journal = "persist" if has_wal_reset_bug(sqlite3.sqlite_version_info) else "wal"
         assert found == {
             "foreign_keys": 1,
             "synchronous": 2,

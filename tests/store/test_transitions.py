@@ -4,7 +4,7 @@ from collections.abc import Callable
 from itertools import product
 
 import pytest
-from sqlalchemy import BigInteger, Double, Integer, select, update
+from sqlalchemy import JSON, BigInteger, Double, Integer, select, update
 from sqlalchemy.exc import IntegrityError, InternalError
 
 from app.errors import ActionNotAllowed
@@ -20,7 +20,7 @@ from app.lifecycle import (
     finish_target,
 )
 from app.store.records import Beat, Finish, NewCheckpoint, RunRecord
-from app.store.tables import CHANGEABLE_WHEN_TERMINAL, Document, run_documents, runs
+from app.store.tables import CHANGEABLE_WHEN_TERMINAL, run_documents, runs
 from app.store.transitions import finish_cases
 
 from .conftest import World
@@ -272,7 +272,7 @@ class TestTerminalRunsAreImmutable:
             if column.name in CHANGEABLE_WHEN_TERMINAL:
                 continue
             is_number = isinstance(column.type, Integer | BigInteger | Double)
-            value = 12345 if is_number else {"x": 1} if isinstance(column.type, Document) else "x"
+            value = 12345 if is_number else {"x": 1} if isinstance(column.type, JSON) else "x"
             refused = pytest.raises((IntegrityError, InternalError), match="over does not change")
             with refused, world.store.database.write() as connection:
                 connection.execute(update(runs).values({column.name: value}))
