@@ -6,7 +6,7 @@ import signal
 import pytest
 
 # Threads of torch that wait for each other spin by default, which beside another test session's
-# threads takes four times as long as sleeping does. Read when torch is loaded, here and in children.
+# takes many times as long as sleeping does. Read when torch is loaded, here and in children.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 MUST_RUN = ("postgres", "browser", "prometheus", "systemd", "slow")
 SKIPPED = pytest.StashKey[list[str]]()
