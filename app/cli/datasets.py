@@ -1,4 +1,4 @@
-"""`stoker data`: a sample to start with, a look into a file, registering it, and the list."""
+"""`stoker data`: a sample, a look into a file, registering and forgetting it, the list."""
 
 import json
 import re
@@ -183,6 +183,20 @@ def ls(as_json: JsonOption = False) -> None:
         ],
         "No datasets. `stoker data sample weather` prepares one.",
     )
+
+
+@app.command()
+def forget(
+    name: Annotated[str, typer.Argument(help="A registered dataset.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Remove a dataset from the list; its file stays. Refused while a run's record names it."""
+    with connect() as client:
+        client.forget_dataset(name)
+    if as_json:
+        print_json({"forgotten": name})
+    else:
+        typer.echo(f"Dataset {name} is forgotten; its file stays where it is.")
 
 
 def run_worker_module(module: str, *arguments: str) -> str:

@@ -267,6 +267,10 @@ class StokerClient:
     def dataset(self, name: str) -> Document:
         return self._transport.json("GET", f"/datasets/{quote(name, safe='')}")
 
+    def forget_dataset(self, name: str) -> None:
+        """Delete the entry, never the file; Problem (409) while a run's record names it."""
+        self._transport.send("DELETE", f"/datasets/{quote(name, safe='')}")
+
     def presets(self) -> list[Document]:
         data: list[Document] = self.preset_page()["data"]
         return data

@@ -83,6 +83,17 @@ def test_register_by_relative_and_absolute_path(cli, up):
     assert "more" in cli("data", "ls").out
 
 
+def test_a_dataset_that_no_run_reads_can_be_forgotten(cli, up):
+    path = write_waves(up / "data" / "passing.h5", samples=50)
+    assert cli("data", "register", "passing", "passing.h5").code == 0
+    assert cli("data", "forget", "passing", "--json").document == {"forgotten": "passing"}
+    assert path.exists()
+    assert "passing" not in [row["name"] for row in cli("data", "ls", "--json").document["data"]]
+    again = cli("data", "forget", "passing")
+    assert again.code != 0
+    assert "passing" in again.err
+
+
 def test_register_a_file_that_cannot_be_used(cli, up):
     with h5py.File(up / "data" / "words.h5", "w") as file:
         file["words"] = np.array([b"a", b"b"], dtype="S1")
