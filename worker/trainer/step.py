@@ -1,6 +1,4 @@
-"""One optimizer step: forward, loss, backward, accumulation, clipping, update; and the forward pass
-of an evaluation. No sync in here.
-"""
+"""One optimizer step, from the forward pass to the update, and that of an evaluation; no sync."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
