@@ -25,7 +25,7 @@ from tests.guard.memory_specs import (
     spec_of,
     train,
 )
-from tests.guard.world import GIB, REQUEST, plan_of, world
+from tests.guard.world import GIB, REQUEST, RTX, plan_of, world
 
 MIB = 2**20
 TOLERANCE = 0.15
@@ -99,6 +99,30 @@ def test_where_memory_ran_out_the_plan_is_above_what_is_free(phase, batch):
     assert found.host.budget_bytes is not None
     assert found.host.peak_bytes > found.host.budget_bytes
     assert "larger still" in " ".join(found.assumed)
+
+
+def test_on_a_gpu_the_step_is_what_pytorch_allocated_beside_the_context_and_the_data():
+    facts = as_measured(
+        world(devices=(RTX,)),
+        device="cuda",
+        training=((24, 200 * MIB), (192, 760 * MIB)),  # the preset's batch
+        evaluation=(192, 400 * MIB),
+    )
+    assert facts.measured is not None
+    found = memory_plan(facts.measured.spec, facts)
+    assert found.device is not None
+    items = {item.name: item.bytes for item in found.device.items}
+    beside = items["context"] + items["resident_data"]
+    assert found.device.peaks["training"] == pytest.approx(760 * MIB + beside, abs=8)
+    assert found.device.peaks["evaluating"] == pytest.approx(400 * MIB + beside, abs=8)
+    assert {i.name: i.bytes for i in found.host.items}["libraries"] == MEASURED.host_bytes
+    assert any("not measured on a GPU" in line for line in found.assumed)
+
+
+def test_what_a_cpu_took_tells_nothing_of_a_gpu():
+    facts = as_measured(world(devices=(RTX,)))
+    assert facts.measured is not None
+    assert memory_plan(facts.measured.spec, facts).measured is None
 
 
 def as_measured(facts, **found):
