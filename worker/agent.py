@@ -72,7 +72,7 @@ class Agent:
         self._facts = host_setup() | {"metrics_url": self._serve_metrics()}
         self._host_due = 0.0
         self._worker_id = self._register()
-        self._jobs = self._own(JobRunner(settings, store, self._worker_id))
+        self._jobs = self._own(JobRunner(settings, store, self._devices, self._worker_id))
         self._observer = Observer(store)
         self._supervisions: list[Supervision] = []
         self._checkpoint_failures: Counter[str] = Counter()

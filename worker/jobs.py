@@ -1,6 +1,5 @@
-"""Jobs: work on this host's files that the API asked for, one at a time, in a child process."""
+"""Jobs: work on this host that the API asked for, one at a time, in a child process."""
 
-import json
 import os
 import resource
 import subprocess
@@ -13,19 +12,13 @@ import structlog
 
 from app.errors import LeaseLost
 from app.settings import Settings
-from app.store.records import Inspection
 from app.store.store import Store
 from app.store.worker_records import JobRecord
-from worker.preparation import confined
+from worker.devices import Devices
+from worker.job_work import OUTPUT_BYTES, End, Outcome, Work, inspection, removal
+from worker.probing import probe
 
 log = structlog.get_logger("stoker.worker")
-
-# A damaged file can make the HDF5 library crash, loop or allocate without end.
-INSPECT_SECONDS = 180.0
-INSPECT_MEMORY_BYTES = 6 * 2**30
-REMOVE_SECONDS = 3600.0
-OUTPUT_BYTES = 16 * 2**20
-PASSED_ON = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR")
 
 
 @dataclass
@@ -33,6 +26,7 @@ class Child:
     """A job under way. Its output goes to a file, which no child can block on."""
 
     job: JobRecord
+    work: Work
     process: "subprocess.Popen[bytes]"
     output: IO[bytes]
     pidfd: int
@@ -45,23 +39,16 @@ class Child:
         self.process.wait()
         self.output.close()
         os.close(self.pidfd)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a job ended; kept until the store has been told."""
-
-    job: JobRecord
-    inspection: Inspection | None = None
-    error: str | None = None
+        self.work.close()
 
 
 class JobRunner:
     """Runs at most one job; the agent waits on its `pidfd`, then calls `ended`."""
 
-    def __init__(self, settings: Settings, store: Store, worker_id: int) -> None:
+    def __init__(self, settings: Settings, store: Store, devices: Devices, worker_id: int) -> None:
         self._settings = settings
         self._store = store
+        self._devices = devices
         self.worker_id = worker_id
         self._child: Child | None = None
         self._untold: Outcome | None = None
@@ -82,42 +69,20 @@ class JobRunner:
             if job is None:
                 return False
             try:
-                self._child = self._start(job, now)
+                self._child = _start(job, self._work_of(job), now)
             except (ValueError, OSError) as error:
                 self._tell(Outcome(job, error=f"{error}."))
             else:
                 return True
         return False
 
-    def _start(self, job: JobRecord, now: float) -> Child:
-        """ValueError when the job leads out of the roots, OSError when no child can be started."""
-        inspects = job.kind == "inspect_dataset"
-        command = self._inspection_command(job) if inspects else self._removal_command(job)
-        output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.DEVNULL if inspects else subprocess.STDOUT,
-            env={name: os.environ[name] for name in PASSED_ON if name in os.environ}
-            | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
-        if inspects:
-            _limit(process.pid)
-        seconds = INSPECT_SECONDS if inspects else REMOVE_SECONDS
-        return Child(job, process, output, os.pidfd_open(process.pid), now + seconds)
-
-    def _inspection_command(self, job: JobRecord) -> list[str]:
-        path = confined(job.payload["path"], self._settings.data_root)
-        return [sys.executable, "-P", "-m", "worker.trainer.inspect", str(path), "--json"]
-
-    def _removal_command(self, job: JobRecord) -> list[str]:
-        root = self._settings.artifact_root.resolve()
-        paths = [confined(path, root) for path in job.payload["paths"]]
-        if root in paths:
-            raise ValueError("The artifact root itself is never removed")
-        return ["rm", "-rf", "--one-file-system", "--", *map(str, paths)]
+    def _work_of(self, job: JobRecord) -> Work:
+        """ValueError when it must not be done here."""
+        if job.kind == "inspect_dataset":
+            return inspection(job, self._settings)
+        if job.kind == "remove_artifacts":
+            return removal(job, self._settings)
+        return probe(job, self._settings, self._devices)
 
     def beat(self, now: float) -> None:
         """End a child that takes too long; tell the store what it could not be told before."""
@@ -135,20 +100,18 @@ class JobRunner:
         child.output.seek(0)
         text = child.output.read(OUTPUT_BYTES)
         child.close()
-        if child.job.kind == "inspect_dataset":
-            found = _inspection(text, returncode, too_slow=child.too_slow)
-            self._tell(Outcome(child.job, inspection=found))
-        elif returncode == 0:
-            self._tell(Outcome(child.job))
-        else:
-            self._tell(Outcome(child.job, error=text.decode("utf-8", "replace").strip()[:1000]))
+        self._tell(child.work.outcome(End(text, returncode, child.too_slow)))
 
     def _tell(self, outcome: Outcome) -> None:
         self._untold = outcome
         job = outcome.job
         try:
             self._store.jobs.finish(
-                job.id, self.worker_id, inspection=outcome.inspection, error=outcome.error
+                job.id,
+                self.worker_id,
+                inspection=outcome.inspection,
+                result=outcome.result,
+                error=outcome.error,
             )
         except LeaseLost as lost:
             log.warning("a job was given to another worker", job=job.id, why=lost.detail)
@@ -161,42 +124,25 @@ class JobRunner:
             self._child.close()
 
 
-def _inspection(text: bytes, returncode: int, *, too_slow: bool) -> Inspection:
-    """What the child printed; a child that died says that the file is not safe to read."""
+def _start(job: JobRecord, work: Work, now: float) -> Child:
+    """OSError when no child can be started; nothing is held then."""
+    output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
     try:
-        found = json.loads(text)
-    except ValueError:
-        limit = f"took longer than {INSPECT_SECONDS:g} seconds"
-        how = limit if too_slow else f"died (exit code {returncode})"
-        message = (
-            f"The inspection {how}: the file is damaged, or far from what HDF5 readers expect. "
-            "Write it again, then register it again."
-        )
-        problem = {"code": "unreadable", "message": message}
-        return Inspection("invalid", problems=[problem], message=message)
-    problems = found["problems"]
-    return Inspection(
-        state="invalid" if problems else "ready",
-        fields=found.get("fields"),
-        samples=found.get("samples"),
-        layout=found.get("layout"),
-        size_bytes=found.get("size_bytes"),
-        fingerprint=found.get("fingerprint"),
-        problems=[
-            *problems,
-            *({**warning, "severity": "warning"} for warning in found["warnings"]),
-        ],
-        read_probe=found.get("read_probe"),
-        message=problems[0]["message"] if problems else None,
-    )
-
-
-def _limit(pid: int) -> None:
-    """Bound what an inspection may use, before it has opened the file."""
-    for limit, value in (
-        (resource.RLIMIT_AS, INSPECT_MEMORY_BYTES),
-        (resource.RLIMIT_CPU, int(INSPECT_SECONDS)),
-        (resource.RLIMIT_FSIZE, OUTPUT_BYTES),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        resource.prlimit(pid, limit, (value, value))
+        with tempfile.TemporaryFile() as given:
+            given.write(work.given)
+            given.seek(0)
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "worker.bound", str(os.getpid()), *work.command],
+                stdin=given,
+                stdout=output,
+                stderr=subprocess.STDOUT if work.tells_errors else subprocess.DEVNULL,
+                env=dict(work.environment),
+                start_new_session=True,
+            )
+    except OSError:
+        output.close()
+        work.close()
+        raise
+    for limit, value in work.limits.items():  # they stay through exec
+        resource.prlimit(process.pid, limit, (value, value))
+    return Child(job, work, process, output, os.pidfd_open(process.pid), now + work.seconds)

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from app.lifecycle import Reason
 from app.settings import Settings
@@ -67,7 +67,6 @@ def attempt_document(
 ) -> Document:
     """The content of spec.json."""
     on_gpu = slot.gpu is not None and spec.runtime.device != "cpu"
-    threads = spec.runtime.threads
     return {
         "run_id": lease.run_id,
         "attempt": lease.attempt,
@@ -77,10 +76,15 @@ def attempt_document(
             for record in datasets_of(lease)
         },
         "device": "cuda:0" if on_gpu else "cpu",  # the only GPU that the trainer can see
-        "threads": max(1, usable_cores() // slots) if threads == "auto" else threads,
+        "threads": threads_of(spec.runtime.threads, slots),
         "restore": restore,
         "run_dir": str(run_dir(settings.artifact_root, lease.run_id)),
     }
+
+
+def threads_of(wanted: int | Literal["auto"], slots: int) -> int:
+    """`runtime.threads`, with auto as an even share of the cores."""
+    return max(1, usable_cores() // slots) if wanted == "auto" else wanted
 
 
 def _dataset_document(record: DatasetRecord, data_root: Path) -> Document:

@@ -93,7 +93,7 @@ def make_slots(
 def why_waiting(slot: Slot, gpu: GpuSample | None) -> str | None:
     """A sentence for a free slot that cannot take a run now; None when it can."""
     if not lock_is_free(slot.lock_path):
-        return "Processes of another attempt still use this slot's device."
+        return "Processes of another attempt, or a measurement, still use this slot's device."
     if slot.uuid is None:
         return None
     if gpu is None:

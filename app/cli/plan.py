@@ -1,6 +1,7 @@
 """`stoker plan`: what a submission would become, what is wrong with it, and its mending."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,10 +23,12 @@ from app.cli.specfile import (
 )
 
 if TYPE_CHECKING:
-    from app.cli.mending import Mended
+    from app.cli.mending import Mended, Planner
     from app.client import StokerClient
 
 Document = dict[str, Any]
+# A worker gives a probe 240; what is before it in its queue needs some too.
+PROBE_SECONDS = 300.0
 
 
 def plan(
@@ -37,6 +40,9 @@ def plan(
     ] = None,
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Write it over SPEC, mended.")
+    ] = False,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Have a worker measure the memory of one real step.")
     ] = False,
     everything: Annotated[
         bool, typer.Option("--all", help="Every value, also those that are defaults.")
@@ -50,10 +56,11 @@ def plan(
     target = _target(source, output, in_place) if fix else None
     request = with_assignments(source.document, assignments)
     with connect() as client:
+        ask = partial(planned, client, probe=probe)
         if fix:
-            _mend(client, source, request, target, as_json=as_json)
+            _mend(ask, source, request, target, as_json=as_json)
             return
-        answer = planned(client, request)
+        answer = ask(request)
     if as_json:
         print_json(answer)
     else:
@@ -62,12 +69,12 @@ def plan(
         raise typer.Exit(ExitCode.refused)
 
 
-def planned(client: "StokerClient", request: Document) -> Document:
+def planned(client: "StokerClient", request: Document, *, probe: bool = False) -> Document:
     """The plan, also of what the service cannot parse: then it is its findings alone."""
     from app.client import Problem  # imported late, as in connect
 
     try:
-        return client.plan(request)
+        return client.plan(request, probe_seconds=PROBE_SECONDS if probe else None)
     except Problem as problem:
         if not problem.issues:
             raise
@@ -99,7 +106,7 @@ def _target(source: SpecFile, output: Path | None, in_place: bool) -> tuple[Path
 
 
 def _mend(
-    client: "StokerClient",
+    ask: "Planner",
     source: SpecFile,
     request: Document,
     target: tuple[Path, Format] | None,
@@ -110,7 +117,7 @@ def _mend(
     from app.cli.mending import mend
     from app.cli.spectext import before_and_after, diff_of, written_as
 
-    mended = mend(request, lambda changed: planned(client, changed))
+    mended = mend(request, ask)
     before, after = before_and_after(source, mended.request)
     diff = diff_of(before, after, source.name, f"{target[0] if target else source.name} (mended)")
     if target is not None:

@@ -99,6 +99,12 @@ def _print_how_it_is_read(memory: Document) -> None:
         typer.echo(f"  The data streams through the device {chunk}.")
     elif memory.get("residency"):
         typer.echo("  The data stays on the device.")
+    if (measured := memory.get("measured")) and measured["training"]:
+        point = measured["training"][-1]
+        typer.echo(
+            f"  Measured on {measured['worker']} at {measured['at']}: a step with a batch of "
+            f"{number(point['batch_size'])} took {size(point['peak_bytes'])}."
+        )
     print_lines([f"  Assumed: {assumed}" for assumed in memory.get("assumed") or ()])
 
 

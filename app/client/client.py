@@ -70,9 +70,15 @@ class StokerClient:
             headers={"Idempotency-Key": idempotency_key},
         )
 
-    def plan(self, request: Mapping[str, Any]) -> Document:
-        """What a submission would become: spec, provenance, issues, estimate; creates nothing."""
-        return self._transport.json("POST", "/runs", body=request, params={"dry_run": "true"})
+    def plan(self, request: Mapping[str, Any], *, probe_seconds: float | None = None) -> Document:
+        """What a submission would become: spec, provenance, issues, estimate; creates nothing.
+
+        `probe_seconds` has a worker measure one real step, and waits for it at most so long.
+        """
+        params = {"dry_run": "true", "probe": None if probe_seconds is None else "true"}
+        return self._transport.json(
+            "POST", "/runs", body=request, params=params, wait_seconds=probe_seconds
+        )
 
     def runs(self, *, limit: int = 50, after: str | None = None, **filters: Any) -> Document:
         """One page of runs, newest first; filters: state, status, recipe, label, q, parent_id."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Literal, TypeVar
 
+from app.guard.measured import Measured
 from app.presets.catalog import Match
 
 DTYPE_BYTES = {
@@ -136,6 +137,8 @@ class Facts:
     parent: ParentFacts | None = None
     preset: Match | None = None
     """The devices that the run's preset was made for."""
+    measured: Measured | None = None
+    """One step of this spec, where it was asked for."""
 
     def best_device(self, wanted: str) -> DeviceFacts | None:
         """The device a run would get: a GPU before the CPU, the one with most memory first."""

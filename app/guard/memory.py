@@ -6,13 +6,10 @@ from typing import Any, Literal
 
 from app.guard.derived import dataset_of, device_of, precision_of, sizes_of
 from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts, UnknownFact, known
-from app.guard.memory_model import (
-    EVALUATION_ON_CPU,
-    EVALUATION_ON_CUDA,
-    TRAINING_ON_CPU,
-    TRAINING_ON_CUDA,
-    SequenceSize,
-)
+from app.guard.measured import Measured
+from app.guard.memory_model import SequenceSize
+from app.guard.memory_room import PHASES, STEPS, Item, Room
+from app.guard.memory_step import LIBRARIES_TRAINING, Reckon, as_measured, on_cpu, on_cuda
 from app.spec.arithmetic import PartSizes, resolved_shuffle
 from app.spec.data import ChunkedLoader
 from app.spec.residency import (
@@ -27,60 +24,13 @@ from app.spec.residency import (
 )
 from app.spec.run import RunSpec
 
-PHASES = ("building", "training", "evaluating", "checkpointing")
-STEPS = ("training", "evaluating", "checkpointing")
-
-# Measured above the imports with a model of 40,000 weights on 13 MB: what PyTorch loads with its
-# first optimizer (72 MiB), and what its kernels and threads hold afterwards.
-LIBRARIES_BUILDING, LIBRARIES_TRAINING = 80 * MIB, 105 * MIB
-# What the heap keeps of the copies that oneDNN makes of the weights in its own order, measured with
-# 19 to 66 million weights: 0.3 to 0.9 of their bytes.
-WEIGHTS_REARRANGED = 0.6
 # Blocks of float64 of the statistics, of which three are there at once.
 STATISTICS_BYTES = 3 * 4 * MIB
-# Not measured on a GPU yet: the context that every process has on the device, the workspaces of
-# cuBLAS and cuDNN, and what the CUDA libraries take on the host.
-CUDA_CONTEXT_BYTES, CUDA_WORKSPACE_BYTES, CUDA_HOST_BYTES = 512 * MIB, 96 * MIB, 1024 * MIB
+# Not measured on a GPU yet: the context that every process has on the device, and what the CUDA
+# libraries take on the host.
+CUDA_CONTEXT_BYTES, CUDA_HOST_BYTES = 512 * MIB, 1024 * MIB
 # The epoch's permutation, and the raw numbers and the sorted rows while it is made.
 ORDER_COPIES = 4
-
-
-@dataclass(frozen=True)
-class Item:
-    """Something that is held during some phases."""
-
-    name: str
-    bytes: int
-    phases: tuple[str, ...] = PHASES
-
-
-@dataclass(frozen=True)
-class Room:
-    """One memory: what is in it, and how much may be; a budget of None was not said."""
-
-    items: tuple[Item, ...]
-    budget_bytes: int | None
-
-    @property
-    def peaks(self) -> dict[str, int]:
-        """The sum of what is held in each phase."""
-        return {
-            phase: sum(item.bytes for item in self.items if phase in item.phases)
-            for phase in PHASES
-        }
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most of any phase: what one phase gives back, the next takes again."""
-        return max(self.peaks.values())
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "planned_bytes": self.peak_bytes,
-            "budget_bytes": self.budget_bytes,
-            "phases": self.peaks,
-            "items": {item.name: item.bytes for item in self.items if item.bytes},
-        }
 
 
 @dataclass(frozen=True)
@@ -94,6 +44,8 @@ class MemoryPlan:
     data_memory: Memory
     """What data may take on the device."""
     assumed: tuple[str, ...]
+    measured: Measured | None = None
+    """What the step's items follow from, where one was measured."""
 
     @property
     def model_room(self) -> Room:
@@ -116,6 +68,7 @@ class MemoryPlan:
             "residency": self.data.kind,
             "chunk_samples": self.data.chunk_samples if streamed else None,
             "assumed": list(self.assumed),
+            "measured": self.measured.as_json() if self.measured else None,
         }
 
 
@@ -145,14 +98,19 @@ def _plan(spec: RunSpec, facts: Facts) -> MemoryPlan:
     data_memory = memory_for_data(free)
     data = settle_residency(loader, need, data_memory)
     model = model_of(spec, dataset)
-    run = _Run(spec, dataset, sizes, need, data, model)
+    measured = facts.measured
+    if measured is not None and not (measured.device == device.kind and measured.holds_for(spec)):
+        measured = None
+    run = _Run(spec, *_batches(spec, sizes), need, data, model, measured)
     if device.kind == "cpu":
-        return MemoryPlan(_host_as_device(run, free), None, data, need, data_memory, run.assumed())
+        room = _host_as_device(run, free)
+        return MemoryPlan(room, None, data, need, data_memory, run.assumed(), measured)
     half = precision_of(spec, facts) == "fp16-mixed"
     on_device = _cuda_device(run, free, 2 if half else 4)
     host = _cuda_host(run, device.host.available_bytes)
-    assumed = (*run.assumed(), "The GPU's figures follow formulas; not measured on a GPU yet.")
-    return MemoryPlan(host, on_device, data, need, data_memory, assumed)
+    formulas = "the context, and the host's staging" if measured else "the GPU's figures"
+    assumed = (*run.assumed(), f"By formulas that were not measured on a GPU yet: {formulas}.")
+    return MemoryPlan(host, on_device, data, need, data_memory, assumed, measured)
 
 
 def planned_memory(spec: RunSpec, facts: Facts) -> dict[str, Any] | None:
@@ -205,26 +163,40 @@ def evaluation_batch(spec: RunSpec) -> int:
     return spec.training.batch_size if size == "auto" else size
 
 
+def probe_order(spec: RunSpec, facts: Facts) -> dict[str, Any]:
+    """What a worker is told to measure: the payload of a job `probe_step`; UnknownFact."""
+    device, dataset = device_of(spec, facts), dataset_of(spec, facts)
+    names = dict.fromkeys((*spec.data.inputs, *spec.data.targets))
+    arrays = zip(names, fields_of(spec, dataset), strict=True)
+    batch, looked_at = _batches(spec, sizes_of(spec, facts))
+    return {
+        "spec": spec.model_dump(mode="json"),
+        "fields": {name: {"shape": list(a.shape), "dtype": a.dtype} for name, a in arrays},
+        "device": device.kind,
+        "name": device.name,
+        "batch_size": batch,
+        "evaluation_batch_size": looked_at,
+    }
+
+
+def _batches(spec: RunSpec, sizes: PartSizes) -> tuple[int, int]:
+    """Samples of the largest batch of the training, and of an evaluation."""
+    held_out = max(sizes.validation, sizes.test)
+    return min(spec.training.batch_size, sizes.training), min(evaluation_batch(spec), held_out)
+
+
 @dataclass(frozen=True)
 class _Run:
     """What the items are made of."""
 
     spec: RunSpec
-    dataset: DatasetFacts
-    sizes: PartSizes
+    batch: int
+    looked_at: int
+    """Samples of the largest batch of an evaluation."""
     need: Need
     data: Residency
     model: SequenceSize
-
-    @property
-    def batch(self) -> int:
-        return min(self.spec.training.batch_size, self.sizes.training)
-
-    @property
-    def looked_at(self) -> int:
-        """Samples of the largest batch of an evaluation."""
-        held_out = max(self.sizes.validation, self.sizes.test)
-        return min(evaluation_batch(self.spec), held_out)
+    measured: Measured | None
 
     def model_items(self) -> Iterable[Item]:
         model = self.model
@@ -232,12 +204,19 @@ class _Run:
         yield Item("gradients", model.gradients_bytes, ("training",))
         yield Item("optimizer", model.optimizer_bytes, STEPS)
 
-    def batch_items(self, activations: int, evaluation: int) -> Iterable[Item]:
+    def step_items(self, planned: Reckon, free: int) -> Iterable[Item]:
+        """Of the batches and of what is made of them: `planned`, unless it was measured."""
         sample_bytes = self.need.sample_bytes
+        reckon = planned
+        if self.measured is not None:
+            reckon = as_measured(self.measured, self.model, sample_bytes, free, planned)
+        step = reckon(self.batch, self.looked_at)
+        yield from step.fixed
         yield Item("batch", self.batch * sample_bytes, ("training",))
-        yield Item("activations", activations, ("training",))
+        yield Item("activations", step.activations, ("training",))
+        yield Item("accumulation", step.accumulating, ("training",))
         batch = self.looked_at * sample_bytes
-        yield Item("evaluation_batch", batch + evaluation, ("evaluating",))
+        yield Item("evaluation_batch", batch + step.evaluation, ("evaluating",))
 
     def data_items(self, *, touched_only: bool = False) -> Iterable[Item]:
         """Resident, or in slots, which are there from the beginning.
@@ -274,20 +253,31 @@ class _Run:
     def assumed(self) -> tuple[str, ...]:
         return (
             f"{self.data.kind} data: {self.data.why}.",
-            "Activations by coefficients that were measured over shapes of this recipe.",
+            self._activations_by(),
             "Bytes above those that the trainer's imports take.",
+        )
+
+    def _activations_by(self) -> str:
+        measured = self.measured
+        if measured is None:
+            return "Activations by coefficients that were measured over shapes of this recipe."
+        who = f"{measured.worker} at {measured.when}"
+        if measured.training is None:
+            return (
+                f"Activations at least so large that the step which ran out of memory on {who} "
+                "takes more than is free: they may be larger still."
+            )
+        (small, _), (large, _) = measured.training
+        return (
+            f"Activations and libraries as measured on {who}, in real steps with {small} and "
+            f"{large} samples; for another batch by the straight line through both."
         )
 
 
 def _host_as_device(run: _Run, free: int) -> Room:
-    model = run.model
-    evaluation = model.activations_bytes(run.looked_at, EVALUATION_ON_CPU)
     items = (
-        Item("libraries", LIBRARIES_BUILDING),
-        Item("kernels", LIBRARIES_TRAINING - LIBRARIES_BUILDING, STEPS),
         *run.model_items(),
-        *run.batch_items(model.activations_bytes(run.batch, TRAINING_ON_CPU), evaluation),
-        Item("rearranged_weights", int(WEIGHTS_REARRANGED * model.weights_bytes), STEPS),
+        *run.step_items(on_cpu(run.model), free),
         *run.data_items(touched_only=True),
         *run.reading_items(),
         run.snapshot_item(),
@@ -296,16 +286,10 @@ def _host_as_device(run: _Run, free: int) -> Room:
 
 
 def _cuda_device(run: _Run, free: int, element_bytes: int) -> Room:
-    model = run.model
-    evaluation = model.activations_bytes(run.looked_at, EVALUATION_ON_CUDA, element_bytes)
-    training = model.activations_bytes(run.batch, TRAINING_ON_CUDA, element_bytes)
-    flat = model.encoder_parameters * 2 if element_bytes == 2 else 0
     items = (
         Item("context", CUDA_CONTEXT_BYTES),
-        Item("workspace", CUDA_WORKSPACE_BYTES, STEPS),
         *run.model_items(),
-        Item("fp16_weights", flat, STEPS),
-        *run.batch_items(training, evaluation),
+        *run.step_items(on_cuda(run.model, element_bytes), free - CUDA_CONTEXT_BYTES),
         *run.data_items(),
     )
     return Room(items, free)
@@ -313,12 +297,15 @@ def _cuda_device(run: _Run, free: int, element_bytes: int) -> Room:
 
 def _cuda_host(run: _Run, available: int | None) -> Room:
     staging, places = run.data.kind, run.need.train_samples
+    libraries = LIBRARIES_TRAINING + CUDA_HOST_BYTES
+    if run.measured is not None and run.measured.training is not None:
+        libraries = run.measured.host_bytes
     streams = 1 if staging == "resident" else 1 + len(run.need.held_out)
     phases: tuple[Literal["building"], ...] | tuple[str, ...] = (
         ("building",) if staging == "resident" else PHASES
     )
     items = (
-        Item("libraries", LIBRARIES_TRAINING + CUDA_HOST_BYTES),
+        Item("libraries", libraries),
         # PyTorch rounds page-locked memory up to a power of two.
         Item("staging", streams * 2 * 2 * PIECE_BYTES, phases),
         Item("page_locked_order", PLACE_BYTES * places),

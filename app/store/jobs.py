@@ -24,6 +24,7 @@ from app.store.tables import checkpoints, datasets, jobs
 from app.store.worker_records import JobKind, JobRecord
 
 MAX_ATTEMPTS = 3
+PROBE_LOST = "The worker ended, or was lost, before it had measured. Ask again."
 # After the first failure; a disk or a mount may be back later. It grows sixfold each time.
 RETRY_SECONDS = 10.0
 # Asked at each beat, and to build it costs more than to execute it.
@@ -32,6 +33,7 @@ _OLDEST_DUE = (
     .where(
         jobs.c.state == "queued",
         or_(jobs.c.retry_at.is_(None), jobs.c.retry_at <= bindparam("now")),
+        or_(jobs.c.worker_id.is_(None), jobs.c.worker_id == bindparam("worker")),
     )
     .order_by(jobs.c.id)
     .limit(1)
@@ -47,11 +49,13 @@ class Jobs:
         self._clock = clock
 
     def claim(self, worker_id: int) -> JobRecord | None:
-        """The oldest queued job that need not wait, now this worker's; None when there is none.
+        """The oldest queued job that need not wait, and for no other worker; now this worker's.
+
+        None when there is none.
 
         Conflict when the worker is not alive to the store: nobody would queue the job again.
         """
-        due = {"now": self._clock()}
+        due = {"now": self._clock(), "worker": worker_id}
         with self._database.read() as connection:
             if connection.execute(_OLDEST_DUE, due).scalar() is None:
                 return None
@@ -75,9 +79,10 @@ class Jobs:
         worker_id: int,
         *,
         inspection: Inspection | None = None,
+        result: Document | None = None,
         error: str | None = None,
     ) -> JobRecord:
-        """Record the end, with what an inspection found; `error` is a sentence.
+        """Record the end, with what an inspection or a probe found; `error` is a sentence.
 
         A removal that failed is tried again later, but not for ever. LeaseLost when the job is
         another worker's by now; nothing of it is stored then.
@@ -93,10 +98,22 @@ class Jobs:
             if error is not None and may_retry:
                 retry_at = self._clock() + RETRY_SECONDS * 6.0 ** (job.attempts - 1)
                 return _requeue(connection, *mine, error=error, retry_at=retry_at)[0]
-            (ended,) = _end(connection, *mine, error=error, now=self._clock())
+            (ended,) = _end(connection, *mine, error=error, now=self._clock(), result=result)
             if inspection is not None:
                 _record_inspection(connection, ended, inspection)
             return ended
+
+    def order_probe(self, worker_id: int, payload: Document) -> int:
+        """Queue a measurement for this worker alone; the job's id. Conflict when it takes none."""
+        with self._database.write() as connection:
+            require_alive(connection, worker_id)
+            return add_job(connection, "probe_step", payload, self._clock(), worker_id=worker_id)
+
+    def withdraw(self, job_id: int) -> None:
+        """End a job that nobody waits for any more, if it has not begun."""
+        with self._database.write(quiet=True) as connection:
+            unbegun = (jobs.c.id == job_id, jobs.c.state == "queued")
+            _end(connection, *unbegun, error="Nobody waits for it any more.", now=self._clock())
 
     def get(self, job_id: int) -> JobRecord:
         """NotFound when there is none."""
@@ -107,10 +124,23 @@ class Jobs:
         return _to_record(row)
 
 
-def add_job(connection: Connection, kind: JobKind, payload: Document, now: float) -> int:
-    """Queue a job within a transaction; its id."""
+def add_job(
+    connection: Connection,
+    kind: JobKind,
+    payload: Document,
+    now: float,
+    worker_id: int | None = None,
+) -> int:
+    """Queue a job within a transaction, for one worker or for whoever comes first; its id."""
     forget_jobs(connection, now)
-    row = {"kind": kind, "payload": payload, "state": "queued", "attempts": 0, "created_at": now}
+    row = {
+        "kind": kind,
+        "payload": payload,
+        "state": "queued",
+        "attempts": 0,
+        "worker_id": worker_id,
+        "created_at": now,
+    }
     statement = insert(jobs).values(row).returning(jobs.c.id)
     job_id: int = connection.execute(statement).scalar_one()
     return job_id
@@ -126,6 +156,12 @@ def has_open_job(connection: Connection, kind: JobKind, payload: Document) -> bo
 
 def requeue_jobs_of(connection: Connection, worker_id: int, now: float) -> None:
     """Queue what a lost worker was doing; give up what has taken several workers with it."""
+    probes = (
+        jobs.c.worker_id == worker_id,
+        jobs.c.kind == "probe_step",
+        jobs.c.state.in_(["queued", "running"]),
+    )
+    _end(connection, *probes, error=PROBE_LOST, now=now)  # it was about this worker's device
     mine = (jobs.c.worker_id == worker_id, jobs.c.state == "running")
     error = (
         f"The worker was lost {MAX_ATTEMPTS} times while it did this; it is not tried again. Its "
@@ -150,20 +186,26 @@ def _requeue(
 
 
 def _end(
-    connection: Connection, *which: ColumnElement[bool], error: str | None, now: float
+    connection: Connection,
+    *which: ColumnElement[bool],
+    error: str | None,
+    now: float,
+    result: Document | None = None,
 ) -> list[JobRecord]:
     """End jobs, with what that means for what they were about."""
     end = (
         update(jobs)
         .where(*which)
-        .values(state="done" if error is None else "failed", error=error, finished_at=now)
+        .values(
+            state="done" if error is None else "failed", error=error, finished_at=now, result=result
+        )
         .returning(*_COLUMNS)
     )
     ended = [_to_record(row) for row in connection.execute(end).all()]
     for job in ended:
         if job.kind == "remove_artifacts":
             _settle_removal(connection, job)
-        elif error is not None:
+        elif job.kind == "inspect_dataset" and error is not None:
             _record_inspection(connection, job, Inspection("invalid", message=error))
     return ended
 

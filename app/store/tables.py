@@ -306,10 +306,12 @@ jobs = _table(
     Column("state", Text, nullable=False),
     Column("error", PlainText),
     Column("attempts", Integer, nullable=False),
+    # Who has it; while it is queued, the only one who may take it.
     Column("worker_id", Id, ForeignKey("workers.id")),
     Column("created_at", Double, nullable=False),
     Column("finished_at", Double),
     Column("retry_at", Double),  # one that failed waits until then
+    Column("result", Document),
     Index(None, "state", "id"),
 )
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from app.store.records import Document
 
-JobKind = Literal["inspect_dataset", "remove_artifacts"]
+JobKind = Literal["inspect_dataset", "remove_artifacts", "probe_step"]
 JobState = Literal["queued", "running", "done", "failed"]
 WorkerState = Literal["alive", "draining", "gone", "lost"]
 
@@ -13,7 +13,9 @@ WorkerState = Literal["alive", "draining", "gone", "lost"]
 @dataclass(frozen=True)
 class JobRecord:
     """Work for an agent's child. Payloads: inspect_dataset `{name, path}`; remove_artifacts
-    `{run_id, paths: [relative to ARTIFACT_ROOT], checkpoint_id: int | null}`.
+    `{run_id, paths: [relative to ARTIFACT_ROOT], checkpoint_id: int | null}`; probe_step `{spec,
+    fields, device: cpu | cuda, name, batch_size, evaluation_batch_size}`, with what was measured as
+    its `result`.
     """
 
     id: int
@@ -25,6 +27,7 @@ class JobRecord:
     worker_id: int | None
     created_at: float
     finished_at: float | None
+    result: Document | None
 
 
 @dataclass(frozen=True)

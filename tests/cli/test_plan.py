@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from app.cli.planview import print_plan
 from app.cli.specfile import read_request, read_spec
 from app.cli.spectext import written_as
 from app.client import StokerClient
+from app.guard.measured import Measured
 from app.guard.memory import memory_plan
 from app.guard.plan import make_plan
 from app.guard.wording import share
@@ -98,6 +100,35 @@ def test_the_memory_plan_is_shown_with_its_largest_part_first(capsys):
     assert out.index(f"    {spoken(largest)} ") < out.index(f"    {spoken(least)} ")
     assert "The data stays on the device." in out
     assert ", by run 1\n" in out
+
+
+def test_a_probe_has_a_real_step_measured(cli, up, spec_file):
+    answer = cli("plan", str(spec_file), "--probe", "--json")
+    assert answer.code == 0, answer.err
+    memory = answer.document["memory"]
+    measured = memory["measured"]
+    assert measured["training"][-1]["peak_bytes"] > 0
+    assert measured["evaluation"]["peak_bytes"] > 0
+    assert f"as measured on {measured['worker']} at {measured['at']}" in " ".join(memory["assumed"])
+
+
+def test_a_measurement_is_shown(capsys):
+    plan = make_plan(REQUEST, world(), CATALOG)
+    spec = RunSpec.model_validate_json(json.dumps(plan.require_ok()))
+    measured = Measured(spec, "host-0", 0.0, "cpu", ((16, 2**27), (128, 2**28)), 2**28)
+    memory = memory_plan(spec, replace(world(), measured=measured)).as_json()
+    answer = {"issues": [], "provenance": plan.provenance, "memory": memory, "queue_position": 1}
+    print_plan(answer, everything=False)
+    out = capsys.readouterr().out
+    assert (
+        "Measured on host-0 at 1970-01-01T00:00:00Z: a step with a batch of 128 took 256.0" in out
+    )
+
+
+def test_without_a_worker_a_probe_is_refused_with_a_sentence(cli, api, spec_file):
+    answer = cli("plan", str(spec_file), "--probe")
+    assert answer.code == 5
+    assert "no worker is alive" in " ".join(answer.err.split())
 
 
 def test_what_could_not_be_checked_is_grouped_by_the_fact(cli, api, spec_file):

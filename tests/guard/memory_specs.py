@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ import h5py
 import numpy as np
 
 from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts, HostFacts
-from app.guard.memory import compared, memory_plan
+from app.guard.measured import Measured
+from app.guard.memory import compared, memory_plan, probe_order
 from app.spec.layers import Document, overlay
 from app.spec.run import RunSpec
 from worker.trainer.data.fingerprint import fingerprint
@@ -144,12 +145,29 @@ def train(case: Case, folder: Path) -> dict[str, Any]:
     return compared(planned(case, path), progress["peak_memory"])
 
 
-def planned(case: Case, path: Path) -> dict[str, Any]:
+def planned(case: Case, path: Path, measured: Measured | None = None) -> dict[str, Any]:
     """The plan as it is stored with a run."""
-    spec = RunSpec.model_validate_json(json.dumps(case.spec()))
+    return memory_plan(spec_of(case), replace(facts_of(case, path), measured=measured)).as_json()
+
+
+def spec_of(case: Case) -> RunSpec:
+    return RunSpec.model_validate_json(json.dumps(case.spec()))
+
+
+def facts_of(case: Case, path: Path) -> Facts:
     host = HostFacts(available_bytes=AVAILABLE_BYTES)
-    facts = Facts({case.data.name: case.data.facts(path)}, (DeviceFacts("cpu", "cpu", host=host),))
-    return memory_plan(spec, facts).as_json()
+    return Facts({case.data.name: case.data.facts(path)}, (DeviceFacts("cpu", "cpu", host=host),))
+
+
+def probed(case: Case, folder: Path) -> Measured:
+    """One real step, as the child of an agent makes it."""
+    spec, facts = spec_of(case), facts_of(case, case.data.write(folder))
+    order = {**probe_order(spec, facts), "threads": THREADS}
+    command = [sys.executable, "-P", "-m", "worker.trainer.probe"]
+    done = subprocess.run(command, input=json.dumps(order), capture_output=True, text=True,
+                          check=True, env=_as_worker())  # fmt: skip
+    result = {**json.loads(done.stdout), "device": "cpu"}
+    return Measured.from_result(spec, "worker", 1_700_000_000.0, result)
 
 
 def _as_worker() -> dict[str, str]:

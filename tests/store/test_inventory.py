@@ -7,7 +7,7 @@ import pytest
 
 from app.errors import Conflict, LeaseLost, NotFound
 from app.lifecycle import Intent, Reason
-from app.store.jobs import RETRY_SECONDS
+from app.store.jobs import PROBE_LOST, RETRY_SECONDS
 from app.store.records import (
     Beat,
     CheckpointRecord,
@@ -187,6 +187,41 @@ class TestJobs:
         for _ in range(2):
             assert world.store.checkpoints.request_delete(checkpoint.id).state == "removing"
         assert job_of(world).payload["checkpoint_id"] == checkpoint.id
+        assert world.store.jobs.claim(world.worker) is None
+
+    def test_a_probe_is_for_one_worker_and_its_result_is_kept(self, world: World) -> None:
+        other = world.register_worker("other")
+        job_id = world.store.jobs.order_probe(world.worker, {"device": "cpu"})
+        assert (job := world.store.jobs.claim(other)) is not None
+        assert job.kind == "inspect_dataset"
+        assert world.store.jobs.claim(other) is None, "what is another's keeps nobody waiting"
+        assert job_of(world).id == job_id
+        world.store.jobs.finish(job_id, world.worker, result={"host_bytes": 1})
+        ended = world.store.jobs.get(job_id)
+        assert (ended.state, ended.result) == ("done", {"host_bytes": 1})
+
+    @pytest.mark.parametrize("began", [False, True])
+    def test_a_probe_ends_with_its_worker(self, world: World, began: bool) -> None:
+        world.store.jobs.finish(job_of(world).id, world.worker, inspection=READY)
+        job_id = world.store.jobs.order_probe(world.worker, {})
+        if began:
+            assert job_of(world).id == job_id
+        worker = world.store.workers.get(world.worker)
+        assert world.store.workers.declare_lost(worker.id, worker.beat)
+        job = world.store.jobs.get(job_id)
+        assert (job.state, job.error) == ("failed", PROBE_LOST)
+        assert world.store.datasets.get("weather").state == "ready"
+        with pytest.raises(Conflict, match="can claim nothing"):
+            world.store.jobs.order_probe(world.worker, {})
+
+    def test_only_a_probe_that_has_not_begun_is_withdrawn(self, world: World) -> None:
+        world.store.jobs.finish(job_of(world).id, world.worker, inspection=READY)
+        first, second = (world.store.jobs.order_probe(world.worker, {}) for _ in range(2))
+        assert job_of(world).id == first
+        for job_id in (first, second):
+            world.store.jobs.withdraw(job_id)
+        assert world.store.jobs.get(first).state == "running"
+        assert world.store.jobs.get(second).state == "failed"
         assert world.store.jobs.claim(world.worker) is None
 
     def checkpoint(self, world: World) -> CheckpointRecord:

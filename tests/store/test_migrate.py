@@ -15,7 +15,9 @@ from app.lifecycle import Intent
 from app.settings import Settings, load_settings
 from app.store import migrate, open_store
 from app.store.database import Database, has_wal_reset_bug
+from app.store.identity import this_process
 from app.store.tables import metadata
+from app.store.worker_records import NewWorker
 
 from .conftest import World, new_run
 
@@ -33,7 +35,17 @@ def test_down_to_nothing_and_up_again(settings: Settings) -> None:
     store.datasets.register("weather", "weather.h5")
     parent, _ = store.runs.create(new_run())
     store.runs.set_intent(parent.id, Intent.stop)
+    me = this_process()
+    new = NewWorker("agent", me.host, me.boot_id, me.pid, me.start_time, "0.1")
+    store.jobs.order_probe(store.workers.register(new), {})
     store.close()
+    migrate.downgrade(settings, "0003")
+    with closing(Database(settings)) as database, database.read() as connection:
+        assert "result" not in [
+            column["name"] for column in inspect(connection).get_columns("jobs")
+        ]
+        kinds = connection.execute(text("SELECT kind FROM jobs")).scalars().all()
+        assert kinds == ["inspect_dataset"], "the worker of before knows no probe"
     migrate.downgrade(settings, "base")
     with closing(Database(settings)) as database, database.read() as connection:
         assert set(inspect(connection).get_table_names()) <= {"alembic_version"}

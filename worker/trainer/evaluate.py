@@ -57,11 +57,9 @@ def measure(
 ) -> Scores | None:
     """Loss and metrics over a part, every sample weighing the same; None when stopped."""
     num_batches = min(part.plan.num_batches, max_batches or part.plan.num_batches)
-    log, model = trainer.log, trainer.step.model
-    with log.within(phase, num_batches), log.clock.part("eval"), torch.inference_mode():
-        model.eval()
+    log = trainer.log
+    with log.within(phase, num_batches), log.clock.part("eval"), trainer.step.evaluating():
         means = _means(trainer, islice(part.iterate(0), num_batches))
-        model.train()
     if means is None:
         return None
     scores = trainer.task.scores(means)
@@ -87,14 +85,13 @@ def _not_finite(trainer: Trainer, what: str, score: float) -> TrainerError:
 
 
 def _means(trainer: Trainer, batches: Iterable[Batch]) -> list[float] | None:
-    task, step = trainer.task, trainer.step
+    step = trainer.step
     sums = torch.zeros((), dtype=torch.float64, device=step.precision.device)
     samples = 0
     for batch in batches:
         if trainer.stop.requested:
             return None
-        with step.precision.autocast():
-            sums = sums + task.measure(step.model, batch.arrays) * batch.size
+        sums = sums + step.measure(batch.arrays) * batch.size
         samples += batch.size
         trainer.log.evaluated_batch(batch.size)
     return [float(mean) for mean in (sums / samples).tolist()]  # waits for the device

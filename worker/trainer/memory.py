@@ -27,7 +27,7 @@ class MemoryMeter:
             "gpu_memory_bytes": None,
             "torch_memory": None,
         }
-        peak = {"host_bytes": _most_resident() - self._imports_bytes, "device_bytes": None}
+        peak: dict[str, int | None] = {"host_bytes": self.host_peak_bytes(), "device_bytes": None}
         if self._device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self._device)
             used["gpu_memory_bytes"] = total - free
@@ -39,6 +39,23 @@ class MemoryMeter:
             }
             peak["device_bytes"] = used["torch_memory"]["peak"]
         return used | {"peak_memory": peak}
+
+    def host_peak_bytes(self) -> int:
+        """The most that this process has had above its imports, since the last `forget_peak`."""
+        return _most_resident() - self._imports_bytes
+
+    def peak_bytes(self) -> int:
+        """The most where the model lies: torch's on a GPU, or this process's above its imports."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        return self.host_peak_bytes()
+
+    def forget_peak(self) -> None:
+        """Begin anew with what is in use now; OSError where the kernel does not forget."""
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            Path("/proc/self/clear_refs").write_text("5")
 
 
 def _most_resident() -> int:

@@ -61,7 +61,7 @@ def prepare(
     # would only take time.
     wanted = () if start and start.is_full else task.standardized
     statistics = data.statistics(wanted, preparing) if wanted else {}
-    step = _build_step(spec, task, statistics, Precision(precision, device), start)
+    step = build_step(spec, task, statistics, Precision(precision, device), start)
     state = restore(step, start.snapshot) if start and start.is_full else TrainState()
     if start is not None and not start.candidate.own:
         state.trained_seconds = 0.0  # a restart is a new run, with its time still before it
@@ -127,9 +127,14 @@ def _yardsticks(spec: RunSpec) -> tuple[Yardstick, Yardstick | None]:
     return Yardstick(kept.monitor, kept.mode, limit), patience
 
 
-def _build_step(
-    spec: RunSpec, task: Task, statistics: Statistics, precision: Precision, start: Start | None
+def build_step(
+    spec: RunSpec,
+    task: Task,
+    statistics: Statistics,
+    precision: Precision,
+    start: Start | None = None,
 ) -> TrainingStep:
+    """The model on its device, with new weights or those of `start`, and its optimizer."""
     torch.manual_seed(spec.training.seed)
     model = task.build_model(statistics).to(precision.device)
     if start is not None and not start.is_full:

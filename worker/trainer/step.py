@@ -1,6 +1,7 @@
-"""One optimizer step: forward, loss, backward, accumulation, clipping, update. No sync in here."""
+"""One optimizer step, from the forward pass to the update, and that of an evaluation; no sync."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
 import torch
@@ -77,6 +78,19 @@ class TrainingStep:
             return nn.utils.clip_grad_norm_(self._parameters, self.clip_grad_norm)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         return nn.utils.get_total_norm(gradients)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The model as evaluations use it, and nothing kept for gradients."""
+        with torch.inference_mode():
+            self.model.eval()
+            yield
+            self.model.train()
+
+    def measure(self, arrays: Arrays) -> Tensor:
+        """What the task's scores need of a batch, as means: float64 on the device."""
+        with self.precision.autocast():
+            return self.task.measure(self.model, arrays)
 
     def restart_loss(self, which: int) -> None:
         self.loss_sums[which] = 0.0

@@ -139,7 +139,10 @@ class Plan(Answer):
     unchecked: list[Unchecked]
     """Rules that could not judge, and the fact that each lacks."""
     memory: Document | None
-    """The memory plan in bytes, by place, phase and item; null while a fact for it is missing."""
+    """The memory plan in bytes, by place, phase and item; null while a fact for it is missing.
+
+    With `probe`, its `measured` says what one real step took, on which worker and when.
+    """
     queue_position: int
     """Its place in the queue if it were submitted now; 1 is the next to be claimed."""
     estimate: Document | None

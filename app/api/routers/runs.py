@@ -20,6 +20,7 @@ from app.api.examples import RUN_BODY
 from app.api.models.base import LARGEST_ID, Page
 from app.api.models.runs import Plan, Run, RunChanges, StateName, Status, Unchecked
 from app.api.openapi import problems
+from app.api.probing import plan_with_probe
 from app.api.problems import PayloadTooLarge, UnsupportedMediaType
 from app.api.serializers import run_document
 from app.api.services import Services
@@ -40,6 +41,7 @@ from app.errors import (
     PreconditionFailed,
     SpecRejected,
 )
+from app.guard import plan as guard
 from app.lifecycle import RunState
 from app.store.records import RunFilter, RunRecord
 
@@ -66,6 +68,9 @@ async def create_run(
     response: Response,
     document: Annotated[Any, Depends(read_document)],
     dry_run: Annotated[bool, Query(description="Only say what it would become.")] = False,
+    probe: Annotated[
+        bool, Query(description="With dry_run: have a worker measure one real step for it.")
+    ] = False,
     wait: Wait = None,
     key: IdempotencyKey = None,
 ) -> Run | Plan:
@@ -73,14 +78,20 @@ async def create_run(
 
     The body is a run spec as JSON or YAML 1.2. With `dry_run` the answer is the plan with issues
     of any severity, and nothing is stored. With `wait`, a dataset that is still being inspected is
-    waited for.
+    waited for. With `dry_run` and `probe` the worker whose device the run would get makes one real
+    step, and the memory plan stands on what that took; `wait` bounds it, 270 seconds unless told.
     """
     request = require_object(document)
+    if probe and not dry_run:
+        raise InvalidRequest("A probe measures for a plan: add dry_run=true, or leave out probe.")
     if dry_run:
-        if wait is not None:
+        if wait is not None and not probe:
             raise InvalidRequest("A dry run waits for nothing: leave out wait, or dry_run.")
         response.status_code = 200
-        return await run_in_threadpool(_plan, services, request)
+        if probe:
+            measured = await plan_with_probe(services, request, wait)
+            return await run_in_threadpool(_planned, services, measured)
+        return await run_in_threadpool(lambda: _planned(services, plan_request(services, request)))
     run, is_new = await when_ready(services, wait, lambda: _create(services, request, key))
     response.status_code = 201 if is_new else 200
     return shown(run, response)
@@ -91,8 +102,7 @@ def _create(services: Services, request: dict[str, Any], key: str | None) -> tup
         return create(services, request, idempotency_of(key, "runs", request))
 
 
-def _plan(services: Services, request: dict[str, Any]) -> Plan:
-    plan = plan_request(services, request)
+def _planned(services: Services, plan: guard.Plan) -> Plan:
     spec = plan.spec if plan.spec is not None else plan.require_ok()
     return Plan(
         spec=spec,

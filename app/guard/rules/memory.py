@@ -5,8 +5,9 @@ from typing import Any
 
 from app.guard.derived import device_of
 from app.guard.facts import Facts, known
-from app.guard.memory import MemoryPlan, Room, memory_plan
+from app.guard.memory import MemoryPlan, memory_plan
 from app.guard.memory_fit import fitting, largest_chunk, with_values
+from app.guard.memory_room import Room
 from app.guard.rule import Finding, rule
 from app.guard.wording import size
 from app.spec.data import ChunkedLoader
@@ -38,11 +39,14 @@ def over_budget(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         return
     device = device_of(spec, facts)
     where = "host" if plan.device is None else device.name
+    least, tried = "", ""
+    if plan.measured is not None and plan.measured.ran_out is not None:
+        least, tried = "at least ", f" One step was tried: {plan.measured.ran_out[2]}"
     yield Finding(
         ("training", "batch_size"),
-        f"The run would take {size(room.peak_bytes)}, and {size(room.budget_bytes or 0)} are free "
-        f"on the {where}.",
-        f"It would end out of memory. {_largest(room)}",
+        f"The run would take {least}{size(room.peak_bytes)}, and {size(room.budget_bytes or 0)} "
+        f"are free on the {where}.",
+        f"It would end out of memory. {_largest(room)}{tried}",
         fitting(spec, facts),
     )
 

@@ -1,0 +1,132 @@
+"""A plan with a measurement: one real step of the spec, made by the worker that would train it."""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from app.api.knowledge import facts_for
+from app.api.services import Services
+from app.api.submitting import READINESS
+from app.errors import Conflict, DatasetNotReady, SpecRejected
+from app.guard.derived import device_of
+from app.guard.facts import DeviceFacts, Facts, UnknownFact
+from app.guard.measured import Measured
+from app.guard.memory import memory_plan, probe_order
+from app.guard.plan import Plan, make_plan
+from app.guard.resolve import Resolved
+from app.spec.run import RunSpec
+from app.store.facts import worker_devices
+from app.store.worker_records import JobRecord, WorkerRecord
+
+Document = dict[str, Any]
+# What a worker gives a probe (240 s), and the jobs before it some time.
+PROBE_WAIT_SECONDS = 270.0
+
+
+async def plan_with_probe(
+    services: Services, request: Document, wait_seconds: float | None
+) -> Plan:
+    """The plan, judged by what one step took. What else is wrong with the spec comes first.
+
+    SpecRejected, DatasetNotReady; Conflict when nobody measures, or not within the time.
+    """
+    wait = PROBE_WAIT_SECONDS if wait_seconds is None else wait_seconds
+    deadline = time.monotonic() + wait
+    facts, resolved = await run_in_threadpool(facts_for, services, request)
+    spec = await run_in_threadpool(_plannable, services, request, facts, resolved)
+    worker = _worker_for(services, spec, facts)
+    order = probe_order(spec, facts)
+    job_id = await run_in_threadpool(services.store.jobs.order_probe, worker.id, order)
+    job = await _ended(services, job_id, deadline)
+    if job is None:
+        await run_in_threadpool(services.store.jobs.withdraw, job_id)
+        raise Conflict(
+            f"Worker {worker.name} had not measured a step within {wait:g} seconds; it may be busy "
+            "with other jobs. Ask again with a longer wait, or plan without probe.",
+            code="probe_unfinished",
+        )
+    if job.result is None or job.finished_at is None:
+        raise Conflict(f"Nothing was measured on {worker.name}: {job.error}", code="probe_failed")
+    measured = Measured.from_result(spec, worker.name, job.finished_at, job.result)
+    return await run_in_threadpool(
+        _plan, services, request, replace(facts, measured=measured), resolved
+    )
+
+
+def _plan(services: Services, request: Document, facts: Facts, resolved: Resolved) -> Plan:
+    return make_plan(
+        request, facts, services.catalog.get(), services.settings.guard, resolved=resolved
+    )
+
+
+def _plannable(services: Services, request: Document, facts: Facts, resolved: Resolved) -> RunSpec:
+    """The spec, once nothing but its memory is left to be judged."""
+    plan = _plan(services, request, facts, resolved)
+    first = [issue for issue in plan.errors if not issue.code.startswith("memory.")]
+    issues = [issue.model_dump(mode="json") for issue in first]
+    if issues and all(issue.code in READINESS for issue in first):
+        raise DatasetNotReady(
+            " ".join(f"{issue.message} {issue.why}" for issue in first), issues=issues
+        )
+    if issues or resolved.spec is None:
+        told = "; ".join(issue.message for issue in first[:3])
+        raise SpecRejected(f"Nothing was measured, for this comes first: {told}", issues)
+    if not facts.devices:
+        raise _nobody("no worker is alive that could make a step")
+    try:
+        memory_plan(resolved.spec, facts)
+    except UnknownFact as unknown:
+        raise _nobody(f"nobody knows {unknown}") from None
+    return resolved.spec
+
+
+def _worker_for(services: Services, spec: RunSpec, facts: Facts) -> WorkerRecord:
+    """One that has the device which the run would get, and PyTorch for it."""
+    wanted = device_of(spec, facts)
+    having = [
+        worker
+        for worker in services.workers.get()
+        if _identity(wanted) in map(_identity, worker_devices(worker))
+    ]
+    taking = [worker for worker in having if worker.state == "alive"]
+    if not taking:
+        why = "the worker that has it drains" if having else "no worker that is alive has it"
+        raise _nobody(f"a step is measured on {_device(wanted)}, and {why}")
+    # A worker that does not tell its versions is asked; its child says what is missing.
+    able = [worker for worker in taking if "torch" in worker.facts.get("versions", ["torch"])]
+    if not able:
+        raise _nobody(
+            f"worker {taking[0].name} has no PyTorch. Install Stoker's worker extra there, and "
+            "start it again"
+        )
+    return able[0]
+
+
+def _identity(device: DeviceFacts) -> tuple[object, ...]:
+    """What stays the same from one beat to the next."""
+    return device.kind, device.name, device.total_memory_bytes, device.host.memory_bytes
+
+
+def _device(device: DeviceFacts) -> str:
+    return "the CPU" if device.kind == "cpu" else device.name
+
+
+def _nobody(why: str) -> Conflict:
+    return Conflict(
+        f"Nothing was measured: {why}. `stoker workers` shows who is there; without probe the plan "
+        "stands on coefficients.",
+        code="probe_unavailable",
+    )
+
+
+async def _ended(services: Services, job_id: int, deadline: float) -> JobRecord | None:
+    """The job once it is over; None when the time is, or the service ends."""
+    with services.tailer.watch() as commits:
+        while True:
+            job = await run_in_threadpool(services.store.jobs.get, job_id)
+            if job.state in ("done", "failed"):
+                return job
+            if services.tailer.draining or not await commits.moved(deadline - time.monotonic()):
+                return None

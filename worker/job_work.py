@@ -1,0 +1,131 @@
+"""What the child of a job does, by the job's kind, and what its end means."""
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.settings import Settings
+from app.store.records import Inspection
+from app.store.worker_records import JobRecord
+from worker.preparation import confined
+
+# A damaged file can make the HDF5 library crash, loop or allocate without end.
+INSPECT_SECONDS = 180.0
+INSPECT_MEMORY_BYTES = 6 * 2**30
+REMOVE_SECONDS = 3600.0
+OUTPUT_BYTES = 16 * 2**20
+PASSED_ON = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended; kept until the store has been told. `error` is a sentence."""
+
+    job: JobRecord
+    inspection: Inspection | None = None
+    result: dict[str, Any] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class End:
+    """What a child printed, and how it exited."""
+
+    text: bytes
+    returncode: int
+    too_slow: bool
+
+
+def _nothing() -> None:
+    """Nothing was held."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A child to start, with its bounds. `close` gives back what was held for it."""
+
+    command: list[str]
+    seconds: float
+    outcome: Callable[[End], Outcome]
+    environment: Mapping[str, str]
+    given: bytes = b""
+    """Its standard input."""
+    limits: Mapping[int, int] = field(default_factory=dict)
+    tells_errors: bool = False
+    """Whether what it says on stderr belongs to its output."""
+    close: Callable[[], None] = _nothing
+
+
+def inspection(job: JobRecord, settings: Settings) -> Work:
+    """Look into a dataset. ValueError when its path leads out of the data root."""
+    path = confined(job.payload["path"], settings.data_root)
+
+    def outcome(end: End) -> Outcome:
+        return Outcome(job, inspection=_found(end))
+
+    return Work(
+        [sys.executable, "-P", "-m", "worker.trainer.inspect", str(path), "--json"],
+        INSPECT_SECONDS,
+        outcome,
+        _environment(),
+        limits={
+            resource.RLIMIT_AS: INSPECT_MEMORY_BYTES,
+            resource.RLIMIT_CPU: int(INSPECT_SECONDS),
+            resource.RLIMIT_FSIZE: OUTPUT_BYTES,
+            resource.RLIMIT_CORE: 0,
+        },
+    )
+
+
+def removal(job: JobRecord, settings: Settings) -> Work:
+    """Remove artifacts. ValueError when a path leads out of the artifact root, or is all of it."""
+    root = settings.artifact_root.resolve()
+    paths = [confined(path, root) for path in job.payload["paths"]]
+    if root in paths:
+        raise ValueError("The artifact root itself is never removed")
+
+    def outcome(end: End) -> Outcome:
+        text = end.text.decode("utf-8", "replace").strip()[:1000]
+        return Outcome(job, error=text if end.returncode else None)
+
+    command = ["rm", "-rf", "--one-file-system", "--", *map(str, paths)]
+    return Work(command, REMOVE_SECONDS, outcome, _environment(), tells_errors=True)
+
+
+def _environment() -> dict[str, str]:
+    passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    return passed_on | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def _found(end: End) -> Inspection:
+    """What the child printed; a child that died says that the file is not safe to read."""
+    try:
+        found = json.loads(end.text)
+    except ValueError:
+        limit = f"took longer than {INSPECT_SECONDS:g} seconds"
+        how = limit if end.too_slow else f"died (exit code {end.returncode})"
+        message = (
+            f"The inspection {how}: the file is damaged, or far from what HDF5 readers expect. "
+            "Write it again, then register it again."
+        )
+        problem = {"code": "unreadable", "message": message}
+        return Inspection("invalid", problems=[problem], message=message)
+    problems = found["problems"]
+    return Inspection(
+        state="invalid" if problems else "ready",
+        fields=found.get("fields"),
+        samples=found.get("samples"),
+        layout=found.get("layout"),
+        size_bytes=found.get("size_bytes"),
+        fingerprint=found.get("fingerprint"),
+        problems=[
+            *problems,
+            *({**warning, "severity": "warning"} for warning in found["warnings"]),
+        ],
+        read_probe=found.get("read_probe"),
+        message=problems[0]["message"] if problems else None,
+    )
