@@ -15,8 +15,8 @@ PACKAGES = Path(__file__).parent.parent.parent
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "TZ")
 
 # How often a thread of a CPU operation looks before it sleeps until the others are done: 50 µs.
-# By default libgomp spins for milliseconds, and then a trainer that shares its cores spends its time
-# waiting for threads that these spinning ones keep from running.
+# By default libgomp spins for milliseconds, and then a trainer that shares its cores waits for
+# threads that these spinning ones keep from running.
 SPIN_COUNT = "1000"
 
 
