@@ -276,8 +276,8 @@ CASES: dict[str, Case] = {
         data(loader={"residency": "stream", "chunk_size": "3MiB"}),
     ),
     "speed.random_reads_of_chunks": Case(
-        data(loader={**STREAMED, "shuffle": "full"}),
-        data(loader={**STREAMED, "shuffle": "block"}),
+        data(loader={"residency": "stream", "chunk_size": "33MiB"}),
+        data(loader={"residency": "stream", "chunk_size": "34MiB"}),
         world(CHUNKED),
     ),
     "speed.network_full_shuffle": Case(
