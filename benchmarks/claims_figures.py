@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import h5py
+import psutil
 
 from app.spec.layers import merge_patch
 from benchmarks.bench_service import BenchService, spec
@@ -45,6 +46,11 @@ CLAIMS = (
         "frequent_checkpoints",
         merge_patch(SMALL, {"checkpoint": {"every_steps": 2}}),
         merge_patch(SMALL, {"checkpoint": {"every_steps": 200}}),
+    ),
+    Claim(
+        "threads_above_cores",
+        {"runtime": {"threads": 2 * (psutil.cpu_count() or 1)}, "training": {"max_steps": 60}},
+        {"runtime": {"threads": "auto"}, "training": {"max_steps": 60}},
     ),
     Claim(
         "chunk_below_batch",

@@ -164,6 +164,7 @@ CASES: dict[str, Case] = {
         {"preset": "rtx-8g", "training": {"batch_size": 128}, **runtime(precision="fp16-mixed")},
         world(devices=(TURING,)),
     ),
+    "speed.threads_above_cores": Case(runtime(threads=3), runtime(threads=2)),
     "correctness.precision_needs_gpu": Case(runtime(precision="tf32"), runtime(precision="fp32")),
     "correctness.bf16_not_supported": Case(
         {**runtime(precision="bf16-mixed"), **PINNED},
