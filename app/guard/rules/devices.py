@@ -55,9 +55,9 @@ def preset_too_large(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
 
 @rule(
     "speed.threads_above_cores",
-    stands_on="The threads of an operation wait for the last of them, and one without a core of its "
-    "own comes last. Two LSTMs at once on 2 cores: 143 to 226 ms a step with 2 threads each, 63 to "
-    "85 ms with 1, on a busy machine.",
+    stands_on="The threads of an operation wait for the last of them, and one without a core "
+    "of its own comes last. Two LSTMs at once on 2 cores: 143 to 226 ms a step with 2 "
+    "threads each, 63 to 85 ms with 1, on a busy machine.",
     measured_by="threads_above_cores",
 )
 def threads_above_cores(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
