@@ -165,6 +165,8 @@ TO_COME = (
             "graphs rebuilt for each batch of training or evaluation",
             "sizes without buckets",
             "mixed precision on a CPU that slows it",
+            "fp16 where bf16 is supported",
+            "sizes that are no multiples of 8 in half precision",
         ),
     ),
     ToCome(

@@ -1,7 +1,6 @@
 """Default ← preset ← request, joined once; every value remembers its source."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from app.errors import InvalidRequest
 from app.guard.facts import Facts
@@ -65,9 +64,7 @@ def choose_preset(
     """The preset that the request names, or that fits the device which will run it."""
     name = request.get("preset", "auto")
     if name == "auto":
-        device = facts.best_device(_wanted_device(request))
-        kind: Literal["cpu", "cuda"] = device.kind if device is not None else "cpu"
-        return catalog.pick(kind, device.total_memory_bytes if device else None), []
+        return _preset_of_device(request, catalog, facts), []
     if not isinstance(name, str):
         return None, []  # the schema says what is wrong with it
     preset = catalog.get(name)
@@ -88,10 +85,15 @@ def choose_preset(
     ]
 
 
-def _wanted_device(request: Document) -> str:
+def _preset_of_device(request: Document, catalog: Catalog, facts: Facts) -> Preset | None:
+    """None also where no worker has the device: a guess would be fixed for whoever claims it."""
     runtime = request.get("runtime")
-    wanted = runtime.get("device", "auto") if isinstance(runtime, dict) else "auto"
-    return wanted if wanted in ("cpu", "cuda") else "auto"
+    wanted = runtime if isinstance(runtime, dict) else {}
+    kind, precision = (str(wanted.get(name, "auto")) for name in ("device", "precision"))
+    if kind == "cpu":
+        return catalog.pick("cpu", None)  # every host has one
+    device = facts.best_device(kind, precision)
+    return None if device is None else catalog.pick(device.kind, device.total_memory_bytes)
 
 
 def _covered(issue: Issue, issues: list[Issue]) -> bool:

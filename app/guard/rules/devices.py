@@ -31,7 +31,7 @@ def no_worker(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
 )
 def preset_too_large(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     """A preset that is asked for was made for a device like the one that will run it."""
-    made_for, device = facts.preset, facts.best_device(spec.runtime.device)
+    made_for, device = facts.preset, facts.best_device(spec.runtime.device, spec.runtime.precision)
     if made_for is None or device is None:
         return
     have = device.total_memory_bytes if device.kind == "cuda" else None
