@@ -9,7 +9,7 @@ from app.guard.facts import Facts
 from app.guard.judge import Strictness, Unchecked, judge
 from app.guard.memory import planned_memory
 from app.guard.patching import apply_json_patch
-from app.guard.resolve import Resolved, resolve
+from app.guard.resolve import Resolved, resolve, with_preset_kept
 from app.presets.catalog import Catalog
 from app.spec.arithmetic import resolved_shuffle
 from app.spec.data import ChunkedLoader, Loader
@@ -81,6 +81,7 @@ def judged(
     if resolved.preset is not None:
         facts = replace(facts, preset=resolved.preset.match)
     judgement = judge(resolved.spec, facts, request, strictness)
+    found = [with_preset_kept(issue, request, resolved.preset) for issue in judgement.issues]
     dataset = facts.datasets.get(resolved.spec.data.dataset)
     document, provenance = pin_order(
         resolved.document,
@@ -92,7 +93,7 @@ def judged(
         request,
         document,
         provenance,
-        [*resolved.issues, *judgement.issues],
+        [*resolved.issues, *found],
         judgement.unchecked,
         estimate_of(resolved.spec, facts),
         planned_memory(resolved.spec, facts),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from app.errors import InvalidRequest
 from app.guard.facts import Facts
-from app.guard.fixes import patch_for
+from app.guard.fixes import keeping_preset, patch_for
 from app.guard.patching import apply_json_patch
 from app.presets.catalog import Catalog, Preset
 from app.spec.availability import unavailable_issues
@@ -34,6 +34,7 @@ def resolve(request: Document, catalog: Catalog, facts: Facts) -> Resolved:
     spec, wrong = parse_spec(joined, request)
     issues += [issue for issue in wrong if not _covered(issue, issues)]
     issues = [_with_fix_that_applies(issue, request) for issue in issues]
+    issues = [with_preset_kept(issue, request, preset) for issue in issues]
     if spec is None:
         return Resolved(None, None, {}, issues)
     document = spec.model_dump(mode="json")
@@ -56,6 +57,13 @@ def _with_fix_that_applies(issue: Issue, request: Document) -> Issue:
     except InvalidRequest:
         return issue.model_copy(update={"fix": []})
     return issue
+
+
+def with_preset_kept(issue: Issue, request: Document, preset: Preset | None) -> Issue:
+    """The issue with a fix that changes nothing of what the preset says but what it names."""
+    if preset is None or not issue.fix:
+        return issue
+    return issue.model_copy(update={"fix": keeping_preset(issue.fix, request, preset.spec)})
 
 
 def choose_preset(
