@@ -62,11 +62,13 @@ def make_plan(
     another takes that one's fix along, and one that does not help is not offered. `resolved`: of
     the request, from a caller who has it already.
     """
+    resolved = resolved or resolve(request, catalog, facts)
+    inherited = resolved.inherited
 
     def plan(changed: Document) -> Plan:
-        return judged(changed, resolve(changed, catalog, facts), facts, strictness)
+        return judged(changed, resolve(changed, catalog, facts, inherited), facts, strictness)
 
-    first = judged(request, resolved or resolve(request, catalog, facts), facts, strictness)
+    first = judged(request, resolved, facts, strictness)
     if first.spec is None:
         return first
     return replace(first, issues=[_with_tried_fix(issue, first, plan) for issue in first.issues])

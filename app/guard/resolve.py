@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from app.errors import InvalidRequest
 from app.guard.facts import Facts
 from app.guard.fixes import keeping_preset, patch_for
+from app.guard.inheritance import Inherited
 from app.guard.patching import apply_json_patch
 from app.presets.catalog import Catalog, Preset
 from app.spec.availability import unavailable_issues
@@ -23,11 +24,15 @@ class Resolved:
     provenance: Document
     issues: list[Issue]
     preset: Preset | None = None
+    inherited: Inherited | None = None
+    """Of a restart: what it takes over of its parent's preset."""
 
 
-def resolve(request: Document, catalog: Catalog, facts: Facts) -> Resolved:
+def resolve(
+    request: Document, catalog: Catalog, facts: Facts, inherited: Inherited | None = None
+) -> Resolved:
     """Join the layers; `document` is the JSON of the complete spec, None when it has errors."""
-    preset, issues = choose_preset(request, catalog, facts)
+    preset, issues = choose_preset(request, catalog, facts, inherited)
     layer = with_default_kinds(preset.spec) if preset is not None else {}
     joined = overlay(layer, with_default_kinds(request))
     issues += unavailable_issues(joined)
@@ -36,7 +41,7 @@ def resolve(request: Document, catalog: Catalog, facts: Facts) -> Resolved:
     issues = [_with_fix_that_applies(issue, request) for issue in issues]
     issues = [with_preset_kept(issue, request, preset) for issue in issues]
     if spec is None:
-        return Resolved(None, None, {}, issues)
+        return Resolved(None, None, {}, issues, inherited=inherited)
     document = spec.model_dump(mode="json")
     if preset is not None:
         document["preset"] = preset.name
@@ -45,9 +50,8 @@ def resolve(request: Document, catalog: Catalog, facts: Facts) -> Resolved:
     origin = provenance(document, [*sources, ("request", request)])
     if preset is not None and request.get("preset", "auto") == "auto":
         origin["/preset"]["source"] = "guard"
-    return Resolved(
-        spec.model_copy(update={"preset": document["preset"]}), document, origin, issues, preset
-    )
+    spec = spec.model_copy(update={"preset": document["preset"]})
+    return Resolved(spec, document, origin, issues, preset, inherited)
 
 
 def _with_fix_that_applies(issue: Issue, request: Document) -> Issue:
@@ -67,9 +71,11 @@ def with_preset_kept(issue: Issue, request: Document, preset: Preset | None) -> 
 
 
 def choose_preset(
-    request: Document, catalog: Catalog, facts: Facts
+    request: Document, catalog: Catalog, facts: Facts, inherited: Inherited | None
 ) -> tuple[Preset | None, list[Issue]]:
-    """The preset that the request names, or that fits the device which will run it."""
+    """The preset that a restart inherits, that the request names, or that fits the device."""
+    if inherited is not None and inherited.holds_for(request):
+        return inherited.preset, []
     name = request.get("preset", "auto")
     if name == "auto":
         return _preset_of_device(request, catalog, facts), []
