@@ -156,6 +156,11 @@ ASKED: tuple[Asked, ...] = (
         "the request",
         ("presets that do not fit the device", "memory.preset_too_large"),
         (
+            "presets that change what is learned without a word",
+            "learning.preset_batch_size",
+            "learning.preset_setting",
+        ),
+        (
             "unknown or broken presets",
             "correctness.unknown_preset",
             "correctness.broken_preset",

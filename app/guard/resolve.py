@@ -1,6 +1,10 @@
 """Default ← preset ← request, joined once; every value remembers its source."""
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+from jsonpointer import JsonPointer
 
 from app.errors import InvalidRequest
 from app.guard.facts import Facts
@@ -10,7 +14,7 @@ from app.guard.patching import apply_json_patch
 from app.presets.catalog import Catalog, Preset
 from app.spec.availability import unavailable_issues
 from app.spec.issue import Issue, PatchOp
-from app.spec.layers import Document, leaves, overlay, provenance, with_default_kinds
+from app.spec.layers import Document, overlay, provenance, with_default_kinds
 from app.spec.parse import parse_spec
 from app.spec.run import RunSpec
 
@@ -45,11 +49,13 @@ def resolve(
     document = spec.model_dump(mode="json")
     if preset is not None:
         document["preset"] = preset.name
-        issues += _said_aloud(preset, request)
     sources = [(f"preset:{preset.name}", preset.spec)] if preset is not None else []
     origin = provenance(document, [*sources, ("request", request)])
-    if preset is not None and request.get("preset", "auto") == "auto":
-        origin["/preset"]["source"] = "guard"
+    if preset is not None:
+        said = _said_aloud(preset, request, origin)
+        issues += [with_preset_kept(issue, request, preset) for issue in said]
+        if request.get("preset", "auto") == "auto":
+            origin["/preset"]["source"] = "guard"
     spec = spec.model_copy(update={"preset": document["preset"]})
     return Resolved(spec, document, origin, issues, preset, inherited)
 
@@ -116,18 +122,24 @@ def _covered(issue: Issue, issues: list[Issue]) -> bool:
     return any(issue.loc == place or issue.loc[:-1] == place[:-1] for place in places)
 
 
-def _said_aloud(preset: Preset, request: Document) -> list[Issue]:
-    """A batch size changes the training, so one that a preset brings is said, not slipped in."""
-    size = dict(leaves(preset.spec)).get("/training/batch_size")
-    if size is None or "/training/batch_size" in dict(leaves(request)):
-        return []
-    return [
-        Issue(
-            code="learning.preset_batch_size",
+def _said_aloud(preset: Preset, request: Document, origin: Document) -> Iterator[Issue]:
+    """A preset is for how a run computes: what it brings beside that is said, not slipped in."""
+    for pointer, entry in origin.items():
+        how = pointer.startswith(("/runtime/", "/data/loader/"))
+        if how or entry["source"] != f"preset:{preset.name}":
+            continue
+        loc, value = JsonPointer(pointer).parts, entry["value"]
+        is_batch = pointer == "/training/batch_size"
+        yield Issue(
+            code="learning.preset_batch_size" if is_batch else "learning.preset_setting",
             severity="warning",
-            loc=["training", "batch_size"],
-            message=f"The preset {preset.name} sets training.batch_size to {size}.",
-            why="The batch size changes what is learned; it is now fixed for this run.",
-            fix=patch_for(request, {"/training/batch_size": size}),
+            loc=loc,
+            message=f"The preset {preset.name} sets {'.'.join(loc)} to {json.dumps(value)}.",
+            why=(
+                "The batch size changes what is learned"
+                if is_batch
+                else "It changes what the run does"
+            )
+            + "; it is now fixed for this run.",
+            fix=patch_for(request, {pointer: value}),
         )
-    ]

@@ -102,3 +102,34 @@ def case_is_mended(code: str) -> bool:
     case = CASES[code]
     plan = make_plan(overlay(REQUEST, case.found), case.facts, Catalog({}, {}))
     return any(issue.fix for issue in plan.issues if issue.code == code)
+
+
+SETS = {
+    "training": {"epochs": 9, "batch_size": 64, "gradient_accumulation_steps": 2},
+    "optimizer": {"kind": "sgd", "lr": 0.1},
+    "runtime": {"threads": 1},
+    "data": {"loader": {"chunk_size": "50%"}, "split": {"validation_fraction": 0.1}},
+}
+
+
+def test_whatever_a_preset_changes_beside_how_it_computes_is_said_aloud():
+    plan = over(SETS, {"optimizer": {"kind": "sgd", "lr": 0.2}}, world())
+    said = {".".join(map(str, issue.loc)): issue for issue in plan.issues}
+    assert {place: issue.code for place, issue in said.items()} == {
+        "training.epochs": "learning.preset_setting",
+        "training.batch_size": "learning.preset_batch_size",
+        "training.gradient_accumulation_steps": "learning.preset_setting",
+        "data.split.validation_fraction": "learning.preset_setting",
+    }
+    assert said["training.epochs"].message == "The preset mine sets training.epochs to 9."
+    assert {issue.severity for issue in plan.issues} == {"warning"}
+
+
+@pytest.mark.parametrize("place", ["training.epochs", "optimizer.kind", "optimizer.lr"])
+def test_what_was_said_aloud_is_not_said_of_a_request_that_says_it_itself(place):
+    plan = over(SETS, {}, world())
+    issue = next(one for one in plan.issues if ".".join(map(str, one.loc)) == place)
+    operations = [op.model_dump(mode="json") for op in issue.fix]
+    after = over(SETS, apply_json_patch(plan.request, operations), world())
+    assert place not in [".".join(map(str, one.loc)) for one in after.issues]
+    assert after.spec == plan.spec
