@@ -86,6 +86,44 @@ def test_what_a_gpu_could_train_goes_back_to_wait_for_one(settings):
         guarded(settings, {**SPEC, "runtime": {"precision": "tf32"}})
 
 
+# More than any host has, whatever the run does with it.
+HUGE = {
+    **SPEC,
+    "recipe": {"kind": "sequence", "hidden_size": 4096, "patch": 1},
+    "training": {"batch_size": 1_000_000},
+}
+MANY = replace(READY, samples=2_000_000)
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+@pytest.mark.parametrize("place", SLOTS[:2], ids=slot_name)
+def test_what_does_not_fit_here_waits_with_the_reason_and_for_no_gpu_that_it_could_not_use(
+    settings, device, place
+):
+    with pytest.raises(NotHere, match=r"^Back into the queue for a worker that") as refused:
+        guarded(settings, {**HUGE, "runtime": {"device": device}}, MANY, place)
+    assert refused.value.reason is Reason.slot_busy
+    assert "The run would take" in refused.value.message
+    assert "with a GPU" not in refused.value.message
+
+
+def test_what_no_cpu_could_train_ends_where_a_cpu_is_asked_for(settings):
+    with pytest.raises(NotFit, match="tf32 needs a CUDA device") as refused:
+        guarded(settings, {**SPEC, "runtime": {"device": "cpu", "precision": "tf32"}})
+    assert type(refused.value) is NotFit
+
+
+@pytest.mark.parametrize(
+    ("place", "found"),
+    [(SLOTS[0], ["memory.preset_too_large"]), (SLOTS[1], ["memory.preset_too_large"]),
+     (SLOTS[4], []), (SLOTS[3], [])],
+    ids=lambda value: slot_name(value) if isinstance(value, Place) else "",
+)  # fmt: skip
+def test_a_run_with_the_preset_of_another_device_starts_and_says_so(settings, place, found):
+    issues = guarded(settings, {**SPEC, "preset": "rtx-24g"}, place=place)
+    assert [issue.code for issue in issues] == found
+
+
 def test_what_is_wrong_everywhere_ends_the_run_with_the_sentence(settings):
     with pytest.raises(NotFit, match="has no array 'nothing'") as refused:
         guarded(settings, {**SPEC, "data": {"dataset": "waves", "inputs": ["nothing"]}})
