@@ -76,12 +76,13 @@ ASKED: tuple[Asked, ...] = (
     ),
     *_about(
         "precision",
-        ("fp16 where bf16 is supported", "speed.fp16_where_bf16"),
-        ("bf16 on a device that emulates it", "correctness.bf16_not_supported"),
+        ("fp16 where bf16 is supported", RECIPE),
+        ("bf16 on a device that emulates it", "correctness.precision_not_supported"),
+        ("TF32 on a device without it", "correctness.precision_not_supported"),
         ("TF32 off on a device that has it", "speed.tf32_off"),
         ("mixed precision on a CPU that slows it", RECIPE),
         ("fp16 with unscaled targets and a squared loss", "learning.fp16_overflow"),
-        ("sizes that are no multiples of 8 in half precision", "speed.odd_sizes"),
+        ("sizes that are no multiples of 8 in half precision", RECIPE),
     ),
     *_about(
         "compilation",
@@ -155,6 +156,11 @@ ASKED: tuple[Asked, ...] = (
     *_about(
         "the request",
         ("presets that do not fit the device", "memory.preset_too_large"),
+        (
+            "presets that change what is learned without a word",
+            "learning.preset_batch_size",
+            "learning.preset_setting",
+        ),
         (
             "unknown or broken presets",
             "correctness.unknown_preset",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from app.guard.facts import DeviceFacts, Facts
 from app.guard.judge import Judgement, judge
 from app.lifecycle import Reason
+from app.presets.catalog import load_catalog
 from app.settings import Settings
 from app.spec.issue import Issue
 from app.spec.run import RunSpec
@@ -17,8 +18,10 @@ from worker.preparation import NotFit, NotHere, datasets_of
 from worker.registration import describe_devices
 from worker.telemetry import GpuSample
 
-# A GPU of which nothing is known: rules that would need to know more say so, and find nothing.
-ANY_GPU = DeviceFacts("cuda", "GPU")
+# Devices of which nothing is known: rules that would need to know more say so, and find nothing.
+ANY_GPU, ANY_CPU = DeviceFacts("cuda", "GPU"), DeviceFacts("cpu", "cpu")
+# What a run could get elsewhere, by the device that it asks for.
+ELSEWHERE = {"auto": (ANY_GPU, ANY_CPU), "cuda": (ANY_GPU,), "cpu": (ANY_CPU,)}
 
 
 @dataclass(frozen=True)
@@ -30,23 +33,29 @@ class Place:
 
 
 def guard_claim(settings: Settings, lease: Lease, spec: RunSpec, place: Place) -> list[Issue]:
-    """Warnings of the rules here. NotFit on an error; NotHere where a GPU elsewhere has none."""
+    """Warnings of the rules here. NotFit on an error; NotHere where a device elsewhere has none."""
     inspected = [record.name for record in datasets_of(lease) if record.state == "inspecting"]
     if inspected:
         raise NotHere(
             Reason.slot_busy,
             f"Back into the queue: the dataset {inspected[0]!r} is being inspected again.",
         )
+    preset = load_catalog(settings.presets_dir).get(spec.preset)
     facts = facts_of(settings, lease, place)
+    facts = replace(facts, preset=preset.match if preset is not None else None)
     here = judge(spec, facts, lease.spec, settings.guard)
     if not here.errors:
         return here.issues
-    elsewhere = judge(spec, replace(facts, devices=(ANY_GPU,)), lease.spec, settings.guard)
-    if elsewhere.errors:
+    could = [
+        device.kind
+        for device in ELSEWHERE[spec.runtime.device]
+        if not judge(spec, replace(facts, devices=(device,)), lease.spec, settings.guard).errors
+    ]
+    if not could:
         raise NotFit(Reason.spec_error, _sentences(here))
+    whose = "a worker with a GPU" if could == ["cuda"] else "a worker"
     raise NotHere(
-        Reason.slot_busy,
-        f"Back into the queue for a worker with a GPU that can train it: {_sentences(here)}",
+        Reason.slot_busy, f"Back into the queue for {whose} that can train it: {_sentences(here)}"
     )
 
 

@@ -8,6 +8,7 @@ from app.errors import NotFound
 from app.guard.carry import carry_between
 from app.guard.derived import device_of, steps_of
 from app.guard.facts import Facts, HistoryFacts, ParentFacts, UnknownFact
+from app.guard.inheritance import Inherited
 from app.guard.plan import pin_order
 from app.guard.resolve import Resolved, resolve
 from app.spec.parse import parse_spec
@@ -23,6 +24,8 @@ class Parent:
     run_id: int
     spec: Document
     wish: Literal["latest", "best", "scratch"] | int
+    inherited: Inherited | None
+    """What the restart takes over of its preset; None: it names one itself."""
 
 
 def facts_for(
@@ -44,7 +47,8 @@ def facts_for(
         datasets={name: dataset_facts(record) for name, record in datasets.items()},
         devices=tuple(device for worker in workers for device in worker_devices(worker)),
     )
-    resolved = resolve(request, services.catalog.get(), facts)
+    inherited = None if parent is None else parent.inherited
+    resolved = resolve(request, services.catalog.get(), facts, inherited)
     learned = replace(
         facts,
         history=_history(services, resolved, facts),

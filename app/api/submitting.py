@@ -14,6 +14,7 @@ from app.api.models.runs import RestartBody
 from app.api.services import Services
 from app.errors import DatasetNotReady, InvalidRequest, SpecRejected
 from app.guard.carry import STARTS_ANEW, Carry, carry_between
+from app.guard.inheritance import inherited
 from app.guard.patching import apply_json_patch, apply_merge_patch
 from app.guard.plan import Plan, make_plan
 from app.spec.issue import Issue
@@ -64,7 +65,10 @@ def restart(
         return made, False
     documents = services.store.runs.documents(parent_id)
     request = _patched(documents.request, body)
-    parent = Parent(parent_id, documents.spec, body.from_)
+    taken = None
+    if not _names_preset(body):
+        taken = inherited(request, documents.spec, documents.provenance, services.catalog.get())
+    parent = Parent(parent_id, documents.spec, body.from_, taken)
     new = _new_run(plan_request(services, request, parent))
     carry = _carry(documents.spec, new.spec, body)
     order = Restart(parent_id=parent_id, from_=body.from_, carry=carry.as_json(), force=body.force)
@@ -136,6 +140,12 @@ def _patched(request: Document, body: RestartBody) -> Document:
         return checked(patched)
     except ValueError as error:
         raise InvalidRequest(f"The patched request cannot be taken: {error}.") from None
+
+
+def _names_preset(body: RestartBody) -> bool:
+    """Whether the patch has a word on the preset, be it the parent's own."""
+    paths = [operation.path for operation in body.patch_ops or ()]
+    return "preset" in (body.patch or {}) or "/preset" in paths or "" in paths
 
 
 def _carry(parent: Document, child: Document, body: RestartBody) -> Carry:

@@ -29,11 +29,17 @@ class Mended:
         return not any(issue["severity"] == "error" for issue in self.plan["issues"])
 
 
-def mend(request: Document, planned: Planner) -> Mended:
-    """Apply the fixes of every issue, and those of what comes then; risks accepted are left."""
+def mend(request: Document, planned: Planner, *, warnings: bool = False) -> Mended:
+    """Apply the fixes of every error, and those of what comes then; risks accepted are left.
+
+    So is what is only warned of, for it may be what was meant; `warnings`: mended too.
+    """
     mended = Mended(request, planned(request))
     for _ in range(MOST_ROUNDS):
-        changed, applied = _apply_fixes(mended.request, mended.plan["issues"])
+        found = [
+            issue for issue in mended.plan["issues"] if warnings or issue["severity"] == "error"
+        ]
+        changed, applied = _apply_fixes(mended.request, found)
         if changed == mended.request:
             break
         mended.request, mended.plan = changed, planned(changed)

@@ -34,7 +34,10 @@ PROBE_SECONDS = 300.0
 def plan(
     spec: SpecPath,
     assignments: SetOption = NO_CHANGES,
-    fix: Annotated[bool, typer.Option("--fix", help="Mend what the guard finds.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Mend what the guard refuses.")] = False,
+    warnings: Annotated[
+        bool, typer.Option("--warnings", help="With --fix: also what it warns of.")
+    ] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it mended.")
     ] = None,
@@ -52,13 +55,15 @@ def plan(
     """Say what a submission would become, without submitting it."""
     if (output is not None or in_place) and not fix:
         raise typer.BadParameter("only what --fix mends is written", param_hint="-o, --in-place")
+    if warnings and not fix:
+        raise typer.BadParameter("only --fix mends", param_hint="--warnings")
     source = read_spec(spec)
     target = _target(source, output, in_place) if fix else None
     request = with_assignments(source.document, assignments)
     with connect() as client:
         ask = partial(planned, client, probe=probe)
         if fix:
-            _mend(ask, source, request, target, as_json=as_json)
+            _mend(ask, source, request, target, warnings=warnings, as_json=as_json)
             return
         answer = ask(request)
     if as_json:
@@ -111,13 +116,14 @@ def _mend(
     request: Document,
     target: tuple[Path, Format] | None,
     *,
+    warnings: bool,
     as_json: bool,
 ) -> None:
     # Imported late: the guard's own patches, which bring pydantic.
     from app.cli.mending import mend
     from app.cli.spectext import before_and_after, diff_of, written_as
 
-    mended = mend(request, ask)
+    mended = mend(request, ask, warnings=warnings)
     before, after = before_and_after(source, mended.request)
     diff = diff_of(before, after, source.name, f"{target[0] if target else source.name} (mended)")
     if target is not None:
@@ -136,7 +142,7 @@ def _mend(
         )
     else:
         _print_diff(diff)
-        _print_outcome(mended, target[0] if target else None)
+        _print_outcome(mended, target[0] if target else None, warnings=warnings)
     if not mended.is_accepted:
         raise typer.Exit(ExitCode.refused)
 
@@ -159,15 +165,20 @@ def _print_diff(diff: list[str]) -> None:
         typer.secho(line, fg=colors.get(line[:1]))
 
 
-def _print_outcome(mended: "Mended", written: Path | None) -> None:
+def _print_outcome(mended: "Mended", written: Path | None, *, warnings: bool) -> None:
     if mended.issues:
         rounds = "1 round" if mended.rounds == 1 else f"{mended.rounds} rounds"
         codes = ", ".join(dict.fromkeys(issue["code"] for issue in mended.issues))
         print_lines(["", f"Mended in {rounds}: {codes}."])
     left = [issue for issue in mended.plan["issues"] if not issue["accepted"]]
-    if left:
-        typer.echo("\nWhat is left has no fix that could be applied:")
-        print_lines(issue_lines(left))
+    spared = [i for i in left if i["severity"] == "warning" and i["fix"] and not warnings]
+    for heading, issues in (
+        ("What is left has no fix that could be applied", [i for i in left if i not in spared]),
+        ("Warnings are left to you; --warnings mends these too", spared),
+    ):
+        if issues:
+            typer.echo(f"\n{heading}:")
+            print_lines(issue_lines(issues))
     said = "be accepted" if mended.is_accepted else "still be refused"
     typer.echo(
         f"\nIt would {said}." if mended.issues or left else f"Nothing to mend: it would {said}."

@@ -22,8 +22,10 @@ def print_plan(answer: Document, *, everything: bool) -> None:
     if is_refused:
         if memory and any(issue["code"].startswith("memory.") for issue in answer["issues"]):
             _print_memory(memory)
-        if any(issue["fix"] for issue in answer["issues"]):
-            typer.echo("\nWith --fix the fixes are applied, and shown as a diff.")
+        if any(issue["fix"] for issue in answer["issues"] if issue["severity"] == "error"):
+            typer.echo(
+                "\nWith --fix the errors are mended, and shown as a diff; --warnings goes further."
+            )
         return
     _print_estimate(answer)
     if memory:

@@ -59,6 +59,9 @@ def _show(page: Document, name: str, *, as_json: bool) -> None:
             ("picked for", _match(row["match"]) or "nobody: name it in the spec"),
         ]
     )
+    if not row["spec"]:
+        typer.echo("\nIt sets nothing: the defaults are made for it.")
+        return
     typer.echo("\nIts defaults, which a spec overrides:\n")
     for line in yaml12.dump_yaml(row["spec"]).splitlines():
         typer.echo("  " + line)

@@ -61,7 +61,7 @@ def evaluated_samples(spec: RunSpec, validation: int) -> int:
 
 def device_of(spec: RunSpec, facts: Facts) -> DeviceFacts:
     """The device that the run would get; UnknownFact while no worker has one."""
-    device = facts.best_device(spec.runtime.device)
+    device = facts.best_device(spec.runtime.device, spec.runtime.precision)
     if device is None and spec.runtime.device == "cpu":
         return DeviceFacts("cpu", "cpu")
     return known(device, "the device that will run it")

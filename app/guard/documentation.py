@@ -131,10 +131,19 @@ EARLY = (
     Early("not_available_yet", "Every option is one that this version has."),
     Early("shape_changed", "A restart that carries weights has the parent's shape of model."),
     Early("correctness.unknown_preset", "The preset that is asked for is there."),
-    Early("correctness.broken_preset", "The preset that is asked for can be read."),
+    Early(
+        "correctness.broken_preset",
+        "The preset that is asked for can be read, and sets nothing that is a run's own.",
+    ),
     Early(
         "learning.preset_batch_size",
         "A batch size is chosen by the request; one that a preset brings is said aloud.",
+        "warning",
+    ),
+    Early(
+        "learning.preset_setting",
+        "What a run does is said by the request; what a preset sets beside how it is computed is "
+        "said aloud.",
         "warning",
     ),
     Early("correctness.unknown_risk", "accept_risks names codes and groups of rules."),
@@ -165,6 +174,8 @@ TO_COME = (
             "graphs rebuilt for each batch of training or evaluation",
             "sizes without buckets",
             "mixed precision on a CPU that slows it",
+            "fp16 where bf16 is supported",
+            "sizes that are no multiples of 8 in half precision",
         ),
     ),
     ToCome(

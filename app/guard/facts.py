@@ -95,9 +95,21 @@ class DeviceFacts:
     host: HostFacts = UNKNOWN_HOST
 
     @property
+    def memory_bytes(self) -> int | None:
+        """Of the device itself; of its host where it is a CPU."""
+        return self.total_memory_bytes if self.kind == "cuda" else self.host.memory_bytes
+
+    @property
     def bf16(self) -> bool | None:
         """Whether it computes in bfloat16 itself; Ampere (8.0) was the first that does."""
         return None if self.capability is None else self.capability >= (8, 0)
+
+    def computes_in(self, precision: str) -> bool | None:
+        """Whether it computes so itself, as the trainer asks; None: its capability is not known."""
+        if self.kind == "cpu":
+            return precision not in ("tf32", "fp16-mixed")
+        # TF32 came with Ampere, as bf16 did.
+        return self.bf16 if precision in ("tf32", "bf16-mixed") else True
 
 
 @dataclass(frozen=True)
@@ -138,9 +150,19 @@ class Facts:
     measured: Measured | None = None
     """One step of this spec, where it was asked for."""
 
-    def best_device(self, wanted: str) -> DeviceFacts | None:
-        """The device a run would get: a GPU before the CPU, the one with most memory first."""
-        fitting = [d for d in self.devices if wanted in ("auto", d.kind)]
+    def best_device(self, wanted: str, precision: str = "auto") -> DeviceFacts | None:
+        """The device a run would get: a GPU before the CPU, of GPUs those that compute as it asks
+        before others, and then the one with most memory.
+        """
+        devices = self.devices
+        if wanted == "cpu":  # a worker with GPUs does not tell of the CPU beside them
+            devices = tuple(DeviceFacts("cpu", "cpu", host=device.host) for device in devices)
         return max(
-            fitting, key=lambda d: (d.kind == "cuda", d.total_memory_bytes or 0), default=None
+            (device for device in devices if wanted in ("auto", device.kind)),
+            key=lambda device: (
+                device.kind == "cuda",
+                device.computes_in(precision) is not False,
+                device.memory_bytes or 0,
+            ),
+            default=None,
         )

@@ -1,13 +1,16 @@
 """From the values that mend a spec to the smallest JSON Patch on the request that brings them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import jsonpatch
-from jsonpointer import JsonPointer
+from jsonpointer import JsonPointer, resolve_pointer
 
+from app.guard.patching import apply_json_patch
 from app.spec.issue import PatchOp, pointer
-from app.spec.layers import Document
+from app.spec.layers import DEFAULT_KINDS, RIVALS, Document, overlay, with_default_kinds
+from app.spec.parse import parse_spec
 
 
 def patch_for(request: Document, values: Mapping[str, Any]) -> list[PatchOp]:
@@ -56,3 +59,60 @@ def _child(node: Any, part: str) -> Any:
     if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
         return node[int(part)]
     return _NOTHING
+
+
+def keeping_preset(
+    fix: Sequence[PatchOp], request: Document, layer: Mapping[str, Any]
+) -> list[PatchOp]:
+    """The operations, with what keeps the preset's words in each block that they turn over.
+
+    A request that opens a block without its kind, or says another, replaces what the preset
+    (`layer`) says in it; a fix is to change only what it names.
+    """
+    beneath = with_default_kinds(layer)
+    patched = apply_json_patch(request, [op.model_dump(mode="json") for op in fix])
+    before, after = (overlay(beneath, with_default_kinds(one)) for one in (request, patched))
+    kept = list(fix)
+    for block, (key, _) in DEFAULT_KINDS.items():
+        said, was, now = (resolve_pointer(one, block, None) for one in (beneath, before, after))
+        if not (isinstance(said, dict) and isinstance(was, dict) and isinstance(now, dict)):
+            continue
+        if was[key] != said[key] or now[key] == said[key]:
+            continue
+        written = resolve_pointer(patched, block)
+        values = {key: said[key]} if key not in written else dict(_kept(block, said, now, written))
+        kept = _with_values(kept, block, values)
+    return kept
+
+
+def _kept(
+    block: str, said: Document, now: Document, written: Document
+) -> Iterator[tuple[str, Any]]:
+    """What the preset says of a block and its new kind has too."""
+    key, _ = DEFAULT_KINDS[block]
+    pair = RIVALS.get(block, ())
+    is_settled = any(written.get(name) is not None for name in pair)
+    for name, value in said.items():
+        is_rival = is_settled and name in pair
+        if name in _fields(block, now[key]) and name not in written and not is_rival:
+            yield name, value
+
+
+@cache
+def _fields(block: str, kind: str) -> frozenset[str]:
+    """Names that a block of this kind has; none where it needs more than its kind."""
+    bare: Document = {"recipe": {"kind": "sequence"}, "data": {"dataset": "any"}}
+    *parents, last = JsonPointer(block).parts
+    resolve_pointer(bare, pointer(parents))[last] = {DEFAULT_KINDS[block][0]: kind}
+    spec, _ = parse_spec(bare)
+    return frozenset(resolve_pointer(spec.model_dump(), block)) if spec else frozenset()
+
+
+def _with_values(fix: list[PatchOp], block: str, values: Document) -> list[PatchOp]:
+    """The operations and these values: within the one that opens the block, where there is one."""
+    opening = [op for op in fix if op.path == block and isinstance(op.value, dict)]
+    if not opening:
+        added = [PatchOp(op="add", path=f"{block}/{name}", value=values[name]) for name in values]
+        return [*fix, *added]
+    opened = opening[-1].model_copy(update={"value": {**values, **opening[-1].value}})
+    return [opened if op is opening[-1] else op for op in fix]

@@ -9,7 +9,7 @@ from app.guard.facts import Facts
 from app.guard.judge import Strictness, Unchecked, judge
 from app.guard.memory import planned_memory
 from app.guard.patching import apply_json_patch
-from app.guard.resolve import Resolved, resolve
+from app.guard.resolve import Resolved, resolve, with_preset_kept
 from app.presets.catalog import Catalog
 from app.spec.arithmetic import resolved_shuffle
 from app.spec.data import ChunkedLoader, Loader
@@ -62,11 +62,13 @@ def make_plan(
     another takes that one's fix along, and one that does not help is not offered. `resolved`: of
     the request, from a caller who has it already.
     """
+    resolved = resolved or resolve(request, catalog, facts)
+    inherited = resolved.inherited
 
     def plan(changed: Document) -> Plan:
-        return judged(changed, resolve(changed, catalog, facts), facts, strictness)
+        return judged(changed, resolve(changed, catalog, facts, inherited), facts, strictness)
 
-    first = judged(request, resolved or resolve(request, catalog, facts), facts, strictness)
+    first = judged(request, resolved, facts, strictness)
     if first.spec is None:
         return first
     return replace(first, issues=[_with_tried_fix(issue, first, plan) for issue in first.issues])
@@ -81,6 +83,7 @@ def judged(
     if resolved.preset is not None:
         facts = replace(facts, preset=resolved.preset.match)
     judgement = judge(resolved.spec, facts, request, strictness)
+    found = [with_preset_kept(issue, request, resolved.preset) for issue in judgement.issues]
     dataset = facts.datasets.get(resolved.spec.data.dataset)
     document, provenance = pin_order(
         resolved.document,
@@ -92,7 +95,7 @@ def judged(
         request,
         document,
         provenance,
-        [*resolved.issues, *judgement.issues],
+        [*resolved.issues, *found],
         judgement.unchecked,
         estimate_of(resolved.spec, facts),
         planned_memory(resolved.spec, facts),

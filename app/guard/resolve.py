@@ -1,16 +1,20 @@
 """Default ← preset ← request, joined once; every value remembers its source."""
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+
+from jsonpointer import JsonPointer
 
 from app.errors import InvalidRequest
 from app.guard.facts import Facts
-from app.guard.fixes import patch_for
+from app.guard.fixes import keeping_preset, patch_for
+from app.guard.inheritance import Inherited
 from app.guard.patching import apply_json_patch
 from app.presets.catalog import Catalog, Preset
 from app.spec.availability import unavailable_issues
 from app.spec.issue import Issue, PatchOp
-from app.spec.layers import Document, leaves, overlay, provenance, with_default_kinds
+from app.spec.layers import Document, overlay, provenance, with_default_kinds
 from app.spec.parse import parse_spec
 from app.spec.run import RunSpec
 
@@ -24,30 +28,36 @@ class Resolved:
     provenance: Document
     issues: list[Issue]
     preset: Preset | None = None
+    inherited: Inherited | None = None
+    """Of a restart: what it takes over of its parent's preset."""
 
 
-def resolve(request: Document, catalog: Catalog, facts: Facts) -> Resolved:
+def resolve(
+    request: Document, catalog: Catalog, facts: Facts, inherited: Inherited | None = None
+) -> Resolved:
     """Join the layers; `document` is the JSON of the complete spec, None when it has errors."""
-    preset, issues = choose_preset(request, catalog, facts)
+    preset, issues = choose_preset(request, catalog, facts, inherited)
     layer = with_default_kinds(preset.spec) if preset is not None else {}
     joined = overlay(layer, with_default_kinds(request))
     issues += unavailable_issues(joined)
     spec, wrong = parse_spec(joined, request)
     issues += [issue for issue in wrong if not _covered(issue, issues)]
     issues = [_with_fix_that_applies(issue, request) for issue in issues]
+    issues = [with_preset_kept(issue, request, preset) for issue in issues]
     if spec is None:
-        return Resolved(None, None, {}, issues)
+        return Resolved(None, None, {}, issues, inherited=inherited)
     document = spec.model_dump(mode="json")
     if preset is not None:
         document["preset"] = preset.name
-        issues += _said_aloud(preset, request)
     sources = [(f"preset:{preset.name}", preset.spec)] if preset is not None else []
     origin = provenance(document, [*sources, ("request", request)])
-    if preset is not None and request.get("preset", "auto") == "auto":
-        origin["/preset"]["source"] = "guard"
-    return Resolved(
-        spec.model_copy(update={"preset": document["preset"]}), document, origin, issues, preset
-    )
+    if preset is not None:
+        said = _said_aloud(preset, request, origin)
+        issues += [with_preset_kept(issue, request, preset) for issue in said]
+        if request.get("preset", "auto") == "auto":
+            origin["/preset"]["source"] = "guard"
+    spec = spec.model_copy(update={"preset": document["preset"]})
+    return Resolved(spec, document, origin, issues, preset, inherited)
 
 
 def _with_fix_that_applies(issue: Issue, request: Document) -> Issue:
@@ -59,15 +69,22 @@ def _with_fix_that_applies(issue: Issue, request: Document) -> Issue:
     return issue
 
 
+def with_preset_kept(issue: Issue, request: Document, preset: Preset | None) -> Issue:
+    """The issue with a fix that changes nothing of what the preset says but what it names."""
+    if preset is None or not issue.fix:
+        return issue
+    return issue.model_copy(update={"fix": keeping_preset(issue.fix, request, preset.spec)})
+
+
 def choose_preset(
-    request: Document, catalog: Catalog, facts: Facts
+    request: Document, catalog: Catalog, facts: Facts, inherited: Inherited | None
 ) -> tuple[Preset | None, list[Issue]]:
-    """The preset that the request names, or that fits the device which will run it."""
+    """The preset that a restart inherits, that the request names, or that fits the device."""
+    if inherited is not None and inherited.holds_for(request):
+        return inherited.preset, []
     name = request.get("preset", "auto")
     if name == "auto":
-        device = facts.best_device(_wanted_device(request))
-        kind: Literal["cpu", "cuda"] = device.kind if device is not None else "cpu"
-        return catalog.pick(kind, device.total_memory_bytes if device else None), []
+        return _preset_of_device(request, catalog, facts), []
     if not isinstance(name, str):
         return None, []  # the schema says what is wrong with it
     preset = catalog.get(name)
@@ -88,10 +105,15 @@ def choose_preset(
     ]
 
 
-def _wanted_device(request: Document) -> str:
+def _preset_of_device(request: Document, catalog: Catalog, facts: Facts) -> Preset | None:
+    """None also where no worker has the device: a guess would be fixed for whoever claims it."""
     runtime = request.get("runtime")
-    wanted = runtime.get("device", "auto") if isinstance(runtime, dict) else "auto"
-    return wanted if wanted in ("cpu", "cuda") else "auto"
+    wanted = runtime if isinstance(runtime, dict) else {}
+    kind, precision = (str(wanted.get(name, "auto")) for name in ("device", "precision"))
+    if kind == "cpu":
+        return catalog.pick("cpu", None)  # every host has one
+    device = facts.best_device(kind, precision)
+    return None if device is None else catalog.pick(device.kind, device.total_memory_bytes)
 
 
 def _covered(issue: Issue, issues: list[Issue]) -> bool:
@@ -100,18 +122,24 @@ def _covered(issue: Issue, issues: list[Issue]) -> bool:
     return any(issue.loc == place or issue.loc[:-1] == place[:-1] for place in places)
 
 
-def _said_aloud(preset: Preset, request: Document) -> list[Issue]:
-    """A batch size changes the training, so one that a preset brings is said, not slipped in."""
-    size = dict(leaves(preset.spec)).get("/training/batch_size")
-    if size is None or "/training/batch_size" in dict(leaves(request)):
-        return []
-    return [
-        Issue(
-            code="learning.preset_batch_size",
+def _said_aloud(preset: Preset, request: Document, origin: Document) -> Iterator[Issue]:
+    """A preset is for how a run computes: what it brings beside that is said, not slipped in."""
+    for pointer, entry in origin.items():
+        how = pointer.startswith(("/runtime/", "/data/loader/"))
+        if how or entry["source"] != f"preset:{preset.name}":
+            continue
+        loc, value = JsonPointer(pointer).parts, entry["value"]
+        is_batch = pointer == "/training/batch_size"
+        yield Issue(
+            code="learning.preset_batch_size" if is_batch else "learning.preset_setting",
             severity="warning",
-            loc=["training", "batch_size"],
-            message=f"The preset {preset.name} sets training.batch_size to {size}.",
-            why="The batch size changes what is learned; it is now fixed for this run.",
-            fix=patch_for(request, {"/training/batch_size": size}),
+            loc=loc,
+            message=f"The preset {preset.name} sets {'.'.join(loc)} to {json.dumps(value)}.",
+            why=(
+                "The batch size changes what is learned"
+                if is_batch
+                else "It changes what the run does"
+            )
+            + "; it is now fixed for this run.",
+            fix=patch_for(request, {pointer: value}),
         )
-    ]

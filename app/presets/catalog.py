@@ -9,12 +9,18 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from app.spec.layers import overlay, with_default_kinds
+from app.spec.layers import leaves, overlay, with_default_kinds
 from app.spec.parse import parse_spec
+from app.spec.run import PRESET_NAME
 
 GIB = 2**30
 # Drivers report a little less than the name on the box: 24 GB cards show 23.6 GiB.
 MEMORY_TOLERANCE = 0.93
+# What a run is, reads and dares: a layer that is picked by the device has no say in it.
+A_RUNS_OWN = (
+    "/name", "/notes", "/labels", "/priority", "/mode", "/preset", "/accept_risks",
+    "/data/dataset", "/data/split/validation", "/data/split/test",
+)  # fmt: skip
 
 
 class Match(BaseModel):
@@ -95,7 +101,16 @@ def load_catalog(user_dir: Path) -> Catalog:
 
 def _parse(name: str, source: Literal["packaged", "user"], text: str) -> Preset:
     """Raises ValueError, or what it is made of, with what is wrong."""
+    if name == "auto" or PRESET_NAME.fullmatch(name) is None:
+        raise ValueError(
+            "no spec can name it so, for `auto` picks one by the device, and a name has small "
+            "letters, digits, '.', '_' and '-', 64 at most; give the file another name"
+        )
     preset = Preset(name=name, source=source, **tomllib.loads(text))
+    for pointer, _ in leaves(preset.spec):
+        if any(f"{pointer}/".startswith(f"{own}/") for own in A_RUNS_OWN):
+            field = pointer.strip("/").replace("/", ".")
+            raise ValueError(f"{field} is the run's own, and no preset may set it")
     whole = overlay({"recipe": {"kind": "sequence"}, "data": {"dataset": "any"}}, preset.spec)
     _, issues = parse_spec(with_default_kinds(whole))
     if issues:

@@ -31,7 +31,8 @@ def _is_risk_code(value: str) -> str:
 RiskCode = Annotated[
     str, AfterValidator(_is_risk_code), Field(json_schema_extra={"pattern": RISK_CODE.pattern})
 ]
-PresetName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+PRESET_NAME = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
+PresetName = Annotated[str, StringConstraints(pattern=PRESET_NAME.pattern)]
 
 
 class InitFromCheckpoint(SpecModel):

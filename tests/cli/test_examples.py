@@ -12,24 +12,28 @@ from tests.guard.world import CATALOG, CPU, GIB, HOST, world
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").iterdir())
 
 
-def device_for(preset: str) -> DeviceFacts:
+CAPABILITIES = ((6, 1), (7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (12, 0))
+
+
+def device_for(preset: str, capability: tuple[int, int]) -> DeviceFacts:
     """A device of the class that a preset was made for."""
     made_for = CATALOG.presets[preset].match
     assert made_for is not None
     if made_for.device == "cpu":
         return CPU
     memory = int(made_for.memory_gib * GIB * 0.98)
-    return DeviceFacts("cuda", "NVIDIA GPU", memory, memory - GIB, (8, 6), HOST)
+    return DeviceFacts("cuda", "NVIDIA GPU", memory, memory - GIB, capability, HOST)
 
 
 def test_there_are_examples_in_yaml_and_toml():
     assert {path.suffix for path in EXAMPLES} >= {".yaml", ".toml"}
 
 
+@pytest.mark.parametrize("capability", CAPABILITIES, ids="{0[0]}.{0[1]}".format)
 @pytest.mark.parametrize("preset", CATALOG.names)
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_would_be_accepted_without_a_word(path: Path, preset: str):
-    facts = world(devices=(device_for(preset),))
+def test_an_example_would_be_accepted_without_a_word(path: Path, preset: str, capability):
+    facts = world(devices=(device_for(preset, capability),))
     for name in ("auto", preset):
         plan = make_plan({**read_request(str(path), []), "preset": name}, facts, CATALOG)
         assert plan.issues == []

@@ -185,6 +185,36 @@ def test_a_risk_that_is_accepted_is_not_mended(cli, api, spec_file):
     ]
 
 
+def test_what_is_only_warned_of_is_mended_when_that_is_asked_for(cli, api, spec_file):
+    """A warning may be what was meant: the rate is the author's."""
+    options = (str(spec_file), "--set", "optimizer.lr=0.5", "--set", "checkpoint.mode=max")
+    answer = cli("plan", "--fix", *options)
+    assert answer.code == 0
+    assert '"optimizer": {"lr": 0.5}, "checkpoint": {"mode": "min"}}' in answer.out
+    unmendable, left = answer.out.split("Warnings are left to you; --warnings mends these too:")
+    assert ("rate_beyond_batch" in unmendable, "rate_beyond_batch" in left) == (False, True)
+    assert ("no_worker" in unmendable, "no_worker" in left) == (True, False)
+    document = cli("plan", "--fix", *options, "--json").document
+    assert document["request"]["optimizer"]["lr"] == 0.5
+    assert [issue["code"] for issue in document["mended"]] == ["learning.monitor_upside_down"]
+    more = cli("plan", "--fix", "--warnings", *options, "--json").document
+    assert more["request"]["optimizer"]["lr"] < 0.1
+    assert "learning.rate_beyond_batch" in [issue["code"] for issue in more["mended"]]
+    assert [issue["code"] for issue in more["plan"]["issues"]] == ["speed.no_worker"]
+
+
+def test_warnings_are_mended_with_fix_only(cli, api, spec_file):
+    answer = cli("plan", "--warnings", str(spec_file))
+    assert (answer.code, "--fix" in answer.err) == (2, True)
+
+
+def test_a_refused_plan_names_the_option_that_mends_it(cli, api, spec_file):
+    hint = "With --fix the errors are mended"
+    assert hint in cli("plan", str(spec_file), "--set", "checkpoint.mode=max").out
+    unmendable = ("--set", "data.inputs=[nothing]", "--set", "optimizer.lr=0.5")
+    assert hint not in cli("plan", str(spec_file), *unmendable).out
+
+
 def test_json_says_all_of_it(cli, api, written):
     answer = cli("plan", "--fix", str(written), "--json").document
     assert (answer["accepted"], answer["rounds"], answer["written"]) == (True, 2, None)
@@ -274,8 +304,9 @@ def test_what_a_rule_refuses_is_mended_in_three_rounds(code):
         plan = make_plan(request, facts, CATALOG)
         return {"issues": [issue.model_dump(mode="json") for issue in plan.issues]}
 
-    mended = mend({"recipe": {"kind": "sequence"}, "data": {"dataset": "weather"}}, planned)
-    broken = mend(_over(mended.request, case.found), planned)
+    usual = {"recipe": {"kind": "sequence"}, "data": {"dataset": "weather"}}
+    mended = mend(usual, planned, warnings=True)
+    broken = mend(_over(mended.request, case.found), planned, warnings=True)
     assert broken.rounds <= 3
     assert not [issue for issue in broken.plan["issues"] if issue["fix"]]
 

@@ -67,6 +67,7 @@ def test_one_preset_is_shown_with_its_defaults(cli, api):
     out = cli("presets", "rtx-24g").out
     assert "GPU, 24 GiB or more" in out
     assert "  training:\n    batch_size: 192\n" in out
+    assert "It sets nothing" in cli("presets", "cpu").out
     assert cli("presets", "tiny", "--json").document["source"] == "user"
     assert "named in" not in out
     assert "nobody: name it in the spec" in cli("presets", "tiny").out

@@ -14,6 +14,7 @@ from app.guard.registry import RULES
 from app.guard.resolve import resolve
 from tests.guard.cases import CASES
 from tests.guard.corpus import specs_of
+from tests.guard.unnamed import unnamed_changes
 from tests.guard.world import CATALOG
 
 LEAST_HITS = 0.02
@@ -35,7 +36,7 @@ def patched(request: dict[str, Any], operations: list[Any]) -> dict[str, Any]:
 
 
 def check_fixes(plan: Plan, facts: Facts) -> None:
-    """Each fix, applied, removes its issue and adds none."""
+    """Each fix, applied, removes its issue, adds none, and changes only what it names."""
     for issue in plan.issues:
         if issue.fix:
             changed = patched(plan.request, issue.fix)
@@ -43,11 +44,14 @@ def check_fixes(plan: Plan, facts: Facts) -> None:
             assert after.spec is not None
             assert (issue.code, tuple(issue.loc)) not in identities(after)
             assert identities(after) <= identities(plan)
+            assert unnamed_changes(plan, after, issue.fix) == set()
 
 
 def check_convergence(plan: Plan, facts: Facts) -> None:
-    """All fixes together, as `stoker plan --fix` applies them, leave none to be applied."""
-    mended = mend(plan.request, lambda request: asdict_of(make_plan(request, facts, CATALOG)))
+    """All fixes together, as `stoker plan --fix --warnings` applies them, leave none."""
+    mended = mend(
+        plan.request, lambda request: asdict_of(make_plan(request, facts, CATALOG)), warnings=True
+    )
     assert not [i["code"] for i in mended.plan["issues"] if i["fix"] and not i["accepted"]]
 
 

@@ -9,6 +9,7 @@ from app.guard.facts import Facts
 from app.guard.plan import Plan, make_plan
 from app.guard.registry import RULES
 from tests.guard.cases import CASES, PINNED, with_host
+from tests.guard.unnamed import unnamed_changes
 from tests.guard.world import CATALOG, RTX, codes, plan_of, world
 
 BY_CODE = {rule.code: rule for rule in RULES}
@@ -69,6 +70,8 @@ def test_the_fix_removes_the_issue_and_adds_none(code):
     assert after.spec is not None
     assert code not in codes(after)
     assert set(codes(after)) <= set(codes(plan))
+    fix = next(issue.fix for issue in plan.issues if issue.code == code)
+    assert unnamed_changes(plan, after, fix) == set()
 
 
 @pytest.mark.parametrize("code", CASES)

@@ -30,6 +30,7 @@ HOST = HostFacts(
 )  # fmt: skip
 CPU = DeviceFacts("cpu", "cpu", host=HOST)
 RTX = DeviceFacts("cuda", "NVIDIA RTX 4090", 24 * GIB, 23 * GIB, (8, 9), HOST)
+A100 = DeviceFacts("cuda", "NVIDIA A100", 80 * GIB, 79 * GIB, (8, 0), HOST)
 TURING = DeviceFacts("cuda", "NVIDIA RTX 2080", 8 * GIB, 7 * GIB, (7, 5), HOST)
 HISTORY = HistoryFacts((1,), iterations_per_second=20.0, checkpoint_seconds=0.05)
 REQUEST: dict[str, Any] = {"recipe": {"kind": "sequence"}, "data": {"dataset": "weather"}}

@@ -68,3 +68,31 @@ def test_a_broken_preset_is_refused_by_name_and_leaves_the_others(tmp_path, cont
     codes = [issue.code for issue in make_plan(request, Facts(), catalog).errors]
     assert codes == ["correctness.broken_preset", "correctness.dataset_not_found"]
     assert catalog.get("rtx-8g") is not None
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ('accept_risks = ["speed.*"]', "accept_risks"), ('preset = "cpu"', "preset"),
+        ('name = "x"', "name"), ('notes = "x"', "notes"), ('labels = {team = "x"}', "labels.team"),
+        ("priority = 9", "priority"), ('data = {dataset = "other"}', "data.dataset"),
+        ('data = {split = {method = "datasets", validation = "v"}}', "data.split.validation"),
+    ],
+    ids=lambda value: value.split(" ")[0],
+)  # fmt: skip
+def test_what_is_a_runs_own_is_no_presets(tmp_path, spec, field):
+    (tmp_path / "mine.toml").write_text(f'description = "x"\n[spec]\n{spec}\n')
+    catalog = load_catalog(tmp_path)
+    assert catalog.get("mine") is None
+    assert f"{field} is the run's own" in catalog.broken["mine"]
+
+
+@pytest.mark.parametrize("name", ["auto", "Bad Name", "-x", "a" * 65])
+def test_a_preset_that_no_spec_could_name_is_broken(tmp_path, name):
+    (tmp_path / f"{name}.toml").write_text('description = "x"\n[spec]\n')
+    catalog = load_catalog(tmp_path)
+    assert name not in catalog.names
+    assert "give the file another name" in catalog.broken[name]
+    request = {"recipe": {"kind": "sequence"}, "data": {"dataset": "d"}}
+    codes = [issue.code for issue in make_plan(request, Facts(), catalog).errors]
+    assert codes == ["correctness.dataset_not_found"]

@@ -4,8 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from app.guard.facts import Facts
+from app.guard.plan import make_plan
 from app.lifecycle import Reason
+from app.presets.catalog import load_catalog
 from app.settings import Settings
+from app.store.facts import dataset_facts
 from tests.worker.test_preparation import WAVES, lease
 from worker.claim_guard import Place, facts_of, guard_claim, new_findings
 from worker.preparation import NotFit, NotHere, parse_spec
@@ -30,6 +34,28 @@ def settings(tmp_path):
     return made
 
 
+def gpu(model: str, memory_gib: int, capability: tuple[int, int]) -> GpuSample:
+    return GpuSample(
+        index="0", uuid="GPU-1", model=model, driver="1", utilization=None, sm_active=None,
+        memory_used_bytes=2**28, memory_total_bytes=memory_gib * 2**30, power_watts=None,
+        temperature_celsius=None, energy_joules=None, capability=capability, processes=(),
+    )  # fmt: skip
+
+
+SLOTS = (
+    CPU,
+    Place(gpu("TITAN Xp", 12, (6, 1)), 1),
+    Place(gpu("RTX 2080", 8, (7, 5)), 1),
+    Place(gpu("A100", 80, (8, 0)), 1),
+    Place(gpu("RTX 4090", 24, (8, 9)), 1),
+    Place(gpu("RTX 5090", 32, (12, 0)), 1),
+)
+
+
+def slot_name(place: Place) -> str:
+    return place.gpu.model if place.gpu is not None else "cpu"
+
+
 def guarded(settings, spec, dataset=READY, place=CPU):
     claimed = replace(lease(1), spec=spec, dataset=dataset)
     return guard_claim(settings, claimed, parse_spec(claimed), place)
@@ -41,9 +67,61 @@ def test_a_run_whose_dataset_is_inspected_again_waits_and_does_not_fail(settings
     assert refused.value.reason is Reason.slot_busy
 
 
+@pytest.mark.parametrize("place", SLOTS, ids=slot_name)
+@pytest.mark.parametrize(
+    "change", [{}, {"preset": "cpu"}, {"runtime": {"device": "cuda"}}], ids=str
+)
+def test_what_was_planned_while_no_worker_was_there_starts_on_every_slot(settings, change, place):
+    """Nothing of it may have been fixed for a device that nobody had."""
+    facts = Facts({"waves": dataset_facts(READY)})
+    plan = make_plan({**SPEC, **change}, facts, load_catalog(settings.presets_dir))
+    assert [issue.code for issue in plan.issues] == ["speed.no_worker"]
+    if place.gpu is None and "runtime" in change:
+        return  # the store gives it to no such slot
+    assert guarded(settings, plan.require_ok(), place=place) == []
+
+
 def test_what_a_gpu_could_train_goes_back_to_wait_for_one(settings):
     with pytest.raises(NotHere, match="for a worker with a GPU"):
         guarded(settings, {**SPEC, "runtime": {"precision": "tf32"}})
+
+
+# More than any host has, whatever the run does with it.
+HUGE = {
+    **SPEC,
+    "recipe": {"kind": "sequence", "hidden_size": 4096, "patch": 1},
+    "training": {"batch_size": 1_000_000},
+}
+MANY = replace(READY, samples=2_000_000)
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+@pytest.mark.parametrize("place", SLOTS[:2], ids=slot_name)
+def test_what_does_not_fit_here_waits_with_the_reason_and_for_no_gpu_that_it_could_not_use(
+    settings, device, place
+):
+    with pytest.raises(NotHere, match=r"^Back into the queue for a worker that") as refused:
+        guarded(settings, {**HUGE, "runtime": {"device": device}}, MANY, place)
+    assert refused.value.reason is Reason.slot_busy
+    assert "The run would take" in refused.value.message
+    assert "with a GPU" not in refused.value.message
+
+
+def test_what_no_cpu_could_train_ends_where_a_cpu_is_asked_for(settings):
+    with pytest.raises(NotFit, match="tf32 needs a CUDA device") as refused:
+        guarded(settings, {**SPEC, "runtime": {"device": "cpu", "precision": "tf32"}})
+    assert type(refused.value) is NotFit
+
+
+@pytest.mark.parametrize(
+    ("place", "found"),
+    [(SLOTS[0], ["memory.preset_too_large"]), (SLOTS[1], ["memory.preset_too_large"]),
+     (SLOTS[4], []), (SLOTS[3], [])],
+    ids=lambda value: slot_name(value) if isinstance(value, Place) else "",
+)  # fmt: skip
+def test_a_run_with_the_preset_of_another_device_starts_and_says_so(settings, place, found):
+    issues = guarded(settings, {**SPEC, "preset": "rtx-24g"}, place=place)
+    assert [issue.code for issue in issues] == found
 
 
 def test_what_is_wrong_everywhere_ends_the_run_with_the_sentence(settings):
@@ -70,14 +148,9 @@ def test_only_what_was_not_said_at_submission_becomes_an_event(settings):
 
 
 def test_the_facts_are_those_of_this_host_and_of_the_slot(settings):
-    gpu = GpuSample(
-        index="0", uuid="GPU-1", model="RTX", driver="1", utilization=None, sm_active=None,
-        memory_used_bytes=2, memory_total_bytes=10, power_watts=None, temperature_celsius=None,
-        energy_joules=None, capability=(7, 5), processes=(),
-    )  # fmt: skip
     claimed = replace(lease(1), spec=SPEC, dataset=READY)
-    card, cpu = facts_of(settings, claimed, Place(gpu, 2)).devices
-    assert (card.kind, card.bf16, card.free_memory_bytes) == ("cuda", False, 8)
+    card, cpu = facts_of(settings, claimed, Place(gpu("RTX", 8, (7, 5)), 2)).devices
+    assert (card.kind, card.bf16, card.free_memory_bytes) == ("cuda", False, 2**33 - 2**28)
     assert cpu.kind == "cpu"
     assert card.host.slots == 2
     assert card.host.disk_free_bytes

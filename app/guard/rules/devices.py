@@ -28,11 +28,12 @@ def no_worker(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
 
 @rule(
     "memory.preset_too_large",
+    severity="warning",
     stands_on="A preset's batch and chunk sizes are those of the memory it was made for.",
 )
 def preset_too_large(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """A preset that is asked for was made for a device like the one that will run it."""
-    made_for, device = facts.preset, facts.best_device(spec.runtime.device)
+    """The preset of a run was made for a device like the one that will run it."""
+    made_for, device = facts.preset, facts.best_device(spec.runtime.device, spec.runtime.precision)
     if made_for is None or device is None:
         return
     have = device.total_memory_bytes if device.kind == "cuda" else None
@@ -47,8 +48,8 @@ def preset_too_large(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     yield Finding(
         ("preset",),
         f"The preset {spec.preset} is made {short}.",
-        "Its batches and chunks may not fit, and its precision may be slow or missing there; "
-        "preset: auto takes the one that fits.",
+        "Its batch size may be slow there, or only just fit; preset: auto takes the preset of the "
+        "device, and its batch size with it.",
         {"/preset": "auto"},
     )
 

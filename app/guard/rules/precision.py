@@ -2,12 +2,17 @@
 
 from collections.abc import Iterator
 
-from app.guard.derived import dataset_of, device_of, precision_of
+from app.guard.derived import dataset_of, device_of
 from app.guard.facts import Facts, known
 from app.guard.rule import Finding, rule
 from app.spec.run import RunSpec
 
 LARGEST_FP16 = 65_504.0
+# The first GPUs that are faster in fp16 than in float32.
+FAST_FP16 = (7, 0)
+# By compute capability, where all GPUs gain by TF32: one of them, its dense TFLOP/s in float32 and
+# in TF32.
+TF32_GAINS = {(8, 0): ("an A100", 19.5, 156.0), (9, 0): ("an H100", 67.0, 495.0)}
 
 
 @rule(
@@ -28,64 +33,57 @@ def precision_needs_gpu(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
 
 
 @rule(
-    "correctness.bf16_not_supported",
+    "correctness.precision_not_supported",
     overridable=False,
-    stands_on="NVIDIA: bfloat16 came with compute capability 8.0; before, PyTorch emulates it.",
+    stands_on="NVIDIA: bfloat16 and TF32 came with compute capability 8.0; before, PyTorch "
+    "emulates the one and leaves out the other.",
 )
-def bf16_not_supported(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """bf16 is asked for on a GPU that computes in it."""
-    if spec.runtime.precision != "bf16-mixed":
+def precision_not_supported(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """bf16 and TF32 are asked for on a GPU that computes in them."""
+    wanted = spec.runtime.precision
+    if wanted not in ("bf16-mixed", "tf32"):
         return
     device = device_of(spec, facts)
     if device.kind == "cpu":
         return
-    if not known(device.bf16, f"the compute capability of {device.name}"):
-        capability = ".".join(map(str, device.capability or ()))
-        yield Finding(
-            ("runtime", "precision"),
-            f"{device.name} (compute capability {capability}) does not compute in bf16.",
-            "It would emulate every operation in float32, slower than float32 itself; fp16 is what "
-            "its tensor cores were made for.",
-            {"/runtime/precision": "fp16-mixed"},
-        )
-
-
-@rule(
-    "speed.fp16_where_bf16",
-    stands_on="Reference report: bf16 +10 to 20 % over fp16, and no loss scaling. Timing it needs "
-    "a GPU; not timed here.",
-)
-def fp16_where_bf16(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """A GPU that has bf16 is not asked for fp16."""
-    if spec.runtime.precision != "fp16-mixed":
+    if known(device.computes_in(wanted), f"the compute capability of {device.name}"):
         return
-    device = device_of(spec, facts)
-    if device.kind == "cuda" and known(device.bf16, f"the compute capability of {device.name}"):
-        yield Finding(
-            ("runtime", "precision"),
-            f"{device.name} has bf16, and the run asks for fp16.",
-            f"fp16 ends at {LARGEST_FP16:,.0f} and needs loss scaling, whose skipped steps and "
-            "checks cost 10 to 20 % against bf16 in the reference report.",
-            {"/runtime/precision": "bf16-mixed"},
-        )
+    capability = device.capability or (0, 0)
+    in_tf32 = wanted == "tf32"
+    has_fast_fp16 = not in_tf32 and capability >= FAST_FP16
+    yield Finding(
+        ("runtime", "precision"),
+        f"{device.name} (compute capability {capability[0]}.{capability[1]}) does not compute in "
+        f"{'TF32' if in_tf32 else 'bf16'}.",
+        "It would compute in float32 without a word."
+        if in_tf32
+        else "It would emulate every operation in float32, slower than float32 itself"
+        + ("; what it is fast in is fp16." if has_fast_fp16 else "."),
+        {"/runtime/precision": "fp16-mixed" if has_fast_fp16 else "auto"},
+    )
 
 
 @rule(
     "speed.tf32_off",
-    stands_on="NVIDIA A100 whitepaper: 156 TFLOP/s in TF32 against 19.5 in float32. Timing it "
-    "needs a GPU; not timed here.",
+    stands_on="NVIDIA's datasheets, dense: A100 156 TFLOP/s in TF32 against 19.5 in float32, H100 "
+    "495 against 67. GeForce cards have as much of one as of the other. Timing it needs a GPU; not "
+    "timed here.",
 )
 def tf32_off(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """A GPU that has TF32 is not asked for plain float32."""
+    """An A100 or H100, which has several times as much TF32, is not asked for plain float32."""
     if spec.runtime.precision != "fp32":
         return
     device = device_of(spec, facts)
-    if device.kind == "cuda" and known(device.bf16, f"the compute capability of {device.name}"):
+    if device.kind == "cpu":
+        return
+    capability = known(device.capability, f"the compute capability of {device.name}")
+    if capability in TF32_GAINS:
+        example, float32, tf32 = TF32_GAINS[capability]
         yield Finding(
             ("runtime", "precision"),
             f"{device.name} multiplies matrices in TF32, and the run asks for plain float32.",
-            "The tensor cores stay idle: an A100 does 19.5 TFLOP/s in float32 and 156 in TF32, "
-            "with the range of float32 and 10 bits of mantissa.",
+            f"Its tensor cores stay idle: {example} does {float32:g} TFLOP/s in float32 and "
+            f"{tf32:g} in TF32, with the range of float32 and 10 bits of mantissa.",
             {"/runtime/precision": "tf32"},
         )
 
@@ -118,38 +116,9 @@ def fp16_overflow(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
             )
 
 
-@rule(
-    "speed.odd_sizes",
-    severity="warning",
-    stands_on="NVIDIA, Matrix multiplication background: tensor cores want multiples of 8 in "
-    "16-bit formats. Timing it needs a GPU; not timed here.",
-)
-def odd_sizes(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """In half precision the matrix sizes are multiples of 8."""
-    if precision_of(spec, facts) not in ("bf16-mixed", "fp16-mixed"):
-        return
-    if device_of(spec, facts).kind == "cpu":
-        return
-    for block, name, value in (
-        ("recipe", "hidden_size", spec.recipe.hidden_size),
-        ("training", "batch_size", spec.training.batch_size),
-    ):
-        if value % 8:
-            better = -(-value // 8) * 8
-            yield Finding(
-                (block, name),
-                f"{block}.{name} = {value} is not a multiple of 8.",
-                f"Tensor cores work on tiles of 8 half-precision numbers: {value} costs as much as "
-                f"{better}, or more.",
-                {f"/{block}/{name}": better},
-            )
-
-
 RULES = (
     precision_needs_gpu,
-    bf16_not_supported,
-    fp16_where_bf16,
+    precision_not_supported,
     tf32_off,
     fp16_overflow,
-    odd_sizes,
 )
