@@ -126,7 +126,7 @@ ASKED: tuple[Asked, ...] = (
         (
             "checkpoints too frequent or too rare",
             "speed.frequent_checkpoints",
-            "speed.rare_checkpoints",
+            "learning.rare_checkpoints",
         ),
         ("checkpoints so many that the disk fills", "memory.checkpoints_fill_disk"),
         ("more than the host has", "memory.host_over_budget"),
@@ -138,7 +138,7 @@ ASKED: tuple[Asked, ...] = (
         ("logging every step", "speed.log_points"),
         (
             "a hang timeout below the compilation or an epoch",
-            "speed.hang_timeout",
+            "learning.hang_timeout",
             "test_the_first_batch_of_a_phase_has_as_much_time_as_the_start",
             COMPILE,
         ),
