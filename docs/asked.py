@@ -79,7 +79,7 @@ ASKED: tuple[Asked, ...] = (
         ("bf16 on a device that emulates it", "correctness.bf16_not_supported"),
         ("TF32 off on a device that has it", "speed.tf32_off"),
         ("mixed precision on a CPU that slows it", RECIPE),
-        ("fp16 with unscaled targets and a squared loss", "learning.fp16_overflow"),
+        ("fp16 with unscaled targets and a squared loss", "learning.unscaled"),
         ("sizes that are no multiples of 8 in half precision", "speed.odd_sizes"),
     ),
     *_about(
