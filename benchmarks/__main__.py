@@ -12,12 +12,13 @@ from benchmarks import (
     api_figures,
     claims_figures,
     demo_figures,
+    rules_figures,
     stop_figures,
 )
 from benchmarks.bench_service import bench_service
 from benchmarks.figures import Figure, as_json, print_table
 
-PARTS = ("api", "stop", "agent", "claims", "demo")
+PARTS = ("rules", "api", "stop", "agent", "claims", "demo")
 
 
 def main() -> int:
@@ -37,6 +38,17 @@ def main() -> int:
 
 def measure(parts: tuple[str, ...]) -> list[Figure]:
     figures: list[Figure] = []
+    if "rules" in parts:
+        figures += rules_figures.measure()
+    if set(parts) & {"api", "stop", "agent", "claims"}:
+        figures += _of_the_service(parts)
+    if "demo" in parts:
+        figures += demo_figures.measure()
+    return figures
+
+
+def _of_the_service(parts: tuple[str, ...]) -> list[Figure]:
+    figures: list[Figure] = []
     with bench_service() as service:
         with service.worker():
             service.prepare_data()
@@ -49,8 +61,6 @@ def measure(parts: tuple[str, ...]) -> list[Figure]:
                 figures += agent_figures.measure(service, agent)
             if "claims" in parts:
                 figures += claims_figures.measure(service)
-    if "demo" in parts:
-        figures += demo_figures.measure()
     return figures
 
 

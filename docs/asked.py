@@ -81,7 +81,7 @@ ASKED: tuple[Asked, ...] = (
         ("TF32 on a device without it", "correctness.precision_not_supported"),
         ("TF32 off on a device that has it", "speed.tf32_off"),
         ("mixed precision on a CPU that slows it", RECIPE),
-        ("fp16 with unscaled targets and a squared loss", "learning.fp16_overflow"),
+        ("fp16 with unscaled targets and a squared loss", "learning.unscaled"),
         ("sizes that are no multiples of 8 in half precision", RECIPE),
     ),
     *_about(
@@ -128,7 +128,7 @@ ASKED: tuple[Asked, ...] = (
         (
             "checkpoints too frequent or too rare",
             "speed.frequent_checkpoints",
-            "speed.rare_checkpoints",
+            "learning.rare_checkpoints",
         ),
         ("checkpoints so many that the disk fills", "memory.checkpoints_fill_disk"),
         ("more than the host has", "memory.host_over_budget"),
@@ -140,7 +140,7 @@ ASKED: tuple[Asked, ...] = (
         ("logging every step", "speed.log_points"),
         (
             "a hang timeout below the compilation or an epoch",
-            "speed.hang_timeout",
+            "learning.hang_timeout",
             "test_the_first_batch_of_a_phase_has_as_much_time_as_the_start",
             COMPILE,
         ),

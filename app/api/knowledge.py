@@ -52,6 +52,7 @@ def facts_for(
     learned = replace(
         facts,
         history=_history(services, resolved, facts),
+        history_looked_for=True,
         parent=None if parent is None else _parent(services, parent, resolved, facts),
     )
     return learned, resolved

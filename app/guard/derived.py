@@ -2,9 +2,16 @@
 
 from collections.abc import Iterator
 
-from app.guard.facts import DatasetFacts, DeviceFacts, Facts, known
+from app.guard.facts import DatasetFacts, DeviceFacts, Facts, HistoryFacts, known
 from app.guard.rule import Loc
-from app.spec.arithmetic import PartSizes, part_sizes, total_steps
+from app.spec.arithmetic import (
+    PartSizes,
+    evaluation_batch,
+    evaluations,
+    part_sizes,
+    steps_per_epoch,
+    total_steps,
+)
 from app.spec.data import ChronologicalSplit, DatasetsSplit, RandomSplit
 from app.spec.run import RunSpec
 
@@ -18,11 +25,16 @@ def named_datasets(spec: RunSpec) -> Iterator[tuple[Loc, str]]:
             yield ("data", "split", "test"), spec.data.split.test
 
 
+def inspected(name: str, facts: Facts) -> DatasetFacts:
+    """A dataset by its name; UnknownFact while it is not inspected."""
+    dataset = facts.datasets.get(name)
+    ready = dataset is not None and dataset.state == "ready"
+    return known(dataset if ready else None, f"the arrays of the dataset {name}")
+
+
 def dataset_of(spec: RunSpec, facts: Facts) -> DatasetFacts:
     """The dataset that is trained on; UnknownFact while it is not inspected."""
-    dataset = facts.datasets.get(spec.data.dataset)
-    ready = dataset is not None and dataset.state == "ready"
-    return known(dataset if ready else None, f"the arrays of the dataset {spec.data.dataset}")
+    return inspected(spec.data.dataset, facts)
 
 
 def sizes_of(spec: RunSpec, facts: Facts) -> PartSizes:
@@ -44,18 +56,17 @@ def steps_of(spec: RunSpec, facts: Facts) -> int:
     return total_steps(spec.training, sizes_of(spec, facts).training)
 
 
-def evaluations(spec: RunSpec, steps: int, epoch_steps: int) -> int:
-    """How often the validation part is looked at; always once at the end."""
-    by_epochs = spec.evaluation.every_epochs
-    by_steps = spec.evaluation.every_steps
-    count = steps // (epoch_steps * by_epochs) if by_epochs else 0
-    return max(1, count + (steps // by_steps if by_steps else 0))
+def looks_of(spec: RunSpec, sizes: PartSizes) -> int:
+    """How often the validation part is looked at, the last time at the end; 0 without one."""
+    if not sizes.validation:
+        return 0
+    steps = total_steps(spec.training, sizes.training)
+    return evaluations(spec.evaluation, steps, steps_per_epoch(spec.training, sizes.training))
 
 
 def evaluated_samples(spec: RunSpec, validation: int) -> int:
     """Samples of one look at a validation part of so many."""
-    batch = spec.evaluation.batch_size
-    batch = spec.training.batch_size if batch == "auto" else batch
+    batch = evaluation_batch(spec.evaluation, spec.training)
     return min(validation, (spec.evaluation.max_batches or validation) * batch)
 
 
@@ -65,6 +76,13 @@ def device_of(spec: RunSpec, facts: Facts) -> DeviceFacts:
     if device is None and spec.runtime.device == "cpu":
         return DeviceFacts("cpu", "cpu")
     return known(device, "the device that will run it")
+
+
+def history_of(facts: Facts) -> HistoryFacts | None:
+    """What like runs did, None where there were none; UnknownFact where nobody looked."""
+    if facts.history_looked_for:
+        return facts.history
+    return known(facts.history, "how fast runs like it are")
 
 
 def effective_batch(spec: RunSpec) -> int:

@@ -1,6 +1,6 @@
 """What a run would come to: samples, steps, and seconds as like runs needed them."""
 
-from app.guard.derived import evaluated_samples, evaluations, sizes_of
+from app.guard.derived import evaluated_samples, looks_of, sizes_of
 from app.guard.facts import Facts, HistoryFacts, UnknownFact
 from app.spec.arithmetic import PartSizes, steps_per_epoch, total_steps
 from app.spec.layers import Document
@@ -29,20 +29,31 @@ def estimate_of(spec: RunSpec, facts: Facts) -> Document | None:
     }
 
 
-def _seconds(spec: RunSpec, sizes: PartSizes, history: HistoryFacts) -> float:
-    """Trained to its last step; every evaluation may bring a new best checkpoint."""
+def training_seconds(spec: RunSpec, sizes: PartSizes, history: HistoryFacts) -> float:
+    """What the trainer's clock shows at the last step: steps, and evaluations and checkpoints
+    before the end. It is what `max_duration_seconds` limits.
+
+    Every evaluation may bring a new best checkpoint.
+    """
     steps = total_steps(spec.training, sizes.training)
-    epoch_steps = steps_per_epoch(spec.training, sizes.training)
     trained = steps / history.iterations_per_second
-    looks = evaluations(spec, steps, epoch_steps) if sizes.validation and epoch_steps else 0
-    samples = looks * evaluated_samples(spec, sizes.validation) + sizes.test
-    wanted = spec.checkpoint
-    saves = 1 + (looks if wanted.keep_best else 0)
-    saves += steps // wanted.every_steps if wanted.every_steps else 0
+    looks, wanted = max(0, looks_of(spec, sizes) - 1), spec.checkpoint
+    saves = looks if wanted.keep_best else 0
+    saves += max(0, steps - 1) // wanted.every_steps if wanted.every_steps else 0
     saves += int(trained / wanted.every_seconds) if wanted.every_seconds else 0
     return (
         trained
-        + samples * (history.evaluation_seconds or 0.0)
+        + looks * evaluated_samples(spec, sizes.validation) * (history.evaluation_seconds or 0.0)
         + saves * (history.checkpoint_seconds or 0.0)
+    )
+
+
+def _seconds(spec: RunSpec, sizes: PartSizes, history: HistoryFacts) -> float:
+    """With the last evaluation, the test and the last checkpoint, and with what is no training."""
+    at_the_end = evaluated_samples(spec, sizes.validation) + sizes.test
+    return (
+        training_seconds(spec, sizes, history)
+        + at_the_end * (history.evaluation_seconds or 0.0)
+        + (history.checkpoint_seconds or 0.0)
         + (history.other_seconds or 0.0)
     )

@@ -144,6 +144,9 @@ class Facts:
     datasets: Mapping[str, DatasetFacts] = field(default_factory=dict)
     devices: tuple[DeviceFacts, ...] = ()
     history: HistoryFacts | None = None
+    history_looked_for: bool = False
+    """Whether like runs were looked for, as at submission: then no history means that there were
+    none. At claim nobody looks."""
     parent: ParentFacts | None = None
     preset: Match | None = None
     """The devices that the run's preset was made for."""

@@ -8,6 +8,7 @@ from app.guard.rules import (
     evaluation,
     learning,
     loading,
+    lost,
     memory,
     parts,
     precision,
@@ -25,4 +26,5 @@ RULES: tuple[Rule, ...] = (
     *precision.RULES,
     *learning.RULES,
     *cost.RULES,
+    *lost.RULES,
 )

@@ -1,9 +1,10 @@
-"""Counts that follow from a spec: samples of each part, steps of an epoch, log interval."""
+"""Counts that follow from a spec: samples of each part, steps, evaluations, log interval."""
 
+import math
 from typing import Literal, NamedTuple
 
 from app.spec.data import ChronologicalSplit, ChunkedLoader, RandomSplit
-from app.spec.training import Training
+from app.spec.training import Evaluation, Training
 
 # Up to this many bytes every epoch is shuffled as a whole: random reads of a set that the page
 # cache holds are cheap. Above it, blocks of neighbours are shuffled in groups of this many samples.
@@ -37,6 +38,33 @@ def total_steps(training: Training, num_samples: int) -> int:
     """Optimizer steps of the whole run, unless it ends early."""
     steps = training.epochs * steps_per_epoch(training, num_samples)
     return steps if training.max_steps is None else min(steps, training.max_steps)
+
+
+def is_due(interval: int | None, count: int) -> bool:
+    """Whether something that happens every so often does after `count`."""
+    return interval is not None and count % interval == 0
+
+
+def evaluations(wanted: Evaluation, steps: int, epoch_steps: int) -> int:
+    """After how many of the steps an evaluation is due: by steps, by epochs, and at the end.
+
+    Steps at which several of them meet count once. `epoch_steps` is above 0 where `steps` is.
+    """
+    if steps == 0:
+        return 0
+    by_steps, by_epochs = wanted.every_steps, wanted.every_epochs
+    intervals = [] if by_steps is None else [by_steps]
+    if by_epochs is not None:
+        intervals.append(by_epochs * epoch_steps)
+    due = sum(steps // interval for interval in intervals)
+    if len(intervals) == 2:
+        due -= steps // math.lcm(*intervals)
+    return due + (not any(is_due(interval, steps) for interval in intervals))
+
+
+def evaluation_batch(wanted: Evaluation, training: Training) -> int:
+    """Samples of a batch of evaluation; auto is the training's."""
+    return training.batch_size if wanted.batch_size == "auto" else wanted.batch_size
 
 
 def log_interval(training: Training, steps: int) -> int:

@@ -13,6 +13,9 @@ from app.spec.optimization import (
 
 # Part of every manifest: raise it when the same spec would give other learning rates.
 SCHEDULE_VERSION = 1
+# Where a schedule is stretched over other steps: from one step to the next the rate may change by
+# this factor, and by more only if it is meant to.
+LARGEST_JUMP = 1.5
 
 
 def learning_rate(schedule: Schedule, peak: float, step: int, total_steps: int) -> float:

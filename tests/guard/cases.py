@@ -100,6 +100,7 @@ CASES: dict[str, Case] = {
         data(split={"method": "chronological"}),
         world(weather(overlapping=("features",))),
     ),
+    "correctness.target_is_input": Case(data(targets=["features"]), data(targets=["targets"])),
     "learning.sorted_blocks": Case(
         data(split={"method": "random"}, loader={"shuffle": "block"}),
         data(split={"method": "random"}, loader={"shuffle": "full"}),
@@ -118,7 +119,7 @@ CASES: dict[str, Case] = {
     "learning.small_part": Case(
         data(split={"validation_fraction": 0.0316}), data(split={"validation_fraction": 0.0319})
     ),
-    "speed.hang_timeout": Case(
+    "learning.hang_timeout": Case(
         {"policy": {"hang_timeout_seconds": 9.0}},
         {"policy": {"hang_timeout_seconds": 10.0}},
         world(history=replace(HISTORY, checkpoint_seconds=2.0)),
@@ -213,11 +214,11 @@ CASES: dict[str, Case] = {
         {"optimizer": {"kind": "adam", "weight_decay": 0.01}}, {"optimizer": {"kind": "adam"}}
     ),
     "learning.never_anneals": Case(
-        {"early_stopping": {}}, {"early_stopping": {}, "schedule": {"kind": "cosine_warmup"}}
+        {"early_stopping": {"patience": 3}}, {"early_stopping": {"patience": 4}}
     ),
     "learning.ends_before_its_epochs": Case(
-        {"policy": {"max_duration_seconds": 6.4}, **training(epochs=5, **USUAL)},
-        {"policy": {"max_duration_seconds": 6.5}, **training(epochs=5, **USUAL)},
+        {"policy": {"max_duration_seconds": 6.6}, **training(epochs=5, **USUAL)},
+        {"policy": {"max_duration_seconds": 6.8}, **training(epochs=5, **USUAL)},
     ),
     "learning.rate_jumps_at_restart": Case(
         {**training(epochs=10, **USUAL), **ONE_CYCLE},
@@ -225,18 +226,22 @@ CASES: dict[str, Case] = {
         world(parent=PARENT),
     ),
     "speed.evaluation_share": Case(
-        {"evaluation": {"every_steps": 5}, **training(**USUAL)},
-        {"evaluation": {"every_steps": 10}, **training(**USUAL)},
+        {"evaluation": {"every_steps": 5, "every_epochs": None}, **training(epochs=200, **USUAL)},
+        {"evaluation": {"every_steps": 7, "every_epochs": None}, **training(epochs=200, **USUAL)},
     ),
     "speed.frequent_checkpoints": Case(
-        {"checkpoint": {"every_steps": 49}}, {"checkpoint": {"every_steps": 50}}
+        {"checkpoint": {"every_steps": 49, "keep_best": 0}, **training(epochs=4000, **USUAL)},
+        {"checkpoint": {"every_steps": 50, "keep_best": 0}, **training(epochs=4000, **USUAL)},
+        world(history=replace(HISTORY, evaluation_seconds=0.0)),
     ),
-    "speed.rare_checkpoints": Case(
-        {"checkpoint": {"every_seconds": 601.0}}, {"checkpoint": {"every_seconds": 600.0}}
+    "learning.rare_checkpoints": Case(
+        {"checkpoint": {"every_seconds": 601.0}, **training(epochs=500, **USUAL)},
+        {"checkpoint": {"every_seconds": 600.0}, **training(epochs=500, **USUAL)},
     ),
     "speed.log_points": Case(
-        training(epochs=100, log_every_steps=1, **USUAL),
-        training(epochs=10, log_every_steps=1, **USUAL),
+        training(epochs=77, log_every_steps=1, **USUAL),
+        training(epochs=76, log_every_steps=1, **USUAL),
+        world(history=replace(HISTORY, iterations_per_second=200.0)),
     ),
     "speed.deterministic": Case(
         {**runtime(deterministic=True), **PINNED},

@@ -1,4 +1,4 @@
-"""Specs drawn so that every rule finds something in some of them, alone and beside others."""
+"""Specs drawn so that every rule finds something in some of them, and specs drawn for no rule."""
 
 from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
@@ -11,7 +11,18 @@ from app.guard.registry import RULES
 from app.guard.resolve import resolve
 from app.spec.layers import overlay, with_default_kinds
 from tests.guard.cases import CASES
-from tests.guard.world import CATALOG, REQUEST, world
+from tests.guard.world import (
+    CATALOG,
+    CPU,
+    FIELDS,
+    HISTORY,
+    HOST,
+    REQUEST,
+    RTX,
+    TURING,
+    weather,
+    world,
+)
 
 BY_CODE = {rule.code: rule for rule in RULES}
 Drawn = tuple[dict[str, Any], Facts]
@@ -96,6 +107,10 @@ def joined(main: Any, other: Any, usual: Any) -> Any:
     return main
 
 
+# Beside a rule's own case so many others are tried.
+TRIED = 18
+
+
 @st.composite
 def specs_of(draw: st.DrawFn, code: str) -> Drawn:
     """(Request, facts): the case of a rule on ordinary choices, beside others that go with it."""
@@ -105,9 +120,112 @@ def specs_of(draw: st.DrawFn, code: str) -> Drawn:
         request = overlay(request, with_default_kinds(draw(ORDINARY)))
     request = overlay(request, with_default_kinds(main.found))
     kept = [code]
-    for other in draw(st.permutations(sorted(CASES))):
+    for other in draw(st.permutations(sorted(CASES)))[:TRIED]:
         both = overlay(request, with_default_kinds(CASES[other].found))
         where = joined(facts, CASES[other].facts, world())
         if all_found([*kept, other], both, where):
             request, facts, kept = both, where, [*kept, other]
     return request, facts
+
+
+# Beside the ordinary choices: what users ask for of data, model and device.
+WIDER = st.fixed_dictionaries(
+    {},
+    optional={
+        "data": st.fixed_dictionaries(
+            {},
+            optional={
+                "split": st.one_of(
+                    st.fixed_dictionaries(
+                        {"method": st.sampled_from(["chronological", "random"])},
+                        optional={
+                            "validation_fraction": st.sampled_from([0.0, 1e-4, 0.01, 0.1, 0.3]),
+                            "test_fraction": st.sampled_from([0.0, 0.01, 0.2]),
+                        },
+                    ),
+                    st.just({"method": "datasets", "validation": "weather"}),
+                ),
+                "standardize": st.fixed_dictionaries({"targets": st.booleans()}),
+                "loader": st.fixed_dictionaries(
+                    {"residency": st.sampled_from(["auto", "resident", "stream"])},
+                    optional={
+                        "chunk_size": st.sampled_from(["auto", "1MiB", "64MiB", "9GiB", "75%"]),
+                        "shuffle": st.sampled_from(["auto", "full", "block", "none"]),
+                    },
+                ),
+            },
+        ),
+        "recipe": st.fixed_dictionaries(
+            {},
+            optional={
+                "hidden_size": st.sampled_from([16, 64, 100, 512, 2048]),
+                "patch": st.sampled_from([1, 6, 7, 36]),
+                "loss": st.sampled_from(["huber", "mse", "mae"]),
+            },
+        ),
+        "runtime": st.fixed_dictionaries(
+            {},
+            optional={
+                "precision": st.sampled_from(["fp32", "tf32", "bf16-mixed", "fp16-mixed"]),
+                "deterministic": st.booleans(),
+                "device": st.sampled_from(["auto", "cpu", "cuda"]),
+            },
+        ),
+        "policy": st.fixed_dictionaries(
+            {},
+            optional={
+                "max_duration_seconds": st.sampled_from([None, 5.0, 3600.0]),
+                "hang_timeout_seconds": st.sampled_from(["auto", 5.0, 60.0]),
+            },
+        ),
+    },
+)
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> Facts:
+    """A dataset, a device, a host and a history, each as it comes."""
+    chunk_rows = draw(st.sampled_from([None, 64]))
+    arrays = {
+        name: replace(
+            array,
+            storage="contiguous" if chunk_rows is None else "chunked",
+            chunk_rows=chunk_rows,
+            nonfinite=draw(st.sampled_from([0, 0, 0, 2])),
+            std=draw(st.sampled_from([1.0, 1.0, 0.01, 70.0])),
+            sorted=draw(st.sampled_from([False, False, True])),
+        )
+        for name, array in FIELDS.items()
+    }
+    samples = draw(st.sampled_from([40, 4020, 4020, 200_000]))
+    data = weather(
+        fields=arrays,
+        samples=samples,
+        size_bytes=samples * 21_744,
+        overlapping=draw(st.sampled_from([(), ("features",)])),
+        network=draw(st.booleans()),
+    )
+    host = replace(
+        HOST,
+        available_bytes=draw(st.sampled_from([20, 20, 2])) * 2**30,
+        disk_free_bytes=draw(st.sampled_from([100 * 2**30, 2**21])),
+    )
+    devices = [(replace(device, host=host),) for device in (CPU, CPU, RTX, TURING)]
+    history = replace(
+        HISTORY,
+        iterations_per_second=draw(st.sampled_from([0.5, 20.0, 400.0])),
+        checkpoint_seconds=draw(st.sampled_from([0.05, 2.0, 15.0])),
+        evaluation_seconds=draw(st.sampled_from([None, 1e-4, 1e-2])),
+    )
+    return world(
+        data,
+        devices=draw(st.sampled_from([*devices, ()])),
+        history=draw(st.sampled_from([None, history, history])),
+    )
+
+
+@st.composite
+def any_specs(draw: st.DrawFn) -> Drawn:
+    """(Request, facts) that no rule was thought of for."""
+    request = overlay(REQUEST, with_default_kinds(draw(ORDINARY)))
+    return overlay(request, with_default_kinds(draw(WIDER))), draw(worlds())

@@ -42,7 +42,7 @@ def mended(plan: Plan, code: str, preset: dict[str, Any], facts: Facts) -> Plan:
             {"training": {"batch_size": 1024},
              "schedule": {"kind": "cosine_warmup", "warmup_fraction": 0.0}},
             {}, "learning.no_warmup", "schedule",
-            {"kind": "cosine_warmup", "warmup_fraction": 0.05},
+            {"kind": "cosine_warmup", "warmup_fraction": 0.1},
         ),
         (
             {"optimizer": {"kind": "adam", "lr": 0.002, "weight_decay": 0.1}},

@@ -49,7 +49,7 @@ def with_field(name: str, **changes: Any) -> DatasetFacts:
 def world(*datasets: DatasetFacts, devices: tuple[DeviceFacts, ...] = (CPU,), **more: Any) -> Facts:
     """The facts, with `datasets` beside the weather or in its place."""
     known = {dataset.name: dataset for dataset in (WEATHER, *datasets)}
-    return Facts(known, devices, **{"history": HISTORY, **more})
+    return Facts(known, devices, history_looked_for=True, **{"history": HISTORY, **more})
 
 
 def plan_of(change: Mapping[str, Any] | None = None, facts: Facts | None = None) -> Plan:

@@ -4,8 +4,11 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from app.lifecycle import Reason
+from app.spec.arithmetic import evaluations
 from app.spec.run import RunSpec
 from tests.trainer.lab import BASE_SPEC, merged
 from worker.trainer.agenda import Agenda
@@ -47,6 +50,32 @@ def test_an_epoch_is_reported_after_its_evaluation_and_once() -> None:
     assert agenda({}).epoch_report_due(state)
     state.reported_epoch = 1
     assert not agenda({}).epoch_report_due(state)
+
+
+@given(
+    by_steps=st.none() | st.integers(1, 40),
+    by_epochs=st.none() | st.integers(1, 7),
+    steps_per_epoch=st.integers(1, 12),
+    epochs=st.integers(1, 9),
+    max_steps=st.none() | st.integers(1, 60),
+)
+@settings(deadline=None)
+def test_as_many_evaluations_are_due_as_were_counted_beforehand(
+    by_steps: int | None,
+    by_epochs: int | None,
+    steps_per_epoch: int,
+    epochs: int,
+    max_steps: int | None,
+) -> None:
+    wanted = {"every_steps": by_steps, "every_epochs": by_epochs}
+    training = {"epochs": epochs, "max_steps": max_steps}
+    found = agenda({"evaluation": wanted, "training": training}, steps_per_epoch)
+    states = [
+        TrainState(step=step, epoch=step // steps_per_epoch, position=step % steps_per_epoch)
+        for step in range(found.total_steps + 1)
+    ]
+    counted = evaluations(found.spec.evaluation, found.total_steps, steps_per_epoch)
+    assert counted == sum(found.evaluation_due(state) for state in states)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from worker.preparation import NotFit, NotHere, parse_spec
 from worker.telemetry import GpuSample
 
 SPEC = {"recipe": {"kind": "sequence"}, "data": {"dataset": "waves"}}
+LOADER = {"kind": "chunked", "residency": "stream", "chunk_size": "4KiB"}
+SLOW = {**SPEC, "data": {**SPEC["data"], "loader": LOADER}}
 CPU = Place(None, 1)
 READY = replace(
     WAVES,
@@ -133,17 +135,17 @@ def test_what_is_wrong_everywhere_ends_the_run_with_the_sentence(settings):
 
 def test_a_site_that_only_warns_lets_a_slow_run_start_and_says_so(settings):
     lenient = settings.model_copy(update={"guard": "warn"})
-    found = guarded(lenient, {**SPEC, "checkpoint": {"every_seconds": None}})
+    found = guarded(lenient, SLOW)
     assert [(issue.code, issue.severity) for issue in found] == [
-        ("speed.rare_checkpoints", "warning")
+        ("speed.chunk_below_batch", "warning")
     ]
 
 
 def test_only_what_was_not_said_at_submission_becomes_an_event(settings):
     lenient = settings.model_copy(update={"guard": "warn"})
-    found = guarded(lenient, {**SPEC, "checkpoint": {"every_seconds": None}})
+    found = guarded(lenient, SLOW)
     (event,) = new_findings(found, [])
-    assert (event.kind, event.data["code"]) == ("issue", "speed.rare_checkpoints")
+    assert (event.kind, event.data["code"]) == ("issue", "speed.chunk_below_batch")
     assert new_findings(found, [found[0].model_dump(mode="json")]) == []
 
 

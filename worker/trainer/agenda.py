@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from app.lifecycle import Reason
-from app.spec.arithmetic import log_interval, steps_per_epoch, total_steps
+from app.spec.arithmetic import is_due, log_interval, steps_per_epoch, total_steps
 from app.spec.run import RunSpec
 from worker.trainer.state import TrainState
 
@@ -45,15 +45,15 @@ class Agenda:
         wanted = self.spec.evaluation
         epoch_ended = state.position == 0 and state.epoch > 0
         return (
-            _every(wanted.every_steps, state.step)
-            or (epoch_ended and _every(wanted.every_epochs, state.epoch))
+            is_due(wanted.every_steps, state.step)
+            or (epoch_ended and is_due(wanted.every_epochs, state.epoch))
             or self.ending(state) is not None
         )
 
     def log_due(self, state: TrainState) -> bool:
         """Every so many steps, and before each evaluation, so that both losses share a step."""
         return state.step > state.logged_step and (
-            _every(self.log_every_steps, state.step)
+            is_due(self.log_every_steps, state.step)
             or self.evaluation_due(state)
             or self.ending(state) is not None
         )
@@ -75,12 +75,8 @@ class Agenda:
         wanted = self.spec.checkpoint
         new_best = state.best is not None and state.best.step == state.step
         return (
-            _every(wanted.every_steps, state.step)
+            is_due(wanted.every_steps, state.step)
             or (wanted.every_seconds is not None and seconds_since_save >= wanted.every_seconds)
             or (new_best and wanted.keep_best > 0)
             or self.ending(state) is not None
         )
-
-
-def _every(interval: int | None, count: int) -> bool:
-    return interval is not None and count % interval == 0

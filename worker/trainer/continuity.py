@@ -5,12 +5,10 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from app.spec.schedule import SCHEDULE_VERSION, learning_rate
+from app.spec.schedule import LARGEST_JUMP, SCHEDULE_VERSION, learning_rate
 from worker.trainer.data.order import ORDER_VERSION
 from worker.trainer.start import Start
 from worker.trainer.trainer import Trainer
-
-JUMP = 1.5  # a learning rate that changes by more than this factor from one step to the next
 
 
 def breaks(trainer: Trainer, start: Start, lost: list[str]) -> Iterator[tuple[str, str]]:
@@ -93,7 +91,7 @@ def _of_the_schedule(trainer: Trainer, start: Start) -> Iterator[tuple[str, str]
     if before is None or planned == total or state.step >= total:
         return
     after = learning_rate(spec.schedule, spec.optimizer.lr, state.step, total)
-    if max(before, after) > JUMP * min(before, after):
+    if max(before, after) > LARGEST_JUMP * min(before, after):
         yield (
             "learning_rate_jump",
             f"The schedule is of {total} steps now and was of {planned}, so the learning rate goes "

@@ -2,82 +2,135 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from app.guard.derived import (
-    device_of,
-    evaluated_samples,
-    evaluations,
-    sizes_of,
-    steps_of,
-)
+from app.guard.derived import device_of, evaluated_samples, history_of, looks_of, sizes_of, steps_of
 from app.guard.facts import Facts, known
 from app.guard.rule import Finding, rule
+from app.guard.rules.lost import MOST_LOST_SECONDS
 from app.guard.wording import duration, share
-from app.spec.arithmetic import log_interval, steps_per_epoch
+from app.spec.arithmetic import evaluation_batch, log_interval, steps_per_epoch
 from app.spec.run import RunSpec
 
 # A sample of evaluation has the forward pass alone: about a third of a training step's flops.
 FORWARD_SHARE = 1 / 3
 MOST_EVALUATION = 0.25
 MOST_CHECKPOINTING = 0.02
-MOST_LOST_SECONDS = 600.0
-HANG_MARGIN = 5.0
+# What a log point costs, and the share of the time from which on a rule of speed is worth it.
+LOG_POINT_SECONDS = 0.0005
+LEAST_SAVED = 0.05
+# Less than this in a whole run is no loss, whatever share it is: trials may look and save often.
+LEAST_LOSS_SECONDS = 60.0
 
 
-def evaluation_share(spec: RunSpec, facts: Facts) -> float:
-    """Share of the run's time that goes into evaluation, by samples and passes; UnknownFact."""
-    sizes = sizes_of(spec, facts)
-    steps = steps_of(spec, facts)
-    if not steps or not sizes.validation:
-        return 0.0
-    epoch_steps = steps_per_epoch(spec.training, sizes.training)
-    looked_at = evaluations(spec, steps, epoch_steps) * evaluated_samples(spec, sizes.validation)
-    evaluated = looked_at * FORWARD_SHARE
-    trained = steps * sizes.training / epoch_steps
-    return evaluated / (evaluated + trained)
+@dataclass(frozen=True)
+class _Evaluating:
+    """The evaluations before the end; the last one is every run's."""
+
+    looks: int
+    samples: int
+    """Of one look."""
+    trained: float
+    """Cost of the steps: seconds where the history is known, else training samples."""
+    for_a_sample: float
+    """Cost of a sample of evaluation, in the same unit."""
+
+    @property
+    def cost(self) -> float:
+        return self.looks * self.samples * self.for_a_sample
+
+    @property
+    def share(self) -> float:
+        return self.cost / (self.cost + self.trained) if self.cost else 0.0
+
+    @property
+    def most_samples(self) -> int:
+        """So many before the end are no more than their share."""
+        return int(self.trained * MOST_EVALUATION / (1 - MOST_EVALUATION) / self.for_a_sample)
+
+
+def _evaluating(spec: RunSpec, facts: Facts) -> _Evaluating:
+    """By what like runs took; without them by samples and passes. UnknownFact."""
+    sizes, steps, history = sizes_of(spec, facts), steps_of(spec, facts), history_of(facts)
+    looks = max(0, looks_of(spec, sizes) - 1)
+    samples = evaluated_samples(spec, sizes.validation)
+    trained = steps * sizes.training / max(1, steps_per_epoch(spec.training, sizes.training))
+    if history is None:
+        return _Evaluating(looks, samples, trained, FORWARD_SHARE)
+    seconds = steps / history.iterations_per_second
+    for_a_sample = history.evaluation_seconds
+    if for_a_sample is None:
+        for_a_sample = FORWARD_SHARE * seconds / trained if trained else 0.0
+    return _Evaluating(looks, samples, seconds, for_a_sample)
 
 
 @rule(
     "speed.evaluation_share",
     stands_on="A forward pass is about a third of a training step's work; the reference reports "
-    "had validation at 2.1 s a batch.",
+    "had validation at 2.1 s a batch. Where like runs were timed, their figures.",
     measured_by="evaluation_share",
 )
 def evaluation_is_short(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """Evaluation takes at most a quarter of a run's time."""
-    part = evaluation_share(spec, facts)
-    if part <= MOST_EVALUATION:
+    """Before a run's end, evaluation takes at most a quarter of its time, or a minute."""
+    found = _evaluating(spec, facts)
+    if found.share <= MOST_EVALUATION:
         return
-    sizes, steps = sizes_of(spec, facts), steps_of(spec, facts)
-    count = evaluations(spec, steps, steps_per_epoch(spec.training, sizes.training))
+    if facts.history is not None and found.cost <= LEAST_LOSS_SECONDS:
+        return
+    measured = facts.history is not None and facts.history.evaluation_seconds is not None
     yield Finding(
         ("evaluation",),
-        f"About {share(part)} of the time would go into evaluation.",
-        f"{count:,} looks at {sizes.validation:,} samples beside {steps:,} steps; a sample of "
-        "evaluation costs about a third of one of training.",
-        _rarer_evaluation(spec, facts),
+        f"About {share(found.share)} of the time would go into evaluation.",
+        f"{found.looks:,} looks at {found.samples:,} samples before the end, beside "
+        f"{steps_of(spec, facts):,} steps; "
+        + (
+            f"they would take {duration(found.cost)}, as in like runs."
+            if measured
+            else "a sample of evaluation costs about a third of one of training."
+        ),
+        _rarer_evaluation(spec, facts, found),
     )
 
 
-def _rarer_evaluation(spec: RunSpec, facts: Facts) -> dict[str, int | None]:
-    """By epochs alone where that is enough; otherwise so many batches that it is."""
-    evaluation = spec.evaluation
-    if evaluation.every_steps is not None:
-        by_epochs = evaluation.model_copy(
-            update={"every_steps": None, "every_epochs": evaluation.every_epochs or 1}
-        )
-        rarer = spec.model_copy(update={"evaluation": by_epochs})
-        if evaluation_share(rarer, facts) <= MOST_EVALUATION:
-            fix: dict[str, int | None] = {"/evaluation/every_steps": None}
-            return fix if evaluation.every_epochs else {**fix, "/evaluation/every_epochs": 1}
-    sizes, steps = sizes_of(spec, facts), steps_of(spec, facts)
-    epoch_steps = steps_per_epoch(spec.training, sizes.training)
-    trained = steps * sizes.training / epoch_steps
-    most = trained * MOST_EVALUATION / (1 - MOST_EVALUATION) / FORWARD_SHARE
-    batch = evaluation.batch_size
-    batch = spec.training.batch_size if batch == "auto" else batch
-    batches = int(most / evaluations(spec, steps, epoch_steps) / batch)
-    return {"/evaluation/max_batches": batches} if batches else {}
+def _rarer_evaluation(spec: RunSpec, facts: Facts, found: _Evaluating) -> dict[str, int | None]:
+    """By epochs alone where that is enough; otherwise so many batches, or epochs, that it is."""
+    wanted = spec.evaluation
+    by_epochs: dict[str, int | None] = {}
+    if wanted.every_steps is not None:
+        by_epochs["/evaluation/every_steps"] = None
+        if wanted.every_epochs is None:
+            by_epochs["/evaluation/every_epochs"] = 1
+        update = {path.split("/")[-1]: value for path, value in by_epochs.items()}
+        rarer = spec.model_copy(update={"evaluation": wanted.model_copy(update=update)})
+        if _evaluating(rarer, facts).share <= MOST_EVALUATION:
+            return by_epochs
+    batches = found.most_samples // (found.looks * evaluation_batch(wanted, spec.training))
+    if batches:
+        return {"/evaluation/max_batches": batches}
+    epochs, most_looks = spec.training.epochs, found.most_samples // found.samples
+    return by_epochs | {"/evaluation/every_epochs": epochs // (most_looks + 1) + 1}
+
+
+def _saves(spec: RunSpec, facts: Facts) -> Iterator[tuple[str, str, str, float]]:
+    """(Block, setting, what it does, unit) for each setting by which checkpoints are saved.
+
+    A unit is so many of the setting's own in a second; UnknownFact.
+    """
+    wanted, looked = spec.checkpoint, spec.evaluation
+    pace = known(facts.history, "how fast runs like it are").iterations_per_second
+    if wanted.every_seconds is not None:
+        yield "checkpoint", "every_seconds", "A checkpoint", 1.0
+    if wanted.every_steps is not None:
+        yield "checkpoint", "every_steps", "A checkpoint", pace
+    sizes = sizes_of(spec, facts)
+    if not wanted.keep_best or not sizes.validation:
+        return
+    best = "A checkpoint of each new best, at most one"
+    if looked.every_steps is not None:
+        yield "evaluation", "every_steps", best, pace
+    if looked.every_epochs is not None:
+        epoch_steps = max(1, steps_per_epoch(spec.training, sizes.training))
+        yield "evaluation", "every_epochs", best, pace / epoch_steps
 
 
 @rule(
@@ -86,61 +139,25 @@ def _rarer_evaluation(spec: RunSpec, facts: Facts) -> dict[str, int | None]:
     measured_by="frequent_checkpoints",
 )
 def frequent_checkpoints(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """Checkpoints take at most 2 % of a run's time."""
-    wanted = spec.checkpoint
-    if wanted.every_steps is None and wanted.every_seconds is None:
+    """Checkpoints take at most 2 % of a run's time, or a minute; ten minutes apart they may be."""
+    settings = list(_saves(spec, facts))
+    if not settings:
         return
     history = known(facts.history, "how fast runs like it are")
     seconds = known(history.checkpoint_seconds, "how long checkpoints of runs like it take")
-    fastest = seconds / MOST_CHECKPOINTING
-    for name, interval in (
-        ("every_seconds", wanted.every_seconds),
-        (
-            "every_steps",
-            wanted.every_steps and wanted.every_steps / history.iterations_per_second,
-        ),
-    ):
-        if interval is None or interval >= fastest:
+    trained = steps_of(spec, facts) / history.iterations_per_second
+    fastest = min(seconds / MOST_CHECKPOINTING, MOST_LOST_SECONDS)
+    for block, name, what, unit in settings:
+        interval = getattr(getattr(spec, block), name) / unit
+        if interval >= fastest or trained / interval * seconds <= LEAST_LOSS_SECONDS:
             continue
-        unit = 1.0 if name == "every_seconds" else history.iterations_per_second
         yield Finding(
-            ("checkpoint", name),
-            f"A checkpoint every {duration(interval)} takes {share(seconds / interval)} of the "
-            "time.",
+            (block, name),
+            f"{what} every {duration(interval)} takes {share(seconds / interval)} of the time.",
             f"One takes {seconds:.2g} s in runs like it; with one every {duration(fastest)} a kill "
-            "loses no more than that, and 2 % of the time is paid.",
-            {f"/checkpoint/{name}": math.ceil(fastest * unit)},
+            f"loses no more than that, and {share(seconds / fastest)} of the time is paid.",
+            {f"/{block}/{name}": math.ceil(fastest * unit)},
         )
-
-
-@rule(
-    "speed.rare_checkpoints",
-    stands_on="A kill or a crash loses what was trained since the last checkpoint.",
-)
-def rare_checkpoints(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """A kill loses at most ten minutes of training."""
-    wanted = spec.checkpoint
-    if wanted.every_seconds is not None and wanted.every_seconds <= MOST_LOST_SECONDS:
-        return
-    interval = wanted.every_seconds
-    if wanted.every_steps is not None:
-        history = known(facts.history, "how fast runs like it are")
-        by_steps = wanted.every_steps / history.iterations_per_second
-        interval = by_steps if interval is None else min(interval, by_steps)
-    if interval is not None and interval <= MOST_LOST_SECONDS:
-        return
-    often = (
-        "only by a new best score or at the end"
-        if interval is None
-        else (f"every {duration(interval)}")
-    )
-    yield Finding(
-        ("checkpoint", "every_seconds"),
-        f"The state is saved {often}.",
-        "A power cut, a kill or a crash would lose all training since; every 300 seconds, it "
-        "loses five minutes at most.",
-        {"/checkpoint/every_seconds": 300.0},
-    )
 
 
 @rule(
@@ -156,6 +173,9 @@ def log_points(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     steps = steps_of(spec, facts)
     auto = log_interval(spec.training.model_copy(update={"log_every_steps": "auto"}), steps)
     if spec.training.log_every_steps > 1 or auto < 10:
+        return
+    history = history_of(facts)
+    if history is not None and history.iterations_per_second * LOG_POINT_SECONDS < LEAST_SAVED:
         return
     yield Finding(
         ("training", "log_every_steps"),
@@ -184,33 +204,4 @@ def deterministic(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "speed.hang_timeout",
-    stands_on="The seconds of a step and of a checkpoint in like runs of this service's history.",
-)
-def hang_timeout(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """A run is taken for hanging only after several times what its slowest turn takes."""
-    limit = spec.policy.hang_timeout_seconds
-    if limit == "auto":
-        return
-    history = known(facts.history, "how fast runs like it are")
-    slowest = max(1 / history.iterations_per_second, history.checkpoint_seconds or 0.0)
-    needed = math.ceil(HANG_MARGIN * slowest)
-    if limit < needed:
-        yield Finding(
-            ("policy", "hang_timeout_seconds"),
-            f"An attempt would be ended as hanging after {duration(limit)} without progress.",
-            f"A step or a checkpoint of like runs takes {duration(slowest)}; on a busy machine "
-            f"{HANG_MARGIN:g} times that is no hang.",
-            {"/policy/hang_timeout_seconds": float(needed)},
-        )
-
-
-RULES = (
-    hang_timeout,
-    evaluation_is_short,
-    frequent_checkpoints,
-    rare_checkpoints,
-    log_points,
-    deterministic,
-)
+RULES = (evaluation_is_short, frequent_checkpoints, log_points, deterministic)

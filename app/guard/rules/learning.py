@@ -4,23 +4,29 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from app.guard.derived import effective_batch, sizes_of, steps_of
+from app.guard.derived import effective_batch, looks_of, sizes_of, steps_of
+from app.guard.estimate import training_seconds
 from app.guard.facts import Facts, ParentFacts, known
 from app.guard.rule import Finding, rule
 from app.guard.wording import duration, share, two_digits
-from app.spec.optimization import SGD, Adam, Constant, OneCycle, Optimizer
+from app.spec.arithmetic import steps_per_epoch
+from app.spec.optimization import SGD, Adam, Constant, OneCycle, Optimizer, Schedule
 from app.spec.run import RunSpec
-from app.spec.schedule import learning_rate
+from app.spec.schedule import LARGEST_JUMP, learning_rate
 
 LARGE_BATCH = 1024
 WARMUP_FRACTION = 0.05
+# A rise that is over within this share of the steps is no warm-up; a run of so few steps is a trial
+# that needs none.
+SHORTEST_WARMUP = 0.01
+FULL_RATE = 0.98
+TRIAL_STEPS = 20
 # Rates that work widely: for Adam at a batch of 128, by the square root of the batch (Malladi et
 # al., 2022); for SGD at a batch of 256, linearly (Goyal et al., 2017). Ten times them is too much.
 ADAM_RATE, ADAM_BATCH = 1e-3, 128
 SGD_RATE, SGD_BATCH = 0.1, 256
 TOO_MUCH = 10.0
 MOST_DROPPED = 0.01
-LARGEST_JUMP = 1.5  # as the trainer's own warning
 
 
 @rule(
@@ -82,28 +88,34 @@ def accumulation_beyond_epoch(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     stands_on="Goyal et al., Accurate, large minibatch SGD, 2017: large batches diverge without "
     "warm-up.",
 )
-def no_warmup(spec: RunSpec, _: Facts) -> Iterator[Finding]:
-    """A large effective batch starts with a warm-up."""
+def no_warmup(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """A large effective batch starts with a warm-up of at least 1 % of the steps."""
     batch, schedule = effective_batch(spec), spec.schedule
     if batch < LARGE_BATCH:
         return
-    fix: dict[str, Any]
-    if isinstance(schedule, Constant):
-        fix = {"/schedule": {"kind": "linear_warmup", "warmup_fraction": WARMUP_FRACTION}}
-    elif getattr(schedule, "warmup_fraction", None) == 0.0:
-        fix = {"/schedule/warmup_fraction": WARMUP_FRACTION}
-    elif getattr(schedule, "warmup_steps", None) == 0:
-        fix = {"/schedule": {"kind": schedule.kind, "warmup_fraction": WARMUP_FRACTION}}
-    else:
+    steps = steps_of(spec, facts)
+    early = int(SHORTEST_WARMUP * steps)
+    reached = [s for s in (0, early) if learning_rate(schedule, 1.0, s, steps) >= FULL_RATE]
+    if steps < TRIAL_STEPS or not reached:
         return
     yield Finding(
         ("schedule",),
-        f"An effective batch of {batch:,} starts at the full learning rate of "
-        f"{spec.optimizer.lr:g}.",
+        f"An effective batch of {batch:,} is at the full learning rate of {spec.optimizer.lr:g} "
+        f"by step {reached[0]:,} of {steps:,}.",
         f"The first gradients of a network are its largest; from about {LARGE_BATCH:,} samples a "
         "step on, steps of full size often diverge.",
-        fix,
+        _warmed_up(schedule, steps),
     )
+
+
+def _warmed_up(schedule: Schedule, steps: int) -> dict[str, Any]:
+    """The fields of the warm-up alone, in the unit that they were given in."""
+    fraction = max(WARMUP_FRACTION, two_digits(2 / steps))
+    if isinstance(schedule, Constant):
+        return {"/schedule": {"kind": "linear_warmup", "warmup_fraction": fraction}}
+    if getattr(schedule, "warmup_steps", None) is not None:
+        return {"/schedule/warmup_steps": math.ceil(fraction * steps)}
+    return {"/schedule/warmup_fraction": fraction}
 
 
 @rule(
@@ -155,18 +167,21 @@ def adam_weight_decay(spec: RunSpec, _: Facts) -> Iterator[Finding]:
 )
 def never_anneals(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     """A one-cycle schedule is trained to its end."""
-    if isinstance(spec.schedule, OneCycle) and spec.early_stopping is not None:
-        steps = steps_of(spec, facts)
-        patience, every = spec.early_stopping.patience, spec.evaluation.every_epochs
-        yield Finding(
-            ("early_stopping",),
-            "Early stopping ends a one-cycle schedule before it has annealed.",
-            f"The rate falls to its end only at step {steps:,}; the validation score often stands "
-            f"still while it is high, and {patience} evaluations"
-            + (f" ({patience * every} epochs)" if every else "")
-            + " of that end the run. The best checkpoint is kept in any case.",
-            {"/early_stopping": None},
-        )
+    if not isinstance(spec.schedule, OneCycle) or spec.early_stopping is None:
+        return
+    steps, looks = steps_of(spec, facts), looks_of(spec, sizes_of(spec, facts))
+    patience, every = spec.early_stopping.patience, spec.evaluation.every_epochs
+    if looks < patience + 2:
+        return  # the first look is the best so far, and at the last one the run ends anyway
+    yield Finding(
+        ("early_stopping",),
+        "Early stopping ends a one-cycle schedule before it has annealed.",
+        f"The rate falls to its end only at step {steps:,}; the validation score often stands "
+        f"still while it is high, and {patience} of {looks} evaluations"
+        + (f" ({patience * every} epochs)" if every else "")
+        + " of that end the run. The best checkpoint is kept in any case.",
+        {"/early_stopping": None},
+    )
 
 
 @rule(
@@ -180,15 +195,15 @@ def ends_before_its_epochs(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         return
     history = known(facts.history, "how fast runs like it are")
     steps = steps_of(spec, facts)
-    seconds = steps / history.iterations_per_second
+    seconds = training_seconds(spec, sizes_of(spec, facts), history)
     if seconds <= limit:
         return
-    reached = limit * history.iterations_per_second / steps
     yield Finding(
         ("policy", "max_duration_seconds"),
         f"The run would need about {duration(seconds)} and is ended after {duration(limit)}.",
-        f"Like runs do {history.iterations_per_second:.3g} it/s, so it would end at "
-        f"{share(reached)} of its {steps:,} steps, with the learning rate of that place.",
+        f"Like runs do {history.iterations_per_second:.3g} it/s; with evaluations and checkpoints "
+        f"it would end at about {share(limit / seconds)} of its {steps:,} steps, with the learning "
+        "rate of that place.",
         {"/policy/max_duration_seconds": math.ceil(seconds * 1.2)},
     )
 
@@ -204,21 +219,36 @@ def rate_jumps_at_restart(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     if parent is None or not _same_schedule(spec, parent):
         return
     steps = steps_of(spec, facts)
-    if parent.step >= min(steps, parent.steps):
+    if parent.step >= steps:
         return
-    peak = spec.optimizer.lr
-    before = learning_rate(spec.schedule, peak, parent.step, parent.steps)
+    peak, last = spec.optimizer.lr, min(parent.step, parent.steps - 1)
+    before = learning_rate(spec.schedule, peak, last, parent.steps)
     after = learning_rate(spec.schedule, peak, parent.step, steps)
     if after <= LARGEST_JUMP * before:
         return
     yield Finding(
         ("training", "epochs"),
         f"At step {parent.step:,} the learning rate jumps from {before:.2g} to {after:.2g}.",
-        f"The schedule runs over {steps:,} steps now and ran over {parent.steps:,}: the weights, "
-        f"already annealed, get steps {after / before:,.1f} times as large. A new, lower cycle "
-        "says what is meant; it carries the weights and starts the optimizer anew.",
-        {"/schedule": {"kind": "cosine_warmup"}, "/optimizer/lr": two_digits(peak / 10)},
+        f"The schedule runs over {steps:,} steps now and ran over {parent.steps:,}, so weights "
+        f"that have annealed get steps of {share(after / peak)} of the full rate. A new, lower "
+        f"cycle over the {steps - parent.step:,} steps that are still to come carries the weights "
+        "and starts the optimizer and the count of steps anew.",
+        _lower_cycle(spec, facts, steps - parent.step),
     )
+
+
+def _lower_cycle(spec: RunSpec, facts: Facts, ahead: int) -> dict[str, Any]:
+    """A schedule of its own, over the steps that are ahead of the parent's checkpoint."""
+    epoch_steps = steps_per_epoch(spec.training, sizes_of(spec, facts).training)
+    fix: dict[str, Any] = {
+        "/schedule": {"kind": "cosine_warmup"},
+        "/optimizer/lr": two_digits(spec.optimizer.lr / 10),
+        "/training/epochs": max(1, round(ahead / epoch_steps)),
+    }
+    if spec.training.max_steps is not None:
+        fix["/training/max_steps"] = ahead
+        fix["/training/epochs"] = math.ceil(ahead / epoch_steps)
+    return fix
 
 
 def _same_schedule(spec: RunSpec, parent: ParentFacts) -> bool:

@@ -11,6 +11,8 @@ from app.spec.arithmetic import steps_per_epoch
 from app.spec.run import RunSpec
 
 LARGEST_HELD_OUT = 0.25
+# A mean over so many samples is off by 5 % of their spread by chance; larger batches ask no more.
+ENOUGH_SAMPLES = 400
 
 
 @rule(
@@ -93,21 +95,22 @@ def nothing_is_best(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     stands_on="The standard error of a mean falls with the square root of the samples.",
 )
 def small_part(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """A validation or test part has at least as many samples as a batch."""
+    """A validation or test part has at least as many samples as a batch, or 400."""
     sizes, batch = sizes_of(spec, facts), spec.training.batch_size
-    if batch > sum(sizes) * LARGEST_HELD_OUT:
-        return  # no part is as large as such a batch, which other rules question
+    wanted = min(batch, ENOUGH_SAMPLES)
+    if wanted > sum(sizes) * LARGEST_HELD_OUT:
+        return  # of such a dataset no part can have as many
     for name in ("validation", "test"):
         samples = getattr(sizes, name)
-        if not 0 < samples < batch:
+        if not 0 < samples < wanted:
             continue
         field = f"{name}_fraction"
-        enough = math.ceil(batch / sum(sizes) * 1_000) / 1_000
+        enough = math.ceil(wanted / sum(sizes) * 1_000) / 1_000
         yield Finding(
             ("data", "split", field) if hasattr(spec.data.split, field) else ("data", "split"),
-            f"The {name} part has {samples:,} samples, fewer than a batch of {batch:,}.",
-            f"A score over {samples:,} samples is off by {share(samples**-0.5)} of their spread by "
-            "chance alone, and which checkpoint is best would be chance too.",
+            f"The {name} part has {samples:,} samples, fewer than {wanted:,}.",
+            f"A score over {samples:,} samples is off by about {share(samples**-0.5)} of their "
+            "spread by chance alone; checkpoints that are closer than that cannot be told apart.",
             {f"/data/split/{field}": enough} if hasattr(spec.data.split, field) else {},
         )
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from app.guard.derived import dataset_of
+from app.guard.derived import dataset_of, inspected, named_datasets
 from app.guard.facts import DatasetFacts, Facts, FieldFacts, known
-from app.guard.rule import Finding, rule
+from app.guard.rule import Finding, Loc, rule
 from app.spec.arithmetic import resolved_shuffle
-from app.spec.data import ChronologicalSplit, ChunkedLoader, RandomSplit
+from app.spec.data import ChronologicalSplit, ChunkedLoader, DatasetsSplit, RandomSplit
 from app.spec.run import RunSpec
 
 # Beyond these a network that starts with outputs around 0 and 1 has a long way to go.
@@ -25,18 +25,25 @@ def _fields(dataset: DatasetFacts, names: tuple[str, ...]) -> Iterator[tuple[int
     stands_on="One NaN in a batch makes every weight NaN; the trainer ends such a run.",
 )
 def nonfinite_values(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """The arrays of the run hold no NaN and no infinity."""
-    dataset = dataset_of(spec, facts)
-    for part, names in (("inputs", spec.data.inputs), ("targets", spec.data.targets)):
-        for position, name, array in _fields(dataset, names):
-            count = known(array.nonfinite, f"the NaN count of {name!r} in {dataset.name}")
-            if count:
-                yield Finding(
-                    ("data", part, position),
-                    f"{name!r} holds {count:,} NaN or infinite values in the sampled rows.",
-                    "The first batch with one of them makes the loss NaN, and the run fails; fill "
-                    "or remove them in the file and register it again.",
-                )
+    """The arrays of the run hold no NaN and no infinity, in any of its datasets."""
+    for where, named in named_datasets(spec):
+        dataset = inspected(named, facts)
+        for part, names in (("inputs", spec.data.inputs), ("targets", spec.data.targets)):
+            for position, name, array in _fields(dataset, names):
+                if known(array.nonfinite, f"the NaN count of {name!r} in {dataset.name}"):
+                    in_main = named == spec.data.dataset
+                    loc: Loc = ("data", part, position) if in_main else where
+                    yield _not_finite(loc, name, dataset, array)
+
+
+def _not_finite(loc: Loc, name: str, dataset: DatasetFacts, array: FieldFacts) -> Finding:
+    return Finding(
+        loc,
+        f"{name!r} of the dataset {dataset.name!r} holds {array.nonfinite:,} NaN or infinite "
+        "values in the sampled rows.",
+        "The first batch with one of them makes the loss or the score NaN, and the run fails; "
+        "fill or remove them in the file and register it again.",
+    )
 
 
 @rule(
@@ -72,7 +79,10 @@ def unscaled(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     "validation scores look better than they are.",
 )
 def leaking_split(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """Windows that overlap are not split at random."""
+    """No part has samples of another: parts are datasets of their own, and windows that overlap
+    are not split at random."""
+    if isinstance(spec.data.split, DatasetsSplit):
+        yield from _same_dataset(spec.data.dataset, spec.data.split)
     if not isinstance(spec.data.split, RandomSplit):
         return
     dataset = dataset_of(spec, facts)
@@ -87,6 +97,44 @@ def leaking_split(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
                 f"Nearly every validation window then shares {steps - 1} of its {steps} steps with "
                 "a training window: the score would be that of data it has seen.",
                 {"/data/split/method": "chronological"},
+            )
+
+
+def _same_dataset(trained: str, split: DatasetsSplit) -> Iterator[Finding]:
+    """One finding alone: what mends the validation part, a cut of one dataset, mends both."""
+    if split.validation == trained:
+        yield Finding(
+            ("data", "split", "validation"),
+            f"The validation part is {trained!r}, which is what the run trains on.",
+            "Every validation sample, 100 %, would be one that was trained on: the score would "
+            "tell nothing, and which checkpoint is best would be the one that overfits most.",
+            {"/data/split": {"method": "chronological"}} if split.test in (None, trained) else {},
+        )
+    elif split.test in (trained, split.validation):
+        used = "trains on" if split.test == trained else "chooses its best checkpoint by"
+        yield Finding(
+            ("data", "split", "test"),
+            f"The test part is {split.test!r}, which is what the run {used}.",
+            "A test tells how good the model is on samples that had no part in making it, and here "
+            "all of them had.",
+            {"/data/split/test": None},
+        )
+
+
+@rule(
+    "correctness.target_is_input",
+    overridable=False,
+    stands_on="A model that is given the answer learns to copy it.",
+)
+def target_is_input(spec: RunSpec, _: Facts) -> Iterator[Finding]:
+    """No array is both input and target."""
+    for position, name in enumerate(spec.data.targets):
+        if name in spec.data.inputs:
+            yield Finding(
+                ("data", "targets", position),
+                f"{name!r} is both input and target.",
+                "The model would be shown what it is to forecast, and its score would be that of "
+                "copying.",
             )
 
 
@@ -147,4 +195,11 @@ def sorted_split(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         )
 
 
-RULES = (nonfinite_values, unscaled, leaking_split, sorted_blocks, sorted_split)
+RULES = (
+    nonfinite_values,
+    unscaled,
+    leaking_split,
+    target_is_input,
+    sorted_blocks,
+    sorted_split,
+)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from app.spec.arithmetic import evaluation_batch
 from app.spec.data import ChunkedLoader, Data, DatasetsSplit
 from app.spec.residency import Need, Residency
 from app.spec.run import RunSpec
@@ -70,8 +71,7 @@ class _Opener:
         """In the order of the file, every sample once; None for an empty part."""
         if not part:
             return None
-        size = spec.evaluation.batch_size
-        batch_size = spec.training.batch_size if size == "auto" else size
+        batch_size = evaluation_batch(spec.evaluation, spec.training)
         plan = BatchPlan(len(part), batch_size, drop_last=False)
         order = Order(len(part), spec.training.seed, "none")
         return self.open(part, order, plan, self.residency.evaluation_chunk_samples)

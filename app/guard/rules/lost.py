@@ -1,0 +1,74 @@
+"""Rules about training that would be lost: state that is saved too rarely, attempts ended early."""
+
+import math
+from collections.abc import Iterator
+
+from app.guard.derived import history_of, sizes_of
+from app.guard.estimate import training_seconds
+from app.guard.facts import Facts, known
+from app.guard.rule import Finding, rule
+from app.guard.wording import duration
+from app.spec.run import RunSpec
+
+MOST_LOST_SECONDS = 600.0
+HANG_MARGIN = 5.0
+
+
+@rule(
+    "learning.rare_checkpoints",
+    stands_on="A kill or a crash loses what was trained since the last checkpoint.",
+)
+def rare_checkpoints(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """A kill loses at most ten minutes of training."""
+    wanted, limit = spec.checkpoint, spec.policy.max_duration_seconds
+    if any(
+        most is not None and most <= MOST_LOST_SECONDS for most in (wanted.every_seconds, limit)
+    ):
+        return
+    history = history_of(facts)
+    if history and training_seconds(spec, sizes_of(spec, facts), history) <= MOST_LOST_SECONDS:
+        return
+    interval = wanted.every_seconds
+    if wanted.every_steps is not None:
+        pace = known(history, "how fast runs like it are").iterations_per_second
+        by_steps = wanted.every_steps / pace
+        interval = by_steps if interval is None else min(interval, by_steps)
+    if interval is not None and interval <= MOST_LOST_SECONDS:
+        return
+    often = (
+        "only by a new best score or at the end"
+        if interval is None
+        else f"every {duration(interval)}"
+    )
+    yield Finding(
+        ("checkpoint", "every_seconds"),
+        f"The state is saved {often}.",
+        "A power cut, a kill or a crash would lose all training since; every 300 seconds, it "
+        "loses five minutes at most.",
+        {"/checkpoint/every_seconds": 300.0},
+    )
+
+
+@rule(
+    "learning.hang_timeout",
+    stands_on="The seconds of a step and of a checkpoint in like runs of this service's history.",
+)
+def hang_timeout(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """A run is taken for hanging only after several times what its slowest turn takes."""
+    limit = spec.policy.hang_timeout_seconds
+    if limit == "auto":
+        return
+    history = known(facts.history, "how fast runs like it are")
+    slowest = max(1 / history.iterations_per_second, history.checkpoint_seconds or 0.0)
+    needed = math.ceil(HANG_MARGIN * slowest)
+    if limit < needed:
+        yield Finding(
+            ("policy", "hang_timeout_seconds"),
+            f"An attempt would be ended as hanging after {duration(limit)} without progress.",
+            f"A step or a checkpoint of like runs takes {duration(slowest)}; on a busy machine "
+            f"{HANG_MARGIN:g} times that is no hang.",
+            {"/policy/hang_timeout_seconds": float(needed)},
+        )
+
+
+RULES = (hang_timeout, rare_checkpoints)

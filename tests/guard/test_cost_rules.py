@@ -1,0 +1,131 @@
+"""What a run pays beside its steps, by how long it is: looks, saves, log points, its limit."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.guard.facts import Facts
+from tests.guard.world import HISTORY, codes, plan_of, world
+
+SHARE, SAVES = "speed.evaluation_share", "speed.frequent_checkpoints"
+LOST = "learning.rare_checkpoints"
+TOO_SHORT, LOGGED = "learning.ends_before_its_epochs", "speed.log_points"
+UNKNOWN = world(history=None)
+
+
+def past(**changes: Any) -> Facts:
+    """The world in which like runs had other figures."""
+    return world(history=replace(HISTORY, **changes))
+
+
+def long(**evaluation: Any) -> dict[str, Any]:
+    """26 steps an epoch, for 100 of them; 804 samples are looked at."""
+    return {"evaluation": evaluation, "training": {"epochs": 100, "batch_size": 128}}
+
+
+def test_the_timetable_that_looks_at_the_same_steps_is_judged_alike():
+    """24 steps an epoch: every sixth is four looks an epoch, with or without that at its end."""
+    training = {"training": {"epochs": 100, "batch_size": 134}}
+    for every_epochs in (None, 1, 2, 100):
+        four = {"evaluation": {"every_steps": 6, "every_epochs": every_epochs}}
+        assert codes(plan_of({**training, **four}, UNKNOWN)) == []
+        six = {"evaluation": {"every_steps": 4, "every_epochs": every_epochs}}
+        assert codes(plan_of({**training, **six}, UNKNOWN)) == [SHARE]
+
+
+@pytest.mark.parametrize("steps", [1, 3, 5])
+def test_a_smoke_run_whose_only_look_is_the_last_one_passes(steps):
+    assert codes(plan_of({"training": {"max_steps": steps, "batch_size": 128}}, UNKNOWN)) == []
+
+
+def test_a_short_run_may_look_often_where_its_pace_is_known():
+    often = {"evaluation": {"every_steps": 5}, "training": {"batch_size": 128}}
+    assert codes(plan_of(often, UNKNOWN)) == [SHARE]
+    assert codes(plan_of(often)) == []
+
+
+def test_the_measured_time_of_an_evaluation_goes_before_the_guess():
+    often = long(every_steps=5)
+    assert codes(plan_of(often)) == [SHARE]
+    assert codes(plan_of(often, past(evaluation_seconds=1e-5))) == []
+    slow = past(evaluation_seconds=0.01)
+    assert codes(plan_of(long(), UNKNOWN)) == []
+    assert codes(plan_of(long(), slow)) == [SHARE]
+
+
+@pytest.mark.parametrize("seconds", [0.5, 5.0, 11.0, 15.0, 40.0])
+@pytest.mark.parametrize("every", [1.0, 300.0, 599.0, 601.0, 2000.0, None])
+def test_the_rules_of_frequent_and_of_rare_checkpoints_agree(seconds, every):
+    """Some interval suits both, and the fix of either gives one."""
+    change = {"checkpoint": {"every_seconds": every}, "training": {"epochs": 5000}}
+    plan = plan_of(change, past(checkpoint_seconds=seconds, evaluation_seconds=0.0))
+    for issue in plan.issues:
+        assert issue.fix, issue.code
+    at_most = {"checkpoint": {"every_seconds": 600.0}, "evaluation": {"every_epochs": 500}}
+    good = plan_of({**change, **at_most}, past(checkpoint_seconds=seconds))
+    assert not {SAVES, LOST} & set(codes(good))
+
+
+def test_a_slow_checkpoint_is_asked_for_every_ten_minutes_and_no_later():
+    change = {"checkpoint": {"keep_best": 0}, "training": {"epochs": 5000}}
+    (issue,) = plan_of(change, past(checkpoint_seconds=15.0)).issues
+    assert issue.code == SAVES
+    assert [(op.path, op.value) for op in issue.fix] == [("/checkpoint/every_seconds", 600)]
+
+
+def test_a_run_of_seconds_needs_no_checkpoint_on_the_way():
+    never = {"checkpoint": {"every_seconds": None}, "training": {"max_steps": 10}}
+    assert codes(plan_of(never)) == []
+    assert codes(plan_of(never, UNKNOWN)) == [LOST]
+    late = {"checkpoint": {"every_seconds": 900.0}}
+    assert codes(plan_of(late)) == []
+    ended = {"checkpoint": {"every_seconds": None}, "policy": {"max_duration_seconds": 500.0}}
+    assert codes(plan_of(ended, UNKNOWN)) == []
+    assert codes(plan_of({**never, "training": {"epochs": 500}})) == [LOST]
+
+
+def test_a_save_for_each_new_best_counts():
+    """An epoch takes 1.3 seconds here, and so do two saves."""
+    looks: dict[str, Any] = {"training": {"epochs": 10_000}}
+    slow = past(checkpoint_seconds=0.65)
+    plan = plan_of(looks, slow)
+    assert codes(plan) == [SAVES]
+    assert [op.path for op in plan.issues[0].fix] == ["/evaluation"]
+    assert codes(plan_of({**looks, "checkpoint": {"keep_best": 0}}, slow)) == []
+    assert codes(plan_of({**looks, "evaluation": {"every_epochs": 25}}, slow)) == []
+    assert codes(plan_of({**looks, "evaluation": {"every_epochs": 24}}, slow)) == [SAVES]
+
+
+def test_the_limit_of_a_run_is_compared_with_all_that_its_clock_counts():
+    """6.5 seconds of steps, 4 looks before the end at 804 samples, and as many saves."""
+    slow = past(evaluation_seconds=0.01)
+    assert codes(plan_of({"policy": {"max_duration_seconds": 10.0}}, slow)) == [TOO_SHORT]
+    spent = 6.5 + 4 * 804 * 0.01 + 4 * 0.05
+    below, above = (
+        plan_of({"policy": {"max_duration_seconds": spent + more}}, slow) for more in (-0.1, 0.1)
+    )
+    assert (codes(below), codes(above)) == ([TOO_SHORT], [])
+    (operation,) = below.issues[0].fix
+    assert spent < operation.value < 1.3 * spent
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        long(every_steps=5),
+        {"checkpoint": {"every_seconds": None}},
+        {"training": {"epochs": 100, "log_every_steps": 1, "batch_size": 128}},
+    ],
+)
+def test_what_the_history_lets_through_is_not_refused_where_nobody_looks_for_one(change):
+    """A claim has no history: a run that was accepted with one must not fail there."""
+    assert plan_of(change, UNKNOWN).errors
+    assert not plan_of(change, replace(UNKNOWN, history_looked_for=False)).errors
+
+
+def test_a_log_point_costs_nothing_where_steps_are_slow():
+    every = {"training": {"epochs": 100, "log_every_steps": 1, "batch_size": 128}}
+    assert codes(plan_of(every, past(iterations_per_second=0.2, checkpoint_seconds=None))) == []
+    assert codes(plan_of(every, UNKNOWN)) == [LOGGED]
+    assert codes(plan_of(every, past(iterations_per_second=500.0))) == [LOGGED]
