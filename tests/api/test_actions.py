@@ -85,7 +85,7 @@ def test_a_restart_waits_for_a_dataset_that_is_being_inspected(api, run_id, play
 
 def test_restart_with_longer_training_carries_everything(api, run_id, player):
     lease = player.claim()
-    player.checkpoint(lease, 10)
+    player.checkpoint(lease, 1)
     answer = api.post(f"/runs/{run_id}/restart", json={"patch": {"training": {"epochs": 3}}})
     assert answer.status_code == 201
     child = answer.json()

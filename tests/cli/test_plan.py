@@ -37,7 +37,7 @@ optimizer:
     weight_decay: 0.01   # too much?
 checkpoint: {mode: max}
 early_stopping:
-    patience: 3
+    patience: 1
 """
 MENDED = """\
 # Forecasts of the waves
