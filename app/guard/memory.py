@@ -131,11 +131,23 @@ def free_memory(device: DeviceFacts) -> int:
 def need_of(spec: RunSpec, dataset: DatasetFacts, sizes: PartSizes, loader: ChunkedLoader) -> Need:
     """What the trainer will find that the data comes to; UnknownFact."""
     sample_bytes = sum(array.sample_bytes for array in fields_of(spec, dataset))
-    size = known(dataset.size_bytes, f"the size of {dataset.name}")
-    kind, group = resolved_shuffle(loader, size)
+    kind, group = order_of(spec, dataset, loader)
     together = group if kind == "block" and group != "auto" else 1
     held_out = tuple(count for count in (sizes.validation, sizes.test) if count)
     return Need(sample_bytes, together, sizes.training, held_out)
+
+
+def order_of(
+    spec: RunSpec, dataset: DatasetFacts, loader: ChunkedLoader
+) -> tuple[str, int | Literal["auto"]]:
+    """(shuffle, shuffle_group) as the trainer settles them; UnknownFact.
+
+    By what its samples hold: the file is smaller where it is compressed, and larger where it has
+    other arrays beside.
+    """
+    samples = known(dataset.samples, f"the samples of the dataset {dataset.name}")
+    sample_bytes = sum(array.sample_bytes for array in fields_of(spec, dataset))
+    return resolved_shuffle(loader, samples * sample_bytes)
 
 
 def fields_of(spec: RunSpec, dataset: DatasetFacts) -> list[FieldFacts]:
