@@ -257,8 +257,8 @@ CASES: dict[str, Case] = {
     "memory.resident_does_not_fit": Case(
         data(loader={"residency": "resident"}),
         data(loader={"residency": "resident"}),
-        with_host(available_bytes=580 * 2**20),
-        with_host(available_bytes=600 * 2**20),
+        with_host(available_bytes=825 * 2**20),
+        with_host(available_bytes=845 * 2**20),
     ),
     "memory.chunk_over_share": Case(
         data(loader={"residency": "stream", "chunk_size": "9GiB"}),
