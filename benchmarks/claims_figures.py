@@ -4,11 +4,14 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
+import h5py
+import psutil
+
 from app.spec.layers import merge_patch
 from benchmarks.bench_service import BenchService, spec
 from benchmarks.figures import Figure
 
-ROUNDS = 5
+ROUNDS = 3
 COMMAND = "python -m benchmarks claims"
 # A rule that saves less than 5 % is not built.
 LARGEST_RATIO = 0.95
@@ -25,6 +28,9 @@ class Claim:
 
 
 SMALL = {"recipe": {"hidden_size": 16, "patch": 36}, "training": {"max_steps": 400, "epochs": 50}}
+SHORT = merge_patch(SMALL, {"training": {"max_steps": 72}})  # three epochs
+STREAMED = merge_patch(SHORT, {"data": {"loader": {"residency": "stream"}}})
+CHUNKED, CHUNK_ROWS = "weather-chunked", 64
 CLAIMS = (
     Claim(
         "evaluation_share",
@@ -41,11 +47,27 @@ CLAIMS = (
         merge_patch(SMALL, {"checkpoint": {"every_steps": 2}}),
         merge_patch(SMALL, {"checkpoint": {"every_steps": 200}}),
     ),
+    Claim(
+        "threads_above_cores",
+        {"runtime": {"threads": 2 * (psutil.cpu_count() or 1)}, "training": {"max_steps": 60}},
+        {"runtime": {"threads": "auto"}, "training": {"max_steps": 60}},
+    ),
+    Claim(
+        "chunk_below_batch",
+        merge_patch(STREAMED, {"data": {"loader": {"chunk_size": "1MiB"}}}),
+        merge_patch(STREAMED, {"data": {"loader": {"chunk_size": "auto"}}}),
+    ),
+    Claim(
+        "random_reads_of_chunks",
+        merge_patch(STREAMED, {"data": {"dataset": CHUNKED, "loader": {"chunk_size": "8MiB"}}}),
+        merge_patch(STREAMED, {"data": {"dataset": CHUNKED, "loader": {"chunk_size": "auto"}}}),
+    ),
 )
 
 
 def measure(service: BenchService) -> list[Figure]:
     """Both specs of each claim in turn; the figure is the median of the rounds' ratios."""
+    prepare_chunked(service)
     figures = []
     for claim in CLAIMS:
         ratios = []
@@ -60,6 +82,18 @@ def measure(service: BenchService) -> list[Figure]:
             )
         )
     return figures
+
+
+def prepare_chunked(service: BenchService) -> None:
+    """The weather sample again, its windows in compressed chunks."""
+    path = service.home / "data" / service.client.dataset("weather")["path"]
+    copy = path.with_name(f"{CHUNKED}.h5")
+    with h5py.File(path) as old, h5py.File(copy, "w") as new:
+        new["targets"] = old["targets"][:]
+        windows = old["features"]
+        chunks = (CHUNK_ROWS, *windows.shape[1:])
+        new.create_dataset("features", data=windows[:], chunks=chunks, compression="gzip")
+    service.client.register_dataset(CHUNKED, copy.name, wait_seconds=60)
 
 
 def trained_seconds(service: BenchService, name: str, change: Document) -> float:

@@ -33,6 +33,7 @@ ASKED: tuple[Asked, ...] = (
         ("prefetch_factor or persistent_workers without workers", DATALOADER),
         ("workers with chunked HDF5", NO_WORKERS, DATALOADER),
         ("workers, or threads × workers, above the cores", DATALOADER),
+        ("threads above the cores", "speed.threads_above_cores"),
         ("workers above the files of a folder dataset", DATALOADER),
         ("prefetched samples beyond the host's budget or /dev/shm", DATALOADER),
         ("pin_memory without CUDA", DATALOADER),

@@ -75,8 +75,6 @@ class HostFacts:
     cores: int | None = None
     slots: int | None = None
     """Runs that train there at once."""
-    shared_memory_bytes: int | None = None
-    """Size of /dev/shm."""
     disk_free_bytes: int | None = None
     """Free below the artifact root."""
 

@@ -57,7 +57,6 @@ def host_facts(facts: Document, slots: int) -> HostFacts:
         available_bytes=facts.get("available_memory_bytes"),
         cores=facts.get("cores"),
         slots=slots,
-        shared_memory_bytes=facts.get("shared_memory_bytes"),
         disk_free_bytes=facts.get("disk_free_bytes"),
     )
 

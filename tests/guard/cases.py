@@ -164,6 +164,7 @@ CASES: dict[str, Case] = {
         {"preset": "rtx-8g", "training": {"batch_size": 128}, **runtime(precision="fp16-mixed")},
         world(devices=(TURING,)),
     ),
+    "speed.threads_above_cores": Case(runtime(threads=3), runtime(threads=2)),
     "correctness.precision_needs_gpu": Case(runtime(precision="tf32"), runtime(precision="fp32")),
     "correctness.bf16_not_supported": Case(
         {**runtime(precision="bf16-mixed"), **PINNED},
@@ -276,8 +277,8 @@ CASES: dict[str, Case] = {
         data(loader={"residency": "stream", "chunk_size": "3MiB"}),
     ),
     "speed.random_reads_of_chunks": Case(
-        data(loader={**STREAMED, "shuffle": "full"}),
-        data(loader={**STREAMED, "shuffle": "block"}),
+        data(loader={"residency": "stream", "chunk_size": "33MiB"}),
+        data(loader={"residency": "stream", "chunk_size": "34MiB"}),
         world(CHUNKED),
     ),
     "speed.network_full_shuffle": Case(

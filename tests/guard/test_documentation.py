@@ -12,6 +12,7 @@ from app.guard.plan import make_plan
 from app.guard.registry import RULES
 from app.spec.availability import UNAVAILABLE
 from app.spec.recipe import SequenceRecipe
+from benchmarks.claims_figures import CLAIMS
 from docs.asked import ASKED
 from docs.rules import DOCUMENT, EXAMPLES, write_document, write_examples
 from tests.guard.cases import CASES
@@ -21,6 +22,8 @@ from worker.trainer.recipes.sequence import SequenceModel
 ROOT = Path(__file__).parents[2]
 SHOWN_BY = {entry.shown_by.split("::")[1] for entry in IMPOSSIBLE}
 CODES = {rule.code for rule in RULES} | {early.code for early in EARLY}
+# Of no worker, a false alarm, and training lost to a kill: no step takes longer.
+NO_SLOWDOWN = {"speed.no_worker", "speed.hang_timeout", "speed.rare_checkpoints"}
 OPTIONS = {entry.option.split(":")[0] for entry in TO_COME}
 
 
@@ -44,6 +47,16 @@ def test_what_cannot_be_is_shown_by_a_test_that_is_there(entry):
     path, name = entry.shown_by.split("::")
     tree = ast.parse((ROOT / path).read_text("utf-8"))
     assert name in [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+
+
+def test_a_slowdown_that_is_claimed_is_timed_or_says_why_not():
+    """The benchmark has an arm for each rule that names one, and no other."""
+    speed = [rule for rule in RULES if rule.topic == "speed"]
+    assert sorted(rule.measured_by for rule in speed if rule.measured_by) == sorted(
+        claim.name for claim in CLAIMS
+    )
+    untold = {r.code for r in speed if not r.measured_by and "not timed here." not in r.stands_on}
+    assert untold == NO_SLOWDOWN
 
 
 def test_the_codes_before_the_rules_are_none_of_the_rules():

@@ -8,8 +8,8 @@ import pytest
 from app.guard.facts import Facts
 from app.guard.plan import Plan, make_plan
 from app.guard.registry import RULES
-from tests.guard.cases import CASES
-from tests.guard.world import CATALOG, codes, plan_of
+from tests.guard.cases import CASES, PINNED, with_host
+from tests.guard.world import CATALOG, RTX, codes, plan_of, world
 
 BY_CODE = {rule.code: rule for rule in RULES}
 NO_FIX = {  # what no change of the spec would mend
@@ -79,3 +79,24 @@ def test_an_unknown_world_gives_no_finding_by_guess(code):
     lacking = {entry.code for entry in plan.unchecked}
     assert not found & lacking
     assert all(entry.missing for entry in plan.unchecked)
+
+
+@pytest.mark.parametrize(
+    ("threads", "host", "found"),
+    [
+        (1, {"cores": 2, "slots": 3}, False),
+        (2, {"cores": 4, "slots": 2}, False),
+        (3, {"cores": 4, "slots": 2}, True),
+        (2, {"cores": 2, "slots": 0}, False),
+    ],
+)
+def test_threads_leave_the_cores_of_the_runs_beside_to_them(threads, host, found):
+    """One thread there always is, and `auto` is the largest number that is let through."""
+    plan = plan_of({"runtime": {"threads": threads}}, with_host(**host))
+    assert ("speed.threads_above_cores" in codes(plan)) == found
+
+
+def test_the_steps_of_a_gpu_do_not_wait_for_threads():
+    assert "speed.threads_above_cores" not in codes(
+        plan_of({"runtime": {"threads": 3}, **PINNED}, world(devices=(RTX,)))
+    )

@@ -36,7 +36,6 @@ def test_what_an_agent_registers_is_what_rules_know_of_it(world: World) -> None:
         available_bytes=told["available_memory_bytes"],
         cores=told["cores"],
         slots=2,
-        shared_memory_bytes=told["shared_memory_bytes"],
         disk_free_bytes=told["disk_free_bytes"],
     )
     assert device == DeviceFacts("cuda", "NVIDIA H100", 80 * GIB, 77 * GIB, (9, 0), host)

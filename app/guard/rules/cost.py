@@ -169,8 +169,8 @@ def log_points(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
 @rule(
     "speed.deterministic",
     severity="warning",
-    stands_on="PyTorch, Reproducibility: deterministic algorithms are often slower. Not measured "
-    "on a GPU here yet.",
+    stands_on="PyTorch, Reproducibility: deterministic algorithms are often slower. Timing it "
+    "needs a GPU; not timed here.",
 )
 def deterministic(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     """A GPU may choose its fastest algorithms."""

@@ -52,7 +52,8 @@ def bf16_not_supported(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
 
 @rule(
     "speed.fp16_where_bf16",
-    stands_on="Reference report: bf16 +10 to 20 % over fp16, and no loss scaling.",
+    stands_on="Reference report: bf16 +10 to 20 % over fp16, and no loss scaling. Timing it needs "
+    "a GPU; not timed here.",
 )
 def fp16_where_bf16(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     """A GPU that has bf16 is not asked for fp16."""
@@ -71,7 +72,8 @@ def fp16_where_bf16(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
 
 @rule(
     "speed.tf32_off",
-    stands_on="NVIDIA A100 whitepaper: 156 TFLOP/s in TF32 against 19.5 in float32.",
+    stands_on="NVIDIA A100 whitepaper: 156 TFLOP/s in TF32 against 19.5 in float32. Timing it "
+    "needs a GPU; not timed here.",
 )
 def tf32_off(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     """A GPU that has TF32 is not asked for plain float32."""
@@ -120,7 +122,7 @@ def fp16_overflow(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     "speed.odd_sizes",
     severity="warning",
     stands_on="NVIDIA, Matrix multiplication background: tensor cores want multiples of 8 in "
-    "16-bit formats.",
+    "16-bit formats. Timing it needs a GPU; not timed here.",
 )
 def odd_sizes(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     """In half precision the matrix sizes are multiples of 8."""
