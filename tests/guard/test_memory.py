@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from app.guard import memory_fit
 from app.guard.facts import Facts, UnknownFact
-from app.guard.memory import IMPORTS_BYTES, compared, memory_plan, planned_memory
+from app.guard.memory import IMPORTS_BYTES, MemoryPlan, compared, memory_plan, planned_memory
 from app.guard.memory_model import SequenceSize
 from app.guard.rules.loading import read_amplification
 from app.spec.layers import overlay
@@ -164,6 +165,45 @@ def test_what_is_too_large_gets_the_largest_batch_that_fits_and_keeps_the_effect
     larger = spec_of(recipe=change["recipe"], training={"batch_size": 2 * batch})
     room = memory_plan(larger, facts).host
     assert room.peak_bytes > 0.85 * (room.budget_bytes or 0)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "batch", "told"),
+    [
+        ({"hidden_size": 512, "patch": 1}, 509, "A batch of 64 does, but it would be another"),
+        ({"hidden_size": 2048, "num_layers": 8}, 65_536, "one sample does not fit either."),
+    ],
+)
+def test_a_batch_that_cannot_be_cut_has_no_fix_but_is_told_what_would_fit(recipe, batch, told):
+    change = {"recipe": recipe, "training": {"batch_size": batch}}
+    facts = with_host(available_bytes=2 * GIB)
+    issue = next(i for i in plan_of(change, facts).issues if i.code == "memory.over_budget")
+    assert issue.fix == []
+    assert told in issue.why
+
+
+@pytest.mark.parametrize("batch", [509, 5_040, 65_536])
+@pytest.mark.parametrize("hidden", [64, 512, 2_048, 16_384])
+def test_few_plans_are_made_in_search_of_what_fits(batch, hidden, monkeypatch):
+    """Halving: so many for 32 parts at the utmost, and as many for 16 powers of two."""
+    plans: list[RunSpec] = []
+
+    def counted(spec: RunSpec, facts: Facts) -> MemoryPlan:
+        plans.append(spec)
+        return memory_plan(spec, facts)
+
+    monkeypatch.setattr(memory_fit, "memory_plan", counted)
+    change = {"recipe": {"hidden_size": hidden, "patch": 1}, "training": {"batch_size": batch}}
+    plan_spec, facts = spec_of(**change), with_host(available_bytes=2 * GIB)
+    values = memory_fit.fitting(plan_spec, facts)
+    assert len(plans) <= 20
+    if values:
+        assert memory_plan(memory_fit.with_values(plan_spec, values), facts).fits
+        whole = values["/training/batch_size"] * values["/training/gradient_accumulation_steps"]
+        assert whole == batch
+    else:
+        memory_fit.fitting_batch(plan_spec, facts)
+        assert len(plans) <= 24
 
 
 def test_data_makes_room_before_the_batch_does():

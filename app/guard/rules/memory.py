@@ -6,7 +6,7 @@ from typing import Any
 from app.guard.derived import device_of
 from app.guard.facts import Facts, known
 from app.guard.memory import IMPORTS_BYTES, MemoryPlan, memory_plan
-from app.guard.memory_fit import fitting, largest_chunk, with_values
+from app.guard.memory_fit import MOST_PARTS, fitting, fitting_batch, largest_chunk, with_values
 from app.guard.memory_room import Room
 from app.guard.rule import Finding, Loc, rule
 from app.guard.wording import size
@@ -43,12 +43,25 @@ def over_budget(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     least, tried = "", ""
     if plan.measured is not None and plan.measured.ran_out is not None:
         least, tried = "at least ", f" One step was tried: {plan.measured.ran_out[2]}"
+    fix = fitting(spec, facts)
+    other = "" if fix else f" {_what_would_fit(spec, facts)}"
     yield Finding(
         ("training", "batch_size"),
         f"The run would take {least}{size(room.peak_bytes)}, and {size(room.budget_bytes or 0)} "
         f"are free on the {where}.",
-        f"It would end out of memory. {_largest(room)}{tried}",
-        fitting(spec, facts),
+        f"It would end out of memory. {_largest(room)}{tried}{other}",
+        fix,
+    )
+
+
+def _what_would_fit(spec: RunSpec, facts: Facts) -> str:
+    """What is left where no change fits that keeps the effective batch."""
+    batch = fitting_batch(spec, facts)
+    if batch is None:
+        return "A batch of one sample does not fit either."
+    return (
+        f"No smaller chunk fits, and no cut of the batch into at most {MOST_PARTS} equal parts. "
+        f"A batch of {batch:,} does, but it would be another training."
     )
 
 
