@@ -125,7 +125,7 @@ class Agent:
                 pid=process.pid,
                 start_time=process.start_time,
                 version=app.__version__,
-                slots=describe_slots(self._devices.slots),
+                slots=describe_slots(self._devices.slots, {}),
                 devices=describe_devices(self._telemetry.gpus),
                 facts=self._host_facts(),
             )
@@ -249,11 +249,15 @@ class Agent:
         self._publish()
 
     def _say_alive(self) -> None:
+        views = [view for s in self._supervisions if (view := s.view()) is not None]
         try:
             self._store.workers.beat(
                 self._worker_id,
                 "draining" if self._signals_seen else "alive",
-                slots=describe_slots(self._devices.slots),
+                slots=describe_slots(
+                    self._devices.slots,
+                    {v.run_id: v.progress.get("host_memory_bytes") for v in views},
+                ),
                 devices=describe_devices(self._telemetry.gpus),
                 facts=self._host_facts() | {"why_no_gpus": self._telemetry.why_absent},
             )

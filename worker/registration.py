@@ -1,6 +1,6 @@
 """What the agent writes into the workers table about itself, its slots and its devices."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from worker.slots import Slot
@@ -9,13 +9,15 @@ from worker.telemetry import GpuSample
 Document = dict[str, Any]
 
 
-def describe_slots(slots: Sequence[Slot]) -> list[Document]:
+def describe_slots(slots: Sequence[Slot], host_bytes: Mapping[int, int | None]) -> list[Document]:
+    """`host_bytes`: by run, what its trainer has of the host's memory, once it has said so."""
     return [
         {
             "name": slot.name,
             "device": slot.device,
             "run_id": slot.run_id,
             "waiting": slot.waiting,
+            "host_memory_bytes": None if slot.run_id is None else host_bytes.get(slot.run_id),
         }
         for slot in slots
     ]

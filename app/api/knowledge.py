@@ -75,9 +75,7 @@ def _parent(
     """Where the parent's schedule stands at the checkpoint whose whole state would be carried."""
     if resolved.spec is None or resolved.document is None:
         return None
-    dataset = facts.datasets.get(resolved.spec.data.dataset)
-    size = None if dataset is None else dataset.size_bytes
-    child, _ = pin_order(resolved.document, {}, resolved.spec.data.loader, size)
+    child, _ = pin_order(resolved.document, {}, resolved.spec, facts)
     if carry_between(parent.spec, child).kind != "full":
         return None
     source = services.store.runs.whole_state_of(parent.run_id, parent.wish)

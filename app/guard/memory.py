@@ -10,7 +10,7 @@ from app.guard.measured import Measured
 from app.guard.memory_model import SequenceSize
 from app.guard.memory_room import PHASES, STEPS, Item, Room
 from app.guard.memory_step import LIBRARIES_TRAINING, Reckon, as_measured, on_cpu, on_cuda
-from app.spec.arithmetic import PartSizes, resolved_shuffle
+from app.spec.arithmetic import PartSizes, evaluation_batch, resolved_shuffle
 from app.spec.data import ChunkedLoader
 from app.spec.residency import (
     MIB,
@@ -24,6 +24,9 @@ from app.spec.residency import (
 )
 from app.spec.run import RunSpec
 
+# Resident memory of a process with all that a trainer imports, before it builds anything: PyTorch
+# 2.13 for the CPU alone, 2 threads, 244 MiB each of 3 times (of which 156 are no file's pages).
+IMPORTS_BYTES = 245 * MIB
 # Blocks of float64 of the statistics, of which three are there at once.
 STATISTICS_BYTES = 3 * 4 * MIB
 # Not measured on a GPU yet: the context that every process has on the device, and what the CUDA
@@ -107,7 +110,8 @@ def _plan(spec: RunSpec, facts: Facts) -> MemoryPlan:
         return MemoryPlan(room, None, data, need, data_memory, run.assumed(), measured)
     half = precision_of(spec, facts) == "fp16-mixed"
     on_device = _cuda_device(run, free, 2 if half else 4)
-    host = _cuda_host(run, device.host.available_bytes)
+    available = device.host.available_bytes
+    host = _cuda_host(run, None if available is None else _beside_imports(available))
     formulas = "the context, and the host's staging" if measured else "the GPU's figures"
     assumed = (*run.assumed(), f"By formulas that were not measured on a GPU yet: {formulas}.")
     return MemoryPlan(host, on_device, data, need, data_memory, assumed, measured)
@@ -122,20 +126,37 @@ def planned_memory(spec: RunSpec, facts: Facts) -> dict[str, Any] | None:
 
 
 def free_memory(device: DeviceFacts) -> int:
-    """Bytes that are free where the model and the data will lie; UnknownFact."""
+    """Bytes that are free where the model and the data will lie, the imports there; UnknownFact."""
     if device.kind == "cpu":
-        return known(device.host.available_bytes, "the available memory of the host")
+        available = known(device.host.available_bytes, "the available memory of the host")
+        return _beside_imports(available)
     return known(device.free_memory_bytes, f"the free memory of {device.name}")
+
+
+def _beside_imports(available: int) -> int:
+    return max(0, available - IMPORTS_BYTES)
 
 
 def need_of(spec: RunSpec, dataset: DatasetFacts, sizes: PartSizes, loader: ChunkedLoader) -> Need:
     """What the trainer will find that the data comes to; UnknownFact."""
     sample_bytes = sum(array.sample_bytes for array in fields_of(spec, dataset))
-    size = known(dataset.size_bytes, f"the size of {dataset.name}")
-    kind, group = resolved_shuffle(loader, size)
+    kind, group = order_of(spec, dataset, loader)
     together = group if kind == "block" and group != "auto" else 1
     held_out = tuple(count for count in (sizes.validation, sizes.test) if count)
     return Need(sample_bytes, together, sizes.training, held_out)
+
+
+def order_of(
+    spec: RunSpec, dataset: DatasetFacts, loader: ChunkedLoader
+) -> tuple[str, int | Literal["auto"]]:
+    """(shuffle, shuffle_group) as the trainer settles them; UnknownFact.
+
+    By what its samples hold: the file is smaller where it is compressed, and larger where it has
+    other arrays beside.
+    """
+    samples = known(dataset.samples, f"the samples of the dataset {dataset.name}")
+    sample_bytes = sum(array.sample_bytes for array in fields_of(spec, dataset))
+    return resolved_shuffle(loader, samples * sample_bytes)
 
 
 def fields_of(spec: RunSpec, dataset: DatasetFacts) -> list[FieldFacts]:
@@ -157,12 +178,6 @@ def model_of(spec: RunSpec, dataset: DatasetFacts) -> SequenceSize:
     return SequenceSize(spec, window, features, _field(dataset, spec.data.targets[0]).shape)
 
 
-def evaluation_batch(spec: RunSpec) -> int:
-    """Samples of a batch of evaluation."""
-    size = spec.evaluation.batch_size
-    return spec.training.batch_size if size == "auto" else size
-
-
 def probe_order(spec: RunSpec, facts: Facts) -> dict[str, Any]:
     """What a worker is told to measure: the payload of a job `probe_step`; UnknownFact."""
     device, dataset = device_of(spec, facts), dataset_of(spec, facts)
@@ -181,8 +196,9 @@ def probe_order(spec: RunSpec, facts: Facts) -> dict[str, Any]:
 
 def _batches(spec: RunSpec, sizes: PartSizes) -> tuple[int, int]:
     """Samples of the largest batch of the training, and of an evaluation."""
+    looked_at = evaluation_batch(spec.evaluation, spec.training)
     held_out = max(sizes.validation, sizes.test)
-    return min(spec.training.batch_size, sizes.training), min(evaluation_batch(spec), held_out)
+    return min(spec.training.batch_size, sizes.training), min(looked_at, held_out)
 
 
 @dataclass(frozen=True)
@@ -254,7 +270,8 @@ class _Run:
         return (
             f"{self.data.kind} data: {self.data.why}.",
             self._activations_by(),
-            "Bytes above those that the trainer's imports take.",
+            f"Bytes above those that the trainer's imports take, {IMPORTS_BYTES // MIB} MiB, which "
+            "the host's budget does not have any more.",
         )
 
     def _activations_by(self) -> str:
@@ -295,7 +312,7 @@ def _cuda_device(run: _Run, free: int, element_bytes: int) -> Room:
     return Room(items, free)
 
 
-def _cuda_host(run: _Run, available: int | None) -> Room:
+def _cuda_host(run: _Run, free: int | None) -> Room:
     staging, places = run.data.kind, run.need.train_samples
     libraries = LIBRARIES_TRAINING + CUDA_HOST_BYTES
     if run.measured is not None and run.measured.training is not None:
@@ -312,7 +329,7 @@ def _cuda_host(run: _Run, available: int | None) -> Room:
         *run.reading_items(),
         run.snapshot_item(),
     )
-    return Room(items, available)
+    return Room(items, free)
 
 
 def compared(plan: Mapping[str, Any] | None, peak: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -1,15 +1,17 @@
 """The largest chunk and the largest batch that fit into the memory that is free."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.guard.facts import Facts
-from app.guard.memory import memory_plan
+from app.guard.memory import MemoryPlan, memory_plan
 from app.spec.data import ChunkedLoader
 from app.spec.residency import MIB, SLOTS
 from app.spec.run import RunSpec
 
-MOST_ACCUMULATION = 65_536
+MOST_ACCUMULATION = 65_536  # as the schema has it
+# A batch cut into more parts than this would leave too little work in each for any device.
+MOST_PARTS = 32
 # Of what is free: the plan is right to about 15 %, and what is free changes until the claim.
 FILL = 0.85
 # Fewer samples in a chunk than this many batches would make the loop wait for the reader.
@@ -23,29 +25,56 @@ def fitting(spec: RunSpec, facts: Facts) -> dict[str, Any]:
     a step that the effective batch stays, each with the largest chunk beside it.
     """
     batch, accumulation = spec.training.batch_size, spec.training.gradient_accumulation_steps
-    for parts in range(1, batch + 1):
-        if batch % parts or accumulation * parts > MOST_ACCUMULATION:
-            continue
-        values = _in_parts(spec, parts)
-        smaller = with_values(spec, values)
-        if _has_room(smaller, facts):
-            return values
-        chunk = largest_chunk(smaller, facts)
-        if chunk is not None:
-            return values | chunk
-    return {}
+    most = min(MOST_PARTS, MOST_ACCUMULATION // accumulation, batch)
+    ways = [_in_parts(spec, parts) for parts in range(1, most + 1) if batch % parts == 0]
+    return _first_that_fits(spec, facts, ways) or {}
+
+
+def fitting_batch(spec: RunSpec, facts: Facts) -> int | None:
+    """The largest power of two below the batch that fits, whatever the effective batch is then;
+    None where a single sample does not.
+    """
+    smaller = [2**power for power in reversed(range((spec.training.batch_size - 1).bit_length()))]
+    found = _first_that_fits(spec, facts, [_with_batch(spec, size) for size in smaller])
+    return None if found is None else int(found["/training/batch_size"])
+
+
+def _first_that_fits(
+    spec: RunSpec, facts: Facts, ways: Sequence[dict[str, Any]]
+) -> dict[str, Any] | None:
+    """Of ways that take less and less: the first that fits, with a chunk where it needs one."""
+    low, high = 0, len(ways) - 1
+    best = _fits(spec, facts, ways[high]) if ways else None
+    while best is not None and low < high:
+        middle = (low + high) // 2
+        found = _fits(spec, facts, ways[middle])
+        if found is None:
+            low = middle + 1
+        else:
+            best, high = found, middle
+    return best
+
+
+def _fits(spec: RunSpec, facts: Facts, values: dict[str, Any]) -> dict[str, Any] | None:
+    smaller = with_values(spec, values)
+    if _has_room(memory_plan(smaller, facts)):
+        return values
+    chunk = largest_chunk(smaller, facts)
+    return None if chunk is None else values | chunk
 
 
 def _in_parts(spec: RunSpec, parts: int) -> dict[str, Any]:
     if parts == 1:
         return {}
-    training, evaluation = spec.training, spec.evaluation
-    batch = training.batch_size // parts
-    values: dict[str, Any] = {
-        "/training/batch_size": batch,
-        "/training/gradient_accumulation_steps": training.gradient_accumulation_steps * parts,
-    }
-    if evaluation.batch_size != "auto" and evaluation.batch_size > batch:
+    training = spec.training
+    steps = {"/training/gradient_accumulation_steps": training.gradient_accumulation_steps * parts}
+    return _with_batch(spec, training.batch_size // parts) | steps
+
+
+def _with_batch(spec: RunSpec, batch: int) -> dict[str, Any]:
+    """The values that make it so large, of training, and of evaluation at most."""
+    values: dict[str, Any] = {"/training/batch_size": batch}
+    if spec.evaluation.batch_size != "auto" and spec.evaluation.batch_size > batch:
         values["/evaluation/batch_size"] = batch
     return values
 
@@ -60,17 +89,14 @@ def largest_chunk(spec: RunSpec, facts: Facts) -> dict[str, Any] | None:
     least = LEAST_BATCHES_A_CHUNK * spec.training.batch_size * need.slot_sample_bytes
     beside = room.peak_bytes - plan.data.needed_bytes
     left = int((room.budget_bytes or 0) * FILL) - beside
-    chunk = left // (SLOTS * (1 + len(need.held_out))) // MIB
-    while chunk and chunk * MIB >= least:
-        values = {"/data/loader/residency": "stream", "/data/loader/chunk_size": f"{chunk}MiB"}
-        if _has_room(with_values(spec, values), facts):
-            return values
-        chunk //= 2
-    return None
+    chunk = min(left, plan.data_memory.limit_bytes) // (SLOTS * (1 + len(need.held_out))) // MIB
+    if chunk < 1 or chunk * MIB < least:
+        return None
+    values = {"/data/loader/residency": "stream", "/data/loader/chunk_size": f"{chunk}MiB"}
+    return values if _has_room(memory_plan(with_values(spec, values), facts)) else None
 
 
-def _has_room(spec: RunSpec, facts: Facts) -> bool:
-    plan = memory_plan(spec, facts)
+def _has_room(plan: MemoryPlan) -> bool:
     room = plan.model_room
     return plan.fits and room.peak_bytes <= FILL * (room.budget_bytes or 0)
 

@@ -4,17 +4,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from app.errors import SpecRejected
+from app.guard.derived import dataset_of
 from app.guard.estimate import estimate_of
-from app.guard.facts import Facts
+from app.guard.facts import Facts, UnknownFact
 from app.guard.judge import Strictness, Unchecked, judge
-from app.guard.memory import planned_memory
+from app.guard.memory import order_of, planned_memory
+from app.guard.memory_fit import with_values
 from app.guard.patching import apply_json_patch
 from app.guard.resolve import Resolved, resolve, with_preset_kept
 from app.presets.catalog import Catalog
-from app.spec.arithmetic import resolved_shuffle
-from app.spec.data import ChunkedLoader, Loader
+from app.spec.data import ChunkedLoader
 from app.spec.issue import Issue
 from app.spec.layers import Document
+from app.spec.run import RunSpec
 
 # A fix that brings another issue takes that one's fix along, and so on so many times.
 MOST_FIXES_TOGETHER = 4
@@ -82,23 +84,19 @@ def judged(
         return Plan(request, None, {}, resolved.issues)
     if resolved.preset is not None:
         facts = replace(facts, preset=resolved.preset.match)
-    judgement = judge(resolved.spec, facts, request, strictness)
+    # The rules judge what is stored: an order that is settled now is that of every attempt.
+    spec = with_values(resolved.spec, _settled_order(resolved.spec, facts))
+    document, provenance = pin_order(resolved.document, resolved.provenance, resolved.spec, facts)
+    judgement = judge(spec, facts, request, strictness)
     found = [with_preset_kept(issue, request, resolved.preset) for issue in judgement.issues]
-    dataset = facts.datasets.get(resolved.spec.data.dataset)
-    document, provenance = pin_order(
-        resolved.document,
-        resolved.provenance,
-        resolved.spec.data.loader,
-        dataset.size_bytes if dataset is not None else None,
-    )
     return Plan(
         request,
         document,
         provenance,
         [*resolved.issues, *found],
         judgement.unchecked,
-        estimate_of(resolved.spec, facts),
-        planned_memory(resolved.spec, facts),
+        estimate_of(spec, facts),
+        planned_memory(spec, facts),
     )
 
 
@@ -126,17 +124,27 @@ def _identity(issue: Issue) -> tuple[str, tuple[str | int, ...]]:
 
 
 def pin_order(
-    document: Document, provenance: Document, loader: Loader, dataset_bytes: int | None
+    document: Document, provenance: Document, spec: RunSpec, facts: Facts
 ) -> tuple[Document, Document]:
     """Fix what is shuffled together: how the data is read may change later, the order may not."""
-    if not isinstance(loader, ChunkedLoader) or dataset_bytes is None:
+    settled = _settled_order(spec, facts)
+    if not settled:
         return document, provenance
-    shuffle, group = resolved_shuffle(loader, dataset_bytes)
-    settled: Document = {"shuffle": shuffle, "shuffle_group": group}
-    fixed = {name: value for name, value in settled.items() if getattr(loader, name) != value}
-    pinned_loader = {**document["data"]["loader"], **fixed}
-    sources = {
-        f"/data/loader/{name}": {"value": value, "source": "guard"} for name, value in fixed.items()
-    }
-    pinned = {**document, "data": {**document["data"], "loader": pinned_loader}}
+    names = {pointer.rpartition("/")[2]: value for pointer, value in settled.items()}
+    loader = {**document["data"]["loader"], **names}
+    pinned = {**document, "data": {**document["data"], "loader": loader}}
+    sources = {p: {"value": value, "source": "guard"} for p, value in settled.items()}
     return pinned, {**provenance, **sources}
+
+
+def _settled_order(spec: RunSpec, facts: Facts) -> Document:
+    """By pointer, what the loader leaves open of the order; nothing while a fact is unknown."""
+    loader = spec.data.loader
+    if not isinstance(loader, ChunkedLoader):
+        return {}
+    try:
+        shuffle, group = order_of(spec, dataset_of(spec, facts), loader)
+    except UnknownFact:
+        return {}
+    settled: Document = {"shuffle": shuffle, "shuffle_group": group}
+    return {f"/data/loader/{n}": v for n, v in settled.items() if getattr(loader, n) != v}

@@ -77,7 +77,9 @@ def log_interval(training: Training, steps: int) -> int:
 def resolved_shuffle(
     loader: ChunkedLoader, data_bytes: int
 ) -> tuple[Literal["full", "block", "none"], int | Literal["auto"]]:
-    """(shuffle, shuffle_group) with `auto` settled for `data_bytes` of data."""
+    """(shuffle, shuffle_group) with `auto` settled for a dataset of `data_bytes`: those of all its
+    samples in the run's arrays, whatever the file takes.
+    """
     shuffle = loader.shuffle
     if shuffle == "auto":
         in_blocks = loader.shuffle_group != "auto" or data_bytes > FULL_SHUFFLE_BYTES

@@ -59,7 +59,9 @@ class Pulse:
 
 @dataclass(frozen=True)
 class WorkerRecord:
-    """An agent process; `slots` are `{name, device, run_id, waiting}`."""
+    """An agent process; `slots` are `{name, device, run_id, waiting, host_memory_bytes}`, the last
+    of them what the run's trainer has of the host's memory (null or absent: not known).
+    """
 
     id: int
     name: str

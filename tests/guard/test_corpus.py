@@ -33,9 +33,10 @@ CONFLICTS = {
     ("learning.sorted_blocks", "speed.network_full_shuffle"),
 }
 STAND_ALONE = {
+    "correctness.unknown_array", "learning.rate_jumps_at_restart",
     "correctness.dataset_not_found", "correctness.dataset_invalid",
     "correctness.dataset_not_ready", "correctness.no_training_steps",
-    "learning.accumulation_beyond_epoch", "learning.fp16_overflow", "memory.chunk_over_share",
+    "learning.accumulation_beyond_epoch", "memory.chunk_over_share",
     "speed.no_worker", "speed.random_reads_of_chunks", "speed.tf32_off",
 }  # fmt: skip
 

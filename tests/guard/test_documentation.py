@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 SHOWN_BY = {entry.shown_by.split("::")[1] for entry in IMPOSSIBLE}
 CODES = {rule.code for rule in RULES} | {early.code for early in EARLY}
 # Of no worker, a false alarm, and training lost to a kill: no step takes longer.
-NO_SLOWDOWN = {"speed.no_worker", "speed.hang_timeout", "speed.rare_checkpoints"}
+NO_SLOWDOWN = {"speed.no_worker"}
 OPTIONS = {entry.option.split(":")[0] for entry in TO_COME}
 
 

@@ -1,6 +1,8 @@
 """The memory plan: exact where it can be, near what was measured, and with room for what is."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,15 +10,16 @@ from typing import Any
 import pytest
 import torch
 
+from app.guard import memory_fit
 from app.guard.facts import Facts, UnknownFact
-from app.guard.memory import compared, memory_plan, planned_memory
+from app.guard.memory import IMPORTS_BYTES, MemoryPlan, compared, memory_plan, planned_memory
 from app.guard.memory_model import SequenceSize
 from app.guard.rules.loading import read_amplification
 from app.spec.layers import overlay
 from app.spec.run import RunSpec
 from tests.guard.cases import with_host
 from tests.guard.memory_specs import CASES, train
-from tests.guard.world import FIELDS, GIB, REQUEST, RTX, plan_of, weather, world
+from tests.guard.world import FIELDS, GIB, REQUEST, RTX, codes, plan_of, weather, world
 from worker.trainer.recipes.sequence import SequenceModel
 
 TOLERANCE = 0.15
@@ -62,6 +65,54 @@ def test_on_a_gpu_model_and_data_are_on_the_device_and_the_staging_on_the_host()
     assert {"weights", "activations", "resident_data"} <= {item.name for item in plan.device.items}
     assert "staging" in {item.name for item in plan.host.items}
     assert any("not measured on a GPU" in line for line in plan.assumed)
+
+
+@pytest.mark.parametrize("below", [1, IMPORTS_BYTES - 1])
+def test_what_the_imports_take_is_not_free(below):
+    """The plan is of bytes above them, so it has to fit into what they leave."""
+    change = {
+        "recipe": {"hidden_size": 2048},
+        "training": {"batch_size": 32},
+        "data": {"loader": {"kind": "chunked", "residency": "stream", "chunk_size": "8MiB"}},
+    }
+    peak = memory_plan(spec_of(**change), with_host(available_bytes=4 * GIB)).host.peak_bytes
+    fits = with_host(available_bytes=peak + IMPORTS_BYTES)
+    assert memory_plan(spec_of(**change), fits).fits
+    short = with_host(available_bytes=peak + IMPORTS_BYTES - below)
+    assert "memory.over_budget" in codes(plan_of(change, short))
+
+
+def test_of_the_host_of_a_gpu_the_imports_are_taken_off_too():
+    host = memory_plan(spec_of(), world(devices=(RTX,))).host
+    assert host.budget_bytes == (RTX.host.available_bytes or 0) - IMPORTS_BYTES
+
+
+@pytest.mark.parametrize("residency", ["auto", "resident"])
+@pytest.mark.parametrize("mib", [100, 756])
+def test_a_host_with_nothing_left_is_said_to_have_only_so_much_free(residency, mib):
+    asked = {"data": {"loader": {"kind": "chunked", "residency": residency}}}
+    plan = plan_of(asked, with_host(available_bytes=mib * 2**20))
+    firm = [issue for issue in plan.errors if not issue.overridable]
+    assert [issue.message for issue in firm] == [f"The host has only {mib}.0 MiB free."]
+    assert not firm[0].fix
+
+
+def test_a_gpu_with_nothing_left_is_said_to_have_only_so_much_free():
+    plan = plan_of(facts=world(devices=(replace(RTX, free_memory_bytes=GIB // 2),)))
+    (firm,) = [issue for issue in plan.errors if not issue.overridable]
+    assert firm.message == "The NVIDIA RTX 4090 has only 512.0 MiB free."
+
+
+@pytest.mark.slow
+def test_the_imports_of_a_trainer_take_what_the_plan_says():
+    code = (
+        "import psutil\n"
+        "from worker.trainer.execute import execute\n"
+        "from worker.trainer.failure import explain\n"
+        "print(psutil.Process().memory_info().rss)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == pytest.approx(IMPORTS_BYTES, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +164,46 @@ def test_what_is_too_large_gets_the_largest_batch_that_fits_and_keeps_the_effect
     assert batch * steps == 512
     larger = spec_of(recipe=change["recipe"], training={"batch_size": 2 * batch})
     room = memory_plan(larger, facts).host
-    assert room.peak_bytes > 0.85 * 2 * GIB
+    assert room.peak_bytes > 0.85 * (room.budget_bytes or 0)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "batch", "told"),
+    [
+        ({"hidden_size": 512, "patch": 1}, 509, "A batch of 64 does, but it would be another"),
+        ({"hidden_size": 2048, "num_layers": 8}, 65_536, "one sample does not fit either."),
+    ],
+)
+def test_a_batch_that_cannot_be_cut_has_no_fix_but_is_told_what_would_fit(recipe, batch, told):
+    change = {"recipe": recipe, "training": {"batch_size": batch}}
+    facts = with_host(available_bytes=2 * GIB)
+    issue = next(i for i in plan_of(change, facts).issues if i.code == "memory.over_budget")
+    assert issue.fix == []
+    assert told in issue.why
+
+
+@pytest.mark.parametrize("batch", [509, 5_040, 65_536])
+@pytest.mark.parametrize("hidden", [64, 512, 2_048, 16_384])
+def test_few_plans_are_made_in_search_of_what_fits(batch, hidden, monkeypatch):
+    """Halving: so many for 32 parts at the utmost, and as many for 16 powers of two."""
+    plans: list[RunSpec] = []
+
+    def counted(spec: RunSpec, facts: Facts) -> MemoryPlan:
+        plans.append(spec)
+        return memory_plan(spec, facts)
+
+    monkeypatch.setattr(memory_fit, "memory_plan", counted)
+    change = {"recipe": {"hidden_size": hidden, "patch": 1}, "training": {"batch_size": batch}}
+    plan_spec, facts = spec_of(**change), with_host(available_bytes=2 * GIB)
+    values = memory_fit.fitting(plan_spec, facts)
+    assert len(plans) <= 20
+    if values:
+        assert memory_plan(memory_fit.with_values(plan_spec, values), facts).fits
+        whole = values["/training/batch_size"] * values["/training/gradient_accumulation_steps"]
+        assert whole == batch
+    else:
+        memory_fit.fitting_batch(plan_spec, facts)
+        assert len(plans) <= 24
 
 
 def test_data_makes_room_before_the_batch_does():

@@ -10,8 +10,24 @@ from app.errors import SpecRejected
 from app.guard.facts import DatasetFacts, FieldFacts
 from app.guard.plan import make_plan
 from app.spec.availability import UNAVAILABLE
+from app.spec.data import ChunkedLoader
 from app.spec.layers import leaves
-from tests.guard.world import CATALOG, CPU, HISTORY, REQUEST, RTX, codes, plan_of, weather, world
+from tests.guard.cases import CHUNKED, SORTED
+from tests.guard.world import (
+    CATALOG,
+    CPU,
+    FIELDS,
+    GIB,
+    HISTORY,
+    HOST,
+    REQUEST,
+    RTX,
+    codes,
+    plan_of,
+    weather,
+    world,
+)
+from worker.trainer.data.shuffle import resolve_shuffle
 
 
 def test_the_smallest_request_becomes_a_complete_spec():
@@ -51,10 +67,39 @@ def test_the_time_is_reckoned_with_the_figures_of_like_runs(change, seconds):
 def test_what_is_shuffled_together_is_fixed_at_submission():
     loader = plan_of().require_ok()["data"]["loader"]
     assert (loader["shuffle"], loader["shuffle_group"]) == ("full", "auto")
-    plan = plan_of(facts=world(weather(size_bytes=2**31)))
+    plan = plan_of(facts=world(weather(samples=100_000)))
     loader = plan.require_ok()["data"]["loader"]
     assert (loader["shuffle"], loader["shuffle_group"]) == ("block", 16_384)
     assert plan.provenance["/data/loader/shuffle"] == {"value": "block", "source": "guard"}
+
+
+@pytest.mark.parametrize(
+    ("samples", "size_bytes", "shuffle"),
+    [(60_000, int(0.9 * GIB), "block"), (4_020, 2 * GIB, "full")],
+)
+def test_the_order_follows_from_the_samples_as_in_the_trainer_and_not_from_the_file(
+    samples, size_bytes, shuffle
+):
+    """A file is smaller than its samples where it is compressed, larger with arrays beside."""
+    facts = world(weather(samples=samples, size_bytes=size_bytes))
+    assert plan_of(facts=facts).require_ok()["data"]["loader"]["shuffle"] == shuffle
+    sample_bytes = sum(array.sample_bytes for array in FIELDS.values())
+    assert resolve_shuffle(ChunkedLoader(), samples, sample_bytes).kind == shuffle
+
+
+def test_the_order_is_judged_as_it_is_stored():
+    """`auto` is blocks here, though the file is small: the rule must not think otherwise."""
+    squeezed = replace(SORTED, samples=60_000, size_bytes=GIB // 2)
+    plan = plan_of({"data": {"split": {"method": "random"}}}, world(squeezed))
+    assert codes(plan) == ["learning.sorted_blocks"]
+
+
+def test_auto_is_let_through_on_a_compressed_file_that_is_streamed():
+    host = replace(HOST, available_bytes=2 * GIB)
+    squeezed = replace(CHUNKED, samples=60_000, size_bytes=int(0.9 * GIB))
+    plan = plan_of(facts=world(squeezed, devices=(replace(CPU, host=host),)))
+    assert plan.memory is not None
+    assert (plan.memory["residency"], codes(plan)) == ("stream", [])
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,10 @@
 """What the guard makes of the records of workers and datasets, as today's and earlier ones are."""
 
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
 from app.guard.facts import DeviceFacts, FieldFacts, HostFacts
 from app.store.facts import dataset_facts, worker_devices
 from app.store.records import DatasetRecord, Document, Inspection
@@ -41,6 +46,58 @@ def test_what_an_agent_registers_is_what_rules_know_of_it(world: World) -> None:
     assert device == DeviceFacts("cuda", "NVIDIA H100", 80 * GIB, 77 * GIB, (9, 0), host)
     assert device.bf16
     assert worker.devices[0]["processes"] == [{"pid": 4711, "memory_bytes": 2 * GIB}]
+
+
+def devices_of(world: World, slots: list[Document], devices: list[Document], **told: int):
+    facts = {"available_memory_bytes": 3 * GIB, "host_memory_bytes": 16 * GIB, **told}
+    world.store.workers.beat(world.worker, "alive", slots, devices, facts)
+    (worker,) = world.store.workers.list(alive_only=True)
+    return worker_devices(worker)
+
+
+def slot(device: str, run_id: int | None, host_bytes: int | None = None) -> Document:
+    return {"name": device, "device": device, "run_id": run_id, "waiting": None,
+            "host_memory_bytes": host_bytes}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("run_id", "processes", "free", "available"),
+    [
+        (None, ((4711, 70 * GIB),), 2 * GIB, 3 * GIB),  # somebody else's
+        (7, ((4711, 70 * GIB),), 72 * GIB, 5 * GIB),
+        (7, ((4711, 60 * GIB), (4712, 10 * GIB)), 72 * GIB, 5 * GIB),
+        (7, ((4711, None),), 80 * GIB, 5 * GIB),
+        (7, (), 80 * GIB, 5 * GIB),
+        (7, ((4711, 90 * GIB),), 80 * GIB, 5 * GIB),  # a driver that counts more than there is
+    ],
+)
+def test_what_the_run_in_a_gpus_slot_holds_is_free_for_the_next_one(
+    world: World, run_id: int | None, processes: Any, free: int, available: int
+) -> None:
+    gpu = replace(GPU, memory_used_bytes=78 * GIB, processes=processes)
+    slots = [slot("cuda:0", run_id, 2 * GIB), slot("cuda:1", None)]
+    (device,) = devices_of(world, slots, describe_devices([gpu]))
+    assert device.free_memory_bytes == free
+    assert device.host.available_bytes == available
+
+
+@pytest.mark.parametrize(
+    ("held", "available"),
+    [
+        ([GIB], 4 * GIB),
+        ([2 * GIB, GIB], 4 * GIB),  # either may end first
+        ([2 * GIB, None], 3 * GIB),
+        ([20 * GIB], 16 * GIB),
+    ],
+)
+def test_a_run_that_waits_for_the_cpu_has_the_memory_of_the_one_that_ends(
+    world: World, held: list[int | None], available: int
+) -> None:
+    busy = [slot("cpu", run, bytes_) for run, bytes_ in enumerate(held, start=1)]
+    (device,) = devices_of(world, busy, describe_devices(None))
+    assert device.host.available_bytes == available
+    (device,) = devices_of(world, [*busy, slot("cpu", None)], describe_devices(None))
+    assert device.host.available_bytes == 3 * GIB  # it is claimed at once, beside the others
 
 
 def test_a_host_without_a_gpu_has_its_cpu(world: World) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from app.spec import arithmetic
 from tests.trainer_data.factories import entry, make_spec, rows_of, write_arrays
 from worker.trainer.data.loader import open_data
 from worker.trainer.data.resident import Resident
@@ -160,6 +161,15 @@ def test_statistics_are_those_of_the_training_part(open_numbers, numbers, unstop
     np.testing.assert_allclose(found["features"][0], features.mean((0, 1)), rtol=1e-12)
     np.testing.assert_allclose(found["features"][1], features.std((0, 1)), rtol=1e-12)
     np.testing.assert_allclose(found["targets"][1], targets.std(), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("most", "shuffle"), [(8_800, "full"), (8_799, "block")])
+def test_the_whole_dataset_decides_about_blocks_as_at_submission(
+    open_numbers, monkeypatch, most, shuffle
+):
+    """100 samples of 88 bytes, of which 80 train."""
+    monkeypatch.setattr(arithmetic, "FULL_SHUFFLE_BYTES", most)
+    assert open_numbers().describe()["shuffle"] == shuffle
 
 
 def test_the_description_can_be_stored(open_numbers):

@@ -49,6 +49,18 @@ def test_stop_saves_and_ends_the_run(farm):
     assert farm.left_running() == []
 
 
+def test_a_slot_tells_what_its_run_has_of_the_hosts_memory(farm):
+    def held():
+        (worker,) = farm.store.workers.list(alive_only=True)
+        return worker.slots[0]["host_memory_bytes"]
+
+    run_id = farm.submit(**ENDLESS)
+    assert eventually(held, "the trainer has said what it has") == 10_000_000
+    farm.want(run_id, Intent.stop)
+    farm.wait_for_end(run_id)
+    assert eventually(lambda: held() is None, "the slot is free")
+
+
 def test_a_stop_is_felt_without_waiting_for_the_beat(make_farm):
     farm = make_farm()
     farm.start_agent(STOKER_BEAT_SECONDS="60")

@@ -5,12 +5,13 @@ from typing import Any
 
 from app.guard.derived import device_of
 from app.guard.facts import Facts, known
-from app.guard.memory import MemoryPlan, memory_plan
-from app.guard.memory_fit import fitting, largest_chunk, with_values
+from app.guard.memory import IMPORTS_BYTES, MemoryPlan, memory_plan
+from app.guard.memory_fit import MOST_PARTS, fitting, fitting_batch, largest_chunk, with_values
 from app.guard.memory_room import Room
-from app.guard.rule import Finding, rule
+from app.guard.rule import Finding, Loc, rule
 from app.guard.wording import size
 from app.spec.data import ChunkedLoader
+from app.spec.residency import LEAST_RESERVE_BYTES
 from app.spec.run import RunSpec
 
 MOST_SLOT_SHARE = 0.75
@@ -38,16 +39,29 @@ def over_budget(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     if not _is_over(room):
         return
     device = device_of(spec, facts)
-    where = "host" if plan.device is None else device.name
+    where = "host, beside the trainer's imports" if plan.device is None else device.name
     least, tried = "", ""
     if plan.measured is not None and plan.measured.ran_out is not None:
         least, tried = "at least ", f" One step was tried: {plan.measured.ran_out[2]}"
+    fix = fitting(spec, facts)
+    other = "" if fix else f" {_what_would_fit(spec, facts)}"
     yield Finding(
         ("training", "batch_size"),
         f"The run would take {least}{size(room.peak_bytes)}, and {size(room.budget_bytes or 0)} "
         f"are free on the {where}.",
-        f"It would end out of memory. {_largest(room)}{tried}",
-        fitting(spec, facts),
+        f"It would end out of memory. {_largest(room)}{tried}{other}",
+        fix,
+    )
+
+
+def _what_would_fit(spec: RunSpec, facts: Facts) -> str:
+    """What is left where no change fits that keeps the effective batch."""
+    batch = fitting_batch(spec, facts)
+    if batch is None:
+        return "A batch of one sample does not fit either."
+    return (
+        f"No smaller chunk fits, and no cut of the batch into at most {MOST_PARTS} equal parts. "
+        f"A batch of {batch:,} does, but it would be another training."
     )
 
 
@@ -61,10 +75,12 @@ def resident_does_not_fit(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     loader = spec.data.loader
     if not isinstance(loader, ChunkedLoader) or loader.residency != "resident":
         return
-    plan = memory_plan(spec, facts)
-    if plan.data.needed_bytes > plan.data_memory.limit_bytes:
+    plan, loc = memory_plan(spec, facts), ("data", "loader", "residency")
+    if not plan.data_memory.limit_bytes:
+        yield _nothing_left(spec, facts, loc)
+    elif plan.data.needed_bytes > plan.data_memory.limit_bytes:
         yield Finding(
-            ("data", "loader", "residency"),
+            loc,
             f"The data takes {size(plan.data.needed_bytes)}, and "
             f"{size(plan.data_memory.limit_bytes)} are free for it.",
             "The trainer would refuse to begin; what is read in chunks needs a part of that, and "
@@ -87,16 +103,32 @@ def chunk_over_share(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     plan = memory_plan(spec, facts)
     if plan.data.kind == "resident":
         return
-    limit = _most_for_slots(spec, facts, plan)
-    if plan.data.needed_bytes > limit:
+    limit, loc = _most_for_slots(spec, facts, plan), ("data", "loader", "chunk_size")
+    if not limit:
+        yield _nothing_left(spec, facts, loc)
+    elif plan.data.needed_bytes > limit:
         yield Finding(
-            ("data", "loader", "chunk_size"),
+            loc,
             f"Chunks of {loader.chunk_size} make slots of {size(plan.data.needed_bytes)}; "
             f"{size(limit)} may be used for them.",
             "A part of the data that is not read at once has two slots, one in use and one being "
             "filled; what they leave has to hold model, optimizer and activations.",
             _smaller_chunk(spec, facts, limit),
         )
+
+
+def _nothing_left(spec: RunSpec, facts: Facts, loc: Loc) -> Finding:
+    """What no spec would mend: there is less than the trainer keeps for the model."""
+    device = device_of(spec, facts)
+    on_cpu = device.kind == "cpu"
+    free = (device.host.available_bytes if on_cpu else device.free_memory_bytes) or 0
+    imports = f" beside {size(IMPORTS_BYTES)} for its imports" if on_cpu else ""
+    return Finding(
+        loc,
+        f"The {'host' if on_cpu else device.name} has only {size(free)} free.",
+        f"The trainer keeps {size(LEAST_RESERVE_BYTES)} for the model{imports}, so nothing is left "
+        "for data. It can train once others have given memory back, or on another worker.",
+    )
 
 
 def _most_for_slots(spec: RunSpec, facts: Facts, plan: MemoryPlan) -> int:

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 
-from app.guard.derived import dataset_of, device_of
+from app.guard.derived import device_of
 from app.guard.facts import Facts, known
 from app.guard.rule import Finding, rule
 from app.spec.run import RunSpec
 
-LARGEST_FP16 = 65_504.0
 # The first GPUs that are faster in fp16 than in float32.
 FAST_FP16 = (7, 0)
 # By compute capability, where all GPUs gain by TF32: one of them, its dense TFLOP/s in float32 and
@@ -88,37 +87,8 @@ def tf32_off(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "learning.fp16_overflow",
-    stands_on=f"The largest fp16 number is {LARGEST_FP16:,.0f}; a squared error goes beyond it.",
-)
-def fp16_overflow(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """fp16 does not meet large targets and a squared loss."""
-    if spec.runtime.precision != "fp16-mixed" or spec.recipe.loss != "mse":
-        return
-    if spec.data.standardize.targets:
-        return
-    dataset = dataset_of(spec, facts)
-    for name in spec.data.targets:
-        array = dataset.fields.get(name)
-        if array is None:
-            continue
-        mean = known(array.mean, f"the mean of {name!r} in {dataset.name}")
-        std = known(array.std, f"the spread of {name!r} in {dataset.name}")
-        reach = abs(mean) + 4 * std
-        if reach**2 > LARGEST_FP16:
-            yield Finding(
-                ("data", "standardize", "targets"),
-                f"{name!r} reaches {reach:,.4g}, and its squared error does not fit fp16.",
-                f"{reach:,.4g} squared is {reach**2:,.4g}, above {LARGEST_FP16:,.0f}: the loss "
-                "would be infinite.",
-                {"/data/standardize/targets": True},
-            )
-
-
 RULES = (
     precision_needs_gpu,
     precision_not_supported,
     tf32_off,
-    fp16_overflow,
 )

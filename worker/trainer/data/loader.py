@@ -164,7 +164,7 @@ def open_data(
     samples = {name: one.num_samples for name, one in checked.items()}
     parts = split_samples(data, samples, spec.training.seed)
     sample_bytes = bytes_per_sample(checked[data.dataset].fields)
-    shuffle = resolve_shuffle(loader, len(parts.train), sample_bytes)
+    shuffle = resolve_shuffle(loader, samples[data.dataset], sample_bytes)
     held_out = tuple(len(part) for part in parts.non_empty[1:])
     need = Need(sample_bytes, shuffle.group, len(parts.train), held_out)
     residency = choose_residency(loader, need, device_memory(device, host_budget_bytes))

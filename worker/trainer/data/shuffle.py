@@ -26,7 +26,7 @@ class Shuffle:
 
 
 def resolve_shuffle(loader: ChunkedLoader, num_samples: int, sample_bytes: int) -> Shuffle:
-    """For the training part: `sample_bytes` are those of one sample."""
+    """For a dataset of so many samples, of which one has `sample_bytes` in the run's arrays."""
     kind, group = resolved_shuffle(loader, num_samples * sample_bytes)
     if kind != "block" or group == "auto":
         return Shuffle(kind)
