@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = Path(__file__).parent.parent.parent
-# A trainer sees nothing else of the agent's environment: no token, no database URL.
-INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "TZ")
-
-# How often a thread of a CPU operation looks before it sleeps until the others are done: 50 µs.
-# By default libgomp spins for milliseconds, and then a trainer that shares its cores waits for
-# threads that these spinning ones keep from running.
-SPIN_COUNT = "1000"
+# A trainer sees nothing else of the agent's environment: no token, no database URL. How OpenMP's
+# threads wait is the owner's to say: spinning is fastest on idle cores and slowest on busy ones.
+INHERITED = (
+    *("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "TZ"),
+    *("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"),
+)
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,6 @@ def trainer_environment(home: Path, *, gpu: str | None, threads: int) -> dict[st
         **kept,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": gpu or "",
-        "GOMP_SPINCOUNT": SPIN_COUNT,
         "OMP_NUM_THREADS": str(threads),
         "PYTHONPATH": _python_path(),
         "PYTHONUNBUFFERED": "1",
