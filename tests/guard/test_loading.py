@@ -142,6 +142,7 @@ def test_blocks_are_no_fix_where_they_would_be_read_again_too():
     asked = loader(shuffle="full", chunk_size="1GiB")
     (issue,) = [i for i in plan_of(asked, world(stored_in(2_048))).issues if i.code == CODE]
     assert issue.fix == []
+    assert "In blocks it would still be " in issue.why
     assert "a file without chunks, or with chunks of few rows and at most 8.0 MiB" in issue.why
 
 

@@ -185,9 +185,12 @@ def _told(reading: Reading) -> str:
 
 def _instead(fix: dict[str, Any], spec: RunSpec, facts: Facts) -> str:
     if not fix:
+        blocks = _amplification(with_values(spec, BLOCKS), facts)
+        fewer = blocks < _amplification(spec, facts)
+        least = f" In blocks it would still be {blocks:,.1f} times." if fewer else ""
         return (
-            f" No loader's setting mends that; a file without chunks, or with chunks of few rows "
-            f"and at most {size(CHUNK_CACHE_BYTES)}, does."
+            f"{least} No loader's setting mends that; a file without chunks, or with chunks of few "
+            f"rows and at most {size(CHUNK_CACHE_BYTES)}, does."
         )
     after = _amplification(with_values(spec, fix), facts)
     return f" With the fix it is about {after:,.1f} times; a file without chunks is read once."
