@@ -10,6 +10,9 @@ from app.spec.training import Evaluation, Training
 # cache holds are cheap. Above it, blocks of neighbours are shuffled in groups of this many samples.
 FULL_SHUFFLE_BYTES = 2**30
 SHUFFLE_GROUP_SAMPLES = 16_384
+# A block is read as one piece; a group of fewer blocks than this would mix too few places.
+BLOCK_BYTES = 4 * 2**20
+LEAST_BLOCKS_PER_GROUP = 16
 
 
 class PartSizes(NamedTuple):
@@ -87,3 +90,8 @@ def resolved_shuffle(
     if shuffle == "block" and loader.shuffle_group == "auto":
         return shuffle, SHUFFLE_GROUP_SAMPLES
     return shuffle, loader.shuffle_group
+
+
+def block_samples(group: int, sample_bytes: int) -> int:
+    """Neighbours that stay together when `group` samples are shuffled in blocks."""
+    return max(1, min(BLOCK_BYTES // sample_bytes, group // LEAST_BLOCKS_PER_GROUP))

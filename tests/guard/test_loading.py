@@ -1,9 +1,19 @@
 """Rules of loading: chunks that hold what is shuffled together, and what makes them do so."""
 
+from collections import OrderedDict
+from dataclasses import replace
+
 import pytest
 
+from app.guard.facts import DatasetFacts, FieldFacts
+from app.guard.rules.loading import CHUNK_CACHE_BYTES, Reading, read_amplification
+from app.spec.arithmetic import block_samples
+from app.spec.data import ChunkedLoader
+from app.spec.residency import PIECE_BYTES
 from tests.guard.cases import CHUNKED, LARGE, Change
-from tests.guard.world import GIB, codes, plan_of, weather, world
+from tests.guard.world import FIELDS, GIB, codes, plan_of, weather, with_field, world
+from worker.trainer.data.rows import extents, in_file_order
+from worker.trainer.data.shuffle import Shuffle, resolve_shuffle
 
 CODE = "speed.random_reads_of_chunks"
 SQUEEZED = weather(
@@ -58,3 +68,94 @@ def test_the_time_of_reading_is_told_where_the_inspection_measured_it():
 
     assert "At the 2.0 GiB a second that its inspection read" in why(2.0 * GIB)
     assert "its inspection read" not in why(None)
+
+
+SAMPLES, GROUP = 100_000, 16_384
+
+
+def rows_read(shuffle: Shuffle, chunk: int, sample_bytes: int, storage_rows: int) -> int:
+    """Rows of the storage chunks that an epoch reads: the trainer's own order and its own reads,
+    with HDF5's cache of chunks.
+    """
+    order, piece = shuffle.order(SAMPLES, 1), PIECE_BYTES // sample_bytes
+    places = CHUNK_CACHE_BYTES // (storage_rows * sample_bytes)
+    cached: OrderedDict[int, None] = OrderedDict()
+    read = start = 0
+    while start < SAMPLES:
+        stop = order.chunk_stop(0, start, chunk)
+        ascending, _ = in_file_order(order.rows(0, start, stop))
+        for begin in range(0, len(ascending), piece):
+            for first, end in extents(ascending[begin : begin + piece]):
+                for storage in range(first // storage_rows, (end - 1) // storage_rows + 1):
+                    read += 0 if storage in cached else storage_rows
+                    cached[storage] = None
+                    cached.move_to_end(storage)
+                    if len(cached) > places:
+                        cached.popitem(last=False)
+        start = stop
+    return read
+
+
+@pytest.mark.parametrize("storage_rows", [64, 385, 512, 2_048])
+@pytest.mark.parametrize(
+    ("kind", "chunk"), [("none", 49_152), ("block", 49_152), ("block", 4_096), ("full", 50_000)]
+)
+@pytest.mark.parametrize("sample_bytes", [21_744, 4_096])
+def test_a_file_is_read_as_often_as_by_the_trainers_own_order(
+    kind, chunk, storage_rows, sample_bytes
+):
+    shuffle = resolve_shuffle(ChunkedLoader(shuffle=kind), SAMPLES, sample_bytes)
+    reading = {
+        "none": Reading(1.0, 1.0, 1, PIECE_BYTES // sample_bytes),
+        "full": Reading(chunk / SAMPLES, 1.0, 1, PIECE_BYTES // sample_bytes),
+        "block": Reading(
+            min(1.0, chunk / GROUP),
+            max(chunk, GROUP) / SAMPLES,
+            block_samples(GROUP, sample_bytes),
+            PIECE_BYTES // sample_bytes,
+        ),
+    }[kind]
+    array = FieldFacts((sample_bytes,), "uint8")
+    factor = read_amplification(array, storage_rows, reading)
+    read = rows_read(shuffle, chunk, sample_bytes, storage_rows)
+    assert factor == pytest.approx(read / SAMPLES, rel=0.1)
+
+
+def stored_in(rows: int, **changes: object) -> DatasetFacts:
+    """The large file, compressed in chunks of so many rows."""
+    fields = {**FIELDS, "features": replace(CHUNKED.fields["features"], chunk_rows=rows)}
+    return weather(**{**vars(LARGE), "fields": fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "rows", "found"),
+    [("block", 128, False), ("block", 2_048, True), ("none", 512, False), ("none", 2_048, True)],
+)
+def test_storage_chunks_above_the_cache_are_read_again_in_blocks_and_in_order_too(
+    shuffle, rows, found
+):
+    plan = plan_of(loader(shuffle=shuffle, chunk_size="1GiB"), world(stored_in(rows)))
+    assert (CODE in codes(plan)) == found
+
+
+def test_blocks_are_no_fix_where_they_would_be_read_again_too():
+    asked = loader(shuffle="full", chunk_size="1GiB")
+    (issue,) = [i for i in plan_of(asked, world(stored_in(2_048))).issues if i.code == CODE]
+    assert issue.fix == []
+    assert "In blocks it would still be " in issue.why
+    assert "a file without chunks, or with chunks of few rows and at most 8.0 MiB" in issue.why
+
+
+def test_a_fix_tells_how_often_the_file_is_read_with_it():
+    asked = loader(shuffle="full", chunk_size="1GiB")
+    (issue,) = [i for i in plan_of(asked, world(stored_in(128))).issues if i.code == CODE]
+    assert {op.path: op.value for op in issue.fix}["/data/loader/shuffle"] == "block"
+    assert "With the fix it is about 1.3 times" in issue.why
+
+
+def test_what_fits_on_the_device_may_stay_there():
+    small = with_field("features", storage="chunked", chunk_rows=2_048, compression="gzip")
+    (issue,) = [
+        i for i in plan_of(loader(chunk_size="4MiB"), world(small)).issues if i.code == CODE
+    ]
+    assert {op.path: op.value for op in issue.fix} == {"/data/loader/residency": "auto"}

@@ -14,12 +14,11 @@ from app.guard import memory_fit
 from app.guard.facts import Facts, UnknownFact
 from app.guard.memory import IMPORTS_BYTES, MemoryPlan, compared, memory_plan, planned_memory
 from app.guard.memory_model import SequenceSize
-from app.guard.rules.loading import read_amplification
 from app.spec.layers import overlay
 from app.spec.run import RunSpec
 from tests.guard.cases import with_host
 from tests.guard.memory_specs import CASES, train
-from tests.guard.world import FIELDS, GIB, REQUEST, RTX, codes, plan_of, weather, world
+from tests.guard.world import GIB, REQUEST, RTX, codes, plan_of, weather, world
 from worker.trainer.recipes.sequence import SequenceModel
 
 TOLERANCE = 0.15
@@ -219,22 +218,6 @@ def test_data_makes_room_before_the_batch_does():
     assert {op.path for op in issue.fix} == {
         "/data/loader/residency", "/data/loader/chunk_size",
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("rows", "share", "factor"),
-    [(1, 0.1, 1.0), (10_000, 0.1, 10.0), (64, 0.06, 16.3), (64, 1.0, 1.0)],
-)
-def test_a_storage_chunk_that_is_cached_is_read_once_for_each_of_the_runs_chunks(
-    rows, share, factor
-):
-    byte = replace(FIELDS["targets"], shape=(), dtype="uint8")
-    assert read_amplification(byte, rows, share) == pytest.approx(factor, rel=0.01)
-
-
-def test_a_storage_chunk_that_is_not_cached_is_read_for_every_run_of_neighbours():
-    large = replace(FIELDS["features"], shape=(2**20,))
-    assert read_amplification(large, 100, 0.1) == pytest.approx(91)
 
 
 def test_the_fixed_specs_are_at_least_twelve_of_all_kinds():

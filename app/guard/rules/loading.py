@@ -1,17 +1,19 @@
 """Rules about how rows come from the file: chunks that hold a batch, reads that follow the file."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 from app.guard.derived import dataset_of
 from app.guard.facts import DatasetFacts, Facts, FieldFacts, known
-from app.guard.memory import MemoryPlan, fields_of, memory_plan
+from app.guard.memory import MemoryPlan, fields_of, memory_plan, order_of
 from app.guard.memory_fit import with_values
 from app.guard.rule import Finding, Loc, rule
 from app.guard.wording import duration, size
-from app.spec.arithmetic import resolved_shuffle
+from app.spec.arithmetic import block_samples
 from app.spec.data import ChunkedLoader
+from app.spec.residency import PIECE_BYTES
 from app.spec.run import RunSpec
 
 # What HDF5 2.0 keeps of an array's chunks unless told otherwise; a larger chunk is read, and
@@ -19,6 +21,7 @@ from app.spec.run import RunSpec
 CHUNK_CACHE_BYTES = 8 * 2**20
 MOST_AMPLIFICATION = 2.0
 LARGER = {"/data/loader/chunk_size": "auto"}
+KEPT = {"/data/loader/residency": "auto"}
 BLOCKS = {"/data/loader/shuffle": "block", "/data/loader/shuffle_group": "auto"}
 
 
@@ -48,47 +51,48 @@ def chunk_below_batch(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
 
 
 @dataclass(frozen=True)
-class Scatter:
-    """Chunks of a run that do not hold all that is shuffled together, so that the rows of each
-    come from all over it.
-    """
+class Reading:
+    """How the chunks of a streamed run take their rows from the file."""
 
-    plan: MemoryPlan
-    share: float
+    within: float
     """Of the samples that are shuffled together, those that one chunk takes."""
+    around: float
+    """Of all samples, those of one chunk, or of the group that it is a part of."""
+    block: int
+    """Neighbours that the order keeps together."""
+    piece: int
+    """Rows that are asked for at once at most."""
 
-    @property
-    def reads(self) -> int:
-        """Runs of neighbouring rows in an epoch, each of which is a read of its own."""
-        return int(self.plan.need.train_samples * (1 - self.share))
 
-
-def scatter_of(spec: RunSpec, facts: Facts) -> Scatter | None:
-    """None where each chunk is read in the order of the file; UnknownFact."""
+def reading_of(spec: RunSpec, facts: Facts) -> Reading | None:
+    """None where the data stays on the device; UnknownFact."""
     loader = spec.data.loader
     if not isinstance(loader, ChunkedLoader) or loader.residency == "resident":
         return None
-    dataset = dataset_of(spec, facts)
-    total = known(dataset.size_bytes, f"the size of {dataset.name}")
-    kind = resolved_shuffle(loader, total)[0]
-    if kind == "none":
-        return None
     plan = memory_plan(spec, facts)
-    need, chunk = plan.need, plan.data.chunk_samples
-    together = (
-        min(need.group_samples, need.train_samples) if kind == "block" else need.train_samples
-    )
-    if plan.data.kind == "resident" or chunk >= together:
+    if plan.data.kind == "resident":
         return None
-    return Scatter(plan, chunk / together)
+    need = plan.need
+    chunk = min(plan.data.chunk_samples, need.train_samples)
+    piece = max(1, PIECE_BYTES // need.sample_bytes)
+    kind, _ = order_of(spec, dataset_of(spec, facts), loader)
+    if kind == "block":
+        group = min(need.group_samples, need.train_samples)
+        around = max(chunk, group) / need.train_samples
+        block = block_samples(need.group_samples, need.sample_bytes)
+        return Reading(min(1.0, chunk / group), around, block, piece)
+    within = chunk / need.train_samples if kind == "full" else 1.0
+    return Reading(within, 1.0, 1, piece)
 
 
-def _gathered(spec: RunSpec, facts: Facts) -> dict[str, Any]:
-    """The first change after which chunks hold what is shuffled together: larger ones, which leave
-    the order as it is, or blocks.
+def _gathered(
+    spec: RunSpec, facts: Facts, helps: Callable[[RunSpec, Facts], bool]
+) -> dict[str, Any]:
+    """The first change that helps: larger chunks, which leave the order as it is, blocks, both, or
+    data that stays on the device; nothing where none does.
     """
-    for values in (LARGER, BLOCKS, {**LARGER, **BLOCKS}):
-        if scatter_of(with_values(spec, values), facts) is None:
+    for values in (LARGER, BLOCKS, {**LARGER, **BLOCKS}, KEPT):
+        if helps(with_values(spec, values), facts):
             return values
     return {}
 
@@ -98,60 +102,98 @@ def _place(fix: dict[str, Any]) -> Loc:
     return ("data", "loader", "chunk_size" if fix == LARGER else "shuffle")
 
 
-def read_amplification(array: FieldFacts, chunk_rows: int, share: float) -> float:
-    """How often an array is read in an epoch in which each chunk takes a `share` of its rows.
+def read_amplification(array: FieldFacts, chunk_rows: int, reading: Reading) -> float:
+    """How often an array is read in an epoch.
 
     The reader sorts a chunk's rows and reads each run of neighbours at once. A storage chunk that
-    the cache holds is read once for all of them, one that is larger for every run.
+    the cache holds is read once for each of the run's chunks that has a row of it, one that is
+    larger for every run of neighbours.
     """
-    storage_bytes = chunk_rows * array.sample_bytes
-    if storage_bytes <= CHUNK_CACHE_BYTES:
-        return float((1 - (1 - share) ** chunk_rows) / share)
-    return float(chunk_rows * (1 - share) + 1)
+    within, around, block = reading.within, reading.around, reading.block
+    aligned = gcd(chunk_rows, block)
+    if chunk_rows * array.sample_bytes <= CHUNK_CACHE_BYTES:
+        blocks = 1 + (chunk_rows - aligned) / block  # that a storage chunk has a part of
+        groups = (1 - (1 - around) ** blocks) / around
+        return float(groups * (1 - (1 - within) ** (chunk_rows / groups)) / within)
+    ends = 1 - within * (1 - (1 - around) / block)  # of runs of neighbours, for each row
+    ends += (1 - ends) / reading.piece
+    unbroken = within * (1 - (1 - around) * aligned / block)  # of the borders of storage chunks
+    return max(1.0, float(chunk_rows * ends + unbroken * (1 - 1 / reading.piece)))
 
 
-def _amplification(spec: RunSpec, dataset: DatasetFacts, share: float) -> float:
-    """Of all arrays of the run, by their bytes; UnknownFact."""
+def _amplification(spec: RunSpec, facts: Facts) -> float:
+    """Of all arrays of the run, by their bytes; 1 where they stay on the device; UnknownFact."""
+    reading = reading_of(spec, facts)
+    if reading is None:
+        return 1.0
+    dataset = dataset_of(spec, facts)
     read = useful = 0.0
     for array in fields_of(spec, dataset):
         storage = known(array.storage, f"how the arrays of {dataset.name} are stored")
         factor = 1.0
         if storage == "chunked":
             rows = known(array.chunk_rows, f"the chunks of {dataset.name}")
-            factor = read_amplification(array, rows, share)
+            factor = read_amplification(array, rows, reading)
         useful += array.sample_bytes
         read += factor * array.sample_bytes
     return read / useful
 
 
+def _is_read_about_once(spec: RunSpec, facts: Facts) -> bool:
+    return _amplification(spec, facts) <= MOST_AMPLIFICATION
+
+
 @rule(
     "speed.random_reads_of_chunks",
-    stands_on="HDF5 reads and decompresses a storage chunk as a whole; the factor follows from its "
-    "rows and from how the reader sorts its own.",
+    stands_on="HDF5 reads and decompresses a storage chunk as a whole, and keeps 8 MiB of them; "
+    "the factor follows from its rows and from how the reader sorts its own.",
     measured_by="random_reads_of_chunks",
 )
 def random_reads_of_chunks(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """Chunked files are not read row by row from all over."""
-    scatter = scatter_of(spec, facts)
-    if scatter is None:
+    """The chunks of a file are read about once in an epoch, whatever the order of its rows."""
+    reading = reading_of(spec, facts)
+    if reading is None:
         return
-    dataset = dataset_of(spec, facts)
-    factor = _amplification(spec, dataset, scatter.share)
+    factor = _amplification(spec, facts)
     if factor <= MOST_AMPLIFICATION:
         return
+    dataset = dataset_of(spec, facts)
     squeezed = any(array.compression for array in fields_of(spec, dataset))
     done = "read and decompressed" if squeezed else "read"
-    fix = _gathered(spec, facts)
+    fix = _gathered(spec, facts, _is_read_about_once)
     yield Finding(
         _place(fix),
-        f"Every epoch would read the file about {factor:,.0f} times over.",
-        f"It is stored in chunks that can only be {done} whole, and each of the run's own takes "
-        f"{scatter.share:.1%} of the samples that are shuffled together."
-        + _reading_time(scatter.plan, dataset, factor)
-        + " A chunk that holds them all reads the file about once; so would any on a file without "
-        "chunks.",
+        f"Every epoch would read the file about {factor:,.1f} times over.",
+        f"It is stored in chunks that can only be {done} whole, and {_told(reading)}."
+        + _reading_time(memory_plan(spec, facts), dataset, factor)
+        + _instead(fix, spec, facts),
         fix,
     )
+
+
+def _told(reading: Reading) -> str:
+    """What does not go with the storage chunks, in words."""
+    if reading.within < 1:
+        return (
+            f"each of the run's own takes {reading.within:.1%} of the samples that are shuffled "
+            "together"
+        )
+    if reading.block > 1:
+        return f"the order keeps no more than {reading.block:,} neighbours together"
+    return f"a read takes no more than {reading.piece:,} rows"
+
+
+def _instead(fix: dict[str, Any], spec: RunSpec, facts: Facts) -> str:
+    if not fix:
+        blocks = _amplification(with_values(spec, BLOCKS), facts)
+        fewer = blocks < _amplification(spec, facts)
+        least = f" In blocks it would still be {blocks:,.1f} times." if fewer else ""
+        return (
+            f"{least} No loader's setting mends that; a file without chunks, or with chunks of few "
+            f"rows and at most {size(CHUNK_CACHE_BYTES)}, does."
+        )
+    after = _amplification(with_values(spec, fix), facts)
+    return f" With the fix it is about {after:,.1f} times; a file without chunks is read once."
 
 
 def _reading_time(plan: MemoryPlan, dataset: DatasetFacts, factor: float) -> str:
@@ -173,21 +215,28 @@ def _reading_time(plan: MemoryPlan, dataset: DatasetFacts, factor: float) -> str
 )
 def network_full_shuffle(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     """What streams from network storage is read in whole pieces."""
-    scatter = scatter_of(spec, facts)
-    if scatter is None:
+    reading = reading_of(spec, facts)
+    if reading is None or reading.within == 1:
         return
     dataset = dataset_of(spec, facts)
     if not known(dataset.network, f"whether {dataset.name} is on network storage"):
         return
-    fix = _gathered(spec, facts)
+    need = memory_plan(spec, facts).need
+    requests = int(need.train_samples * (1 - reading.within))
+    fix = _gathered(spec, facts, _is_in_order)
     yield Finding(
         _place(fix),
         "The file is on network storage, and its rows would be read one by one.",
-        f"About {scatter.reads:,} requests of {size(scatter.plan.need.sample_bytes)} an epoch: at "
-        f"a millisecond each, {duration(scatter.reads / 1000)} of waiting. A chunk that holds all "
-        "that is shuffled together is read in large pieces.",
+        f"About {requests:,} requests of {size(need.sample_bytes)} an epoch: at a millisecond "
+        f"each, {duration(requests / 1000)} of waiting. A chunk that holds all that is shuffled "
+        "together is read in large pieces.",
         fix,
     )
+
+
+def _is_in_order(spec: RunSpec, facts: Facts) -> bool:
+    reading = reading_of(spec, facts)
+    return reading is None or reading.within == 1
 
 
 RULES = (chunk_below_batch, random_reads_of_chunks, network_full_shuffle)

@@ -159,7 +159,7 @@ def host_over_budget(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         yield Finding(
             ("runtime", "device"),
             f"The run would take {size(room.peak_bytes)} of the host's memory, and "
-            f"{size(room.budget_bytes or 0)} are available.",
+            f"{size(room.budget_bytes or 0)} are available, beside the trainer's imports.",
             f"The kernel would end it, or another program. {_largest(room)}",
         )
 

@@ -2,13 +2,9 @@
 
 from dataclasses import dataclass
 
-from app.spec.arithmetic import resolved_shuffle
+from app.spec.arithmetic import block_samples, resolved_shuffle
 from app.spec.data import ChunkedLoader
 from worker.trainer.data.order import Order, ShuffleKind
-
-# A block is read as one piece; a group of fewer blocks than this would mix too few places.
-BLOCK_BYTES = 4 * 2**20
-LEAST_BLOCKS_PER_GROUP = 16
 
 
 @dataclass(frozen=True)
@@ -30,5 +26,4 @@ def resolve_shuffle(loader: ChunkedLoader, num_samples: int, sample_bytes: int) 
     kind, group = resolved_shuffle(loader, num_samples * sample_bytes)
     if kind != "block" or group == "auto":
         return Shuffle(kind)
-    block = min(BLOCK_BYTES // sample_bytes, group // LEAST_BLOCKS_PER_GROUP)
-    return Shuffle(kind, group, max(1, block))
+    return Shuffle(kind, group, block_samples(group, sample_bytes))
