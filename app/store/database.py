@@ -198,7 +198,11 @@ def _configure_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
 
 def _begin_sqlite(connection: Connection) -> None:
     immediate = connection.get_execution_options().get("stoker_immediate")
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+    statement = "BEGIN IMMEDIATE" if immediate else "BEGIN"
+    try:  # by the driver itself: each request begins three transactions
+        connection.connection.cursor().execute(statement)
+    except sqlite3.OperationalError as error:
+        raise OperationalError(statement, None, error) from error
 
 
 @contextmanager
