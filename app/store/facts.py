@@ -55,7 +55,7 @@ def worker_devices(worker: WorkerRecord) -> list[DeviceFacts]:
 
 
 def _once_free(device: Document, worker: WorkerRecord) -> DeviceFacts:
-    name = f"cuda:{device['index']}" if device.get("kind") == "cuda" else "cpu"
+    name = f"cuda:{device.get('index')}" if device.get("kind") == "cuda" else "cpu"
     slots = [slot for slot in worker.slots if slot["device"] == name]
     host = host_facts(worker.facts, len(worker.slots))
     if not slots or any(slot["run_id"] is None for slot in slots):

@@ -98,5 +98,5 @@ def test_the_first_page_ends_when_it_is_full(old_world: World) -> None:
     with statements(old_world) as sent:
         old_world.store.runs.list(RunFilter(), 50)
     with old_world.store.database.read() as connection:
-        plan = str(connection.exec_driver_sql("EXPLAIN QUERY PLAN " + sent[1][0], sent[1][1]).all())
+        plan = str(connection.exec_driver_sql("EXPLAIN QUERY PLAN " + sent[0][0], sent[0][1]).all())
     assert "TEMP B-TREE" not in plan
