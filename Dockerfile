@@ -10,6 +10,7 @@
 
 FROM python:3.12-slim AS base
 ENV PYTHONUNBUFFERED=1 \
+    PIP_CACHE_DIR=/var/cache/pip \
     PYTHONDONTWRITEBYTECODE=1 \
     STOKER_HOME=/var/lib/stoker \
     STOKER_DATA_ROOT=/data
@@ -23,7 +24,7 @@ COPY worker worker
 COPY migrations migrations
 
 FROM base AS api
-RUN --mount=type=cache,target=/root/.cache/pip \
+RUN --mount=type=cache,target=/var/cache/pip \
     --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     pip install ".[postgres]"
 WORKDIR /var/lib/stoker
@@ -33,7 +34,7 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=20s --retries=3 CMD ["pyt
 CMD ["stoker", "api"]
 
 FROM base AS worker
-RUN --mount=type=cache,target=/root/.cache/pip \
+RUN --mount=type=cache,target=/var/cache/pip \
     --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     pip install ".[worker,samples,postgres]"
 WORKDIR /var/lib/stoker

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from app.lifecycle import Reason
 from app.settings import Settings
+from app.spec.arithmetic import threads_of_slot
 from app.spec.run import RunSpec
 from app.store.records import DatasetRecord, Lease
 from worker.checkpoints import on_disk
@@ -84,7 +85,7 @@ def attempt_document(
 
 def threads_of(wanted: int | Literal["auto"], slots: int) -> int:
     """`runtime.threads`, with auto as an even share of the cores."""
-    return max(1, usable_cores() // slots) if wanted == "auto" else wanted
+    return threads_of_slot(usable_cores(), slots) if wanted == "auto" else wanted
 
 
 def _dataset_document(record: DatasetRecord, data_root: Path) -> Document:

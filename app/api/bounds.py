@@ -42,7 +42,7 @@ def checked(root: T) -> T:
 
 def _key_length(key: Any) -> int:
     if not isinstance(key, str):
-        raise ValueError(f"the key {str(key)[:40]} is not text; quote it")  # noqa: TRY004 - of the text
+        raise ValueError(f"the key {str(key)[:40]} is not text; quote it")  # noqa: TRY004 - the text is wrong
     return _text_length(key)
 
 

@@ -9,7 +9,7 @@ from app.guard.carry import carry_between
 from app.guard.derived import device_of, steps_of
 from app.guard.facts import Facts, HistoryFacts, ParentFacts, UnknownFact
 from app.guard.inheritance import Inherited
-from app.guard.plan import pin_order
+from app.guard.plan import pin_order, settled_order
 from app.guard.resolve import Resolved, resolve
 from app.spec.parse import parse_spec
 from app.store.facts import dataset_facts, worker_devices
@@ -75,7 +75,7 @@ def _parent(
     """Where the parent's schedule stands at the checkpoint whose whole state would be carried."""
     if resolved.spec is None or resolved.document is None:
         return None
-    child, _ = pin_order(resolved.document, {}, resolved.spec, facts)
+    child, _ = pin_order(resolved.document, {}, settled_order(resolved.spec, facts))
     if carry_between(parent.spec, child).kind != "full":
         return None
     source = services.store.runs.whole_state_of(parent.run_id, parent.wish)

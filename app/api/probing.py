@@ -8,13 +8,13 @@ from starlette.concurrency import run_in_threadpool
 
 from app.api.knowledge import facts_for
 from app.api.services import Services
-from app.api.submitting import READINESS
-from app.errors import Conflict, DatasetNotReady, SpecRejected
+from app.api.submitting import plan_under, require_ready
+from app.errors import Conflict, SpecRejected
 from app.guard.derived import device_of
 from app.guard.facts import DeviceFacts, Facts, UnknownFact
 from app.guard.measured import Measured
 from app.guard.memory import memory_plan, probe_order
-from app.guard.plan import Plan, make_plan
+from app.guard.plan import Plan
 from app.guard.resolve import Resolved
 from app.spec.run import RunSpec
 from app.store.facts import worker_devices
@@ -51,27 +51,18 @@ async def plan_with_probe(
         raise Conflict(f"Nothing was measured on {worker.name}: {job.error}", code="probe_failed")
     measured = Measured.from_result(spec, worker.name, job.finished_at, job.result)
     return await run_in_threadpool(
-        _plan, services, request, replace(facts, measured=measured), resolved
-    )
-
-
-def _plan(services: Services, request: Document, facts: Facts, resolved: Resolved) -> Plan:
-    return make_plan(
-        request, facts, services.catalog.get(), services.settings.guard, resolved=resolved
+        plan_under, services, request, replace(facts, measured=measured), resolved
     )
 
 
 def _plannable(services: Services, request: Document, facts: Facts, resolved: Resolved) -> RunSpec:
     """The spec, once nothing but its memory is left to be judged."""
-    plan = _plan(services, request, facts, resolved)
+    plan = plan_under(services, request, facts, resolved)
     first = [issue for issue in plan.errors if not issue.code.startswith("memory.")]
-    issues = [issue.model_dump(mode="json") for issue in first]
-    if issues and all(issue.code in READINESS for issue in first):
-        raise DatasetNotReady(
-            " ".join(f"{issue.message} {issue.why}" for issue in first), issues=issues
-        )
-    if issues or resolved.spec is None:
+    require_ready(first)
+    if first or resolved.spec is None:
         told = "; ".join(issue.message for issue in first[:3])
+        issues = [issue.model_dump(mode="json") for issue in first]
         raise SpecRejected(f"Nothing was measured, for this comes first: {told}", issues)
     if not facts.devices:
         raise _nobody("no worker is alive that could make a step")

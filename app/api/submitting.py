@@ -14,9 +14,11 @@ from app.api.models.runs import RestartBody
 from app.api.services import Services
 from app.errors import DatasetNotReady, InvalidRequest, SpecRejected
 from app.guard.carry import STARTS_ANEW, Carry, carry_between
+from app.guard.facts import Facts
 from app.guard.inheritance import inherited
 from app.guard.patching import apply_json_patch, apply_merge_patch
 from app.guard.plan import Plan, make_plan
+from app.guard.resolve import Resolved
 from app.spec.issue import Issue
 from app.store.records import Idempotency, NewRun, Restart, RunRecord
 
@@ -35,7 +37,11 @@ def require_object(document: Any) -> Document:
 
 def plan_request(services: Services, request: Document, parent: Parent | None = None) -> Plan:
     """The plan of a request as the world is now; `parent`: of a restart."""
-    facts, resolved = facts_for(services, request, parent)
+    return plan_under(services, request, *facts_for(services, request, parent))
+
+
+def plan_under(services: Services, request: Document, facts: Facts, resolved: Resolved) -> Plan:
+    """The plan of a request under facts that are known already."""
     return make_plan(
         request, facts, services.catalog.get(), services.settings.guard, resolved=resolved
     )
@@ -106,10 +112,7 @@ def idempotency_of(key: str | None, scope: str, document: Any) -> Idempotency | 
 
 
 def _new_run(plan: Plan) -> NewRun:
-    errors = plan.errors
-    if errors and all(issue.code in READINESS for issue in errors):
-        detail = " ".join(f"{issue.message} {issue.why}" for issue in errors)
-        raise DatasetNotReady(detail, issues=[issue.model_dump(mode="json") for issue in errors])
+    require_ready(plan.errors)
     spec = plan.require_ok()
     return NewRun(
         request=plan.request,
@@ -128,6 +131,13 @@ def _new_run(plan: Plan) -> NewRun:
         gpus=spec["runtime"]["gpus"],
         max_retries=spec["policy"]["max_retries"],
     )
+
+
+def require_ready(errors: list[Issue]) -> None:
+    """DatasetNotReady when nothing is wrong but that: then to wait, or to mend data, helps."""
+    if errors and all(issue.code in READINESS for issue in errors):
+        detail = " ".join(f"{issue.message} {issue.why}" for issue in errors)
+        raise DatasetNotReady(detail, issues=[issue.model_dump(mode="json") for issue in errors])
 
 
 def _patched(request: Document, body: RestartBody) -> Document:

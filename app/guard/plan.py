@@ -85,8 +85,9 @@ def judged(
     if resolved.preset is not None:
         facts = replace(facts, preset=resolved.preset.match)
     # The rules judge what is stored: an order that is settled now is that of every attempt.
-    spec = with_values(resolved.spec, _settled_order(resolved.spec, facts))
-    document, provenance = pin_order(resolved.document, resolved.provenance, resolved.spec, facts)
+    settled = settled_order(resolved.spec, facts)
+    spec = with_values(resolved.spec, settled)
+    document, provenance = pin_order(resolved.document, resolved.provenance, settled)
     judgement = judge(spec, facts, request, strictness)
     found = [with_preset_kept(issue, request, resolved.preset) for issue in judgement.issues]
     return Plan(
@@ -124,10 +125,9 @@ def _identity(issue: Issue) -> tuple[str, tuple[str | int, ...]]:
 
 
 def pin_order(
-    document: Document, provenance: Document, spec: RunSpec, facts: Facts
+    document: Document, provenance: Document, settled: Document
 ) -> tuple[Document, Document]:
     """Fix what is shuffled together: how the data is read may change later, the order may not."""
-    settled = _settled_order(spec, facts)
     if not settled:
         return document, provenance
     names = {pointer.rpartition("/")[2]: value for pointer, value in settled.items()}
@@ -137,7 +137,7 @@ def pin_order(
     return pinned, {**provenance, **sources}
 
 
-def _settled_order(spec: RunSpec, facts: Facts) -> Document:
+def settled_order(spec: RunSpec, facts: Facts) -> Document:
     """By pointer, what the loader leaves open of the order; nothing while a fact is unknown."""
     loader = spec.data.loader
     if not isinstance(loader, ChunkedLoader):

@@ -43,6 +43,11 @@ def total_steps(training: Training, num_samples: int) -> int:
     return steps if training.max_steps is None else min(steps, training.max_steps)
 
 
+def threads_of_slot(cores: int, slots: int) -> int:
+    """Threads of a run that has a core for each, when `slots` runs share the host's evenly."""
+    return max(1, cores // max(1, slots))
+
+
 def is_due(interval: int | None, count: int) -> bool:
     """Whether something that happens every so often does after `count`."""
     return interval is not None and count % interval == 0

@@ -1,7 +1,5 @@
 """The connection to the database: one recipe for SQLite, one for PostgreSQL."""
 
-import json
-import math
 import os
 import sqlite3
 import threading
@@ -22,6 +20,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from app.errors import InvalidRequest, Unavailable
+from app.plainjson import dump_json
 from app.settings import Settings
 from app.store.doorbell import PG_CHANNEL, Doorbell
 
@@ -162,24 +161,6 @@ def has_wal_reset_bug(version: tuple[int, int, int]) -> bool:
     if version[:2] in fixed_backports:
         return version[2] < fixed_backports[version[0], version[1]]
     return (3, 7, 0) <= version < (3, 51, 3)
-
-
-def dump_json(value: Any) -> str:
-    """JSON as the databases take it: NaN and infinity become null."""
-    try:
-        return json.dumps(value, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(value))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
 
 
 def _create_private(_dialect: Any, _record: Any, arguments: Any, _more: Any) -> None:

@@ -48,9 +48,7 @@ def select_runs() -> Select[Any]:
     )
 
 
-@cache
-def _of_id() -> Select[Any]:
-    return select_runs().where(runs.c.id == bindparam("run"))
+_OF_ID = select_runs().where(runs.c.id == bindparam("run"))
 
 
 def to_records(connection: Connection, rows: Sequence[Row[Any]]) -> list[RunRecord]:
@@ -88,7 +86,7 @@ def _carried(between: Document | None, kind: CarryKind | None) -> Document | Non
 
 def fetch(connection: Connection, run_id: int) -> RunRecord:
     """The record of a run; NotFound."""
-    row = connection.execute(_of_id(), {"run": run_id}).one_or_none()
+    row = connection.execute(_OF_ID, {"run": run_id}).one_or_none()
     if row is None:
         raise missing(run_id)
     return to_records(connection, [row])[0]

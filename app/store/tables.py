@@ -34,7 +34,7 @@ class PlainText(TypeDecorator[str]):
         return storable(value)
 
 
-# What JSON cannot say becomes null, see database.dump_json; order of keys is kept.
+# What JSON cannot say becomes null, see app.plainjson; order of keys is kept.
 Document = JSON(none_as_null=True)
 
 

@@ -1,12 +1,11 @@
 """What an attempt writes for others to read: events.jsonl for the agent, losses.csv for people."""
 
-import json
-import math
 import os
 import time
 from pathlib import Path
 from typing import Any
 
+from app.plainjson import dump_json
 from worker.trainer.disk import sync_folder
 
 
@@ -20,23 +19,12 @@ class EventLog:
 
     def emit(self, kind: str, **data: Any) -> None:
         self._seq += 1
-        event = {"seq": self._seq, "t": time.time(), "kind": kind, **_finite(data)}
-        self._file.write(json.dumps(event, allow_nan=False) + "\n")
+        event = {"seq": self._seq, "t": time.time(), "kind": kind, **data}
+        self._file.write(dump_json(event) + "\n")
         self._file.flush()
 
     def close(self) -> None:
         self._file.close()
-
-
-def _finite(value: Any) -> Any:
-    """The same document with null for NaN and infinity, which JSON cannot say."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
 
 
 class LossFile:

@@ -6,6 +6,7 @@ from app.guard.derived import device_of
 from app.guard.facts import Facts, known
 from app.guard.rule import Finding, rule
 from app.guard.wording import size
+from app.spec.arithmetic import threads_of_slot
 from app.spec.run import RunSpec
 
 
@@ -71,7 +72,7 @@ def threads_above_cores(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         return  # its steps are not computed by these threads
     cores = known(device.host.cores, "the cores of the host")
     slots = known(device.host.slots, "how many runs train on the host at once")
-    most = max(1, cores // max(1, slots))
+    most = threads_of_slot(cores, slots)
     if wanted <= most:
         return
     beside = f", shared by {slots} runs" if slots > 1 else ""

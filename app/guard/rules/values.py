@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from app.guard.derived import dataset_of, inspected, named_datasets
 from app.guard.facts import DatasetFacts, Facts, FieldFacts, known
+from app.guard.memory import order_of
 from app.guard.rule import Finding, Loc, rule
-from app.spec.arithmetic import resolved_shuffle
 from app.spec.data import ChronologicalSplit, ChunkedLoader, DatasetsSplit, RandomSplit
 from app.spec.run import RunSpec
 
@@ -158,7 +158,7 @@ def sorted_blocks(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     if not isinstance(loader, ChunkedLoader):
         return
     dataset = dataset_of(spec, facts)
-    kind = resolved_shuffle(loader, known(dataset.size_bytes, f"the size of {dataset.name}"))[0]
+    kind, _ = order_of(spec, dataset, loader)
     name = _sorted_target(spec, facts) if kind != "full" else None
     if name is not None:
         how = "in groups of neighbouring blocks" if kind == "block" else "not at all"
