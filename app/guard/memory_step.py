@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from app.guard.measured import Measured, StepLines, lines_through
+from app.guard.measured import Measured, lines_through
 from app.guard.memory_model import (
     EVALUATION_ON_CPU,
     EVALUATION_ON_CUDA,
@@ -14,9 +14,9 @@ from app.guard.memory_model import (
 from app.guard.memory_room import STEPS, Item
 from app.spec.residency import MIB
 
-# Measured above the imports with a model of 40,000 weights on 13 MB: what PyTorch loads with its
-# first optimizer (72 MiB), and what its kernels and threads hold afterwards.
-LIBRARIES_BUILDING, LIBRARIES_TRAINING = 80 * MIB, 105 * MIB
+# Measured above the imports with a model of 40,000 weights on 13 MB: what PyTorch's kernels and
+# threads hold.
+LIBRARIES_BYTES = 33 * MIB
 # What the heap keeps of the copies that oneDNN makes of the weights in its own order, measured with
 # 19 to 66 million weights: 0.3 to 0.9 of their bytes.
 WEIGHTS_REARRANGED = 0.6
@@ -46,8 +46,7 @@ Reckon = Callable[[int, int], Step]
 def on_cpu(model: SequenceSize) -> Reckon:
     """By the coefficients of a CPU."""
     fixed = (
-        Item("libraries", LIBRARIES_BUILDING),
-        Item("kernels", LIBRARIES_TRAINING - LIBRARIES_BUILDING, STEPS),
+        Item("libraries", LIBRARIES_BYTES, STEPS),
         Item("rearranged_weights", int(WEIGHTS_REARRANGED * model.weights_bytes), STEPS),
     )
     return lambda batch, looked_at: Step(
@@ -84,7 +83,7 @@ def as_measured(
         model.optimizer_bytes,
         model.gradients_bytes,
     )
-    fixed = _fixed_items(measured, lines)
+    fixed = (Item("libraries", lines.fixed_bytes, STEPS),)
     several = model.spec.training.gradient_accumulation_steps > 1
 
     def reckoned(batch: int, looked_at: int) -> Step:
@@ -96,16 +95,6 @@ def as_measured(
         )
 
     return reckoned
-
-
-def _fixed_items(measured: Measured, lines: StepLines) -> tuple[Item, ...]:
-    if measured.device == "cuda":
-        return (Item("kernels", lines.fixed_bytes, STEPS),)
-    libraries = min(lines.fixed_bytes, LIBRARIES_BUILDING)
-    return (
-        Item("libraries", libraries),
-        Item("kernels", lines.fixed_bytes - libraries, STEPS),
-    )
 
 
 def _raised(

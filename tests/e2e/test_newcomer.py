@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ def in_clone(clone: Path, command: str, **extra: str) -> str:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "PYTEST_"))}
     inherited.pop("CI", None)
     inherited.pop("VIRTUAL_ENV", None)
+    inherited["PATH"] = f"{clone.parent / 'bin'}:{inherited['PATH']}"
     done = subprocess.run(
         command.split(),
         cwd=clone,
@@ -43,6 +45,10 @@ def in_clone(clone: Path, command: str, **extra: str) -> str:
 def test_the_two_commands_work_in_a_fresh_clone(tmp_path):
     clone = tmp_path / "stoker"
     subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+    # As for a user who has uv; CI itself installs with pip. Alone in a folder, so that nothing else
+    # of this environment is found there.
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "uv").symlink_to(Path(sys.executable).parent / "uv")
     demo, test = commands_of_the_readme()
     assert (demo, test) == ("make demo", "make test")
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from app.spec.optimization import SGD, AdamW, Optimizer
 from tests.trainer.lab import Lab
-from worker.trainer.build import build_optimizer
+from worker.trainer.optimizers import build_optimizer
 from worker.trainer.recipes.base import Arrays
 from worker.trainer.snapshot import capture, restore
 from worker.trainer.state import TrainState

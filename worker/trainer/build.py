@@ -1,13 +1,10 @@
-"""From the spec to what computes: device, precision, threads, optimizer."""
+"""From the spec to what computes: device, precision, threads."""
 
 import os
-from collections.abc import Iterable
 
 import torch
-from torch import nn
 
 from app.lifecycle import Reason
-from app.spec.optimization import SGD, Adam, Optimizer
 from app.spec.runtime import Runtime
 from worker.trainer.errors import SpecMismatch, TrainerError
 
@@ -63,35 +60,5 @@ def configure_torch(runtime: Runtime, precision: str, threads: int) -> None:
     if runtime.deterministic:
         # cuBLAS reads this when it starts: without it some of its results vary.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(runtime.deterministic)
-
-
-def build_optimizer(wanted: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Fused: one kernel for all weights, and no synchronization under loss scaling."""
-    if isinstance(wanted, SGD):
-        return _build_sgd(wanted, parameters)
-    kind = torch.optim.Adam if isinstance(wanted, Adam) else torch.optim.AdamW
-    return kind(
-        parameters,
-        lr=wanted.lr,
-        betas=wanted.betas,
-        weight_decay=wanted.weight_decay,
-        fused=True,
-    )
-
-
-def _build_sgd(wanted: SGD, parameters: Iterable[nn.Parameter]) -> torch.optim.SGD:
-    optimizer = torch.optim.SGD(
-        parameters,
-        lr=wanted.lr,
-        momentum=wanted.momentum,
-        nesterov=wanted.nesterov,
-        weight_decay=wanted.weight_decay,
-        fused=True,
-    )
-    if wanted.momentum:
-        # torch would begin with memory as it finds it, and leave it so when loss scaling skips the
-        # first step. From zeros the first step is the same.
-        for parameter in optimizer.param_groups[0]["params"]:
-            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return optimizer
+    # Not use_deterministic_algorithms, which imports the compiler to tell it as well.
+    torch.set_deterministic_debug_mode("error" if runtime.deterministic else "default")

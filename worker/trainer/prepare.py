@@ -9,7 +9,6 @@ from app.spec.run import RunSpec
 from worker.trainer.agenda import Agenda
 from worker.trainer.attempt import Attempt
 from worker.trainer.build import (
-    build_optimizer,
     choose_precision,
     configure_torch,
     lacking_for,
@@ -21,6 +20,7 @@ from worker.trainer.environment import describe_environment
 from worker.trainer.errors import SpecMismatch
 from worker.trainer.eventlog import EventLog, LossFile
 from worker.trainer.memory import MemoryMeter
+from worker.trainer.optimizers import build_optimizer
 from worker.trainer.phases import PhaseClock
 from worker.trainer.preparing import Preparing
 from worker.trainer.pulse import Pulse
