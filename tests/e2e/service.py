@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -102,6 +103,14 @@ class Service:
     def launcher(self) -> psutil.Process:
         return eventually(lambda: self._process("worker.launcher"), "a launcher runs")
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """The trainer stands still meanwhile, so that a short run is not over too soon."""
+        trainer = self.trainer()
+        trainer.suspend()
+        yield
+        trainer.resume()
+
     def left_running(self) -> list[psutil.Process]:
         """Every process that still belongs to this home."""
         return [p for p in psutil.process_iter() if str(self.home) in _home_of(p)]
@@ -151,7 +160,7 @@ def eventually(probe: Callable[[], T | None], what: str) -> T:
         answer = probe()
         if answer:
             return answer
-        time.sleep(0.05)
+        time.sleep(0.1)
     raise AssertionError(f"It did not happen that {what}.")
 
 

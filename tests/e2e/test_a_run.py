@@ -12,7 +12,7 @@ SPEC: dict[str, Any] = {
     "name": "waves",
     "recipe": {"kind": "sequence", "hidden_size": 16, "patch": 2},
     "data": {"dataset": "waves"},
-    "training": {"epochs": 150, "batch_size": 32, "log_every_steps": 10},
+    "training": {"epochs": 90, "batch_size": 32, "log_every_steps": 10},
     "optimizer": {"lr": 0.003},
     "checkpoint": {"every_steps": 200},
     "runtime": {"threads": 1},
@@ -27,14 +27,14 @@ def test_submit_progress_stop_restart_succeed(service):
     run_id = service.submit(SPEC)
     seen = service.wait_for_step(run_id, 100)
     assert seen["state"] == "running"
-    assert seen["progress"]["steps"] == 150 * 15
+    assert seen["progress"]["steps"] == 90 * 15
 
     answer = service.http.post(f"/runs/{run_id}/stop", params={"wait": 60})
     assert answer.status_code in (200, 202)
     stopped = service.wait_for_end(run_id)
     assert (stopped["state"], stopped["reason"]) == ("stopped", "stop_requested")
     stopped_at = stopped["progress"]["step"]
-    assert 100 <= stopped_at < 2250
+    assert 100 <= stopped_at < 1350
     latest = service.http.get(f"/runs/{run_id}/checkpoints").json()["data"]
     assert max(checkpoint["step"] for checkpoint in latest) == stopped_at
 
@@ -45,7 +45,7 @@ def test_submit_progress_stop_restart_succeed(service):
     assert child["carry"]["kind"] == "full"
     done = service.wait_for_end(child["id"])
     assert (done["state"], done["reason"]) == ("succeeded", "completed"), done
-    assert done["result"]["last"]["step"] == 2250
+    assert done["result"]["last"]["step"] == 1350
     assert done["result"]["best"]["val_mae"] < 0.25
 
     attempts = service.http.get(f"/runs/{child['id']}/attempts").json()["data"]
@@ -53,7 +53,7 @@ def test_submit_progress_stop_restart_succeed(service):
     rows = list(csv.DictReader(io.StringIO(service.losses(child["id"]).decode())))
     # Not >: an evaluation that the stop cut short is repeated at the very same step.
     assert int(rows[0]["step"]) >= stopped_at
-    assert int(rows[-1]["step"]) == 2250
+    assert int(rows[-1]["step"]) == 1350
     assert service.run(run_id)["child_ids"] == [child["id"]]
 
     series = service.http.get(f"/runs/{child['id']}/metrics").json()["series"]

@@ -57,7 +57,7 @@ def test_stop_restart_succeed(make_service):
         assert answer.status_code == 201, answer.text
         done = service.wait_for_end(answer.json()["id"])
         assert (done["state"], done["reason"]) == ("succeeded", "completed"), done
-        assert done["result"]["last"]["step"] == 2250
+        assert done["result"]["last"]["step"] == 1350
         assert resumed_from(service, done["id"]) == [stopped["progress"]["step"]]
         events = service.http.get(f"/runs/{done['id']}/events").json()["data"]
         assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
@@ -84,7 +84,7 @@ def test_pause_resume_and_the_death_of_an_agent(make_service):
         assert first is None
         assert second == paused["progress"]["step"]
         assert third > second
-        assert done["result"]["last"]["step"] == 2250
+        assert done["result"]["last"]["step"] == 1350
         assert_no_traceback(service)
 
 
