@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 # The second command runs this very test: inside it, only the quick tests are run.
-QUICK_TESTS = "tests/spec tests/presets tests/guard/test_rules.py tests/test_lifecycle.py"
+QUICK_TESTS = "tests/presets tests/guard/test_rules.py tests/test_lifecycle.py"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

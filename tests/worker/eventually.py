@@ -12,5 +12,5 @@ def eventually(probe, what):
         answer = probe()
         if answer:
             return answer
-        time.sleep(0.02)
+        time.sleep(0.05)
     raise AssertionError(f"It did not happen that {what}.")
