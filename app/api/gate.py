@@ -14,8 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.problems import PayloadTooLarge, response_of
 from app.api.services import Services
-from app.errors import Forbidden, StokerError, Unauthorized
+from app.errors import Forbidden, StokerError, Unauthorized, Unavailable
 from app.settings import LOOPBACK_NAMES, Settings
+from app.store.records import TokenRecord
 
 MAX_BODY_BYTES = 1 << 20
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
@@ -70,10 +71,19 @@ class Gate:
                 "`token` of the service's home, and `stoker token create` makes another."
             )
         # Asked anew each time, so that a revoked token opens nothing from then on.
-        if await run_in_threadpool(services.store.tokens.verify, secret.strip()) is None:
+        if await _token_of(secret.strip(), services) is None:
             raise Unauthorized(
                 "The token is not known: it may be revoked, or of another installation."
             )
+
+
+async def _token_of(secret: str, services: Services) -> TokenRecord | None:
+    """Mostly there before a thread could be asked; in a thread where it has to be waited for."""
+    verify = services.store.tokens.verify
+    try:
+        return verify(secret, at_once=True)
+    except Unavailable:
+        return await run_in_threadpool(verify, secret)
 
 
 class _Limited:

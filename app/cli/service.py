@@ -170,9 +170,10 @@ def down(
 def api(host: HostOption = None, port: PortOption = None) -> None:
     """Start the API alone."""
     _set_environment(host, port, None)
-    # Imported late: FastAPI is by far the heaviest import of the CLI. A fifth of it is the search
-    # for garbage, of which imports leave none; what they do leave need never be searched.
+    # A fifth of an import is the search for garbage, of which it leaves none; what it does leave
+    # need never be searched.
     gc.disable()
+    # Imported late: FastAPI is by far the heaviest import of the CLI.
     from app.api.main import serve
 
     gc.freeze()

@@ -49,6 +49,7 @@ class Database:
                 isolation_level="REPEATABLE READ", postgresql_readonly=True
             )
         )
+        self._hasty = make_engine(settings.database_url, 0.0) if self.is_sqlite else None
         self._bell = Doorbell(settings)
         self._writer = threading.Lock()
 
@@ -63,6 +64,17 @@ class Database:
         Unavailable when the database cannot be reached.
         """
         with _explained(), self._reader.connect() as connection, connection.begin():
+            yield connection
+
+    @contextmanager
+    def read_at_once(self) -> Iterator[Connection]:
+        """As `read`, but waits for nobody, so that an event loop can afford it.
+
+        Unavailable while another program writes, and of PostgreSQL always: it is not in this house.
+        """
+        if self._hasty is None:
+            raise _unavailable("it is reached by a network")
+        with _explained(), self._hasty.connect() as connection, connection.begin():
             yield connection
 
     @contextmanager
@@ -95,6 +107,8 @@ class Database:
 
     def close(self) -> None:
         self.engine.dispose()
+        if self._hasty is not None:
+            self._hasty.dispose()
 
 
 def make_engine(database_url: str, busy_seconds: float = BUSY_TIMEOUT_SECONDS) -> Engine:

@@ -25,7 +25,8 @@ from app.store.tables import TERMINAL_VALUES, run_labels, runs
 
 awaited = runs.alias("awaited")
 _COMPUTED = {"child_ids", "waits_for_parent"}
-_COLUMNS = [runs.c[name] for name in RunRecord.__dataclass_fields__ if name not in _COMPUTED]
+_OF_RUN = [runs.c[name] for name in RunRecord.__dataclass_fields__ if name not in _COMPUTED]
+COLUMNS = (*_OF_RUN, runs.c.restart_carry)
 
 CLAIM_ORDER = (runs.c.priority.desc(), runs.c.place, runs.c.id)
 starting = or_(runs.c.phase.is_(None), runs.c.phase == "starting")
@@ -42,7 +43,7 @@ awaited_is_active = awaited.c.state.not_in(TERMINAL_VALUES)
 def select_runs() -> Select[Any]:
     """Runs that are not deleted, with the state of those they wait for."""
     return (
-        select(*_COLUMNS, runs.c.restart_carry, awaited.c.state.label("awaited_state"))
+        select(*COLUMNS, awaited.c.state.label("awaited_state"))
         .select_from(runs.outerjoin(awaited, awaited.c.id == runs.c.waits_for))
         .where(runs.c.deleted_at.is_(None))
     )
@@ -61,9 +62,14 @@ def to_records(connection: Connection, rows: Sequence[Row[Any]]) -> list[RunReco
     return [_to_record(row, tuple(children.get(row.id, ()))) for row in rows]
 
 
+def to_new_record(row: Row[Any]) -> RunRecord:
+    """The record of a row of COLUMNS that has just come to be: no children, and waits for none."""
+    return _to_record(row, ())
+
+
 def _to_record(row: Row[Any], child_ids: tuple[int, ...]) -> RunRecord:
     values = row._asdict()
-    awaited_state = values.pop("awaited_state")
+    awaited_state = values.pop("awaited_state", None)
     state = RunState(values.pop("state"))
     reason = values.pop("reason")
     carry = _carried(values["carry"], values.pop("restart_carry"))

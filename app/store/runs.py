@@ -37,7 +37,16 @@ from app.store.records import (
     WatchMark,
 )
 from app.store.restart_points import Origin, WholeState, find_whole_state
-from app.store.run_rows import CLAIM_ORDER, fetch, lock, matches, missing, select_runs, to_records
+from app.store.run_rows import (
+    CLAIM_ORDER,
+    fetch,
+    lock,
+    matches,
+    missing,
+    select_runs,
+    to_new_record,
+    to_records,
+)
 from app.store.submission import (
     claim_key,
     find_key,
@@ -89,9 +98,9 @@ class Runs:
             known = claim_key(connection, idempotency, now)
             if known is not None:
                 return fetch(connection, known), False
-            run_id = insert_run(connection, new, now)
-            remember_key(connection, idempotency, run_id)
-            return fetch(connection, run_id), True
+            row = insert_run(connection, new, now)
+            remember_key(connection, idempotency, row.id)
+            return to_new_record(row), True
 
     def restart(
         self,

@@ -12,7 +12,7 @@ from app.store.forgetting import forget_keys
 from app.store.intents import escalate
 from app.store.records import Document, Idempotency, NewRun, Restart
 from app.store.restart_points import Origin, hold_first, require_what_was_asked
-from app.store.run_rows import lock
+from app.store.run_rows import COLUMNS, lock
 from app.store.tables import (
     TERMINAL_VALUES,
     events,
@@ -25,7 +25,7 @@ from app.store.tables import (
 
 # Built once: to build them costs more than to execute them. A restart takes its parent's place; ids
 # rise, so a new run's place is behind all others.
-_INSERT_IN_PLACE = insert(runs).returning(runs.c.id)
+_INSERT_IN_PLACE = insert(runs).returning(*COLUMNS)
 _INSERT_LAST = _INSERT_IN_PLACE.values(
     place=select(func.coalesce(func.max(runs.c.id), 0) + 1).scalar_subquery()
 )
@@ -69,11 +69,12 @@ def _is_key(given: Idempotency) -> tuple[Any, ...]:
     return idempotency_keys.c.scope == given.scope, idempotency_keys.c.key == given.key
 
 
-def insert_run(connection: Connection, new: NewRun, now: float, **restart: Any) -> int:
-    """Insert a queued run with its documents, labels and first events; its id."""
+def insert_run(connection: Connection, new: NewRun, now: float, **restart: Any) -> Row[Any]:
+    """Insert a queued run with its documents, labels and first events; its row of COLUMNS."""
     reads = require_datasets(connection, new.dataset, new.spec)
     statement = _INSERT_IN_PLACE if "place" in restart else _INSERT_LAST
-    run_id: int = connection.execute(statement, {**_fresh(new, now), **restart}).scalar_one()
+    row = connection.execute(statement, {**_fresh(new, now), **restart}).one()
+    run_id = row.id
     names = ("request", "spec", "provenance", "issues", "memory")
     documents = {name: getattr(new, name) for name in names}
     connection.execute(insert(run_documents), {"run_id": run_id, **documents})
@@ -86,7 +87,7 @@ def insert_run(connection: Connection, new: NewRun, now: float, **restart: Any) 
         for seq, (kind, data) in enumerate(told, start=1)
     ]
     connection.execute(insert(events), rows)
-    return run_id
+    return row
 
 
 def set_labels(connection: Connection, run_id: int, labels: dict[str, str]) -> None:
@@ -134,11 +135,11 @@ def insert_restart(
         "carry": restart.carry,
     }
     if parent.state in TERMINAL:
-        return insert_run(connection, new, now, **restart_of)
-    child_id = insert_run(connection, new, now, place=parent.place, **restart_of)
+        return cast("int", insert_run(connection, new, now, **restart_of).id)
+    child = insert_run(connection, new, now, place=parent.place, **restart_of)
     intent = Intent.kill if restart.force else Intent.stop
-    escalate(connection, parent, intent, now, message=f"Restarted as run {child_id}.")
-    return child_id
+    escalate(connection, parent, intent, now, message=f"Restarted as run {child.id}.")
+    return cast("int", child.id)
 
 
 def _awaited(connection: Connection, parent: Row[Any]) -> int | None:

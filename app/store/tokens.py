@@ -36,9 +36,13 @@ class Tokens:
             created = connection.execute(insert(tokens).values(row).returning(*_COLUMNS)).one()
         return _to_record(created), secret
 
-    def verify(self, secret: str) -> TokenRecord | None:
-        """The token of a secret; None when there is none, or it was revoked."""
-        with self._database.read() as connection:
+    def verify(self, secret: str, *, at_once: bool = False) -> TokenRecord | None:
+        """The token of a secret; None when there is none, or it was revoked.
+
+        `at_once`: Unavailable where that would have to be waited for.
+        """
+        read = self._database.read_at_once if at_once else self._database.read
+        with read() as connection:
             row = connection.execute(_VALID, {"hash": _hash(secret)}).one_or_none()
         return None if row is None else _to_record(row)
 

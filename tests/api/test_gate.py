@@ -1,5 +1,9 @@
 """Token, Host and Origin; and errors that no endpoint answers."""
 
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
 import pytest
 from structlog.testing import capture_logs
 
@@ -28,6 +32,21 @@ def test_a_revoked_token_opens_nothing_from_then_on(api, store):
     assert api.get("/runs", headers=headers).status_code == 200
     store.tokens.revoke(record.id)
     assert api.get("/runs", headers=headers).problem("unauthorized") == 401
+
+
+def test_a_token_waits_for_whoever_holds_the_database_and_holds_up_nobody(api, settings):
+    def version():
+        with closing(sqlite3.connect(settings.home / "stoker.db", isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            asked = pool.submit(api.get, "/version")
+            for _ in range(5):  # the database is waited for 30 seconds
+                health = pool.submit(api.get, "/healthz", with_token=False)
+                assert health.result(timeout=15).status_code == 200
+            assert not asked.done()
+        return asked.result(timeout=30)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert version().status_code == 200
 
 
 @pytest.mark.parametrize(

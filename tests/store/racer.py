@@ -1,16 +1,20 @@
-"""A process that does one thing to a store as soon as a line arrives on its stdin.
+"""Processes that each do one thing to a store, all at once, or one that holds a run.
 
-Run as a script: `racer.py HOME DATABASE_URL ACT [ARGUMENT]`; prints one JSON document.
+Run as a script: `racer.py HOME DATABASE_URL ACT ARGUMENT [ACT ARGUMENT]...`; prints a JSON list of
+what each gave. They are forked with everything loaded, so that they start together.
 """
 
 import json
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from typing import Any
 
 from app.lifecycle import Intent, Reason
-from app.settings import load_settings
+from app.settings import Settings, load_settings
 from app.store import Store, migrate, open_store
 from app.store.identity import this_process
 from app.store.records import (
@@ -102,19 +106,39 @@ ACTS: dict[str, Callable[[Store, str], Any]] = {
 }
 
 
-def main() -> None:
-    home, url, act, *argument = sys.argv[1:]
-    settings = load_settings(home=home, database_url=url)
+def perform(settings: Settings, act: str, argument: str, ready: Callable[[], object]) -> Any:
+    """Do one act once all are `ready`, on a store of its own."""
     if act == "upgrade":
-        sys.stdin.readline()
+        ready()
         migrate.upgrade(settings)
-        say(migrate.current(settings))
+        return migrate.current(settings)
+    with closing(open_store(settings)) as store:
+        store.ping()
+        ready()
+        return ACTS[act](store, argument)
+
+
+def race(end: Connection, *given: Any) -> None:
+    end.send(perform(*given))
+
+
+def main() -> None:
+    home, url, *words = sys.argv[1:]
+    settings = load_settings(home=home, database_url=url)
+    acts = list(zip(words[::2], words[1::2], strict=True))
+    if acts[0][0] == "hold":
+        perform(settings, *acts[0], lambda: None)
         return
-    store = open_store(settings)
-    store.ping()
-    sys.stdin.readline()
-    say(ACTS[act](store, argument[0] if argument else ""))
-    store.close()
+    fork = get_context("fork")
+    barrier = fork.Barrier(len(acts))
+    racers = []
+    for act, argument in acts:
+        mine, theirs = fork.Pipe(duplex=False)
+        racer = fork.Process(target=race, args=(theirs, settings, act, argument, barrier.wait))
+        racer.start()
+        theirs.close()
+        racers.append(mine)
+    say([racer.recv() for racer in racers])
 
 
 if __name__ == "__main__":

@@ -43,10 +43,11 @@ RACER = Path(__file__).with_name("racer.py")
 LATEST = Restart(1, "latest", {"kind": "full", "starts_anew": [], "changed": []})
 
 
-def start(settings: Settings, act: str, argument: str = "") -> subprocess.Popen[str]:
+def start(settings: Settings, *acts: tuple[str, str]) -> subprocess.Popen[str]:
     url = make_url(settings.database_url).render_as_string(hide_password=False)
+    words = chain.from_iterable(acts)
     return subprocess.Popen(
-        [sys.executable, "-W", "error", str(RACER), str(settings.home), url, act, argument],
+        [sys.executable, "-W", "error", str(RACER), str(settings.home), url, *words],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -56,15 +57,12 @@ def start(settings: Settings, act: str, argument: str = "") -> subprocess.Popen[
 
 
 def race(settings: Settings, *acts: tuple[str, str]) -> list[Any]:
-    """Start a process for each act, let all go at once, and collect what they print."""
-    racers = [start(settings, act, argument) for act, argument in acts]
-    for racer in racers:
-        assert racer.stdin is not None
-        racer.stdin.write("go\n")
-        racer.stdin.flush()
-    answers = [racer.communicate()[0] for racer in racers]
-    assert [racer.returncode for racer in racers] == [0] * len(racers)
-    return [json.loads(answer) for answer in answers]
+    """What each of the acts gave, done at once by processes of their own."""
+    racers = start(settings, *acts)
+    answer, _ = racers.communicate()
+    assert racers.returncode == 0
+    given: list[Any] = json.loads(answer)
+    return given
 
 
 def test_two_claimers_never_get_the_same_run(world: World) -> None:
@@ -239,11 +237,8 @@ def test_upgrades_that_start_together_take_turns(settings: Settings) -> None:
 class TestObserver:
     def test_a_holder_that_is_killed_is_known_at_once(self, world: World) -> None:
         world.submit()
-        holder = start(world.settings, "hold")
-        assert holder.stdin is not None
+        holder = start(world.settings, ("hold", ""))
         assert holder.stdout is not None
-        holder.stdin.write("go\n")
-        holder.stdin.flush()
         assert json.loads(holder.stdout.readline()) == 1
         observer = Observer(world.store)
         assert observer.observe() == []

@@ -21,10 +21,11 @@ def main(folder: Path) -> int:
     pulse.enter("starting")
     events.emit("phase", phase="starting")
     try:
-        # Imported only now because importing torch takes seconds, and until then a stop would
-        # kill and the attempt would look dead. A quarter of that is the search for garbage, of
-        # which imports leave none; what they do leave need never be searched.
+        # A quarter of what follows is the search for garbage, of which imports leave none; what
+        # they do leave need never be searched.
         gc.disable()
+        # Imported only now because importing torch takes seconds, and until then a stop would
+        # kill and the attempt would look dead.
         from worker.trainer.execute import execute
         from worker.trainer.failure import explain
 
