@@ -9,6 +9,8 @@ import pytest
 # takes many times as long as sleeping does. Read when torch is loaded, here and in children.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 MUST_RUN = ("postgres", "browser", "prometheus", "systemd", "slow")
+# Where tests wait for processes, or take long, so that no core idles beside them at the end.
+LONGEST_FIRST = ("worker", "e2e", "guard", "deploy", "cli", "api")
 SKIPPED = pytest.StashKey[list[str]]()
 
 
@@ -19,6 +21,12 @@ def pytest_configure(config: pytest.Config) -> None:
     # test starts and interrupts.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of the folders that take longest come first, the rest in their order."""
+    order = {name: number for number, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: order.get(item.path.parent.name, len(order)))
 
 
 class _SkipWatch:

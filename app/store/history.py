@@ -1,10 +1,10 @@
 """How fast runs like a new one were: the guard reckons its time and its checkpoints with it."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from statistics import median
 from typing import Any
 
-from sqlalchemy import Row, Select, and_, select
+from sqlalchemy import Row, Select, and_, bindparam, select
 
 from app.guard.facts import DeviceFacts, HistoryFacts
 from app.lifecycle import RunState
@@ -32,6 +32,44 @@ ALIKE = (
 TRAINING_PARTS = ("data_wait", "compute", "sync")
 
 
+_RECENT = (
+    select(runs.c.id, runs.c.dataset, runs.c.progress_at, runs.c.deleted_at)
+    .where(runs.c.recipe == bindparam("recipe"))
+    .order_by(runs.c.id.desc())
+    .limit(NEWEST)
+    .subquery()
+)
+# Ids of runs of the recipe over the dataset that have told progress, newest first. Built once, as
+# the next one is: to build it costs more than to execute it.
+_CANDIDATES = (
+    select(_RECENT.c.id)
+    .where(
+        _RECENT.c.dataset == bindparam("dataset"),
+        _RECENT.c.progress_at.is_not(None),
+        _RECENT.c.deleted_at.is_(None),
+    )
+    .order_by(_RECENT.c.id.desc())
+    .limit(COMPARED)
+)
+# Some of these runs, newest first, with the attempt that the progress of each tells of.
+_FIGURES: Select[Any] = (
+    select(
+        runs.c.id,
+        runs.c.state,
+        runs.c.progress,
+        runs.c.environment,
+        run_documents.c.spec,
+        attempts.c.started_at,
+        attempts.c.finished_at,
+        attempts.c.saved_checkpoints,
+    )
+    .join(attempts, and_(attempts.c.run_id == runs.c.id, attempts.c.number == runs.c.attempt))
+    .join(run_documents, run_documents.c.run_id == runs.c.id)
+    .where(runs.c.id.in_(bindparam("ids", expanding=True)))
+    .order_by(runs.c.id.desc())
+)
+
+
 class History:
     """Read from the last attempts of runs: what their progress says they spent their time on."""
 
@@ -45,9 +83,11 @@ class History:
         """
         wanted, alike = _likeness(spec), []
         with self._database.read() as connection:
-            ids = connection.execute(_candidates(spec)).scalars().all()
+            named = {"recipe": spec["recipe"]["kind"], "dataset": spec["data"]["dataset"]}
+            ids = connection.execute(_CANDIDATES, named).scalars().all()
             for start in range(0, len(ids), AT_ONCE):
-                rows = connection.execute(_figures(ids[start : start + AT_ONCE])).all()
+                some = {"ids": ids[start : start + AT_ONCE]}
+                rows = connection.execute(_FIGURES, some).all()
                 alike += [
                     row
                     for row in rows
@@ -58,48 +98,6 @@ class History:
                 if len(alike) >= COUNTED:
                     break
         return _medians(alike[:COUNTED]) if alike else None
-
-
-def _candidates(spec: Document) -> Select[Any]:
-    """Ids of runs of the recipe over the dataset that have told progress, newest first."""
-    newest = (
-        select(runs.c.id, runs.c.dataset, runs.c.progress_at, runs.c.deleted_at)
-        .where(runs.c.recipe == spec["recipe"]["kind"])
-        .order_by(runs.c.id.desc())
-        .limit(NEWEST)
-        .subquery()
-    )
-    return (
-        select(newest.c.id)
-        .where(
-            newest.c.dataset == spec["data"]["dataset"],
-            newest.c.progress_at.is_not(None),
-            newest.c.deleted_at.is_(None),
-        )
-        .order_by(newest.c.id.desc())
-        .limit(COMPARED)
-    )
-
-
-def _figures(ids: Sequence[int]) -> Select[Any]:
-    """Of these runs, newest first, with the attempt that the progress of each tells of."""
-    last = and_(attempts.c.run_id == runs.c.id, attempts.c.number == runs.c.attempt)
-    return (
-        select(
-            runs.c.id,
-            runs.c.state,
-            runs.c.progress,
-            runs.c.environment,
-            run_documents.c.spec,
-            attempts.c.started_at,
-            attempts.c.finished_at,
-            attempts.c.saved_checkpoints,
-        )
-        .join(attempts, last)
-        .join(run_documents, run_documents.c.run_id == runs.c.id)
-        .where(runs.c.id.in_(ids))
-        .order_by(runs.c.id.desc())
-    )
 
 
 def _likeness(spec: Document) -> list[Any]:

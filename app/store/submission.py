@@ -29,6 +29,8 @@ _INSERT_IN_PLACE = insert(runs).returning(*COLUMNS)
 _INSERT_LAST = _INSERT_IN_PLACE.values(
     place=select(func.coalesce(func.max(runs.c.id), 0) + 1).scalar_subquery()
 )
+_INSERT_DOCUMENTS, _INSERT_DATASETS = insert(run_documents), insert(run_datasets)
+_INSERT_EVENTS, _INSERT_LABELS = insert(events), insert(run_labels)
 
 
 def claim_key(connection: Connection, given: Idempotency | None, now: float) -> int | None:
@@ -77,8 +79,8 @@ def insert_run(connection: Connection, new: NewRun, now: float, **restart: Any) 
     run_id = row.id
     names = ("request", "spec", "provenance", "issues", "memory")
     documents = {name: getattr(new, name) for name in names}
-    connection.execute(insert(run_documents), {"run_id": run_id, **documents})
-    connection.execute(insert(run_datasets), [{"run_id": run_id, "name": name} for name in reads])
+    connection.execute(_INSERT_DOCUMENTS, {"run_id": run_id, **documents})
+    connection.execute(_INSERT_DATASETS, [{"run_id": run_id, "name": name} for name in reads])
     set_labels(connection, run_id, new.labels)
     data = {"from": None, "to": "queued", "reason": None, "message": None, "intent": "run"}
     told = [("state", data), *(("issue", issue) for issue in new.issues)]
@@ -86,7 +88,7 @@ def insert_run(connection: Connection, new: NewRun, now: float, **restart: Any) 
         {"run_id": run_id, "seq": seq, "t": now, "kind": kind, "data": data}
         for seq, (kind, data) in enumerate(told, start=1)
     ]
-    connection.execute(insert(events), rows)
+    connection.execute(_INSERT_EVENTS, rows)
     return row
 
 
@@ -94,7 +96,7 @@ def set_labels(connection: Connection, run_id: int, labels: dict[str, str]) -> N
     """Add the rows that filters by label look at."""
     rows = [{"run_id": run_id, "key": key, "value": value} for key, value in labels.items()]
     if rows:
-        connection.execute(insert(run_labels), rows)
+        connection.execute(_INSERT_LABELS, rows)
 
 
 def _fresh(new: NewRun, now: float) -> Document:

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,14 +22,15 @@ START_SECONDS = 60
 def api_bin(tmp_path_factory) -> Path:
     """The programs of an environment with what the API's image installs: no worker extra."""
     folder: Path = tmp_path_factory.mktemp("api-image")
-    venv.create(folder, with_pip=True)
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     subprocess.run(
-        [folder / "bin/python", "-m", "pip", "install", "--quiet", f"{ROOT}[postgres]"],
+        [ROOT / ".ci/install", "postgres", folder / "environment"],
+        env=environment,
         check=True,
         capture_output=True,
         timeout=300,
     )
-    return folder / "bin"
+    return folder / "environment/bin"
 
 
 def free_port() -> int:
