@@ -19,7 +19,7 @@ def run_session(folder: Path, test: str, *, ci: str) -> subprocess.CompletedProc
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"],
         cwd=folder,
-        env={**os.environ, "CI": ci},
+        env={**os.environ, "CI": ci, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,

@@ -93,25 +93,25 @@ def test_the_log_streams_over_attempts(server, run_id, player):
         assert [event.data.get("text") for event in events] == ["two\n", None]
 
 
-def test_a_stream_of_nothing_is_a_problem(server):
+def test_a_stream_of_nothing_is_a_problem(api):
     headers = {"Accept": "text/event-stream"}
     for path in ("/runs/99/events", "/runs/99/logs"):
-        assert server.client.get(path, headers=headers).status_code == 404
+        assert api.get(path, headers=headers).problem("not_found") == 404
 
 
 @pytest.mark.parametrize("what", ["events?limit=1", "events?wait=1", "logs?wait=1"])
-def test_what_would_have_no_effect_on_a_stream_is_refused(server, run_id, what):
-    headers = {"Accept": "text/event-stream"}
-    answer = server.client.get(f"/runs/{run_id}/{what}", headers=headers)
+def test_what_would_have_no_effect_on_a_stream_is_refused(api, player, what):
+    queued = api.post("/runs", json=SPEC).json()["id"]
+    answer = api.get(f"/runs/{queued}/{what}", headers={"Accept": "text/event-stream"})
     assert answer.status_code == 422
     assert "no effect" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("last", ["x", "-1", "1.5", "²"])
-def test_a_last_event_id_that_was_never_sent_is_refused(server, run_id, last):
+def test_a_last_event_id_that_was_never_sent_is_refused(api, player, last):
+    queued = api.post("/runs", json=SPEC).json()["id"]
     headers = {"Accept": "text/event-stream", "Last-Event-ID": last.encode()}
-    answer = server.client.get(f"/runs/{run_id}/events", headers=headers)
-    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+    assert api.get(f"/runs/{queued}/events", headers=headers).problem("invalid_request") == 422
 
 
 def test_a_run_stopped_in_the_queue_ends_its_stream(server, run_id, player):
