@@ -5,6 +5,7 @@ can be made to point at it: so the Host must be one we know, and an Origin must 
 """
 
 import time
+from contextlib import suppress
 from ipaddress import IPv6Address
 from urllib.parse import urlsplit
 
@@ -78,12 +79,12 @@ class Gate:
 
 
 async def _token_of(secret: str, services: Services) -> TokenRecord | None:
-    """Mostly there before a thread could be asked; in a thread where it has to be waited for."""
+    """From a file before a thread could be asked; in a thread where it has to be waited for."""
     verify = services.store.tokens.verify
-    try:
-        return verify(secret, at_once=True)
-    except Unavailable:
-        return await run_in_threadpool(verify, secret)
+    if services.store.database.is_sqlite:
+        with suppress(Unavailable):
+            return verify(secret, at_once=True)
+    return await run_in_threadpool(verify, secret)
 
 
 class _Limited:

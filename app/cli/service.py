@@ -170,8 +170,7 @@ def down(
 def api(host: HostOption = None, port: PortOption = None) -> None:
     """Start the API alone."""
     _set_environment(host, port, None)
-    # A fifth of an import is the search for garbage, of which it leaves none; what it does leave
-    # need never be searched.
+    # As in the trainer: no search for garbage while importing, and never in what was imported.
     gc.disable()
     # Imported late: FastAPI is by far the heaviest import of the CLI.
     from app.api.main import serve

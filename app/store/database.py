@@ -5,6 +5,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import Connection, create_engine, event, text
@@ -49,7 +50,7 @@ class Database:
                 isolation_level="REPEATABLE READ", postgresql_readonly=True
             )
         )
-        self._hasty = make_engine(settings.database_url, 0.0) if self.is_sqlite else None
+        self._url = settings.database_url
         self._bell = Doorbell(settings)
         self._writer = threading.Lock()
 
@@ -68,12 +69,10 @@ class Database:
 
     @contextmanager
     def read_at_once(self) -> Iterator[Connection]:
-        """As `read`, but waits for nobody, so that an event loop can afford it.
+        """As `read`, from a SQLite file and waiting for nobody: an event loop can afford it.
 
-        Unavailable while another program writes, and of PostgreSQL always: it is not in this house.
+        Unavailable while somebody commits.
         """
-        if self._hasty is None:
-            raise _unavailable("it is reached by a network")
         with _explained(), self._hasty.connect() as connection, connection.begin():
             yield connection
 
@@ -105,9 +104,13 @@ class Database:
                 with _explained_commit():
                     transaction.commit()
 
+    @cached_property
+    def _hasty(self) -> Engine:
+        return make_engine(self._url, busy_seconds=0.0)
+
     def close(self) -> None:
         self.engine.dispose()
-        if self._hasty is not None:
+        if "_hasty" in vars(self):
             self._hasty.dispose()
 
 
@@ -179,8 +182,10 @@ def has_wal_reset_bug(version: tuple[int, int, int]) -> bool:
 
 def _create_private(_dialect: Any, _record: Any, arguments: Any, _more: Any) -> None:
     """Have a new file readable by its owner alone; SQLite gives its journals the same mode."""
+    # Never one that is there: to close any descriptor of a file drops all locks that this process
+    # holds on it, and two could write at once.
     with suppress(OSError):  # SQLite says it better
-        os.close(os.open(arguments[0], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        os.close(os.open(arguments[0], os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def _configure_sqlite(connection: sqlite3.Connection, _record: Any) -> None:

@@ -39,7 +39,7 @@ class Tokens:
     def verify(self, secret: str, *, at_once: bool = False) -> TokenRecord | None:
         """The token of a secret; None when there is none, or it was revoked.
 
-        `at_once`: Unavailable where that would have to be waited for.
+        `at_once`: from a SQLite file, Unavailable where that would have to be waited for.
         """
         read = self._database.read_at_once if at_once else self._database.read
         with read() as connection:

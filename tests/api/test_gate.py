@@ -1,7 +1,6 @@
 """Token, Host and Origin; and errors that no endpoint answers."""
 
 import sqlite3
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -35,18 +34,14 @@ def test_a_revoked_token_opens_nothing_from_then_on(api, store):
 
 
 def test_a_token_waits_for_whoever_holds_the_database_and_holds_up_nobody(api, settings):
-    def version():
-        with closing(sqlite3.connect(settings.home / "stoker.db", isolation_level=None)) as other:
-            other.execute("BEGIN EXCLUSIVE")
-            asked = pool.submit(api.get, "/version")
-            for _ in range(5):  # the database is waited for 30 seconds
-                health = pool.submit(api.get, "/healthz", with_token=False)
-                assert health.result(timeout=15).status_code == 200
-            assert not asked.done()
-        return asked.result(timeout=30)
-
-    with ThreadPoolExecutor(2) as pool:
-        assert version().status_code == 200
+    with closing(sqlite3.connect(settings.home / "stoker.db", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        asked = api.start("GET", "/version")
+        for _ in range(5):  # the database is waited for 30 seconds
+            health = api.start("GET", "/healthz", with_token=False)
+            assert health.result(timeout=15).status_code == 200
+        assert not asked.done()
+    assert asked.result(timeout=30).status_code == 200
 
 
 @pytest.mark.parametrize(

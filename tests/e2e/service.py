@@ -108,8 +108,10 @@ class Service:
         """The trainer stands still meanwhile, so that a short run is not over too soon."""
         trainer = self.trainer()
         trainer.suspend()
-        yield
-        trainer.resume()
+        try:
+            yield
+        finally:
+            trainer.resume()
 
     def left_running(self) -> list[psutil.Process]:
         """Every process that still belongs to this home."""

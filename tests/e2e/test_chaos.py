@@ -37,6 +37,8 @@ def test_kill_9_of_every_part_changes_nothing_in_the_result(service):
     api, agent = service.processes[:2]
     api.kill()
     api.wait()
+    logged = len(service.losses(run_id))
+    eventually(lambda: len(service.losses(run_id)) > logged, "it trains on without an API")
     with service.held():
         service.start_api()
     assert service.run(run_id)["attempt"] == 3, "an API's death is not felt by training"

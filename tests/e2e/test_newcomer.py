@@ -45,10 +45,12 @@ def in_clone(clone: Path, command: str, **extra: str) -> str:
 def test_the_two_commands_work_in_a_fresh_clone(tmp_path):
     clone = tmp_path / "stoker"
     subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
-    # As for a user who has uv; CI itself installs with pip. Alone in a folder, so that nothing else
-    # of this environment is found there.
+    # As for a user who has uv; `.ci/run` installs with pip where there is none. Alone in a folder,
+    # so that nothing else of this environment is found there.
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "uv").symlink_to(Path(sys.executable).parent / "uv")
+    uv = Path(sys.executable).parent / "uv"
+    assert uv.exists(), "the extra `test` brings it"
+    (tmp_path / "bin" / "uv").symlink_to(uv)
     demo, test = commands_of_the_readme()
     assert (demo, test) == ("make demo", "make test")
 

@@ -130,7 +130,7 @@ def main() -> None:
         perform(settings, *acts[0], lambda: None)
         return
     fork = get_context("fork")
-    barrier = fork.Barrier(len(acts))
+    barrier = fork.Barrier(len(acts), timeout=60)  # for where one of them fails before
     racers = []
     for act, argument in acts:
         mine, theirs = fork.Pipe(duplex=False)

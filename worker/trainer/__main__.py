@@ -21,8 +21,8 @@ def main(folder: Path) -> int:
     pulse.enter("starting")
     events.emit("phase", phase="starting")
     try:
-        # A quarter of what follows is the search for garbage, of which imports leave none; what
-        # they do leave need never be searched.
+        # A quarter of what follows would be the search for garbage, of which imports leave next to
+        # none (0.8 MiB); what they load is there for good and need never be searched.
         gc.disable()
         # Imported only now because importing torch takes seconds, and until then a stop would
         # kill and the attempt would look dead.

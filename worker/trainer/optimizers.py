@@ -12,10 +12,10 @@ from app.spec.optimization import SGD, Adam, Optimizer
 
 @cache
 def _leave_the_compiler_out() -> None:
-    """Take off the wrappers that exempt these methods from compilation.
+    """Take off the wrappers by which these methods are exempt from compilation.
 
     They import torch._dynamo at their first call (PyTorch 2.13): 1.5 s of a core and 70 MiB at
-    every start, for code that nobody compiles. `step` has a second one, for `no_grad`.
+    every start, for code that nobody compiles. That of `step` also switches gradients off.
     """
     base = torch.optim.Optimizer
     for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
