@@ -11,6 +11,7 @@ from app.guard.facts import Facts, HistoryFacts, ParentFacts, UnknownFact
 from app.guard.inheritance import Inherited
 from app.guard.plan import pin_order, settled_order
 from app.guard.resolve import Resolved, resolve
+from app.lifecycle import RunState
 from app.spec.parse import parse_spec
 from app.store.facts import dataset_facts, worker_devices
 
@@ -86,7 +87,10 @@ def _parent(
         steps = None if saved_by is None else steps_of(saved_by, facts)
     except UnknownFact:
         return None
-    return None if steps is None else ParentFacts(parent.spec, source.step, steps)
+    if steps is None:
+        return None
+    state = services.store.runs.get(source.run_id).state
+    return ParentFacts(parent.spec, source.step, steps, succeeded=state is RunState.succeeded)
 
 
 def _named_datasets(request: Document) -> set[str]:

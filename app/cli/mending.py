@@ -11,6 +11,8 @@ Document = dict[str, Any]
 Planner = Callable[[Document], Document]
 
 MOST_ROUNDS = 3
+# Their fixes write down what a preset brings, for which there is no reason once it is another one.
+PINS = ("learning.preset_batch_size", "learning.preset_setting")
 
 
 @dataclass
@@ -52,9 +54,11 @@ def _apply_fixes(request: Document, issues: list[Document]) -> tuple[Document, l
     """The request with the fixes that do not touch the same place; others wait for a next round."""
     touched: list[str] = []
     applied = []
-    for issue in issues:
+    for issue in sorted(issues, key=lambda issue: issue["code"] in PINS):
         paths = [op["path"] for op in issue["fix"]]
         if not paths or issue["accepted"] or any(_meets(path, touched) for path in paths):
+            continue
+        if issue["code"] in PINS and "/preset" in touched:
             continue
         try:
             request = apply_json_patch(request, issue["fix"])

@@ -135,6 +135,7 @@ class ParentFacts:
     """Optimizer steps of the checkpoint that is carried."""
     steps: int
     """Optimizer steps that its learning-rate schedule was made for."""
+    succeeded: bool = False
 
 
 @dataclass(frozen=True)

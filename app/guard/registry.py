@@ -12,6 +12,7 @@ from app.guard.rules import (
     memory,
     parts,
     precision,
+    restarting,
     values,
 )
 
@@ -25,6 +26,7 @@ RULES: tuple[Rule, ...] = (
     *loading.RULES,
     *precision.RULES,
     *learning.RULES,
+    *restarting.RULES,
     *cost.RULES,
     *lost.RULES,
 )

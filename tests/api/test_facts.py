@@ -202,7 +202,7 @@ def test_rules_about_time_judge_by_the_history(api, player, block, bad, good, co
     assert code not in {one["code"] for one in judged["unchecked"]}
 
 
-def one_cycle_run(api, player, *steps: int, epochs: int) -> int:
+def one_cycle_run(api, player, *steps: int, epochs: int, reason: Reason = Reason.completed) -> int:
     """A run of one cycle, 25 steps an epoch, that has ended and saved checkpoints at `steps`."""
     request = {
         "recipe": {"kind": "sequence", "hidden_size": 8, "patch": 6},
@@ -214,7 +214,7 @@ def one_cycle_run(api, player, *steps: int, epochs: int) -> int:
     lease = player.claim()
     for step in steps:
         player.checkpoint(lease, step)
-    player.finish(lease, Reason.completed)
+    player.finish(lease, reason)
     return int(run_id)
 
 
@@ -244,6 +244,23 @@ def test_a_finished_run_that_is_to_train_longer_is_refused_with_a_fix(api, playe
     assert fixed.status_code == 201, fixed.text
     spec = api.get(f"/runs/{fixed.json()['id']}/spec").json()["spec"]
     assert spec["training"]["epochs"] == 30  # of the 40, those that are still to come
+
+
+@pytest.mark.parametrize("patch", [{}, {"training": {"epochs": 9}}, {"training": {"max_steps": 7}}])
+def test_a_finished_run_is_not_restarted_for_nothing(api, player, patch):
+    run_id = one_cycle_run(api, player, 250, epochs=10)
+    refusal = api.post(f"/runs/{run_id}/restart", json={"patch": patch})
+    assert refusal.problem("spec_rejected") == 422
+    (issue,) = refusal.json()["issues"]
+    assert (issue["code"], issue["overridable"]) == ("correctness.nothing_left", False)
+    assert "The checkpoint is at step 250, and the run would end at step" in issue["message"]
+    anew = api.post(f"/runs/{run_id}/restart", json={"from": "scratch", "patch": patch})
+    assert anew.status_code == 201
+
+
+def test_what_failed_at_its_last_step_may_end_its_evaluation(api, player):
+    run_id = one_cycle_run(api, player, 250, epochs=10, reason=Reason.crashed)
+    assert api.post(f"/runs/{run_id}/restart").status_code == 201
 
 
 def test_the_jump_can_be_accepted(api, player):

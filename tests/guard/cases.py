@@ -205,6 +205,12 @@ CASES: dict[str, Case] = {
         {"policy": {"max_duration_seconds": 6.6}, **training(epochs=5, **USUAL)},
         {"policy": {"max_duration_seconds": 6.8}, **training(epochs=5, **USUAL)},
     ),
+    "correctness.nothing_left": Case(
+        {},
+        {},
+        world(parent=replace(PARENT, step=130, succeeded=True)),
+        world(parent=replace(PARENT, step=130)),
+    ),
     "learning.rate_jumps_at_restart": Case(
         {**training(epochs=10, **USUAL), **ONE_CYCLE},
         {**training(epochs=5, **USUAL), **ONE_CYCLE},

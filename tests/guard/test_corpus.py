@@ -34,6 +34,7 @@ CONFLICTS = {
 }
 STAND_ALONE = {
     "correctness.unknown_array", "learning.rate_jumps_at_restart",
+    "learning.ends_before_its_epochs", "memory.resident_does_not_fit",
     "correctness.dataset_not_found", "correctness.dataset_invalid",
     "correctness.dataset_not_ready", "correctness.no_training_steps",
     "learning.accumulation_beyond_epoch", "memory.chunk_over_share",

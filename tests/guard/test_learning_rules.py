@@ -115,3 +115,9 @@ def test_a_part_of_hundreds_of_samples_measures_whatever_the_batch_is():
     assert codes(plan_of({"data": smaller, "training": training}, world(large))) == [
         "learning.small_part"
     ]
+
+
+def test_a_batch_above_the_part_becomes_the_usual_one_and_not_the_whole_part():
+    plan = plan_of({"training": {"batch_size": 100_000}})
+    issue = next(i for i in plan.issues if i.code == "learning.batch_above_samples")
+    assert [op.value for op in issue.fix if op.path == "/training/batch_size"] == [128]

@@ -116,6 +116,15 @@ class Speech:
             elif value != {}:
                 self.said[pointer] = (value, speaker)
 
+    def is_stray(self, pointer: str) -> bool:
+        """Whether a patch named a field that the kind of its block, said before, does not have."""
+        block, _, name = pointer.rpartition("/")
+        if block not in KINDS:
+            return False
+        key, default = DEFAULT_KINDS[block]
+        kind = self.said.get(f"{block}/{key}", (default, ""))[0]
+        return name != key and name not in KINDS[block][kind]
+
     def forget(self, start: str) -> None:
         self.said = {p: word for p, word in self.said.items() if not p.startswith(start)}
 
@@ -142,7 +151,8 @@ def check(plan: Any, speech: Speech) -> None:
     """One value and one source for each setting; of contradictions only the refusal."""
     if plan.spec is None:
         assert plan.errors
-        assert all(speech.said.get(pointer, (None,))[0] is not None for pointer in WARMUP)
+        both = all(speech.said.get(pointer, (None,))[0] is not None for pointer in WARMUP)
+        assert both or any(speech.is_stray(pointer) for pointer in speech.said)
         return
     resolved = list(leaves(plan.spec))
     assert len(resolved) == len(dict(resolved))

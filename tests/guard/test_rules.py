@@ -17,6 +17,7 @@ NO_FIX = {  # what no change of the spec would mend
     "correctness.dataset_invalid", "correctness.dataset_not_ready", "correctness.array_mismatch",
     "correctness.array_shape", "correctness.nonfinite_values", "speed.no_worker",
     "memory.host_over_budget", "correctness.target_is_input",
+    "correctness.nothing_left",
 }  # fmt: skip
 
 

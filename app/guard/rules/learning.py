@@ -6,15 +6,16 @@ from typing import Any
 
 from app.guard.derived import effective_batch, looks_of, sizes_of, steps_of
 from app.guard.estimate import training_seconds
-from app.guard.facts import Facts, ParentFacts, known
+from app.guard.facts import Facts, known
 from app.guard.rule import Finding, rule
 from app.guard.wording import duration, share, two_digits
-from app.spec.arithmetic import steps_per_epoch
 from app.spec.optimization import SGD, Adam, Constant, OneCycle, Optimizer, Schedule
 from app.spec.run import RunSpec
-from app.spec.schedule import LARGEST_JUMP, learning_rate
+from app.spec.schedule import learning_rate
+from app.spec.training import Training
 
 LARGE_BATCH = 1024
+USUAL_BATCH: int = Training.model_fields["batch_size"].default
 WARMUP_FRACTION = 0.05
 # A rise that is over within this share of the steps is no warm-up; a run of so few steps is a trial
 # that needs none.
@@ -42,7 +43,7 @@ def batch_above_samples(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
             f"A batch of {batch:,} is larger than the training part of {training:,} samples.",
             f"Every epoch would be one step over {training:,} samples, and memory would be kept "
             f"for {batch:,}.",
-            {"/training/batch_size": training},
+            {"/training/batch_size": min(USUAL_BATCH, training)},
         )
 
 
@@ -208,57 +209,6 @@ def ends_before_its_epochs(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     )
 
 
-@rule(
-    "learning.rate_jumps_at_restart",
-    stands_on="The schedule itself: one cycle with a peak of 1e-3, stretched at step 100 from 130 "
-    "to 260 steps, goes from 2.3e-4 to 9.6e-4 in one step.",
-)
-def rate_jumps_at_restart(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """A restart that carries the whole state goes on with the learning rate that it had."""
-    parent = facts.parent
-    if parent is None or not _same_schedule(spec, parent):
-        return
-    steps = steps_of(spec, facts)
-    if parent.step >= steps:
-        return
-    peak, last = spec.optimizer.lr, min(parent.step, parent.steps - 1)
-    before = learning_rate(spec.schedule, peak, last, parent.steps)
-    after = learning_rate(spec.schedule, peak, parent.step, steps)
-    if after <= LARGEST_JUMP * before:
-        return
-    yield Finding(
-        ("training", "epochs"),
-        f"At step {parent.step:,} the learning rate jumps from {before:.2g} to {after:.2g}.",
-        f"The schedule runs over {steps:,} steps now and ran over {parent.steps:,}, so weights "
-        f"that have annealed get steps of {share(after / peak)} of the full rate. A new, lower "
-        f"cycle over the {steps - parent.step:,} steps that are still to come carries the weights "
-        "and starts the optimizer and the count of steps anew.",
-        _lower_cycle(spec, facts, steps - parent.step),
-    )
-
-
-def _lower_cycle(spec: RunSpec, facts: Facts, ahead: int) -> dict[str, Any]:
-    """A schedule of its own, over the steps that are ahead of the parent's checkpoint."""
-    epoch_steps = steps_per_epoch(spec.training, sizes_of(spec, facts).training)
-    fix: dict[str, Any] = {
-        "/schedule": {"kind": "cosine_warmup"},
-        "/optimizer/lr": two_digits(spec.optimizer.lr / 10),
-        "/training/epochs": max(1, round(ahead / epoch_steps)),
-    }
-    if spec.training.max_steps is not None:
-        fix["/training/max_steps"] = ahead
-        fix["/training/epochs"] = math.ceil(ahead / epoch_steps)
-    return fix
-
-
-def _same_schedule(spec: RunSpec, parent: ParentFacts) -> bool:
-    """Otherwise the schedule starts anew, with the weights alone."""
-    return all(
-        getattr(spec, block).model_dump(mode="json") == parent.spec.get(block)
-        for block in ("schedule", "optimizer")
-    )
-
-
 RULES = (
     batch_above_samples,
     drop_last_drops,
@@ -268,5 +218,4 @@ RULES = (
     adam_weight_decay,
     never_anneals,
     ends_before_its_epochs,
-    rate_jumps_at_restart,
 )

@@ -37,8 +37,9 @@ def chunk_below_batch(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     if not isinstance(loader, ChunkedLoader) or loader.residency == "resident":
         return
     plan = memory_plan(spec, facts)
-    chunk, batch = plan.data.chunk_samples, spec.training.batch_size
-    if plan.data.kind == "resident" or chunk >= min(batch, plan.need.train_samples):
+    chunk = plan.data.chunk_samples
+    batch = min(spec.training.batch_size, plan.need.train_samples)
+    if plan.data.kind == "resident" or chunk >= batch:
         return
     larger = memory_plan(with_values(spec, LARGER), facts).data.chunk_samples
     yield Finding(

@@ -1,0 +1,20 @@
+"""What `--fix` does where two fixes have to do with each other."""
+
+from typing import Any
+
+from app.cli.mending import mend
+from app.guard.plan import make_plan
+from tests.guard.world import CATALOG, REQUEST, world
+
+
+def test_what_a_preset_brings_is_not_written_down_where_the_preset_is_changed():
+    def planned(request: dict[str, Any]) -> dict[str, Any]:
+        plan = make_plan(request, world(), CATALOG)
+        return {"issues": [issue.model_dump(mode="json") for issue in plan.issues]}
+
+    asked = {**REQUEST, "preset": "h200", "runtime": {"device": "cpu", "precision": "fp32"}}
+    found = {issue["code"] for issue in planned(asked)["issues"]}
+    assert {"memory.preset_too_large", "learning.preset_batch_size"} <= found
+    mended = mend(asked, planned, warnings=True)
+    assert mended.request.get("preset", "auto") != "h200"
+    assert "batch_size" not in mended.request.get("training", {})
