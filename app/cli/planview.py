@@ -67,7 +67,7 @@ def _print_estimate(answer: Document) -> None:
 
 def _time(estimate: Document) -> str:
     if estimate.get("seconds") is None:
-        return "not known: no run like it has been trained yet"
+        return "not known: no run like it has trained for 100 steps or a minute yet"
     runs = [str(run) for run in estimate.get("from_runs") or ()]
     word = "run" if len(runs) == 1 else "runs"
     by = f", by {word} {', '.join(runs)}" if runs else ""

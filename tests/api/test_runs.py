@@ -55,10 +55,13 @@ def test_a_dry_run_stores_nothing_and_reports_issues_of_any_severity(api, player
     plan = api.post("/runs", params={"dry_run": "true"}, json=SPEC)
     assert plan.status_code == 200
     assert plan.json().keys() == {
-        "spec", "provenance", "issues", "unchecked", "memory", "queue_position", "estimate",
+        "accepted", "spec", "provenance", "issues", "unchecked", "memory", "queue_position",
+        "estimate",
     }  # fmt: skip
     assert plan.json()["spec"]["training"]["epochs"] == 1
+    assert plan.json()["accepted"] is True
     wrong = api.post("/runs", params={"dry_run": "true"}, json=spec_with("recipe", patch=5))
+    assert wrong.json()["accepted"] is False
     assert wrong.status_code == 200
     assert [issue["code"] for issue in wrong.json()["issues"]] == ["correctness.patch_size"]
     assert api.get("/runs").json() == {"data": [], "next_cursor": None}

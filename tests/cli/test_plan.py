@@ -68,7 +68,7 @@ def test_a_plan_shows_samples_steps_place_and_sources(cli, api, spec_file):
     out = cli("plan", str(spec_file)).out
     assert "480 to train on, 120 to validate" in out
     assert "place in the queue" in out
-    assert "no run like it has been trained yet" in out
+    assert "no run like it has trained for 100 steps or a minute yet" in out
     rows = [line.split() for line in out.splitlines()]
     assert ["training.epochs", "3", "request"] in rows
     assert ["runtime.device", "cpu", "request"] in rows

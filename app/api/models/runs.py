@@ -130,6 +130,8 @@ class Unchecked(Answer):
 class Plan(Answer):
     """What a request would become; no run is created."""
 
+    accepted: bool
+    """Whether it would be accepted as it is: none of the issues is an error."""
     spec: Document
     """The complete spec."""
     provenance: Document

@@ -105,6 +105,7 @@ def _create(services: Services, request: dict[str, Any], key: str | None) -> tup
 def _planned(services: Services, plan: guard.Plan) -> Plan:
     spec = plan.spec if plan.spec is not None else plan.require_ok()
     return Plan(
+        accepted=not plan.errors,
         spec=spec,
         provenance=plan.provenance,
         issues=plan.issues,
