@@ -1,10 +1,8 @@
 """Copying the database out and back in: SQLite by its online backup, PostgreSQL by pg_dump."""
 
 import shutil
-import sqlite3
 import subprocess
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,11 +23,9 @@ def back_up(settings: "Settings", target: Path) -> None:
     if file is None:
         _run("pg_dump", "--format=custom", f"--file={target}", _libpq_url(settings))
         return
-    with (
-        closing(sqlite3.connect(file.as_uri() + "?mode=ro", uri=True)) as source,
-        closing(sqlite3.connect(target)) as copy,
-    ):
-        source.backup(copy)
+    from app.store import sqlite  # SQLAlchemy's neighbour: late, as in connect
+
+    sqlite.copy(file, target)
     target.chmod(0o600)
 
 
@@ -43,20 +39,11 @@ def require_backup(settings: "Settings", backup: Path) -> None:
             kind = "a SQLite database" if header == SQLITE_HEADER else "a dump of PostgreSQL"
             raise CommandFailed(f"{backup} is not {kind}, so it is no backup of this one.")
     if header == SQLITE_HEADER:
-        _require_whole(backup)
+        from app.store import sqlite  # SQLAlchemy's neighbour: late, as in connect
 
-
-def _require_whole(backup: Path) -> None:
-    try:
-        with closing(sqlite3.connect(backup.absolute().as_uri() + "?mode=ro", uri=True)) as copy:
-            [said] = copy.execute("PRAGMA quick_check(1)").fetchone()
-            known = copy.execute("SELECT 1 FROM sqlite_master WHERE name = 'runs'").fetchone()
-    except sqlite3.DatabaseError as error:
-        raise CommandFailed(f"{backup} is damaged: {error}.") from None
-    if said != "ok":
-        raise CommandFailed(f"{backup} is damaged: {said}.")
-    if known is None:
-        raise CommandFailed(f"{backup} is a SQLite database of another program: it has no runs.")
+        fault = sqlite.fault_of(backup)
+        if fault is not None:
+            raise CommandFailed(f"{backup} {fault}.")
 
 
 def put_back(settings: "Settings", backup: Path) -> Path | None:

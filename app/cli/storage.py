@@ -1,6 +1,5 @@
 """Where the database lies and how it is."""
 
-import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,13 +28,17 @@ def check_database(settings: "Settings") -> list[Finding]:
     """Schema and integrity, and the size of a SQLite file."""
     if not is_created(settings):
         return [Finding("database", "ok", "not there yet; the first start creates it")]
-    from app.store import migrate  # SQLAlchemy: late, as in connect
+    from app.store import migrate, sqlite  # SQLAlchemy: late, as in connect
 
     problems = migrate.check(settings)
     if problems:
         advice = "stoker db upgrade for an old schema, else stoker db restore a backup"
         return [Finding("database", "problem", problem, advice) for problem in problems]
     file = sqlite_file(settings)
-    kind = "PostgreSQL" if file is None else f"SQLite {sqlite3.sqlite_version}"
+    kind = (
+        "PostgreSQL"
+        if file is None
+        else f"SQLite {sqlite.driver.sqlite_version} ({sqlite.journal_mode()})"
+    )
     amount = "" if file is None else f", {size(file.stat().st_size)}"
     return [Finding("database", "ok", f"{kind}, schema {migrate.current(settings)}{amount}")]

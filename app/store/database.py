@@ -1,12 +1,9 @@
 """The connection to the database: one recipe for SQLite, one for PostgreSQL."""
 
-import os
-import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
 
 from sqlalchemy import Connection, create_engine, event, text
 from sqlalchemy.engine import URL, Engine, make_url
@@ -23,6 +20,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from app.errors import InvalidRequest, Unavailable
 from app.plainjson import dump_json
 from app.settings import Settings
+from app.store import sqlite
 from app.store.doorbell import PG_CHANNEL, Doorbell
 
 BUSY_TIMEOUT_SECONDS = 30.0
@@ -132,11 +130,7 @@ def make_engine(database_url: str, busy_seconds: float = BUSY_TIMEOUT_SECONDS) -
             "the question mark.",
             code="invalid_settings",
         )
-    engine = create_engine(url, connect_args={"timeout": busy_seconds}, json_serializer=dump_json)
-    event.listen(engine, "do_connect", _create_private)
-    event.listen(engine, "connect", _configure_sqlite)
-    event.listen(engine, "begin", _begin_sqlite)
-    return engine
+    return _make_sqlite_engine(url, busy_seconds)
 
 
 def _parse(database_url: str) -> URL:
@@ -172,28 +166,21 @@ def _make_postgres_engine(url: URL) -> Engine:
         ) from None
 
 
-def has_wal_reset_bug(version: tuple[int, int, int]) -> bool:
-    """Whether this SQLite can corrupt a WAL database (sqlite.org/wal.html, "WAL-reset bug")."""
-    fixed_backports = {(3, 44): 6, (3, 50): 7}
-    if version[:2] in fixed_backports:
-        return version[2] < fixed_backports[version[0], version[1]]
-    return (3, 7, 0) <= version < (3, 51, 3)
-
-
-def _create_private(_dialect: Any, _record: Any, arguments: Any, _more: Any) -> None:
-    """Have a new file readable by its owner alone; SQLite gives its journals the same mode."""
-    # Never one that is there: to close any descriptor of a file drops all locks that this process
-    # holds on it, and two could write at once.
-    with suppress(OSError):  # SQLite says it better
-        os.close(os.open(arguments[0], os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-
-
-def _configure_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
-    connection.isolation_level = None  # transactions begin where `_begin_sqlite` says
-    # A journal that stays spares each commit the making and the unlinking of a file.
-    journal = "PERSIST" if has_wal_reset_bug(sqlite3.sqlite_version_info) else "WAL"
-    for pragma in (f"journal_mode={journal}", "synchronous=FULL", "foreign_keys=ON"):
-        connection.execute(f"PRAGMA {pragma}").close()
+def _make_sqlite_engine(url: URL, busy_seconds: float) -> Engine:
+    engine = create_engine(
+        url,
+        module=sqlite.driver,
+        connect_args={"timeout": busy_seconds},
+        json_serializer=dump_json,
+    )
+    event.listen(
+        engine,
+        "do_connect",
+        lambda _dialect, _record, given, _more: sqlite.create_private(given[0]),
+    )
+    event.listen(engine, "connect", lambda connection, _record: sqlite.configure(connection))
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
 
 
 def _begin_sqlite(connection: Connection) -> None:
@@ -201,7 +188,7 @@ def _begin_sqlite(connection: Connection) -> None:
     statement = "BEGIN IMMEDIATE" if immediate else "BEGIN"
     try:  # by the driver itself: each request begins three transactions
         connection.connection.cursor().execute(statement)
-    except sqlite3.OperationalError as error:
+    except sqlite.driver.OperationalError as error:
         raise OperationalError(statement, None, error) from error
 
 

@@ -1,6 +1,5 @@
 """Token, Host and Origin; and errors that no endpoint answers."""
 
-import sqlite3
 from contextlib import closing
 
 import pytest
@@ -8,6 +7,7 @@ from structlog.testing import capture_logs
 
 from app.api.main import create_app
 from app.settings import load_settings
+from app.store.sqlite import driver
 from tests.api.support import Api
 
 
@@ -33,8 +33,16 @@ def test_a_revoked_token_opens_nothing_from_then_on(api, store):
     assert api.get("/runs", headers=headers).problem("unauthorized") == 401
 
 
-def test_a_token_waits_for_whoever_holds_the_database_and_holds_up_nobody(api, settings):
-    with closing(sqlite3.connect(settings.home / "stoker.db", isolation_level=None)) as other:
+@pytest.fixture
+def rollback_journal(monkeypatch):
+    """As where SQLite must not use a WAL: who commits shuts out who reads."""
+    monkeypatch.setattr("app.store.sqlite.journal_mode", lambda: "PERSIST")
+
+
+def test_a_token_waits_for_whoever_holds_the_database_and_holds_up_nobody(
+    rollback_journal, api, settings
+):
+    with closing(driver.connect(settings.home / "stoker.db", isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         asked = api.start("GET", "/version")
         for _ in range(5):  # the database is waited for 30 seconds

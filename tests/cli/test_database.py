@@ -1,11 +1,11 @@
 """`stoker token` and `stoker db` on a real database."""
 
 import os
-import sqlite3
 
 import pytest
 
 from app.cli.prune import parse_age, parse_size
+from app.store.sqlite import driver
 from tests.e2e.service import eventually
 
 
@@ -83,7 +83,7 @@ def test_backup_and_restore(cli, database, tmp_path):
     restored = cli("db", "restore", str(file), "--yes", "--json").document
     names = [token["name"] for token in cli("token", "list", "--json").document["data"]]
     assert names == ["before"]
-    with sqlite3.connect(restored["kept"]) as kept:
+    with driver.connect(restored["kept"]) as kept:
         assert kept.execute("SELECT count(*) FROM tokens").fetchone() == (2,)
     kept.close()
 
@@ -99,7 +99,7 @@ def test_what_is_no_backup_is_not_restored(cli, database, tmp_path):
     file.write_text("not a database at all")
     assert "not a SQLite database" in cli("db", "restore", str(file)).err
     file.unlink()
-    with sqlite3.connect(file) as other:
+    with driver.connect(file) as other:
         other.execute("CREATE TABLE mine (x)")
     other.close()
     assert "of another program" in cli("db", "restore", str(file)).err

@@ -1,5 +1,6 @@
-"""The file of SQLite: its locks hold, whatever else this process opens."""
+"""The file of SQLite: its locks hold, its journal fits the library, and a backup is one file."""
 
+import sqlite3
 import subprocess
 import sys
 from contextlib import closing
@@ -8,11 +9,15 @@ from pathlib import Path
 import pytest
 
 from app.settings import Settings, load_settings
-from app.store import migrate
+from app.store import migrate, sqlite
 from app.store.database import make_engine
+from app.store.sqlite import driver, has_wal_reset_bug
 from app.store.store import open_store
 
-WRITE = "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0).execute('BEGIN IMMEDIATE')"
+WRITE = (
+    "import sys; from app.store.sqlite import driver; "
+    "driver.connect(sys.argv[1], timeout=0).execute('BEGIN IMMEDIATE')"
+)
 
 
 @pytest.fixture
@@ -40,3 +45,50 @@ def test_a_lock_outlives_what_else_this_process_opens(settings: Settings) -> Non
                 assert store.tokens.verify(secret, at_once=True) is not None
             assert not another_process_may_write(settings)
         assert another_process_may_write(settings)
+
+
+TELL = """
+import sys
+from pathlib import Path
+from app.settings import load_settings
+from app.store import migrate, open_store
+
+settings = load_settings(home=Path(sys.argv[1]))
+migrate.upgrade(settings)
+store = open_store(settings)
+store.tokens.create("one more")
+with store.database.read() as connection:
+    mode = connection.exec_driver_sql("PRAGMA journal_mode").scalar()
+print(mode, len(store.tokens.list()))
+store.close()
+"""
+WITHOUT_PYSQLITE3 = "import sys; sys.modules['pysqlite3'] = None\n"
+
+
+def told(home: Path, program: str) -> list[str]:
+    command = [sys.executable, "-c", program, str(home)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_a_database_goes_from_one_sqlite_to_another(tmp_path: Path) -> None:
+    """From an installation without pysqlite3 to one with it and back; nothing is lost."""
+    systems = "persist" if has_wal_reset_bug(sqlite3.sqlite_version_info) else "wal"
+    newer = "persist" if has_wal_reset_bug(driver.sqlite_version_info) else "wal"
+    assert told(tmp_path, WITHOUT_PYSQLITE3 + TELL) == [systems, "1"]
+    assert told(tmp_path, TELL) == [newer, "2"]
+    assert told(tmp_path, WITHOUT_PYSQLITE3 + TELL) == [systems, "3"]
+
+
+def test_a_backup_is_one_file_that_a_folder_without_write_permission_can_hold(
+    settings: Settings, tmp_path: Path
+) -> None:
+    with closing(open_store(settings)) as store:
+        store.tokens.create("mine")
+        folder = tmp_path / "backups"
+        folder.mkdir()
+        sqlite.copy(settings.home / "stoker.db", folder / "copy.db")
+    assert [file.name for file in folder.iterdir()] == ["copy.db"]
+    header = (folder / "copy.db").read_bytes()
+    assert header[18:20] == bytes([1, 1])  # sqlite.org/fileformat.html: rollback journal
+    assert sqlite.fault_of(folder / "copy.db") is None
+    assert [file.name for file in folder.iterdir()] == ["copy.db"]

@@ -1,7 +1,6 @@
 """The schema: built by the migrations alone, up and down, and never touched by older code."""
 
 import os
-import sqlite3
 import sys
 from contextlib import ExitStack, closing
 
@@ -14,8 +13,9 @@ from app.errors import InvalidRequest, Unavailable
 from app.lifecycle import Intent
 from app.settings import Settings, load_settings
 from app.store import migrate, open_store
-from app.store.database import Database, has_wal_reset_bug
+from app.store.database import Database
 from app.store.identity import this_process
+from app.store.sqlite import driver, has_wal_reset_bug
 from app.store.tables import metadata
 from app.store.worker_records import NewWorker
 
@@ -151,7 +151,7 @@ class TestSqlite:
                 name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
                 for name in ("foreign_keys", "synchronous", "journal_mode", "busy_timeout")
             }
-        journal = "persist" if has_wal_reset_bug(sqlite3.sqlite_version_info) else "wal"
+        journal = "persist" if has_wal_reset_bug(driver.sqlite_version_info) else "wal"
         assert found == {
             "foreign_keys": 1,
             "synchronous": 2,

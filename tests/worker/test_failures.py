@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import sqlite3
 import time
 from contextlib import closing
 
@@ -13,6 +12,7 @@ from sqlalchemy import text
 
 from app.lifecycle import CRASH_LOOP_LOSSES, Intent, Reason, RunState
 from app.store.forgetting import KEEP_SECONDS
+from app.store.sqlite import driver
 from app.store.store import open_store
 from app.store.worker_records import NewWorker
 from tests.worker.eventually import eventually
@@ -117,7 +117,7 @@ def test_a_lost_lease_kills_the_trainer_at_once(farm):
 
 def rename_table(farm, before, after):
     """Make every statement about runs fail, as it does when the database is out of reach."""
-    with closing(sqlite3.connect(farm.home / "stoker.db", isolation_level=None)) as connection:
+    with closing(driver.connect(farm.home / "stoker.db", isolation_level=None)) as connection:
         connection.execute("PRAGMA legacy_alter_table = ON")
         connection.execute(f"ALTER TABLE {before} RENAME TO {after}")
 
@@ -182,7 +182,7 @@ def test_a_run_that_has_vanished_costs_the_agent_nothing_but_the_attempt(make_fa
     farm.start_agent(STOKER_BEAT_SECONDS="5")
     run_id = farm.submit(steps=10**6, pace=0.02)
     trainer = farm.trainer()
-    with closing(sqlite3.connect(farm.home / "stoker.db", isolation_level=None)) as connection:
+    with closing(driver.connect(farm.home / "stoker.db", isolation_level=None)) as connection:
         triggers = connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")
         for (name,) in triggers.fetchall():
             connection.execute(f"DROP TRIGGER {name}")

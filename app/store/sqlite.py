@@ -1,0 +1,70 @@
+"""Which SQLite serves the database, and how a connection to its file is set up."""
+
+import os
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+__all__ = ["configure", "copy", "create_private", "driver", "fault_of", "journal_mode"]
+
+# The standard library's module with a newer SQLite inside: the system's is often one that must not
+# use a WAL. Where it has no wheel, the system's serves, with a rollback journal.
+try:
+    from pysqlite3 import dbapi2 as driver
+except ImportError:
+    import sqlite3 as driver
+
+# A journal that stays spares each commit the making and the unlinking of a file.
+ROLLBACK = "PERSIST"
+
+
+def has_wal_reset_bug(version: tuple[int, int, int]) -> bool:
+    """Whether this SQLite can corrupt a WAL database (sqlite.org/wal.html, "WAL-reset bug")."""
+    fixed_backports = {(3, 44): 6, (3, 50): 7}
+    if version[:2] in fixed_backports:
+        return version[2] < fixed_backports[version[0], version[1]]
+    return (3, 7, 0) <= version < (3, 51, 3)
+
+
+def journal_mode() -> str:
+    """How this SQLite is to keep its journal."""
+    return ROLLBACK if has_wal_reset_bug(driver.sqlite_version_info) else "WAL"
+
+
+def create_private(file: str) -> None:
+    """Have a new file readable by its owner alone; SQLite gives its journals the same mode."""
+    # Never one that is there: to close any descriptor of a file drops all locks that this process
+    # holds on it, and two could write at once.
+    with suppress(OSError):  # SQLite says it better
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
+def configure(connection: Any) -> None:
+    """Commits that last, and references that hold; transactions begin where their caller says."""
+    connection.isolation_level = None
+    for pragma in (f"journal_mode={journal_mode()}", "synchronous=FULL", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}").close()
+
+
+def copy(file: Path, target: Path) -> None:
+    """Copy a database as it is at one moment, also while others write; the copy is one file."""
+    with closing(_open(file, "mode=ro")) as source, closing(driver.connect(str(target))) as made:
+        source.backup(made)
+        made.execute("PRAGMA journal_mode=DELETE").close()
+
+
+def fault_of(backup: Path) -> str | None:
+    """What keeps a file that nobody writes from being a backup of Stoker's; None: nothing."""
+    try:
+        with closing(_open(backup, "immutable=1")) as connection:
+            [said] = connection.execute("PRAGMA quick_check(1)").fetchone()
+            known = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'runs'").fetchone()
+    except driver.DatabaseError as error:
+        return f"is damaged: {error}"
+    if said != "ok":
+        return f"is damaged: {said}"
+    return None if known else "is a SQLite database of another program: it has no runs"
+
+
+def _open(file: Path, how: str) -> Any:
+    return driver.connect(f"{file.absolute().as_uri()}?{how}", uri=True)
