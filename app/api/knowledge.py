@@ -50,34 +50,41 @@ def facts_for(
     )
     inherited = None if parent is None else parent.inherited
     resolved = resolve(request, services.catalog.get(), facts, inherited)
+    settled = _settled(resolved, facts)
     learned = replace(
         facts,
-        history=_history(services, resolved, facts),
+        history=_history(services, resolved, settled, facts),
         history_looked_for=True,
-        parent=None if parent is None else _parent(services, parent, resolved, facts),
+        parent=None if parent is None else _parent(services, parent, settled, facts),
     )
     return learned, resolved
 
 
-def _history(services: Services, resolved: Resolved, facts: Facts) -> HistoryFacts | None:
-    """How fast like runs were on the device that this one would get."""
+def _settled(resolved: Resolved, facts: Facts) -> Document | None:
+    """The spec as it would be stored; None for one that could not be parsed."""
     if resolved.spec is None or resolved.document is None:
+        return None
+    return pin_order(resolved.document, {}, settled_order(resolved.spec, facts))[0]
+
+
+def _history(
+    services: Services, resolved: Resolved, settled: Document | None, facts: Facts
+) -> HistoryFacts | None:
+    """How fast like runs were on the device that this one would get."""
+    if resolved.spec is None or settled is None:
         return None
     try:
         device = device_of(resolved.spec, facts)
     except UnknownFact:
         return None
-    return services.store.history.like(resolved.document, device)
+    return services.store.history.like(settled, device)
 
 
 def _parent(
-    services: Services, parent: Parent, resolved: Resolved, facts: Facts
+    services: Services, parent: Parent, settled: Document | None, facts: Facts
 ) -> ParentFacts | None:
     """Where the parent's schedule stands at the checkpoint whose whole state would be carried."""
-    if resolved.spec is None or resolved.document is None:
-        return None
-    child, _ = pin_order(resolved.document, {}, settled_order(resolved.spec, facts))
-    if carry_between(parent.spec, child).kind != "full":
+    if settled is None or carry_between(parent.spec, settled).kind != "full":
         return None
     source = services.store.runs.whole_state_of(parent.run_id, parent.wish)
     if source is None:

@@ -1,4 +1,4 @@
-"""From a posted request to a plan and a row: new runs and restarts take the same way."""
+"""From a posted request to a plan and a row."""
 
 import json
 import time
@@ -8,19 +8,14 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from app.api.bounds import checked
 from app.api.knowledge import Parent, facts_for
-from app.api.models.runs import RestartBody
 from app.api.services import Services
-from app.errors import DatasetNotReady, InvalidRequest, SpecRejected
-from app.guard.carry import STARTS_ANEW, Carry, carry_between
+from app.errors import DatasetNotReady, InvalidRequest
 from app.guard.facts import Facts
-from app.guard.inheritance import inherited
-from app.guard.patching import apply_json_patch, apply_merge_patch
 from app.guard.plan import Plan, make_plan
 from app.guard.resolve import Resolved
 from app.spec.issue import Issue
-from app.store.records import Idempotency, NewRun, Restart, RunRecord
+from app.store.records import Idempotency, NewRun, RunRecord
 
 Document = dict[str, Any]
 READINESS = {"correctness.dataset_not_ready", "correctness.dataset_invalid"}
@@ -51,34 +46,11 @@ def create(
     services: Services, request: Document, idempotency: Idempotency | None
 ) -> tuple[RunRecord, bool]:
     """Guard the request and store the run; (run, whether it is new)."""
-    made = _made_before(services, idempotency)
+    made = made_before(services, idempotency)
     if made is not None:
         return made, False
-    new = _new_run(plan_request(services, request))
+    new = new_run_of(plan_request(services, request))
     return services.store.runs.create(new, idempotency=idempotency)
-
-
-def restart(
-    services: Services,
-    parent_id: int,
-    body: RestartBody,
-    idempotency: Idempotency | None,
-    if_version: int | None,
-) -> tuple[RunRecord, bool]:
-    """Guard the patched request and store the child, with the parent's stop; (run, is new)."""
-    made = _made_before(services, idempotency)
-    if made is not None:
-        return made, False
-    documents = services.store.runs.documents(parent_id)
-    request = _patched(documents.request, body)
-    taken = None
-    if not _names_preset(body):
-        taken = inherited(request, documents.spec, documents.provenance, services.catalog.get())
-    parent = Parent(parent_id, documents.spec, body.from_, taken)
-    new = _new_run(plan_request(services, request, parent))
-    carry = _carry(documents.spec, new.spec, body)
-    order = Restart(parent_id=parent_id, from_=body.from_, carry=carry.as_json(), force=body.force)
-    return services.store.runs.restart(order, new, idempotency=idempotency, if_version=if_version)
 
 
 async def when_ready(
@@ -98,7 +70,8 @@ async def when_ready(
                     raise
 
 
-def _made_before(services: Services, idempotency: Idempotency | None) -> RunRecord | None:
+def made_before(services: Services, idempotency: Idempotency | None) -> RunRecord | None:
+    """What an earlier request with this key made."""
     # Asked before the guard: the world may have changed since, and the run is there all the same.
     return services.store.runs.made_by(idempotency) if idempotency is not None else None
 
@@ -111,7 +84,8 @@ def idempotency_of(key: str | None, scope: str, document: Any) -> Idempotency | 
     return Idempotency(key=key, body_hash=sha256(canonical.encode()).hexdigest(), scope=scope)
 
 
-def _new_run(plan: Plan) -> NewRun:
+def new_run_of(plan: Plan) -> NewRun:
+    """The run as it is stored; DatasetNotReady, SpecRejected."""
     require_ready(plan.errors)
     spec = plan.require_ok()
     return NewRun(
@@ -138,43 +112,6 @@ def require_ready(errors: list[Issue]) -> None:
     if errors and all(issue.code in READINESS for issue in errors):
         detail = " ".join(f"{issue.message} {issue.why}" for issue in errors)
         raise DatasetNotReady(detail, issues=[issue.model_dump(mode="json") for issue in errors])
-
-
-def _patched(request: Document, body: RestartBody) -> Document:
-    if body.patch_ops is not None:
-        operations = [op.model_dump(by_alias=True, exclude_unset=True) for op in body.patch_ops]
-        patched = apply_json_patch(request, operations)
-    else:
-        patched = apply_merge_patch(request, body.patch or {})
-    try:
-        return checked(patched)
-    except ValueError as error:
-        raise InvalidRequest(f"The patched request cannot be taken: {error}.") from None
-
-
-def _names_preset(body: RestartBody) -> bool:
-    """Whether the patch has a word on the preset, be it the parent's own."""
-    paths = [operation.path for operation in body.patch_ops or ()]
-    return "preset" in (body.patch or {}) or "/preset" in paths or "" in paths
-
-
-def _carry(parent: Document, child: Document, body: RestartBody) -> Carry:
-    """What the child takes over; SpecRejected when the parent's weights cannot fit it."""
-    carry = carry_between(parent, child)
-    if body.from_ == "scratch":
-        return Carry("scratch", ("weights", *STARTS_ANEW), carry.changed)
-    if carry.kind != "scratch":
-        return carry
-    changed = ", ".join(pointer.strip("/").replace("/", ".") for pointer in carry.changed)
-    issue = Issue(
-        code="shape_changed",
-        severity="error",
-        loc=list(carry.changed[0].strip("/").split("/")),
-        message=f"The change of {changed} gives the model another shape, so the parent's weights "
-        'do not fit. Restart with "from": "scratch", or leave it as it was.',
-        why="A checkpoint holds tensors of the parent's shapes.",
-    )
-    raise SpecRejected(issue.message, [issue.model_dump(mode="json")])
 
 
 def _kind(document: Any) -> str:

@@ -1,17 +1,21 @@
 """Telling a run what to do: stop, kill, pause, resume, restart, delete."""
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from app.cli.arguments import RunId
 from app.cli.connect import connect
-from app.cli.failures import CommandFailed, require_yes
-from app.cli.output import JsonOption, print_json
+from app.cli.failures import CommandFailed, ExitCode, issue_lines, require_yes
+from app.cli.output import JsonOption, print_json, print_lines
+from app.cli.planview import print_plan
 from app.cli.specfile import NO_CHANGES, SetOption, patch_of
 from app.cli.watch import watch_run
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from app.client import Problem, StokerClient, Which
 
 Action = Literal["stop", "kill", "pause", "resume"]
@@ -58,19 +62,30 @@ def restart(
         bool, typer.Option("--force", help="Kill an active run instead of letting it save.")
     ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Watch it; end as the run does.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what it would become.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Start a new run that goes on from this one; an active one is stopped first."""
     source, patch = _source(from_), patch_of(assignments) or None
-    with connect() as client:
-        run = _restarted(client, run_id, source, patch, force=force)
+    if dry_run:
+        if force or watch:
+            raise typer.BadParameter("nothing is restarted with --dry-run")
+        _plan_restart(run_id, source, patch, as_json=as_json)
+        return
+    with connect() as client, _shape_explained(run_id):
+        run = client.restart(run_id, from_=source, patch=patch, force=force)
+        warnings = [] if as_json else client.issues(run["id"])
         if watch:
+            print_lines(issue_lines(warnings))
             raise typer.Exit(watch_run(client, run["id"], as_json=as_json))
     if as_json:
         print_json(run)
         return
     typer.echo(f"Run {run_id} goes on as run {run['id']}, which is {run['status']}.")
     _explain_carry(run.get("carry"))
+    print_lines(issue_lines(warnings))
     typer.echo(f"  stoker watch {run['id']}")
 
 
@@ -131,16 +146,29 @@ def _refusal(
     return CommandFailed(f"{said} Possible now:{allowed}")
 
 
-def _restarted(
-    client: "StokerClient",
+def _plan_restart(
     run_id: int,
     source: "Which | Literal['scratch'] | int",
     patch: dict[str, Any] | None,
     *,
-    force: bool,
-) -> dict[str, Any]:
+    as_json: bool,
+) -> None:
+    with connect() as client, _shape_explained(run_id):
+        answer = client.plan_restart(run_id, from_=source, patch=patch)
+    if as_json:
+        print_json(answer)
+    else:
+        print_plan(answer, everything=False)
+        _explain_carry(answer["carry"])
+    if not answer["accepted"]:
+        raise typer.Exit(ExitCode.refused)
+
+
+@contextmanager
+def _shape_explained(run_id: int) -> "Iterator[None]":
+    """Weights that cannot fit, as a person would say it."""
     try:
-        return client.restart(run_id, from_=source, patch=patch, force=force)
+        yield
     except _problem_type() as problem:
         for issue in problem.issues:
             if issue["code"] == "shape_changed":

@@ -40,6 +40,7 @@ def run_checks(settings: "Settings") -> list[Finding]:
         check_home,
         check_token,
         check_presets,
+        check_guard,
         check_disk,
         check_database,
         check_service,
@@ -180,6 +181,14 @@ def check_presets(settings: "Settings") -> Iterator[Finding]:
         yield Finding("presets", "problem", sentence, "mend the file or remove it")
     if not catalog.broken:
         yield Finding("presets", "ok", ", ".join(catalog.names))
+
+
+def check_guard(settings: "Settings") -> Iterator[Finding]:
+    if settings.guard == "warn":
+        found = "STOKER_GUARD=warn: specs that would run slow are only warned of"
+        yield Finding("guard", "warning", found, "to have them refused: STOKER_GUARD=enforce")
+    else:
+        yield Finding("guard", "ok", "specs that would run slow or wrong are refused")
 
 
 def check_disk(settings: "Settings") -> Iterator[Finding]:

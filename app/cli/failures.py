@@ -135,6 +135,8 @@ def issue_lines(issues: list[dict[str, Any]]) -> list[str]:
             lines.append(f"    fix: {', '.join(steps)}")
         if issue.get("accepted"):
             lines.append("    accepted by accept_risks")
+        elif issue.get("waived"):
+            lines.append("    an error, but for STOKER_GUARD=warn at the service")
         elif issue.get("overridable") and issue["severity"] == "error":
             lines.append(f"    or accept it: --set 'accept_risks=[{issue['code']}]'")
     return lines

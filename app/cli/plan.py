@@ -70,7 +70,12 @@ def plan(
         print_json(answer)
     else:
         print_plan(answer, everything=everything)
-    if any(issue["severity"] == "error" for issue in answer["issues"]):
+    errors = [issue for issue in answer["issues"] if issue["severity"] == "error"]
+    if not as_json and any(issue["fix"] for issue in errors):
+        typer.echo(
+            "\nWith --fix the errors are mended, and shown as a diff; --warnings goes further."
+        )
+    if errors:
         raise typer.Exit(ExitCode.refused)
 
 

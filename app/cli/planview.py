@@ -17,15 +17,14 @@ def print_plan(answer: Document, *, everything: bool) -> None:
     is_refused = any(issue["severity"] == "error" for issue in answer["issues"])
     typer.echo("This would be refused." if is_refused else "This would be accepted.")
     print_lines(issue_lines(answer["issues"]))
-    _print_unchecked(answer.get("unchecked") or [])
-    memory = answer.get("memory")
+    if "spec" not in answer:
+        typer.echo("\nNo rule has looked at it yet: they judge a spec that can be read.")
+        return
+    _print_unchecked(answer["unchecked"])
+    memory = answer["memory"]
     if is_refused:
         if memory and any(issue["code"].startswith("memory.") for issue in answer["issues"]):
             _print_memory(memory)
-        if any(issue["fix"] for issue in answer["issues"] if issue["severity"] == "error"):
-            typer.echo(
-                "\nWith --fix the errors are mended, and shown as a diff; --warnings goes further."
-            )
         return
     _print_estimate(answer)
     if memory:
@@ -87,7 +86,9 @@ def _print_memory(memory: Document) -> None:
             if budget
             else "how much is free is not known"
         )
-        typer.echo(f"  {place}: {size(room['planned_bytes'])} at the peak, {against}")
+        phase = max(room["phases"], key=room["phases"].get)
+        peak = f"{size(room['planned_bytes'])} at the peak, while {phase}"
+        typer.echo(f"  {place}: {peak}, {against}; of these each phase holds some:")
         items = sorted(room["items"].items(), key=lambda item: -item[1])
         width = max((len(name) for name, _ in items), default=0)
         for name, count in items:

@@ -1,6 +1,6 @@
 """What the guard looks for: `stoker rules`, all of them or one in full."""
 
-from difflib import get_close_matches, unified_diff
+from difflib import unified_diff
 from typing import Annotated, Any
 
 import typer
@@ -104,11 +104,10 @@ def _explain(page: Document, code: str, *, as_json: bool) -> None:
 
 
 def _no_rule(code: str, known: list[str]) -> str:
-    names = {known_code.split(".")[-1]: known_code for known_code in known}
-    close = get_close_matches(code, known, n=1) or [
-        names[name] for name in get_close_matches(code.split(".")[-1], list(names), n=1)
-    ]
-    meant = f" Did you mean {close[0]}?" if close else ""
+    from app.guard.judge import closest_code  # imported late: pydantic
+
+    close = closest_code(code, known)
+    meant = "" if close is None else f" Did you mean {close}?"
     return f"There is no rule {code!r}.{meant} `stoker rules` lists them."
 
 

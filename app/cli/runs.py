@@ -44,9 +44,10 @@ def submit(
     request = read_request(spec, assignments)
     with connect() as client:
         run = _submitted(client, request, wait, _fixing_command(spec, assignments))
-        if watch:
-            raise typer.Exit(watch_run(client, run["id"], as_json=as_json))
         warnings = [] if as_json else client.issues(run["id"])
+        if watch:
+            print_lines(issue_lines(warnings))
+            raise typer.Exit(watch_run(client, run["id"], as_json=as_json))
     if as_json:
         print_json(run)
         return

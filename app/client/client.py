@@ -127,12 +127,27 @@ class StokerClient:
         idempotency_key: str | None = None,
     ) -> Document:
         """A new run that goes on from this one; its `carry` says what starts anew."""
-        body = {"from": from_, "patch": patch, "patch_ops": patch_ops, "force": force or None}
         return self._transport.json(
             "POST",
             f"/runs/{run_id}/restart",
-            body={name: value for name, value in body.items() if value is not None},
+            body=_restart_body(from_, patch, patch_ops, force=force),
             headers={"Idempotency-Key": idempotency_key},
+        )
+
+    def plan_restart(
+        self,
+        run_id: int,
+        *,
+        from_: Which | Literal["scratch"] | int | None = None,
+        patch: Mapping[str, Any] | None = None,
+        patch_ops: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Document:
+        """What a restart would become, as `plan`, with its `carry`; the run trains on."""
+        return self._transport.json(
+            "POST",
+            f"/runs/{run_id}/restart",
+            body=_restart_body(from_, patch, patch_ops),
+            params={"dry_run": "true"},
         )
 
     def bulk(self, action: str, selection: Mapping[str, Any]) -> Document:
@@ -327,6 +342,17 @@ class StokerClient:
             cursor = page["next_cursor"]
             if cursor is None:
                 return rows
+
+
+def _restart_body(
+    from_: Which | Literal["scratch"] | int | None,
+    patch: Mapping[str, Any] | None,
+    patch_ops: Sequence[Mapping[str, Any]] | None,
+    *,
+    force: bool = False,
+) -> Document:
+    body = {"from": from_, "patch": patch, "patch_ops": patch_ops, "force": force or None}
+    return {name: value for name, value in body.items() if value is not None}
 
 
 def _if_match(version: int | None) -> dict[str, str | None]:

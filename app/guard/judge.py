@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Literal
 
 from app.guard.facts import Facts, UnknownFact
@@ -55,8 +56,8 @@ def judge(
             continue
         accepted = rule.overridable and accepts(spec.accept_risks, rule.code)
         lenient = strictness == "warn" and rule.topic == "speed"
-        severity = "warning" if accepted or lenient else rule.severity
-        issues += [_issue(rule, finding, request, severity, accepted) for finding in found]
+        waived = lenient and rule.severity == "error" and not accepted
+        issues += [_issue(rule, finding, request, accepted, waived) for finding in found]
     return Judgement([*issues, *_risk_issues(spec, request, rules)], unchecked)
 
 
@@ -65,22 +66,17 @@ def accepts(accept_risks: Sequence[str], code: str) -> bool:
     return code in accept_risks or f"{code.split('.')[0]}.*" in accept_risks
 
 
-def _issue(
-    rule: Rule,
-    finding: Finding,
-    request: Document,
-    severity: Literal["error", "warning"],
-    accepted: bool,
-) -> Issue:
+def _issue(rule: Rule, finding: Finding, request: Document, accepted: bool, waived: bool) -> Issue:
     return Issue(
         code=rule.code,
-        severity=severity,
+        severity="warning" if accepted or waived else rule.severity,
         loc=list(finding.loc),
         message=finding.message,
         why=finding.why,
         fix=patch_for(request, finding.fix),
         overridable=rule.overridable,
         accepted=accepted,
+        waived=waived,
     )
 
 
@@ -98,10 +94,24 @@ def _risk_issues(spec: RunSpec, request: Document, rules: Sequence[Rule]) -> Ite
             severity="error",
             loc=["accept_risks", position],
             message=f"accept_risks names {code!r}, which "
-            + ("cannot be overridden." if firm else "is no rule's code and no group of rules."),
+            + ("cannot be overridden." if firm else _unknown(code, [*codes, *groups])),
             why="What the rule finds would make the run wrong, not only slow."
             if firm
             else "A risk nobody knows cannot be accepted. `stoker rules` lists the codes; the "
             f"groups are {', '.join(sorted(groups))}.",
             fix=patch_for(request, {"/accept_risks": good}),
         )
+
+
+def _unknown(code: str, known: Sequence[str]) -> str:
+    meant = closest_code(code, known)
+    hint = "" if meant is None else f" Did you mean {meant!r}?"
+    return f"is no rule's code and no group of rules.{hint}"
+
+
+def closest_code(code: str, known: Sequence[str]) -> str | None:
+    """The code that somebody may have meant, also one without its topic or with another."""
+    names = {one.split(".")[-1]: one for one in known}
+    close = get_close_matches(code, known, n=1)
+    close = close or [names[n] for n in get_close_matches(code.split(".")[-1], list(names), n=1)]
+    return close[0] if close else None

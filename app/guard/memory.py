@@ -9,7 +9,7 @@ from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts, Unknow
 from app.guard.measured import Measured
 from app.guard.memory_model import SequenceSize
 from app.guard.memory_room import PHASES, STEPS, Item, Room
-from app.guard.memory_step import LIBRARIES_BYTES, Reckon, as_measured, on_cpu, on_cuda
+from app.guard.memory_step import Reckon, as_measured, on_cpu, on_cuda
 from app.spec.arithmetic import PartSizes, evaluation_batch, resolved_shuffle
 from app.spec.data import ChunkedLoader
 from app.spec.residency import (
@@ -29,8 +29,8 @@ from app.spec.run import RunSpec
 IMPORTS_BYTES = 245 * MIB
 # Blocks of float64 of the statistics, of which three are there at once.
 STATISTICS_BYTES = 3 * 4 * MIB
-# Not measured on a GPU yet: the context that every process has on the device, and what the CUDA
-# libraries take on the host.
+# Not measured on a GPU yet: the context that every process has on the device, and what PyTorch and
+# CUDA's libraries take on the host.
 CUDA_CONTEXT_BYTES, CUDA_HOST_BYTES = 512 * MIB, 1024 * MIB
 # The epoch's permutation, and the raw numbers and the sorted rows while it is made.
 ORDER_COPIES = 4
@@ -314,7 +314,7 @@ def _cuda_device(run: _Run, free: int, element_bytes: int) -> Room:
 
 def _cuda_host(run: _Run, free: int | None) -> Room:
     staging, places = run.data.kind, run.need.train_samples
-    libraries = LIBRARIES_BYTES + CUDA_HOST_BYTES
+    libraries = CUDA_HOST_BYTES
     if run.measured is not None and run.measured.training is not None:
         libraries = run.measured.host_bytes
     streams = 1 if staging == "resident" else 1 + len(run.need.held_out)

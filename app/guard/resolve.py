@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from jsonpointer import JsonPointer
 
@@ -17,6 +18,9 @@ from app.spec.issue import Issue, PatchOp
 from app.spec.layers import Document, overlay, provenance, with_default_kinds
 from app.spec.parse import parse_spec
 from app.spec.run import RunSpec
+
+# How alike two names are of which one may be a slip of the pen.
+SLIP = 0.8
 
 
 @dataclass(frozen=True)
@@ -90,19 +94,24 @@ def choose_preset(
     preset = catalog.get(name)
     if preset is not None:
         return preset, []
-    there = f"There is no preset {name!r}; there are {', '.join(catalog.names)}."
-    return None, [
-        Issue(
-            code="correctness.broken_preset"
-            if name in catalog.broken
-            else "correctness.unknown_preset",
-            severity="error",
-            loc=["preset"],
-            message=catalog.broken.get(name, there),
-            why="Without it, its settings would silently be the defaults.",
-            fix=[PatchOp(op="remove", path="/preset")],
-        )
-    ]
+    return None, [_without_preset(name, catalog)]
+
+
+def _without_preset(name: str, catalog: Catalog) -> Issue:
+    """A preset that is not there or cannot be read; only a slip of the pen has a fix."""
+    broken = catalog.broken.get(name)
+    close = [] if broken else get_close_matches(name, catalog.names, n=1, cutoff=SLIP)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    there = f"There is no preset {name!r}; there are {', '.join(catalog.names)}.{hint}"
+    return Issue(
+        code="correctness.unknown_preset" if broken is None else "correctness.broken_preset",
+        severity="error",
+        loc=["preset"],
+        message=broken or there,
+        why="Without it the run would have other settings than those that were asked for. `auto` "
+        "takes the preset of the device.",
+        fix=[PatchOp(op="replace", path="/preset", value=close[0])] if close else [],
+    )
 
 
 def _preset_of_device(request: Document, catalog: Catalog, facts: Facts) -> Preset | None:

@@ -67,7 +67,9 @@ class Catalog:
         return self.presets.get(name)
 
     def pick(self, device: Literal["cpu", "cuda"], memory_bytes: int | None) -> Preset | None:
-        """The preset with the most memory that the device has; None when none matches."""
+        """The preset with the most memory that the device has, of two the user's, then by name;
+        None when none matches.
+        """
         fitting = [
             preset
             for preset in self.presets.values()
@@ -75,11 +77,12 @@ class Catalog:
             and preset.match.device == device
             and preset.match.fits(memory_bytes or 0)
         ]
-        return max(fitting, key=_memory, default=None)
+        return min(fitting, key=_rank, default=None)
 
 
-def _memory(preset: Preset) -> float:
-    return preset.match.memory_gib if preset.match is not None else 0.0
+def _rank(preset: Preset) -> tuple[float, bool, str]:
+    memory_gib = preset.match.memory_gib if preset.match is not None else 0.0
+    return -memory_gib, preset.source == "packaged", preset.name
 
 
 def load_catalog(user_dir: Path) -> Catalog:
@@ -119,4 +122,7 @@ def _parse(name: str, source: Literal["packaged", "user"], text: str) -> Preset:
 
 
 def _reason(error: Exception) -> str:
-    return error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -44,6 +44,9 @@ class Issue(BaseModel):
     fix: list[PatchOp] = Field(default_factory=list, description="JSON Patch on the request.")
     overridable: bool = Field(default=False, description="Whether accept_risks may override it.")
     accepted: bool = Field(default=False, description="Whether accept_risks overrides it here.")
+    waived: bool = Field(
+        default=False, description="Whether it is only a warning because of STOKER_GUARD=warn."
+    )
 
 
 def pointer(loc: Sequence[str | int]) -> str:

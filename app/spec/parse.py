@@ -116,6 +116,7 @@ def _wrong_value(loc: list[str | int], same: list[ErrorDetails], document: Any) 
         loc=loc,
         message=f"{_dotted(loc)} = {_shown(value)}: {said}."
         + (f" Did you mean {meant!r}?" if meant else ""),
+        why=_what_it_is(loc),
         fix=[PatchOp(op="replace", path=pointer(loc), value=meant)] if meant else [],
     )
 
@@ -175,15 +176,31 @@ def _schema() -> dict[str, Any]:
 
 def _fields_beside(parent: str) -> list[str]:
     """Names of the fields that the block at `parent` may have, over all its kinds."""
+    nodes = _nodes_at([*filter(None, parent.split("/"))])
+    return sorted({name for node in nodes for name in node.get("properties", {})})
+
+
+def _what_it_is(loc: list[str | int]) -> str:
+    """The field's own description, with its unit and default; of an item, that of its list."""
+    names = [str(part) for part in loc if isinstance(part, str)]
+    for node in _nodes_at(names[:-1]) if names else ():
+        described = node.get("properties", {}).get(names[-1], {}).get("description")
+        if described:
+            return f"{'.'.join(names)}: {' '.join(described.split())}"
+    return ""
+
+
+def _nodes_at(names: list[str]) -> list[dict[str, Any]]:
+    """What the schema says of the block at this place, once for each of its kinds."""
     schema = _schema()
     nodes = [schema]
-    for part in filter(None, parent.split("/")):
+    for part in names:
         nodes = [
             found
             for node in nodes
             for found in _members(node.get("properties", {}).get(part, {}), schema["$defs"])
         ]
-    return sorted({name for node in nodes for name in node.get("properties", {})})
+    return nodes
 
 
 def _members(node: dict[str, Any], definitions: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -23,11 +23,10 @@ ALIKE = (
     ("data", "dataset"),
     ("data", "inputs"),
     ("data", "targets"),
-    ("data", "loader", "kind"),
+    ("data", "loader"),
     ("training", "batch_size"),
     ("training", "gradient_accumulation_steps"),
-    ("runtime", "precision"),
-    ("runtime", "compile"),
+    *(("runtime", name) for name in ("precision", "compile", "deterministic", "threads")),
 )
 TRAINING_PARTS = ("data_wait", "compute", "sync")
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 from sqlalchemy import (
@@ -80,6 +81,10 @@ _MARKS = select(runs.c.id, *(runs.c[name] for name in WatchMark._fields)).where(
 )
 
 
+class _Undone(Exception):
+    """Ends a transaction that was only a trial."""
+
+
 class Runs:
     """The aggregate. Everything that changes a run is one transaction with its event."""
 
@@ -123,6 +128,12 @@ class Runs:
             run_id = insert_restart(connection, restart, new, now, if_version)
             remember_key(connection, idempotency, run_id)
             return fetch(connection, run_id), True
+
+    def try_restart(self, restart: Restart, new: NewRun, if_version: int | None = None) -> None:
+        """Raises what `restart` would; whatever it does is undone."""
+        with suppress(_Undone), self._database.write(quiet=True) as connection:
+            insert_restart(connection, restart, new, self._clock(), if_version)
+            raise _Undone
 
     def made_by(self, idempotency: Idempotency) -> RunRecord | None:
         """The run that an earlier request with this key made. InvalidRequest as `create`."""

@@ -97,6 +97,34 @@ def test_restart_with_longer_training_carries_everything(api, run_id, player):
     assert spec["training"]["epochs"] == 3
 
 
+def test_a_dry_run_of_a_restart_says_what_it_would_become_and_stops_nobody(api, run_id, player):
+    player.checkpoint(player.claim(), 1)
+    before = api.get(f"/runs/{run_id}").json()
+
+    def planned(**body):
+        return api.post(f"/runs/{run_id}/restart", params={"dry_run": True}, json=body)
+
+    answer = planned(patch={"training": {"epochs": 3}})
+    assert answer.status_code == 200
+    plan = answer.json()
+    assert (plan["accepted"], plan["spec"]["training"]["epochs"]) == (True, 3)
+    assert plan["carry"] == {"kind": "full", "starts_anew": [], "changed": ["/training/epochs"]}
+    refused = planned(patch={"data": {"dataset": "no-such"}}).json()
+    assert (refused["accepted"], refused["carry"]) == (False, None)
+    assert [issue["code"] for issue in refused["issues"]] == ["correctness.dataset_not_found"]
+    assert planned(**{"from": 12345}).problem("no_such_checkpoint") == 422
+    assert planned(patch={"recipe": {"hidden_size": 16}}).problem("spec_rejected") == 422
+    assert planned(patch={"training": {"max_epochs": 3}}).problem("spec_rejected") == 422
+    stale = api.post(
+        f"/runs/{run_id}/restart", params={"dry_run": True}, headers={"If-Match": '"999"'}
+    )
+    assert stale.problem("precondition_failed") == 412
+    waiting = api.post(f"/runs/{run_id}/restart", params={"dry_run": True, "wait": 1})
+    assert waiting.problem("invalid_request") == 422
+    assert api.get(f"/runs/{run_id}").json() == before
+    assert [run["id"] for run in api.get("/runs").json()["data"]] == [run_id]
+
+
 def test_restart_with_another_optimizer_carries_weights_and_says_what_starts_anew(api, run_id):
     patch = {"patch": {"optimizer": {"lr": 0.01}}, "force": True}
     child = api.post(f"/runs/{run_id}/restart", json=patch).json()

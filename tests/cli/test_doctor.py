@@ -56,6 +56,12 @@ def test_a_token_that_others_can_read(cli, home):
     assert "chmod 600" in answer.out
 
 
+def test_a_guard_that_only_warns_is_said(cli, home, monkeypatch):
+    assert "specs that would run slow or wrong are refused" in " ".join(cli("doctor").out.split())
+    monkeypatch.setenv("STOKER_GUARD", "warn")
+    assert "STOKER_GUARD=warn" in cli("doctor").out
+
+
 def test_a_preset_that_cannot_be_used(cli, home):
     (home / "presets").mkdir(parents=True)
     (home / "presets" / "mine.toml").write_text("[spec")

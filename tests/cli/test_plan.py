@@ -4,6 +4,7 @@ import json
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from app.cli.spectext import written_as
 from app.client import StokerClient
 from app.guard.measured import Measured
 from app.guard.memory import memory_plan
-from app.guard.plan import make_plan
+from app.guard.plan import Plan, make_plan
 from app.guard.wording import share
 from app.spec.run import RunSpec
 from tests.cli.conftest import SPEC
@@ -83,16 +84,24 @@ def spoken(name: str) -> str:
     return name.replace("_", " ")
 
 
+def answer_of(plan: Plan, memory: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "spec": plan.spec, "issues": [], "unchecked": [], "provenance": plan.provenance,
+        "memory": memory, "queue_position": 1, "estimate": plan.estimate,
+    }  # fmt: skip
+
+
 def test_the_memory_plan_is_shown_with_its_largest_part_first(capsys):
     plan = make_plan(REQUEST, world(), CATALOG)
     spec = RunSpec.model_validate_json(json.dumps(plan.require_ok()))
     memory = memory_plan(spec, world()).as_json()
-    answer = {"issues": [], "provenance": plan.provenance, "memory": memory, "queue_position": 1}
-    print_plan({**answer, "estimate": plan.estimate}, everything=False)
+    answer = answer_of(plan, memory)
+    print_plan(answer, everything=False)
     out = capsys.readouterr().out
     planned, budget = memory["host"]["planned_bytes"], memory["host"]["budget_bytes"]
     assert (
-        f"host: {size(planned)} at the peak, {share(planned / budget)} of the {size(budget)}" in out
+        f"host: {size(planned)} at the peak, while training, {share(planned / budget)} of the "
+        f"{size(budget)} that are free" in out
     )
     largest, *_, least = sorted(
         memory["host"]["items"], key=lambda name: -memory["host"]["items"][name]
@@ -117,7 +126,7 @@ def test_a_measurement_is_shown(capsys):
     spec = RunSpec.model_validate_json(json.dumps(plan.require_ok()))
     measured = Measured(spec, "host-0", 0.0, "cpu", ((16, 2**27), (128, 2**28)), 2**28)
     memory = memory_plan(spec, replace(world(), measured=measured)).as_json()
-    answer = {"issues": [], "provenance": plan.provenance, "memory": memory, "queue_position": 1}
+    answer = answer_of(plan, memory)
     print_plan(answer, everything=False)
     out = capsys.readouterr().out
     assert (

@@ -208,6 +208,27 @@ def test_restart_explains_what_is_carried(cli, api, run_id):
     assert "starts from scratch" in whole.out
 
 
+def test_a_restart_shows_what_the_guard_warns_of(cli, api, run_id):
+    change = ("--from", "scratch")
+    planned = cli("restart", str(run_id), *change, "--dry-run")
+    assert planned.code == 0, planned.err
+    assert "This would be accepted." in planned.out
+    assert "warning learning.small_part" in planned.out
+    assert "It starts from scratch." in planned.out
+    assert cli("ls", "--json").document["data"][0]["id"] == run_id
+    done = cli("restart", str(run_id), *change)
+    assert "warning learning.small_part" in done.out
+
+
+def test_a_dry_run_of_a_restart_that_would_be_refused(cli, api, run_id):
+    answer = cli(
+        "restart", str(run_id), "--set", "recipe.patch=7", "--from", "scratch", "--dry-run"
+    )
+    assert answer.code == 5
+    assert "This would be refused." in answer.out
+    assert cli("restart", str(run_id), "--dry-run", "--watch").code == 2
+
+
 @pytest.mark.parametrize("source", ["newest", "-1", "0", "1.5"])
 def test_restart_from_what_is_no_checkpoint(cli, api, run_id, source):
     answer = cli("restart", str(run_id), "--from", source)

@@ -107,7 +107,7 @@ def test_auto_is_let_through_on_a_compressed_file_that_is_streamed():
     [
         ({"accept_risks": ["speed.no_such_rule"]}, "correctness.unknown_risk"),
         ({"accept_risks": ["correctness.patch_size"]}, "correctness.risk_not_overridable"),
-        ({"preset": "rtx-9000"}, "correctness.unknown_preset"),
+        ({"preset": "rtx24g"}, "correctness.unknown_preset"),
         ({"epochs": 3}, "unknown_field"),
         ({"recipe": {"patch": 7}}, "correctness.patch_size"),
     ],
@@ -121,6 +121,21 @@ def test_what_is_refused_has_issues_and_a_fix_that_passes(change, code):
     operations = [op.model_dump(mode="json") for op in plan.errors[0].fix]
     fixed = make_plan(jsonpatch.apply_patch(plan.request, operations), world(), CATALOG)
     assert fixed.errors == []
+
+
+def test_a_preset_that_nobody_can_guess_has_no_fix():
+    (issue,) = plan_of({"preset": "mine"}).errors
+    assert (issue.code, issue.fix) == ("correctness.unknown_preset", [])
+    assert "there are a100-80g, cpu," in issue.message
+
+
+@pytest.mark.parametrize("code", ["xyzzy", "sped.*", "learning.random_reads_of_chunks"])
+def test_a_risk_that_nobody_knows_is_asked_back(code):
+    (issue,) = plan_of({"accept_risks": [code]}).errors
+    assert issue.code == "correctness.unknown_risk"
+    meant = {"sped.*": "speed.*", "learning.random_reads_of_chunks": "speed.random_reads_of_chunks"}
+    assert ("Did you mean" in issue.message) == (code in meant)
+    assert meant.get(code, "no rule") in issue.message
 
 
 def test_the_sentence_of_an_invalid_dataset_is_that_of_its_inspection():
@@ -209,6 +224,8 @@ def test_with_strictness_warn_only_speed_is_let_through():
         "speed.frequent_checkpoints": "warning",
         "learning.rare_checkpoints": "error",  # it loses work, which no site wants
     }
+    waived = {issue.code for issue in plan.issues if issue.waived}
+    assert waived == {"speed.evaluation_share", "speed.frequent_checkpoints"}
 
 
 def test_a_rule_that_lacks_a_fact_is_named_with_it():

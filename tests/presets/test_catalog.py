@@ -1,5 +1,6 @@
 """Presets: the packaged ones are valid, the user's go first, broken ones are named."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,20 @@ def test_a_users_preset_is_found_and_hides_a_packaged_one(tmp_path):
     assert cpu.source == "user"
 
 
+def test_of_two_presets_for_one_class_the_users_goes_first_then_the_name(tmp_path):
+    text = 'description = "mine"\n[match]\ndevice = "cuda"\nmemory_gib = 24\n[spec]\n'
+    for name in ("zebra", "yak"):
+        (tmp_path / f"{name}.toml").write_text(text)
+    preset = load_catalog(tmp_path).pick("cuda", 24 * GIB)
+    assert preset is not None
+    assert preset.name == "yak"
+
+
+def test_a_field_that_a_preset_lacks_is_named(tmp_path):
+    (tmp_path / "mine.toml").write_text("[spec]\n")
+    assert "description: Field required" in load_catalog(tmp_path).broken["mine"]
+
+
 @pytest.mark.parametrize(
     "content",
     [b"[spec", b"spec = 3\n", b'description = "x"\n', b'description = "x"\nfoo = 1\n[spec]\n',
@@ -96,3 +111,18 @@ def test_a_preset_that_no_spec_could_name_is_broken(tmp_path, name):
     request = {"recipe": {"kind": "sequence"}, "data": {"dataset": "d"}}
     codes = [issue.code for issue in make_plan(request, Facts(), catalog).errors]
     assert codes == ["correctness.dataset_not_found"]
+
+
+def test_the_documents_example_is_a_preset_that_auto_takes(tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "presets.md").read_text()
+    [name] = re.findall(r"`HOME/presets/([a-z0-9-]+)\.toml`", text)
+    [example] = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / f"{name}.toml").write_text(example)
+    catalog = load_catalog(tmp_path)
+    assert catalog.broken == {}
+    assert catalog.pick("cuda", 24 * GIB) == catalog.get(name)
+    request = {"recipe": {"kind": "sequence"}, "data": {"dataset": "d"}, "preset": name}
+    plan = make_plan(request, Facts(), catalog)
+    assert plan.spec is not None
+    assert plan.spec["data"]["loader"]["chunk_size"] == "60%"
+    assert not {issue.code for issue in plan.issues if issue.code.startswith("learning.")}

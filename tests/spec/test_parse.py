@@ -94,7 +94,8 @@ def test_a_field_of_another_kind_is_not_said_to_be_meant_by_itself():
     ]
 
 
-def test_what_is_no_code_of_a_risk_is_told_what_codes_look_like():
-    (issue,) = issues_of({"accept_risks": ["everything"]})
-    assert issue.loc == ["accept_risks", 0]
-    assert '"learning.no_warmup", or a group ("speed.*")' in issue.message
+def test_a_wrong_value_is_told_what_the_field_is():
+    (issue,) = issues_of({"training": {"epochs": "many"}})
+    assert issue.why == "training.epochs: Passes over the training part; default 5."
+    (issue,) = issues_of({"data": {"dataset": "d", "loader": {"chunk_size": -1}}})
+    assert issue.why.startswith("data.loader.chunk_size: ")

@@ -95,10 +95,14 @@ def test_the_figures_are_medians_over_like_runs(world: World) -> None:
         {"recipe": {"hidden_size": 65}},
         {"data": {"inputs": ["others"]}},
         {"data": {"loader": {"kind": "dataloader"}}},
+        {"data": {"loader": {"residency": "stream"}}},
+        {"data": {"loader": {"chunk_size": "16MiB"}}},
         {"training": {"batch_size": 64}},
         {"training": {"gradient_accumulation_steps": 2}},
         {"runtime": {"precision": "fp32"}},
         {"runtime": {"compile": {"mode": "default"}}},
+        {"runtime": {"deterministic": True}},
+        {"runtime": {"threads": 1}},
     ],
 )
 def test_a_run_that_takes_another_time_for_a_step_is_not_like_it(world: World, change: Any) -> None:

@@ -152,6 +152,8 @@ class Plan(Answer):
     end, as the runs of `from_runs` needed them; `seconds` is null where no run was like it, and all
     is null while the dataset is unknown.
     """
+    carry: Carry | None
+    """Of a restart: what it would take over; null where it would be refused, and of a new run."""
 
 
 class Memory(Answer):

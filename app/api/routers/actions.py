@@ -1,20 +1,21 @@
 """What can be asked of a run: stop, kill, pause, resume, restart, one at a time or in bulk."""
 
 import time
-from typing import Literal
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 from starlette.concurrency import run_in_threadpool
 
 from app.api.deps import IdempotencyKey, IfMatch, RunId, ServicesDep, Wait
-from app.api.models.runs import BulkAnswer, BulkBody, BulkResult, RestartBody, Run, Verb
+from app.api.models.runs import BulkAnswer, BulkBody, BulkResult, Plan, RestartBody, Run, Verb
 from app.api.openapi import problems
 from app.api.problems import document_of
-from app.api.routers.runs import shown
+from app.api.restarting import plan_restart, restart
+from app.api.routers.runs import planned, require_no_wait, shown
 from app.api.serializers import run_document
 from app.api.services import Services
 from app.api.strict import StrictRoute
-from app.api.submitting import idempotency_of, restart, when_ready
+from app.api.submitting import idempotency_of, when_ready
 from app.errors import (
     ActionNotAllowed,
     Conflict,
@@ -83,8 +84,12 @@ def _act(services: Services, run_id: int, verb: str, version: int | None) -> tup
     operation_id="restart_run",
     summary="A new run that goes on from this one",
     status_code=201,
+    response_model=Run | Plan,
     responses={
-        200: {"model": Run, "description": "The run of an earlier request with the same key"},
+        200: {
+            "model": Run | Plan,
+            "description": "The plan; or the run of an earlier request with the same key",
+        },
         **problems(
             NotFound, ActionNotAllowed, Conflict, DatasetNotReady, PreconditionFailed,
             InvalidRequest, SpecRejected, NotAvailableYet,
@@ -97,21 +102,29 @@ async def restart_run(
     run_id: RunId,
     version: IfMatch,
     body: RestartBody | None = None,
+    dry_run: Annotated[bool, Query(description="Only say what it would become.")] = False,
     wait: Wait = None,
     key: IdempotencyKey = None,
-) -> Run:
+) -> Run | Plan:
     """Patch the parent's request, guard it, stop an active parent, and queue the child.
 
     The child starts from the parent's checkpoint. The whole training state is carried when only
     epochs, steps, policy, evaluation, checkpoint, logging, loader or runtime change; other changes
     carry the weights; a changed shape needs `"from": "scratch"`. `carry` says which it is. With
-    `wait`, a dataset that is still being inspected is waited for.
+    `wait`, a dataset that is still being inspected is waited for. With `dry_run` the answer is the
+    plan, with its `carry`; nothing is stored, and the parent trains on.
     """
     order = body or RestartBody()
     if order.patch_from is not None:
         raise NotAvailableYet(
             "A diagnosis is not made by this version, so there is no patch to take from it. "
             "Leave patch_from out and say in `patch` what shall be different."
+        )
+    if dry_run:
+        require_no_wait(wait)
+        response.status_code = 200
+        return await run_in_threadpool(
+            lambda: planned(services, *plan_restart(services, run_id, order, version))
         )
     run, is_new = await when_ready(
         services, wait, lambda: _restart(services, run_id, order, key, version)

@@ -18,7 +18,7 @@ from app.api.deps import (
 )
 from app.api.examples import RUN_BODY
 from app.api.models.base import LARGEST_ID, Page
-from app.api.models.runs import Plan, Run, RunChanges, StateName, Status, Unchecked
+from app.api.models.runs import Carry, Plan, Run, RunChanges, StateName, Status, Unchecked
 from app.api.openapi import problems
 from app.api.probing import plan_with_probe
 from app.api.problems import PayloadTooLarge, UnsupportedMediaType
@@ -85,13 +85,12 @@ async def create_run(
     if probe and not dry_run:
         raise InvalidRequest("A probe measures for a plan: add dry_run=true, or leave out probe.")
     if dry_run:
-        if wait is not None and not probe:
-            raise InvalidRequest("A dry run waits for nothing: leave out wait, or dry_run.")
         response.status_code = 200
         if probe:
             measured = await plan_with_probe(services, request, wait)
-            return await run_in_threadpool(_planned, services, measured)
-        return await run_in_threadpool(lambda: _planned(services, plan_request(services, request)))
+            return await run_in_threadpool(planned, services, measured)
+        require_no_wait(wait)
+        return await run_in_threadpool(lambda: planned(services, plan_request(services, request)))
     run, is_new = await when_ready(services, wait, lambda: _create(services, request, key))
     response.status_code = 201 if is_new else 200
     return shown(run, response)
@@ -102,7 +101,14 @@ def _create(services: Services, request: dict[str, Any], key: str | None) -> tup
         return create(services, request, idempotency_of(key, "runs", request))
 
 
-def _planned(services: Services, plan: guard.Plan) -> Plan:
+def require_no_wait(wait: float | None) -> None:
+    """InvalidRequest for a wait that a dry run would ignore."""
+    if wait is not None:
+        raise InvalidRequest("A dry run waits for nothing: leave out wait, or dry_run.")
+
+
+def planned(services: Services, plan: guard.Plan, carry: dict[str, Any] | None = None) -> Plan:
+    """The plan as the answer; `carry`: of a restart."""
     spec = plan.spec if plan.spec is not None else plan.require_ok()
     return Plan(
         accepted=not plan.errors,
@@ -113,6 +119,7 @@ def _planned(services: Services, plan: guard.Plan) -> Plan:
         memory=plan.memory,
         queue_position=services.store.runs.next_queue_position(spec["priority"]),
         estimate=plan.estimate,
+        carry=None if carry is None else Carry(**carry),
     )
 
 

@@ -1,0 +1,106 @@
+"""From a run and what shall be different to its child: the plan of a restart, and the restart."""
+
+from typing import Any
+
+from app.api.bounds import checked
+from app.api.knowledge import Parent
+from app.api.models.runs import RestartBody
+from app.api.services import Services
+from app.api.submitting import made_before, new_run_of, plan_request
+from app.errors import InvalidRequest, SpecRejected
+from app.guard.carry import STARTS_ANEW, Carry, carry_between
+from app.guard.inheritance import inherited
+from app.guard.patching import apply_json_patch, apply_merge_patch
+from app.guard.plan import Plan
+from app.spec.issue import Issue
+from app.store.records import Idempotency, NewRun, Restart, RunRecord
+
+Document = dict[str, Any]
+
+
+def restart(
+    services: Services,
+    parent_id: int,
+    body: RestartBody,
+    idempotency: Idempotency | None,
+    if_version: int | None,
+) -> tuple[RunRecord, bool]:
+    """Guard the patched request and store the child, with the parent's stop; (run, is new)."""
+    made = made_before(services, idempotency)
+    if made is not None:
+        return made, False
+    plan, parent_spec = _plan(services, parent_id, body)
+    order, new = _order(parent_id, parent_spec, plan, body)
+    return services.store.runs.restart(order, new, idempotency=idempotency, if_version=if_version)
+
+
+def plan_restart(
+    services: Services, parent_id: int, body: RestartBody, if_version: int | None
+) -> tuple[Plan, Document | None]:
+    """What a restart would become, and what it would carry; nothing is stored, nobody stopped.
+
+    Raises what `restart` would, but for what the guard finds: that is in the plan, without a carry
+    where it would be refused.
+    """
+    plan, parent_spec = _plan(services, parent_id, body)
+    if plan.errors:
+        return plan, None
+    order, new = _order(parent_id, parent_spec, plan, body)
+    services.store.runs.try_restart(order, new, if_version)
+    return plan, order.carry
+
+
+def _plan(services: Services, parent_id: int, body: RestartBody) -> tuple[Plan, Document]:
+    """The plan of the patched request as the world is now, and the parent's spec."""
+    documents = services.store.runs.documents(parent_id)
+    request = _patched(documents.request, body)
+    taken = None
+    if not _names_preset(body):
+        taken = inherited(request, documents.spec, documents.provenance, services.catalog.get())
+    parent = Parent(parent_id, documents.spec, body.from_, taken)
+    return plan_request(services, request, parent), documents.spec
+
+
+def _order(
+    parent_id: int, parent_spec: Document, plan: Plan, body: RestartBody
+) -> tuple[Restart, NewRun]:
+    new = new_run_of(plan)
+    carry = _carry(parent_spec, new.spec, body).as_json()
+    return Restart(parent_id=parent_id, from_=body.from_, carry=carry, force=body.force), new
+
+
+def _patched(request: Document, body: RestartBody) -> Document:
+    if body.patch_ops is not None:
+        operations = [op.model_dump(by_alias=True, exclude_unset=True) for op in body.patch_ops]
+        patched = apply_json_patch(request, operations)
+    else:
+        patched = apply_merge_patch(request, body.patch or {})
+    try:
+        return checked(patched)
+    except ValueError as error:
+        raise InvalidRequest(f"The patched request cannot be taken: {error}.") from None
+
+
+def _names_preset(body: RestartBody) -> bool:
+    """Whether the patch has a word on the preset, be it the parent's own."""
+    paths = [operation.path for operation in body.patch_ops or ()]
+    return "preset" in (body.patch or {}) or "/preset" in paths or "" in paths
+
+
+def _carry(parent: Document, child: Document, body: RestartBody) -> Carry:
+    """What the child takes over; SpecRejected when the parent's weights cannot fit it."""
+    carry = carry_between(parent, child)
+    if body.from_ == "scratch":
+        return Carry("scratch", ("weights", *STARTS_ANEW), carry.changed)
+    if carry.kind != "scratch":
+        return carry
+    changed = ", ".join(pointer.strip("/").replace("/", ".") for pointer in carry.changed)
+    issue = Issue(
+        code="shape_changed",
+        severity="error",
+        loc=list(carry.changed[0].strip("/").split("/")),
+        message=f"The change of {changed} gives the model another shape, so the parent's weights "
+        'do not fit. Restart with "from": "scratch", or leave it as it was.',
+        why="A checkpoint holds tensors of the parent's shapes.",
+    )
+    raise SpecRejected(issue.message, [issue.model_dump(mode="json")])
