@@ -57,6 +57,26 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], empty:
     console().print(table)
 
 
+def print_explained(headers: Sequence[str], rows: Sequence[Sequence[str]], empty: str) -> None:
+    """A table whose last column is prose, which stands below its row where a line has no room.
+
+    COLUMNS bounds the lines where nobody looks at them too; they are whole where it is not set.
+    """
+    room = max(NARROWEST, shutil.get_terminal_size((sys.maxsize, 0)).columns)
+    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
+    if not rows or sum(widths) + 2 * len(widths) <= room:
+        print_table(headers, rows, empty)
+        return
+    for row in (headers, *rows):
+        head = "  ".join(f"{cell:<{width}}" for cell, width in zip(row[:-1], widths, strict=False))
+        lines = _broken(head, room, "", "  ")
+        if row is headers:
+            lines = [typer.style(line, bold=True) for line in lines]
+        else:
+            lines += _broken(row[-1], room, "    ", "    ")
+        typer.echo("\n".join(lines))
+
+
 def print_lines(lines: Sequence[str], *, err: bool = False) -> None:
     """Lines, broken between words where somebody looks; what follows is indented as deep."""
     for line in lines:
@@ -71,9 +91,19 @@ def wrapped(line: str, hanging: int = 2, *, err: bool = False) -> list[str]:
         return [line]
     depth = len(line) - len(line.lstrip()) + hanging
     width = max(NARROWEST, shutil.get_terminal_size().columns)
+    return _broken(line, width, "", " " * depth) or [""]
+
+
+def _broken(text: str, width: int, first: str, others: str) -> list[str]:
+    """The lines of a text, broken between words; `first` and `others` are their indents."""
     return textwrap.wrap(
-        line, width, subsequent_indent=" " * depth, break_long_words=False, break_on_hyphens=False
-    ) or [""]
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def print_facts(facts: Sequence[tuple[str, object]]) -> None:

@@ -7,7 +7,7 @@ import typer
 
 from app.cli.connect import connect
 from app.cli.failures import CommandFailed, issue_lines
-from app.cli.output import JsonOption, print_facts, print_json, print_lines, print_table
+from app.cli.output import JsonOption, print_explained, print_facts, print_json, print_lines
 
 Document = dict[str, Any]
 INDENT = "  "
@@ -41,7 +41,7 @@ def rules(
 
 
 def _print_rules(rows: list[Document]) -> None:
-    print_table(
+    print_explained(
         ["code", "finds", "accepted", "what should hold"],
         [
             (
@@ -58,19 +58,19 @@ def _print_rules(rows: list[Document]) -> None:
 
 def _print_rest(page: Document) -> None:
     typer.echo("\nFound before the rules:")
-    print_table(
+    print_explained(
         ["code", "finds", "what should hold"],
         [(row["code"], row["severity"], row["summary"]) for row in page["before_rules"]],
         "None.",
     )
     typer.echo("\nImpossible by construction:")
-    print_table(
+    print_explained(
         ["what", "why it cannot be"],
         [(row["what"], row["how"]) for row in page["by_construction"]],
         "None.",
     )
     typer.echo("\nTo come with options that are not there yet:")
-    print_table(
+    print_explained(
         ["option", "rules"],
         [(row["option"], "; ".join(row["rules"])) for row in page["to_come"]],
         "None.",

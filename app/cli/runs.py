@@ -20,6 +20,7 @@ from app.cli.output import (
     print_json,
     print_lines,
     print_table,
+    size,
 )
 from app.cli.specfile import NO_CHANGES, SetOption, SpecPath, read_request
 from app.cli.watch import watch_run
@@ -114,18 +115,19 @@ def show(run_id: RunId, as_json: JsonOption = False) -> None:
     """Show one run."""
     with connect() as client:
         run = client.run(run_id)
+        memory = {} if as_json else client.spec(run_id)["memory"]
     if as_json:
         print_json(run)
         return
     typer.echo(f"Run {run['id']} {_named(run)}is {run['status']}.")
-    print_facts(_facts(run))
+    print_facts(_facts(run, memory))
     for name in ("best", "last", "test"):
         values = (run.get("result") or {}).get(name)
         if values:
             typer.echo(f"  {name:<10}  " + metric_line(values))
 
 
-def _facts(run: Document) -> list[tuple[str, object]]:
+def _facts(run: Document, memory: Document) -> list[tuple[str, object]]:
     progress = run.get("progress") or {}
     children = ", ".join(str(child) for child in run["child_ids"])
     return [
@@ -139,6 +141,7 @@ def _facts(run: Document) -> list[tuple[str, object]]:
         ("attempt", run["attempt"] or None),
         ("worker", run.get("worker")),
         ("devices", ", ".join(run.get("devices") or ())),
+        ("memory", _memory(memory)),
         ("progress", _steps(progress) if progress else None),
         ("speed", _speed(progress)),
         ("time left", duration(progress["eta_seconds"]) if progress.get("eta_seconds") else None),
@@ -147,6 +150,14 @@ def _facts(run: Document) -> list[tuple[str, object]]:
         ("took", between(run["started_at"], run["finished_at"]) if run["started_at"] else None),
         ("notes", run.get("notes")),
     ]
+
+
+def _memory(memory: Document) -> str:
+    """What was planned, and what an attempt has measured; empty where neither is known."""
+    told = (("planned_bytes", "planned"), ("measured_bytes", "at the peak"))
+    return ", ".join(
+        f"{size(memory[name])} {words}" for name, words in told if memory[name] is not None
+    )
 
 
 def _row(run: Document) -> tuple[object, ...]:

@@ -5,8 +5,10 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedSeq
+from ruamel.yaml.composer import Composer
 from ruamel.yaml.constructor import ConstructorError, SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import AliasEvent
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
 from app.api.bounds import MAX_NODES, TOO_MANY
@@ -30,6 +32,17 @@ _PlainConstructor.add_constructor(
 )
 
 
+class _PlaceComposer(Composer):
+    """An alias is a node of its own, for what it stands for is written elsewhere."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """The next node, with the marks of where it stands."""
+        if not self.parser.check_event(AliasEvent):
+            return super().compose_node(parent, index)
+        event = self.parser.get_event()
+        return ScalarNode("alias", event.anchor, event.start_mark, event.end_mark)
+
+
 def parse_yaml(text: str) -> Any:
     """The value of a YAML text; ValueError says what is wrong, and where."""
     reader = YAML(typ="safe", pure=True)
@@ -44,6 +57,14 @@ def parse_yaml(text: str) -> Any:
         raise ValueError(str(error).splitlines()[0]) from None
     except (TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"this is no YAML of plain values: {error}") from None
+
+
+def compose_yaml(text: str) -> Node:
+    """Where each value of a YAML text stands; YAMLError where it is none."""
+    reader = YAML(typ="safe", pure=True)
+    reader.Composer = _PlaceComposer
+    root: Node = reader.compose(text)
+    return root
 
 
 def dump_yaml(document: Any) -> str:

@@ -29,7 +29,7 @@ def apply_json_patch(request: Document, operations: list[dict[str, Any]]) -> Doc
                 f"Operation {position} of the patch does not apply: {_said(error)}. "
                 "Paths are JSON Pointers into the run's request, see GET /runs/{id}/spec."
             ) from None
-        if sum(1 for _ in leaves(patched)) > MAX_VALUES:
+        if len(leaves(patched)) > MAX_VALUES:
             raise InvalidRequest(
                 f"Operation {position} of the patch makes a request of over {MAX_VALUES:,} values."
             )

@@ -1,6 +1,6 @@
 """Specs as dictionaries: joining layers, merge patches, and the source of every value."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 Document = dict[str, Any]
@@ -83,14 +83,21 @@ def with_default_kinds(document: Mapping[str, Any]) -> Document:
     return filled
 
 
-def leaves(document: Any, pointer: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(document: Any, pointer: str = "") -> list[tuple[str, Any]]:
     """(JSON Pointer, value) of every value that is not itself a non-empty object."""
+    found: list[tuple[str, Any]] = []
+    _collect(document, pointer, found)
+    return found
+
+
+def _collect(document: Any, pointer: str, found: list[tuple[str, Any]]) -> None:
+    # Into one list: several hundred times a plan, which nested generators made half as fast.
     if isinstance(document, dict) and document:
         for key, value in document.items():
             escaped = str(key).replace("~", "~0").replace("/", "~1")
-            yield from leaves(value, f"{pointer}/{escaped}")
+            _collect(value, f"{pointer}/{escaped}", found)
     else:
-        yield pointer, document
+        found.append((pointer, document))
 
 
 def provenance(resolved: Document, sources: list[tuple[str, Document]]) -> Document:

@@ -6,12 +6,24 @@ from app.guard.documentation import EARLY
 from app.guard.registry import RULES
 
 
-def test_every_rule_is_listed_whole(cli, api):
+def test_every_rule_is_listed_whole(cli, api, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
     out = cli("rules").out
+    lines = {line.split()[0]: line for line in out.splitlines() if line}
     for rule in RULES:
-        assert rule.code in out
-        assert rule.summary in out
+        assert rule.summary in lines[rule.code]
     assert "stoker rules --all" in out
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_rules_fit_into_the_columns_and_each_code_begins_a_line(cli, api, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = cli("rules", "--all").out
+    assert max(len(line) for line in out.splitlines()) <= width
+    words = " ".join(out.split())
+    for rule in RULES:
+        assert [line.split()[1] for line in out.splitlines() if line.startswith(rule.code + " ")]
+        assert rule.summary in words
 
 
 def test_all_shows_what_needs_no_rule(cli, api):

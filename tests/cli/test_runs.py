@@ -3,9 +3,14 @@
 import json
 
 import pytest
+from sqlalchemy import update
 
 from app.client import StokerClient
+from app.settings import load_settings
+from app.store import open_store
+from app.store.tables import runs
 from tests.cli.conftest import SPEC
+from tests.store.conftest import new_run
 
 
 @pytest.fixture
@@ -103,6 +108,27 @@ def test_ls_and_show(cli, api, run_id):
     shown = cli("show", str(run_id))
     assert f"Run {run_id} (waves) is queued." in shown.out
     assert cli("show", str(run_id), "--json").document["id"] == run_id
+
+
+@pytest.mark.parametrize(
+    ("planned", "measured", "line"),
+    [
+        (2**20, None, "1.0 MiB planned"),
+        (2**20, 3 * 2**19, "1.0 MiB planned, 1.5 MiB at the peak"),
+        (None, 2**20, "1.0 MiB at the peak"),
+        (None, None, None),
+    ],
+)
+def test_show_tells_the_memory_as_far_as_it_is_known(cli, api, planned, measured, line):
+    plan = planned and {"host": {"planned_bytes": planned}, "device": None}
+    told = measured and {"peak_memory": {"host_bytes": measured, "device_bytes": None}}
+    store = open_store(load_settings(home=api))
+    run_id = store.runs.create(new_run(memory=plan, dataset="waves"))[0].id
+    with store.database.write() as connection:
+        connection.execute(update(runs).where(runs.c.id == run_id).values(progress=told))
+    store.close()
+    facts = [fact.split(maxsplit=1) for fact in cli("show", str(run_id)).out.splitlines()]
+    assert [fact[1] for fact in facts if fact[0] == "memory"] == ([line] if line else [])
 
 
 def test_ls_filters_and_pages(cli, api, spec_file):

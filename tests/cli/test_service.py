@@ -192,7 +192,9 @@ def test_logs_metrics_and_checkpoints(cli, up, finished_run):
         assert "no metric nope; there are " in unknown.err
         assert "val_mae" in unknown.err
     assert "latest" in cli("checkpoints", run_id).out
-    assert cli("show", run_id).out.count("val_mae") >= 1
+    shown = cli("show", run_id).out
+    assert shown.count("val_mae") >= 1
+    assert re.search(r"  memory +\S+ MiB planned, \S+ MiB at the peak\n", shown)
 
 
 def everything_on(terminal: int) -> str:

@@ -22,9 +22,9 @@ from tests.guard.world import CATALOG
 
 LEAST_HITS = 0.02
 # Specs that are drawn for each rule at first, and how often more are, for those hit too rarely.
-EXAMPLES, ROUNDS = 4, 3
+EXAMPLES, ROUNDS = 3, 3
 # Specs that are drawn for no rule, and the share of the rules that must find something there.
-DRAWN_FOR_NONE = 120
+DRAWN_FOR_NONE = 90
 LEAST_RULES = 0.4
 # Fixes that may not be offered where another rule is in the way: the two cannot both be had.
 CONFLICTS = {

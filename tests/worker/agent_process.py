@@ -1,18 +1,26 @@
-"""An agent whose trainers are fake: the product's agent with another command to start.
+"""Agents whose trainers are fake: the product's agent with another command to start.
+
+Forks one for each line of stdin, `{"environment": {...}, "log": PATH}`, and answers with its pid;
+to `{"poll": PID}` with how it ended, or null. To import what an agent needs takes a second of a
+core, so that is done once for all of them.
 
 FAKE_TRAINER: another one to start; FAKE_DRIVER: a path whose presence is a loaded NVIDIA driver;
 PROBE_SECONDS: how long a measurement may last.
 """
 
+import json
 import os
 import sys
+import traceback
 from pathlib import Path
+from typing import Any
 
 from app.settings import load_settings
 from worker import devices, probing, telemetry
 from worker.agent import run_agent
 
-if __name__ == "__main__":
+
+def be_an_agent() -> int:
     fake_trainer = str(Path(__file__).parent / "fake_trainer.py")
     command = [sys.executable, fake_trainer]
     if "FAKE_TRAINER" in os.environ:
@@ -22,4 +30,39 @@ if __name__ == "__main__":
         devices.FIRST_PROBE_SECONDS = 0.2
     if "PROBE_SECONDS" in os.environ:
         probing.PROBE_SECONDS = float(os.environ["PROBE_SECONDS"])
-    sys.exit(run_agent(load_settings(), trainer_command=command))
+    return run_agent(load_settings(), trainer_command=command)
+
+
+def fork(environment: dict[str, str], log: str) -> int:
+    """A child with this environment that writes to this log; its pid."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        nothing, output = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_APPEND)
+        for target, source in ((0, nothing), (1, output), (2, output)):
+            os.dup2(source, target)
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.path[:0] = environment.get("PYTHONPATH", "").split(os.pathsep)
+        code = be_an_agent()
+    except BaseException:  # noqa: BLE001 - as at the end of any process
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def answer(order: dict[str, Any]) -> int | None:
+    if "poll" not in order:
+        return fork(**order)
+    pid, status = os.waitpid(order["poll"], os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if pid else None
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(answer(json.loads(line))) + "\n")
+        sys.stdout.flush()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.worker.agents import AgentStarter
 from tests.worker.farm import Farm
 
 
@@ -19,13 +20,19 @@ def fake_nvml(monkeypatch):
     return install
 
 
+@pytest.fixture(scope="session")
+def agent_starter():
+    with AgentStarter() as starter:
+        yield starter
+
+
 @pytest.fixture
-def make_farm(tmp_path):
+def make_farm(tmp_path, agent_starter):
     """Make farms with settings of their own; all are closed after the test."""
     farms: list[Farm] = []
 
     def make(**settings):
-        farms.append(Farm(tmp_path / f"home-{len(farms)}", **settings))
+        farms.append(Farm(tmp_path / f"home-{len(farms)}", agent_starter, **settings))
         return farms[-1]
 
     yield make

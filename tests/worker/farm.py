@@ -3,9 +3,7 @@
 import json
 import os
 import subprocess
-import sys
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 from sqlalchemy import text, update
@@ -19,7 +17,6 @@ from app.store.store import open_store
 from app.store.tables import datasets
 from tests.worker.eventually import eventually
 
-AGENT = str(Path(__file__).parent / "agent_process.py")
 FIELDS = {
     "features": {"shape": [24, 3], "dtype": "float32"},
     "targets": {"shape": [4], "dtype": "float32"},
@@ -29,8 +26,9 @@ FIELDS = {
 class Farm:
     """One home. `close` ends every agent and checks nothing: tests ask `left_running`."""
 
-    def __init__(self, home, **settings):
+    def __init__(self, home, starter, **settings):
         self.home = home
+        self.starter = starter
         self.settings = load_settings(
             home=home,
             **{"beat_seconds": 0.1, "exporter_port": 0, "stop_grace_seconds": 20.0, **settings},
@@ -54,10 +52,7 @@ class Farm:
 
     def start_agent(self, **environment):
         """Start an agent process; returns once it is registered."""
-        with (self.home / "agents.log").open("ab") as log:
-            agent = subprocess.Popen(
-                [sys.executable, AGENT], env=self.environment | environment, stdout=log, stderr=log
-            )
+        agent = self.starter.start(self.environment | environment, self.home / "agents.log")
         self.agents.append(agent)
 
         def registered():
