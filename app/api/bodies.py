@@ -6,6 +6,7 @@ twice, halves of surrogate pairs. Here they end at the door.
 
 import json
 import math
+import re
 from collections import Counter
 from io import StringIO
 from typing import Any, NoReturn
@@ -25,12 +26,15 @@ MAX_YAML_BYTES = 128 << 10  # the pure Python reader takes about 5 s/MiB
 SMALL_JSON_BYTES = 8 << 10  # read in less time than it takes to hand it to a thread and back
 MERGE_TAG = "tag:yaml.org,2002:merge"
 
+TEXT_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[][{}]', re.DOTALL)
+BRACKETS = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
 YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml")
 
 
 def parse_json(body: bytes) -> Any:
     """The JSON value of a body; raises InvalidRequest (code `invalid_json`)."""
     try:
+        _require_shallow(body)
         value = json.loads(
             body.decode("utf-8"),
             parse_constant=_no_constant,
@@ -44,10 +48,22 @@ def parse_json(body: bytes) -> Any:
         raise _unreadable(
             "JSON", f"{error.msg} at line {error.lineno}, column {error.colno}"
         ) from None
-    except RecursionError:
-        raise _unreadable("JSON", TOO_DEEP) from None
     except ValueError as error:
         raise _unreadable("JSON", str(error)) from None
+
+
+def _require_shallow(body: bytes) -> None:
+    """ValueError for JSON that is nested too deeply, before it is read by recursion.
+
+    At the end of the stack finalizers of whatever is collected there would fail with it.
+    """
+    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
+        return
+    depth = 0
+    for found in TEXT_OR_BRACKET.finditer(body):
+        depth += BRACKETS.get(found[0], 0)
+        if depth > MAX_DEPTH + 1:
+            raise ValueError(TOO_DEEP)
 
 
 def parse_yaml(body: bytes) -> Any:

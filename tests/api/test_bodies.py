@@ -7,7 +7,7 @@ import pytest
 
 from app.api import bodies
 from app.api.bodies import MAX_YAML_BYTES, parse_json, parse_yaml
-from app.api.bounds import MAX_NODES
+from app.api.bounds import MAX_DEPTH, MAX_NODES
 from app.api.problems import PayloadTooLarge
 from app.errors import InvalidRequest
 
@@ -68,6 +68,15 @@ def test_unsound_json_is_refused_with_a_sentence(body):
     assert refusal.value.detail.startswith("The body cannot be read as JSON: ")
     json.dumps(refusal.value.detail).encode()
     assert len(refusal.value.detail) < 300
+
+
+def test_the_deepest_json_is_taken_and_brackets_in_texts_do_not_count():
+    deepest = b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1)
+    assert parse_json(deepest) is not None
+    with pytest.raises(InvalidRequest, match=f"deeper than {MAX_DEPTH} levels"):
+        parse_json(b"[" + deepest + b"]")
+    many = {"text": '\\"[{' * 100, "flat": [[], {}] * 100}
+    assert parse_json(json.dumps(many).encode()) == many
 
 
 @pytest.mark.parametrize("body", BAD_YAML.values(), ids=BAD_YAML.keys())
