@@ -69,7 +69,7 @@ def test_narrow_types_stay_narrow(tmp_path, open_source, dtype):
     path = write(tmp_path / "a.h5", x=np.arange(6).astype(dtype))
     source = open_source(path, ["x"])
     out = buffers(source, 6)
-    source.read(0, 6, out)
+    source.read([(0, 6)], out)
     assert out["x"].dtype == dtype
     np.testing.assert_array_equal(out["x"], np.arange(6).astype(dtype))
 
@@ -141,7 +141,7 @@ def test_a_file_cut_short_while_it_is_read_is_noticed(numbers, open_source):
     source = open_source(numbers)
     os.truncate(numbers, numbers.stat().st_size // 2)
     with pytest.raises(DatasetChanged, match="was changed during the run"):
-        source.read(90, 100, buffers(source, 10))
+        source.read([(90, 100)], buffers(source, 10))
 
 
 def test_a_file_written_to_while_it_is_read_is_noticed(numbers, open_source):
@@ -151,7 +151,7 @@ def test_a_file_written_to_while_it_is_read_is_noticed(numbers, open_source):
         file.write(b"changed!")
     os.utime(numbers, ns=(0, numbers.stat().st_mtime_ns + 1))
     with pytest.raises(DatasetChanged):
-        source.read(0, 10, buffers(source, 10))
+        source.read([(0, 10)], buffers(source, 10))
 
 
 def test_a_file_replaced_since_it_was_checked_is_noticed(numbers):

@@ -26,11 +26,11 @@ class FailingSource:
         self.fields, self.num_samples = self._source.fields, self._source.num_samples
         self.closed = False
 
-    def read(self, start, stop, out):
+    def read(self, extents, out):
         self._reads_left -= 1
         if self._reads_left < 0:
             raise self._error
-        self._source.read(start, stop, out)
+        self._source.read(extents, out)
 
     def close(self):
         self.closed = True
@@ -130,9 +130,9 @@ def test_the_reader_never_runs_more_than_its_slots_ahead(numbers):
     reads = []
 
     class Recording(FailingSource):
-        def read(self, start, stop, out):
-            reads.append(start)
-            super().read(start, stop, out)
+        def read(self, extents, out):
+            reads.append(extents[0][0])
+            super().read(extents, out)
 
     batches = stream_of(numbers, lambda: Recording(numbers, 10**9, None))
     for batch in batches.iterate(0):

@@ -1,7 +1,7 @@
 """HDF5 files as sources of samples."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,9 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from worker.trainer.data.hdf5_direct import DirectReader, place_of
 from worker.trainer.data.hdf5_file import HDF5_ERRORS, find_array, open_file, unusable_because
-from worker.trainer.data.source import Field
+from worker.trainer.data.source import Extent, Field
 from worker.trainer.errors import DataError, DatasetChanged, SpecMismatch
 
 
@@ -24,7 +25,8 @@ class Stamp:
 
 
 class Hdf5Source:
-    """Fields of one HDF5 file, read by h5py straight into the caller's buffers, never converted.
+    """Fields of one HDF5 file, read into the caller's buffers and never converted: arrays that
+    lie in one piece by offset, all others by h5py.
 
     HDF5 gives zeros for what lies behind the end of a file that was cut short, so the file's
     size and modification time are compared after every read.
@@ -42,27 +44,43 @@ class Hdf5Source:
             self._check_unchanged()
             self._arrays = {name: self._open_array(name) for name in names}
             self.num_samples = self._common_length()
+            places = {name: place_of(array) for name, array in self._arrays.items()}
         except BaseException:
             self._file.close()
             raise
+        direct = {name: place for name, place in places.items() if place is not None}
+        self.read_directly = tuple(direct)
+        self._direct = DirectReader(self._file.id.get_vfd_handle(), direct) if direct else None
+        self._others = {name: a for name, a in self._arrays.items() if name not in direct}
         self.fields: Mapping[str, Field] = {
             name: Field(tuple(array.shape[1:]), array.dtype) for name, array in self._arrays.items()
         }
 
-    def read(self, start: int, stop: int, out: Mapping[str, NDArray[Any]]) -> None:
-        """Rows [start, stop) of each field into out[name]: C-contiguous, of the field's dtype."""
+    def read(self, extents: Sequence[Extent], out: Mapping[str, NDArray[Any]]) -> None:
+        """The rows of each extent into out[name]: C-contiguous, of the field's dtype."""
         try:
-            for name, array in self._arrays.items():
-                array.read_direct(out[name], source_sel=np.s_[start:stop])
-        except HDF5_ERRORS as error:
+            if self._direct is not None:
+                self._direct.read(extents, out)
+            self._read_by_hdf5(extents, out)
+        except (*HDF5_ERRORS, EOFError) as error:
             self._check_unchanged()
             raise DataError(
-                f"Rows {start:,} to {stop:,} of {self._path} cannot be read ({error}). Check the"
-                " disk and the file; restore it from a copy if it is damaged."
+                f"Rows {extents[0][0]:,} to {extents[-1][1]:,} of {self._path} cannot be read"
+                f" ({error}). Check the disk and the file; restore it from a copy if it is damaged."
             ) from error
         self._check_unchanged()
 
+    def _read_by_hdf5(self, extents: Sequence[Extent], out: Mapping[str, NDArray[Any]]) -> None:
+        place = 0
+        for start, stop in extents if self._others else ():
+            end = place + stop - start
+            for name, array in self._others.items():
+                array.read_direct(out[name][place:end], source_sel=np.s_[start:stop])
+            place = end
+
     def close(self) -> None:
+        if self._direct is not None:
+            self._direct.close()
         self._file.close()
 
     def _open_array(self, name: str) -> h5py.Dataset:

@@ -40,6 +40,8 @@ class _Checked:
     stamp: Stamp
     num_samples: int
     fields: Mapping[str, Field]
+    read_directly: tuple[str, ...]
+    """Fields that are read by offset; HDF5 reads the others."""
 
     def open(self) -> Hdf5Source:
         return self.open_fields(tuple(self.fields))
@@ -176,7 +178,10 @@ def open_data(
         opener.open_evaluation(parts.validation, spec),
         opener.open_evaluation(parts.test, spec),
     )
-    description = _describe(parts, shuffle, need, residency)
+    description = {
+        **_describe(parts, shuffle, need, residency),
+        "read_directly": list(checked[data.dataset].read_directly),
+    }
     return DataSet(data, (checked[data.dataset], parts.train), streams, description)
 
 
@@ -215,7 +220,7 @@ def _check(name: str, dataset: Mapping[str, Any], data: Data) -> _Checked:
     source.close()
     if not source.num_samples:
         raise DataError(f"{path} holds no samples; write at least one row, then register it again.")
-    return _Checked(path, source.stamp, source.num_samples, source.fields)
+    return _Checked(path, source.stamp, source.num_samples, source.fields, source.read_directly)
 
 
 def _shapes(fields: Mapping[str, Field]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from worker.trainer.data.source import Arrays, Rows, Source
+from worker.trainer.data.source import Arrays, Extent, Rows, Source
 
 
 def in_file_order(rows: Rows) -> tuple[Rows, Rows]:
@@ -15,7 +15,7 @@ def in_file_order(rows: Rows) -> tuple[Rows, Rows]:
     return rows[sorter], places
 
 
-def extents(ascending: Rows) -> Iterator[tuple[int, int]]:
+def extents(ascending: Rows) -> Iterator[Extent]:
     """The contiguous runs [start, stop) that make up these rows, which ascend without repeats."""
     if not len(ascending):
         return
@@ -28,8 +28,4 @@ def extents(ascending: Rows) -> Iterator[tuple[int, int]]:
 
 def read_rows(source: Source, ascending: Rows, out: Arrays) -> None:
     """Read these rows, which ascend without repeats, into the first places of `out`."""
-    place = 0
-    for start, stop in extents(ascending):
-        end = place + stop - start
-        source.read(start, stop, {name: array[place:end] for name, array in out.items()})
-        place = end
+    source.read(list(extents(ascending)), out)

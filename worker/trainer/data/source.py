@@ -1,6 +1,6 @@
 """What a source of samples is: named arrays, all with one row per sample."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Protocol
@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 Arrays = dict[str, NDArray[Any]]
 Rows = NDArray[np.int64]
+Extent = tuple[int, int]
+"""Rows [start, stop)."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,9 @@ class Source(Protocol):
     def num_samples(self) -> int:
         """Rows of every field."""
 
-    def read(self, start: int, stop: int, out: Mapping[str, NDArray[Any]]) -> None:
-        """Read rows [start, stop) of each field into out[name], shape (stop - start, *field.shape).
+    def read(self, extents: Sequence[Extent], out: Mapping[str, NDArray[Any]]) -> None:
+        """Read the rows of each extent in turn into the first places of each field's out[name],
+        shape (rows, *field.shape), C-contiguous.
 
         Raises DataError when they cannot be read, DatasetChanged when the file was changed
         since it was opened.

@@ -1,0 +1,139 @@
+"""Arrays read by offset: which are, which are left to HDF5, and that both give the same bytes."""
+
+import os
+import threading
+from contextlib import closing
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.trainer.data import hdf5_direct
+from worker.trainer.data.hdf5 import Hdf5Source
+from worker.trainer.data.hdf5_direct import DirectReader, Place, place_of
+from worker.trainer.data.rows import extents
+from worker.trainer.errors import DataError, DatasetChanged
+
+DTYPES = (
+    "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64",
+    "float16", "float32", "float64",
+)  # fmt: skip
+
+
+def threads_of_readers():
+    return [one for one in threading.enumerate() if one.name.startswith("direct-reader")]
+
+
+def place_in(path, name="x"):
+    with h5py.File(path) as file:
+        return place_of(file[name])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_usable_type_is_read_directly(tmp_path, dtype):
+    values = (np.arange(60).reshape(20, 3) % 2).astype(dtype)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = values
+    assert place_in(tmp_path / "a.h5") is not None
+    with closing(Hdf5Source(tmp_path / "a.h5", ["x"])) as source:
+        out = {"x": np.empty((20, 3), dtype)}
+        source.read([(0, 20)], out)
+    np.testing.assert_array_equal(out["x"], values)
+
+
+@pytest.mark.parametrize("userblock", [0, 512])
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+def test_the_offset_is_that_of_the_file(tmp_path, userblock, libver):
+    with h5py.File(tmp_path / "a.h5", "w", userblock_size=userblock, libver=libver) as file:
+        file["x"] = np.arange(30.0).reshape(10, 3)
+    place = place_in(tmp_path / "a.h5")
+    assert place is not None
+    raw = (tmp_path / "a.h5").read_bytes()[place.offset : place.offset + 240]
+    np.testing.assert_array_equal(np.frombuffer(raw), np.arange(30.0))
+
+
+def test_what_is_not_one_plain_piece_is_left_to_hdf5(tmp_path):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("chunked", data=np.ones((10, 3)), chunks=(2, 3))
+        file.create_dataset("squeezed", data=np.ones((10, 3)), compression="gzip")
+        file.create_dataset("never_written", (10, 3), "f4")
+        file["plain"] = np.ones((10, 3))
+        small = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        small.set_layout(h5py.h5d.COMPACT)
+        space = h5py.h5s.create_simple((10, 3))
+        h5py.h5d.create(file.id, b"compact", h5py.h5t.IEEE_F32LE, space, small)
+        narrow = h5py.h5t.STD_I32LE.copy()
+        narrow.set_precision(20)
+        h5py.h5d.create(file.id, b"narrow", narrow, space)
+    for name in ("chunked", "squeezed", "never_written", "compact", "narrow"):
+        assert place_in(path, name) is None, name
+    with h5py.File(path, driver="stdio") as file:
+        assert place_of(file["plain"]) is None  # its descriptor is not ours to read from
+    assert place_in(path, "plain") is not None
+
+
+def test_an_offset_that_lies_is_found(tmp_path, monkeypatch):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.arange(30.0).reshape(10, 3)
+    right = place_in(tmp_path / "a.h5")
+    assert right is not None
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert hdf5_direct._is_what_hdf5_reads(file["x"], right)
+        assert not hdf5_direct._is_what_hdf5_reads(file["x"], Place(right.offset + 8, 24))
+        assert not hdf5_direct._is_what_hdf5_reads(file["x"], Place(right.offset, 16))
+    monkeypatch.setattr(hdf5_direct, "_is_what_hdf5_reads", lambda *_: False)
+    with closing(Hdf5Source(tmp_path / "a.h5", ["x"])) as source:
+        out = {"x": np.empty((10, 3))}
+        source.read([(0, 10)], out)
+    np.testing.assert_array_equal(out["x"], np.arange(30.0).reshape(10, 3))
+    assert not threads_of_readers()
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), threads=st.integers(1, 4), least=st.integers(1, 400))
+def test_any_rows_in_any_number_of_shares(tmp_path_factory, data, threads, least):
+    """Shares are cut anywhere, also inside a row."""
+    path = tmp_path_factory.getbasetemp() / "shares.h5"
+    if not path.exists():
+        with h5py.File(path, "w") as file:
+            file["x"] = np.random.default_rng(1).normal(size=(50, 7)).astype("f4")
+            file["y"] = np.arange(50, dtype="i8")
+    rows = np.array(sorted(data.draw(st.sets(st.integers(0, 49)))), dtype=np.int64)
+    with h5py.File(path) as file, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hdf5_direct, "LEAST_SHARE_BYTES", least)
+        places = {name: place for name in ("x", "y") if (place := place_of(file[name])) is not None}
+        reader = DirectReader(file.id.get_vfd_handle(), places, threads)
+        out = {"x": np.empty((len(rows) + 2, 7), "f4"), "y": np.empty(len(rows) + 2, "i8")}
+        reader.read(list(extents(rows)), out)
+        reader.close()
+        for name, array in out.items():
+            np.testing.assert_array_equal(array[: len(rows)], file[name][...][rows])
+
+
+def test_a_file_that_ends_early_is_an_error_and_leaves_no_thread(tmp_path, monkeypatch):
+    monkeypatch.setattr(hdf5_direct, "LEAST_SHARE_BYTES", 64)
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.ones((1000, 10))
+    with closing(Hdf5Source(path, ["x"])) as source:
+        os.truncate(path, path.stat().st_size - 4000)
+        with pytest.raises(DatasetChanged):
+            source.read([(0, 1000)], {"x": np.empty((1000, 10))})
+    assert not threads_of_readers()
+
+
+def test_a_disk_that_fails_is_a_sentence(tmp_path, monkeypatch):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.ones((1000, 10))
+
+    def fail(*_):
+        raise OSError(5, "Input/output error")
+
+    with closing(Hdf5Source(path, ["x"])) as source:
+        monkeypatch.setattr(os, "preadv", fail)
+        with pytest.raises(DataError, match=r"Rows 5 to 10 of .* cannot be read .*Input/output"):
+            source.read([(5, 10)], {"x": np.empty((5, 10))})
