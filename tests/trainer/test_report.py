@@ -4,7 +4,7 @@ import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from tests.trainer.lab import BUILDING_POLLS, Lab, StopAtPoll, read_pulse
 from worker.trainer.eventlog import EventLog, LossFile
 from worker.trainer.memory import MemoryMeter
 from worker.trainer.phases import PARTS, PhaseClock
+from worker.trainer.progress import Rates, Totals
 from worker.trainer.pulse import PHASES, PULSE_FORMAT, Pulse
 
 PROGRESS = {
@@ -225,3 +226,26 @@ def test_the_peak_is_that_above_the_imports_and_outlives_what_caused_it() -> Non
     peak = meter.in_use()["peak_memory"]
     assert peak["host_bytes"] >= room
     assert peak["device_bytes"] is None
+
+
+def test_a_short_last_batch_does_not_make_the_speed() -> None:
+    """Steps of 0.1 s with 100 samples, and at the end one of 0.01 s with 1."""
+    trained = {"data_wait": 0.0, "compute": 0.0, "sync": 0.0}
+    totals = Totals()
+    rates = Rates(cast("PhaseClock", SimpleNamespace(read=lambda: trained)), totals)
+    assert rates.lap()["iterations_per_second"] is None
+
+    def step(seconds: float, samples: int) -> dict[str, float | None]:
+        trained["compute"] += seconds
+        totals.train_iterations += 1
+        totals.train_samples += samples
+        return rates.lap()
+
+    for _ in range(30):
+        told = step(0.1, 100)
+    assert told["iterations_per_second"] == pytest.approx(10.0)
+    told = step(0.01, 1)
+    assert told["iterations_per_second"] == pytest.approx(11 / 1.01)
+    assert told["samples_per_second"] == pytest.approx(1001 / 1.01)
+    told = step(5.0, 100)
+    assert told["iterations_per_second"] == pytest.approx(1 / 5.0), "a slow step is told at once"

@@ -1,12 +1,15 @@
 """Counts and rates of an attempt, and the progress document made of them."""
 
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
 from worker.trainer.agenda import Agenda
 from worker.trainer.phases import TRAINING_PARTS, PhaseClock
 from worker.trainer.state import TrainState
+
+LEAST_LAP_SECONDS = 1.0
 
 
 @dataclass
@@ -45,20 +48,27 @@ class Totals:
 
 
 class Rates:
-    """Training speed between log points, in training time: evaluations do not slow it down."""
+    """Training speed up to a log point, in training time: evaluations do not slow it down.
+
+    Over the last LEAST_LAP_SECONDS and more, as far as there were so many: an epoch often ends with
+    a log point after one short batch, whose own speed says nothing.
+    """
 
     def __init__(self, clock: PhaseClock, totals: Totals) -> None:
         self._clock = clock
         self._totals = totals
-        self._mark = self._read()
+        self._marks = deque([self._read()])
         self.latest: dict[str, float | None] = dict.fromkeys(
             ("iterations_per_second", "samples_per_second", "data_wait_ratio")
         )
 
     def lap(self) -> dict[str, float | None]:
-        """The rates since the last lap."""
-        before, now = self._mark, self._read()
-        self._mark = now
+        """The rates of the lap that ends now."""
+        now = self._read()
+        while len(self._marks) > 1 and now[-1] - self._marks[1][-1] >= LEAST_LAP_SECONDS:
+            self._marks.popleft()
+        before = self._marks[0]
+        self._marks.append(now)
         steps, samples, waited, seconds = (b - a for a, b in zip(before, now, strict=True))
         if steps and seconds > 0:
             self.latest = {
