@@ -205,3 +205,13 @@ def test_a_process_that_is_signalled_resumes_bit_exactly(lab: Lab, number: int) 
     resumed = Outcome(second, run_dir, events=read_events(second))
     assert resumed.weights == straight.weights
     assert resumed.losses == straight.losses
+
+
+@pytest.mark.parametrize("later", range(4, 12))
+def test_the_step_that_a_stopped_run_ends_at_is_saved(lab: Lab, later: int) -> None:
+    """Whenever the stop arrives, also between two looks at it in one step boundary."""
+    rarely = {"checkpoint": {"every_steps": None}}
+    stopped = lab.run(patch=rarely, stop=StopAtPoll(BUILDING_POLLS + later))
+    assert stopped.end is not None
+    assert stopped.end.step
+    assert stopped.checkpoint().name == f"step-{stopped.end.step}"

@@ -33,12 +33,13 @@ def train(trainer: Trainer) -> Reason:
             validate(trainer)  # left undone, and so still due, when a stop is asked for meanwhile
         if agenda.epoch_report_due(state):
             log.epoch(step)
-        if trainer.checkpoint_due() or stop.requested:
+        stopping = stop.requested  # asked once, so that what ends here has been saved here
+        if trainer.checkpoint_due() or stopping:
             trainer.save()
         ending = agenda.ending(state)
         if ending and not agenda.evaluation_due(state):
             return ending
-        if stop.requested:
+        if stopping:
             return Reason.interrupted
 
         completes_step = False
