@@ -42,7 +42,7 @@ def _world(samples: int, available_bytes: int) -> Facts:
         for name, shape in shapes.items()
     }
     data = DatasetFacts(
-        "weather", "ready", samples, fields, size_bytes=samples * 21_744, overlapping=(),
+        "weather", "ready", samples, fields, size_bytes=samples * 21_744, window_steps={},
         network=False, read_bytes_per_second=2e9,
     )  # fmt: skip
     host = HostFacts(24 * GIB, available_bytes, 2, 1, 100 * GIB)

@@ -57,8 +57,8 @@ class DatasetFacts:
     samples: int | None = None
     fields: Mapping[str, FieldFacts] = field(default_factory=dict)
     size_bytes: int | None = None
-    overlapping: tuple[str, ...] | None = None
-    """Fields whose rows are windows that slide over one series."""
+    window_steps: Mapping[str, int] | None = None
+    """Fields whose rows are windows that slide over one series, and by how many steps."""
     network: bool | None = None
     """Whether the file lies on network storage."""
     read_bytes_per_second: float | None = None
@@ -136,6 +136,7 @@ class ParentFacts:
     steps: int
     """Optimizer steps that its learning-rate schedule was made for."""
     succeeded: bool = False
+    """Whether it ended well: one that failed at its last step has its evaluation before it."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ def dataset_facts(record: DatasetRecord) -> DatasetFacts:
         samples=record.samples,
         fields={name: _field_facts(field) for name, field in (record.fields or {}).items()},
         size_bytes=record.size_bytes,
-        overlapping=tuple(layout["overlapping"]) if "overlapping" in layout else None,
+        window_steps=layout.get("window_steps"),
         network=layout.get("network"),
         read_bytes_per_second=(record.read_probe or {}).get("bytes_per_second"),
         problems=tuple(_sentence(problem) for problem in record.problems),

@@ -25,8 +25,10 @@ from app.store.tables import TERMINAL_VALUES, run_labels, runs
 
 awaited = runs.alias("awaited")
 _COMPUTED = {"child_ids", "waits_for_parent"}
-_OF_RUN = [runs.c[name] for name in RunRecord.__dataclass_fields__ if name not in _COMPUTED]
-COLUMNS = (*_OF_RUN, runs.c.restart_carry)
+COLUMNS = (
+    *(runs.c[name] for name in RunRecord.__dataclass_fields__ if name not in _COMPUTED),
+    runs.c.restart_carry,
+)
 
 CLAIM_ORDER = (runs.c.priority.desc(), runs.c.place, runs.c.id)
 starting = or_(runs.c.phase.is_(None), runs.c.phase == "starting")

@@ -5,7 +5,16 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["configure", "copy", "create_private", "driver", "fault_of", "journal_mode"]
+__all__ = [
+    "ROLLBACK",
+    "configure",
+    "copy",
+    "create_private",
+    "driver",
+    "fault_of",
+    "has_wal_reset_bug",
+    "journal_mode",
+]
 
 # The standard library's module with a newer SQLite inside: the system's is often one that must not
 # use a WAL. Where it has no wheel, the system's serves, with a rollback journal.

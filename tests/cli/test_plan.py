@@ -18,6 +18,7 @@ from app.guard.memory import memory_plan
 from app.guard.plan import Plan, make_plan
 from app.guard.wording import share
 from app.spec.run import RunSpec
+from app.store.history import LEAST_SECONDS, LEAST_STEPS
 from tests.cli.conftest import SPEC
 from tests.guard.cases import CASES
 from tests.guard.world import CATALOG, REQUEST, world
@@ -68,7 +69,8 @@ def test_a_plan_shows_samples_steps_place_and_sources(cli, api, spec_file):
     out = cli("plan", str(spec_file)).out
     assert "480 to train on, 120 to validate" in out
     assert "place in the queue" in out
-    assert "no run like it has trained for 100 steps or a minute yet" in out
+    assert LEAST_SECONDS == 60
+    assert f"no run like it has trained for {LEAST_STEPS} steps or a minute yet" in out
     rows = [line.split() for line in out.splitlines()]
     assert ["training.epochs", "3", "request"] in rows
     assert ["runtime.device", "cpu", "request"] in rows

@@ -98,7 +98,7 @@ CASES: dict[str, Case] = {
     "correctness.leaking_split": Case(
         data(split={"method": "random"}),
         data(split={"method": "chronological"}),
-        world(weather(overlapping=("features",))),
+        world(weather(window_steps={"features": 6})),
     ),
     "correctness.target_is_input": Case(data(targets=["features"]), data(targets=["targets"])),
     "learning.sorted_blocks": Case(

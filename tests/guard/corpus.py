@@ -202,7 +202,7 @@ def worlds(draw: st.DrawFn) -> Facts:
         fields=arrays,
         samples=samples,
         size_bytes=samples * 21_744,
-        overlapping=draw(st.sampled_from([(), ("features",)])),
+        window_steps=draw(st.sampled_from([{}, {"features": 1}, {"features": 24}])),
         network=draw(st.booleans()),
     )
     host = replace(

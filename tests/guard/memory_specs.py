@@ -75,12 +75,12 @@ class Case:
     more: dict[str, Any] = field(default_factory=dict)
 
     def spec(self) -> Document:
-        """The spec as JSON: two steps, an evaluation after each, and a checkpoint."""
+        """The spec as JSON: two steps, an evaluation after them, and a checkpoint."""
         base: Document = {
             "recipe": {"kind": "sequence", **self.recipe},
             "data": {"dataset": self.data.name, "loader": {"kind": "chunked"}},
             "training": {"epochs": 1, "max_steps": 2, "batch_size": self.batch},
-            "evaluation": {"every_steps": 1},
+            "evaluation": {"every_steps": 2},
             "checkpoint": {"every_seconds": None},
             "schedule": {"kind": "constant"},
             "runtime": {"precision": "fp32"},

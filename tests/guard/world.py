@@ -21,7 +21,7 @@ FIELDS = {
     ),
 }
 WEATHER = DatasetFacts(
-    "weather", "ready", 4020, FIELDS, size_bytes=87_000_000, overlapping=(), network=False,
+    "weather", "ready", 4020, FIELDS, size_bytes=87_000_000, window_steps={}, network=False,
     read_bytes_per_second=2e9,
 )  # fmt: skip
 HOST = HostFacts(

@@ -21,6 +21,12 @@ WRITE = (
 
 
 @pytest.fixture
+def rollback_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where SQLite must not use a WAL: then the locks lie on the file of the database itself."""
+    monkeypatch.setattr(sqlite, "journal_mode", lambda: sqlite.ROLLBACK)
+
+
+@pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     settings = load_settings(home=tmp_path)
     migrate.upgrade(settings)
@@ -34,7 +40,9 @@ def another_process_may_write(settings: Settings) -> bool:
     return done.returncode == 0
 
 
-def test_a_lock_outlives_what_else_this_process_opens(settings: Settings) -> None:
+def test_a_lock_outlives_what_else_this_process_opens(
+    rollback_journal: None, settings: Settings
+) -> None:
     """The system drops all of a process's locks on a file when it closes any descriptor of it."""
     with closing(open_store(settings)) as store:
         _, secret = store.tokens.create("mine")

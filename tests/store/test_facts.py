@@ -112,15 +112,15 @@ def test_what_was_inspected_is_what_rules_know_of_it(world: World) -> None:
         "shape": [24, 3], "dtype": "float32", "storage": "chunked", "chunks": [50, 24, 3],
         "compression": "gzip", "nonfinite_count": 2, "mean": 0.5, "std": 2.0, "sorted": True,
     }  # fmt: skip
-    layout = {"kind": "overlapping_windows", "overlapping": ["x"], "network": True}
+    layout = {"kind": "overlapping_windows", "window_steps": {"x": 6}, "network": True}
     facts = dataset_facts(inspected(world, {"x": field}, layout))
     assert facts.fields["x"] == FieldFacts(
         (24, 3), "float32", "chunked", 50, "gzip", nonfinite=2, mean=0.5, std=2.0, sorted=True
     )
-    assert (facts.overlapping, facts.network) == (("x",), True)
+    assert (facts.window_steps, facts.network) == ({"x": 6}, True)
 
 
 def test_what_an_earlier_version_did_not_look_at_is_not_known(world: World) -> None:
     facts = dataset_facts(inspected(world, {"x": {"shape": [4], "dtype": "float32"}}, None))
     assert facts.fields["x"] == FieldFacts((4,), "float32")
-    assert (facts.overlapping, facts.network) == (None, None)
+    assert (facts.window_steps, facts.network) == (None, None)

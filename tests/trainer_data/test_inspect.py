@@ -55,7 +55,39 @@ def test_windows_of_one_series_are_recognized(tmp_path):
                  flat=np.ones((171, 30)))  # fmt: skip
     layout = inspect(path)["layout"]
     assert layout["kind"] == "overlapping_windows"
-    assert layout["overlapping"] == ["windows"]
+    assert (layout["window_steps"], layout["overlap_ratios"]) == ({"windows": 1}, {"windows": 1.0})
+
+
+@pytest.mark.parametrize("step", [1, 2, 7, 28])
+def test_windows_are_recognized_however_far_each_is_moved_on(tmp_path, step):
+    series = np.random.default_rng(0).normal(size=(900, 3))
+    views = np.lib.stride_tricks.sliding_window_view(series, 30, 0).transpose(0, 2, 1)[::step]
+    stations = np.concatenate([views, views[::-1][:1], views])  # two series, and a break between
+    layout = inspect(write(tmp_path / "a.h5", windows=stations))["layout"]
+    assert layout["window_steps"] == {"windows": step}
+    assert 0.9 < layout["overlap_ratios"]["windows"] < 1.0
+
+
+def padded(rows):
+    """Each begins and ends with padding, as sequences of words and tapered signals do."""
+    rows[:, :1] = rows[:, -3:] = 0
+    return rows
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        padded(np.random.default_rng(0).normal(size=(300, 20, 2))),
+        padded(np.random.default_rng(0).integers(0, 5, (300, 9))),
+        np.random.default_rng(0).integers(0, 2, (300, 6)),
+        np.arange(1800).reshape(300, 6),
+        np.repeat(np.random.default_rng(0).normal(size=(300, 1)), 8, axis=1),
+        np.ones((1, 30)),
+    ],
+    ids=["padded signals", "padded words", "bits", "one after the other", "constant", "one row"],
+)
+def test_what_only_looks_like_windows_is_none(tmp_path, rows):
+    assert inspect(write(tmp_path / "a.h5", rows=rows))["layout"]["window_steps"] == {}
 
 
 def test_values_that_are_no_numbers_are_a_warning(tmp_path):

@@ -45,7 +45,7 @@ def fork(environment: dict[str, str], log: str) -> int:
             os.dup2(source, target)
         os.environ.clear()
         os.environ.update(environment)
-        sys.path[:0] = environment.get("PYTHONPATH", "").split(os.pathsep)
+        sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
         code = be_an_agent()
     except BaseException:  # noqa: BLE001 - as at the end of any process
         traceback.print_exc()

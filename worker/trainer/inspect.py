@@ -7,37 +7,28 @@ with limits on memory and time, and read a missing document as an unreadable fil
 
 import argparse
 import json
-import math
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
-from numpy.typing import NDArray
 
+from worker.trainer.content import Overlap, describe_values, overlap_of, row_bytes, sampled_rows
 from worker.trainer.data.fingerprint import fingerprint
 from worker.trainer.data.hdf5_file import HDF5_ERRORS, open_file, unusable_because, walk_links
 from worker.trainer.errors import DataError
 from worker.trainer.storage import on_network
 
 # Bounds of what is looked at, so that inspecting a huge file takes seconds.
-SAMPLE_BYTES = 16 * 2**20
 PROBE_BYTES = 256 * 2**20
 PROBE_SECONDS = 2.0
 PROBE_PIECE_BYTES = 8 * 2**20
 MAX_CHUNK_BYTES = 2**30
-# Values that are turned into float64 at once.
-PIECE_VALUES = 2**20
-
-# Windows of several series (months, stations) break the overlap where one ends.
-OVERLAPPING_SHARE = 0.9
 
 Finding = dict[str, str]
 Fields = dict[str, h5py.Dataset]
-Parts = list[NDArray[Any]]
 
 
 def inspect(path: Path) -> dict[str, Any]:
@@ -144,96 +135,29 @@ def _sample_rows(report: dict[str, Any], arrays: Fields) -> None:
     """What rows from all over the file hold: NaN and infinity, scale, order, and windows that
     overlap.
     """
-    overlap: dict[str, float] = {}
+    overlaps: dict[str, Overlap] = {}
     for name, array in arrays.items():
-        rows = [array[start:stop] for start, stop in _sample_bounds(array)]
+        rows = sampled_rows(array)
         if not rows:
             continue
-        looked_at = sum(len(part) for part in rows)
-        bad = sum(int((~np.isfinite(part)).sum()) for part in rows)
-        mean, std = _moments(rows)
-        report["fields"][name] |= {
-            "sampled_rows": looked_at,
-            "nonfinite_count": bad,
-            "mean": mean,
-            "std": std,
-            "sorted": _is_sorted(rows),
-        }
-        if bad:
+        values = describe_values(rows)
+        report["fields"][name] |= values
+        if bad := values["nonfinite_count"]:
             _add(
                 report,
                 "nonfinite_values",
-                f"{name!r} holds {bad:,} NaN or infinite values in {looked_at:,} sampled rows;"
-                " training on them fails, so fill or remove them before this array is used.",
+                f"{name!r} holds {bad:,} NaN or infinite values in {values['sampled_rows']:,}"
+                " sampled rows; training on them fails, so fill or remove them before this array is"
+                " used.",
                 "warnings",
             )
-        overlap[name] = float(np.mean(np.concatenate([_moved_on(part) for part in rows])))
-    windows = [name for name, share in overlap.items() if share > OVERLAPPING_SHARE]
-    kind = "overlapping_windows" if windows else "arrays"
-    report["layout"] = {"kind": kind, "overlapping": windows, "overlap_ratio": overlap}
-
-
-def _sample_bounds(array: h5py.Dataset) -> list[tuple[int, int]]:
-    """Four ranges of rows spread over the array from its first to its last, SAMPLE_BYTES in all,
-    each of at least 2 rows and apart from the others; one of all rows where they are no more; none
-    where a row alone is too large to look at.
-    """
-    count = int(array.shape[0])
-    if _row_bytes(array) > SAMPLE_BYTES:
-        return []
-    length = max(2, SAMPLE_BYTES // 4 // _row_bytes(array))
-    if count <= 4 * length:
-        return [(0, count)]
-    starts = np.linspace(0, count - length, 4).astype(int).tolist()
-    return [(start, start + length) for start in starts]
-
-
-def _moments(rows: Parts) -> tuple[float | None, float | None]:
-    """(mean, standard deviation) of the finite values; None where there is none, or too large a
-    one to square.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        count = sum(len(piece) for piece in _finite_pieces(rows))
-        mean = sum(float(piece.sum()) for piece in _finite_pieces(rows)) / max(count, 1)
-        squares = sum(float(np.square(piece - mean).sum()) for piece in _finite_pieces(rows))
-    if not count or not math.isfinite(squares):
-        return None, None
-    return mean, math.sqrt(squares / count)
-
-
-def _finite_pieces(rows: Parts) -> Iterator[NDArray[np.float64]]:
-    for part in rows:
-        flat = part.reshape(-1)
-        for start in range(0, flat.size, PIECE_VALUES):
-            piece = flat[start : start + PIECE_VALUES].astype(np.float64)
-            yield piece[np.isfinite(piece)]
-
-
-def _is_sorted(rows: Parts) -> bool:
-    """Whether the rows never fall, or never rise, along the file: by their value, or by their mean
-    where they have many.
-
-    Equal neighbours do not count against it, so few labels are seen as well as many. Rows that are
-    all equal are in no order: the first and the last of the file are among them, so nothing else
-    can lie between in a sorted one.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        each = [part.reshape(len(part), -1).mean(axis=1, dtype=np.float64) for part in rows]
-    means = np.concatenate(each)
-    steps = np.diff(means[np.isfinite(means)])
-    return bool(steps.any() and ((steps >= 0).all() or (steps <= 0).all()))
-
-
-def _moved_on(part: NDArray[Any]) -> NDArray[np.bool_]:
-    """For each row but the last, whether the next one is it, moved on by one step: then the rows
-    are windows of one series. Rows of a single value tell nothing.
-    """
-    if part.ndim < 2 or min(part.shape[:2]) < 2:
-        return np.zeros(1, dtype=bool)
-    inner = tuple(range(1, part.ndim))
-    moved = (part[1:, :-1] == part[:-1, 1:]).all(axis=inner)
-    varied = (part[:-1] != part[:-1, :1]).any(axis=inner)
-    return np.asarray(moved & varied)
+        if overlap := overlap_of(rows):
+            overlaps[name] = overlap
+    report["layout"] = {
+        "kind": "overlapping_windows" if overlaps else "arrays",
+        "window_steps": {name: overlap.step for name, overlap in overlaps.items()},
+        "overlap_ratios": {name: overlap.share for name, overlap in overlaps.items()},
+    }
 
 
 def _read_probe(arrays: Fields) -> dict[str, Any] | None:
@@ -241,10 +165,10 @@ def _read_probe(arrays: Fields) -> dict[str, Any] | None:
     None where a row alone is larger than the probe may be.
     """
     array = max(arrays.values(), key=lambda a: a.size * a.dtype.itemsize)
-    if _row_bytes(array) > PROBE_BYTES:
+    if row_bytes(array) > PROBE_BYTES:
         return None
-    step = max(1, PROBE_PIECE_BYTES // _row_bytes(array))
-    count = min(int(array.shape[0]), max(1, PROBE_BYTES // _row_bytes(array)))
+    step = max(1, PROBE_PIECE_BYTES // row_bytes(array))
+    count = min(int(array.shape[0]), max(1, PROBE_BYTES // row_bytes(array)))
     buffer = np.empty((min(step, count), *array.shape[1:]), array.dtype)
     done, began = 0, time.perf_counter()
     while done < count and time.perf_counter() - began < PROBE_SECONDS:
@@ -252,12 +176,8 @@ def _read_probe(arrays: Fields) -> dict[str, Any] | None:
         array.read_direct(buffer[: stop - done], source_sel=np.s_[done:stop])
         done = stop
     seconds = time.perf_counter() - began
-    read = done * _row_bytes(array)
+    read = done * row_bytes(array)
     return {"bytes": read, "seconds": seconds, "bytes_per_second": read / max(seconds, 1e-9)}
-
-
-def _row_bytes(array: h5py.Dataset) -> int:
-    return int(np.prod(array.shape[1:], dtype=object)) * int(array.dtype.itemsize)
 
 
 def _chunk_bytes(array: h5py.Dataset) -> int:

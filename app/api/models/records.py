@@ -128,10 +128,12 @@ class DatasetLayout(Answer):
     """What the arrays of a dataset are to one another, and where its file lies."""
 
     kind: Literal["arrays", "overlapping_windows"]
-    overlapping: list[str]
-    """Arrays whose rows are windows of one series, each moved on by one step."""
-    overlap_ratio: dict[str, float] = Field(default_factory=dict)
-    """By array: the share of the sampled rows that are their neighbour, moved on by one step."""
+    window_steps: dict[str, int] = Field(default_factory=dict)
+    """Arrays whose rows are windows of one series, and by how many steps each row is moved on from
+    the one before.
+    """
+    overlap_ratios: dict[str, float] = Field(default_factory=dict)
+    """Of these: the share of the sampled rows that are."""
     network: bool | None = None
     """Whether the file is on network storage; null: its file system is not known."""
 

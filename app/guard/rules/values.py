@@ -86,16 +86,16 @@ def leaking_split(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     if not isinstance(spec.data.split, RandomSplit):
         return
     dataset = dataset_of(spec, facts)
-    overlapping = known(dataset.overlapping, f"whether windows overlap in {dataset.name}")
+    moved_on = known(dataset.window_steps, f"whether windows overlap in {dataset.name}")
     for _, name, array in _fields(dataset, spec.data.inputs):
-        if name in overlapping:
-            steps = array.shape[0]
+        if name in moved_on:
+            steps, by = array.shape[0], moved_on[name]
             yield Finding(
                 ("data", "split", "method"),
-                f"{name!r} holds windows of one series, each moved on by one step, and the split "
-                "is random.",
-                f"Nearly every validation window then shares {steps - 1} of its {steps} steps with "
-                "a training window: the score would be that of data it has seen.",
+                f"{name!r} holds windows of one series, each moved on by {by} "
+                f"{'step' if by == 1 else 'steps'}, and the split is random.",
+                f"Nearly every validation window then shares {steps - by} of its {steps} steps "
+                "with a training window: the score would be that of data it has seen.",
                 {"/data/split/method": "chronological"},
             )
 
@@ -182,7 +182,7 @@ def sorted_split(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     if split.validation_fraction + split.test_fraction == 0:
         return
     dataset = dataset_of(spec, facts)
-    if known(dataset.overlapping, f"whether windows overlap in {dataset.name}"):
+    if known(dataset.window_steps, f"whether windows overlap in {dataset.name}"):
         return  # a series that only rises; a random split of its windows would leak
     name = _sorted_target(spec, facts)
     if name is not None:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from worker.trainer.data.hdf5_file import HDF5_ERRORS
 from worker.trainer.data.source import Extent
 
-# HDF5 reads with one thread at a time; one `preadv` copies from the page cache at half the speed of
-# two. More than the memory bus can feed only take cores from the training.
+# HDF5 reads with one thread at a time. From the page cache, on 2 cores: h5py 6.2 GiB/s, one thread
+# 7.7, two 9.5, four 8.7. More than the memory bus can feed only take cores from the training.
 READ_THREADS = min(4, len(os.sched_getaffinity(0)))
 # Less than this is read before another thread has woken up.
 LEAST_SHARE_BYTES = 2**20

@@ -178,11 +178,9 @@ def open_data(
         opener.open_evaluation(parts.validation, spec),
         opener.open_evaluation(parts.test, spec),
     )
-    description = {
-        **_describe(parts, shuffle, need, residency),
-        "read_directly": list(checked[data.dataset].read_directly),
-    }
-    return DataSet(data, (checked[data.dataset], parts.train), streams, description)
+    training = checked[data.dataset]
+    description = _describe(training, parts, shuffle, need, residency)
+    return DataSet(data, (training, parts.train), streams, description)
 
 
 def _training_plan(spec: RunSpec, num_samples: int) -> BatchPlan:
@@ -227,7 +225,9 @@ def _shapes(fields: Mapping[str, Field]) -> str:
     return ", ".join(f"{name} {field.dtype.name}{field.shape}" for name, field in fields.items())
 
 
-def _describe(parts: Parts, shuffle: Shuffle, need: Need, residency: Residency) -> dict[str, Any]:
+def _describe(
+    training: _Checked, parts: Parts, shuffle: Shuffle, need: Need, residency: Residency
+) -> dict[str, Any]:
     streamed = residency.kind == "stream"
     chunk = min(residency.chunk_samples, len(parts.train))
     return {
@@ -244,4 +244,5 @@ def _describe(parts: Parts, shuffle: Shuffle, need: Need, residency: Residency) 
         "train_samples": len(parts.train),
         "validation_samples": len(parts.validation),
         "test_samples": len(parts.test) if parts.test else 0,
+        "read_directly": list(training.read_directly),
     }

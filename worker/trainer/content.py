@@ -1,0 +1,147 @@
+"""What the values of an array tell, by rows from all over it: scale, order, overlapping windows."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+# Bounds of what is looked at, so that inspecting a huge file takes seconds.
+SAMPLE_BYTES = 16 * 2**20
+# Values that are turned into float64 at once.
+PIECE_VALUES = 2**20
+# Windows of several series (months, stations) break the overlap where one ends.
+OVERLAPPING_SHARE = 0.9
+# Of two neighbours, places where the second may begin in the first; and so many pairs are asked.
+TRIED_PLACES, ASKED_PAIRS = 32, 16
+
+Parts = list[NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """By how many steps each row is moved on from the one before; `share`: of the rows looked at
+    that are."""
+
+    step: int
+    share: float
+
+
+def sampled_rows(array: h5py.Dataset) -> Parts:
+    """Four ranges of rows spread over the array from its first to its last, SAMPLE_BYTES in all,
+    each of at least 2 rows and apart from the others; one of all rows where they are no more; none
+    where a row alone is too large to look at.
+    """
+    return [array[start:stop] for start, stop in sample_bounds(array)]
+
+
+def sample_bounds(array: h5py.Dataset) -> list[tuple[int, int]]:
+    """Where those ranges begin and end."""
+    count = int(array.shape[0])
+    if row_bytes(array) > SAMPLE_BYTES:
+        return []
+    length = max(2, SAMPLE_BYTES // 4 // row_bytes(array))
+    if count <= 4 * length:
+        return [(0, count)]
+    starts = np.linspace(0, count - length, 4).astype(int).tolist()
+    return [(start, start + length) for start in starts]
+
+
+def row_bytes(array: h5py.Dataset) -> int:
+    return int(np.prod(array.shape[1:], dtype=object)) * int(array.dtype.itemsize)
+
+
+def describe_values(rows: Parts) -> dict[str, Any]:
+    """As JSON for the field that the rows are of; sampled_rows, nonfinite_count, mean, std, sorted.
+
+    The deviation is that of all finite values; null where there is none, or too large a one.
+    """
+    mean, std = _moments(rows)
+    return {
+        "sampled_rows": sum(len(part) for part in rows),
+        "nonfinite_count": sum(int((~np.isfinite(part)).sum()) for part in rows),
+        "mean": mean,
+        "std": std,
+        "sorted": _is_sorted(rows),
+    }
+
+
+def overlap_of(rows: Parts) -> Overlap | None:
+    """How the rows are windows that slide over one series; None when they are not."""
+    if rows[0].ndim < 2 or rows[0].shape[1] < 2:
+        return None
+    pairs = [(part[i], part[i + 1]) for part in rows for i in _spread(len(part) - 1, len(rows))]
+    steps = Counter(step for pair in pairs if (step := _step_between(*pair)) is not None)
+    if not steps:
+        return None
+    [(step, _)] = steps.most_common(1)
+    share = float(np.mean(np.concatenate([_moved_on(part, step) for part in rows])))
+    return Overlap(step, share) if share > OVERLAPPING_SHARE else None
+
+
+def _spread(count: int, parts: int) -> list[int]:
+    """Some of the numbers below `count`, from all over them."""
+    asked = min(count, ASKED_PAIRS // parts)
+    return np.linspace(0, count - 1, asked).astype(int).tolist() if asked > 0 else []
+
+
+def _step_between(row: NDArray[Any], following: NDArray[Any]) -> int | None:
+    """The least number of steps by which `following` is `row` moved on; None: it is not."""
+    inner = tuple(range(1, row.ndim))
+    places = np.flatnonzero((row[1:] == following[:1]).all(axis=inner)) + 1
+    for step in places[:TRIED_PLACES].tolist():
+        if _moved_on(np.stack([row, following]), step)[0]:
+            return int(step)
+    return None
+
+
+def _moved_on(part: NDArray[Any], step: int) -> NDArray[np.bool_]:
+    """For each row but the last, whether the next one is it, moved on by so many steps: then the
+    rows are windows of one series. What they share must not be of a single value: rows that begin
+    and end with padding share that. Of rows moved on by one step all may tell: two share but one.
+    """
+    inner = tuple(range(1, part.ndim))
+    moved = (part[1:, :-step] == part[:-1, step:]).all(axis=inner)
+    shared = part[:-1, step if step > 1 else 0 :]
+    varied = (shared != shared[:, :1]).any(axis=inner)
+    return np.asarray(moved & varied)
+
+
+def _moments(rows: Parts) -> tuple[float | None, float | None]:
+    """(mean, standard deviation) of the finite values; None where there is none, or too large a
+    one to square.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        count = sum(len(piece) for piece in _finite_pieces(rows))
+        mean = sum(float(piece.sum()) for piece in _finite_pieces(rows)) / max(count, 1)
+        squares = sum(float(np.square(piece - mean).sum()) for piece in _finite_pieces(rows))
+    if not count or not math.isfinite(squares):
+        return None, None
+    return mean, math.sqrt(squares / count)
+
+
+def _finite_pieces(rows: Parts) -> Iterator[NDArray[np.float64]]:
+    for part in rows:
+        flat = part.reshape(-1)
+        for start in range(0, flat.size, PIECE_VALUES):
+            piece = flat[start : start + PIECE_VALUES].astype(np.float64)
+            yield piece[np.isfinite(piece)]
+
+
+def _is_sorted(rows: Parts) -> bool:
+    """Whether the rows never fall, or never rise, along the file: by their value, or by their mean
+    where they have many.
+
+    Equal neighbours do not count against it, so few labels are seen as well as many. Rows that are
+    all equal are in no order: the first and the last of the file are among them, so nothing else
+    can lie between in a sorted one.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        each = [part.reshape(len(part), -1).mean(axis=1, dtype=np.float64) for part in rows]
+    means = np.concatenate(each)
+    steps = np.diff(means[np.isfinite(means)])
+    return bool(steps.any() and ((steps >= 0).all() or (steps <= 0).all()))
