@@ -21,10 +21,12 @@ def patch_for(request: Document, values: Mapping[str, Any]) -> list[PatchOp]:
     """
     operations: list[PatchOp] = []
     patched: Any = request
-    for path, value in values.items():
+    for left, (path, value) in zip(range(len(values) - 1, -1, -1), values.items(), strict=True):
         operation = _operation(patched, path, value)
-        if operation is not None:
-            operations.append(operation)
+        if operation is None:
+            continue
+        operations.append(operation)
+        if left:  # the next may belong into a block that this one opens
             patched = jsonpatch.apply_patch(patched, [operation.model_dump(mode="json")])
     return operations
 
@@ -69,11 +71,15 @@ def keeping_preset(
     A request that opens a block without its kind, or says another, replaces what the preset
     (`layer`) says in it; a fix is to change only what it names.
     """
+    kept = list(fix)
+    blocks = [block for block in DEFAULT_KINDS if any(_may_turn(op, block) for op in fix)]
+    if not blocks:
+        return kept
     beneath = with_default_kinds(layer)
     patched = apply_json_patch(request, [op.model_dump(mode="json") for op in fix])
     before, after = (overlay(beneath, with_default_kinds(one)) for one in (request, patched))
-    kept = list(fix)
-    for block, (key, _) in DEFAULT_KINDS.items():
+    for block in blocks:
+        key, _ = DEFAULT_KINDS[block]
         said, was, now = (resolve_pointer(one, block, None) for one in (beneath, before, after))
         if not (isinstance(said, dict) and isinstance(was, dict) and isinstance(now, dict)):
             continue
@@ -83,6 +89,12 @@ def keeping_preset(
         values = {key: said[key]} if key not in written else dict(_kept(block, said, now, written))
         kept = _with_values(kept, block, values)
     return kept
+
+
+def _may_turn(operation: PatchOp, block: str) -> bool:
+    """Whether it writes the block, what the block is in, or the block's kind."""
+    key, _ = DEFAULT_KINDS[block]
+    return f"{block}/".startswith(f"{operation.path}/") or operation.path == f"{block}/{key}"
 
 
 def _kept(

@@ -1,6 +1,7 @@
 """Patches of a request: RFC 7396 merge patches and RFC 6902 operations."""
 
 import re
+from copy import deepcopy
 from typing import Any
 
 import jsonpatch
@@ -20,10 +21,10 @@ def apply_merge_patch(request: Document, patch: Document) -> Document:
 
 def apply_json_patch(request: Document, operations: list[dict[str, Any]]) -> Document:
     """The request after the operations; InvalidRequest names the one that does not apply."""
-    patched: Any = request
-    for position, operation in enumerate(operations):
+    patched: Any = deepcopy(request)
+    for position, operation in enumerate(deepcopy(operations)):
         try:
-            patched = jsonpatch.apply_patch(patched, [operation])
+            patched = jsonpatch.apply_patch(patched, [operation], in_place=True)
         except (jsonpatch.JsonPatchException, jsonpointer.JsonPointerException, TypeError) as error:
             raise InvalidRequest(
                 f"Operation {position} of the patch does not apply: {_said(error)}. "
