@@ -13,6 +13,7 @@ from app.errors import ActionNotAllowed, LeaseLost
 from app.lifecycle import REASON_POLICY, TERMINAL, TRANSITIONS, Intent, Reason, RunState
 from app.settings import load_settings
 from app.store import migrate
+from app.store.database import Database
 from app.store.records import Beat, Finish, NewEvent, Restart
 
 from .conftest import World, new_run
@@ -40,7 +41,7 @@ class Lifecycle(RuleBasedStateMachine):
         self.folder = TemporaryDirectory()
         home = load_settings(home=Path(self.folder.name))
         migrate.upgrade(home)
-        self.world = World(home)
+        self.world = World(home, Database(home))
         self.known: dict[int, Known] = {}
 
     def teardown(self) -> None:
