@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# The second command runs this very test: inside it, only the quick tests are run.
-QUICK_TESTS = "tests/presets tests/guard/test_rules.py tests/test_lifecycle.py"
+# The second command runs this very test: inside it, only quick tests are run, in one process.
+QUICK_TESTS = "--maxprocesses 1 tests/presets tests/guard/test_rules.py tests/test_lifecycle.py"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.trainer_data.factories import write_arrays
 
-MUTATIONS = 60
+MUTATIONS = 40
 LIMITED = """ulimit -v 4000000; ulimit -t 3; ulimit -c 0
 exec "$0" -m worker.trainer.inspect "$1" --json"""
 
