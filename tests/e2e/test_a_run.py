@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.service import eventually
+from tests.e2e.service import eventually, write_waves
 
 SPEC: dict[str, Any] = {
     "name": "waves",
@@ -82,9 +82,10 @@ def test_pause_frees_the_device_and_resume_goes_on(service):
 
 
 def test_a_dataset_that_changed_after_registration_fails_with_a_sentence(service):
-    path = service.home / "data" / "waves.h5"
+    path = write_waves(service.home / "data" / "cut.h5")
+    assert service.register("cut", "cut.h5")["state"] == "ready"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    failed = service.wait_for_end(service.submit(SPEC))
+    failed = service.wait_for_end(service.submit({**SPEC, "data": {"dataset": "cut"}}))
     assert (failed["state"], failed["reason"]) == ("failed", "dataset_changed")
     assert "register" in failed["message"]
     assert "Traceback" not in failed["message"]

@@ -26,13 +26,14 @@ def server():
         server.stop()
 
 
-@pytest.fixture
-def make_service(server, tmp_path):
+@pytest.fixture(scope="module")
+def make_service(server, tmp_path_factory):
     """A service on a database of its own, with two agents and the dataset `waves`."""
 
     @contextmanager
     def make(**settings):
-        service = Service(tmp_path / "home", STOKER_DATABASE_URL=server.new_database(), **settings)
+        home = tmp_path_factory.mktemp("service") / "home"
+        service = Service(home, STOKER_DATABASE_URL=server.new_database(), **settings)
         try:
             service.start_api()
             service.start_agent()
@@ -46,46 +47,51 @@ def make_service(server, tmp_path):
     return make
 
 
-def test_stop_restart_succeed(make_service):
+@pytest.fixture(scope="module")
+def service(make_service):
+    """For the first two tests, of which the second ends one of the agents."""
     with make_service() as service:
-        run_id = service.submit(SPEC)
-        service.wait_for_step(run_id, 100)
-        service.http.post(f"/runs/{run_id}/stop").raise_for_status()
-        stopped = service.wait_for_end(run_id)
-        assert (stopped["state"], stopped["reason"]) == ("stopped", "stop_requested")
-        answer = service.http.post(f"/runs/{run_id}/restart", json={})
-        assert answer.status_code == 201, answer.text
-        done = service.wait_for_end(answer.json()["id"])
-        assert (done["state"], done["reason"]) == ("succeeded", "completed"), done
-        assert done["result"]["last"]["step"] == 1350
-        assert resumed_from(service, done["id"]) == [stopped["progress"]["step"]]
-        events = service.http.get(f"/runs/{done['id']}/events").json()["data"]
-        assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
-        assert_no_traceback(service)
+        yield service
 
 
-def test_pause_resume_and_the_death_of_an_agent(make_service):
-    with make_service() as service:
-        run_id = service.submit(SPEC)
-        service.wait_for_step(run_id, 100)
-        service.http.post(f"/runs/{run_id}/pause").raise_for_status()
-        paused = service.wait_for_end(run_id)
-        assert (paused["state"], paused["reason"]) == ("paused", "pause_requested")
+def test_stop_restart_succeed(service):
+    run_id = service.submit(SPEC)
+    service.wait_for_step(run_id, 100)
+    service.http.post(f"/runs/{run_id}/stop").raise_for_status()
+    stopped = service.wait_for_end(run_id)
+    assert (stopped["state"], stopped["reason"]) == ("stopped", "stop_requested")
+    answer = service.http.post(f"/runs/{run_id}/restart", json={})
+    assert answer.status_code == 201, answer.text
+    done = service.wait_for_end(answer.json()["id"])
+    assert (done["state"], done["reason"]) == ("succeeded", "completed"), done
+    assert done["result"]["last"]["step"] == 1350
+    assert resumed_from(service, done["id"]) == [stopped["progress"]["step"]]
+    events = service.http.get(f"/runs/{done['id']}/events").json()["data"]
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    assert_no_traceback(service)
 
-        service.http.post(f"/runs/{run_id}/resume").raise_for_status()
-        service.wait_for_step(run_id, paused["progress"]["step"] + 100)
-        holder = service.run(run_id)["worker"]
-        agent_of(service, holder).kill()
-        eventually(lambda: service.run(run_id)["attempt"] == 3, "the run is taken over")
-        done = service.wait_for_end(run_id)
-        assert (done["state"], done["attempt"]) == ("succeeded", 3), done
-        assert done["worker"] != holder
-        first, second, third = resumed_from(service, run_id)
-        assert first is None
-        assert second == paused["progress"]["step"]
-        assert third > second
-        assert done["result"]["last"]["step"] == 1350
-        assert_no_traceback(service)
+
+def test_pause_resume_and_the_death_of_an_agent(service):
+    run_id = service.submit(SPEC)
+    service.wait_for_step(run_id, 100)
+    service.http.post(f"/runs/{run_id}/pause").raise_for_status()
+    paused = service.wait_for_end(run_id)
+    assert (paused["state"], paused["reason"]) == ("paused", "pause_requested")
+
+    service.http.post(f"/runs/{run_id}/resume").raise_for_status()
+    service.wait_for_step(run_id, paused["progress"]["step"] + 100)
+    holder = service.run(run_id)["worker"]
+    agent_of(service, holder).kill()
+    eventually(lambda: service.run(run_id)["attempt"] == 3, "the run is taken over")
+    done = service.wait_for_end(run_id)
+    assert (done["state"], done["attempt"]) == ("succeeded", 3), done
+    assert done["worker"] != holder
+    first, second, third = resumed_from(service, run_id)
+    assert first is None
+    assert second == paused["progress"]["step"]
+    assert third > second
+    assert done["result"]["last"]["step"] == 1350
+    assert_no_traceback(service)
 
 
 def test_the_doorbell_is_felt_between_two_beats(make_service):
