@@ -26,7 +26,8 @@ MAX_YAML_BYTES = 128 << 10  # the pure Python reader takes about 5 s/MiB
 SMALL_JSON_BYTES = 8 << 10  # read in less time than it takes to hand it to a thread and back
 MERGE_TAG = "tag:yaml.org,2002:merge"
 
-TEXT_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[][{}]', re.DOTALL)
+# Possessive, and a text without an end goes on to that of the body: no byte is looked at twice.
+TEXT_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[][{}]', re.DOTALL)
 BRACKETS = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
 YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml")
 

@@ -192,6 +192,8 @@ def _parse(name: str, kind: Format, text: str) -> Document:
     }
     try:
         document = readers[kind](text)
+    except RecursionError:
+        raise CommandFailed(f"{name} is nested too deeply; no spec is.") from None
     except ValueError as error:
         raise CommandFailed(f"{name} cannot be read: {error}.") from None
     if not isinstance(document, dict):

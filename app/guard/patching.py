@@ -8,10 +8,11 @@ import jsonpatch
 import jsonpointer
 
 from app.errors import InvalidRequest
-from app.spec.layers import Document, leaves, merge_patch
+from app.spec.layers import Document, merge_patch
 
-# A spec has about a hundred values; operations that copy could double a document without end.
-MAX_VALUES = 10_000
+# A spec has about a hundred values, six blocks deep; operations that copy could double a document
+# and its depth without end.
+MAX_VALUES, MAX_DEPTH = 10_000, 32
 
 
 def apply_merge_patch(request: Document, patch: Document) -> Document:
@@ -30,13 +31,28 @@ def apply_json_patch(request: Document, operations: list[dict[str, Any]]) -> Doc
                 f"Operation {position} of the patch does not apply: {_said(error)}. "
                 "Paths are JSON Pointers into the run's request, see GET /runs/{id}/spec."
             ) from None
-        if len(leaves(patched)) > MAX_VALUES:
+        if not _is_bounded(patched):
             raise InvalidRequest(
-                f"Operation {position} of the patch makes a request of over {MAX_VALUES:,} values."
+                f"Operation {position} of the patch makes a request of over {MAX_VALUES:,} values, "
+                f"or nested deeper than {MAX_DEPTH} levels."
             )
     if not isinstance(patched, dict):
         raise InvalidRequest("The patch would leave something that is not a run spec.")
     return patched
+
+
+def _is_bounded(document: Any) -> bool:
+    """Whether no copy has made it too large or too deep; looks at no more than it may hold."""
+    left, stack = MAX_VALUES, [(document, 0)]
+    while stack:
+        value, depth = stack.pop()
+        if isinstance(value, dict | list) and value:
+            left -= len(value)
+            if left < 0 or depth >= MAX_DEPTH:
+                return False
+            inner = value.values() if isinstance(value, dict) else value
+            stack += [(member, depth + 1) for member in inner]
+    return True
 
 
 def _said(error: Exception) -> str:

@@ -79,6 +79,13 @@ def test_the_deepest_json_is_taken_and_brackets_in_texts_do_not_count():
     assert parse_json(json.dumps(many).encode()) == many
 
 
+@pytest.mark.timeout(60)  # quadratic, a MiB of it would take hours
+@pytest.mark.parametrize("text", [b'\\"', b'"\\', b"\\\\", b"x"])
+def test_a_text_that_never_ends_is_read_once(text):
+    with pytest.raises(InvalidRequest, match="cannot be read as JSON"):
+        parse_json(b"[" + b"[]," * MAX_DEPTH + b'"' + text * (2**20 // len(text)))
+
+
 @pytest.mark.parametrize("body", BAD_YAML.values(), ids=BAD_YAML.keys())
 def test_unsound_yaml_is_refused_with_a_sentence(body):
     with pytest.raises(InvalidRequest) as refusal:

@@ -98,6 +98,7 @@ def test_all_formats_say_the_same(tmp_path, name: str, text: str):
         ("a.json", b'{"optimizer": {"betas": [0.9, Infinity]}}', "optimizer.betas.1 is not"),
         ("a.toml", b"optimizer.lr = inf", "optimizer.lr is not a finite number"),
         ("a.yaml", b"a: &a [*a]", "refers to itself"),
+        ("a.json", b"[" * 100_000, "nested too deeply"),
         ("a.yaml", b"a: &a {x: 1}\nb:\n  <<: *a\n", "no merge key `<<`; write out"),
         ("a.yaml", b"{[1]: 2}", "a key must be text; quote it (line 1, column 2)"),
         ("a.yaml", b"notes: !!binary aGk=", "no counterpart in JSON (line 1, column 8)"),

@@ -58,34 +58,57 @@ def test_windows_of_one_series_are_recognized(tmp_path):
     assert (layout["window_steps"], layout["overlap_ratios"]) == ({"windows": 1}, {"windows": 1.0})
 
 
-@pytest.mark.parametrize("step", [1, 2, 7, 28])
-def test_windows_are_recognized_however_far_each_is_moved_on(tmp_path, step):
+@pytest.mark.parametrize("step", [1, 2, 7, 27])
+@pytest.mark.parametrize("how", ["forth", "back", "newest step first", "gaps"])
+def test_windows_are_recognized_however_far_each_is_moved_on(tmp_path, step, how):
     series = np.random.default_rng(0).normal(size=(900, 3))
+    if how == "gaps":
+        series[::5] = np.nan
     views = np.lib.stride_tricks.sliding_window_view(series, 30, 0).transpose(0, 2, 1)[::step]
     stations = np.concatenate([views, views[::-1][:1], views])  # two series, and a break between
+    if how == "back":
+        stations = stations[::-1]
+    if how == "newest step first":
+        stations = stations[:, ::-1]
     layout = inspect(write(tmp_path / "a.h5", windows=stations))["layout"]
     assert layout["window_steps"] == {"windows": step}
     assert 0.9 < layout["overlap_ratios"]["windows"] < 1.0
 
 
-def padded(rows):
-    """Each begins and ends with padding, as sequences of words and tapered signals do."""
-    rows[:, :1] = rows[:, -3:] = 0
+def of_each_row(row, count=300):
+    return np.broadcast_to(row, (count, *np.shape(row)))
+
+
+def between(rows, first, last):
+    """Each begins and ends with the same steps, as sequences of words and tapered signals do."""
+    rows[:, : len(first)], rows[:, -len(last) :] = first, last
     return rows
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        padded(np.random.default_rng(0).normal(size=(300, 20, 2))),
-        padded(np.random.default_rng(0).integers(0, 5, (300, 9))),
-        np.random.default_rng(0).integers(0, 2, (300, 6)),
-        np.arange(1800).reshape(300, 6),
-        np.repeat(np.random.default_rng(0).normal(size=(300, 1)), 8, axis=1),
-        np.ones((1, 30)),
-    ],
-    ids=["padded signals", "padded words", "bits", "one after the other", "constant", "one row"],
-)
+RANDOM = np.random.default_rng(0)
+NO_WINDOWS = {
+    "padded signals": between(RANDOM.normal(size=(300, 20)), [0.0], [0.0] * 3),
+    "signals with a long taper": between(RANDOM.normal(size=(300, 20)), [0.0] * 5, [0.0] * 5),
+    "words between marks": between(RANDOM.integers(5, 99, (300, 64)), [1, 2], [1, 2]),
+    "framed pictures": between(RANDOM.integers(0, 255, (300, 28, 28)), [[0] * 28, [255] * 28],
+                               [[0] * 28, [255] * 28]),
+    "bits": RANDOM.integers(0, 2, (300, 6)),
+    "one after the other": np.arange(1800).reshape(300, 6),
+    "two shared steps of 360": np.lib.stride_tricks.sliding_window_view(
+        RANDOM.normal(size=108_000), 360)[::358],
+    "constant": np.repeat(RANDOM.normal(size=(300, 1)), 8, axis=1),
+    "one row": np.ones((1, 30)),
+    "all the same": of_each_row(RANDOM.normal(size=30)),
+    "hours of two days": of_each_row(np.arange(48) % 24),
+    "hours of a day and a half": (np.arange(36) + 36 * np.arange(300)[:, None]) % 24,
+    "days of four weeks, as circles": of_each_row(np.sin((np.arange(28) % 7)[:, None] / [1, 2])),
+    "kinds in turn": of_each_row([0, 1] * 8),
+    "a ring of neighbours": of_each_row(np.roll(np.eye(16), 1, axis=1)),
+    "both sides of a graph": of_each_row(np.indices((16, 16)).sum(0) % 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", NO_WINDOWS.values(), ids=NO_WINDOWS.keys())
 def test_what_only_looks_like_windows_is_none(tmp_path, rows):
     assert inspect(write(tmp_path / "a.h5", rows=rows))["layout"]["window_steps"] == {}
 

@@ -18,14 +18,16 @@ PIECE_VALUES = 2**20
 OVERLAPPING_SHARE = 0.9
 # Of two neighbours, places where the second may begin in the first; and so many pairs are asked.
 TRIED_PLACES, ASKED_PAIRS = 32, 16
+# Rows that share less may only begin and end alike: words between the same marks, framed pictures.
+LEAST_SHARED, LEAST_SHARED_STEPS = 0.1, 3
 
 Parts = list[NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """By how many steps each row is moved on from the one before; `share`: of the rows looked at
-    that are."""
+    """By how many steps each row is moved on from the one before; `share`: of the rows looked at,
+    those that are."""
 
     step: int
     share: float
@@ -71,9 +73,20 @@ def describe_values(rows: Parts) -> dict[str, Any]:
 
 
 def overlap_of(rows: Parts) -> Overlap | None:
-    """How the rows are windows that slide over one series; None when they are not."""
+    """How the rows are windows that slide over one series, forth or back; None: they are not."""
     if rows[0].ndim < 2 or rows[0].shape[1] < 2:
         return None
+    same = [_comparable(part) for part in rows]
+    return _overlap_of_next(same) or _overlap_of_next([part[::-1] for part in same])
+
+
+def _comparable(part: NDArray[Any]) -> NDArray[Any]:
+    """The same rows, of which a NaN is equal to itself."""
+    is_float = np.issubdtype(part.dtype, np.floating)
+    return part.view(f"u{part.dtype.itemsize}") if is_float else part
+
+
+def _overlap_of_next(rows: Parts) -> Overlap | None:
     pairs = [(part[i], part[i + 1]) for part in rows for i in _spread(len(part) - 1, len(rows))]
     steps = Counter(step for pair in pairs if (step := _step_between(*pair)) is not None)
     if not steps:
@@ -90,25 +103,34 @@ def _spread(count: int, parts: int) -> list[int]:
 
 
 def _step_between(row: NDArray[Any], following: NDArray[Any]) -> int | None:
-    """The least number of steps by which `following` is `row` moved on; None: it is not."""
+    """The least number of steps by which `following` is `row` moved on; None: it is not, or the
+    row repeats itself, as hours of the day do, and so cannot tell.
+    """
+    if _place_in(row, row) is not None:
+        return None
+    return _place_in(row, following)
+
+
+def _place_in(row: NDArray[Any], other: NDArray[Any]) -> int | None:
+    """The first step of `row`, behind its own first, at which `other` begins and goes on to the
+    end of `row`; None where it shares too little with it.
+    """
+    length = len(row)
+    last = max(1, length - max(LEAST_SHARED_STEPS, round(LEAST_SHARED * length)))
     inner = tuple(range(1, row.ndim))
-    places = np.flatnonzero((row[1:] == following[:1]).all(axis=inner)) + 1
+    places = np.flatnonzero((row[1 : last + 1] == other[:1]).all(axis=inner)) + 1
     for step in places[:TRIED_PLACES].tolist():
-        if _moved_on(np.stack([row, following]), step)[0]:
+        if (row[step:] == other[: length - step]).all():
             return int(step)
     return None
 
 
 def _moved_on(part: NDArray[Any], step: int) -> NDArray[np.bool_]:
-    """For each row but the last, whether the next one is it, moved on by so many steps: then the
-    rows are windows of one series. What they share must not be of a single value: rows that begin
-    and end with padding share that. Of rows moved on by one step all may tell: two share but one.
-    """
+    """For each row but the last that is not as the next, whether the next is it, moved on."""
     inner = tuple(range(1, part.ndim))
     moved = (part[1:, :-step] == part[:-1, step:]).all(axis=inner)
-    shared = part[:-1, step if step > 1 else 0 :]
-    varied = (shared != shared[:, :1]).any(axis=inner)
-    return np.asarray(moved & varied)
+    differs = (part[1:] != part[:-1]).any(axis=inner)
+    return np.asarray(moved[differs])
 
 
 def _moments(rows: Parts) -> tuple[float | None, float | None]:
