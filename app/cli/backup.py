@@ -1,5 +1,6 @@
 """Copying the database out and back in: SQLite by its online backup, PostgreSQL by pg_dump."""
 
+import os
 import shutil
 import subprocess
 import time
@@ -14,19 +15,24 @@ if TYPE_CHECKING:
 
 SQLITE_HEADER = b"SQLite format 3\x00"
 PG_DUMP_HEADER = b"PGDMP"
+SQLITE_LOGS = ("-journal", "-wal", "-shm")
 
 
 def back_up(settings: "Settings", target: Path) -> None:
-    """Write a consistent copy, also while others write to the database."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    file = sqlite_file(settings)
-    if file is None:
-        _run("pg_dump", "--format=custom", f"--file={target}", _libpq_url(settings))
-        return
+    """Write a consistent copy, also while others write to the database; its owner's alone."""
     from app.store import sqlite  # SQLAlchemy's neighbour: late, as in connect
 
-    sqlite.copy(file, target)
-    target.chmod(0o600)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    sqlite.create_private(str(target))
+    file = sqlite_file(settings)
+    try:
+        if file is None:
+            _run("pg_dump", "--format=custom", f"--file={target}", _libpq_url(settings))
+        else:
+            sqlite.copy(file, target)
+    except BaseException:
+        target.unlink(missing_ok=True)  # what is not whole is no backup
+        raise
 
 
 def require_backup(settings: "Settings", backup: Path) -> None:
@@ -52,18 +58,50 @@ def put_back(settings: "Settings", backup: Path) -> Path | None:
     if file is None:
         _run("pg_restore", "--clean", "--if-exists", f"--dbname={_libpq_url(settings)}", backup)
         return None
+    from app.store import sqlite  # SQLAlchemy's neighbour: late, as in connect
+
     file.parent.mkdir(parents=True, exist_ok=True)
     incoming = file.with_suffix(".incoming")
-    shutil.copyfile(backup, incoming)
-    kept = None
-    if file.exists():
-        # A backup of its own rather than a rename: it takes in what lies in a journal or WAL.
-        kept = file.with_name(f"{file.name}.before-restore-{int(time.time())}")
-        back_up(settings, kept)
-        for suffix in ("-journal", "-wal", "-shm"):
-            file.with_name(file.name + suffix).unlink(missing_ok=True)
-    incoming.replace(file)
+    incoming.unlink(missing_ok=True)
+    try:
+        sqlite.create_private(str(incoming))
+        shutil.copyfile(backup, incoming)
+        _sync(incoming)
+        kept = _keep(settings, file) if file.exists() else None
+        incoming.replace(file)
+        _sync(file.parent)
+    finally:
+        incoming.unlink(missing_ok=True)
     return kept
+
+
+def _keep(settings: "Settings", file: Path) -> Path:
+    """Put the database that is there aside: a copy that takes in what lies in its log, or, where it
+    is too damaged to be copied, the files as they are.
+    """
+    from app.store import sqlite  # SQLAlchemy's neighbour: late, as in connect
+
+    kept = file.with_name(f"{file.name}.before-restore-{int(time.time())}")
+    logs = [file.with_name(file.name + suffix) for suffix in SQLITE_LOGS]
+    try:
+        back_up(settings, kept)
+    except sqlite.driver.DatabaseError:
+        for part in (file, *logs):
+            if part.exists():
+                part.replace(part.with_name(part.name.replace(file.name, kept.name, 1)))
+    else:
+        for log in logs:
+            log.unlink(missing_ok=True)
+    return kept
+
+
+def _sync(path: Path) -> None:
+    """Have a file, or the names in a folder, on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _libpq_url(settings: "Settings") -> str:

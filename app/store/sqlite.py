@@ -25,6 +25,8 @@ except ImportError:
 
 # A journal that stays spares each commit the making and the unlinking of a file.
 ROLLBACK = "PERSIST"
+# All zero in a rollback journal that stays.
+JOURNAL_HEADER_BYTES = 28
 
 
 def has_wal_reset_bug(version: tuple[int, int, int]) -> bool:
@@ -57,13 +59,17 @@ def configure(connection: Any) -> None:
 
 def copy(file: Path, target: Path) -> None:
     """Copy a database as it is at one moment, also while others write; the copy is one file."""
-    with closing(_open(file, "mode=ro")) as source, closing(driver.connect(str(target))) as made:
+    # Not read-only: what a killed process left half done has to be undone first.
+    with closing(_open(file, "mode=rw")) as source, closing(driver.connect(str(target))) as made:
         source.backup(made)
         made.execute("PRAGMA journal_mode=DELETE").close()
 
 
 def fault_of(backup: Path) -> str | None:
     """What keeps a file that nobody writes from being a backup of Stoker's; None: nothing."""
+    for log in (backup.with_name(backup.name + suffix) for suffix in ("-wal", "-journal")):
+        if log.exists() and any(log.read_bytes()[:JOURNAL_HEADER_BYTES]):
+            return f"is not whole: a part of it is in {log.name}. stoker db backup makes one file"
     try:
         with closing(_open(backup, "immutable=1")) as connection:
             [said] = connection.execute("PRAGMA quick_check(1)").fetchone()

@@ -1,6 +1,11 @@
 """`stoker token` and `stoker db` on a real database."""
 
 import os
+import shutil
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -86,6 +91,70 @@ def test_backup_and_restore(cli, database, tmp_path):
     with driver.connect(restored["kept"]) as kept:
         assert kept.execute("SELECT count(*) FROM tokens").fetchone() == (2,)
     kept.close()
+
+
+@pytest.fixture
+def plain_umask():
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def test_what_is_restored_is_its_owners_alone(cli, database, tmp_path, plain_umask):
+    cli("db", "backup", str(tmp_path / "copy.db"))
+    (tmp_path / "copy.db").chmod(0o644)
+    restored = cli("db", "restore", str(tmp_path / "copy.db"), "--yes", "--json").document
+    cli("token", "create", "after")
+    for path in (database / "stoker.db", Path(restored["kept"])):
+        assert path.stat().st_mode & 0o077 == 0
+    assert not list(database.glob("*.incoming"))
+
+
+@pytest.mark.parametrize("place", [0, 100])
+def test_a_damaged_database_is_replaced_and_kept_as_it_is(cli, database, tmp_path, place):
+    cli("token", "create", "before")
+    cli("db", "backup", str(tmp_path / "copy.db"))
+    file = database / "stoker.db"
+    with file.open("r+b") as raw:
+        raw.seek(place)
+        raw.write(b"\xff" * 3000)
+    damaged = file.read_bytes()
+    assert "stoker db restore" in cli("db", "check").out
+    answer = cli("db", "restore", str(tmp_path / "copy.db"), "--yes", "--json")
+    assert answer.code == 0, answer.err
+    assert Path(answer.document["kept"]).read_bytes() == damaged
+    names = [token["name"] for token in cli("token", "list", "--json").document["data"]]
+    assert names == ["before"]
+
+
+KILLED_IN_THE_MIDDLE = """
+import os, sys
+from app.store.sqlite import driver
+connection = driver.connect(sys.argv[1], isolation_level=None)
+connection.execute(f"PRAGMA journal_mode={sys.argv[2]}")
+connection.execute("PRAGMA cache_size=5")
+connection.execute("CREATE TABLE padding (x)")
+connection.execute("INSERT INTO padding SELECT randomblob(3000) FROM pragma_function_list LIMIT 50")
+connection.execute("BEGIN IMMEDIATE")
+connection.execute("UPDATE padding SET x = zeroblob(3000)")
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("journal", ["WAL", "PERSIST"])
+def test_a_backup_of_what_a_killed_process_left_is_whole(cli, database, tmp_path, journal):
+    file, copy = database / "stoker.db", tmp_path / "copy.db"
+    program = [sys.executable, "-c", KILLED_IN_THE_MIDDLE, str(file), journal]
+    assert subprocess.run(program, check=False).returncode == -9
+    torn = tmp_path / "torn.db"
+    for path in database.glob("stoker.db*"):
+        shutil.copy(path, torn.with_name(path.name.replace("stoker.db", torn.name)))
+    refused = cli("db", "restore", str(torn), "--yes")
+    assert (refused.code, "is not whole" in refused.err) == (5, True)
+    assert cli("db", "backup", str(copy)).code == 0
+    with closing(driver.connect(copy)) as connection:
+        query = "SELECT count(*) FROM padding WHERE x <> zeroblob(3000)"
+        assert connection.execute(query).fetchone() == (50,)
 
 
 def test_a_backup_never_overwrites(cli, database, tmp_path):

@@ -108,6 +108,21 @@ def test_a_restart_by_another_monitor_compares_no_values_of_different_metrics(la
     assert "patience" in warning["message"]
 
 
+def test_a_restart_of_what_stopped_early_has_new_patience(lab: Lab) -> None:
+    stopping = {"early_stopping": {"patience": 2, "min_delta": 1e9}}
+    parent = lab.run(patch=stopping)
+    assert parent.end is not None
+    assert parent.end.reason is Reason.early_stopped
+    stopped_at = parent.end.step
+    assert stopped_at is not None
+    child = lab.run(patch=stopping, restore=restore_from(parent, stopped_at, "full"))
+    assert child.end is not None
+    assert (child.end.step or 0) > stopped_at
+    resumed = lab.run(parent.run_dir, patch=stopping)
+    assert resumed.end is not None
+    assert (resumed.end.reason, resumed.end.step) == (Reason.early_stopped, stopped_at)
+
+
 def test_a_best_of_other_batches_is_dropped_and_that_is_said(lab: Lab) -> None:
     parent = lab.run()
     child = lab.run(

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from app.lifecycle import Reason
 from app.spec.run import RunSpec
 from worker.trainer.agenda import Agenda
 from worker.trainer.attempt import Attempt
@@ -63,9 +64,9 @@ def prepare(
     statistics = data.statistics(wanted, preparing) if wanted else {}
     step = build_step(spec, task, statistics, Precision(precision, device), start)
     state = restore(step, start.snapshot) if start and start.is_full else TrainState()
-    if start is not None and not start.candidate.own:
-        state.trained_seconds = 0.0  # a restart is a new run, with its time still before it
     lost = state.judge_by(*_yardsticks(spec))
+    if start is not None and not start.candidate.own:
+        _begin_run(state, agenda)
     losses = LossFile(attempt.run_dir / "losses.csv", _losses_to_keep(start))
     resources.callback(losses.close)
 
@@ -78,6 +79,15 @@ def prepare(
         for code, message in breaks(trainer, start, lost):
             log.warning(code, message)
     return trainer
+
+
+def _begin_run(state: TrainState, agenda: Agenda) -> None:
+    """A restart is a new run, with its time still before it; and with new patience where its parent
+    had run out of it, for nobody asks for a run that ends at once.
+    """
+    state.trained_seconds = 0.0
+    if agenda.ending(state) is Reason.early_stopped:
+        state.patience_used = 0
 
 
 def _enter(phase: str, events: EventLog, pulse: Pulse) -> None:

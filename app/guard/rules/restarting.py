@@ -27,12 +27,19 @@ def nothing_left(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     # What failed at its last step has its final evaluation before it.
     if not steps or parent.step < steps or (parent.step == steps and not parent.succeeded):
         return
+    if sizes_of(spec, facts).test and _evaluates_anew(spec, parent):
+        return
     yield Finding(
         ("training", "epochs" if spec.training.max_steps is None else "max_steps"),
         f"The checkpoint is at step {parent.step:,}, and the run would end at step {steps:,}.",
         f"It would end at once, with what its parent has. Give it more than {parent.step:,} steps, "
         'or restart with "from": "scratch" to train anew.',
     )
+
+
+def _evaluates_anew(spec: RunSpec, parent: ParentFacts) -> bool:
+    """The test at the end is made by the new spec, also when nothing is left to train."""
+    return spec.evaluation.model_dump(mode="json") != parent.spec.get("evaluation")
 
 
 @rule(
