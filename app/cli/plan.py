@@ -126,12 +126,17 @@ def _mend(
 ) -> None:
     # Imported late: the guard's own patches, which bring pydantic.
     from app.cli.mending import mend
-    from app.cli.spectext import before_and_after, diff_of, written_as
+    from app.cli.spectext import before_and_after, diff_of, keeps_look, written_as
 
     mended = mend(request, ask, warnings=warnings)
     before, after = before_and_after(source, mended.request)
     diff = diff_of(before, after, source.name, f"{target[0] if target else source.name} (mended)")
     if target is not None:
+        if target[0].exists() and not keeps_look(source, mended.request):
+            raise CommandFailed(
+                f"{source.name} cannot be changed in place without losing its comments and quotes; "
+                "-o FILE writes another file."
+            )
         _write(target[0], written_as(target[1], source, mended.request))
     if as_json:
         print_json(

@@ -38,6 +38,11 @@ def written_as(target: Format, spec: SpecFile, changed: Document) -> str:
     return kept if kept is not None else _ended_as(spec.text, dump_yaml(changed))
 
 
+def keeps_look(spec: SpecFile, changed: Document) -> bool:
+    """Whether the changed spec can be written over its file; JSON has no comments to lose."""
+    return spec.format == "json" or _kept_yaml(spec.text, spec.document, changed) is not None
+
+
 def diff_of(before: str, after: str, old: str, new: str) -> list[str]:
     """The lines of a unified diff; none when nothing has changed."""
     return list(unified_diff(before.splitlines(), after.splitlines(), old, new, n=3, lineterm=""))

@@ -283,6 +283,18 @@ def test_line_ends_and_the_lack_of_the_last_are_kept_in_place(cli, api, written,
     assert written.read_bytes() == mended.replace("\n", "\r\n").encode()
 
 
+def test_a_file_that_would_lose_its_comments_in_place_is_left_alone(cli, api, written, tmp_path):
+    """Here an alias stands for the value that is mended, in a place where it is to stay."""
+    text = WRITTEN.replace("kind: adam\n", "kind: &kind adam\n") + "labels: {by: *kind}\n"
+    written.write_text(text)
+    answer = cli("plan", "--fix", "--in-place", str(written))
+    assert (answer.code, written.read_text()) == (5, text)
+    assert "without losing its comments" in answer.err
+    mended = tmp_path / "mended.yaml"
+    assert cli("plan", "--fix", "-o", str(mended), str(written)).code == 0
+    assert read_request(str(mended), [])["labels"] == {"by": "adam"}
+
+
 @pytest.mark.parametrize("code", sorted(CASES))
 def test_what_a_rule_refuses_is_mended_in_three_rounds(code):
     """The guard itself as the service: what is left has no fix."""

@@ -128,9 +128,9 @@ class DatasetLayout(Answer):
     """What the arrays of a dataset are to one another, and where its file lies."""
 
     kind: Literal["arrays", "overlapping_windows"]
-    window_steps: dict[str, int] = Field(default_factory=dict)
+    window_steps: dict[str, int] | None = None
     """Arrays whose rows are windows of one series, and by how many steps each row is moved on from
-    the one before.
+    the one before; null: an earlier version looked, and for one step alone.
     """
     overlap_ratios: dict[str, float] = Field(default_factory=dict)
     """Of these: the share of the sampled rows that are."""
