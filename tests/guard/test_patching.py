@@ -1,5 +1,7 @@
 """JSON Patches of a request: applied in order, refused with the operation that does not fit."""
 
+from typing import Any
+
 import pytest
 
 from app.errors import InvalidRequest
@@ -7,8 +9,8 @@ from app.guard.patching import MAX_DEPTH, MAX_VALUES, apply_json_patch
 
 
 def test_operations_are_applied_in_order_and_leave_their_input_as_it_was():
-    request = {"training": {"epochs": 3}}
-    operations = [
+    request: dict[str, Any] = {"training": {"epochs": 3}}
+    operations: list[dict[str, Any]] = [
         {"op": "add", "path": "/data", "value": {}},
         {"op": "add", "path": "/data/dataset", "value": "weather"},
         {"op": "replace", "path": "/training/epochs", "value": 5},

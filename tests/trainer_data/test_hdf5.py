@@ -41,7 +41,11 @@ def write(path, **arrays):
 @pytest.mark.parametrize(
     "storage", [{}, {"chunks": True, "compression": "gzip", "shuffle": True, "fletcher32": True}]
 )
-def test_scattered_rows_are_read_as_h5py_reads_them(tmp_path, open_source, storage):
+@pytest.mark.parametrize("at_once", [3, 4096])
+def test_scattered_rows_are_read_as_h5py_reads_them(
+    tmp_path, open_source, storage, at_once, monkeypatch
+):
+    monkeypatch.setattr("worker.trainer.data.rows.EXTENTS_AT_ONCE", at_once)
     path = write_arrays(tmp_path / "a.h5", **storage)
     source = open_source(path)
     rows = np.array([0, 1, 2, 40, 41, 77, 99])

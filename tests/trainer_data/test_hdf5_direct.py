@@ -113,6 +113,15 @@ def test_any_rows_in_any_number_of_shares(tmp_path_factory, data, threads, least
             np.testing.assert_array_equal(array[: len(rows)], file[name][...][rows])
 
 
+def test_memory_that_would_be_filled_in_a_copy_is_refused(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.ones((10, 3))
+    source, refused = Hdf5Source(tmp_path / "a.h5", ["x"]), pytest.raises(BufferError)
+    with closing(source), refused as error:
+        source.read([(0, 10)], {"x": np.empty((3, 10)).T})
+    assert "not in one piece" in str(error.value)
+
+
 def test_a_file_that_ends_early_is_an_error_and_leaves_no_thread(tmp_path, monkeypatch):
     monkeypatch.setattr(hdf5_direct, "LEAST_SHARE_BYTES", 64)
     path = tmp_path / "a.h5"

@@ -111,6 +111,8 @@ class DirectReader:
         self._pool.shutdown()
 
     def _reads(self, name: str, extents: Sequence[Extent], out: NDArray[Any]) -> Iterator[_Read]:
+        if not out.flags.c_contiguous:
+            raise BufferError(f"{name!r} would be read into a copy: its memory is not in one piece")
         place, memory, at = self._places[name], out.reshape(-1).view(np.uint8).data, 0
         for start, stop in extents:
             size = (stop - start) * place.row_bytes

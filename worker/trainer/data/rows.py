@@ -1,10 +1,14 @@
 """Reading scattered rows as few contiguous reads."""
 
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 
 from worker.trainer.data.source import Arrays, Extent, Rows, Source
+
+# Of rows of a few bytes, scattered, the places alone would take more memory than the rows.
+EXTENTS_AT_ONCE = 4096
 
 
 def in_file_order(rows: Rows) -> tuple[Rows, Rows]:
@@ -28,4 +32,8 @@ def extents(ascending: Rows) -> Iterator[Extent]:
 
 def read_rows(source: Source, ascending: Rows, out: Arrays) -> None:
     """Read these rows, which ascend without repeats, into the first places of `out`."""
-    source.read(list(extents(ascending)), out)
+    each, place = extents(ascending), 0
+    while group := list(islice(each, EXTENTS_AT_ONCE)):
+        end = place + sum(stop - start for start, stop in group)
+        source.read(group, {name: array[place:end] for name, array in out.items()})
+        place = end
