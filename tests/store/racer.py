@@ -1,7 +1,8 @@
 """Processes that each do one thing to a store, all at once, or one that holds a run.
 
-Run as a script: `racer.py HOME DATABASE_URL ACT ARGUMENT [ACT ARGUMENT]...`; prints a JSON list of
-what each gave. They are forked with everything loaded, so that they start together.
+Run as a script it takes orders, a line of JSON each: [HOME, DATABASE_URL, [[ACT, ARGUMENT], ...]],
+and answers each with a JSON list of what the acts gave. They are forked with everything loaded, so
+that they start together.
 """
 
 import json
@@ -122,13 +123,7 @@ def race(end: Connection, *given: Any) -> None:
     end.send(perform(*given))
 
 
-def main() -> None:
-    home, url, *words = sys.argv[1:]
-    settings = load_settings(home=home, database_url=url)
-    acts = list(zip(words[::2], words[1::2], strict=True))
-    if acts[0][0] == "hold":
-        perform(settings, *acts[0], lambda: None)
-        return
+def race_all(settings: Settings, acts: list[list[str]]) -> list[Any]:
     fork = get_context("fork")
     barrier = fork.Barrier(len(acts), timeout=60)  # for where one of them fails before
     racers = []
@@ -138,7 +133,18 @@ def main() -> None:
         racer.start()
         theirs.close()
         racers.append(mine)
-    say([racer.recv() for racer in racers])
+    return [racer.recv() for racer in racers]
+
+
+def main() -> None:
+    for line in sys.stdin:
+        home, url, acts = json.loads(line)
+        settings = load_settings(home=home, database_url=url)
+        if acts[0][0] == "hold":
+            [[act, argument]] = acts
+            perform(settings, act, argument, lambda: None)
+            return
+        say(race_all(settings, acts))
 
 
 if __name__ == "__main__":

@@ -4,10 +4,11 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -43,11 +44,12 @@ RACER = Path(__file__).with_name("racer.py")
 LATEST = Restart(1, "latest", {"kind": "full", "starts_anew": [], "changed": []})
 
 
-def start(settings: Settings, *acts: tuple[str, str]) -> subprocess.Popen[str]:
-    url = make_url(settings.database_url).render_as_string(hide_password=False)
-    words = chain.from_iterable(acts)
+Race = Callable[..., list[Any]]
+
+
+def start() -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-W", "error", str(RACER), str(settings.home), url, *words],
+        [sys.executable, "-W", "error", str(RACER)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -56,23 +58,32 @@ def start(settings: Settings, *acts: tuple[str, str]) -> subprocess.Popen[str]:
     )
 
 
-def race(settings: Settings, *acts: tuple[str, str]) -> list[Any]:
+def order(racers: subprocess.Popen[str], settings: Settings, *acts: tuple[str, str]) -> Any:
+    assert racers.stdin is not None
+    assert racers.stdout is not None
+    url = make_url(settings.database_url).render_as_string(hide_password=False)
+    racers.stdin.write(json.dumps([str(settings.home), url, acts]) + "\n")
+    racers.stdin.flush()
+    return json.loads(racers.stdout.readline())
+
+
+@pytest.fixture(scope="module")
+def race() -> Iterator[Race]:
     """What each of the acts gave, done at once by processes of their own."""
-    racers = start(settings, *acts)
-    answer, _ = racers.communicate()
+    racers = start()
+    yield partial(order, racers)
+    racers.communicate()
     assert racers.returncode == 0
-    given: list[Any] = json.loads(answer)
-    return given
 
 
-def test_two_claimers_never_get_the_same_run(world: World) -> None:
+def test_two_claimers_never_get_the_same_run(world: World, race: Race) -> None:
     ids = [world.submit().id for _ in range(40)]
     claimed = race(world.settings, *[("claim", "")] * 2)
     assert sorted(chain.from_iterable(claimed)) == ids
     assert all(run.attempt == 1 for run in map(world.store.runs.get, ids))
 
 
-def test_sixteen_writers_lose_nothing(world: World) -> None:
+def test_sixteen_writers_lose_nothing(world: World, race: Race) -> None:
     """Four processes of four threads each."""
     made = race(world.settings, *[("submit", "20")] * 4)
     ids = list(chain.from_iterable(made))
@@ -81,13 +92,13 @@ def test_sixteen_writers_lose_nothing(world: World) -> None:
     assert all(len(world.store.events.list(run_id)) == 1 for run_id in ids)
 
 
-def test_one_key_makes_one_run_however_many_ask(world: World) -> None:
+def test_one_key_makes_one_run_however_many_ask(world: World, race: Race) -> None:
     answers = race(world.settings, *[("submit_once", "key")] * 4)
     assert len({run_id for run_id, _ in answers}) == 1
     assert sum(created for _, created in answers) == 1
 
 
-def test_beats_of_many_runs_and_a_stop_go_past_each_other(world: World) -> None:
+def test_beats_of_many_runs_and_a_stop_go_past_each_other(world: World, race: Race) -> None:
     tokens = [world.running().token for _ in range(2)]
     acts = [("beat", f"{token} 25") for token in tokens]
     assert race(world.settings, *acts, ("stop", "2"))[:2] == [25, 25]
@@ -99,7 +110,7 @@ def test_beats_of_many_runs_and_a_stop_go_past_each_other(world: World) -> None:
         assert len(world.store.metrics.series(run_id)["val_loss"]) == 25
 
 
-def test_a_stop_that_races_with_the_end_is_never_lost(world: World) -> None:
+def test_a_stop_that_races_with_the_end_is_never_lost(world: World, race: Race) -> None:
     """Whoever comes first: a stop that was accepted ends with a stopped run."""
     leases = [world.running() for _ in range(2)]
     acts = [("finish", lease.token) for lease in leases]
@@ -228,7 +239,7 @@ def broken_once(world: World) -> Iterator[Store]:
         yield store
 
 
-def test_upgrades_that_start_together_take_turns(settings: Settings) -> None:
+def test_upgrades_that_start_together_take_turns(settings: Settings, race: Race) -> None:
     revisions = race(settings, *[("upgrade", "")] * 3)
     assert set(revisions) == {migrate.current(settings)}
     assert migrate.check(settings) == []
@@ -237,9 +248,8 @@ def test_upgrades_that_start_together_take_turns(settings: Settings) -> None:
 class TestObserver:
     def test_a_holder_that_is_killed_is_known_at_once(self, world: World) -> None:
         world.submit()
-        holder = start(world.settings, ("hold", ""))
-        assert holder.stdout is not None
-        assert json.loads(holder.stdout.readline()) == 1
+        holder = start()
+        assert order(holder, world.settings, ("hold", "")) == 1
         observer = Observer(world.store)
         assert observer.observe() == []
         holder.kill()

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from worker.trainer.data import hdf5_direct
 from worker.trainer.data.hdf5 import Hdf5Source
-from worker.trainer.data.hdf5_direct import DirectReader, Place, place_of
+from worker.trainer.data.hdf5_direct import DirectReader, place_of
+from worker.trainer.data.read_threads import ReadThreads
 from worker.trainer.data.rows import extents
 from worker.trainer.errors import DataError, DatasetChanged
 
@@ -78,13 +79,10 @@ def test_what_is_not_one_plain_piece_is_left_to_hdf5(tmp_path):
 def test_an_offset_that_lies_is_found(tmp_path, monkeypatch):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"] = np.arange(30.0).reshape(10, 3)
-    right = place_in(tmp_path / "a.h5")
-    assert right is not None
-    with h5py.File(tmp_path / "a.h5") as file:
-        assert hdf5_direct._is_what_hdf5_reads(file["x"], right)
-        assert not hdf5_direct._is_what_hdf5_reads(file["x"], Place(right.offset + 8, 24))
-        assert not hdf5_direct._is_what_hdf5_reads(file["x"], Place(right.offset, 16))
-    monkeypatch.setattr(hdf5_direct, "_is_what_hdf5_reads", lambda *_: False)
+    assert place_in(tmp_path / "a.h5") is not None
+    read = os.pread
+    monkeypatch.setattr(os, "pread", lambda file, size, offset: read(file, size, offset + 8))
+    assert place_in(tmp_path / "a.h5") is None
     with closing(Hdf5Source(tmp_path / "a.h5", ["x"])) as source:
         out = {"x": np.empty((10, 3))}
         source.read([(0, 10)], out)
@@ -105,10 +103,11 @@ def test_any_rows_in_any_number_of_shares(tmp_path_factory, data, threads, least
     with h5py.File(path) as file, pytest.MonkeyPatch.context() as patch:
         patch.setattr(hdf5_direct, "LEAST_SHARE_BYTES", least)
         places = {name: place for name in ("x", "y") if (place := place_of(file[name])) is not None}
-        reader = DirectReader(file.id.get_vfd_handle(), places, threads)
+        pool = ReadThreads(threads)
+        reader = DirectReader(file.id.get_vfd_handle(), places, pool)
         out = {"x": np.empty((len(rows) + 2, 7), "f4"), "y": np.empty(len(rows) + 2, "i8")}
         reader.read(list(extents(rows)), out)
-        reader.close()
+        pool.close()
         for name, array in out.items():
             np.testing.assert_array_equal(array[: len(rows)], file[name][...][rows])
 

@@ -10,8 +10,10 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.trainer.data.hdf5_direct import DirectReader, place_of
+from worker.trainer.data.hdf5_chunks import UNPACK_ERRORS, ChunkReader, Chunks, chunks_of
+from worker.trainer.data.hdf5_direct import DirectReader, Place, place_of
 from worker.trainer.data.hdf5_file import HDF5_ERRORS, find_array, open_file, unusable_because
+from worker.trainer.data.read_threads import ReadThreads
 from worker.trainer.data.source import Extent, Field
 from worker.trainer.errors import DataError, DatasetChanged, SpecMismatch
 
@@ -26,7 +28,7 @@ class Stamp:
 
 class Hdf5Source:
     """Fields of one HDF5 file, read into the caller's buffers and never converted: arrays that
-    lie in one piece by offset, all others by h5py.
+    lie in one piece by offset, chunks of gzip raw and unpacked here, all others by h5py.
 
     HDF5 gives zeros for what lies behind the end of a file that was cut short, so the file's
     size and modification time are compared after every read.
@@ -44,14 +46,17 @@ class Hdf5Source:
             self._check_unchanged()
             self._arrays = {name: self._open_array(name) for name in names}
             self.num_samples = self._common_length()
-            places = {name: place_of(array) for name, array in self._arrays.items()}
+            direct, packed = self._past_hdf5()
         except BaseException:
             self._file.close()
             raise
-        direct = {name: place for name, place in places.items() if place is not None}
-        self.read_directly = tuple(direct)
-        self._direct = DirectReader(self._file.id.get_vfd_handle(), direct) if direct else None
-        self._others = {name: a for name, a in self._arrays.items() if name not in direct}
+        file, self._threads = self._file.id.get_vfd_handle(), ReadThreads()
+        self.read_directly = (*direct, *packed)
+        self._readers: list[DirectReader | ChunkReader] = [
+            *([DirectReader(file, direct, self._threads)] if direct else []),
+            *([ChunkReader(file, packed, self._threads)] if packed else []),
+        ]
+        self._others = {n: a for n, a in self._arrays.items() if n not in self.read_directly}
         self.fields: Mapping[str, Field] = {
             name: Field(tuple(array.shape[1:]), array.dtype) for name, array in self._arrays.items()
         }
@@ -59,16 +64,23 @@ class Hdf5Source:
     def read(self, extents: Sequence[Extent], out: Mapping[str, NDArray[Any]]) -> None:
         """The rows of each extent into out[name]: C-contiguous, of the field's dtype."""
         try:
-            if self._direct is not None:
-                self._direct.read(extents, out)
+            for reader in self._readers:
+                reader.read(extents, out)
             self._read_by_hdf5(extents, out)
-        except (*HDF5_ERRORS, EOFError) as error:
+        except UNPACK_ERRORS as error:
             self._check_unchanged()
             raise DataError(
                 f"Rows {extents[0][0]:,} to {extents[-1][1]:,} of {self._path} cannot be read"
                 f" ({error}). Check the disk and the file; restore it from a copy if it is damaged."
             ) from error
         self._check_unchanged()
+
+    def _past_hdf5(self) -> tuple[dict[str, Place], dict[str, Chunks]]:
+        """Where the arrays lie that need no HDF5 to be read: in one piece, and in chunks."""
+        places = {name: place_of(array) for name, array in self._arrays.items()}
+        direct = {name: place for name, place in places.items() if place is not None}
+        rest = {name: chunks_of(self._arrays[name]) for name in self._arrays if name not in direct}
+        return direct, {name: chunks for name, chunks in rest.items() if chunks is not None}
 
     def _read_by_hdf5(self, extents: Sequence[Extent], out: Mapping[str, NDArray[Any]]) -> None:
         place = 0
@@ -79,8 +91,7 @@ class Hdf5Source:
             place = end
 
     def close(self) -> None:
-        if self._direct is not None:
-            self._direct.close()
+        self._threads.close()
         self._file.close()
 
     def _open_array(self, name: str) -> h5py.Dataset:

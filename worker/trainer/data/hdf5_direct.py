@@ -2,8 +2,7 @@
 
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.trainer.data.hdf5_file import HDF5_ERRORS
+from worker.trainer.data.read_threads import ReadThreads
 from worker.trainer.data.source import Extent
 
-# HDF5 reads with one thread at a time. From the page cache, on 2 cores: h5py 6.2 GiB/s, one thread
-# 7.7, two 9.5, four 8.7. More than the memory bus can feed only take cores from the training.
-READ_THREADS = min(4, len(os.sched_getaffinity(0)))
 # Less than this is read before another thread has woken up.
 LEAST_SHARE_BYTES = 2**20
 COMPARED_ROWS = 5
@@ -56,59 +53,52 @@ def place_of(array: h5py.Dataset) -> Place | None:
 
 
 def _place_of(array: h5py.Dataset) -> Place | None:
-    properties = array.id.get_create_plist()
-    is_plain = (
-        array.file.driver == "sec2"
-        and properties.get_layout() == h5py.h5d.CONTIGUOUS
-        and array.external is None
-        and array.id.get_type() == h5py.h5t.py_create(array.dtype)
-    )
-    offset = array.id.get_offset() if is_plain else None
+    offset = array.id.get_offset() if is_plain(array, h5py.h5d.CONTIGUOUS) else None
     row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
     if offset is None or array.id.get_storage_size() != len(array) * row_bytes:
         return None
-    place = Place(offset, row_bytes)
-    return place if _is_what_hdf5_reads(array, place) else None
+    place, file = Place(offset, row_bytes), array.file.id.get_vfd_handle()
+
+    def read(row: int) -> bytes:
+        return os.pread(file, row_bytes, offset + row * row_bytes)
+
+    return place if is_what_hdf5_reads(array, read) else None
 
 
-def _is_what_hdf5_reads(array: h5py.Dataset, place: Place) -> bool:
+def is_plain(array: h5py.Dataset, layout: int) -> bool:
+    """Whether the array lies in the file itself, laid out like this, in this machine's types."""
+    return bool(
+        array.file.driver == "sec2"
+        and array.id.get_create_plist().get_layout() == layout
+        and array.external is None
+        and array.id.get_type() == h5py.h5t.py_create(array.dtype)
+    )
+
+
+def is_what_hdf5_reads(array: h5py.Dataset, read: Callable[[int], bytes]) -> bool:
     """The first row, the last, and some between: an offset that lies is found before training."""
-    file, rows = array.file.id.get_vfd_handle(), len(array)
+    rows = len(array)
     some = random.Random(rows).choices(range(rows), k=COMPARED_ROWS) if rows else []
     for row in {0, rows - 1, *some} if rows else ():
         known = np.empty((1, *array.shape[1:]), array.dtype)
         array.read_direct(known, source_sel=np.s_[row : row + 1])
-        found = os.pread(file, place.row_bytes, place.offset + row * place.row_bytes)
-        if found != known.tobytes():
+        if read(row) != known.tobytes():
             return False
     return True
 
 
 class DirectReader:
-    """Reads rows of several such arrays of one file; `close` ends its threads."""
+    """Reads rows of several such arrays of one file."""
 
-    def __init__(self, file: int, places: Mapping[str, Place], threads: int = READ_THREADS) -> None:
+    def __init__(self, file: int, places: Mapping[str, Place], threads: ReadThreads) -> None:
         self._file = file
         self._places = places
-        self._shares = threads
-        # The thread that asks reads too.
-        self._pool = ThreadPoolExecutor(max(1, threads - 1), thread_name_prefix="direct-reader")
+        self._threads = threads
 
     def read(self, extents: Sequence[Extent], out: Mapping[str, NDArray[Any]]) -> None:
         """The rows of each extent in turn, into arrays that are C-contiguous; OSError, EOFError."""
         reads = [read for name in self._places for read in self._reads(name, extents, out[name])]
-        mine, *others = _shared(reads, self._shares)
-        waiting = [self._pool.submit(self._read_all, share) for share in others]
-        try:
-            self._read_all(mine)
-        finally:
-            errors = [done.exception() for done in waiting]  # waits: nobody else may write here
-        for error in errors:
-            if error is not None:
-                raise error
-
-    def close(self) -> None:
-        self._pool.shutdown()
+        self._threads.run(self._read_all, _shared(reads, self._threads.count))
 
     def _reads(self, name: str, extents: Sequence[Extent], out: NDArray[Any]) -> Iterator[_Read]:
         if not out.flags.c_contiguous:

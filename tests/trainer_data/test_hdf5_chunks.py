@@ -1,0 +1,157 @@
+"""Chunked and compressed arrays: whatever is read past HDF5 is what HDF5 reads."""
+
+import os
+import zlib
+from contextlib import closing
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.trainer.data.hdf5 import Hdf5Source
+from worker.trainer.data.hdf5_chunks import ChunkReader, chunks_of
+from worker.trainer.data.read_threads import ReadThreads
+from worker.trainer.data.rows import extents
+from worker.trainer.errors import DataError, DatasetChanged
+
+SHAPE = (53, 10, 3)
+PACKED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "gzip": {"compression": "gzip"},
+    "shuffled": {"shuffle": True},
+    "both": {"compression": "gzip", "compression_opts": 1, "shuffle": True},
+}
+CUTS = [(1, 10, 3), (8, 10, 3), (8, 4, 2), (53, 10, 3), (60, 16, 4)]
+
+
+def noise(dtype="f4"):
+    return (np.random.default_rng(3).normal(size=SHAPE) * 50).astype(dtype)
+
+
+def write(path, values, chunks, **packed):
+    """With room to grow, so that a chunk may reach over the end."""
+    with h5py.File(path, "w") as file:
+        most = (None, *(None for _ in values.shape[1:]))
+        file.create_dataset("x", data=values, chunks=chunks, maxshape=most, **packed)
+    return path
+
+
+def is_read_directly(path, name="x"):
+    with h5py.File(path) as file:
+        return chunks_of(file[name]) is not None
+
+
+@pytest.mark.parametrize("packed", PACKED.values(), ids=PACKED.keys())
+@pytest.mark.parametrize("chunks", CUTS)
+def test_every_cut_and_packing_is_read_as_hdf5_reads_it(tmp_path, chunks, packed):
+    path = write(tmp_path / "a.h5", noise(), chunks, **packed)
+    with closing(Hdf5Source(path, ["x"])) as source:
+        assert source.read_directly == ("x",)
+        out = {"x": np.empty((30, *SHAPE[1:]), "f4")}
+        source.read([(40, 53), (0, 9), (30, 38)], out)
+    np.testing.assert_array_equal(out["x"], noise()[[*range(40, 53), *range(9), *range(30, 38)]])
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f8", "i8", "u2", "u1", "?"])
+def test_every_usable_type_is_unpacked(tmp_path, dtype):
+    path = write(tmp_path / "a.h5", noise(dtype), (8, 10, 3), **PACKED["both"])
+    with closing(Hdf5Source(path, ["x"])) as source:
+        assert source.read_directly == ("x",)
+        out = {"x": np.empty(SHAPE, dtype)}
+        source.read([(0, 53)], out)
+    np.testing.assert_array_equal(out["x"], noise(dtype))
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=st.sets(st.integers(0, 99)), threads=st.integers(1, 4))
+def test_any_rows_by_any_number_of_threads(tmp_path_factory, rows, threads):
+    path = tmp_path_factory.getbasetemp() / "rows.h5"
+    if not path.exists():
+        with h5py.File(path, "w") as file:
+            values = np.random.default_rng(1).normal(size=(100, 7)).astype("f4")
+            file.create_dataset("x", data=values, chunks=(9, 4), compression="gzip")
+            file.create_dataset("y", data=np.arange(100), chunks=(16,), shuffle=True)
+    wanted = np.array(sorted(rows), dtype=np.int64)
+    with h5py.File(path) as file, closing(ReadThreads(threads)) as pool:
+        chunks = {n: found for n in ("x", "y") if (found := chunks_of(file[n])) is not None}
+        out = {"x": np.empty((len(rows), 7), "f4"), "y": np.empty(len(rows), "i8")}
+        ChunkReader(file.id.get_vfd_handle(), chunks, pool).read(list(extents(wanted)), out)
+        for name, array in out.items():
+            np.testing.assert_array_equal(array, file[name][...][wanted])
+
+
+def test_what_was_never_written_is_the_fill_value(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        array = file.create_dataset("x", (20, 3), "f4", chunks=(4, 3), fillvalue=7.0)
+        array[9] = 1.0
+    with closing(Hdf5Source(tmp_path / "a.h5", ["x"])) as source:
+        assert source.read_directly == ("x",)
+        out = {"x": np.empty((20, 3), "f4")}
+        source.read([(0, 20)], out)
+    expected = np.full((20, 3), 7.0)
+    expected[9] = 1.0
+    np.testing.assert_array_equal(out["x"], expected)
+
+
+def test_a_chunk_that_a_filter_left_out_is_read_as_it_is(tmp_path):
+    """HDF5 leaves out what does not pack; here a chunk is written raw beside one of gzip."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        array = file.create_dataset("x", (8, 3), "f4", chunks=(4, 3), compression="gzip")
+        first, second = (np.full((4, 3), value, "f4") for value in (1, 2))
+        array.id.write_direct_chunk((0, 0), first.tobytes(), filter_mask=1)
+        array.id.write_direct_chunk((4, 0), zlib.compress(second.tobytes()))
+    with closing(Hdf5Source(tmp_path / "a.h5", ["x"])) as source:
+        assert source.read_directly == ("x",)
+        out = {"x": np.empty((8, 3), "f4")}
+        source.read([(0, 8)], out)
+    np.testing.assert_array_equal(out["x"][:, 0], [1, 1, 1, 1, 2, 2, 2, 2])
+
+
+def test_other_filters_and_types_are_left_to_hdf5(tmp_path):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("lzf", data=noise(), chunks=True, compression="lzf")
+        file.create_dataset("summed", data=noise(), chunks=True, fletcher32=True)
+        file.create_dataset("scaled", data=noise("i4"), chunks=True, scaleoffset=0)
+        file.create_dataset("in_one_piece", data=noise())
+    for name in ("lzf", "summed", "scaled", "in_one_piece"):
+        assert not is_read_directly(path, name), name
+
+
+def test_an_index_that_lies_is_found(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.h5", noise(), (8, 10, 3))
+    read = os.pread
+    monkeypatch.setattr(os, "pread", lambda file, size, offset: read(file, size, offset + 8))
+    assert not is_read_directly(path)
+
+
+@pytest.mark.parametrize("packed", PACKED.values(), ids=PACKED.keys())
+def test_damaged_chunks_are_a_sentence(tmp_path, packed):
+    path = write(tmp_path / "a.h5", noise(), (8, 10, 3), **packed)
+    with h5py.File(path) as file:
+        chunks = chunks_of(file["x"])
+    assert chunks is not None
+    with closing(Hdf5Source(path, ["x"])) as source:
+        place, size = int(chunks.offsets[2, 0, 0]), int(chunks.sizes[2, 0, 0])
+        stamp = path.stat()
+        with path.open("r+b") as file:
+            file.seek(place)
+            file.write(b"\xff" * size)
+        os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+        out = {"x": np.empty(SHAPE, "f4")}
+        if "compression" not in packed:
+            source.read([(0, 53)], out)  # any bytes are values
+            return
+        with pytest.raises(DataError, match=r"Rows 0 to 53 of .* cannot be read"):
+            source.read([(0, 53)], out)
+
+
+def test_a_file_that_was_cut_short_is_told_so(tmp_path):
+    path = write(tmp_path / "a.h5", noise(), (8, 10, 3), compression="gzip")
+    with closing(Hdf5Source(path, ["x"])) as source:
+        os.truncate(path, path.stat().st_size // 2)
+        with pytest.raises(DatasetChanged):
+            source.read([(0, 53)], {"x": np.empty(SHAPE, "f4")})
