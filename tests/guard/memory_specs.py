@@ -78,7 +78,11 @@ class Case:
         """The spec as JSON: two steps, an evaluation after them, and a checkpoint."""
         base: Document = {
             "recipe": {"kind": "sequence", **self.recipe},
-            "data": {"dataset": self.data.name, "loader": {"kind": "chunked"}},
+            "data": {
+                "dataset": self.data.name,
+                "loader": {"kind": "chunked"},
+                "split": {"method": "chronological", "validation_fraction": 0.05},
+            },
             "training": {"epochs": 1, "max_steps": 2, "batch_size": self.batch},
             "evaluation": {"every_steps": 2},
             "checkpoint": {"every_seconds": None},
