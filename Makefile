@@ -20,7 +20,7 @@ up: $(RUNTIME) ## start API, worker and exporter in this terminal
 	@$(BIN)/stoker up
 
 test: lint ## every check and every test
-	@$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations=25
+	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations=25
 
 lint: $(DEVELOPMENT) ## style, types and the rules of who may import whom
 	@$(BIN)/ruff check --quiet

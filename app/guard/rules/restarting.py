@@ -86,7 +86,9 @@ def _lower_cycle(spec: RunSpec, facts: Facts, ahead: int) -> dict[str, Any]:
 
 
 def _same_schedule(spec: RunSpec, parent: ParentFacts) -> bool:
-    """Otherwise the schedule starts anew, with the weights alone."""
+    """Otherwise the schedule starts anew, with the weights alone: as after these rules' own fixes,
+    which are judged beside the same parent.
+    """
     return all(
         getattr(spec, block).model_dump(mode="json") == parent.spec.get(block)
         for block in ("schedule", "optimizer")
