@@ -1,6 +1,6 @@
 """`python -m app.cli`: the same as the console script `stoker`."""
 
-from app.cli.main import main
+from app.cli.start import main
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""The table of all commands, and the console script's entry."""
+"""The table of all commands, and how one is run."""
 
 import os
 import sys

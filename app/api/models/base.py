@@ -41,6 +41,11 @@ T = TypeVar("T")
 class Page(Answer, Generic[T]):
     """One page of a list."""
 
+    # For each Page[…] pydantic would look for them in every frame of the stack, and find none: a
+    # tenth of the API's start.
+    model_config = ConfigDict(use_attribute_docstrings=False)
+
     data: list[T]
-    next_cursor: str | None = None
-    """Give it as `after` for the next page; null on the last one."""
+    next_cursor: str | None = Field(
+        None, description="Give it as `after` for the next page; null on the last one."
+    )

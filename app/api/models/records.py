@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from app.api.models.base import Answer, Body, Page, Time
 from app.spec.base import DatasetName
@@ -200,6 +200,8 @@ class BrokenPreset(Answer):
 
 
 class PresetPage(Page[Preset]):
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
     broken: list[BrokenPreset]
     """Specs cannot name these until their files are mended."""
 
