@@ -1,25 +1,50 @@
 """Server-sent events over a real connection: replay, live progress, the end, many at once."""
 
+import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 
 from app.client.events import Event, lines_of, parse_event_stream
 from app.lifecycle import Reason
+from app.settings import load_settings
+from app.store.store import open_store
 from tests.api.process import ApiProcess
-from tests.api.support import SPEC
+from tests.api.support import SPEC, Player
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory, empty_database):
+    home = tmp_path_factory.mktemp("streams")
+    shutil.copy(empty_database, home / "stoker.db")
+    return load_settings(home=home, port=0)
+
+
+@pytest.fixture(scope="module")
+def store(settings):
+    with closing(open_store(settings)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def player(store, settings):
+    return Player(store, settings)
+
+
+@pytest.fixture(scope="module")
 def server(settings, store) -> Iterator[ApiProcess]:
+    """For the tests of this file, one after the other; the last one ends it."""
     with ApiProcess(settings.home) as running:
         yield running
 
 
 @pytest.fixture
 def run_id(server, player):
+    """A run that is alone in the queue."""
+    for other in server.client.get("/runs", params={"state": "queued"}).json()["data"]:
+        server.client.post(f"/runs/{other['id']}/stop").raise_for_status()
     return server.client.post("/runs", json=SPEC).json()["id"]
 
 
