@@ -132,7 +132,8 @@ def _mend(
     before, after = before_and_after(source, mended.request)
     diff = diff_of(before, after, source.name, f"{target[0] if target else source.name} (mended)")
     if target is not None:
-        if target[0].exists() and not keeps_look(source, mended.request):
+        in_place = target[0].exists()  # -o writes new files only
+        if in_place and not keeps_look(source, mended.request):
             raise CommandFailed(
                 f"{source.name} cannot be changed in place without losing its comments and quotes; "
                 "-o FILE writes another file."

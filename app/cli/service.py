@@ -1,6 +1,5 @@
 """Starting and ending the service: up, down, api, worker."""
 
-import gc
 import json
 import os
 import subprocess
@@ -16,6 +15,7 @@ from app.cli.connect import read_settings
 from app.cli.failures import CommandFailed, ExitCode
 from app.cli.home_lock import HomeLock, end_holder, holder_of, making
 from app.cli.output import JsonOption, print_json
+from app.loading import unsearched
 
 if TYPE_CHECKING:
     from app.cli.supervise import Say
@@ -170,13 +170,9 @@ def down(
 def api(host: HostOption = None, port: PortOption = None) -> None:
     """Start the API alone."""
     _set_environment(host, port, None)
-    # As in the trainer: no search for garbage while importing, and never in what was imported.
-    gc.disable()
-    # Imported late: FastAPI is by far the heaviest import of the CLI.
-    from app.api.main import serve
-
-    gc.freeze()
-    gc.enable()
+    with unsearched():
+        # Imported late: FastAPI is by far the heaviest import of the CLI.
+        from app.api.main import serve
     serve(read_settings())
 
 

@@ -1,15 +1,11 @@
 """How `stoker` starts: with everything it needs, and without a search for garbage meanwhile."""
 
-import gc
+from app.loading import unsearched
 
 
 def main() -> None:
     """The console script."""
-    gc.disable()
-    # Imported only now, as in the trainer: a fifth of the start would be that search, and imports
-    # leave next to no garbage.
-    from app.cli.main import main as run
-
-    gc.freeze()
-    gc.enable()
+    with unsearched():
+        # Imported only now: all that it brings is loaded without that search.
+        from app.cli.main import main as run
     run()

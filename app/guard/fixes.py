@@ -21,12 +21,12 @@ def patch_for(request: Document, values: Mapping[str, Any]) -> list[PatchOp]:
     """
     operations: list[PatchOp] = []
     patched: Any = request
-    for left, (path, value) in zip(range(len(values) - 1, -1, -1), values.items(), strict=True):
+    for number, (path, value) in enumerate(values.items(), start=1):
         operation = _operation(patched, path, value)
         if operation is None:
             continue
         operations.append(operation)
-        if left:  # the next may belong into a block that this one opens
+        if number < len(values):  # the next may belong into a block that this one opens
             patched = jsonpatch.apply_patch(patched, [operation.model_dump(mode="json")])
     return operations
 

@@ -49,7 +49,7 @@ def is_read_directly(path, name="x"):
 def test_every_cut_and_packing_is_read_as_hdf5_reads_it(tmp_path, chunks, packed):
     path = write(tmp_path / "a.h5", noise(), chunks, **packed)
     with closing(Hdf5Source(path, ["x"])) as source:
-        assert source.read_directly == ("x",)
+        assert source.layout.names == ("x",)
         out = {"x": np.empty((30, *SHAPE[1:]), "f4")}
         source.read([(40, 53), (0, 9), (30, 38)], out)
     np.testing.assert_array_equal(out["x"], noise()[[*range(40, 53), *range(9), *range(30, 38)]])
@@ -59,7 +59,7 @@ def test_every_cut_and_packing_is_read_as_hdf5_reads_it(tmp_path, chunks, packed
 def test_every_usable_type_is_unpacked(tmp_path, dtype):
     path = write(tmp_path / "a.h5", noise(dtype), (8, 10, 3), **PACKED["both"])
     with closing(Hdf5Source(path, ["x"])) as source:
-        assert source.read_directly == ("x",)
+        assert source.layout.names == ("x",)
         out = {"x": np.empty(SHAPE, dtype)}
         source.read([(0, 53)], out)
     np.testing.assert_array_equal(out["x"], noise(dtype))
@@ -88,7 +88,7 @@ def test_what_was_never_written_is_the_fill_value(tmp_path):
         array = file.create_dataset("x", (20, 3), "f4", chunks=(4, 3), fillvalue=7.0)
         array[9] = 1.0
     with closing(Hdf5Source(tmp_path / "a.h5", ["x"])) as source:
-        assert source.read_directly == ("x",)
+        assert source.layout.names == ("x",)
         out = {"x": np.empty((20, 3), "f4")}
         source.read([(0, 20)], out)
     expected = np.full((20, 3), 7.0)
@@ -104,7 +104,7 @@ def test_a_chunk_that_a_filter_left_out_is_read_as_it_is(tmp_path):
         array.id.write_direct_chunk((0, 0), first.tobytes(), filter_mask=1)
         array.id.write_direct_chunk((4, 0), zlib.compress(second.tobytes()))
     with closing(Hdf5Source(tmp_path / "a.h5", ["x"])) as source:
-        assert source.read_directly == ("x",)
+        assert source.layout.names == ("x",)
         out = {"x": np.empty((8, 3), "f4")}
         source.read([(0, 8)], out)
     np.testing.assert_array_equal(out["x"][:, 0], [1, 1, 1, 1, 2, 2, 2, 2])
@@ -155,3 +155,23 @@ def test_a_file_that_was_cut_short_is_told_so(tmp_path):
         os.truncate(path, path.stat().st_size // 2)
         with pytest.raises(DatasetChanged):
             source.read([(0, 53)], {"x": np.empty(SHAPE, "f4")})
+
+
+def test_a_file_whose_index_reaches_over_its_end_is_left_to_hdf5(tmp_path):
+    path = write(tmp_path / "a.h5", noise(), (8, 10, 3), compression="gzip")
+    assert is_read_directly(path)
+    with h5py.File(path) as file:
+        found = chunks_of(file["x"])
+        assert found is not None
+        os.truncate(path, int((found.offsets + found.sizes).max()) - 1)
+        assert chunks_of(file["x"]) is None
+
+
+def test_a_file_is_walked_through_once(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.h5", noise(), (8, 10, 3), compression="gzip")
+    with closing(Hdf5Source(path, ["x"])) as first:
+        monkeypatch.setattr("worker.trainer.data.hdf5.chunks_of", None)
+        out = {"x": np.empty(SHAPE, "f4")}
+        with closing(Hdf5Source(path, ["x"], first.stamp, first.layout)) as second:
+            second.read([(0, 53)], out)
+    np.testing.assert_array_equal(out["x"], noise())

@@ -1,12 +1,12 @@
 """`python -m worker.trainer ATTEMPT_DIR`: runs one attempt and says in `end` how it ended."""
 
-import gc
 import logging
 import os
 import sys
 from pathlib import Path
 
 from app.lifecycle import Reason
+from app.loading import unsearched
 from worker.trainer.eventlog import EventLog
 from worker.trainer.pulse import Pulse
 from worker.trainer.stop import StopFlag
@@ -21,16 +21,11 @@ def main(folder: Path) -> int:
     pulse.enter("starting")
     events.emit("phase", phase="starting")
     try:
-        # A quarter of what follows would be the search for garbage, of which imports leave next to
-        # none (0.8 MiB); what they load is there for good and need never be searched.
-        gc.disable()
-        # Imported only now because importing torch takes seconds, and until then a stop would
-        # kill and the attempt would look dead.
-        from worker.trainer.execute import execute
-        from worker.trainer.failure import explain
-
-        gc.freeze()
-        gc.enable()
+        with unsearched():
+            # Imported only now because importing torch takes seconds, and until then a stop would
+            # kill and the attempt would look dead.
+            from worker.trainer.execute import execute
+            from worker.trainer.failure import explain
     except Exception as error:
         # Whatever a broken installation raises, not ImportError alone.
         logging.exception("the trainer cannot start")

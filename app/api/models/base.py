@@ -41,8 +41,8 @@ T = TypeVar("T")
 class Page(Answer, Generic[T]):
     """One page of a list."""
 
-    # For each Page[…] pydantic would look for them in every frame of the stack, and find none: a
-    # tenth of the API's start.
+    # For each Page[…] pydantic would look for them in every frame of the stack, and find none: 8 %
+    # of the API's imports.
     model_config = ConfigDict(use_attribute_docstrings=False)
 
     data: list[T]

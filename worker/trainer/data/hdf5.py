@@ -26,6 +26,33 @@ class Stamp:
     mtime_ns: int
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Where the arrays lie that need no HDF5 to be read: in one piece, and in chunks."""
+
+    direct: Mapping[str, Place]
+    packed: Mapping[str, Chunks]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.direct, *self.packed)
+
+    def of(self, names: Iterable[str]) -> "Layout":
+        """That of these arrays alone."""
+        wanted = set(names)
+        return Layout(
+            {name: place for name, place in self.direct.items() if name in wanted},
+            {name: chunks for name, chunks in self.packed.items() if name in wanted},
+        )
+
+
+def _layout_of(arrays: Mapping[str, h5py.Dataset]) -> Layout:
+    places = {name: place_of(array) for name, array in arrays.items()}
+    direct = {name: place for name, place in places.items() if place is not None}
+    rest = {name: chunks_of(arrays[name]) for name in arrays if name not in direct}
+    return Layout(direct, {name: chunks for name, chunks in rest.items() if chunks is not None})
+
+
 class Hdf5Source:
     """Fields of one HDF5 file, read into the caller's buffers and never converted: arrays that
     lie in one piece by offset, chunks of gzip raw and unpacked here, all others by h5py.
@@ -34,8 +61,17 @@ class Hdf5Source:
     size and modification time are compared after every read.
     """
 
-    def __init__(self, path: Path, names: Iterable[str], stamp: Stamp | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        names: Iterable[str],
+        stamp: Stamp | None = None,
+        layout: Layout | None = None,
+    ) -> None:
         """Open `names` in `path`, which must still bear `stamp`, if one is given.
+
+        `layout`: what was found when the same file was opened before, since to find it takes a
+        second for 100,000 chunks.
 
         Raises DataError, DatasetChanged, or SpecMismatch for a name that is not there.
         """
@@ -46,17 +82,17 @@ class Hdf5Source:
             self._check_unchanged()
             self._arrays = {name: self._open_array(name) for name in names}
             self.num_samples = self._common_length()
-            direct, packed = self._past_hdf5()
+            self.layout = layout.of(self._arrays) if layout else _layout_of(self._arrays)
         except BaseException:
             self._file.close()
             raise
         file, self._threads = self._file.id.get_vfd_handle(), ReadThreads()
-        self.read_directly = (*direct, *packed)
+        direct, packed = self.layout.direct, self.layout.packed
         self._readers: list[DirectReader | ChunkReader] = [
             *([DirectReader(file, direct, self._threads)] if direct else []),
             *([ChunkReader(file, packed, self._threads)] if packed else []),
         ]
-        self._others = {n: a for n, a in self._arrays.items() if n not in self.read_directly}
+        self._others = {n: a for n, a in self._arrays.items() if n not in self.layout.names}
         self.fields: Mapping[str, Field] = {
             name: Field(tuple(array.shape[1:]), array.dtype) for name, array in self._arrays.items()
         }
@@ -74,13 +110,6 @@ class Hdf5Source:
                 f" ({error}). Check the disk and the file; restore it from a copy if it is damaged."
             ) from error
         self._check_unchanged()
-
-    def _past_hdf5(self) -> tuple[dict[str, Place], dict[str, Chunks]]:
-        """Where the arrays lie that need no HDF5 to be read: in one piece, and in chunks."""
-        places = {name: place_of(array) for name, array in self._arrays.items()}
-        direct = {name: place for name, place in places.items() if place is not None}
-        rest = {name: chunks_of(self._arrays[name]) for name in self._arrays if name not in direct}
-        return direct, {name: chunks for name, chunks in rest.items() if chunks is not None}
 
     def _read_by_hdf5(self, extents: Sequence[Extent], out: Mapping[str, NDArray[Any]]) -> None:
         place = 0

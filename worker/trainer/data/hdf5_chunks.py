@@ -111,8 +111,11 @@ def _indexed(array: h5py.Dataset, filters: tuple[Unpack, ...]) -> Chunks:
     grid = tuple(-(-size // chunk) for size, chunk in zip(array.shape, array.chunks, strict=True))
     offsets = np.full(grid, NOT_WRITTEN, np.int64)
     sizes, skipped = np.zeros(grid, np.int64), np.zeros(grid, np.uint32)
+    end = os.fstat(array.file.id.get_vfd_handle()).st_size
 
     def note(stored: Any) -> None:
+        if stored.byte_offset + stored.size > end:  # so much memory is not asked for in vain
+            raise ValueError("a chunk reaches over the end of the file")
         place = tuple(o // c for o, c in zip(stored.chunk_offset, array.chunks, strict=True))
         offsets[place], sizes[place] = stored.byte_offset, stored.size
         skipped[place] = stored.filter_mask

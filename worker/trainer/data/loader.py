@@ -16,7 +16,7 @@ from worker.trainer.data.batch import Batches, BatchPlan
 from worker.trainer.data.counters import Counters
 from worker.trainer.data.cuda import CudaTransfer
 from worker.trainer.data.fingerprint import check_fingerprint
-from worker.trainer.data.hdf5 import Hdf5Source, Stamp
+from worker.trainer.data.hdf5 import Hdf5Source, Layout, Stamp
 from worker.trainer.data.order import ORDER_VERSION, Order
 from worker.trainer.data.reader import ChunkPlan
 from worker.trainer.data.residency import choose_residency, device_memory
@@ -40,14 +40,14 @@ class _Checked:
     stamp: Stamp
     num_samples: int
     fields: Mapping[str, Field]
-    read_directly: tuple[str, ...]
-    """Fields that are read by offset; HDF5 reads the others."""
+    layout: Layout
+    """Of the fields that are read past HDF5."""
 
     def open(self) -> Hdf5Source:
         return self.open_fields(tuple(self.fields))
 
     def open_fields(self, names: Sequence[str]) -> Hdf5Source:
-        return Hdf5Source(self.path, names, self.stamp)
+        return Hdf5Source(self.path, names, self.stamp, self.layout)
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def _check(name: str, dataset: Mapping[str, Any], data: Data) -> _Checked:
     source.close()
     if not source.num_samples:
         raise DataError(f"{path} holds no samples; write at least one row, then register it again.")
-    return _Checked(path, source.stamp, source.num_samples, source.fields, source.read_directly)
+    return _Checked(path, source.stamp, source.num_samples, source.fields, source.layout)
 
 
 def _shapes(fields: Mapping[str, Field]) -> str:
@@ -244,5 +244,5 @@ def _describe(
         "train_samples": len(parts.train),
         "validation_samples": len(parts.validation),
         "test_samples": len(parts.test) if parts.test else 0,
-        "read_directly": list(training.read_directly),
+        "read_directly": list(training.layout.names),
     }
