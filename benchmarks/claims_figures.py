@@ -38,11 +38,6 @@ CLAIMS = (
         {"evaluation": {"every_steps": None}, "training": {"max_steps": 60}},
     ),
     Claim(
-        "log_points",
-        merge_patch(SMALL, {"training": {"log_every_steps": 1}}),
-        merge_patch(SMALL, {"training": {"log_every_steps": "auto"}}),
-    ),
-    Claim(
         "frequent_checkpoints",
         merge_patch(SMALL, {"checkpoint": {"every_steps": 2}}),
         merge_patch(SMALL, {"checkpoint": {"every_steps": 200}}),

@@ -232,7 +232,7 @@ CASES: dict[str, Case] = {
     "speed.log_points": Case(
         training(epochs=77, log_every_steps=1, **USUAL),
         training(epochs=76, log_every_steps=1, **USUAL),
-        world(history=replace(HISTORY, iterations_per_second=200.0)),
+        on_rtx(history=replace(HISTORY, iterations_per_second=200.0)),
     ),
     "speed.deterministic": Case(
         {**runtime(deterministic=True), **PINNED},

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from app.guard.facts import Facts
+from tests.guard.cases import on_rtx
 from tests.guard.world import HISTORY, codes, plan_of, world
 
 SHARE, SAVES = "speed.evaluation_share", "speed.frequent_checkpoints"
@@ -120,12 +121,20 @@ def test_the_limit_of_a_run_is_compared_with_all_that_its_clock_counts():
 )
 def test_what_the_history_lets_through_is_not_refused_where_nobody_looks_for_one(change):
     """A claim has no history: a run that was accepted with one must not fail there."""
-    assert plan_of(change, UNKNOWN).errors
-    assert not plan_of(change, replace(UNKNOWN, history_looked_for=False)).errors
+    without = on_rtx(history=None)
+    assert plan_of(change, without).errors
+    assert not plan_of(change, replace(without, history_looked_for=False)).errors
 
 
-def test_a_log_point_costs_nothing_where_steps_are_slow():
+def test_a_log_point_costs_nothing_where_steps_are_slow_or_no_gpu_waits():
     every = {"training": {"epochs": 100, "log_every_steps": 1, "batch_size": 128}}
-    assert codes(plan_of(every, past(iterations_per_second=0.2, checkpoint_seconds=None))) == []
-    assert codes(plan_of(every, UNKNOWN)) == [LOGGED]
-    assert codes(plan_of(every, past(iterations_per_second=500.0))) == [LOGGED]
+
+    def logged(facts: Facts) -> bool:
+        return LOGGED in codes(plan_of(every, facts))
+
+    fast = replace(HISTORY, iterations_per_second=500.0)
+    slow = replace(HISTORY, iterations_per_second=0.2)
+    assert logged(on_rtx(history=None))
+    assert logged(on_rtx(history=fast))
+    assert not logged(on_rtx(history=slow))
+    assert not logged(world(history=fast))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.guard.facts import Facts, ParentFacts
-from tests.guard.cases import LARGE, STREAMED, USUAL, training
+from tests.guard.cases import LARGE, STREAMED, USUAL, on_rtx, training
 from tests.guard.world import CPU, GIB, HISTORY, HOST, codes, plan_of, weather, with_field, world
 
 Side = tuple[dict[str, Any], Facts]
@@ -77,7 +77,7 @@ def looking(every_steps: int) -> Side:
 
 def logging(pace: float) -> Side:
     change = training(epochs=100, log_every_steps=1, **USUAL)
-    return spec(change, iterations_per_second=pace)
+    return change, on_rtx(history=replace(HISTORY, iterations_per_second=pace))
 
 
 def saving(epochs: int) -> Side:
