@@ -65,7 +65,9 @@ class Settings(BaseSettings):
     slots: int | None = Field(
         default=None, ge=1, le=256, description="Runs at once; default: GPUs."
     )
-    standby: int = Field(default=0, ge=0, description="Warm trainers; more than 0 comes later.")
+    standby: int = Field(
+        default=1, ge=0, le=16, description="Trainers started ahead, which wait for a run."
+    )
     beat_seconds: float = Field(default=2.0, ge=0.05, le=60, description="Seconds between beats.")
     stop_grace_seconds: float = Field(
         default=60.0, ge=0, le=3600, description="Seconds from SIGTERM to SIGKILL."
@@ -105,13 +107,6 @@ class Settings(BaseSettings):
     @classmethod
     def _absolute(cls, value: Path) -> Path:
         return value.expanduser().absolute()
-
-    @field_validator("standby")
-    @classmethod
-    def _no_standby_yet(cls, value: int) -> int:
-        if value > 0:
-            raise ValueError("warm trainers are not available yet; leave it at 0")
-        return value
 
     @model_validator(mode="after")
     def _token_unless_loopback(self) -> Self:

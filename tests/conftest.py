@@ -8,6 +8,8 @@ import pytest
 # Threads of torch that wait for each other spin by default, which beside another test session's
 # takes many times as long as sleeping does. Read when torch is loaded, here and in children.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# A trainer that no test waits for would take its two seconds of a core from one that is waited for.
+os.environ.setdefault("STOKER_STANDBY", "0")
 # Every process that a test starts would compile all of Stoker anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 MUST_RUN = ("postgres", "browser", "prometheus", "systemd", "slow")

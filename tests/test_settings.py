@@ -48,7 +48,7 @@ def test_a_wrong_file_is_a_sentence(tmp_path, text, words):
 
 
 def test_a_default_may_be_said_and_a_relative_root_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setenv("STOKER_STANDBY", "0")
+    monkeypatch.setenv("STOKER_STANDBY", "1")
     monkeypatch.setenv("STOKER_DATA_ROOT", ".")
     monkeypatch.chdir(tmp_path)
     assert load_settings().data_root == tmp_path
@@ -64,7 +64,7 @@ def test_hosts_are_given_with_commas(monkeypatch):
     [
         ("PORT", "99999", "less than or equal"),
         ("BEAT_SECONDS", "0", "greater than"),
-        ("STANDBY", "1", "not available yet"),
+        ("STANDBY", "-1", "greater than"),
         ("PROT", "1", "not a setting; did you mean PORT"),
         ("AUTH", "maybe", "token"),
         ("ARTIFACT_ROOT", "s3://bucket", "not available yet"),

@@ -25,9 +25,11 @@ from worker.devices import Devices
 from worker.exporter import Exporter, Snapshot, WorkerCollector
 from worker.host import checkout, host_now, host_setup
 from worker.jobs import JobRunner
-from worker.launch.local import PACKAGES
+from worker.launch.local import PACKAGES, trainer_environment
+from worker.launch.standby import Standby
 from worker.launcher import PR_SET_CHILD_SUBREAPER, prctl
 from worker.orphans import Orphans
+from worker.preparation import threads_of
 from worker.reaching import Reach
 from worker.registration import describe_devices, describe_slots
 from worker.signals import Signals
@@ -65,7 +67,10 @@ class Agent:
         self._devices = self._own(Devices(settings, self._index.number))
         self._telemetry = self._devices.telemetry
         code = checkout(PACKAGES)
-        self._shop = Workshop(settings, store, self._devices, code, trainer_command)
+        threads = threads_of("auto", len(self._devices.slots))
+        usual = trainer_environment(settings.home, gpu=None, threads=threads)
+        self._standby = self._own(Standby(settings.standby, usual, trainer_command))
+        self._shop = Workshop(settings, store, self._devices, code, self._standby)
         self._collector = WorkerCollector(
             home=settings.home, data=settings.data_root, artifacts=settings.artifact_root
         )
@@ -246,6 +251,8 @@ class Agent:
             self._jobs.beat(now)
         with self._reach.store():
             self._observer.observe()
+        if not self._signals_seen and not any(s.starts for s in self._supervisions):
+            self._standby.refill()  # not beside a start, which would last longer
         self._publish()
 
     def _say_alive(self) -> None:
@@ -319,7 +326,8 @@ class Agent:
     def _clear(self, supervision: Supervision) -> None:
         """End what a killed launcher leaves behind; the slot is held while something lives."""
         launchers = {s.launched.pid for s in self._supervisions if s.launched is not None}
-        left = self._orphans.end(launchers | self._telemetry.pids() | self._jobs.pids())
+        others = self._telemetry.pids() | self._jobs.pids() | self._standby.pids()
+        left = self._orphans.end(launchers | others)
         if left:
             supervision.hold(left)
         else:

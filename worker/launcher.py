@@ -1,14 +1,14 @@
 """The launcher: parent and subreaper of one trainer, and holder of the locks that fence it.
 
-    python -S -P -m worker.launcher ATTEMPT_DIR --control-fd N --slot-lock PATH --run-lock PATH
-        --grace SECONDS [--command JSON]
+    python -S -P -m worker.launcher --control-fd N [--standby] [--command JSON]
 
-One JSON object a line on the control socket. From the agent: {"do": "stop"} (SIGTERM, after the
-grace time SIGKILL), {"do": "kill"} (SIGKILL now), {"do": "dump"} (stacks into the trainer's log).
-To the agent: {"started": pid}, {"exited": returncode}, {"busy": sentence}, {"failed": sentence,
-"errno": number or null}. The end of the file means that the agent is gone, and is a stop. Standard
-library only and one thread: PDEATHSIG fires when the thread that made the child ends, and a light
-launcher starts in milliseconds.
+One JSON object a line on the control socket. From the agent: {"do": "begin", …} once (see Attempt),
+{"do": "stop"} (SIGTERM, after the grace time SIGKILL), {"do": "kill"} (SIGKILL now), {"do": "dump"}
+(stacks into the trainer's log). To the agent: {"started": pid}, {"exited": returncode}, {"busy":
+sentence}, {"failed": sentence, "errno": number or null}. The end of the file means that the agent
+is gone, and is a stop. With --standby a trainer is started at once, imports what it needs and waits
+for its attempt. Standard library only and one thread: PDEATHSIG fires when the thread that made the
+child ends, and a light launcher starts in milliseconds.
 """
 
 import argparse
@@ -16,21 +16,23 @@ import ctypes
 import fcntl
 import json
 import os
-import select
 import signal
-import socket
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from worker.orders import Control, Order
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 LOCK_RETRY_SECONDS = 0.1
 # When memory runs out the kernel should take the trainer, never the agent or the API.
+# One that only waits goes first of all.
 TRAINER_OOM_SCORE_ADJ = "500"
+STANDBY_OOM_SCORE_ADJ = "1000"
 TRAINER_COMMAND = [sys.executable, "-P", "-m", "worker.trainer"]
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -44,67 +46,39 @@ def prctl(option: int, value: int) -> None:
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="launcher")
-    parser.add_argument("attempt_dir", type=Path)
     parser.add_argument("--control-fd", type=int, required=True)
-    parser.add_argument("--slot-lock", type=Path, required=True)
-    parser.add_argument("--run-lock", type=Path, required=True)
-    parser.add_argument("--grace", type=float, required=True)
+    parser.add_argument("--standby", action="store_true")
     parser.add_argument("--command", type=json.loads, default=TRAINER_COMMAND)
     return parser.parse_args(argv)
 
 
-class Control:
-    """The socket to the agent, and SIGTERM to the launcher itself, as a stream of orders."""
+class Attempt(NamedTuple):
+    """What the agent says to begin; the names are those of its message."""
 
-    def __init__(self, fd: int) -> None:
-        self._socket = socket.socket(fileno=fd)
-        self._socket.setblocking(False)
-        self._buffer = b""
-        self._ended = False
-        self._wake, self._signalled = socket.socketpair()
-        self._signalled.setblocking(False)
-        signal.set_wakeup_fd(self._signalled.fileno())
-        signal.signal(signal.SIGTERM, lambda *_: None)  # recorded by the wake-up descriptor
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the agent's business
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    attempt_dir: Path
+    slot_lock: Path
+    run_lock: Path
+    grace_seconds: float
+    environment: dict[str, str]
 
-    def wait(self, *, timeout: float | None, pidfd: int | None = None) -> list[str]:
-        """Orders that arrived; returns early when `pidfd` ends. End of file is one `stop`."""
-        sources = [self._wake] if self._ended else [self._wake, self._socket]
-        watched: list[Any] = [*sources, *([] if pidfd is None else [pidfd])]
-        ready, _, _ = select.select(watched, [], [], timeout)
-        orders = []
-        if self._wake in ready:
-            self._wake.recv(64)
-            orders.append("stop")
-        if self._socket in ready:
-            orders += self._read()
-        return orders
-
-    def tell(self, **message: Any) -> None:
-        """Send one line; a gone agent is no error, the next wait reports it."""
-        try:
-            self._socket.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
-            self._ended = True
-
-    def _read(self) -> list[str]:
-        try:
-            received = self._socket.recv(65536)
-        except ConnectionError:
-            received = b""
-        if not received:
-            self._ended = True
-            return ["stop"]
-        *lines, self._buffer = (self._buffer + received).split(b"\n")
-        return [json.loads(line)["do"] for line in lines]
+    @classmethod
+    def of(cls, order: Order) -> "Attempt":
+        paths = {name: Path(order[name]) for name in ("attempt_dir", "slot_lock", "run_lock")}
+        return cls(**paths, grace_seconds=order["grace_seconds"], environment=order["environment"])
 
 
-def take_locks(paths: list[Path], control: Control, grace_seconds: float) -> list[int] | None:
-    """Lock every file, waiting up to the grace time; None when told to stop or still held."""
-    deadline = time.monotonic() + grace_seconds
+def wait_for_attempt(control: Control) -> Attempt | None:
+    """None when there is none to come: the agent is gone, or wants no more of this process."""
+    while (order := control.wait(timeout=None)) is None or order["do"] == "dump":
+        pass
+    return Attempt.of(order) if order["do"] == "begin" else None
+
+
+def take_locks(attempt: Attempt, control: Control) -> list[int] | None:
+    """Lock both files, waiting up to the grace time; None when told to stop or still held."""
+    deadline = time.monotonic() + attempt.grace_seconds
     held: list[int] = []
-    for path in paths:
+    for path in (attempt.slot_lock, attempt.run_lock):
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         while not _try_lock(fd):
@@ -113,7 +87,7 @@ def take_locks(paths: list[Path], control: Control, grace_seconds: float) -> lis
                     busy=f"{path.name} is held: processes of an earlier attempt are still alive"
                 )
                 return None
-            if control.wait(timeout=LOCK_RETRY_SECONDS):
+            if control.wait(timeout=LOCK_RETRY_SECONDS) is not None:
                 return None
         held.append(fd)
     return held
@@ -127,25 +101,57 @@ def _try_lock(fd: int) -> bool:
     return True
 
 
-def start_trainer(command: list[str], attempt_dir: Path) -> "subprocess.Popen[bytes]":
-    """Start the trainer in a session of its own, bound to this process's life."""
+def move_to(folder: Path) -> None:
+    """Work in the attempt's folder and write to its log, as the trainer will that starts here."""
+    os.chdir(folder)
+    with Path("trainer.log").open("ab") as log:
+        for output in (1, 2):
+            os.dup2(log.fileno(), output)
+
+
+def start_trainer(
+    command: list[str], environment: dict[str, str], oom_score_adj: str, stdin: int
+) -> "subprocess.Popen[bytes]":
+    """Start a trainer in a session of its own, bound to this process's life."""
     launcher = os.getpid()
 
     def bind_to_launcher() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != launcher:  # it died between the fork and the line above
             os._exit(1)
-        Path("/proc/self/oom_score_adj").write_text(TRAINER_OOM_SCORE_ADJ)
+        Path("/proc/self/oom_score_adj").write_text(oom_score_adj)
 
-    with (attempt_dir / "trainer.log").open("ab") as log:
-        return subprocess.Popen(
-            [*command, str(attempt_dir)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=bind_to_launcher,  # safe, since this process has one thread
+    return subprocess.Popen(
+        command,
+        stdin=stdin,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=bind_to_launcher,  # safe, since this process has one thread
+    )
+
+
+def start_standby(command: list[str]) -> "subprocess.Popen[bytes] | None":
+    """Start a trainer ahead of its attempt; None where that fails, and one starts when it comes."""
+    try:
+        return start_trainer(
+            [*command, "--standby"], dict(os.environ), STANDBY_OOM_SCORE_ADJ, subprocess.PIPE
         )
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def hand_over(standby: "subprocess.Popen[bytes]", attempt: Attempt) -> bool:
+    """Give the attempt to the trainer that waits for one; False, and it is gone, if it cannot."""
+    order = {"attempt_dir": str(attempt.attempt_dir), "environment": attempt.environment}
+    assert standby.stdin is not None  # noqa: S101 - a pipe was asked for
+    try:
+        Path(f"/proc/{standby.pid}/oom_score_adj").write_text(TRAINER_OOM_SCORE_ADJ)
+        standby.stdin.write(json.dumps(order).encode() + b"\n")
+        standby.stdin.close()
+    except OSError:
+        standby.kill()
+        standby.wait()
+    return standby.poll() is None
 
 
 def supervise(
@@ -155,15 +161,16 @@ def supervise(
     kill_at: float | None = None
     while trainer.poll() is None:
         timeout = None if kill_at is None else max(0.0, kill_at - time.monotonic())
-        for order in control.wait(timeout=timeout, pidfd=pidfd):
-            if order == "stop" and kill_at is None:
-                # Only the trainer: helpers of its own that died now would look like a failure.
-                _signal(pidfd, signal.SIGTERM)
-                kill_at = time.monotonic() + grace_seconds
-            elif order == "kill":
-                kill_at = 0.0
-            elif order == "dump":
-                _signal(pidfd, signal.SIGUSR1)
+        order = control.wait(timeout=timeout, pidfd=pidfd)
+        do = order["do"] if order is not None else None
+        if do == "stop" and kill_at is None:
+            # Only the trainer: helpers of its own that died now would look like a failure.
+            _signal(pidfd, signal.SIGTERM)
+            kill_at = time.monotonic() + grace_seconds
+        elif do == "kill":
+            kill_at = 0.0
+        elif do == "dump":
+            _signal(pidfd, signal.SIGUSR1)
         if kill_at is not None and time.monotonic() >= kill_at:
             _signal(pidfd, signal.SIGKILL)
             trainer.wait()
@@ -216,34 +223,53 @@ def write_atomically(path: Path, document: dict[str, Any]) -> None:
     temporary.replace(path)
 
 
-def main(argv: list[str]) -> int:
-    arguments = parse_arguments(argv)
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
-    control = Control(arguments.control_fd)
-    locks = take_locks([arguments.slot_lock, arguments.run_lock], control, arguments.grace)
+def run(command: list[str], standby: "subprocess.Popen[bytes] | None", control: Control) -> None:
+    """Wait for the attempt and see it through; the locks end with this process."""
+    attempt = wait_for_attempt(control)
+    if attempt is None:
+        return
+    locks = take_locks(attempt, control)
     if locks is None:
-        return 0
+        return
     started_at = time.time()
     try:
-        trainer = start_trainer(arguments.command, arguments.attempt_dir)
+        move_to(attempt.attempt_dir)
+        if standby is not None and hand_over(standby, attempt):
+            trainer = standby
+        else:
+            trainer = start_trainer(
+                [*command, str(attempt.attempt_dir)],
+                attempt.environment,
+                TRAINER_OOM_SCORE_ADJ,
+                subprocess.DEVNULL,
+            )
     except (OSError, subprocess.SubprocessError) as error:
         why = f"the trainer could not be started: {error}"
         control.tell(failed=why, errno=getattr(error, "errno", None))
-        return 0
+        return
     control.tell(started=trainer.pid)
-    returncode = supervise(trainer, os.pidfd_open(trainer.pid), control, arguments.grace)
+    returncode = supervise(trainer, os.pidfd_open(trainer.pid), control, attempt.grace_seconds)
     control.tell(exited=returncode)  # before the file, which a full disk may refuse
-    escaped = end_descendants(trainer.pid)
     exit_document = {
         "pid": trainer.pid,
         "returncode": returncode,
         "started_at": started_at,
         "finished_at": time.time(),
-        "escaped": escaped,
+        "escaped": end_descendants(trainer.pid),
     }
     with suppress(OSError):  # the agent has been told; the file is for an agent that comes later
-        write_atomically(arguments.attempt_dir / "exit.json", exit_document)
-    return 0  # the locks end with this process, when nothing of the trainer lives any more
+        write_atomically(attempt.attempt_dir / "exit.json", exit_document)
+
+
+def main(argv: list[str]) -> int:
+    arguments = parse_arguments(argv)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    control = Control(arguments.control_fd)
+    standby = start_standby(arguments.command) if arguments.standby else None
+    run(arguments.command, standby, control)
+    if standby is not None and standby.poll() is None:
+        end_descendants(standby.pid)  # no attempt came for it
+    return 0
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from worker.attempt import AttemptDir
 from worker.checkpoints import on_disk, reconcile, remove_leftovers
 from worker.claim_guard import Place, guard_claim, new_findings
 from worker.devices import Devices
-from worker.launch.local import Launch, Launched, launch, trainer_environment
+from worker.launch.local import Launch, Launched, trainer_environment
+from worker.launch.standby import Standby
 from worker.preparation import attempt_document, restore_list, run_dir
 from worker.slots import Slot, lock_is_free, take_lock
 
@@ -35,7 +36,7 @@ class Workshop:
     store: Store
     devices: Devices
     checkout: dict[str, Any]
-    trainer_command: Sequence[str] | None = None
+    standby: Standby
 
 
 @dataclass(frozen=True)
@@ -102,16 +103,16 @@ def start_attempt(
     )
     attempt.create(document)
     on_gpu = document["device"] != "cpu"
-    launched = launch(
+    uuid, threads = slot.uuid if on_gpu else None, document["threads"]
+    environment = trainer_environment(shop.settings.home, gpu=uuid, threads=threads)
+    launched = shop.standby.launcher(environment)
+    launched.begin(
         Launch(
             attempt_dir=attempt.path,
             slot_lock=slot.lock_path,
             run_lock=folder / "lock",
             grace_seconds=shop.settings.stop_grace_seconds,
-            command=shop.trainer_command,
-            environment=trainer_environment(
-                shop.settings.home, gpu=slot.uuid if on_gpu else None, threads=document["threads"]
-            ),
+            environment=environment,
         )
     )
     return Started(launched, on_gpu, [*told, *_warnings(lease.restore_points, restore)])

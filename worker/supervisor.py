@@ -359,6 +359,12 @@ class Supervision:
         )
 
     @property
+    def starts(self) -> bool:
+        """Whether it is on the way to its first step."""
+        progress = self._report.progress or {}
+        return self.stage in (Stage.waiting, Stage.training) and not progress.get("step")
+
+    @property
     def checkpoint_failures(self) -> dict[str, int]:
         """Checkpoints of this attempt that failed, by reason."""
         return self._report.checkpoint_failures

@@ -1,6 +1,9 @@
 """A laboratory for attempts: a tiny dataset, specs, attempt directories, and runs of them."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -191,6 +194,28 @@ class Lab:
         stop: StopFlag | None = None,
     ) -> Outcome:
         return self.execute(self.prepare(run_dir, patch, restore), stop)
+
+
+def start_trainer(
+    folder: Path, *, standby: bool = False, **environment: str
+) -> subprocess.Popen[bytes]:
+    """The trainer as a process, which fails at a warning; with `standby` told of its attempt."""
+    given = {"OMP_NUM_THREADS": "1", **environment}
+    with (folder / "trainer.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "worker.trainer"]
+            + (["--standby"] if standby else [str(folder)]),
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, **given},
+        )
+    assert process.stdin is not None
+    if standby:
+        order = {"attempt_dir": str(folder), "environment": given}
+        process.stdin.write(json.dumps(order).encode() + b"\n")
+    process.stdin.close()
+    return process
 
 
 def read_pulse(path: Path) -> tuple[str, int]:

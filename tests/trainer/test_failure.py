@@ -2,17 +2,14 @@
 
 import errno
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from app.lifecycle import Reason
-from tests.trainer.lab import Lab, read_events, read_pulse
+from tests.trainer.lab import Lab, read_events, read_pulse, start_trainer
 from worker.trainer.build import choose_precision, open_device
 from worker.trainer.errors import DataError, SpecMismatch, TrainerError
 from worker.trainer.failure import explain
@@ -123,16 +120,9 @@ def test_a_changed_dataset_ends_the_attempt(lab: Lab) -> None:
     assert caught.value.reason is Reason.dataset_changed
 
 
-def run_process(folder: Path, **environment: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "worker.trainer", str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )
-    return done.returncode, done.stdout + done.stderr
+def run_process(folder: Path, *, standby: bool = False, **environment: str) -> tuple[int, str]:
+    code = start_trainer(folder, standby=standby, **environment).wait(timeout=100)
+    return code, (folder / "trainer.log").read_text()
 
 
 @pytest.mark.slow
@@ -148,12 +138,13 @@ def test_a_failed_process_tells_the_reason_and_logs_the_traceback(lab: Lab) -> N
     assert read_pulse(folder / "pulse")[0] == "building"
 
 
-def test_a_missing_torch_ends_the_attempt_with_a_sentence(lab: Lab) -> None:
+@pytest.mark.parametrize("standby", [False, True])
+def test_a_missing_torch_ends_the_attempt_with_a_sentence(lab: Lab, standby: bool) -> None:
     broken = lab.root / "site"
     broken.mkdir()
     (broken / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open')")
     folder = lab.prepare()
-    code, log = run_process(folder, PYTHONPATH=str(broken))
+    code, log = run_process(folder, standby=standby, PYTHONPATH=str(broken))
     end = read_events(folder)[-1]
     assert code == 1, log
     assert (end["kind"], end["reason"]) == ("end", "trainer_error")

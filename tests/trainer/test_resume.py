@@ -1,9 +1,7 @@
 """Bit-exact resume: wherever a run is interrupted, it ends as if it never had been."""
 
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +10,15 @@ from typing import Any
 import pytest
 
 from app.lifecycle import Reason
-from tests.trainer.lab import BUILDING_POLLS, Killed, Lab, Outcome, StopAtPoll, read_events
+from tests.trainer.lab import (
+    BUILDING_POLLS,
+    Killed,
+    Lab,
+    Outcome,
+    StopAtPoll,
+    read_events,
+    start_trainer,
+)
 from worker.trainer import disk
 
 DISK_OPERATIONS = ("make_folder", "write_file", "sync_file", "sync_folder", "rename")
@@ -157,16 +163,6 @@ def test_missing_rows_of_the_loss_file_are_said_aloud(lab: Lab) -> None:
     assert [event["code"] for event in outcome.of_kind("warning")] == ["losses_incomplete"]
 
 
-def start_trainer(folder: Path) -> subprocess.Popen[bytes]:
-    with (folder / "trainer.log").open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "worker.trainer", str(folder)],
-            stdout=log,
-            stderr=log,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-
-
 def wait_for_step(folder: Path, step: int, process: subprocess.Popen[bytes]) -> None:
     """Until events.jsonl tells of a checkpoint at that step or a later one."""
     while process.poll() is None:
@@ -201,7 +197,7 @@ def test_a_process_that_is_signalled_resumes_bit_exactly(lab: Lab, number: int) 
     else:
         assert code == -signal.SIGKILL
     second = lab.prepare(run_dir, longer)
-    assert start_trainer(second).wait(timeout=200) == 0
+    assert start_trainer(second, standby=True).wait(timeout=200) == 0
     resumed = Outcome(second, run_dir, events=read_events(second))
     assert resumed.weights == straight.weights
     assert resumed.losses == straight.losses

@@ -3,6 +3,8 @@
 Script (JSON): steps; pace (seconds a step); save_every (steps); on_stop: save | ignore;
 at: {step: what} with what = crash | segfault | kill | hang | daemon | silent_exit | linger.
 Each happens once in a run: a file in the run's folder remembers it.
+
+With --standby it waits for its folder first, as the real one does.
 """
 
 import faulthandler
@@ -135,6 +137,19 @@ class FakeTrainer:
         sys.stdout.write(message + "\n")
 
 
+def wait_for_attempt():
+    line = sys.stdin.readline()
+    if not line:
+        sys.exit()
+    order = json.loads(line)
+    os.environ.update(order["environment"])
+    log = os.open(Path(order["attempt_dir"], "trainer.log"), os.O_WRONLY | os.O_APPEND)
+    os.dup2(log, 1)
+    return Path(order["attempt_dir"])
+
+
 if __name__ == "__main__":
+    attempt_dir = wait_for_attempt() if sys.argv[1] == "--standby" else Path(sys.argv[1])
     sys.stdout.write("fake trainer starts\n")
-    FakeTrainer(Path(sys.argv[1])).train()
+    sys.stdout.write(f"it sees the device {os.environ.get('CUDA_VISIBLE_DEVICES')!r}\n")
+    FakeTrainer(attempt_dir).train()

@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import psutil
 import pytest
 
 from tests.worker.eventually import eventually
-from worker.launch.local import Launch, launch, trainer_environment
+from worker.launch.local import Launch, start_launcher, trainer_environment
 
 FAKE_TRAINER = [sys.executable, str(Path(__file__).parent / "fake_trainer.py")]
 
@@ -39,13 +38,13 @@ class Attempt:
             run_lock=self.run_lock,
             grace_seconds=grace,
             environment=trainer_environment(root, gpu=None, threads=1),
-            command=FAKE_TRAINER,
         )
         self.messages = []
         self.launched: Any = None
 
-    def start(self):
-        self.launched = launch(self.plan)
+    def start(self, command=FAKE_TRAINER):
+        self.launched = start_launcher(self.plan.environment, command)
+        self.launched.begin(self.plan)
         return self
 
     def hear(self, key):
@@ -197,8 +196,7 @@ def test_the_trainer_sees_only_a_minimal_environment(attempt, monkeypatch):
 
 def test_a_trainer_that_cannot_be_started_is_told_with_the_cause(attempt):
     one = attempt({})
-    one.plan = replace(one.plan, command=["/does/not/exist"])
-    assert "/does/not/exist" in one.start().hear("failed")
+    assert "/does/not/exist" in one.start(["/does/not/exist"]).hear("failed")
     assert one.wait() is None
 
 

@@ -1,4 +1,4 @@
-"""Starts an attempt on this host: the launcher, the socket to it, and the trainer's environment."""
+"""Starts launchers on this host: the socket to each, its attempt, and the trainer's environment."""
 
 import json
 import os
@@ -21,14 +21,13 @@ INHERITED = (
 
 @dataclass(frozen=True)
 class Launch:
-    """What the launcher is told; `command` replaces the trainer's, in tests."""
+    """What the launcher is told of its attempt."""
 
     attempt_dir: Path
     slot_lock: Path
     run_lock: Path
     grace_seconds: float
     environment: Mapping[str, str]
-    command: Sequence[str] | None = None
 
 
 class Launched:
@@ -44,10 +43,21 @@ class Launched:
     def pid(self) -> int:
         return self._process.pid
 
-    def order(self, do: str) -> None:
-        """Send stop, kill or dump; a launcher that has just ended needs no order."""
+    def begin(self, plan: Launch) -> None:
+        """Give it its attempt, once."""
+        self.order(
+            "begin",
+            attempt_dir=str(plan.attempt_dir),
+            slot_lock=str(plan.slot_lock),
+            run_lock=str(plan.run_lock),
+            grace_seconds=plan.grace_seconds,
+            environment=dict(plan.environment),
+        )
+
+    def order(self, do: str, **more: Any) -> None:
+        """Send begin, stop, kill or dump; a launcher that has just ended needs no order."""
         try:
-            self.control.sendall(json.dumps({"do": do}).encode() + b"\n")
+            self.control.sendall(json.dumps({"do": do, **more}).encode() + b"\n")
         except OSError:
             return
 
@@ -74,27 +84,24 @@ class Launched:
         os.close(self.pidfd)
 
 
-def launch(plan: Launch) -> Launched:
-    """Start a launcher in a session of its own; OSError when this host cannot start processes."""
+def start_launcher(
+    environment: Mapping[str, str], command: Sequence[str] | None = None, *, standby: bool = False
+) -> Launched:
+    """Start a launcher in a session of its own; OSError when this host cannot start processes.
+
+    `command` replaces the trainer's, in tests; with `standby` a trainer is started at once, ahead
+    of its attempt, with this environment.
+    """
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    arguments = [
-        str(plan.attempt_dir),
-        f"--control-fd={theirs.fileno()}",
-        f"--slot-lock={plan.slot_lock}",
-        f"--run-lock={plan.run_lock}",
-        f"--grace={plan.grace_seconds}",
-    ]
-    if plan.command is not None:
-        arguments.append(f"--command={json.dumps(list(plan.command))}")
-    with theirs, (plan.attempt_dir / "trainer.log").open("ab") as log:
+    arguments = [f"--control-fd={theirs.fileno()}", *(["--standby"] if standby else [])]
+    if command is not None:
+        arguments.append(f"--command={json.dumps(list(command))}")
+    with theirs:
         process = subprocess.Popen(
             [sys.executable, "-S", "-P", "-m", "worker.launcher", *arguments],
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=plan.attempt_dir,
-            env=dict(plan.environment),
+            env=dict(environment),
             pass_fds=(theirs.fileno(),),
             start_new_session=True,
         )
@@ -111,6 +118,7 @@ def trainer_environment(home: Path, *, gpu: str | None, threads: int) -> dict[st
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": gpu or "",
         "OMP_NUM_THREADS": str(threads),
+        "OPENBLAS_NUM_THREADS": "1",  # NumPy only moves data here
         "PYTHONPATH": _python_path(),
         "PYTHONUNBUFFERED": "1",
         "STOKER_HOME": str(home),

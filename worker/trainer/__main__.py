@@ -1,4 +1,7 @@
-"""`python -m worker.trainer ATTEMPT_DIR`: runs one attempt and says in `end` how it ended."""
+"""`python -m worker.trainer ATTEMPT_DIR`: runs one attempt and says in `end` how it ended.
+
+With `--standby` in place of the folder it gets ready first and waits to be told.
+"""
 
 import logging
 import os
@@ -9,6 +12,7 @@ from app.lifecycle import Reason
 from app.loading import unsearched
 from worker.trainer.eventlog import EventLog
 from worker.trainer.pulse import Pulse
+from worker.trainer.standby import wait_for_attempt
 from worker.trainer.stop import StopFlag
 
 
@@ -53,7 +57,7 @@ def _fail(events: EventLog, reason: Reason, message: str) -> int:
 
 
 if __name__ == "__main__":
-    code = main(Path(sys.argv[1]))
+    code = main(wait_for_attempt() if sys.argv[1] == "--standby" else Path(sys.argv[1]))
     # Not sys.exit: taking torch apart lasts over a second, which every stop would wait for.
     # Events, losses and checkpoints are on disk by now; only the log has a buffer.
     logging.shutdown()

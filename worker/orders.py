@@ -1,0 +1,65 @@
+"""The launcher's side of the socket to its agent: orders come in, and what happened goes out."""
+
+import json
+import select
+import signal
+import socket
+from collections import deque
+from typing import Any
+
+Order = dict[str, Any]
+STOP: Order = {"do": "stop"}
+
+
+class Control:
+    """Orders from the agent, in their order; SIGTERM to the launcher itself is one to stop."""
+
+    def __init__(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._socket.setblocking(False)
+        self._buffer = b""
+        self._ended = False
+        self._orders: deque[Order] = deque()
+        self._wake, self._signalled = socket.socketpair()
+        self._signalled.setblocking(False)
+        signal.set_wakeup_fd(self._signalled.fileno())
+        signal.signal(signal.SIGTERM, lambda *_: None)  # recorded by the wake-up descriptor
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the agent's business
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+    def wait(self, *, timeout: float | None, pidfd: int | None = None) -> Order | None:
+        """The next order; None after `timeout` seconds, or when `pidfd` ends.
+
+        The end of the file is one order to stop: the agent is gone.
+        """
+        if not self._orders:
+            self._receive(timeout, pidfd)
+        return self._orders.popleft() if self._orders else None
+
+    def tell(self, **message: Any) -> None:
+        """Send one line; a gone agent is no error, the next wait reports it."""
+        try:
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            self._ended = True
+
+    def _receive(self, timeout: float | None, pidfd: int | None) -> None:
+        sources = [self._wake] if self._ended else [self._wake, self._socket]
+        watched: list[Any] = [*sources, *([] if pidfd is None else [pidfd])]
+        ready, _, _ = select.select(watched, [], [], timeout)
+        if self._wake in ready:
+            self._wake.recv(64)
+            self._orders.append(STOP)
+        if self._socket in ready:
+            self._orders.extend(self._read())
+
+    def _read(self) -> list[Order]:
+        try:
+            received = self._socket.recv(65536)
+        except ConnectionError:
+            received = b""
+        if not received:
+            self._ended = True
+            return [STOP]
+        *lines, self._buffer = (self._buffer + received).split(b"\n")
+        return [json.loads(line) for line in lines]
