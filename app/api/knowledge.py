@@ -27,6 +27,8 @@ class Parent:
     wish: Literal["latest", "best", "scratch"] | int
     inherited: Inherited | None
     """What the restart takes over of its preset; None: it names one itself."""
+    other_data: frozenset[str] = frozenset()
+    """Its datasets that have another file by now than it trained on."""
 
 
 def facts_for(
@@ -84,7 +86,7 @@ def _parent(
     services: Services, parent: Parent, settled: Document | None, facts: Facts
 ) -> ParentFacts | None:
     """Where the parent's schedule stands at the checkpoint whose whole state would be carried."""
-    if settled is None or carry_between(parent.spec, settled).kind != "full":
+    if settled is None or carry_between(parent.spec, settled, parent.other_data).kind != "full":
         return None
     source = services.store.runs.whole_state_of(parent.run_id, parent.wish)
     if source is None:

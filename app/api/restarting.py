@@ -29,8 +29,8 @@ def restart(
     made = made_before(services, idempotency)
     if made is not None:
         return made, False
-    plan, parent_spec = _plan(services, parent_id, body)
-    order, new = _order(parent_id, parent_spec, plan, body)
+    plan, parent = _plan(services, parent_id, body)
+    order, new = _order(parent, plan, body)
     return services.store.runs.restart(order, new, idempotency=idempotency, if_version=if_version)
 
 
@@ -42,31 +42,30 @@ def plan_restart(
     Raises what `restart` would, but for what the guard finds: that is in the plan, without a carry
     where it would be refused.
     """
-    plan, parent_spec = _plan(services, parent_id, body)
+    plan, parent = _plan(services, parent_id, body)
     if plan.errors:
         return plan, None
-    order, new = _order(parent_id, parent_spec, plan, body)
+    order, new = _order(parent, plan, body)
     services.store.runs.try_restart(order, new, if_version)
     return plan, order.carry
 
 
-def _plan(services: Services, parent_id: int, body: RestartBody) -> tuple[Plan, Document]:
-    """The plan of the patched request as the world is now, and the parent's spec."""
+def _plan(services: Services, parent_id: int, body: RestartBody) -> tuple[Plan, Parent]:
+    """The plan of the patched request as the world is now, and what is known of the parent."""
     documents = services.store.runs.documents(parent_id)
     request = _patched(documents.request, body)
     taken = None
     if not _names_preset(body):
         taken = inherited(request, documents.spec, documents.provenance, services.catalog.get())
-    parent = Parent(parent_id, documents.spec, body.from_, taken)
-    return plan_request(services, request, parent), documents.spec
+    other_data = services.store.datasets.others_since(parent_id)
+    parent = Parent(parent_id, documents.spec, body.from_, taken, other_data)
+    return plan_request(services, request, parent), parent
 
 
-def _order(
-    parent_id: int, parent_spec: Document, plan: Plan, body: RestartBody
-) -> tuple[Restart, NewRun]:
+def _order(parent: Parent, plan: Plan, body: RestartBody) -> tuple[Restart, NewRun]:
     new = new_run_of(plan)
-    carry = _carry(parent_spec, new.spec, body).as_json()
-    return Restart(parent_id=parent_id, from_=body.from_, carry=carry, force=body.force), new
+    carry = _carry(parent, new.spec, body).as_json()
+    return Restart(parent_id=parent.run_id, from_=body.from_, carry=carry, force=body.force), new
 
 
 def _patched(request: Document, body: RestartBody) -> Document:
@@ -87,9 +86,9 @@ def _names_preset(body: RestartBody) -> bool:
     return "preset" in (body.patch or {}) or "/preset" in paths or "" in paths
 
 
-def _carry(parent: Document, child: Document, body: RestartBody) -> Carry:
+def _carry(parent: Parent, child: Document, body: RestartBody) -> Carry:
     """What the child takes over; SpecRejected when the parent's weights cannot fit it."""
-    carry = carry_between(parent, child)
+    carry = carry_between(parent.spec, child, parent.other_data)
     if body.from_ == "scratch":
         return Carry("scratch", ("weights", *STARTS_ANEW), carry.changed)
     if carry.kind != "scratch":

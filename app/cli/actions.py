@@ -202,5 +202,7 @@ def _explain_carry(carry: dict[str, Any] | None) -> None:
     if carry is None:
         return
     typer.echo(f"  {said[carry['kind']]}")
-    if carry["kind"] == "weights" and carry["starts_anew"]:
+    if carry["kind"] == "weights":
+        differ = ", ".join(path.strip("/").replace("/", ".") for path in carry["changed"])
+        typer.echo(f"  These differ from its parent's: {differ}.")
         typer.echo(f"  These start anew: {', '.join(carry['starts_anew'])}.")

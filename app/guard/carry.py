@@ -1,5 +1,6 @@
 """What a restarted run takes over from its parent: the whole state, the weights, or nothing."""
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -16,6 +17,8 @@ SHAPE = (
     "/recipe/kind", "/recipe/encoder", "/recipe/hidden_size", "/recipe/num_layers", "/recipe/patch",
     "/data/inputs", "/data/targets", "/data/standardize",
 )  # fmt: skip
+# Where a spec names a dataset.
+DATASETS = ("/data/dataset", "/data/split/validation", "/data/split/test")
 STARTS_ANEW = ("optimizer state", "learning-rate schedule", "order of samples", "step count")
 
 
@@ -31,13 +34,17 @@ class Carry:
         return asdict(self)
 
 
-def carry_between(parent: Document, child: Document) -> Carry:
-    """Compare two complete specs; `scratch` means that the parent's weights cannot be used."""
+def carry_between(parent: Document, child: Document, other_data: Collection[str] = ()) -> Carry:
+    """Compare two complete specs; `scratch` means that the parent's weights cannot be used.
+
+    `other_data`: datasets that have another file by now than the parent trained on.
+    """
     before, after = dict(leaves(parent)), dict(leaves(child))
     changed = sorted(
         pointer
         for pointer in before.keys() | after.keys()
         if before.get(pointer) != after.get(pointer)
+        or (pointer in DATASETS and after.get(pointer) in other_data)
     )
     shape = tuple(pointer for pointer in changed if _under(pointer, SHAPE))
     if shape:

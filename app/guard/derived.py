@@ -15,6 +15,9 @@ from app.spec.arithmetic import (
 from app.spec.data import ChronologicalSplit, DatasetsSplit, RandomSplit
 from app.spec.run import RunSpec
 
+# A mean over so many samples is off by 5 % of their spread by chance; larger batches ask no more.
+ENOUGH_SAMPLES = 400
+
 
 def named_datasets(spec: RunSpec) -> Iterator[tuple[Loc, str]]:
     """(Location, name) of each dataset that the spec names."""
@@ -68,6 +71,11 @@ def evaluated_samples(spec: RunSpec, validation: int) -> int:
     """Samples of one look at a validation part of so many."""
     batch = evaluation_batch(spec.evaluation, spec.training)
     return min(validation, (spec.evaluation.max_batches or validation) * batch)
+
+
+def enough_samples(spec: RunSpec) -> int:
+    """So many give a mean that says something: one batch, or 400 where a batch has more."""
+    return min(spec.training.batch_size, ENOUGH_SAMPLES)
 
 
 def device_of(spec: RunSpec, facts: Facts) -> DeviceFacts:

@@ -71,6 +71,17 @@ class Datasets:
                 )
             connection.execute(delete(datasets).where(datasets.c.name == name))
 
+    def others_since(self, run_id: int) -> frozenset[str]:
+        """Names of datasets that have another file by now than the run trained on.
+
+        A run that has not trained goes by what the one trained on whose state it was to carry on.
+        """
+        with self._database.read() as connection:
+            seen = _seen_by(connection, run_id)
+            named = datasets.c.name.in_(seen)
+            now = connection.execute(select(datasets.c.name, datasets.c.fingerprint).where(named))
+            return frozenset(row.name for row in now if _differ(seen[row.name], row.fingerprint))
+
     def get(self, name: str) -> DatasetRecord:
         """NotFound when there is none of that name."""
         with self._database.read() as connection:
@@ -126,6 +137,27 @@ def pin_datasets(connection: Connection, run_id: int) -> dict[str, DatasetRecord
     )
     rows = connection.execute(pinned.where(of_run))
     return {row.name: record_of(row, fingerprint=row.pinned) for row in rows}
+
+
+def _seen_by(connection: Connection, run_id: int | None) -> dict[str, Document]:
+    """The fingerprints that the run's first attempt saw, or those of the run it carries on."""
+    while run_id is not None:
+        rows = connection.execute(
+            select(run_datasets.c.name, run_datasets.c.fingerprint).where(
+                run_datasets.c.run_id == run_id, run_datasets.c.fingerprint.is_not(None)
+            )
+        )
+        if seen := {row.name: row.fingerprint for row in rows}:
+            return seen
+        run = connection.execute(select(runs.c.parent_id, runs.c.carry).where(runs.c.id == run_id))
+        parent_id, carry = run.one()
+        run_id = parent_id if (carry or {}).get("kind") == "full" else None
+    return {}
+
+
+def _differ(seen: Document, now: Document | None) -> bool:
+    """By what is in them: a file that was copied back has another time and is the same."""
+    return now is not None and any(seen.get(key) != now.get(key) for key in ("size", "sha256"))
 
 
 def _split_datasets(spec: Document) -> set[str]:

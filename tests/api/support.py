@@ -152,9 +152,12 @@ class Player:
         store.datasets.register("weather", "weather.h5")
         self.inspect("weather")
 
-    def inspect(self, name: str, state: Any = "ready", problems: Any = ()) -> None:
+    def inspect(
+        self, name: str, state: Any = "ready", problems: Any = (), content: str = "the same"
+    ) -> None:
         """Say what was found in a dataset."""
         found: dict[str, Any] = {"fields": FIELDS, "samples": 1000, "size_bytes": 300_000}
+        found["fingerprint"] = {"size": 300_000, "mtime_ns": time.time_ns(), "sha256": content}
         inspection = Inspection(state, problems=problems, **(found if state == "ready" else {}))
         self.store.datasets.register(name, self.store.datasets.get(name).path)
         while (job := self.store.jobs.claim(self.worker_id)) is not None:

@@ -132,6 +132,25 @@ def test_restart_with_another_optimizer_carries_weights_and_says_what_starts_ane
     assert "optimizer state" in child["carry"]["starts_anew"]
 
 
+def test_what_was_learned_on_another_file_is_not_carried_on_as_if_it_were_the_same(
+    api, run_id, player
+):
+    """Its best score, its schedule and its order of samples are of the data that it had."""
+
+    def carried():
+        return api.post(f"/runs/{run_id}/restart", params={"dry_run": True}).json()["carry"]
+
+    player.checkpoint(player.claim(), 1)
+    player.inspect("weather")  # copied back: the time of the file alone is another one
+    assert carried()["kind"] == "full"
+    player.inspect("weather", content="another")
+    assert (carried()["kind"], carried()["changed"]) == ("weights", ["/data/dataset"])
+    longer = {"patch": {"training": {"epochs": 3}}}
+    child = api.post(f"/runs/{run_id}/restart", json=longer).json()
+    assert child["carry"]["kind"] == "weights"
+    assert child["carry"]["changed"] == ["/data/dataset"]
+
+
 def test_restart_with_another_shape_needs_scratch(api, run_id):
     patch = {"patch": {"recipe": {"hidden_size": 16}}}
     refusal = api.post(f"/runs/{run_id}/restart", json=patch)

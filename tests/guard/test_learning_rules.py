@@ -117,6 +117,20 @@ def test_a_part_of_hundreds_of_samples_measures_whatever_the_batch_is():
     ]
 
 
+@pytest.mark.parametrize(
+    ("batches", "batch_size", "told"),
+    [(1, 1, "looks at 1 of 804 samples, fewer than 128"), (127, 1, "looks at 127"), (128, 1, "")],
+)
+def test_an_evaluation_looks_at_enough_of_its_part(batches, batch_size, told):
+    evaluation = {"max_batches": batches, "batch_size": batch_size}
+    plan = plan_of({"evaluation": evaluation, "training": {"batch_size": 128}})
+    found = [issue for issue in plan.issues if issue.code == "learning.small_part"]
+    assert bool(found) == bool(told)
+    for issue in found:
+        assert told in issue.message
+        assert [op.value for op in issue.fix] == [128]
+
+
 def test_a_batch_above_the_part_becomes_the_usual_one_and_not_the_whole_part():
     plan = plan_of({"training": {"batch_size": 100_000}})
     issue = next(i for i in plan.issues if i.code == "learning.batch_above_samples")

@@ -1,7 +1,7 @@
 """Datasets, jobs, workers and tokens."""
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -14,10 +14,11 @@ from app.store.records import (
     Finish,
     Inspection,
     NewCheckpoint,
+    Restart,
 )
 from app.store.worker_records import JobRecord, WorkerState
 
-from .conftest import World
+from .conftest import World, new_run
 
 READY = Inspection(
     state="ready",
@@ -109,6 +110,42 @@ class TestDatasets:
         assert second.dataset.fingerprint == first.dataset.fingerprint == {"sha256": "weather"}
         assert second.extra_datasets["spring"].fingerprint == {"sha256": "spring"}
         assert other.dataset.fingerprint == {"sha256": "changed"}
+
+    def test_a_file_that_is_another_one_since_a_run_trained_is_known(self, world: World) -> None:
+        def found(name: str, **fingerprint: Any) -> None:
+            world.store.datasets.register(name, f"{name}.h5")
+            inspection = replace(READY, fingerprint=fingerprint)
+            world.store.jobs.finish(job_of(world).id, world.worker, inspection=inspection)
+
+        def others_since(run_id: int) -> set[str]:
+            return set(world.store.datasets.others_since(run_id))
+
+        world.store.jobs.finish(job_of(world).id, world.worker, inspection=READY)
+        for name in ("weather", "spring"):
+            found(name, size=1, sha256=name, mtime_ns=1)
+        split = {"method": "datasets", "validation": "spring"}
+        lease = world.running(spec={"data": {"dataset": "weather", "split": split}})
+        world.store.leases.finish(lease.token, Finish(Reason.completed, ""))
+        found("weather", size=1, sha256="weather", mtime_ns=2)
+        assert others_since(lease.run_id) == set()
+        found("spring", size=1, sha256="another", mtime_ns=2)
+        assert others_since(lease.run_id) == {"spring"}
+        found("weather", size=2, sha256="weather", mtime_ns=2)
+        assert others_since(lease.run_id) == {"spring", "weather"}
+
+    @pytest.mark.parametrize(("kind", "expected"), [("full", {"weather"}), ("weights", set())])
+    def test_one_that_never_trained_goes_by_what_it_was_to_carry_on(
+        self, world: World, kind: str, expected: set[str]
+    ) -> None:
+        world.store.jobs.finish(job_of(world).id, world.worker, inspection=READY)
+        lease = world.running()
+        world.store.leases.finish(lease.token, Finish(Reason.completed, ""))
+        order = Restart(lease.run_id, "latest", {"kind": kind}, force=True)
+        child = world.store.runs.restart(order, new_run())[0]
+        changed = replace(READY, fingerprint={"size": 2, "sha256": "another"})
+        world.store.datasets.register("weather", "weather.h5")
+        world.store.jobs.finish(job_of(world).id, world.worker, inspection=changed)
+        assert world.store.datasets.others_since(child.id) == expected
 
     def test_one_that_a_split_reads_is_not_forgotten_and_its_finding_is_dropped(
         self, world: World

@@ -4,7 +4,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from app.guard.derived import device_of, evaluated_samples, history_of, looks_of, sizes_of, steps_of
+from app.guard.derived import (
+    device_of,
+    enough_samples,
+    evaluated_samples,
+    history_of,
+    looks_of,
+    sizes_of,
+    steps_of,
+)
 from app.guard.facts import Facts, known
 from app.guard.rule import Finding, rule
 from app.guard.rules.lost import MOST_LOST_SECONDS
@@ -105,8 +113,9 @@ def _rarer_evaluation(spec: RunSpec, facts: Facts, found: _Evaluating) -> dict[s
         rarer = spec.model_copy(update={"evaluation": wanted.model_copy(update=update)})
         if _evaluating(rarer, facts).share <= MOST_EVALUATION:
             return by_epochs
-    batches = found.most_samples // (found.looks * evaluation_batch(wanted, spec.training))
-    if batches:
+    batch = evaluation_batch(wanted, spec.training)
+    batches = found.most_samples // (found.looks * batch)
+    if batches * batch >= enough_samples(spec):
         return {"/evaluation/max_batches": batches}
     epochs, most_looks = spec.training.epochs, found.most_samples // found.samples
     return by_epochs | {"/evaluation/every_epochs": epochs // (most_looks + 1) + 1}

@@ -3,16 +3,14 @@
 import math
 from collections.abc import Iterator
 
-from app.guard.derived import sizes_of
+from app.guard.derived import enough_samples, evaluated_samples, sizes_of
 from app.guard.facts import Facts
 from app.guard.rule import Finding, rule
 from app.guard.wording import share
-from app.spec.arithmetic import steps_per_epoch
+from app.spec.arithmetic import evaluation_batch, steps_per_epoch
 from app.spec.run import RunSpec
 
 LARGEST_HELD_OUT = 0.25
-# A mean over so many samples is off by 5 % of their spread by chance; larger batches ask no more.
-ENOUGH_SAMPLES = 400
 
 
 @rule(
@@ -95,9 +93,21 @@ def nothing_is_best(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     stands_on="The standard error of a mean falls with the square root of the samples.",
 )
 def small_part(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """A validation or test part has at least as many samples as a batch, or 400."""
-    sizes, batch = sizes_of(spec, facts), spec.training.batch_size
-    wanted = min(batch, ENOUGH_SAMPLES)
+    """What is evaluated has at least as many samples as a batch, or 400."""
+    sizes, wanted = sizes_of(spec, facts), enough_samples(spec)
+    looked = evaluated_samples(spec, sizes.validation)
+    if 0 < looked < min(wanted, sizes.validation):
+        yield Finding(
+            ("evaluation", "max_batches"),
+            f"An evaluation looks at {looked:,} of {sizes.validation:,} samples, fewer than "
+            f"{wanted:,}.",
+            _by_chance(looked),
+            {
+                "/evaluation/max_batches": math.ceil(
+                    wanted / evaluation_batch(spec.evaluation, spec.training)
+                )
+            },
+        )
     if wanted > sum(sizes) * LARGEST_HELD_OUT:
         return  # of such a dataset no part can have as many
     for name in ("validation", "test"):
@@ -109,10 +119,17 @@ def small_part(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         yield Finding(
             ("data", "split", field) if hasattr(spec.data.split, field) else ("data", "split"),
             f"The {name} part has {samples:,} samples, fewer than {wanted:,}.",
-            f"A score over {samples:,} samples is off by about {share(samples**-0.5)} of their "
-            "spread by chance alone; checkpoints that are closer than that cannot be told apart.",
+            _by_chance(samples),
             {f"/data/split/{field}": enough} if hasattr(spec.data.split, field) else {},
         )
+
+
+def _by_chance(samples: int) -> str:
+    return (
+        f"A score over {samples:,} {'sample' if samples == 1 else 'samples'} is off by about "
+        f"{share(samples**-0.5)} of their spread by chance alone; checkpoints that are closer than "
+        "that cannot be told apart."
+    )
 
 
 RULES = (empty_part, no_training_steps, no_validation, nothing_is_best, small_part)
