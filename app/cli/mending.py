@@ -34,20 +34,24 @@ class Mended:
 def mend(request: Document, planned: Planner, *, warnings: bool = False) -> Mended:
     """Apply the fixes of every error, and those of what comes then; risks accepted are left.
 
-    So is what is only warned of, for it may be what was meant; `warnings`: mended too.
+    So is what is only warned of, for it may be what was meant; `warnings`: mended too, after the
+    errors, since what their fixes make of the request may need another number.
     """
     mended = Mended(request, planned(request))
+    for severities in [{"error"}, {"error", "warning"}][: 1 + warnings]:
+        _apply_rounds(mended, planned, severities)
+    return mended
+
+
+def _apply_rounds(mended: Mended, planned: Planner, severities: set[str]) -> None:
     for _ in range(MOST_ROUNDS):
-        found = [
-            issue for issue in mended.plan["issues"] if warnings or issue["severity"] == "error"
-        ]
+        found = [issue for issue in mended.plan["issues"] if issue["severity"] in severities]
         changed, applied = _apply_fixes(mended.request, found)
         if changed == mended.request:
             break
         mended.request, mended.plan = changed, planned(changed)
         mended.rounds += 1
         mended.issues += applied
-    return mended
 
 
 def _apply_fixes(request: Document, issues: list[Document]) -> tuple[Document, list[Document]]:

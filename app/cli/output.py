@@ -116,12 +116,12 @@ def print_facts(facts: Sequence[tuple[str, object]]) -> None:
 
 
 def number(value: object) -> str:
-    """Four significant digits; a dash for nothing."""
+    """Four significant digits, or all before the point up to 9; a dash for nothing."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "–"
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def metric_line(values: Mapping[str, object]) -> str:

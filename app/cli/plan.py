@@ -131,14 +131,16 @@ def _mend(
     mended = mend(request, ask, warnings=warnings)
     before, after = before_and_after(source, mended.request)
     diff = diff_of(before, after, source.name, f"{target[0] if target else source.name} (mended)")
-    if target is not None:
-        in_place = target[0].exists()  # -o writes new files only
+    in_place = target is not None and target[0].exists()  # -o writes new files only
+    written = None
+    if target is not None and (diff or not in_place):
         if in_place and not keeps_look(source, mended.request):
             raise CommandFailed(
                 f"{source.name} cannot be changed in place without losing its comments and quotes; "
                 "-o FILE writes another file."
             )
-        _write(target[0], written_as(target[1], source, mended.request))
+        written = target[0]
+        _write(written, written_as(target[1], source, mended.request))
     if as_json:
         print_json(
             {
@@ -148,12 +150,12 @@ def _mend(
                 "request": mended.request,
                 "diff": "\n".join(diff),
                 "plan": mended.plan,
-                "written": str(target[0]) if target else None,
+                "written": str(written) if written else None,
             }
         )
     else:
         _print_diff(diff)
-        _print_outcome(mended, target[0] if target else None, warnings=warnings)
+        _print_outcome(mended, written, warnings=warnings)
     if not mended.is_accepted:
         raise typer.Exit(ExitCode.refused)
 

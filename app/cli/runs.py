@@ -129,6 +129,7 @@ def show(run_id: RunId, as_json: JsonOption = False) -> None:
 
 def _facts(run: Document, memory: Document) -> list[tuple[str, object]]:
     progress = run.get("progress") or {}
+    left = progress.get("eta_seconds") if run["state"] == "running" else None
     children = ", ".join(str(child) for child in run["child_ids"])
     return [
         ("reason", run.get("reason")),
@@ -144,7 +145,7 @@ def _facts(run: Document, memory: Document) -> list[tuple[str, object]]:
         ("memory", _memory(memory)),
         ("progress", _steps(progress) if progress else None),
         ("speed", _speed(progress)),
-        ("time left", duration(progress["eta_seconds"]) if progress.get("eta_seconds") else None),
+        ("time left", duration(left) if left else None),
         ("loss", number(progress["loss"]) if progress.get("loss") is not None else None),
         ("created", ago(run["created_at"])),
         ("took", between(run["started_at"], run["finished_at"]) if run["started_at"] else None),
@@ -155,9 +156,8 @@ def _facts(run: Document, memory: Document) -> list[tuple[str, object]]:
 def _memory(memory: Document) -> str:
     """What was planned, and what an attempt has measured; empty where neither is known."""
     told = (("planned_bytes", "planned"), ("measured_bytes", "at the peak"))
-    return ", ".join(
-        f"{size(memory[name])} {words}" for name, words in told if memory[name] is not None
-    )
+    listed = [f"{size(memory[name])} {words}" for name, words in told if memory[name] is not None]
+    return f"{', '.join(listed)}, above the imports" if listed else ""
 
 
 def _row(run: Document) -> tuple[object, ...]:

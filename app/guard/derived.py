@@ -17,6 +17,8 @@ from app.spec.run import RunSpec
 
 # A mean over so many samples is off by 5 % of their spread by chance; larger batches ask no more.
 ENOUGH_SAMPLES = 400
+# Less than this in a whole run is no loss, whatever share it is: trials may look, save and wait.
+LEAST_LOSS_SECONDS = 60.0
 
 
 def named_datasets(spec: RunSpec) -> Iterator[tuple[Loc, str]]:

@@ -14,6 +14,8 @@ from app.spec.layers import Document
 from app.spec.run import RunSpec
 
 Strictness = Literal["enforce", "warn"]
+# So much of a code is right where it was only misspelt.
+MEANT = 0.75
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,12 @@ def _risk_issues(spec: RunSpec, request: Document, rules: Sequence[Rule]) -> Ite
     """accept_risks names rules that there are, and that may be overridden."""
     codes = {rule.code: rule.overridable for rule in rules}
     groups = {f"{rule.topic}.*" for rule in rules if rule.overridable}
-    good = [code for code in spec.accept_risks if codes.get(code) or code in groups]
+    good = [*(code for code, may_be in codes.items() if may_be), *groups]
+    meant = [
+        code if code in good else None if code in codes else closest_code(code, good)
+        for code in spec.accept_risks
+    ]
+    mended = list(dict.fromkeys(code for code in meant if code is not None))
     for position, code in enumerate(spec.accept_risks):
         if code in good:
             continue
@@ -99,7 +106,7 @@ def _risk_issues(spec: RunSpec, request: Document, rules: Sequence[Rule]) -> Ite
             if firm
             else "A risk nobody knows cannot be accepted. `stoker rules` lists the codes; the "
             f"groups are {', '.join(sorted(groups))}.",
-            fix=patch_for(request, {"/accept_risks": good}),
+            fix=patch_for(request, {"/accept_risks": mended}),
         )
 
 
@@ -112,6 +119,7 @@ def _unknown(code: str, known: Sequence[str]) -> str:
 def closest_code(code: str, known: Sequence[str]) -> str | None:
     """The code that somebody may have meant, also one without its topic or with another."""
     names = {one.split(".")[-1]: one for one in known}
-    close = get_close_matches(code, known, n=1)
-    close = close or [names[n] for n in get_close_matches(code.split(".")[-1], list(names), n=1)]
+    name = code.split(".")[-1]
+    close = get_close_matches(code, known, n=1, cutoff=MEANT)
+    close = close or [names[n] for n in get_close_matches(name, list(names), n=1, cutoff=MEANT)]
     return close[0] if close else None

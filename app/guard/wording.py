@@ -16,7 +16,7 @@ def duration(seconds: float) -> str:
     for unit, name in ((86_400, "days"), (3_600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:,.1f} {name}"
-    return f"{seconds:,.1f} seconds"
+    return f"{seconds:,.1f} seconds" if seconds >= 1 else f"{seconds:.2g} seconds"
 
 
 def share(part: float) -> str:

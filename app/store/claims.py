@@ -70,7 +70,6 @@ def take(
             retry_at=None,
             phase=None,
             progress=_starting_again(run.progress),
-            result=None,
             started_at=now if run.started_at is None else run.started_at,
             version=runs.c.version + 1,
             last_event_seq=runs.c.last_event_seq + 1,

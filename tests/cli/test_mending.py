@@ -25,6 +25,20 @@ def test_what_a_preset_brings_is_not_written_down_where_the_preset_is_changed():
     assert "batch_size" not in mended.request.get("training", {})
 
 
+def test_warnings_are_mended_by_what_the_errors_left():
+    """A rate for an effective batch that is refused is no rate for the one that takes its place."""
+
+    def planned(request: dict[str, Any]) -> dict[str, Any]:
+        plan = make_plan(request, world(), CATALOG)
+        return {"issues": [issue.model_dump(mode="json") for issue in plan.issues]}
+
+    training = {"batch_size": 512, "gradient_accumulation_steps": 64, "drop_last": True}
+    asked = {**REQUEST, "training": training, "optimizer": {"lr": 0.5}}
+    usual = mend(mend(asked, planned).request, planned, warnings=True)
+    at_once = mend(asked, planned, warnings=True)
+    assert at_once.request == usual.request
+
+
 @pytest.mark.parametrize(
     ("text", "kept"),
     [

@@ -113,9 +113,9 @@ def test_ls_and_show(cli, api, run_id):
 @pytest.mark.parametrize(
     ("planned", "measured", "line"),
     [
-        (2**20, None, "1.0 MiB planned"),
-        (2**20, 3 * 2**19, "1.0 MiB planned, 1.5 MiB at the peak"),
-        (None, 2**20, "1.0 MiB at the peak"),
+        (2**20, None, "1.0 MiB planned, above the imports"),
+        (2**20, 3 * 2**19, "1.0 MiB planned, 1.5 MiB at the peak, above the imports"),
+        (None, 2**20, "1.0 MiB at the peak, above the imports"),
         (None, None, None),
     ],
 )

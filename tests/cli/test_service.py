@@ -194,7 +194,7 @@ def test_logs_metrics_and_checkpoints(cli, up, finished_run):
     assert "latest" in cli("checkpoints", run_id).out
     shown = cli("show", run_id).out
     assert shown.count("val_mae") >= 1
-    assert re.search(r"  memory +\S+ MiB planned, \S+ MiB at the peak\n", shown)
+    assert re.search(r"  memory +\S+ MiB planned, \S+ MiB at the peak, above the imports\n", shown)
 
 
 def everything_on(terminal: int) -> str:

@@ -70,6 +70,13 @@ def test_the_time_of_reading_is_told_where_the_inspection_measured_it():
     assert "its inspection read" not in why(None)
 
 
+@pytest.mark.parametrize(("rate", "found"), [(2.0e6, True), (2.0e12, False), (None, True)])
+def test_a_minute_in_the_whole_run_is_no_loss(rate, found):
+    asked = loader(shuffle="full", chunk_size="1GiB")
+    data = weather(**{**vars(SQUEEZED), "read_bytes_per_second": rate})
+    assert (CODE in codes(plan_of(asked, world(data)))) == found
+
+
 SAMPLES, GROUP = 100_000, 16_384
 
 

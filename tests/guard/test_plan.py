@@ -138,6 +138,32 @@ def test_a_risk_that_nobody_knows_is_asked_back(code):
     assert meant.get(code, "no rule") in issue.message
 
 
+@pytest.mark.parametrize(
+    ("asked", "mended"),
+    [
+        (["learning.never_anneal"], ["learning.never_anneals"]),
+        (["speed.*", "sped.*"], ["speed.*"]),
+        (["speed.everything", "learning.never_anneals"], ["learning.never_anneals"]),
+        (["correctness.patch_size"], []),
+        (["corectness.patch_size"], []),
+    ],
+)
+def test_a_misspelt_risk_becomes_what_was_meant_and_never_one_that_cannot_be_accepted(
+    asked, mended
+):
+    issue = plan_of({"accept_risks": asked}).errors[0]
+    (operation,) = issue.fix
+    assert operation.value == mended
+
+
+def test_the_array_that_is_the_target_is_not_offered_as_an_input():
+    plan = plan_of({"data": {"inputs": ["target"]}})
+    (issue,) = plan.errors
+    assert issue.code == "correctness.unknown_array"
+    assert "Did you mean" not in issue.message
+    assert "data.inputs and data.targets name arrays" in issue.why
+
+
 def test_the_sentence_of_an_invalid_dataset_is_that_of_its_inspection():
     torn = DatasetFacts("bad", "invalid", problems=("The file is truncated.",))
     plan = plan_of({"data": {"dataset": "bad"}}, world(torn))

@@ -22,7 +22,7 @@ FIELDS = {
 }
 WEATHER = DatasetFacts(
     "weather", "ready", 4020, FIELDS, size_bytes=87_000_000, window_steps={}, network=False,
-    read_bytes_per_second=2e9,
+    read_bytes_per_second=2e6,
 )  # fmt: skip
 HOST = HostFacts(
     memory_bytes=24 * GIB, available_bytes=20 * GIB, cores=2, slots=1,

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from app.guard.derived import (
+    LEAST_LOSS_SECONDS,
     device_of,
     enough_samples,
     evaluated_samples,
@@ -28,8 +29,6 @@ MOST_CHECKPOINTING = 0.02
 # the wait for the device, which was not measured. A rule of speed has to save 5 %.
 LOG_POINT_SECONDS = 0.0005
 LEAST_SAVED = 0.05
-# Less than this in a whole run is no loss, whatever share it is: trials may look and save often.
-LEAST_LOSS_SECONDS = 60.0
 
 
 @dataclass(frozen=True)

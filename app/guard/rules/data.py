@@ -91,14 +91,17 @@ def unknown_array(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     for loc, dataset, array in _arrays(spec, facts):
         if array in dataset.fields:
             continue
-        close = get_close_matches(array, list(dataset.fields), n=1, cutoff=0.5)
+        spare = set(dataset.fields).difference(spec.data.inputs, spec.data.targets)
+        close = get_close_matches(array, sorted(spare), n=1, cutoff=0.5)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         there = ", ".join(sorted(dataset.fields)) or "none"
         in_list = loc[1] in ("inputs", "targets")
         yield Finding(
             loc,
             f"The dataset {dataset.name!r} has no array {array!r}; it has {there}.{hint}",
-            "The run would have nothing to read.",
+            "data.inputs and data.targets name arrays of the file, by default 'features' (samples, "
+            "time, features) and 'targets' (samples, horizon). Arrays of text, of single values "
+            "and of other lengths than the rest are left out.",
             {f"/data/{loc[1]}": [close[0]]} if close and in_list else {},
         )
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-from app.guard.derived import dataset_of
+from app.guard.derived import LEAST_LOSS_SECONDS, dataset_of, sizes_of, steps_of
 from app.guard.facts import DatasetFacts, Facts, FieldFacts, known
 from app.guard.memory import MemoryPlan, fields_of, memory_plan, order_of
 from app.guard.memory_fit import with_values
 from app.guard.rule import Finding, Loc, rule
 from app.guard.wording import duration, size
-from app.spec.arithmetic import block_samples
+from app.spec.arithmetic import block_samples, steps_per_epoch
 from app.spec.data import ChunkedLoader
 from app.spec.residency import PIECE_BYTES
 from app.spec.run import RunSpec
@@ -151,14 +151,17 @@ def _is_read_about_once(spec: RunSpec, facts: Facts) -> bool:
     measured_by="random_reads_of_chunks",
 )
 def random_reads_of_chunks(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """The chunks of a file are read about once in an epoch, whatever the order of its rows."""
+    """The chunks of a file are read about once in an epoch, or cost less than a minute in all."""
     reading = reading_of(spec, facts)
     if reading is None:
         return
     factor = _amplification(spec, facts)
     if factor <= MOST_AMPLIFICATION:
         return
-    dataset = dataset_of(spec, facts)
+    dataset, plan = dataset_of(spec, facts), memory_plan(spec, facts)
+    once = _reading_seconds(plan, dataset)
+    if once is not None and (factor - 1) * once * _epochs(spec, facts) <= LEAST_LOSS_SECONDS:
+        return
     squeezed = any(array.compression for array in fields_of(spec, dataset))
     done = "read and decompressed" if squeezed else "read"
     fix = _gathered(spec, facts, _is_read_about_once)
@@ -166,7 +169,7 @@ def random_reads_of_chunks(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         _place(fix),
         f"Every epoch would read the file about {factor:,.1f} times over.",
         f"It is stored in chunks that can only be {done} whole, and {_told(reading)}."
-        + _reading_time(memory_plan(spec, facts), dataset, factor)
+        + _reading_time(dataset, once, factor)
         + _instead(fix, spec, facts),
         fix,
     )
@@ -197,11 +200,22 @@ def _instead(fix: dict[str, Any], spec: RunSpec, facts: Facts) -> str:
     return f" With the fix it is about {after:,.1f} times; a file without chunks is read once."
 
 
-def _reading_time(plan: MemoryPlan, dataset: DatasetFacts, factor: float) -> str:
-    """What the factor comes to at the rate of the inspection, where there is one."""
+def _epochs(spec: RunSpec, facts: Facts) -> float:
+    epoch_steps = steps_per_epoch(spec.training, sizes_of(spec, facts).training)
+    return steps_of(spec, facts) / max(1, epoch_steps)
+
+
+def _reading_seconds(plan: MemoryPlan, dataset: DatasetFacts) -> float | None:
+    """What an epoch takes to read once at the rate of the inspection; None where there is none."""
     if dataset.read_bytes_per_second is None:
+        return None
+    return plan.need.train_samples * plan.need.sample_bytes / dataset.read_bytes_per_second
+
+
+def _reading_time(dataset: DatasetFacts, once: float | None, factor: float) -> str:
+    """What the factor comes to."""
+    if once is None or dataset.read_bytes_per_second is None:
         return ""
-    once = plan.need.train_samples * plan.need.sample_bytes / dataset.read_bytes_per_second
     return (
         f" At the {size(dataset.read_bytes_per_second)} a second that its inspection read, an "
         f"epoch waits {duration(factor * once)} for its data and not {duration(once)}."
