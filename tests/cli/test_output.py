@@ -14,7 +14,7 @@ from app.client import Event
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0.00012345, "0.0001234"), (29.123, "29.12"), (144, "144"), (1234567, "1,234,567"),
-     (3456789.0, "3,456,789"), (None, "–"), (True, "–")],
+     (3456789.0, "3,456,789"), (-7.838283e17, "-7.838e+17"), (None, "–"), (True, "–")],
 )  # fmt: skip
 def test_numbers(value, text):
     assert number(value) == text

@@ -174,6 +174,10 @@ def test_in_place_is_asked_for_by_name(cli, api, written):
     assert written.read_text() == MENDED
     assert written.stat().st_mode & 0o777 == 0o640
     assert [path.name for path in written.parent.iterdir()] == ["spec.yaml"]
+    before = written.stat().st_ino
+    again = cli("plan", "--fix", "--in-place", str(written))
+    assert (again.code, "Written" in again.out) == (0, False)
+    assert written.stat().st_ino == before
 
 
 def test_what_has_no_fix_is_said_and_the_rest_is_mended(cli, api, written):

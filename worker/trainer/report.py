@@ -181,5 +181,5 @@ def not_finite(what: str, value: float, step: int, lr: float) -> TrainerError:
         Reason.nonfinite,
         f"The {what} became {value} at or before step {step}; checkpoints hold only finite "
         f"weights. Lower optimizer.lr (it was {lr:.3g}), set training.clip_grad_norm, or look for "
-        "extreme values in the data, and restart the run, from its latest checkpoint if it has one.",
+        "extreme values in the data, and restart the run (from its latest checkpoint, if any).",
     )
