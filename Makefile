@@ -32,7 +32,7 @@ fmt: $(DEVELOPMENT) ## put the code into its one format
 	@$(BIN)/ruff check --quiet --fix
 	@$(BIN)/ruff format --quiet
 
-bench: $(RUNTIME) ## measure this machine: rules, submission, stop latency, agent, demo
+bench: $(RUNTIME) ## measure this machine: rules, submission, stop, restart, agent, demo
 	@$(BIN)/python -m benchmarks
 
 clean: ## remove the environment and everything that was generated

@@ -12,13 +12,14 @@ from benchmarks import (
     api_figures,
     claims_figures,
     demo_figures,
+    restart_figures,
     rules_figures,
     stop_figures,
 )
 from benchmarks.bench_service import bench_service
 from benchmarks.figures import Figure, as_json, print_table
 
-PARTS = ("rules", "api", "stop", "agent", "claims", "demo")
+PARTS = ("rules", "api", "stop", "restart", "agent", "claims", "demo")
 
 
 def main() -> int:
@@ -40,7 +41,7 @@ def measure(parts: tuple[str, ...]) -> list[Figure]:
     figures: list[Figure] = []
     if "rules" in parts:
         figures += rules_figures.measure()
-    if set(parts) & {"api", "stop", "agent", "claims"}:
+    if set(parts) & {"api", "stop", "restart", "agent", "claims"}:
         figures += _of_the_service(parts)
     if "demo" in parts:
         figures += demo_figures.measure()
@@ -57,6 +58,8 @@ def _of_the_service(parts: tuple[str, ...]) -> list[Figure]:
         with service.worker() as agent:
             if "stop" in parts:
                 figures += stop_figures.measure(service)
+            if "restart" in parts:
+                figures += restart_figures.measure(service)
             if "agent" in parts:
                 figures += agent_figures.measure(service, agent)
             if "claims" in parts:
