@@ -46,23 +46,27 @@ def make_view() -> View:
 class Teller:
     """Tells a view what events say; `indent` goes before every note.
 
-    Progress counts only while the run runs: what is left of an attempt that died is not shown.
+    Progress counts only while the run runs: what is left of an attempt that died is not shown, nor
+    what is older than the last note of its attempt.
     """
 
     def __init__(self, view: View, indent: str = "") -> None:
         self._view = view
         self._indent = indent
         self._is_running = False
+        self._noted_step = 0
 
     def tell(self, event: "Event") -> None:
         if event.kind == "progress":
-            if self._is_running:
+            if self._is_running and (event.data.get("step") or 0) >= self._noted_step:
                 self._view.progress(event.data)
             return
         if note := note_of(event.kind, event.data):
             self._view.note(self._indent + note[0], note[1])
+            self._noted_step = event.data.get("step") or self._noted_step
         if event.kind == "state":
             self._is_running = event.data["to"] == "running"
+            self._noted_step = 0
             self._view.doing("starting" if self._is_running else event.data["to"])
         elif event.kind == "phase" and self._is_running:
             self._view.doing(event.data["phase"])

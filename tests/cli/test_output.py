@@ -137,6 +137,29 @@ def test_what_a_dead_attempt_left_is_not_shown():
     assert view.told == ["starting", "building", "training 5", "queued"]
 
 
+def test_figures_older_than_what_was_noted_are_not_shown():
+    """Progress is told less often than checkpoints are, and may come after a newer one."""
+    view = Remembered()
+    teller = Teller(view)
+
+    def training(step: int) -> Event:
+        return Event(None, "progress", {"phase": "training", "step": step})
+
+    for event in (
+        Event(1, "state", {"to": "running"}),
+        training(90),
+        Event(2, "checkpoint", {"action": "saved", "step": 128}),
+        training(91),
+        training(128),
+        Event(3, "state", {"to": "queued"}),
+        Event(4, "state", {"to": "running"}),
+        training(100),
+    ):
+        teller.tell(event)
+    steps = [told for told in view.told if told.startswith("training")]
+    assert steps == ["training 90", "training 128", "training 100"]
+
+
 def test_a_live_view_shows_no_steps_where_none_are_counted(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("TERM", "xterm")
