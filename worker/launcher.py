@@ -16,6 +16,7 @@ import ctypes
 import fcntl
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -33,6 +34,7 @@ LOCK_RETRY_SECONDS = 0.1
 # One that only waits goes first of all.
 TRAINER_OOM_SCORE_ADJ = "500"
 STANDBY_OOM_SCORE_ADJ = "1000"
+STANDBY_READY = b"ready\n"
 TRAINER_COMMAND = [sys.executable, "-P", "-m", "worker.trainer"]
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -110,7 +112,12 @@ def move_to(folder: Path) -> None:
 
 
 def start_trainer(
-    command: list[str], environment: dict[str, str], oom_score_adj: str, stdin: int
+    command: list[str],
+    environment: dict[str, str],
+    oom_score_adj: str,
+    *,
+    stdin: int,
+    stdout: int | None = None,
 ) -> "subprocess.Popen[bytes]":
     """Start a trainer in a session of its own, bound to this process's life."""
     launcher = os.getpid()
@@ -124,6 +131,7 @@ def start_trainer(
     return subprocess.Popen(
         command,
         stdin=stdin,
+        stdout=stdout,
         env=environment,
         start_new_session=True,
         preexec_fn=bind_to_launcher,  # safe, since this process has one thread
@@ -134,24 +142,35 @@ def start_standby(command: list[str]) -> "subprocess.Popen[bytes] | None":
     """Start a trainer ahead of its attempt; None where that fails, and one starts when it comes."""
     try:
         return start_trainer(
-            [*command, "--standby"], dict(os.environ), STANDBY_OOM_SCORE_ADJ, subprocess.PIPE
+            [*command, "--standby"],
+            dict(os.environ),
+            STANDBY_OOM_SCORE_ADJ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
     except (OSError, subprocess.SubprocessError):
         return None
 
 
 def hand_over(standby: "subprocess.Popen[bytes]", attempt: Attempt) -> bool:
-    """Give the attempt to the trainer that waits for one; False, and it is gone, if it cannot."""
+    """Give the attempt to the trainer that waits for one; False, and it is gone, if it does not.
+
+    One that still imports does so at idle priority, and might for minutes.
+    """
     order = {"attempt_dir": str(attempt.attempt_dir), "environment": attempt.environment}
-    assert standby.stdin is not None  # noqa: S101 - a pipe was asked for
+    assert standby.stdin is not None and standby.stdout is not None  # noqa: S101, PT018 - pipes
+    is_ready = bool(select.select([standby.stdout], [], [], 0)[0])
     try:
-        Path(f"/proc/{standby.pid}/oom_score_adj").write_text(TRAINER_OOM_SCORE_ADJ)
-        standby.stdin.write(json.dumps(order).encode() + b"\n")
-        standby.stdin.close()
+        if is_ready and standby.stdout.readline() == STANDBY_READY:
+            Path(f"/proc/{standby.pid}/oom_score_adj").write_text(TRAINER_OOM_SCORE_ADJ)
+            standby.stdin.write(json.dumps(order).encode() + b"\n")
+            standby.stdin.close()
+            return standby.poll() is None
     except OSError:
-        standby.kill()
-        standby.wait()
-    return standby.poll() is None
+        pass  # it has just died
+    standby.kill()
+    standby.wait()
+    return False
 
 
 def supervise(
@@ -223,26 +242,32 @@ def write_atomically(path: Path, document: dict[str, Any]) -> None:
     temporary.replace(path)
 
 
+def begin(
+    command: list[str], standby: "subprocess.Popen[bytes] | None", attempt: Attempt
+) -> "subprocess.Popen[bytes]":
+    """The attempt's trainer: the one that waits, or a new one."""
+    if standby is not None and hand_over(standby, attempt):
+        return standby
+    return start_trainer(
+        [*command, str(attempt.attempt_dir)],
+        attempt.environment,
+        TRAINER_OOM_SCORE_ADJ,
+        stdin=subprocess.DEVNULL,
+    )
+
+
 def run(command: list[str], standby: "subprocess.Popen[bytes] | None", control: Control) -> None:
     """Wait for the attempt and see it through; the locks end with this process."""
     attempt = wait_for_attempt(control)
     if attempt is None:
         return
-    locks = take_locks(attempt, control)
-    if locks is None:
-        return
     started_at = time.time()
     try:
         move_to(attempt.attempt_dir)
-        if standby is not None and hand_over(standby, attempt):
-            trainer = standby
-        else:
-            trainer = start_trainer(
-                [*command, str(attempt.attempt_dir)],
-                attempt.environment,
-                TRAINER_OOM_SCORE_ADJ,
-                subprocess.DEVNULL,
-            )
+        locks = take_locks(attempt, control)
+        if locks is None:
+            return
+        trainer = begin(command, standby, attempt)
     except (OSError, subprocess.SubprocessError) as error:
         why = f"the trainer could not be started: {error}"
         control.tell(failed=why, errno=getattr(error, "errno", None))

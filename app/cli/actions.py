@@ -203,6 +203,7 @@ def _explain_carry(carry: dict[str, Any] | None) -> None:
         return
     typer.echo(f"  {said[carry['kind']]}")
     if carry["kind"] == "weights":
-        differ = ", ".join(path.strip("/").replace("/", ".") for path in carry["changed"])
-        typer.echo(f"  These differ from its parent's: {differ}.")
+        files = {"/data/dataset": "data.dataset, or the file behind it"}
+        differ = [files.get(path, path.strip("/").replace("/", ".")) for path in carry["changed"]]
+        typer.echo(f"  These differ from its parent's: {'; '.join(differ)}.")
         typer.echo(f"  These start anew: {', '.join(carry['starts_anew'])}.")

@@ -121,9 +121,10 @@ def show(run_id: RunId, as_json: JsonOption = False) -> None:
         return
     typer.echo(f"Run {run['id']} {_named(run)}is {run['status']}.")
     print_facts(_facts(run, memory))
+    # A run that was killed has told no result, but what was best until then.
+    result = run.get("result") or {"best": (run.get("progress") or {}).get("best")}
     for name in ("best", "last", "test"):
-        values = (run.get("result") or {}).get(name)
-        if values:
+        if values := result.get(name):
             typer.echo(f"  {name:<10}  " + metric_line(values))
 
 

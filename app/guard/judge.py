@@ -85,7 +85,7 @@ def _issue(rule: Rule, finding: Finding, request: Document, accepted: bool, waiv
 def _risk_issues(spec: RunSpec, request: Document, rules: Sequence[Rule]) -> Iterator[Issue]:
     """accept_risks names rules that there are, and that may be overridden."""
     codes = {rule.code: rule.overridable for rule in rules}
-    groups = {f"{rule.topic}.*" for rule in rules if rule.overridable}
+    groups = sorted({f"{rule.topic}.*" for rule in rules if rule.overridable})
     good = [*(code for code, may_be in codes.items() if may_be), *groups]
     meant = [
         code if code in good else None if code in codes else closest_code(code, good)
@@ -105,7 +105,7 @@ def _risk_issues(spec: RunSpec, request: Document, rules: Sequence[Rule]) -> Ite
             why="What the rule finds would make the run wrong, not only slow."
             if firm
             else "A risk nobody knows cannot be accepted. `stoker rules` lists the codes; the "
-            f"groups are {', '.join(sorted(groups))}.",
+            f"groups are {', '.join(groups)}.",
             fix=patch_for(request, {"/accept_risks": mended}),
         )
 
@@ -118,7 +118,7 @@ def _unknown(code: str, known: Sequence[str]) -> str:
 
 def closest_code(code: str, known: Sequence[str]) -> str | None:
     """The code that somebody may have meant, also one without its topic or with another."""
-    names = {one.split(".")[-1]: one for one in known}
+    names = {one.split(".")[-1]: one for one in known if not one.endswith(".*")}
     name = code.split(".")[-1]
     close = get_close_matches(code, known, n=1, cutoff=MEANT)
     close = close or [names[n] for n in get_close_matches(name, list(names), n=1, cutoff=MEANT)]

@@ -1,14 +1,15 @@
 """Which run is claimed next, and what its new owner is told."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, exists, insert, or_, select, update
 
+from app.guard.carry import STARTS_ANEW, Carry
 from app.lifecycle import Intent, RunState
 from app.store.claimants import require_alive
-from app.store.datasets import pin_datasets
+from app.store.datasets import other_data, pin_datasets
 from app.store.records import Document, Lease, SlotOffer
 from app.store.restart_points import hold_first, origin_of, restore_points
 from app.store.run_rows import CLAIM_ORDER, awaited, awaited_is_active
@@ -70,6 +71,7 @@ def take(
             retry_at=None,
             phase=None,
             progress=_starting_again(run.progress),
+            result=None,
             started_at=now if run.started_at is None else run.started_at,
             version=runs.c.version + 1,
             last_event_seq=runs.c.last_event_seq + 1,
@@ -121,10 +123,22 @@ def _settled_restart(connection: Connection, run: Row[Any]) -> Document:
     """What a restart goes on from, settled when it is first claimed: who it waited for is over."""
     if run.attempt > 0:
         return {}
+    origin = origin_of(connection, run.id)
+    if origin.carry_kind == "full" and origin.parent_id is not None:
+        _lower_carry(connection, run, other_data(connection, origin.parent_id))
     source = hold_first(connection, origin_of(connection, run.id))
     if source is None:
         return {"restart_checkpoint_id": None, "restart_carry": None}
     return {"restart_checkpoint_id": source.checkpoint_id, "restart_carry": source.carry}
+
+
+def _lower_carry(connection: Connection, run: Row[Any], others: Collection[str]) -> None:
+    """To the weights alone, where data has become another since the restart was asked for."""
+    if not others:
+        return
+    changed = "/data/dataset" if run.dataset in others else "/data/split"
+    carry = Carry("weights", STARTS_ANEW, (*run.carry["changed"], changed))
+    connection.execute(update(runs).where(runs.c.id == run.id).values(carry=carry.as_json()))
 
 
 def _lease(

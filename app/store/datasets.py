@@ -77,10 +77,7 @@ class Datasets:
         A run that has not trained goes by what the one trained on whose state it was to carry on.
         """
         with self._database.read() as connection:
-            seen = _seen_by(connection, run_id)
-            named = datasets.c.name.in_(seen)
-            now = connection.execute(select(datasets.c.name, datasets.c.fingerprint).where(named))
-            return frozenset(row.name for row in now if _differ(seen[row.name], row.fingerprint))
+            return other_data(connection, run_id)
 
     def get(self, name: str) -> DatasetRecord:
         """NotFound when there is none of that name."""
@@ -137,6 +134,14 @@ def pin_datasets(connection: Connection, run_id: int) -> dict[str, DatasetRecord
     )
     rows = connection.execute(pinned.where(of_run))
     return {row.name: record_of(row, fingerprint=row.pinned) for row in rows}
+
+
+def other_data(connection: Connection, run_id: int) -> frozenset[str]:
+    """See Datasets.others_since."""
+    seen = _seen_by(connection, run_id)
+    named = datasets.c.name.in_(seen)
+    now = connection.execute(select(datasets.c.name, datasets.c.fingerprint).where(named))
+    return frozenset(row.name for row in now if _differ(seen[row.name], row.fingerprint))
 
 
 def _seen_by(connection: Connection, run_id: int | None) -> dict[str, Document]:

@@ -146,6 +146,7 @@ def test_a_risk_that_nobody_knows_is_asked_back(code):
         (["speed.everything", "learning.never_anneals"], ["learning.never_anneals"]),
         (["correctness.patch_size"], []),
         (["corectness.patch_size"], []),
+        (["correctness.*", "nonsense.*", "*"], []),
     ],
 )
 def test_a_misspelt_risk_becomes_what_was_meant_and_never_one_that_cannot_be_accepted(

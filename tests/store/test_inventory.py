@@ -147,6 +147,30 @@ class TestDatasets:
         world.store.jobs.finish(job_of(world).id, world.worker, inspection=changed)
         assert world.store.datasets.others_since(child.id) == expected
 
+    def test_a_file_that_changes_while_a_restart_waits_lowers_what_it_carries(
+        self, world: World
+    ) -> None:
+        world.store.jobs.finish(job_of(world).id, world.worker, inspection=READY)
+        lease = world.running()
+        path = f"runs/{lease.run_id}/attempt-1/checkpoints/step-1"
+        saved = NewCheckpoint(1, 0, path, 100, {}, world.clock.now)
+        world.store.leases.beat(lease.token, Beat(checkpoints=[saved]))
+        carry = {"kind": "full", "starts_anew": [], "changed": ["/training/epochs"]}
+        order = Restart(lease.run_id, "latest", carry, force=False)
+        child = world.store.runs.restart(order, new_run())[0]
+        world.store.leases.finish(lease.token, Finish(Reason.interrupted, ""))
+        changed = replace(READY, fingerprint={"size": 2, "sha256": "another"})
+        world.store.datasets.register("weather", "weather.h5")
+        world.store.jobs.finish(job_of(world).id, world.worker, inspection=changed)
+        begun = world.claim()
+        assert begun is not None
+        assert begun.run_id == child.id
+        assert [point.carry for point in begun.restore_points] == ["weights"]
+        told = world.store.runs.get(child.id).carry
+        assert told is not None
+        assert (told["kind"], told["changed"]) == ("weights", ["/training/epochs", "/data/dataset"])
+        assert "optimizer state" in told["starts_anew"]
+
     def test_one_that_a_split_reads_is_not_forgotten_and_its_finding_is_dropped(
         self, world: World
     ) -> None:

@@ -235,20 +235,6 @@ def test_a_run_that_nobody_may_claim_stays(world: World) -> None:
     assert world.store.runs.list(RunFilter(state=RunState.running), 5).data[0].id == paused.id
 
 
-def test_what_an_attempt_came_to_is_kept_until_another_tells_what_it_did(world: World) -> None:
-    reached = {"last": {"step": 40}, "best": {"step": 30}, "test": None}
-    lease = world.running()
-    world.store.runs.set_intent(lease.run_id, Intent.pause)
-    told = Finish(Reason.interrupted, "Paused.", final=Beat(result=reached))
-    assert world.store.leases.finish(lease.token, told).result == reached
-    world.store.runs.resume(lease.run_id)
-    second = world.claim()
-    assert second is not None
-    world.store.runs.set_intent(lease.run_id, Intent.kill)
-    run = world.store.leases.finish(second.token, Finish(Reason.killed, "The trainer was killed."))
-    assert (run.state, run.result) == (RunState.stopped, reached)
-
-
 def test_a_retry_is_told_and_keeps_what_was_reached(world: World) -> None:
     lease = world.running()
     progress = {"phase": "training", "step": 40, "iterations_per_second": 9.0, "eta_seconds": 5.0}

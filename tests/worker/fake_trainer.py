@@ -138,6 +138,8 @@ class FakeTrainer:
 
 
 def wait_for_attempt():
+    os.write(1, b"ready\n")
+    Path(os.environ["STOKER_HOME"], f"ready-{os.getpid()}").touch()
     line = sys.stdin.readline()
     if not line:
         sys.exit()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,6 +46,14 @@ def begin(tmp_path, standby):
         one.launched.close()
 
 
+SLOW = """
+import os, sys, time
+if sys.argv[-1] == "--standby":
+    time.sleep(600)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
 def waiting(standby):
     """The trainer that waits, once its launcher has started it."""
     (launcher,) = standby.pids()
@@ -52,8 +61,16 @@ def waiting(standby):
     return psutil.Process(trainer)
 
 
+def ready(standby):
+    """The trainer that waits, once it has said so."""
+    process = waiting(standby)
+    home = Path(process.environ()["STOKER_HOME"])
+    eventually((home / f"ready-{process.pid}").exists, "it says that it is ready")
+    return process
+
+
 def test_the_trainer_that_waited_gets_the_attempt(standby, begin):
-    waited = waiting(standby)
+    waited = ready(standby)
     one = begin({"steps": 3})
     assert one.hear("started") == waited.pid
     assert one.wait()["returncode"] == 0
@@ -65,12 +82,13 @@ def test_memory_is_taken_from_one_that_waits_before_any_that_trains(standby, beg
     waited = waiting(standby)
     score = Path(f"/proc/{waited.pid}/oom_score_adj")
     eventually(lambda: score.read_text() == "1000\n", "it may be ended at once")
+    ready(standby)
     begin(ENDLESS).hear("started")
     assert score.read_text() == "500\n"
 
 
 def test_the_device_is_told_with_the_attempt(standby, begin):
-    waited = waiting(standby)
+    waited = ready(standby)
     one = begin({"steps": 1}, CUDA_VISIBLE_DEVICES="GPU-1")
     assert one.hear("started") == waited.pid
     one.wait()
@@ -114,6 +132,30 @@ def test_a_launcher_that_died_is_replaced(standby, begin):
     one = begin({"steps": 3})
     assert one.launched.pid != launcher
     assert one.wait()["returncode"] == 0
+
+
+def test_one_that_is_not_ready_is_not_waited_for(tmp_path):
+    """It imports at idle priority: on busy cores that may take minutes."""
+    command = [sys.executable, "-c", SLOW, *FAKE_TRAINER]
+    slow = Standby(1, trainer_environment(tmp_path, gpu=None, threads=1), command)
+    slow.refill()
+    waited = waiting(slow)
+    one = Attempt(tmp_path, {"steps": 3})
+    one.launched = slow.launcher(one.plan.environment)
+    one.launched.begin(one.plan)
+    assert one.hear("started") != waited.pid
+    assert (one.wait()["returncode"], waited.is_running()) == (0, False)
+    one.launched.close()
+
+
+def test_what_cannot_be_kept_is_not_tried_at_every_beat(tmp_path):
+    short = Standby(1, trainer_environment(tmp_path, gpu=None, threads=1), FAKE_TRAINER)
+    short.refill()
+    (launcher,) = short.pids()
+    os.kill(launcher, signal.SIGKILL)
+    eventually(lambda: short.pids() == set(), "it is dead")
+    short.refill()
+    assert short.pids() == set()
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, None])

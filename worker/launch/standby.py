@@ -14,6 +14,8 @@ log = structlog.get_logger("stoker.worker")
 READ_LATE = frozenset({"CUDA_VISIBLE_DEVICES"})
 # A launcher kills its trainer at once; a process that hangs in the kernel is left to it.
 END_SECONDS = 5.0
+# After one that could not be started, or died: whatever ended it may end the next.
+RETRY_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Standby:
         self._command = command
         self._waiting: list[_Waiting] = []
         self._let_go: list[Launched] = []
+        self._not_before = 0.0  # monotonic
 
     def launcher(self, environment: Mapping[str, str]) -> Launched:
         """A launcher for an attempt, with a waiting trainer if one has the same environment.
@@ -53,12 +56,14 @@ class Standby:
         for waiting in list(self._waiting):
             if _early(waiting.environment) != _early(self._environment):
                 self._end(waiting)
+        if time.monotonic() < self._not_before:
+            return
         try:
             while len(self._waiting) < self._wanted:
                 launched = start_launcher(self._environment, self._command, standby=True)
                 self._waiting.append(_Waiting(self._environment, launched))
         except OSError as error:
-            log.warning("no trainer could be started ahead", why=str(error))
+            self._give_up(str(error))
 
     def pids(self) -> set[int]:
         """The living launchers that have no attempt."""
@@ -78,10 +83,15 @@ class Standby:
         self._waiting.remove(waiting)
         self._let_go.append(waiting.launched)
 
+    def _give_up(self, why: str) -> None:
+        self._not_before = time.monotonic() + RETRY_SECONDS
+        log.warning("no trainer stands by for a while", seconds=RETRY_SECONDS, why=why)
+
     def _forget_dead(self) -> None:
         for waiting in list(self._waiting):
-            if waiting.launched.returncode() is not None:
+            if (code := waiting.launched.returncode()) is not None:
                 self._end(waiting)
+                self._give_up(f"its launcher ended with exit code {code}")
         self._let_go = [one for one in self._let_go if one.returncode() is None]
 
 

@@ -17,11 +17,12 @@ AUTOGROUP_TRIES = 20
 def wait_for_attempt() -> Path:
     """The attempt's folder, which comes as a line of standard input; ends the process if none does.
 
-    The output goes to the attempt's log from then on.
+    Says `ready` when it has imported; after the line its output goes to the attempt's log.
     """
     loading = threading.Thread(target=_load)
     loading.start()
     loading.join()
+    os.write(1, b"ready\n")
     line = sys.stdin.buffer.readline()
     if not line:
         os._exit(0)  # the launcher is gone
@@ -40,7 +41,8 @@ def _load() -> None:
 
     In a thread of its own, because what has become idle priority cannot be raised again.
     """
-    os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
+    with suppress(OSError):  # where it is not allowed, the import is not slowed
+        os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
     _weigh_session(19)
     try:
         with suppress(Exception), unsearched():  # the attempt imports it again, and tells

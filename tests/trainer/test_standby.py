@@ -1,0 +1,51 @@
+"""The trainer that waits: what it has done before its attempt comes, and what it is then."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.lab import Lab, read_events
+from tests.worker.eventually import eventually
+
+
+@pytest.mark.slow
+def test_it_has_imported_when_it_is_ready_and_trains_as_any_other(lab: Lab) -> None:
+    folder = lab.prepare(patch={"training": {"epochs": 100_000}})
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "worker.trainer", "--standby"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        own = Path(f"/proc/{process.pid}")
+        assert process.stdout.readline() == b"ready\n"
+        assert "libtorch_cpu" in (own / "maps").read_text()
+        assert "hdf5" in (own / "maps").read_text()
+        order = {"attempt_dir": str(folder), "environment": {"CUDA_VISIBLE_DEVICES": ""}}
+        process.stdin.write(json.dumps(order).encode() + b"\n")
+        process.stdin.close()
+        eventually(lambda: steps(folder), "it trains")
+        assert os.sched_getscheduler(process.pid) == os.SCHED_OTHER
+        if (own / "autogroup").exists():
+            assert (own / "autogroup").read_text().endswith("nice 0\n")
+        assert (own / "cwd").resolve() == folder.resolve()
+        opened = [(own / "fd" / str(number)).resolve() for number in (0, 1, 2)]
+        log = (folder / "trainer.log").resolve()
+        assert opened == [Path(os.devnull), log, log]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert read_events(folder)[-1]["reason"] == "interrupted"
+
+
+def steps(folder: Path) -> bool:
+    events = folder / "events.jsonl"
+    return events.exists() and '"metrics"' in events.read_text()
