@@ -125,8 +125,10 @@ def test_how_a_file_is_stored_is_judged_and_shown(api, store, player, settings):
     tell_host(store, player, settings)
     inspect(api, store, player, arrays(), chunks=True, compression="gzip")
     asked = {"residency": "stream", "shuffle": "full"}
+    long = {"epochs": 100_000}  # a minute of waiting in all is no loss
     small, large = (
-        plan(api, data={"loader": {**asked, "chunk_size": size}}) for size in ("16KiB", "1MiB")
+        plan(api, data={"loader": {**asked, "chunk_size": size}}, training=long)
+        for size in ("16KiB", "1MiB")
     )
     assert "speed.random_reads_of_chunks" in codes(small)
     assert "speed.random_reads_of_chunks" not in codes(large)
