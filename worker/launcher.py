@@ -2,7 +2,7 @@
 
     python -S -P -m worker.launcher --control-fd N [--standby] [--command JSON]
 
-One JSON object a line on the control socket. From the agent: {"do": "begin", …} once (see Attempt),
+One JSON object a line on the control socket. From the agent: {"do": "begin", …} once (see Launch),
 {"do": "stop"} (SIGTERM, after the grace time SIGKILL), {"do": "kill"} (SIGKILL now), {"do": "dump"}
 (stacks into the trainer's log). To the agent: {"started": pid}, {"exited": returncode}, {"busy":
 sentence}, {"failed": sentence, "errno": number or null}. The end of the file means that the agent
@@ -23,9 +23,9 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from worker.orders import Control, Order
+from worker.orders import Control, Launch
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -54,29 +54,14 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-class Attempt(NamedTuple):
-    """What the agent says to begin; the names are those of its message."""
-
-    attempt_dir: Path
-    slot_lock: Path
-    run_lock: Path
-    grace_seconds: float
-    environment: dict[str, str]
-
-    @classmethod
-    def of(cls, order: Order) -> "Attempt":
-        paths = {name: Path(order[name]) for name in ("attempt_dir", "slot_lock", "run_lock")}
-        return cls(**paths, grace_seconds=order["grace_seconds"], environment=order["environment"])
-
-
-def wait_for_attempt(control: Control) -> Attempt | None:
+def wait_for_attempt(control: Control) -> Launch | None:
     """None when there is none to come: the agent is gone, or wants no more of this process."""
     while (order := control.wait(timeout=None)) is None or order["do"] == "dump":
         pass
-    return Attempt.of(order) if order["do"] == "begin" else None
+    return Launch.of(order) if order["do"] == "begin" else None
 
 
-def take_locks(attempt: Attempt, control: Control) -> list[int] | None:
+def take_locks(attempt: Launch, control: Control) -> list[int] | None:
     """Lock both files, waiting up to the grace time; None when told to stop or still held."""
     deadline = time.monotonic() + attempt.grace_seconds
     held: list[int] = []
@@ -152,22 +137,21 @@ def start_standby(command: list[str]) -> "subprocess.Popen[bytes] | None":
         return None
 
 
-def hand_over(standby: "subprocess.Popen[bytes]", attempt: Attempt) -> bool:
+def hand_over(standby: "subprocess.Popen[bytes]", attempt: Launch) -> bool:
     """Give the attempt to the trainer that waits for one; False, and it is gone, if it does not.
 
     One that still imports does so at idle priority, and might for minutes.
     """
     order = {"attempt_dir": str(attempt.attempt_dir), "environment": attempt.environment}
-    assert standby.stdin is not None and standby.stdout is not None  # noqa: S101, PT018 - pipes
-    is_ready = bool(select.select([standby.stdout], [], [], 0)[0])
-    try:
-        if is_ready and standby.stdout.readline() == STANDBY_READY:
+    said, told = standby.stdout, standby.stdin
+    assert said is not None  # noqa: S101 - a pipe was asked for
+    assert told is not None  # noqa: S101 - as above
+    with suppress(OSError):  # it has just died
+        if select.select([said], [], [], 0)[0] and said.readline() == STANDBY_READY:
             Path(f"/proc/{standby.pid}/oom_score_adj").write_text(TRAINER_OOM_SCORE_ADJ)
-            standby.stdin.write(json.dumps(order).encode() + b"\n")
-            standby.stdin.close()
+            told.write(json.dumps(order).encode() + b"\n")
+            told.close()
             return standby.poll() is None
-    except OSError:
-        pass  # it has just died
     standby.kill()
     standby.wait()
     return False
@@ -243,7 +227,7 @@ def write_atomically(path: Path, document: dict[str, Any]) -> None:
 
 
 def begin(
-    command: list[str], standby: "subprocess.Popen[bytes] | None", attempt: Attempt
+    command: list[str], standby: "subprocess.Popen[bytes] | None", attempt: Launch
 ) -> "subprocess.Popen[bytes]":
     """The attempt's trainer: the one that waits, or a new one."""
     if standby is not None and hand_over(standby, attempt):

@@ -1,14 +1,37 @@
-"""The launcher's side of the socket to its agent: orders come in, and what happened goes out."""
+"""What agent and launcher say to each other: the attempt, and the launcher's side of the socket."""
 
 import json
 import select
 import signal
 import socket
 from collections import deque
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 Order = dict[str, Any]
 STOP: Order = {"do": "stop"}
+PATHS = ("attempt_dir", "slot_lock", "run_lock")
+
+
+class Launch(NamedTuple):
+    """What a launcher is told of its attempt; the names are those of the order to begin."""
+
+    attempt_dir: Path
+    slot_lock: Path
+    run_lock: Path
+    grace_seconds: float
+    environment: dict[str, str]
+
+    def order(self) -> Order:
+        """As JSON can say it."""
+        said = self._asdict() | {name: str(getattr(self, name)) for name in PATHS}
+        return {"do": "begin", **said}
+
+    @classmethod
+    def of(cls, order: Order) -> "Launch":
+        """What `order` said."""
+        paths = {name: Path(order[name]) for name in PATHS}
+        return cls(**paths, grace_seconds=order["grace_seconds"], environment=order["environment"])
 
 
 class Control:

@@ -18,8 +18,9 @@ from worker.attempt import AttemptDir
 from worker.checkpoints import on_disk, reconcile, remove_leftovers
 from worker.claim_guard import Place, guard_claim, new_findings
 from worker.devices import Devices
-from worker.launch.local import Launch, Launched, trainer_environment
+from worker.launch.local import Launched, trainer_environment
 from worker.launch.standby import Standby
+from worker.orders import Launch
 from worker.preparation import attempt_document, restore_list, run_dir
 from worker.slots import Slot, lock_is_free, take_lock
 

@@ -38,8 +38,9 @@ def mend(request: Document, planned: Planner, *, warnings: bool = False) -> Mend
     errors, since what their fixes make of the request may need another number.
     """
     mended = Mended(request, planned(request))
-    for severities in [{"error"}, {"error", "warning"}][: 1 + warnings]:
-        _apply_rounds(mended, planned, severities)
+    _apply_rounds(mended, planned, {"error"})
+    if warnings:
+        _apply_rounds(mended, planned, {"error", "warning"})
     return mended
 
 

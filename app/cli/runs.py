@@ -121,7 +121,7 @@ def show(run_id: RunId, as_json: JsonOption = False) -> None:
         return
     typer.echo(f"Run {run['id']} {_named(run)}is {run['status']}.")
     print_facts(_facts(run, memory))
-    # A run that was killed has told no result, but what was best until then.
+    # Until its end a run has told no result, and a killed one never; but what was best so far.
     result = run.get("result") or {"best": (run.get("progress") or {}).get("best")}
     for name in ("best", "last", "test"):
         if values := result.get(name):

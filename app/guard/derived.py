@@ -61,6 +61,12 @@ def steps_of(spec: RunSpec, facts: Facts) -> int:
     return total_steps(spec.training, sizes_of(spec, facts).training)
 
 
+def epochs_of(spec: RunSpec, facts: Facts) -> float:
+    """Passes over the training part in the whole run, also fewer than its last; UnknownFact."""
+    training = sizes_of(spec, facts).training
+    return steps_of(spec, facts) / max(1, steps_per_epoch(spec.training, training))
+
+
 def looks_of(spec: RunSpec, sizes: PartSizes) -> int:
     """How often the validation part is looked at, the last time at the end; 0 without one."""
     if not sizes.validation:

@@ -87,10 +87,8 @@ def _risk_issues(spec: RunSpec, request: Document, rules: Sequence[Rule]) -> Ite
     codes = {rule.code: rule.overridable for rule in rules}
     groups = sorted({f"{rule.topic}.*" for rule in rules if rule.overridable})
     good = [*(code for code, may_be in codes.items() if may_be), *groups]
-    meant = [
-        code if code in good else None if code in codes else closest_code(code, good)
-        for code in spec.accept_risks
-    ]
+    named = [code for code in spec.accept_risks if code in good or code not in codes]
+    meant = (code if code in good else closest_code(code, good) for code in named)
     mended = list(dict.fromkeys(code for code in meant if code is not None))
     for position, code in enumerate(spec.accept_risks):
         if code in good:

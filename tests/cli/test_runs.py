@@ -131,6 +131,24 @@ def test_show_tells_the_memory_as_far_as_it_is_known(cli, api, planned, measured
     assert [fact[1] for fact in facts if fact[0] == "memory"] == ([line] if line else [])
 
 
+def test_show_has_the_best_of_a_run_that_told_no_result_and_no_time_left_once_it_is_over(cli, api):
+    store = open_store(load_settings(home=api))
+    run_id = store.runs.create(new_run(dataset="waves"))[0].id
+    told = {"step": 40, "eta_seconds": 90.0, "best": {"step": 30, "val_mae": 3.5}}
+
+    def shown(state: str) -> str:
+        with store.database.write() as connection:
+            row = {"state": state, "progress": told}
+            connection.execute(update(runs).where(runs.c.id == run_id).values(**row))
+        return str(cli("show", str(run_id)).out)
+
+    assert "time left" in shown("running")
+    paused = shown("paused")
+    assert "time left" not in paused
+    assert "  best        step 30 · val_mae 3.5\n" in paused
+    store.close()
+
+
 def test_ls_filters_and_pages(cli, api, spec_file):
     for mark in ("one", "two"):
         cli("submit", str(spec_file), "--set", f"labels={{page: '{mark}'}}")
@@ -232,6 +250,9 @@ def test_restart_explains_what_is_carried(cli, api, run_id):
     cli("stop", str(run_id))
     whole = cli("restart", str(run_id), "--from", "scratch")
     assert "starts from scratch" in whole.out
+    answer = cli("restart", str(run_id), "--set", "optimizer.lr=0.01", "--dry-run")
+    assert "  It carries the weights alone.\n" in answer.out, answer.err
+    assert "  These differ from its parent's: optimizer.lr.\n" in answer.out
 
 
 def test_a_restart_shows_what_the_guard_warns_of(cli, api, run_id):

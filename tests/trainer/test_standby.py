@@ -15,7 +15,8 @@ from tests.worker.eventually import eventually
 
 @pytest.mark.slow
 def test_it_has_imported_when_it_is_ready_and_trains_as_any_other(lab: Lab) -> None:
-    folder = lab.prepare(patch={"training": {"epochs": 100_000}})
+    endless = {"training": {"epochs": 100_000}, "early_stopping": None}
+    folder = lab.prepare(patch=endless)
     with subprocess.Popen(
         [sys.executable, "-W", "error", "-m", "worker.trainer", "--standby"],
         stdin=subprocess.PIPE,
@@ -24,26 +25,34 @@ def test_it_has_imported_when_it_is_ready_and_trains_as_any_other(lab: Lab) -> N
         start_new_session=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        own = Path(f"/proc/{process.pid}")
-        assert process.stdout.readline() == b"ready\n"
-        assert "libtorch_cpu" in (own / "maps").read_text()
-        assert "hdf5" in (own / "maps").read_text()
-        order = {"attempt_dir": str(folder), "environment": {"CUDA_VISIBLE_DEVICES": ""}}
-        process.stdin.write(json.dumps(order).encode() + b"\n")
-        process.stdin.close()
-        eventually(lambda: steps(folder), "it trains")
-        assert os.sched_getscheduler(process.pid) == os.SCHED_OTHER
-        if (own / "autogroup").exists():
-            assert (own / "autogroup").read_text().endswith("nice 0\n")
-        assert (own / "cwd").resolve() == folder.resolve()
-        opened = [(own / "fd" / str(number)).resolve() for number in (0, 1, 2)]
-        log = (folder / "trainer.log").resolve()
-        assert opened == [Path(os.devnull), log, log]
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        try:
+            follow(process, folder)
+        finally:
+            process.kill()  # if it has not ended, and a failure above is to be told
     assert read_events(folder)[-1]["reason"] == "interrupted"
+
+
+def follow(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """From the start to a stop."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    own = Path(f"/proc/{process.pid}")
+    assert process.stdout.readline() == b"ready\n"
+    assert "libtorch_cpu" in (own / "maps").read_text()
+    assert "hdf5" in (own / "maps").read_text()
+    order = {"attempt_dir": str(folder), "environment": {"CUDA_VISIBLE_DEVICES": ""}}
+    process.stdin.write(json.dumps(order).encode() + b"\n")
+    process.stdin.close()
+    eventually(lambda: steps(folder), "it trains")
+    assert os.sched_getscheduler(process.pid) == os.SCHED_OTHER
+    if (own / "autogroup").exists():
+        assert (own / "autogroup").read_text().endswith("nice 0\n")
+    assert (own / "cwd").resolve() == folder.resolve()
+    opened = [(own / "fd" / str(number)).resolve() for number in (0, 1, 2)]
+    log = (folder / "trainer.log").resolve()
+    assert opened == [Path(os.devnull), log, log]
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
 
 
 def steps(folder: Path) -> bool:

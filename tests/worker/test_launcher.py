@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from tests.worker.eventually import eventually
-from worker.launch.local import Launch, start_launcher, trainer_environment
+from worker.launch.local import start_launcher, trainer_environment
+from worker.orders import Launch
 
 FAKE_TRAINER = [sys.executable, str(Path(__file__).parent / "fake_trainer.py")]
 

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -33,7 +32,7 @@ def begin(tmp_path, standby):
 
     def give(script, **environment):
         one = Attempt(tmp_path, script)
-        one.plan = replace(one.plan, environment={**one.plan.environment, **environment})
+        one.plan = one.plan._replace(environment={**one.plan.environment, **environment})
         one.launched = standby.launcher(one.plan.environment)
         one.launched.begin(one.plan)
         begun.append(one)

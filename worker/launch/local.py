@@ -6,9 +6,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from worker.orders import Launch, Order
 
 PACKAGES = Path(__file__).parent.parent.parent
 # A trainer sees nothing else of the agent's environment: no token, no database URL. How OpenMP's
@@ -17,17 +18,6 @@ INHERITED = (
     *("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "TZ"),
     *("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"),
 )
-
-
-@dataclass(frozen=True)
-class Launch:
-    """What the launcher is told of its attempt."""
-
-    attempt_dir: Path
-    slot_lock: Path
-    run_lock: Path
-    grace_seconds: float
-    environment: Mapping[str, str]
 
 
 class Launched:
@@ -43,21 +33,18 @@ class Launched:
     def pid(self) -> int:
         return self._process.pid
 
-    def begin(self, plan: Launch) -> None:
+    def begin(self, launch: Launch) -> None:
         """Give it its attempt, once."""
-        self.order(
-            "begin",
-            attempt_dir=str(plan.attempt_dir),
-            slot_lock=str(plan.slot_lock),
-            run_lock=str(plan.run_lock),
-            grace_seconds=plan.grace_seconds,
-            environment=dict(plan.environment),
-        )
+        self._send(launch.order())
 
-    def order(self, do: str, **more: Any) -> None:
-        """Send begin, stop, kill or dump; a launcher that has just ended needs no order."""
+    def order(self, do: str) -> None:
+        """Have it stop, kill, or dump."""
+        self._send({"do": do})
+
+    def _send(self, order: Order) -> None:
+        """A launcher that has just ended needs no order."""
         try:
-            self.control.sendall(json.dumps({"do": do, **more}).encode() + b"\n")
+            self.control.sendall(json.dumps(order).encode() + b"\n")
         except OSError:
             return
 

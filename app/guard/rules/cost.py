@@ -8,6 +8,7 @@ from app.guard.derived import (
     LEAST_LOSS_SECONDS,
     device_of,
     enough_samples,
+    epochs_of,
     evaluated_samples,
     history_of,
     looks_of,
@@ -62,7 +63,7 @@ def _evaluating(spec: RunSpec, facts: Facts) -> _Evaluating:
     sizes, steps, history = sizes_of(spec, facts), steps_of(spec, facts), history_of(facts)
     looks = max(0, looks_of(spec, sizes) - 1)
     samples = evaluated_samples(spec, sizes.validation)
-    trained = steps * sizes.training / max(1, steps_per_epoch(spec.training, sizes.training))
+    trained = epochs_of(spec, facts) * sizes.training
     if history is None:
         return _Evaluating(looks, samples, trained, FORWARD_SHARE)
     seconds = steps / history.iterations_per_second

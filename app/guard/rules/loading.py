@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-from app.guard.derived import LEAST_LOSS_SECONDS, dataset_of, sizes_of, steps_of
+from app.guard.derived import LEAST_LOSS_SECONDS, dataset_of, epochs_of
 from app.guard.facts import DatasetFacts, Facts, FieldFacts, known
 from app.guard.memory import MemoryPlan, fields_of, memory_plan, order_of
 from app.guard.memory_fit import with_values
 from app.guard.rule import Finding, Loc, rule
 from app.guard.wording import duration, size
-from app.spec.arithmetic import block_samples, steps_per_epoch
+from app.spec.arithmetic import block_samples
 from app.spec.data import ChunkedLoader
 from app.spec.residency import PIECE_BYTES
 from app.spec.run import RunSpec
@@ -160,7 +160,7 @@ def random_reads_of_chunks(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         return
     dataset, plan = dataset_of(spec, facts), memory_plan(spec, facts)
     once = _reading_seconds(plan, dataset)
-    if once is not None and (factor - 1) * once * _epochs(spec, facts) <= LEAST_LOSS_SECONDS:
+    if once is not None and (factor - 1) * once * epochs_of(spec, facts) <= LEAST_LOSS_SECONDS:
         return
     squeezed = any(array.compression for array in fields_of(spec, dataset))
     done = "read and decompressed" if squeezed else "read"
@@ -198,11 +198,6 @@ def _instead(fix: dict[str, Any], spec: RunSpec, facts: Facts) -> str:
         )
     after = _amplification(with_values(spec, fix), facts)
     return f" With the fix it is about {after:,.1f} times; a file without chunks is read once."
-
-
-def _epochs(spec: RunSpec, facts: Facts) -> float:
-    epoch_steps = steps_per_epoch(spec.training, sizes_of(spec, facts).training)
-    return steps_of(spec, facts) / max(1, epoch_steps)
 
 
 def _reading_seconds(plan: MemoryPlan, dataset: DatasetFacts) -> float | None:
