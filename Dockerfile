@@ -36,7 +36,7 @@ CMD ["stoker", "api"]
 FROM base AS worker
 RUN --mount=type=cache,target=/var/cache/pip \
     --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
-    pip install ".[worker,samples,postgres]"
+    pip install ".[worker,samples,filters,postgres]"
 WORKDIR /var/lib/stoker
 USER stoker
 EXPOSE 8001

@@ -32,7 +32,7 @@ fmt: $(DEVELOPMENT) ## put the code into its one format
 	@$(BIN)/ruff check --quiet --fix
 	@$(BIN)/ruff format --quiet
 
-bench: $(RUNTIME) ## measure this machine: rules, submission, stop, restart, agent, demo
+bench: $(RUNTIME) ## measure this machine: rules, loading, checkpoints, submission, stop, restart, agent, demo
 	@$(BIN)/python -m benchmarks
 
 clean: ## remove the environment and everything that was generated
@@ -46,5 +46,5 @@ $(RUNTIME): pyproject.toml
 
 $(DEVELOPMENT): pyproject.toml
 	@echo "Installing Stoker and its development tools into .venv"
-	@.ci/install worker,samples,postgres,test,dev
+	@.ci/install worker,samples,filters,postgres,test,dev
 	@touch $(RUNTIME) $@

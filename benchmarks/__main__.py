@@ -1,6 +1,6 @@
 """`make bench`: measures this machine and prints a table; `--json FILE` keeps the figures too.
 
-Parts can be named (`python -m benchmarks api stop`). Ends with 1 when a bound is exceeded.
+Parts can be named (`python -m benchmarks api stop`). Ends with 1 when a bound is missed.
 """
 
 import argparse
@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks import (
     agent_figures,
     api_figures,
+    checkpoint_figures,
     claims_figures,
     demo_figures,
     restart_figures,
@@ -18,8 +19,9 @@ from benchmarks import (
 )
 from benchmarks.bench_service import bench_service
 from benchmarks.figures import Figure, as_json, print_table
+from benchmarks.loading import figures as loading_figures
 
-PARTS = ("rules", "api", "stop", "restart", "agent", "claims", "demo")
+PARTS = ("rules", "loading", "checkpoint", "api", "stop", "restart", "agent", "claims", "demo")
 
 
 def main() -> int:
@@ -41,6 +43,10 @@ def measure(parts: tuple[str, ...]) -> list[Figure]:
     figures: list[Figure] = []
     if "rules" in parts:
         figures += rules_figures.measure()
+    if "loading" in parts:
+        figures += loading_figures.measure()
+    if "checkpoint" in parts:
+        figures += checkpoint_figures.measure()
     if set(parts) & {"api", "stop", "restart", "agent", "claims"}:
         figures += _of_the_service(parts)
     if "demo" in parts:

@@ -15,7 +15,9 @@ PACKAGES = ("stoker", "fastapi", "sqlalchemy", "h5py", "torch")
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured value with its bound; `n` is the number of measurements behind it."""
+    """One measured value with its bound; `n` is the number of measurements behind it, of which
+    `spread` are the least and the greatest. `at_least`: the bound is one from below.
+    """
 
     name: str
     value: float
@@ -23,10 +25,14 @@ class Figure:
     bound: float | None
     n: int
     command: str
+    spread: tuple[float, float] | None = None
+    at_least: bool = False
 
     @property
     def holds(self) -> bool | None:
-        return None if self.bound is None else self.value <= self.bound
+        if self.bound is None:
+            return None
+        return self.value >= self.bound if self.at_least else self.value <= self.bound
 
 
 def environment() -> dict[str, Any]:
@@ -47,12 +53,13 @@ def as_json(figures: list[Figure]) -> str:
 
 def print_table(figures: list[Figure]) -> None:
     table = Table(title=f"Stoker on {psutil.cpu_count()} cores")
-    for heading in ("figure", "measured", "bound", "n", ""):
+    for heading in ("figure", "measured", "spread", "bound", "n", ""):
         table.add_column(heading)
     for figure in figures:
-        bound = "" if figure.bound is None else f"≤ {figure.bound:.4g} {figure.unit}"
-        verdict = {True: "holds", False: "EXCEEDED", None: ""}[figure.holds]
-        table.add_row(
-            figure.name, f"{figure.value:.4g} {figure.unit}", bound, str(figure.n), verdict
-        )
+        measured = f"{figure.value:.4g} {figure.unit}"
+        spread = "" if figure.spread is None else "{:.3g}–{:.3g}".format(*figure.spread)
+        sign = "≥" if figure.at_least else "≤"
+        bound = "" if figure.bound is None else f"{sign} {figure.bound:.4g} {figure.unit}"
+        verdict = {True: "holds", False: "MISSED", None: ""}[figure.holds]
+        table.add_row(figure.name, measured, spread, bound, str(figure.n), verdict)
     Console().print(table)

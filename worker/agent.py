@@ -1,7 +1,6 @@
 """The agent: one event loop that claims runs, supervises them, and tells what they do."""
 
 import selectors
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -11,9 +10,9 @@ from typing import Any
 import structlog
 
 import app
-from app.errors import NotFound, StokerError
+from app.errors import NotFound
 from app.logs import configure_logging
-from app.settings import Settings, load_settings
+from app.settings import Settings
 from app.store.doorbell import Doorbell
 from app.store.identity import this_process
 from app.store.migrate import upgrade
@@ -377,23 +376,3 @@ def run_agent(settings: Settings, trainer_command: Sequence[str] | None = None) 
         closing(Agent(settings, store, trainer_command)) as agent,
     ):
         return agent.run()
-
-
-def main() -> int:
-    """The process `python -m worker.agent`."""
-    try:
-        return run_agent(load_settings())
-    except StokerError as error:
-        print(f"stoker worker: {error.detail}", file=sys.stderr)  # noqa: T201 - before logging
-        return 1
-    except OSError as error:
-        print(  # noqa: T201 - before logging
-            f"stoker worker: this host refuses what the worker needs ({error}); runs that were "
-            "training have been asked to save. `stoker doctor` may show why.",
-            file=sys.stderr,
-        )
-        return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

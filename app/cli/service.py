@@ -182,7 +182,7 @@ def worker() -> None:
     read_settings()  # a wrong setting is a sentence here
     # -P, here and wherever a module is started: a folder `app` or `worker` in the place where the
     # user stands must not be taken for ours.
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "worker.agent"])  # noqa: S606 - no shell: our own
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "worker"])  # noqa: S606 - no shell: our own
 
 
 def require_worker_extra() -> None:

@@ -120,6 +120,9 @@ class HistoryFacts:
     """Their ids, newest first."""
     iterations_per_second: float
     checkpoint_seconds: float | None = None
+    """For which one holds the training up."""
+    written_seconds: float | None = None
+    """Until one is durable."""
     evaluation_seconds: float | None = None
     """For one sample."""
     other_seconds: float | None = None

@@ -261,10 +261,9 @@ class _Run:
         yield Item("order", ORDER_COPIES * PLACE_BYTES * train, ("training",))
 
     def snapshot_item(self) -> Item:
-        """A copy of the state, and the file that is made of its largest part, twice over."""
-        model, optimizer = self.model.weights_bytes, self.model.optimizer_bytes
-        copies = model + optimizer + 2 * max(model, optimizer)
-        return Item("checkpoint_snapshot", copies, ("checkpointing",))
+        """A copy of the state, which is written while the training goes on."""
+        state = self.model.weights_bytes + self.model.optimizer_bytes
+        return Item("checkpoint_snapshot", state, STEPS)
 
     def assumed(self) -> tuple[str, ...]:
         return (

@@ -28,6 +28,7 @@ ALIKE = (
     ("training", "gradient_accumulation_steps"),
     *(("runtime", name) for name in ("precision", "compile", "deterministic", "threads")),
 )
+WRITTEN = ("totals", "written_seconds")
 TRAINING_PARTS = ("data_wait", "compute", "sync")
 
 
@@ -145,6 +146,11 @@ def _medians(alike: list[Row[Any]]) -> HistoryFacts:
             _spent(row, "checkpoint") / row.saved_checkpoints
             for row in alike
             if row.saved_checkpoints
+        ),
+        written_seconds=_median(
+            seconds / row.saved_checkpoints
+            for row in alike
+            if row.saved_checkpoints and (seconds := _at(row.progress, WRITTEN))
         ),
         evaluation_seconds=_median(
             _spent(row, "eval") / row.progress["totals"]["eval_samples"]

@@ -11,7 +11,12 @@ from typing import Self
 
 import httpx
 
-SERVE = "from app.api.main import serve; from app.settings import load_settings; "
+SERVE = """
+from app.loading import unsearched
+with unsearched():
+    from app.api.main import serve
+    from app.settings import load_settings
+"""
 
 
 class ApiProcess:

@@ -55,7 +55,7 @@ class Service:
     def start_agent(self) -> subprocess.Popen[bytes]:
         """Start an agent; returns when it is registered."""
         known = self._alive_workers()
-        agent = self._start("agent", ["-m", "worker.agent"])
+        agent = self._start("agent", ["-m", "worker"])
         eventually(lambda: self._alive_workers() - known, "the agent registers")
         return agent
 

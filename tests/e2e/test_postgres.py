@@ -28,16 +28,16 @@ def server():
 
 @pytest.fixture(scope="module")
 def make_service(server, tmp_path_factory):
-    """A service on a database of its own, with two agents and the dataset `waves`."""
+    """A service on a database of its own, with agents and the dataset `waves`."""
 
     @contextmanager
-    def make(**settings):
+    def make(agents, **settings):
         home = tmp_path_factory.mktemp("service") / "home"
         service = Service(home, STOKER_DATABASE_URL=server.new_database(), **settings)
         try:
             service.start_api()
-            service.start_agent()
-            service.start_agent()
+            for _ in range(agents):
+                service.start_agent()
             write_waves(service.home / "data" / "waves.h5")
             assert service.register("waves", "waves.h5")["state"] == "ready"
             yield service
@@ -50,7 +50,7 @@ def make_service(server, tmp_path_factory):
 @pytest.fixture(scope="module")
 def service(make_service):
     """For the first two tests, of which the second ends one of the agents."""
-    with make_service() as service:
+    with make_service(agents=2) as service:
         yield service
 
 
@@ -95,7 +95,7 @@ def test_pause_resume_and_the_death_of_an_agent(service):
 
 
 def test_the_doorbell_is_felt_between_two_beats(make_service):
-    with make_service(STOKER_BEAT_SECONDS="60") as service:
+    with make_service(agents=1, STOKER_BEAT_SECONDS="60") as service:
 
         def starts_and_stops_between_beats():
             before = beats_of_agents(service)
@@ -110,7 +110,7 @@ def test_the_doorbell_is_felt_between_two_beats(make_service):
 
 
 def test_a_restart_of_the_server_is_survived_by_all(make_service, server):
-    with make_service(STOKER_BEAT_SECONDS="1") as service:
+    with make_service(agents=1, STOKER_BEAT_SECONDS="1") as service:
         run_id = service.submit(LONG)
         reached = service.wait_for_step(run_id, 100)["progress"]["step"]
         server.restart()

@@ -75,7 +75,8 @@ class Case:
     more: dict[str, Any] = field(default_factory=dict)
 
     def spec(self) -> Document:
-        """The spec as JSON: two steps, an evaluation after them, and a checkpoint."""
+        """The spec as JSON: two steps with a checkpoint after each, of which the first is written
+        during the second, and an evaluation."""
         base: Document = {
             "recipe": {"kind": "sequence", **self.recipe},
             "data": {
@@ -85,7 +86,7 @@ class Case:
             },
             "training": {"epochs": 1, "max_steps": 2, "batch_size": self.batch},
             "evaluation": {"every_steps": 2},
-            "checkpoint": {"every_seconds": None},
+            "checkpoint": {"every_seconds": None, "every_steps": 1},
             "schedule": {"kind": "constant"},
             "runtime": {"precision": "fp32"},
         }

@@ -68,6 +68,16 @@ def test_the_rules_of_frequent_and_of_rare_checkpoints_agree(seconds, every):
     assert not {SAVES, LOST} & set(codes(good))
 
 
+def test_checkpoints_are_no_closer_together_than_one_is_written():
+    change = {"checkpoint": {"every_seconds": 2.0, "keep_best": 0}, "training": {"epochs": 5000}}
+    slow_disk = past(checkpoint_seconds=0.01, written_seconds=8.0)
+    (issue,) = plan_of(change, slow_disk).issues
+    assert issue.code == SAVES
+    assert issue.message == "A checkpoint every 2.0 seconds takes 100% of the time."
+    assert [(op.path, op.value) for op in issue.fix] == [("/checkpoint/every_seconds", 8)]
+    assert SAVES not in codes(plan_of(change, past(checkpoint_seconds=0.01)))
+
+
 def test_a_slow_checkpoint_is_asked_for_every_ten_minutes_and_no_later():
     change = {"checkpoint": {"keep_best": 0}, "training": {"epochs": 5000}}
     (issue,) = plan_of(change, past(checkpoint_seconds=15.0)).issues

@@ -44,7 +44,11 @@ def progress_of(done: Done) -> dict[str, Any]:
     return {
         "phase": done.phase,
         "step": done.steps,
-        "totals": {"train_iterations": done.steps, "eval_samples": 4000},
+        "totals": {
+            "train_iterations": done.steps,
+            "eval_samples": 4000,
+            "written_seconds": 2.0 * done.saves,
+        },
         "phase_seconds": {
             "data_wait": done.seconds * 0.2, "compute": done.seconds * 0.7,
             "sync": done.seconds * 0.1, "checkpoint": 0.5 * done.saves, "eval": 2.0, "other": 1.0,
@@ -85,6 +89,7 @@ def test_the_figures_are_medians_over_like_runs(world: World) -> None:
     assert history.runs == (third, second, first)
     assert history.iterations_per_second == pytest.approx(10.0)
     assert history.checkpoint_seconds == pytest.approx(0.5)
+    assert history.written_seconds == pytest.approx(2.0)
     assert history.evaluation_seconds == pytest.approx(2.0 / 4000)
     assert history.other_seconds == pytest.approx(3.0)
 

@@ -11,6 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from worker.trainer import disk
 from worker.trainer.data.fingerprint import fingerprint
 from worker.trainer.eventlog import EventLog
 from worker.trainer.execute import End, execute
@@ -21,6 +22,10 @@ from worker.trainer.stop import StopFlag
 WINDOW, FEATURES, HORIZON, SAMPLES = 12, 3, 4, 60
 # Looks at the stop flag before the first step: after restoring, three parts, their statistics.
 BUILDING_POLLS = 5
+DISK = {
+    name: getattr(disk, name)
+    for name in ("make_folder", "write_file", "sync_file", "sync_folder", "rename")
+}
 
 
 def write_waves(path: Path, samples: int = SAMPLES, seed: int = 0) -> None:
@@ -109,6 +114,11 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing in the trainer catches it, nothing more is written."""
 
 
+def no_more(*_: Any) -> None:
+    """In place of an operation on the disk, also for the thread that writes checkpoints."""
+    raise Killed
+
+
 class StopAtPoll(StopFlag):
     """Asks to stop when it is looked at for the n-th time, which may be inside an evaluation."""
 
@@ -123,6 +133,8 @@ class StopAtPoll(StopFlag):
         self.polls += 1
         if self.polls_left is not None and self.polls > self.polls_left:
             if self.kill:
+                for name in DISK:
+                    setattr(disk, name, no_more)
                 raise Killed
             return True
         return False
@@ -183,6 +195,9 @@ class Lab:
         finally:
             events.close()
             pulse.close()
+            for name, operation in DISK.items():
+                if getattr(disk, name) is no_more:
+                    setattr(disk, name, operation)
             outcome.events = read_events(folder)
         return outcome
 

@@ -27,14 +27,16 @@ PROGRESS = {
 def test_progress_has_every_agreed_field(lab: Lab) -> None:
     progress = lab.run().of_kind("progress")[-1]
     assert progress.keys() - {"seq", "t", "kind"} == PROGRESS
-    assert progress["totals"] | {"bytes_read": 0} == {
+    assert progress["totals"] | {"bytes_read": 0, "written_seconds": 0} == {
         "train_iterations": 9,
         "train_samples": 126,
         "eval_iterations": 5 * 3 + 2,
         "eval_samples": 5 * 12 + 6,
         "bytes_read": 0,
         "h2d_seconds": None,  # the device is the host
+        "written_seconds": 0,
     }
+    assert progress["totals"]["written_seconds"] > 0
     assert progress["totals"]["bytes_read"] > 0
     assert (progress["step"], progress["steps"], progress["epoch"]) == (9, 9, 3)
     assert progress["eta_seconds"] == 0
@@ -80,7 +82,7 @@ def test_a_loss_file_is_cut_back_to_what_a_checkpoint_knew(tmp_path: Path) -> No
     path = tmp_path / "losses.csv"
     first = LossFile(path, 0)
     first.append(1, 1, "train", 0.1 + 0.2)
-    known = first.sync()
+    known = first.length()
     first.append(2, 1, "train", 0.5)
     first.close()
     second = LossFile(path, known)
@@ -128,7 +130,8 @@ def test_the_pulse_moves_with_every_batch(lab: Lab) -> None:
 def test_the_pulse_moves_with_every_piece_of_a_load(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.trainer.data.transfer.PIECE_BYTES", 1_600)  # ten samples
+    monkeypatch.setattr("worker.trainer.data.transfer.PIECE_BYTES", 800)  # five samples
+    monkeypatch.setattr("worker.trainer.data.transfer.HOST_PIECES", 2)
     stop = StopAtPoll(1 + 5 + 2 + 1 + 2)  # restoring, the three parts, some of the statistics
     outcome = lab.run(stop=stop)
     pulse = read_pulse(outcome.folder / "pulse")

@@ -1,6 +1,8 @@
 """Files, specs and streams for the data plane's tests."""
 
 import json
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import h5py
 import numpy as np
 
 from app.spec.run import RunSpec
-from worker.trainer.data.batch import BatchPlan
+from worker.trainer.data.batch import Batch, BatchPlan
 from worker.trainer.data.fingerprint import fingerprint
 from worker.trainer.data.hdf5 import Hdf5Source
 from worker.trainer.data.order import Order
@@ -55,6 +57,14 @@ def rows_of(batches) -> list[int]:
         assert (features[:, 0, 0] == -targets[:, 0]).all()
         rows += features[:, 0, 0].int().tolist()
     return rows
+
+
+def kept(batches: Iterable[Batch]) -> list[Batch]:
+    """Batches in memory of their own, since that of one is used again for the next."""
+    return [
+        replace(batch, arrays={name: array.clone() for name, array in batch.arrays.items()})
+        for batch in batches
+    ]
 
 
 def opener(path: Path) -> OpenSource:

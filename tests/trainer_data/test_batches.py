@@ -1,11 +1,15 @@
 """Batches: the same samples in the same batches, resident or streamed, whatever the chunk size."""
 
+import time
+from itertools import islice
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.trainer_data.factories import resident, rows_of, streamed, write_arrays
+from tests.trainer_data.factories import kept, resident, rows_of, streamed, write_arrays
+from worker.trainer.data import transfer
 from worker.trainer.data.order import Order
 from worker.trainer.data.split import Part
 
@@ -39,11 +43,14 @@ parts = st.one_of(
     drop_last=st.booleans(),
     chunk_samples=st.integers(1, 130),
     resume_batch=st.integers(0, 3),
+    least_placed=st.sampled_from([1, 2**20]),
 )
 def test_residency_and_chunk_size_never_change_the_batches(
     path, part, shuffle, group, block, seed, epoch, batch_size, drop_last, chunk_samples,
-    resume_batch,
+    resume_batch, least_placed, monkeypatch,
 ):  # fmt: skip
+    monkeypatch.setattr(transfer, "LEAST_PLACED_BYTES", least_placed)
+
     def order():
         return Order(len(part), seed, shuffle, group, block)
 
@@ -54,7 +61,7 @@ def test_residency_and_chunk_size_never_change_the_batches(
     whole = resident(path, part, order(), batch_size, drop_last)
     chunked = streamed(path, part, order(), batch_size, drop_last, chunk_samples)
     for batches in (whole, chunked):
-        got = list(batches.iterate(epoch, start))
+        got = kept(batches.iterate(epoch, start))
         assert rows_of(got) == expected[start:]
         assert [batch.size for batch in got[:-1]] == [batch_size] * max(0, len(got) - 1)
         ends = [min(p + batch_size, len(expected)) for p in range(start, len(expected), batch_size)]
@@ -68,7 +75,7 @@ def test_an_epoch_can_be_left_and_continued(path):
     batches = streamed(path, part, order, batch_size=7, chunk_samples=20)
     whole = rows_of(batches.iterate(2))
     first = batches.iterate(2)
-    taken = [next(first) for _ in range(5)]
+    taken = kept(islice(first, 5))
     rest = batches.iterate(2, taken[-1].position_after)
     assert rows_of(taken) + rows_of(rest) == whole
     batches.close()
@@ -125,9 +132,36 @@ def test_what_was_read_is_counted(path):
     chunked.close()
 
 
-def test_batches_of_a_stream_keep_their_values(path):
-    """A slot is used again for later chunks; batches that were handed out must not change."""
-    batches = streamed(path, Part("numbers", range(100)), Order(100, 0, "none"), chunk_samples=8)
-    kept = list(batches.iterate(0))
-    assert rows_of(kept) == list(range(100))
+@pytest.mark.parametrize("shuffle", ["none", "full"])
+def test_a_batch_holds_its_values_until_the_next_is_asked_for(path, shuffle, monkeypatch):
+    """Its memory may be a slot's, which the reader must not fill before."""
+    monkeypatch.setattr(transfer, "LEAST_PLACED_BYTES", 1)
+    order = Order(100, 0, shuffle)
+    batches = streamed(path, Part("numbers", range(100)), order, batch_size=8, chunk_samples=8)
+    for batch in batches.iterate(0):
+        start = batch.position_after - batch.size
+        time.sleep(0.005)  # so that the reader does what it may
+        assert rows_of([batch]) == order.rows(0, start, batch.position_after).tolist()
+    batches.close()
+
+
+@pytest.mark.parametrize(("shuffle", "least_placed"), [("none", 2**20), ("full", 1)])
+def test_what_was_read_to_its_place_is_not_copied_again(path, shuffle, least_placed, monkeypatch):
+    """No batch lies in two chunks, of which it would be copied together."""
+    monkeypatch.setattr(transfer, "LEAST_PLACED_BYTES", least_placed)
+    order = Order(100, 0, shuffle)
+    batches = streamed(path, Part("numbers", range(100)), order, batch_size=8, chunk_samples=30)
+    slots = [slot.arrays["features"] for slot in batches._slots]
+    for batch in batches.iterate(0):
+        address = batch.arrays["features"].data_ptr()
+        assert any(0 <= address - slot.data_ptr() < slot.nbytes for slot in slots)
+    batches.close()
+
+
+@pytest.mark.parametrize(("chunk_samples", "slots"), [(100, 1), (130, 1), (99, 2)])
+def test_a_chunk_that_holds_the_part_stays_whole_and_needs_one_slot(path, chunk_samples, slots):
+    order = Order(100, 0, "none")
+    batches = streamed(path, Part("numbers", range(100)), order, 8, chunk_samples=chunk_samples)
+    assert len(batches._slots) == slots
+    assert rows_of(batches.iterate(0)) == list(range(100))
     batches.close()

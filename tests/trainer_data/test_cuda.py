@@ -6,6 +6,7 @@ import torch
 from tests.trainer_data.factories import (
     entry,
     fields_of,
+    kept,
     make_spec,
     opener,
     rows_of,
@@ -51,14 +52,14 @@ def test_a_slot_is_not_overwritten_while_slow_kernels_read_it(tmp_path):
     plan = BatchPlan(4_000, 25, drop_last=False)
     batches = Streamed(plan, chunks, CudaTransfer(device, fields_of(path)))
     busy = torch.randn(2_000, 2_000, device=device)
-    kept = []
+    seen = []
     for batch in batches.iterate(0):
         for _ in range(4):
             busy = (busy @ busy).tanh()
-        kept.append(batch)
+        seen += kept([batch])  # copied by the device when it comes to it
     batches.close()
     reference = streamed(path, part, order, 25, chunk_samples=50)
-    assert rows_of(kept) == rows_of(reference.iterate(0))
+    assert rows_of(seen) == rows_of(reference.iterate(0))
     reference.close()
 
 
@@ -76,7 +77,7 @@ def test_the_next_epochs_order_is_set_without_waiting_for_the_device(tmp_path, u
         busy = (busy @ busy).tanh()
     done = torch.cuda.Event()
     done.record()
-    kept = list(resident.iterate(1))
+    seen = kept(resident.iterate(1))
     assert not done.query()
-    assert rows_of(kept) == order.rows(1, 0, 4_000).tolist()
+    assert rows_of(seen) == order.rows(1, 0, 4_000).tolist()
     resident.close()

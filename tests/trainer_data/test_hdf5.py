@@ -10,7 +10,8 @@ import pytest
 
 from tests.trainer_data.factories import NAMES, write_arrays
 from worker.trainer.data.hdf5 import Hdf5Source, Stamp
-from worker.trainer.data.rows import extents, in_file_order, read_rows
+from worker.trainer.data.rows import extents, in_file_order, inverse, read_rows
+from worker.trainer.data.source import Extent
 from worker.trainer.errors import DataError, DatasetChanged, SpecMismatch
 
 
@@ -57,15 +58,20 @@ def test_scattered_rows_are_read_as_h5py_reads_them(
 
 
 def test_extents_are_the_contiguous_runs():
-    assert list(extents(np.array([0, 1, 5, 7, 8, 9]))) == [(0, 2), (5, 6), (7, 10)]
+    rows = np.array([0, 1, 5, 7, 8, 9])
+    assert list(extents(rows)) == [Extent(0, 2, 0), Extent(5, 6, 2), Extent(7, 10, 3)]
+    places = np.array([4, 5, 6, 0, 1, 3])
+    apart = [Extent(0, 2, 4), Extent(5, 6, 6), Extent(7, 9, 0), Extent(9, 10, 3)]
+    assert list(extents(rows, places)) == apart
     assert list(extents(np.array([], dtype=np.int64))) == []
 
 
 def test_in_file_order_can_be_undone():
     rows = np.array([9, 2, 4, 3])
-    ascending, places = in_file_order(rows)
-    assert ascending.tolist() == [2, 3, 4, 9]
-    assert ascending[places].tolist() == rows.tolist()
+    ascending, positions = in_file_order(rows)
+    assert ascending.tolist() == rows[positions].tolist() == [2, 3, 4, 9]
+    assert ascending[inverse(positions)].tolist() == rows.tolist()
+    assert in_file_order(ascending)[0] is ascending
 
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", "float16", "float64"])
@@ -73,7 +79,7 @@ def test_narrow_types_stay_narrow(tmp_path, open_source, dtype):
     path = write(tmp_path / "a.h5", x=np.arange(6).astype(dtype))
     source = open_source(path, ["x"])
     out = buffers(source, 6)
-    source.read([(0, 6)], out)
+    source.read([Extent(0, 6, 0)], out)
     assert out["x"].dtype == dtype
     np.testing.assert_array_equal(out["x"], np.arange(6).astype(dtype))
 
@@ -145,7 +151,7 @@ def test_a_file_cut_short_while_it_is_read_is_noticed(numbers, open_source):
     source = open_source(numbers)
     os.truncate(numbers, numbers.stat().st_size // 2)
     with pytest.raises(DatasetChanged, match="was changed during the run"):
-        source.read([(90, 100)], buffers(source, 10))
+        source.read([Extent(90, 100, 0)], buffers(source, 10))
 
 
 def test_a_file_written_to_while_it_is_read_is_noticed(numbers, open_source):
@@ -155,7 +161,7 @@ def test_a_file_written_to_while_it_is_read_is_noticed(numbers, open_source):
         file.write(b"changed!")
     os.utime(numbers, ns=(0, numbers.stat().st_mtime_ns + 1))
     with pytest.raises(DatasetChanged):
-        source.read([(0, 10)], buffers(source, 10))
+        source.read([Extent(0, 10, 0)], buffers(source, 10))
 
 
 def test_a_file_replaced_since_it_was_checked_is_noticed(numbers):

@@ -7,15 +7,18 @@ from typing import Any
 from unittest.mock import Mock
 
 import h5py
+import hdf5plugin
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from worker.trainer.data import filters
 from worker.trainer.data.hdf5 import Hdf5Source
 from worker.trainer.data.hdf5_chunks import ChunkReader, chunks_of
 from worker.trainer.data.read_threads import ReadThreads
 from worker.trainer.data.rows import extents
+from worker.trainer.data.source import Extent
 from worker.trainer.errors import DataError, DatasetChanged
 
 SHAPE = (53, 10, 3)
@@ -24,6 +27,14 @@ PACKED: dict[str, dict[str, Any]] = {
     "gzip": {"compression": "gzip"},
     "shuffled": {"shuffle": True},
     "both": {"compression": "gzip", "compression_opts": 1, "shuffle": True},
+    "lzf": {"compression": "lzf", "shuffle": True},
+    "lz4": dict(hdf5plugin.LZ4()),
+    "zstd": {**hdf5plugin.Zstd(), "shuffle": True},
+    "blosc": dict(hdf5plugin.Blosc(cname="zstd")),
+}
+BY_HDF5 = {
+    "blosc2": dict(hdf5plugin.Blosc2()),
+    "bitshuffle": dict(hdf5plugin.Bitshuffle(cname="lz4")),
 }
 CUTS = [(1, 10, 3), (8, 10, 3), (8, 4, 2), (53, 10, 3), (60, 16, 4)]
 
@@ -52,7 +63,7 @@ def test_every_cut_and_packing_is_read_as_hdf5_reads_it(tmp_path, chunks, packed
     with closing(Hdf5Source(path, ["x"])) as source:
         assert source.layout.names == ("x",)
         out = {"x": np.empty((30, *SHAPE[1:]), "f4")}
-        source.read([(40, 53), (0, 9), (30, 38)], out)
+        source.read([Extent(40, 53, 0), Extent(0, 9, 13), Extent(30, 38, 22)], out)
     np.testing.assert_array_equal(out["x"], noise()[[*range(40, 53), *range(9), *range(30, 38)]])
 
 
@@ -62,7 +73,7 @@ def test_every_usable_type_is_unpacked(tmp_path, dtype):
     with closing(Hdf5Source(path, ["x"])) as source:
         assert source.layout.names == ("x",)
         out = {"x": np.empty(SHAPE, dtype)}
-        source.read([(0, 53)], out)
+        source.read([Extent(0, 53, 0)], out)
     np.testing.assert_array_equal(out["x"], noise(dtype))
 
 
@@ -91,7 +102,7 @@ def test_what_was_never_written_is_the_fill_value(tmp_path):
     with closing(Hdf5Source(tmp_path / "a.h5", ["x"])) as source:
         assert source.layout.names == ("x",)
         out = {"x": np.empty((20, 3), "f4")}
-        source.read([(0, 20)], out)
+        source.read([Extent(0, 20, 0)], out)
     expected = np.full((20, 3), 7.0)
     expected[9] = 1.0
     np.testing.assert_array_equal(out["x"], expected)
@@ -107,19 +118,53 @@ def test_a_chunk_that_a_filter_left_out_is_read_as_it_is(tmp_path):
     with closing(Hdf5Source(tmp_path / "a.h5", ["x"])) as source:
         assert source.layout.names == ("x",)
         out = {"x": np.empty((8, 3), "f4")}
-        source.read([(0, 8)], out)
+        source.read([Extent(0, 8, 0)], out)
     np.testing.assert_array_equal(out["x"][:, 0], [1, 1, 1, 1, 2, 2, 2, 2])
 
 
 def test_other_filters_and_types_are_left_to_hdf5(tmp_path):
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
-        file.create_dataset("lzf", data=noise(), chunks=True, compression="lzf")
         file.create_dataset("summed", data=noise(), chunks=True, fletcher32=True)
         file.create_dataset("scaled", data=noise("i4"), chunks=True, scaleoffset=0)
         file.create_dataset("in_one_piece", data=noise())
-    for name in ("lzf", "summed", "scaled", "in_one_piece"):
+    for name in ("summed", "scaled", "in_one_piece"):
         assert not is_read_directly(path, name), name
+
+
+@pytest.mark.parametrize("packed", BY_HDF5.values(), ids=BY_HDF5.keys())
+def test_what_only_a_plugin_of_hdf5_unpacks_is_read_by_it(tmp_path, packed):
+    path = write(tmp_path / "a.h5", noise(), (8, 10, 3), **packed)
+    with closing(Hdf5Source(path, ["x"])) as source:
+        assert source.layout.names == ()
+        out = {"x": np.empty(SHAPE, "f4")}
+        source.read([Extent(0, 53, 0)], out)
+    np.testing.assert_array_equal(out["x"], noise())
+
+
+def test_without_the_codecs_hdf5_reads_what_they_would_have(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.h5", noise(), (8, 10, 3), **PACKED["zstd"])
+    assert is_read_directly(path)
+    monkeypatch.setattr(filters, "_codecs", lambda: None)
+    assert not is_read_directly(path)
+    with closing(Hdf5Source(path, ["x"])) as source:
+        out = {"x": np.empty(SHAPE, "f4")}
+        source.read([Extent(0, 53, 0)], out)
+    np.testing.assert_array_equal(out["x"], noise())
+
+
+@pytest.mark.parametrize("name", ["lz4", "blosc"])
+def test_a_chunk_that_says_it_is_huge_is_not_believed(tmp_path, name):
+    code = {"lz4": filters.LZ4, "blosc": filters.BLOSC}[name]
+    path = write(tmp_path / "a.h5", noise(), (8, 10, 3), **PACKED[name])
+    with h5py.File(path) as file:
+        data = bytearray(file["x"].id.read_direct_chunk((0, 0, 0))[1])
+    place = slice(0, 8) if name == "lz4" else slice(4, 8)
+    data[place] = b"\x7f" * (place.stop - place.start)
+    unpack = filters.unpack_of(code)
+    assert unpack is not None
+    with pytest.raises(ValueError, match="and 960 would be right"):
+        unpack(bytes(data), 960, 4)
 
 
 def test_an_index_that_lies_is_found(tmp_path, monkeypatch):
@@ -143,11 +188,11 @@ def test_damaged_chunks_are_a_sentence(tmp_path, packed):
             file.write(b"\xff" * size)
         os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
         out = {"x": np.empty(SHAPE, "f4")}
-        if "compression" not in packed:
-            source.read([(0, 53)], out)  # any bytes are values
+        if "compression" not in packed or chunks.skipped[2, 0, 0]:
+            source.read([Extent(0, 53, 0)], out)  # any bytes are values
             return
         with pytest.raises(DataError, match=r"Rows 0 to 53 of .* cannot be read"):
-            source.read([(0, 53)], out)
+            source.read([Extent(0, 53, 0)], out)
 
 
 def test_a_file_that_was_cut_short_is_told_so(tmp_path):
@@ -155,7 +200,7 @@ def test_a_file_that_was_cut_short_is_told_so(tmp_path):
     with closing(Hdf5Source(path, ["x"])) as source:
         os.truncate(path, path.stat().st_size // 2)
         with pytest.raises(DatasetChanged):
-            source.read([(0, 53)], {"x": np.empty(SHAPE, "f4")})
+            source.read([Extent(0, 53, 0)], {"x": np.empty(SHAPE, "f4")})
 
 
 def test_a_file_whose_index_reaches_over_its_end_is_left_to_hdf5(tmp_path, monkeypatch):
@@ -178,5 +223,5 @@ def test_a_file_is_walked_through_once(tmp_path, monkeypatch):
         monkeypatch.setattr("worker.trainer.data.hdf5.chunks_of", None)
         out = {"x": np.empty(SHAPE, "f4")}
         with closing(Hdf5Source(path, ["x"], first.stamp, first.layout)) as second:
-            second.read([(0, 53)], out)
+            second.read([Extent(0, 53, 0)], out)
     np.testing.assert_array_equal(out["x"], noise())

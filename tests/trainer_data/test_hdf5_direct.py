@@ -15,6 +15,7 @@ from worker.trainer.data.hdf5 import Hdf5Source
 from worker.trainer.data.hdf5_direct import DirectReader, place_of
 from worker.trainer.data.read_threads import ReadThreads
 from worker.trainer.data.rows import extents
+from worker.trainer.data.source import Extent
 from worker.trainer.errors import DataError, DatasetChanged
 
 DTYPES = (
@@ -40,7 +41,7 @@ def test_every_usable_type_is_read_directly(tmp_path, dtype):
     assert place_in(tmp_path / "a.h5") is not None
     with closing(Hdf5Source(tmp_path / "a.h5", ["x"])) as source:
         out = {"x": np.empty((20, 3), dtype)}
-        source.read([(0, 20)], out)
+        source.read([Extent(0, 20, 0)], out)
     np.testing.assert_array_equal(out["x"], values)
 
 
@@ -85,31 +86,62 @@ def test_an_offset_that_lies_is_found(tmp_path, monkeypatch):
     assert place_in(tmp_path / "a.h5") is None
     with closing(Hdf5Source(tmp_path / "a.h5", ["x"])) as source:
         out = {"x": np.empty((10, 3))}
-        source.read([(0, 10)], out)
+        source.read([Extent(0, 10, 0)], out)
     np.testing.assert_array_equal(out["x"], np.arange(30.0).reshape(10, 3))
     assert not threads_of_readers()
 
 
 @settings(max_examples=60, deadline=None)
-@given(data=st.data(), threads=st.integers(1, 4), least=st.integers(1, 400))
-def test_any_rows_in_any_number_of_shares(tmp_path_factory, data, threads, least):
-    """Shares are cut anywhere, also inside a row."""
+@given(
+    rows=st.sets(st.integers(0, 49)),
+    random=st.randoms(),
+    shuffled=st.booleans(),
+    threads=st.integers(1, 4),
+    least=st.integers(1, 400),
+    memories=st.integers(2, 6),
+    skipped=st.sampled_from([0, 30, 1000]),
+    most_at_once=st.sampled_from([1, 5, 30, 1000]),
+)
+def test_any_rows_to_any_places_in_any_number_of_shares(
+    tmp_path_factory, rows, random, shuffled, threads, least, memories, skipped, most_at_once
+):
+    """Shares are cut anywhere, also inside a row, and the system reads less than it is asked."""
     path = tmp_path_factory.getbasetemp() / "shares.h5"
     if not path.exists():
         with h5py.File(path, "w") as file:
             file["x"] = np.random.default_rng(1).normal(size=(50, 7)).astype("f4")
             file["y"] = np.arange(50, dtype="i8")
-    rows = np.array(sorted(data.draw(st.sets(st.integers(0, 49)))), dtype=np.int64)
+    rows = np.array(sorted(rows), dtype=np.int64)
+    places = list(range(len(rows)))
+    if shuffled:
+        random.shuffle(places)
+    preadv = os.preadv
+
+    def short(file, buffers, offset):
+        return preadv(file, [buffers[0][:most_at_once]], offset)
+
     with h5py.File(path) as file, pytest.MonkeyPatch.context() as patch:
         patch.setattr(hdf5_direct, "LEAST_SHARE_BYTES", least)
-        places = {name: place for name in ("x", "y") if (place := place_of(file[name])) is not None}
-        pool = ReadThreads(threads)
-        reader = DirectReader(file.id.get_vfd_handle(), places, pool)
+        patch.setattr(hdf5_direct, "MOST_MEMORIES", memories)
+        patch.setattr(hdf5_direct, "MOST_SKIPPED_BYTES", skipped)
+        lie = {name: place for name in ("x", "y") if (place := place_of(file[name])) is not None}
         out = {"x": np.empty((len(rows) + 2, 7), "f4"), "y": np.empty(len(rows) + 2, "i8")}
-        reader.read(list(extents(rows)), out)
-        pool.close()
+        with closing(ReadThreads(threads)) as pool:
+            reader = DirectReader(file.id.get_vfd_handle(), lie, pool)
+            patch.setattr(os, "preadv", short)
+            reader.read(list(extents(rows, np.array(places, np.int64))), out)
         for name, array in out.items():
-            np.testing.assert_array_equal(array[: len(rows)], file[name][...][rows])
+            np.testing.assert_array_equal(array[places], file[name][...][rows])
+
+
+def test_more_rows_to_scattered_places_than_one_call_of_the_system_takes(tmp_path):
+    rows = np.arange(3 * os.sysconf("SC_IOV_MAX"))
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = rows
+    out = {"x": np.empty_like(rows)}
+    with closing(Hdf5Source(tmp_path / "a.h5", ["x"])) as source:
+        source.read(list(extents(rows, rows[::-1])), out)
+    np.testing.assert_array_equal(out["x"], rows[::-1])
 
 
 def test_memory_that_would_be_filled_in_a_copy_is_refused(tmp_path):
@@ -117,7 +149,7 @@ def test_memory_that_would_be_filled_in_a_copy_is_refused(tmp_path):
         file["x"] = np.ones((10, 3))
     source, refused = Hdf5Source(tmp_path / "a.h5", ["x"]), pytest.raises(BufferError)
     with closing(source), refused as error:
-        source.read([(0, 10)], {"x": np.empty((3, 10)).T})
+        source.read([Extent(0, 10, 0)], {"x": np.empty((3, 10)).T})
     assert "not in one piece" in str(error.value)
 
 
@@ -129,7 +161,7 @@ def test_a_file_that_ends_early_is_an_error_and_leaves_no_thread(tmp_path, monke
     with closing(Hdf5Source(path, ["x"])) as source:
         os.truncate(path, path.stat().st_size - 4000)
         with pytest.raises(DatasetChanged):
-            source.read([(0, 1000)], {"x": np.empty((1000, 10))})
+            source.read([Extent(0, 1000, 0)], {"x": np.empty((1000, 10))})
     assert not threads_of_readers()
 
 
@@ -144,4 +176,4 @@ def test_a_disk_that_fails_is_a_sentence(tmp_path, monkeypatch):
     with closing(Hdf5Source(path, ["x"])) as source:
         monkeypatch.setattr(os, "preadv", fail)
         with pytest.raises(DataError, match=r"Rows 5 to 10 of .* cannot be read .*Input/output"):
-            source.read([(5, 10)], {"x": np.empty((5, 10))})
+            source.read([Extent(5, 10, 0)], {"x": np.empty((5, 10))})

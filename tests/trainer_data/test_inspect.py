@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import h5py
+import hdf5plugin
 import numpy as np
 import pytest
 
@@ -46,6 +47,40 @@ def test_storage_is_told(tmp_path):
     features = inspect(path)["fields"]["features"]
     assert (features["storage"], features["compression"]) == ("chunked", "gzip")
     assert features["chunks"] is not None
+
+
+@pytest.mark.parametrize(
+    ("packed", "name"),
+    [
+        ({"compression": "lzf", "shuffle": True}, "lzf"),
+        (dict(hdf5plugin.Blosc2()), "blosc2"),
+        (dict(hdf5plugin.Zstd()), "zstd"),
+        ({"shuffle": True, "fletcher32": True}, None),
+    ],
+)
+def test_the_filter_is_named(tmp_path, packed, name):
+    report = inspect(write_arrays(tmp_path / "a.h5", chunks=True, **packed))
+    assert codes(report) == []
+    assert report["fields"]["features"]["compression"] == name
+
+
+def test_a_filter_that_is_not_installed_is_named_with_what_to_do(tmp_path):
+    """In a process of its own: HDF5 does not forget a filter."""
+    path = write_arrays(tmp_path / "a.h5", chunks=True, **hdf5plugin.Zstd())
+    code = (
+        "import sys, json\n"
+        "sys.modules['hdf5plugin'] = None\n"
+        "from pathlib import Path\n"
+        "from worker.trainer.inspect import inspect\n"
+        "print(json.dumps(inspect(Path(sys.argv[1]))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, path], capture_output=True, text=True, check=True
+    )
+    report = json.loads(done.stdout)
+    told = [finding["message"] for kind in ("problems", "warnings") for finding in report[kind]]
+    assert any("packed by the filter HDF5 zstd" in m or "the filter zstd" in m for m in told), told
+    assert any("pip install 'stoker[filters]'" in message for message in told)
 
 
 def test_windows_of_one_series_are_recognized(tmp_path):

@@ -192,7 +192,7 @@ def test_a_second_signal_kills(farm):
 def test_a_host_that_refuses_is_told_in_a_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "worker.agent"],
+        [sys.executable, "-P", "-m", "worker"],
         env=os.environ | {"STOKER_HOME": str(tmp_path), "STOKER_DATA_ROOT": f"{tmp_path}/file/x"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip

@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +22,7 @@ from torch import Tensor
 from app.lifecycle import Reason
 from worker.trainer import disk
 from worker.trainer.errors import TrainerError
+from worker.trainer.tensor_file import pieces_of
 
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
@@ -61,7 +62,7 @@ def publish(snapshot: Snapshot, folder: Path) -> int:
             name = f"{part}.safetensors"
             files[name] = _write_tensors(temporary / name, snapshot.parts[part])
         manifest = _manifest_bytes({**snapshot.body, "format": FORMAT, "files": files})
-        _write(temporary / MANIFEST, manifest)
+        _write(temporary / MANIFEST, [memoryview(manifest)])
         disk.sync_folder(temporary)
         disk.rename(temporary, folder)
         disk.sync_folder(folder.parent)
@@ -78,14 +79,16 @@ def publish(snapshot: Snapshot, folder: Path) -> int:
 
 
 def _write_tensors(path: Path, tensors: Tensors) -> dict[str, Any]:
-    """Write a part; its size and hash. Its bytes are given back before the next part's are made."""
-    data = safetensors.torch.save(tensors)
-    _write(path, data)
-    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    """Write a part; its size and hash."""
+    pieces, hashed = pieces_of(tensors), hashlib.sha256()
+    for piece in pieces:
+        hashed.update(piece)
+    _write(path, pieces)
+    return {"bytes": sum(piece.nbytes for piece in pieces), "sha256": hashed.hexdigest()}
 
 
-def _write(path: Path, data: bytes) -> None:
-    disk.write_file(path, data)
+def _write(path: Path, pieces: Sequence[memoryview]) -> None:
+    disk.write_file(path, pieces)
     disk.sync_file(path)
 
 

@@ -1,7 +1,7 @@
 """The five operations that durability rests on, named so that a test can replay their prefixes."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,9 +10,11 @@ def make_folder(path: Path) -> None:
     path.mkdir()
 
 
-def write_file(path: Path, data: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(data)
+def write_file(path: Path, pieces: Iterable[memoryview]) -> None:
+    with path.open("xb", buffering=0) as file:
+        for piece in pieces:
+            while piece:  # a signal, and Linux above 2 GiB, may end a write early
+                piece = piece[file.write(piece) :]
 
 
 def sync_file(path: Path) -> None:

@@ -1,6 +1,7 @@
 """What an attempt writes for others to read: events.jsonl for the agent, losses.csv for people."""
 
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -10,18 +11,23 @@ from worker.trainer.disk import sync_folder
 
 
 class EventLog:
-    """Appends one JSON object a line, flushed per line; the agent reads along."""
+    """Appends one JSON object a line, flushed per line; the agent reads along.
+
+    Any thread may emit.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._seq = len(path.read_bytes().splitlines()) if path.exists() else 0
         self._file = path.open("a", encoding="utf-8")
+        self._lock = threading.Lock()
 
     def emit(self, kind: str, **data: Any) -> None:
-        self._seq += 1
-        event = {"seq": self._seq, "t": time.time(), "kind": kind, **data}
-        self._file.write(dump_json(event) + "\n")
-        self._file.flush()
+        with self._lock:
+            self._seq += 1
+            event = {"seq": self._seq, "t": time.time(), "kind": kind, **data}
+            self._file.write(dump_json(event) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
         self._file.close()
@@ -53,10 +59,13 @@ class LossFile:
         self._file.write(f"{step},{epoch},{split},{loss!r}\n".encode())
         self._file.flush()
 
-    def sync(self) -> int:
-        """Make the file durable; returns its length in bytes."""
-        os.fsync(self._file.fileno())
+    def length(self) -> int:
+        """Bytes of all that was appended."""
         return self._file.tell()
+
+    def sync(self) -> None:
+        """Make all that was appended durable; any thread may."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()

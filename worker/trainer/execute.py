@@ -40,6 +40,7 @@ def execute(folder: Path, stop: StopFlag, events: EventLog, pulse: Pulse) -> End
             told = f"Stopped while {pulse.phase}, before a step was made: nothing was to be saved."
             return End(Reason.interrupted, told, None, None)
         reason = train(trainer)
+        trainer.finish_saving()
         scores = None
         if reason is not Reason.interrupted and trainer.data.test is not None:
             scores = test(trainer)

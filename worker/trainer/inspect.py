@@ -16,6 +16,7 @@ import h5py
 import numpy as np
 
 from worker.trainer.content import Overlap, describe_values, overlap_of, row_bytes, sampled_rows
+from worker.trainer.data.filters import compression_of
 from worker.trainer.data.fingerprint import fingerprint
 from worker.trainer.data.hdf5_file import HDF5_ERRORS, open_file, unusable_because, walk_links
 from worker.trainer.errors import DataError
@@ -126,7 +127,7 @@ def _describe(array: h5py.Dataset) -> dict[str, Any]:
         "dtype": array.dtype.name,
         "storage": layouts[array.id.get_create_plist().get_layout()],
         "chunks": list(array.chunks) if array.chunks else None,
-        "compression": array.compression,
+        "compression": compression_of(array),
         "stored_bytes": array.id.get_storage_size(),
     }
 

@@ -12,7 +12,8 @@ from worker.trainer.trainer import Trainer
 
 
 def train(trainer: Trainer) -> Reason:
-    """Train from where the state stands until the end or a stop, and save; says which it was.
+    """Train from where the state stands until the end or a stop; says which it was. Its last
+    checkpoint may still be on its way to the disk.
 
     Only `log.flush` and `log.epoch` wait for the device between evaluations and checkpoints.
     """
@@ -34,6 +35,8 @@ def train(trainer: Trainer) -> Reason:
         if agenda.epoch_report_due(state):
             log.epoch(step)
         stopping = stop.requested  # asked once, so that what ends here has been saved here
+        if trainer.writer.has_failed:
+            trainer.finish_saving()
         if trainer.checkpoint_due() or stopping:
             trainer.save()
         ending = agenda.ending(state)

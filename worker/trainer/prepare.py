@@ -15,6 +15,7 @@ from worker.trainer.build import (
     lacking_for,
     open_device,
 )
+from worker.trainer.checkpoint_writer import CheckpointWriter
 from worker.trainer.continuity import breaks, resumes_exactly
 from worker.trainer.data.loader import open_data
 from worker.trainer.environment import describe_environment
@@ -72,7 +73,9 @@ def prepare(
 
     log = Report(events, pulse, losses, clock, agenda, state, data, memory)
     environment = describe_environment(device)
-    trainer = Trainer(attempt, agenda, data, task, step, state, log, stop, environment)
+    writer = CheckpointWriter()
+    resources.callback(writer.close)
+    trainer = Trainer(attempt, agenda, data, task, step, state, log, stop, writer, environment)
     log.applied(_applied(trainer), environment)
     if start is not None:
         _started_from(trainer, start)

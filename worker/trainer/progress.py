@@ -45,6 +45,8 @@ class Totals:
     train_samples: int = 0
     eval_iterations: int = 0
     eval_samples: int = 0
+    written_seconds: float = 0.0
+    """Of checkpoints, each until it was durable."""
 
 
 class Rates:

@@ -135,6 +135,12 @@ class Report:
             self.progress(memory)
             logger.info("step %d/%d: loss %.6g", state.step, self._agenda.total_steps, loss)
 
+    def checkpoint(self, seconds: float, stall_seconds: float, **saved: Any) -> None:
+        """A checkpoint is durable; in the thread that wrote it."""
+        self._totals.written_seconds += seconds
+        timing = {"seconds": seconds, "stall_seconds": stall_seconds}
+        self.events.emit("checkpoint", action="saved", **saved, **timing)
+
     def evaluation(self, split: str, loss: float, scores: Scores, step: int, epoch: int) -> None:
         """The scores (val_loss, test_mae, …) of a whole part, with the weights of `step`."""
         self.losses.append(step, epoch, split, loss)

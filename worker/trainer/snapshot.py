@@ -1,7 +1,7 @@
 """Between a live training and a snapshot on the CPU: everything that a bit-exact resume needs."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -12,22 +12,23 @@ from worker.trainer.errors import TrainerError
 from worker.trainer.state import TrainState
 from worker.trainer.step import TrainingStep
 
+EMPTY: Final[Mapping[str, Tensors]] = {}
 
-def capture(step: TrainingStep, state: TrainState, facts: dict[str, Any]) -> Snapshot:
+
+def capture(
+    step: TrainingStep,
+    state: TrainState,
+    facts: dict[str, Any],
+    before: Mapping[str, Tensors] = EMPTY,
+) -> Snapshot:
     """A stable copy: later steps do not change it. Synchronizes with the device.
 
-    `facts` go into the manifest as they are. Raises TrainerError nonfinite rather than keep
+    `facts` go into the manifest as they are. `before`: the parts of a snapshot that is not needed
+    any more; their memory is used again. Raises TrainerError nonfinite rather than keep
     weights that are not finite.
     """
-    model = _to_cpu(step.model.state_dict())
-    broken = [name for name, tensor in model.items() if not bool(tensor.isfinite().all())]
-    if broken:
-        raise TrainerError(
-            Reason.nonfinite,
-            f"The weights are not finite after step {state.step} ({', '.join(broken[:3])}), so no "
-            "checkpoint of them was kept. Lower optimizer.lr or set training.clip_grad_norm, and "
-            "restart the run from its latest checkpoint.",
-        )
+    model = _to_cpu(step.model.state_dict(), before.get("model", {}))
+    _require_finite(model, state.step)
     optimizer = {f"{name}.{key}": value for name, key, value in _optimizer_tensors(step)}
     extra = {"rng.cpu": torch.get_rng_state(), "loss_sums": step.loss_sums}
     if step.precision.device.type == "cuda":
@@ -42,8 +43,31 @@ def capture(step: TrainingStep, state: TrainState, facts: dict[str, Any]) -> Sna
         "loss_samples": list(step.loss_samples),
         "scaler": step.precision.scaler.state_dict(),
     }
-    parts = {"model": model, "optimizer": _to_cpu(optimizer), "state": _to_cpu(extra)}
+    parts = {
+        "model": model,
+        "optimizer": _to_cpu(optimizer, before.get("optimizer", {})),
+        "state": _to_cpu(extra, before.get("state", {})),
+    }
     return Snapshot(parts, body)
+
+
+def _require_finite(weights: Tensors, step: int) -> None:
+    # Not left to whoever writes the copy: PyTorch would keep threads for that thread as well.
+    broken = [name for name, tensor in weights.items() if not _is_finite(tensor)]
+    if broken:
+        raise TrainerError(
+            Reason.nonfinite,
+            f"The weights are not finite after step {step} ({', '.join(broken[:3])}), so no "
+            "checkpoint of them was kept. Lower optimizer.lr or set training.clip_grad_norm, and "
+            "restart the run from its latest checkpoint.",
+        )
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """`isfinite().all()` without its temporary tensors, which are half as large again."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    return bool(torch.stack(tensor.aminmax()).isfinite().all())
 
 
 def restore(step: TrainingStep, snapshot: Snapshot) -> TrainState:
@@ -94,7 +118,15 @@ def _restore_optimizer(step: TrainingStep, tensors: Tensors) -> None:
     step.optimizer.load_state_dict(document)
 
 
-def _to_cpu(tensors: Tensors) -> Tensors:
-    return {
-        name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
-    }
+def _to_cpu(tensors: Tensors, before: Tensors) -> Tensors:
+    """Copies, in the memory of those of the same name before.
+
+    To take new memory each time would be slower, and leave holes in the heap.
+    """
+    copies: Tensors = {}
+    for name, tensor in tensors.items():
+        there = before.get(name)
+        if there is None or (there.shape, there.dtype) != (tensor.shape, tensor.dtype):
+            there = torch.empty(tensor.shape, dtype=tensor.dtype)
+        copies[name] = there.copy_(tensor.detach())
+    return copies

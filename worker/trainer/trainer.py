@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from app.spec.run import RunSpec
 from app.spec.schedule import SCHEDULE_VERSION
 from worker.trainer.agenda import Agenda
 from worker.trainer.attempt import Attempt
-from worker.trainer.checkpoint import publish
+from worker.trainer.checkpoint import Snapshot, Tensors, publish
+from worker.trainer.checkpoint_writer import CheckpointWriter
 from worker.trainer.data.loader import DataSet
 from worker.trainer.data.order import ORDER_VERSION
 from worker.trainer.recipes import Task
@@ -26,7 +28,8 @@ from worker.trainer.stop import StopFlag
 
 @dataclass
 class Trainer:
-    """`saved` is (step, evaluated_step) of the newest checkpoint to resume this run from."""
+    """`saved` is (step, evaluated_step) of the newest checkpoint of this run, which may still be
+    on its way to the disk."""
 
     attempt: Attempt
     agenda: Agenda
@@ -36,9 +39,11 @@ class Trainer:
     state: TrainState
     log: Report
     stop: StopFlag
+    writer: CheckpointWriter
     versions: Mapping[str, Any]
     saved: tuple[int, int] = (0, 0)
     best_folder: Path | None = None
+    _copies: Mapping[str, Tensors] = field(default_factory=dict)
     _saved_at: float = field(default_factory=time.monotonic)
     _began: float = field(init=False)
 
@@ -58,28 +63,46 @@ class Trainer:
         return self.agenda.checkpoint_due(self.state, self.saved, unsaved_seconds)
 
     def save(self) -> None:
-        """Publish a checkpoint of this step, unless there is nothing new to save."""
+        """Begin a checkpoint of this step, unless there is nothing new to save.
+
+        Training waits for a copy of its state, and for the checkpoint before; not for the disk.
+        """
         state, log = self.state, self.log
         if (state.step, state.evaluated_step) == self.saved:
             return
-        began = time.monotonic()
+        stalled = time.monotonic()
         folder = self.attempt.folder / "checkpoints" / f"step-{state.step}"
         with log.within("checkpointing"), log.clock.part("checkpoint"):
+            self.writer.wait()
+            began = time.monotonic()
             if state.best is not None and state.best.step == state.step:
                 self.best_folder = folder
-            snapshot = capture(self.step, state, self._manifest_facts(folder))
-            size = publish(snapshot, folder)
+            facts = self._manifest_facts(folder)
+            snapshot = capture(self.step, state, facts, self._copies)
+            self._copies = snapshot.parts
         self.saved = state.step, state.evaluated_step
         self._saved_at = time.monotonic()
-        log.events.emit(
-            "checkpoint",
-            action="saved",
-            step=state.step,
-            epoch=state.running_epoch(),
+        self.writer.begin(partial(self._write, snapshot, folder, began, self._saved_at - stalled))
+
+    def finish_saving(self) -> None:
+        """Wait until the last checkpoint is durable; raises what kept it from being so.
+
+        Not counted as `checkpoint`, which is for what holds the training up.
+        """
+        if self.writer.is_busy or self.writer.has_failed:
+            with self.log.within("checkpointing"), self.log.clock.part("other"):
+                self.writer.wait()
+
+    def _write(self, snapshot: Snapshot, folder: Path, began: float, stalled: float) -> None:
+        """In the writer's thread: only what does not change while training goes on."""
+        self.log.losses.sync()
+        size = publish(snapshot, folder)
+        self.log.checkpoint(
+            time.monotonic() - began,
+            stalled,
             path=str(folder.relative_to(self.attempt.folder)),
             bytes=size,
-            seconds=self._saved_at - began,
-            metrics=state.metrics(),
+            **{name: snapshot.body[name] for name in ("step", "epoch", "metrics")},
         )
 
     def _manifest_facts(self, folder: Path) -> dict[str, Any]:
@@ -89,7 +112,7 @@ class Trainer:
             "run_id": self.attempt.run_id,
             "attempt": self.attempt.number,
             "created_at": time.time(),
-            "losses_bytes": self.log.losses.sync(),
+            "losses_bytes": self.log.losses.length(),
             "best_folder": best,
             "order_version": ORDER_VERSION,
             "schedule_version": SCHEDULE_VERSION,

@@ -145,7 +145,8 @@ def _saves(spec: RunSpec, facts: Facts) -> Iterator[tuple[str, str, str, float]]
 
 @rule(
     "speed.frequent_checkpoints",
-    stands_on="Seconds that the checkpoints of like runs took, in this service's own history.",
+    stands_on="Seconds for which checkpoints held like runs up, in this service's own history: "
+    "training waits for a copy of its state, and for the checkpoint before.",
     measured_by="frequent_checkpoints",
 )
 def frequent_checkpoints(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
@@ -156,16 +157,20 @@ def frequent_checkpoints(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     history = known(facts.history, "how fast runs like it are")
     seconds = known(history.checkpoint_seconds, "how long checkpoints of runs like it take")
     trained = steps_of(spec, facts) / history.iterations_per_second
-    fastest = min(seconds / MOST_CHECKPOINTING, MOST_LOST_SECONDS)
+    written = history.written_seconds or 0.0
+    fastest = min(max(seconds / MOST_CHECKPOINTING, written), MOST_LOST_SECONDS)
     for block, name, what, unit in settings:
         interval = getattr(getattr(spec, block), name) / unit
-        if interval >= fastest or trained / interval * seconds <= LEAST_LOSS_SECONDS:
+        # Closer together than one is written, each waits for the one before.
+        paid = max(seconds, written - interval)
+        if interval >= fastest or trained / interval * paid <= LEAST_LOSS_SECONDS:
             continue
         yield Finding(
             (block, name),
-            f"{what} every {duration(interval)} takes {share(seconds / interval)} of the time.",
-            f"One takes {seconds:.2g} s in runs like it; with one every {duration(fastest)} a kill "
-            f"loses no more than that, and {share(seconds / fastest)} of the time is paid.",
+            f"{what} every {duration(interval)} takes {share(min(1.0, paid / interval))} of the "
+            "time.",
+            f"One holds a run like it up for {paid:.2g} s; with one every {duration(fastest)} a "
+            f"kill loses no more than that, and {share(seconds / fastest)} of the time is paid.",
             {f"/{block}/{name}": math.ceil(fastest * unit)},
         )
 

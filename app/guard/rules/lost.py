@@ -59,7 +59,8 @@ def hang_timeout(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     if limit == "auto":
         return
     history = known(facts.history, "how fast runs like it are")
-    slowest = max(1 / history.iterations_per_second, history.checkpoint_seconds or 0.0)
+    saving = history.written_seconds or history.checkpoint_seconds or 0.0
+    slowest = max(1 / history.iterations_per_second, saving)
     needed = math.ceil(HANG_MARGIN * slowest)
     if limit < needed:
         yield Finding(

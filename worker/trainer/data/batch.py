@@ -13,7 +13,8 @@ from worker.trainer.data.counters import Counters
 class Batch:
     """`arrays[name]` is (size, *field.shape) on the device, in the dtype of the file.
 
-    The arrays may be views of resident data: read them, never write to them.
+    The arrays may be views of the data, or of memory that the next batch comes into: read them,
+    never write to them, and keep none of them until the next batch is asked for.
     """
 
     arrays: dict[str, Tensor]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from app.lifecycle import Reason
-from worker.trainer.data.rows import read_rows
+from worker.trainer.data.rows import in_file_order, inverse, read_rows
 from worker.trainer.data.source import Arrays, Field, Rows, Source, bytes_per_sample
 from worker.trainer.data.transfer import Slot, empty_arrays, piece_bounds, piece_samples
 from worker.trainer.errors import TrainerError
@@ -91,7 +91,11 @@ class CudaTransfer:
         slot.used.record(torch.cuda.current_stream(self._device))
         return slot
 
-    def load(self, source: Source, ascending: Rows, slot: Slot) -> Iterator[int]:
+    def new_batch(self, samples: int) -> dict[str, Tensor]:
+        return empty_arrays(self._fields, samples, self._device, pin_memory=False)
+
+    def load(self, source: Source, rows: Rows, slot: Slot) -> Iterator[int]:
+        ascending, positions = in_file_order(rows)
         pieces = self._staging = self._staging or (_Staging(self._fields), _Staging(self._fields))
         self._wait_until_used(slot)
         for number, (start, stop) in enumerate(piece_bounds(self._fields, len(ascending))):
@@ -103,6 +107,11 @@ class CudaTransfer:
                 for name, array in staging.arrays.items():
                     slot.arrays[name][start:stop].copy_(array[: stop - start], non_blocking=True)
             yield (stop - start) * self._sample_bytes
+        if ascending is rows:
+            slot.arranged = False
+            _own(slot).filled.record(self._stream)
+        else:  # gathered on the device, which is many times as fast as they come
+            self.arrange(slot, inverse(positions))
 
     def end_loading(self) -> None:
         for staging in self._staging or ():
@@ -111,6 +120,7 @@ class CudaTransfer:
 
     def arrange(self, slot: Slot, places: Rows) -> None:
         mine = _own(slot)
+        mine.arranged = True
         mine.filled.synchronize()  # the copy before this one has left the host's places
         on_host = mine.host_places[: len(places)].copy_(torch.from_numpy(places))
         self._wait_until_used(slot)

@@ -55,7 +55,8 @@ def _layout_of(arrays: Mapping[str, h5py.Dataset]) -> Layout:
 
 class Hdf5Source:
     """Fields of one HDF5 file, read into the caller's buffers and never converted: arrays that
-    lie in one piece by offset, chunks of gzip raw and unpacked here, all others by h5py.
+    lie in one piece by offset, packed chunks raw and unpacked here where the filters are known
+    (`worker.trainer.data.filters`), all others by h5py.
 
     HDF5 gives zeros for what lies behind the end of a file that was cut short, so the file's
     size and modification time are compared after every read.
@@ -93,12 +94,13 @@ class Hdf5Source:
             *([ChunkReader(file, packed, self._threads)] if packed else []),
         ]
         self._others = {n: a for n, a in self._arrays.items() if n not in self.layout.names}
+        self.places_rows = not self._others
         self.fields: Mapping[str, Field] = {
             name: Field(tuple(array.shape[1:]), array.dtype) for name, array in self._arrays.items()
         }
 
     def read(self, extents: Sequence[Extent], out: Mapping[str, NDArray[Any]]) -> None:
-        """The rows of each extent into out[name]: C-contiguous, of the field's dtype."""
+        """The rows of each extent to their places in out[name]: C-contiguous, the field's dtype."""
         try:
             for reader in self._readers:
                 reader.read(extents, out)
@@ -106,18 +108,16 @@ class Hdf5Source:
         except UNPACK_ERRORS as error:
             self._check_unchanged()
             raise DataError(
-                f"Rows {extents[0][0]:,} to {extents[-1][1]:,} of {self._path} cannot be read"
+                f"Rows {extents[0].start:,} to {extents[-1].stop:,} of {self._path} cannot be read"
                 f" ({error}). Check the disk and the file; restore it from a copy if it is damaged."
             ) from error
         self._check_unchanged()
 
     def _read_by_hdf5(self, extents: Sequence[Extent], out: Mapping[str, NDArray[Any]]) -> None:
-        place = 0
-        for start, stop in extents if self._others else ():
-            end = place + stop - start
+        for start, stop, place in extents if self._others else ():
             for name, array in self._others.items():
-                array.read_direct(out[name][place:end], source_sel=np.s_[start:stop])
-            place = end
+                into = out[name][place : place + stop - start]
+                array.read_direct(into, source_sel=np.s_[start:stop])
 
     def close(self) -> None:
         self._threads.close()

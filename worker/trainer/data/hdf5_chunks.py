@@ -1,26 +1,22 @@
 """Chunked and compressed arrays, whose chunks are read raw and unpacked in parallel, past HDF5."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import h5py
 import numpy as np
-from isal import isal_zlib
 from numpy.typing import NDArray
 
+from worker.trainer.data.filters import ERRORS, Unpack, filters_of, unpack_of
 from worker.trainer.data.hdf5_direct import is_plain, is_what_hdf5_reads
 from worker.trainer.data.hdf5_file import HDF5_ERRORS
 from worker.trainer.data.read_threads import ReadThreads
 from worker.trainer.data.source import Extent
 
-Bytes = NDArray[np.uint8]
-Unpack = Callable[[Any, int, int], Any]
-"""(packed bytes, bytes of the whole chunk, bytes of a value) → bytes of the whole chunk."""
 NOT_WRITTEN = -1
-# isal's stubs call its exception an instance of one.
-UNPACK_ERRORS = (*HDF5_ERRORS, cast("type[Exception]", isal_zlib.error), EOFError)
+UNPACK_ERRORS = (*HDF5_ERRORS, *ERRORS)
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,7 @@ class Chunks:
 def chunks_of(array: h5py.Dataset) -> Chunks | None:
     """Where its chunks lie, compared with what HDF5 reads; None: HDF5 has to read this array.
 
-    In chunks of this machine's types that are packed by nothing but gzip and shuffle.
+    In chunks of this machine's types, by filters that are undone here.
     """
     try:
         filters = _filters_of(array)
@@ -69,7 +65,7 @@ def chunks_of(array: h5py.Dataset) -> Chunks | None:
 
         def read(row: int) -> bytes:
             out = np.empty((1, *array.shape[1:]), array.dtype)
-            for task in _tasks(chunks, [(row, row + 1)], out):
+            for task in _tasks(chunks, [Extent(row, row + 1, 0)], out):
                 task.carry_out(file)
             return out.tobytes()
 
@@ -80,30 +76,9 @@ def chunks_of(array: h5py.Dataset) -> Chunks | None:
 
 def _filters_of(array: h5py.Dataset) -> tuple[Unpack, ...] | None:
     """In the order in which they packed; None when one of them is not known here."""
-    properties = array.id.get_create_plist()
-    codes = [properties.get_filter(number)[0] for number in range(properties.get_nfilters())]
-    return tuple(UNPACK[code] for code in codes) if all(code in UNPACK for code in codes) else None
-
-
-def _inflate(data: Any, whole: int, itemsize: int) -> bytes:
-    # No further than a chunk goes: damaged bytes can say that they grow without end.
-    unpacked: bytes = isal_zlib.decompressobj().decompress(data, whole)
-    return unpacked
-
-
-def _unshuffle(data: Any, whole: int, itemsize: int) -> Bytes:
-    """Bytes that were sorted by their place in a value, back into values."""
-    planes: Bytes = np.frombuffer(data, np.uint8).reshape(itemsize, -1)
-    values = np.empty((planes.shape[1], itemsize), np.uint8)
-    for number, plane in enumerate(planes):  # 2.1 GiB/s; as a transposed copy 0.4
-        values[:, number] = plane
-    return values.reshape(-1)
-
-
-UNPACK: dict[int, Unpack] = {
-    h5py.h5z.FILTER_DEFLATE: _inflate,
-    h5py.h5z.FILTER_SHUFFLE: _unshuffle,
-}
+    found = [unpack_of(code) for code, _ in filters_of(array)]
+    known = tuple(unpack for unpack in found if unpack is not None)
+    return known if len(known) == len(found) else None
 
 
 def _indexed(array: h5py.Dataset, filters: tuple[Unpack, ...]) -> Chunks:
@@ -127,21 +102,12 @@ def _indexed(array: h5py.Dataset, filters: tuple[Unpack, ...]) -> Chunks:
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """Rows [start, stop) of the chunks of one row of the grid, and where they go in the output."""
-
-    start: int
-    stop: int
-    place: int
-
-
-@dataclass(frozen=True)
 class _Task:
     """A chunk, and the pieces of it that are wanted."""
 
     chunks: Chunks
     place: tuple[int, ...]
-    pieces: Sequence[_Piece]
+    pieces: Sequence[Extent]
     out: NDArray[Any]
 
     def carry_out(self, file: int) -> None:
@@ -168,7 +134,7 @@ class ChunkReader:
         self._threads = threads
 
     def read(self, extents: Sequence[Extent], out: Mapping[str, NDArray[Any]]) -> None:
-        """The rows of each extent in turn, each chunk once; one of UNPACK_ERRORS."""
+        """The rows of each extent to their places, each chunk once; one of UNPACK_ERRORS."""
         tasks = [t for name, each in self._chunks.items() for t in _tasks(each, extents, out[name])]
         count = max(1, min(self._threads.count, len(tasks)))
         self._threads.run(self._carry_out, [tasks[first::count] for first in range(count)])
@@ -184,14 +150,12 @@ def _tasks(chunks: Chunks, extents: Sequence[Extent], out: NDArray[Any]) -> Iter
             yield _Task(chunks, (row, *inner), pieces, out)
 
 
-def _pieces(extents: Sequence[Extent], chunk_rows: int) -> dict[int, list[_Piece]]:
-    """By row of the grid, what is wanted of its chunks."""
-    found: dict[int, list[_Piece]] = {}
-    place = 0
-    for start, stop in extents:
+def _pieces(extents: Sequence[Extent], chunk_rows: int) -> dict[int, list[Extent]]:
+    """By row of the grid, what is wanted of its chunks, whose rows count from 0."""
+    found: dict[int, list[Extent]] = {}
+    for start, stop, place in extents:
         for row in range(start // chunk_rows, -(-stop // chunk_rows)):
             first, last = max(start, row * chunk_rows), min(stop, (row + 1) * chunk_rows)
-            piece = _Piece(first - row * chunk_rows, last - row * chunk_rows, place + first - start)
+            piece = Extent(first - row * chunk_rows, last - row * chunk_rows, place + first - start)
             found.setdefault(row, []).append(piece)
-        place += stop - start
     return found

@@ -4,6 +4,7 @@ import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import h5py
@@ -12,11 +13,15 @@ from numpy.typing import NDArray
 
 from worker.trainer.data.hdf5_file import HDF5_ERRORS
 from worker.trainer.data.read_threads import ReadThreads
-from worker.trainer.data.source import Extent
+from worker.trainer.data.source import Extent, Rows
 
 # Less than this is read before another thread has woken up.
 LEAST_SHARE_BYTES = 2**20
 COMPARED_ROWS = 5
+# As many as one call of the system takes.
+MOST_MEMORIES = os.sysconf("SC_IOV_MAX")
+# A call takes 1 to 2 µs, and another for so much: to read on is as fast as to begin anew.
+MOST_SKIPPED_BYTES = 2**14
 
 
 @dataclass(frozen=True)
@@ -28,17 +33,52 @@ class Place:
 
 
 @dataclass(frozen=True)
-class _Read:
-    """Bytes of the file, and the memory that takes them."""
+class _Parts:
+    """Bytes of the file, in its order, and where in `memory` they go: three numbers each."""
 
     memory: memoryview
-    offset: int
+    offsets: Rows
+    starts: Rows
+    sizes: Rows
 
-    def cut(self, size: int) -> "tuple[_Read, _Read]":
-        return (
-            _Read(self.memory[:size], self.offset),
-            _Read(self.memory[size:], self.offset + size),
-        )
+    def shares(self, most: int) -> "list[_Parts]":
+        """Cut into so many of equal bytes, also inside a part; fewer where each would be small."""
+        total = int(self.sizes.sum())
+        count = max(1, min(most, total // LEAST_SHARE_BYTES))
+        cuts = total * np.arange(count + 1) // count
+        begins = np.cumsum(self.sizes) - self.sizes
+        points = np.union1d(begins, cuts[1:-1])
+        whole = np.searchsorted(begins, points, side="right") - 1
+        inside = points - begins[whole]
+        sizes = np.diff(points, append=total)
+        cut = _Parts(self.memory, self.offsets[whole] + inside, self.starts[whole] + inside, sizes)
+        places = np.searchsorted(points, cuts).tolist()
+        return [cut.of(slice(*ends)) for ends in pairwise(places)]
+
+    def of(self, some: slice) -> "_Parts":
+        return _Parts(self.memory, self.offsets[some], self.starts[some], self.sizes[some])
+
+    def runs(self) -> Iterator[tuple[int, list[memoryview]]]:
+        """What lies close together in the file as one: (offset, the memories in turn, with that
+        for what is skipped).
+        """
+        ends = (self.starts + self.sizes).tolist()
+        wanted = [self.memory[a:b] for a, b in zip(self.starts.tolist(), ends, strict=True)]
+        gaps = (self.offsets[1:] - self.offsets[:-1] - self.sizes[:-1]).tolist()
+        skipped = memoryview(bytearray(MOST_SKIPPED_BYTES))
+        begin, memories = 0, list[memoryview]()
+        for offset, memory, gap in zip(self.offsets.tolist(), wanted, [0, *gaps], strict=True):
+            apart = not 0 <= gap <= MOST_SKIPPED_BYTES or len(memories) > MOST_MEMORIES - 2
+            if apart and memories:
+                yield begin, memories
+                memories = []
+            if not memories:
+                begin = offset
+            elif gap:
+                memories.append(skipped[:gap])
+            memories.append(memory)
+        if memories:
+            yield begin, memories
 
 
 def place_of(array: h5py.Dataset) -> Place | None:
@@ -96,42 +136,32 @@ class DirectReader:
         self._threads = threads
 
     def read(self, extents: Sequence[Extent], out: Mapping[str, NDArray[Any]]) -> None:
-        """The rows of each extent in turn, into arrays that are C-contiguous; OSError, EOFError."""
-        reads = [read for name in self._places for read in self._reads(name, extents, out[name])]
-        self._threads.run(self._read_all, _shared(reads, self._threads.count))
+        """The rows of each extent to their places in C-contiguous arrays; OSError, EOFError."""
+        if not extents:
+            return
+        starts, stops, places = np.array(extents, np.int64).reshape(-1, 3).T
+        for name, lies in self._places.items():
+            if not out[name].flags.c_contiguous:
+                raise BufferError(f"{name!r} would be read into a copy: it is not in one piece")
+            memory, size = out[name].reshape(-1).view(np.uint8).data, lies.row_bytes
+            offsets = lies.offset + starts * size
+            parts = _Parts(memory, offsets, places * size, (stops - starts) * size)
+            self._threads.run(self._read, parts.shares(self._threads.count))
 
-    def _reads(self, name: str, extents: Sequence[Extent], out: NDArray[Any]) -> Iterator[_Read]:
-        if not out.flags.c_contiguous:
-            raise BufferError(f"{name!r} would be read into a copy: its memory is not in one piece")
-        place, memory, at = self._places[name], out.reshape(-1).view(np.uint8).data, 0
-        for start, stop in extents:
-            size = (stop - start) * place.row_bytes
-            yield _Read(memory[at : at + size], place.offset + start * place.row_bytes)
-            at += size
-
-    def _read_all(self, reads: Sequence[_Read]) -> None:
-        for read in reads:
-            memory, offset = read.memory, read.offset
-            while memory:
-                count = os.preadv(self._file, [memory], offset)
+    def _read(self, parts: _Parts) -> None:
+        for offset, memories in parts.runs():
+            at, left = offset, memories
+            while left:
+                count = os.preadv(self._file, left, at)
                 if not count:
-                    raise EOFError(f"the file ends at byte {offset:,}")
-                memory, offset = memory[count:], offset + count
+                    raise EOFError(f"the file ends at byte {at:,}")
+                at, left = at + count, _after(left, count)
 
 
-def _shared(reads: Sequence[_Read], most: int) -> list[list[_Read]]:
-    """The reads in so many shares of equal bytes, fewer where a share would be too small."""
-    total = sum(read.memory.nbytes for read in reads)
-    count = max(1, min(most, total // LEAST_SHARE_BYTES))
-    shares: list[list[_Read]] = [[] for _ in range(count)]
-    left = size = -(-total // count)
-    number = 0
-    for whole in reads:
-        read = whole
-        while read.memory.nbytes > left:
-            first, read = read.cut(left)
-            shares[number].append(first)
-            number, left = number + 1, size
-        shares[number].append(read)
-        left -= read.memory.nbytes
-    return shares
+def _after(memories: list[memoryview], count: int) -> list[memoryview]:
+    """What is left of them when the first `count` bytes are filled."""
+    for number, memory in enumerate(memories):
+        if count < memory.nbytes:
+            return [memory[count:], *memories[number + 1 :]]
+        count -= memory.nbytes
+    return []

@@ -6,6 +6,7 @@ from typing import Any
 
 import h5py
 
+from worker.trainer.data.filters import missing_filter
 from worker.trainer.errors import DataError
 
 # What h5py raises for files that are damaged, locked, or not HDF5 at all.
@@ -98,4 +99,9 @@ def unusable_because(array: h5py.Dataset) -> str | None:
         return "is a single value without an axis of samples"
     if 0 in array.shape[1:]:
         return f"has shape {array.shape}, so its samples are empty"
+    if (missing := missing_filter(array)) is not None:
+        return (
+            f"is packed by the filter {missing}, which is not installed here; on each worker: pip "
+            "install 'stoker[filters]'"
+        )
     return None

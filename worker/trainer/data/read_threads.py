@@ -9,7 +9,7 @@ from typing import TypeVar
 # 7.7, two 9.5, four 8.7. More than the memory bus can feed only take cores from the training.
 READ_THREADS = min(4, len(os.sched_getaffinity(0)))
 
-Task = TypeVar("Task")
+Share = TypeVar("Share")
 
 
 class ReadThreads:
@@ -19,7 +19,7 @@ class ReadThreads:
         self.count = count
         self._pool = ThreadPoolExecutor(max(1, count - 1), thread_name_prefix="direct-reader")
 
-    def run(self, work: Callable[[Sequence[Task]], None], shares: Sequence[Sequence[Task]]) -> None:
+    def run(self, work: Callable[[Share], None], shares: Sequence[Share]) -> None:
         """Do `work` on each share, one a thread, the first here; raises the first error."""
         mine, *others = shares
         waiting = [self._pool.submit(work, share) for share in others]

@@ -2,18 +2,16 @@
 
 import queue
 import threading
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from worker.trainer.data.counters import Counters
 from worker.trainer.data.order import Order
-from worker.trainer.data.rows import in_file_order
 from worker.trainer.data.source import OpenSource, Source
 from worker.trainer.data.split import Part
-from worker.trainer.data.transfer import Slot, Transfer
+from worker.trainer.data.transfer import Slot, Transfer, rows_of
 
 
 @dataclass(frozen=True)
@@ -24,6 +22,14 @@ class ChunkPlan:
     part: Part
     order: Order
     chunk_samples: int
+
+
+@dataclass(frozen=True)
+class Rooms:
+    """Memory of the device: slots that take turns, and a batch for what lies scattered in them."""
+
+    slots: Sequence[Slot]
+    batch: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ class ChunkReader:
         self,
         plan: ChunkPlan,
         transfer: Transfer,
-        slots: Iterable[Slot],
+        rooms: Rooms,
         counters: Counters,
         span: tuple[int, int, int],
     ) -> None:
@@ -61,27 +67,41 @@ class ChunkReader:
         self._epoch, self._start, self._stop = span
         self._free: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[_Chunk | BaseException] = queue.SimpleQueue()
-        for slot in slots:
+        for slot in rooms.slots:
             self._free.put(slot)
+        self._batch = rooms.batch
         self._chunk: _Chunk | None = None
+        self._viewed: _Chunk | None = None  # all of it was handed out, the last of it as a view
         self._closing = threading.Event()
         # A daemon only so that an interpreter that exits without `close` is not held up.
         self._thread = threading.Thread(target=self._run, name="chunk-reader", daemon=True)
         self._thread.start()
 
     def gather(self, start: int, stop: int) -> dict[str, Tensor]:
-        """The samples at positions [start, stop), which follow those of the call before."""
-        pieces: list[dict[str, Tensor]] = []
+        """The samples at positions [start, stop), which follow those of the call before; their
+        memory is used again at the next call.
+        """
+        if self._viewed:
+            self._release(self._viewed)
+        chunk = self._chunk or self._next_chunk()
+        if stop <= chunk.stop:
+            view = chunk.slot.view(start - chunk.start, stop - chunk.start)
+            if view is not None:
+                self._viewed = chunk if stop == chunk.stop else None
+                return view
+        return self._copied(start, stop)
+
+    def _copied(self, start: int, stop: int) -> dict[str, Tensor]:
+        place = 0
         while start < stop:
             chunk = self._chunk or self._next_chunk()
             end = min(stop, chunk.stop)
-            pieces.append(chunk.slot.gather(start - chunk.start, end - chunk.start))
+            out = rows_of(self._batch, place, place + end - start)
+            chunk.slot.gather(start - chunk.start, end - chunk.start, out)
             if end == chunk.stop:
                 self._release(chunk)
-            start = end
-        if len(pieces) == 1:
-            return pieces[0]
-        return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+            start, place = end, place + end - start
+        return rows_of(self._batch, 0, place)
 
     def close(self) -> None:
         """End the thread, wherever it is, and wait for it. Closing twice is harmless."""
@@ -104,7 +124,7 @@ class ChunkReader:
 
     def _release(self, chunk: _Chunk) -> None:
         self._transfer.release(chunk.slot)
-        self._chunk = None
+        self._chunk = self._viewed = None
         self._free.put(chunk.slot)
 
     def _run(self) -> None:
@@ -127,12 +147,10 @@ class ChunkReader:
                 raise _Closed
             stop = min(plan.order.chunk_stop(self._epoch, start, plan.chunk_samples), self._stop)
             rows = plan.part.take(plan.order.rows(self._epoch, start, stop))
-            ascending, places = in_file_order(rows)
-            for piece_bytes in self._transfer.load(source, ascending, slot):
+            for piece_bytes in self._transfer.load(source, rows, slot):
                 self._counters.bytes_read += piece_bytes
                 self._counters.copy_seconds = self._transfer.copy_seconds
                 if self._closing.is_set():
                     raise _Closed
-            self._transfer.arrange(slot, places)
             self._ready.put(_Chunk(slot, start, stop))
             start = stop

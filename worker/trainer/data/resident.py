@@ -8,14 +8,14 @@ from torch import Tensor
 from worker.trainer.data.batch import Batch, BatchPlan
 from worker.trainer.data.counters import Counters
 from worker.trainer.data.order import Order
-from worker.trainer.data.source import OpenSource, Rows
+from worker.trainer.data.source import OpenSource
 from worker.trainer.data.split import Part
-from worker.trainer.data.transfer import Slot, Transfer
+from worker.trainer.data.transfer import Slot, Transfer, rows_of
 from worker.trainer.preparing import Preparing
 
 
 class Resident:
-    """Batches of one part, gathered on the device; in plain order they are views."""
+    """Batches of one part, gathered on the device, into one memory; in plain order views."""
 
     def __init__(
         self,
@@ -35,6 +35,8 @@ class Resident:
         self._iterations = 0
         places = len(part) if self._shuffled else 0
         self._slot: Slot | None = transfer.new_slot(len(part), places)
+        size = min(plan.batch_size, plan.num_samples) if self._shuffled else 0
+        self._batch = transfer.new_batch(size)
         source = open_source()
         try:
             rows = part.take(np.arange(len(part)))
@@ -50,9 +52,10 @@ class Resident:
         self._iterations += 1
         mine = self._iterations
         slot = self._slot_of(mine)
-        # Work that is queued now may still gather by the old places.
-        self._transfer.release(slot)
-        self._transfer.arrange(slot, self._places(epoch))
+        if self._shuffled:
+            # Work that is queued now may still gather by the old places.
+            self._transfer.release(slot)
+            self._transfer.arrange(slot, self._order.rows(epoch, 0, self._order.num_samples))
         self._transfer.acquire(slot)
         for start, stop in self.plan.bounds(start_position):
             yield Batch(self._arrays(self._slot_of(mine), start, stop), stop - start, stop)
@@ -66,10 +69,10 @@ class Resident:
             raise RuntimeError("another iteration of this part has begun, or it was closed")
         return self._slot
 
-    def _places(self, epoch: int) -> Rows:
-        return self._order.rows(epoch, 0, self._order.num_samples if self._shuffled else 0)
-
     def _arrays(self, slot: Slot, start: int, stop: int) -> dict[str, Tensor]:
-        if self._shuffled:
-            return slot.gather(start, stop)
-        return {name: array[start:stop] for name, array in slot.arrays.items()}
+        view = slot.view(start, stop)
+        if view is not None:
+            return view
+        batch = rows_of(self._batch, 0, stop - start)
+        slot.gather(start, stop, batch)
+        return batch

@@ -1,4 +1,4 @@
-"""Reading scattered rows as few contiguous reads."""
+"""Reading scattered rows as few contiguous reads, each row to the place where it is wanted."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -12,28 +12,40 @@ EXTENTS_AT_ONCE = 4096
 
 
 def in_file_order(rows: Rows) -> tuple[Rows, Rows]:
-    """(the rows ascending, for each of `rows` its place among them)."""
-    sorter = np.argsort(rows, kind="stable")
-    places = np.empty_like(sorter)
-    places[sorter] = np.arange(len(rows))
-    return rows[sorter], places
+    """(the rows ascending, which is `rows` itself if they do, the position of each in `rows`)."""
+    if (np.diff(rows) > 0).all():
+        return rows, np.arange(len(rows))
+    positions = np.argsort(rows, kind="stable")
+    return rows[positions], positions
 
 
-def extents(ascending: Rows) -> Iterator[Extent]:
-    """The contiguous runs [start, stop) that make up these rows, which ascend without repeats."""
+def inverse(positions: Rows) -> Rows:
+    """Of a permutation: at which place each position stands."""
+    places = np.empty_like(positions)
+    places[positions] = np.arange(len(positions))
+    return places
+
+
+def extents(ascending: Rows, places: Rows | None = None) -> Iterator[Extent]:
+    """The runs that make up these rows, which ascend without repeats: neighbours in the file that
+    are neighbours in their places too, which are 0, 1, 2, … if none are given.
+    """
     if not len(ascending):
         return
-    breaks = np.flatnonzero(np.diff(ascending) != 1)
-    starts = ascending[np.concatenate(([0], breaks + 1))]
-    lasts = ascending[np.concatenate((breaks, [-1]))]
-    for start, last in zip(starts.tolist(), lasts.tolist(), strict=True):
-        yield start, last + 1
+    if places is None:
+        places = np.arange(len(ascending))
+    breaks = np.flatnonzero((np.diff(ascending) != 1) | (np.diff(places) != 1))
+    starts = np.concatenate(([0], breaks + 1))
+    lasts = np.concatenate((breaks, [-1]))
+    each = ascending[starts].tolist(), ascending[lasts].tolist(), places[starts].tolist()
+    for start, last, place in zip(*each, strict=True):
+        yield Extent(start, last + 1, place)
 
 
-def read_rows(source: Source, ascending: Rows, out: Arrays) -> None:
-    """Read these rows, which ascend without repeats, into the first places of `out`."""
-    each, place = extents(ascending), 0
-    while group := list(islice(each, EXTENTS_AT_ONCE)):
-        end = place + sum(stop - start for start, stop in group)
-        source.read(group, {name: array[place:end] for name, array in out.items()})
-        place = end
+def read_rows(source: Source, ascending: Rows, out: Arrays, places: Rows | None = None) -> None:
+    """Read these rows, which ascend without repeats, to their places in `out`: the first ones, if
+    none are given.
+    """
+    runs = extents(ascending, places)
+    while group := list(islice(runs, EXTENTS_AT_ONCE)):
+        source.read(group, out)

@@ -3,15 +3,21 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Arrays = dict[str, NDArray[Any]]
 Rows = NDArray[np.int64]
-Extent = tuple[int, int]
-"""Rows [start, stop)."""
+
+
+class Extent(NamedTuple):
+    """Rows [start, stop) of a file or a chunk, and the place of the first in the output."""
+
+    start: int
+    stop: int
+    place: int
 
 
 @dataclass(frozen=True)
@@ -37,9 +43,13 @@ class Source(Protocol):
     def num_samples(self) -> int:
         """Rows of every field."""
 
+    @property
+    def places_rows(self) -> bool:
+        """Whether many extents of a row each are read as fast as few of many."""
+
     def read(self, extents: Sequence[Extent], out: Mapping[str, NDArray[Any]]) -> None:
-        """Read the rows of each extent in turn into the first places of each field's out[name],
-        shape (rows, *field.shape), C-contiguous.
+        """Read the rows of each extent, which ascend, into their places in each field's out[name],
+        shape (places, *field.shape), C-contiguous.
 
         Raises DataError when they cannot be read, DatasetChanged when the file was changed
         since it was opened.

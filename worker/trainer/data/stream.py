@@ -1,11 +1,12 @@
 """Data larger than the device's memory: chunks take turns in two slots."""
 
 from collections.abc import Generator
+from dataclasses import replace
 
 from app.spec.residency import slots_for
 from worker.trainer.data.batch import Batch, BatchPlan
 from worker.trainer.data.counters import Counters
-from worker.trainer.data.reader import ChunkPlan, ChunkReader
+from worker.trainer.data.reader import ChunkPlan, ChunkReader, Rooms
 from worker.trainer.data.transfer import Transfer
 
 
@@ -21,11 +22,12 @@ class Streamed:
         """
         self.plan = plan
         self.counters = Counters(queue_depth=0)
-        self._chunks = chunks
+        self._chunks = replace(chunks, chunk_samples=_of_whole_batches(chunks, plan))
         self._transfer = transfer
-        samples = min(chunks.chunk_samples, plan.num_samples)
-        count = slots_for(chunks.chunk_samples, plan.num_samples)
+        samples = min(self._chunks.chunk_samples, plan.num_samples)
+        count = slots_for(self._chunks.chunk_samples, plan.num_samples)
         self._slots = [transfer.new_slot(samples, samples) for _ in range(count)]
+        self._batch = transfer.new_batch(min(plan.batch_size, plan.num_samples))
         self._reader: ChunkReader | None = None
 
     def iterate(self, epoch: int, start_position: int = 0) -> Generator[Batch]:
@@ -41,14 +43,26 @@ class Streamed:
         self._end_reader()
         self._transfer.close()
         self._slots.clear()
+        self._batch.clear()
 
     def _start_reader(self, epoch: int, start_position: int) -> ChunkReader:
         if not self._slots:
             raise RuntimeError("this part was closed")
         span = (epoch, start_position, self.plan.usable_samples)
-        return ChunkReader(self._chunks, self._transfer, self._slots, self.counters, span)
+        rooms = Rooms(self._slots, self._batch)
+        return ChunkReader(self._chunks, self._transfer, rooms, self.counters, span)
 
     def _end_reader(self) -> None:
         if self._reader:
             self._reader.close()
             self._reader = None
+
+
+def _of_whole_batches(chunks: ChunkPlan, plan: BatchPlan) -> int:
+    """Samples of a chunk such that no batch lies in two of them, and so has to be copied together;
+    under block shuffling chunks end where groups do.
+    """
+    samples, batch = chunks.chunk_samples, plan.batch_size
+    if chunks.order.shuffle == "block" or not batch <= samples < plan.num_samples:
+        return samples
+    return samples // batch * batch

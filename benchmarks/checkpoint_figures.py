@@ -1,0 +1,139 @@
+"""What a checkpoint costs a training: its stall, and all of it, beside `torch.save` in the loop."""
+
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from app.spec.run import RunSpec
+from benchmarks.figures import Figure
+from worker.trainer.checkpoint import Snapshot, Tensors, publish
+from worker.trainer.checkpoint_writer import CheckpointWriter
+from worker.trainer.data.source import Field
+from worker.trainer.prepare import build_step
+from worker.trainer.recipes import TASKS
+from worker.trainer.snapshot import capture
+from worker.trainer.state import TrainState
+from worker.trainer.step import Precision, TrainingStep
+
+ROUNDS = 5
+STEPS, SAVES_AT = 18, (6, 12)
+BATCH = 32
+# 25 million weights, of which AdamW keeps two more of each: a checkpoint of 285 MiB.
+SPEC = {
+    "recipe": {"kind": "sequence", "hidden_size": 1152, "num_layers": 2, "patch": 120},
+    "data": {"dataset": "made-up", "loader": {"kind": "chunked"}},
+    "training": {"epochs": 1, "batch_size": BATCH},
+    "optimizer": {"kind": "adamw"},
+    "runtime": {"precision": "fp32"},
+}
+FIELDS = {
+    "features": Field((360, 16), np.dtype("float32")),
+    "targets": Field((36,), np.dtype("float32")),
+}
+COMMAND = "python -m benchmarks checkpoint"
+
+
+class Timing(NamedTuple):
+    """Seconds of all steps, with what was saved on the disk, and of each call to save."""
+
+    total: float
+    stall: float
+
+
+class Nothing:
+    """Saves nothing."""
+
+    def save(self, step: TrainingStep, path: Path) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+
+class TorchSave(Nothing):
+    """As scripts do it, and durable."""
+
+    def save(self, step: TrainingStep, path: Path) -> None:
+        with path.open("wb") as file:
+            torch.save((step.model.state_dict(), step.optimizer.state_dict()), file)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+class Stoker(Nothing):
+    """As `Trainer.save` does it."""
+
+    def __init__(self) -> None:
+        self._writer = CheckpointWriter()
+        self._copies: Mapping[str, Tensors] = {}
+
+    def save(self, step: TrainingStep, path: Path) -> None:
+        self._writer.wait()
+        snapshot = capture(step, TrainState(), {}, self._copies)
+        self._copies = snapshot.parts
+        self._writer.begin(partial(_write, snapshot, path))
+
+    def finish(self) -> None:
+        self._writer.wait()
+        self._writer.close()
+
+
+def measure() -> list[Figure]:
+    """All arms in turn; the ratios are medians of the rounds'."""
+    step = _build()
+    _train(step, Nothing())  # allocates what all of them use
+    rounds = [[_train(step, arm()) for arm in (Nothing, Stoker, TorchSave)] for _ in range(ROUNDS)]
+    without, ours, theirs = zip(*rounds, strict=True)
+    stalls = [[stall for _, stall in arm] for arm in (ours, theirs)]
+    costs = [_costs(arm, without) for arm in (ours, theirs)]
+    return [
+        _figure("stall of a checkpoint of 285 MiB", "s", stalls[0]),
+        _figure("stall, torch.save in the loop", "s", stalls[1]),
+        _figure("stall over that", "", [a / b for a, b in zip(*stalls, strict=True)]),
+        _figure("training longer by a checkpoint", "s", costs[0]),
+        _figure("training longer, torch.save in the loop", "s", costs[1]),
+    ]
+
+
+def _costs(arm: Sequence[Timing], without: Sequence[Timing]) -> list[float]:
+    """Seconds by which each checkpoint made the training longer, waits for the disk included."""
+    return [(a.total - b.total) / len(SAVES_AT) for a, b in zip(arm, without, strict=True)]
+
+
+def _figure(name: str, unit: str, values: Sequence[float]) -> Figure:
+    spread = min(values), max(values)
+    return Figure(name, statistics.median(values), unit, None, len(values), COMMAND, spread)
+
+
+def _train(step: TrainingStep, arm: Nothing) -> Timing:
+    batch = {name: torch.ones((BATCH, *field.shape)) for name, field in FIELDS.items()}
+    with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
+        stalls, began = [], time.perf_counter()
+        for number in range(1, STEPS + 1):
+            step.accumulate(batch, BATCH, 1.0)
+            step.apply(1e-3)
+            if number in SAVES_AT:
+                stalled = time.perf_counter()
+                arm.save(step, Path(folder) / f"step-{number}")
+                stalls.append(time.perf_counter() - stalled)
+        arm.finish()
+        return Timing(time.perf_counter() - began, statistics.mean(stalls))
+
+
+def _write(snapshot: Snapshot, path: Path) -> None:
+    publish(snapshot, path)
+
+
+def _build() -> TrainingStep:
+    spec = RunSpec.model_validate_json(json.dumps(SPEC))
+    task = TASKS[spec.recipe.kind].for_run(spec, FIELDS)
+    return build_step(spec, task, {}, Precision("fp32", torch.device("cpu")))

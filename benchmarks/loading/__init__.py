@@ -1,0 +1,1 @@
+"""How fast batches come: Stoker's loader beside the machine's limits and what users have now."""

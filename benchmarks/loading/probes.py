@@ -1,0 +1,102 @@
+"""What the machine can do: bytes read, copied and gathered, with no Python in between."""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
+
+import h5py
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.loading.arms import BATCH, CHUNK_BYTES, Arm, Batch
+from benchmarks.loading.files import NAMES, DataFile
+
+THREADS = 2
+
+
+def load(file: DataFile) -> dict[str, Tensor]:
+    with h5py.File(file.path) as source:
+        return {name: torch.from_numpy(source[name][:]) for name in NAMES}
+
+
+def in_memory(data: dict[str, Tensor], *, shuffled: bool) -> Arm:
+    """Batches of data that is in memory already: the limit of any loader."""
+
+    def epoch(number: int) -> Iterator[Batch]:
+        samples = len(data["targets"])
+        order = torch.randperm(samples, generator=torch.Generator().manual_seed(number))
+        for start in range(0, samples, BATCH):
+            if shuffled:
+                rows = order[start : start + BATCH]
+                yield {name: array.index_select(0, rows) for name, array in data.items()}
+            else:
+                yield {name: array[start : start + BATCH] for name, array in data.items()}
+
+    return Arm("in memory", epoch)
+
+
+def memory_copy(data: dict[str, Tensor]) -> Arm:
+    """The same bytes from memory to memory, a chunk at a time."""
+    size = CHUNK_BYTES // data["features"][0].nbytes
+    room = torch.empty(size, *data["features"].shape[1:])
+
+    def epoch(number: int) -> Iterator[Batch]:
+        for start in range(0, len(data["targets"]), size):
+            features = data["features"][start : start + size]
+            targets = data["targets"][start : start + size]
+            yield {"features": room[: len(features)].copy_(features), "targets": targets}
+
+    return Arm("probe: memory copy", epoch)
+
+
+def raw_read(file: DataFile, targets: Tensor, *, shuffled: bool) -> Arm:
+    """Chunks of the file into one reused buffer by parallel `preadv`; where shuffled, its rows then
+    gathered into another in one call.
+    """
+    descriptor = os.open(file.path, os.O_RDONLY)
+    begin, most = _offset(file), CHUNK_BYTES // file.sample_bytes
+    room, gathered = (torch.empty(most, file.row_bytes // 4) for _ in range(2))
+    memory = room.numpy().reshape(-1).view(np.uint8).data
+    pool = ThreadPoolExecutor(THREADS)
+
+    def epoch(number: int) -> Iterator[Batch]:
+        generator = torch.Generator().manual_seed(number)
+        for start in range(0, file.samples, most):
+            rows = min(most, file.samples - start)
+            size, at = rows * file.row_bytes, begin + start * file.row_bytes
+            shares = np.linspace(0, size, THREADS + 1).astype(int).tolist()
+            parts = pairwise(shares)
+            read = partial(_read, descriptor, memory, at)
+            list(pool.map(read, parts))
+            features, ahead = room[:rows], targets[start : start + rows]
+            if shuffled:
+                order = torch.randperm(rows, generator=generator)
+                features = torch.index_select(features, 0, order, out=gathered[:rows])
+                ahead = ahead.index_select(0, order)
+            yield {"features": features, "targets": ahead}
+
+    name = "probe: read and gather" if shuffled else "probe: raw read"
+    return Arm(name, epoch, _closer(descriptor, pool))
+
+
+def _closer(descriptor: int, pool: ThreadPoolExecutor) -> Callable[[], None]:
+    def close() -> None:
+        pool.shutdown()
+        os.close(descriptor)
+
+    return close
+
+
+def _read(descriptor: int, memory: memoryview, offset: int, part: tuple[int, int]) -> None:
+    start, stop = part
+    while start < stop:
+        start += os.preadv(descriptor, [memory[start:stop]], offset + start)
+
+
+def _offset(file: DataFile) -> int:
+    with h5py.File(file.path) as source:
+        offset: int = source["features"].id.get_offset()
+        return offset

@@ -1,0 +1,47 @@
+"""Stoker's own loader, as a run opens it."""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from app.spec.run import RunSpec
+from benchmarks.loading.arms import BATCH, CHUNK_BYTES, Arm, Batch
+from benchmarks.loading.files import DataFile
+from worker.trainer.data.fingerprint import fingerprint
+from worker.trainer.data.loader import DataSet, open_data
+from worker.trainer.preparing import Preparing
+from worker.trainer.pulse import Pulse
+from worker.trainer.stop import StopFlag
+
+MIB = 2**20
+
+
+def stoker(file: DataFile, residency: str, shuffle: str) -> Arm:
+    """The training part is the whole file, since nothing is held out."""
+    data = open_file(file, residency, shuffle)
+
+    def epoch(number: int) -> Iterator[Batch]:
+        for batch in data.train.iterate(number):
+            yield batch.arrays
+
+    return Arm(f"stoker, {residency}", epoch, data.close)
+
+
+def open_file(file: DataFile, residency: str, shuffle: str) -> DataSet:
+    loader = {"kind": "chunked", "residency": residency, "shuffle": shuffle}
+    if residency == "stream":
+        loader["chunk_size"] = f"{CHUNK_BYTES // MIB}MiB"
+    split = {"method": "chronological", "validation_fraction": 0.0}
+    document = {
+        "recipe": {"kind": "sequence"},
+        "data": {"dataset": "windows", "loader": loader, "split": split},
+        "training": {"batch_size": BATCH},
+    }
+    spec = RunSpec.model_validate_json(json.dumps(document))
+    datasets = {"windows": {"path": str(file.path), "fingerprint": fingerprint(file.path)}}
+    with tempfile.TemporaryDirectory() as folder:
+        preparing = Preparing(Pulse(Path(folder) / "pulse"), StopFlag())
+        return open_data(spec, datasets, torch.device("cpu"), preparing, 2**40)

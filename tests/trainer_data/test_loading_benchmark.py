@@ -1,0 +1,40 @@
+"""The benchmark of loading: every arm brings each sample once, and what does not is noticed."""
+
+import psutil
+import pytest
+
+from benchmarks.loading import arms, figures
+from benchmarks.loading.files import write
+from benchmarks.loading.stoker import stoker
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_every_arm_brings_each_sample_once(tmp_path, shuffled, monkeypatch):
+    monkeypatch.setattr(figures, "ROUNDS", 1)
+    monkeypatch.setattr(figures, "WORKERS", (0, 1))
+    file = write(tmp_path, "contiguous", samples=300, features=2)
+    before = set(psutil.Process().children())
+    found = {figure.name: figure for figure in figures._contiguous(file, shuffled=shuffled)}
+    assert len([name for name in found if "DataLoader" in name and "over" not in name]) == 4
+    assert all(figure.value > 0 for figure in found.values())
+    assert set(psutil.Process().children()) <= before
+
+
+@pytest.mark.parametrize("layout", figures.PACKINGS)
+def test_packed_data_is_the_same(tmp_path, monkeypatch, layout):
+    monkeypatch.setattr(figures, "ROUNDS", 1)
+    assert figures._compressed(tmp_path, layout, (200, 2))
+
+
+@pytest.mark.parametrize("brought", [[1, 2], [0, 0, 2]])
+def test_an_arm_that_loses_or_repeats_samples_is_no_figure(tmp_path, brought):
+    file = write(tmp_path, "contiguous", samples=300, features=2)
+    whole = stoker(file, "resident", "none")
+
+    def epoch(number):
+        batches = list(whole.epoch(number))
+        return (batches[place] for place in brought)
+
+    with pytest.raises(RuntimeError, match="lazy did not bring"):
+        figures.epoch_of(file, arms.Arm("lazy", epoch), 0)
+    whole.close()
