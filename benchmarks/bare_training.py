@@ -46,7 +46,7 @@ def main(data: Path, state: Path, threads: int) -> None:
         for batch in torch.split(torch.randperm(len(features)), BATCH):
             loss = nn.functional.mse_loss(model(features[batch]), targets[batch])
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]  # PyTorch has no type for it
             optimizer.step()
             if first:
                 stepped_at = time.time()

@@ -15,7 +15,7 @@ import torch
 
 from app.spec.run import RunSpec
 from benchmarks.figures import Figure
-from worker.trainer.checkpoint import Snapshot, Tensors, publish
+from worker.trainer.checkpoint import Tensors, publish
 from worker.trainer.checkpoint_writer import CheckpointWriter
 from worker.trainer.data.source import Field
 from worker.trainer.prepare import build_step
@@ -80,7 +80,7 @@ class Stoker(Nothing):
         self._writer.wait()
         snapshot = capture(step, TrainState(), {}, self._copies)
         self._copies = snapshot.parts
-        self._writer.begin(partial(_write, snapshot, path))
+        self._writer.begin(partial(publish, snapshot, path))
 
     def finish(self) -> None:
         self._writer.wait()
@@ -127,10 +127,6 @@ def _train(step: TrainingStep, arm: Nothing) -> Timing:
                 stalls.append(time.perf_counter() - stalled)
         arm.finish()
         return Timing(time.perf_counter() - began, statistics.mean(stalls))
-
-
-def _write(snapshot: Snapshot, path: Path) -> None:
-    publish(snapshot, path)
 
 
 def _build() -> TrainingStep:

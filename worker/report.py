@@ -37,6 +37,7 @@ class Outbox:
     points: dict[tuple[str, int], MetricPoint] = field(default_factory=dict)
     checkpoints: list[NewCheckpoint] = field(default_factory=list)
     removed_checkpoints: list[str] = field(default_factory=list)
+    damaged_checkpoints: list[str] = field(default_factory=list)
     log_text: str = ""
 
 
@@ -111,6 +112,7 @@ class Report:
                 log_text=news.log_text,
                 checkpoints=news.checkpoints,
                 removed_checkpoints=news.removed_checkpoints,
+                damaged_checkpoints=news.damaged_checkpoints,
                 applied=news.applied,
                 environment=news.environment,
                 devices=news.devices,
@@ -165,7 +167,10 @@ class Report:
         action, path = event.get("action"), str(event.get("path"))
         if action == "quarantined":
             self.checkpoint_failures["quarantined"] += 1
-            self.outbox.removed_checkpoints.append(self._row_path(Path(path)))
+            # Its own was renamed and is gone; another run's is that run's, and stays where it is.
+            news = self.outbox
+            gone = news.removed_checkpoints if event.get("own") else news.damaged_checkpoints
+            gone.append(self._row_path(Path(path)))
         if action != "saved":
             return
         self.saved += 1

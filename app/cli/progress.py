@@ -218,6 +218,9 @@ def note_of(kind: str, data: Document) -> tuple[str, str] | None:
             return f"{'epoch':<12} {_epoch_text(data)}", ""
         case "checkpoint" if data.get("action") == "saved":
             return f"{'checkpoint':<12} saved at step {data['step']}", "dim"
+        case "checkpoint" if data.get("action") == "quarantined":
+            name = str(data.get("path")).rpartition("/")[2]
+            return f"{'damaged':<12} {name} is passed over: {data.get('message')}", "yellow"
         case "connection_lost":
             return "connection lost, trying again", "yellow"
         case "restored":

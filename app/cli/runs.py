@@ -145,7 +145,7 @@ def _facts(run: Document, memory: Document) -> list[tuple[str, object]]:
         ("devices", ", ".join(run.get("devices") or ())),
         ("memory", _memory(memory)),
         ("progress", _steps(progress) if progress else None),
-        ("speed", _speed(progress)),
+        ("speed", _speed(run["state"], progress)),
         ("time left", duration(left) if left else None),
         ("loss", number(progress["loss"]) if progress.get("loss") is not None else None),
         ("created", ago(run["created_at"])),
@@ -180,11 +180,11 @@ def _steps(progress: Document) -> str:
     return f"step {number(progress.get('step'))} of {number(progress.get('steps'))}"
 
 
-def _speed(progress: Document) -> str | None:
-    rate = progress.get("iterations_per_second")
-    if not rate:
-        return None
-    return f"{number(rate)} it/s, {number(progress.get('samples_per_second'))} samples/s"
+def _speed(state: str, progress: Document) -> str | None:
+    """Of the last second while it runs; afterwards that of the whole attempt."""
+    mean = "" if state == "running" else "mean_"
+    rate, samples = (progress.get(f"{mean}{of}_per_second") for of in ("iterations", "samples"))
+    return f"{number(rate)} it/s, {number(samples)} samples/s" if rate else None
 
 
 def _named(run: Document) -> str:

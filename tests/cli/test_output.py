@@ -190,6 +190,11 @@ def test_a_live_view_shows_no_steps_where_none_are_counted(monkeypatch, capsys):
         ("state", {"to": "queued", "reason": "worker_lost", "message": None}, "worker lost"),
         ("epoch", {"epoch": 2, "epochs": 6, "train_loss": 0.4, "val_mae": 3.5}, "val_mae 3.5"),
         ("checkpoint", {"action": "saved", "step": 24}, "saved at step 24"),
+        (
+            "checkpoint",
+            {"action": "quarantined", "path": "runs/1/step-6", "message": "x is not as written"},
+            "damaged      step-6 is passed over: x is not as written",
+        ),
         ("warning", {"code": "x", "message": "the disk is nearly full"}, "nearly full"),
     ],
 )

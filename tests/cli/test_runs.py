@@ -131,10 +131,14 @@ def test_show_tells_the_memory_as_far_as_it_is_known(cli, api, planned, measured
     assert [fact[1] for fact in facts if fact[0] == "memory"] == ([line] if line else [])
 
 
-def test_show_has_the_best_of_a_run_that_told_no_result_and_no_time_left_once_it_is_over(cli, api):
+def test_show_has_what_the_progress_says_also_of_a_run_that_told_no_result(cli, api):
     store = open_store(load_settings(home=api))
     run_id = store.runs.create(new_run(dataset="waves"))[0].id
-    told = {"step": 40, "eta_seconds": 90.0, "best": {"step": 30, "val_mae": 3.5}}
+    told = {
+        "step": 40, "eta_seconds": 90.0, "best": {"step": 30, "val_mae": 3.5},
+        "iterations_per_second": 29.123, "samples_per_second": 932.0,
+        "mean_iterations_per_second": 20.0, "mean_samples_per_second": 640.0,
+    }  # fmt: skip
 
     def shown(state: str) -> str:
         with store.database.write() as connection:
@@ -142,9 +146,11 @@ def test_show_has_the_best_of_a_run_that_told_no_result_and_no_time_left_once_it
             connection.execute(update(runs).where(runs.c.id == run_id).values(**row))
         return str(cli("show", str(run_id)).out)
 
-    assert "time left" in shown("running")
-    paused = shown("paused")
+    running, paused = shown("running"), shown("paused")
+    assert "time left" in running
+    assert "29.12 it/s, 932 samples/s" in running
     assert "time left" not in paused
+    assert "20 it/s, 640 samples/s" in paused, "of the whole attempt, not of its last second"
     assert "  best        step 30 · val_mae 3.5\n" in paused
     store.close()
 

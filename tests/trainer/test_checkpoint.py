@@ -14,13 +14,11 @@ import pytest
 import torch
 
 from app.lifecycle import Reason
-from tests.trainer.lab import Lab, own_checkpoints, read_events
+from tests.trainer.lab import DISK, Lab, own_checkpoints, read_events
 from worker.trainer import checkpoint, disk
 from worker.trainer.checkpoint import Snapshot, TornCheckpoint, load, publish
 from worker.trainer.errors import TrainerError
 from worker.trainer.step import TrainingStep
-
-OPERATIONS = ("make_folder", "write_file", "sync_file", "sync_folder", "rename")
 
 
 def snapshot(step: int) -> Snapshot:
@@ -56,7 +54,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, lis
 
         return operate
 
-    for name in OPERATIONS:
+    for name in DISK:
         monkeypatch.setattr(disk, name, recording(name))
     publish(snapshot(2), folder / "step-2")
     shutil.rmtree(folder)
@@ -223,7 +221,7 @@ def test_a_newer_format_is_refused_but_not_put_aside(
     assert caught.value.reason is Reason.checkpoint_error
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", DISK)
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_keeps_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int
@@ -272,7 +270,7 @@ def test_torn_checkpoints_are_put_aside_and_the_next_one_is_used(lab: Lab) -> No
     resumed = lab.run(run_dir)
     (restored,) = resumed.of_kind("restored")
     assert restored["step"] == 3
-    assert restored["quarantined"] == torn
+    assert restored["torn"] == torn
     assert [
         e["path"] for e in resumed.of_kind("checkpoint") if e["action"] == "quarantined"
     ] == torn
@@ -316,7 +314,7 @@ def test_a_torn_checkpoint_of_the_parent_is_passed_over_and_left_as_it_is(lab: L
     ]
     child = lab.run(restore=restore)
     (restored,) = child.of_kind("restored")
-    assert (restored["step"], restored["quarantined"]) == (4, [])
+    assert (restored["step"], restored["torn"]) == (4, [str(torn)])
     assert torn.is_dir()
 
 

@@ -58,7 +58,7 @@ def slow_disk(stop: Watched, patch: pytest.MonkeyPatch, looks: int) -> Iterator[
             went_on.append(stop.wait_for_more(looks))
         make_folder(path)
 
-    def begin_and_let_it_come_so_far(writer: CheckpointWriter, write: Callable[[], None]) -> None:
+    def begin_and_let_it_come_so_far(writer: CheckpointWriter, write: Callable[[], object]) -> None:
         begin(writer, write)
         if len(went_on) < 2:
             assert begun.acquire(timeout=PATIENCE_SECONDS)

@@ -21,6 +21,7 @@ PROGRESS = {
     "step", "steps", "samples_per_second", "iterations_per_second", "eta_seconds", "loss", "lr",
     "grad_norm", "best", "data_wait_ratio", "host_memory_bytes", "gpu_memory_bytes",
     "torch_memory", "peak_memory", "totals", "phase_seconds", "queue_depth",
+    "mean_samples_per_second", "mean_iterations_per_second",
 }  # fmt: skip
 
 
@@ -237,6 +238,7 @@ def test_a_short_last_batch_does_not_make_the_speed() -> None:
     totals = Totals()
     rates = Rates(cast("PhaseClock", SimpleNamespace(read=lambda: trained)), totals)
     assert rates.lap()["iterations_per_second"] is None
+    assert set(rates.means().values()) == {None}
 
     def step(seconds: float, samples: int) -> dict[str, float | None]:
         trained["compute"] += seconds
@@ -252,3 +254,7 @@ def test_a_short_last_batch_does_not_make_the_speed() -> None:
     assert told["samples_per_second"] == pytest.approx(1001 / 1.01)
     told = step(5.0, 100)
     assert told["iterations_per_second"] == pytest.approx(1 / 5.0), "a slow step is told at once"
+    assert rates.means() == {
+        "mean_iterations_per_second": pytest.approx(32 / 8.01),
+        "mean_samples_per_second": pytest.approx(3101 / 8.01),
+    }

@@ -12,6 +12,7 @@ import pytest
 from app.lifecycle import Reason
 from tests.trainer.lab import (
     BUILDING_POLLS,
+    DISK,
     Killed,
     Lab,
     Outcome,
@@ -20,8 +21,6 @@ from tests.trainer.lab import (
     start_trainer,
 )
 from worker.trainer import disk
-
-DISK_OPERATIONS = ("make_folder", "write_file", "sync_file", "sync_folder", "rename")
 
 
 @pytest.fixture
@@ -103,7 +102,7 @@ def kill_after(operations: int, patch: pytest.MonkeyPatch) -> None:
 
         return operate
 
-    for name in DISK_OPERATIONS:
+    for name in DISK:
         patch.setattr(disk, name, counted(getattr(disk, name)))
 
 
@@ -127,7 +126,7 @@ def test_a_resume_says_from_where(lab: Lab) -> None:
     assert first.end is not None
     assert restored["step"] == first.end.step
     assert restored["path"] == str(first.checkpoint())
-    assert (restored["carry"], restored["own"], restored["quarantined"]) == ("full", True, [])
+    assert (restored["carry"], restored["own"], restored["torn"]) == ("full", True, [])
 
 
 def test_a_resume_keeps_the_number_of_threads_it_was_trained_with(lab: Lab) -> None:

@@ -73,7 +73,7 @@ class FakeTrainer:
         for candidate in self.document["restore"]:
             manifest = json.loads((Path(candidate["path"]) / "manifest.json").read_text())
             self.step = manifest["step"] if candidate["carry"] == "full" else 0
-            self.emit("restored", step=manifest["step"], quarantined=[], **candidate)
+            self.emit("restored", step=manifest["step"], torn=[], **candidate)
             return
 
     def report(self):

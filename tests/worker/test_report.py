@@ -34,6 +34,16 @@ def test_the_last_point_of_a_curve_is_kept_however_near_it_is(report):
     assert {point.step for point in kept.values()} == {144}
 
 
+def test_only_an_own_torn_checkpoint_is_gone(report, tmp_path):
+    folders = [tmp_path / "runs" / name / "step-6" for name in ("1", "9")]
+    torn = {"kind": "checkpoint", "t": 1.0, "action": "quarantined", "message": "x"}
+    told = zip(folders, (True, False), strict=True)
+    report.take([{**torn, "path": str(folder), "own": own} for folder, own in told])
+    beat = report.beat()
+    assert beat.removed_checkpoints == ["runs/1/step-6"]
+    assert beat.damaged_checkpoints == ["runs/9/step-6"]
+
+
 def test_the_environment_says_which_code_trained(tmp_path):
     report = Report(tmp_path, tmp_path / "runs/1/attempt-1", {"git_sha": "abc"})
     report.take([{"kind": "applied", "t": 1.0, "applied": {}, "environment": {"torch": "2"}}])

@@ -12,7 +12,7 @@ class CheckpointWriter:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._write: Future[None] | None = None
+        self._write: Future[object] | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -24,7 +24,7 @@ class CheckpointWriter:
         write = self._write
         return write is not None and write.done() and write.exception() is not None
 
-    def begin(self, write: Callable[[], None]) -> None:
+    def begin(self, write: Callable[[], object]) -> None:
         """Have `write` done, after what was begun before; see `wait`."""
         self._write = self._thread.submit(write)
 

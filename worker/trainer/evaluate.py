@@ -30,7 +30,7 @@ def validate(trainer: Trainer) -> None:
     value = named[spec.checkpoint.monitor]
     if improves(value, state.best.value if state.best else None, spec.checkpoint.mode):
         state.best = Best(state.step, epoch, value, named)
-        trainer.best_folder = None  # until it is saved
+        trainer.best_folder = None  # until its checkpoint is begun
     if stopping := spec.early_stopping:
         value = named[stopping.monitor]
         if improves(value, state.patience_best, stopping.mode, stopping.min_delta):

@@ -34,7 +34,7 @@ def train(trainer: Trainer) -> Reason:
             validate(trainer)  # left undone, and so still due, when a stop is asked for meanwhile
         if agenda.epoch_report_due(state):
             log.epoch(step)
-        stopping = stop.requested  # asked once, so that what ends here has been saved here
+        stopping = stop.requested  # asked once, so that a checkpoint was begun where this ends
         if trainer.writer.has_failed:
             trainer.finish_saving()
         if trainer.checkpoint_due() or stopping:

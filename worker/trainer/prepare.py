@@ -191,5 +191,5 @@ def _started_from(trainer: Trainer, start: Start) -> None:
         step=int(body["step"]),
         carry=candidate.carry,
         own=candidate.own,
-        quarantined=[str(path) for path in start.quarantined],
+        torn=[str(path) for path in start.torn],
     )

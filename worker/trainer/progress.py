@@ -80,10 +80,14 @@ class Rates:
             }
         return self.latest
 
-    def seconds_per_step(self) -> float | None:
-        """Mean over the attempt, which is what the time to the end is reckoned with."""
-        steps, _, _, seconds = self._read()
-        return seconds / steps if steps else None
+    def means(self) -> dict[str, float | None]:
+        """Over the attempt so far, which is what the time to the end is reckoned with."""
+        steps, samples, _, seconds = self._read()
+        trained = steps > 0 and seconds > 0
+        return {
+            "mean_iterations_per_second": steps / seconds if trained else None,
+            "mean_samples_per_second": samples / seconds if trained else None,
+        }
 
     def _read(self) -> tuple[float, float, float, float]:
         seconds = self._clock.read()
@@ -94,17 +98,18 @@ class Rates:
 
 def training_progress(agenda: Agenda, state: TrainState, rates: Rates) -> dict[str, Any]:
     """Where the training stands; `epoch` is the one under way, from 1."""
-    epochs, pace = agenda.spec.training.epochs, rates.seconds_per_step()
-    left = agenda.total_steps - state.step
+    epochs, means = agenda.spec.training.epochs, rates.means()
+    left, pace = agenda.total_steps - state.step, means["mean_iterations_per_second"]
     return {
         "epoch": min(state.epoch + 1, epochs),
         "epochs": epochs,
         "step": state.step,
         "steps": agenda.total_steps,
-        "eta_seconds": left * pace if pace is not None else None,
+        "eta_seconds": left / pace if pace else None,
         "loss": state.last.get("train_loss"),
         "lr": state.last.get("lr"),
         "grad_norm": state.last.get("grad_norm"),
         "best": state.best.document() if state.best else None,
         **rates.latest,
+        **means,
     }

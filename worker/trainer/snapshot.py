@@ -1,7 +1,7 @@
 """Between a live training and a snapshot on the CPU: everything that a bit-exact resume needs."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +12,12 @@ from worker.trainer.errors import TrainerError
 from worker.trainer.state import TrainState
 from worker.trainer.step import TrainingStep
 
-EMPTY: Final[Mapping[str, Tensors]] = {}
-
 
 def capture(
     step: TrainingStep,
     state: TrainState,
     facts: dict[str, Any],
-    before: Mapping[str, Tensors] = EMPTY,
+    before: Mapping[str, Tensors] | None = None,
 ) -> Snapshot:
     """A stable copy: later steps do not change it. Synchronizes with the device.
 
@@ -27,12 +25,16 @@ def capture(
     any more; their memory is used again. Raises TrainerError nonfinite rather than keep
     weights that are not finite.
     """
-    model = _to_cpu(step.model.state_dict(), before.get("model", {}))
-    _require_finite(model, state.step)
-    optimizer = {f"{name}.{key}": value for name, key, value in _optimizer_tensors(step)}
-    extra = {"rng.cpu": torch.get_rng_state(), "loss_sums": step.loss_sums}
+    live: dict[str, Tensors] = {
+        "model": step.model.state_dict(),
+        "optimizer": {f"{name}.{key}": value for name, key, value in _optimizer_tensors(step)},
+        "state": {"rng.cpu": torch.get_rng_state(), "loss_sums": step.loss_sums},
+    }
     if step.precision.device.type == "cuda":
-        extra["rng.cuda"] = torch.cuda.get_rng_state(step.precision.device)
+        live["state"]["rng.cuda"] = torch.cuda.get_rng_state(step.precision.device)
+    before = before or {}
+    parts = {name: _to_cpu(part, before.get(name, {})) for name, part in live.items()}
+    _require_finite(parts["model"], state.step)
     body = {
         **facts,
         "step": state.step,
@@ -42,11 +44,6 @@ def capture(
         "state": state.to_json(),
         "loss_samples": list(step.loss_samples),
         "scaler": step.precision.scaler.state_dict(),
-    }
-    parts = {
-        "model": model,
-        "optimizer": _to_cpu(optimizer, before.get("optimizer", {})),
-        "state": _to_cpu(extra, before.get("state", {})),
     }
     return Snapshot(parts, body)
 

@@ -12,11 +12,11 @@ from worker.trainer.eventlog import EventLog
 
 @dataclass(frozen=True)
 class Start:
-    """A checkpoint to start from, and the torn ones that were renamed on the way to it."""
+    """A checkpoint to start from, and the torn ones on the way to it."""
 
     candidate: RestoreCandidate
     snapshot: Snapshot
-    quarantined: tuple[Path, ...]
+    torn: tuple[Path, ...]
 
     @property
     def is_full(self) -> bool:
@@ -34,7 +34,7 @@ def find_start(attempt: Attempt, events: EventLog) -> Start | None:
     Raises TrainerError checkpoint_error when the run was to start from another run's checkpoint
     and none is good: training on from nothing would not be what was asked for.
     """
-    renamed: list[Path] = []
+    torn: list[Path] = []
     unusable: list[Path] = []
     for candidate in attempt.restore:
         if not candidate.path.is_dir():
@@ -45,11 +45,10 @@ def find_start(attempt: Attempt, events: EventLog) -> Start | None:
             snapshot = load(candidate.path, parts)
         except TornCheckpoint as error:
             unusable.append(candidate.path)
-            if candidate.own:
-                renamed.append(candidate.path)
+            torn.append(candidate.path)
             _put_aside(candidate, error, events)
             continue
-        return Start(candidate, snapshot, tuple(renamed))
+        return Start(candidate, snapshot, tuple(torn))
     if attempt.restore:
         _none_is_good(attempt, unusable, events)
     return None

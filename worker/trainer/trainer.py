@@ -65,7 +65,8 @@ class Trainer:
     def save(self) -> None:
         """Begin a checkpoint of this step, unless there is nothing new to save.
 
-        Training waits for a copy of its state, and for the checkpoint before; not for the disk.
+        Training waits for the checkpoint before, if that is still being written, and for a copy
+        of its state; not for this one to be written.
         """
         state, log = self.state, self.log
         if (state.step, state.evaluated_step) == self.saved:

@@ -82,7 +82,8 @@ class Checkpoint(Answer):
     is_latest: bool
     pinned: bool
     """A pinned checkpoint is never removed by retention."""
-    state: Literal["saved", "removing"]
+    state: Literal["saved", "removing", "damaged"]
+    """A damaged one was read by a restart and is not as it was written: nothing starts from it."""
     created_at: Time
     links: dict[str, str]
 

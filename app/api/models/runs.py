@@ -46,6 +46,10 @@ class Progress(Answer):
     steps: int | None = None
     samples_per_second: float | None = None
     iterations_per_second: float | None = None
+    """Of training, over its last second or more; evaluations and checkpoints do not count."""
+    mean_samples_per_second: float | None = None
+    mean_iterations_per_second: float | None = None
+    """The same over the whole attempt."""
     eta_seconds: float | None = None
     loss: float | None = None
     best: Any = None
