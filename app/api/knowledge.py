@@ -7,7 +7,7 @@ from app.api.services import Services
 from app.errors import NotFound
 from app.guard.carry import carry_between
 from app.guard.derived import device_of, steps_of
-from app.guard.facts import Facts, HistoryFacts, ParentFacts, UnknownFact
+from app.guard.facts import Carried, Facts, HistoryFacts, ParentFacts, UnknownFact
 from app.guard.inheritance import Inherited
 from app.guard.plan import pin_order, settled_order
 from app.guard.resolve import Resolved, resolve
@@ -85,7 +85,16 @@ def _history(
 def _parent(
     services: Services, parent: Parent, settled: Document | None, facts: Facts
 ) -> ParentFacts | None:
-    """Where the parent's schedule stands at the checkpoint whose whole state would be carried."""
+    """The parent's spec, and the checkpoint whose whole state would be carried."""
+    spec, _ = parse_spec(parent.spec)
+    if spec is None:
+        return None
+    return ParentFacts(spec, _carried(services, parent, settled, facts))
+
+
+def _carried(
+    services: Services, parent: Parent, settled: Document | None, facts: Facts
+) -> Carried | None:
     if settled is None or carry_between(parent.spec, settled, parent.other_data).kind != "full":
         return None
     source = services.store.runs.whole_state_of(parent.run_id, parent.wish)
@@ -99,7 +108,7 @@ def _parent(
     if steps is None:
         return None
     state = services.store.runs.get(source.run_id).state
-    return ParentFacts(parent.spec, source.step, steps, succeeded=state is RunState.succeeded)
+    return Carried(source.step, steps, succeeded=state is RunState.succeeded)
 
 
 def _named_datasets(request: Document) -> set[str]:

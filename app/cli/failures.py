@@ -21,6 +21,11 @@ WAYS_BACK_IN = (
     "a restart of the service writes it anew."
 )
 
+WAIVERS = {
+    "site": "an error, but for STOKER_GUARD=warn at the service",
+    "parent": "an error in a new run; its parent was accepted with it",
+}
+
 
 class ExitCode(IntEnum):
     """What a command's end says; 3 and 4 come from `watch`, which ends as its run did."""
@@ -135,8 +140,8 @@ def issue_lines(issues: list[dict[str, Any]]) -> list[str]:
             lines.append(f"    fix: {', '.join(steps)}")
         if issue.get("accepted"):
             lines.append("    accepted by accept_risks")
-        elif issue.get("waived"):
-            lines.append("    an error, but for STOKER_GUARD=warn at the service")
+        elif waiver := WAIVERS.get(issue.get("waived_by") or ""):
+            lines.append(f"    {waiver}")
         elif issue.get("overridable") and issue["severity"] == "error":
             lines.append(f"    or accept it: --set 'accept_risks=[{issue['code']}]'")
     return lines

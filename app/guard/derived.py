@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from app.guard.facts import DatasetFacts, DeviceFacts, Facts, HistoryFacts, known
+from app.guard.facts import DatasetFacts, DeviceFacts, Facts, HistoryFacts, UnknownFact, known
 from app.guard.rule import Loc
 from app.spec.arithmetic import (
     PartSizes,
@@ -12,7 +12,7 @@ from app.spec.arithmetic import (
     steps_per_epoch,
     total_steps,
 )
-from app.spec.data import ChronologicalSplit, DatasetsSplit, RandomSplit
+from app.spec.data import ChronologicalSplit, DatasetsSplit, FieldSplit, RandomSplit
 from app.spec.run import RunSpec
 
 # A mean over so many samples is off by 5 % of their spread by chance; larger batches ask no more.
@@ -53,6 +53,8 @@ def sizes_of(spec: RunSpec, facts: Facts) -> PartSizes:
     ]
     if isinstance(spec.data.split, ChronologicalSplit | RandomSplit):
         return part_sizes(spec.data.split, counts[0])
+    if isinstance(spec.data.split, FieldSplit):
+        raise UnknownFact(f"which part the field {spec.data.split.field} puts a sample into")
     return PartSizes(counts[0], counts[1], counts[2] if len(counts) > 2 else 0)
 
 

@@ -7,6 +7,7 @@ from typing import Literal, TypeVar
 
 from app.guard.measured import Measured
 from app.presets.catalog import Match
+from app.spec.run import RunSpec
 
 DTYPE_BYTES = {
     "float64": 8, "int64": 8, "uint64": 8, "float32": 4, "int32": 4, "uint32": 4,
@@ -130,16 +131,24 @@ class HistoryFacts:
 
 
 @dataclass(frozen=True)
-class ParentFacts:
-    """The run that a restart goes on from."""
+class Carried:
+    """A checkpoint whose whole state a restart goes on with."""
 
-    spec: Mapping[str, object]
     step: int
-    """Optimizer steps of the checkpoint that is carried."""
+    """Optimizer steps done."""
     steps: int
     """Optimizer steps that its learning-rate schedule was made for."""
     succeeded: bool = False
-    """Whether it ended well: one that failed at its last step has its evaluation before it."""
+    """Whether its run ended well: one that failed at its last step has its evaluation before it."""
+
+
+@dataclass(frozen=True)
+class ParentFacts:
+    """The run that is restarted."""
+
+    spec: RunSpec
+    carried: Carried | None = None
+    """None: nothing is saved yet, or the weights alone are taken."""
 
 
 @dataclass(frozen=True)

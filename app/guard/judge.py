@@ -14,6 +14,7 @@ from app.spec.layers import Document
 from app.spec.run import RunSpec
 
 Strictness = Literal["enforce", "warn"]
+Waiver = Literal["site", "parent"]
 # So much of a code is right where it was only misspelt.
 MEANT = 0.75
 
@@ -45,8 +46,8 @@ def judge(
 ) -> Judgement:
     """What the rules find; run at submission and again at claim.
 
-    Fixes are patches on `request`. Errors that `accept_risks` overrides, and with strictness
-    `warn` all errors of speed, become warnings.
+    Fixes are patches on `request`. Errors that `accept_risks` overrides become warnings; so do
+    errors of speed with strictness `warn`, and those that a restart has from its parent.
     """
     issues: list[Issue] = []
     unchecked: list[Unchecked] = []
@@ -57,9 +58,9 @@ def judge(
             unchecked.append(Unchecked(rule.code, str(unknown)))
             continue
         accepted = rule.overridable and accepts(spec.accept_risks, rule.code)
-        lenient = strictness == "warn" and rule.topic == "speed"
-        waived = lenient and rule.severity == "error" and not accepted
-        issues += [_issue(rule, finding, request, accepted, waived) for finding in found]
+        for finding in found:
+            waiver = None if accepted else _waiver(rule, finding, facts, strictness)
+            issues.append(_issue(rule, finding, request, accepted, waiver))
     return Judgement([*issues, *_risk_issues(spec, request, rules)], unchecked)
 
 
@@ -68,17 +69,38 @@ def accepts(accept_risks: Sequence[str], code: str) -> bool:
     return code in accept_risks or f"{code.split('.')[0]}.*" in accept_risks
 
 
-def _issue(rule: Rule, finding: Finding, request: Document, accepted: bool, waived: bool) -> Issue:
+def _waiver(rule: Rule, finding: Finding, facts: Facts, strictness: Strictness) -> Waiver | None:
+    """Who lets a slowness pass."""
+    if rule.topic != "speed" or rule.severity != "error":
+        return None
+    if strictness == "warn":
+        return "site"
+    # Less was known when the parent was accepted; to go on with it must not hang on that.
+    return "parent" if _parent_has(rule, finding, facts) else None
+
+
+def _parent_has(rule: Rule, finding: Finding, facts: Facts) -> bool:
+    if facts.parent is None:
+        return False
+    try:
+        return finding.loc in [parents.loc for parents in rule(facts.parent.spec, facts)]
+    except UnknownFact:
+        return False
+
+
+def _issue(
+    rule: Rule, finding: Finding, request: Document, accepted: bool, waiver: Waiver | None
+) -> Issue:
     return Issue(
         code=rule.code,
-        severity="warning" if accepted or waived else rule.severity,
+        severity="warning" if accepted or waiver else rule.severity,
         loc=list(finding.loc),
         message=finding.message,
         why=finding.why,
         fix=patch_for(request, finding.fix),
         overridable=rule.overridable,
         accepted=accepted,
-        waived=waived,
+        waived_by=waiver,
     )
 
 

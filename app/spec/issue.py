@@ -44,8 +44,10 @@ class Issue(BaseModel):
     fix: list[PatchOp] = Field(default_factory=list, description="JSON Patch on the request.")
     overridable: bool = Field(default=False, description="Whether accept_risks may override it.")
     accepted: bool = Field(default=False, description="Whether accept_risks overrides it here.")
-    waived: bool = Field(
-        default=False, description="Whether it is only a warning because of STOKER_GUARD=warn."
+    waived_by: Literal["site", "parent"] | None = Field(
+        default=None,
+        description="Why it is only a warning: STOKER_GUARD=warn at this site, or the parent of a "
+        "restart, which was accepted with it.",
     )
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts, ParentFacts
+from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts
 from tests.guard.world import (
     A100,
     CPU,
@@ -13,7 +13,7 @@ from tests.guard.world import (
     HOST,
     RTX,
     TURING,
-    plan_of,
+    parent_of,
     weather,
     with_field,
     world,
@@ -66,7 +66,6 @@ ONE_CYCLE: Change = {
 STREAMED = {"residency": "stream", "chunk_size": "4MiB"}
 CHUNKED = with_field("features", storage="chunked", chunk_rows=64, compression="gzip")
 LARGE = weather(samples=2_000_000, size_bytes=43_000_000_000)
-PARENT = ParentFacts(plan_of().require_ok(), step=100, steps=130)
 
 CASES: dict[str, Case] = {
     "correctness.dataset_not_found": Case(data(dataset="wether"), {}),
@@ -208,13 +207,13 @@ CASES: dict[str, Case] = {
     "correctness.nothing_left": Case(
         {},
         {},
-        world(parent=replace(PARENT, step=130, succeeded=True)),
-        world(parent=replace(PARENT, step=130)),
+        world(parent=parent_of({}, 130, succeeded=True)),
+        world(parent=parent_of({}, 130)),
     ),
     "learning.rate_jumps_at_restart": Case(
         {**training(epochs=10, **USUAL), **ONE_CYCLE},
         {**training(epochs=5, **USUAL), **ONE_CYCLE},
-        world(parent=PARENT),
+        world(parent=parent_of({}, 100)),
     ),
     "speed.evaluation_share": Case(
         {"evaluation": {"every_steps": 5, "every_epochs": None}, **training(epochs=200, **USUAL)},

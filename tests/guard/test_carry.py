@@ -6,11 +6,11 @@ import pytest
 
 from app.errors import InvalidRequest
 from app.guard.carry import carry_between
-from app.guard.facts import Facts, ParentFacts
+from app.guard.facts import Facts
 from app.guard.patching import apply_json_patch, apply_merge_patch
 from app.guard.plan import make_plan
 from app.presets.catalog import load_catalog
-from tests.guard.world import codes, plan_of, world
+from tests.guard.world import codes, parent_of, plan_of, world
 
 CATALOG = load_catalog(Path("/nonexistent"))
 REQUEST = {"recipe": {"kind": "sequence"}, "data": {"dataset": "weather"}}
@@ -88,7 +88,7 @@ def test_a_test_that_fails_is_told_without_names_of_pythons_types():
 
 def test_a_finished_run_may_be_tested_by_other_metrics():
     tested = {"data": {"split": {"validation_fraction": 0.2, "test_fraction": 0.1}}}
-    done = ParentFacts(plan_of(tested).require_ok(), step=130, steps=130, succeeded=True)
+    done = parent_of(tested, 130, succeeded=True)
     facts = world(parent=done)
     assert "correctness.nothing_left" in codes(plan_of(tested, facts))
     other = {**tested, "evaluation": {"metrics": ["mae", "rmse"]}}

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.guard.facts import ParentFacts
-from tests.guard.world import codes, plan_of, weather, world
+from tests.guard.world import codes, parent_of, plan_of, weather, world
 
 JUMPS, WARMUP = "learning.rate_jumps_at_restart", "learning.no_warmup"
 TRAINING = {"batch_size": 128, "epochs": 5}
@@ -13,8 +12,7 @@ TRAINING = {"batch_size": 128, "epochs": 5}
 
 def restarted(step: int, **training: Any):
     """A run of 5 epochs, 26 steps each, that goes on from `step`."""
-    parent = plan_of({"training": TRAINING}).require_ok()
-    facts = world(parent=ParentFacts(parent, step=step, steps=130))
+    facts = world(parent=parent_of({"training": TRAINING}, step))
     return plan_of({"training": {**TRAINING, **training}}, facts)
 
 

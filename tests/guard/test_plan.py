@@ -9,9 +9,10 @@ import pytest
 from app.errors import SpecRejected
 from app.guard.facts import DatasetFacts, FieldFacts
 from app.guard.plan import make_plan
+from app.guard.resolve import resolve
 from app.spec.availability import UNAVAILABLE
 from app.spec.data import ChunkedLoader
-from app.spec.layers import leaves
+from app.spec.layers import leaves, overlay
 from tests.guard.cases import CHUNKED, SORTED
 from tests.guard.world import (
     CATALOG,
@@ -23,6 +24,7 @@ from tests.guard.world import (
     REQUEST,
     RTX,
     codes,
+    parent_of,
     plan_of,
     weather,
     world,
@@ -191,22 +193,24 @@ def test_a_run_that_nobody_can_claim_is_said_but_not_refused():
     assert plan.errors == []
 
 
-def refused_value(entry):
-    candidates = ("probe", "board", "field", "dataloader", "plateau", "ema", "ladder", "rollback")
-    values = (*candidates, "always", "max-autotune", 2, True, 0.001, ["a", "b"], {"run": 1})
-    return next(value for value in values if entry.refuses(value))
+def with_refused_value(entry):
+    """A request that is whole but for this option, so that every rule judges it."""
+    words = ("probe", "board", "field", "dataloader", "plateau", "ema", "ladder", "rollback")
+    values = (2, 0.001, True, {"run": 1}, ["a", "b"], *words, "always", "max-autotune")
+    *parents, last = entry.pointer.strip("/").split("/")
+    for value in filter(entry.refuses, values):
+        change: dict[str, Any] = {last: value, **({"field": "part"} if value == "field" else {})}
+        for part in reversed(parents):
+            change = {part: change}
+        request = overlay(REQUEST, change)
+        if entry.pointer == "/recipe/kind" or resolve(request, CATALOG, world()).spec is not None:
+            return request
+    raise AssertionError(entry.pointer)
 
 
 @pytest.mark.parametrize("entry", UNAVAILABLE, ids=lambda entry: entry.pointer)
 def test_every_option_that_comes_later_is_refused_and_says_so(entry):
-    request: dict[str, Any] = {**REQUEST}
-    *parents, last = entry.pointer.strip("/").split("/")
-    block = request
-    for part in parents:
-        block[part] = dict(block.get(part, {}))
-        block = block[part]
-    block[last] = refused_value(entry)
-    plan = make_plan(request, world(), CATALOG)
+    plan = make_plan(with_refused_value(entry), world(), CATALOG)
     places = [issue.loc for issue in plan.errors if issue.code == "not_available_yet"]
     assert [entry.pointer.strip("/").split("/")] == places
 
@@ -251,8 +255,27 @@ def test_with_strictness_warn_only_speed_is_let_through():
         "speed.frequent_checkpoints": "warning",
         "learning.rare_checkpoints": "error",  # it loses work, which no site wants
     }
-    waived = {issue.code for issue in plan.issues if issue.waived}
+    waived = {issue.code for issue in plan.issues if issue.waived_by == "site"}
     assert waived == {"speed.evaluation_share", "speed.frequent_checkpoints"}
+
+
+def test_a_restart_is_not_refused_for_a_slowness_that_its_parent_was_accepted_with():
+    """What checkpoints cost may be known only since the parent ran."""
+    saving = {"every_seconds": None, "keep_best": 0, "every_steps": 2}
+    often = {"checkpoint": saving, "training": {"epochs": 300}}
+    rare = {**often, "checkpoint": {**saving, "every_steps": 2000}}
+    parents = {"often": parent_of(often, 100), "rare": parent_of(rare, 100)}
+    parents["unsaved"] = replace(parents["often"], carried=None)
+    told = replace(world(), history=replace(HISTORY, checkpoint_seconds=2.0))
+    for name, parent in parents.items():
+        severity, waiver = ("error", None) if name == "rare" else ("warning", "parent")
+        plan = plan_of(often, replace(told, parent=parent))
+        (issue,) = [i for i in plan.issues if i.code == "speed.frequent_checkpoints"]
+        assert (issue.severity, issue.waived_by) == (severity, waiver), name
+    accepted = {**often, "accept_risks": ["speed.*"]}
+    plan = plan_of(accepted, replace(told, parent=parents["often"]))
+    (issue,) = [i for i in plan.issues if i.code == "speed.frequent_checkpoints"]
+    assert (issue.accepted, issue.waived_by) == (True, None)
 
 
 def test_a_rule_that_lacks_a_fact_is_named_with_it():

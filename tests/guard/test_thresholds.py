@@ -5,9 +5,20 @@ from typing import Any
 
 import pytest
 
-from app.guard.facts import Facts, ParentFacts
+from app.guard.facts import Facts
 from tests.guard.cases import LARGE, STREAMED, USUAL, on_rtx, training
-from tests.guard.world import CPU, GIB, HISTORY, HOST, codes, plan_of, weather, with_field, world
+from tests.guard.world import (
+    CPU,
+    GIB,
+    HISTORY,
+    HOST,
+    codes,
+    parent_of,
+    plan_of,
+    weather,
+    with_field,
+    world,
+)
 
 Side = tuple[dict[str, Any], Facts]
 RANDOM = "speed.random_reads_of_chunks"
@@ -37,7 +48,7 @@ def sgd(lr: float, batch: int = 256) -> Side:
 
 def restarted(step: int) -> Side:
     """One cycle of 130 steps, stretched over 156: 1.48 times the rate at 84, 1.51 times at 85."""
-    parent = ParentFacts(plan_of(training(epochs=5, **USUAL)).require_ok(), step=step, steps=130)
+    parent = parent_of(training(epochs=5, **USUAL), step)
     return training(epochs=6, **USUAL), world(parent=parent)
 
 

@@ -5,10 +5,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts, HistoryFacts, HostFacts
+from app.guard.facts import (
+    Carried,
+    DatasetFacts,
+    DeviceFacts,
+    Facts,
+    FieldFacts,
+    HistoryFacts,
+    HostFacts,
+    ParentFacts,
+)
 from app.guard.plan import Plan, make_plan
 from app.presets.catalog import load_catalog
 from app.spec.layers import overlay
+from app.spec.parse import parse_spec
 
 GIB = 2**30
 CATALOG = load_catalog(Path("/nonexistent"))
@@ -55,6 +65,13 @@ def world(*datasets: DatasetFacts, devices: tuple[DeviceFacts, ...] = (CPU,), **
 def plan_of(change: Mapping[str, Any] | None = None, facts: Facts | None = None) -> Plan:
     """The plan of the request with `change` on top."""
     return make_plan(overlay(REQUEST, change or {}), facts or world(), CATALOG)
+
+
+def parent_of(change: Mapping[str, Any], step: int, *, succeeded: bool = False) -> ParentFacts:
+    """A run of the request with `change`, accepted before any like it, saved at `step` of 130."""
+    spec, _ = parse_spec(plan_of(change, world(history=None)).require_ok())
+    assert spec is not None
+    return ParentFacts(spec, Carried(step, 130, succeeded))
 
 
 def codes(plan: Plan) -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from app.guard.derived import sizes_of, steps_of
-from app.guard.facts import Facts, ParentFacts
+from app.guard.facts import Facts
 from app.guard.rule import Finding, rule
 from app.guard.wording import share, two_digits
 from app.spec.arithmetic import steps_per_epoch
@@ -21,25 +21,21 @@ from app.spec.schedule import LARGEST_JUMP, learning_rate
 def nothing_left(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     """A restart that carries the whole state has steps left to train."""
     parent = facts.parent
-    if parent is None or not _same_schedule(spec, parent):
+    if parent is None or parent.carried is None or not _same_schedule(spec, parent.spec):
         return
-    steps = steps_of(spec, facts)
+    steps, done = steps_of(spec, facts), parent.carried
     # What failed at its last step has its final evaluation before it.
-    if not steps or parent.step < steps or (parent.step == steps and not parent.succeeded):
+    if not steps or done.step < steps or (done.step == steps and not done.succeeded):
         return
-    if sizes_of(spec, facts).test and _evaluates_anew(spec, parent):
+    # The test at the end is made by the new spec, also when nothing is left to train.
+    if sizes_of(spec, facts).test and spec.evaluation != parent.spec.evaluation:
         return
     yield Finding(
         ("training", "epochs" if spec.training.max_steps is None else "max_steps"),
-        f"The checkpoint is at step {parent.step:,}, and the run would end at step {steps:,}.",
-        f"It would end at once, with what its parent has. Give it more than {parent.step:,} steps, "
+        f"The checkpoint is at step {done.step:,}, and the run would end at step {steps:,}.",
+        f"It would end at once, with what its parent has. Give it more than {done.step:,} steps, "
         'or restart with "from": "scratch" to train anew.',
     )
-
-
-def _evaluates_anew(spec: RunSpec, parent: ParentFacts) -> bool:
-    """The test at the end is made by the new spec, also when nothing is left to train."""
-    return spec.evaluation.model_dump(mode="json") != parent.spec.get("evaluation")
 
 
 @rule(
@@ -50,24 +46,24 @@ def _evaluates_anew(spec: RunSpec, parent: ParentFacts) -> bool:
 def rate_jumps_at_restart(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     """A restart that carries the whole state goes on with the learning rate that it had."""
     parent = facts.parent
-    if parent is None or not _same_schedule(spec, parent):
+    if parent is None or parent.carried is None or not _same_schedule(spec, parent.spec):
         return
-    steps = steps_of(spec, facts)
-    if parent.step >= steps:
+    steps, done = steps_of(spec, facts), parent.carried
+    if done.step >= steps:
         return
-    peak, last = spec.optimizer.lr, min(parent.step, parent.steps - 1)
-    before = learning_rate(spec.schedule, peak, last, parent.steps)
-    after = learning_rate(spec.schedule, peak, parent.step, steps)
+    peak, last = spec.optimizer.lr, min(done.step, done.steps - 1)
+    before = learning_rate(spec.schedule, peak, last, done.steps)
+    after = learning_rate(spec.schedule, peak, done.step, steps)
     if after <= LARGEST_JUMP * before:
         return
     yield Finding(
         ("training", "epochs"),
-        f"At step {parent.step:,} the learning rate jumps from {before:.2g} to {after:.2g}.",
-        f"The schedule runs over {steps:,} steps now and ran over {parent.steps:,}, so weights "
+        f"At step {done.step:,} the learning rate jumps from {before:.2g} to {after:.2g}.",
+        f"The schedule runs over {steps:,} steps now and ran over {done.steps:,}, so weights "
         f"that have annealed get steps of {share(after / peak)} of the full rate. A new, lower "
-        f"cycle over the {steps - parent.step:,} steps that are still to come carries the weights "
+        f"cycle over the {steps - done.step:,} steps that are still to come carries the weights "
         "and starts the optimizer and the count of steps anew.",
-        _lower_cycle(spec, facts, steps - parent.step),
+        _lower_cycle(spec, facts, steps - done.step),
     )
 
 
@@ -85,14 +81,11 @@ def _lower_cycle(spec: RunSpec, facts: Facts, ahead: int) -> dict[str, Any]:
     return fix
 
 
-def _same_schedule(spec: RunSpec, parent: ParentFacts) -> bool:
+def _same_schedule(spec: RunSpec, parent: RunSpec) -> bool:
     """Otherwise the schedule starts anew, with the weights alone: as after these rules' own fixes,
     which are judged beside the same parent.
     """
-    return all(
-        getattr(spec, block).model_dump(mode="json") == parent.spec.get(block)
-        for block in ("schedule", "optimizer")
-    )
+    return (spec.schedule, spec.optimizer) == (parent.schedule, parent.optimizer)
 
 
 RULES = (nothing_left, rate_jumps_at_restart)
