@@ -46,8 +46,7 @@ def plan_restart(
     if plan.errors:
         return plan, None
     order, new = _order(parent, plan, body)
-    services.store.runs.try_restart(order, new, if_version)
-    return plan, order.carry
+    return plan, services.store.runs.try_restart(order, new, if_version).carry
 
 
 def _plan(services: Services, parent_id: int, body: RestartBody) -> tuple[Plan, Parent]:

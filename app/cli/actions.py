@@ -8,7 +8,7 @@ import typer
 from app.cli.arguments import RunId
 from app.cli.connect import connect
 from app.cli.failures import CommandFailed, ExitCode, issue_lines, require_yes
-from app.cli.output import JsonOption, print_json, print_lines
+from app.cli.output import JsonOption, number, print_json, print_lines
 from app.cli.planview import print_plan
 from app.cli.specfile import NO_CHANGES, SetOption, patch_of
 from app.cli.watch import watch_run
@@ -84,7 +84,7 @@ def restart(
         print_json(run)
         return
     typer.echo(f"Run {run_id} goes on as run {run['id']}, which is {run['status']}.")
-    _explain_carry(run.get("carry"))
+    _explain_carry(run["carry"])
     print_lines(issue_lines(warnings))
     typer.echo(f"  stoker watch {run['id']}")
 
@@ -194,16 +194,22 @@ def _source(text: str) -> "Which | Literal['scratch'] | int":
 
 
 def _explain_carry(carry: dict[str, Any] | None) -> None:
-    said = {
-        "full": "It carries the whole training state on.",
-        "weights": "It carries the weights alone.",
-        "scratch": "It starts from scratch.",
-    }
     if carry is None:
         return
-    typer.echo(f"  {said[carry['kind']]}")
-    if carry["kind"] == "weights":
+    typer.echo(f"  {_carried(carry)}")
+    if carry["kind"] == "weights" and (carry["waits_for_parent"] or carry["step"] is not None):
         files = {"/data/dataset": "data.dataset, or the file behind it"}
         differ = [files.get(path, path.strip("/").replace("/", ".")) for path in carry["changed"]]
         typer.echo(f"  These differ from its parent's: {'; '.join(differ)}.")
         typer.echo(f"  These start anew: {', '.join(carry['starts_anew'])}.")
+
+
+def _carried(carry: dict[str, Any]) -> str:
+    if carry["kind"] == "scratch":
+        return "It starts from scratch."
+    what = "the whole training state" if carry["kind"] == "full" else "the weights alone"
+    if carry["waits_for_parent"]:
+        return f"It takes over {what}, as saved when the run before has stopped."
+    if carry["step"] is None:
+        return "Nothing is saved that it could go on from: it starts from the beginning."
+    return f"It takes over {what}, as of step {number(carry['step'])}."

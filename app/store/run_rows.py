@@ -21,7 +21,7 @@ from app.errors import InvalidRequest, NotFound, PreconditionFailed
 from app.guard.carry import STARTS_ANEW
 from app.lifecycle import TERMINAL, Intent, Reason, RunState
 from app.store.records import CarryKind, Document, RunFilter, RunRecord
-from app.store.tables import TERMINAL_VALUES, run_labels, runs
+from app.store.tables import TERMINAL_VALUES, checkpoints, run_labels, runs
 
 awaited = runs.alias("awaited")
 _COMPUTED = {"child_ids", "waits_for_parent"}
@@ -44,8 +44,13 @@ awaited_is_active = awaited.c.state.not_in(TERMINAL_VALUES)
 @cache  # to build it costs more than to execute it
 def select_runs() -> Select[Any]:
     """Runs that are not deleted, with the state of those they wait for."""
+    step = select(checkpoints.c.step).where(checkpoints.c.id == runs.c.restart_checkpoint_id)
     return (
-        select(*COLUMNS, awaited.c.state.label("awaited_state"))
+        select(
+            *COLUMNS,
+            awaited.c.state.label("awaited_state"),
+            step.scalar_subquery().label("restart_step"),
+        )
         .select_from(runs.outerjoin(awaited, awaited.c.id == runs.c.waits_for))
         .where(runs.c.deleted_at.is_(None))
     )
@@ -74,8 +79,11 @@ def _to_record(row: Row[Any], child_ids: tuple[int, ...]) -> RunRecord:
     awaited_state = values.pop("awaited_state", None)
     state = RunState(values.pop("state"))
     reason = values.pop("reason")
-    carry = _carried(values["carry"], values.pop("restart_carry"))
     waits = state is RunState.queued and awaited_state not in (None, *TERMINAL)
+    carry = _carried(values["carry"], values.pop("restart_carry"))
+    step = values.pop("restart_step", None)
+    if carry is not None:
+        carry = {**carry, "step": step, "waits_for_parent": waits}
     return RunRecord(
         **{**values, "intent": Intent(values["intent"]), "carry": carry},
         state=state,

@@ -129,11 +129,15 @@ class Runs:
             remember_key(connection, idempotency, run_id)
             return fetch(connection, run_id), True
 
-    def try_restart(self, restart: Restart, new: NewRun, if_version: int | None = None) -> None:
-        """Raises what `restart` would; whatever it does is undone."""
+    def try_restart(
+        self, restart: Restart, new: NewRun, if_version: int | None = None
+    ) -> RunRecord:
+        """The child that `restart` would queue, which is undone; raises what `restart` would."""
         with suppress(_Undone), self._database.write(quiet=True) as connection:
-            insert_restart(connection, restart, new, self._clock(), if_version)
+            run_id = insert_restart(connection, restart, new, self._clock(), if_version)
+            child = fetch(connection, run_id)
             raise _Undone
+        return child
 
     def made_by(self, idempotency: Idempotency) -> RunRecord | None:
         """The run that an earlier request with this key made. InvalidRequest as `create`."""

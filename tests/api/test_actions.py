@@ -83,6 +83,12 @@ def test_a_restart_waits_for_a_dataset_that_is_being_inspected(api, run_id, play
     assert waiting.result(30).status_code == 201
 
 
+LONGER = {
+    "kind": "full", "starts_anew": [], "changed": ["/training/epochs"],
+    "step": 1, "waits_for_parent": True,
+}  # fmt: skip
+
+
 def test_restart_with_longer_training_carries_everything(api, run_id, player):
     lease = player.claim()
     player.checkpoint(lease, 1)
@@ -90,9 +96,12 @@ def test_restart_with_longer_training_carries_everything(api, run_id, player):
     assert answer.status_code == 201
     child = answer.json()
     assert (child["parent_id"], child["status"]) == (run_id, "waiting_for_parent")
-    assert child["carry"] == {"kind": "full", "starts_anew": [], "changed": ["/training/epochs"]}
+    assert child["carry"] == LONGER
+    player.finish(lease)
+    started = api.get(f"/runs/{child['id']}").json()
+    assert started["carry"] == {**LONGER, "waits_for_parent": False}
     parent = api.get(f"/runs/{run_id}").json()
-    assert (parent["status"], parent["child_ids"]) == ("stopping", [child["id"]])
+    assert (parent["status"], parent["child_ids"]) == ("stopped", [child["id"]])
     spec = api.get(f"/runs/{child['id']}/spec").json()["spec"]
     assert spec["training"]["epochs"] == 3
 
@@ -108,7 +117,7 @@ def test_a_dry_run_of_a_restart_says_what_it_would_become_and_stops_nobody(api, 
     assert answer.status_code == 200
     plan = answer.json()
     assert (plan["accepted"], plan["spec"]["training"]["epochs"]) == (True, 3)
-    assert plan["carry"] == {"kind": "full", "starts_anew": [], "changed": ["/training/epochs"]}
+    assert plan["carry"] == LONGER
     refused = planned(patch={"data": {"dataset": "no-such"}}).json()
     assert (refused["accepted"], refused["carry"]) == (False, None)
     assert [issue["code"] for issue in refused["issues"]] == ["correctness.dataset_not_found"]
@@ -149,6 +158,12 @@ def test_what_was_learned_on_another_file_is_not_carried_on_as_if_it_were_the_sa
     child = api.post(f"/runs/{run_id}/restart", json=longer).json()
     assert child["carry"]["kind"] == "weights"
     assert child["carry"]["changed"] == ["/data/dataset"]
+
+
+def test_the_restart_of_what_saved_nothing_says_so(api, run_id, player):
+    player.finish(player.claim())
+    child = api.post(f"/runs/{run_id}/restart").json()
+    assert (child["carry"]["kind"], child["carry"]["step"]) == ("full", None)
 
 
 def test_restart_with_another_shape_needs_scratch(api, run_id):

@@ -8,6 +8,8 @@ from sqlalchemy import update
 from app.client import StokerClient
 from app.settings import load_settings
 from app.store import open_store
+from app.store.checkpoints import add_checkpoints
+from app.store.records import NewCheckpoint
 from app.store.tables import runs
 from tests.cli.conftest import SPEC
 from tests.store.conftest import new_run
@@ -257,8 +259,21 @@ def test_restart_explains_what_is_carried(cli, api, run_id):
     whole = cli("restart", str(run_id), "--from", "scratch")
     assert "starts from scratch" in whole.out
     answer = cli("restart", str(run_id), "--set", "optimizer.lr=0.01", "--dry-run")
-    assert "  It carries the weights alone.\n" in answer.out, answer.err
+    assert "Nothing is saved that it could go on from" in answer.out, answer.err
+    assert "These differ" not in answer.out
+    _save(api, run_id, step=1)
+    answer = cli("restart", str(run_id), "--set", "optimizer.lr=0.01", "--dry-run")
+    assert "  It takes over the weights alone, as of step 1.\n" in answer.out, answer.err
     assert "  These differ from its parent's: optimizer.lr.\n" in answer.out
+
+
+def _save(home, run_id, step):
+    """A checkpoint of a run, as a worker would have stored it."""
+    store = open_store(load_settings(home=home))
+    with store.database.write() as connection:
+        path = f"runs/{run_id}/attempt-1/checkpoints/step-{step}"
+        add_checkpoints(connection, run_id, 1, [NewCheckpoint(step, 1, path, 1, {}, 0.0)])
+    store.close()
 
 
 def test_a_restart_shows_what_the_guard_warns_of(cli, api, run_id):

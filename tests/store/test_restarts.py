@@ -313,7 +313,8 @@ class TestWhatIsCarriedAlongAChain:
         save(world, second, 11)
         finish(world, second, Reason.interrupted)
         assert claim(world).restore_points[0] == RestorePoint(second.run_id, "full", None)
-        assert world.store.runs.get(child.id).carry == FULL
+        carried = world.store.runs.get(child.id).carry
+        assert carried == {**FULL, "step": 11, "waits_for_parent": False}
 
     def test_a_start_from_scratch_ends_the_chain(self, world: World) -> None:
         checkpoint, (_, second) = self.chain(world, SCRATCH)

@@ -74,6 +74,10 @@ class Carry(Answer):
     """What begins from the start."""
     changed: tuple[str, ...] = ()
     """JSON Pointers of the changes that decided it."""
+    step: int | None = None
+    """Step of the checkpoint that it goes on from, as of now; null: none is saved."""
+    waits_for_parent: bool = False
+    """Whether a run that it stems from still trains; what that saves at its end comes first."""
 
 
 class Run(Answer):
