@@ -6,7 +6,11 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from app.spec.layers import leaves
+from app.spec.run import RunSpec
+from docs import spec
 from docs.generate import DOCUMENT, redraw
+from tests.guard.world import REQUEST
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,6 +25,18 @@ def declared_requirements() -> set[str]:
 def test_the_pictures_are_drawn_from_the_code():
     document = DOCUMENT.read_text()
     assert redraw(document) == document, "run: python -m docs.generate"
+
+
+def test_every_field_of_a_spec_is_listed_and_each_link_leads_to_its_block():
+    document = spec.DOCUMENT.read_text()
+    assert spec.write_document() == document, "run: python -m docs.spec"
+    whole = RunSpec.model_validate(REQUEST).model_dump(mode="json")
+    fields = {pointer.strip("/").replace("/", ".") for pointer in dict(leaves(whole))}
+    missing = {name for name in fields if f"| `{name}` |" not in document}
+    assert not missing
+    headings = re.findall(r"^## (.+)$", document, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    assert set(re.findall(r"\(#(.+?)\)", document)) <= anchors
 
 
 def test_every_dependency_has_its_line():

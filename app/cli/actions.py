@@ -8,7 +8,7 @@ import typer
 from app.cli.arguments import RunId
 from app.cli.connect import connect
 from app.cli.failures import CommandFailed, ExitCode, issue_lines, require_yes
-from app.cli.output import JsonOption, number, print_json, print_lines
+from app.cli.output import JsonOption, in_words, number, print_json, print_lines
 from app.cli.planview import print_plan
 from app.cli.specfile import NO_CHANGES, SetOption, patch_of
 from app.cli.watch import watch_run
@@ -83,7 +83,7 @@ def restart(
     if as_json:
         print_json(run)
         return
-    typer.echo(f"Run {run_id} goes on as run {run['id']}, which is {run['status']}.")
+    typer.echo(f"Run {run_id} goes on as run {run['id']}, which is {in_words(run['status'])}.")
     _explain_carry(run["carry"])
     print_lines(issue_lines(warnings))
     typer.echo(f"  stoker watch {run['id']}")
@@ -120,7 +120,7 @@ def _act(run_id: int, action: Action, wait_seconds: float | None, as_json: bool)
         print_json(run)
         return
     already = " already" if state_before == AT_REST.get(action) else ""
-    typer.echo(f"Run {run_id} is {run['status']}{already}.")
+    typer.echo(f"Run {run_id} is {in_words(run['status'])}{already}.")
 
 
 def _problem_type() -> "type[Problem]":

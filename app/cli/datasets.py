@@ -135,10 +135,13 @@ def register(
         )
     with connect() as client:
         # As it was given: DATA_ROOT is the service's, which may differ from this command's.
+        before = [known["path"] for known in client.datasets() if known["name"] == name]
         dataset = client.register_dataset(name, path, wait_seconds=wait or None)
     if as_json:
         print_json(dataset)
     else:
+        if before not in ([], [dataset["path"]]):
+            typer.echo(f"Dataset {name} was {before[0]} until now; it is {dataset['path']}.")
         _say_outcome(dataset)
     if dataset["state"] == "invalid":
         raise typer.Exit(ExitCode.refused)
@@ -147,7 +150,8 @@ def register(
 def _say_outcome(dataset: Document) -> None:
     name = dataset["name"]
     if dataset["state"] == "ready":
-        typer.echo(f"Dataset {name} is ready: {number(dataset['samples'])} samples.")
+        plural = "" if dataset["samples"] == 1 else "s"
+        typer.echo(f"Dataset {name} is ready: {number(dataset['samples'])} sample{plural}.")
         for problem in dataset["problems"]:
             typer.secho(f"warning: {_problem_text(problem)}", err=True, fg="yellow")
     elif dataset["state"] == "inspecting":

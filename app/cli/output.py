@@ -129,6 +129,13 @@ def metric_line(values: Mapping[str, object]) -> str:
     return " · ".join(f"{name} {number(value)}" for name, value in values.items())
 
 
+def in_words(status: str) -> str:
+    """A status as the end of "Run 7 is …"."""
+    return {"killing": "being killed", "waiting_for_parent": "waiting for its parent"}.get(
+        status, status
+    )
+
+
 def best_score(best: Mapping[str, object] | None) -> str | None:
     """The best evaluation by its first metric, in the data's units, else by its loss."""
     scores = {name: x for name, x in (best or {}).items() if name.startswith("val_")}

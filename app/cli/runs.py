@@ -14,6 +14,7 @@ from app.cli.output import (
     best_score,
     between,
     duration,
+    in_words,
     metric_line,
     number,
     print_facts,
@@ -52,7 +53,7 @@ def submit(
     if as_json:
         print_json(run)
         return
-    typer.echo(f"Run {run['id']} {_named(run)}is {run['status']}.")
+    typer.echo(f"Run {run['id']} {_named(run)}is {in_words(run['status'])}.")
     print_lines(issue_lines(warnings))
     typer.echo(f"  stoker watch {run['id']}")
 
@@ -119,7 +120,7 @@ def show(run_id: RunId, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(run)
         return
-    typer.echo(f"Run {run['id']} {_named(run)}is {run['status']}.")
+    typer.echo(f"Run {run['id']} {_named(run)}is {in_words(run['status'])}.")
     print_facts(_facts(run, memory))
     # Until its end a run has told no result, and a killed one never; but what was best so far.
     result = run.get("result") or {"best": (run.get("progress") or {}).get("best")}

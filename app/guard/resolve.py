@@ -14,7 +14,7 @@ from app.guard.inheritance import Inherited
 from app.guard.patching import apply_json_patch
 from app.presets.catalog import Catalog, Preset
 from app.spec.availability import unavailable_issues
-from app.spec.issue import Issue, PatchOp
+from app.spec.issue import Issue, PatchOp, pointer
 from app.spec.layers import Document, overlay, provenance, with_default_kinds
 from app.spec.parse import parse_spec
 from app.spec.run import RunSpec
@@ -46,7 +46,7 @@ def resolve(
     issues += unavailable_issues(joined)
     spec, wrong = parse_spec(joined, request)
     issues += [issue for issue in wrong if not _covered(issue, issues)]
-    issues = [_with_fix_that_applies(issue, request) for issue in issues]
+    issues = [_with_fix_that_helps(issue, request, layer) for issue in issues]
     issues = [with_preset_kept(issue, request, preset) for issue in issues]
     if spec is None:
         return Resolved(None, None, {}, issues, inherited=inherited)
@@ -64,13 +64,20 @@ def resolve(
     return Resolved(spec, document, origin, issues, preset, inherited)
 
 
-def _with_fix_that_applies(issue: Issue, request: Document) -> Issue:
-    """The issue without a fix that changes what stands in the preset, not in the request."""
+def _with_fix_that_helps(issue: Issue, request: Document, layer: Document) -> Issue:
+    """The issue without a fix that changes what stands in the preset, not in the request, or that
+    puts a value where it cannot be.
+    """
+    if not issue.fix:
+        return issue
+    without = issue.model_copy(update={"fix": []})
     try:
-        apply_json_patch(request, [op.model_dump(mode="json") for op in issue.fix])
+        patched = apply_json_patch(request, [op.model_dump(mode="json") for op in issue.fix])
     except InvalidRequest:
-        return issue.model_copy(update={"fix": []})
-    return issue
+        return without
+    _, still = parse_spec(overlay(layer, with_default_kinds(patched)), patched)
+    written = {op.path for op in issue.fix if op.op != "remove"}
+    return without if any(pointer(other.loc) in written for other in still) else issue
 
 
 def with_preset_kept(issue: Issue, request: Document, preset: Preset | None) -> Issue:
@@ -133,12 +140,12 @@ def _covered(issue: Issue, issues: list[Issue]) -> bool:
 
 def _said_aloud(preset: Preset, request: Document, origin: Document) -> Iterator[Issue]:
     """A preset is for how a run computes: what it brings beside that is said, not slipped in."""
-    for pointer, entry in origin.items():
-        how = pointer.startswith(("/runtime/", "/data/loader/"))
+    for place, entry in origin.items():
+        how = place.startswith(("/runtime/", "/data/loader/"))
         if how or entry["source"] != f"preset:{preset.name}":
             continue
-        loc, value = JsonPointer(pointer).parts, entry["value"]
-        is_batch = pointer == "/training/batch_size"
+        loc, value = JsonPointer(place).parts, entry["value"]
+        is_batch = place == "/training/batch_size"
         yield Issue(
             code="learning.preset_batch_size" if is_batch else "learning.preset_setting",
             severity="warning",
@@ -150,5 +157,5 @@ def _said_aloud(preset: Preset, request: Document, origin: Document) -> Iterator
                 else "It changes what the run does"
             )
             + "; it is now fixed for this run.",
-            fix=patch_for(request, {pointer: value}),
+            fix=patch_for(request, {place: value}),
         )

@@ -81,6 +81,10 @@ def test_register_by_relative_and_absolute_path(cli, up):
     assert "50 samples" in answer.out
     assert cli("data", "register", "more", str(up / "data" / "more.h5")).code == 0
     assert "more" in cli("data", "ls").out
+    write_waves(up / "data" / "even-more.h5", samples=60)
+    moved = cli("data", "register", "more", "even-more.h5").out
+    assert "Dataset more was more.h5 until now; it is even-more.h5.\n" in moved
+    assert "60 samples" in moved
 
 
 def test_a_dataset_that_no_run_reads_can_be_forgotten(cli, up):

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from app.cli.output import ago, best_score, between, duration, number, size
+from app.cli.output import ago, best_score, between, duration, in_words, number, size
 from app.cli.progress import Figures, LiveView, Teller, figures, note_of, plain_line, where
 from app.cli.results import sparkline
 from app.client import Event
@@ -18,6 +18,11 @@ from app.client import Event
 )  # fmt: skip
 def test_numbers(value, text):
     assert number(value) == text
+
+
+def test_a_status_ends_a_sentence():
+    shown = ["running", "killing", "waiting_for_parent"]
+    assert [in_words(one) for one in shown] == ["running", "being killed", "waiting for its parent"]
 
 
 @pytest.mark.parametrize(

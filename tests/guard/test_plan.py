@@ -259,6 +259,20 @@ def test_with_strictness_warn_only_speed_is_let_through():
     assert waived == {"speed.evaluation_share", "speed.frequent_checkpoints"}
 
 
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"presets": ["cpu"]}, "/preset"),
+        ({"training": {"batch_sizes": "big"}}, "/training/batch_size"),
+        ({"evaluation": {"metric": "rmse"}}, "/evaluation/metrics"),
+    ],
+)
+def test_a_misspelt_field_is_not_mended_to_a_value_that_cannot_be_there(change, place):
+    (issue,) = plan_of(change).issues
+    assert (issue.code, issue.fix) == ("unknown_field", [])
+    assert f"Did you mean {place.strip('/').replace('/', '.')}?" in issue.message
+
+
 def test_a_restart_is_not_refused_for_a_slowness_that_its_parent_was_accepted_with():
     """What checkpoints cost may be known only since the parent ran."""
     saving = {"every_seconds": None, "keep_best": 0, "every_steps": 2}
