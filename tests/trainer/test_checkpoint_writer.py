@@ -124,6 +124,22 @@ def test_the_next_checkpoint_waits_for_the_one_before(
     assert [event["step"] for event in outcome.of_kind("checkpoint")] == [3, 6, 9]
 
 
+def test_the_memory_of_the_copy_before_is_used_again(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = []
+
+    def capture_noted(*arguments: Any) -> Snapshot:
+        snapshot = capture(*arguments)
+        places.append([t.data_ptr() for part in snapshot.parts.values() for t in part.values()])
+        return snapshot
+
+    monkeypatch.setattr("worker.trainer.trainer.capture", capture_noted)
+    lab.run(patch=EVERY_THIRD)
+    assert len(places) == 3
+    assert places[0] == places[1] == places[2]
+
+
 def test_a_stop_ends_only_when_the_checkpoint_is_durable(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
