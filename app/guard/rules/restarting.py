@@ -34,7 +34,7 @@ def nothing_left(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         ("training", "epochs" if spec.training.max_steps is None else "max_steps"),
         f"The checkpoint is at step {done.step:,}, and the run would end at step {steps:,}.",
         f"It would end at once, with what its parent has. Give it more than {done.step:,} steps, "
-        'or restart from scratch to train anew.',
+        "or restart from scratch to train anew.",
     )
 
 
