@@ -32,7 +32,7 @@ fmt: $(DEVELOPMENT) ## put the code into its one format
 	@$(BIN)/ruff check --quiet --fix
 	@$(BIN)/ruff format --quiet
 
-bench: $(RUNTIME) ## measure this machine: rules, loading, checkpoints, submission, stop, restart, agent, demo
+bench: $(RUNTIME) ## measure this machine: rules, loading, training, checkpoints, the service, the demo
 	@$(BIN)/python -m benchmarks
 
 clean: ## remove the environment and everything that was generated

@@ -15,13 +15,18 @@ from benchmarks import (
     demo_figures,
     restart_figures,
     rules_figures,
+    script_figures,
     stop_figures,
 )
 from benchmarks.bench_service import bench_service
 from benchmarks.figures import Figure, as_json, print_table
 from benchmarks.loading import figures as loading_figures
+from benchmarks.training import figures as training_figures
 
-PARTS = ("rules", "loading", "checkpoint", "api", "stop", "restart", "agent", "claims", "demo")
+PARTS = (
+    "rules", "loading", "training", "checkpoint", "api", "stop", "restart", "script", "agent",
+    "claims", "demo",
+)  # fmt: skip
 
 
 def main() -> int:
@@ -45,9 +50,11 @@ def measure(parts: tuple[str, ...]) -> list[Figure]:
         figures += rules_figures.measure()
     if "loading" in parts:
         figures += loading_figures.measure()
+    if "training" in parts:
+        figures += training_figures.measure()
     if "checkpoint" in parts:
         figures += checkpoint_figures.measure()
-    if set(parts) & {"api", "stop", "restart", "agent", "claims"}:
+    if set(parts) & {"api", "stop", "restart", "script", "agent", "claims"}:
         figures += _of_the_service(parts)
     if "demo" in parts:
         figures += demo_figures.measure()
@@ -70,6 +77,8 @@ def _of_the_service(parts: tuple[str, ...]) -> list[Figure]:
                 figures += agent_figures.measure(service, agent)
             if "claims" in parts:
                 figures += claims_figures.measure(service)
+            if "script" in parts:  # the last, since it pins the agent to one core
+                figures += script_figures.measure(service, agent)
     return figures
 
 

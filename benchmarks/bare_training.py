@@ -1,7 +1,8 @@
 """What a user would run without Stoker: the demo's model in a plain script, as short as it can be.
 
 `python benchmarks/bare_training.py DATA.h5 STATE.pt THREADS` trains until it is ended, from
-STATE.pt if that is there; it saves after its first step and prints when that was.
+STATE.pt if that is there; it saves after its first step. It prints how many steps it has made and
+when that was: after the first, and after each epoch.
 """
 
 import sys
@@ -41,19 +42,20 @@ def main(data: Path, state: Path, threads: int) -> None:
         saved = torch.load(state)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-    first = True
+    steps = 0
     while True:
         for batch in torch.split(torch.randperm(len(features)), BATCH):
             loss = nn.functional.mse_loss(model(features[batch]), targets[batch])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]  # PyTorch has no type for it
             optimizer.step()
-            if first:
+            steps += 1
+            if steps == 1:
                 stepped_at = time.time()
                 saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
                 torch.save(saved, state)
-                print(stepped_at, flush=True)
-                first = False
+                print(steps, stepped_at, flush=True)
+        print(steps, time.time(), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import IO
 
 from app.spec.layers import merge_patch
 from benchmarks.bench_service import BenchService, spec, wait_until
@@ -75,12 +76,14 @@ def script_seconds(service: BenchService) -> float:
     return step_at - begin
 
 
-def start_script(service: BenchService) -> "subprocess.Popen[str]":
+def start_script(
+    service: BenchService, out: IO[str] | int = subprocess.PIPE
+) -> "subprocess.Popen[str]":
     data = service.home / "data" / service.client.dataset("weather")["path"]
     command = [sys.executable, SCRIPT, data, service.home / "bare.pt", str(THREADS)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdout=out, text=True)
 
 
 def _printed(script: "subprocess.Popen[str]") -> float:
     assert script.stdout is not None  # noqa: S101 - a pipe was asked for
-    return float(script.stdout.readline())
+    return float(script.stdout.readline().split()[1])

@@ -211,6 +211,19 @@ class Lab:
         return self.execute(self.prepare(run_dir, patch, restore), stop)
 
 
+# One that stands by imports at idle priority, and on busy cores that is for minutes. As on a host
+# that does not allow this: it has its attempt at once.
+STANDING_BY = """
+import os, runpy
+
+def refuse(*_):
+    raise PermissionError
+
+os.sched_setscheduler = refuse
+runpy.run_module("worker.trainer", run_name="__main__", alter_sys=True)
+"""
+
+
 def start_trainer(
     folder: Path, *, standby: bool = False, **environment: str
 ) -> subprocess.Popen[bytes]:
@@ -218,8 +231,8 @@ def start_trainer(
     given = {"OMP_NUM_THREADS": "1", **environment}
     with (folder / "trainer.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "worker.trainer"]
-            + (["--standby"] if standby else [str(folder)]),
+            [sys.executable, "-W", "error"]
+            + (["-c", STANDING_BY, "--standby"] if standby else ["-m", "worker.trainer", folder]),
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

@@ -1,0 +1,127 @@
+"""The same training inside Stoker and as a plain script, in turn; one core trains, one serves.
+
+Stoker's leaves out what the script does not do: scaling, clipping, a schedule, evaluations.
+"""
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from app.spec.layers import merge_patch
+from benchmarks.bench_service import BenchService, Document, spec, wait_until
+from benchmarks.confidence import ROUNDS, lower_bound
+from benchmarks.figures import Figure
+from benchmarks.restart_figures import start_script
+
+SERVING_CORE, TRAINING_CORE = 0, 1
+# So that what comes with a start is over; then so long is measured.
+SETTLING_SECONDS, MEASURED_SECONDS = 4.0, 5.0
+LEAST_OF_A_SCRIPT = 0.97
+COMMAND = "python -m benchmarks script"
+BARE: Document = {
+    "recipe": {"loss": "mse"},
+    "data": {
+        "split": {"validation_fraction": 0.0},
+        "standardize": {"inputs": False, "targets": False},
+    },
+    "training": {"clip_grad_norm": None},
+    "schedule": {"kind": "constant"},
+    "runtime": {"threads": 1},
+    "accept_risks": ["learning.*", "correctness.*"],
+}
+
+
+class Place(NamedTuple):
+    """How far a training had come, and when (Unix time)."""
+
+    step: int
+    at: float
+
+
+def measure(service: BenchService, agent: psutil.Process) -> list[Figure]:
+    for process in (service.api, agent, *agent.children(recursive=True)):
+        pin(process, SERVING_CORE)
+    pairs = [(inside_rate(service, agent), script_rate(service)) for _ in range(ROUNDS)]
+    ours, theirs = zip(*pairs, strict=True)
+    ratios = [one / other for one, other in pairs]
+    return [
+        _figure("training inside Stoker", "it/s", ours),
+        _figure("the same as a plain script", "it/s", theirs),
+        Figure(
+            "inside over script, lower bound", lower_bound(ratios), "", LEAST_OF_A_SCRIPT,
+            ROUNDS, COMMAND, (min(ratios), max(ratios)), at_least=True,
+        ),
+    ]  # fmt: skip
+
+
+def _figure(name: str, unit: str, values: tuple[float, ...]) -> Figure:
+    spread = min(values), max(values)
+    return Figure(name, statistics.median(values), unit, None, len(values), COMMAND, spread)
+
+
+def pin(process: psutil.Process, core: int) -> None:
+    """All threads that there are; later ones inherit it from the one that starts them."""
+    for thread in process.threads():
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(thread.id, {core})
+
+
+def inside_rate(service: BenchService, agent: psutil.Process) -> float:
+    run_id = service.client.submit(merge_patch(spec("inside", epochs=1000), BARE))["id"]
+    service.wait_for_training(run_id)
+    attempt = service.home / "artifacts" / "runs" / str(run_id) / "attempt-1"
+    pin(trainer_of(agent, attempt), TRAINING_CORE)
+    rate = rate_of(lambda: told_by_stoker(attempt / "events.jsonl"))
+    service.client.act(run_id, "kill", wait_seconds=30)
+    return rate
+
+
+def script_rate(service: BenchService) -> float:
+    lines = service.home / "script.log"
+    with lines.open("w") as out:
+        script = start_script(service, out)
+        pin(psutil.Process(script.pid), TRAINING_CORE)
+    try:
+        wait_until(lambda: len(lines.read_text().splitlines()) > 1, "the script steps", service.api)
+        return rate_of(lambda: told_by_script(lines))
+    finally:
+        script.kill()
+        script.wait()
+
+
+def rate_of(told: Callable[[], Place]) -> float:
+    """Steps in a second, from one place to another."""
+    time.sleep(SETTLING_SECONDS)
+    begin = told()
+    time.sleep(MEASURED_SECONDS)
+    end = told()
+    return (end.step - begin.step) / (end.at - begin.at)
+
+
+def told_by_stoker(events: Path) -> Place:
+    """The last whole line that has a step."""
+    told = [json.loads(line) for line in events.read_text().splitlines(keepends=True)
+            if '"kind":"metrics"' in line and line.endswith("\n")]  # fmt: skip
+    return Place(told[-1]["step"], told[-1]["t"])
+
+
+def told_by_script(lines: Path) -> Place:
+    last = [line for line in lines.read_text().splitlines(keepends=True) if line.endswith("\n")][-1]
+    step, at = last.split()
+    return Place(int(step), float(at))
+
+
+def trainer_of(agent: psutil.Process, attempt: Path) -> psutil.Process:
+    events = str(attempt / "events.jsonl")
+    for process in agent.children(recursive=True):
+        with suppress(psutil.Error):
+            if any(file.path == events for file in process.open_files()):
+                return process
+    raise RuntimeError(f"nobody trains {attempt}")

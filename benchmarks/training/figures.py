@@ -1,0 +1,155 @@
+"""Training fed by each loader, in turn, beside training on batches that are in memory already."""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from benchmarks.confidence import ROUNDS, lower_bound
+from benchmarks.figures import Figure
+from benchmarks.loading.arms import BATCH, Arm, Batch
+from benchmarks.loading.files import DataFile, write
+from benchmarks.loading.peers import dataloader, naive_chunks
+from benchmarks.loading.probes import load
+from benchmarks.loading.stoker import stoker
+from benchmarks.training.models import MODELS, build
+
+# (samples, features): windows of 23 KiB, as weather.
+SIZE = (5120, 16)
+WORKERS = (0, 2)
+# Asked for: of the limit where the model is the work, and over the peers where the data is.
+LEAST_EFFICIENCY = {"stoker, resident": 0.97, "stoker, stream": 0.95}
+OVER_ITEMS, OVER_BATCHES = 1 / (1 - 0.599), 1.3
+DATA_HEAVY = "MLP"
+COMMAND = "python -m benchmarks training"
+
+
+class Epoch(NamedTuple):
+    """Seconds of an epoch, and of them those that the training waited for batches."""
+
+    seconds: float
+    waited: float
+
+
+Rounds = dict[str, list[Epoch]]
+
+
+def measure() -> list[Figure]:
+    with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
+        file = write(Path(folder), "contiguous", *SIZE)
+        return [figure for name in MODELS for figure in _of_model(name, file)]
+
+
+def _of_model(name: str, file: DataFile) -> list[Figure]:
+    limit, streamed = ready(file), stoker(file, "stream", "full")
+    ours = [stoker(file, "resident", "full"), streamed]
+    items = [dataloader(file, n, batched=False, shuffled=True) for n in WORKERS]
+    batches = [dataloader(file, n, batched=True, shuffled=True) for n in WORKERS]
+    beside = loaded_beside(limit, stoker(file, "stream", "full"))
+    naive = naive_chunks(file, shuffled=True)
+    rounds = in_turn(name, file, [limit, *ours, beside, naive, *items, *batches])
+    figures = [_rate(name, file, arm, epochs) for arm, epochs in rounds.items()]
+    figures += [_waiting(name, arm.name, rounds[arm.name]) for arm in ours]
+    for arm in (*ours, beside):
+        bound = None if name == DATA_HEAVY else LEAST_EFFICIENCY.get(arm.name)
+        figures.append(_efficiency(name, rounds, arm, limit, bound))
+    over = (OVER_ITEMS, OVER_BATCHES) if name == DATA_HEAVY else (1.0, 1.0)
+    peers = ((items, over[0]), (batches, over[1]), ([naive], 1.0))
+    return [*figures, *(_over(name, rounds, streamed, others, least) for others, least in peers)]
+
+
+def ready(file: DataFile) -> Arm:
+    """All batches as they are needed, made beforehand: there is nothing left to load."""
+    data = load(file)
+    order = torch.randperm(file.samples, generator=torch.Generator().manual_seed(0))
+    cut = [
+        {name: array[rows] for name, array in data.items()} for rows in torch.split(order, BATCH)
+    ]
+    return Arm("in memory", lambda number: iter(cut))
+
+
+def loaded_beside(limit: Arm, loader: Arm) -> Arm:
+    """Trains on what is in memory while a loader works for nothing: what its threads take away."""
+
+    def epoch(number: int) -> Iterator[Batch]:
+        for batch, _ in zip(limit.epoch(number), loader.epoch(number), strict=True):
+            yield batch
+
+    return Arm("in memory, a stream thrown away", epoch, loader.close)
+
+
+def in_turn(name: str, file: DataFile, arms: Sequence[Arm]) -> Rounds:
+    """An epoch of each a round, after one that is not measured; the arms are closed."""
+    rounds: Rounds = {arm.name: [] for arm in arms}
+    models = {arm.name: build(name, file.features) for arm in arms}
+    try:
+        for arm in arms:
+            epoch_of(file, arm, models[arm.name], 0)
+        for number in range(1, ROUNDS + 1):
+            for arm in arms:
+                rounds[arm.name].append(epoch_of(file, arm, models[arm.name], number))
+    finally:
+        for arm in arms:
+            arm.close()
+    return rounds
+
+
+def epoch_of(file: DataFile, arm: Arm, model: nn.Module, number: int) -> Epoch:
+    """Train an epoch, each sample of which has to come once."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    waited, samples, begin = 0.0, 0, time.perf_counter()
+    batches = iter(arm.epoch(number))
+    while True:
+        asked = time.perf_counter()
+        batch = next(batches, None)
+        waited += time.perf_counter() - asked
+        if batch is None:
+            break
+        loss = nn.functional.l1_loss(model(batch["features"]), batch["targets"])
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]  # PyTorch has no type for it
+        optimizer.step()
+        samples += len(batch["targets"])
+    if samples != file.samples:
+        raise RuntimeError(f"{arm.name} brought {samples} samples instead of {file.samples}")
+    return Epoch(time.perf_counter() - begin, waited)
+
+
+def _rate(model: str, file: DataFile, arm: str, epochs: Sequence[Epoch]) -> Figure:
+    return _figure(f"{model}: {arm}", "samples/s", [file.samples / e.seconds for e in epochs])
+
+
+def _waiting(model: str, arm: str, epochs: Sequence[Epoch]) -> Figure:
+    shares = [100 * e.waited / e.seconds for e in epochs]
+    return _figure(f"{model}: waited for batches of {arm}", "%", shares)
+
+
+def _efficiency(model: str, rounds: Rounds, arm: Arm, limit: Arm, bound: float | None) -> Figure:
+    """The lower confidence bound (95 %) of what is reached of the limit."""
+    ratios = _ratios(rounds, arm, limit)
+    name = f"{model}: {arm.name} over in memory, lower bound"
+    return replace(_figure(name, "", ratios, bound), value=lower_bound(ratios))
+
+
+def _over(model: str, rounds: Rounds, ours: Arm, others: Sequence[Arm], bound: float) -> Figure:
+    """Of several others, that which is fastest."""
+    best = min(others, key=lambda arm: statistics.median(e.seconds for e in rounds[arm.name]))
+    return _figure(f"{model}: {ours.name} over {best.name}", "", _ratios(rounds, ours, best), bound)
+
+
+def _ratios(rounds: Rounds, arm: Arm, other: Arm) -> list[float]:
+    """Of the rates, within each round."""
+    pairs = zip(rounds[arm.name], rounds[other.name], strict=True)
+    return [theirs.seconds / mine.seconds for mine, theirs in pairs]
+
+
+def _figure(name: str, unit: str, values: Sequence[float], bound: float | None = None) -> Figure:
+    spread = min(values), max(values)
+    value = statistics.median(values)
+    return Figure(name, value, unit, bound, len(values), COMMAND, spread, at_least=True)

@@ -1,0 +1,34 @@
+"""The benchmark of training: the same model with every loader, each sample once an epoch."""
+
+import psutil
+import pytest
+
+from benchmarks.loading.arms import Arm
+from benchmarks.loading.files import write
+from benchmarks.training import figures
+from benchmarks.training.models import MODELS, build
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_loader_feeds_the_same_training(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(figures, "ROUNDS", 2)
+    monkeypatch.setattr(figures, "WORKERS", (0, 1))
+    file = write(tmp_path, "contiguous", samples=300, features=2)
+    before = set(psutil.Process().children())
+    found = {figure.name: figure for figure in figures._of_model(name, file)}
+    rates = [figure for figure in found.values() if figure.unit == "samples/s"]
+    assert len(rates) == 9
+    assert all(figure.value > 0 for figure in rates)
+    for figure in found.values():
+        if "lower bound" in figure.name:
+            assert figure.spread is not None
+            assert figure.value <= figure.spread[1]
+    assert set(psutil.Process().children()) <= before
+
+
+def test_an_epoch_with_samples_missing_is_no_figure(tmp_path):
+    file = write(tmp_path, "contiguous", samples=300, features=2)
+    whole = figures.ready(file)
+    lazy = Arm("lazy", lambda number: iter(list(whole.epoch(number))[1:]))
+    with pytest.raises(RuntimeError, match="lazy brought 172 samples instead of 300"):
+        figures.epoch_of(file, lazy, build("MLP", 2), 0)
