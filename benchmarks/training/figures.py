@@ -20,6 +20,7 @@ from benchmarks.loading.probes import load
 from benchmarks.loading.stoker import stoker
 from benchmarks.training.models import MODELS, build
 
+PEER_ROUNDS = 5
 # (samples, features): windows of 23 KiB, as weather.
 SIZE = (5120, 16)
 WORKERS = (0, 2)
@@ -47,21 +48,31 @@ def measure() -> list[Figure]:
 
 
 def _of_model(name: str, file: DataFile) -> list[Figure]:
-    limit, streamed = ready(file), stoker(file, "stream", "full")
-    ours = [stoker(file, "resident", "full"), streamed]
-    items = [dataloader(file, n, batched=False, shuffled=True) for n in WORKERS]
-    batches = [dataloader(file, n, batched=True, shuffled=True) for n in WORKERS]
+    return [*_beside_the_limit(name, file), *_beside_peers(name, file)]
+
+
+def _beside_the_limit(name: str, file: DataFile) -> list[Figure]:
+    limit = ready(file)
+    ours = [stoker(file, "resident", "full"), stoker(file, "stream", "full")]
     beside = loaded_beside(limit, stoker(file, "stream", "full"))
-    naive = naive_chunks(file, shuffled=True)
-    rounds = in_turn(name, file, [limit, *ours, beside, naive, *items, *batches])
+    rounds = in_turn(name, file, [limit, *ours, beside], ROUNDS)
     figures = [_rate(name, file, arm, epochs) for arm, epochs in rounds.items()]
     figures += [_waiting(name, arm.name, rounds[arm.name]) for arm in ours]
     for arm in (*ours, beside):
         bound = None if name == DATA_HEAVY else LEAST_EFFICIENCY.get(arm.name)
         figures.append(_efficiency(name, rounds, arm, limit, bound))
+    return figures
+
+
+def _beside_peers(name: str, file: DataFile) -> list[Figure]:
+    ours, naive = stoker(file, "stream", "full"), naive_chunks(file, shuffled=True)
+    items = [dataloader(file, n, batched=False, shuffled=True) for n in WORKERS]
+    batches = [dataloader(file, n, batched=True, shuffled=True) for n in WORKERS]
+    rounds = in_turn(name, file, [ours, naive, *items, *batches], PEER_ROUNDS)
+    figures = [_rate(name, file, arm, rounds[arm]) for arm in rounds if arm != ours.name]
     over = (OVER_ITEMS, OVER_BATCHES) if name == DATA_HEAVY else (1.0, 1.0)
     peers = ((items, over[0]), (batches, over[1]), ([naive], 1.0))
-    return [*figures, *(_over(name, rounds, streamed, others, least) for others, least in peers)]
+    return [*figures, *(_over(name, rounds, ours, others, least) for others, least in peers)]
 
 
 def ready(file: DataFile) -> Arm:
@@ -84,16 +95,18 @@ def loaded_beside(limit: Arm, loader: Arm) -> Arm:
     return Arm("in memory, a stream thrown away", epoch, loader.close)
 
 
-def in_turn(name: str, file: DataFile, arms: Sequence[Arm]) -> Rounds:
-    """An epoch of each a round, after one that is not measured; the arms are closed."""
+def in_turn(name: str, file: DataFile, arms: Sequence[Arm], count: int) -> Rounds:
+    """An epoch of each a round, right after one that is not measured; the arms are closed.
+
+    Memory that was not in use for a while is slow at first on a virtual machine.
+    """
     rounds: Rounds = {arm.name: [] for arm in arms}
     models = {arm.name: build(name, file.features) for arm in arms}
     try:
-        for arm in arms:
-            epoch_of(file, arm, models[arm.name], 0)
-        for number in range(1, ROUNDS + 1):
+        for number in range(count):
             for arm in arms:
-                rounds[arm.name].append(epoch_of(file, arm, models[arm.name], number))
+                epoch_of(file, arm, models[arm.name], 2 * number)
+                rounds[arm.name].append(epoch_of(file, arm, models[arm.name], 2 * number + 1))
     finally:
         for arm in arms:
             arm.close()

@@ -12,6 +12,7 @@ from benchmarks.training.models import MODELS, build
 @pytest.mark.parametrize("name", MODELS)
 def test_every_loader_feeds_the_same_training(tmp_path, monkeypatch, name):
     monkeypatch.setattr(figures, "ROUNDS", 2)
+    monkeypatch.setattr(figures, "PEER_ROUNDS", 1)
     monkeypatch.setattr(figures, "WORKERS", (0, 1))
     file = write(tmp_path, "contiguous", samples=300, features=2)
     before = set(psutil.Process().children())
