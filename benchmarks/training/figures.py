@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from benchmarks.confidence import ROUNDS, lower_bound
+from benchmarks.confidence import lower_bound
 from benchmarks.figures import Figure
 from benchmarks.loading.arms import BATCH, Arm, Batch
 from benchmarks.loading.files import DataFile, write
@@ -20,7 +20,7 @@ from benchmarks.loading.probes import load
 from benchmarks.loading.stoker import stoker
 from benchmarks.training.models import MODELS, build
 
-PEER_ROUNDS = 5
+ROUNDS, PEER_ROUNDS = 15, 5
 # (samples, features): windows of 23 KiB, as weather.
 SIZE = (5120, 16)
 WORKERS = (0, 2)

@@ -20,6 +20,7 @@ from app.guard.measured import Measured
 from app.guard.memory import compared, memory_plan, probe_order
 from app.spec.layers import Document, overlay
 from app.spec.run import RunSpec
+from worker.launch.local import HUGE_PAGES
 from worker.trainer.data.fingerprint import fingerprint
 
 THREADS = 2
@@ -176,7 +177,7 @@ def probed(case: Case, folder: Path) -> Measured:
 
 
 def _as_worker() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": str(THREADS)}
+    return {**os.environ, **HUGE_PAGES, "OMP_NUM_THREADS": str(THREADS)}
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import select
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.worker.eventually import eventually
 from worker.launch.local import start_launcher, trainer_environment
 from worker.orders import Launch
 
+HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 FAKE_TRAINER = [sys.executable, str(Path(__file__).parent / "fake_trainer.py")]
 
 
@@ -215,3 +217,32 @@ def test_how_threads_wait_is_passed_on_and_nothing_that_is_secret(tmp_path, monk
     environment = trainer_environment(tmp_path, gpu=None, threads=1)
     assert environment["OMP_WAIT_POLICY"] == "passive"
     assert "STOKER_DATABASE_URL" not in environment
+
+
+TAKES_MEMORY = """
+import torch
+
+kept = torch.ones(64 * 2**20 // 4)
+sizes = [line.split()[1] for line in open("/proc/self/smaps") if line.startswith("AnonHugePages")]
+print(sum(map(int, sizes)))
+"""
+
+
+@pytest.mark.skipif(
+    not HUGE.exists() or "[never]" in HUGE.read_text(), reason="the kernel gives no huge pages"
+)
+@pytest.mark.parametrize(("owner", "gets"), [(None, True), ("0", False)])
+def test_tensors_lie_on_huge_pages_unless_the_owner_says_otherwise(
+    tmp_path, monkeypatch, owner, gets
+):
+    if owner is not None:
+        monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", owner)
+    done = subprocess.run(
+        [sys.executable, "-c", TAKES_MEMORY],
+        env=trainer_environment(tmp_path, gpu=None, threads=1),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    always = "[always]" in HUGE.read_text()
+    assert (int(done.stdout) > 0) == (gets or always)
