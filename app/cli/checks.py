@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 NOT_RUNNING = Finding("service", "warning", "it is not running", "to start it: stoker up")
 LEAST_FREE_BYTES = 5 * 2**30
 DRIVER_TIMEOUT_SECONDS = 20
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 WORKER_PACKAGES = ("torch", "numpy", "h5py", "safetensors", "nvidia-ml-py")
 
 
 def run_machine_checks() -> list[Finding]:
     """What can be said of the machine without any settings."""
-    checks = (check_environment, check_worker_extra, check_driver)
+    checks = (check_environment, check_worker_extra, check_driver, check_pages)
     return [finding for check in checks for finding in check()]
 
 
@@ -47,6 +48,23 @@ def run_checks(settings: "Settings") -> list[Finding]:
         check_ports,
     )
     return run_machine_checks() + [finding for check in checks for finding in check(settings)]
+
+
+def check_pages() -> Iterator[Finding]:
+    """Whether the kernel gives a trainer pages of 2 MiB; some have no such thing to say."""
+    try:
+        chosen = HUGE_PAGES.read_text().partition("[")[2].partition("]")[0]
+    except OSError:
+        return
+    if chosen == "never":
+        yield Finding(
+            "pages",
+            "warning",
+            "transparent huge pages are off: a training on the CPU may take half as long again",
+            f"echo madvise | sudo tee {HUGE_PAGES}",
+        )
+    else:
+        yield Finding("pages", "ok", f"transparent huge pages: {chosen}")
 
 
 def check_environment() -> Iterator[Finding]:

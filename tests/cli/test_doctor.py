@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from app.cli import checks
 from tests.cli.conftest import environment_of
 
 
@@ -99,6 +102,21 @@ def test_a_driver_that_does_not_answer(cli, home, tmp_path, monkeypatch):
     assert answer.code == 1
     assert "version mismatch" in answer.out
     assert "reboot" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("kernel", "status"),
+    [("always [madvise] never\n", "ok"), ("always madvise [never]\n", "warning"), (None, None)],
+)
+def test_a_kernel_that_gives_no_huge_pages(tmp_path, monkeypatch, kernel, status):
+    setting = tmp_path / "enabled"
+    if kernel is not None:
+        setting.write_text(kernel)
+    monkeypatch.setattr(checks, "HUGE_PAGES", setting)
+    found = list(checks.check_pages())
+    assert [finding.status for finding in found] == ([] if status is None else [status])
+    if status == "warning":
+        assert found[0].advice == f"echo madvise | sudo tee {setting}"
 
 
 def test_a_home_that_cannot_be_written(home, tmp_path):
