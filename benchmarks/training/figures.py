@@ -28,7 +28,7 @@ WORKERS = (0, 2)
 LEAST_EFFICIENCY = {"stoker, resident": 0.97, "stoker, stream": 0.95}
 OVER_ITEMS, OVER_BATCHES = 1 / (1 - 0.599), 1.3
 DATA_HEAVY = "MLP"
-COMMAND = "python -m benchmarks training"
+COMMAND = "THP_MEM_ALLOC_ENABLE=1 python -m benchmarks training"  # as trainers have it
 
 
 class Epoch(NamedTuple):
