@@ -15,7 +15,7 @@ from typing import NamedTuple
 import psutil
 
 from app.spec.layers import merge_patch
-from benchmarks.bench_service import BenchService, Document, spec, wait_until
+from benchmarks.bench_service import POLL_SECONDS, BenchService, Document, spec, wait_until
 from benchmarks.confidence import lower_bound
 from benchmarks.figures import Figure
 from benchmarks.restart_figures import start_script
@@ -32,7 +32,7 @@ BARE: Document = {
         "split": {"validation_fraction": 0.0},
         "standardize": {"inputs": False, "targets": False},
     },
-    "training": {"clip_grad_norm": None},
+    "training": {"clip_grad_norm": None, "log_every_steps": 10},
     "schedule": {"kind": "constant"},
     "runtime": {"threads": 1},
     "accept_risks": ["learning.*"],
@@ -102,7 +102,8 @@ def rate_of(told: Callable[[], Place]) -> float:
     time.sleep(SETTLING_SECONDS)
     begin = told()
     time.sleep(MEASURED_SECONDS)
-    end = told()
+    while (end := told()).step == begin.step:
+        time.sleep(POLL_SECONDS)
     return (end.step - begin.step) / (end.at - begin.at)
 
 

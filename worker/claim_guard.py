@@ -32,8 +32,18 @@ class Place:
     slots: int
 
 
-def guard_claim(settings: Settings, lease: Lease, spec: RunSpec, place: Place) -> list[Issue]:
-    """Warnings of the rules here. NotFit on an error; NotHere where a device elsewhere has none."""
+def guard_claim(
+    settings: Settings,
+    lease: Lease,
+    spec: RunSpec,
+    place: Place,
+    known: Sequence[Document] = (),
+) -> list[Issue]:
+    """Warnings of the rules here. NotFit on an error; NotHere where a device elsewhere has none.
+
+    `known`: what was found at submission; an error that was waived there for the run's parent is
+    none here.
+    """
     inspected = [record.name for record in datasets_of(lease) if record.state == "inspecting"]
     if inspected:
         raise NotHere(
@@ -44,18 +54,19 @@ def guard_claim(settings: Settings, lease: Lease, spec: RunSpec, place: Place) -
     facts = facts_of(settings, lease, place)
     facts = replace(facts, preset=preset.match if preset is not None else None)
     here = judge(spec, facts, lease.spec, settings.guard)
-    if not here.errors:
+    errors = _not_waived(here, known)
+    if not errors:
         return here.issues
-    could = [
-        device.kind
+    elsewhere = (
+        (device.kind, judge(spec, replace(facts, devices=(device,)), lease.spec, settings.guard))
         for device in ELSEWHERE[spec.runtime.device]
-        if not judge(spec, replace(facts, devices=(device,)), lease.spec, settings.guard).errors
-    ]
+    )
+    could = [kind for kind, there in elsewhere if not _not_waived(there, known)]
     if not could:
-        raise NotFit(Reason.spec_error, _sentences(here))
+        raise NotFit(Reason.spec_error, _sentences(errors))
     whose = "a worker with a GPU" if could == ["cuda"] else "a worker"
     raise NotHere(
-        Reason.slot_busy, f"Back into the queue for {whose} that can train it: {_sentences(here)}"
+        Reason.slot_busy, f"Back into the queue for {whose} that can train it: {_sentences(errors)}"
     )
 
 
@@ -73,7 +84,7 @@ def facts_of(settings: Settings, lease: Lease, place: Place) -> Facts:
 
 def new_findings(found: Sequence[Issue], known: Sequence[Document]) -> list[NewEvent]:
     """Events for what was not found at submission, where the facts were others."""
-    told = {(issue["code"], tuple(issue["loc"])) for issue in known}
+    told = {_place_of(issue) for issue in known}
     return [
         NewEvent("issue", time.time(), issue.model_dump(mode="json"))
         for issue in found
@@ -81,5 +92,14 @@ def new_findings(found: Sequence[Issue], known: Sequence[Document]) -> list[NewE
     ]
 
 
-def _sentences(judgement: Judgement) -> str:
-    return " ".join(f"{issue.message} {issue.why}".strip() for issue in judgement.errors[:3])
+def _not_waived(judgement: Judgement, known: Sequence[Document]) -> list[Issue]:
+    waived = {_place_of(issue) for issue in known if issue.get("waived_by") == "parent"}
+    return [error for error in judgement.errors if (error.code, tuple(error.loc)) not in waived]
+
+
+def _place_of(issue: Document) -> tuple[str, tuple[str | int, ...]]:
+    return issue["code"], tuple(issue["loc"])
+
+
+def _sentences(errors: Sequence[Issue]) -> str:
+    return " ".join(f"{error.message} {error.why}".strip() for error in errors[:3])

@@ -37,7 +37,6 @@ class Outbox:
     points: dict[tuple[str, int], MetricPoint] = field(default_factory=dict)
     checkpoints: list[NewCheckpoint] = field(default_factory=list)
     removed_checkpoints: list[str] = field(default_factory=list)
-    damaged_checkpoints: list[str] = field(default_factory=list)
     log_text: str = ""
 
 
@@ -112,7 +111,6 @@ class Report:
                 log_text=news.log_text,
                 checkpoints=news.checkpoints,
                 removed_checkpoints=news.removed_checkpoints,
-                damaged_checkpoints=news.damaged_checkpoints,
                 applied=news.applied,
                 environment=news.environment,
                 devices=news.devices,
@@ -167,10 +165,8 @@ class Report:
         action, path = event.get("action"), str(event.get("path"))
         if action == "quarantined":
             self.checkpoint_failures["quarantined"] += 1
-            # Its own was renamed and is gone; another run's is that run's, and stays where it is.
-            news = self.outbox
-            gone = news.removed_checkpoints if event.get("own") else news.damaged_checkpoints
-            gone.append(self._row_path(Path(path)))
+            if event.get("own"):  # renamed; another run's is that run's, and stays where it is
+                self.outbox.removed_checkpoints.append(self._row_path(Path(path)))
         if action != "saved":
             return
         self.saved += 1

@@ -96,8 +96,9 @@ def start_attempt(
     root = shop.settings.artifact_root
     folder = run_dir(root, lease.run_id)
     gpu = shop.devices.gpu_of(slot) or slot.last_sample if slot.gpu is not None else None
-    found = guard_claim(shop.settings, lease, spec, Place(gpu, len(shop.devices.slots)))
-    told = new_findings(found, shop.store.runs.documents(lease.run_id).issues)
+    known = shop.store.runs.documents(lease.run_id).issues
+    found = guard_claim(shop.settings, lease, spec, Place(gpu, len(shop.devices.slots)), known)
+    told = new_findings(found, known)
     restore = restore_list(root, lease)
     document = attempt_document(
         shop.settings, lease, spec, slot, slots=len(shop.devices.slots), restore=restore

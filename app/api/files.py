@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from app.api.problems import RangeNotSatisfiable, response_of
-from app.errors import Conflict, InvalidRequest, NotFound, StokerError
+from app.errors import InvalidRequest, NotFound, StokerError
 from app.store.records import CheckpointRecord
 
 PIECE_BYTES = 1 << 20
@@ -29,13 +29,6 @@ class CheckpointFiles:
         self._label = f"run-{record.run_id}-step-{record.step}"
         folder = (artifact_root / record.path).resolve()
         inside = folder.is_relative_to(artifact_root.resolve())
-        if record.state == "damaged":
-            raise Conflict(
-                f"Checkpoint {record.id} is damaged: what a restart read is not what was written. "
-                f"Take another one of run {record.run_id}; what is left is in {record.path} in the "
-                "artifact root.",
-                code="checkpoint_damaged",
-            )
         if record.state != "saved" or not inside or not folder.is_dir():
             raise NotFound(
                 f"The files of checkpoint {record.id} are gone. GET /runs/{record.run_id}"

@@ -84,7 +84,7 @@ def restart(
         print_json(run)
         return
     typer.echo(f"Run {run_id} goes on as run {run['id']}, which is {in_words(run['status'])}.")
-    _explain_carry(run["carry"])
+    _explain_carry(run["carry"], source)
     print_lines(issue_lines(warnings))
     typer.echo(f"  stoker watch {run['id']}")
 
@@ -159,7 +159,7 @@ def _plan_restart(
         print_json(answer)
     else:
         print_plan(answer, everything=False)
-        _explain_carry(answer["carry"])
+        _explain_carry(answer["carry"], source)
     if not answer["accepted"]:
         raise typer.Exit(ExitCode.refused)
 
@@ -193,10 +193,10 @@ def _source(text: str) -> "Which | Literal['scratch'] | int":
     )
 
 
-def _explain_carry(carry: dict[str, Any] | None) -> None:
+def _explain_carry(carry: dict[str, Any] | None, source: "Which | str | int") -> None:
     if carry is None:
         return
-    typer.echo(f"  {_carried(carry)}")
+    typer.echo(f"  {_carried(carry, source)}")
     if carry["kind"] == "weights" and (carry["waits_for_parent"] or carry["step"] is not None):
         files = {"/data/dataset": "data.dataset, or the file behind it"}
         differ = [files.get(path, path.strip("/").replace("/", ".")) for path in carry["changed"]]
@@ -204,12 +204,13 @@ def _explain_carry(carry: dict[str, Any] | None) -> None:
         typer.echo(f"  These start anew: {', '.join(carry['starts_anew'])}.")
 
 
-def _carried(carry: dict[str, Any]) -> str:
+def _carried(carry: dict[str, Any], source: "Which | str | int") -> str:
     if carry["kind"] == "scratch":
         return "It starts from scratch."
     what = "the whole training state" if carry["kind"] == "full" else "the weights alone"
-    if carry["waits_for_parent"]:
-        return f"It takes over {what}, as saved when the run before has stopped."
+    if carry["waits_for_parent"] and source in ("latest", "best"):
+        which = "latest" if source == "latest" else "best by then"
+        return f"It takes over {what}, as saved ({which}) when the run before has stopped."
     if carry["step"] is None:
         return "Nothing is saved that it could go on from: it starts from the beginning."
     return f"It takes over {what}, as of step {number(carry['step'])}."

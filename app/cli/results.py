@@ -153,7 +153,6 @@ def checkpoints(run_id: RunId, as_json: JsonOption = False) -> None:
                         ("latest", row["is_latest"]),
                         ("best", row["is_best"]),
                         ("pinned", row["pinned"]),
-                        ("damaged", row["state"] == "damaged"),
                     )
                     if is_so
                 )

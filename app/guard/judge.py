@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Literal
+from typing import Any, Literal
 
 from app.guard.facts import Facts, UnknownFact
 from app.guard.fixes import patch_for
 from app.guard.registry import RULES
-from app.guard.rule import Finding, Rule
+from app.guard.rule import Finding, Loc, Rule
 from app.spec.issue import Issue
 from app.spec.layers import Document
 from app.spec.run import RunSpec
@@ -59,7 +59,7 @@ def judge(
             continue
         accepted = rule.overridable and accepts(spec.accept_risks, rule.code)
         for finding in found:
-            waiver = None if accepted else _waiver(rule, finding, facts, strictness)
+            waiver = None if accepted else _waiver(rule, finding, spec, facts, strictness)
             issues.append(_issue(rule, finding, request, accepted, waiver))
     return Judgement([*issues, *_risk_issues(spec, request, rules)], unchecked)
 
@@ -69,23 +69,36 @@ def accepts(accept_risks: Sequence[str], code: str) -> bool:
     return code in accept_risks or f"{code.split('.')[0]}.*" in accept_risks
 
 
-def _waiver(rule: Rule, finding: Finding, facts: Facts, strictness: Strictness) -> Waiver | None:
+def _waiver(
+    rule: Rule, finding: Finding, spec: RunSpec, facts: Facts, strictness: Strictness
+) -> Waiver | None:
     """Who lets a slowness pass."""
     if rule.topic != "speed" or rule.severity != "error":
         return None
     if strictness == "warn":
         return "site"
     # Less was known when the parent was accepted; to go on with it must not hang on that.
-    return "parent" if _parent_has(rule, finding, facts) else None
+    return "parent" if _parent_has(rule, finding, spec, facts) else None
 
 
-def _parent_has(rule: Rule, finding: Finding, facts: Facts) -> bool:
-    if facts.parent is None:
+def _parent_has(rule: Rule, finding: Finding, spec: RunSpec, facts: Facts) -> bool:
+    """The same value there, found as well, and no risk that was accepted for it."""
+    parent = facts.parent
+    if parent is None or accepts(parent.spec.accept_risks, rule.code):
+        return False
+    if _value_at(spec, finding.loc) != _value_at(parent.spec, finding.loc):
         return False
     try:
-        return finding.loc in [parents.loc for parents in rule(facts.parent.spec, facts)]
+        return finding.loc in [parents.loc for parents in rule(parent.spec, facts)]
     except UnknownFact:
         return False
+
+
+def _value_at(spec: RunSpec, loc: Loc) -> Any:
+    value: Any = spec.model_dump(mode="json")
+    for part in loc:
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
 def _issue(

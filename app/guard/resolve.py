@@ -77,7 +77,8 @@ def _with_fix_that_helps(issue: Issue, request: Document, layer: Document) -> Is
         return without
     _, still = parse_spec(overlay(layer, with_default_kinds(patched)), patched)
     written = {op.path for op in issue.fix if op.op != "remove"}
-    return without if any(pointer(other.loc) in written for other in still) else issue
+    wrong = [other for other in still if pointer(other.loc) in written and not other.fix]
+    return without if wrong else issue
 
 
 def with_preset_kept(issue: Issue, request: Document, preset: Preset | None) -> Issue:

@@ -41,7 +41,7 @@ UNAVAILABLE: tuple[Unavailable, ...] = (
     Unavailable("/data/split/method", _is("field"), "use chronological, random or datasets"),
     Unavailable("/data/loader/kind", _is("dataloader"), "the chunked loader reads every dataset"),
     Unavailable("/optimizer/backbone_lr", _given, "one learning rate holds for all weights"),
-    Unavailable("/schedule/kind", _is("plateau"), "use onecycle, cosine_warmup or linear_warmup"),
+    Unavailable("/schedule/kind", _is("plateau"), "use one of the other schedules"),
     Unavailable("/averaging/kind", _is("swa", "ema"), "the trained weights are delivered"),
     Unavailable("/runtime/gpus", lambda v: isinstance(v, int) and v > 1, "a run uses one GPU"),
     Unavailable("/runtime/compile/mode", _is("default", "max-autotune"), "steps run eagerly"),

@@ -22,7 +22,7 @@ class Runtime(SpecModel):
     gpus: Annotated[int, Field(ge=1, le=1_024)] = 1
     """GPUs of the run; more than 1 is not available yet. Default 1."""
     precision: Literal["auto", "fp32", "tf32", "bf16-mixed", "fp16-mixed"] = "auto"
-    """Number format; mixed modes include TF32; auto: bf16-mixed on GPUs that have it, else fp32."""
+    """Number format; mixed includes TF32; default auto: bf16-mixed if the GPU has it, else fp32."""
     compile: Compile = Compile()
     """Compilation."""
     cuda_graphs: Literal["never", "auto", "always"] = "never"

@@ -28,7 +28,7 @@ class Training(SpecModel):
     drop_last: bool = False
     """Leave out an epoch's last, smaller batch; default false."""
     log_every_steps: Literal["auto"] | Steps = "auto"
-    """Optimizer steps between two log points; auto: 1 to 50, about 200 points a run."""
+    """Optimizer steps between two log points; default auto: 1 to 50, about 200 points."""
 
 
 class EarlyStopping(SpecModel):

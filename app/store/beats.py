@@ -6,7 +6,7 @@ from sqlalchemy import ColumnElement, Connection, Integer, Row, and_, bindparam,
 
 from app.errors import LeaseLost
 from app.lifecycle import RunState
-from app.store.checkpoints import add_checkpoints, forget_checkpoints, mark_damaged
+from app.store.checkpoints import add_checkpoints, forget_checkpoints
 from app.store.logs import add_log_text
 from app.store.metrics import add_points
 from app.store.records import Beat, Document
@@ -59,7 +59,6 @@ def apply_beat(connection: Connection, token: str, beat: Beat, now: float) -> Ro
     add_points(connection, run.id, run.attempt, beat.metric_points)
     saved = add_checkpoints(connection, run.id, run.attempt, beat.checkpoints)
     forget_checkpoints(connection, run.id, beat.removed_checkpoints)
-    mark_damaged(connection, beat.damaged_checkpoints)
     _update_attempt(connection, run, beat, text, saved)
     return run
 

@@ -26,7 +26,7 @@ from app.store.records import CheckpointRecord, NewCheckpoint
 from app.store.tables import TERMINAL_VALUES, checkpoints, run_documents, runs
 
 Paths = list[str]
-SAVED, REMOVING, DAMAGED = "saved", "removing", "damaged"
+SAVED, REMOVING = "saved", "removing"
 ATTEMPT_IN_PATH = re.compile(r"/attempt-(\d+)/")
 _rival = checkpoints.alias("rival")
 _own = checkpoints.alias("own")
@@ -226,16 +226,6 @@ def forget_checkpoints(connection: Connection, run_id: int, paths: Sequence[str]
     if paths:
         connection.execute(
             delete(checkpoints).where(checkpoints.c.run_id == run_id, checkpoints.c.path.in_(paths))
-        )
-
-
-def mark_damaged(connection: Connection, paths: Sequence[str]) -> None:
-    """Those of any run: nothing starts from them any more."""
-    if paths:
-        connection.execute(
-            update(checkpoints)
-            .where(checkpoints.c.path.in_(paths), checkpoints.c.state == SAVED)
-            .values(state=DAMAGED)
         )
 
 

@@ -191,7 +191,7 @@ class CheckpointRecord:
     is_latest: bool
     pinned: bool
     created_at: float
-    state: Literal["saved", "removing", "damaged"]
+    state: Literal["saved", "removing"]
 
 
 @dataclass(frozen=True)
@@ -246,8 +246,6 @@ class Beat:
     log_text: str = ""
     checkpoints: Sequence[NewCheckpoint] = ()
     removed_checkpoints: Sequence[str] = ()
-    damaged_checkpoints: Sequence[str] = ()
-    """Of other runs, which this one was to go on from."""
     applied: Document | None = None
     environment: Document | None = None
     devices: list[str] | None = None

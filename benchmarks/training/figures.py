@@ -1,5 +1,6 @@
 """Training fed by each loader, in turn, beside training on batches that are in memory already."""
 
+import os
 import statistics
 import tempfile
 import time
@@ -28,7 +29,9 @@ WORKERS = (0, 2)
 LEAST_EFFICIENCY = {"stoker, resident": 0.97, "stoker, stream": 0.95}
 OVER_ITEMS, OVER_BATCHES = 1 / (1 - 0.599), 1.3
 DATA_HEAVY = "MLP"
-COMMAND = "THP_MEM_ALLOC_ENABLE=1 python -m benchmarks training"  # as trainers have it
+# Trainers have huge pages; whether this process does is for its caller to say.
+PAGES = f"THP_MEM_ALLOC_ENABLE={os.environ.get('THP_MEM_ALLOC_ENABLE', '0')}"
+COMMAND = f"{PAGES} python -m benchmarks training"
 
 
 class Epoch(NamedTuple):

@@ -227,28 +227,6 @@ def test_a_pinned_checkpoint_is_not_deleted(api, run_id, player, lease):
     assert api.get(f"{path}/download").problem("not_found") == 404
 
 
-def test_a_damaged_checkpoint_is_listed_as_such_and_not_given_out(api, run_id, player, lease):
-    """Not as the latest, not by its id, and no restart starts from it."""
-    player.checkpoint(lease, 4)
-    damaged = player.checkpoint(lease, 5)
-    player.finish(lease, Reason.interrupted)
-    assert api.post(f"/runs/{run_id}/restart").status_code == 201
-    player.store.leases.beat(player.claim().token, Beat(damaged_checkpoints=[damaged]))
-    listed = api.get(f"/runs/{run_id}/checkpoints").json()["data"]
-    assert [(c["step"], c["state"], c["is_latest"]) for c in listed] == [
-        (5, "damaged", False),
-        (4, "saved", True),
-    ]
-    answer = api.get(listed[0]["links"]["download"])
-    assert answer.problem("checkpoint_damaged") == 409
-    assert damaged in answer.json()["detail"]
-    latest = api.get(f"/runs/{run_id}/checkpoints/latest/download")
-    assert latest.headers["content-disposition"].endswith('step-4.zip"')
-    order = {"from": listed[0]["id"]}
-    again = api.post(f"/runs/{run_id}/restart", json=order)
-    assert again.problem("no_such_checkpoint") == 422
-
-
 @pytest.mark.parametrize("tail", ["", "/download"])
 def test_a_checkpoint_that_is_not_there_is_a_404(api, tail):
     assert api.get(f"/checkpoints/77{tail}").problem("not_found") == 404

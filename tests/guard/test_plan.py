@@ -6,6 +6,7 @@ from typing import Any
 import jsonpatch
 import pytest
 
+from app.cli.mending import mend
 from app.errors import SpecRejected
 from app.guard.facts import DatasetFacts, FieldFacts
 from app.guard.plan import make_plan
@@ -273,6 +274,21 @@ def test_a_misspelt_field_is_not_mended_to_a_value_that_cannot_be_there(change, 
     assert f"Did you mean {place.strip('/').replace('/', '.')}?" in issue.message
 
 
+def test_a_misspelt_field_of_a_misspelt_value_is_mended_in_two_rounds():
+    request = overlay(REQUEST, {"recipe": {"losss": "MAE"}, "runtime": {"devices": "CUDA"}})
+
+    def planned(changed: dict[str, Any]) -> dict[str, Any]:
+        plan = make_plan(changed, world(), CATALOG)
+        return {"issues": [issue.model_dump(mode="json") for issue in plan.issues]}
+
+    mended = mend(request, planned)
+    assert mended.is_accepted
+    assert (mended.request["recipe"]["loss"], mended.request["runtime"]["device"]) == (
+        "mae",
+        "cuda",
+    )
+
+
 def test_a_restart_is_not_refused_for_a_slowness_that_its_parent_was_accepted_with():
     """What checkpoints cost may be known only since the parent ran."""
     saving = {"every_seconds": None, "keep_best": 0, "every_steps": 2}
@@ -286,6 +302,11 @@ def test_a_restart_is_not_refused_for_a_slowness_that_its_parent_was_accepted_wi
         plan = plan_of(often, replace(told, parent=parent))
         (issue,) = [i for i in plan.issues if i.code == "speed.frequent_checkpoints"]
         assert (issue.severity, issue.waived_by) == (severity, waiver), name
+    oftener = {**often, "checkpoint": {**saving, "every_steps": 1}}
+    plan = plan_of(oftener, replace(told, parent=parents["often"]))
+    assert [i.code for i in plan.errors] == ["speed.frequent_checkpoints"], "worse than its parent"
+    took_the_risk = replace(told, parent=parent_of({**often, "accept_risks": ["speed.*"]}, 100))
+    assert plan_of(often, took_the_risk).errors, "what was accepted can be taken back"
     accepted = {**often, "accept_risks": ["speed.*"]}
     plan = plan_of(accepted, replace(told, parent=parents["often"]))
     (issue,) = [i for i in plan.issues if i.code == "speed.frequent_checkpoints"]

@@ -137,21 +137,6 @@ def test_best_and_ids_are_given_as_paths(world: World) -> None:
     assert sorted(held(world, parent.run_id)) == [20, 30]
 
 
-def test_a_damaged_checkpoint_of_the_parent_is_chosen_no_more(world: World) -> None:
-    parent = world.running()
-    first = save(world, parent, 10, 0.5)
-    save(world, parent, 20, 0.25)
-    finish(world, parent)
-    restart(world, parent.run_id, "best")
-    lease = claim(world)
-    (best,) = lease.restore_points
-    world.store.leases.beat(lease.token, Beat(damaged_checkpoints=[str(best.path)]))
-    states = {c.step: c.state for c in world.store.checkpoints.list(parent.run_id)}
-    assert states == {10: "saved", 20: "damaged"}
-    assert world.store.checkpoints.resolve(parent.run_id, "best").id == first
-    assert world.store.checkpoints.resolve(parent.run_id, "latest").id == first
-
-
 def test_the_hold_ends_with_the_childs_own_checkpoint(world: World) -> None:
     parent = world.running()
     first = save(world, parent, 10)

@@ -3,6 +3,7 @@
 import psutil
 import pytest
 
+from benchmarks.confidence import lower_bound
 from benchmarks.loading.arms import Arm
 from benchmarks.loading.files import write
 from benchmarks.training import figures
@@ -20,11 +21,12 @@ def test_every_loader_feeds_the_same_training(tmp_path, monkeypatch, name):
     rates = [figure for figure in found.values() if figure.unit == "samples/s"]
     assert len(rates) == 9
     assert all(figure.value > 0 for figure in rates)
-    for figure in found.values():
-        if "lower bound" in figure.name:
-            assert figure.spread is not None
-            assert figure.value <= figure.spread[1]
     assert set(psutil.Process().children()) <= before
+
+
+def test_the_lower_bound_is_students():
+    """Mean 1.1, deviation 0.1414, and t of one degree of freedom: 1.1 - 6.314 * 0.1."""
+    assert lower_bound([1.0, 1.2]) == pytest.approx(0.4686)
 
 
 def test_an_epoch_with_samples_missing_is_no_figure(tmp_path):

@@ -157,3 +157,16 @@ def test_the_facts_are_those_of_this_host_and_of_the_slot(settings):
     assert card.host.slots == 2
     assert card.host.disk_free_bytes
     assert card.host.available_bytes
+
+
+def test_what_was_waived_for_the_parent_at_submission_is_no_error_here(settings):
+    lenient = settings.model_copy(update={"guard": "warn"})
+    (slow,) = [issue.model_dump(mode="json") for issue in guarded(lenient, SLOW)]
+    claimed = replace(lease(1), spec=SLOW, dataset=READY)
+    spec = parse_spec(claimed)
+    waived = [{**slow, "waived_by": "parent"}]
+    (found,) = guard_claim(settings, claimed, spec, CPU, waived)
+    assert found.code == slow["code"]
+    assert new_findings([found], waived) == []
+    with pytest.raises(NotFit):
+        guard_claim(settings, claimed, spec, CPU, [{**slow, "waived_by": "site"}])

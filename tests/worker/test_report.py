@@ -39,9 +39,7 @@ def test_only_an_own_torn_checkpoint_is_gone(report, tmp_path):
     torn = {"kind": "checkpoint", "t": 1.0, "action": "quarantined", "message": "x"}
     told = zip(folders, (True, False), strict=True)
     report.take([{**torn, "path": str(folder), "own": own} for folder, own in told])
-    beat = report.beat()
-    assert beat.removed_checkpoints == ["runs/1/step-6"]
-    assert beat.damaged_checkpoints == ["runs/9/step-6"]
+    assert report.beat().removed_checkpoints == ["runs/1/step-6"]
 
 
 def test_the_environment_says_which_code_trained(tmp_path):

@@ -82,8 +82,7 @@ class Checkpoint(Answer):
     is_latest: bool
     pinned: bool
     """A pinned checkpoint is never removed by retention."""
-    state: Literal["saved", "removing", "damaged"]
-    """A damaged one was read by a restart and is not as it was written: nothing starts from it."""
+    state: Literal["saved", "removing"]
     created_at: Time
     links: dict[str, str]
 

@@ -75,9 +75,12 @@ class Carry(Answer):
     changed: tuple[str, ...] = ()
     """JSON Pointers of the changes that decided it."""
     step: int | None = None
-    """Step of the checkpoint that it goes on from, as of now; null: none is saved."""
+    """Step of the checkpoint that was chosen for it; null: none is saved, or it was removed since.
+
+    The event `restored` says which was really read.
+    """
     waits_for_parent: bool = False
-    """Whether a run that it stems from still trains; what that saves at its end comes first."""
+    """Whether a run that it stems from still trains; `latest` and `best` are chosen at its end."""
 
 
 class Run(Answer):

@@ -32,7 +32,7 @@ DOWNLOADS = {
         "content": {"application/zip": BINARY, "application/octet-stream": BINARY},
     },
     206: {"description": "A part of the file", "content": {"application/octet-stream": BINARY}},
-    **problems(InvalidRequest, NotFound, Conflict, RangeNotSatisfiable),
+    **problems(InvalidRequest, NotFound, RangeNotSatisfiable),
 }
 
 
