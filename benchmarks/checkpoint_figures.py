@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from app.spec.run import RunSpec
-from benchmarks.figures import Figure
+from benchmarks.figures import Figure, figure_of
 from worker.trainer.checkpoint import Tensors, publish
 from worker.trainer.checkpoint_writer import CheckpointWriter
 from worker.trainer.data.source import Field
@@ -96,22 +96,17 @@ def measure() -> list[Figure]:
     stalls = [[stall for _, stall in arm] for arm in (ours, theirs)]
     costs = [_costs(arm, without) for arm in (ours, theirs)]
     return [
-        _figure("stall of a checkpoint of 285 MiB", "s", stalls[0]),
-        _figure("stall, torch.save in the loop", "s", stalls[1]),
-        _figure("stall over that", "", [a / b for a, b in zip(*stalls, strict=True)]),
-        _figure("training longer by a checkpoint", "s", costs[0]),
-        _figure("training longer, torch.save in the loop", "s", costs[1]),
+        figure_of("stall of a checkpoint of 285 MiB", "s", stalls[0], COMMAND),
+        figure_of("stall, torch.save in the loop", "s", stalls[1], COMMAND),
+        figure_of("stall over that", "", [a / b for a, b in zip(*stalls, strict=True)], COMMAND),
+        figure_of("training longer by a checkpoint", "s", costs[0], COMMAND),
+        figure_of("training longer, torch.save in the loop", "s", costs[1], COMMAND),
     ]
 
 
 def _costs(arm: Sequence[Timing], without: Sequence[Timing]) -> list[float]:
     """Seconds by which each checkpoint made the training longer, waits for the disk included."""
     return [(a.total - b.total) / len(SAVES_AT) for a, b in zip(arm, without, strict=True)]
-
-
-def _figure(name: str, unit: str, values: Sequence[float]) -> Figure:
-    spread = min(values), max(values)
-    return Figure(name, statistics.median(values), unit, None, len(values), COMMAND, spread)
 
 
 def _train(step: TrainingStep, arm: Nothing) -> Timing:

@@ -2,6 +2,8 @@
 
 import json
 import platform
+import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
@@ -33,6 +35,15 @@ class Figure:
         if self.bound is None:
             return None
         return self.value >= self.bound if self.at_least else self.value <= self.bound
+
+
+def figure_of(
+    name: str, unit: str, values: Sequence[float], command: str, bound: float | None = None
+) -> Figure:
+    """The median of several, with the least and the greatest; a bound is one from below."""
+    spread = min(values), max(values)
+    value = statistics.median(values)
+    return Figure(name, value, unit, bound, len(values), command, spread, at_least=True)
 
 
 def environment() -> dict[str, Any]:

@@ -5,10 +5,10 @@ Stoker's leaves out what the script does not do: scaling, clipping, a schedule, 
 
 import json
 import os
-import statistics
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ import psutil
 from app.spec.layers import merge_patch
 from benchmarks.bench_service import POLL_SECONDS, BenchService, Document, spec, wait_until
 from benchmarks.confidence import lower_bound
-from benchmarks.figures import Figure
+from benchmarks.figures import Figure, figure_of
 from benchmarks.restart_figures import start_script
 
 ROUNDS = 7
@@ -52,19 +52,13 @@ def measure(service: BenchService, agent: psutil.Process) -> list[Figure]:
     pairs = [(inside_rate(service, agent), script_rate(service)) for _ in range(ROUNDS)]
     ours, theirs = zip(*pairs, strict=True)
     ratios = [one / other for one, other in pairs]
+    name = "inside over script, lower bound"
+    ratio = figure_of(name, "", ratios, COMMAND, LEAST_OF_A_SCRIPT)
     return [
-        _figure("training inside Stoker", "it/s", ours),
-        _figure("the same as a plain script", "it/s", theirs),
-        Figure(
-            "inside over script, lower bound", lower_bound(ratios), "", LEAST_OF_A_SCRIPT,
-            ROUNDS, COMMAND, (min(ratios), max(ratios)), at_least=True,
-        ),
-    ]  # fmt: skip
-
-
-def _figure(name: str, unit: str, values: tuple[float, ...]) -> Figure:
-    spread = min(values), max(values)
-    return Figure(name, statistics.median(values), unit, None, len(values), COMMAND, spread)
+        figure_of("training inside Stoker", "it/s", ours, COMMAND),
+        figure_of("the same as a plain script", "it/s", theirs, COMMAND),
+        replace(ratio, value=lower_bound(ratios)),
+    ]
 
 
 def pin(process: psutil.Process, core: int) -> None:

@@ -37,7 +37,7 @@ def guard_claim(
     lease: Lease,
     spec: RunSpec,
     place: Place,
-    known: Sequence[Document] = (),
+    known: Sequence[Document],
 ) -> list[Issue]:
     """Warnings of the rules here. NotFit on an error; NotHere where a device elsewhere has none.
 

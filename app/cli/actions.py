@@ -193,7 +193,9 @@ def _source(text: str) -> "Which | Literal['scratch'] | int":
     )
 
 
-def _explain_carry(carry: dict[str, Any] | None, source: "Which | str | int") -> None:
+def _explain_carry(
+    carry: dict[str, Any] | None, source: "Which | Literal['scratch'] | int"
+) -> None:
     if carry is None:
         return
     typer.echo(f"  {_carried(carry, source)}")
@@ -204,7 +206,7 @@ def _explain_carry(carry: dict[str, Any] | None, source: "Which | str | int") ->
         typer.echo(f"  These start anew: {', '.join(carry['starts_anew'])}.")
 
 
-def _carried(carry: dict[str, Any], source: "Which | str | int") -> str:
+def _carried(carry: dict[str, Any], source: "Which | Literal['scratch'] | int") -> str:
     if carry["kind"] == "scratch":
         return "It starts from scratch."
     what = "the whole training state" if carry["kind"] == "full" else "the weights alone"

@@ -50,23 +50,6 @@ def run_checks(settings: "Settings") -> list[Finding]:
     return run_machine_checks() + [finding for check in checks for finding in check(settings)]
 
 
-def check_pages() -> Iterator[Finding]:
-    """Whether the kernel gives a trainer pages of 2 MiB; some have no such thing to say."""
-    try:
-        chosen = HUGE_PAGES.read_text().partition("[")[2].partition("]")[0]
-    except OSError:
-        return
-    if chosen == "never":
-        yield Finding(
-            "pages",
-            "warning",
-            "transparent huge pages are off: a training on the CPU may take half as long again",
-            f"echo madvise | sudo tee {HUGE_PAGES}",
-        )
-    else:
-        yield Finding("pages", "ok", f"transparent huge pages: {chosen}")
-
-
 def check_environment() -> Iterator[Finding]:
     python = ".".join(str(part) for part in sys.version_info[:3])
     yield Finding("environment", "ok", f"Stoker {__version__}, Python {python}, {sys.executable}")
@@ -118,6 +101,23 @@ def check_driver() -> Iterator[Finding]:
     for line in said.splitlines():
         yield Finding("driver", "ok", line)
     yield from _check_torch_sees_gpus()
+
+
+def check_pages() -> Iterator[Finding]:
+    """Whether the kernel gives a trainer pages of 2 MiB; some have no such thing to say."""
+    try:
+        chosen = HUGE_PAGES.read_text().partition("[")[2].partition("]")[0]
+    except OSError:
+        return
+    if chosen == "never":
+        yield Finding(
+            "pages",
+            "warning",
+            "transparent huge pages are off: a training on the CPU may take half as long again",
+            f"echo madvise | sudo tee {HUGE_PAGES}",
+        )
+    else:
+        yield Finding("pages", "ok", f"transparent huge pages: {chosen}")
 
 
 def _check_torch_sees_gpus() -> Iterator[Finding]:

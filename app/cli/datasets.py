@@ -135,13 +135,13 @@ def register(
         )
     with connect() as client:
         # As it was given: DATA_ROOT is the service's, which may differ from this command's.
-        before = [known["path"] for known in client.datasets() if known["name"] == name]
+        before = {known["name"]: known["path"] for known in client.datasets()}.get(name)
         dataset = client.register_dataset(name, path, wait_seconds=wait or None)
     if as_json:
         print_json(dataset)
     else:
-        if before not in ([], [dataset["path"]]):
-            typer.echo(f"Dataset {name} was {before[0]} until now; it is {dataset['path']}.")
+        if before not in (None, dataset["path"]):
+            typer.echo(f"Dataset {name} was {before} until now; it is {dataset['path']}.")
         _say_outcome(dataset)
     if dataset["state"] == "invalid":
         raise typer.Exit(ExitCode.refused)

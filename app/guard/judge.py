@@ -3,14 +3,15 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Literal
 
 from app.guard.facts import Facts, UnknownFact
 from app.guard.fixes import patch_for
 from app.guard.registry import RULES
-from app.guard.rule import Finding, Loc, Rule
+from app.guard.rule import Finding, Rule
 from app.spec.issue import Issue
 from app.spec.layers import Document
+from app.spec.parse import value_at
 from app.spec.run import RunSpec
 
 Strictness = Literal["enforce", "warn"]
@@ -86,19 +87,14 @@ def _parent_has(rule: Rule, finding: Finding, spec: RunSpec, facts: Facts) -> bo
     parent = facts.parent
     if parent is None or accepts(parent.spec.accept_risks, rule.code):
         return False
-    if _value_at(spec, finding.loc) != _value_at(parent.spec, finding.loc):
+    specs = (one.model_dump(mode="json") for one in (spec, parent.spec))
+    value, parents_value = (value_at(one, finding.loc) for one in specs)
+    if value != parents_value:
         return False
     try:
         return finding.loc in [parents.loc for parents in rule(parent.spec, facts)]
     except UnknownFact:
         return False
-
-
-def _value_at(spec: RunSpec, loc: Loc) -> Any:
-    value: Any = spec.model_dump(mode="json")
-    for part in loc:
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
 
 
 def _issue(

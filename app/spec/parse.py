@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -70,13 +70,13 @@ def _unknown_field(loc: list[str | int], request: dict[str, Any]) -> Issue:
         return _of_another_kind(loc)
     fix = []
     hint = f" Did you mean {meant.strip('/').replace('/', '.')}?" if meant else ""
-    given = _value_at(request, [*meant.strip("/").split("/")]) if meant is not None else None
+    given = value_at(request, [*meant.strip("/").split("/")]) if meant is not None else None
     if meant is not None and given is not None:
         # Of two values nobody but the author knows which one is meant.
-        fix = [PatchOp(op="remove", path=pointer(loc))] if given == _value_at(request, loc) else []
+        fix = [PatchOp(op="remove", path=pointer(loc))] if given == value_at(request, loc) else []
         hint = f" It is {meant.strip('/').replace('/', '.')}, which is given too."
     elif meant is not None:
-        value = _value_at(request, loc)
+        value = value_at(request, loc)
         known = suggest_value(meant, value, []) if not isinstance(value, dict) else None
         fix = [
             PatchOp(op="remove", path=pointer(loc)),
@@ -107,7 +107,7 @@ def _of_another_kind(loc: list[str | int]) -> Issue:
 
 def _wrong_value(loc: list[str | int], same: list[ErrorDetails], document: Any) -> Issue:
     choices = [choice for details in same for choice in _choices(details)]
-    value = _value_at(document, loc)
+    value = value_at(document, loc)
     meant = suggest_value(pointer(loc), value, choices) if choices else None
     said = " or ".join(dict.fromkeys(_complaint(details) for details in same))
     return Issue(
@@ -163,7 +163,8 @@ def _child(document: Any, part: str | int) -> Any:
     return None
 
 
-def _value_at(document: Any, loc: list[str | int]) -> Any:
+def value_at(document: Any, loc: Sequence[str | int]) -> Any:
+    """What a document holds at a place; None where there is no such place."""
     for part in loc:
         document = _child(document, part)
     return document

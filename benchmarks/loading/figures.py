@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.figures import Figure
+from benchmarks.figures import Figure, figure_of
 from benchmarks.loading.arms import Arm
 from benchmarks.loading.files import LAYOUTS, DataFile, write
 from benchmarks.loading.peers import dataloader, naive_chunks
@@ -123,14 +123,8 @@ def epoch_of(file: DataFile, arm: Arm, number: int) -> float:
 
 
 def _rates(title: str, rounds: Rounds) -> list[Figure]:
-    figures = []
-    for name, rates in rounds.items():
-        spread = min(rates), max(rates)
-        value = statistics.median(rates)
-        figures.append(
-            Figure(f"{title}: {name}", value, "GiB/s", None, len(rates), COMMAND, spread)
-        )
-    return figures
+    named = rounds.items()
+    return [figure_of(f"{title}: {name}", "GiB/s", rates, COMMAND) for name, rates in named]
 
 
 def _ratio(title: str, rounds: Rounds, ours: Arm, others: list[Arm], bound: float | None) -> Figure:
@@ -142,7 +136,4 @@ def _ratio(title: str, rounds: Rounds, ours: Arm, others: list[Arm], bound: floa
     best = max(others, key=median_rate)
     pairs = zip(rounds[ours.name], rounds[best.name], strict=True)
     ratios = [mine / other for mine, other in pairs]
-    return Figure(
-        f"{title}: {ours.name} over {best.name}", statistics.median(ratios), "", bound,
-        len(ratios), COMMAND, (min(ratios), max(ratios)), at_least=True,
-    )  # fmt: skip
+    return figure_of(f"{title}: {ours.name} over {best.name}", "", ratios, COMMAND, bound)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from benchmarks.confidence import lower_bound
-from benchmarks.figures import Figure
+from benchmarks.figures import Figure, figure_of
 from benchmarks.loading.arms import BATCH, Arm, Batch
 from benchmarks.loading.files import DataFile, write
 from benchmarks.loading.peers import dataloader, naive_chunks
@@ -138,34 +138,30 @@ def epoch_of(file: DataFile, arm: Arm, model: nn.Module, number: int) -> Epoch:
 
 
 def _rate(model: str, file: DataFile, arm: str, epochs: Sequence[Epoch]) -> Figure:
-    return _figure(f"{model}: {arm}", "samples/s", [file.samples / e.seconds for e in epochs])
+    rates = [file.samples / e.seconds for e in epochs]
+    return figure_of(f"{model}: {arm}", "samples/s", rates, COMMAND)
 
 
 def _waiting(model: str, arm: str, epochs: Sequence[Epoch]) -> Figure:
     shares = [100 * e.waited / e.seconds for e in epochs]
-    return _figure(f"{model}: waited for batches of {arm}", "%", shares)
+    return figure_of(f"{model}: waited for batches of {arm}", "%", shares, COMMAND)
 
 
 def _efficiency(model: str, rounds: Rounds, arm: Arm, limit: Arm, bound: float | None) -> Figure:
     """The lower confidence bound (95 %) of what is reached of the limit."""
     ratios = _ratios(rounds, arm, limit)
     name = f"{model}: {arm.name} over in memory, lower bound"
-    return replace(_figure(name, "", ratios, bound), value=lower_bound(ratios))
+    return replace(figure_of(name, "", ratios, COMMAND, bound), value=lower_bound(ratios))
 
 
 def _over(model: str, rounds: Rounds, ours: Arm, others: Sequence[Arm], bound: float) -> Figure:
     """Of several others, that which is fastest."""
     best = min(others, key=lambda arm: statistics.median(e.seconds for e in rounds[arm.name]))
-    return _figure(f"{model}: {ours.name} over {best.name}", "", _ratios(rounds, ours, best), bound)
+    name = f"{model}: {ours.name} over {best.name}"
+    return figure_of(name, "", _ratios(rounds, ours, best), COMMAND, bound)
 
 
 def _ratios(rounds: Rounds, arm: Arm, other: Arm) -> list[float]:
     """Of the rates, within each round."""
     pairs = zip(rounds[arm.name], rounds[other.name], strict=True)
     return [theirs.seconds / mine.seconds for mine, theirs in pairs]
-
-
-def _figure(name: str, unit: str, values: Sequence[float], bound: float | None = None) -> Figure:
-    spread = min(values), max(values)
-    value = statistics.median(values)
-    return Figure(name, value, unit, bound, len(values), COMMAND, spread, at_least=True)

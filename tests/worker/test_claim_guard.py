@@ -60,7 +60,7 @@ def slot_name(place: Place) -> str:
 
 def guarded(settings, spec, dataset=READY, place=CPU):
     claimed = replace(lease(1), spec=spec, dataset=dataset)
-    return guard_claim(settings, claimed, parse_spec(claimed), place)
+    return guard_claim(settings, claimed, parse_spec(claimed), place, known=[])
 
 
 def test_a_run_whose_dataset_is_inspected_again_waits_and_does_not_fail(settings):
