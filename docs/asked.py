@@ -47,7 +47,7 @@ ASKED: tuple[Asked, ...] = (
         ("a chunk smaller than a batch", "speed.chunk_below_batch"),
         ("random reads of rows from compressed chunks", "speed.random_reads_of_chunks"),
         ("network storage with a full shuffle", "speed.network_full_shuffle"),
-        ("overlapping windows stored expanded", "stoker data convert"),
+        ("overlapping windows stored expanded", "memory.expanded_windows"),
     ),
     *_about(
         "data",

@@ -100,16 +100,19 @@ def _print_inspection(path: Path, document: Document) -> None:
     fields: Document = document.get("fields") or {}
     print_table(
         ["field", "shape of a sample", "dtype"],
-        [
-            (name, " × ".join(map(str, field["shape"])) or "scalar", field["dtype"])
-            for name, field in fields.items()
-        ],
+        [(name, _shape(field), field["dtype"]) for name, field in fields.items()],
         "No fields that could be read.",
     )
     for warning in document.get("warnings") or []:
         typer.echo(f"warning: {_problem_text(warning)}", err=True)
     for problem in document.get("problems") or []:
         typer.secho(f"problem: {_problem_text(problem)}", err=True, fg=typer.colors.RED)
+
+
+def _shape(field: Document) -> str:
+    shape = " × ".join(map(str, field["shape"])) or "scalar"
+    steps = field.get("series_steps")
+    return shape if steps is None else f"{shape}, kept as a series of {number(steps)}"
 
 
 def _problem_text(problem: object) -> str:
@@ -190,6 +193,41 @@ def ls(as_json: JsonOption = False) -> None:
 
 
 @app.command()
+def convert(
+    path: Annotated[Path, typer.Argument(help="A file whose rows are overlapping windows.")],
+    out: Annotated[Path, typer.Argument(help="The file to write.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is there.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write windows that overlap as the series that they slide over: the same samples, far smaller.
+
+    Every sample stays the same to the last bit, and specs stay as they are. PATH is left alone.
+    """
+    if not path.is_file():
+        raise CommandFailed(f"There is no file {path}.")
+    if out.exists() and not force:
+        raise CommandFailed(f"{out} is there already; --force replaces it.")
+    if out.exists() and out.samefile(path):
+        raise CommandFailed("A file cannot be converted into itself; name another for OUT.")
+    made = json.loads(
+        run_worker_module("worker.trainer.convert", str(path), str(out), timeout_seconds=None)
+    )
+    if as_json:
+        print_json(made)
+        return
+    for name, series in made["series"].items():
+        typer.echo(
+            f"{name}: {number(series['samples'])} windows of {number(series['window_length'])} "
+            f"steps are a series of {number(series['steps'])}."
+        )
+    for name in made["left_out"]:
+        typer.secho(f"warning: {name} cannot be trained on and was left out.", err=True)
+    smaller = made["bytes_before"] / made["bytes"]
+    typer.echo(f"{out}: {size(made['bytes'])} for {size(made['bytes_before'])}, 1/{smaller:,.0f}.")
+    typer.echo(f"Then: stoker data register NAME {out}")
+
+
+@app.command()
 def forget(
     name: Annotated[str, typer.Argument(help="A registered dataset.")],
     as_json: JsonOption = False,
@@ -203,7 +241,9 @@ def forget(
         typer.echo(f"Dataset {name} is forgotten; its file stays where it is.")
 
 
-def run_worker_module(module: str, *arguments: str) -> str:
+def run_worker_module(
+    module: str, *arguments: str, timeout_seconds: float | None = INSPECTION_TIMEOUT_SECONDS
+) -> str:
     """Run a module of the worker as a child; returns its stdout, raises what it said on stderr."""
     if find_spec("h5py") is None:
         raise CommandFailed(
@@ -214,12 +254,12 @@ def run_worker_module(module: str, *arguments: str) -> str:
             [sys.executable, "-P", "-m", module, *arguments],
             capture_output=True,
             text=True,
-            timeout=INSPECTION_TIMEOUT_SECONDS,
+            timeout=timeout_seconds,
             check=False,
         )
     except subprocess.TimeoutExpired:
         raise CommandFailed(
-            f"{arguments[0]}: no answer after {INSPECTION_TIMEOUT_SECONDS} s; the file may be "
+            f"{arguments[0]}: no answer after {timeout_seconds:g} s; the file may be "
             "broken in a way that makes the HDF5 library loop."
         ) from None
     if done.returncode < 0:

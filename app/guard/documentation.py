@@ -165,7 +165,6 @@ TO_COME = (
             "an epoch shorter than the start of the workers",
         ),
     ),
-    ToCome("stoker data convert", ("overlapping windows stored expanded, with the saving",)),
     ToCome("data.split.method: field", ("a random split of groups or entities",)),
     ToCome("recipe.carry_hidden: true", ("shuffling with a carried state",)),
     ToCome(

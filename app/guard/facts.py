@@ -37,6 +37,7 @@ class FieldFacts:
     dtype: str
     storage: Literal["contiguous", "chunked", "compact"] | None = None
     chunk_rows: int | None = None
+    """Of a chunk of samples; None where a series is stored in place of its windows."""
     compression: str | None = None
     nonfinite: int | None = None
     mean: float | None = None
@@ -44,11 +45,20 @@ class FieldFacts:
     sorted: bool | None = None
     """Whether the sampled rows never fall, or never rise, from the first of the file to its last;
     false where all are the same."""
+    series_steps: int | None = None
+    """Of the series that is stored in place of the windows; None: each sample is stored."""
 
     @property
     def sample_bytes(self) -> int:
         """Bytes of one sample."""
         return prod(self.shape) * DTYPE_BYTES.get(self.dtype, 8)
+
+    def saved_bytes(self, samples: int, parts: int) -> int:
+        """Less of so many samples in so many parts on a device, where windows stay a series."""
+        if self.series_steps is None:
+            return 0
+        steps = self.series_steps + (parts - 1) * self.shape[0]
+        return samples * (self.sample_bytes - 8) - steps * self.sample_bytes // self.shape[0]
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,9 @@ def need_of(spec: RunSpec, dataset: DatasetFacts, sizes: PartSizes, loader: Chun
     kind, group = order_of(spec, dataset, loader)
     together = group if kind == "block" and group != "auto" else 1
     held_out = tuple(count for count in (sizes.validation, sizes.test) if count)
-    return Need(sample_bytes, together, sizes.training, held_out)
+    samples, parts = sizes.training + sum(held_out), 1 + len(held_out)
+    saved = sum(array.saved_bytes(samples, parts) for array in fields_of(spec, dataset))
+    return Need(sample_bytes, together, sizes.training, held_out, saved)
 
 
 def order_of(

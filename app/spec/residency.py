@@ -48,20 +48,29 @@ def slots_for(chunk_samples: int, part_samples: int) -> int:
 class Need:
     """What a run's data comes to: bytes of a sample, samples that are shuffled together, samples
     of the training part and of each held-out part.
+
+    `saved_bytes`: less of all parts, where windows stay on the device as the series that they slide
+    over.
     """
 
     sample_bytes: int
     group_samples: int
     train_samples: int
     held_out: tuple[int, ...] = ()
+    saved_bytes: int = 0
 
     @property
     def data_bytes(self) -> int:
         return (self.train_samples + sum(self.held_out)) * self.sample_bytes
 
     @property
+    def kept_bytes(self) -> int:
+        """Of all parts where they stay on the device."""
+        return self.data_bytes - self.saved_bytes
+
+    @property
     def resident_bytes(self) -> int:
-        return self.data_bytes + self.train_samples * PLACE_BYTES
+        return self.kept_bytes + self.train_samples * PLACE_BYTES
 
     @property
     def slot_sample_bytes(self) -> int:
@@ -95,7 +104,7 @@ def settle_residency(loader: ChunkedLoader, need: Need, memory: Memory) -> Resid
     resident = loader.residency == "resident" or (loader.residency == "auto" and fits)
     chunk, evaluation = _chunks(loader.chunk_size, need, memory)
     stream_bytes = need.stream_bytes(chunk, evaluation)
-    why = f"{in_gib(need.data_bytes)} of data, {in_gib(memory.budget_bytes)} of memory for it"
+    why = f"{in_gib(need.kept_bytes)} of data, {in_gib(memory.budget_bytes)} of memory for it"
     if loader.residency != "auto":
         why = "asked for"
     if resident:

@@ -31,12 +31,13 @@ def _sentence(problem: Any) -> str:
 
 
 def _field_facts(field: Document) -> FieldFacts:
-    chunks = field.get("chunks")
+    chunks, series_steps = field.get("chunks"), field.get("series_steps")
     return FieldFacts(
         shape=tuple(field["shape"]),
         dtype=field["dtype"],
         storage=field.get("storage"),
-        chunk_rows=chunks[0] if chunks else None,
+        chunk_rows=chunks[0] if chunks and series_steps is None else None,
+        series_steps=series_steps,
         compression=field.get("compression"),
         nonfinite=field.get("nonfinite_count"),
         mean=field.get("mean"),

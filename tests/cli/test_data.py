@@ -87,6 +87,58 @@ def test_register_by_relative_and_absolute_path(cli, up):
     assert "60 samples" in moved
 
 
+def test_windows_become_a_series_that_a_run_reads_the_same(cli, up):
+    series = np.random.default_rng(0).normal(size=(400, 3)).astype(np.float32)
+    slides = np.lib.stride_tricks.sliding_window_view(series, 28, 0).transpose(0, 2, 1)
+    path, out = up / "data" / "slides.h5", up / "data" / "slid.h5"
+    with h5py.File(path, "w") as file:
+        file["features"], file["targets"] = slides[:, :24], slides[:, 24:, 0]
+    answer = cli("data", "convert", str(path), str(out))
+    assert answer.code == 0
+    assert "features: 373 windows of 24 steps are a series of 396.\n" in answer.out
+    assert "stoker data register" in answer.out
+    assert cli("data", "inspect", str(out)).out.count("24 × 3, kept as a series of 396") == 1
+    assert cli("data", "register", "slid", "slid.h5").code == 0
+    assert cli("data", "register", "slides", "slides.h5").code == 0
+    losses = []
+    for name in ("slid", "slides"):
+        spec = up / "slid.yaml"
+        spec.write_text(
+            "recipe: {kind: sequence, hidden_size: 4, patch: 6}\n"
+            f"data: {{dataset: {name}, standardize: {{inputs: false, targets: false}}}}\n"
+            "training: {epochs: 2, batch_size: 32}\n"
+        )
+        run = cli("submit", str(spec), "--watch")
+        assert run.code == 0, run.err
+        shown = cli("ls", "--json").document["data"][0]
+        losses.append(shown["result"]["last"])
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("none.h5", "out.h5"), "no file none.h5"),
+        (("waves.h5", "there.h5"), "--force replaces it"),
+        (("waves.h5", "waves.h5", "--force"), "into itself"),
+        (("waves.h5", "out.h5"), "overlapping windows"),
+        (("waves.h5", "there.h5", "--force"), "overlapping windows"),
+    ],
+)
+def test_what_is_not_converted_is_told_and_left_alone(
+    cli, home, tmp_path, monkeypatch, arguments, told
+):
+    monkeypatch.chdir(tmp_path)
+    with h5py.File(tmp_path / "waves.h5", "w") as file:
+        file["features"] = np.random.default_rng(0).normal(size=(50, 24, 3))
+    (tmp_path / "there.h5").write_text("precious")
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.h5")}
+    answer = cli("data", "convert", *arguments)
+    assert answer.code == 5
+    assert told in answer.err
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.h5")} == before
+
+
 def test_a_dataset_that_no_run_reads_can_be_forgotten(cli, up):
     path = write_waves(up / "data" / "passing.h5", samples=50)
     assert cli("data", "register", "passing", "passing.h5").code == 0

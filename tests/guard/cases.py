@@ -238,6 +238,18 @@ CASES: dict[str, Case] = {
         {**runtime(deterministic=False), **PINNED},
         on_rtx(),
     ),
+    "memory.expanded_windows": Case(
+        {},
+        {},
+        world(weather(samples=50_000, window_steps={"features": 1})),
+        world(
+            weather(
+                samples=50_000,
+                window_steps={"features": 1},
+                fields={**FIELDS, "features": replace(FIELDS["features"], series_steps=50_359)},
+            )
+        ),
+    ),
     "memory.over_budget": Case(
         {"recipe": {"hidden_size": 512, "patch": 1}, "training": {"batch_size": 512}},
         {"recipe": {"hidden_size": 512, "patch": 1}, "training": {"batch_size": 128}},

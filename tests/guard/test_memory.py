@@ -18,7 +18,7 @@ from app.spec.layers import overlay
 from app.spec.run import RunSpec
 from tests.guard.cases import with_host
 from tests.guard.memory_specs import CASES, train
-from tests.guard.world import GIB, REQUEST, RTX, codes, plan_of, weather, world
+from tests.guard.world import FIELDS, GIB, REQUEST, RTX, codes, plan_of, weather, world
 from worker.trainer.recipes.sequence import SequenceModel
 
 TOLERANCE = 0.15
@@ -135,6 +135,20 @@ def test_the_plan_of_a_request_is_json_with_its_memory():
     assert memory is not None
     assert memory["host"]["planned_bytes"] == max(memory["host"]["phases"].values())
     assert memory["residency"] == "resident"
+
+
+def test_windows_that_are_kept_as_a_series_take_its_memory():
+    steps = 50_359
+    series = replace(FIELDS["features"], series_steps=steps)
+    expanded = memory_plan(spec_of(), world(weather(samples=50_000, size_bytes=10**9)))
+    kept = memory_plan(
+        spec_of(), world(weather(samples=50_000, fields={**FIELDS, "features": series}))
+    )
+    # Two parts hold the window between them twice; each sample has a start and its targets.
+    needed = (steps + 360) * 15 * 4 + 50_000 * (8 + 36 * 4) + 40_000 * 8
+    assert (kept.data.kind, kept.data.needed_bytes) == ("resident", needed)
+    assert expanded.data.needed_bytes > 50 * needed
+    assert kept.need.sample_bytes == expanded.need.sample_bytes
 
 
 def test_planned_and_measured_are_compared_where_the_model_was():

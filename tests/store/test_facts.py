@@ -120,6 +120,15 @@ def test_what_was_inspected_is_what_rules_know_of_it(world: World) -> None:
     assert (facts.window_steps, facts.network) == ({"x": 6}, True)
 
 
+def test_the_chunks_of_a_series_are_not_those_of_its_windows(world: World) -> None:
+    field = {
+        "shape": [24, 3], "dtype": "float32", "storage": "chunked", "chunks": [50, 3],
+        "series_steps": 900,
+    }  # fmt: skip
+    facts = dataset_facts(inspected(world, {"x": field}, None))
+    assert facts.fields["x"] == FieldFacts((24, 3), "float32", "chunked", series_steps=900)
+
+
 def test_what_an_earlier_version_did_not_look_at_is_not_known(world: World) -> None:
     facts = dataset_facts(inspected(world, {"x": {"shape": [4], "dtype": "float32"}}, None))
     assert facts.fields["x"] == FieldFacts((4,), "float32")

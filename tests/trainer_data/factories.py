@@ -84,8 +84,7 @@ def preparing(folder: Path) -> Preparing:
 
 def resident(path: Path, part: Part, order: Order, batch_size=8, drop_last=False) -> Resident:
     plan = BatchPlan(len(part), batch_size, drop_last)
-    transfer = HostTransfer(fields_of(path))
-    return Resident(plan, order, part, opener(path), transfer, preparing(path.parent))
+    return Resident(plan, order, part, opener(path), HostTransfer, preparing(path.parent))
 
 
 def streamed(

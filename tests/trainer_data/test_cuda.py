@@ -1,5 +1,7 @@
 """On a GPU: the same batches as on the host, with copies beside the computation."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -68,7 +70,7 @@ def test_the_next_epochs_order_is_set_without_waiting_for_the_device(tmp_path, u
     part, device = Part("numbers", range(4_000)), torch.device("cuda:0")
     plan = BatchPlan(4_000, 500, drop_last=False)
     order = Order(4_000, 0, "full")
-    transfer = CudaTransfer(device, fields_of(path))
+    transfer = partial(CudaTransfer, device)
     resident = Resident(plan, order, part, opener(path), transfer, unstopped)
     next(resident.iterate(0))
     busy = torch.randn(4_000, 4_000, device=device)

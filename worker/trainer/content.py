@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import h5py
@@ -26,11 +26,12 @@ Parts = list[NDArray[Any]]
 
 @dataclass(frozen=True)
 class Overlap:
-    """By how many steps each row is moved on from the one before; `share`: of the rows looked at,
-    those that are."""
+    """By how many steps each row is moved on from the one before, or back; `share`: of the rows
+    looked at, those that are."""
 
     step: int
     share: float
+    backward: bool = False
 
 
 def sampled_rows(array: h5py.Dataset) -> Parts:
@@ -76,12 +77,16 @@ def overlap_of(rows: Parts) -> Overlap | None:
     """How the rows are windows that slide over one series, forth or back; None: they are not."""
     if rows[0].ndim < 2 or rows[0].shape[1] < 2:
         return None
-    same = [_comparable(part) for part in rows]
-    return _overlap_of_next(same) or _overlap_of_next([part[::-1] for part in same])
+    same = [same_bits(part) for part in rows]
+    forward = _overlap_of_next(same)
+    if forward is not None:
+        return forward
+    backward = _overlap_of_next([part[::-1] for part in same])
+    return replace(backward, backward=True) if backward is not None else None
 
 
-def _comparable(part: NDArray[Any]) -> NDArray[Any]:
-    """The same rows, of which a NaN is equal to itself."""
+def same_bits(part: NDArray[Any]) -> NDArray[Any]:
+    """The same rows, of which a NaN is equal to itself, and 0 not to -0."""
     is_float = np.issubdtype(part.dtype, np.floating)
     return part.view(f"u{part.dtype.itemsize}") if is_float else part
 

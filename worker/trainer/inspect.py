@@ -19,6 +19,7 @@ from worker.trainer.content import Overlap, describe_values, overlap_of, row_byt
 from worker.trainer.data.filters import compression_of
 from worker.trainer.data.fingerprint import fingerprint
 from worker.trainer.data.hdf5_file import HDF5_ERRORS, open_file, unusable_because, walk_links
+from worker.trainer.data.window_files import SERIES, WindowArray, is_windows, read_windows
 from worker.trainer.errors import DataError
 from worker.trainer.storage import on_network
 
@@ -29,7 +30,7 @@ PROBE_PIECE_BYTES = 8 * 2**20
 MAX_CHUNK_BYTES = 2**30
 
 Finding = dict[str, str]
-Fields = dict[str, h5py.Dataset]
+Fields = dict[str, h5py.Dataset | WindowArray]
 
 
 def inspect(path: Path) -> dict[str, Any]:
@@ -93,7 +94,11 @@ def _usable_arrays(report: dict[str, Any], file: h5py.File) -> Fields:
     """Arrays that can be fields. Others are warned of; what leads out of the file is refused."""
     usable: Fields = {}
     for name, found in walk_links(file):
-        if isinstance(found, str):
+        group, _, part = name.rpartition("/")
+        if group and is_windows(file[group]):
+            if part == SERIES:
+                usable[group] = WindowArray(found, read_windows(file[group], group))
+        elif isinstance(found, str):
             _add(
                 report,
                 "external_link",
@@ -113,7 +118,7 @@ def _usable_arrays(report: dict[str, Any], file: h5py.File) -> Fields:
             )
         else:
             usable[name] = found
-    return usable
+    return dict(sorted(usable.items()))
 
 
 def _describe(array: h5py.Dataset) -> dict[str, Any]:
@@ -122,13 +127,15 @@ def _describe(array: h5py.Dataset) -> dict[str, Any]:
         h5py.h5d.CONTIGUOUS: "contiguous",
         h5py.h5d.CHUNKED: "chunked",
     }
+    stored = array.series if isinstance(array, WindowArray) else array
     return {
         "shape": list(array.shape[1:]),
         "dtype": array.dtype.name,
-        "storage": layouts[array.id.get_create_plist().get_layout()],
-        "chunks": list(array.chunks) if array.chunks else None,
-        "compression": compression_of(array),
-        "stored_bytes": array.id.get_storage_size(),
+        "series_steps": len(stored) if stored is not array else None,
+        "storage": layouts[stored.id.get_create_plist().get_layout()],
+        "chunks": list(stored.chunks) if stored.chunks else None,
+        "compression": compression_of(stored),
+        "stored_bytes": stored.id.get_storage_size(),
     }
 
 

@@ -14,9 +14,7 @@ import csv
 import importlib.metadata
 import json
 import math
-import os
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from numpy.typing import NDArray
 
 from worker.trainer.data.hdf5_file import open_file
 from worker.trainer.errors import DataError, TrainerError
+from worker.trainer.whole_file import whole_file
 
 WINDOW_HOURS, HORIZON_HOURS = 360, 36
 STATION_FILE = "pvlib/data/723170TYA.CSV"
@@ -99,26 +98,15 @@ def build(out: Path) -> dict[str, Any]:
     """Write the sample to `out`, as a whole or not at all; returns what it holds."""
     each = list(windows(read_months(find_station_file())))
     starts = np.cumsum([0, *(len(month) for month in each)]).tolist()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
-    os.close(handle)
-    partial = Path(name)
-    try:
-        with h5py.File(partial, "w") as file:
-            shape = (starts[-1], WINDOW_HOURS)
-            features = file.create_dataset("features", (*shape, len(FEATURES)), "float32")
-            targets = file.create_dataset("targets", (starts[-1], HORIZON_HOURS), "float32")
-            for start, month in zip(starts, each, strict=False):
-                rows = slice(start, start + len(month))
-                features[rows] = month[:, :WINDOW_HOURS]
-                targets[rows] = month[:, WINDOW_HOURS:, FEATURES.index(TEMPERATURE)]
-            file.attrs.update(ATTRIBUTES | {"month_starts": starts[:-1]})
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.chmod(0o644)
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(out) as partial, h5py.File(partial, "w") as file:
+        shape = (starts[-1], WINDOW_HOURS)
+        features = file.create_dataset("features", (*shape, len(FEATURES)), "float32")
+        targets = file.create_dataset("targets", (starts[-1], HORIZON_HOURS), "float32")
+        for start, month in zip(starts, each, strict=False):
+            rows = slice(start, start + len(month))
+            features[rows] = month[:, :WINDOW_HOURS]
+            targets[rows] = month[:, WINDOW_HOURS:, FEATURES.index(TEMPERATURE)]
+        file.attrs.update(ATTRIBUTES | {"month_starts": starts[:-1]})
     return {"path": str(out), "samples": starts[-1], "features": list(FEATURES)}
 
 

@@ -105,6 +105,10 @@ class DatasetField(Answer):
     shape: list[int]
     """Of one sample."""
     dtype: str
+    series_steps: int | None = None
+    """Of the series that is kept in place of the windows that slide over it; null: each sample is
+    stored by itself.
+    """
     storage: Literal["contiguous", "chunked", "compact"] | None = None
     chunks: list[int] | None = None
     """Shape of a chunk, the axis of samples first; null unless chunked."""

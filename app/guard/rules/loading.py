@@ -132,7 +132,7 @@ def _amplification(spec: RunSpec, facts: Facts) -> float:
     for array in fields_of(spec, dataset):
         storage = known(array.storage, f"how the arrays of {dataset.name} are stored")
         factor = 1.0
-        if storage == "chunked":
+        if storage == "chunked" and array.series_steps is None:
             rows = known(array.chunk_rows, f"the chunks of {dataset.name}")
             factor = read_amplification(array, rows, reading)
         useful += array.sample_bytes

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from app.guard.derived import device_of
+from app.guard.derived import dataset_of, device_of
 from app.guard.facts import Facts, known
 from app.guard.memory import IMPORTS_BYTES, MemoryPlan, memory_plan
 from app.guard.memory_fit import MOST_PARTS, fitting, fitting_batch, largest_chunk, with_values
@@ -15,6 +15,7 @@ from app.spec.residency import LEAST_RESERVE_BYTES
 from app.spec.run import RunSpec
 
 MOST_SLOT_SHARE = 0.75
+LARGE_WINDOWS_BYTES = 2**30
 MEASURED = "The memory plan, which is held against measured peaks: docs/memory.md."
 
 
@@ -192,7 +193,38 @@ def checkpoints_fill_disk(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     )
 
 
+@rule(
+    "memory.expanded_windows",
+    severity="warning",
+    stands_on="51,779 windows of 360 × 167 float32 that slide over one series are 12.45 GB, the "
+    "series 35 MB; `stoker data convert` writes it.",
+)
+def expanded_windows(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """Windows of one series that come to 1 GiB or more are stored as the series."""
+    dataset = dataset_of(spec, facts)
+    moved_on = known(dataset.window_steps, f"whether windows overlap in {dataset.name}")
+    samples = known(dataset.samples, f"the samples of the dataset {dataset.name}")
+    for part in ("inputs", "targets"):
+        for position, name in enumerate(getattr(spec.data, part)):
+            array = dataset.fields.get(name)
+            if array is None or name not in moved_on or array.series_steps is not None:
+                continue
+            length, by = array.shape[0], moved_on[name]
+            stored = samples * array.sample_bytes
+            series = (samples * by + length - by) * array.sample_bytes // length
+            if stored >= LARGE_WINDOWS_BYTES:
+                yield Finding(
+                    ("data", part, position),
+                    f"{name!r} stores {samples:,} windows of {length:,} steps one by one, "
+                    f"{size(stored)}, each moved on by {by} {'step' if by == 1 else 'steps'}.",
+                    f"The series that they slide over takes about {size(series)}, and the windows "
+                    "can be cut out of it on the device, the same to the last bit: `stoker data "
+                    "convert` writes it; register that file.",
+                )
+
+
 RULES = (
+    expanded_windows,
     resident_does_not_fit,
     chunk_over_share,
     over_budget,

@@ -53,11 +53,17 @@ def hard_link(group: h5py.Group, name: str) -> Any:
     return group[name]
 
 
-def find_array(file: h5py.File, name: str) -> h5py.Dataset | None:
-    """The array at `name`, which may lie in groups (a/b), reached by hard links alone."""
+def find_node(file: h5py.File, name: str) -> Any:
+    """What is at `name`, which may lie in groups (a/b), reached by hard links alone; else None."""
     node: Any = file
     for step in name.split("/"):
         node = hard_link(node, step) if isinstance(node, h5py.Group) else None
+    return node
+
+
+def find_array(file: h5py.File, name: str) -> h5py.Dataset | None:
+    """The array at `name`."""
+    node = find_node(file, name)
     return node if isinstance(node, h5py.Dataset) else None
 
 

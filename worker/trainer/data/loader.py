@@ -1,73 +1,57 @@
 """Opens a run's data: checks it against the spec, chooses the residency, gives batch streams."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from app.spec.arithmetic import evaluation_batch
-from app.spec.data import ChunkedLoader, Data, DatasetsSplit
+from app.spec.data import ChunkedLoader, Data
 from app.spec.residency import Need, Residency
 from app.spec.run import RunSpec
 from worker.trainer.data.batch import Batches, BatchPlan
+from worker.trainer.data.checked import Checked, check_all
 from worker.trainer.data.counters import Counters
 from worker.trainer.data.cuda import CudaTransfer
-from worker.trainer.data.fingerprint import check_fingerprint
-from worker.trainer.data.hdf5 import Hdf5Source, Layout, Stamp
 from worker.trainer.data.order import ORDER_VERSION, Order
 from worker.trainer.data.reader import ChunkPlan
 from worker.trainer.data.residency import choose_residency, device_memory
 from worker.trainer.data.resident import Resident
 from worker.trainer.data.rows import read_rows
 from worker.trainer.data.shuffle import Shuffle, resolve_shuffle
-from worker.trainer.data.source import Arrays, Field, bytes_per_sample
+from worker.trainer.data.source import Arrays, Field, Rows, Source, bytes_per_sample
 from worker.trainer.data.split import Part, Parts, split_samples
-from worker.trainer.data.statistics import Moments, field_statistics
+from worker.trainer.data.statistics import Moments, field_statistics, series_statistics
 from worker.trainer.data.stream import Streamed
-from worker.trainer.data.transfer import HostTransfer, piece_bounds
-from worker.trainer.errors import DataError, SpecMismatch
+from worker.trainer.data.transfer import HostTransfer, Transfer, piece_bounds
+from worker.trainer.errors import SpecMismatch
 from worker.trainer.preparing import Preparing
-
-
-@dataclass(frozen=True)
-class _Checked:
-    """A dataset whose file was found to be the registered one, with the fields of the spec."""
-
-    path: Path
-    stamp: Stamp
-    num_samples: int
-    fields: Mapping[str, Field]
-    layout: Layout
-    """Of the fields that are read past HDF5."""
-
-    def open(self) -> Hdf5Source:
-        return self.open_fields(tuple(self.fields))
-
-    def open_fields(self, names: Sequence[str]) -> Hdf5Source:
-        return Hdf5Source(self.path, names, self.stamp, self.layout)
 
 
 @dataclass(frozen=True)
 class _Opener:
     """Opens parts on the device, as the residency says."""
 
-    checked: Mapping[str, _Checked]
+    checked: Mapping[str, Checked]
     residency: Residency
     device: torch.device
     preparing: Preparing
 
     def open(self, part: Part, order: Order, plan: BatchPlan, chunk_samples: int) -> Batches:
         dataset = self.checked[part.dataset]
-        cuda = self.device.type == "cuda"
-        fields = dataset.fields
-        transfer = CudaTransfer(self.device, fields) if cuda else HostTransfer(fields)
         if self.residency.kind == "resident":
-            return Resident(plan, order, part, dataset.open, transfer, self.preparing)
+            return Resident(plan, order, part, dataset.open, self._transfer, self.preparing)
         chunks = ChunkPlan(dataset.open, part, order, chunk_samples)
-        return Streamed(plan, chunks, transfer)
+        return Streamed(plan, chunks, self._transfer(dataset.fields))
+
+    def _transfer(self, fields: Mapping[str, Field]) -> Transfer:
+        if self.device.type == "cuda":
+            return CudaTransfer(self.device, fields)
+        return HostTransfer(fields)
 
     def open_evaluation(self, part: Part | None, spec: RunSpec) -> Batches | None:
         """In the order of the file, every sample once; None for an empty part."""
@@ -88,7 +72,7 @@ class DataSet:
     def __init__(
         self,
         data: Data,
-        training: tuple[_Checked, Part],
+        training: tuple[Checked, Part],
         streams: tuple[Batches, Batches | None, Batches | None],
         description: Mapping[str, Any],
     ) -> None:
@@ -116,7 +100,18 @@ class DataSet:
         shape (), over all steps. A constant feature has std 1. DataError on NaN or infinity;
         StopRequested.
         """
-        return field_statistics(self._training_pieces(names, preparing), self._targets)
+        # Windows count each step of their series as often as they hold it, unless each place in a
+        # window is a feature of its own.
+        windows = self._checked.windows
+        series = [
+            n for n in names if n in windows and (n in self._targets or windows[n].step.shape)
+        ]
+        others = [name for name in names if name not in series]
+        found = field_statistics(self._training_pieces(others, preparing), self._targets)
+        for name in series:
+            pieces = self._series_pieces(name, preparing)
+            found[name] = series_statistics(name, pieces, pooled=name in self._targets)
+        return found
 
     def describe(self) -> dict[str, Any]:
         """What was chosen and why, as JSON for applied.json."""
@@ -132,19 +127,35 @@ class DataSet:
 
     def _training_pieces(self, names: Sequence[str], preparing: Preparing) -> Iterator[Arrays]:
         """The training part in file order; a piece's arrays are overwritten by the next."""
-        fields = {name: self.fields[name] for name in names}
-        source = self._checked.open_fields(names)
-        try:
-            buffers: Arrays = {}
-            for start, stop in piece_bounds(fields, len(self._part)):
-                if not buffers:
-                    buffers = {n: np.empty((stop, *f.shape), f.dtype) for n, f in fields.items()}
-                piece = {name: array[: stop - start] for name, array in buffers.items()}
-                read_rows(source, self._part.take(np.arange(start, stop)), piece)
-                yield piece
-                preparing.piece_done()
-        finally:
-            source.close()
+        if names:
+            with closing(self._checked.open_fields(names)) as source:
+                yield from _pieces(source, self._part.all_rows(), preparing)
+
+    def _series_pieces(
+        self, name: str, preparing: Preparing
+    ) -> Iterator[tuple[NDArray[Any], Rows]]:
+        """Steps of the series of the training part's windows, and how many hold each."""
+        times = self._checked.windows[name].times(self._part.all_rows())
+        first, last = np.flatnonzero(times)[[0, -1]].tolist()
+        steps = np.arange(first, last + 1)
+        with closing(self._checked.open_series(name)) as source:
+            start = first
+            for piece in _pieces(source, steps, preparing):
+                [array] = piece.values()
+                yield array, times[start : start + len(array)]
+                start += len(array)
+
+
+def _pieces(source: Source, rows: Rows, preparing: Preparing) -> Iterator[Arrays]:
+    """These rows, in pieces; a piece's arrays are overwritten by the next."""
+    buffers: Arrays = {}
+    for start, stop in piece_bounds(source.fields, len(rows)):
+        if not buffers:
+            buffers = {n: np.empty((stop, *f.shape), f.dtype) for n, f in source.fields.items()}
+        piece = {name: array[: stop - start] for name, array in buffers.items()}
+        read_rows(source, rows[start:stop], piece)
+        yield piece
+        preparing.piece_done()
 
 
 def open_data(
@@ -162,13 +173,14 @@ def open_data(
     data, loader = spec.data, spec.data.loader
     if not isinstance(loader, ChunkedLoader):
         raise SpecMismatch("data.loader.kind dataloader is not available yet; use chunked.")
-    checked = _check_all(data, datasets)
+    checked = check_all(data, datasets)
     samples = {name: one.num_samples for name, one in checked.items()}
     parts = split_samples(data, samples, spec.training.seed)
     sample_bytes = bytes_per_sample(checked[data.dataset].fields)
     shuffle = resolve_shuffle(loader, samples[data.dataset], sample_bytes)
     held_out = tuple(len(part) for part in parts.non_empty[1:])
-    need = Need(sample_bytes, shuffle.group, len(parts.train), held_out)
+    saved = sum(checked[part.dataset].saved_bytes(part.all_rows()) for part in parts.non_empty)
+    need = Need(sample_bytes, shuffle.group, len(parts.train), held_out, saved)
     residency = choose_residency(loader, need, device_memory(device, host_budget_bytes))
     opener = _Opener(checked, residency, device, preparing)
     plan = _training_plan(spec, len(parts.train))
@@ -194,39 +206,8 @@ def _training_plan(spec: RunSpec, num_samples: int) -> BatchPlan:
     return plan
 
 
-def _check_all(data: Data, datasets: Mapping[str, Mapping[str, Any]]) -> Mapping[str, _Checked]:
-    """Every dataset that the spec names, by name."""
-    names = [data.dataset]
-    if isinstance(data.split, DatasetsSplit):
-        names += [data.split.validation, *([data.split.test] if data.split.test else [])]
-    checked = {name: _check(name, datasets[name], data) for name in names}
-    reference = checked[data.dataset].fields
-    for name, one in checked.items():
-        if one.fields != reference:
-            raise SpecMismatch(
-                f"Dataset {name!r} has {_shapes(one.fields)} while {data.dataset!r} has"
-                f" {_shapes(reference)}; a validation or test dataset needs the same arrays."
-            )
-    return checked
-
-
-def _check(name: str, dataset: Mapping[str, Any], data: Data) -> _Checked:
-    path, expected = Path(dataset["path"]), dataset["fingerprint"]
-    check_fingerprint(name, path, expected)
-    names = tuple(dict.fromkeys((*data.inputs, *data.targets)))
-    source = Hdf5Source(path, names, Stamp(expected["size"], expected["mtime_ns"]))
-    source.close()
-    if not source.num_samples:
-        raise DataError(f"{path} holds no samples; write at least one row, then register it again.")
-    return _Checked(path, source.stamp, source.num_samples, source.fields, source.layout)
-
-
-def _shapes(fields: Mapping[str, Field]) -> str:
-    return ", ".join(f"{name} {field.dtype.name}{field.shape}" for name, field in fields.items())
-
-
 def _describe(
-    training: _Checked, parts: Parts, shuffle: Shuffle, need: Need, residency: Residency
+    training: Checked, parts: Parts, shuffle: Shuffle, need: Need, residency: Residency
 ) -> dict[str, Any]:
     streamed = residency.kind == "stream"
     chunk = min(residency.chunk_samples, len(parts.train))
@@ -241,6 +222,7 @@ def _describe(
         "order_version": ORDER_VERSION,
         "sample_bytes": need.sample_bytes,
         "data_bytes": need.data_bytes,
+        "series_steps": {name: one.series_steps for name, one in training.windows.items()},
         "train_samples": len(parts.train),
         "validation_samples": len(parts.validation),
         "test_samples": len(parts.test) if parts.test else 0,

@@ -1,21 +1,25 @@
 """Data that fits: a whole part in device memory, read once."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 
-import numpy as np
 from torch import Tensor
 
 from worker.trainer.data.batch import Batch, BatchPlan
 from worker.trainer.data.counters import Counters
 from worker.trainer.data.order import Order
-from worker.trainer.data.source import OpenSource
+from worker.trainer.data.source import Field, OpenSource, Rows, Source
 from worker.trainer.data.split import Part
 from worker.trainer.data.transfer import Slot, Transfer, rows_of
+from worker.trainer.data.windows import WindowsSource, load_series
 from worker.trainer.preparing import Preparing
 
 
 class Resident:
-    """Batches of one part, gathered on the device, into one memory; in plain order views."""
+    """Batches of one part, gathered on the device, into one memory; in plain order views.
+
+    What the file keeps as a series stays one: its windows are cut out for each batch.
+    """
 
     def __init__(
         self,
@@ -23,30 +27,32 @@ class Resident:
         order: Order,
         part: Part,
         open_source: OpenSource,
-        transfer: Transfer,
+        make_transfer: Callable[[Mapping[str, Field]], Transfer],
         preparing: Preparing,
     ) -> None:
         """Reads the part on the calling thread. Raises DataError, DatasetChanged, StopRequested."""
         self.plan = plan
         self.counters = Counters()
         self._order = order
-        self._transfer = transfer
+        self._make_transfer = make_transfer
         self._shuffled = order.shuffle != "none"
         self._iterations = 0
-        places = len(part) if self._shuffled else 0
-        self._slot: Slot | None = transfer.new_slot(len(part), places)
-        size = min(plan.batch_size, plan.num_samples) if self._shuffled else 0
-        self._batch = transfer.new_batch(size)
-        source = open_source()
-        try:
-            rows = part.take(np.arange(len(part)))
-            for piece_bytes in transfer.load(source, rows, self._slot):
-                self.counters.bytes_read += piece_bytes
-                preparing.piece_done()
-        finally:
-            source.close()
-            transfer.end_loading()
-            self.counters.copy_seconds = transfer.copy_seconds
+        with closing(open_source()) as source:
+            windows = source.windows if isinstance(source, WindowsSource) else {}
+            plain = {name: one for name, one in source.fields.items() if name not in windows}
+            self._transfer = make_transfer(plain)
+            slot = self._transfer.new_slot(len(part), len(part) if self._shuffled else 0)
+            self._slot: Slot | None = slot
+            gathered = self._shuffled or windows
+            size = min(plan.batch_size, plan.num_samples) if gathered else 0
+            self._batch = make_transfer(source.fields).new_batch(size)
+            try:
+                for piece_bytes in self._load(source, part.all_rows(), slot):
+                    self.counters.bytes_read += piece_bytes
+                    preparing.piece_done()
+            finally:
+                self._transfer.end_loading()
+                self.counters.copy_seconds = self._transfer.copy_seconds
 
     def iterate(self, epoch: int, start_position: int = 0) -> Generator[Batch]:
         self._iterations += 1
@@ -63,6 +69,14 @@ class Resident:
     def close(self) -> None:
         self._transfer.close()
         self._slot = None
+
+    def _load(self, source: Source, rows: Rows, slot: Slot) -> Iterator[int]:
+        plain: Source | None = source
+        if isinstance(source, WindowsSource):
+            yield from load_series(source, rows, slot, self._make_transfer)
+            plain = source.plain
+        if plain is not None:
+            yield from self._transfer.load(plain, rows, slot)
 
     def _slot_of(self, iteration: int) -> Slot:
         if self._slot is None or iteration != self._iterations:

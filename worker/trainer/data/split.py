@@ -22,6 +22,10 @@ class Part:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def all_rows(self) -> Rows:
+        """The dataset's rows, ascending."""
+        return self.take(np.arange(len(self)))
+
     def take(self, indices: Rows) -> Rows:
         """The dataset's rows at these places (0 … len - 1) of the part."""
         if isinstance(self.rows, range):

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from worker.trainer.data.source import Arrays
+from worker.trainer.data.source import Arrays, Rows
 from worker.trainer.errors import DataError
 
 Moments = tuple[torch.Tensor, torch.Tensor]
@@ -27,13 +27,15 @@ class _Running:
         self._first: NDArray[np.float64] | None = None
         self._constant: NDArray[np.bool_] = np.ones((), dtype=bool)
 
-    def add(self, values: NDArray[np.float64]) -> None:
-        """`values` is (number, features) or (number,)."""
+    def add(self, values: NDArray[np.float64], times: Rows | None = None) -> None:
+        """`values` is (number, features) or (number,); each counts once, or so many `times`."""
         if self._first is None:
             self._first = values[0]
-        count, mean = len(values), values.mean(axis=0)
+        count = len(values) if times is None else int(times.sum())
+        mean = np.average(values, axis=0, weights=times)
         deviations = values - mean
-        squares = np.square(deviations, out=deviations).sum(axis=0)
+        each = np.square(deviations, out=deviations)
+        squares = each.sum(axis=0) if times is None else times @ each
         total = self._count + count
         gap = mean - self._mean
         self._squares = self._squares + squares + np.square(gap) * (self._count * count / total)
@@ -41,9 +43,11 @@ class _Running:
         self._constant = self._constant & (values == self._first).all(axis=0)
         self._count = total
 
-    def result(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """(mean, std); std is 1 where every value is the same."""
-        return self._mean, np.where(self._constant, 1.0, np.sqrt(self._squares / self._count))
+    def moments(self, name: str) -> Moments:
+        """(mean, std); std is 1 where every value is the same. DataError when not finite."""
+        std = np.where(self._constant, 1.0, np.sqrt(self._squares / self._count))
+        _require_finite(name, self._mean + std)
+        return torch.from_numpy(np.asarray(self._mean)), torch.from_numpy(np.asarray(std))
 
 
 def field_statistics(pieces: Iterable[Arrays], pooled: Collection[str]) -> dict[str, Moments]:
@@ -58,23 +62,33 @@ def field_statistics(pieces: Iterable[Arrays], pooled: Collection[str]) -> dict[
         for piece in pieces:
             for name, array in piece.items():
                 kept = running.setdefault(name, _Running())
-                for block in _blocks(array):
-                    kept.add(_table(block, pooled=name in pooled))
-    results = {name: kept.result() for name, kept in running.items()}
-    for name, (mean, std) in results.items():
-        _require_finite(name, mean + std)
-    return {
-        name: (torch.from_numpy(np.asarray(mean)), torch.from_numpy(np.asarray(std)))
-        for name, (mean, std) in results.items()
-    }
+                for rows in _blocks(array):
+                    kept.add(_table(array[rows], pooled=name in pooled))
+        return {name: kept.moments(name) for name, kept in running.items()}
 
 
-def _blocks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+def series_statistics(
+    name: str, pieces: Iterable[tuple[NDArray[Any], Rows]], *, pooled: bool
+) -> Moments:
+    """Those of a field of windows, by the series that they slide over: pieces of it, each with how
+    many windows hold each of its steps. Equal to those of the windows but for the last bits.
+    """
+    running = _Running()
+    with np.errstate(over="ignore", invalid="ignore"):  # shows in the result
+        for piece, held in pieces:
+            array, times = piece[held > 0], held[held > 0]
+            for rows in _blocks(array):
+                table = _table(array[rows], pooled=pooled)
+                running.add(table, times[rows].repeat(len(table) // len(times[rows])))
+        return running.moments(name)
+
+
+def _blocks(array: NDArray[Any]) -> Iterator[slice]:
     """The rows, so many at a time as BLOCK_BYTES hold."""
-    row_bytes = array[:1].size * np.dtype(np.float64).itemsize
+    row_bytes = max(1, array[:1].size) * np.dtype(np.float64).itemsize
     rows = max(1, BLOCK_BYTES // row_bytes)
     for start in range(0, len(array), rows):
-        yield array[start : start + rows]
+        yield slice(start, start + rows)
 
 
 def _table(array: NDArray[Any], *, pooled: bool) -> NDArray[np.float64]:

@@ -20,6 +20,26 @@ LEAST_PLACED_BYTES = 64 * 2**10
 HOST_PIECES = 2
 
 
+@dataclass(frozen=True)
+class SeriesWindows:
+    """Windows of one series in device memory, none of which is there by itself."""
+
+    every: Tensor
+    """(steps - length + 1, numbers of a window): views of the series that overlap."""
+    starts: Tensor
+    """int64: at which step each sample begins."""
+
+    @classmethod
+    def of(cls, series: Tensor, starts: Rows, length: int) -> "SeriesWindows":
+        """`series` is (steps, …); each window is `length` of them."""
+        numbers = series[0].numel()
+        every = series.as_strided((len(series) - length + 1, length * numbers), (numbers, 1))
+        return cls(every, torch.from_numpy(starts).to(series.device))
+
+    def gather(self, samples: Tensor | slice, out: Tensor) -> None:
+        torch.index_select(self.every, 0, self.starts[samples], out=out.view(len(out), -1))
+
+
 @dataclass
 class Slot:
     """Room for samples on the device, in the order in which they are asked for; or, where it is
@@ -29,22 +49,25 @@ class Slot:
     arrays: dict[str, Tensor]
     places: Tensor  # int64: in which row the sample at each position of the chunk lies
     arranged: bool = field(default=False, kw_only=True)
+    windows: dict[str, SeriesWindows] = field(default_factory=dict, kw_only=True)
+    """Arrays that are kept as a series."""
 
     def view(self, start: int, stop: int) -> dict[str, Tensor] | None:
         """The samples at positions [start, stop) where they lie; None if they lie scattered."""
-        if self.arranged:
+        if self.arranged or self.windows:
             return None
         return rows_of(self.arrays, start, stop)
 
     def gather(self, start: int, stop: int, out: Mapping[str, Tensor]) -> None:
         """Copy the samples at positions [start, stop) to the arrays of `out`, which are as long."""
-        if not self.arranged:
-            for name, array in self.arrays.items():
-                out[name].copy_(array[start:stop])
-            return
         places = self.places[start:stop]
         for name, array in self.arrays.items():
-            torch.index_select(array, 0, places, out=out[name])
+            if self.arranged:
+                torch.index_select(array, 0, places, out=out[name])
+            else:
+                out[name].copy_(array[start:stop])
+        for name, windows in self.windows.items():
+            windows.gather(places if self.arranged else slice(start, stop), out[name])
 
 
 class Transfer(Protocol):
