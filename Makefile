@@ -46,5 +46,5 @@ $(RUNTIME): pyproject.toml
 
 $(DEVELOPMENT): pyproject.toml
 	@echo "Installing Stoker and its development tools into .venv"
-	@.ci/install worker,samples,filters,postgres,test,dev
+	@.ci/install worker,samples,tables,filters,postgres,test,dev
 	@touch $(RUNTIME) $@

@@ -2,17 +2,16 @@
 
 import json
 import re
-import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from app.cli.connect import connect, read_settings
+from app.cli.conversion import convert
 from app.cli.failures import CommandFailed, ExitCode, StokerGroup
 from app.cli.output import JsonOption, ago, number, print_facts, print_json, print_table, size
+from app.cli.worker_module import run_worker_module
 
 if TYPE_CHECKING:
     from app.settings import Settings
@@ -20,11 +19,11 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 app = typer.Typer(cls=StokerGroup, no_args_is_help=True, help="Datasets.")
+app.command()(convert)
 
 # What the service takes as a name, for it stands in addresses and specs.
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 SAMPLES = {"weather": "worker.trainer.sample_weather"}
-INSPECTION_TIMEOUT_SECONDS = 300
 REGISTRATION_WAIT_SECONDS = 120.0
 
 
@@ -193,41 +192,6 @@ def ls(as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def convert(
-    path: Annotated[Path, typer.Argument(help="A file whose rows are overlapping windows.")],
-    out: Annotated[Path, typer.Argument(help="The file to write.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is there.")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Write windows that overlap as the series that they slide over: the same samples, far smaller.
-
-    Every sample stays the same to the last bit, and specs stay as they are. PATH is left alone.
-    """
-    if not path.is_file():
-        raise CommandFailed(f"There is no file {path}.")
-    if out.exists() and not force:
-        raise CommandFailed(f"{out} is there already; --force replaces it.")
-    if out.exists() and out.samefile(path):
-        raise CommandFailed("A file cannot be converted into itself; name another for OUT.")
-    made = json.loads(
-        run_worker_module("worker.trainer.convert", str(path), str(out), timeout_seconds=None)
-    )
-    if as_json:
-        print_json(made)
-        return
-    for name, series in made["series"].items():
-        typer.echo(
-            f"{name}: {number(series['samples'])} windows of {number(series['window_length'])} "
-            f"steps are a series of {number(series['steps'])}."
-        )
-    for name in made["left_out"]:
-        typer.secho(f"warning: {name} cannot be trained on and was left out.", err=True)
-    smaller = made["bytes_before"] / made["bytes"]
-    typer.echo(f"{out}: {size(made['bytes'])} for {size(made['bytes_before'])}, 1/{smaller:,.0f}.")
-    typer.echo(f"Then: stoker data register NAME {out}")
-
-
-@app.command()
 def forget(
     name: Annotated[str, typer.Argument(help="A registered dataset.")],
     as_json: JsonOption = False,
@@ -239,35 +203,3 @@ def forget(
         print_json({"forgotten": name})
     else:
         typer.echo(f"Dataset {name} is forgotten; its file stays where it is.")
-
-
-def run_worker_module(
-    module: str, *arguments: str, timeout_seconds: float | None = INSPECTION_TIMEOUT_SECONDS
-) -> str:
-    """Run a module of the worker as a child; returns its stdout, raises what it said on stderr."""
-    if find_spec("h5py") is None:
-        raise CommandFailed(
-            "This needs the worker extra, which is not installed here: pip install 'stoker[worker]'"
-        )
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", module, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=timeout_seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise CommandFailed(
-            f"{arguments[0]}: no answer after {timeout_seconds:g} s; the file may be "
-            "broken in a way that makes the HDF5 library loop."
-        ) from None
-    if done.returncode < 0:
-        raise CommandFailed(
-            f"{arguments[0]}: the reading process died of signal {-done.returncode}; the file is "
-            "probably broken."
-        )
-    if done.returncode != 0:
-        said = done.stderr.strip().splitlines()
-        raise CommandFailed(said[-1] if said else f"{module} ended with {done.returncode}.")
-    return done.stdout

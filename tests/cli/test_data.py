@@ -115,10 +115,29 @@ def test_windows_become_a_series_that_a_run_reads_the_same(cli, up):
     assert losses[0] == losses[1]
 
 
+def test_rows_of_a_csv_file_become_samples(cli, home, tmp_path):
+    path, out = tmp_path / "rows.csv", tmp_path / "rows.h5"
+    path.write_text("when,warmth\n" + "".join(f"noon,{number}\n" for number in range(20)))
+    given = "--window", "4", "--horizon", "2", "--target", "warmth"
+    answer = cli("data", "convert", str(path), str(out), *given)
+    assert answer.code == 0
+    assert answer.out.startswith("15 samples of 1 features, cut out of 20 rows.\n")
+    assert answer.err == "warning: when holds no numbers and is left out.\n"
+    again = cli("data", "convert", str(path), str(out), *given, "--force", "--json")
+    assert again.document["samples"] == 15
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (("none.h5", "out.h5"), "no file none.h5"),
+        (("rows.csv", "out.h5"), "samples by --window"),
+        (("rows.csv", "out.h5", "--window", "4"), "needs --horizon and --target"),
+        (("waves.h5", "out.h5", "--every", "2"), "go with --window"),
+        (
+            ("rows.csv", "out.h5", "--window", "4", "--horizon", "2", "--target", "b"),
+            "'b' is not there",
+        ),
         (("waves.h5", "there.h5"), "--force replaces it"),
         (("waves.h5", "waves.h5", "--force"), "into itself"),
         (("waves.h5", "out.h5"), "overlapping windows"),
@@ -132,6 +151,7 @@ def test_what_is_not_converted_is_told_and_left_alone(
     with h5py.File(tmp_path / "waves.h5", "w") as file:
         file["features"] = np.random.default_rng(0).normal(size=(50, 24, 3))
     (tmp_path / "there.h5").write_text("precious")
+    (tmp_path / "rows.csv").write_text("a\n1\n")
     before = {path.name: path.read_bytes() for path in tmp_path.glob("*.h5")}
     answer = cli("data", "convert", *arguments)
     assert answer.code == 5

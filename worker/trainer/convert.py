@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from worker.trainer.content import Overlap, overlap_of, row_bytes, same_bits, sampled_rows
 from worker.trainer.data.hdf5_file import HDF5_ERRORS, open_file, unusable_because, walk_links
-from worker.trainer.data.source import Rows
-from worker.trainer.data.window_files import LENGTH, SERIES, STARTS, is_windows
+from worker.trainer.data.source import Field, Rows
+from worker.trainer.data.window_files import LENGTH, SERIES, STARTS, is_windows, write_windows
 from worker.trainer.errors import DataError, TrainerError
 from worker.trainer.whole_file import whole_file
 
@@ -127,22 +127,11 @@ def arrays_of(file: h5py.File, path: Path) -> tuple[dict[str, h5py.Dataset], lis
 
 
 def _write_windows(target: h5py.File, name: str, array: h5py.Dataset, overlap: Overlap) -> None:
-    with tempfile.TemporaryFile(dir=Path(target.filename).parent) as file:
-        stretches = _Stretches(array, overlap, file)
-        starts = stretches.run()
-        group = target.create_group(name)
+    with tempfile.TemporaryFile(dir=Path(target.filename).parent) as steps:
+        starts = _Stretches(array, overlap, steps).run()
+        step = Field(tuple(array.shape[2:]), array.dtype)
+        group = write_windows(target, name, steps, step, starts, array.shape[1])
         group.attrs.update(array.attrs)
-        group.attrs[LENGTH] = array.shape[1]
-        group[STARTS] = starts
-        shape = (stretches.steps, *array.shape[2:])
-        series = group.create_dataset(SERIES, shape, array.dtype)
-        file.seek(0)
-        at_once = max(1, PIECE_BYTES // row_bytes(series))
-        for start in range(0, stretches.steps, at_once):
-            stop = min(start + at_once, stretches.steps)
-            steps = np.empty((stop - start, *shape[1:]), array.dtype)
-            file.readinto(steps.data)
-            series[start:stop] = steps
 
 
 def _copy(target: h5py.File, name: str, array: h5py.Dataset) -> None:

@@ -4,10 +4,11 @@ A group in place of an array, with the attribute `window_length`, holds the arra
 (steps, …) and `starts` (samples,), int64: sample i is `window_length` steps from starts[i] on.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import h5py
 import numpy as np
@@ -24,6 +25,7 @@ from worker.trainer.data.source import Field, Rows
 from worker.trainer.errors import DataError
 
 LENGTH, SERIES, STARTS = "window_length", "series", "starts"
+PIECE_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +142,24 @@ def read_windows(group: h5py.Group, name: str) -> Windows:
     if len(begins) and not 0 <= begins.min() <= begins.max() <= steps - int(length):
         raise _bad(name, f"has windows that reach beyond the {steps:,} steps of its series")
     return Windows(int(length), begins, steps, Field(tuple(series.shape[1:]), series.dtype))
+
+
+def write_windows(
+    file: h5py.File, name: str, steps: IO[bytes], step: Field, starts: Rows, length: int
+) -> h5py.Group:
+    """Write a group `name`: the bytes of `steps` as its series, one `step` behind another."""
+    count = steps.seek(0, os.SEEK_END) // step.sample_bytes
+    steps.seek(0)
+    group = file.create_group(name)
+    group.attrs[LENGTH] = length
+    group[STARTS] = starts
+    series = group.create_dataset(SERIES, (count, *step.shape), step.dtype)
+    at_once = max(1, PIECE_BYTES // step.sample_bytes)
+    for start in range(0, count, at_once):
+        piece = np.empty((min(at_once, count - start), *step.shape), step.dtype)
+        steps.readinto(piece.data)  # type: ignore[attr-defined]  # an open file has it
+        series[start : start + len(piece)] = piece
+    return group
 
 
 def _bad(name: str, what: str) -> DataError:
