@@ -21,11 +21,12 @@ from benchmarks import (
 from benchmarks.bench_service import bench_service
 from benchmarks.figures import Figure, as_json, print_table
 from benchmarks.loading import figures as loading_figures
+from benchmarks.loading import windows as windows_figures
 from benchmarks.training import figures as training_figures
 
 PARTS = (
-    "rules", "loading", "training", "checkpoint", "api", "stop", "restart", "script", "agent",
-    "claims", "demo",
+    "rules", "loading", "windows", "training", "checkpoint", "api", "stop", "restart", "script",
+    "agent", "claims", "demo",
 )  # fmt: skip
 
 
@@ -50,6 +51,8 @@ def measure(parts: tuple[str, ...]) -> list[Figure]:
         figures += rules_figures.measure()
     if "loading" in parts:
         figures += loading_figures.measure()
+    if "windows" in parts:
+        figures += windows_figures.measure()
     if "training" in parts:
         figures += training_figures.measure()
     if "checkpoint" in parts:

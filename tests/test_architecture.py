@@ -124,7 +124,10 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_used():
     extras = project["optional-dependencies"]
     declared = {
         canonicalize_name(Requirement(line).name)
-        for lines in (project["dependencies"], *map(extras.get, ("worker", "postgres", "filters", "tables")))
+        for lines in (
+            project["dependencies"],
+            *map(extras.get, ("worker", "postgres", "filters", "tables")),
+        )
         for line in lines
     }
     imported = {

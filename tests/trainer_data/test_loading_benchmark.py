@@ -3,14 +3,14 @@
 import psutil
 import pytest
 
-from benchmarks.loading import arms, figures
+from benchmarks.loading import arms, figures, rounds, windows
 from benchmarks.loading.files import write
 from benchmarks.loading.stoker import stoker
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_every_arm_brings_each_sample_once(tmp_path, shuffled, monkeypatch):
-    monkeypatch.setattr(figures, "ROUNDS", 1)
+    monkeypatch.setattr(rounds, "ROUNDS", 1)
     monkeypatch.setattr(figures, "WORKERS", (0, 1))
     file = write(tmp_path, "contiguous", samples=300, features=2)
     before = set(psutil.Process().children())
@@ -22,7 +22,7 @@ def test_every_arm_brings_each_sample_once(tmp_path, shuffled, monkeypatch):
 
 @pytest.mark.parametrize("layout", figures.PACKINGS)
 def test_packed_data_is_the_same(tmp_path, monkeypatch, layout):
-    monkeypatch.setattr(figures, "ROUNDS", 1)
+    monkeypatch.setattr(rounds, "ROUNDS", 1)
     assert figures._compressed(tmp_path, layout, (200, 2))
 
 
@@ -36,5 +36,16 @@ def test_an_arm_that_loses_or_repeats_samples_is_no_figure(tmp_path, brought):
         return (batches[place] for place in brought)
 
     with pytest.raises(RuntimeError, match="lazy did not bring"):
-        figures.epoch_of(file, arms.Arm("lazy", epoch), 0)
+        rounds.epoch_of(file, arms.Arm("lazy", epoch), 0)
     whole.close()
+
+
+def test_a_series_brings_what_its_windows_do_in_a_hundredth_of_the_room(monkeypatch):
+    for module, name, value in (
+        (rounds, "ROUNDS", 1), (windows, "ROUNDS", 1), (windows, "SAMPLES", 600),
+        (windows, "FEATURES", 16),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, value)
+    found = {figure.name: figure for figure in windows.measure()}
+    assert found["windows: bytes of the windows over those of the series"].holds
+    assert found["windows: first batch, with statistics: windows over series"].n == 1
