@@ -88,8 +88,9 @@ def resident(path: Path, part: Part, order: Order, batch_size=8, drop_last=False
 
 
 def streamed(
-    path: Path, part: Part, order: Order, batch_size=8, drop_last=False, chunk_samples=16
-) -> Streamed:
+    path: Path, part: Part, order: Order, batch_size=8, drop_last=False, chunk_samples=16,
+    first_samples=None,
+) -> Streamed:  # fmt: skip
     plan = BatchPlan(len(part), batch_size, drop_last)
-    chunks = ChunkPlan(opener(path), part, order, chunk_samples)
+    chunks = ChunkPlan(opener(path), part, order, chunk_samples, first_samples or chunk_samples)
     return Streamed(plan, chunks, HostTransfer(fields_of(path)))

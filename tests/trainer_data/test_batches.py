@@ -42,12 +42,13 @@ parts = st.one_of(
     batch_size=st.integers(1, 40),
     drop_last=st.booleans(),
     chunk_samples=st.integers(1, 130),
+    first_share=st.sampled_from([1, 3, 10]),
     resume_batch=st.integers(0, 3),
     least_placed=st.sampled_from([1, 2**20]),
 )
 def test_residency_and_chunk_size_never_change_the_batches(
     path, part, shuffle, group, block, seed, epoch, batch_size, drop_last, chunk_samples,
-    resume_batch, least_placed, monkeypatch,
+    first_share, resume_batch, least_placed, monkeypatch,
 ):  # fmt: skip
     monkeypatch.setattr(transfer, "LEAST_PLACED_BYTES", least_placed)
 
@@ -59,7 +60,8 @@ def test_residency_and_chunk_size_never_change_the_batches(
         expected = expected[: len(part) // batch_size * batch_size]
     start = min(resume_batch * batch_size, len(expected))
     whole = resident(path, part, order(), batch_size, drop_last)
-    chunked = streamed(path, part, order(), batch_size, drop_last, chunk_samples)
+    first = max(1, chunk_samples // first_share)
+    chunked = streamed(path, part, order(), batch_size, drop_last, chunk_samples, first)
     for batches in (whole, chunked):
         got = kept(batches.iterate(epoch, start))
         assert rows_of(got) == expected[start:]

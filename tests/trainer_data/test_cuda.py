@@ -50,7 +50,7 @@ def test_a_slot_is_not_overwritten_while_slow_kernels_read_it(tmp_path):
     path = write_arrays(tmp_path / "numbers.h5", samples=4_000)
     part, device = Part("numbers", range(4_000)), torch.device("cuda:0")
     order = Order(4_000, 0, "full")
-    chunks = ChunkPlan(opener(path), part, order, 50)
+    chunks = ChunkPlan(opener(path), part, order, 50, 50)
     plan = BatchPlan(4_000, 25, drop_last=False)
     batches = Streamed(plan, chunks, CudaTransfer(device, fields_of(path)))
     busy = torch.randn(2_000, 2_000, device=device)

@@ -181,3 +181,29 @@ def test_the_description_can_be_stored(open_numbers):
     )  # fmt: skip
     assert described["train_samples"] + described["validation_samples"] == 100
     assert described["data_bytes"] == 100 * described["sample_bytes"] == 8_800
+
+
+@pytest.mark.parametrize(
+    ("storage", "shuffle", "first_bytes", "is_small"),
+    [
+        ({}, "full", 100, True),
+        ({}, "full", 200, False),
+        ({}, "block", 100, True),
+        ({}, "none", 200, True),
+        ({"chunks": True, "compression": "gzip"}, "none", 100, True),
+        ({"chunks": True, "compression": "gzip"}, "full", 100, False),
+    ],
+)
+def test_a_first_chunk_is_small_where_that_costs_nothing(
+    tmp_path, unstopped, monkeypatch, storage, shuffle, first_bytes, is_small
+):
+    """Of packed rows that lie scattered, all would be unpacked for a few; and few are read soon."""
+    monkeypatch.setattr("worker.trainer.data.loader.FIRST_CHUNK_BYTES", first_bytes)
+    path = write_arrays(tmp_path / "a.h5", **storage)
+    loader = {"kind": "chunked", "residency": "stream", "shuffle": shuffle, "chunk_size": "4KiB"}
+    spec = make_spec({"loader": loader}, training={"batch_size": 5})
+    data = open_data(spec, {"numbers": entry(path)}, CPU, unstopped, GIB)
+    assert isinstance(data.train, Streamed)
+    assert (data.train._chunks.first_samples < data.train._chunks.chunk_samples) == is_small
+    assert sorted(rows_of(data.train.iterate(0))) == list(range(80))
+    data.close()

@@ -43,9 +43,55 @@ def reader_threads():
     return [thread for thread in threading.enumerate() if thread.name == "chunk-reader"]
 
 
-def stream_of(path, open_source, chunk_samples=10):
-    chunks = ChunkPlan(open_source, PART, Order(100, 0, "none"), chunk_samples)
+def stream_of(path, open_source, chunk_samples=10, first_samples=None):
+    chunks = ChunkPlan(
+        open_source, PART, Order(100, 0, "none"), chunk_samples, first_samples or chunk_samples
+    )
     return Streamed(BatchPlan(100, 4, drop_last=False), chunks, HostTransfer(fields_of(path)))
+
+
+class GatedSource:
+    """Reads as it should until `gated_read`, then waits to be let on."""
+
+    def __init__(self, path, gated_read):
+        self._source = opener(path)()
+        self._reads_left, self.gate = gated_read, threading.Event()
+        self.fields, self.num_samples = self._source.fields, self._source.num_samples
+        self.places_rows = self._source.places_rows
+        self.rows = []
+
+    def read(self, extents, out):
+        self._reads_left -= 1
+        if self._reads_left < 0:
+            self.gate.wait(60)
+        self.rows.append(sum(stop - start for start, stop, _ in extents))
+        self._source.read(extents, out)
+
+    def close(self):
+        self._source.close()
+
+
+@pytest.mark.parametrize(
+    ("chunk_samples", "slots", "sizes"),
+    [
+        (70, [68, 68], [4, 32, 64]),
+        (25, [24, 24], [4, 24, 24, 24, 24]),
+        (100, [12, 88], [12, 88]),
+        (130, [12, 88], [12, 88]),
+    ],
+)
+def test_the_first_batch_waits_for_a_small_chunk_alone(numbers, chunk_samples, slots, sizes):
+    source = GatedSource(numbers, 1)
+    batches = stream_of(numbers, lambda: source, chunk_samples, first_samples=3)
+    under_way = batches.iterate(0)
+    assert rows_of([next(under_way)]) == [0, 1, 2, 3]
+    assert source.rows == sizes[:1]
+    source.gate.set()
+    assert rows_of(under_way) == list(range(4, 100))
+    # Each has 8 times as many as the one before; what one chunk would hold comes in two.
+    assert source.rows == sizes
+    assert [len(slot.places) for slot in batches._slots] == slots
+    batches.close()
 
 
 def test_an_error_of_the_reader_surfaces_in_the_loop(numbers):

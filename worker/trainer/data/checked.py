@@ -37,6 +37,13 @@ class Checked:
         """The steps of the series that a field of windows is kept as."""
         return Hdf5Source(self.path, (f"{name}/{SERIES}",), self.stamp, self.layout)
 
+    @property
+    def reads_apart(self) -> bool:
+        """Whether rows that are far apart are read by themselves: none is packed with others."""
+        series = [f"{name}/{SERIES}" for name in self.windows]
+        plain = [name for name in self.fields if name not in self.windows]
+        return all(name in self.layout.direct for name in (*series, *plain))
+
     def saved_bytes(self, rows: Rows) -> int:
         """Of these samples, where windows stay the series that they slide over."""
         return sum(

@@ -13,15 +13,24 @@ from worker.trainer.data.source import OpenSource, Source
 from worker.trainer.data.split import Part
 from worker.trainer.data.transfer import Slot, Transfer, rows_of
 
+# While a chunk is used up the next is read: a model that takes samples at an eighth of the rate at
+# which they are read never waits for one.
+GROWTH = 8
+
 
 @dataclass(frozen=True)
 class ChunkPlan:
-    """What to read: `part` in `order`, at most `chunk_samples` at a time."""
+    """What to read: `part` in `order`, at most `chunk_samples` at a time.
+
+    `first_samples`: of an iteration's first chunk, so that its first batch need not wait for more;
+    each after it has GROWTH times as many as the one before, as far as its slot goes.
+    """
 
     open_source: OpenSource
     part: Part
     order: Order
     chunk_samples: int
+    first_samples: int
 
 
 @dataclass(frozen=True)
@@ -140,12 +149,13 @@ class ChunkReader:
             self._ready.put(error)
 
     def _read_all(self, source: Source) -> None:
-        plan, start = self._plan, self._start
+        plan, start, most = self._plan, self._start, self._plan.first_samples
         while start < self._stop:
             slot = self._free.get()
             if slot is None:
                 raise _Closed
-            stop = min(plan.order.chunk_stop(self._epoch, start, plan.chunk_samples), self._stop)
+            most = min(most, len(slot.places))
+            stop = min(plan.order.chunk_stop(self._epoch, start, most), self._stop)
             rows = plan.part.take(plan.order.rows(self._epoch, start, stop))
             for piece_bytes in self._transfer.load(source, rows, slot):
                 self._counters.bytes_read += piece_bytes
@@ -153,4 +163,4 @@ class ChunkReader:
                 if self._closing.is_set():
                     raise _Closed
             self._ready.put(_Chunk(slot, start, stop))
-            start = stop
+            start, most = stop, GROWTH * most

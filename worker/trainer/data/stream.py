@@ -1,12 +1,13 @@
 """Data larger than the device's memory: chunks take turns in two slots."""
 
+import math
 from collections.abc import Generator
 from dataclasses import replace
 
-from app.spec.residency import slots_for
+from app.spec.residency import SLOTS
 from worker.trainer.data.batch import Batch, BatchPlan
 from worker.trainer.data.counters import Counters
-from worker.trainer.data.reader import ChunkPlan, ChunkReader, Rooms
+from worker.trainer.data.reader import GROWTH, ChunkPlan, ChunkReader, Rooms
 from worker.trainer.data.transfer import Transfer
 
 
@@ -14,7 +15,7 @@ class Streamed:
     """Batches of one part, read in chunks by a thread while the chunk before is in use."""
 
     def __init__(self, plan: BatchPlan, chunks: ChunkPlan, transfer: Transfer) -> None:
-        """Takes the memory of both slots at once, of one where a chunk holds the whole part: what
+        """Takes the memory of both slots at once, of one where a chunk is the whole part: what
         does not fit fails here, not hours later at the first evaluation, and a slot is never made
         in inference mode, where the reader's thread could not write to it. An evaluation's slots
         so stay between evaluations: at most 2 × EVALUATION_CHUNK_BYTES (app.spec.residency) for
@@ -22,11 +23,10 @@ class Streamed:
         """
         self.plan = plan
         self.counters = Counters(queue_depth=0)
-        self._chunks = replace(chunks, chunk_samples=_of_whole_batches(chunks, plan))
+        self._chunks = replace(chunks, first_samples=_first_samples(chunks, plan))
         self._transfer = transfer
-        samples = min(self._chunks.chunk_samples, plan.num_samples)
-        count = slots_for(self._chunks.chunk_samples, plan.num_samples)
-        self._slots = [transfer.new_slot(samples, samples) for _ in range(count)]
+        sizes = _slot_samples(self._chunks, plan)
+        self._slots = [transfer.new_slot(samples, samples) for samples in sizes]
         self._batch = transfer.new_batch(min(plan.batch_size, plan.num_samples))
         self._reader: ChunkReader | None = None
 
@@ -58,11 +58,24 @@ class Streamed:
             self._reader = None
 
 
-def _of_whole_batches(chunks: ChunkPlan, plan: BatchPlan) -> int:
-    """Samples of a chunk such that no batch lies in two of them, and so has to be copied together;
-    under block shuffling chunks end where groups do.
+def _first_samples(chunks: ChunkPlan, plan: BatchPlan) -> int:
+    """Of the first chunk, in whole batches: what is left of a part that one chunk would hold comes
+    in the second.
     """
-    samples, batch = chunks.chunk_samples, plan.batch_size
-    if chunks.order.shuffle == "block" or not batch <= samples < plan.num_samples:
-        return samples
-    return samples // batch * batch
+    if chunks.first_samples >= min(chunks.chunk_samples, plan.num_samples):
+        return chunks.chunk_samples
+    least = 0 if chunks.chunk_samples < plan.num_samples else plan.num_samples / (1 + GROWTH)
+    batches = math.ceil(max(chunks.first_samples, least) / plan.batch_size)
+    return min(batches * plan.batch_size, chunks.chunk_samples)
+
+
+def _slot_samples(chunks: ChunkPlan, plan: BatchPlan) -> list[int]:
+    """Such that no batch lies in two chunks, and so has to be copied together; under block
+    shuffling chunks end where groups do.
+    """
+    samples, first, batch = chunks.chunk_samples, chunks.first_samples, plan.batch_size
+    if samples >= plan.num_samples:
+        return [n for n in (min(first, plan.num_samples), plan.num_samples - first) if n > 0]
+    if chunks.order.shuffle != "block" and batch <= samples:
+        samples -= samples % batch
+    return [samples] * SLOTS
