@@ -9,7 +9,7 @@ from benchmarks.figures import Figure
 from benchmarks.loading.files import LAYOUTS, DataFile, write
 from benchmarks.loading.peers import dataloader, naive_chunks
 from benchmarks.loading.probes import in_memory, load, memory_copy, raw_read
-from benchmarks.loading.rounds import in_turn, rates, ratio
+from benchmarks.loading.rounds import first_batches, in_turn, rates, ratio
 from benchmarks.loading.stoker import stoker
 
 # (samples, features): of 235 KiB each, as in the reference; of 23 KiB, as weather.
@@ -50,6 +50,7 @@ def _contiguous(file: DataFile, *, shuffled: bool) -> list[Figure]:
         arms.append(replace(stoker(file, "stream", "block"), name="stoker, stream of blocks"))
     rounds = in_turn(file, arms)
     figures = rates(title, rounds, COMMAND)
+    figures += first_batches(title, rounds, [ours, naive, *items, *batches], COMMAND)
     figures.append(ratio(title, rounds, ours, [probe], 0.85, COMMAND))
     # Without a bound where one would be above the rate at which memory is copied.
     figures.append(ratio(title, rounds, ours, [naive], 4.0 if shuffled else None, COMMAND))

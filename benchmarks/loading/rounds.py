@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from benchmarks.figures import Figure, figure_of
 from benchmarks.loading.arms import Arm
@@ -11,8 +12,16 @@ from benchmarks.loading.files import DataFile
 ROUNDS = 5
 GIB = 2**30
 
-Rounds = dict[str, list[float]]
-"""By arm, GiB a second."""
+
+class Epoch(NamedTuple):
+    """GiB a second of an epoch, and milliseconds to its first batch."""
+
+    rate: float
+    first_batch: float
+
+
+Rounds = dict[str, list[Epoch]]
+"""By arm."""
 
 
 def in_turn(
@@ -37,20 +46,35 @@ def in_turn(
     return rounds
 
 
-def epoch_of(file: DataFile, arm: Arm, number: int) -> float:
-    """Its rate, in GiB a second; each sample has to come once."""
+def epoch_of(file: DataFile, arm: Arm, number: int) -> Epoch:
+    """One epoch, of which each sample has to come once."""
     begin = time.perf_counter()
-    targets = [batch["targets"][:, 0].clone() for batch in arm.epoch(number)]
+    batches = iter(arm.epoch(number))
+    targets = [next(batches)["targets"][:, 0].clone()]
+    first = time.perf_counter() - begin
+    targets += [batch["targets"][:, 0].clone() for batch in batches]
     seconds = time.perf_counter() - begin
     found = sum(float(column.double().sum()) for column in targets)
     if sum(map(len, targets)) != file.samples or found != file.checksum:
         raise RuntimeError(f"{arm.name} did not bring each sample once")
-    return file.bytes / seconds / GIB
+    return Epoch(file.bytes / seconds / GIB, first * 1e3)
 
 
 def rates(title: str, rounds: Rounds, command: str) -> list[Figure]:
-    named = rounds.items()
-    return [figure_of(f"{title}: {name}", "GiB/s", values, command) for name, values in named]
+    return [
+        figure_of(f"{title}: {name}", "GiB/s", [epoch.rate for epoch in epochs], command)
+        for name, epochs in rounds.items()
+    ]
+
+
+def first_batches(title: str, rounds: Rounds, arms: Sequence[Arm], command: str) -> list[Figure]:
+    return [
+        figure_of(
+            f"{title}: first batch, {arm.name}",
+            *("ms", [epoch.first_batch for epoch in rounds[arm.name]], command),
+        )
+        for arm in arms
+    ]
 
 
 def ratio(
@@ -64,9 +88,9 @@ def ratio(
     """Of the rates within each round; of several others, that with the best median."""
 
     def median_rate(arm: Arm) -> float:
-        return statistics.median(rounds[arm.name])
+        return statistics.median(epoch.rate for epoch in rounds[arm.name])
 
     best = max(others, key=median_rate)
     pairs = zip(rounds[ours.name], rounds[best.name], strict=True)
-    ratios = [mine / other for mine, other in pairs]
+    ratios = [mine.rate / other.rate for mine, other in pairs]
     return figure_of(f"{title}: {ours.name} over {best.name}", "", ratios, command, bound)
