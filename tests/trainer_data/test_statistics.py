@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from worker.trainer.data.statistics import BLOCK_BYTES, field_statistics
+from worker.trainer.data.statistics import BLOCK_VALUES, field_statistics
 from worker.trainer.errors import DataError
 
 
@@ -38,6 +39,17 @@ def test_they_are_those_of_numpy(size, seed):
         assert mean.dtype == np.float64
 
 
+def test_they_do_not_depend_on_the_threads():
+    x = np.random.default_rng(0).normal(5, 2, (900, 50, 7)).astype(np.float32)
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        mean, std = field_statistics(in_pieces({"x": x}, 400), ())["x"]
+        found.append((mean.numpy().tobytes(), std.numpy().tobytes()))
+    torch.set_num_threads(before)
+    assert found[0] == found[1]
+
+
 def test_a_constant_feature_has_deviation_one():
     """Its computed deviation is not exactly 0, and dividing by that would blow it up."""
     x = np.full((101, 7, 2), 0.1, np.float32)
@@ -61,4 +73,4 @@ def test_a_piece_takes_only_a_little_more_while_it_is_counted():
     field_statistics([{"x": piece}], ())
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert most < 4 * BLOCK_BYTES
+    assert most < 3 * torch.get_num_threads() * BLOCK_VALUES * 8

@@ -1,7 +1,9 @@
 """Mean and deviation of fields, in one pass over pieces."""
 
-from collections.abc import Collection, Iterable, Iterator
-from typing import Any
+from collections.abc import Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,43 +13,87 @@ from worker.trainer.data.source import Arrays, Rows
 from worker.trainer.errors import DataError
 
 Moments = tuple[torch.Tensor, torch.Tensor]
+Floats = NDArray[np.float64]
 
-# Values in float64 at a time. Three arrays of this size are made on the way; of a whole piece they
-# would be up to 800 MiB, more than most trainings take.
-BLOCK_BYTES = 4 * 2**20
+# Values that a thread takes at a time: they stay in its core's cache, in float64.
+BLOCK_VALUES = 2**16
+# Columns that are added up side by side: with few at a time, a core would wait for each sum.
+SUMMED_AT_ONCE = 1024
+# In the result, which is looked at.
+_overflow_shows = partial(np.errstate, over="ignore", invalid="ignore")
+
+
+class _Part(NamedTuple):
+    """Of some values, less the first of all: how many, their mean, their squared deviations."""
+
+    number: int
+    mean: Floats
+    squares: Floats
 
 
 class _Running:
-    """Count, mean and sum of squared deviations per feature (Chan, Golub and LeVeque 1983)."""
+    """All values of a field so far, per feature (Chan, Golub and LeVeque 1983)."""
 
-    def __init__(self) -> None:
-        self._count = 0
-        self._mean: NDArray[np.float64] = np.zeros(())
-        self._squares: NDArray[np.float64] = np.zeros(())
-        self._first: NDArray[np.float64] | None = None
-        self._constant: NDArray[np.bool_] = np.ones((), dtype=bool)
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+        self._first: Floats | None = None
+        self._all = _Part(0, np.zeros(()), np.zeros(()))
 
-    def add(self, values: NDArray[np.float64], times: Rows | None = None) -> None:
-        """`values` is (number, features) or (number,); each counts once, or so many `times`."""
+    def add(self, table: NDArray[Any], times: Rows | None = None) -> None:
+        """`table` is (number, features) or (number,); each row counts once, or so many `times`."""
+        if not len(table):
+            return
         if self._first is None:
-            self._first = values[0]
-        count = len(values) if times is None else int(times.sum())
-        mean = np.average(values, axis=0, weights=times)
-        deviations = values - mean
-        each = np.square(deviations, out=deviations)
-        squares = each.sum(axis=0) if times is None else times @ each
-        total = self._count + count
-        gap = mean - self._mean
-        self._squares = self._squares + squares + np.square(gap) * (self._count * count / total)
-        self._mean = self._mean + gap * (count / total)
-        self._constant = self._constant & (values == self._first).all(axis=0)
-        self._count = total
+            self._first = table[0].astype(np.float64)
+        rows = max(1, BLOCK_VALUES // table[:1].size)
+        blocks = [slice(start, start + rows) for start in range(0, len(table), rows)]
+        # In their order, so that the result does not depend on the number of threads.
+        for part in self._pool.map(partial(_part_of, table, times, self._first), blocks):
+            self._all = _merged(self._all, part)
 
     def moments(self, name: str) -> Moments:
         """(mean, std); std is 1 where every value is the same. DataError when not finite."""
-        std = np.where(self._constant, 1.0, np.sqrt(self._squares / self._count))
-        _require_finite(name, self._mean + std)
-        return torch.from_numpy(np.asarray(self._mean)), torch.from_numpy(np.asarray(std))
+        assert self._first is not None  # noqa: S101 - a part has samples
+        mean, squares = self._first + self._all.mean, self._all.squares
+        std = np.where(squares == 0, 1.0, np.sqrt(squares / self._all.number))
+        _require_finite(name, mean + std)
+        return torch.from_numpy(np.asarray(mean)), torch.from_numpy(np.asarray(std))
+
+
+def _part_of(table: NDArray[Any], times: Rows | None, first: Floats, rows: slice) -> _Part:
+    with _overflow_shows():  # which each thread has to be told
+        # Less the first, so that what never changes is 0 and has no deviation.
+        values = np.subtract(table[rows], first, dtype=np.float64)
+        weights = None if times is None else times[rows]
+        count = len(values) if weights is None else int(weights.sum())
+        mean = _sum(values, weights) / count
+        values -= mean
+        np.square(values, out=values)
+        return _Part(count, mean, _sum(values, weights))
+
+
+def _sum(values: Floats, weights: Rows | None) -> Floats:
+    """Over the rows."""
+    if weights is not None:
+        return np.asarray(weights @ values)
+    if values.ndim == 1:
+        return np.asarray(values.sum())
+    features = values.shape[1]
+    beside = max(1, SUMMED_AT_ONCE // features)
+    even = len(values) // beside * beside
+    sums = values[:even].reshape(-1, beside * features).sum(axis=0).reshape(beside, features)
+    return np.asarray(sums.sum(axis=0) + values[even:].sum(axis=0))
+
+
+def _merged(one: _Part, other: _Part) -> _Part:
+    total = one.number + other.number
+    gap = other.mean - one.mean
+    squares = one.squares + other.squares + np.square(gap) * (one.number * other.number / total)
+    return _Part(total, one.mean + gap * (other.number / total), squares)
+
+
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="statistics")
 
 
 def field_statistics(pieces: Iterable[Arrays], pooled: Collection[str]) -> dict[str, Moments]:
@@ -58,12 +104,11 @@ def field_statistics(pieces: Iterable[Arrays], pooled: Collection[str]) -> dict[
     Raises DataError on NaN or infinity.
     """
     running: dict[str, _Running] = {}
-    with np.errstate(over="ignore", invalid="ignore"):  # shows in the result
+    with _threads() as pool, _overflow_shows():
         for piece in pieces:
             for name, array in piece.items():
-                kept = running.setdefault(name, _Running())
-                for rows in _blocks(array):
-                    kept.add(_table(array[rows], pooled=name in pooled))
+                kept = running.setdefault(name, _Running(pool))
+                kept.add(_table(array, pooled=name in pooled))
         return {name: kept.moments(name) for name, kept in running.items()}
 
 
@@ -73,28 +118,17 @@ def series_statistics(
     """Those of a field of windows, by the series that they slide over: pieces of it, each with how
     many windows hold each of its steps. Equal to those of the windows but for the last bits.
     """
-    running = _Running()
-    with np.errstate(over="ignore", invalid="ignore"):  # shows in the result
+    with _threads() as pool, _overflow_shows():
+        running = _Running(pool)
         for piece, held in pieces:
-            array, times = piece[held > 0], held[held > 0]
-            for rows in _blocks(array):
-                table = _table(array[rows], pooled=pooled)
-                running.add(table, times[rows].repeat(len(table) // len(times[rows])))
+            table, times = _table(piece[held > 0], pooled=pooled), held[held > 0]
+            running.add(table, times.repeat(len(table) // max(1, len(times))))
         return running.moments(name)
 
 
-def _blocks(array: NDArray[Any]) -> Iterator[slice]:
-    """The rows, so many at a time as BLOCK_BYTES hold."""
-    row_bytes = max(1, array[:1].size) * np.dtype(np.float64).itemsize
-    rows = max(1, BLOCK_BYTES // row_bytes)
-    for start in range(0, len(array), rows):
-        yield slice(start, start + rows)
-
-
-def _table(array: NDArray[Any], *, pooled: bool) -> NDArray[np.float64]:
-    """The values as float64, one row per value of each feature."""
-    flat = array.ravel() if pooled or array.ndim == 1 else array.reshape(-1, array.shape[-1])
-    return flat.astype(np.float64)
+def _table(array: NDArray[Any], *, pooled: bool) -> NDArray[Any]:
+    """One row per value of each feature."""
+    return array.ravel() if pooled or array.ndim == 1 else array.reshape(-1, array.shape[-1])
 
 
 def _require_finite(name: str, values: NDArray[np.float64]) -> None:
