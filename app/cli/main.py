@@ -9,6 +9,7 @@ import typer
 from app import __version__
 from app.cli import (
     actions,
+    bench,
     database,
     datasets,
     doctor,
@@ -67,6 +68,7 @@ TOPICS: dict[str, dict[str, Callable[..., None]]] = {
         "presets": presets.presets,
         "rules": rules.rules,
         "doctor": doctor.doctor,
+        "bench": bench.bench,
     },
 }
 GROUPS = {

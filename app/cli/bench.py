@@ -1,0 +1,41 @@
+"""`stoker bench`: runs the benchmarks, which are a part of the repository."""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import app
+from app.cli.failures import CommandFailed
+from app.cli.output import JsonOption
+
+
+def bench(
+    parts: Annotated[
+        list[str] | None, typer.Argument(metavar="[PART]...", help="What to measure; all, if none.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure this machine: what is asked for, what it reached. All of it takes half an hour."""
+    root = Path(app.__file__).parents[1]
+    if not (root / "benchmarks" / "__main__.py").is_file():
+        raise CommandFailed(
+            "The benchmarks are in Stoker's repository, and not in the installed package: clone "
+            "it, then `make bench` there."
+        )
+    with tempfile.NamedTemporaryFile(suffix=".json") as figures:
+        command = [sys.executable, "-P", "-m", "benchmarks", *(parts or ())]
+        if as_json:  # the table goes beside it
+            command += ["--json", figures.name]
+        done = subprocess.run(
+            command,
+            stdout=sys.stderr if as_json else None,
+            cwd=root,
+            check=False,
+        )
+        if as_json:
+            typer.echo(Path(figures.name).read_text(), nl=False)
+    raise typer.Exit(done.returncode)
