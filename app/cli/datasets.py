@@ -102,10 +102,29 @@ def _print_inspection(path: Path, document: Document) -> None:
         [(name, _shape(field), field["dtype"]) for name, field in fields.items()],
         "No fields that could be read.",
     )
+    _say_smaller(document)
     for warning in document.get("warnings") or []:
         typer.echo(f"warning: {_problem_text(warning)}", err=True)
     for problem in document.get("problems") or []:
         typer.secho(f"problem: {_problem_text(problem)}", err=True, fg=typer.colors.RED)
+
+
+def _say_smaller(document: Document) -> None:
+    """What `stoker data convert` would do for windows that are stored one by one."""
+    moved_on: dict[str, int] = (document.get("layout") or {}).get("window_steps") or {}
+    fields, samples = document.get("fields") or {}, document.get("samples") or 0
+    expanded = [name for name in moved_on if fields[name].get("series_steps") is None]
+    if not expanded:
+        return
+    lengths = {name: fields[name]["shape"][0] for name in expanded}
+    smaller = max(
+        samples * length / (samples * moved_on[name] + length - moved_on[name])
+        for name, length in lengths.items()
+    )
+    typer.echo(
+        f"{', '.join(expanded)}: windows that overlap. As the series that they slide over they "
+        f"take down to 1/{smaller:,.0f}: stoker data convert"
+    )
 
 
 def _shape(field: Document) -> str:
@@ -145,6 +164,7 @@ def register(
         if before not in (None, dataset["path"]):
             typer.echo(f"Dataset {name} was {before} until now; it is {dataset['path']}.")
         _say_outcome(dataset)
+        _say_smaller(dataset)
     if dataset["state"] == "invalid":
         raise typer.Exit(ExitCode.refused)
 

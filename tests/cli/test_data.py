@@ -98,8 +98,13 @@ def test_windows_become_a_series_that_a_run_reads_the_same(cli, up):
     assert "features: 373 windows of 24 steps are a series of 396.\n" in answer.out
     assert "stoker data register" in answer.out
     assert cli("data", "inspect", str(out)).out.count("24 × 3, kept as a series of 396") == 1
-    assert cli("data", "register", "slid", "slid.h5").code == 0
-    assert cli("data", "register", "slides", "slides.h5").code == 0
+    expanded = cli("data", "inspect", str(path)).out
+    assert "features, targets: windows that overlap. As the series" in expanded
+    assert "down to 1/23: stoker data convert\n" in expanded
+    quiet = cli("data", "register", "slid", "slid.h5")
+    assert (quiet.code, "windows that overlap" in quiet.out) == (0, False)
+    told = cli("data", "register", "slides", "slides.h5")
+    assert (told.code, "windows that overlap" in told.out) == (0, True)
     losses = []
     for name in ("slid", "slides"):
         spec = up / "slid.yaml"
