@@ -69,6 +69,8 @@ SUCCEED, RETRY, FREE_RETRY, FAIL = (
 )
 
 # Only reasons an attempt can end with; `*_requested` and `crash_loop` are chosen by `finish`.
+# Out of memory the ladder knows better: the next rung is a free retry, for each makes something
+# smaller, so that there are few; and where none is left another attempt would end the same.
 REASON_POLICY: dict[Reason, ReasonPolicy] = {
     Reason.completed: SUCCEED,
     Reason.early_stopped: SUCCEED,
@@ -132,14 +134,21 @@ TRANSITIONS: tuple[Transition, ...] = (
 
 
 def finish_target(
-    reason: Reason, intent: Intent, *, retries_used: int, max_retries: int, losses: int
+    reason: Reason,
+    intent: Intent,
+    *,
+    retries_used: int,
+    max_retries: int,
+    losses: int,
+    policy: ReasonPolicy | None = None,
 ) -> tuple[RunState, Reason]:
     """The state and reason of a run whose attempt ended with `reason` while `intent` held.
 
-    `losses` counts the attempts in a row, this one included, that saved no progress. The store
-    evaluates the same choice inside its UPDATE, so that an intent that arrives late is not lost.
+    `losses` counts the attempts in a row, this one included, that saved no progress. `policy`
+    takes the place of the reason's own. The store evaluates the same choice inside its UPDATE, so
+    that an intent that arrives late is not lost.
     """
-    policy = REASON_POLICY[reason]
+    policy = policy or REASON_POLICY[reason]
     if policy.outcome == "succeed":
         return RunState.succeeded, reason
     if intent in (Intent.stop, Intent.kill):

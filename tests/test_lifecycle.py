@@ -6,6 +6,8 @@ import pytest
 
 from app.lifecycle import (
     CRASH_LOOP_LOSSES,
+    FAIL,
+    FREE_RETRY,
     REASON_POLICY,
     TERMINAL,
     TRANSITIONS,
@@ -60,6 +62,20 @@ def test_losses_without_progress_are_a_crash_loop_unless_the_retry_is_free():
 
     assert target(Reason.crashed) == (RunState.failed, Reason.crash_loop)
     assert target(Reason.drained) == (RunState.queued, Reason.drained)
+
+
+def test_the_policy_that_is_given_takes_the_place_of_the_reasons_own():
+    """A rung of the memory ladder is tried, whatever the budget; past the last one nothing is."""
+
+    def target(policy, intent=Intent.run):
+        spent = {"retries_used": 3, "max_retries": 3, "losses": CRASH_LOOP_LOSSES}
+        return finish_target(Reason.host_oom, intent, policy=policy, **spent)
+
+    assert target(FREE_RETRY) == (RunState.queued, Reason.host_oom)
+    assert target(FREE_RETRY, Intent.pause)[0] is RunState.paused
+    assert target(FREE_RETRY, Intent.stop)[0] is RunState.stopped
+    assert target(FAIL) == (RunState.failed, Reason.host_oom)
+    assert target(None) == (RunState.failed, Reason.crash_loop)
 
 
 def test_a_pause_keeps_the_run_but_not_past_a_failure():

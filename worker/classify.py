@@ -124,11 +124,8 @@ def _died(seen: Evidence) -> Verdict:
     if code is None:
         return _launcher_died(seen)
     if code == -signal.SIGKILL and seen.oom_kills > 0:
-        return Verdict(
-            Reason.host_oom,
-            "The kernel killed the trainer because the host was out of memory; "
-            "a smaller chunk_size or fewer loader workers need less.",
-        )
+        told = "The kernel killed the trainer because the host was out of memory."
+        return Verdict(Reason.host_oom, told)
     if code == -signal.SIGKILL:
         return Verdict(Reason.killed, "The trainer was killed by SIGKILL, not by this worker.")
     if code == -signal.SIGTERM:

@@ -79,6 +79,7 @@ def attempt_document(
         "device": "cuda:0" if on_gpu else "cpu",  # the only GPU that the trainer can see
         "threads": threads_of(spec.runtime.threads, slots),
         "restore": restore,
+        "memory_rung": lease.memory_rung,
         "run_dir": str(run_dir(settings.artifact_root, lease.run_id)),
     }
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import structlog
 
+from app.spec.ladder import Use
 from app.store.records import Beat, MetricPoint, NewCheckpoint, NewEvent
 from worker.histogram import CHECKPOINT_DURATIONS, ITERATION_DURATIONS, Histogram
 
@@ -53,7 +54,9 @@ class Report:
     checkout: Document = field(default_factory=dict)  # what the trainer cannot know of its code
     progress: Document | None = None
     end: Document | None = None
+    phase: str | None = None
     station: str | None = None
+    memory_use: Use | None = None
     saved: int = 0
     losses: dict[str, float] = field(default_factory=dict)
     iterations: Histogram = ITERATION_DURATIONS
@@ -85,6 +88,10 @@ class Report:
 
     def _note(self, kind: str, event: Document) -> None:
         match kind:
+            case "phase":
+                self.phase = event["phase"]
+            case "memory":
+                self.memory_use = Use.from_json(event)
             case "progress":
                 self._progress(event)
             case "metrics":

@@ -16,6 +16,7 @@ from worker.checkpoints import beyond_retention, remove
 from worker.classify import Evidence, Verdict, classify, failed_here
 from worker.exporter import RunView
 from worker.host import oom_kills
+from worker.ladder import step_down
 from worker.launch.local import Launched
 from worker.preparation import NotFit, NotHere, parse_spec, run_dir
 from worker.report import Report
@@ -307,21 +308,24 @@ class Supervision:
             self.beat(now)
             if self.stage is Stage.over:
                 return
-        reason, message = self._verdict.reason, self._verdict.message
+        reason = self._verdict.reason
+        outcome = step_down(self._verdict, self._spec, self.lease.memory_rung, self._report)
         finish = Finish(
             reason=reason,
-            message=message,
+            message=outcome.message,
             exit_code=self._seen.returncode,
             final=self._report.beat(),
             made_progress=self._made_progress(reason),
             retry_delay_seconds=self._retry_delay_seconds(),
+            policy=outcome.policy,
+            next_rung=outcome.next_rung,
         )
         try:
             run = self._shop.store.leases.finish(self.lease.token, finish)
         except LeaseLost:
             log.warning("the lease has ended before this was told", run=self.lease.run_id)
         else:
-            log.info("run ended", run=run.id, state=run.state, reason=reason, message=message)
+            log.info("run ended", run=run.id, state=run.state, reason=reason, message=run.message)
         self._leave()
 
     def _made_progress(self, reason: Reason) -> bool:

@@ -226,7 +226,8 @@ def note_of(kind: str, data: Document) -> tuple[str, str] | None:
         case "restored":
             return f"{'restored':<12} from step {data['step']}", "dim"
         case "issue" | "warning" | "retry" | "verdict":
-            said = data.get("message") or _reason_text(data.get("reason"))
+            # Of a retry with less memory the change: the line before it says what ran out.
+            said = data.get("change") or data.get("message") or _reason_text(data.get("reason"))
             return f"{kind:<12} {said}", "yellow"
     return None
 

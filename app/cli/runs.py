@@ -116,12 +116,12 @@ def show(run_id: RunId, as_json: JsonOption = False) -> None:
     """Show one run."""
     with connect() as client:
         run = client.run(run_id)
-        memory = {} if as_json else client.spec(run_id)["memory"]
+        documents = {} if as_json else client.spec(run_id)
     if as_json:
         print_json(run)
         return
     typer.echo(f"Run {run['id']} {_named(run)}is {in_words(run['status'])}.")
-    print_facts(_facts(run, memory))
+    print_facts(_facts(run, documents))
     # Until its end a run has told no result, and a killed one never; but what was best so far.
     result = run.get("result") or {"best": (run.get("progress") or {}).get("best")}
     for name in ("best", "last", "test"):
@@ -129,7 +129,7 @@ def show(run_id: RunId, as_json: JsonOption = False) -> None:
             typer.echo(f"  {name:<10}  " + metric_line(values))
 
 
-def _facts(run: Document, memory: Document) -> list[tuple[str, object]]:
+def _facts(run: Document, documents: Document) -> list[tuple[str, object]]:
     progress = run.get("progress") or {}
     left = progress.get("eta_seconds") if run["state"] == "running" else None
     children = ", ".join(str(child) for child in run["child_ids"])
@@ -144,7 +144,8 @@ def _facts(run: Document, memory: Document) -> list[tuple[str, object]]:
         ("attempt", run["attempt"] or None),
         ("worker", run.get("worker")),
         ("devices", ", ".join(run.get("devices") or ())),
-        ("memory", _memory(memory)),
+        ("memory", _memory(documents["memory"])),
+        ("memory rung", _memory_rung(documents["applied"])),
         ("progress", _steps(progress) if progress else None),
         ("speed", _speed(run["state"], progress)),
         ("time left", duration(left) if left else None),
@@ -160,6 +161,21 @@ def _memory(memory: Document) -> str:
     told = (("planned_bytes", "planned"), ("measured_bytes", "at the peak"))
     listed = [f"{size(memory[name])} {words}" for name, words in told if memory[name] is not None]
     return f"{', '.join(listed)}, above the imports" if listed else ""
+
+
+def _memory_rung(applied: list[Document | None]) -> str | None:
+    """What the newest attempt makes smaller, since others before it ran out of memory."""
+    rung = (applied[-1] or {}).get("memory_rung") if applied else None
+    if rung is None:
+        return None
+    told = (
+        ("data_bytes", size, "at most {} of data at once"),
+        ("batch", number, "micro-batches of {}"),
+        ("evaluation_batch", number, "evaluation batches of {}"),
+        ("staging_bytes", size, "page-locked pieces of {}"),
+    )
+    listed = (words.format(text(rung[name])) for name, text, words in told if rung[name])
+    return f"{rung['number']}: {', '.join(listed)}"
 
 
 def _row(run: Document) -> tuple[object, ...]:

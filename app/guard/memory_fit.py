@@ -6,7 +6,7 @@ from typing import Any
 from app.guard.facts import Facts
 from app.guard.memory import MemoryPlan, memory_plan
 from app.spec.data import ChunkedLoader
-from app.spec.residency import MIB, SLOTS
+from app.spec.residency import LEAST_BATCHES_A_CHUNK, MIB, SLOTS
 from app.spec.run import RunSpec
 
 MOST_ACCUMULATION = 65_536  # as the schema has it
@@ -14,8 +14,6 @@ MOST_ACCUMULATION = 65_536  # as the schema has it
 MOST_PARTS = 32
 # Of what is free: the plan is right to about 15 %, and what is free changes until the claim.
 FILL = 0.85
-# Fewer samples in a chunk than this many batches would make the loop wait for the reader.
-LEAST_BATCHES_A_CHUNK = 4
 
 
 def fitting(spec: RunSpec, facts: Facts) -> dict[str, Any]:

@@ -47,7 +47,6 @@ UNAVAILABLE: tuple[Unavailable, ...] = (
     Unavailable("/runtime/compile/mode", _is("default", "max-autotune"), "steps run eagerly"),
     Unavailable("/runtime/cuda_graphs", _is("auto", "always"), "steps are launched one by one"),
     Unavailable("/runtime/activation_checkpointing", _given, "lower the batch size to save memory"),
-    Unavailable("/policy/on_oom", _is("ladder"), "a run out of memory fails with the figures"),
     Unavailable("/policy/on_nonfinite", _is("rollback"), "the run fails and keeps its checkpoint"),
     Unavailable("/policy/preemptible", _given, "runs are claimed by priority, none is preempted"),
     Unavailable("/init_from", _given, "restart a run to carry its weights on"),

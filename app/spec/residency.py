@@ -18,6 +18,8 @@ PIECE_BYTES = 32 * MIB
 AUTO_CHUNK_BYTES = GIB
 EVALUATION_CHUNK_BYTES = 256 * MIB
 SLOTS = 2
+# Fewer samples in a chunk than this many batches would make the loop wait for the reader.
+LEAST_BATCHES_A_CHUNK = 4
 PLACE_BYTES = 8  # of a sample's place in the order, beside the sample
 # Of what is free: for weights, optimizer, activations and libraries. How much those will take is
 # not known before the model is built, so this much is never given to data.

@@ -81,8 +81,8 @@ class Policy(SpecModel):
 
     max_retries: Annotated[int, Field(ge=0, le=1_000)] = 3
     """Automatic new attempts after a retryable failure; default 3."""
-    on_oom: Literal["fail", "ladder"] = "fail"
-    """What to do out of memory; ladder is not available yet. Default fail."""
+    on_oom: Literal["fail", "ladder"] = "ladder"
+    """Out of memory: fail, or go on with less data, then fewer samples, at once; default ladder."""
     on_nonfinite: Literal["fail", "rollback"] = "fail"
     """What to do on a loss that is not finite; rollback is not available yet. Default fail."""
     hang_timeout_seconds: Literal["auto"] | Annotated[float, Field(ge=5.0, le=604_800.0)] = "auto"

@@ -141,6 +141,17 @@ def _lower_carry(connection: Connection, run: Row[Any], others: Collection[str])
     connection.execute(update(runs).where(runs.c.id == run.id).values(carry=carry.as_json()))
 
 
+def _memory_rung(connection: Connection, run_id: int) -> Document | None:
+    """How far attempts that ran out of memory have come down; None: as the spec has it."""
+    last = (
+        select(attempts.c.next_rung)
+        .where(attempts.c.run_id == run_id, attempts.c.next_rung.is_not(None))
+        .order_by(attempts.c.number.desc())
+        .limit(1)
+    )
+    return connection.execute(last).scalar()
+
+
 def _lease(
     connection: Connection,
     run: Row[Any],
@@ -164,6 +175,7 @@ def _lease(
         restore_points=restore_points(connection, origin_of(connection, run.id)),
         max_retries=run.max_retries,
         beats=run.beat,
+        memory_rung=_memory_rung(connection, run.id),
         dataset=known.pop(run.dataset),
         extra_datasets=known,
     )

@@ -71,6 +71,8 @@ class Leases:
                 made_progress=literal(finish.made_progress),
                 exit_code=finish.exit_code,
                 retry_delay_seconds=finish.retry_delay_seconds,
+                policy=finish.policy,
+                next_rung=finish.next_rung,
             )
             end_attempt(connection, runs.c.lease_token == token, ending, now)
             return fetch(connection, run.id)

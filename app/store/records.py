@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from app.lifecycle import Intent, Reason, RunState
+from app.lifecycle import Intent, Reason, ReasonPolicy, RunState
 
 Document = dict[str, Any]
 T = TypeVar("T")
@@ -254,8 +254,22 @@ class Beat:
 
 
 @dataclass(frozen=True)
+class NextRung:
+    """What later attempts use in place of the spec's values, since memory ran out (`ran_out`: which
+    and how much); `sentence` says what is changed.
+    """
+
+    rung: Document
+    ran_out: Document
+    sentence: str
+
+
+@dataclass(frozen=True)
 class Finish:
-    """The end of an attempt. `made_progress`: it does not count towards a crash loop."""
+    """The end of an attempt. `made_progress`: it does not count towards a crash loop.
+
+    `policy`: in place of the reason's own.
+    """
 
     reason: Reason
     message: str
@@ -263,6 +277,8 @@ class Finish:
     final: Beat = field(default_factory=Beat)
     made_progress: bool = False
     retry_delay_seconds: float = 0.0
+    policy: ReasonPolicy | None = None
+    next_rung: NextRung | None = None
 
 
 @dataclass(frozen=True)
@@ -332,6 +348,7 @@ class Lease:
     """An agent's right to one attempt of a run; `token` is its fence, `beats` its next number.
 
     `restore_points`: from the parent on, as long as those before them have saved nothing.
+    `memory_rung`: of the attempts before that ran out of memory, the last one's `NextRung.rung`.
     """
 
     token: str
@@ -343,6 +360,7 @@ class Lease:
     restore_points: tuple[RestorePoint, ...]
     max_retries: int
     beats: int
+    memory_rung: Document | None
     dataset: DatasetRecord
     extra_datasets: Mapping[str, DatasetRecord]
 

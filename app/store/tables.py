@@ -237,6 +237,8 @@ attempts = _wide(
     Column("applied", Document),
     Column("environment", Document),
     Column("resumed_from_step", BigInteger),
+    # What those after it use in place of the spec's values, since this one ran out of memory.
+    Column("next_rung", Document),
     Column("saved_checkpoints", Integer, nullable=False),
     Column("log_bytes", BigInteger, nullable=False),
 )

@@ -21,9 +21,11 @@ from app.lifecycle import (
     REASON_POLICY,
     Intent,
     Reason,
+    ReasonPolicy,
     RunState,
     finish_target,
 )
+from app.store.records import NextRung
 from app.store.tables import TERMINAL_VALUES, attempts, events, runs
 from app.store.tallies import count_ended
 
@@ -79,6 +81,8 @@ class Ending:
     made_progress: ColumnElement[bool]
     exit_code: int | None
     retry_delay_seconds: float
+    policy: ReasonPolicy | None = None
+    next_rung: NextRung | None = None
 
 
 def end_attempt(
@@ -110,6 +114,7 @@ def end_attempt(
             message=ending.message,
             finished_at=now,
             exit_code=ending.exit_code,
+            next_rung=ending.next_rung and ending.next_rung.rung,
         )
     )
     return moved
@@ -131,14 +136,21 @@ def _record_retry(connection: Connection, moved: Row[Any], ending: Ending, now: 
         "retries_used": run.retries_used,
         "max_retries": run.max_retries,
     }
+    if (step := ending.next_rung) is not None:
+        data |= {
+            "message": f"{ending.message} {step.sentence}",
+            "change": step.sentence,
+            "ran_out": step.ran_out,
+            "memory_rung": step.rung,
+        }
     row = {"run_id": moved.id, "seq": run.last_event_seq, "t": now, "attempt": moved.attempt}
     connection.execute(insert(events), {**row, "kind": "retry", "data": data})
 
 
 def _values_after(ending: Ending, now: float) -> dict[str, Any]:
-    is_free = REASON_POLICY[ending.reason].free
+    is_free = (ending.policy or REASON_POLICY[ending.reason]).free
     losses = case((ending.made_progress, 0), else_=runs.c.losses + (0 if is_free else 1))
-    target, why = finish_cases(ending.reason, losses)
+    target, why = finish_cases(ending.reason, losses, ending.policy)
     is_queued = target == RunState.queued.value
     is_off = target.in_([RunState.queued.value, RunState.paused.value])
     is_loop = why == Reason.crash_loop.value
@@ -160,7 +172,7 @@ def _values_after(ending: Ending, now: float) -> dict[str, Any]:
 
 
 def finish_cases(
-    reason: Reason, losses: ColumnElement[int]
+    reason: Reason, losses: ColumnElement[int], policy: ReasonPolicy | None = None
 ) -> tuple[ColumnElement[str], ColumnElement[str]]:
     """`lifecycle.finish_target` as two SQL expressions, (state, reason), on a row of runs.
 
@@ -179,6 +191,7 @@ def finish_cases(
                     retries_used=0,
                     max_retries=1 if budget else 0,
                     losses=CRASH_LOOP_LOSSES if is_loop else 0,
+                    policy=policy,
                 )
                 when = and_(
                     runs.c.intent == intent.value,

@@ -201,6 +201,12 @@ def test_a_live_view_shows_no_steps_where_none_are_counted(monkeypatch, capsys):
             "damaged      step-6 is passed over: x is not as written",
         ),
         ("warning", {"code": "x", "message": "the disk is nearly full"}, "nearly full"),
+        ("retry", {"reason": "killed", "message": "It was killed."}, "retry        It was killed."),
+        (
+            "retry",
+            {"message": "Memory ran out. Rung 1: less.", "change": "Rung 1: less."},
+            "retry        Rung 1: less.",
+        ),
     ],
 )
 def test_what_happened_is_told(kind, data, words):

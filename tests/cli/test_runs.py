@@ -1,16 +1,17 @@
 """Commands about runs against a real API: what is printed, and how bad input ends."""
 
 import json
+from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import insert, update
 
 from app.client import StokerClient
 from app.settings import load_settings
 from app.store import open_store
 from app.store.checkpoints import add_checkpoints
 from app.store.records import NewCheckpoint
-from app.store.tables import runs
+from app.store.tables import attempts, runs
 from tests.cli.conftest import SPEC
 from tests.store.conftest import new_run
 
@@ -131,6 +132,31 @@ def test_show_tells_the_memory_as_far_as_it_is_known(cli, api, planned, measured
     store.close()
     facts = [fact.split(maxsplit=1) for fact in cli("show", str(run_id)).out.splitlines()]
     assert [fact[1] for fact in facts if fact[0] == "memory"] == ([line] if line else [])
+
+
+def test_show_tells_what_the_newest_attempt_makes_smaller(cli, api):
+    rung = {"number": 3, "data_bytes": 24 * 2**20, "batch": 32, "evaluation_batch": None,
+            "staging_bytes": None}  # fmt: skip
+    store = open_store(load_settings(home=api))
+    run_id = store.runs.create(new_run(dataset="waves"))[0].id
+
+    def shown(number: int, applied: dict[str, Any] | None) -> list[str]:
+        attempt = {
+            "run_id": run_id, "number": number, "worker": "agent", "state": "running",
+            "devices": [], "started_at": 1.0, "applied": applied, "saved_checkpoints": 0,
+            "log_bytes": 0,
+        }  # fmt: skip
+        with store.database.write() as connection:
+            connection.execute(insert(attempts), attempt)
+        lines = cli("show", str(run_id)).out.splitlines()
+        return [line.split(maxsplit=2)[2] for line in lines if line.startswith("  memory rung")]
+
+    assert shown(1, {"memory_rung": None}) == []
+    assert shown(2, {"memory_rung": rung}) == [
+        "3: at most 24.0 MiB of data at once, micro-batches of 32"
+    ]
+    assert shown(3, None) == []  # not yet known
+    store.close()
 
 
 def test_show_has_what_the_progress_says_also_of_a_run_that_told_no_result(cli, api):

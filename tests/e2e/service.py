@@ -52,10 +52,10 @@ class Service:
         eventually(lambda: self._alive(), "the API answers")
         return api
 
-    def start_agent(self) -> subprocess.Popen[bytes]:
-        """Start an agent; returns when it is registered."""
+    def start_agent(self, *program: str) -> subprocess.Popen[bytes]:
+        """Start an agent, the product's or another program; returns when it is registered."""
         known = self._alive_workers()
-        agent = self._start("agent", ["-m", "worker"])
+        agent = self._start("agent", list(program) or ["-m", "worker"])
         eventually(lambda: self._alive_workers() - known, "the agent registers")
         return agent
 

@@ -60,7 +60,7 @@ CONTRACT = {
         "monitor": "val_loss", "mode": "min",
     },
     "policy": {
-        "max_retries": 3, "on_oom": "fail", "on_nonfinite": "fail",
+        "max_retries": 3, "on_oom": "ladder", "on_nonfinite": "fail",
         "hang_timeout_seconds": "auto", "max_duration_seconds": None, "preemptible": False,
     },
     "init_from": None,

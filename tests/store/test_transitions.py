@@ -10,7 +10,11 @@ from sqlalchemy.exc import IntegrityError, InternalError
 from app.errors import ActionNotAllowed
 from app.lifecycle import (
     CRASH_LOOP_LOSSES,
+    FAIL,
+    FREE_RETRY,
     REASON_POLICY,
+    RETRY,
+    SUCCEED,
     TERMINAL,
     TRANSITIONS,
     Intent,
@@ -25,14 +29,21 @@ from app.store.transitions import finish_cases
 
 from .conftest import World
 
+POLICIES = (SUCCEED, RETRY, FREE_RETRY, FAIL)
+
 
 def test_the_statement_chooses_exactly_what_the_table_says(world: World) -> None:
-    """Every reason × intent × budget × losses, the count of losses as a column and as a case."""
+    """Every reason × intent × budget × losses, the count of losses as a column and as a case; also
+    with a policy in place of the reason's own.
+    """
     run = world.submit()
     combinations = list(
         product(Intent, (0, 3), (0, 3), (0, CRASH_LOOP_LOSSES - 1, CRASH_LOOP_LOSSES, 9))
     )
-    cases = [case for reason in REASON_POLICY for case in finish_cases(reason, runs.c.losses)]
+    ends = [*((reason, None) for reason in REASON_POLICY), *product([Reason.host_oom], POLICIES)]
+    cases = [
+        case for reason, policy in ends for case in finish_cases(reason, runs.c.losses, policy)
+    ]
     chosen = select(*[case.label(f"c{i}") for i, case in enumerate(cases)])
     with world.store.database.write() as connection:
         for intent, used, most, losses in combinations:
@@ -43,9 +54,14 @@ def test_the_statement_chooses_exactly_what_the_table_says(world: World) -> None
             )
             expected = [
                 value
-                for reason in REASON_POLICY
+                for reason, policy in ends
                 for value in finish_target(
-                    reason, intent, retries_used=used, max_retries=most, losses=losses
+                    reason,
+                    intent,
+                    retries_used=used,
+                    max_retries=most,
+                    losses=losses,
+                    policy=policy,
                 )
             ]
             row = connection.execute(chosen).one()

@@ -11,6 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from app.spec.ladder import NO_RUNG, Rung
 from worker.trainer import disk
 from worker.trainer.data.fingerprint import fingerprint
 from worker.trainer.eventlog import EventLog
@@ -166,6 +167,7 @@ class Lab:
         restore: list[dict[str, Any]] | None = None,
         threads: int = 1,
         device: str = "cpu",
+        rung: Rung = NO_RUNG,
     ) -> Path:
         """The next attempt of a run (a new run by default), restoring its own checkpoints."""
         run_dir = run_dir or self.new_run()
@@ -181,6 +183,7 @@ class Lab:
             "threads": threads,
             "restore": own_checkpoints(run_dir) if restore is None else restore,
             "run_dir": str(run_dir),
+            "memory_rung": rung.as_json(),
             "keep": [],
         }
         (folder / "spec.json").write_text(json.dumps(document))
@@ -207,8 +210,9 @@ class Lab:
         patch: dict[str, Any] | None = None,
         restore: list[dict[str, Any]] | None = None,
         stop: StopFlag | None = None,
+        rung: Rung = NO_RUNG,
     ) -> Outcome:
-        return self.execute(self.prepare(run_dir, patch, restore), stop)
+        return self.execute(self.prepare(run_dir, patch, restore, rung=rung), stop)
 
 
 # One that stands by imports at idle priority, and on busy cores that is for minutes. As on a host

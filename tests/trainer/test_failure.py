@@ -3,8 +3,13 @@
 import errno
 import json
 import re
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -13,6 +18,7 @@ from tests.trainer.lab import Lab, read_events, read_pulse, start_trainer
 from worker.trainer.build import choose_precision, open_device
 from worker.trainer.errors import DataError, SpecMismatch, TrainerError
 from worker.trainer.failure import explain
+from worker.trainer.out_of_memory import out_of_memory
 
 
 def cpu_allocation_error() -> RuntimeError:
@@ -24,25 +30,26 @@ def cpu_allocation_error() -> RuntimeError:
 @pytest.mark.parametrize(
     ("error", "reason", "told"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory"), Reason.device_oom, "training.batch_size"),
-        (torch.AcceleratorError("CUDA error: out of memory"), Reason.device_oom, "batch_size"),
+        (torch.OutOfMemoryError("CUDA out of memory"), Reason.device_oom, "GPU ran out of memory"),
+        (torch.AcceleratorError("CUDA error: out of memory"), Reason.device_oom, "while training."),
         (
             RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"),
             Reason.device_oom,
-            "batch_size",
+            "GPU ran out",
         ),
-        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), Reason.device_oom, "batch_size"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), Reason.device_oom, "GPU ran out"),
         (
             RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
             Reason.device_oom,
-            "batch_size",
+            "GPU ran out",
         ),
         (
             RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"),
             Reason.host_oom,
-            "batch_size",
+            "host ran out",
         ),
-        (MemoryError(), Reason.host_oom, "training.batch_size"),
+        (MemoryError(), Reason.host_oom, "host ran out of memory while training"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), Reason.host_oom, "host ran out"),
         (torch.AcceleratorError("CUDA error: an illegal address"), Reason.gpu_fault, "dmesg"),
         (RuntimeError("cuDNN error: EXECUTION_FAILED\nmore"), Reason.gpu_fault, "cuDNN error"),
         (OSError(errno.ENOSPC, "No space", "/a"), Reason.disk_full, "Free space"),
@@ -62,6 +69,66 @@ def test_a_failed_allocation_on_the_host_is_told_from_other_errors() -> None:
     reason, message = explain(cpu_allocation_error(), "building")
     assert reason is Reason.host_oom
     assert "while building" in message
+
+
+CUDA_TOLD = (
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.10 GiB of "
+    "which 1.25 GiB is free. Including non-PyTorch memory, this process has 77.8 GiB memory in use."
+)
+
+
+def numpy_error() -> MemoryError:
+    with pytest.raises(MemoryError) as caught:
+        np.empty(2**60, dtype=np.uint8)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("make", "wanted", "free"),
+    [
+        (lambda: torch.OutOfMemoryError(CUDA_TOLD), 5 * 2**29, 5 * 2**28),
+        (cpu_allocation_error, 2**60, None),
+        (numpy_error, 2**60, None),
+        (MemoryError, None, None),
+    ],
+)
+def test_how_much_was_wanted_and_how_much_was_free_is_told(
+    make: Callable[[], Exception], wanted: int | None, free: int | None
+) -> None:
+    found = out_of_memory(make(), "training")
+    assert found is not None
+    assert found.wanted_bytes == wanted
+    if free is not None:
+        assert found.free_bytes == free
+        assert found.message.endswith(": 2.50 GiB were asked for, 1.25 GiB were free.")
+    else:
+        assert found.free_bytes is not None  # the host's
+
+
+@pytest.mark.parametrize(
+    "told", ["could not execute a primitive", "could not create a primitive", "start new thread"]
+)
+def test_what_may_have_other_causes_is_memory_only_where_little_is_left(told: str) -> None:
+    error = RuntimeError(f"{told}")
+    with host_memory_left(2**40):
+        assert out_of_memory(error, "training") is None
+    with host_memory_left(2**28):
+        found = out_of_memory(error, "training")
+    assert found is not None
+    assert found.free_bytes is not None
+    assert found.free_bytes <= 2**28
+
+
+@contextmanager
+def host_memory_left(most: int) -> Iterator[None]:
+    """As `ulimit -d` in the shell that started this process."""
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = psutil.Process().memory_info().data + most
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 def test_a_checkpoint_that_cannot_be_written_is_its_own_reason() -> None:

@@ -132,7 +132,7 @@ def test_the_pulse_moves_with_every_piece_of_a_load(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.trainer.data.transfer.PIECE_BYTES", 800)  # five samples
-    monkeypatch.setattr("worker.trainer.data.transfer.HOST_PIECES", 2)
+    monkeypatch.setattr("worker.trainer.data.transfer.HOST_PIECE_BYTES", 1_600)
     stop = StopAtPoll(1 + 5 + 2 + 1 + 2)  # restoring, the three parts, some of the statistics
     outcome = lab.run(stop=stop)
     pulse = read_pulse(outcome.folder / "pulse")

@@ -82,15 +82,17 @@ def preparing(folder: Path) -> Preparing:
     return Preparing(Pulse(folder / "pulse"), StopFlag())
 
 
-def resident(path: Path, part: Part, order: Order, batch_size=8, drop_last=False) -> Resident:
-    plan = BatchPlan(len(part), batch_size, drop_last)
+def resident(
+    path: Path, part: Part, order: Order, batch_size=8, drop_last=False, most_at_once=None
+) -> Resident:
+    plan = BatchPlan(len(part), batch_size, drop_last, most_at_once)
     return Resident(plan, order, part, opener(path), HostTransfer, preparing(path.parent))
 
 
 def streamed(
-    path: Path, part: Part, order: Order, batch_size=8, drop_last=False, chunk_samples=16,
-    first_samples=None,
+    path: Path, part: Part, order: Order, batch_size=8, drop_last=False, most_at_once=None,
+    chunk_samples=16, first_samples=None,
 ) -> Streamed:  # fmt: skip
-    plan = BatchPlan(len(part), batch_size, drop_last)
+    plan = BatchPlan(len(part), batch_size, drop_last, most_at_once)
     chunks = ChunkPlan(opener(path), part, order, chunk_samples, first_samples or chunk_samples)
     return Streamed(plan, chunks, HostTransfer(fields_of(path)))

@@ -41,14 +41,15 @@ parts = st.one_of(
     epoch=st.integers(0, 5),
     batch_size=st.integers(1, 40),
     drop_last=st.booleans(),
+    most_at_once=st.none() | st.integers(1, 40),
     chunk_samples=st.integers(1, 130),
     first_share=st.sampled_from([1, 3, 10]),
-    resume_batch=st.integers(0, 3),
+    resume_at=st.integers(0, 6),
     least_placed=st.sampled_from([1, 2**20]),
 )
 def test_residency_and_chunk_size_never_change_the_batches(
-    path, part, shuffle, group, block, seed, epoch, batch_size, drop_last, chunk_samples,
-    first_share, resume_batch, least_placed, monkeypatch,
+    path, part, shuffle, group, block, seed, epoch, batch_size, drop_last, most_at_once,
+    chunk_samples, first_share, resume_at, least_placed, monkeypatch,
 ):  # fmt: skip
     monkeypatch.setattr(transfer, "LEAST_PLACED_BYTES", least_placed)
 
@@ -58,17 +59,23 @@ def test_residency_and_chunk_size_never_change_the_batches(
     expected = part.take(order().rows(epoch, 0, len(part))).tolist()
     if drop_last:
         expected = expected[: len(part) // batch_size * batch_size]
-    start = min(resume_batch * batch_size, len(expected))
-    whole = resident(path, part, order(), batch_size, drop_last)
+    # Batches begin at the multiples of their size, micro-batches so at the beginning of a batch.
+    borders = sorted({
+        min(first + place, len(expected))
+        for first in range(0, len(expected) + 1, batch_size)
+        for place in range(0, batch_size, most_at_once or batch_size)
+    } | {len(expected)})  # fmt: skip
+    start = borders[min(resume_at, len(borders) - 1)]
+    sizes = (batch_size, drop_last, most_at_once)
+    whole = resident(path, part, order(), *sizes)
     first = max(1, chunk_samples // first_share)
-    chunked = streamed(path, part, order(), batch_size, drop_last, chunk_samples, first)
+    chunked = streamed(path, part, order(), *sizes, chunk_samples, first)
     for batches in (whole, chunked):
         got = kept(batches.iterate(epoch, start))
         assert rows_of(got) == expected[start:]
-        assert [batch.size for batch in got[:-1]] == [batch_size] * max(0, len(got) - 1)
-        ends = [min(p + batch_size, len(expected)) for p in range(start, len(expected), batch_size)]
-        assert [batch.position_after for batch in got] == ends
+        assert [batch.position_after for batch in got] == [end for end in borders if end > start]
         assert batches.plan.num_batches == -(-len(expected) // batch_size)
+        assert batches.plan.num_micro_batches(len(expected)) == len(borders) - 1
         batches.close()
 
 

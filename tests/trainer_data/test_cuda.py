@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 
+from app.spec.ladder import NO_RUNG, Rung
 from tests.trainer_data.factories import (
     entry,
     fields_of,
@@ -30,14 +31,15 @@ pytestmark = [
 ]
 
 
+@pytest.mark.parametrize("rung", [NO_RUNG, Rung(1, staging_bytes=8_000)])
 @pytest.mark.parametrize("residency", ["resident", "stream"])
-def test_batches_are_those_of_the_host(tmp_path, unstopped, residency):
+def test_batches_are_those_of_the_host(tmp_path, unstopped, residency, rung):
     datasets = {"numbers": entry(write_arrays(tmp_path / "numbers.h5", samples=5_000))}
     loader = {"kind": "chunked", "residency": residency, "chunk_size": "64KiB"}
     spec = make_spec({"loader": loader | {"shuffle": "block", "shuffle_group": 512}})
     seen = []
     for device in ("cpu", "cuda:0"):
-        data = open_data(spec, datasets, torch.device(device), unstopped)
+        data = open_data(spec, datasets, torch.device(device), unstopped, rung=rung)
         parts = [part for part in (data.train, data.validation) if part]
         seen.append([rows_of(part.iterate(1)) for part in parts])
         assert (data.counters.copy_seconds is None) is (device == "cpu")

@@ -1,5 +1,6 @@
 """Arrays read by offset: which are, which are left to HDF5, and that both give the same bytes."""
 
+import errno
 import os
 import threading
 from contextlib import closing
@@ -177,3 +178,16 @@ def test_a_disk_that_fails_is_a_sentence(tmp_path, monkeypatch):
         monkeypatch.setattr(os, "preadv", fail)
         with pytest.raises(DataError, match=r"Rows 5 to 10 of .* cannot be read .*Input/output"):
             source.read([Extent(5, 10, 0)], {"x": np.empty((5, 10))})
+
+
+def test_a_read_that_gets_no_memory_does_not_blame_the_file(tmp_path, monkeypatch):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.zeros((20, 3))
+
+    def refuse(*_):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    with closing(Hdf5Source(tmp_path / "a.h5", ["x"])) as source:
+        monkeypatch.setattr(os, "preadv", refuse)
+        with pytest.raises(OSError, match="Cannot allocate memory"):
+            source.read([Extent(0, 20, 0)], {"x": np.empty((20, 3))})

@@ -2,7 +2,8 @@
 
 Script (JSON): steps; pace (seconds a step); save_every (steps); on_stop: save | ignore;
 at: {step: what} with what = crash | segfault | kill | hang | daemon | silent_exit | linger.
-Each happens once in a run: a file in the run's folder remembers it.
+Each happens once in a run: a file in the run's folder remembers it. memory: {fits_on, data_bytes,
+batch} has its second step run out of device memory until the attempt stands on that rung.
 
 With --standby it waits for its folder first, as the real one does.
 """
@@ -52,6 +53,7 @@ class FakeTrainer:
         self.emit(
             "applied", applied={"threads": self.document["threads"]}, environment={"python": "3"}
         )
+        self.tell_memory()
         self.restore()
         self.emit("phase", phase="training")
         for step in range(self.step + 1, self.script.get("steps", 10) + 1):
@@ -59,6 +61,7 @@ class FakeTrainer:
             time.sleep(self.script.get("pace", 0.005))
             self.beat()
             self.report()
+            self.run_out()
             self.surprise(self.script.get("at", {}).get(str(step)))
             if step % self.script.get("save_every", 5) == 0:
                 self.save()
@@ -68,6 +71,25 @@ class FakeTrainer:
                 return
         self.save()
         self.end("completed", "All steps are done.")
+
+    def tell_memory(self):
+        if "memory" in self.script:
+            script, rung = self.script["memory"], self.document.get("memory_rung") or {}
+            self.emit(
+                "memory", device="cuda", residency="stream", sample_bytes=1000, parts=2,
+                data_bytes=rung.get("data_bytes") or script["data_bytes"],
+                batch=rung.get("batch") or script["batch"],
+                evaluation_batch=rung.get("evaluation_batch") or script["batch"], staging_bytes=0,
+            )  # fmt: skip
+
+    def run_out(self):
+        rung = (self.document.get("memory_rung") or {"number": 0})["number"]
+        if self.step == 2 and rung < self.script.get("memory", {}).get("fits_on", 0):
+            self.emit(
+                "end", reason="device_oom", message="The GPU ran out of memory while training.",
+                step=None, result=None, memory={"wanted_bytes": 2**30, "free_bytes": 2**29},
+            )  # fmt: skip
+            sys.exit(1)
 
     def restore(self):
         for candidate in self.document["restore"]:

@@ -7,9 +7,11 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from app.lifecycle import Reason
 from app.loading import unsearched
+from worker.trainer.errors import OutOfMemory
 from worker.trainer.eventlog import EventLog
 from worker.trainer.pulse import Pulse
 from worker.trainer.standby import wait_for_attempt
@@ -40,6 +42,10 @@ def main(folder: Path) -> int:
         return _fail(events, Reason.trainer_error, " ".join(told.split()))
     try:
         end = execute(folder, stop, events, pulse)
+    except OutOfMemory as error:
+        logging.exception("memory ran out while %s", pulse.phase)
+        figures = {"wanted_bytes": error.wanted_bytes, "free_bytes": error.free_bytes}
+        return _fail(events, error.reason, error.message, memory=figures)
     except Exception as error:
         logging.exception("the attempt failed while %s", pulse.phase)
         return _fail(events, *explain(error, pulse.phase))
@@ -48,9 +54,9 @@ def main(folder: Path) -> int:
     return 0
 
 
-def _fail(events: EventLog, reason: Reason, message: str) -> int:
+def _fail(events: EventLog, reason: Reason, message: str, **more: Any) -> int:
     try:
-        events.emit("end", reason=reason, message=message, result=None, step=None)
+        events.emit("end", reason=reason, message=message, result=None, step=None, **more)
     except OSError:  # a full disk: the log and the exit code still tell
         logging.exception("the end could not be told: %s", message)
     return 1

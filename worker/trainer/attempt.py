@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import ValidationError
 
 from app.lifecycle import Reason
+from app.spec.ladder import Rung
 from app.spec.run import RunSpec
 from worker.trainer.errors import TrainerError
 
@@ -24,7 +25,9 @@ class RestoreCandidate:
 
 @dataclass(frozen=True)
 class Attempt:
-    """`restore` has the newest candidate first; `device` is cpu or cuda:N."""
+    """`restore` has the newest candidate first; `device` is cpu or cuda:N; `rung` bounds what the
+    attempt takes of memory, since others before it ran out.
+    """
 
     folder: Path
     run_dir: Path
@@ -35,6 +38,7 @@ class Attempt:
     device: str
     threads: int
     restore: tuple[RestoreCandidate, ...]
+    rung: Rung
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -54,6 +58,7 @@ class Attempt:
                     RestoreCandidate(Path(entry["path"]), entry["carry"], entry["own"])
                     for entry in document.get("restore", ())
                 ),
+                rung=Rung.from_json(document.get("memory_rung")),
             )
         except ValidationError as error:
             problems = "; ".join(

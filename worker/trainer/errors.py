@@ -26,6 +26,21 @@ class DatasetChanged(TrainerError):
         super().__init__(Reason.dataset_changed, message)
 
 
+class OutOfMemory(TrainerError):
+    """Memory of the device or of the host ran out; None: how much is not known."""
+
+    def __init__(
+        self,
+        reason: Reason,
+        message: str,
+        wanted_bytes: int | None = None,
+        free_bytes: int | None = None,
+    ) -> None:
+        super().__init__(reason, message)
+        self.wanted_bytes = wanted_bytes
+        self.free_bytes = free_bytes
+
+
 class SpecMismatch(TrainerError):
     """The spec asks for what this dataset, device or version cannot give."""
 

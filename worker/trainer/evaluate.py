@@ -56,10 +56,13 @@ def measure(
     trainer: Trainer, part: Batches, phase: str, max_batches: int | None = None
 ) -> Scores | None:
     """Loss and metrics over a part, every sample weighing the same; None when stopped."""
-    num_batches = min(part.plan.num_batches, max_batches or part.plan.num_batches)
-    log = trainer.log
-    with log.within(phase, num_batches), log.clock.part("eval"), trainer.step.evaluating():
-        means = _means(trainer, islice(part.iterate(0), num_batches))
+    log, plan = trainer.log, part.plan
+    samples = plan.usable_samples
+    if max_batches is not None:
+        samples = min(samples, max_batches * plan.batch_size)
+    count = plan.num_micro_batches(samples)
+    with log.within(phase, count), log.clock.part("eval"), trainer.step.evaluating():
+        means = _means(trainer, islice(part.iterate(0), count))
     if means is None:
         return None
     scores = trainer.task.scores(means)

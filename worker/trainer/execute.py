@@ -10,6 +10,7 @@ from worker.trainer.attempt import Attempt
 from worker.trainer.evaluate import test
 from worker.trainer.eventlog import EventLog
 from worker.trainer.loop import train
+from worker.trainer.out_of_memory import out_of_memory
 from worker.trainer.prepare import prepare
 from worker.trainer.preparing import StopRequested
 from worker.trainer.pulse import Pulse
@@ -32,21 +33,32 @@ class End:
 
 
 def execute(folder: Path, stop: StopFlag, events: EventLog, pulse: Pulse) -> End:
-    """Raises whatever ended the attempt otherwise; `worker.trainer.failure` explains it."""
+    """Raises whatever ended the attempt otherwise: OutOfMemory where it was that, and what else
+    `worker.trainer.failure` explains.
+    """
     with ExitStack() as resources:
         try:
             trainer = prepare(Attempt.read(folder), stop, events, pulse, resources)
+            return _to_its_end(trainer)
         except StopRequested:
             told = f"Stopped while {pulse.phase}, before a step was made: nothing was to be saved."
             return End(Reason.interrupted, told, None, None)
-        reason = train(trainer)
-        trainer.finish_saving()
-        scores = None
-        if reason is not Reason.interrupted and trainer.data.test is not None:
-            scores = test(trainer)
-            reason = reason if scores is not None else Reason.interrupted
-        trainer.log.progress()
-        return End(reason, _sentence(trainer, reason), trainer.state.step, _result(trainer, scores))
+        except Exception as error:
+            # Here, where data and model are still there: what is free then is what was lacking.
+            if (ran_out := out_of_memory(error, pulse.phase)) is not None:
+                raise ran_out from error
+            raise
+
+
+def _to_its_end(trainer: Trainer) -> End:
+    reason = train(trainer)
+    trainer.finish_saving()
+    scores = None
+    if reason is not Reason.interrupted and trainer.data.test is not None:
+        scores = test(trainer)
+        reason = reason if scores is not None else Reason.interrupted
+    trainer.log.progress()
+    return End(reason, _sentence(trainer, reason), trainer.state.step, _result(trainer, scores))
 
 
 def _result(trainer: Trainer, test_scores: Scores | None) -> dict[str, Any]:

@@ -2,20 +2,9 @@
 
 import errno
 
-import torch
-
 from app.lifecycle import Reason
 from worker.trainer.errors import TrainerError
-
-LESS_MEMORY = (
-    "Lower training.batch_size and raise training.gradient_accumulation_steps by the same factor, "
-    "which keeps the result, or set data.loader.residency to stream."
-)
-
-
-# What CUDA, cuBLAS and cuDNN say of device memory that ran out, beside torch's own error.
-DEVICE_OOM = ("out of memory", "STATUS_ALLOC_FAILED", "DEVICE_ALLOCATION_FAILED")
-HOST_OOM = ("DefaultCPUAllocator", "HOST_ALLOCATION_FAILED")
+from worker.trainer.out_of_memory import of_gpu, out_of_memory
 
 
 def explain(error: BaseException, phase: str) -> tuple[Reason, str]:
@@ -23,12 +12,9 @@ def explain(error: BaseException, phase: str) -> tuple[Reason, str]:
     text = str(error)
     if isinstance(error, TrainerError):
         return error.reason, error.message
-    if isinstance(error, MemoryError) or _tells(error, HOST_OOM):
-        return Reason.host_oom, f"The host ran out of memory while {phase}. {LESS_MEMORY}"
-    on_gpu = isinstance(error, torch.AcceleratorError) or _tells(error, ("CUDA error", "cuDNN err"))
-    if isinstance(error, torch.OutOfMemoryError) or (on_gpu and _tells(error, DEVICE_OOM)):
-        return Reason.device_oom, f"The GPU ran out of memory while {phase}. {LESS_MEMORY}"
-    if on_gpu:
+    if (ran_out := out_of_memory(error, phase)) is not None:
+        return ran_out.reason, ran_out.message
+    if of_gpu(error):
         return Reason.gpu_fault, (
             f"The GPU reported a fault while {phase}: {_first_line(text)} If it comes again, look "
             "at the driver's messages (dmesg, nvidia-smi -q) and try another GPU."
@@ -47,11 +33,6 @@ def explain(error: BaseException, phase: str) -> tuple[Reason, str]:
         f"An unexpected {type(error).__name__} ended the attempt while {phase}: "
         f"{_first_line(text)} trainer.log of the attempt has the details."
     )
-
-
-def _tells(error: BaseException, words: tuple[str, ...]) -> bool:
-    """torch and the libraries below it tell most failures as a RuntimeError with a text."""
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
 def _first_line(text: str) -> str:

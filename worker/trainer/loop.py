@@ -69,8 +69,9 @@ class MicroBatch(NamedTuple):
 def micro_batches(part: Batches, state: TrainState, accumulation: int) -> Iterator[MicroBatch]:
     """The rest of the running epoch, then epoch after epoch without end.
 
-    A step takes `accumulation` batches; an epoch's last step takes what is left, and its
-    batches then weigh more, so that every sample of a step counts the same.
+    A step takes `accumulation` batches, in as many micro-batches as the plan cuts them into; an
+    epoch's last step takes what is left, and its batches then weigh more, so that every sample of
+    a step counts the same.
     """
     samples, step_samples = part.plan.usable_samples, part.plan.batch_size * accumulation
     while True:

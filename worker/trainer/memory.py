@@ -1,5 +1,6 @@
 """Memory in use by this trainer and on its device, and the most that it was, in bytes."""
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,15 @@ class MemoryMeter:
             torch.cuda.reset_peak_memory_stats(self._device)
         else:
             Path("/proc/self/clear_refs").write_text("5")
+
+
+def host_free_bytes() -> int:
+    """What the host has for this process: what is available there, within the process's limits."""
+    used = _PROCESS.memory_info()
+    bounds = ((resource.RLIMIT_AS, used.vms), (resource.RLIMIT_DATA, used.data))
+    limits = [(resource.getrlimit(kind)[0], taken) for kind, taken in bounds]
+    left = [max(0, most - taken) for most, taken in limits if most != resource.RLIM_INFINITY]
+    return min([int(psutil.virtual_memory().available), *left])
 
 
 def _most_resident() -> int:

@@ -45,7 +45,7 @@ def prepare(
     Raises StopRequested when a stop is asked for meanwhile.
     """
     memory = MemoryMeter(torch.device(attempt.device))
-    clock, spec, preparing = PhaseClock(), attempt.spec, Preparing(pulse, stop)
+    clock, spec, preparing = PhaseClock(), attempt.spec, Preparing(pulse, stop, events)
     device = open_device(attempt.device)
     _enter("restoring", events, pulse)
     start = find_start(attempt, events)
@@ -54,7 +54,7 @@ def prepare(
     configure_torch(spec.runtime, precision, _threads(attempt, start))
 
     _enter("building", events, pulse)
-    data = open_data(spec, attempt.datasets, device, preparing)
+    data = open_data(spec, attempt.datasets, device, preparing, rung=attempt.rung)
     resources.callback(data.close)
     agenda = Agenda(spec, data.train.plan.num_samples, data.validation is not None)
     _check_monitors(spec, agenda)
@@ -164,13 +164,17 @@ def _losses_to_keep(start: Start | None) -> int:
 
 def _applied(trainer: Trainer) -> dict[str, Any]:
     agenda, plan, precision = trainer.agenda, trainer.data.train.plan, trainer.step.precision
+    held_out, rung = trainer.data.validation or trainer.data.test, trainer.attempt.rung
+    accumulated = agenda.spec.training.gradient_accumulation_steps
     return {
         "device": str(precision.device),
         "precision": precision.name,
         "exact_resume": resumes_exactly(trainer.step.model, precision.device),
         "threads": torch.get_num_threads(),
-        "batch_size": plan.batch_size,
-        "gradient_accumulation_steps": agenda.spec.training.gradient_accumulation_steps,
+        "batch_size": plan.micro_batch_size,
+        "gradient_accumulation_steps": accumulated * plan.num_micro_batches(plan.batch_size),
+        "evaluation_batch_size": held_out.plan.micro_batch_size if held_out else None,
+        "memory_rung": rung.as_json() if rung.number else None,
         "steps_per_epoch": agenda.steps_per_epoch,
         "total_steps": agenda.total_steps,
         "log_every_steps": agenda.log_every_steps,

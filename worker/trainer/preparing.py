@@ -1,5 +1,9 @@
-"""What lasting work before the first step owes the outside: a beat a piece, an end when asked."""
+"""What lasting work before the first step owes the outside: beats, an end when asked, its needs."""
 
+from dataclasses import asdict
+
+from app.spec.ladder import Use
+from worker.trainer.eventlog import EventLog
 from worker.trainer.pulse import Pulse
 from worker.trainer.stop import StopFlag
 
@@ -11,9 +15,16 @@ class StopRequested(Exception):
 class Preparing:
     """Loads and passes over the data call it once a piece, which takes a second at the utmost."""
 
-    def __init__(self, pulse: Pulse, stop: StopFlag) -> None:
+    def __init__(self, pulse: Pulse, stop: StopFlag, events: EventLog | None = None) -> None:
+        """Without `events` nobody is told what memory is taken."""
         self._pulse = pulse
         self._stop = stop
+        self._events = events
+
+    def will_use(self, use: Use) -> None:
+        """Said beforehand: who is killed for want of memory cannot say it any more."""
+        if self._events is not None:
+            self._events.emit("memory", **asdict(use))
 
     def piece_done(self) -> None:
         """Raises StopRequested."""

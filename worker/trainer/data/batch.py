@@ -24,11 +24,23 @@ class Batch:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How `num_samples` positions of an epoch are cut into batches."""
+    """How `num_samples` positions of an epoch are cut into batches, and these into micro-batches,
+    where less than a batch can be computed at once.
+    """
 
     num_samples: int
     batch_size: int
     drop_last: bool
+    most_at_once: int | None = None
+
+    @property
+    def micro_batch_size(self) -> int:
+        return min(self.batch_size, self.most_at_once or self.batch_size)
+
+    @property
+    def largest_micro_batch(self) -> int:
+        """Samples of the largest that there is."""
+        return min(self.micro_batch_size, self.num_samples)
 
     @property
     def usable_samples(self) -> int:
@@ -40,10 +52,22 @@ class BatchPlan:
     def num_batches(self) -> int:
         return -(-self.usable_samples // self.batch_size)
 
+    def num_micro_batches(self, samples: int) -> int:
+        """Of the first so many positions."""
+        whole, rest = divmod(samples, self.batch_size)
+        size = self.micro_batch_size
+        return whole * -(-self.batch_size // size) + -(-rest // size)
+
     def bounds(self, start_position: int) -> Iterator[tuple[int, int]]:
-        """(start, stop) of each batch from `start_position` to the end of the epoch."""
-        for start in range(start_position, self.usable_samples, self.batch_size):
-            yield start, min(start + self.batch_size, self.usable_samples)
+        """(start, stop) of each micro-batch from `start_position`, where one begins, to the end of
+        the epoch.
+        """
+        size, usable, start = self.micro_batch_size, self.usable_samples, start_position
+        while start < usable:
+            batch_end = (start // self.batch_size + 1) * self.batch_size
+            stop = min(start + size, batch_end, usable)
+            yield start, stop
+            start = stop
 
 
 class Batches(Protocol):
@@ -62,7 +86,7 @@ class Batches(Protocol):
         """What it read, and how many chunks were ready."""
 
     def iterate(self, epoch: int, start_position: int = 0) -> Generator[Batch]:
-        """The batches of an epoch (0, 1, …) from `start_position` samples on; at most one
+        """The micro-batches of an epoch (0, 1, …) from `start_position` samples on; at most one
         iteration of a part is under way at a time: a new one ends the one before.
 
         (epoch, last batch's position_after) is all the state there is: iterating from there

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from app.lifecycle import Reason
+from app.spec.residency import PIECE_BYTES
 from worker.trainer.data.rows import in_file_order, inverse, read_rows
 from worker.trainer.data.source import Arrays, Field, Rows, Source, bytes_per_sample
 from worker.trainer.data.transfer import Slot, empty_arrays, piece_bounds, piece_samples
-from worker.trainer.errors import TrainerError
+from worker.trainer.errors import OutOfMemory
 
 
 @dataclass
@@ -23,26 +24,27 @@ class CudaSlot(Slot):
 
 @contextmanager
 def pinning(needed_bytes: int) -> Iterator[None]:
-    """Within it, page-locked memory of the host is taken. Raises TrainerError host_oom."""
+    """Within it, page-locked memory of the host is taken. Raises OutOfMemory host_oom."""
     try:
         yield
     except RuntimeError as error:
         # CUDA says the same of its own memory, so only here can it be told whose it was.
         if "out of memory" not in str(error):
             raise
-        raise TrainerError(
+        raise OutOfMemory(
             Reason.host_oom,
             f"The host gave no {needed_bytes / 2**20:,.0f} MiB of page-locked memory, through "
             "which the data goes to the GPU. Run fewer trainers on this host, or raise its limit "
             "of locked memory (ulimit -l, or the container's).",
+            needed_bytes,
         ) from error
 
 
 class _Staging:
     """A page-locked piece that is reused: pinning costs more than copying."""
 
-    def __init__(self, fields: Mapping[str, Field]) -> None:
-        samples = piece_samples(fields)
+    def __init__(self, fields: Mapping[str, Field], piece_bytes: int) -> None:
+        samples = piece_samples(fields, piece_bytes)
         with pinning(samples * bytes_per_sample(fields)):
             self.arrays = empty_arrays(fields, samples, "cpu", pin_memory=True)
         self.host: Arrays = {name: array.numpy() for name, array in self.arrays.items()}
@@ -73,8 +75,11 @@ class _Staging:
 class CudaTransfer:
     """Rows go through two page-locked pieces and a stream of their own into the slot."""
 
-    def __init__(self, device: torch.device, fields: Mapping[str, Field]) -> None:
+    def __init__(
+        self, device: torch.device, fields: Mapping[str, Field], piece_bytes: int | None = None
+    ) -> None:
         self._device = device
+        self._piece_bytes = piece_bytes or PIECE_BYTES
         self._fields = fields
         self._sample_bytes = bytes_per_sample(fields)
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -96,9 +101,10 @@ class CudaTransfer:
 
     def load(self, source: Source, rows: Rows, slot: Slot) -> Iterator[int]:
         ascending, positions = in_file_order(rows)
-        pieces = self._staging = self._staging or (_Staging(self._fields), _Staging(self._fields))
+        pieces = self._staging = self._staging or (self._new_staging(), self._new_staging())
         self._wait_until_used(slot)
-        for number, (start, stop) in enumerate(piece_bounds(self._fields, len(ascending))):
+        bounds = piece_bounds(self._fields, len(ascending), self._piece_bytes)
+        for number, (start, stop) in enumerate(bounds):
             staging = pieces[number % 2]
             self.copy_seconds += staging.wait()
             out = {name: array[: stop - start] for name, array in staging.host.items()}
@@ -136,6 +142,9 @@ class CudaTransfer:
 
     def close(self) -> None:
         self._stream.synchronize()
+
+    def _new_staging(self) -> _Staging:
+        return _Staging(self._fields, self._piece_bytes)
 
     def _wait_until_used(self, slot: Slot) -> None:
         self._stream.wait_event(_own(slot).used)

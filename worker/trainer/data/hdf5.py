@@ -16,6 +16,7 @@ from worker.trainer.data.hdf5_file import HDF5_ERRORS, find_array, open_file, un
 from worker.trainer.data.read_threads import ReadThreads
 from worker.trainer.data.source import Extent, Field
 from worker.trainer.errors import DataError, DatasetChanged, SpecMismatch
+from worker.trainer.out_of_memory import which_memory
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,8 @@ class Hdf5Source:
                 reader.read(extents, out)
             self._read_by_hdf5(extents, out)
         except UNPACK_ERRORS as error:
+            if which_memory(error) is not None:
+                raise
             self._check_unchanged()
             raise DataError(
                 f"Rows {extents[0].start:,} to {extents[-1].stop:,} of {self._path} cannot be read"

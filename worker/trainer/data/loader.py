@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from app.spec.arithmetic import evaluation_batch
 from app.spec.data import ChunkedLoader, Data
-from app.spec.residency import Need, Residency
+from app.spec.ladder import NO_RUNG, Rung, Use
+from app.spec.residency import PIECE_BYTES, Need, Residency
 from app.spec.run import RunSpec
 from worker.trainer.data.batch import Batches, BatchPlan
 from worker.trainer.data.checked import Checked, check_all
@@ -44,6 +45,7 @@ class _Opener:
     checked: Mapping[str, Checked]
     residency: Residency
     device: torch.device
+    rung: Rung
     preparing: Preparing
 
     def open(self, part: Part, order: Order, plan: BatchPlan, chunk_samples: int) -> Batches:
@@ -56,15 +58,14 @@ class _Opener:
 
     def _transfer(self, fields: Mapping[str, Field]) -> Transfer:
         if self.device.type == "cuda":
-            return CudaTransfer(self.device, fields)
+            return CudaTransfer(self.device, fields, self.rung.staging_bytes)
         return HostTransfer(fields)
 
     def open_evaluation(self, part: Part | None, spec: RunSpec) -> Batches | None:
         """In the order of the file, every sample once; None for an empty part."""
         if not part:
             return None
-        batch_size = evaluation_batch(spec.evaluation, spec.training)
-        plan = BatchPlan(len(part), batch_size, drop_last=False)
+        plan = _evaluation_plan(spec, len(part), self.rung)
         order = Order(len(part), spec.training.seed, "none")
         return self.open(part, order, plan, self.residency.evaluation_chunk_samples)
 
@@ -180,11 +181,13 @@ def open_data(
     device: torch.device,
     preparing: Preparing,
     host_budget_bytes: int | None = None,
+    rung: Rung = NO_RUNG,
 ) -> DataSet:
     """Open the datasets of spec.json (name → path, fingerprint, …) for `spec` on `device`.
 
     `host_budget_bytes`: host memory that data may take on a CPU device; None: half of what is
-    available. Raises DataError, DatasetChanged, SpecMismatch, StopRequested.
+    available. `rung`: how much data and how many samples at once, where the spec's were too much.
+    Raises DataError, DatasetChanged, SpecMismatch, StopRequested.
     """
     data, loader = spec.data, spec.data.loader
     if not isinstance(loader, ChunkedLoader):
@@ -197,22 +200,38 @@ def open_data(
     held_out = tuple(len(part) for part in parts.non_empty[1:])
     saved = sum(checked[part.dataset].saved_bytes(part.all_rows()) for part in parts.non_empty)
     need = Need(sample_bytes, shuffle.group, len(parts.train), held_out, saved)
-    residency = choose_residency(loader, need, device_memory(device, host_budget_bytes))
-    opener = _Opener(checked, residency, device, preparing)
-    plan = _training_plan(spec, len(parts.train))
+    residency = choose_residency(loader, need, device_memory(device, host_budget_bytes), rung)
+    plan = _training_plan(spec, len(parts.train), rung)
+    preparing.will_use(_use(spec, need, residency, device, rung))
+    opener = _Opener(checked, residency, device, rung, preparing)
     order = shuffle.order(len(parts.train), spec.training.seed)
-    streams = (
-        opener.open(parts.train, order, plan, residency.chunk_samples),
-        opener.open_evaluation(parts.validation, spec),
-        opener.open_evaluation(parts.test, spec),
-    )
+    train = opener.open(parts.train, order, plan, residency.chunk_samples)
+    validation = opener.open_evaluation(parts.validation, spec)
+    test = opener.open_evaluation(parts.test, spec)
     training = checked[data.dataset]
     description = _describe(training, parts, shuffle, need, residency)
-    return DataSet(data, (training, parts.train), streams, description)
+    return DataSet(data, (training, parts.train), (train, validation, test), description)
 
 
-def _training_plan(spec: RunSpec, num_samples: int) -> BatchPlan:
-    plan = BatchPlan(num_samples, spec.training.batch_size, spec.training.drop_last)
+def _use(spec: RunSpec, need: Need, residency: Residency, device: torch.device, rung: Rung) -> Use:
+    on_gpu = device.type == "cuda"
+    training = _training_plan(spec, need.train_samples, rung)
+    held_out = [_evaluation_plan(spec, samples, rung) for samples in need.held_out]
+    return Use(
+        device="cuda" if on_gpu else "cpu",
+        residency=residency.kind,
+        data_bytes=residency.needed_bytes,
+        sample_bytes=need.slot_sample_bytes,
+        parts=1 + len(need.held_out),
+        batch=training.largest_micro_batch,
+        evaluation_batch=max((plan.largest_micro_batch for plan in held_out), default=0),
+        staging_bytes=(rung.staging_bytes or PIECE_BYTES) if on_gpu else 0,
+    )
+
+
+def _training_plan(spec: RunSpec, num_samples: int, rung: Rung) -> BatchPlan:
+    training = spec.training
+    plan = BatchPlan(num_samples, training.batch_size, training.drop_last, rung.batch)
     if not plan.num_batches:
         raise SpecMismatch(
             f"training.drop_last leaves nothing to train on: the training part has {num_samples:,}"
@@ -220,6 +239,11 @@ def _training_plan(spec: RunSpec, num_samples: int) -> BatchPlan:
             " set drop_last to false."
         )
     return plan
+
+
+def _evaluation_plan(spec: RunSpec, num_samples: int, rung: Rung) -> BatchPlan:
+    batch_size = evaluation_batch(spec.evaluation, spec.training)
+    return BatchPlan(num_samples, batch_size, drop_last=False, most_at_once=rung.evaluation_batch)
 
 
 def _describe(

@@ -1,9 +1,12 @@
 """The memory of the device that a run is on, and what its loader's settings come to with it."""
 
+from dataclasses import replace
+
 import psutil
 import torch
 
 from app.spec.data import ChunkedLoader
+from app.spec.ladder import NO_RUNG, Rung
 from app.spec.residency import Memory, Need, Residency, in_gib, memory_for_data, settle_residency
 from worker.trainer.errors import SpecMismatch
 
@@ -19,9 +22,14 @@ def device_memory(device: torch.device, host_budget_bytes: int | None) -> Memory
     return memory_for_data(free)
 
 
-def choose_residency(loader: ChunkedLoader, need: Need, memory: Memory) -> Residency:
+def choose_residency(
+    loader: ChunkedLoader, need: Need, memory: Memory, rung: Rung = NO_RUNG
+) -> Residency:
     """Raises SpecMismatch when what the loader asks for does not fit."""
+    loader, memory = rung.of_data(loader, memory)
     chosen = settle_residency(loader, need, memory)
+    if rung.data_bytes is not None:
+        chosen = replace(chosen, why=f"rung {rung.number} of the memory ladder")
     if chosen.needed_bytes <= memory.limit_bytes:
         return chosen
     if chosen.kind == "resident":

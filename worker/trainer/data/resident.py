@@ -44,7 +44,7 @@ class Resident:
             slot = self._transfer.new_slot(len(part), len(part) if self._shuffled else 0)
             self._slot: Slot | None = slot
             gathered = self._shuffled or windows
-            size = min(plan.batch_size, plan.num_samples) if gathered else 0
+            size = plan.largest_micro_batch if gathered else 0
             self._batch = make_transfer(source.fields).new_batch(size)
             try:
                 for piece_bytes in self._load(source, part.all_rows(), slot):

@@ -27,7 +27,7 @@ class Streamed:
         self._transfer = transfer
         sizes = _slot_samples(self._chunks, plan)
         self._slots = [transfer.new_slot(samples, samples) for samples in sizes]
-        self._batch = transfer.new_batch(min(plan.batch_size, plan.num_samples))
+        self._batch = transfer.new_batch(plan.largest_micro_batch)
         self._reader: ChunkReader | None = None
 
     def iterate(self, epoch: int, start_position: int = 0) -> Generator[Batch]:

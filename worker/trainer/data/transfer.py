@@ -17,7 +17,7 @@ from worker.trainer.data.source import Arrays, Field, Rows, Source, bytes_per_sa
 LEAST_PLACED_BYTES = 64 * 2**10
 # Threads that read wait for each other after each piece, which no copy has to pass by here. Of the
 # rate of a plain read: pieces of 16 MiB 0.71, 32 MiB 0.87, 64 MiB 0.94, 256 MiB 0.94.
-HOST_PIECES = 2
+HOST_PIECE_BYTES = 2 * PIECE_BYTES
 
 
 @dataclass(frozen=True)
@@ -132,19 +132,19 @@ def empty_arrays(
 
 
 def piece_bounds(
-    fields: Mapping[str, Field], samples: int, *, times: int = 1
+    fields: Mapping[str, Field], samples: int, piece_bytes: int | None = None
 ) -> Iterator[tuple[int, int]]:
-    """`samples` cut into pieces of about PIECE_BYTES, or so many times that.
+    """`samples` cut into pieces of about so many bytes; None: PIECE_BYTES.
 
     The copy engine works first come, first served: small pieces let other copies pass in between.
     """
-    size = piece_samples(fields) * times
+    size = piece_samples(fields, piece_bytes or PIECE_BYTES)
     for start in range(0, samples, size):
         yield start, min(start + size, samples)
 
 
-def piece_samples(fields: Mapping[str, Field]) -> int:
-    return max(1, PIECE_BYTES // bytes_per_sample(fields))
+def piece_samples(fields: Mapping[str, Field], piece_bytes: int) -> int:
+    return max(1, piece_bytes // bytes_per_sample(fields))
 
 
 class HostTransfer:
@@ -167,7 +167,7 @@ class HostTransfer:
         host: Arrays = {name: array.numpy() for name, array in slot.arrays.items()}
         ascending, positions = in_file_order(rows)
         placed = source.places_rows and self._sample_bytes >= LEAST_PLACED_BYTES
-        for start, stop in piece_bounds(self._fields, len(rows), times=HOST_PIECES):
+        for start, stop in piece_bounds(self._fields, len(rows), HOST_PIECE_BYTES):
             out = host if placed else {name: array[start:stop] for name, array in host.items()}
             to = positions[start:stop] if placed else None
             read_rows(source, ascending[start:stop], out, to)

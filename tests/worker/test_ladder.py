@@ -1,0 +1,115 @@
+"""A run out of memory: what its agent makes of it, rung by rung."""
+
+import json
+import signal
+
+import pytest
+
+from app.lifecycle import CRASH_LOOP_LOSSES, FAIL, FREE_RETRY, Reason, RunState
+from app.spec.ladder import Rung, Use
+from app.spec.run import RunSpec
+from worker.classify import Evidence, classify
+from worker.ladder import step_down
+from worker.report import Report
+
+GIB = 2**30
+RUNGS = CRASH_LOOP_LOSSES + 1
+
+
+def rungs(farm, run_id):
+    """As each attempt was told."""
+    attempts = range(1, farm.run(run_id).attempt + 1)
+    specs = [farm.folder(run_id, number) / "spec.json" for number in attempts]
+    return [Rung.from_json(json.loads(path.read_text())["memory_rung"]) for path in specs]
+
+
+def test_a_run_comes_down_until_it_fits_without_a_retry_and_without_a_crash_loop(farm):
+    script = {"fits_on": RUNGS, "data_bytes": 4 * GIB, "batch": 64}
+    run_id = farm.submit(steps=5, memory=script, policy={"max_retries": 0})
+    run = farm.wait_for_end(run_id)
+    assert (run.state, run.attempt, run.retries_used) == (RunState.succeeded, RUNGS + 1, 0)
+    told = rungs(farm, run_id)
+    assert [rung.number for rung in told] == list(range(RUNGS + 1))
+    assert [rung.data_bytes for rung in told] == [None, 2 * GIB, GIB, GIB // 2, GIB // 2]
+    assert [rung.batch for rung in told] == [None, None, None, None, 32]
+    events = [event.data for event in farm.store.events.list(run_id) if event.kind == "retry"]
+    assert [event["memory_rung"]["number"] for event in events] == [1, 2, 3, 4]
+    assert events[0]["ran_out"] == {
+        "where": "device",
+        "phase": "training",
+        "wanted_bytes": GIB,
+        "free_bytes": GIB // 2,
+    }
+    assert events[0]["message"] == (
+        "The GPU ran out of memory while training. Rung 1 of the memory ladder: at most 2.00 GiB "
+        "of data at once, read in chunks, instead of 4.00 GiB; every result stays the same."
+    )
+
+
+def test_a_ladder_at_its_end_says_what_was_tried(farm):
+    run_id = farm.submit(steps=5, memory={"fits_on": 99, "data_bytes": 10**6, "batch": 2})
+    run = farm.wait_for_end(run_id)
+    assert (run.state, run.reason, run.attempt) == (RunState.failed, Reason.device_oom, 2)
+    assert "ran out of memory while training. Tried were micro-batches of 1. The" in run.message
+    assert "Make the model smaller" in run.message
+
+
+def test_without_a_ladder_the_first_end_is_the_last(farm):
+    script = {"fits_on": 1, "data_bytes": 4 * GIB, "batch": 64}
+    run_id = farm.submit(steps=5, memory=script, policy={"on_oom": "fail"})
+    run = farm.wait_for_end(run_id)
+    assert (run.state, run.reason, run.attempt) == (RunState.failed, Reason.device_oom, 1)
+    assert "Lower training.batch_size" in run.message
+
+
+@pytest.fixture
+def report(tmp_path):
+    """Of an attempt on a CPU that has opened its data and trains."""
+    report = Report(tmp_path, tmp_path / "runs/1/attempt-1")
+    use = {"device": "cpu", "residency": "resident", "data_bytes": GIB, "sample_bytes": 1000,
+           "parts": 2, "batch": 32, "evaluation_batch": 32, "staging_bytes": 0}  # fmt: skip
+    report.take([{"kind": "memory", "t": 1.0, "seq": 3, **use}])
+    report.take([{"kind": "phase", "t": 2.0, "seq": 4, "phase": "training"}])
+    return report
+
+
+SPEC = RunSpec.model_validate({"recipe": {"kind": "sequence"}, "data": {"dataset": "waves"}})
+KILLED = classify(Evidence(returncode=-signal.SIGKILL, oom_kills=1))
+
+
+def test_one_that_the_kernel_killed_takes_the_next_rung_too(report):
+    outcome = step_down(KILLED, SPEC, None, report)
+    assert outcome.policy is FREE_RETRY
+    assert outcome.next_rung is not None
+    assert outcome.next_rung.rung["data_bytes"] == GIB // 2
+    assert outcome.next_rung.ran_out["phase"] == "training"
+    assert outcome.message == ("The kernel killed the trainer because the host was out of memory.")
+
+
+def test_on_the_last_rung_it_fails(report):
+    rung = Rung(3, data_bytes=GIB, batch=1, changed=("this", "that"))
+    report.memory_use = Use("cpu", "stream", 10**6, 1000, 2, 1, 1, 0)
+    outcome = step_down(KILLED, SPEC, rung.as_json(), report)
+    assert outcome.policy is FAIL
+    assert outcome.next_rung is None
+    assert "Tried were this; that." in outcome.message
+
+
+def test_what_ran_out_before_the_data_was_opened_is_no_matter_of_the_ladder(tmp_path):
+    """Others hold the memory: as ever, the host's is tried again, and the GPU's is not."""
+    outcome = step_down(KILLED, SPEC, None, Report(tmp_path, tmp_path / "runs/1/attempt-1"))
+    assert outcome.policy is None
+    assert "free the memory that others hold" in outcome.message
+
+
+def test_the_host_of_a_run_on_a_gpu_has_an_end_of_its_own(report):
+    report.memory_use = Use("cuda", "stream", GIB, 1000, 2, 32, 32, 2**21)
+    outcome = step_down(KILLED, SPEC, None, report)
+    assert outcome.policy is FAIL
+    assert "of its host" in outcome.message
+
+
+def test_other_ends_stay_as_they_are(report):
+    crash = classify(Evidence(returncode=1))
+    outcome = step_down(crash, SPEC, None, report)
+    assert (outcome.message, outcome.policy, outcome.next_rung) == (crash.message, None, None)

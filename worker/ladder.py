@@ -1,0 +1,75 @@
+"""What becomes of a run that ran out of memory: the next rung of its ladder, or its end."""
+
+from dataclasses import asdict, dataclass
+
+from app.lifecycle import FAIL, FREE_RETRY, Reason, ReasonPolicy
+from app.spec.ladder import RanOut, Rung, Use, next_step
+from app.spec.run import RunSpec
+from app.store.records import Document, NextRung
+from worker.classify import Verdict
+from worker.report import Report
+
+LESS_MEMORY = (
+    "Lower training.batch_size and raise training.gradient_accumulation_steps by the same factor, "
+    "which keeps the result, or set data.loader.residency to stream; with policy.on_oom ladder a "
+    "run does so by itself."
+)
+TOO_EARLY = (
+    "It had not opened its data by then, so there was nothing that it could make smaller: free the "
+    "memory that others hold, or train it on a worker with more."
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What to record of an end; `policy` in place of the reason's own."""
+
+    message: str
+    policy: ReasonPolicy | None = None
+    next_rung: NextRung | None = None
+
+
+def step_down(
+    verdict: Verdict, spec: RunSpec | None, memory_rung: Document | None, report: Report
+) -> Outcome:
+    """Where the run goes from here. `memory_rung` is that of the attempt; an end for another reason
+    than memory is left as it is.
+    """
+    reason, message = verdict.reason, verdict.message
+    if spec is None or reason not in (Reason.device_oom, Reason.host_oom):
+        return Outcome(message)
+    if spec.policy.on_oom == "fail":
+        return Outcome(f"{message} {LESS_MEMORY}", FAIL)
+    if report.memory_use is None:
+        return Outcome(f"{message} {TOO_EARLY}")
+    rung, ran_out = Rung.from_json(memory_rung), _ran_out(reason, report)
+    step = next_step(rung, report.memory_use, ran_out)
+    if step is None:
+        return Outcome(f"{message} {_end_of(rung, report.memory_use, ran_out)}", FAIL)
+    next_rung = NextRung(step.rung.as_json(), asdict(ran_out), step.sentence)
+    return Outcome(message, FREE_RETRY, next_rung)
+
+
+def _ran_out(reason: Reason, report: Report) -> RanOut:
+    """As the trainer told it; one that the kernel killed could not."""
+    figures = (report.end or {}).get("memory") or {}
+    return RanOut(
+        where="device" if reason is Reason.device_oom else "host",
+        phase=report.phase or "starting",
+        wanted_bytes=figures.get("wanted_bytes"),
+        free_bytes=figures.get("free_bytes"),
+    )
+
+
+def _end_of(rung: Rung, use: Use, ran_out: RanOut) -> str:
+    tried = f"Tried were {'; '.join(rung.changed)}. " if rung.changed else ""
+    if ran_out.where == "host" and use.device == "cuda":
+        return (
+            f"{tried}What else a run on a GPU takes of its host it cannot make smaller: run fewer "
+            "trainers there, or free the memory that others hold."
+        )
+    return (
+        f"{tried}The memory ladder ends here: less data or fewer samples at once would not give "
+        "back what is lacking, and activation checkpointing is not there for this recipe. Make the "
+        "model smaller, or train on a device with more memory."
+    )
