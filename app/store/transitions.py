@@ -74,7 +74,9 @@ def record_move(
 
 @dataclass(frozen=True)
 class Ending:
-    """How an attempt ended; `made_progress` may look at the run's row."""
+    """How an attempt ended; `made_progress` may look at the run's row, `policy` takes the place of
+    the reason's own.
+    """
 
     reason: Reason
     message: str
@@ -103,7 +105,8 @@ def end_attempt(
         return None
     reason = ending.reason.value
     record_move(connection, moved, RunState.running.value, now, ended_by=reason)
-    if moved.state == RunState.queued.value:
+    is_paused_on_rung = moved.state == RunState.paused.value and ending.next_rung is not None
+    if moved.state == RunState.queued.value or is_paused_on_rung:
         _record_retry(connection, moved, ending, now)
     connection.execute(
         update(attempts)
@@ -121,7 +124,9 @@ def end_attempt(
 
 
 def _record_retry(connection: Connection, moved: Row[Any], ending: Ending, now: float) -> None:
-    """The event of an automatic new attempt: why, and when at the earliest."""
+    """The event of a new attempt that nobody has to ask for: why, when at the earliest, and what it
+    makes smaller. One that takes less memory is told although a pause comes before it.
+    """
     counted = (
         update(runs)
         .where(runs.c.id == moved.id)

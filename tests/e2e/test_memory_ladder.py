@@ -55,12 +55,12 @@ def train(service: Service, spec: dict[str, Any], memory_mib: int | None = None)
     return service.wait_for_end(service.submit({**SPEC, **spec, "labels": labels}))
 
 
-def rungs(service: Service, run: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those that the run came down by, as its events tell them."""
+def steps_down(service: Service, run: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the events of the run's retries say."""
     answer = service.http.get(f"/runs/{run['id']}/events", params={"limit": 500})
     events = [event["data"] for event in answer.json()["data"] if event["kind"] == "retry"]
     assert {event["reason"] for event in events} == {"host_oom"}
-    return [event["memory_rung"] for event in events]
+    return events
 
 
 def losses(service: Service, run: dict[str, Any]) -> list[tuple[str, str, str, float]]:
@@ -72,11 +72,16 @@ def test_data_that_does_not_fit_comes_in_ever_smaller_chunks_and_nothing_changes
     spec = {
         "recipe": {"kind": "sequence", "hidden_size": 16, "patch": 8, "dropout": 0.1},
         "data": {"dataset": "wide"},
+        "training": {**SPEC["training"], "max_steps": 60},
     }
     straight, limited = train(service, spec), train(service, spec, memory_mib=140)
     assert (limited["state"], limited["reason"]) == ("succeeded", "completed"), limited
-    taken = rungs(service, limited)
-    assert len(taken) >= 2
+    steps = steps_down(service, limited)
+    assert len(steps) >= 2
+    ran_out = steps[0]["ran_out"]
+    assert (ran_out["where"], ran_out["phase"]) == ("host", "building")
+    assert ran_out["wanted_bytes"] > ran_out["free_bytes"] > 0
+    taken = [step["memory_rung"] for step in steps]
     assert {(rung["batch"], rung["evaluation_batch"]) for rung in taken} == {(None, None)}
     assert limited["attempt"] == len(taken) + 1
     assert service.losses(limited["id"]) == service.losses(straight["id"])
@@ -90,13 +95,13 @@ def test_a_batch_that_does_not_fit_is_computed_in_micro_batches_of_the_same_step
     spec = {
         "recipe": {"kind": "sequence", "hidden_size": 128, "patch": 1},
         "data": {"dataset": "small"},
-        "training": {"epochs": 3, "batch_size": 128, "log_every_steps": 1},
+        "training": {"epochs": 2, "batch_size": 128, "log_every_steps": 1},
         "checkpoint": {"every_steps": 2},
         "policy": {"max_retries": 0},
     }
     straight, limited = train(service, spec), train(service, spec, memory_mib=90)
     assert (limited["state"], limited["reason"]) == ("succeeded", "completed"), limited
-    assert rungs(service, limited)[-1]["batch"] < 128
+    assert steps_down(service, limited)[-1]["memory_rung"]["batch"] < 128
     told, expected = losses(service, limited), losses(service, straight)
     assert [row[:3] for row in told] == [row[:3] for row in expected]
     assert [row[3] for row in told] == pytest.approx([row[3] for row in expected], rel=1e-4)

@@ -96,6 +96,7 @@ def test_a_pause_that_comes_as_memory_runs_out_keeps_the_rung(world: World) -> N
     lease = world.running()
     world.store.runs.set_intent(1, Intent.pause)
     assert run_out(world, lease, 1).state is RunState.paused
+    assert world.store.events.list(1)[-1].data["change"] == "Rung 1: smaller."
     world.store.runs.resume(1)
     assert claimed(world).memory_rung == {"number": 1, "batch": 64}
 
