@@ -27,8 +27,8 @@ from app.spec.run import RunSpec
 # Resident memory of a process with all that a trainer imports, before it builds anything: PyTorch
 # 2.13 for the CPU alone, 2 threads, 244 MiB each of 3 times (of which 156 are no file's pages).
 IMPORTS_BYTES = 245 * MIB
-# Blocks of half a MiB of float64 of the statistics, of which each thread has a few.
-STATISTICS_BYTES = 4 * MIB
+# Blocks of 2 MiB of float64 of the statistics, of which each of two threads has two or three.
+STATISTICS_BYTES = 12 * MIB
 # Not measured on a GPU yet: the context that every process has on the device, and what PyTorch and
 # CUDA's libraries take on the host.
 CUDA_CONTEXT_BYTES, CUDA_HOST_BYTES = 512 * MIB, 1024 * MIB

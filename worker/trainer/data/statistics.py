@@ -15,10 +15,11 @@ from worker.trainer.errors import DataError
 Moments = tuple[torch.Tensor, torch.Tensor]
 Floats = NDArray[np.float64]
 
-# Values that a thread takes at a time: they stay in its core's cache, in float64.
-BLOCK_VALUES = 2**16
+# Values that a thread takes at a time: few enough to stay near its core in float64, and so many
+# that the calls for a block are soon paid for.
+BLOCK_VALUES = 2**18
 # Columns that are added up side by side: with few at a time, a core would wait for each sum.
-SUMMED_AT_ONCE = 1024
+SUMMED_AT_ONCE = 4096
 # In the result, which is looked at.
 _overflow_shows = partial(np.errstate, over="ignore", invalid="ignore")
 
