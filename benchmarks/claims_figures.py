@@ -32,6 +32,7 @@ SMALL = {"recipe": {"hidden_size": 16, "patch": 36}, "training": {"max_steps": 4
 LARGE = {"recipe": {"hidden_size": 512, "patch": 36}, "training": {"max_steps": 60, "epochs": 50}}
 SHORT = merge_patch(SMALL, {"training": {"max_steps": 72}})  # three epochs
 STREAMED = merge_patch(SHORT, {"data": {"loader": {"residency": "stream"}}})
+BY_PROCESSES = {"kind": "dataloader", "num_workers": 1}
 CHUNKED, CHUNK_ROWS = "weather-chunked", 64
 CLAIMS = (
     Claim(
@@ -53,6 +54,16 @@ CLAIMS = (
         "chunk_below_batch",
         merge_patch(STREAMED, {"data": {"loader": {"chunk_size": "1MiB"}}}),
         merge_patch(STREAMED, {"data": {"loader": {"chunk_size": "auto"}}}),
+    ),
+    Claim(
+        "chunked_is_faster",
+        merge_patch(SMALL, {"data": {"loader": {"kind": "dataloader"}}}),
+        merge_patch(SMALL, {"data": {"loader": {"kind": "chunked"}}}),
+    ),
+    Claim(
+        "workers_start_anew",
+        merge_patch(SHORT, {"data": {"loader": {**BY_PROCESSES, "persistent_workers": False}}}),
+        merge_patch(SHORT, {"data": {"loader": {**BY_PROCESSES, "persistent_workers": True}}}),
     ),
     Claim(
         "random_reads_of_chunks",

@@ -16,7 +16,6 @@ def _about(topic: str, *troubles: tuple[str, ...]) -> tuple[Asked, ...]:
     return tuple(Asked(topic, trouble, tuple(kept_by)) for trouble, *kept_by in troubles)
 
 
-DATALOADER = "data.loader.kind"
 RECIPE = "recipe.kind"
 COMPILE = "runtime.compile.mode"
 GRAPHS = "runtime.cuda_graphs"
@@ -25,19 +24,28 @@ AVERAGING = "averaging.kind"
 PLATEAU = "schedule.kind"
 GPUS = "runtime.gpus"
 NO_WORKERS = "test_the_reader_never_runs_more_than_its_slots_ahead"
+OWN_FILE = "test_each_process_opens_the_file_for_itself_and_computes_with_one_thread"
+NO_IDLE = "test_what_the_pytorch_loader_really_uses_is_said"
 ONE_SHAPE = "test_what_is_no_array_of_numbers_is_refused"
 
 ASKED: tuple[Asked, ...] = (
     *_about(
         "loading",
-        ("prefetch_factor or persistent_workers without workers", DATALOADER),
-        ("workers with chunked HDF5", NO_WORKERS, DATALOADER),
-        ("workers, or threads × workers, above the cores", DATALOADER),
+        (
+            "prefetch_factor or persistent_workers without workers",
+            "test_what_the_schema_makes_impossible_to_say",
+        ),
+        ("workers with chunked HDF5", NO_WORKERS, "speed.random_reads_of_chunks"),
+        ("workers, or threads × workers, above the cores", "speed.workers_above_cores", OWN_FILE),
         ("threads above the cores", "speed.threads_above_cores"),
-        ("workers above the files of a folder dataset", DATALOADER),
-        ("prefetched samples beyond the host's budget or /dev/shm", DATALOADER),
-        ("pin_memory without CUDA", DATALOADER),
-        ("an epoch shorter than the start of the workers", DATALOADER),
+        ("workers above the files of a folder dataset", NO_IDLE),
+        (
+            "prefetched samples beyond the host's budget or /dev/shm",
+            "memory.loader_over_budget",
+            "test_nothing_has_a_name_in_shared_memory",
+        ),
+        ("pin_memory without CUDA", "correctness.pin_memory_needs_gpu"),
+        ("an epoch shorter than the start of the workers", "speed.workers_start_anew"),
         (
             "a chunk above 75 % of device memory, or slots above the budget",
             "memory.chunk_over_share",

@@ -45,6 +45,8 @@ class Verdict:
 def classify(seen: Evidence) -> Verdict:
     """The reason an attempt ended; what the trainer said of itself goes first."""
     said = _said_by_trainer(seen.end)
+    if said is not None and said.reason is Reason.killed and seen.oom_kills > 0:
+        return Verdict(Reason.host_oom, f"{said.message} The kernel did that here.")
     if said is not None and said.reason is not Reason.interrupted:
         return said
     if seen.fault is not None:

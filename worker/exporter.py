@@ -61,7 +61,7 @@ RUN_GAUGES = (
     ("stoker_train_epoch", "Epoch under way", "epoch"),
     ("stoker_data_queue_depth", "Batches or chunks that wait for the trainer", "queue_depth"),
     ("stoker_run_last_progress_timestamp_seconds", "When the trainer last reported", "t"),
-    ("stoker_run_host_memory_bytes", "Host memory of the trainer", "host_memory_bytes"),
+    ("stoker_run_host_memory_bytes", "Host memory of trainer and loader", "host_memory_bytes"),
 )
 
 

@@ -11,8 +11,8 @@ from worker.report import Report
 
 LESS_MEMORY = (
     "Lower training.batch_size and raise training.gradient_accumulation_steps by the same factor, "
-    "which keeps the result, or set data.loader.residency to stream; with policy.on_oom ladder a "
-    "run does so by itself."
+    "which keeps the result, or have the loader hold less (data.loader.residency stream; of the "
+    "PyTorch loader fewer num_workers); with policy.on_oom ladder a run does so by itself."
 )
 TOO_EARLY = (
     "It had not opened its data by then, so there was nothing that it could make smaller: free the "

@@ -100,6 +100,8 @@ def _print_how_it_is_read(memory: Document) -> None:
     if memory.get("residency") == "stream":
         chunk = f"in chunks of {number(memory['chunk_samples'])} samples"
         typer.echo(f"  The data streams through the device {chunk}.")
+    elif memory.get("residency") == "batches":
+        typer.echo("  The data comes to the device batch by batch.")
     elif memory.get("residency"):
         typer.echo("  The data stays on the device.")
     if (measured := memory.get("measured")) and measured["training"]:

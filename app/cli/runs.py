@@ -173,8 +173,12 @@ def _memory_rung(applied: list[Document | None]) -> str | None:
         ("batch", number, "micro-batches of {}"),
         ("evaluation_batch", number, "evaluation batches of {}"),
         ("staging_bytes", size, "page-locked pieces of {}"),
+        ("workers", number, "{} loader processes for each part"),
+        ("prefetch_factor", number, "loader processes {} batch ahead"),
     )
-    listed = (words.format(text(rung[name])) for name, text, words in told if rung[name])
+    listed = (
+        words.format(text(rung[name])) for name, text, words in told if rung.get(name) is not None
+    )
     return f"{rung['number']}: {', '.join(listed)}"
 
 

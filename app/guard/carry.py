@@ -10,8 +10,14 @@ from app.spec.layers import Document, leaves
 FULL = (
     "/name", "/notes", "/labels", "/priority", "/preset", "/accept_risks", "/policy", "/evaluation",
     "/checkpoint", "/early_stopping", "/runtime", "/training/epochs", "/training/max_steps",
-    "/training/log_every_steps", "/data/loader/residency", "/data/loader/chunk_size",
+    "/training/log_every_steps", "/data/loader/kind", "/data/loader/residency",
+    "/data/loader/chunk_size", "/data/loader/num_workers", "/data/loader/prefetch_factor",
+    "/data/loader/persistent_workers", "/data/loader/pin_memory",
+    "/data/loader/multiprocessing_context",
 )  # fmt: skip
+# What a loader shuffles together where its kind has no word for it: as one that shuffles all or
+# nothing says it.
+NO_GROUP = {"/data/loader/shuffle_group": "auto"}
 # Changes after which the parent's weights no longer fit the model.
 SHAPE = (
     "/recipe/kind", "/recipe/encoder", "/recipe/hidden_size", "/recipe/num_layers", "/recipe/patch",
@@ -39,7 +45,7 @@ def carry_between(parent: Document, child: Document, other_data: Collection[str]
 
     `other_data`: datasets that have another file by now than the parent trained on.
     """
-    before, after = dict(leaves(parent)), dict(leaves(child))
+    before, after = (NO_GROUP | dict(leaves(spec)) for spec in (parent, child))
     changed = sorted(
         pointer
         for pointer in before.keys() | after.keys()

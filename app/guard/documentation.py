@@ -81,7 +81,8 @@ IMPOSSIBLE = (
         "tests/spec/test_run_spec.py::test_every_field_has_a_description_and_every_number_has_bounds",
     ),
     Impossible(
-        "Nesterov without momentum; a shuffle group without blocks; a switch of a second kind.",
+        "Nesterov without momentum; a shuffle group without blocks; a switch of a second kind; "
+        "batches ahead, or processes that stay, of a loader without processes.",
         "The schema checks the fields of a block against each other.",
         "tests/spec/test_run_spec.py::test_what_the_schema_makes_impossible_to_say",
     ),
@@ -91,9 +92,27 @@ IMPOSSIBLE = (
         "tests/spec/test_parse.py::test_a_part_of_a_split_that_leaves_nothing_is_refused",
     ),
     Impossible(
-        "Processes that share an open HDF5 file, leak its pages or crowd out the cores.",
-        "The chunked loader has no worker processes: one thread reads at most its slots ahead.",
+        "Processes of the chunked loader that share an open HDF5 file, leak its pages or crowd out "
+        "the cores.",
+        "It has none: one thread reads at most its slots ahead.",
         "tests/trainer_data/test_reader.py::test_the_reader_never_runs_more_than_its_slots_ahead",
+    ),
+    Impossible(
+        "Processes of the PyTorch loader that share an open file, or compute with threads.",
+        "Each is started without the trainer's files, opens what it reads, and has one thread.",
+        "tests/trainer_data/test_dataloader.py"
+        "::test_each_process_opens_the_file_for_itself_and_computes_with_one_thread",
+    ),
+    Impossible(
+        "Loader processes that have nothing to read.",
+        "They are given batches, not files, and there are no more than a part has batches, or the "
+        "trainer cores.",
+        "tests/trainer_data/test_loader.py::test_what_the_pytorch_loader_really_uses_is_said",
+    ),
+    Impossible(
+        "Prefetched batches that fill /dev/shm.",
+        "They lie in memory without a name, which no size of a file system bounds.",
+        "tests/trainer_data/test_dataloader.py::test_nothing_has_a_name_in_shared_memory",
     ),
     Impossible(
         "Input fields of other lengths.",
@@ -153,18 +172,6 @@ EARLY = (
 )
 
 TO_COME = (
-    ToCome(
-        "data.loader.kind: dataloader",
-        (
-            "prefetch_factor or persistent_workers without workers",
-            "workers with chunked HDF5",
-            "workers, or threads × workers, above the cores",
-            "workers above the files of a folder dataset",
-            "prefetched samples beyond the host's budget or /dev/shm",
-            "pin_memory without CUDA",
-            "an epoch shorter than the start of the workers",
-        ),
-    ),
     ToCome("data.split.method: field", ("a random split of groups or entities",)),
     ToCome("recipe.carry_hidden: true", ("shuffling with a carried state",)),
     ToCome(

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from app.guard.crews import Crews, crews_of
 from app.guard.derived import dataset_of, device_of, precision_of, sizes_of
 from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts, UnknownFact, known
 from app.guard.measured import Measured
@@ -11,7 +12,7 @@ from app.guard.memory_model import SequenceSize
 from app.guard.memory_room import PHASES, STEPS, Item, Room
 from app.guard.memory_step import Reckon, as_measured, on_cpu, on_cuda
 from app.spec.arithmetic import PartSizes, evaluation_batch, resolved_shuffle
-from app.spec.data import ChunkedLoader
+from app.spec.data import ChunkedLoader, Loader
 from app.spec.residency import (
     MIB,
     PIECE_BYTES,
@@ -49,6 +50,8 @@ class MemoryPlan:
     assumed: tuple[str, ...]
     measured: Measured | None = None
     """What the step's items follow from, where one was measured."""
+    crews: Crews | None = None
+    """Of the PyTorch loader."""
 
     @property
     def model_room(self) -> Room:
@@ -94,27 +97,36 @@ def memory_plan(spec: RunSpec, facts: Facts) -> MemoryPlan:
 def _plan(spec: RunSpec, facts: Facts) -> MemoryPlan:
     device, dataset, sizes = device_of(spec, facts), dataset_of(spec, facts), sizes_of(spec, facts)
     loader = spec.data.loader
-    if not isinstance(loader, ChunkedLoader):
-        raise UnknownFact("what the PyTorch loader takes")
     need = need_of(spec, dataset, sizes, loader)
     free = free_memory(device)
     data_memory = memory_for_data(free)
-    data = settle_residency(loader, need, data_memory)
+    crews: Crews | None = None
+    if isinstance(loader, ChunkedLoader):
+        data = settle_residency(loader, need, data_memory)
+    else:
+        crews = crews_of(spec, loader, sizes, device, need.sample_bytes)
+        data = loaded(crews)
     model = model_of(spec, dataset)
     measured = facts.measured
     if measured is not None and not (measured.device == device.kind and measured.holds_for(spec)):
         measured = None
-    run = _Run(spec, *_batches(spec, sizes), need, data, model, measured)
+    run = _Run(spec, *_batches(spec, sizes), need, data, model, measured, crews)
     if device.kind == "cpu":
         room = _host_as_device(run, free)
-        return MemoryPlan(room, None, data, need, data_memory, run.assumed(), measured)
+        return MemoryPlan(room, None, data, need, data_memory, run.assumed(), measured, crews)
     half = precision_of(spec, facts) == "fp16-mixed"
     on_device = _cuda_device(run, free, 2 if half else 4)
     available = device.host.available_bytes
     host = _cuda_host(run, None if available is None else _beside_imports(available))
     formulas = "the context, and the host's staging" if measured else "the GPU's figures"
     assumed = (*run.assumed(), f"By formulas that were not measured on a GPU yet: {formulas}.")
-    return MemoryPlan(host, on_device, data, need, data_memory, assumed, measured)
+    return MemoryPlan(host, on_device, data, need, data_memory, assumed, measured, crews)
+
+
+def loaded(crews: Crews) -> Residency:
+    """Batches come to the device one by one: none of its memory is kept for data."""
+    who = f"up to {crews.processes} processes" if crews.processes else "the trainer itself"
+    return Residency("batches", f"read by {who} as the PyTorch loader asks", 0, 0, 0)
 
 
 def planned_memory(spec: RunSpec, facts: Facts) -> dict[str, Any] | None:
@@ -137,7 +149,7 @@ def _beside_imports(available: int) -> int:
     return max(0, available - IMPORTS_BYTES)
 
 
-def need_of(spec: RunSpec, dataset: DatasetFacts, sizes: PartSizes, loader: ChunkedLoader) -> Need:
+def need_of(spec: RunSpec, dataset: DatasetFacts, sizes: PartSizes, loader: Loader) -> Need:
     """What the trainer will find that the data comes to; UnknownFact."""
     sample_bytes = sum(array.sample_bytes for array in fields_of(spec, dataset))
     kind, group = order_of(spec, dataset, loader)
@@ -149,7 +161,7 @@ def need_of(spec: RunSpec, dataset: DatasetFacts, sizes: PartSizes, loader: Chun
 
 
 def order_of(
-    spec: RunSpec, dataset: DatasetFacts, loader: ChunkedLoader
+    spec: RunSpec, dataset: DatasetFacts, loader: Loader
 ) -> tuple[str, int | Literal["auto"]]:
     """(shuffle, shuffle_group) as the trainer settles them; UnknownFact.
 
@@ -215,6 +227,7 @@ class _Run:
     data: Residency
     model: SequenceSize
     measured: Measured | None
+    crews: Crews | None
 
     def model_items(self) -> Iterable[Item]:
         model = self.model
@@ -244,6 +257,7 @@ class _Run:
         need, data = self.need, self.data
         if data.kind == "resident":
             yield Item("resident_data", need.resident_bytes)
+        if data.kind != "stream":
             return
         for name, chunk, parts in (
             ("chunk_slots", data.chunk_samples, (need.train_samples,)),
@@ -262,6 +276,11 @@ class _Run:
             yield Item("statistics", piece + STATISTICS_BYTES, ("building",))
         yield Item("order", ORDER_COPIES * PLACE_BYTES * train, ("training",))
 
+    def loader_items(self, *, on_gpu: bool) -> Iterable[Item]:
+        """On the host, whatever the device: of the PyTorch loader."""
+        if self.crews is not None:
+            yield from self.crews.items(used_there=not on_gpu)
+
     def snapshot_item(self) -> Item:
         """A copy of the state, which is written while the training goes on."""
         state = self.model.weights_bytes + self.model.optimizer_bytes
@@ -269,7 +288,7 @@ class _Run:
 
     def assumed(self) -> tuple[str, ...]:
         return (
-            f"{self.data.kind} data: {self.data.why}.",
+            f"{'data in batches' if self.crews else f'{self.data.kind} data'}: {self.data.why}.",
             self._activations_by(),
             f"Bytes above those that the trainer's imports take, {IMPORTS_BYTES // MIB} MiB, which "
             "the host's budget does not have any more.",
@@ -298,6 +317,7 @@ def _host_as_device(run: _Run, free: int) -> Room:
         *run.step_items(on_cpu(run.model), free),
         *run.data_items(touched_only=True),
         *run.reading_items(),
+        *run.loader_items(on_gpu=False),
         run.snapshot_item(),
     )
     return Room(items, free)
@@ -309,28 +329,36 @@ def _cuda_device(run: _Run, free: int, element_bytes: int) -> Room:
         *run.model_items(),
         *run.step_items(on_cuda(run.model, element_bytes), free - CUDA_CONTEXT_BYTES),
         *run.data_items(),
+        # The batch before is let go when the next one is there.
+        Item("next_batch", run.crews.batch_bytes if run.crews else 0, ("training",)),
     )
     return Room(items, free)
 
 
 def _cuda_host(run: _Run, free: int | None) -> Room:
-    staging, places = run.data.kind, run.need.train_samples
     libraries = CUDA_HOST_BYTES
     if run.measured is not None and run.measured.training is not None:
         libraries = run.measured.host_bytes
-    streams = 1 if staging == "resident" else 1 + len(run.need.held_out)
-    phases: tuple[Literal["building"], ...] | tuple[str, ...] = (
-        ("building",) if staging == "resident" else PHASES
-    )
     items = (
         Item("libraries", libraries),
-        # PyTorch rounds page-locked memory up to a power of two.
-        Item("staging", streams * 2 * 2 * PIECE_BYTES, phases),
-        Item("page_locked_order", PLACE_BYTES * places),
+        *_staged(run),
         *run.reading_items(),
+        *run.loader_items(on_gpu=True),
         run.snapshot_item(),
     )
     return Room(items, free)
+
+
+def _staged(run: _Run) -> Iterable[Item]:
+    """Of the host, what chunks and resident data go through on their way to a GPU."""
+    if run.crews is not None:
+        return
+    resident = run.data.kind == "resident"
+    streams = 1 if resident else 1 + len(run.need.held_out)
+    # PyTorch rounds page-locked memory up to a power of two.
+    phases = ("building",) if resident else PHASES
+    yield Item("staging", streams * 2 * 2 * PIECE_BYTES, phases)
+    yield Item("page_locked_order", PLACE_BYTES * run.need.train_samples)
 
 
 def compared(plan: Mapping[str, Any] | None, peak: Mapping[str, Any] | None) -> dict[str, Any]:

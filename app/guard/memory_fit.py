@@ -1,11 +1,12 @@
-"""The largest chunk and the largest batch that fit into the memory that is free."""
+"""The largest chunk, batch and crew of loader processes that the free memory has room for."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.guard.facts import Facts
 from app.guard.memory import MemoryPlan, memory_plan
-from app.spec.data import ChunkedLoader
+from app.spec.data import ChunkedLoader, DataLoaderLoader
+from app.spec.loader_crew import PREFETCH_FACTOR
 from app.spec.residency import LEAST_BATCHES_A_CHUNK, MIB, SLOTS
 from app.spec.run import RunSpec
 
@@ -94,15 +95,57 @@ def largest_chunk(spec: RunSpec, facts: Facts) -> dict[str, Any] | None:
     return values if _has_room(memory_plan(with_values(spec, values), facts)) else None
 
 
+def without_processes(spec: RunSpec) -> RunSpec:
+    """The spec as it is where its loader reads in the trainer."""
+    loader = spec.data.loader
+    return with_values(spec, _crew(loader, 0, 1)) if isinstance(loader, DataLoaderLoader) else spec
+
+
+def fewer_processes(spec: RunSpec, facts: Facts) -> dict[str, Any]:
+    """The values with which the loader's processes fit on the host: first fewer batches ahead, then
+    half as many processes, and half of these; none at last.
+    """
+    loader = spec.data.loader
+    if not isinstance(loader, DataLoaderLoader):
+        return {}
+    workers, ahead = loader.num_workers, loader.prefetch_factor or PREFETCH_FACTOR
+    ways = [(workers, part) for part in _halves(ahead)] + [(n, 1) for n in _halves(workers)]
+    for way in ways:
+        values = _crew(loader, *way)
+        room = memory_plan(with_values(spec, values), facts).host
+        if room.peak_bytes <= FILL * (room.budget_bytes or 0):
+            return values
+    return _crew(loader, 0, 1)
+
+
+def _halves(count: int) -> list[int]:
+    """Half of it, half of that, … 1."""
+    return [count >> power for power in range(1, count.bit_length())]
+
+
+def _crew(loader: DataLoaderLoader, workers: int, prefetch_factor: int) -> dict[str, Any]:
+    """The values, as far as they are not the loader's already."""
+    values = {
+        "num_workers": workers,
+        "prefetch_factor": prefetch_factor if workers else None,
+        "persistent_workers": loader.persistent_workers and workers > 0,
+    }
+    return {f"/data/loader/{n}": v for n, v in values.items() if getattr(loader, n) != v}
+
+
 def _has_room(plan: MemoryPlan) -> bool:
     room = plan.model_room
     return plan.fits and room.peak_bytes <= FILL * (room.budget_bytes or 0)
 
 
 def with_values(spec: RunSpec, values: Mapping[str, Any]) -> RunSpec:
-    """The spec with other values, by JSON Pointer of two or three names; they are not checked."""
+    """The spec with other values, by JSON Pointer of two or three names; they are not checked. One
+    that is an object is the chunked loader.
+    """
     changed = spec
     for pointer, value in values.items():
+        if isinstance(value, dict):
+            value = ChunkedLoader(**value)
         block, *rest = pointer.strip("/").split("/")
         part = getattr(changed, block)
         if len(rest) == 2:

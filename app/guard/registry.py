@@ -12,6 +12,7 @@ from app.guard.rules import (
     memory,
     parts,
     precision,
+    processes,
     restarting,
     values,
 )
@@ -24,6 +25,7 @@ RULES: tuple[Rule, ...] = (
     *devices.RULES,
     *memory.RULES,
     *loading.RULES,
+    *processes.RULES,
     *precision.RULES,
     *learning.RULES,
     *restarting.RULES,

@@ -3,7 +3,7 @@
 import math
 from typing import Literal, NamedTuple
 
-from app.spec.data import ChronologicalSplit, ChunkedLoader, RandomSplit
+from app.spec.data import ChronologicalSplit, ChunkedLoader, Loader, RandomSplit
 from app.spec.training import Evaluation, Training
 
 # Up to this many bytes every epoch is shuffled as a whole: random reads of a set that the page
@@ -30,11 +30,15 @@ def part_sizes(split: ChronologicalSplit | RandomSplit, num_samples: int) -> Par
     return PartSizes(num_samples - validation - test, validation, test)
 
 
+def batches_per_epoch(training: Training, num_samples: int) -> int:
+    """Micro-batches of one epoch, the last one smaller where samples are left over."""
+    whole, rest = divmod(num_samples, training.batch_size)
+    return whole if training.drop_last or rest == 0 else whole + 1
+
+
 def steps_per_epoch(training: Training, num_samples: int) -> int:
     """Optimizer steps of one epoch; a last partial accumulation window counts as a step."""
-    whole, rest = divmod(num_samples, training.batch_size)
-    batches = whole if training.drop_last or rest == 0 else whole + 1
-    return -(-batches // training.gradient_accumulation_steps)
+    return -(-batches_per_epoch(training, num_samples) // training.gradient_accumulation_steps)
 
 
 def total_steps(training: Training, num_samples: int) -> int:
@@ -83,11 +87,13 @@ def log_interval(training: Training, steps: int) -> int:
 
 
 def resolved_shuffle(
-    loader: ChunkedLoader, data_bytes: int
+    loader: Loader, data_bytes: int
 ) -> tuple[Literal["full", "block", "none"], int | Literal["auto"]]:
     """(shuffle, shuffle_group) with `auto` settled for a dataset of `data_bytes`: those of all its
     samples in the run's arrays, whatever the file takes.
     """
+    if not isinstance(loader, ChunkedLoader):
+        return loader.shuffle, "auto"
     shuffle = loader.shuffle
     if shuffle == "auto":
         in_blocks = loader.shuffle_group != "auto" or data_bytes > FULL_SHUFFLE_BYTES

@@ -39,7 +39,6 @@ UNAVAILABLE: tuple[Unavailable, ...] = (
         "/data/targets", lambda v: _longer_than_one(v), "give one target array", has_fix=False
     ),
     Unavailable("/data/split/method", _is("field"), "use chronological, random or datasets"),
-    Unavailable("/data/loader/kind", _is("dataloader"), "the chunked loader reads every dataset"),
     Unavailable("/optimizer/backbone_lr", _given, "one learning rate holds for all weights"),
     Unavailable("/schedule/kind", _is("plateau"), "use one of the other schedules"),
     Unavailable("/averaging/kind", _is("swa", "ema"), "the trained weights are delivered"),

@@ -106,22 +106,29 @@ class ChunkedLoader(SpecModel):
 
 
 class DataLoaderLoader(SpecModel):
-    """torch.utils.data.DataLoader; not available yet."""
+    """torch.utils.data.DataLoader: batches are read one by one, here or by processes of its own."""
 
     kind: Literal["dataloader"]
     """The PyTorch loader."""
     num_workers: Annotated[int, Field(ge=0, le=256)] = 0
-    """Loader processes; default 0."""
+    """Processes that read each part; 0: the trainer reads by itself. Default 0."""
     prefetch_factor: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Batches each worker keeps ready; default none (2 with workers)."""
+    """Batches that each worker is ahead; default none (2 with workers)."""
     persistent_workers: bool = False
-    """Keep workers between epochs; default false."""
+    """Keep workers between epochs and between evaluations; default false."""
     pin_memory: bool = False
     """Page-locked batches for faster copies to a GPU; default false."""
     multiprocessing_context: Literal["spawn", "forkserver"] = "spawn"
-    """How workers start; default spawn."""
+    """How workers start: each anew, or copied from one that has imported; default spawn."""
     shuffle: Literal["full", "none"] = "full"
     """Shuffle all samples or none; default full."""
+
+    @model_validator(mode="after")
+    def _these_are_for_workers(self) -> Self:
+        for name in ("prefetch_factor", "persistent_workers"):
+            if getattr(self, name) and not self.num_workers:
+                raise ValueError(f"{name} needs num_workers of 1 or more")
+        return self
 
 
 Loader = Annotated[ChunkedLoader | DataLoaderLoader, Field(discriminator="kind")]

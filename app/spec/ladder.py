@@ -24,9 +24,9 @@ class Use:
     """What of an attempt's memory the ladder can make smaller, as the attempt itself tells it."""
 
     device: Literal["cpu", "cuda"]
-    residency: Literal["resident", "stream"]
+    residency: Literal["resident", "stream", "batches"]
     data_bytes: int
-    """Of data on the device: all of it, or the slots of all parts."""
+    """Of data on the device: all of it, or the slots of all parts; 0 where batches come singly."""
     sample_bytes: int
     """Of a sample on the device, and of its place in the order."""
     parts: int
@@ -37,6 +37,12 @@ class Use:
     """The same of an evaluation; 0 without one."""
     staging_bytes: int
     """Of one of the page-locked pieces through which data goes to a GPU; 0 on a CPU."""
+    workers: int = 0
+    """Processes of the PyTorch loader, for each part."""
+    prefetch_factor: int = 0
+    """Batches that each of them is ahead."""
+    process_bytes: int = 0
+    """What each of them takes beside."""
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
@@ -73,6 +79,8 @@ class Rung:
     batch: int | None = None
     evaluation_batch: int | None = None
     staging_bytes: int | None = None
+    workers: int | None = None
+    prefetch_factor: int | None = None
     changed: tuple[str, ...] = ()
     """What each rung down to this one has made smaller, in a few words."""
 
@@ -109,9 +117,12 @@ class Step:
 def next_step(rung: Rung, use: Use, ran_out: RanOut) -> Step | None:
     """What the attempt after one on `rung` does; None where nothing is left that could help.
 
-    Each step makes something smaller, so the ladder ends. First less data on the device, which
-    changes no result; where that cannot give back what was lacking, smaller batches.
+    Each step makes something smaller, so the ladder ends. First less data on the device, or fewer
+    loader processes on the host, which changes no result; where that cannot give back what was
+    lacking, smaller batches.
     """
+    if ran_out.where == "host" and (step := _smaller_crew(rung, use, ran_out)) is not None:
+        return step
     if ran_out.where == "host" and use.device == "cuda":
         return _smaller_staging(rung, use, ran_out)
     return _less_data(rung, use, ran_out) or _smaller_batch(rung, use, ran_out)
@@ -131,6 +142,29 @@ def _less_data(rung: Rung, use: Use, ran_out: RanOut) -> Step | None:
         replace(rung, data_bytes=most),
         told,
         f"{told}, read in chunks, instead of {before}; every result stays the same",
+    )
+
+
+def _smaller_crew(rung: Rung, use: Use, ran_out: RanOut) -> Step | None:
+    """Of the PyTorch loader: batches ahead first, then processes, half of them and half of these,
+    down to none. Only the training's are counted: those of other parts are not always there.
+    """
+    lacking, batch_bytes = ran_out.lacking_bytes, use.batch * use.sample_bytes
+    if not use.workers or ran_out.phase == "building":  # when none is there yet
+        return None
+    if use.workers * (use.prefetch_factor - 1) * batch_bytes >= lacking:
+        told = f"loader processes 1 batch ahead, not {use.prefetch_factor}"
+        return _step(replace(rung, prefetch_factor=1), told, f"{told}; every result stays the same")
+    each = use.process_bytes + use.prefetch_factor * batch_bytes
+    halves = (use.workers >> power for power in range(1, use.workers.bit_length() + 1))
+    left = next((count for count in halves if (use.workers - count) * each >= lacking), None)
+    if left is None:
+        return None
+    told = f"{left} loader processes for each part" if left else "no loader processes"
+    return _step(
+        replace(rung, workers=left),
+        told,
+        f"{told} instead of {use.workers}; every result stays the same",
     )
 
 

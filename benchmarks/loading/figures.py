@@ -10,13 +10,14 @@ from benchmarks.loading.files import LAYOUTS, DataFile, write
 from benchmarks.loading.peers import dataloader, naive_chunks
 from benchmarks.loading.probes import in_memory, load, memory_copy, raw_read
 from benchmarks.loading.rounds import first_batches, in_turn, rates, ratio
-from benchmarks.loading.stoker import stoker
+from benchmarks.loading.stoker import by_torch, stoker
 
 # (samples, features): of 235 KiB each, as in the reference; of 23 KiB, as weather.
 LARGE, SMALL, PACKED = (4096, 167), (10_240, 16), (1024, 167)
 SMALL_BYTES = 2**16
 PACKINGS = tuple(name for name in LAYOUTS if name != "contiguous")
 WORKERS = (0, 2, 4)
+OWN_WORKERS = (0, 2)
 KIB = 2**10
 COMMAND = "python -m benchmarks loading"
 
@@ -43,9 +44,11 @@ def _contiguous(file: DataFile, *, shuffled: bool) -> list[Figure]:
     ours = stoker(file, "stream", shuffle)
     items = [dataloader(file, n, batched=False, shuffled=shuffled) for n in WORKERS]
     batches = [dataloader(file, n, batched=True, shuffled=shuffled) for n in WORKERS]
+    loaded = [by_torch(file, n, shuffle) for n in OWN_WORKERS]
     naive = naive_chunks(file, shuffled=shuffled)
     others = [memory_copy(data), in_memory(data, shuffled=shuffled)]
-    arms = [probe, ours, stoker(file, "resident", shuffle), naive, *others, *items, *batches]
+    arms = [probe, ours, stoker(file, "resident", shuffle), naive]
+    arms += [*others, *items, *batches, *loaded]
     if shuffled:
         arms.append(replace(stoker(file, "stream", "block"), name="stoker, stream of blocks"))
     rounds = in_turn(file, arms)
@@ -54,6 +57,7 @@ def _contiguous(file: DataFile, *, shuffled: bool) -> list[Figure]:
     figures.append(ratio(title, rounds, ours, [probe], 0.85, COMMAND))
     # Without a bound where one would be above the rate at which memory is copied.
     figures.append(ratio(title, rounds, ours, [naive], 4.0 if shuffled else None, COMMAND))
+    figures.append(ratio(title, rounds, ours, loaded, None, COMMAND))
     if shuffled:
         small = file.sample_bytes < SMALL_BYTES
         figures.append(ratio(title, rounds, ours, items, 8.0 if small else None, COMMAND))

@@ -2,8 +2,9 @@
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,20 +21,33 @@ MIB = 2**20
 
 
 def stoker(file: DataFile, residency: str, shuffle: str) -> Arm:
-    """The training part is the whole file, since nothing is held out."""
-    data = open_file(file, residency, shuffle)
+    """The chunked loader. The training part is the whole file, since nothing is held out."""
+    return _arm(f"stoker, {residency}", open_file(file, residency, shuffle))
 
-    def epoch(number: int) -> Iterator[Batch]:
-        for batch in data.train.iterate(number):
-            yield batch.arrays
 
-    return Arm(f"stoker, {residency}", epoch, data.close)
+def by_torch(file: DataFile, workers: int, shuffle: str) -> Arm:
+    """The PyTorch loader, with no more processes than cores, which stay between epochs."""
+    stay = {"persistent_workers": True} if workers else {}
+    loader = {"kind": "dataloader", "num_workers": workers, "shuffle": shuffle, **stay}
+    return _arm(f"stoker, dataloader, {workers} workers", _open(file, loader))
 
 
 def open_file(file: DataFile, residency: str, shuffle: str) -> DataSet:
     loader = {"kind": "chunked", "residency": residency, "shuffle": shuffle}
     if residency == "stream":
         loader["chunk_size"] = f"{CHUNK_BYTES // MIB}MiB"
+    return _open(file, loader)
+
+
+def _arm(name: str, data: DataSet) -> Arm:
+    def epoch(number: int) -> Iterator[Batch]:
+        for batch in data.train.iterate(number):
+            yield batch.arrays
+
+    return Arm(name, epoch, data.close)
+
+
+def _open(file: DataFile, loader: Mapping[str, Any]) -> DataSet:
     split = {"method": "chronological", "validation_fraction": 0.0}
     document = {
         "recipe": {"kind": "sequence"},

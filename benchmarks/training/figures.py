@@ -18,7 +18,7 @@ from benchmarks.loading.arms import BATCH, Arm, Batch
 from benchmarks.loading.files import DataFile, write
 from benchmarks.loading.peers import dataloader, naive_chunks
 from benchmarks.loading.probes import load
-from benchmarks.loading.stoker import stoker
+from benchmarks.loading.stoker import by_torch, stoker
 from benchmarks.training.models import MODELS, build
 
 ROUNDS, PEER_ROUNDS = 15, 5
@@ -71,10 +71,11 @@ def _beside_peers(name: str, file: DataFile) -> list[Figure]:
     ours, naive = stoker(file, "stream", "full"), naive_chunks(file, shuffled=True)
     items = [dataloader(file, n, batched=False, shuffled=True) for n in WORKERS]
     batches = [dataloader(file, n, batched=True, shuffled=True) for n in WORKERS]
-    rounds = in_turn(name, file, [ours, naive, *items, *batches], PEER_ROUNDS)
+    loaded = [by_torch(file, n, "full") for n in WORKERS]
+    rounds = in_turn(name, file, [ours, naive, *items, *batches, *loaded], PEER_ROUNDS)
     figures = [_rate(name, file, arm, rounds[arm]) for arm in rounds if arm != ours.name]
     over = (OVER_ITEMS, OVER_BATCHES) if name == DATA_HEAVY else (1.0, 1.0)
-    peers = ((items, over[0]), (batches, over[1]), ([naive], 1.0))
+    peers = ((items, over[0]), (batches, over[1]), ([naive], 1.0), (loaded, None))
     return [*figures, *(_over(name, rounds, ours, others, least) for others, least in peers)]
 
 
@@ -154,7 +155,9 @@ def _efficiency(model: str, rounds: Rounds, arm: Arm, limit: Arm, bound: float |
     return replace(figure_of(name, "", ratios, COMMAND, bound), value=lower_bound(ratios))
 
 
-def _over(model: str, rounds: Rounds, ours: Arm, others: Sequence[Arm], bound: float) -> Figure:
+def _over(
+    model: str, rounds: Rounds, ours: Arm, others: Sequence[Arm], bound: float | None
+) -> Figure:
     """Of several others, that which is fastest."""
     best = min(others, key=lambda arm: statistics.median(e.seconds for e in rounds[arm.name]))
     name = f"{model}: {ours.name} over {best.name}"

@@ -103,6 +103,10 @@ class Service:
     def launcher(self) -> psutil.Process:
         return eventually(lambda: self._process("worker.launcher"), "a launcher runs")
 
+    def loader_processes(self) -> list[psutil.Process]:
+        """Those that the trainers of this service have spawned to read."""
+        return [p for p in self.left_running() if "--multiprocessing-fork" in _command(p)]
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """The trainer stands still meanwhile, so that a short run is not over too soon."""

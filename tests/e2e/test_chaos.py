@@ -54,6 +54,34 @@ def test_kill_9_of_every_part_changes_nothing_in_the_result(service):
     assert final_weights(service, run_id) == final_weights(service, calm)
 
 
+def test_the_death_of_a_loader_process_is_retried_and_none_outlives_its_trainer(service):
+    calm = service.submit(LONG)
+    assert service.wait_for_end(calm)["state"] == "succeeded"
+    loader = {"kind": "dataloader", "num_workers": 1, "persistent_workers": True}
+    data = {**LONG["data"], "loader": loader}
+    run_id = service.submit({**LONG, "data": data, "accept_risks": ["speed.*"]})
+
+    service.wait_for_step(run_id, 150)
+    reading = service.loader_processes()
+    reading[0].kill()
+    eventually(lambda: service.run(run_id)["attempt"] == 2, "the process's death is retried")
+    attempts = service.http.get(f"/runs/{run_id}/attempts").json()["data"]
+    assert [one["reason"] for one in attempts if one["reason"]] == ["killed"]
+    assert "A loader process (" in str(attempts)
+
+    service.wait_for_step(run_id, 350)
+    reading += service.loader_processes()
+    assert len(reading) >= 2
+    service.trainer().kill()
+    eventually(lambda: service.run(run_id)["attempt"] == 3, "the trainer's death is retried")
+    done = service.wait_for_end(run_id)
+    assert (done["state"], done["reason"]) == ("succeeded", "completed"), done
+    assert service.losses(run_id) == service.losses(calm)
+    assert final_weights(service, run_id) == final_weights(service, calm)
+    eventually(lambda: not service.loader_processes(), "no loader process is left")
+    assert not any(one.is_running() for one in reading)
+
+
 def test_a_stop_that_arrives_while_the_trainer_exits_ends_in_one_clear_state(service):
     short = {**SPEC, "training": {**SPEC["training"], "epochs": 10}}
     for wait_until in ("checkpointing", "done"):

@@ -65,6 +65,13 @@ ONE_CYCLE: Change = {
 }
 STREAMED = {"residency": "stream", "chunk_size": "4MiB"}
 CHUNKED = with_field("features", storage="chunked", chunk_rows=64, compression="gzip")
+
+
+def by_torch(**values: Any) -> Change:
+    """The PyTorch loader, with settings of it."""
+    return data(loader={"kind": "dataloader", **values})
+
+
 LARGE = weather(samples=2_000_000, size_bytes=43_000_000_000)
 
 CASES: dict[str, Case] = {
@@ -271,6 +278,26 @@ CASES: dict[str, Case] = {
     ),
     "memory.checkpoints_fill_disk": Case(
         {}, {}, with_host(disk_free_bytes=2_000_000), with_host(disk_free_bytes=2_100_000)
+    ),
+    "memory.loader_over_budget": Case(
+        by_torch(num_workers=4, prefetch_factor=5),
+        by_torch(num_workers=4, prefetch_factor=4),
+        with_host(available_bytes=1643 * 2**20, cores=4),
+    ),
+    "correctness.pin_memory_needs_gpu": Case(by_torch(pin_memory=True), by_torch(pin_memory=False)),
+    "speed.workers_above_cores": Case(
+        by_torch(num_workers=3, persistent_workers=True),
+        by_torch(num_workers=2, persistent_workers=True),
+    ),
+    "speed.workers_start_anew": Case(
+        {**by_torch(num_workers=2), **training(epochs=24, **USUAL)},
+        {**by_torch(num_workers=2), **training(epochs=23, **USUAL)},
+    ),
+    "speed.chunked_is_faster": Case(
+        by_torch(shuffle="none"),
+        by_torch(shuffle="none"),
+        world(),
+        world(replace(LARGE, name="weather")),
     ),
     "speed.chunk_below_batch": Case(
         data(loader={"residency": "stream", "chunk_size": "2MiB"}),

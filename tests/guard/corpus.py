@@ -133,7 +133,27 @@ WIDER = st.fixed_dictionaries(
     {},
     optional={
         "data": st.fixed_dictionaries(
-            {},
+            {
+                "loader": st.one_of(
+                    st.fixed_dictionaries(
+                        {"residency": st.sampled_from(["auto", "resident", "stream"])},
+                        optional={
+                            "chunk_size": st.sampled_from(["auto", "1MiB", "64MiB", "9GiB", "75%"]),
+                            "shuffle": st.sampled_from(["auto", "full", "block", "none"]),
+                        },
+                    ),
+                    st.fixed_dictionaries(
+                        {"kind": st.just("dataloader"), "num_workers": st.sampled_from([1, 2, 16])},
+                        optional={
+                            "prefetch_factor": st.sampled_from([1, 4, 64]),
+                            "persistent_workers": st.booleans(),
+                            "pin_memory": st.booleans(),
+                            "multiprocessing_context": st.sampled_from(["spawn", "forkserver"]),
+                            "shuffle": st.sampled_from(["full", "none"]),
+                        },
+                    ),
+                ),
+            },
             optional={
                 "split": st.one_of(
                     st.fixed_dictionaries(
@@ -146,13 +166,6 @@ WIDER = st.fixed_dictionaries(
                     st.just({"method": "datasets", "validation": "weather"}),
                 ),
                 "standardize": st.fixed_dictionaries({"targets": st.booleans()}),
-                "loader": st.fixed_dictionaries(
-                    {"residency": st.sampled_from(["auto", "resident", "stream"])},
-                    optional={
-                        "chunk_size": st.sampled_from(["auto", "1MiB", "64MiB", "9GiB", "75%"]),
-                        "shuffle": st.sampled_from(["auto", "full", "block", "none"]),
-                    },
-                ),
             },
         ),
         "recipe": st.fixed_dictionaries(

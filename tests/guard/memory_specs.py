@@ -98,6 +98,16 @@ def loader(**values: Any) -> dict[str, Any]:
     return {"data": {"loader": {"kind": "chunked", **values}}}
 
 
+def by_torch(**values: Any) -> dict[str, Any]:
+    """With steps enough for each slot of the room to be in use once."""
+    return {
+        "data": {"loader": {"kind": "dataloader", **values}},
+        "training": {"max_steps": 12},
+        "evaluation": {"every_steps": 12},
+        "checkpoint": {"every_steps": 6},
+    }
+
+
 SGD = {"optimizer": {"kind": "sgd"}}
 PLAIN_SGD = {"optimizer": {"kind": "sgd", "momentum": 0.0}}
 ADAM = {"optimizer": {"kind": "adam"}}
@@ -105,6 +115,9 @@ CASES = (
     Case("the defaults, small data", SMALL, {}, 128),
     Case("LSTM, plain SGD, resident uint8", BYTES, {"hidden_size": 32}, 64, PLAIN_SGD),
     Case("LSTM, resident 420 MiB", WIDE, {"patch": 8}, 64, loader(residency="resident")),
+    Case("PyTorch's loader, by the trainer", WIDE, {"patch": 8}, 256, by_torch()),
+    Case("PyTorch's loader, 2 processes 4 ahead", WIDE, {"patch": 8}, 256,
+         by_torch(num_workers=2, prefetch_factor=4, persistent_workers=True)),
     Case("LSTM, 48 MiB chunks", WIDE, {"patch": 8}, 64,
          loader(residency="stream", chunk_size="48MiB")),
     Case("LSTM, one chunk of all", NARROW, {}, 128, loader(residency="stream", chunk_size="1GiB")),

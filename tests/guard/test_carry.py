@@ -46,6 +46,36 @@ def test_what_is_carried(patch, kind):
     assert bool(result.starts_anew) == (kind != "full")
 
 
+BY_TORCH = {"kind": "dataloader", "num_workers": 4, "prefetch_factor": 8, "pin_memory": True}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changed"),
+    [
+        ({"shuffle": "full"}, BY_TORCH, ()),
+        ({"shuffle": "none"}, {**BY_TORCH, "shuffle": "none"}, ()),
+        ({"shuffle": "block"}, BY_TORCH, ("/data/loader/shuffle",)),
+        ({"shuffle": "full"}, {**BY_TORCH, "shuffle": "none"}, ("/data/loader/shuffle",)),
+        (
+            {"shuffle": "block", "shuffle_group": 64},
+            {"shuffle": "block", "shuffle_group": 128},
+            ("/data/loader/shuffle_group",),
+        ),
+    ],
+)
+def test_another_loader_carries_the_whole_state_where_the_order_is_the_same(before, after, changed):
+    """Both ways; otherwise the weights, and the answer says what decided."""
+    specs = [
+        spec_of({**REQUEST, "data": {"dataset": "weather", "loader": loader}})
+        for loader in (before, after)
+    ]
+    for parent, child in (specs, reversed(specs)):
+        found = carry_between(parent, child)
+        assert found.kind == ("weights" if changed else "full")
+        if changed:
+            assert set(changed) <= set(found.changed)
+
+
 def test_the_answer_names_what_decided():
     assert carry({"training": {"batch_size": 64, "epochs": 7}}).changed == ("/training/batch_size",)
 

@@ -240,8 +240,10 @@ def test_the_fixed_specs_are_at_least_twelve_of_all_kinds():
     assert {spec["recipe"].get("encoder", "lstm") for spec in specs} == {"lstm", "gru"}
     kinds = {spec.get("optimizer", {"kind": "adamw"})["kind"] for spec in specs}
     assert kinds == {"adamw", "adam", "sgd"}
-    loaders = {spec["data"]["loader"].get("residency", "auto") for spec in specs}
+    chosen = [spec["data"]["loader"] for spec in specs]
+    loaders = {loader.get("residency", "auto") for loader in chosen if loader["kind"] == "chunked"}
     assert loaders == {"auto", "resident", "stream"}
+    assert {loader.get("num_workers", 0) for loader in chosen if loader not in loaders} == {0, 2}
 
 
 @pytest.mark.slow

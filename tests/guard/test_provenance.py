@@ -56,6 +56,7 @@ KINDS: dict[str, dict[str, dict[str, tuple[Any, ...]]]] = {
     },
     "/data/loader": {
         "chunked": {"residency": ("auto", "stream"), "chunk_size": ("1GiB", "50%")},
+        "dataloader": {"num_workers": (1, 2), "multiprocessing_context": ("forkserver",)},
     },
 }
 WARMUP = ("/schedule/warmup_fraction", "/schedule/warmup_steps")

@@ -122,6 +122,8 @@ def test_every_field_has_a_description_and_every_number_has_bounds():
                 "loader": {"kind": "chunked", "shuffle": "full", "shuffle_group": 64},
             }
         },
+        {"data": {"dataset": "w", "loader": {"kind": "dataloader", "prefetch_factor": 2}}},
+        {"data": {"dataset": "w", "loader": {"kind": "dataloader", "persistent_workers": True}}},
         {"accept_risks": ["x" * 101]},
     ],
 )

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -195,9 +196,9 @@ def test_memory_is_asked_for_with_progress_only(lab: Lab, monkeypatch: pytest.Mo
     asked: list[MemoryMeter] = []
     original = MemoryMeter.in_use
 
-    def counted(meter: MemoryMeter) -> dict[str, Any]:
+    def counted(meter: MemoryMeter, loader: Iterable[int]) -> dict[str, Any]:
         asked.append(meter)
-        return original(meter)
+        return original(meter, loader)
 
     monkeypatch.setattr(MemoryMeter, "in_use", counted)
     outcome = lab.run(patch={"training": {"log_every_steps": 1}})

@@ -3,16 +3,22 @@
 import json
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
+from app.spec.data import DataLoaderLoader
+from app.spec.loader_crew import crew_for
 from app.spec.run import RunSpec
 from worker.trainer.data.batch import Batch, BatchPlan
+from worker.trainer.data.batch_room import BatchRoom
+from worker.trainer.data.dataloader import Asking, Loaded
 from worker.trainer.data.fingerprint import fingerprint
 from worker.trainer.data.hdf5 import Hdf5Source
+from worker.trainer.data.landing import HostLanding
 from worker.trainer.data.order import Order
 from worker.trainer.data.reader import ChunkPlan
 from worker.trainer.data.resident import Resident
@@ -68,7 +74,7 @@ def kept(batches: Iterable[Batch]) -> list[Batch]:
 
 
 def opener(path: Path) -> OpenSource:
-    return lambda: Hdf5Source(path, NAMES)
+    return partial(Hdf5Source, path, NAMES)
 
 
 def fields_of(path: Path):
@@ -96,3 +102,22 @@ def streamed(
     plan = BatchPlan(len(part), batch_size, drop_last, most_at_once)
     chunks = ChunkPlan(opener(path), part, order, chunk_samples, first_samples or chunk_samples)
     return Streamed(plan, chunks, HostTransfer(fields_of(path)))
+
+
+def loaded(
+    path: Path,
+    part: Part,
+    order: Order,
+    batch_size: int = 8,
+    drop_last: bool = False,
+    most_at_once: int | None = None,
+    open_source: OpenSource | None = None,
+    **settings: Any,
+) -> Loaded:
+    """By the PyTorch loader, with as many processes as are asked for."""
+    asked = DataLoaderLoader(kind="dataloader", **settings)
+    plan = BatchPlan(len(part), batch_size, drop_last, most_at_once)
+    crew = crew_for(asked, 64, plan.num_micro_batches(plan.usable_samples))
+    landing = HostLanding(BatchRoom(fields_of(path), plan.largest_micro_batch, crew.slots))
+    asking = Asking(plan, order, part, landing)
+    return Loaded(plan, asking, landing, open_source or opener(path), crew, asked)

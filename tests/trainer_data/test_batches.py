@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.trainer_data.factories import kept, resident, rows_of, streamed, write_arrays
-from worker.trainer.data import transfer
+from tests.trainer_data.factories import kept, loaded, resident, rows_of, streamed, write_arrays
+from worker.trainer.data import loader_dataset, transfer
 from worker.trainer.data.order import Order
 from worker.trainer.data.split import Part
 
@@ -47,11 +47,12 @@ parts = st.one_of(
     resume_at=st.integers(0, 6),
     least_placed=st.sampled_from([1, 2**20]),
 )
-def test_residency_and_chunk_size_never_change_the_batches(
+def test_residency_chunk_size_and_loader_never_change_the_batches(
     path, part, shuffle, group, block, seed, epoch, batch_size, drop_last, most_at_once,
     chunk_samples, first_share, resume_at, least_placed, monkeypatch,
 ):  # fmt: skip
-    monkeypatch.setattr(transfer, "LEAST_PLACED_BYTES", least_placed)
+    for module in (transfer, loader_dataset):
+        monkeypatch.setattr(module, "LEAST_PLACED_BYTES", least_placed)
 
     def order():
         return Order(len(part), seed, shuffle, group, block)
@@ -70,7 +71,8 @@ def test_residency_and_chunk_size_never_change_the_batches(
     whole = resident(path, part, order(), *sizes)
     first = max(1, chunk_samples // first_share)
     chunked = streamed(path, part, order(), *sizes, chunk_samples, first)
-    for batches in (whole, chunked):
+    by_torch = loaded(path, part, order(), *sizes)
+    for batches in (whole, chunked, by_torch):
         got = kept(batches.iterate(epoch, start))
         assert rows_of(got) == expected[start:]
         assert [batch.position_after for batch in got] == [end for end in borders if end > start]
@@ -90,7 +92,7 @@ def test_an_epoch_can_be_left_and_continued(path):
     batches.close()
 
 
-@pytest.mark.parametrize("make", [resident, streamed])
+@pytest.mark.parametrize("make", [resident, streamed, loaded])
 def test_a_new_iteration_ends_the_one_before(path, make):
     batches = make(path, Part("numbers", range(100)), Order(100, 3, "full"))
     first, second = batches.iterate(0), batches.iterate(1)
@@ -101,7 +103,7 @@ def test_a_new_iteration_ends_the_one_before(path, make):
     batches.close()
 
 
-@pytest.mark.parametrize("make", [resident, streamed])
+@pytest.mark.parametrize("make", [resident, streamed, loaded])
 def test_a_closed_part_gives_no_more(path, make):
     batches = make(path, Part("numbers", range(100)), Order(100, 3, "full"))
     under_way = batches.iterate(0)

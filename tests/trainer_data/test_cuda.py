@@ -47,6 +47,29 @@ def test_batches_are_those_of_the_host(tmp_path, unstopped, residency, rung):
     assert seen[0] == seen[1]
 
 
+@pytest.mark.parametrize("pinned", [False, True])
+def test_batches_of_the_pytorch_loader_are_those_of_the_host(tmp_path, unstopped, pinned):
+    """While slow kernels read them, and its processes fill the slots that they came from."""
+    datasets = {"numbers": entry(write_arrays(tmp_path / "numbers.h5", samples=4_000))}
+    processes = {"num_workers": 2, "multiprocessing_context": "forkserver"}
+    seen = []
+    busy = torch.randn(2_000, 2_000, device="cuda:0")
+    for device, loader in (
+        ("cpu", {"kind": "chunked", "shuffle": "full"}),
+        ("cuda:0", {"kind": "dataloader", "pin_memory": pinned, **processes}),
+    ):
+        data = open_data(make_spec({"loader": loader}), datasets, torch.device(device), unstopped)
+        batches = []
+        for batch in data.train.iterate(1):
+            for _ in range(4):
+                busy = (busy @ busy).tanh()
+            batches += kept([batch])
+        seen.append(rows_of(batches))
+        assert (data.counters.copy_seconds is None) is (device == "cpu")
+        data.close()
+    assert seen[0] == seen[1]
+
+
 def test_a_slot_is_not_overwritten_while_slow_kernels_read_it(tmp_path):
     """Each batch is followed by work that keeps the device busy while the reader is ahead."""
     path = write_arrays(tmp_path / "numbers.h5", samples=4_000)

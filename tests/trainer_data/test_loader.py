@@ -1,6 +1,7 @@
 """Opening a run's data from its spec: parts, residency, shuffle, checks, description."""
 
 import json
+import os
 
 import h5py
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from app.spec import arithmetic
 from tests.trainer_data.factories import entry, make_spec, rows_of, write_arrays
 from worker.trainer.data.loader import open_data
+from worker.trainer.data.read_threads import READ_THREADS
 from worker.trainer.data.resident import Resident
 from worker.trainer.data.stream import Streamed
 from worker.trainer.errors import DataError, DatasetChanged, SpecMismatch
@@ -64,7 +66,7 @@ def test_the_tail_is_left_out_only_when_asked(open_numbers):
 
 
 @pytest.mark.parametrize("shuffle", ["full", "block", "none"])
-def test_residency_and_chunks_do_not_change_what_is_trained_on(open_numbers, shuffle):
+def test_residency_chunks_and_loader_do_not_change_what_is_trained_on(open_numbers, shuffle):
     loaders: list[dict[str, object]] = [
         {"residency": "resident"},
         {"residency": "stream"},
@@ -72,8 +74,10 @@ def test_residency_and_chunks_do_not_change_what_is_trained_on(open_numbers, shu
         {"residency": "stream", "chunk_size": "3%"},
     ]
     seen = []
+    if shuffle != "block":
+        loaders.append({"kind": "dataloader"})
     for loader in loaders:
-        loader |= {"kind": "chunked", "shuffle": shuffle}
+        loader |= {"kind": "chunked", "shuffle": shuffle} | loader
         if shuffle == "block":
             loader["shuffle_group"] = 32
         data = open_numbers({"loader": loader, "split": {"method": "random"}}, budget=10**6)
@@ -112,6 +116,84 @@ def test_a_dataset_of_its_own_can_validate(open_numbers, numbers, tmp_path):
     assert rows_of(data.validation.iterate(0)) == list(range(12))
 
 
+LOADED: dict[str, object] = {"kind": "dataloader", "multiprocessing_context": "forkserver"}
+
+
+def test_parts_read_by_processes_come_as_the_spec_says(open_numbers, numbers, tmp_path):
+    """Also datasets of their own, of which each is read by processes of its own."""
+    later, last = (write_arrays(tmp_path / f"{n}.h5", samples=12) for n in ("later", "last"))
+    datasets = {"numbers": entry(numbers), "later": entry(later), "last": entry(last)}
+    data = open_numbers(
+        {
+            "split": {"method": "datasets", "validation": "later", "test": "last"},
+            "loader": {**LOADED, "num_workers": 1},
+        },
+        datasets=datasets,
+        training={"batch_size": 32, "drop_last": True},
+        evaluation={"batch_size": 5},
+    )
+    train = data.train.iterate(0)
+    first = next(train)
+    assert first.size == 32
+    assert rows_of(data.validation.iterate(0)) == rows_of(data.test.iterate(0)) == list(range(12))
+    assert len(data.pids) == 1, "those of the training, which is not over"
+    assert [batch.size for batch in train] == [32, 32]
+    sizes = [batch.size for batch in data.validation.iterate(0)]
+    assert sizes == [5, 5, 2]
+    assert data.counters.bytes_read == (96 + 12 + 12 + 12) * 88
+    assert data.pids == []
+
+
+def test_what_the_pytorch_loader_really_uses_is_said(open_numbers, monkeypatch):
+    """Fewer processes than are asked for, where there are fewer cores or batches: with a reason."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(3))
+    loader = {**LOADED, "num_workers": 8, "prefetch_factor": 5, "persistent_workers": True}
+    split = {"method": "chronological", "validation_fraction": 0.2, "test_fraction": 0.1}
+    data = open_numbers({"loader": loader, "split": split}, training={"batch_size": 10})
+    described = json.loads(json.dumps(data.describe()))
+    assert {name: described[name] for name in list(described)[:7]} == {
+        "loader": "dataloader",
+        "num_workers": {"train": 3, "validation": 2, "test": 1},
+        "num_workers_asked": 8,
+        "prefetch_factor": 5,
+        "persistent_workers": True,
+        "multiprocessing_context": "forkserver",
+        "pin_memory": False,
+    }
+    assert described["shuffle"] == "full"
+    assert data.warnings == [
+        (
+            "fewer_loader_processes",
+            "data.loader.num_workers is 8, and fewer are started: 3 for the training part (cores "
+            "that may be used: 3), 2 for the validation part (batches: 2), 1 for the test part "
+            "(batches: 1).",
+        )
+    ]
+
+
+@pytest.mark.parametrize(("workers", "threads"), [(0, READ_THREADS), (1, 1)])
+def test_a_process_reads_with_one_thread_and_the_trainer_with_several(
+    open_numbers, workers, threads
+):
+    data = open_numbers({"loader": {**LOADED, "num_workers": workers}})
+    source = data.train._dataset._open_source()
+    assert source._threads.count == threads
+    source.close()
+
+
+def test_what_is_done_as_asked_is_no_warning(open_numbers):
+    for loader in ({"kind": "chunked"}, {"kind": "dataloader"}, {**LOADED, "num_workers": 1}):
+        data = open_numbers({"loader": loader})
+        assert data.warnings == []
+    described = open_numbers({"loader": {"kind": "dataloader"}}).describe()
+    assert (described["prefetch_factor"], described["multiprocessing_context"]) == (None, None)
+
+
+def test_page_locked_batches_are_refused_where_nothing_is_copied(open_numbers):
+    with pytest.raises(SpecMismatch, match=r"pin_memory is for copies to a GPU.* set it to false"):
+        open_numbers({"loader": {"kind": "dataloader", "pin_memory": True}})
+
+
 def test_a_validation_dataset_of_another_shape_is_refused(open_numbers, numbers, tmp_path):
     other = tmp_path / "other.h5"
     with h5py.File(other, "w") as file:
@@ -146,14 +228,20 @@ def test_an_empty_dataset_is_refused(open_numbers, tmp_path):
 
 def test_what_is_not_available_yet_is_refused(open_numbers):
     with pytest.raises(SpecMismatch, match="not available yet"):
-        open_numbers({"loader": {"kind": "dataloader"}})
-    with pytest.raises(SpecMismatch, match="not available yet"):
         open_numbers({"split": {"method": "field", "field": "part"}})
 
 
-@pytest.mark.parametrize("residency", ["resident", "stream"])
-def test_statistics_are_those_of_the_training_part(open_numbers, numbers, unstopped, residency):
-    data = open_numbers({"loader": {"kind": "chunked", "residency": residency}})
+@pytest.mark.parametrize(
+    "loader",
+    [
+        {"kind": "chunked", "residency": "resident"},
+        {"kind": "chunked", "residency": "stream"},
+        {"kind": "dataloader"},
+    ],
+    ids=["resident", "stream", "dataloader"],
+)
+def test_statistics_are_those_of_the_training_part(open_numbers, numbers, unstopped, loader):
+    data = open_numbers({"loader": loader})
     found = data.statistics(("features", "targets"), unstopped)
     with h5py.File(numbers) as file:
         features = file["features"][:80].astype(np.float64)

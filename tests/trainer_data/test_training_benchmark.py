@@ -19,7 +19,7 @@ def test_every_loader_feeds_the_same_training(tmp_path, monkeypatch, name):
     before = set(psutil.Process().children())
     found = {figure.name: figure for figure in figures._of_model(name, file)}
     rates = [figure for figure in found.values() if figure.unit == "samples/s"]
-    assert len(rates) == 9
+    assert len(rates) == 11
     assert all(figure.value > 0 for figure in rates)
     assert set(psutil.Process().children()) <= before
 

@@ -9,6 +9,7 @@ from app.lifecycle import Reason
 from worker.classify import Evidence, classify
 
 DONE = {"reason": "completed", "message": "All steps are done.", "result": {"last": {"step": 9}}}
+LOADER_KILLED = {"reason": "killed", "message": "A loader process (7) was killed by SIGKILL."}
 SAVED = {"reason": "interrupted", "message": "Stopped at a step boundary.", "result": None}
 
 
@@ -32,6 +33,8 @@ SAVED = {"reason": "interrupted", "message": "Stopped at a step boundary.", "res
         (Evidence(launcher_returncode=-signal.SIGKILL), Reason.killed),
         (Evidence(launcher_returncode=1), Reason.crashed),
         (Evidence(launcher_returncode=0), Reason.interrupted),
+        (Evidence(end=LOADER_KILLED, returncode=1), Reason.killed),
+        (Evidence(end=LOADER_KILLED, returncode=1, oom_kills=1), Reason.host_oom),
         (Evidence(fault=OSError(errno.EIO, "I/O error"), asked="stop"), Reason.crashed),
         (Evidence(fault=OSError(errno.ENOSPC, "full")), Reason.disk_full),
         (Evidence(fault=OSError(errno.EROFS, "read-only")), Reason.checkpoint_error),

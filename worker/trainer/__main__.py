@@ -4,6 +4,7 @@ With `--standby` in place of the folder it gets ready first and waits to be told
 """
 
 import logging
+import multiprocessing.util
 import os
 import sys
 from pathlib import Path
@@ -65,7 +66,9 @@ def _fail(events: EventLog, reason: Reason, message: str, **more: Any) -> int:
 if __name__ == "__main__":
     code = main(wait_for_attempt() if sys.argv[1] == "--standby" else Path(sys.argv[1]))
     # Not sys.exit: taking torch apart lasts over a second, which every stop would wait for.
-    # Events, losses and checkpoints are on disk by now; only the log has a buffer.
+    # Events, losses and checkpoints are on disk by now; only the log has a buffer, and a loader's
+    # fork server a folder for temporary files.
+    multiprocessing.util._run_finalizers()  # type: ignore[attr-defined]  # noqa: SLF001
     logging.shutdown()
     sys.stdout.flush()
     os._exit(code)

@@ -1,5 +1,7 @@
 """The trainer's errors: each carries the reason of an attempt's end and a sentence for a person."""
 
+from typing import Any
+
 from app.lifecycle import Reason
 
 
@@ -10,6 +12,14 @@ class TrainerError(Exception):
         super().__init__(message)
         self.reason = reason
         self.message = message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it comes from one of the loader's processes to the loop, whatever it was made with."""
+        return _received, (type(self), self.message), self.__dict__
+
+
+def _received(kind: type[TrainerError], message: str) -> TrainerError:
+    return kind.__new__(kind, message)
 
 
 class DataError(TrainerError):

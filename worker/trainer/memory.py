@@ -1,6 +1,8 @@
 """Memory in use by this trainer and on its device, and the most that it was, in bytes."""
 
+import os
 import resource
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,20 @@ class MemoryMeter:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._imports_bytes = _PROCESS.memory_info().rss
+        self._most_beside = 0
 
-    def in_use(self) -> dict[str, Any]:
-        """Host memory of this process; the device's memory in use by anybody, and torch's share.
+    def in_use(self, loader: Iterable[int] = ()) -> dict[str, Any]:
+        """Host memory of this process, and of those of its `loader` what no other has too; the
+        device's memory in use by anybody, and torch's share.
 
-        `peak_memory` is what a memory plan is compared with: of this process so far, on the host
-        above its imports, and of torch on the device (null on a CPU).
+        `peak_memory` is what a memory plan is compared with: of these processes so far, on the
+        host above the imports of this one, and of torch on the device (null on a CPU). What the
+        loader's take is known as often as it is asked for.
         """
+        beside = sum(map(_own_bytes, loader))
+        self._most_beside = max(self._most_beside, beside)
         used: dict[str, Any] = {
-            "host_memory_bytes": _PROCESS.memory_info().rss,
+            "host_memory_bytes": _PROCESS.memory_info().rss + beside,
             "gpu_memory_bytes": None,
             "torch_memory": None,
         }
@@ -42,8 +49,10 @@ class MemoryMeter:
         return used | {"peak_memory": peak}
 
     def host_peak_bytes(self) -> int:
-        """The most that this process has had above its imports, since the last `forget_peak`."""
-        return _most_resident() - self._imports_bytes
+        """The most that this process has had above its imports, since the last `forget_peak`, and
+        those of its loader at any time.
+        """
+        return _most_resident() - self._imports_bytes + self._most_beside
 
     def peak_bytes(self) -> int:
         """The most where the model lies: torch's on a GPU, or this process's above its imports."""
@@ -73,3 +82,16 @@ def _most_resident() -> int:
     status = Path("/proc/self/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
+
+
+def _own_bytes(pid: int) -> int:
+    """Resident bytes of a process that are no file's and not shared memory; 0 once it is gone.
+
+    Copies of one process, as of a fork server, count what they still have in common with each:
+    to tell it apart takes the kernel milliseconds for each of them.
+    """
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text().split()
+    except OSError:
+        return 0
+    return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE")

@@ -77,6 +77,8 @@ def prepare(
     resources.callback(writer.close)
     trainer = Trainer(attempt, agenda, data, task, step, state, log, stop, writer, environment)
     log.applied(_applied(trainer), environment)
+    for code, message in data.warnings:
+        log.warning(code, message)
     if start is not None:
         _started_from(trainer, start)
         for code, message in breaks(trainer, start, lost):

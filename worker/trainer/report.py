@@ -128,7 +128,7 @@ class Report:
         values |= {name: rate for name, rate in self._rates.lap().items() if rate is not None}
         # Asking the driver takes its time, so the sizes are told no oftener than progress is.
         tells_progress = self._progress_age() >= MIN_PROGRESS_SECONDS
-        memory = self._memory.in_use() if tells_progress else {}
+        memory = self._memory.in_use(self._data.pids) if tells_progress else {}
         values |= {name: size for name, size in memory.items() if isinstance(size, int)}
         self.events.emit("metrics", step=state.step, epoch=state.running_epoch(), values=values)
         if tells_progress:
@@ -175,7 +175,7 @@ class Report:
             "progress",
             **self._phase.document(),
             **training_progress(self._agenda, self._state, self._rates),
-            **(memory or self._memory.in_use()),
+            **(memory or self._memory.in_use(self._data.pids)),
             totals=asdict(self._totals) | totals,
             phase_seconds=self.clock.read(),
             queue_depth=counters.queue_depth,

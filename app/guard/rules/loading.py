@@ -63,17 +63,24 @@ class Reading:
     """Neighbours that the order keeps together."""
     piece: int
     """Rows that are asked for at once at most."""
+    remembers: bool = True
+    """Whether a storage chunk that one read leaves in the cache is there for the next."""
 
 
 def reading_of(spec: RunSpec, facts: Facts) -> Reading | None:
     """None where the data stays on the device; UnknownFact."""
     loader = spec.data.loader
-    if not isinstance(loader, ChunkedLoader) or loader.residency == "resident":
+    if isinstance(loader, ChunkedLoader) and loader.residency == "resident":
         return None
     plan = memory_plan(spec, facts)
     if plan.data.kind == "resident":
         return None
     need = plan.need
+    if not isinstance(loader, ChunkedLoader):
+        batch = min(spec.training.batch_size, need.train_samples)
+        if loader.shuffle == "none":  # each process reads every so many batches
+            return Reading(1.0, 1.0, 1, batch, remembers=False)
+        return Reading(batch / need.train_samples, 1.0, 1, batch)
     chunk = min(plan.data.chunk_samples, need.train_samples)
     piece = max(1, PIECE_BYTES // need.sample_bytes)
     kind, _ = order_of(spec, dataset_of(spec, facts), loader)
@@ -90,17 +97,25 @@ def _gathered(
     spec: RunSpec, facts: Facts, helps: Callable[[RunSpec, Facts], bool]
 ) -> dict[str, Any]:
     """The first change that helps: larger chunks, which leave the order as it is, blocks, both, or
-    data that stays on the device; nothing where none does.
+    data that stays on the device; of the PyTorch loader, the chunked one, in its order or in
+    blocks. Nothing where none does.
     """
-    for values in (LARGER, BLOCKS, {**LARGER, **BLOCKS}, KEPT):
+    ways: tuple[dict[str, Any], ...] = (LARGER, BLOCKS, {**LARGER, **BLOCKS}, KEPT)
+    if not isinstance(spec.data.loader, ChunkedLoader):
+        orders = (spec.data.loader.shuffle, "block")
+        ways = tuple({"/data/loader": {"kind": "chunked", "shuffle": kind}} for kind in orders)
+    for values in ways:
         if helps(with_values(spec, values), facts):
             return values
     return {}
 
 
 def _place(fix: dict[str, Any]) -> Loc:
-    """Chunks are too small where larger ones would do; otherwise the shuffle asks too much."""
-    return ("data", "loader", "chunk_size" if fix == LARGER else "shuffle")
+    """Chunks are too small where larger ones would do, batches where chunks would; otherwise the
+    shuffle asks too much.
+    """
+    what = "kind" if "/data/loader" in fix else "chunk_size" if fix == LARGER else "shuffle"
+    return ("data", "loader", what)
 
 
 def read_amplification(array: FieldFacts, chunk_rows: int, reading: Reading) -> float:
@@ -112,7 +127,7 @@ def read_amplification(array: FieldFacts, chunk_rows: int, reading: Reading) -> 
     """
     within, around, block = reading.within, reading.around, reading.block
     aligned = gcd(chunk_rows, block)
-    if chunk_rows * array.sample_bytes <= CHUNK_CACHE_BYTES:
+    if reading.remembers and chunk_rows * array.sample_bytes <= CHUNK_CACHE_BYTES:
         blocks = 1 + (chunk_rows - aligned) / block  # that a storage chunk has a part of
         groups = (1 - (1 - around) ** blocks) / around
         return float(groups * (1 - (1 - within) ** (chunk_rows / groups)) / within)
@@ -179,7 +194,7 @@ def _told(reading: Reading) -> str:
     """What does not go with the storage chunks, in words."""
     if reading.within < 1:
         return (
-            f"each of the run's own takes {reading.within:.1%} of the samples that are shuffled "
+            f"each read of the run takes {reading.within:.1%} of the samples that are shuffled "
             "together"
         )
     if reading.block > 1:
@@ -189,7 +204,9 @@ def _told(reading: Reading) -> str:
 
 def _instead(fix: dict[str, Any], spec: RunSpec, facts: Facts) -> str:
     if not fix:
-        blocks = _amplification(with_values(spec, BLOCKS), facts)
+        chunked = isinstance(spec.data.loader, ChunkedLoader)
+        values = BLOCKS if chunked else {"/data/loader": {"kind": "chunked", "shuffle": "block"}}
+        blocks = _amplification(with_values(spec, values), facts)
         fewer = blocks < _amplification(spec, facts)
         least = f" In blocks it would still be {blocks:,.1f} times." if fewer else ""
         return (

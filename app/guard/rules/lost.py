@@ -3,11 +3,13 @@
 import math
 from collections.abc import Iterator
 
+from app.guard.crews import START_SECONDS
 from app.guard.derived import history_of, sizes_of
 from app.guard.estimate import training_seconds
 from app.guard.facts import Facts, known
 from app.guard.rule import Finding, rule
 from app.guard.wording import duration
+from app.spec.data import DataLoaderLoader
 from app.spec.run import RunSpec
 
 MOST_LOST_SECONDS = 600.0
@@ -60,16 +62,25 @@ def hang_timeout(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         return
     history = known(facts.history, "how fast runs like it are")
     saving = history.written_seconds or history.checkpoint_seconds or 0.0
-    slowest = max(1 / history.iterations_per_second, saving)
+    slowest = max(1 / history.iterations_per_second, saving, _start_seconds(spec))
     needed = math.ceil(HANG_MARGIN * slowest)
     if limit < needed:
         yield Finding(
             ("policy", "hang_timeout_seconds"),
             f"An attempt would be ended as hanging after {duration(limit)} without progress.",
-            f"A step or a checkpoint of like runs takes {duration(slowest)}; on a busy machine "
+            f"A step or a checkpoint of like runs, or the start of the loader's processes, takes "
+            f"{duration(slowest)}; on a busy machine "
             f"{HANG_MARGIN:g} times that is no hang.",
             {"/policy/hang_timeout_seconds": float(needed)},
         )
+
+
+def _start_seconds(spec: RunSpec) -> float:
+    """Of the loader's processes, where they begin anew in mid-run; at first there is more time."""
+    loader = spec.data.loader
+    if not isinstance(loader, DataLoaderLoader) or loader.persistent_workers:
+        return 0.0
+    return START_SECONDS[loader.multiprocessing_context] if loader.num_workers else 0.0
 
 
 RULES = (hang_timeout, rare_checkpoints)

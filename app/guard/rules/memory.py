@@ -6,7 +6,15 @@ from typing import Any
 from app.guard.derived import dataset_of, device_of
 from app.guard.facts import Facts, known
 from app.guard.memory import IMPORTS_BYTES, MemoryPlan, memory_plan
-from app.guard.memory_fit import MOST_PARTS, fitting, fitting_batch, largest_chunk, with_values
+from app.guard.memory_fit import (
+    MOST_PARTS,
+    fewer_processes,
+    fitting,
+    fitting_batch,
+    largest_chunk,
+    with_values,
+    without_processes,
+)
 from app.guard.memory_room import Room
 from app.guard.rule import Finding, Loc, rule
 from app.guard.wording import size
@@ -35,6 +43,7 @@ def _is_over(room: Room) -> bool:
 @rule("memory.over_budget", stands_on=MEASURED)
 def over_budget(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     """Model, batch and data fit into what is free on the device, beside the runs that are there."""
+    spec = without_processes(spec)  # of which loader_over_budget tells
     plan = memory_plan(spec, facts)
     room = plan.model_room
     if not _is_over(room):
@@ -154,7 +163,7 @@ def host_over_budget(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     """What a run on a GPU takes of its host is free there."""
     if device_of(spec, facts).kind == "cpu":
         return  # its host is the device: memory.over_budget
-    room = memory_plan(spec, facts).host
+    room = memory_plan(without_processes(spec), facts).host
     known(room.budget_bytes, "the available memory of the host")
     if _is_over(room):
         yield Finding(
@@ -163,6 +172,32 @@ def host_over_budget(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
             f"{size(room.budget_bytes or 0)} are available, beside the trainer's imports.",
             f"The kernel would end it, or another program. {_largest(room)}",
         )
+
+
+@rule(
+    "memory.loader_over_budget",
+    stands_on="A process has 158 MiB of its own (docs/memory.md), and as many batches ahead as "
+    "prefetch_factor says. Reference report: 8 processes with 4 batches of 128 ahead filled 32 GB.",
+)
+def loader_over_budget(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """The PyTorch loader's processes, and the batches that they have ready, fit on the host."""
+    plan = memory_plan(spec, facts)
+    room, crews = plan.host, plan.crews
+    if crews is None or not crews.processes:
+        return
+    budget = known(room.budget_bytes, "the available memory of the host")
+    if not _is_over(room) or _is_over(memory_plan(without_processes(spec), facts).host):
+        return
+    taken, batches = crews.processes_bytes(crews.processes), crews.batches_bytes
+    yield Finding(
+        ("data", "loader", "num_workers"),
+        f"The loader would take {size(taken + batches)} of the host's memory, and the run with it "
+        f"{size(room.peak_bytes)}; {size(budget)} are free.",
+        f"Up to {crews.processes} processes have {size(taken)} of their own, and the batches that "
+        f"they are ahead come to {size(batches)}, of {size(crews.batch_bytes)} each in training. "
+        "The kernel would end one of them, and the attempt with it.",
+        fewer_processes(spec, facts),
+    )
 
 
 @rule(
@@ -229,5 +264,6 @@ RULES = (
     chunk_over_share,
     over_budget,
     host_over_budget,
+    loader_over_budget,
     checkpoints_fill_disk,
 )

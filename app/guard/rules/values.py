@@ -154,10 +154,7 @@ def _sorted_target(spec: RunSpec, facts: Facts) -> str | None:
 )
 def sorted_blocks(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     """Data that is sorted by its target is shuffled as a whole."""
-    loader = spec.data.loader
-    if not isinstance(loader, ChunkedLoader):
-        return
-    dataset = dataset_of(spec, facts)
+    loader, dataset = spec.data.loader, dataset_of(spec, facts)
     kind, _ = order_of(spec, dataset, loader)
     name = _sorted_target(spec, facts) if kind != "full" else None
     if name is not None:
@@ -166,7 +163,8 @@ def sorted_blocks(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
             ("data", "loader", "shuffle"),
             f"The file is sorted by {name!r}, and the samples are shuffled {how}.",
             "Long stretches of steps would see nearly one target value each, and unlearn the rest.",
-            {"/data/loader/shuffle": "full", "/data/loader/shuffle_group": "auto"},
+            {"/data/loader/shuffle": "full"}
+            | ({"/data/loader/shuffle_group": "auto"} if isinstance(loader, ChunkedLoader) else {}),
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from app.spec.data import Data, DatasetsSplit
 from worker.trainer.data.fingerprint import check_fingerprint
 from worker.trainer.data.hdf5 import Hdf5Source, Layout, Stamp
+from worker.trainer.data.read_threads import READ_THREADS
 from worker.trainer.data.source import Field, Rows
 from worker.trainer.data.window_files import SERIES, Windows, find_windows
 from worker.trainer.data.windows import WindowsSource, open_source
@@ -16,7 +17,9 @@ from worker.trainer.errors import DataError, SpecMismatch
 
 @dataclass(frozen=True)
 class Checked:
-    """A dataset whose file was found to be the registered one, with the fields of the spec."""
+    """A dataset whose file was found to be the registered one, with the fields of the spec. It may
+    be sent to another process, which opens it there.
+    """
 
     path: Path
     stamp: Stamp
@@ -27,11 +30,13 @@ class Checked:
     layout: Layout
     """Of what is read past HDF5."""
 
-    def open(self) -> Hdf5Source | WindowsSource:
-        return self.open_fields(tuple(self.fields))
+    def open(self, threads: int = READ_THREADS) -> Hdf5Source | WindowsSource:
+        return self.open_fields(tuple(self.fields), threads)
 
-    def open_fields(self, names: Sequence[str]) -> Hdf5Source | WindowsSource:
-        return open_source(self.path, names, self.windows, self.stamp, self.layout)
+    def open_fields(
+        self, names: Sequence[str], threads: int = READ_THREADS
+    ) -> Hdf5Source | WindowsSource:
+        return open_source(self.path, names, self.windows, self.stamp, self.layout, threads)
 
     def open_series(self, name: str) -> Hdf5Source:
         """The steps of the series that a field of windows is kept as."""

@@ -1,4 +1,4 @@
-"""The way to a GPU: page-locked pieces, a stream for copies, events between the two sides."""
+"""The way to a GPU: page-locked memory, a stream for copies, events between the two sides."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from app.lifecycle import Reason
 from app.spec.residency import PIECE_BYTES
+from worker.trainer.data.batch_room import BatchRoom
 from worker.trainer.data.rows import in_file_order, inverse, read_rows
 from worker.trainer.data.source import Arrays, Field, Rows, Source, bytes_per_sample
 from worker.trainer.data.transfer import Slot, empty_arrays, piece_bounds, piece_samples
@@ -40,14 +41,10 @@ def pinning(needed_bytes: int) -> Iterator[None]:
         ) from error
 
 
-class _Staging:
-    """A page-locked piece that is reused: pinning costs more than copying."""
+class _Flight:
+    """Tells when the copies that leave a piece of the host's memory are done."""
 
-    def __init__(self, fields: Mapping[str, Field], piece_bytes: int) -> None:
-        samples = piece_samples(fields, piece_bytes)
-        with pinning(samples * bytes_per_sample(fields)):
-            self.arrays = empty_arrays(fields, samples, "cpu", pin_memory=True)
-        self.host: Arrays = {name: array.numpy() for name, array in self.arrays.items()}
+    def __init__(self) -> None:
         # Whoever waits for a copy sleeps meanwhile: the cores are the training's.
         self._began, self._copied = (
             torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
@@ -70,6 +67,54 @@ class _Staging:
         self._copied.synchronize()
         self._in_flight = False
         return float(self._began.elapsed_time(self._copied)) / 1e3
+
+
+class _Staging(_Flight):
+    """A page-locked piece that is reused: pinning costs more than copying."""
+
+    def __init__(self, fields: Mapping[str, Field], piece_bytes: int) -> None:
+        super().__init__()
+        samples = piece_samples(fields, piece_bytes)
+        with pinning(samples * bytes_per_sample(fields)):
+            self.arrays = empty_arrays(fields, samples, "cpu", pin_memory=True)
+        self.host: Arrays = {name: array.numpy() for name, array in self.arrays.items()}
+
+
+class CudaLanding:
+    """A batch of the room is copied to new memory of the device, on the stream of the training;
+    where the room is `pinned`, which is page-locked, while the loop goes on.
+    """
+
+    def __init__(self, device: torch.device, room: BatchRoom, *, pinned: bool) -> None:
+        self.room = room
+        self.copy_seconds = 0.0
+        self._device = device
+        self._pinned = pinned
+        self._flights = [_Flight() for _ in range(room.slots)]
+        if pinned:
+            memory = room.memory.bytes
+            with pinning(memory.nbytes):
+                cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+                locked = cuda.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)
+                torch.cuda.check_error(int(locked))
+
+    def bring(self, slot: int, size: int) -> dict[str, Tensor]:
+        with self._flights[slot].leaving(torch.cuda.current_stream(self._device)):
+            return {
+                name: array.to(self._device, non_blocking=self._pinned)
+                for name, array in self.room.arrays(slot, size).items()
+            }
+
+    def wait_until_free(self, slot: int) -> None:
+        self.copy_seconds += self._flights[slot].wait()
+
+    def close(self) -> None:
+        for flight in self._flights:
+            self.copy_seconds += flight.wait()
+        if self._pinned:
+            cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            cuda.cudaHostUnregister(self.room.memory.bytes.ctypes.data)
+            self._pinned = False
 
 
 class CudaTransfer:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from worker.trainer.data.hdf5_chunks import UNPACK_ERRORS, ChunkReader, Chunks, chunks_of
 from worker.trainer.data.hdf5_direct import DirectReader, Place, place_of
 from worker.trainer.data.hdf5_file import HDF5_ERRORS, find_array, open_file, unusable_because
-from worker.trainer.data.read_threads import ReadThreads
+from worker.trainer.data.read_threads import READ_THREADS, ReadThreads
 from worker.trainer.data.source import Extent, Field
 from worker.trainer.errors import DataError, DatasetChanged, SpecMismatch
 from worker.trainer.out_of_memory import which_memory
@@ -69,6 +69,7 @@ class Hdf5Source:
         names: Iterable[str],
         stamp: Stamp | None = None,
         layout: Layout | None = None,
+        threads: int = READ_THREADS,
     ) -> None:
         """Open `names` in `path`, which must still bear `stamp`, if one is given.
 
@@ -88,7 +89,7 @@ class Hdf5Source:
         except BaseException:
             self._file.close()
             raise
-        file, self._threads = self._file.id.get_vfd_handle(), ReadThreads()
+        file, self._threads = self._file.id.get_vfd_handle(), ReadThreads(threads)
         direct, packed = self.layout.direct, self.layout.packed
         self._readers: list[DirectReader | ChunkReader] = [
             *([DirectReader(file, direct, self._threads)] if direct else []),

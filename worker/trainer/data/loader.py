@@ -1,8 +1,7 @@
-"""Opens a run's data: checks it against the spec, chooses the residency, gives batch streams."""
+"""Opens a run's data: checks it against the spec, splits and orders it, gives batch streams."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,72 +11,30 @@ from numpy.typing import NDArray
 from app.spec.arithmetic import evaluation_batch
 from app.spec.data import ChunkedLoader, Data
 from app.spec.ladder import NO_RUNG, Rung, Use
-from app.spec.residency import PIECE_BYTES, Need, Residency
+from app.spec.residency import Need
 from app.spec.run import RunSpec
 from worker.trainer.data.batch import Batches, BatchPlan
 from worker.trainer.data.checked import Checked, check_all
 from worker.trainer.data.counters import Counters
-from worker.trainer.data.cuda import CudaTransfer
+from worker.trainer.data.dataloader import Loaded
+from worker.trainer.data.opening import (
+    ChunkedOpener,
+    LoadedOpener,
+    Opener,
+    PartName,
+    Plans,
+    Warnings,
+)
 from worker.trainer.data.order import ORDER_VERSION, Order
-from worker.trainer.data.reader import ChunkPlan
 from worker.trainer.data.residency import choose_residency, device_memory
-from worker.trainer.data.resident import Resident
 from worker.trainer.data.rows import read_rows
 from worker.trainer.data.shuffle import Shuffle, resolve_shuffle
-from worker.trainer.data.source import Arrays, Field, Rows, Source, bytes_per_sample
+from worker.trainer.data.source import Arrays, Rows, Source, bytes_per_sample
 from worker.trainer.data.split import Part, Parts, split_samples
 from worker.trainer.data.statistics import Moments, field_statistics, series_statistics
-from worker.trainer.data.stream import Streamed
-from worker.trainer.data.transfer import HostTransfer, Transfer, piece_bounds
+from worker.trainer.data.transfer import piece_bounds
 from worker.trainer.errors import SpecMismatch
 from worker.trainer.preparing import Preparing
-
-# A hundredth of a second to read. Scattered rows take twice the time of neighbours, which a chunk
-# of less than so many times as much is read too soon to be worth.
-FIRST_CHUNK_BYTES = 8 * 2**20
-LEAST_SHARED = 32
-
-
-@dataclass(frozen=True)
-class _Opener:
-    """Opens parts on the device, as the residency says."""
-
-    checked: Mapping[str, Checked]
-    residency: Residency
-    device: torch.device
-    rung: Rung
-    preparing: Preparing
-
-    def open(self, part: Part, order: Order, plan: BatchPlan, chunk_samples: int) -> Batches:
-        dataset = self.checked[part.dataset]
-        if self.residency.kind == "resident":
-            return Resident(plan, order, part, dataset.open, self._transfer, self.preparing)
-        first = _first_samples(dataset, order, min(chunk_samples, len(part)))
-        chunks = ChunkPlan(dataset.open, part, order, chunk_samples, first)
-        return Streamed(plan, chunks, self._transfer(dataset.fields))
-
-    def _transfer(self, fields: Mapping[str, Field]) -> Transfer:
-        if self.device.type == "cuda":
-            return CudaTransfer(self.device, fields, self.rung.staging_bytes)
-        return HostTransfer(fields)
-
-    def open_evaluation(self, part: Part | None, spec: RunSpec) -> Batches | None:
-        """In the order of the file, every sample once; None for an empty part."""
-        if not part:
-            return None
-        plan = _evaluation_plan(spec, len(part), self.rung)
-        order = Order(len(part), spec.training.seed, "none")
-        return self.open(part, order, plan, self.residency.evaluation_chunk_samples)
-
-
-def _first_samples(dataset: Checked, order: Order, chunk_samples: int) -> int:
-    """Of an iteration's first chunk, where the others have so many."""
-    small = max(1, FIRST_CHUNK_BYTES // bytes_per_sample(dataset.fields))
-    if order.shuffle == "none":
-        return min(small, chunk_samples)
-    # Packed rows are unpacked together: a few scattered ones would take as long as all.
-    is_worth_it = dataset.reads_apart and chunk_samples >= LEAST_SHARED * small
-    return small if is_worth_it else chunk_samples
 
 
 class DataSet:
@@ -92,12 +49,20 @@ class DataSet:
         training: tuple[Checked, Part],
         streams: tuple[Batches, Batches | None, Batches | None],
         description: Mapping[str, Any],
+        warnings: Warnings,
     ) -> None:
+        """`warnings`: codes and sentences of what is not as it was asked for."""
         self.train, self.validation, self.test = streams
         self._checked, self._part = training
         self.fields = self._checked.fields
         self._targets = data.targets
         self._description = description
+        self.warnings = warnings
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that read for it now."""
+        return [pid for each in self._streams() if isinstance(each, Loaded) for pid in each.pids]
 
     @property
     def counters(self) -> Counters:
@@ -189,76 +154,79 @@ def open_data(
     available. `rung`: how much data and how many samples at once, where the spec's were too much.
     Raises DataError, DatasetChanged, SpecMismatch, StopRequested.
     """
-    data, loader = spec.data, spec.data.loader
-    if not isinstance(loader, ChunkedLoader):
-        raise SpecMismatch("data.loader.kind dataloader is not available yet; use chunked.")
+    data, seed = spec.data, spec.training.seed
     checked = check_all(data, datasets)
-    samples = {name: one.num_samples for name, one in checked.items()}
-    parts = split_samples(data, samples, spec.training.seed)
-    sample_bytes = bytes_per_sample(checked[data.dataset].fields)
-    shuffle = resolve_shuffle(loader, samples[data.dataset], sample_bytes)
+    training = checked[data.dataset]
+    parts = split_samples(data, {n: one.num_samples for n, one in checked.items()}, seed)
+    sample_bytes = bytes_per_sample(training.fields)
+    shuffle = resolve_shuffle(data.loader, training.num_samples, sample_bytes)
     held_out = tuple(len(part) for part in parts.non_empty[1:])
     saved = sum(checked[part.dataset].saved_bytes(part.all_rows()) for part in parts.non_empty)
     need = Need(sample_bytes, shuffle.group, len(parts.train), held_out, saved)
-    residency = choose_residency(loader, need, device_memory(device, host_budget_bytes), rung)
-    plan = _training_plan(spec, len(parts.train), rung)
-    preparing.will_use(_use(spec, need, residency, device, rung))
-    opener = _Opener(checked, residency, device, rung, preparing)
-    order = shuffle.order(len(parts.train), spec.training.seed)
-    train = opener.open(parts.train, order, plan, residency.chunk_samples)
-    validation = opener.open_evaluation(parts.validation, spec)
-    test = opener.open_evaluation(parts.test, spec)
-    training = checked[data.dataset]
-    description = _describe(training, parts, shuffle, need, residency)
-    return DataSet(data, (training, parts.train), (train, validation, test), description)
+    plans = _plans(spec, parts, rung)
+    opener: Opener
+    if isinstance(data.loader, ChunkedLoader):
+        memory = device_memory(device, host_budget_bytes)
+        residency = choose_residency(data.loader, need, memory, rung)
+        opener = ChunkedOpener(checked, need, residency, device, rung, preparing)
+    else:
+        opener = LoadedOpener(checked, data.loader, plans, device, rung)
+    preparing.will_use(opener.use(_use(need, plans, device)))
+    train = opener.open("train", parts.train, shuffle.order(len(parts.train), seed), plans["train"])
+    validation = _held_out(opener, "validation", parts.validation, plans, seed)
+    test = _held_out(opener, "test", parts.test, plans, seed)
+    description = opener.describe() | _describe(training, parts, shuffle, need)
+    streams = train, validation, test
+    return DataSet(data, (training, parts.train), streams, description, opener.warnings())
 
 
-def _use(spec: RunSpec, need: Need, residency: Residency, device: torch.device, rung: Rung) -> Use:
-    on_gpu = device.type == "cuda"
-    training = _training_plan(spec, need.train_samples, rung)
-    held_out = [_evaluation_plan(spec, samples, rung) for samples in need.held_out]
+def _held_out(
+    opener: Opener, name: PartName, part: Part | None, plans: Plans, seed: int
+) -> Batches | None:
+    """In the order of the file, every sample once; None for an empty part."""
+    return opener.open(name, part, Order(len(part), seed, "none"), plans[name]) if part else None
+
+
+def _plans(spec: RunSpec, parts: Parts, rung: Rung) -> Plans:
+    """Of the parts that have samples."""
+    training, batch = spec.training, evaluation_batch(spec.evaluation, spec.training)
+    plans: Plans = {
+        "train": BatchPlan(len(parts.train), training.batch_size, training.drop_last, rung.batch)
+    }
+    if not plans["train"].num_batches:
+        raise SpecMismatch(
+            "training.drop_last leaves nothing to train on: the training part has"
+            f" {len(parts.train):,} samples, fewer than one batch of {training.batch_size:,}. Lower"
+            " training.batch_size, or set drop_last to false."
+        )
+    if parts.validation:
+        plans["validation"] = BatchPlan(len(parts.validation), batch, False, rung.evaluation_batch)
+    if parts.test:
+        plans["test"] = BatchPlan(len(parts.test), batch, False, rung.evaluation_batch)
+    return plans
+
+
+def _use(need: Need, plans: Plans, device: torch.device) -> Use:
+    """Of what every loader has; nothing of its own yet."""
+    held_out = [plan.largest_micro_batch for name, plan in plans.items() if name != "train"]
     return Use(
-        device="cuda" if on_gpu else "cpu",
-        residency=residency.kind,
-        data_bytes=residency.needed_bytes,
+        device="cuda" if device.type == "cuda" else "cpu",
+        residency="batches",
+        data_bytes=0,
         sample_bytes=need.slot_sample_bytes,
-        parts=1 + len(need.held_out),
-        batch=training.largest_micro_batch,
-        evaluation_batch=max((plan.largest_micro_batch for plan in held_out), default=0),
-        staging_bytes=(rung.staging_bytes or PIECE_BYTES) if on_gpu else 0,
+        parts=len(plans),
+        batch=plans["train"].largest_micro_batch,
+        evaluation_batch=max(held_out, default=0),
+        staging_bytes=0,
     )
 
 
-def _training_plan(spec: RunSpec, num_samples: int, rung: Rung) -> BatchPlan:
-    training = spec.training
-    plan = BatchPlan(num_samples, training.batch_size, training.drop_last, rung.batch)
-    if not plan.num_batches:
-        raise SpecMismatch(
-            f"training.drop_last leaves nothing to train on: the training part has {num_samples:,}"
-            f" samples, fewer than one batch of {plan.batch_size:,}. Lower training.batch_size, or"
-            " set drop_last to false."
-        )
-    return plan
-
-
-def _evaluation_plan(spec: RunSpec, num_samples: int, rung: Rung) -> BatchPlan:
-    batch_size = evaluation_batch(spec.evaluation, spec.training)
-    return BatchPlan(num_samples, batch_size, drop_last=False, most_at_once=rung.evaluation_batch)
-
-
-def _describe(
-    training: Checked, parts: Parts, shuffle: Shuffle, need: Need, residency: Residency
-) -> dict[str, Any]:
-    streamed = residency.kind == "stream"
-    chunk = min(residency.chunk_samples, len(parts.train))
+def _describe(training: Checked, parts: Parts, shuffle: Shuffle, need: Need) -> dict[str, Any]:
+    in_blocks = shuffle.kind == "block"
     return {
-        "residency": residency.kind,
-        "residency_reason": residency.why,
-        "chunk_samples": chunk if streamed else None,
-        "chunk_bytes": chunk * need.sample_bytes if streamed else None,
         "shuffle": shuffle.kind,
-        "shuffle_group": shuffle.group if shuffle.kind == "block" else None,
-        "shuffle_block": shuffle.block if shuffle.kind == "block" else None,
+        "shuffle_group": shuffle.group if in_blocks else None,
+        "shuffle_block": shuffle.block if in_blocks else None,
         "order_version": ORDER_VERSION,
         "sample_bytes": need.sample_bytes,
         "data_bytes": need.data_bytes,

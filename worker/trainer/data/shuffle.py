@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from app.spec.arithmetic import block_samples, resolved_shuffle
-from app.spec.data import ChunkedLoader
+from app.spec.data import Loader
 from worker.trainer.data.order import Order, ShuffleKind
 
 
@@ -21,7 +21,7 @@ class Shuffle:
         return Order(num_samples, seed, self.kind, self.group, self.block)
 
 
-def resolve_shuffle(loader: ChunkedLoader, num_samples: int, sample_bytes: int) -> Shuffle:
+def resolve_shuffle(loader: Loader, num_samples: int, sample_bytes: int) -> Shuffle:
     """For a dataset of so many samples, of which one has `sample_bytes` in the run's arrays."""
     kind, group = resolved_shuffle(loader, num_samples * sample_bytes)
     if kind != "block" or group == "auto":

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.trainer.data.hdf5 import Hdf5Source, Layout, Stamp
+from worker.trainer.data.read_threads import READ_THREADS
 from worker.trainer.data.source import Extent, Field, Rows
 from worker.trainer.data.transfer import SeriesWindows, Slot, Transfer
 from worker.trainer.data.window_files import SERIES, Windows, expand
@@ -27,6 +28,7 @@ class WindowsSource:
         windows: Mapping[str, Windows],
         stamp: Stamp | None = None,
         layout: Layout | None = None,
+        threads: int = READ_THREADS,
     ) -> None:
         """`windows`: what `find_windows` found of these names; the rest as for Hdf5Source.
 
@@ -37,7 +39,7 @@ class WindowsSource:
         self._opened: list[Hdf5Source] = []
 
         def opened(*arrays: str) -> Hdf5Source:
-            self._opened.append(Hdf5Source(path, arrays, stamp, layout))
+            self._opened.append(Hdf5Source(path, arrays, stamp, layout, threads))
             return self._opened[-1]
 
         try:
@@ -91,11 +93,12 @@ def open_source(
     windows: Mapping[str, Windows],
     stamp: Stamp | None = None,
     layout: Layout | None = None,
+    threads: int = READ_THREADS,
 ) -> Hdf5Source | WindowsSource:
     """The source of these fields, of which `windows` are kept as series."""
     if any(name in windows for name in names):
-        return WindowsSource(path, names, windows, stamp, layout)
-    return Hdf5Source(path, names, stamp, layout)
+        return WindowsSource(path, names, windows, stamp, layout, threads)
+    return Hdf5Source(path, names, stamp, layout, threads)
 
 
 def load_series(

@@ -1,0 +1,146 @@
+"""Rules about the PyTorch loader: what its processes are worth, and what they cost."""
+
+import math
+from collections.abc import Iterator
+
+from app.guard.crews import START_SECONDS
+from app.guard.derived import (
+    LEAST_LOSS_SECONDS,
+    device_of,
+    epochs_of,
+    history_of,
+    looks_of,
+    sizes_of,
+    steps_of,
+)
+from app.guard.facts import Facts, known
+from app.guard.memory import memory_plan
+from app.guard.memory_fit import with_values
+from app.guard.rule import Finding, rule
+from app.guard.wording import duration, share, size
+from app.spec.arithmetic import threads_of_slot
+from app.spec.data import DataLoaderLoader
+from app.spec.residency import LEAST_PLACED_BYTES
+from app.spec.run import RunSpec
+
+# Of a run's time; a rule of speed has to save 5 %.
+MOST_STARTING = 0.05
+
+
+@rule(
+    "correctness.pin_memory_needs_gpu",
+    overridable=False,
+    stands_on="Page-locked memory is for copies to a GPU; on a CPU a batch is not copied at all.",
+)
+def pin_memory_needs_gpu(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """Page-locked batches are asked for where there is a GPU."""
+    loader = spec.data.loader
+    if not isinstance(loader, DataLoaderLoader) or not loader.pin_memory:
+        return
+    if device_of(spec, facts).kind == "cpu":
+        yield Finding(
+            ("data", "loader", "pin_memory"),
+            "Page-locked batches need a CUDA device; this run would be on a CPU.",
+            "They make copies to a GPU faster, and here none is made: the option would do nothing, "
+            "and the trainer would refuse to begin.",
+            {"/data/loader/pin_memory": False},
+        )
+
+
+@rule(
+    "speed.workers_above_cores",
+    severity="warning",
+    stands_on="The trainer starts no more loader processes than cores that it may use; those "
+    "beyond a run's share of them take turns with the training and with the runs beside it. What "
+    "that costs hangs on these, and is not timed here.",
+)
+def workers_above_cores(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """A loader has no more processes than its run has cores."""
+    loader = spec.data.loader
+    if not isinstance(loader, DataLoaderLoader) or not loader.num_workers:
+        return
+    host = device_of(spec, facts).host
+    cores = known(host.cores, "the cores of the host")
+    slots = known(host.slots, "how many runs train on the host at once")
+    most = threads_of_slot(cores, slots)
+    if loader.num_workers <= most:
+        return
+    beside = f", shared by {slots} runs" if slots > 1 else ""
+    yield Finding(
+        ("data", "loader", "num_workers"),
+        f"{loader.num_workers} loader processes are asked for on {cores} cores{beside}.",
+        f"{min(loader.num_workers, cores)} would be started, and those above {most} wait for a "
+        "core. In reference reports more of them made nothing faster, and 16 leaked memory.",
+        {"/data/loader/num_workers": most},
+    )
+
+
+@rule(
+    "speed.workers_start_anew",
+    stands_on="Until two processes have read their first batch it takes 1.3 s on two idle cores, "
+    "most of it `import torch`; from a fork server 0.1 s.",
+    measured_by="workers_start_anew",
+)
+def workers_start_anew(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """Loader processes that begin anew with each epoch and evaluation take less than a minute of a
+    run, or a twentieth of it."""
+    loader = spec.data.loader
+    if not isinstance(loader, DataLoaderLoader) or not loader.num_workers:
+        return
+    if loader.persistent_workers:
+        return
+    looks = looks_of(spec, sizes_of(spec, facts))
+    starts = math.ceil(epochs_of(spec, facts)) + looks
+    once = START_SECONDS[loader.multiprocessing_context]
+    lost, history = starts * once, history_of(facts)
+    trained = steps_of(spec, facts) / history.iterations_per_second if history else 0.0
+    if lost <= LEAST_LOSS_SECONDS or lost <= MOST_STARTING * (lost + trained):
+        return
+    of_all = f", {share(lost / (lost + trained))} of the time" if history else ""
+    yield Finding(
+        ("data", "loader", "persistent_workers"),
+        f"The loader's processes would be started {starts:,} times, and take {duration(lost)}"
+        f"{of_all}.",
+        f"They end with each epoch and with each of {looks:,} evaluations, and begin anew, "
+        f"{duration(once)} each time on idle cores. Those that stay begin once for each part.",
+        {"/data/loader/persistent_workers": True},
+    )
+
+
+@rule(
+    "speed.chunked_is_faster",
+    severity="warning",
+    stands_on="`python -m benchmarks loading`, docs/performance.md: shuffled samples of 23 KiB "
+    "come 2 to 4 times as fast by the chunked loader; of 235 KiB as fast by either.",
+    measured_by="chunked_is_faster",
+)
+def chunked_is_faster(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """Rows of a file come by the chunked loader where it keeps them on the device, or where they
+    are small and shuffled."""
+    loader = spec.data.loader
+    if not isinstance(loader, DataLoaderLoader):
+        return
+    fix = {"/data/loader": {"kind": "chunked", "shuffle": loader.shuffle}}
+    plan = memory_plan(with_values(spec, fix), facts)
+    need = plan.need
+    epochs = epochs_of(spec, facts)
+    stays = plan.data.kind == "resident" and epochs > 1
+    is_small = need.sample_bytes < LEAST_PLACED_BYTES and loader.shuffle == "full"
+    if not stays and not is_small:
+        return
+    yield Finding(
+        ("data", "loader", "kind"),
+        "The chunked loader brings the same samples in the same order, faster.",
+        (
+            f"It would keep all {size(need.data_bytes)} on the device and read them once, not in "
+            f"each of {epochs:,.3g} epochs."
+            if stays
+            else f"It would read shuffled samples of {size(need.sample_bytes)} in the order of the "
+            "file, a chunk at a time and not a batch, which is 2 to 4 times as fast."
+        )
+        + " The PyTorch loader is for what no file of arrays holds, and to compare with.",
+        fix,
+    )
+
+
+RULES = (pin_memory_needs_gpu, workers_above_cores, workers_start_anew, chunked_is_faster)

@@ -1,0 +1,45 @@
+"""How many processes the PyTorch loader reads a part with, and what these take.
+
+Pure arithmetic: the trainer goes by it, and the guard's memory plan reckons by it.
+"""
+
+from dataclasses import dataclass
+
+from app.spec.data import DataLoaderLoader
+from app.spec.ladder import NO_RUNG, Rung
+from app.spec.residency import MIB
+
+PREFETCH_FACTOR = 2  # torch's own default
+# `python -m tests.guard.loader_memory`: what a process has that no other has too (of 253 MiB
+# resident), and a copy of a fork server beside that server. PyTorch 2.13, h5py 3.16.
+PROCESS_BYTES = {"spawn": 158 * MIB, "forkserver": 24 * MIB}
+FORK_SERVER_BYTES = 152 * MIB
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Of one part. `slots`: batches that are read or under way, and the one that is in use."""
+
+    workers: int
+    prefetch_factor: int
+    """Batches that each of them is ahead at most."""
+    slots: int
+
+
+def crew_for(loader: DataLoaderLoader, cores: int, batches: int, rung: Rung = NO_RUNG) -> Crew:
+    """No more processes than cores that they may use, and than batches there are to read; nor than
+    a rung of the memory ladder allows.
+    """
+    workers = min(loader.num_workers, cores, batches)
+    prefetch_factor = loader.prefetch_factor or PREFETCH_FACTOR
+    if rung.workers is not None:
+        workers = min(workers, rung.workers)
+    if rung.prefetch_factor is not None:
+        prefetch_factor = min(prefetch_factor, rung.prefetch_factor)
+    ahead = min(workers * prefetch_factor, max(0, batches - 1))
+    return Crew(workers, prefetch_factor, ahead + 1)
+
+
+def process_bytes(loader: DataLoaderLoader) -> int:
+    """What each takes of the host that no other does."""
+    return PROCESS_BYTES[loader.multiprocessing_context]

@@ -1,0 +1,213 @@
+"""How each kind of loader opens the parts of a run, and what it says of itself."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal, Protocol
+
+import torch
+
+from app.spec.data import DataLoaderLoader
+from app.spec.ladder import Rung, Use
+from app.spec.loader_crew import Crew, crew_for, process_bytes
+from app.spec.residency import PIECE_BYTES, Need, Residency
+from worker.trainer.data.batch import Batches, BatchPlan
+from worker.trainer.data.batch_room import BatchRoom
+from worker.trainer.data.checked import Checked
+from worker.trainer.data.cuda import CudaLanding, CudaTransfer
+from worker.trainer.data.dataloader import Asking, Loaded
+from worker.trainer.data.landing import HostLanding, Landing
+from worker.trainer.data.order import Order
+from worker.trainer.data.reader import ChunkPlan
+from worker.trainer.data.resident import Resident
+from worker.trainer.data.source import Field, bytes_per_sample
+from worker.trainer.data.split import Part
+from worker.trainer.data.stream import Streamed
+from worker.trainer.data.transfer import HostTransfer, Transfer
+from worker.trainer.errors import SpecMismatch
+from worker.trainer.preparing import Preparing
+
+# A hundredth of a second to read. Scattered rows take twice the time of neighbours, which a chunk
+# of less than so many times as much is read too soon to be worth.
+FIRST_CHUNK_BYTES = 8 * 2**20
+LEAST_SHARED = 32
+
+PartName = Literal["train", "validation", "test"]
+Plans = dict[PartName, BatchPlan]
+PART_WORDS: dict[PartName, str] = {"train": "training", "validation": "validation", "test": "test"}
+Warnings = list[tuple[str, str]]
+"""Codes and sentences of what is not as it was asked for."""
+
+
+class Opener(Protocol):
+    """Opens the parts of one run, each once."""
+
+    def use(self, use: Use) -> Use:
+        """With what the memory ladder can make smaller of this loader; nothing is taken yet."""
+
+    def open(self, name: PartName, part: Part, order: Order, plan: BatchPlan) -> Batches:
+        """A part's batches."""
+
+    def describe(self) -> dict[str, Any]:
+        """What was chosen and why, as JSON."""
+
+    def warnings(self) -> Warnings:
+        """What is not done as it was asked for."""
+
+
+class ChunkedOpener:
+    """On the device, as the residency says."""
+
+    def __init__(
+        self,
+        checked: Mapping[str, Checked],
+        need: Need,
+        residency: Residency,
+        device: torch.device,
+        rung: Rung,
+        preparing: Preparing,
+    ) -> None:
+        self._checked = checked
+        self._need = need
+        self._residency = residency
+        self._device = device
+        self._rung = rung
+        self._preparing = preparing
+
+    def use(self, use: Use) -> Use:
+        residency = self._residency
+        staging = self._rung.staging_bytes or PIECE_BYTES
+        return replace(
+            use,
+            residency=residency.kind,
+            data_bytes=residency.needed_bytes,
+            staging_bytes=staging if use.device == "cuda" else 0,
+        )
+
+    def open(self, name: PartName, part: Part, order: Order, plan: BatchPlan) -> Batches:
+        dataset, residency = self._checked[part.dataset], self._residency
+        if residency.kind == "resident":
+            return Resident(plan, order, part, dataset.open, self._transfer, self._preparing)
+        in_training = name == "train"
+        samples = residency.chunk_samples if in_training else residency.evaluation_chunk_samples
+        first = _first_samples(dataset, order, min(samples, len(part)))
+        chunks = ChunkPlan(dataset.open, part, order, samples, first)
+        return Streamed(plan, chunks, self._transfer(dataset.fields))
+
+    def _transfer(self, fields: Mapping[str, Field]) -> Transfer:
+        if self._device.type == "cuda":
+            return CudaTransfer(self._device, fields, self._rung.staging_bytes)
+        return HostTransfer(fields)
+
+    def describe(self) -> dict[str, Any]:
+        residency, need = self._residency, self._need
+        streamed = residency.kind == "stream"
+        chunk = min(residency.chunk_samples, need.train_samples)
+        return {
+            "loader": "chunked",
+            "residency": residency.kind,
+            "residency_reason": residency.why,
+            "chunk_samples": chunk if streamed else None,
+            "chunk_bytes": chunk * need.sample_bytes if streamed else None,
+        }
+
+    def warnings(self) -> Warnings:
+        return []
+
+
+def _first_samples(dataset: Checked, order: Order, chunk_samples: int) -> int:
+    """Of an iteration's first chunk, where the others have so many."""
+    small = max(1, FIRST_CHUNK_BYTES // bytes_per_sample(dataset.fields))
+    if order.shuffle == "none":
+        return min(small, chunk_samples)
+    # Packed rows are unpacked together: a few scattered ones would take as long as all.
+    is_worth_it = dataset.reads_apart and chunk_samples >= LEAST_SHARED * small
+    return small if is_worth_it else chunk_samples
+
+
+class LoadedOpener:
+    """By torch.utils.data.DataLoader, with processes of its own for each part."""
+
+    def __init__(
+        self,
+        checked: Mapping[str, Checked],
+        settings: DataLoaderLoader,
+        plans: Plans,
+        device: torch.device,
+        rung: Rung,
+    ) -> None:
+        """Raises SpecMismatch."""
+        if settings.pin_memory and device.type != "cuda":
+            raise SpecMismatch(
+                "data.loader.pin_memory is for copies to a GPU, and this run is on the CPU, whose "
+                "batches are not copied at all; set it to false."
+            )
+        self._checked = checked
+        self._settings = settings
+        self._plans = plans
+        self._device = device
+        self._cores = len(os.sched_getaffinity(0))
+        self._crews: dict[PartName, Crew] = {
+            name: crew_for(settings, self._cores, _count(plan), rung)
+            for name, plan in plans.items()
+        }
+
+    def use(self, use: Use) -> Use:
+        crew = self._crews["train"]
+        return replace(
+            use,
+            workers=crew.workers,
+            prefetch_factor=crew.prefetch_factor,
+            process_bytes=process_bytes(self._settings),
+        )
+
+    def open(self, name: PartName, part: Part, order: Order, plan: BatchPlan) -> Batches:
+        crew, dataset = self._crews[name], self._checked[part.dataset]
+        landing = self._landing(BatchRoom(dataset.fields, plan.largest_micro_batch, crew.slots))
+        # A process reads with one thread, the trainer with several: there are many processes.
+        open_source = partial(dataset.open, threads=1) if crew.workers else dataset.open
+        asking = Asking(plan, order, part, landing)
+        return Loaded(plan, asking, landing, open_source, crew, self._settings)
+
+    def _landing(self, room: BatchRoom) -> Landing:
+        if self._device.type == "cuda":
+            return CudaLanding(self._device, room, pinned=self._settings.pin_memory)
+        return HostLanding(room)
+
+    def describe(self) -> dict[str, Any]:
+        asked, used = self._settings, any(crew.workers for crew in self._crews.values())
+        return {
+            "loader": "dataloader",
+            "num_workers": {name: crew.workers for name, crew in self._crews.items()},
+            "num_workers_asked": asked.num_workers,
+            "prefetch_factor": self._crews["train"].prefetch_factor if used else None,
+            "persistent_workers": asked.persistent_workers,
+            "multiprocessing_context": asked.multiprocessing_context if used else None,
+            "pin_memory": asked.pin_memory,
+        }
+
+    def warnings(self) -> Warnings:
+        asked = self._settings.num_workers
+        fewer = [
+            f"{crew.workers} for the {PART_WORDS[name]} part ({self._limit(name, crew)})"
+            for name, crew in self._crews.items()
+            if crew.workers < asked
+        ]
+        if not fewer:
+            return []
+        told = f"data.loader.num_workers is {asked}, and fewer are started: {', '.join(fewer)}."
+        return [("fewer_loader_processes", told)]
+
+    def _limit(self, name: PartName, crew: Crew) -> str:
+        batches = _count(self._plans[name])
+        if crew.workers == batches:
+            return f"batches: {batches:,}"
+        if crew.workers == self._cores:
+            return f"cores that may be used: {self._cores}"
+        return "the memory ladder"
+
+
+def _count(plan: BatchPlan) -> int:
+    """Batches that are read one by one in an epoch."""
+    return plan.num_micro_batches(plan.usable_samples)
