@@ -34,6 +34,10 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=20s --retries=3 CMD ["pyt
 CMD ["stoker", "api"]
 
 FROM base AS worker
+# For runs that compile their steps; Python's headers are in the base image.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
 RUN --mount=type=cache,target=/var/cache/pip \
     --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     pip install ".[worker,samples,filters,postgres]"

@@ -12,6 +12,7 @@ from benchmarks import (
     api_figures,
     checkpoint_figures,
     claims_figures,
+    compile_figures,
     demo_figures,
     restart_figures,
     rules_figures,
@@ -25,8 +26,8 @@ from benchmarks.loading import windows as windows_figures
 from benchmarks.training import figures as training_figures
 
 PARTS = (
-    "rules", "loading", "windows", "training", "checkpoint", "api", "stop", "restart", "script",
-    "agent", "claims", "demo",
+    "rules", "loading", "windows", "training", "compile", "checkpoint", "api", "stop", "restart",
+    "script", "agent", "claims", "demo",
 )  # fmt: skip
 
 
@@ -55,6 +56,8 @@ def measure(parts: tuple[str, ...]) -> list[Figure]:
         figures += windows_figures.measure()
     if "training" in parts:
         figures += training_figures.measure()
+    if "compile" in parts:
+        figures += compile_figures.measure()
     if "checkpoint" in parts:
         figures += checkpoint_figures.measure()
     if set(parts) & {"api", "stop", "restart", "script", "agent", "claims"}:

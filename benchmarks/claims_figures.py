@@ -51,6 +51,11 @@ CLAIMS = (
         {"runtime": {"threads": "auto"}, "training": {"max_steps": 60}},
     ),
     Claim(
+        "compiled_recurrence",
+        merge_patch(SMALL, {"runtime": {"compile": {"mode": "default"}}}),
+        merge_patch(SMALL, {"runtime": {"compile": {"mode": "none"}}}),
+    ),
+    Claim(
         "chunk_below_batch",
         merge_patch(STREAMED, {"data": {"loader": {"chunk_size": "1MiB"}}}),
         merge_patch(STREAMED, {"data": {"loader": {"chunk_size": "auto"}}}),

@@ -17,7 +17,6 @@ def _about(topic: str, *troubles: tuple[str, ...]) -> tuple[Asked, ...]:
 
 
 RECIPE = "recipe.kind"
-COMPILE = "runtime.compile.mode"
 GRAPHS = "runtime.cuda_graphs"
 RECOMPUTE = "runtime.activation_checkpointing"
 AVERAGING = "averaging.kind"
@@ -80,7 +79,7 @@ ASKED: tuple[Asked, ...] = (
         "graphs",
         ("graphs rebuilt for each batch of training or evaluation", RECIPE),
         ("variable sizes without buckets", ONE_SHAPE, RECIPE),
-        ("compile or CUDA graphs over unbounded shapes", ONE_SHAPE, COMPILE, GRAPHS),
+        ("compile or CUDA graphs over unbounded shapes", ONE_SHAPE, GRAPHS),
     ),
     *_about(
         "precision",
@@ -94,10 +93,13 @@ ASKED: tuple[Asked, ...] = (
     ),
     *_about(
         "compilation",
-        ("max-autotune for a run shorter than its compilation", COMPILE),
-        ("compile around an LSTM", COMPILE),
+        (
+            "max-autotune for a run shorter than its compilation",
+            "speed.compilation_outlasts_steps",
+        ),
+        ("compile around an LSTM", "speed.compiled_recurrence"),
         ("CUDA graphs with activation checkpointing or the dataloader loader", GRAPHS),
-        ("neither for a long run bound by launches", COMPILE, GRAPHS),
+        ("neither for a long run bound by launches", GRAPHS),
     ),
     *_about(
         "learning",
@@ -150,7 +152,7 @@ ASKED: tuple[Asked, ...] = (
             "a hang timeout below the compilation or an epoch",
             "learning.hang_timeout",
             "test_the_first_batch_of_a_phase_has_as_much_time_as_the_start",
-            COMPILE,
+            "test_compiling_has_its_own_time_however_small_the_users_value",
         ),
         ("max_duration below the estimate", "learning.ends_before_its_epochs"),
         ("the price of determinism", "speed.deterministic"),

@@ -13,7 +13,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("STOKER_STANDBY", "0")
 # Every process that a test starts would compile all of Stoker anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-MUST_RUN = ("postgres", "browser", "prometheus", "systemd", "slow")
+MUST_RUN = ("postgres", "browser", "prometheus", "systemd", "compiler", "slow")
 # Where tests wait for processes, or take long, so that no core idles beside them at the end.
 LONGEST_FIRST = ("worker", "e2e", "guard", "deploy", "cli", "api")
 SKIPPED = pytest.StashKey[list[str]]()

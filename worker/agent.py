@@ -20,6 +20,7 @@ from app.store.observer import Observer
 from app.store.records import SlotOffer
 from app.store.store import Store, open_store
 from app.store.worker_records import NewWorker
+from worker.compile_cache import trim_caches
 from worker.devices import Devices
 from worker.exporter import Exporter, Snapshot, WorkerCollector
 from worker.host import checkout, host_now, host_setup
@@ -370,6 +371,7 @@ def run_agent(settings: Settings, trainer_command: Sequence[str] | None = None) 
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     for folder in (settings.home, settings.data_root, settings.artifact_root, settings.locks_dir):
         folder.mkdir(parents=True, exist_ok=True)
+    trim_caches(settings.home, time.time())
     upgrade(settings)
     with (
         closing(open_store(settings, busy_seconds=BUSY_SECONDS)) as store,

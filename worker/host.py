@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import psutil
 
 import app
+from worker.toolchain import missing_tools
 
 GIT_SECONDS = 5.0
 VERSIONED = ("torch", "h5py", "numpy", "safetensors")
@@ -29,6 +30,7 @@ def host_setup() -> dict[str, Any]:
             [psutil.virtual_memory().total, *(bound.limit for bound in _bounds())]
         ),
         "shared_memory_bytes": _size_of(Path("/dev/shm")),  # noqa: S108  its size alone
+        "missing_tools": missing_tools(),
         "platform": platform.platform(),
         "versions": {"stoker": app.__version__, "python": platform.python_version(), **_versions()},
     }

@@ -9,6 +9,9 @@ AUTO_HANG_SECONDS = 600.0
 # which compiles, tunes and waits for the first chunk: less time than this is never enough.
 STARTUP_SECONDS = 600.0
 STARTUP_PHASES = 3  # the first ones of a pulse: starting, building, restoring
+# What follows them beats once for each shape of a batch, and tuning kernels for one may take long.
+COMPILING_PHASE = 3
+COMPILING_SECONDS = 3600.0
 # Between asking for the stacks and the kill, so that the trainer can write them down.
 DUMP_SECONDS = 1.0
 
@@ -28,8 +31,10 @@ class Watchdog:
     @property
     def allowed_seconds(self) -> float:
         """How long the pulse may stand still in the phase it was last seen in."""
-        is_warm = self._pulse is not None and self._pulse[0] in self._warm
-        return self._timeout if is_warm else max(self._timeout, STARTUP_SECONDS)
+        phase = None if self._pulse is None else self._pulse[0]
+        if phase == COMPILING_PHASE:
+            return max(self._timeout, COMPILING_SECONDS)
+        return self._timeout if phase in self._warm else max(self._timeout, STARTUP_SECONDS)
 
     def hangs(self, now: float) -> bool:
         """Whether neither phase nor counter has moved within the time allowed."""

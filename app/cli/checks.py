@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from app import __version__
 from app.cli.findings import Finding
 from app.cli.home_lock import holder_of
+from app.cli.output import size
 from app.cli.storage import check_database
 from app.presets.catalog import load_catalog
 
@@ -43,6 +45,7 @@ def run_checks(settings: "Settings") -> list[Finding]:
         check_presets,
         check_guard,
         check_disk,
+        check_caches,
         check_database,
         check_service,
         check_ports,
@@ -221,6 +224,17 @@ def check_disk(settings: "Settings") -> Iterator[Finding]:
         )
     else:
         yield Finding("disk", "ok", found)
+
+
+def check_caches(settings: "Settings") -> Iterator[Finding]:
+    """What runs have compiled, and do not compile again."""
+    folder = settings.home / "caches"
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # a worker that starts removes what is old
+            total += path.stat().st_size
+    if total:
+        yield Finding("caches", "ok", f"{size(total)} of compiled steps in {folder}")
 
 
 def check_service(settings: "Settings") -> Iterator[Finding]:

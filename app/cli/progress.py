@@ -18,6 +18,12 @@ Document = dict[str, Any]
 PLAIN_LINE_SECONDS = 2.0
 # A running worker reports more often than this; without news its last figures are no longer true.
 NEWS_SECONDS = 5.0
+CACHES = {
+    "hit": "all from the cache",
+    "partial": "some of it from the cache",
+    "miss": "nothing was in the cache",
+    None: "there was nothing to compile",
+}
 # What stands beside the figures: phase, percentage, and the spaces between.
 PHASE_WIDTH, PERCENT_WIDTH, SPACES = 12, 5, 3
 LEAST_BAR, WIDEST_BAR, FIGURES_WIDTH = 6, 30, 76
@@ -221,6 +227,10 @@ def note_of(kind: str, data: Document) -> tuple[str, str] | None:
         case "checkpoint" if data.get("action") == "quarantined":
             name = str(data.get("path")).rpartition("/")[2]
             return f"{'damaged':<12} {name} is passed over: {data.get('message')}", "yellow"
+        case "phase" if data.get("phase") == "compiling":
+            return f"{'compiling':<12} the steps, before the first of them", "dim"
+        case "applied" if compiled := _compiled_text(data):
+            return f"{'compiled':<12} {compiled}", "dim"
         case "connection_lost":
             return "connection lost, trying again", "yellow"
         case "restored":
@@ -234,6 +244,14 @@ def note_of(kind: str, data: Document) -> tuple[str, str] | None:
 
 def _reason_text(reason: object) -> str:
     return str(reason).replace("_", " ") if reason else ""
+
+
+def _compiled_text(data: Document) -> str | None:
+    """Of what an attempt used: how its steps were compiled; None where they were not."""
+    done = (data.get("applied") or {}).get("compile") or {}
+    if done.get("seconds") is None:
+        return None
+    return f"in {duration(done['seconds'])}, {CACHES[done['cache']]}"
 
 
 def _epoch_text(data: Document) -> str:

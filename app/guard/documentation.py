@@ -136,6 +136,12 @@ IMPOSSIBLE = (
         "tests/worker/test_watchdog.py::test_the_first_batch_of_a_phase_has_as_much_time_as_the_start",
     ),
     Impossible(
+        "A hang timeout that ends a compilation.",
+        "Steps are compiled in a phase of their own, before the first; it has an hour for each "
+        "shape of a batch.",
+        "tests/worker/test_watchdog.py::test_compiling_has_its_own_time_however_small_the_users_value",
+    ),
+    Impossible(
         "Dropout between the layers of a one-layer encoder.",
         "Dropout always stands before the head, and between layers where there are several.",
         "tests/guard/test_documentation.py::test_dropout_of_one_layer_is_before_the_head",
@@ -194,14 +200,6 @@ TO_COME = (
     ToCome(
         "recipe.kind: board",
         ("positives under 5 % without weights", "a transformer without warm-up"),
-    ),
-    ToCome(
-        "runtime.compile.mode: default, max-autotune",
-        (
-            "max-autotune for a run shorter than its compilation",
-            "compile around an LSTM",
-            "a hang timeout below the compilation",
-        ),
     ),
     ToCome(
         "runtime.cuda_graphs: auto, always",

@@ -1,6 +1,6 @@
 """What the rules know of the world: datasets, devices, hosts, earlier runs. Unknown is None."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Literal, TypeVar
@@ -88,6 +88,8 @@ class HostFacts:
     """Runs that train there at once."""
     disk_free_bytes: int | None = None
     """Free below the artifact root."""
+    missing_tools: Mapping[str, Sequence[str]] | None = None
+    """By the kind of device, what it takes to compile for it and is not there."""
 
 
 UNKNOWN_HOST = HostFacts()
@@ -138,6 +140,8 @@ class HistoryFacts:
     """For one sample."""
     other_seconds: float | None = None
     """From the start of an attempt to its end, beside steps, evaluations and checkpoints."""
+    compiling_seconds: float | None = None
+    """A part of these."""
 
 
 @dataclass(frozen=True)

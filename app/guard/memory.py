@@ -10,7 +10,7 @@ from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts, Unknow
 from app.guard.measured import Measured
 from app.guard.memory_model import SequenceSize
 from app.guard.memory_room import PHASES, STEPS, Item, Room
-from app.guard.memory_step import Reckon, as_measured, on_cpu, on_cuda
+from app.guard.memory_step import Reckon, as_measured, compiler_bytes, on_cpu, on_cuda
 from app.spec.arithmetic import PartSizes, evaluation_batch, resolved_shuffle
 from app.spec.data import ChunkedLoader, Loader
 from app.spec.residency import (
@@ -336,11 +336,12 @@ def _cuda_device(run: _Run, free: int, element_bytes: int) -> Room:
 
 
 def _cuda_host(run: _Run, free: int | None) -> Room:
-    libraries = CUDA_HOST_BYTES
+    libraries, compiler = CUDA_HOST_BYTES, compiler_bytes(run.spec)
     if run.measured is not None and run.measured.training is not None:
-        libraries = run.measured.host_bytes
+        libraries, compiler = run.measured.host_bytes, 0
     items = (
         Item("libraries", libraries),
+        Item("compiler", compiler, STEPS),
         *_staged(run),
         *run.reading_items(),
         *run.loader_items(on_gpu=True),

@@ -2,6 +2,7 @@
 
 from app.guard.rule import Rule
 from app.guard.rules import (
+    compiling,
     cost,
     data,
     devices,
@@ -27,6 +28,7 @@ RULES: tuple[Rule, ...] = (
     *loading.RULES,
     *processes.RULES,
     *precision.RULES,
+    *compiling.RULES,
     *learning.RULES,
     *restarting.RULES,
     *cost.RULES,

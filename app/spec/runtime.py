@@ -8,10 +8,10 @@ from app.spec.base import SpecModel
 
 
 class Compile(SpecModel):
-    """torch.compile."""
+    """torch.compile of the loss and the scores, before the first step; kept from run to run."""
 
     mode: Literal["none", "default", "max-autotune"] = "none"
-    """Compilation mode; other than none is not available yet. Default none."""
+    """PyTorch's mode; max-autotune also times kernels to choose among them. Default none."""
 
 
 class Runtime(SpecModel):

@@ -94,6 +94,7 @@ def host_facts(facts: Document, slots: int) -> HostFacts:
         cores=facts.get("cores"),
         slots=slots,
         disk_free_bytes=facts.get("disk_free_bytes"),
+        missing_tools=facts.get("missing_tools"),
     )
 
 

@@ -158,6 +158,9 @@ def _medians(alike: list[Row[Any]]) -> HistoryFacts:
             if row.progress["totals"].get("eval_samples")
         ),
         other_seconds=_median(_beside(alike)),
+        compiling_seconds=_median(
+            seconds for row in alike if (seconds := _spent(row, "graph_build"))
+        ),
     )
 
 

@@ -65,6 +65,15 @@ def test_a_guard_that_only_warns_is_said(cli, home, monkeypatch):
     assert "STOKER_GUARD=warn" in cli("doctor").out
 
 
+def test_what_was_compiled_has_a_size(cli, home):
+    assert "caches" not in findings(cli("doctor", "--json"))
+    kept = home / "caches" / "torch-2.13.0" / "inductor"
+    kept.mkdir(parents=True)
+    (kept / "steps.so").write_bytes(bytes(3 * 2**20))
+    found = findings(cli("doctor", "--json"))["caches"]
+    assert (found["status"], found["found"][:10]) == ("ok", "3.0 MiB of")
+
+
 def test_a_preset_that_cannot_be_used(cli, home):
     (home / "presets").mkdir(parents=True)
     (home / "presets" / "mine.toml").write_text("[spec")

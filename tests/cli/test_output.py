@@ -102,6 +102,29 @@ def test_a_plain_line_says_each_thing_once():
     assert plain_line({"phase": "restoring", "phase_steps": None}) == "restoring"
 
 
+@pytest.mark.parametrize(
+    ("cache", "told"),
+    [("hit", "all from the cache"), ("partial", "some of it"), ("miss", "nothing was in"),
+     (None, "nothing to compile")],
+)  # fmt: skip
+def test_compiling_is_told_before_and_after(cache, told):
+    before = note_of("phase", {"phase": "compiling"})
+    done = {"mode": "default", "cache": cache, "seconds": 21.3, "graphs": 9}
+    after = note_of("applied", {"applied": {"compile": done}})
+    assert before is not None
+    assert after is not None
+    assert before[0] == "compiling    the steps, before the first of them"
+    assert after[0].startswith("compiled     in 21 s, ")
+    assert told in after[0]
+
+
+def test_an_eager_run_tells_nothing_of_compiling():
+    eager = {"mode": "none", "cache": None, "seconds": None, "graphs": None}
+    for applied in ({"compile": eager}, {}):
+        assert note_of("applied", {"applied": applied}) is None
+    assert note_of("phase", {"phase": "building"}) is None
+
+
 def test_figures_without_news_say_so():
     assert "29.1 it/s" in str(Figures(FULL, 80, time.monotonic()))
     assert str(Figures(FULL, 80, time.monotonic() - 8)) == "no news for 8 s"

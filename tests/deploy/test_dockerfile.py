@@ -45,6 +45,12 @@ def test_extras_exist_and_only_the_worker_has_torch(stages, image):
     assert ("worker" in extras.split(",")) == (image == "worker")
 
 
+@pytest.mark.parametrize(("image", "compiles"), [("api", False), ("worker", True)])
+def test_only_the_worker_has_a_compiler(stages, image, compiles):
+    run = [text for name, text in stages[image].instructions if name == "RUN"]
+    assert any(re.search(r"apt-get install .*\bg\+\+ ", text) for text in run) is compiles
+
+
 @pytest.mark.parametrize("image", IMAGES)
 def test_the_process_is_not_root_and_is_started_without_a_shell(stages, image):
     assert stages[image].last("USER") == "stoker"

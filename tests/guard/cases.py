@@ -63,6 +63,7 @@ ONE_CYCLE: Change = {
     "schedule": {"kind": "onecycle", "warmup_fraction": 0.3, "warmup_steps": None},
     "optimizer": {"kind": "adamw", "lr": 1e-3, "weight_decay": 0.01},
 }
+COMPILED = runtime(compile={"mode": "default"})
 STREAMED = {"residency": "stream", "chunk_size": "4MiB"}
 CHUNKED = with_field("features", storage="chunked", chunk_rows=64, compression="gzip")
 
@@ -183,6 +184,18 @@ CASES: dict[str, Case] = {
         {**runtime(precision="fp32"), **PINNED},
         {**runtime(precision="tf32"), **PINNED},
         world(devices=(A100,)),
+    ),
+    "correctness.cannot_compile": Case(
+        COMPILED,
+        COMPILED,
+        with_host(missing_tools={"cpu": ["a C++ compiler (Debian: apt-get install g++)"]}),
+        with_host(missing_tools={"cpu": [], "cuda": ["Triton (pip install triton)"]}),
+    ),
+    "speed.compiled_recurrence": Case(COMPILED, runtime(compile={"mode": "none"})),
+    "speed.compilation_outlasts_steps": Case(
+        {**COMPILED, **training(epochs=46, **USUAL)},
+        {**COMPILED, **training(epochs=47, **USUAL)},
+        world(history=replace(HISTORY, compiling_seconds=61.0)),
     ),
     "learning.batch_above_samples": Case(
         {"training": {"batch_size": 3217}, "schedule": {"kind": "cosine_warmup"}},

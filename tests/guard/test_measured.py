@@ -121,6 +121,18 @@ def test_on_a_gpu_the_step_is_what_pytorch_allocated_beside_the_context_and_the_
     assert any("not measured on a GPU" in line for line in found.assumed)
 
 
+def test_a_compiler_that_was_measured_with_the_step_is_not_counted_again():
+    spec = with_values(SPEC, {"/runtime/compile/mode": "default"})
+    measured = replace(MEASURED, spec=spec)
+    found = memory_plan(spec, replace(facts_of(CASES[0], PATH), measured=measured))
+    assert step_bytes(found) == pytest.approx(760 * MIB, abs=8)
+    facts = as_measured(world(devices=(RTX,)), device="cuda")
+    assert facts.measured is not None
+    spec = with_values(facts.measured.spec, {"/runtime/compile/mode": "default"})
+    host = memory_plan(spec, replace(facts, measured=replace(facts.measured, spec=spec))).host
+    assert {item.name: item.bytes for item in host.items}["compiler"] == 0
+
+
 def test_what_a_cpu_took_tells_nothing_of_a_gpu():
     facts = as_measured(world(devices=(RTX,)))
     assert facts.measured is not None

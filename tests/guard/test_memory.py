@@ -1,6 +1,8 @@
 """The memory plan: exact where it can be, near what was measured, and with room for what is."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,11 +16,12 @@ from app.guard import memory_fit
 from app.guard.facts import Facts, UnknownFact
 from app.guard.memory import IMPORTS_BYTES, MemoryPlan, compared, memory_plan, planned_memory
 from app.guard.memory_model import SequenceSize
+from app.guard.memory_step import COMPILER_BYTES
 from app.spec.layers import overlay
 from app.spec.run import RunSpec
 from tests.guard.cases import with_host
 from tests.guard.memory_specs import CASES, train
-from tests.guard.world import FIELDS, GIB, REQUEST, RTX, codes, plan_of, weather, world
+from tests.guard.world import CPU, FIELDS, GIB, REQUEST, RTX, codes, plan_of, weather, world
 from worker.trainer.recipes.sequence import SequenceModel
 
 TOLERANCE = 0.15
@@ -112,6 +115,36 @@ def test_the_imports_of_a_trainer_take_what_the_plan_says():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) == pytest.approx(IMPORTS_BYTES, rel=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.compiler
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_the_compiler_takes_what_the_plan_says(tmp_path: Path):
+    code = (
+        "import psutil, torch\n"
+        "from worker.trainer.compiler import compiled, quiet\n"
+        "from worker.trainer.execute import execute\n"
+        "before = psutil.Process().memory_info().rss\n"
+        "step = compiled(lambda x: x.relu().square().sum(), 'default')\n"
+        "with quiet():\n"
+        "    step(torch.ones(8, 4, requires_grad=True)).backward()\n"
+        "print(psutil.Process().memory_info().rss - before)"
+    )
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert int(done.stdout) == pytest.approx(COMPILER_BYTES, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("device", [CPU, RTX])
+def test_a_compiled_run_plans_the_compiler_on_the_host(device):
+    facts = world(devices=(device,))
+    eager = memory_plan(spec_of(), facts)
+    plan = memory_plan(spec_of(runtime={"compile": {"mode": "default"}}), facts)
+    assert plan.host.peaks["training"] == eager.host.peaks["training"] + COMPILER_BYTES
+    if plan.device is not None and eager.device is not None:
+        assert plan.device.peak_bytes == eager.device.peak_bytes
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from app.guard.facts import Facts
-from tests.guard.cases import LARGE, STREAMED, USUAL, on_rtx, training
+from tests.guard.cases import COMPILED, LARGE, STREAMED, USUAL, on_rtx, training
 from tests.guard.world import (
     CPU,
     GIB,
     HISTORY,
     HOST,
+    RTX,
     codes,
     parent_of,
     plan_of,
@@ -112,6 +113,10 @@ def held_out(samples: int) -> Side:
     return {"data": {"split": {"validation_fraction": fraction}}}, world(weather(samples=samples))
 
 
+def compiled_for(capability: tuple[int, int]) -> Side:
+    return COMPILED, world(devices=(replace(RTX, capability=capability),))
+
+
 THRESHOLDS: dict[str, tuple[str, Side, Side]] = {
     "SMALLEST_STD": ("learning.unscaled", targets(std=0.099), targets(std=0.1)),
     "LARGEST_STD": ("learning.unscaled", targets(std=10.1), targets(std=10.0)),
@@ -131,6 +136,7 @@ THRESHOLDS: dict[str, tuple[str, Side, Side]] = {
     "LOG_POINT_SECONDS": ("speed.log_points", logging(101.0), logging(99.0)),
     "LEAST_LOSS_SECONDS": ("speed.frequent_checkpoints", saving(2262), saving(2261)),
     "ENOUGH_SAMPLES": ("learning.small_part", measuring(399), measuring(400)),
+    "TRITON_SINCE": ("correctness.cannot_compile", compiled_for((6, 2)), compiled_for((7, 0))),
     "LARGEST_HELD_OUT": ("learning.small_part", held_out(520), held_out(504)),
 }
 

@@ -42,6 +42,7 @@ def test_what_an_agent_registers_is_what_rules_know_of_it(world: World) -> None:
         cores=told["cores"],
         slots=2,
         disk_free_bytes=told["disk_free_bytes"],
+        missing_tools=told["missing_tools"],
     )
     assert device == DeviceFacts("cuda", "NVIDIA H100", 80 * GIB, 77 * GIB, (9, 0), host)
     assert device.bf16

@@ -38,6 +38,7 @@ class Done:
     seconds: float = 10.0
     saves: int = 0
     phase: str = "training"
+    compiling: float = 0.0
 
 
 def progress_of(done: Done) -> dict[str, Any]:
@@ -52,6 +53,7 @@ def progress_of(done: Done) -> dict[str, Any]:
         "phase_seconds": {
             "data_wait": done.seconds * 0.2, "compute": done.seconds * 0.7,
             "sync": done.seconds * 0.1, "checkpoint": 0.5 * done.saves, "eval": 2.0, "other": 1.0,
+            "graph_build": done.compiling,
         },
     }  # fmt: skip
 
@@ -92,6 +94,16 @@ def test_the_figures_are_medians_over_like_runs(world: World) -> None:
     assert history.written_seconds == pytest.approx(2.0)
     assert history.evaluation_seconds == pytest.approx(2.0 / 4000)
     assert history.other_seconds == pytest.approx(3.0)
+    assert history.compiling_seconds is None
+
+
+def test_how_long_compiling_took_is_told_of_runs_that_compiled(world: World) -> None:
+    change = {"runtime": {"compile": {"mode": "default"}}}
+    for seconds in (20.0, 4.0, 70.0):
+        train(world, Done(compiling=seconds), change)
+    history = world.store.history.like(overlay(SPEC, change), CPU)
+    assert history is not None
+    assert history.compiling_seconds == pytest.approx(20.0)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import psutil
@@ -25,6 +26,14 @@ def cpu_allocation_error() -> RuntimeError:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
     return caught.value
+
+
+def of_the_compiler(met: Exception) -> Exception:
+    """As PyTorch's compiler passes on what it met."""
+    kind = type("InductorError", (RuntimeError,), {"__module__": "torch._inductor.exc"})
+    error: Any = kind(f"{type(met).__name__}: {met}")
+    error.inner_exception = met
+    return cast("Exception", error)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +65,18 @@ def cpu_allocation_error() -> RuntimeError:
         (DataError("Row 3 is torn."), Reason.data_error, "Row 3 is torn."),
         (ValueError("odd\nsecond line"), Reason.trainer_error, "ValueError.* odd. trainer.log"),
         (OSError(errno.EIO, "I/O error", "/a"), Reason.trainer_error, "I/O error"),
+        (of_the_compiler(torch.OutOfMemoryError("CUDA out")), Reason.device_oom, "batch_size"),
+        (of_the_compiler(OSError(errno.ENOSPC, "No", "/a")), Reason.disk_full, "Free space"),
+        (
+            of_the_compiler(RuntimeError("C++ compile error\nPython.h: No such file")),
+            Reason.spec_error,
+            "RuntimeError: C\\+\\+ compile error. To go on, install Python's headers .*or set",
+        ),
+        (
+            of_the_compiler(AssertionError()),
+            Reason.spec_error,
+            r"AssertionError\. To go on, set runtime.compile.mode to none",
+        ),
     ],
 )
 def test_errors_become_reasons(error: Exception, reason: Reason, told: str) -> None:
@@ -63,6 +84,13 @@ def test_errors_become_reasons(error: Exception, reason: Reason, told: str) -> N
     assert found is reason
     assert re.search(told, message)
     assert "\n" not in message
+
+
+def test_whatever_else_fails_while_compiling_has_the_way_around_it() -> None:
+    reason, message = explain(FileNotFoundError(2, "No such file", "/cache"), "compiling")
+    assert reason is Reason.spec_error
+    assert "No such file" in message
+    assert "set runtime.compile.mode to none" in message
 
 
 def test_a_failed_allocation_on_the_host_is_told_from_other_errors() -> None:

@@ -28,6 +28,8 @@ class Regression:
         error: torch.Tensor = model(arrays["x"]) - arrays["y"]
         return error.float().abs().mean() * self.factor
 
+    measure = loss
+
 
 def build_step(
     wanted: Optimizer | None = None,
@@ -65,6 +67,33 @@ def test_a_step_whose_gradients_overflow_is_skipped_and_the_scale_halved() -> No
     step.apply(0.05)
     assert all(torch.equal(a, b) for a, b in zip(before, step.model.parameters(), strict=True))
     assert step.precision.scaler.get_scale() == scale / 2
+
+
+def test_fp16_steps_are_those_of_a_plain_loop_to_the_last_bit() -> None:
+    """Scaled, accumulated and clipped; one of them overflows and is skipped."""
+    step, task, arrays = build_step()
+    model = nn.Linear(4, 1)
+    model.load_state_dict(step.model.state_dict())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.01, fused=True)
+    scaler, losses = torch.amp.GradScaler("cpu"), []
+    for number in range(6):
+        task.factor = 1e35 if number == 2 else 1.0
+        optimizer.zero_grad()
+        for share in (0.25, 0.75):
+            step.accumulate(arrays, 64, share)
+            with torch.autocast("cpu", torch.float16):
+                loss = (model(arrays["x"]) - arrays["y"]).float().abs().mean() * task.factor
+            scaler.scale(loss * share).backward()
+            losses.append(loss.item())
+        step.apply(0.05)
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        for ours, plain in zip(step.model.parameters(), model.parameters(), strict=True):
+            assert torch.equal(ours, plain)
+    assert float(step.loss_sums[WINDOW]) == sum(loss * 64 for loss in losses)
+    assert step.precision.scaler.state_dict() == scaler.state_dict()
 
 
 @pytest.fixture

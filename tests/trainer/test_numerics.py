@@ -2,7 +2,9 @@
 
 import json
 import math
-from itertools import pairwise
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice, pairwise
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from torch import Tensor
 from app.spec.run import RunSpec
 from app.spec.schedule import learning_rate
 from tests.trainer.lab import BASE_SPEC, BUILDING_POLLS, Lab, Outcome, StopAtPoll, merged, unstopped
+from worker.trainer.data.batch import Batch
 from worker.trainer.data.loader import open_data
 from worker.trainer.recipes import SequenceTask
 
@@ -35,6 +38,19 @@ def final_weights(outcome: Outcome) -> dict[str, Tensor]:
     return safetensors.torch.load(outcome.weights)
 
 
+PLAIN_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": partial(torch.optim.AdamW, weight_decay=0.01, fused=True),
+    "adam": partial(torch.optim.Adam, fused=True),
+    "sgd": partial(torch.optim.SGD, momentum=0.9, fused=True),
+}
+
+
+def copied(batches: Iterator[Batch]) -> Iterator[tuple[dict[str, Tensor], int]]:
+    """Several at once: their memory is the next one's."""
+    for batch in batches:
+        yield {name: array.clone() for name, array in batch.arrays.items()}, batch.size
+
+
 def plain_loop(lab: Lab, spec: RunSpec) -> tuple[list[float], dict[str, Tensor]]:
     """What anybody would write: losses of every step, and the final weights."""
     torch.set_num_threads(1)
@@ -44,29 +60,51 @@ def plain_loop(lab: Lab, spec: RunSpec) -> tuple[list[float], dict[str, Tensor]]
     torch.manual_seed(spec.training.seed)
     model = task.build_model(statistics)
     target_std = statistics["targets"][1].float()
-    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01, fused=True)
-    total_steps = spec.training.epochs * data.train.plan.num_batches
+    optimizer = PLAIN_OPTIMIZERS[spec.optimizer.kind](model.parameters())
+    accumulation = spec.training.gradient_accumulation_steps
+    total_steps = spec.training.epochs * -(-data.train.plan.num_batches // accumulation)
+    in_bf16 = spec.runtime.precision == "bf16-mixed"
     losses: list[float] = []
     for epoch in range(spec.training.epochs):
-        for batch in data.train.iterate(epoch):
+        batches = data.train.iterate(epoch)
+        while some := list(islice(copied(batches), accumulation)):
             optimizer.param_groups[0]["lr"] = learning_rate(
                 spec.schedule, spec.optimizer.lr, len(losses), total_steps
             )
-            forecast = model(batch.arrays["features"])
-            loss = ((forecast - batch.arrays["targets"]) / target_std).abs().mean()
             optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            together, summed = sum(size for _, size in some), 0.0
+            for arrays, size in some:
+                with torch.autocast("cpu", torch.bfloat16, enabled=in_bf16):
+                    forecast = model(arrays["features"])
+                    loss = ((forecast - arrays["targets"]) / target_std).abs().mean()
+                (loss * (size / together)).backward()
+                summed += loss.item() * size
+            if spec.training.clip_grad_norm is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), spec.training.clip_grad_norm)
             optimizer.step()
-            losses.append(loss.item())
+            losses.append(summed / together)
     data.close()
     return losses, model.state_dict()
 
 
-def test_the_loop_is_a_plain_loop_to_the_last_bit(lab: Lab) -> None:
-    outcome = lab.run(patch=PLAIN)
-    losses, weights = plain_loop(lab, spec_of(PLAIN))
-    assert len(losses) == 18
+@pytest.mark.parametrize(
+    "patch",
+    [
+        {},
+        {"training": {"gradient_accumulation_steps": 4}},  # 8 + 8 + 8 + 8, and 8 + 2
+        {"training": {"clip_grad_norm": None}},
+        {"training": {"clip_grad_norm": 0.05, "gradient_accumulation_steps": 2}},
+        {"runtime": {"precision": "bf16-mixed"}, "training": {"gradient_accumulation_steps": 2}},
+        {"optimizer": {"kind": "adam", "weight_decay": 0.0}},
+        {"optimizer": {"kind": "sgd", "momentum": 0.9, "weight_decay": 0.0}},
+    ],
+    ids=["plain", "accumulated", "unclipped", "clipped hard", "autocast", "adam", "sgd"],
+)
+def test_the_loop_is_a_plain_loop_to_the_last_bit(lab: Lab, patch: dict[str, Any]) -> None:
+    patch = merged(PLAIN, patch)
+    outcome = lab.run(patch=patch)
+    losses, weights = plain_loop(lab, spec_of(patch))
+    assert len(losses) in (18, 9, 6)
     assert train_losses(outcome) == losses
     for name, tensor in final_weights(outcome).items():
         assert torch.equal(tensor, weights[name]), name

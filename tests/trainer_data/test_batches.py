@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.trainer_data.factories import kept, loaded, resident, rows_of, streamed, write_arrays
 from worker.trainer.data import loader_dataset, transfer
+from worker.trainer.data.batch import BatchPlan
 from worker.trainer.data.order import Order
 from worker.trainer.data.split import Part
 
@@ -29,6 +30,20 @@ parts = st.one_of(
         lambda rows: Part("numbers", np.array(sorted(rows)))
     ),
 )
+
+
+@given(
+    samples=st.integers(1, 200),
+    batch_size=st.integers(1, 50),
+    drop_last=st.booleans(),
+    most_at_once=st.none() | st.integers(1, 60),
+)
+def test_the_sizes_of_micro_batches_are_those_that_come(
+    samples, batch_size, drop_last, most_at_once
+):
+    plan = BatchPlan(samples, batch_size, drop_last, most_at_once)
+    assert len(set(plan.sizes)) == len(plan.sizes)
+    assert set(plan.sizes) == {stop - start for start, stop in plan.bounds(0)}
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.worker.eventually import eventually
+from worker.compile_cache import cache_folders
 from worker.launch.local import start_launcher, trainer_environment
 from worker.orders import Launch
 
@@ -217,6 +218,20 @@ def test_how_threads_wait_is_passed_on_and_nothing_that_is_secret(tmp_path, monk
     environment = trainer_environment(tmp_path, gpu=None, threads=1)
     assert environment["OMP_WAIT_POLICY"] == "passive"
     assert "STOKER_DATABASE_URL" not in environment
+
+
+def test_compiled_steps_are_kept_under_home_unless_the_owner_says_where(tmp_path, monkeypatch):
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    usual = trainer_environment(tmp_path, gpu=None, threads=3)
+    assert usual.items() >= cache_folders(tmp_path).items()
+    assert usual["TORCHINDUCTOR_COMPILE_THREADS"] == "3"
+    assert "CXX" not in usual
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/owners/cache")
+    monkeypatch.setenv("CXX", "clang++")
+    chosen = trainer_environment(tmp_path, gpu=None, threads=3)
+    assert (chosen["TORCHINDUCTOR_CACHE_DIR"], chosen["CXX"]) == ("/owners/cache", "clang++")
+    assert chosen["TRITON_CACHE_DIR"] == usual["TRITON_CACHE_DIR"]
 
 
 TAKES_MEMORY = """

@@ -15,7 +15,7 @@ def phase(name):
 
 
 def test_evaluating_and_saving_a_thousand_times_leaves_no_thousand_rows(report):
-    stations = ["starting", "restoring", "building", "training"]
+    stations = ["starting", "restoring", "building", "compiling", "training"]
     detours = ["evaluating", "training", "checkpointing", "training"] * 1000
     report.take([phase(name) for name in [*stations, *detours, "testing", "checkpointing"]])
     assert [event.data["phase"] for event in report.outbox.events] == [*stations, "testing"]

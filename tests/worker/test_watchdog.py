@@ -4,7 +4,15 @@ import pytest
 
 from worker.attempt import AttemptDir
 from worker.trainer.pulse import PHASES, Pulse
-from worker.watchdog import STARTUP_PHASES, STARTUP_SECONDS, Watchdog
+from worker.watchdog import (
+    COMPILING_PHASE,
+    COMPILING_SECONDS,
+    STARTUP_PHASES,
+    STARTUP_SECONDS,
+    Watchdog,
+)
+
+TRAINING_PHASES = PHASES[COMPILING_PHASE + 1 :]
 
 
 def test_the_phases_of_the_start_are_the_trainers():
@@ -20,7 +28,19 @@ def test_the_start_has_time_however_small_the_users_value(tmp_path, phase):
     assert watchdog.hangs(STARTUP_SECONDS + 1)
 
 
-@pytest.mark.parametrize("phase", PHASES[STARTUP_PHASES:])
+def test_compiling_has_its_own_time_however_small_the_users_value(tmp_path):
+    """For each graph: it beats between them."""
+    pulse = Pulse(tmp_path / "pulse")
+    pulse.enter("compiling")
+    watchdog = Watchdog(AttemptDir(tmp_path), 5.0, now=0.0)
+    pulse.beat()
+    assert not watchdog.hangs(1.0)
+    assert not watchdog.hangs(COMPILING_SECONDS)
+    assert watchdog.hangs(COMPILING_SECONDS + 2.0)
+    assert PHASES[COMPILING_PHASE] == "compiling"
+
+
+@pytest.mark.parametrize("phase", TRAINING_PHASES)
 def test_a_phase_that_has_begun_to_move_has_what_the_user_gave_it(tmp_path, phase):
     pulse = Pulse(tmp_path / "pulse")
     pulse.enter(phase)
@@ -32,7 +52,7 @@ def test_a_phase_that_has_begun_to_move_has_what_the_user_gave_it(tmp_path, phas
     assert watchdog.allowed_seconds == 5.0
 
 
-@pytest.mark.parametrize("phase", PHASES[STARTUP_PHASES:])
+@pytest.mark.parametrize("phase", TRAINING_PHASES)
 def test_the_first_batch_of_a_phase_has_as_much_time_as_the_start(tmp_path, phase):
     """It compiles, tunes and waits for the first chunk."""
     pulse = Pulse(tmp_path / "pulse")

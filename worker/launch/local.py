@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from worker.compile_cache import cache_folders
 from worker.orders import Launch, Order
 
 PACKAGES = Path(__file__).parent.parent.parent
@@ -17,6 +18,7 @@ PACKAGES = Path(__file__).parent.parent.parent
 INHERITED = (
     *("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "TZ"),
     *("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "THP_MEM_ALLOC_ENABLE"),
+    *("CC", "CXX", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH"),
 )
 # PyTorch asks the kernel for pages of 2 MiB where a tensor has as much. What a step on a CPU frees
 # and takes again comes back in 4 KiB pages otherwise, which is up to a third of the step's time.
@@ -100,11 +102,11 @@ def start_launcher(
 
 def trainer_environment(home: Path, *, gpu: str | None, threads: int) -> dict[str, str]:
     """The whole environment of a trainer; `gpu` is the UUID of the only GPU it may see."""
-    caches = home / "caches"
     kept = {name: os.environ[name] for name in INHERITED if name in os.environ}
     return {
         "LANG": "C.UTF-8",
         **HUGE_PAGES,
+        **cache_folders(home),
         **kept,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": gpu or "",
@@ -113,9 +115,7 @@ def trainer_environment(home: Path, *, gpu: str | None, threads: int) -> dict[st
         "PYTHONPATH": _python_path(),
         "PYTHONUNBUFFERED": "1",
         "STOKER_HOME": str(home),
-        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
-        "TRITON_CACHE_DIR": str(caches / "triton"),
-        "CUDA_CACHE_PATH": str(caches / "cuda"),
+        "TORCHINDUCTOR_COMPILE_THREADS": str(threads),
     }
 
 

@@ -4,11 +4,22 @@ import errno
 
 from app.lifecycle import Reason
 from worker.trainer.errors import TrainerError
-from worker.trainer.out_of_memory import of_gpu, out_of_memory
+from worker.trainer.out_of_memory import behind, of_gpu, out_of_memory
+
+COMPILER = ("torch._dynamo", "torch._inductor")
+# What its errors name, and what is missing where they do.
+NEEDED = {
+    "InvalidCxxCompiler": "a C++ compiler (Debian: apt-get install g++)",
+    "Python.h": "Python's headers (Debian: apt-get install python3-dev)",
+    "find C compiler": "a C compiler (Debian: apt-get install gcc)",
+    "working triton": "Triton (pip install triton)",
+}
 
 
 def explain(error: BaseException, phase: str) -> tuple[Reason, str]:
     """`phase` is what the attempt was doing."""
+    is_of_the_compiler = phase == "compiling" or type(error).__module__.startswith(COMPILER)
+    error = behind(error)
     text = str(error)
     if isinstance(error, TrainerError):
         return error.reason, error.message
@@ -29,9 +40,23 @@ def explain(error: BaseException, phase: str) -> tuple[Reason, str]:
             f"The checkpoint could not be written: {text}. Earlier checkpoints are intact. Mend "
             "the artifact root and restart the run from its latest."
         )
+    if is_of_the_compiler:
+        return Reason.spec_error, _not_compiled(error)
     return Reason.trainer_error, (
         f"An unexpected {type(error).__name__} ended the attempt while {phase}: "
         f"{_first_line(text)} trainer.log of the attempt has the details."
+    )
+
+
+def _not_compiled(error: BaseException) -> str:
+    told = ": ".join(filter(None, (type(error).__name__, str(error))))
+    needed = next((what for name, what in NEEDED.items() if name in told), None)
+    advice = "set runtime.compile.mode to none, which needs nothing of this"
+    if needed is not None:
+        advice = f"install {needed} where this worker runs, or {advice}"
+    return (
+        f"The steps could not be compiled: {_first_line(told)} To go on, {advice}, and restart "
+        "the run; trainer.log of the attempt has the details."
     )
 
 

@@ -30,6 +30,7 @@ def train(trainer: Trainer) -> Reason:
         state.trained_seconds = trainer.trained_seconds()
         if agenda.log_due(state):
             log.flush(step)
+            trainer.mind_compilation()
         if agenda.evaluation_due(state):
             validate(trainer)  # left undone, and so still due, when a stop is asked for meanwhile
         if agenda.epoch_report_due(state):

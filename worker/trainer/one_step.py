@@ -16,7 +16,7 @@ from app.lifecycle import Reason
 from app.spec.run import RunSpec
 from worker.trainer.build import choose_precision, configure_torch, open_device
 from worker.trainer.data.source import Field
-from worker.trainer.data.transfer import torch_dtype
+from worker.trainer.data.transfer import made_up
 from worker.trainer.failure import explain
 from worker.trainer.memory import MemoryMeter
 from worker.trainer.prepare import build_step
@@ -81,7 +81,9 @@ class _Probe:
         self._learning_rate = spec.optimizer.lr
         self._device = device
         task = TASKS[spec.recipe.kind].for_run(spec, self._fields)
-        return build_step(spec, task, {}, Precision(precision, device))
+        step = build_step(spec, task, {}, Precision(precision, device))
+        step.compile(spec.runtime.compile.mode)
+        return step
 
     def _train(self, step: TrainingStep, size: int, *, batches: int = 1) -> int:
         """The peak so far, after two steps: only the second has the optimizer's state beside it."""
@@ -101,10 +103,4 @@ class _Probe:
         return self._meter.peak_bytes()
 
     def _batch(self, size: int) -> dict[str, Tensor]:
-        # Not zeros, which a host may hand out without memory behind them.
-        return {
-            name: torch.ones(
-                (size, *field.shape), dtype=torch_dtype(field.dtype), device=self._device
-            )
-            for name, field in self._fields.items()
-        }
+        return made_up(self._fields, size, self._device)

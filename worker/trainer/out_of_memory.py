@@ -27,6 +27,7 @@ def out_of_memory(error: BaseException, phase: str) -> OutOfMemory | None:
     """None when it is something else. To be asked while what was there is still held, for what is
     free is measured now. `phase` is what the attempt was doing.
     """
+    error = behind(error)
     reason = which_memory(error)
     if reason is None:
         return None
@@ -39,6 +40,12 @@ def out_of_memory(error: BaseException, phase: str) -> OutOfMemory | None:
         message += f": {in_gib(wanted)} were asked for"
         message += f", {in_gib(free)} were free" if free is not None else ""
     return OutOfMemory(reason, f"{message}.", wanted, free)
+
+
+def behind(error: BaseException) -> BaseException:
+    """What PyTorch's compiler met, where it is the compiler that tells of it."""
+    met = getattr(error, "inner_exception", error)
+    return met if isinstance(met, BaseException) else error
 
 
 def which_memory(error: BaseException) -> Reason | None:

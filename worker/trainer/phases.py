@@ -4,7 +4,7 @@ On CUDA `compute` is the time to launch the work: the device does it meanwhile, 
 longer shows as `sync`, where the host waits for it at a log point, or in `checkpoint` and `eval`.
 Copies to the device go on beside all this, on a stream and a thread of their own: they are no part
 of the host's time, and where they are too slow `data_wait` shows it. What they took is told beside
-the parts, as `h2d_seconds` of the totals.
+the parts, as `h2d_seconds` of the totals. `graph_build` is what is compiled before the first step.
 """
 
 import time
@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeVar, get_args
 
 Item = TypeVar("Item")
 
-Part = Literal["data_wait", "compute", "sync", "checkpoint", "eval", "other"]
+Part = Literal["data_wait", "compute", "sync", "graph_build", "checkpoint", "eval", "other"]
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
 TRAINING_PARTS: Final[tuple[Part, ...]] = ("data_wait", "compute", "sync")
 

@@ -1,6 +1,7 @@
 """Puts a trainer together: device, data, model, optimizer, and the state to start from."""
 
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -16,8 +17,9 @@ from worker.trainer.build import (
     open_device,
 )
 from worker.trainer.checkpoint_writer import CheckpointWriter
+from worker.trainer.compilation import Compilation, compile_step
 from worker.trainer.continuity import breaks, resumes_exactly
-from worker.trainer.data.loader import open_data
+from worker.trainer.data.loader import DataSet, open_data
 from worker.trainer.environment import describe_environment
 from worker.trainer.errors import SpecMismatch
 from worker.trainer.eventlog import EventLog, LossFile
@@ -72,10 +74,13 @@ def prepare(
     resources.callback(losses.close)
 
     log = Report(events, pulse, losses, clock, agenda, state, data, memory)
+    compilation = _compile(step, spec, data, preparing, log)
     environment = describe_environment(device)
     writer = CheckpointWriter()
     resources.callback(writer.close)
-    trainer = Trainer(attempt, agenda, data, task, step, state, log, stop, writer, environment)
+    trainer = Trainer(
+        attempt, agenda, data, task, step, compilation, state, log, stop, writer, environment
+    )
     log.applied(_applied(trainer), environment)
     for code, message in data.warnings:
         log.warning(code, message)
@@ -158,6 +163,16 @@ def build_step(
     return TrainingStep(model, task, optimizer, precision, spec.training.clip_grad_norm)
 
 
+def _compile(
+    step: TrainingStep, spec: RunSpec, data: DataSet, preparing: Preparing, log: Report
+) -> Compilation:
+    if spec.runtime.compile.mode == "none":
+        return Compilation("none")
+    log.enter("compiling")
+    with log.clock.part("graph_build"):
+        return compile_step(step, spec, data, preparing)
+
+
 def _losses_to_keep(start: Start | None) -> int:
     if start is not None and start.is_full and start.candidate.own:
         return int(start.snapshot.body["losses_bytes"])
@@ -168,10 +183,12 @@ def _applied(trainer: Trainer) -> dict[str, Any]:
     agenda, plan, precision = trainer.agenda, trainer.data.train.plan, trainer.step.precision
     held_out, rung = trainer.data.validation or trainer.data.test, trainer.attempt.rung
     accumulated = agenda.spec.training.gradient_accumulation_steps
+    mode = trainer.compilation.mode
     return {
         "device": str(precision.device),
         "precision": precision.name,
-        "exact_resume": resumes_exactly(trainer.step.model, precision.device),
+        "exact_resume": resumes_exactly(trainer.step.model, precision.device, mode),
+        "compile": asdict(trainer.compilation),
         "threads": torch.get_num_threads(),
         "batch_size": plan.micro_batch_size,
         "gradient_accumulation_steps": accumulated * plan.num_micro_batches(plan.batch_size),

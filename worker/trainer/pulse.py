@@ -9,6 +9,7 @@ PHASES: Final = (
     "starting",
     "building",
     "restoring",
+    "compiling",
     "training",
     "evaluating",
     "checkpointing",

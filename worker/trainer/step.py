@@ -7,6 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from worker.trainer.compiler import compiled
 from worker.trainer.recipes.base import Arrays, Task
 
 WINDOW: Final = 0  # since the last log point
@@ -45,7 +46,6 @@ class TrainingStep:
         clip_grad_norm: float | None,
     ) -> None:
         self.model = model
-        self.task = task
         self.optimizer = optimizer
         self.precision = precision
         self.clip_grad_norm = clip_grad_norm
@@ -53,11 +53,16 @@ class TrainingStep:
         self.loss_samples = [0, 0]
         self.grad_norm = torch.zeros((), device=precision.device)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._loss, self._measure = task.loss, task.measure
+
+    def compile(self, mode: str) -> None:
+        """Compile what is computed of a batch; optimizer and clipping are fused kernels already."""
+        self._loss, self._measure = compiled(self._loss, mode), compiled(self._measure, mode)
 
     def accumulate(self, arrays: Arrays, size: int, share: float) -> None:
         """Add a micro-batch of `size` samples, which is `share` (0 to 1) of the step's samples."""
         with self.precision.autocast():
-            loss = self.task.loss(self.model, arrays)
+            loss = self._loss(self.model, arrays)
         self.precision.scaler.scale(loss * share).backward()  # type: ignore[no-untyped-call]
         self.loss_sums.add_(loss.detach(), alpha=size)
         self.loss_samples = [samples + size for samples in self.loss_samples]
@@ -90,7 +95,7 @@ class TrainingStep:
     def measure(self, arrays: Arrays) -> Tensor:
         """What the task's scores need of a batch, as means: float64 on the device."""
         with self.precision.autocast():
-            return self.task.measure(self.model, arrays)
+            return self._measure(self.model, arrays)
 
     def restart_loss(self, which: int) -> None:
         self.loss_sums[which] = 0.0

@@ -16,6 +16,7 @@ from worker.trainer.agenda import Agenda
 from worker.trainer.attempt import Attempt
 from worker.trainer.checkpoint import Snapshot, Tensors, publish
 from worker.trainer.checkpoint_writer import CheckpointWriter
+from worker.trainer.compilation import Compilation
 from worker.trainer.data.loader import DataSet
 from worker.trainer.data.order import ORDER_VERSION
 from worker.trainer.recipes import Task
@@ -36,6 +37,7 @@ class Trainer:
     data: DataSet
     task: Task
     step: TrainingStep
+    compilation: Compilation
     state: TrainState
     log: Report
     stop: StopFlag
@@ -45,6 +47,7 @@ class Trainer:
     best_folder: Path | None = None
     _copies: Mapping[str, Tensors] = field(default_factory=dict)
     _saved_at: float = field(default_factory=time.monotonic)
+    _told_of_excess: bool = False
     _began: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -57,6 +60,12 @@ class Trainer:
     def trained_seconds(self) -> float:
         """Of this attempt and those before it."""
         return time.monotonic() - self._began
+
+    def mind_compilation(self) -> None:
+        """Warn, once, of more that had to be compiled since the first step."""
+        if not self._told_of_excess and (excess := self.compilation.excess()):
+            self._told_of_excess = True
+            self.log.warning("recompiled", excess)
 
     def checkpoint_due(self) -> bool:
         unsaved_seconds = time.monotonic() - self._saved_at

@@ -49,6 +49,16 @@ class BatchPlan:
         return self.num_samples - tail
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """That its micro-batches have, each once: the usual one, and those of smaller last ones."""
+        whole, rest = divmod(self.usable_samples, self.batch_size)
+        found = []
+        for batch in (self.batch_size * bool(whole), rest):
+            several, last = divmod(batch, self.micro_batch_size)
+            found += [self.micro_batch_size * bool(several), last]
+        return tuple(dict.fromkeys(size for size in found if size))
+
+    @property
     def num_batches(self) -> int:
         return -(-self.usable_samples // self.batch_size)
 

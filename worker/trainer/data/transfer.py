@@ -128,6 +128,15 @@ def empty_arrays(
     }
 
 
+def made_up(
+    fields: Mapping[str, Field], samples: int, device: str | torch.device
+) -> dict[str, Tensor]:
+    """A batch of nothing but ones, in the shapes and types of the data."""
+    batch = empty_arrays(fields, samples, device, pin_memory=False)
+    # Not zeros, which a host may hand out without memory behind them.
+    return {name: array.fill_(1) for name, array in batch.items()}
+
+
 def piece_bounds(
     fields: Mapping[str, Field], samples: int, piece_bytes: int | None = None
 ) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,54 @@
+"""On a GPU: what the loop may wait for."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from app.lifecycle import Reason
+from tests.trainer.lab import Lab
+from worker.trainer import execute, loop
+from worker.trainer.report import Report
+from worker.trainer.trainer import Trainer
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+def within(mode: Literal["default", "error"], function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, in which to wait for the device is allowed, or an error."""
+
+    @wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            return function(*arguments, **named)
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+    return call
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "fp16-mixed"])
+@pytest.mark.parametrize("residency", ["resident", "stream"])
+def test_nothing_waits_for_the_device_between_log_points(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, precision: str, residency: str
+) -> None:
+    """Log points, epochs, evaluations and checkpoints may."""
+    may_wait = ((Report, "flush"), (Report, "epoch"), (Trainer, "save"), (loop, "validate"))
+    for owner, name in may_wait:
+        monkeypatch.setattr(owner, name, within("default", getattr(owner, name)))
+    monkeypatch.setattr(execute, "train", within("error", loop.train))
+    patch = {
+        "runtime": {"precision": precision},
+        "data": {"loader": {"kind": "chunked", "residency": residency, "chunk_size": "4KiB"}},
+        "training": {"log_every_steps": 4},
+    }
+    outcome = lab.execute(lab.prepare(patch=patch, device="cuda:0"))
+    assert outcome.end is not None
+    assert outcome.end.reason is Reason.completed
