@@ -5,7 +5,7 @@ which samples are in which step, how many steps there are and the schedule are t
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, Literal, Self
 
 from app.spec.data import ChunkedLoader
@@ -46,8 +46,11 @@ class Use:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Whatever else is said there; KeyError where something is missing."""
-        return cls(**{field.name: document[field.name] for field in fields(cls)})
+        """Whatever else is said there; KeyError where something is missing that has no default."""
+        said = [
+            field for field in fields(cls) if field.default is MISSING or field.name in document
+        ]
+        return cls(**{field.name: document[field.name] for field in said})
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,9 @@ def _smaller_crew(rung: Rung, use: Use, ran_out: RanOut) -> Step | None:
     left = next((count for count in halves if (use.workers - count) * each >= lacking), None)
     if left is None:
         return None
-    told = f"{left} loader processes for each part" if left else "no loader processes"
+    told = f"{left} loader process{'es' if left > 1 else ''} for each part"
+    if not left:
+        told = "no loader processes"
     return _step(
         replace(rung, workers=left),
         told,

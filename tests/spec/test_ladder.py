@@ -98,11 +98,63 @@ def test_the_host_of_a_run_on_a_cpu_is_its_device():
     assert step.rung.data_bytes == 30 * GIB
 
 
+BY_PROCESSES = Use(
+    "cpu", "batches", 0, SAMPLE, 2, 128, 128, 0, workers=8, prefetch_factor=4,
+    process_bytes=158 * MIB,
+)  # fmt: skip
+
+
+def host(phase="training", wanted=None):
+    return RanOut("host", phase, wanted, 0 if wanted else None)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_loader_processes_are_less_far_ahead_first_and_then_fewer(device):
+    """One after the other, as if each rung ran out as well; and then no results have changed."""
+    use, rung, told = replace(BY_PROCESSES, device=device), NO_RUNG, []
+    for _ in range(5):
+        step = step_below(use, host(), rung)
+        rung = step.rung
+        told.append((rung.prefetch_factor, rung.workers))
+        assert step.sentence.endswith("; every result stays the same.")
+        workers = use.workers if rung.workers is None else rung.workers
+        use = replace(use, prefetch_factor=1, workers=workers)
+    assert told == [(1, None), (1, 4), (1, 2), (1, 1), (1, 0)]
+    assert rung.changed[:2] == (
+        "loader processes 1 batch ahead, not 4",
+        "4 loader processes for each part",
+    )
+    assert rung.changed[-1] == "no loader processes"
+    after = next_step(rung, use, host())
+    assert (after is None) == (device == "cuda")
+    assert after is None or after.rung.batch == 64
+
+
+def test_as_many_processes_go_as_give_back_what_was_lacking():
+    batch = 128 * SAMPLE
+    step = step_below(BY_PROCESSES, host(wanted=8 * 3 * batch + 1))
+    assert (step.rung.prefetch_factor, step.rung.workers) == (None, 4)
+    step = step_below(BY_PROCESSES, host(wanted=7 * (4 * batch + 158 * MIB)))
+    assert step.rung.workers == 1
+    assert "1 loader process for each part instead of 8" in step.sentence
+    step = step_below(BY_PROCESSES, host(wanted=8 * (4 * batch + 158 * MIB) + 1))
+    assert (step.rung.workers, step.rung.batch) == (None, 64)
+
+
+def test_processes_that_are_not_there_yet_and_those_of_a_full_gpu_are_left_alone():
+    assert step_below(BY_PROCESSES, host("building")).rung.batch == 64
+    on_gpu = replace(BY_PROCESSES, device="cuda")
+    assert step_below(on_gpu, device(wanted=GIB)).rung.batch == 64
+
+
 uses = st.builds(
     Use,
     device=st.sampled_from(["cpu", "cuda"]),
-    residency=st.sampled_from(["resident", "stream"]),
-    data_bytes=st.integers(1, 2**42),
+    residency=st.sampled_from(["resident", "stream", "batches"]),
+    data_bytes=st.integers(0, 2**42),
+    workers=st.integers(0, 256),
+    prefetch_factor=st.integers(1, 64),
+    process_bytes=st.just(158 * MIB),
     sample_bytes=st.integers(16, 2**24),
     parts=st.integers(1, 3),
     batch=st.integers(1, 2**20),
@@ -120,12 +172,12 @@ def test_wherever_memory_runs_out_the_ladder_ends_and_always_goes_down(use, wher
         step = next_step(rung, use, ran_out)
         if step is None:
             break
-        bounds = (step.rung.data_bytes, step.rung.batch, step.rung.evaluation_batch,
-                  step.rung.staging_bytes)  # fmt: skip
-        used = (use.data_bytes, use.batch, use.evaluation_batch, use.staging_bytes)
+        names = ("data_bytes", "batch", "evaluation_batch", "staging_bytes", "workers",
+                 "prefetch_factor")  # fmt: skip
+        bounds = tuple(getattr(step.rung, name) for name in names)
+        used = tuple(getattr(use, name) for name in names)
         now = tuple(u if b is None else min(u, b) for b, u in zip(bounds, used, strict=True))
         assert now != used
-        names = ("data_bytes", "batch", "evaluation_batch", "staging_bytes")
         use = replace(use, **dict(zip(names, now, strict=True)))
         if step.rung.data_bytes is not None:
             use = replace(use, residency="stream")

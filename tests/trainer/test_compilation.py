@@ -266,6 +266,13 @@ def test_a_host_without_a_compiler_ends_the_run_with_what_to_install(
     assert "\n" not in message
 
 
+@pytest.mark.parametrize("mode", compiler.MODES)
+def test_no_mode_records_cuda_graphs_which_have_a_switch_of_their_own(mode: str) -> None:
+    from torch._inductor import list_mode_options
+
+    assert "triton.cudagraphs" not in list_mode_options(compiler.MODES[mode])
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_the_compiler_is_told_whether_results_may_vary(deterministic: bool) -> None:
     torch.set_deterministic_debug_mode("error" if deterministic else "default")

@@ -65,7 +65,7 @@ def of_the_compiler(met: Exception) -> Exception:
         (DataError("Row 3 is torn."), Reason.data_error, "Row 3 is torn."),
         (ValueError("odd\nsecond line"), Reason.trainer_error, "ValueError.* odd. trainer.log"),
         (OSError(errno.EIO, "I/O error", "/a"), Reason.trainer_error, "I/O error"),
-        (of_the_compiler(torch.OutOfMemoryError("CUDA out")), Reason.device_oom, "batch_size"),
+        (of_the_compiler(torch.OutOfMemoryError("CUDA out")), Reason.device_oom, "The GPU ran"),
         (of_the_compiler(OSError(errno.ENOSPC, "No", "/a")), Reason.disk_full, "Free space"),
         (
             of_the_compiler(RuntimeError("C++ compile error\nPython.h: No such file")),

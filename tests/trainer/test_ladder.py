@@ -58,6 +58,34 @@ def test_less_data_at_once_changes_nothing(lab: Lab, residency: str) -> None:
     assert use["data_bytes"] <= 5_000 < straight.of_kind("memory")[0]["data_bytes"]
 
 
+BY_PROCESSES = {
+    "kind": "dataloader", "num_workers": 2, "prefetch_factor": 2,
+    "multiprocessing_context": "forkserver",
+}  # fmt: skip
+
+
+def test_fewer_loader_processes_change_nothing(lab: Lab) -> None:
+    patch = {
+        "data": {"loader": BY_PROCESSES},
+        "evaluation": {"every_epochs": 5, "every_steps": None},
+    }
+    straight = lab.run(patch=patch)
+    use = straight.of_kind("memory")[0]
+    assert (use["residency"], use["workers"], use["prefetch_factor"]) == ("batches", 2, 2)
+    for rung in (Rung(1, prefetch_factor=1), Rung(2, prefetch_factor=1, workers=0)):
+        less = lab.run(patch=patch, rung=rung)
+        assert_same(less, straight)
+        assert less.of_kind("memory")[0]["prefetch_factor"] == 1
+    assert less.of_kind("memory")[0]["workers"] == 0
+    (warning,) = less.of_kind("warning")
+    assert warning["code"] == "fewer_loader_processes"
+
+
+def test_micro_batches_are_the_same_by_every_loader(lab: Lab) -> None:
+    by_torch = {"data": {"loader": {"kind": "dataloader"}}}
+    assert_same(lab.run(patch=by_torch, rung=UNEVEN), lab.run(rung=UNEVEN))
+
+
 @pytest.mark.parametrize("training", [{}, {"drop_last": True}, {"batch_size": 9, "max_steps": 5}])
 def test_micro_batches_train_as_the_batch_does(lab: Lab, training: dict[str, Any]) -> None:
     """Whatever the size of their last one, of an epoch's last batch and of its last step."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from app.spec import arithmetic
+from app.spec.ladder import NO_RUNG, Rung
 from tests.trainer_data.factories import entry, make_spec, rows_of, write_arrays
 from worker.trainer.data.loader import open_data
 from worker.trainer.data.read_threads import READ_THREADS
@@ -25,10 +26,10 @@ def open_numbers(numbers, unstopped):
     """Opens the file `numbers` for a spec made of these parts."""
     opened = []
 
-    def open_one(data=None, budget=GIB, datasets=None, **parts):
+    def open_one(data=None, budget=GIB, datasets=None, rung=NO_RUNG, **parts):
         spec = make_spec(data, **parts)
         datasets = datasets or {"numbers": entry(numbers)}
-        opened.append(open_data(spec, datasets, CPU, unstopped, budget))
+        opened.append(open_data(spec, datasets, CPU, unstopped, budget, rung))
         return opened[-1]
 
     yield open_one
@@ -181,6 +182,17 @@ def test_a_process_reads_with_one_thread_and_the_trainer_with_several(
     source.close()
 
 
+def test_a_rung_of_the_memory_ladder_is_a_reason_for_fewer_too(open_numbers):
+    loader = {**LOADED, "num_workers": 1, "prefetch_factor": 5}
+    data = open_numbers({"loader": loader}, rung=Rung(2, workers=0, prefetch_factor=1))
+    assert data.describe()["num_workers"] == {"train": 0, "validation": 0}
+    [(_, told)] = data.warnings
+    assert told.count("(the memory ladder)") == 2
+    ahead = open_numbers({"loader": loader}, rung=Rung(1, prefetch_factor=1))
+    assert ahead.describe()["prefetch_factor"] == 1
+    assert ahead.warnings == []
+
+
 def test_what_is_done_as_asked_is_no_warning(open_numbers):
     for loader in ({"kind": "chunked"}, {"kind": "dataloader"}, {**LOADED, "num_workers": 1}):
         data = open_numbers({"loader": loader})
@@ -286,7 +298,7 @@ def test_a_first_chunk_is_small_where_that_costs_nothing(
     tmp_path, unstopped, monkeypatch, storage, shuffle, first_bytes, is_small
 ):
     """Of packed rows that lie scattered, all would be unpacked for a few; and few are read soon."""
-    monkeypatch.setattr("worker.trainer.data.loader.FIRST_CHUNK_BYTES", first_bytes)
+    monkeypatch.setattr("worker.trainer.data.opening.FIRST_CHUNK_BYTES", first_bytes)
     path = write_arrays(tmp_path / "a.h5", **storage)
     loader = {"kind": "chunked", "residency": "stream", "shuffle": shuffle, "chunk_size": "4KiB"}
     spec = make_spec({"loader": loader}, training={"batch_size": 5})

@@ -120,12 +120,23 @@ def test_windows_larger_than_a_piece_are_converted_piece_by_piece(tmp_path, monk
         out.unlink()
 
 
-@pytest.mark.parametrize("shuffle", ["full", "block", "none"])
-@pytest.mark.parametrize("residency", ["resident", "stream"])
-def test_batches_are_those_of_the_windows(tmp_path, unstopped, residency, shuffle):
-    loader = {"kind": "chunked", "residency": residency, "shuffle": shuffle}
-    loader |= {"chunk_size": "4KiB"} if residency == "stream" else {}
-    loader |= {"shuffle_group": 32} if shuffle == "block" else {}
+RESIDENT = {"kind": "chunked", "residency": "resident"}
+STREAM = {"kind": "chunked", "residency": "stream", "chunk_size": "4KiB"}
+PROCESS = {"num_workers": 1, "multiprocessing_context": "forkserver"}
+
+
+@pytest.mark.parametrize(
+    ("kept_as", "shuffle"),
+    [
+        *((loader, shuffle) for loader in (RESIDENT, STREAM) for shuffle in ("full", "none")),
+        *(({**loader, "shuffle_group": 32}, "block") for loader in (RESIDENT, STREAM)),
+        ({"kind": "dataloader"}, "full"),
+        ({"kind": "dataloader", **PROCESS}, "none"),
+        ({"kind": "dataloader", **PROCESS}, "full"),
+    ],
+)
+def test_batches_are_those_of_the_windows(tmp_path, unstopped, kept_as, shuffle):
+    loader = {**kept_as, "shuffle": shuffle}
     split = {"method": "chronological", "validation_fraction": 0.2, "test_fraction": 0.1}
     spec = make_spec({"loader": loader, "split": split}, training={"batch_size": 16})
     seen = []
@@ -135,7 +146,7 @@ def test_batches_are_those_of_the_windows(tmp_path, unstopped, residency, shuffl
         assert data.test is not None
         parts = [data.train.iterate(0), data.train.iterate(1, 48), data.validation.iterate(0)]
         seen.append([kept(part) for part in parts] + [kept(data.test.iterate(0))])
-        assert data.describe()["residency"] == residency
+        assert data.describe().get("residency") == kept_as.get("residency")
         data.close()
     for expanded, windows in zip(*seen, strict=True):
         assert len(expanded) == len(windows) > 1

@@ -86,6 +86,20 @@ def test_one_that_the_kernel_killed_takes_the_next_rung_too(report):
     assert outcome.message == ("The kernel killed the trainer because the host was out of memory.")
 
 
+def test_a_loader_process_that_the_kernel_killed_makes_the_loader_smaller(report):
+    """Its trainer says that it is gone, and the host that memory was the reason."""
+    end = {"reason": "killed", "message": "A loader process (7) was killed by SIGKILL."}
+    verdict = classify(Evidence(end=end, returncode=1, oom_kills=1))
+    report.memory_use = Use("cpu", "batches", 0, 10**5, 2, 128, 128, 0, 4, 2, 158 * 2**20)
+    outcome = step_down(verdict, SPEC, None, report)
+    assert outcome.next_rung is not None
+    assert outcome.next_rung.rung["prefetch_factor"] == 1
+    assert outcome.next_rung.sentence == (
+        "Rung 1 of the memory ladder: loader processes 1 batch ahead, not 2; every result stays "
+        "the same."
+    )
+
+
 def test_on_the_last_rung_it_fails(report):
     rung = Rung(3, data_bytes=GIB, batch=1, changed=("this", "that"))
     report.memory_use = Use("cpu", "stream", 10**6, 1000, 2, 1, 1, 0)

@@ -61,10 +61,7 @@ def prepare(
     agenda = Agenda(spec, data.train.plan.num_samples, data.validation is not None)
     _check_monitors(spec, agenda)
     task = TASKS[spec.recipe.kind].for_run(spec, data.fields)
-    # A checkpoint brings the statistics it was trained with; reading the data again for others
-    # would only take time.
-    wanted = () if start and start.is_full else task.standardized
-    statistics = data.statistics(wanted, preparing) if wanted else {}
+    statistics = _statistics(data, task, start, preparing)
     step = build_step(spec, task, statistics, Precision(precision, device), start)
     state = restore(step, start.snapshot) if start and start.is_full else TrainState()
     lost = state.judge_by(*_yardsticks(spec))
@@ -89,6 +86,14 @@ def prepare(
         for code, message in breaks(trainer, start, lost):
             log.warning(code, message)
     return trainer
+
+
+def _statistics(data: DataSet, task: Task, start: Start | None, preparing: Preparing) -> Statistics:
+    # A checkpoint brings the statistics it was trained with; reading the data again for others
+    # would only take time.
+    if (start and start.is_full) or not task.standardized:
+        return {}
+    return data.statistics(task.standardized, preparing)
 
 
 def _begin_run(state: TrainState, agenda: Agenda) -> None:
