@@ -30,7 +30,7 @@ def test_all_shows_what_needs_no_rule(cli, api):
     out = cli("rules", "--all").out
     assert all(early.code in out for early in EARLY)
     assert "Impossible by construction:" in out
-    assert "data.loader.kind: dataloader" in out
+    assert "data.split.method: field" in out
 
 
 @pytest.mark.parametrize("name", ["speed", "speed.*"])

@@ -49,7 +49,7 @@ def test_a_host_with_all_of_it_lacks_nothing(installed, triton):
 
 
 def test_the_compiler_that_the_owner_names_counts(installed, monkeypatch):
-    installed("g++", "gcc", "other++", packages=("triton",))
+    installed("gcc", "other++", packages=("triton",))
     monkeypatch.setenv("CXX", "other++")
     monkeypatch.setenv("CC", "no-such-cc")
     assert first_words() == {"cpu": [], "cuda": ["a C compiler"]}

@@ -132,7 +132,7 @@ def chunked_is_faster(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         ("data", "loader", "kind"),
         "The chunked loader brings the same samples in the same order, faster.",
         (
-            f"It would keep all {size(need.data_bytes)} on the device and read them once, not in "
+            f"It would keep all {size(need.kept_bytes)} on the device and read them once, not in "
             f"each of {epochs:,.3g} epochs."
             if stays
             else f"It would read shuffled samples of {size(need.sample_bytes)} in the order of the "
