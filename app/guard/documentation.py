@@ -99,7 +99,8 @@ IMPOSSIBLE = (
     ),
     Impossible(
         "Processes of the PyTorch loader that share an open file, or compute with threads.",
-        "Each is started without the trainer's files, opens what it reads, and has one thread.",
+        "Each is started without the trainer's files, opens what it reads, and computes with one "
+        "thread.",
         "tests/trainer_data/test_dataloader.py"
         "::test_each_process_opens_the_file_for_itself_and_computes_with_one_thread",
     ),
