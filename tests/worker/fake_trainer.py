@@ -45,7 +45,7 @@ class FakeTrainer:
     def beat(self):
         self.pulse += 1
         (self.folder / "pulse").write_bytes(
-            (3).to_bytes(8, "little") + self.pulse.to_bytes(8, "little")
+            (4).to_bytes(8, "little") + self.pulse.to_bytes(8, "little")
         )
 
     def train(self):

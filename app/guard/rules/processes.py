@@ -110,8 +110,9 @@ def workers_start_anew(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
 @rule(
     "speed.chunked_is_faster",
     severity="warning",
-    stands_on="`python -m benchmarks loading`, docs/performance.md: shuffled samples of 23 KiB "
-    "come 2 to 4 times as fast by the chunked loader; of 235 KiB as fast by either.",
+    stands_on="The arms of `python -m benchmarks loading` in turn, 3 to 5 rounds on 2 busy cores: "
+    "shuffled samples of 23 KiB come 2 to 4 times as fast by the chunked loader; of 235 KiB as "
+    "fast by either.",
     measured_by="chunked_is_faster",
 )
 def chunked_is_faster(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
