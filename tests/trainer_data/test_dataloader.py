@@ -316,6 +316,8 @@ def test_nothing_is_drawn_from_the_random_numbers_of_the_training(batches_of):
 
 def test_no_signal_of_a_child_raises_anything(batches_of):
     """As torch's own handler would, wherever the loop happens to be."""
+    data = torch.utils.data.TensorDataset(torch.arange(4))
+    next(iter(torch.utils.data.DataLoader(data, num_workers=1)))  # it may set its own
     batches = batches_of(num_workers=1, multiprocessing_context="forkserver")
     next(batches.iterate(0))
     assert signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL

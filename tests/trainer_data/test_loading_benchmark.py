@@ -1,11 +1,11 @@
 """The benchmark of loading: every arm brings each sample once, and what does not is noticed."""
 
-import psutil
 import pytest
 
 from benchmarks.loading import arms, figures, rounds, windows
 from benchmarks.loading.files import write
 from benchmarks.loading.stoker import stoker
+from tests.trainer_data.factories import children
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
@@ -14,12 +14,12 @@ def test_every_arm_brings_each_sample_once(tmp_path, shuffled, monkeypatch):
     monkeypatch.setattr(figures, "WORKERS", (0, 1))
     monkeypatch.setattr(figures, "OWN_WORKERS", (0, 1))
     file = write(tmp_path, "contiguous", samples=300, features=2)
-    before = set(psutil.Process().children())
+    before = children()
     found = {figure.name: figure for figure in figures._contiguous(file, shuffled=shuffled)}
     assert len([name for name in found if "DataLoader" in name and "over" not in name]) == 8
     assert len([name for name in found if "stoker, dataloader" in name]) == 3
     assert all(figure.value > 0 for figure in found.values())
-    assert set(psutil.Process().children()) <= before
+    assert children() <= before
 
 
 @pytest.mark.parametrize("layout", figures.PACKINGS)

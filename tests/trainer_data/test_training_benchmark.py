@@ -1,6 +1,5 @@
 """The benchmark of training: the same model with every loader, each sample once an epoch."""
 
-import psutil
 import pytest
 
 from benchmarks.confidence import lower_bound
@@ -8,6 +7,7 @@ from benchmarks.loading.arms import Arm
 from benchmarks.loading.files import write
 from benchmarks.training import figures
 from benchmarks.training.models import MODELS, build
+from tests.trainer_data.factories import children
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -16,12 +16,12 @@ def test_every_loader_feeds_the_same_training(tmp_path, monkeypatch, name):
     monkeypatch.setattr(figures, "PEER_ROUNDS", 1)
     monkeypatch.setattr(figures, "WORKERS", (0, 1))
     file = write(tmp_path, "contiguous", samples=300, features=2)
-    before = set(psutil.Process().children())
+    before = children()
     found = {figure.name: figure for figure in figures._of_model(name, file)}
     rates = [figure for figure in found.values() if figure.unit == "samples/s"]
     assert len(rates) == 11
     assert all(figure.value > 0 for figure in rates)
-    assert set(psutil.Process().children()) <= before
+    assert children() <= before
 
 
 def test_the_lower_bound_is_students():

@@ -136,7 +136,6 @@ class Loaded:
     def _begun(self) -> Iterator[Any]:
         if self._loader is None:
             raise RuntimeError("this part was closed")
-        handler = signal.getsignal(signal.SIGCHLD)
         try:
             return iter(self._loader)
         except RuntimeError as said:
@@ -149,7 +148,8 @@ class Loaded:
             ) from error
         finally:
             # torch would raise out of a signal, anywhere; who waits for a batch finds it as well.
-            signal.signal(signal.SIGCHLD, handler)
+            # Not what was there before: that may be torch's own, of another loader.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def _next(self, iteration: int, size: int) -> dict[str, Tensor]:
         if self._batches is None or iteration != self._iterations:
