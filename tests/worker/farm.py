@@ -167,7 +167,6 @@ class Farm:
 
 def _command(process):
     with suppress(psutil.Error):
-        command = process.cmdline()
-        # The launcher's own command line names the trainer that it starts.
-        return " ".join(part for part in command if not part.startswith("--command="))
+        # The launcher's own command line ends with the trainer that it starts.
+        return " ".join(process.cmdline()).partition(" --command=")[0]
     return ""
