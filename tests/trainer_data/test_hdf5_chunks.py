@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.trainer.data import filters
+from worker.trainer.data import unpacking
 from worker.trainer.data.hdf5 import Hdf5Source
 from worker.trainer.data.hdf5_chunks import ChunkReader, chunks_of
 from worker.trainer.data.read_threads import ReadThreads
@@ -31,9 +31,9 @@ PACKED: dict[str, dict[str, Any]] = {
     "lz4": dict(hdf5plugin.LZ4()),
     "zstd": {**hdf5plugin.Zstd(), "shuffle": True},
     "blosc": dict(hdf5plugin.Blosc(cname="zstd")),
+    "blosc2": dict(hdf5plugin.Blosc2(cname="zstd")),
 }
 BY_HDF5 = {
-    "blosc2": dict(hdf5plugin.Blosc2()),
     "bitshuffle": dict(hdf5plugin.Bitshuffle(cname="lz4")),
 }
 CUTS = [(1, 10, 3), (8, 10, 3), (8, 4, 2), (53, 10, 3), (60, 16, 4)]
@@ -145,7 +145,7 @@ def test_what_only_a_plugin_of_hdf5_unpacks_is_read_by_it(tmp_path, packed):
 def test_without_the_codecs_hdf5_reads_what_they_would_have(tmp_path, monkeypatch):
     path = write(tmp_path / "a.h5", noise(), (8, 10, 3), **PACKED["zstd"])
     assert is_read_directly(path)
-    monkeypatch.setattr(filters, "_codecs", lambda: None)
+    monkeypatch.setattr(unpacking, "_codecs", lambda: None)
     assert not is_read_directly(path)
     with closing(Hdf5Source(path, ["x"])) as source:
         out = {"x": np.empty(SHAPE, "f4")}
@@ -153,18 +153,58 @@ def test_without_the_codecs_hdf5_reads_what_they_would_have(tmp_path, monkeypatc
     np.testing.assert_array_equal(out["x"], noise())
 
 
-@pytest.mark.parametrize("name", ["lz4", "blosc"])
-def test_a_chunk_that_says_it_is_huge_is_not_believed(tmp_path, name):
-    code = {"lz4": filters.LZ4, "blosc": filters.BLOSC}[name]
+@pytest.mark.parametrize(
+    ("name", "begin", "size"), [("lz4", 0, 8), ("blosc", 4, 4), ("blosc2", None, 4)]
+)
+def test_a_chunk_that_says_it_is_huge_is_not_believed(tmp_path, name, begin, size):
     path = write(tmp_path / "a.h5", noise(), (8, 10, 3), **PACKED[name])
     with h5py.File(path) as file:
         data = bytearray(file["x"].id.read_direct_chunk((0, 0, 0))[1])
-    place = slice(0, 8) if name == "lz4" else slice(4, 8)
-    data[place] = b"\x7f" * (place.stop - place.start)
-    unpack = filters.unpack_of(code)
-    assert unpack is not None
+        packing = unpacking.packing_of(file["x"])
+    if begin is None:  # behind the frame's header, whose size stands in it
+        begin = int.from_bytes(data[11:15], "big") + 4
+    data[begin : begin + size] = b"\x7f" * size
+    assert packing is not None
     with pytest.raises(ValueError, match="and 960 would be right"):
-        unpack(bytes(data), 960, 4)
+        packing.unpack(bytes(data), 0, unpacking.Room(960, 4), np.empty(960, np.uint8))
+
+
+@pytest.mark.parametrize("shape", [(40,), (40, 6), (40, 5, 3, 2)])
+@pytest.mark.parametrize("value", [0.0, np.nan, 2.5, None])
+def test_frames_of_blosc2_have_any_shape_and_may_hold_no_values(tmp_path, shape, value):
+    """A chunk of zeros is a frame without a chunk; None stands for values that differ."""
+    values = np.arange(np.prod(shape), dtype="f4").reshape(shape)
+    if value is not None:
+        values[8:] = value
+    chunks = tuple(min(size, 8) for size in shape)
+    path = write(tmp_path / "a.h5", values, chunks, **PACKED["blosc2"])
+    with closing(Hdf5Source(path, ["x"])) as source:
+        assert source.layout.names == ("x",)
+        out = {"x": np.empty(shape, "f4")}
+        source.read([Extent(0, 40, 0)], out)
+    np.testing.assert_array_equal(out["x"], values)
+
+
+@pytest.mark.parametrize("begin", [2, 11, 39, 216], ids=["magic", "header", "packed", "index"])
+def test_a_damaged_frame_of_blosc2_is_no_frame(tmp_path, begin):
+    path = write(tmp_path / "a.h5", np.zeros(SHAPE, "f4"), (8, 10, 3), **PACKED["blosc2"])
+    with h5py.File(path) as file:
+        data = bytearray(file["x"].id.read_direct_chunk((0, 0, 0))[1])
+        packing = unpacking.packing_of(file["x"])
+    assert packing is not None
+    data[begin : begin + 8] = b"\x55" * 8
+    with pytest.raises(unpacking.ERRORS):
+        packing.unpack(bytes(data), 0, unpacking.Room(960, 4), np.empty(960, np.uint8))
+
+
+def test_without_blosc_shuffled_chunks_are_put_in_order_by_numpy(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.h5", noise(), (8, 10, 3), **PACKED["both"])
+    monkeypatch.setattr(unpacking, "_codecs", lambda: None)
+    with closing(Hdf5Source(path, ["x"])) as source:
+        assert source.layout.names == ("x",)
+        out = {"x": np.empty(SHAPE, "f4")}
+        source.read([Extent(0, 53, 0)], out)
+    np.testing.assert_array_equal(out["x"], noise())
 
 
 def test_an_index_that_lies_is_found(tmp_path, monkeypatch):
@@ -188,7 +228,7 @@ def test_damaged_chunks_are_a_sentence(tmp_path, packed):
             file.write(b"\xff" * size)
         os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
         out = {"x": np.empty(SHAPE, "f4")}
-        if "compression" not in packed or chunks.skipped[2, 0, 0]:
+        if "compression" not in packed or chunks.left_out[2, 0, 0]:
             source.read([Extent(0, 53, 0)], out)  # any bytes are values
             return
         with pytest.raises(DataError, match=r"Rows 0 to 53 of .* cannot be read"):

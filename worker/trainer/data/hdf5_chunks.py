@@ -1,19 +1,21 @@
 """Chunked and compressed arrays, whose chunks are read raw and unpacked in parallel, past HDF5."""
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.trainer.data.filters import ERRORS, Unpack, filters_of, unpack_of
 from worker.trainer.data.hdf5_direct import is_plain, is_what_hdf5_reads
 from worker.trainer.data.hdf5_file import HDF5_ERRORS
 from worker.trainer.data.read_threads import ReadThreads
 from worker.trainer.data.source import Extent
+from worker.trainer.data.unpacking import ERRORS, Bytes, Packing, Room, packing_of
 
 NOT_WRITTEN = -1
 UNPACK_ERRORS = (*HDF5_ERRORS, *ERRORS)
@@ -21,9 +23,9 @@ UNPACK_ERRORS = (*HDF5_ERRORS, *ERRORS)
 
 @dataclass(frozen=True)
 class Chunks:
-    """Where the chunks of an array lie in its file, and how each is unpacked.
+    """Where the chunks of an array lie in its file, and how they are unpacked.
 
-    `offsets`, `sizes` and `skipped` (a bit for each filter that a chunk was not packed by) have the
+    `offsets`, `sizes` and `left_out` (a bit for each filter that did not pack a chunk) have the
     shape of the grid of chunks; an offset is NOT_WRITTEN where a chunk holds `fill` alone.
     """
 
@@ -31,25 +33,25 @@ class Chunks:
     chunk: tuple[int, ...]
     dtype: np.dtype[Any]
     fill: Any
-    filters: tuple[Unpack, ...]
+    packing: Packing
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
-    skipped: NDArray[np.uint32]
+    left_out: NDArray[np.uint32]
 
-    def unpacked(self, file: int, place: tuple[int, ...]) -> NDArray[Any]:
+    def new_room(self) -> Room:
+        itemsize = self.dtype.itemsize
+        return Room(math.prod(self.chunk) * itemsize, itemsize)
+
+    def unpack(self, file: int, place: tuple[int, ...], room: Room, out: Bytes) -> None:
         """The chunk at a place of the grid, whole also where it reaches over the array's end."""
         offset, size = int(self.offsets[place]), int(self.sizes[place])
         if offset == NOT_WRITTEN:
-            return np.full(self.chunk, self.fill, self.dtype)
-        data: Any = os.pread(file, size, offset)
+            out.view(self.dtype)[:] = self.fill
+            return
+        data = os.pread(file, size, offset)
         if len(data) != size:
             raise EOFError(f"the file ends within the chunk at byte {offset:,}")
-        whole = int(np.prod(self.chunk)) * self.dtype.itemsize
-        skipped = int(self.skipped[place])
-        for number, unpack in reversed(list(enumerate(self.filters))):
-            if not skipped >> number & 1:
-                data = unpack(data, whole, self.dtype.itemsize)
-        return np.frombuffer(data, self.dtype).reshape(self.chunk)
+        self.packing.unpack(data, int(self.left_out[place]), room, out)
 
 
 def chunks_of(array: h5py.Dataset) -> Chunks | None:
@@ -58,15 +60,16 @@ def chunks_of(array: h5py.Dataset) -> Chunks | None:
     In chunks of this machine's types, by filters that are undone here.
     """
     try:
-        filters = _filters_of(array)
-        if filters is None or not is_plain(array, h5py.h5d.CHUNKED):
+        packing = packing_of(array)
+        if packing is None or not is_plain(array, h5py.h5d.CHUNKED):
             return None
-        chunks, file = _indexed(array, filters), array.file.id.get_vfd_handle()
+        chunks, file = _indexed(array, packing), array.file.id.get_vfd_handle()
+        room = chunks.new_room()
 
         def read(row: int) -> bytes:
             out = np.empty((1, *array.shape[1:]), array.dtype)
             for task in _tasks(chunks, [Extent(row, row + 1, 0)], out):
-                task.carry_out(file)
+                task.carry_out(file, room)
             return out.tobytes()
 
         return chunks if is_what_hdf5_reads(array, read) else None
@@ -74,18 +77,11 @@ def chunks_of(array: h5py.Dataset) -> Chunks | None:
         return None  # what is wrong shows, and is explained, when HDF5 reads it
 
 
-def _filters_of(array: h5py.Dataset) -> tuple[Unpack, ...] | None:
-    """In the order in which they packed; None when one of them is not known here."""
-    found = [unpack_of(code) for code, _ in filters_of(array)]
-    known = tuple(unpack for unpack in found if unpack is not None)
-    return known if len(known) == len(found) else None
-
-
-def _indexed(array: h5py.Dataset, filters: tuple[Unpack, ...]) -> Chunks:
+def _indexed(array: h5py.Dataset, packing: Packing) -> Chunks:
     """One walk over the index: asking for one chunk after the other, each would walk it again."""
     grid = tuple(-(-size // chunk) for size, chunk in zip(array.shape, array.chunks, strict=True))
     offsets = np.full(grid, NOT_WRITTEN, np.int64)
-    sizes, skipped = np.zeros(grid, np.int64), np.zeros(grid, np.uint32)
+    sizes, left_out = np.zeros(grid, np.int64), np.zeros(grid, np.uint32)
     end = os.fstat(array.file.id.get_vfd_handle()).st_size
 
     def note(stored: Any) -> None:
@@ -93,11 +89,11 @@ def _indexed(array: h5py.Dataset, filters: tuple[Unpack, ...]) -> Chunks:
             raise ValueError("a chunk reaches over the end of the file")
         place = tuple(o // c for o, c in zip(stored.chunk_offset, array.chunks, strict=True))
         offsets[place], sizes[place] = stored.byte_offset, stored.size
-        skipped[place] = stored.filter_mask
+        left_out[place] = stored.filter_mask
 
     array.id.chunk_iter(note)
     return Chunks(
-        array.shape, array.chunks, array.dtype, array.fillvalue, filters, offsets, sizes, skipped
+        array.shape, array.chunks, array.dtype, array.fillvalue, packing, offsets, sizes, left_out
     )
 
 
@@ -110,13 +106,26 @@ class _Task:
     pieces: Sequence[Extent]
     out: NDArray[Any]
 
-    def carry_out(self, file: int) -> None:
-        values = self.chunks.unpacked(file, self.place)
+    def carry_out(self, file: int, room: Room) -> None:
+        chunks, own = self.chunks, self._own_place()
+        if own is not None:
+            chunks.unpack(file, self.place, room, own)
+            return
+        chunks.unpack(file, self.place, room, room.chunk)
+        values = room.chunk.view(chunks.dtype).reshape(chunks.chunk)
         inner = self._inner()
         cut = tuple(slice(part.stop - part.start) for part in inner)
         for piece in self.pieces:
             rows = slice(piece.place, piece.place + piece.stop - piece.start)
             self.out[(rows, *inner)] = values[(slice(piece.start, piece.stop), *cut)]
+
+    def _own_place(self) -> Bytes | None:
+        """Where the chunk goes if it is wanted as it is; None: pieces of it are."""
+        chunks, (first, *others) = self.chunks, self.pieces
+        rows = first.stop - first.start
+        if others or rows != chunks.chunk[0] or chunks.chunk[1:] != chunks.shape[1:]:
+            return None
+        return np.frombuffer(self.out[first.place : first.place + rows], np.uint8)
 
     def _inner(self) -> tuple[slice, ...]:
         """The part of a sample that the chunk holds."""
@@ -134,14 +143,20 @@ class ChunkReader:
         self._threads = threads
 
     def read(self, extents: Sequence[Extent], out: Mapping[str, NDArray[Any]]) -> None:
-        """The rows of each extent to their places, each chunk once; one of UNPACK_ERRORS."""
-        tasks = [t for name, each in self._chunks.items() for t in _tasks(each, extents, out[name])]
-        count = max(1, min(self._threads.count, len(tasks)))
-        self._threads.run(self._carry_out, [tasks[first::count] for first in range(count)])
+        """The rows of each extent to their places in C-contiguous arrays, each chunk once; one of
+        UNPACK_ERRORS.
+        """
+        for name, chunks in self._chunks.items():
+            tasks = list(_tasks(chunks, extents, out[name]))
+            count = min(self._threads.count, len(tasks))
+            if count:
+                # One iterator for all: who is done takes the next, since chunks differ.
+                self._threads.run(partial(self._carry_out, chunks), [iter(tasks)] * count)
 
-    def _carry_out(self, tasks: Sequence[_Task]) -> None:
+    def _carry_out(self, chunks: Chunks, tasks: Iterator[_Task]) -> None:
+        room = chunks.new_room()
         for task in tasks:
-            task.carry_out(self._file)
+            task.carry_out(self._file, room)
 
 
 def _tasks(chunks: Chunks, extents: Sequence[Extent], out: NDArray[Any]) -> Iterator[_Task]:
