@@ -122,7 +122,7 @@ def test_any_rows_to_any_places_in_any_number_of_shares(
         return preadv(file, [buffers[0][:most_at_once]], offset)
 
     with h5py.File(path) as file, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hdf5_direct, "LEAST_SHARE_BYTES", least)
+        patch.setattr(hdf5_direct, "SHARE_BYTES", least)
         patch.setattr(hdf5_direct, "MOST_MEMORIES", memories)
         patch.setattr(hdf5_direct, "MOST_SKIPPED_BYTES", skipped)
         lie = {name: place for name in ("x", "y") if (place := place_of(file[name])) is not None}
@@ -155,7 +155,7 @@ def test_memory_that_would_be_filled_in_a_copy_is_refused(tmp_path):
 
 
 def test_a_file_that_ends_early_is_an_error_and_leaves_no_thread(tmp_path, monkeypatch):
-    monkeypatch.setattr(hdf5_direct, "LEAST_SHARE_BYTES", 64)
+    monkeypatch.setattr(hdf5_direct, "SHARE_BYTES", 64)
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
         file["x"] = np.ones((1000, 10))

@@ -148,10 +148,7 @@ class ChunkReader:
         """
         for name, chunks in self._chunks.items():
             tasks = list(_tasks(chunks, extents, out[name]))
-            count = min(self._threads.count, len(tasks))
-            if count:
-                # One iterator for all: who is done takes the next, since chunks differ.
-                self._threads.run(partial(self._carry_out, chunks), [iter(tasks)] * count)
+            self._threads.run(partial(self._carry_out, chunks), tasks)
 
     def _carry_out(self, chunks: Chunks, tasks: Iterator[_Task]) -> None:
         room = chunks.new_room()

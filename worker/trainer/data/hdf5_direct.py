@@ -4,7 +4,7 @@ import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import h5py
@@ -15,8 +15,8 @@ from worker.trainer.data.hdf5_file import HDF5_ERRORS
 from worker.trainer.data.read_threads import ReadThreads
 from worker.trainer.data.source import Extent, Rows
 
-# Less than this is read before another thread has woken up.
-LEAST_SHARE_BYTES = 2**20
+# What a thread reads before it takes the next: whoever shares its core with another is slower.
+SHARE_BYTES = 2**23
 COMPARED_ROWS = 5
 # As many as one call of the system takes.
 MOST_MEMORIES = os.sysconf("SC_IOV_MAX")
@@ -41,10 +41,10 @@ class _Parts:
     starts: Rows
     sizes: Rows
 
-    def shares(self, most: int) -> "list[_Parts]":
-        """Cut into so many of equal bytes, also inside a part; fewer where each would be small."""
+    def shares(self) -> "list[_Parts]":
+        """Cut into shares of equal bytes, also inside a part; one where there are few."""
         total = int(self.sizes.sum())
-        count = max(1, min(most, total // LEAST_SHARE_BYTES))
+        count = max(1, -(-total // SHARE_BYTES))
         cuts = total * np.arange(count + 1) // count
         begins = np.cumsum(self.sizes) - self.sizes
         points = np.union1d(begins, cuts[1:-1])
@@ -140,16 +140,21 @@ class DirectReader:
         if not extents:
             return
         starts, stops, places = np.array(extents, np.int64).reshape(-1, 3).T
+        shares = list[_Parts]()
         for name, lies in self._places.items():
             if not out[name].flags.c_contiguous:
                 raise BufferError(f"{name!r} would be read into a copy: it is not in one piece")
             memory, size = out[name].reshape(-1).view(np.uint8).data, lies.row_bytes
             offsets = lies.offset + starts * size
             parts = _Parts(memory, offsets, places * size, (stops - starts) * size)
-            self._threads.run(self._read, parts.shares(self._threads.count))
+            shares += parts.shares()
+        if len(shares) > len(self._places):
+            self._threads.run(self._read, shares)
+        else:  # it is read before another thread has woken up
+            self._read(iter(shares))
 
-    def _read(self, parts: _Parts) -> None:
-        for offset, memories in parts.runs():
+    def _read(self, shares: Iterator[_Parts]) -> None:
+        for offset, memories in chain.from_iterable(share.runs() for share in shares):
             at, left = offset, memories
             while left:
                 count = os.preadv(self._file, left, at)

@@ -1,7 +1,7 @@
 """Threads that read and unpack what one source asks for; the one that asks is one of them."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -19,12 +19,15 @@ class ReadThreads:
         self.count = count
         self._pool = ThreadPoolExecutor(max(1, count - 1), thread_name_prefix="direct-reader")
 
-    def run(self, work: Callable[[Share], None], shares: Sequence[Share]) -> None:
-        """Do `work` on each share, one a thread, the first here; raises the first error."""
-        mine, *others = shares
-        waiting = [self._pool.submit(work, share) for share in others]
+    def run(self, work: Callable[[Iterator[Share]], None], shares: Sequence[Share]) -> None:
+        """Do `work` in several threads, this one among them, which all take their shares from one
+        iterator: whoever is done takes the next. Raises the first error.
+        """
+        left = iter(shares)
+        others = min(self.count, len(shares)) - 1
+        waiting = [self._pool.submit(work, left) for _ in range(others)]
         try:
-            work(mine)
+            work(left)
         finally:
             errors = [done.exception() for done in waiting]  # waits: nobody else may write here
         for error in errors:
