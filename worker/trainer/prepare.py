@@ -37,6 +37,7 @@ from worker.trainer.state import TrainState, Yardstick
 from worker.trainer.step import Precision, TrainingStep
 from worker.trainer.stop import StopFlag
 from worker.trainer.trainer import Trainer
+from worker.trainer.whole_cache import EMPTIED, whole_cache
 
 
 def prepare(
@@ -174,7 +175,9 @@ def _compile(
     if spec.runtime.compile.mode == "none":
         return Compilation("none")
     log.enter("compiling")
-    with log.clock.part("graph_build"):
+    with log.clock.part("graph_build"), whole_cache() as emptied:
+        if emptied:
+            log.warning("compiled_anew", EMPTIED)
         return compile_step(step, spec, data, preparing)
 
 
