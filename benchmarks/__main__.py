@@ -1,10 +1,12 @@
 """`make bench`: measures this machine and prints a table; `--json FILE` keeps the figures too.
 
-Parts can be named (`python -m benchmarks api stop`). Ends with 1 when a bound is missed.
+Parts can be named (`python -m benchmarks api stop`). Ends with 1 when a bound is missed. `--quick`
+takes less than 3 minutes and judges ratios only, each by half of what is asked for.
 """
 
 import argparse
 import sys
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from benchmarks import (
@@ -20,6 +22,7 @@ from benchmarks import (
     stop_figures,
 )
 from benchmarks.bench_service import bench_service
+from benchmarks.effort import FULL, QUICK, Effort
 from benchmarks.figures import Figure, as_json, print_table
 from benchmarks.loading import figures as loading_figures
 from benchmarks.loading import windows as windows_figures
@@ -29,33 +32,49 @@ PARTS = (
     "rules", "loading", "windows", "training", "compile", "checkpoint", "api", "stop", "restart",
     "script", "agent", "claims", "demo",
 )  # fmt: skip
+# Those that ask for ratios which show within seconds; the others have no quick form.
+QUICK_PARTS = ("loading", "windows", "training")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=" ".join(PARTS))
+    parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK_PARTS)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     arguments = parser.parse_args()
-    unknown = set(arguments.parts) - set(PARTS)
+    possible = QUICK_PARTS if arguments.quick else PARTS
+    parts = arguments.parts or possible
+    unknown = set(parts) - set(PARTS)
     if unknown:
         parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
-    figures = measure(arguments.parts or PARTS)
-    print_table(figures)
-    if arguments.json is not None:
-        arguments.json.write_text(as_json(figures) + "\n")
+    if slow := set(parts) - set(possible):
+        parser.error(f"no quick form: {', '.join(slow)}; only {', '.join(QUICK_PARTS)} have one")
+    figures = measure(parts, QUICK if arguments.quick else FULL)
+    if arguments.quick:
+        figures = [figure.of_quick_form() for figure in figures]
+    left_out = [part for part in PARTS if part not in parts]
+    show(figures, left_out, arguments.json)
     return int(any(figure.holds is False for figure in figures))
 
 
-def measure(parts: tuple[str, ...]) -> list[Figure]:
+def show(figures: list[Figure], left_out: Sequence[str], path: Path | None) -> None:
+    print_table(figures)
+    if left_out:
+        print(f"Left out: {', '.join(left_out)}")
+    if path is not None:
+        path.write_text(as_json(figures, left_out) + "\n")
+
+
+def measure(parts: Collection[str], effort: Effort) -> list[Figure]:
     figures: list[Figure] = []
     if "rules" in parts:
         figures += rules_figures.measure()
     if "loading" in parts:
-        figures += loading_figures.measure()
+        figures += loading_figures.measure(effort)
     if "windows" in parts:
-        figures += windows_figures.measure()
+        figures += windows_figures.measure(effort)
     if "training" in parts:
-        figures += training_figures.measure()
+        figures += training_figures.measure(effort)
     if "compile" in parts:
         figures += compile_figures.measure()
     if "checkpoint" in parts:
@@ -67,7 +86,7 @@ def measure(parts: tuple[str, ...]) -> list[Figure]:
     return figures
 
 
-def _of_the_service(parts: tuple[str, ...]) -> list[Figure]:
+def _of_the_service(parts: Collection[str]) -> list[Figure]:
     figures: list[Figure] = []
     with bench_service() as service:
         with service.worker():

@@ -3,8 +3,8 @@
 import json
 import platform
 import statistics
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -13,12 +13,15 @@ from rich.console import Console
 from rich.table import Table
 
 PACKAGES = ("stoker", "fastapi", "sqlalchemy", "h5py", "torch")
+FILE_COLUMNS = 200
+LARGE = 100
 
 
 @dataclass(frozen=True)
 class Figure:
     """One measured value with its bound; `n` is the number of measurements behind it, of which
-    `spread` are the least and the greatest. `at_least`: the bound is one from below.
+    `spread` are the least and the greatest. `at_least`: the bound is one from below. `also`: what
+    else the same measurements say, by unit.
     """
 
     name: str
@@ -29,12 +32,22 @@ class Figure:
     command: str
     spread: tuple[float, float] | None = None
     at_least: bool = False
+    also: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def holds(self) -> bool | None:
         if self.bound is None:
             return None
         return self.value >= self.bound if self.at_least else self.value <= self.bound
+
+    def of_quick_form(self) -> "Figure":
+        """Judged by half of what is asked for, and only if it is a ratio: what is measured in a
+        short time on a machine that is not known says no more than that nothing fell apart.
+        """
+        bound = None if self.unit else self.bound
+        if bound is not None:
+            bound = bound / 2 if self.at_least else bound * 2
+        return replace(self, bound=bound, command=f"{self.command} --quick")
 
 
 def figure_of(
@@ -57,14 +70,15 @@ def environment() -> dict[str, Any]:
     }
 
 
-def as_json(figures: list[Figure]) -> str:
+def as_json(figures: list[Figure], left_out: Sequence[str]) -> str:
     rows = [{**asdict(figure), "holds": figure.holds} for figure in figures]
-    return json.dumps({"environment": environment(), "figures": rows}, indent=2)
+    document = {"environment": environment(), "figures": rows, "left_out": list(left_out)}
+    return json.dumps(document, indent=2)
 
 
 def print_table(figures: list[Figure]) -> None:
     table = Table(title=f"Stoker on {psutil.cpu_count()} cores")
-    for heading in ("figure", "measured", "spread", "bound", "n", ""):
+    for heading in ("figure", "measured", "spread", "bound", "n", "", "also"):
         table.add_column(heading)
     for figure in figures:
         measured = f"{figure.value:.4g} {figure.unit}"
@@ -72,5 +86,13 @@ def print_table(figures: list[Figure]) -> None:
         sign = "≥" if figure.at_least else "≤"
         bound = "" if figure.bound is None else f"{sign} {figure.bound:.4g} {figure.unit}"
         verdict = {True: "holds", False: "MISSED", None: ""}[figure.holds]
-        table.add_row(figure.name, measured, spread, bound, str(figure.n), verdict)
-    Console().print(table)
+        also = " · ".join(f"{_short(value)} {unit}" for unit, value in figure.also.items())
+        table.add_row(figure.name, measured, spread, bound, str(figure.n), verdict, also)
+    console = Console()
+    # A file has no width; on a terminal, lines are broken to fit.
+    (console if console.is_terminal else Console(width=FILE_COLUMNS)).print(table)
+
+
+def _short(value: float) -> str:
+    """Three digits, with separators rather than powers of ten."""
+    return f"{value:,.0f}" if abs(value) >= LARGE else f"{value:.3g}"

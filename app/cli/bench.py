@@ -17,6 +17,9 @@ def bench(
     parts: Annotated[
         list[str] | None, typer.Argument(metavar="[PART]...", help="What to measure; all, if none.")
     ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Only what fell apart, in less than 3 minutes.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure this machine: what is asked for, what it reached. All of it takes half an hour."""
@@ -28,6 +31,7 @@ def bench(
         )
     with tempfile.NamedTemporaryFile(suffix=".json") as figures:
         command = [sys.executable, "-P", "-m", "benchmarks", *(parts or ())]
+        command += ["--quick"] if quick else []
         if as_json:  # the table goes beside it
             command += ["--json", figures.name]
         done = subprocess.run(

@@ -1,13 +1,40 @@
-"""What all arms of the comparison have in common: an epoch is a stream of batches."""
+"""What all arms of the comparison have in common: an epoch is a stream of batches, and is timed."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
+
+from benchmarks.loading.files import DataFile
 
 Batch = Mapping[str, Tensor]
 BATCH = 128
 CHUNK_BYTES = 256 * 2**20
+GIB = 2**30
+
+
+class Epoch(NamedTuple):
+    """GiB a second, milliseconds to the first batch, and microseconds that the thread which asks
+    for a batch computed for it.
+    """
+
+    rate: float
+    first_batch: float
+    host: float
+
+
+class Runner(Protocol):
+    """What takes its turn in a round."""
+
+    @property
+    def name(self) -> str: ...
+
+    def run(self, file: DataFile, number: int) -> Epoch:
+        """One epoch, of which each sample has to come once; RuntimeError if it did not."""
+
+    def close(self) -> None: ...
 
 
 def nothing() -> None:
@@ -21,3 +48,16 @@ class Arm:
     name: str
     epoch: Callable[[int], Iterator[Batch]]
     close: Callable[[], None] = nothing
+
+    def run(self, file: DataFile, number: int) -> Epoch:
+        """One epoch, of which each sample has to come once; RuntimeError if it did not."""
+        begin, worked = time.perf_counter(), time.thread_time()
+        batches = iter(self.epoch(number))
+        targets = [next(batches)["targets"][:, 0].clone()]
+        first = time.perf_counter() - begin
+        targets += [batch["targets"][:, 0].clone() for batch in batches]
+        seconds, worked = time.perf_counter() - begin, time.thread_time() - worked
+        found = sum(float(column.double().sum()) for column in targets)
+        if sum(map(len, targets)) != file.samples or found != file.checksum:
+            raise RuntimeError(f"{self.name} did not bring each sample once")
+        return Epoch(file.bytes / seconds / GIB, first * 1e3, worked / len(targets) * 1e6)

@@ -5,11 +5,12 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.effort import Effort
 from benchmarks.figures import Figure
 from benchmarks.loading.files import LAYOUTS, DataFile, write
 from benchmarks.loading.peers import dataloader, naive_chunks
 from benchmarks.loading.probes import in_memory, load, memory_copy, raw_read
-from benchmarks.loading.rounds import first_batches, in_turn, rates, ratio
+from benchmarks.loading.rounds import ROUNDS, in_turn, rates, ratio
 from benchmarks.loading.stoker import by_torch, stoker
 
 # (samples, features): of 235 KiB each, as in the reference; of 23 KiB, as weather.
@@ -22,38 +23,44 @@ KIB = 2**10
 COMMAND = "python -m benchmarks loading"
 
 
-def measure() -> list[Figure]:
-    with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
-        large = write(Path(folder), "contiguous", *LARGE)
-        small = write(Path(folder), "contiguous", *SMALL)
-        return [
-            *_contiguous(large, shuffled=False),
-            *_contiguous(large, shuffled=True),
-            *_contiguous(small, shuffled=False),
-            *_contiguous(small, shuffled=True),
-            *(figure for name in PACKINGS for figure in _compressed(Path(folder), name)),
-            *_cold(large),
+def measure(effort: Effort) -> list[Figure]:
+    with tempfile.TemporaryDirectory(prefix="stoker-bench-") as name:
+        folder = Path(name)
+        large = write(folder, "contiguous", effort.samples(LARGE[0]), LARGE[1])
+        small = write(folder, "contiguous", effort.samples(SMALL[0]), SMALL[1])
+        figures = [
+            figure
+            for file in (large, small)
+            for shuffled in (False, True)
+            for figure in _contiguous(file, effort, shuffled=shuffled)
         ]
+        for layout in effort.variants(PACKINGS):
+            packed = write(folder, layout, effort.samples(PACKED[0]), PACKED[1])
+            figures += _compressed(packed, layout, effort)
+        return [*figures, *_cold(large, effort)]
 
 
-def _contiguous(file: DataFile, *, shuffled: bool) -> list[Figure]:
+def _contiguous(file: DataFile, effort: Effort, *, shuffled: bool) -> list[Figure]:
     data = load(file)
     title = f"{round(file.sample_bytes / KIB)} KiB {'shuffled' if shuffled else 'in order'}"
     shuffle = "full" if shuffled else "none"
     probe = raw_read(file, data["targets"], shuffled=shuffled)
     ours = stoker(file, "stream", shuffle)
-    items = [dataloader(file, n, batched=False, shuffled=shuffled) for n in WORKERS]
-    batches = [dataloader(file, n, batched=True, shuffled=shuffled) for n in WORKERS]
-    loaded = [by_torch(file, n, shuffle) for n in OWN_WORKERS]
+    items = [
+        dataloader(file, n, batched=False, shuffled=shuffled) for n in effort.variants(WORKERS)
+    ]
+    batches = [
+        dataloader(file, n, batched=True, shuffled=shuffled) for n in effort.variants(WORKERS)
+    ]
+    loaded = [by_torch(file, n, shuffle) for n in effort.variants(OWN_WORKERS)]
     naive = naive_chunks(file, shuffled=shuffled)
     others = [memory_copy(data), in_memory(data, shuffled=shuffled)]
     arms = [probe, ours, stoker(file, "resident", shuffle), naive]
     arms += [*others, *items, *batches, *loaded]
     if shuffled:
         arms.append(replace(stoker(file, "stream", "block"), name="stoker, stream of blocks"))
-    rounds = in_turn(file, arms)
-    figures = rates(title, rounds, COMMAND)
-    figures += first_batches(title, rounds, [ours, naive, *items, *batches], COMMAND)
+    rounds = in_turn(file, arms, effort.rounds(ROUNDS))
+    figures = rates(title, file, rounds, COMMAND, probe)
     figures.append(ratio(title, rounds, ours, [probe], 0.85, COMMAND))
     # Without a bound where one would be above the rate at which memory is copied.
     figures.append(ratio(title, rounds, ours, [naive], 4.0 if shuffled else None, COMMAND))
@@ -65,18 +72,19 @@ def _contiguous(file: DataFile, *, shuffled: bool) -> list[Figure]:
     return figures
 
 
-def _compressed(folder: Path, layout: str, size: tuple[int, int] = PACKED) -> list[Figure]:
-    file = write(folder, layout, *size)
+def _compressed(file: DataFile, layout: str, effort: Effort) -> list[Figure]:
     naive, ours = naive_chunks(file, shuffled=False), stoker(file, "stream", "none")
-    rounds = in_turn(file, [naive, ours])
-    return [*rates(layout, rounds, COMMAND), ratio(layout, rounds, ours, [naive], 2.0, COMMAND)]
+    rounds = in_turn(file, [naive, ours], effort.rounds(ROUNDS))
+    figures = rates(layout, file, rounds, COMMAND)
+    return [*figures, ratio(layout, rounds, ours, [naive], 2.0, COMMAND)]
 
 
-def _cold(file: DataFile) -> list[Figure]:
+def _cold(file: DataFile, effort: Effort) -> list[Figure]:
     probe = raw_read(file, load(file)["targets"], shuffled=False)
     ours = stoker(file, "stream", "none")
-    rounds = in_turn(file, [probe, ours], before=lambda: forget(file))
-    return [*rates("cold", rounds, COMMAND), ratio("cold", rounds, ours, [probe], 0.95, COMMAND)]
+    rounds = in_turn(file, [probe, ours], effort.rounds(ROUNDS), before=lambda: forget(file))
+    figures = rates("cold", file, rounds, COMMAND, probe)
+    return [*figures, ratio("cold", rounds, ours, [probe], 0.95, COMMAND)]
 
 
 def forget(file: DataFile) -> None:

@@ -17,7 +17,6 @@ SHUFFLED = {"shuffle": True}
 LAYOUTS: dict[str, Mapping[str, Any]] = {
     "contiguous": {},
     "gzip": {"compression": "gzip", "compression_opts": 4, **SHUFFLED},
-    "lzf": {"compression": "lzf", **SHUFFLED},
 }
 with suppress(ImportError):  # the extra `filters`
     import hdf5plugin
@@ -27,6 +26,7 @@ with suppress(ImportError):  # the extra `filters`
         "lz4": {**hdf5plugin.LZ4(), **SHUFFLED},
         "blosc2": dict(hdf5plugin.Blosc2(cname="zstd")),
     }
+LAYOUTS["lzf"] = {"compression": "lzf", **SHUFFLED}
 ROWS_OF_A_CHUNK = 16
 WRITTEN_AT_ONCE = 256
 

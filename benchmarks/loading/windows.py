@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import torch
 
+from benchmarks.effort import Effort
 from benchmarks.figures import Figure, figure_of
 from benchmarks.loading.arms import Arm
 from benchmarks.loading.files import HORIZON, NAMES, WINDOW, WRITTEN_AT_ONCE, DataFile
@@ -24,9 +25,9 @@ SAMPLES, FEATURES = 4096, 167
 COMMAND = "python -m benchmarks windows"
 
 
-def measure() -> list[Figure]:
+def measure(effort: Effort) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
-        expanded = write(Path(folder) / "windows.h5")
+        expanded = write(Path(folder) / "windows.h5", effort.samples(SAMPLES))
         began = time.perf_counter()
         made = convert(expanded.path, Path(folder) / "series.h5")
         seconds = time.perf_counter() - began
@@ -38,26 +39,26 @@ def measure() -> list[Figure]:
                 "windows: bytes of the windows over those of the series",
                 "", [made["bytes_before"] / made["bytes"]], COMMAND, 100,
             ),
-            *_rates(expanded, series),
-            *_first_batches(expanded, series),
+            *_rates(expanded, series, effort),
+            *_first_batches(expanded, series, effort),
         ]  # fmt: skip
 
 
-def write(path: Path) -> DataFile:
+def write(path: Path, samples: int) -> DataFile:
     """Windows that move on by one step, and what follows each of them of the first feature."""
     random = np.random.default_rng(7)
-    series = random.normal(size=(SAMPLES + WINDOW + HORIZON - 1, FEATURES)).astype(np.float32)
+    series = random.normal(size=(samples + WINDOW + HORIZON - 1, FEATURES)).astype(np.float32)
     slides = np.lib.stride_tricks.sliding_window_view(series, WINDOW + HORIZON, 0)
     checksum = 0.0
     with h5py.File(path, "w") as file:
-        features = file.create_dataset("features", (SAMPLES, WINDOW, FEATURES), "f4")
-        targets = file.create_dataset("targets", (SAMPLES, HORIZON), "f4")
-        for start in range(0, SAMPLES, WRITTEN_AT_ONCE):
-            rows = slice(start, min(start + WRITTEN_AT_ONCE, SAMPLES))
+        features = file.create_dataset("features", (samples, WINDOW, FEATURES), "f4")
+        targets = file.create_dataset("targets", (samples, HORIZON), "f4")
+        for start in range(0, samples, WRITTEN_AT_ONCE):
+            rows = slice(start, min(start + WRITTEN_AT_ONCE, samples))
             features[rows] = slides[rows, :, :WINDOW].transpose(0, 2, 1)
             targets[rows] = slides[rows, 0, WINDOW:]
-    checksum = float(series[WINDOW : WINDOW + SAMPLES, 0].sum(dtype=np.float64))
-    return DataFile(path, SAMPLES, FEATURES, checksum)
+    checksum = float(series[WINDOW : WINDOW + samples, 0].sum(dtype=np.float64))
+    return DataFile(path, samples, FEATURES, checksum)
 
 
 def _require_the_same(expanded: DataFile, series: DataFile) -> None:
@@ -72,20 +73,21 @@ def _require_the_same(expanded: DataFile, series: DataFile) -> None:
             data.close()
 
 
-def _rates(expanded: DataFile, series: DataFile) -> list[Figure]:
+def _rates(expanded: DataFile, series: DataFile, effort: Effort) -> list[Figure]:
     def arm(file: DataFile, name: str) -> Arm:
         return replace(stoker(file, "resident", "full"), name=name)
 
     windows, ours = arm(expanded, "resident windows"), arm(series, "resident series")
-    rounds = in_turn(expanded, [windows, ours])
+    rounds = in_turn(expanded, [windows, ours], effort.rounds(ROUNDS))
     title = "windows shuffled"
-    return [*rates(title, rounds, COMMAND), ratio(title, rounds, ours, [windows], None, COMMAND)]
+    figures = rates(title, expanded, rounds, COMMAND)
+    return [*figures, ratio(title, rounds, ours, [windows], None, COMMAND)]
 
 
-def _first_batches(expanded: DataFile, series: DataFile) -> list[Figure]:
+def _first_batches(expanded: DataFile, series: DataFile, effort: Effort) -> list[Figure]:
     """Seconds from opening the file to the first batch, with the statistics in between."""
     found: dict[str, list[float]] = {"windows": [], "series": []}
-    for _ in range(ROUNDS):
+    for _ in range(effort.rounds(ROUNDS)):
         for name, file in (("windows", expanded), ("series", series)):
             found[name].append(_first_batch(file))
     ratios = [one / other for one, other in zip(found["windows"], found["series"], strict=True)]

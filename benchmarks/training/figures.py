@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from benchmarks.confidence import lower_bound
+from benchmarks.effort import Effort
 from benchmarks.figures import Figure, figure_of
 from benchmarks.loading.arms import BATCH, Arm, Batch
 from benchmarks.loading.files import DataFile, write
@@ -44,35 +45,41 @@ class Epoch(NamedTuple):
 Rounds = dict[str, list[Epoch]]
 
 
-def measure() -> list[Figure]:
+def measure(effort: Effort) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
-        file = write(Path(folder), "contiguous", *SIZE)
-        return [figure for name in MODELS for figure in _of_model(name, file)]
+        file = write(Path(folder), "contiguous", effort.samples(SIZE[0]), SIZE[1])
+        return [
+            figure
+            for name in effort.variants(list(MODELS))
+            for figure in _of_model(name, file, effort)
+        ]
 
 
-def _of_model(name: str, file: DataFile) -> list[Figure]:
-    return [*_beside_the_limit(name, file), *_beside_peers(name, file)]
+def _of_model(name: str, file: DataFile, effort: Effort) -> list[Figure]:
+    return [
+        *_beside_the_limit(name, file, effort.rounds(ROUNDS)),
+        *_beside_peers(name, file, effort.rounds(PEER_ROUNDS)),
+    ]
 
 
-def _beside_the_limit(name: str, file: DataFile) -> list[Figure]:
+def _beside_the_limit(name: str, file: DataFile, count: int) -> list[Figure]:
     limit = ready(file)
     ours = [stoker(file, "resident", "full"), stoker(file, "stream", "full")]
     beside = loaded_beside(limit, stoker(file, "stream", "full"))
-    rounds = in_turn(name, file, [limit, *ours, beside], ROUNDS)
+    rounds = in_turn(name, file, [limit, *ours, beside], count)
     figures = [_rate(name, file, arm, epochs) for arm, epochs in rounds.items()]
-    figures += [_waiting(name, arm.name, rounds[arm.name]) for arm in ours]
     for arm in (*ours, beside):
         bound = None if name == DATA_HEAVY else LEAST_EFFICIENCY.get(arm.name)
         figures.append(_efficiency(name, rounds, arm, limit, bound))
     return figures
 
 
-def _beside_peers(name: str, file: DataFile) -> list[Figure]:
+def _beside_peers(name: str, file: DataFile, count: int) -> list[Figure]:
     ours, naive = stoker(file, "stream", "full"), naive_chunks(file, shuffled=True)
     items = [dataloader(file, n, batched=False, shuffled=True) for n in WORKERS]
     batches = [dataloader(file, n, batched=True, shuffled=True) for n in WORKERS]
     loaded = [by_torch(file, n, "full") for n in WORKERS]
-    rounds = in_turn(name, file, [ours, naive, *items, *batches, *loaded], PEER_ROUNDS)
+    rounds = in_turn(name, file, [ours, naive, *items, *batches, *loaded], count)
     figures = [_rate(name, file, arm, rounds[arm]) for arm in rounds if arm != ours.name]
     over = (OVER_ITEMS, OVER_BATCHES) if name == DATA_HEAVY else (1.0, 1.0)
     peers = ((items, over[0]), (batches, over[1]), ([naive], 1.0), (loaded, None))
@@ -140,19 +147,20 @@ def epoch_of(file: DataFile, arm: Arm, model: nn.Module, number: int) -> Epoch:
 
 def _rate(model: str, file: DataFile, arm: str, epochs: Sequence[Epoch]) -> Figure:
     rates = [file.samples / e.seconds for e in epochs]
-    return figure_of(f"{model}: {arm}", "samples/s", rates, COMMAND)
-
-
-def _waiting(model: str, arm: str, epochs: Sequence[Epoch]) -> Figure:
-    shares = [100 * e.waited / e.seconds for e in epochs]
-    return figure_of(f"{model}: waited for batches of {arm}", "%", shares, COMMAND)
+    waited = statistics.median(100 * e.waited / e.seconds for e in epochs)
+    figure = figure_of(f"{model}: {arm}", "samples/s", rates, COMMAND)
+    return replace(figure, also={"% waiting for batches": waited})
 
 
 def _efficiency(model: str, rounds: Rounds, arm: Arm, limit: Arm, bound: float | None) -> Figure:
-    """The lower confidence bound (95 %) of what is reached of the limit."""
+    """What is reached of the limit: its lower confidence bound (95 %); of fewer rounds, which show
+    nothing with confidence, the median.
+    """
     ratios = _ratios(rounds, arm, limit)
-    name = f"{model}: {arm.name} over in memory, lower bound"
-    return replace(figure_of(name, "", ratios, COMMAND, bound), value=lower_bound(ratios))
+    figure = figure_of(f"{model}: {arm.name} over in memory", "", ratios, COMMAND, bound)
+    if len(ratios) < ROUNDS:
+        return figure
+    return replace(figure, name=f"{figure.name}, lower bound", value=lower_bound(ratios))
 
 
 def _over(

@@ -51,8 +51,8 @@ def flat(features: int) -> nn.Module:
 
 MODELS: Mapping[str, Callable[[int], nn.Module]] = {
     "convolution": Convolution,
-    "LSTM": Recurrent,
     "MLP": flat,
+    "LSTM": Recurrent,
 }
 
 

@@ -23,6 +23,12 @@ def test_a_part_there_is_not(home):
     assert "no such part: nothing" in answer.err
 
 
+def test_a_part_without_a_quick_form(home):
+    answer = stoker(home, "bench", "rules", "--quick")
+    assert answer.code == 2
+    assert "no quick form: rules; only loading, windows, training have one" in answer.err
+
+
 def test_an_installed_package_says_where_the_benchmarks_are(tmp_path):
     package = Path(app.__file__).parent
     shutil.copytree(package, tmp_path / "app", ignore=shutil.ignore_patterns("__pycache__"))

@@ -3,24 +3,27 @@
 import pytest
 
 from benchmarks.confidence import lower_bound
+from benchmarks.effort import Effort
 from benchmarks.loading.arms import Arm
 from benchmarks.loading.files import write
 from benchmarks.training import figures
 from benchmarks.training.models import MODELS, build
 from tests.trainer_data.factories import children
 
+TWICE = Effort(most_rounds=2, share=1.0, most_variants=2)
+
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_loader_feeds_the_same_training(tmp_path, monkeypatch, name):
     monkeypatch.setattr(figures, "ROUNDS", 2)
-    monkeypatch.setattr(figures, "PEER_ROUNDS", 1)
-    monkeypatch.setattr(figures, "WORKERS", (0, 1))
     file = write(tmp_path, "contiguous", samples=300, features=2)
     before = children()
-    found = {figure.name: figure for figure in figures._of_model(name, file)}
+    found = {figure.name: figure for figure in figures._of_model(name, file, TWICE)}
     rates = [figure for figure in found.values() if figure.unit == "samples/s"]
     assert len(rates) == 11
     assert all(figure.value > 0 for figure in rates)
+    assert all(0 < figure.also["% waiting for batches"] < 100 for figure in rates)
+    assert [name for name in found if name.endswith("lower bound")]
     assert children() <= before
 
 

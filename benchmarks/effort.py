@@ -1,0 +1,31 @@
+"""How much of a part is measured: all of it for the record, or a quick form of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Effort:
+    """At most so many rounds, over this share of the samples, with at most so many variants of the
+    same thing (packings, numbers of processes).
+    """
+
+    most_rounds: int
+    share: float
+    most_variants: int
+
+    def rounds(self, usual: int) -> int:
+        return min(usual, self.most_rounds)
+
+    def samples(self, usual: int) -> int:
+        return round(usual * self.share)
+
+    def variants(self, usual: Sequence[T]) -> Sequence[T]:
+        return usual[: self.most_variants]
+
+
+FULL = Effort(most_rounds=1000, share=1.0, most_variants=1000)
+QUICK = Effort(most_rounds=4, share=0.5, most_variants=2)

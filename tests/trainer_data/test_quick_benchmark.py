@@ -1,0 +1,50 @@
+"""The quick form of the benchmark: ratios by half of what is asked for, and what is left out."""
+
+import json
+
+import pytest
+
+from benchmarks import __main__ as benchmarks
+from benchmarks.effort import QUICK
+from benchmarks.figures import Figure
+
+
+def figure(value, bound, unit="", *, at_least=True):
+    return Figure("ours over theirs", value, unit, bound, 4, "COMMAND", at_least=at_least)
+
+
+@pytest.mark.parametrize(
+    ("full", "bound", "holds"),
+    [
+        (figure(1.1, 2.0), 1.0, True),
+        (figure(0.9, 2.0), 1.0, False),
+        (figure(0.4, 0.25, at_least=False), 0.5, True),
+        (figure(0.6, 0.25, at_least=False), 0.5, False),
+        (figure(9.0, None), None, None),
+        (figure(60.0, 10.0, "ms", at_least=False), None, None),
+    ],
+)
+def test_a_ratio_is_judged_by_half_of_what_is_asked_for(full, bound, holds):
+    quick = full.of_quick_form()
+    assert (quick.bound, quick.holds) == (bound, holds)
+    assert quick.command == "COMMAND --quick"
+
+
+@pytest.mark.parametrize(("value", "code"), [(1.1, 0), (0.9, 1)])
+def test_what_fell_apart_ends_with_1_and_what_is_left_out_is_named(
+    tmp_path, monkeypatch, capsys, value, code
+):
+    asked = []
+
+    def measure(parts, effort):
+        asked.append((parts, effort))
+        return [figure(value, 2.0)]
+
+    monkeypatch.setattr(benchmarks, "measure", measure)
+    path = tmp_path / "figures.json"
+    monkeypatch.setattr("sys.argv", ["benchmarks", "--quick", "--json", str(path)])
+    assert benchmarks.main() == code
+    assert asked == [(benchmarks.QUICK_PARTS, QUICK)]
+    left_out = [part for part in benchmarks.PARTS if part not in benchmarks.QUICK_PARTS]
+    assert f"Left out: {', '.join(left_out)}" in capsys.readouterr().out
+    assert json.loads(path.read_text())["left_out"] == left_out
