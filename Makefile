@@ -6,7 +6,7 @@ RUNTIME := .venv/.installed
 DEVELOPMENT := .venv/.installed-development
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up test lint fmt bench clean
+.PHONY: help install demo up test lint fmt bench peers clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -34,6 +34,9 @@ fmt: $(DEVELOPMENT) ## put the code into its one format
 
 bench: $(RUNTIME) ## measure this machine: rules, loading, training, checkpoints, the service, the demo
 	@$(BIN)/python -m benchmarks
+
+peers: $(RUNTIME) ## install what `make bench` compares with and needs an environment of its own
+	@.ci/install worker,peers .venv/peers
 
 clean: ## remove the environment and everything that was generated
 	rm -rf .venv .demo dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

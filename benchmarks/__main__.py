@@ -26,6 +26,7 @@ from benchmarks.effort import FULL, QUICK, Effort
 from benchmarks.figures import Figure, as_json, print_table
 from benchmarks.loading import figures as loading_figures
 from benchmarks.loading import windows as windows_figures
+from benchmarks.loading.neighbours import versions
 from benchmarks.training import figures as training_figures
 
 PARTS = (
@@ -62,7 +63,7 @@ def show(figures: list[Figure], left_out: Sequence[str], path: Path | None) -> N
     if left_out:
         print(f"Left out: {', '.join(left_out)}")
     if path is not None:
-        path.write_text(as_json(figures, left_out) + "\n")
+        path.write_text(as_json(figures, left_out, versions()) + "\n")
 
 
 def measure(parts: Collection[str], effort: Effort) -> list[Figure]:

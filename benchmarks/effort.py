@@ -10,12 +10,14 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Effort:
     """At most so many rounds, over this share of the samples, with at most so many variants of the
-    same thing (packings, numbers of processes).
+    same thing (packings, numbers of processes); `own_processes`: also what takes seconds to start a
+    process each time: peers with an environment of their own, peaks of memory.
     """
 
     most_rounds: int
     share: float
     most_variants: int
+    own_processes: bool
 
     def rounds(self, usual: int) -> int:
         return min(usual, self.most_rounds)
@@ -27,5 +29,5 @@ class Effort:
         return usual[: self.most_variants]
 
 
-FULL = Effort(most_rounds=1000, share=1.0, most_variants=1000)
-QUICK = Effort(most_rounds=4, share=0.5, most_variants=2)
+FULL = Effort(most_rounds=1000, share=1.0, most_variants=1000, own_processes=True)
+QUICK = Effort(most_rounds=4, share=0.5, most_variants=2, own_processes=False)

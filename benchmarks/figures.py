@@ -1,6 +1,7 @@
 """What a measurement is, and how the results are shown: a table for people, JSON for machines."""
 
 import json
+import math
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,8 @@ LARGE = 100
 class Figure:
     """One measured value with its bound; `n` is the number of measurements behind it, of which
     `spread` are the least and the greatest. `at_least`: the bound is one from below. `also`: what
-    else the same measurements say, by unit.
+    else the same measurements say, by unit. `note`: why it was not measured;
+    the value is NaN then.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Figure:
     spread: tuple[float, float] | None = None
     at_least: bool = False
     also: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
 
     @property
     def holds(self) -> bool | None:
@@ -59,20 +62,29 @@ def figure_of(
     return Figure(name, value, unit, bound, len(values), command, spread, at_least=True)
 
 
-def environment() -> dict[str, Any]:
+def not_measured(name: str, why: str, command: str) -> Figure:
+    """A row for what should be there."""
+    return Figure(name, math.nan, "", None, 0, command, note=why)
+
+
+def environment(peers: Mapping[str, str]) -> dict[str, Any]:
     """The machine and the versions that the figures belong to."""
     return {
         "python": platform.python_version(),
         "kernel": platform.release(),
         "cores": psutil.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
-        "packages": {name: version(name) for name in PACKAGES},
+        "packages": {name: version(name) for name in PACKAGES} | dict(peers),
     }
 
 
-def as_json(figures: list[Figure], left_out: Sequence[str]) -> str:
-    rows = [{**asdict(figure), "holds": figure.holds} for figure in figures]
-    document = {"environment": environment(), "figures": rows, "left_out": list(left_out)}
+def as_json(figures: list[Figure], left_out: Sequence[str], peers: Mapping[str, str]) -> str:
+    """`peers`: versions of those that are not among the packages here."""
+    rows = [
+        {**asdict(figure), "value": None if figure.note else figure.value, "holds": figure.holds}
+        for figure in figures
+    ]
+    document = {"environment": environment(peers), "figures": rows, "left_out": list(left_out)}
     return json.dumps(document, indent=2)
 
 
@@ -81,13 +93,15 @@ def print_table(figures: list[Figure]) -> None:
     for heading in ("figure", "measured", "spread", "bound", "n", "", "also"):
         table.add_column(heading)
     for figure in figures:
-        measured = f"{figure.value:.4g} {figure.unit}"
+        measured = "–" if figure.note else f"{figure.value:.4g} {figure.unit}"
         spread = "" if figure.spread is None else "{:.3g}–{:.3g}".format(*figure.spread)
         sign = "≥" if figure.at_least else "≤"
         bound = "" if figure.bound is None else f"{sign} {figure.bound:.4g} {figure.unit}"
         verdict = {True: "holds", False: "MISSED", None: ""}[figure.holds]
         also = " · ".join(f"{_short(value)} {unit}" for unit, value in figure.also.items())
-        table.add_row(figure.name, measured, spread, bound, str(figure.n), verdict, also)
+        table.add_row(
+            figure.name, measured, spread, bound, str(figure.n), verdict, also or figure.note
+        )
     console = Console()
     # A file has no width; on a terminal, lines are broken to fit.
     (console if console.is_terminal else Console(width=FILE_COLUMNS)).print(table)

@@ -28,6 +28,8 @@ TOP_LEVEL = {
 
 # Packages that are the other half of a declared one, released together with it.
 HALVES = {"pydantic-core": "pydantic", "jsonpointer": "jsonpatch"}
+# Packages that are installed into an environment of their own.
+ELSEWHERE = {"streaming": ["mosaicml-streaming"], "spdl": ["spdl-core"]}
 
 
 def repository_files() -> list[Path]:
@@ -126,7 +128,7 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_used():
         canonicalize_name(Requirement(line).name)
         for lines in (
             project["dependencies"],
-            *map(extras.get, ("worker", "postgres", "filters", "tables")),
+            *map(extras.get, ("worker", "postgres", "filters", "tables", "peers")),
         )
         for line in lines
     }
@@ -134,7 +136,7 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_used():
         module.partition(".")[0] for path in PRODUCT_FILES for module in imported_modules(path)
     }
     own_or_standard = {*PRODUCT, *sys.stdlib_module_names}
-    distributions = importlib.metadata.packages_distributions()
+    distributions = {**importlib.metadata.packages_distributions(), **ELSEWHERE}
     used = {canonicalize_name(distributions[name][0]) for name in imported - own_or_standard}
     assert {HALVES.get(name, name) for name in used} == declared
 

@@ -2,12 +2,17 @@
 
 import os
 import tempfile
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from benchmarks.effort import Effort
-from benchmarks.figures import Figure
+from benchmarks.figures import Figure, not_measured
+from benchmarks.loading.arms import Arm, Runner
 from benchmarks.loading.files import LAYOUTS, DataFile, write
+from benchmarks.loading.memory import peaks
+from benchmarks.loading.neighbours import NOT_INSTALLED, PACKAGES, neighbours
 from benchmarks.loading.peers import dataloader, naive_chunks
 from benchmarks.loading.probes import in_memory, load, memory_copy, raw_read
 from benchmarks.loading.rounds import ROUNDS, in_turn, rates, ratio
@@ -43,33 +48,54 @@ def measure(effort: Effort) -> list[Figure]:
 def _contiguous(file: DataFile, effort: Effort, *, shuffled: bool) -> list[Figure]:
     data = load(file)
     title = f"{round(file.sample_bytes / KIB)} KiB {'shuffled' if shuffled else 'in order'}"
-    shuffle = "full" if shuffled else "none"
     probe = raw_read(file, data["targets"], shuffled=shuffled)
-    ours = stoker(file, "stream", shuffle)
-    items = [
-        dataloader(file, n, batched=False, shuffled=shuffled) for n in effort.variants(WORKERS)
-    ]
-    batches = [
-        dataloader(file, n, batched=True, shuffled=shuffled) for n in effort.variants(WORKERS)
-    ]
-    loaded = [by_torch(file, n, shuffle) for n in effort.variants(OWN_WORKERS)]
-    naive = naive_chunks(file, shuffled=shuffled)
-    others = [memory_copy(data), in_memory(data, shuffled=shuffled)]
-    arms = [probe, ours, stoker(file, "resident", shuffle), naive]
-    arms += [*others, *items, *batches, *loaded]
-    if shuffled:
-        arms.append(replace(stoker(file, "stream", "block"), name="stoker, stream of blocks"))
-    rounds = in_turn(file, arms, effort.rounds(ROUNDS))
-    figures = rates(title, file, rounds, COMMAND, probe)
-    figures.append(ratio(title, rounds, ours, [probe], 0.85, COMMAND))
+    limits = [memory_copy(data), in_memory(data, shuffled=shuffled)]
+    makers = _makers(file, effort, shuffled=shuffled)
+    arms = {kind: [make() for make in each] for kind, each in makers.items()}
+    beside = neighbours(file, shuffled=shuffled) if effort.own_processes else ()
+    everyone: list[Runner] = [probe, *limits, *chain.from_iterable(arms.values()), *beside]
+    rounds = in_turn(file, everyone, effort.rounds(ROUNDS))
+    openers = chain.from_iterable(makers.values()) if effort.own_processes and shuffled else ()
+    figures = rates(title, file, rounds, COMMAND, probe, peaks(openers, file))
+    if not beside:
+        figures += _without_neighbours(title, effort)
+    [ours, *_] = arms["stoker"]
+    small = file.sample_bytes < SMALL_BYTES
     # Without a bound where one would be above the rate at which memory is copied.
-    figures.append(ratio(title, rounds, ours, [naive], 4.0 if shuffled else None, COMMAND))
-    figures.append(ratio(title, rounds, ours, loaded, None, COMMAND))
-    if shuffled:
-        small = file.sample_bytes < SMALL_BYTES
-        figures.append(ratio(title, rounds, ours, items, 8.0 if small else None, COMMAND))
-        figures.append(ratio(title, rounds, ours, batches, 2.0, COMMAND))
-    return figures
+    compared: list[tuple[Sequence[Runner], float | None]] = [
+        ([probe], 0.85),
+        (arms["naive"], 4.0 if shuffled else None),
+        (arms["loaded"], None),
+        (arms["items"], 8.0 if shuffled and small else None),
+        (arms["batches"], 2.0 if shuffled else None),
+    ]
+    compared += [(beside, None)] if beside else []
+    return figures + [ratio(title, rounds, ours, to, bound, COMMAND) for to, bound in compared]
+
+
+def _makers(
+    file: DataFile, effort: Effort, *, shuffled: bool
+) -> Mapping[str, Sequence[Callable[[], Arm]]]:
+    """What opens each arm that reads the file; others are compared with the first of `stoker`."""
+    shuffle = "full" if shuffled else "none"
+    ways = [
+        ("stream", shuffle),
+        ("resident", shuffle),
+        *([("stream", "block")] if shuffled else []),
+    ]
+    workers = effort.variants(WORKERS)
+    return {
+        "stoker": [partial(stoker, file, *way) for way in ways],
+        "naive": [partial(naive_chunks, file, shuffled=shuffled)],
+        "items": [partial(dataloader, file, n, batched=False, shuffled=shuffled) for n in workers],
+        "batches": [partial(dataloader, file, n, batched=True, shuffled=shuffled) for n in workers],
+        "loaded": [partial(by_torch, file, n, shuffle) for n in effort.variants(OWN_WORKERS)],
+    }
+
+
+def _without_neighbours(title: str, effort: Effort) -> list[Figure]:
+    why = NOT_INSTALLED if effort.own_processes else "not in the quick form"
+    return [not_measured(f"{title}: {name}", why, COMMAND) for name in PACKAGES]
 
 
 def _compressed(file: DataFile, layout: str, effort: Effort) -> list[Figure]:

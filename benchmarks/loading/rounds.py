@@ -1,8 +1,9 @@
 """An epoch of each arm in turn, and what ours is worth beside the others."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from benchmarks.figures import Figure, figure_of
 from benchmarks.loading.arms import GIB, Epoch, Runner
@@ -37,9 +38,14 @@ def in_turn(
 
 
 def rates(
-    title: str, file: DataFile, rounds: Rounds, command: str, probe: Runner | None = None
+    title: str,
+    file: DataFile,
+    rounds: Rounds,
+    command: str,
+    probe: Runner | None = None,
+    peaks: Mapping[str, float] = MappingProxyType({}),
 ) -> list[Figure]:
-    """A figure of each arm, with all else that is known of its epochs."""
+    """A figure of each arm, with all else that is known of its epochs; `peaks`: MiB by arm."""
 
     def rate(name: str) -> float:
         return statistics.median(epoch.rate for epoch in rounds[name])
@@ -53,6 +59,8 @@ def rates(
         }
         if probe is not None:
             also["of the probe"] = rate(name) / rate(probe.name)
+        if name in peaks:
+            also["MiB at the peak"] = peaks[name]
         figure = figure_of(f"{title}: {name}", "GiB/s", [e.rate for e in epochs], command)
         figures.append(replace(figure, also=also))
     return figures

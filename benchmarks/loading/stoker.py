@@ -22,7 +22,8 @@ MIB = 2**20
 
 def stoker(file: DataFile, residency: str, shuffle: str) -> Arm:
     """The chunked loader. The training part is the whole file, since nothing is held out."""
-    return _arm(f"stoker, {residency}", open_file(file, residency, shuffle))
+    name = "stoker, stream of blocks" if shuffle == "block" else f"stoker, {residency}"
+    return _arm(name, open_file(file, residency, shuffle))
 
 
 def by_torch(file: DataFile, workers: int, shuffle: str) -> Arm:

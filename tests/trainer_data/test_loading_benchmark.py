@@ -1,14 +1,21 @@
 """The benchmark of loading: every arm brings each sample once, and what does not is noticed."""
 
+import json
+from dataclasses import replace
+from functools import partial
+
 import pytest
 
 from benchmarks.effort import Effort
-from benchmarks.loading import arms, figures, windows
+from benchmarks.figures import as_json
+from benchmarks.loading import arms, figures, neighbours, windows
 from benchmarks.loading.files import write
+from benchmarks.loading.memory import peaks
+from benchmarks.loading.peers import dataloader
 from benchmarks.loading.stoker import stoker
 from tests.trainer_data.factories import children
 
-ONCE = Effort(most_rounds=1, share=1.0, most_variants=2)
+ONCE = Effort(most_rounds=1, share=1.0, most_variants=2, own_processes=False)
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
@@ -18,7 +25,7 @@ def test_every_arm_brings_each_sample_once(tmp_path, shuffled):
     found = {figure.name: figure for figure in figures._contiguous(file, ONCE, shuffled=shuffled)}
     assert len([name for name in found if "DataLoader" in name and "over" not in name]) == 4
     assert len([name for name in found if "stoker, dataloader" in name]) == 3
-    assert all(figure.value > 0 for figure in found.values())
+    assert all(figure.value > 0 for figure in found.values() if not figure.note)
     rates = [figure for figure in found.values() if figure.unit]
     assert all(value > 0 for figure in rates for value in figure.also.values())
     assert all(figure.also["of the probe"] for figure in rates)
@@ -51,3 +58,51 @@ def test_a_series_brings_what_its_windows_do_in_a_hundredth_of_the_room(monkeypa
     found = {figure.name: figure for figure in windows.measure(ONCE)}
     assert found["windows: bytes of the windows over those of the series"].holds
     assert found["windows: first batch, with statistics: windows over series"].n == 1
+
+
+PEERS_PROCESS = """#!/bin/sh
+echo '["streaming, 0 workers", "spdl"]'
+read asked && echo '[0.5, 20.0, 300.0]'
+read asked && exit 1
+"""
+
+
+@pytest.fixture
+def peers(tmp_path, monkeypatch):
+    """An environment whose Python answers once as the peers' process does, and then ends."""
+    python = tmp_path / "peers" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(PEERS_PROCESS)
+    python.chmod(0o755)
+    monkeypatch.setattr(neighbours, "ENVIRONMENT", tmp_path / "peers")
+
+
+def test_peers_with_an_environment_of_their_own_take_turns(tmp_path, peers):
+    file = write(tmp_path, "contiguous", samples=3, features=2)
+    first, second = neighbours.neighbours(file, shuffled=True)
+    assert first.name == "streaming, 0 workers"
+    assert first.run(file, 0) == arms.Epoch(0.5, 20.0, 300.0)
+    with pytest.raises(RuntimeError, match="the process of the peers ended"):
+        second.run(file, 1)
+    for arm in (first, second):
+        arm.close()
+
+
+def test_peers_that_are_not_installed_have_a_row_that_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(neighbours, "ENVIRONMENT", tmp_path / "peers")
+    file = write(tmp_path, "contiguous", samples=130, features=2)
+    effort = replace(ONCE, own_processes=True)
+    rows = [row for row in figures._contiguous(file, effort, shuffled=False) if row.note]
+    assert [row.name for row in rows] == [f"3 KiB in order: {name}" for name in neighbours.PACKAGES]
+    assert {row.note for row in rows} == {"not installed here; `make peers` does it"}
+    assert [row["value"] for row in json.loads(as_json(rows, [], {}))["figures"]] == [None, None]
+
+
+def test_the_peak_of_an_arm_is_its_own(tmp_path):
+    """Data that stays takes its room once; children have theirs too."""
+    file = write(tmp_path, "contiguous", samples=2000, features=24)
+    resident = partial(stoker, file, "resident", "full")
+    by_children = partial(dataloader, file, 1, batched=True, shuffled=True)
+    found = peaks([resident, by_children], file)
+    assert file.bytes / 2**20 < found["stoker, resident"] < 2 * file.bytes / 2**20
+    assert found["DataLoader, batches, 1 workers"] > 0

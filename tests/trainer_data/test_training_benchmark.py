@@ -10,7 +10,7 @@ from benchmarks.training import figures
 from benchmarks.training.models import MODELS, build
 from tests.trainer_data.factories import children
 
-TWICE = Effort(most_rounds=2, share=1.0, most_variants=2)
+TWICE = Effort(most_rounds=2, share=1.0, most_variants=2, own_processes=False)
 
 
 @pytest.mark.parametrize("name", MODELS)

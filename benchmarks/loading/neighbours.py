@@ -1,0 +1,88 @@
+"""Peers with an environment of their own (`make peers`), which take their turns in its process.
+
+What mosaicml-streaming asks for holds back NumPy and brings the clients of several clouds.
+"""
+
+import importlib.metadata
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.loading.arms import Epoch
+from benchmarks.loading.files import DataFile
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = ROOT / ".venv" / "peers"
+PACKAGES = ("mosaicml-streaming", "spdl-core")
+NOT_INSTALLED = "not installed here; `make peers` does it"
+END_SECONDS = 30.0
+
+
+class PeersProcess:
+    """Reads one file, in order or shuffled; an arm of each peer."""
+
+    def __init__(self, file: DataFile, *, shuffled: bool) -> None:
+        """RuntimeError when the process cannot start; its message is on standard error then."""
+        document = {**asdict(file), "path": str(file.path), "shuffled": shuffled}
+        self._process = subprocess.Popen(
+            [
+                ENVIRONMENT / "bin" / "python",
+                "-m",
+                f"{__package__}.peers_process",
+                json.dumps(document),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            text=True,
+        )
+        self.arms = [Neighbour(name, self) for name in self._answer()]
+
+    def epoch(self, name: str, number: int) -> Epoch:
+        assert self._process.stdin is not None  # noqa: S101 - a pipe was asked for
+        print(json.dumps([name, number]), file=self._process.stdin, flush=True)
+        return Epoch(*self._answer())
+
+    def close(self) -> None:
+        """At the end of its input it ends; again is nothing."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None  # noqa: S101 - a pipe was asked for
+            pipe.close()
+        self._process.wait(END_SECONDS)
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None  # noqa: S101 - a pipe was asked for
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the process of the peers ended; it says above why")
+        return json.loads(line)
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """One arm of the process."""
+
+    name: str
+    process: PeersProcess
+
+    def run(self, _: DataFile, number: int) -> Epoch:
+        """One epoch of the file that the process has, checked there."""
+        return self.process.epoch(self.name, number)
+
+    def close(self) -> None:
+        self.process.close()
+
+
+def neighbours(file: DataFile, *, shuffled: bool) -> Sequence[Neighbour]:
+    """None where they are not installed."""
+    return PeersProcess(file, shuffled=shuffled).arms if ENVIRONMENT.exists() else ()
+
+
+def versions() -> Mapping[str, str]:
+    """Of the peers that are installed."""
+    places = [str(place) for place in ENVIRONMENT.glob("lib/python*/site-packages")]
+    found = importlib.metadata.distributions(path=places)
+    return {one.name: one.version for one in found if one.name in PACKAGES}
