@@ -28,10 +28,11 @@ from benchmarks.loading import figures as loading_figures
 from benchmarks.loading import windows as windows_figures
 from benchmarks.loading.neighbours import versions
 from benchmarks.training import figures as training_figures
+from benchmarks.training import sorted_data
 
 PARTS = (
-    "rules", "loading", "windows", "training", "compile", "checkpoint", "api", "stop", "restart",
-    "script", "agent", "claims", "demo",
+    "rules", "loading", "windows", "training", "sorted", "compile", "checkpoint", "api", "stop",
+    "restart", "script", "agent", "claims", "demo",
 )  # fmt: skip
 # Those that ask for ratios which show within seconds; the others have no quick form.
 QUICK_PARTS = ("loading", "windows", "training")
@@ -76,6 +77,8 @@ def measure(parts: Collection[str], effort: Effort) -> list[Figure]:
         figures += windows_figures.measure(effort)
     if "training" in parts:
         figures += training_figures.measure(effort)
+    if "sorted" in parts:
+        figures += sorted_data.measure(effort)
     if "compile" in parts:
         figures += compile_figures.measure()
     if "checkpoint" in parts:

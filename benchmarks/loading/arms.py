@@ -1,5 +1,6 @@
 """What all arms of the comparison have in common: an epoch is a stream of batches, and is timed."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -58,6 +59,6 @@ class Arm:
         targets += [batch["targets"][:, 0].clone() for batch in batches]
         seconds, worked = time.perf_counter() - begin, time.thread_time() - worked
         found = sum(float(column.double().sum()) for column in targets)
-        if sum(map(len, targets)) != file.samples or found != file.checksum:
+        if sum(map(len, targets)) != file.samples or not math.isclose(found, file.checksum):
             raise RuntimeError(f"{self.name} did not bring each sample once")
         return Epoch(file.bytes / seconds / GIB, first * 1e3, worked / len(targets) * 1e6)

@@ -20,10 +20,16 @@ from worker.trainer.stop import StopFlag
 MIB = 2**20
 
 
-def stoker(file: DataFile, residency: str, shuffle: str) -> Arm:
+def stoker(
+    file: DataFile,
+    residency: str,
+    shuffle: str,
+    chunk_bytes: int = CHUNK_BYTES,
+    group: int | None = None,
+) -> Arm:
     """The chunked loader. The training part is the whole file, since nothing is held out."""
     name = "stoker, stream of blocks" if shuffle == "block" else f"stoker, {residency}"
-    return _arm(name, open_file(file, residency, shuffle))
+    return _arm(name, open_file(file, residency, shuffle, chunk_bytes, group))
 
 
 def by_torch(file: DataFile, workers: int, shuffle: str) -> Arm:
@@ -33,10 +39,19 @@ def by_torch(file: DataFile, workers: int, shuffle: str) -> Arm:
     return _arm(f"stoker, dataloader, {workers} workers", _open(file, loader))
 
 
-def open_file(file: DataFile, residency: str, shuffle: str) -> DataSet:
-    loader = {"kind": "chunked", "residency": residency, "shuffle": shuffle}
+def open_file(
+    file: DataFile,
+    residency: str,
+    shuffle: str,
+    chunk_bytes: int = CHUNK_BYTES,
+    group: int | None = None,
+) -> DataSet:
+    """`group`: samples that are shuffled together, in blocks; None for the loader's own."""
+    loader: dict[str, Any] = {"kind": "chunked", "residency": residency, "shuffle": shuffle}
     if residency == "stream":
-        loader["chunk_size"] = f"{CHUNK_BYTES // MIB}MiB"
+        loader["chunk_size"] = f"{chunk_bytes // MIB}MiB"
+    if group is not None:
+        loader["shuffle_group"] = group
     return _open(file, loader)
 
 
