@@ -85,4 +85,5 @@ def versions() -> Mapping[str, str]:
     """Of the peers that are installed."""
     places = [str(place) for place in ENVIRONMENT.glob("lib/python*/site-packages")]
     found = importlib.metadata.distributions(path=places)
-    return {one.name: one.version for one in found if one.name in PACKAGES}
+    named = {one.name.replace("_", "-"): one.version for one in found}
+    return {name: named[name] for name in PACKAGES if name in named}
