@@ -1,13 +1,16 @@
 """`make bench`: measures this machine and prints a table; `--json FILE` keeps the figures too.
 
 Parts can be named (`python -m benchmarks api stop`). Ends with 1 when a bound is missed. `--quick`
-takes less than 3 minutes and judges ratios only, each by half of what is asked for.
+takes less than 3 minutes and judges ratios only, each by half of what is asked for. `--device cuda`
+has loading and training bring their batches to a GPU.
 """
 
 import argparse
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
+
+import torch
 
 from benchmarks import (
     agent_figures,
@@ -36,6 +39,11 @@ PARTS = (
 )  # fmt: skip
 # Those that ask for ratios which show within seconds; the others have no quick form.
 QUICK_PARTS = ("loading", "windows", "training")
+GPU_PARTS = ("loading", "training")
+NO_CUDA = (
+    "--device cuda: PyTorch sees no CUDA device here, so nothing can be measured on one; leave "
+    "--device out to measure the CPU, or ask `stoker doctor` what the driver lacks."
+)
 
 
 def main() -> int:
@@ -43,15 +51,22 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help=" ".join(PARTS))
     parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK_PARTS)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the batches")
     arguments = parser.parse_args()
-    possible = QUICK_PARTS if arguments.quick else PARTS
-    parts = arguments.parts or possible
-    unknown = set(parts) - set(PARTS)
-    if unknown:
+    if unknown := set(arguments.parts) - set(PARTS):
         parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    possible = [
+        part
+        for part in PARTS
+        if (part in QUICK_PARTS or not arguments.quick)
+        and (part in GPU_PARTS or arguments.device == "cpu")
+    ]
+    parts = arguments.parts or possible
     if slow := set(parts) - set(possible):
-        parser.error(f"no quick form: {', '.join(slow)}; only {', '.join(QUICK_PARTS)} have one")
-    figures = measure(parts, QUICK if arguments.quick else FULL)
+        parser.error(f"not in this form: {', '.join(slow)}; only {', '.join(possible)} are")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error(NO_CUDA)
+    figures = measure(parts, QUICK if arguments.quick else FULL, arguments.device)
     if arguments.quick:
         figures = [figure.of_quick_form() for figure in figures]
     left_out = [part for part in PARTS if part not in parts]
@@ -67,16 +82,16 @@ def show(figures: list[Figure], left_out: Sequence[str], path: Path | None) -> N
         path.write_text(as_json(figures, left_out, versions()) + "\n")
 
 
-def measure(parts: Collection[str], effort: Effort) -> list[Figure]:
+def measure(parts: Collection[str], effort: Effort, device: str) -> list[Figure]:
     figures: list[Figure] = []
     if "rules" in parts:
         figures += rules_figures.measure()
     if "loading" in parts:
-        figures += loading_figures.measure(effort)
+        figures += loading_figures.measure(effort, device)
     if "windows" in parts:
         figures += windows_figures.measure(effort)
     if "training" in parts:
-        figures += training_figures.measure(effort)
+        figures += training_figures.measure(effort, device)
     if "sorted" in parts:
         figures += sorted_data.measure(effort)
     if "compile" in parts:

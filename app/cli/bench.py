@@ -20,6 +20,9 @@ def bench(
     quick: Annotated[
         bool, typer.Option("--quick", help="Only what fell apart, in less than 3 minutes.")
     ] = False,
+    device: Annotated[
+        str, typer.Option(metavar="cpu|cuda", help="Where loading and training bring batches.")
+    ] = "cpu",
     as_json: JsonOption = False,
 ) -> None:
     """Measure this machine: what is asked for, what it reached. All of it takes half an hour."""
@@ -30,7 +33,7 @@ def bench(
             "it, then `make bench` there."
         )
     with tempfile.NamedTemporaryFile(suffix=".json") as figures:
-        command = [sys.executable, "-P", "-m", "benchmarks", *(parts or ())]
+        command = [sys.executable, "-P", "-m", "benchmarks", *(parts or ()), "--device", device]
         command += ["--quick"] if quick else []
         if as_json:  # the table goes beside it
             command += ["--json", figures.name]

@@ -3,9 +3,10 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from benchmarks.loading.files import DataFile
@@ -38,6 +39,12 @@ class Runner(Protocol):
     def close(self) -> None: ...
 
 
+def settle() -> None:
+    """Until a GPU has done what it was given."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # PyTorch has no type for it
+        torch.cuda.synchronize()
+
+
 def nothing() -> None:
     """An arm that holds nothing has nothing to give back."""
 
@@ -55,10 +62,24 @@ class Arm:
         begin, worked = time.perf_counter(), time.thread_time()
         batches = iter(self.epoch(number))
         targets = [next(batches)["targets"][:, 0].clone()]
+        settle()
         first = time.perf_counter() - begin
         targets += [batch["targets"][:, 0].clone() for batch in batches]
+        settle()
         seconds, worked = time.perf_counter() - begin, time.thread_time() - worked
         found = sum(float(column.double().sum()) for column in targets)
         if sum(map(len, targets)) != file.samples or not math.isclose(found, file.checksum):
             raise RuntimeError(f"{self.name} did not bring each sample once")
         return Epoch(file.bytes / seconds / GIB, first * 1e3, worked / len(targets) * 1e6)
+
+
+def brought_to(device: str, arm: Arm) -> Arm:
+    """With a copy of each batch on the device, for an arm that knows only the host."""
+    if device == "cpu":
+        return arm
+
+    def epoch(number: int) -> Iterator[Batch]:
+        for batch in arm.epoch(number):
+            yield {name: array.to(device, non_blocking=True) for name, array in batch.items()}
+
+    return replace(arm, epoch=epoch)

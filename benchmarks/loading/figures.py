@@ -28,7 +28,7 @@ KIB = 2**10
 COMMAND = "python -m benchmarks loading"
 
 
-def measure(effort: Effort) -> list[Figure]:
+def measure(effort: Effort, device: str = "cpu") -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as name:
         folder = Path(name)
         large = write(folder, "contiguous", effort.samples(LARGE[0]), LARGE[1])
@@ -37,28 +37,32 @@ def measure(effort: Effort) -> list[Figure]:
             figure
             for file in (large, small)
             for shuffled in (False, True)
-            for figure in _contiguous(file, effort, shuffled=shuffled)
+            for figure in _contiguous(file, effort, device, shuffled=shuffled)
         ]
         for layout in effort.variants(PACKINGS):
             packed = write(folder, layout, effort.samples(PACKED[0]), PACKED[1])
-            figures += _compressed(packed, layout, effort)
-        return [*figures, *_cold(large, effort)]
+            figures += _compressed(packed, layout, effort, device)
+        return [*figures, *_cold(large, effort, device)]
 
 
-def _contiguous(file: DataFile, effort: Effort, *, shuffled: bool) -> list[Figure]:
+def _contiguous(
+    file: DataFile, effort: Effort, device: str = "cpu", *, shuffled: bool
+) -> list[Figure]:
     data = load(file)
+    ready = load(file, device) if device != "cpu" else data
     title = f"{round(file.sample_bytes / KIB)} KiB {'shuffled' if shuffled else 'in order'}"
     probe = raw_read(file, data["targets"], shuffled=shuffled)
-    limits = [memory_copy(data), in_memory(data, shuffled=shuffled)]
-    makers = _makers(file, effort, shuffled=shuffled)
+    limits = [memory_copy(data), in_memory(ready, shuffled=shuffled)]
+    makers = _makers(file, effort, device, shuffled=shuffled)
     arms = {kind: [make() for make in each] for kind, each in makers.items()}
-    beside = neighbours(file, shuffled=shuffled) if effort.own_processes else ()
+    alone = effort.own_processes and device == "cpu"
+    beside = neighbours(file, shuffled=shuffled) if alone else ()
     everyone: list[Runner] = [probe, *limits, *chain.from_iterable(arms.values()), *beside]
     rounds = in_turn(file, everyone, effort.rounds(ROUNDS))
-    openers = chain.from_iterable(makers.values()) if effort.own_processes and shuffled else ()
+    openers = chain.from_iterable(makers.values()) if alone and shuffled else ()
     figures = rates(title, file, rounds, COMMAND, probe, peaks(openers, file))
     if not beside:
-        figures += _without_neighbours(title, effort)
+        figures += _without_neighbours(title, effort, device)
     [ours, *_] = arms["stoker"]
     small = file.sample_bytes < SMALL_BYTES
     # Without a bound where one would be above the rate at which memory is copied.
@@ -74,7 +78,7 @@ def _contiguous(file: DataFile, effort: Effort, *, shuffled: bool) -> list[Figur
 
 
 def _makers(
-    file: DataFile, effort: Effort, *, shuffled: bool
+    file: DataFile, effort: Effort, device: str, *, shuffled: bool
 ) -> Mapping[str, Sequence[Callable[[], Arm]]]:
     """What opens each arm that reads the file; others are compared with the first of `stoker`."""
     shuffle = "full" if shuffled else "none"
@@ -84,30 +88,35 @@ def _makers(
         *([("stream", "block")] if shuffled else []),
     ]
     workers = effort.variants(WORKERS)
+    loader = partial(dataloader, file, shuffled=shuffled, device=device)
     return {
-        "stoker": [partial(stoker, file, *way) for way in ways],
-        "naive": [partial(naive_chunks, file, shuffled=shuffled)],
-        "items": [partial(dataloader, file, n, batched=False, shuffled=shuffled) for n in workers],
-        "batches": [partial(dataloader, file, n, batched=True, shuffled=shuffled) for n in workers],
-        "loaded": [partial(by_torch, file, n, shuffle) for n in effort.variants(OWN_WORKERS)],
+        "stoker": [partial(stoker, file, *way, device=device) for way in ways],
+        "naive": [partial(naive_chunks, file, shuffled=shuffled, device=device)],
+        "items": [partial(loader, n, batched=False) for n in workers],
+        "batches": [partial(loader, n, batched=True) for n in workers],
+        "loaded": [
+            partial(by_torch, file, n, shuffle, device) for n in effort.variants(OWN_WORKERS)
+        ],
     }
 
 
-def _without_neighbours(title: str, effort: Effort) -> list[Figure]:
+def _without_neighbours(title: str, effort: Effort, device: str) -> list[Figure]:
     why = NOT_INSTALLED if effort.own_processes else "not in the quick form"
+    why = why if device == "cpu" else "their process has no GPU"
     return [not_measured(f"{title}: {name}", why, COMMAND) for name in PACKAGES]
 
 
-def _compressed(file: DataFile, layout: str, effort: Effort) -> list[Figure]:
-    naive, ours = naive_chunks(file, shuffled=False), stoker(file, "stream", "none")
+def _compressed(file: DataFile, layout: str, effort: Effort, device: str = "cpu") -> list[Figure]:
+    naive = naive_chunks(file, shuffled=False, device=device)
+    ours = stoker(file, "stream", "none", device=device)
     rounds = in_turn(file, [naive, ours], effort.rounds(ROUNDS))
     figures = rates(layout, file, rounds, COMMAND)
     return [*figures, ratio(layout, rounds, ours, [naive], 2.0, COMMAND)]
 
 
-def _cold(file: DataFile, effort: Effort) -> list[Figure]:
+def _cold(file: DataFile, effort: Effort, device: str = "cpu") -> list[Figure]:
     probe = raw_read(file, load(file)["targets"], shuffled=False)
-    ours = stoker(file, "stream", "none")
+    ours = stoker(file, "stream", "none", device=device)
     rounds = in_turn(file, [probe, ours], effort.rounds(ROUNDS), before=lambda: forget(file))
     figures = rates("cold", file, rounds, COMMAND, probe)
     return [*figures, ratio("cold", rounds, ours, [probe], 0.95, COMMAND)]

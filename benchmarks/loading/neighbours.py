@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 ENVIRONMENT = ROOT / ".venv" / "peers"
 PACKAGES = ("mosaicml-streaming", "spdl-core")
 NOT_INSTALLED = "not installed here; `make peers` does it"
-END_SECONDS = 30.0
+END_SECONDS = 5.0
 
 
 class PeersProcess:
@@ -47,11 +47,15 @@ class PeersProcess:
         return Epoch(*self._answer())
 
     def close(self) -> None:
-        """At the end of its input it ends; again is nothing."""
+        """At the end of its input it ends, or is ended: a peer's threads may hold it up."""
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None  # noqa: S101 - a pipe was asked for
             pipe.close()
-        self._process.wait(END_SECONDS)
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None  # noqa: S101 - a pipe was asked for

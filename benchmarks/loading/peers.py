@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.loading.arms import BATCH, CHUNK_BYTES, Arm, Batch
+from benchmarks.loading.arms import BATCH, CHUNK_BYTES, Arm, Batch, brought_to
 from benchmarks.loading.files import NAMES, DataFile
 
 
-def naive_chunks(file: DataFile, *, shuffled: bool) -> Arm:
+def naive_chunks(file: DataFile, *, shuffled: bool, device: str = "cpu") -> Arm:
     """The reference design: open, slice, shuffle within, cut; then the next."""
 
     size = CHUNK_BYTES // file.sample_bytes
@@ -31,7 +31,7 @@ def naive_chunks(file: DataFile, *, shuffled: bool) -> Arm:
             for at in range(0, count, BATCH):
                 yield {name: array[at : at + BATCH] for name, array in chunk.items()}
 
-    return Arm("naive chunks", epoch)
+    return brought_to(device, Arm("naive chunks", epoch))
 
 
 class Windows(Dataset[Any]):
@@ -75,13 +75,18 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def dataloader(file: DataFile, workers: int, *, batched: bool, shuffled: bool) -> Arm:
-    """Workers stay between epochs and read two batches ahead each, which is the default."""
+def dataloader(
+    file: DataFile, workers: int, *, batched: bool, shuffled: bool, device: str = "cpu"
+) -> Arm:
+    """Workers stay between epochs and read two batches ahead each, which is the default; for a GPU
+    batches are pinned.
+    """
     options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
+    options["pin_memory"] = device != "cpu"
     if batched:
         options["collate_fn"] = _as_it_is
     dataset = BatchedWindows(file) if batched else Windows(file)
     loader = DataLoader(dataset, BATCH, shuffle=shuffled, **options)  # its workers end with it
     kind = "batches" if batched else "items"
     name = f"DataLoader, {kind}, {workers} workers"
-    return Arm(name, lambda number: iter(loader))
+    return brought_to(device, Arm(name, lambda number: iter(loader)))

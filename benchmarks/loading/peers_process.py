@@ -34,6 +34,7 @@ def main() -> None:
     document = json.loads(sys.argv[1])
     shuffled = bool(document.pop("shuffled"))
     file = DataFile(**{**document, "path": Path(document["path"])})
+    streaming.base.util.clean_stale_shared_memory()  # of one that was ended
     shards = _shards(file)
     arms = {arm.name: arm for arm in (*_streaming(shards, shuffled), _spdl(file, shuffled))}
     _say(list(arms))

@@ -17,9 +17,9 @@ from benchmarks.loading.files import NAMES, DataFile
 THREADS = 2
 
 
-def load(file: DataFile) -> dict[str, Tensor]:
+def load(file: DataFile, device: str = "cpu") -> dict[str, Tensor]:
     with h5py.File(file.path) as source:
-        return {name: torch.from_numpy(source[name][:]) for name in NAMES}
+        return {name: torch.from_numpy(source[name][:]).to(device) for name in NAMES}
 
 
 def in_memory(data: dict[str, Tensor], *, shuffled: bool) -> Arm:
@@ -28,6 +28,7 @@ def in_memory(data: dict[str, Tensor], *, shuffled: bool) -> Arm:
     def epoch(number: int) -> Iterator[Batch]:
         samples = len(data["targets"])
         order = torch.randperm(samples, generator=torch.Generator().manual_seed(number))
+        order = order.to(data["targets"].device)
         for start in range(0, samples, BATCH):
             if shuffled:
                 rows = order[start : start + BATCH]

@@ -26,17 +26,19 @@ def stoker(
     shuffle: str,
     chunk_bytes: int = CHUNK_BYTES,
     group: int | None = None,
+    device: str = "cpu",
 ) -> Arm:
     """The chunked loader. The training part is the whole file, since nothing is held out."""
     name = "stoker, stream of blocks" if shuffle == "block" else f"stoker, {residency}"
-    return _arm(name, open_file(file, residency, shuffle, chunk_bytes, group))
+    return _arm(name, open_file(file, residency, shuffle, chunk_bytes, group, device))
 
 
-def by_torch(file: DataFile, workers: int, shuffle: str) -> Arm:
+def by_torch(file: DataFile, workers: int, shuffle: str, device: str = "cpu") -> Arm:
     """The PyTorch loader, with no more processes than cores, which stay between epochs."""
     stay = {"persistent_workers": True} if workers else {}
     loader = {"kind": "dataloader", "num_workers": workers, "shuffle": shuffle, **stay}
-    return _arm(f"stoker, dataloader, {workers} workers", _open(file, loader))
+    loader["pin_memory"] = device != "cpu"
+    return _arm(f"stoker, dataloader, {workers} workers", _open(file, loader, device))
 
 
 def open_file(
@@ -45,6 +47,7 @@ def open_file(
     shuffle: str,
     chunk_bytes: int = CHUNK_BYTES,
     group: int | None = None,
+    device: str = "cpu",
 ) -> DataSet:
     """`group`: samples that are shuffled together, in blocks; None for the loader's own."""
     loader: dict[str, Any] = {"kind": "chunked", "residency": residency, "shuffle": shuffle}
@@ -52,7 +55,7 @@ def open_file(
         loader["chunk_size"] = f"{chunk_bytes // MIB}MiB"
     if group is not None:
         loader["shuffle_group"] = group
-    return _open(file, loader)
+    return _open(file, loader, device)
 
 
 def _arm(name: str, data: DataSet) -> Arm:
@@ -63,7 +66,7 @@ def _arm(name: str, data: DataSet) -> Arm:
     return Arm(name, epoch, data.close)
 
 
-def _open(file: DataFile, loader: Mapping[str, Any]) -> DataSet:
+def _open(file: DataFile, loader: Mapping[str, Any], device: str) -> DataSet:
     split = {"method": "chronological", "validation_fraction": 0.0}
     document = {
         "recipe": {"kind": "sequence"},
@@ -74,4 +77,4 @@ def _open(file: DataFile, loader: Mapping[str, Any]) -> DataSet:
     datasets = {"windows": {"path": str(file.path), "fingerprint": fingerprint(file.path)}}
     with tempfile.TemporaryDirectory() as folder:
         preparing = Preparing(Pulse(Path(folder) / "pulse"), StopFlag())
-        return open_data(spec, datasets, torch.device("cpu"), preparing, 2**40)
+        return open_data(spec, datasets, torch.device(device), preparing, 2**40)

@@ -3,14 +3,12 @@
 import os
 import statistics
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-from torch import nn
 
 from benchmarks.confidence import lower_bound
 from benchmarks.effort import Effort
@@ -20,7 +18,9 @@ from benchmarks.loading.files import DataFile, write
 from benchmarks.loading.peers import dataloader, naive_chunks
 from benchmarks.loading.probes import load
 from benchmarks.loading.stoker import by_torch, stoker
-from benchmarks.training.models import MODELS, build
+from benchmarks.training.gpu import on_gpu, variants_on_gpu
+from benchmarks.training.models import MODELS, Subject
+from benchmarks.training.training import Epoch, Training
 
 ROUNDS, PEER_ROUNDS = 15, 5
 # (samples, features): windows of 23 KiB, as weather.
@@ -28,6 +28,7 @@ SIZE = (5120, 16)
 WORKERS = (0, 2)
 # Asked for: of the limit where the model is the work, and over the peers where the data is.
 LEAST_EFFICIENCY = {"stoker, resident": 0.97, "stoker, stream": 0.95}
+LEAST_EFFICIENCY_OF_A_GPU = dict.fromkeys(LEAST_EFFICIENCY, 0.98)
 OVER_ITEMS, OVER_BATCHES = 1 / (1 - 0.599), 1.3
 DATA_HEAVY = "MLP"
 # Trainers have huge pages; whether this process does is for its caller to say.
@@ -35,61 +36,61 @@ PAGES = f"THP_MEM_ALLOC_ENABLE={os.environ.get('THP_MEM_ALLOC_ENABLE', '0')}"
 COMMAND = f"{PAGES} python -m benchmarks training"
 
 
-class Epoch(NamedTuple):
-    """Seconds of an epoch, and of them those that the training waited for batches."""
-
-    seconds: float
-    waited: float
-
-
 Rounds = dict[str, list[Epoch]]
 
 
-def measure(effort: Effort) -> list[Figure]:
+def measure(effort: Effort, device: str = "cpu") -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
         file = write(Path(folder), "contiguous", effort.samples(SIZE[0]), SIZE[1])
-        return [
-            figure
-            for name in effort.variants(list(MODELS))
-            for figure in _of_model(name, file, effort)
-        ]
+        subjects = [Subject(name, device) for name in effort.variants(list(MODELS))]
+        figures = [figure for each in subjects for figure in _of_subject(each, file, effort)]
+        if device != "cpu":
+            for variant in variants_on_gpu(subjects):
+                figures += _beside_the_limit(variant, file, effort.rounds(ROUNDS))
+            figures += on_gpu(file, subjects, COMMAND)
+        return figures
 
 
-def _of_model(name: str, file: DataFile, effort: Effort) -> list[Figure]:
+def _of_subject(subject: Subject, file: DataFile, effort: Effort) -> list[Figure]:
     return [
-        *_beside_the_limit(name, file, effort.rounds(ROUNDS)),
-        *_beside_peers(name, file, effort.rounds(PEER_ROUNDS)),
+        *_beside_the_limit(subject, file, effort.rounds(ROUNDS)),
+        *_beside_peers(subject, file, effort.rounds(PEER_ROUNDS)),
     ]
 
 
-def _beside_the_limit(name: str, file: DataFile, count: int) -> list[Figure]:
-    limit = ready(file)
-    ours = [stoker(file, "resident", "full"), stoker(file, "stream", "full")]
-    beside = loaded_beside(limit, stoker(file, "stream", "full"))
-    rounds = in_turn(name, file, [limit, *ours, beside], count)
+def _beside_the_limit(subject: Subject, file: DataFile, count: int) -> list[Figure]:
+    name, device = subject.name, subject.device
+    limit = ready(file, device)
+    ours = [stoker(file, residency, "full", device=device) for residency in ("resident", "stream")]
+    beside = loaded_beside(limit, stoker(file, "stream", "full", device=device))
+    rounds = in_turn(subject, file, [limit, *ours, beside], count)
     figures = [_rate(name, file, arm, epochs) for arm, epochs in rounds.items()]
+    least = LEAST_EFFICIENCY if device == "cpu" else LEAST_EFFICIENCY_OF_A_GPU
     for arm in (*ours, beside):
-        bound = None if name == DATA_HEAVY else LEAST_EFFICIENCY.get(arm.name)
+        bound = None if subject.model == DATA_HEAVY else least.get(arm.name)
         figures.append(_efficiency(name, rounds, arm, limit, bound))
     return figures
 
 
-def _beside_peers(name: str, file: DataFile, count: int) -> list[Figure]:
-    ours, naive = stoker(file, "stream", "full"), naive_chunks(file, shuffled=True)
-    items = [dataloader(file, n, batched=False, shuffled=True) for n in WORKERS]
-    batches = [dataloader(file, n, batched=True, shuffled=True) for n in WORKERS]
-    loaded = [by_torch(file, n, "full") for n in WORKERS]
-    rounds = in_turn(name, file, [ours, naive, *items, *batches, *loaded], count)
+def _beside_peers(subject: Subject, file: DataFile, count: int) -> list[Figure]:
+    name, device = subject.name, subject.device
+    loader = partial(dataloader, file, shuffled=True, device=device)
+    ours = stoker(file, "stream", "full", device=device)
+    naive = naive_chunks(file, shuffled=True, device=device)
+    items = [loader(n, batched=False) for n in WORKERS]
+    batches = [loader(n, batched=True) for n in WORKERS]
+    loaded = [by_torch(file, n, "full", device) for n in WORKERS]
+    rounds = in_turn(subject, file, [ours, naive, *items, *batches, *loaded], count)
     figures = [_rate(name, file, arm, rounds[arm]) for arm in rounds if arm != ours.name]
     over = (OVER_ITEMS, OVER_BATCHES) if name == DATA_HEAVY else (1.0, 1.0)
     peers = ((items, over[0]), (batches, over[1]), ([naive], 1.0), (loaded, None))
     return [*figures, *(_over(name, rounds, ours, others, least) for others, least in peers)]
 
 
-def ready(file: DataFile) -> Arm:
+def ready(file: DataFile, device: str = "cpu") -> Arm:
     """All batches as they are needed, made beforehand: there is nothing left to load."""
-    data = load(file)
-    order = torch.randperm(file.samples, generator=torch.Generator().manual_seed(0))
+    data = load(file, device)
+    order = torch.randperm(file.samples, generator=torch.Generator().manual_seed(0)).to(device)
     cut = [
         {name: array[rows] for name, array in data.items()} for rows in torch.split(order, BATCH)
     ]
@@ -106,43 +107,22 @@ def loaded_beside(limit: Arm, loader: Arm) -> Arm:
     return Arm("in memory, a stream thrown away", epoch, loader.close)
 
 
-def in_turn(name: str, file: DataFile, arms: Sequence[Arm], count: int) -> Rounds:
+def in_turn(subject: Subject, file: DataFile, arms: Sequence[Arm], count: int) -> Rounds:
     """An epoch of each a round, right after one that is not measured; the arms are closed.
 
     Memory that was not in use for a while is slow at first on a virtual machine.
     """
     rounds: Rounds = {arm.name: [] for arm in arms}
-    models = {arm.name: build(name, file.features) for arm in arms}
+    trainings = {arm.name: Training(subject, file) for arm in arms}
     try:
         for number in range(count):
             for arm in arms:
-                epoch_of(file, arm, models[arm.name], 2 * number)
-                rounds[arm.name].append(epoch_of(file, arm, models[arm.name], 2 * number + 1))
+                trainings[arm.name].epoch(arm, 2 * number)
+                rounds[arm.name].append(trainings[arm.name].epoch(arm, 2 * number + 1))
     finally:
         for arm in arms:
             arm.close()
     return rounds
-
-
-def epoch_of(file: DataFile, arm: Arm, model: nn.Module, number: int) -> Epoch:
-    """Train an epoch, each sample of which has to come once."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    waited, samples, begin = 0.0, 0, time.perf_counter()
-    batches = iter(arm.epoch(number))
-    while True:
-        asked = time.perf_counter()
-        batch = next(batches, None)
-        waited += time.perf_counter() - asked
-        if batch is None:
-            break
-        loss = nn.functional.l1_loss(model(batch["features"]), batch["targets"])
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]  # PyTorch has no type for it
-        optimizer.step()
-        samples += len(batch["targets"])
-    if samples != file.samples:
-        raise RuntimeError(f"{arm.name} brought {samples} samples instead of {file.samples}")
-    return Epoch(time.perf_counter() - begin, waited)
 
 
 def _rate(model: str, file: DataFile, arm: str, epochs: Sequence[Epoch]) -> Figure:

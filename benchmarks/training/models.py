@@ -1,6 +1,7 @@
 """The three models that are trained: windows (B, 360, F) to forecasts (B, 36)."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -60,3 +61,27 @@ def build(name: str, features: int) -> nn.Module:
     """The same weights each time."""
     torch.manual_seed(0)
     return MODELS[name](features)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, and how and where it is trained."""
+
+    model: str
+    device: str = "cpu"
+    bf16: bool = False
+    compiled: bool = False
+
+    @property
+    def name(self) -> str:
+        how = {"bf16": self.bf16, "compiled": self.compiled}
+        return ", ".join([self.model, *(word for word, so in how.items() if so)])
+
+    def build(self, features: int) -> nn.Module:
+        model = build(self.model, features).to(self.device)
+        if self.compiled:
+            model.compile()
+        return model
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device, torch.bfloat16, enabled=self.bf16)

@@ -60,32 +60,43 @@ def test_a_series_brings_what_its_windows_do_in_a_hundredth_of_the_room(monkeypa
     assert found["windows: first batch, with statistics: windows over series"].n == 1
 
 
-PEERS_PROCESS = """#!/bin/sh
+NAMES_AND_AN_EPOCH = """#!/bin/sh
 echo '["streaming, 0 workers", "spdl"]'
 read asked && echo '[0.5, 20.0, 300.0]'
-read asked && exit 1
 """
 
 
-@pytest.fixture
-def peers(tmp_path, monkeypatch):
-    """An environment whose Python answers once as the peers' process does, and then ends."""
-    python = tmp_path / "peers" / "bin" / "python"
+def install_peers(folder, monkeypatch, then):
+    """An environment whose Python answers once as the peers' process does."""
+    python = folder / "peers" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    python.write_text(PEERS_PROCESS)
+    python.write_text(NAMES_AND_AN_EPOCH + then)
     python.chmod(0o755)
-    monkeypatch.setattr(neighbours, "ENVIRONMENT", tmp_path / "peers")
+    monkeypatch.setattr(neighbours, "ENVIRONMENT", folder / "peers")
+    monkeypatch.setattr(neighbours, "END_SECONDS", 0.1)
 
 
-def test_peers_with_an_environment_of_their_own_take_turns(tmp_path, peers):
+def test_peers_take_turns_in_a_process_that_ends_even_if_it_is_held_up(tmp_path, monkeypatch):
+    install_peers(tmp_path, monkeypatch, then="exec sleep 1000")
     file = write(tmp_path, "contiguous", samples=3, features=2)
+    before = children()
     first, second = neighbours.neighbours(file, shuffled=True)
     assert first.name == "streaming, 0 workers"
     assert first.run(file, 0) == arms.Epoch(0.5, 20.0, 300.0)
-    with pytest.raises(RuntimeError, match="the process of the peers ended"):
-        second.run(file, 1)
+    assert children() - before
     for arm in (first, second):
         arm.close()
+    assert not children() - before
+
+
+def test_a_process_of_the_peers_that_ends_is_no_figure(tmp_path, monkeypatch):
+    install_peers(tmp_path, monkeypatch, then="read asked && exit 1")
+    file = write(tmp_path, "contiguous", samples=3, features=2)
+    first, second = neighbours.neighbours(file, shuffled=True)
+    first.run(file, 0)
+    with pytest.raises(RuntimeError, match="the process of the peers ended"):
+        second.run(file, 1)
+    second.close()
 
 
 def test_peers_that_are_not_installed_have_a_row_that_says_so(tmp_path, monkeypatch):

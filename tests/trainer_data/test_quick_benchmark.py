@@ -36,15 +36,38 @@ def test_what_fell_apart_ends_with_1_and_what_is_left_out_is_named(
 ):
     asked = []
 
-    def measure(parts, effort):
-        asked.append((parts, effort))
+    def measure(parts, effort, device):
+        asked.append((tuple(parts), effort, device))
         return [figure(value, 2.0)]
 
     monkeypatch.setattr(benchmarks, "measure", measure)
     path = tmp_path / "figures.json"
     monkeypatch.setattr("sys.argv", ["benchmarks", "--quick", "--json", str(path)])
     assert benchmarks.main() == code
-    assert asked == [(benchmarks.QUICK_PARTS, QUICK)]
+    assert asked == [(benchmarks.QUICK_PARTS, QUICK, "cpu")]
     left_out = [part for part in benchmarks.PARTS if part not in benchmarks.QUICK_PARTS]
     assert f"Left out: {', '.join(left_out)}" in capsys.readouterr().out
     assert json.loads(path.read_text())["left_out"] == left_out
+
+
+@pytest.mark.parametrize(
+    ("there", "parts", "code"), [(True, [], 0), (True, ["rules"], 2), (False, [], 2)]
+)
+def test_a_gpu_is_measured_where_there_is_one(monkeypatch, capsys, there, parts, code):
+    asked = []
+
+    def measure(parts, effort, device):
+        asked.append((tuple(parts), device))
+        return []
+
+    monkeypatch.setattr(benchmarks, "measure", measure)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: there)
+    monkeypatch.setattr("sys.argv", ["benchmarks", "--device", "cuda", *parts])
+    if code:
+        with pytest.raises(SystemExit, match="2"):
+            benchmarks.main()
+        said = capsys.readouterr().err
+        assert ("not in this form: rules" if there else "PyTorch sees no CUDA device") in said
+    else:
+        assert benchmarks.main() == 0
+        assert asked == [(("loading", "training"), "cuda")]

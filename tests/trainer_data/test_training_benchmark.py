@@ -1,13 +1,17 @@
 """The benchmark of training: the same model with every loader, each sample once an epoch."""
 
+import warnings
+
 import pytest
+import torch
 
 from benchmarks.confidence import lower_bound
 from benchmarks.effort import Effort
 from benchmarks.loading.arms import Arm
 from benchmarks.loading.files import write
-from benchmarks.training import figures
-from benchmarks.training.models import MODELS, build
+from benchmarks.training import figures, gpu
+from benchmarks.training.models import MODELS, Subject
+from benchmarks.training.training import Training
 from tests.trainer_data.factories import children
 
 TWICE = Effort(most_rounds=2, share=1.0, most_variants=2, own_processes=False)
@@ -18,7 +22,7 @@ def test_every_loader_feeds_the_same_training(tmp_path, monkeypatch, name):
     monkeypatch.setattr(figures, "ROUNDS", 2)
     file = write(tmp_path, "contiguous", samples=300, features=2)
     before = children()
-    found = {figure.name: figure for figure in figures._of_model(name, file, TWICE)}
+    found = {figure.name: figure for figure in figures._of_subject(Subject(name), file, TWICE)}
     rates = [figure for figure in found.values() if figure.unit == "samples/s"]
     assert len(rates) == 11
     assert all(figure.value > 0 for figure in rates)
@@ -37,4 +41,37 @@ def test_an_epoch_with_samples_missing_is_no_figure(tmp_path):
     whole = figures.ready(file)
     lazy = Arm("lazy", lambda number: iter(list(whole.epoch(number))[1:]))
     with pytest.raises(RuntimeError, match="lazy brought 172 samples instead of 300"):
-        figures.epoch_of(file, lazy, build("MLP", 2), 0)
+        Training(Subject("MLP"), file).epoch(lazy, 0)
+
+
+def test_a_variant_in_bf16_trains(tmp_path):
+    file = write(tmp_path, "contiguous", samples=300, features=2)
+    training = Training(Subject("MLP", bf16=True), file)
+    assert training.epoch(figures.ready(file), 0).seconds > 0
+
+
+def test_what_is_asked_for_on_a_gpu(tmp_path, monkeypatch):
+    """On a CPU in the place of a GPU: which figures come of what CUDA says."""
+    subjects = [Subject("MLP"), Subject("LSTM")]
+    variants = [variant.name for variant in gpu.variants_on_gpu(subjects)]
+    assert variants == ["MLP, bf16", "MLP, compiled"]
+
+    def synchronize(mode):
+        if mode == "warn":
+            warnings.warn("called a synchronizing CUDA operation (…)", stacklevel=1)
+            warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=1)
+
+    pinned = {"active_bytes.peak": 600 * 2**20}
+    monkeypatch.setattr(torch.cuda, "reset_peak_host_memory_stats", lambda: None)
+    monkeypatch.setattr(torch.cuda, "host_memory_stats", lambda: pinned)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", synchronize)
+    monkeypatch.setattr(torch.cuda, "utilization", lambda: 97)
+    monkeypatch.setattr(gpu, "UTILIZATION_SECONDS", 0.05)
+    file = write(tmp_path, "contiguous", samples=300, features=2)
+    found = gpu.on_gpu(file, subjects[:1], "COMMAND")
+    assert [(figure.name, figure.value, figure.holds) for figure in found[:3]] == [
+        ("MLP: synchronizations in an epoch", 1, False),
+        ("MLP: page-locked memory", 600, False),
+        ("MLP: utilization", 97, True),
+    ]
+    assert found[3].note.startswith("steps are not captured")
