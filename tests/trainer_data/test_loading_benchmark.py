@@ -4,11 +4,12 @@ import json
 from dataclasses import replace
 from functools import partial
 
+import psutil
 import pytest
 
 from benchmarks.effort import Effort
 from benchmarks.figures import as_json
-from benchmarks.loading import arms, figures, neighbours, windows
+from benchmarks.loading import arms, figures, memory, neighbours, windows
 from benchmarks.loading.files import write
 from benchmarks.loading.memory import peaks
 from benchmarks.loading.peers import dataloader
@@ -110,10 +111,18 @@ def test_peers_that_are_not_installed_have_a_row_that_says_so(tmp_path, monkeypa
 
 
 def test_the_peak_of_an_arm_is_its_own(tmp_path):
-    """Data that stays takes its room once; children have theirs too."""
+    """Data that stays takes its room once, in a process that begins without it."""
     file = write(tmp_path, "contiguous", samples=2000, features=24)
-    resident = partial(stoker, file, "resident", "full")
-    by_children = partial(dataloader, file, 1, batched=True, shuffled=True)
-    found = peaks([resident, by_children], file)
+    found = peaks([partial(stoker, file, "resident", "full")], file)
     assert file.bytes / 2**20 < found["stoker, resident"] < 2 * file.bytes / 2**20
-    assert found["DataLoader, batches, 1 workers"] > 0
+
+
+def test_what_children_have_of_memory_counts_too(tmp_path, monkeypatch):
+    file = write(tmp_path, "contiguous", samples=300, features=2)
+    monkeypatch.setattr(memory, "_private", lambda child: 10 * 2**30)
+    by_children = partial(dataloader, file, 2, batched=True, shuffled=True)
+    name, peak = memory._measure(by_children, file)
+    assert name == "DataLoader, batches, 2 workers"
+    assert peak > 2 * 10 * 2**10
+    monkeypatch.undo()
+    assert memory._private(psutil.Process()) > 2**20
