@@ -17,7 +17,7 @@ def _about(topic: str, *troubles: tuple[str, ...]) -> tuple[Asked, ...]:
 
 
 RECIPE = "recipe.kind"
-GRAPHS = "runtime.cuda_graphs"
+PLACES = "test_full_steps_come_from_their_places"
 RECOMPUTE = "runtime.activation_checkpointing"
 AVERAGING = "averaging.kind"
 PLATEAU = "schedule.kind"
@@ -79,7 +79,7 @@ ASKED: tuple[Asked, ...] = (
         "graphs",
         ("graphs rebuilt for each batch of training or evaluation", RECIPE),
         ("variable sizes without buckets", ONE_SHAPE, RECIPE),
-        ("compile or CUDA graphs over unbounded shapes", ONE_SHAPE, GRAPHS),
+        ("compile or CUDA graphs over unbounded shapes", ONE_SHAPE, PLACES),
     ),
     *_about(
         "precision",
@@ -98,8 +98,18 @@ ASKED: tuple[Asked, ...] = (
             "speed.compilation_outlasts_steps",
         ),
         ("compile around an LSTM", "speed.compiled_recurrence"),
-        ("CUDA graphs with activation checkpointing or the dataloader loader", GRAPHS),
-        ("neither for a long run bound by launches", GRAPHS),
+        (
+            "CUDA graphs with activation checkpointing or the dataloader loader",
+            PLACES,
+            RECOMPUTE,
+        ),
+        ("neither for a long run bound by launches", "speed.launched_steps"),
+        (
+            "CUDA graphs of steps that cannot be recorded",
+            "correctness.graphs_need_gpu",
+            "correctness.step_not_recordable",
+            "test_a_step_that_goes_wrong_is_found_out",
+        ),
     ),
     *_about(
         "learning",

@@ -20,7 +20,9 @@ Document = dict[str, Any]
 HISTORY = frozenset({"phase", "applied", "restored", "epoch", "checkpoint", "warning"})
 # The phases that a run passes through; it may evaluate and save thousands of times, which its
 # progress shows.
-STATIONS = frozenset({"starting", "restoring", "building", "compiling", "training", "testing"})
+STATIONS = frozenset(
+    {"starting", "restoring", "building", "compiling", "recording", "training", "testing"}
+)
 LAST_OF_CURVES = ("train_loss", "lr", "grad_norm")
 SPLIT_LOSSES = {"train_loss": "train", "val_loss": "validation", "test_loss": "test"}
 

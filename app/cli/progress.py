@@ -24,6 +24,11 @@ CACHES = {
     "miss": "nothing was in the cache",
     None: "there was nothing to compile",
 }
+# What is done before the first step and may take a while.
+LONG_PHASES = {
+    "compiling": "the steps, before the first of them",
+    "recording": "a step, and trying it against launched ones",
+}
 # What stands beside the figures: phase, percentage, and the spaces between.
 PHASE_WIDTH, PERCENT_WIDTH, SPACES = 12, 5, 3
 LEAST_BAR, WIDEST_BAR, FIGURES_WIDTH = 6, 30, 76
@@ -227,10 +232,10 @@ def note_of(kind: str, data: Document) -> tuple[str, str] | None:
         case "checkpoint" if data.get("action") == "quarantined":
             name = str(data.get("path")).rpartition("/")[2]
             return f"{'damaged':<12} {name} is passed over: {data.get('message')}", "yellow"
-        case "phase" if data.get("phase") == "compiling":
-            return f"{'compiling':<12} the steps, before the first of them", "dim"
-        case "applied" if compiled := _compiled_text(data):
-            return f"{'compiled':<12} {compiled}", "dim"
+        case "phase" if data.get("phase") in LONG_PHASES:
+            return f"{data['phase']:<12} {LONG_PHASES[data['phase']]}", "dim"
+        case "applied" if made := _compiled_text(data) or _recorded_text(data):
+            return made, "dim"
         case "connection_lost":
             return "connection lost, trying again", "yellow"
         case "restored":
@@ -251,7 +256,18 @@ def _compiled_text(data: Document) -> str | None:
     done = (data.get("applied") or {}).get("compile") or {}
     if done.get("seconds") is None:
         return None
-    return f"in {duration(done['seconds'])}, {CACHES[done['cache']]}"
+    return f"{'compiled':<12} in {duration(done['seconds'])}, {CACHES[done['cache']]}"
+
+
+def _recorded_text(data: Document) -> str | None:
+    """Of what an attempt used: what its CUDA graph gave; None where it has none."""
+    done = (data.get("applied") or {}).get("cuda_graphs") or {}
+    if not done.get("recorded"):
+        return None
+    before, now = (1e3 * done[f"{name}_step_seconds"] for name in ("launched", "recorded"))
+    return (
+        f"{'recorded':<12} {now:.3g} ms a step when tried, where launched it took {before:.3g} ms"
+    )
 
 
 def _epoch_text(data: Document) -> str:

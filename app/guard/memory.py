@@ -248,6 +248,10 @@ class _Run:
         yield Item("accumulation", step.accumulating, ("training",))
         batch = self.looked_at * sample_bytes
         yield Item("evaluation_batch", batch + step.evaluation, ("evaluating",))
+        if self.spec.runtime.cuda_graphs == "always":  # auto looks whether there is room for it
+            places = self.spec.training.gradient_accumulation_steps * self.batch * sample_bytes
+            graph = places + step.activations + self.model.gradients_bytes
+            yield Item("recorded_step", graph, STEPS)
 
     def data_items(self, *, touched_only: bool = False) -> Iterable[Item]:
         """Resident, or in slots, which are there from the beginning.

@@ -43,7 +43,6 @@ UNAVAILABLE: tuple[Unavailable, ...] = (
     Unavailable("/schedule/kind", _is("plateau"), "use one of the other schedules"),
     Unavailable("/averaging/kind", _is("swa", "ema"), "the trained weights are delivered"),
     Unavailable("/runtime/gpus", lambda v: isinstance(v, int) and v > 1, "a run uses one GPU"),
-    Unavailable("/runtime/cuda_graphs", _is("auto", "always"), "steps are launched one by one"),
     Unavailable("/runtime/activation_checkpointing", _given, "lower the batch size to save memory"),
     Unavailable("/policy/on_nonfinite", _is("rollback"), "the run fails and keeps its checkpoint"),
     Unavailable("/policy/preemptible", _given, "runs are claimed by priority, none is preempted"),

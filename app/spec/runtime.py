@@ -6,6 +6,9 @@ from pydantic import Field
 
 from app.spec.base import SpecModel
 
+# A CUDA graph of a step has a place for each of its micro-batches.
+MOST_RECORDED = 8
+
 
 class Compile(SpecModel):
     """torch.compile of the loss and the scores, before the first step; kept from run to run."""
@@ -25,8 +28,8 @@ class Runtime(SpecModel):
     """Number format; mixed includes TF32; default auto: bf16-mixed if the GPU has it, else fp32."""
     compile: Compile = Compile()
     """Compilation."""
-    cuda_graphs: Literal["never", "auto", "always"] = "never"
-    """Record the step as a CUDA graph; other than never is not available yet. Default never."""
+    cuda_graphs: Literal["auto", "never", "always"] = "auto"
+    """Replay whole steps from a CUDA graph; auto: where one is proved right. Default auto."""
     activation_checkpointing: bool = False
     """Recompute activations to save memory; not available yet. Default false."""
     deterministic: bool = False

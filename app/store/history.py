@@ -27,6 +27,7 @@ ALIKE = (
     ("training", "batch_size"),
     ("training", "gradient_accumulation_steps"),
     *(("runtime", name) for name in ("precision", "compile", "deterministic", "threads")),
+    ("runtime", "cuda_graphs"),
 )
 WRITTEN = ("totals", "written_seconds")
 TRAINING_PARTS = ("data_wait", "compute", "sync")

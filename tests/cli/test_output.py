@@ -118,6 +118,16 @@ def test_compiling_is_told_before_and_after(cache, told):
     assert told in after[0]
 
 
+def test_recording_is_told_before_and_after():
+    before = note_of("phase", {"phase": "recording"})
+    done = {"recorded": True, "launched_step_seconds": 0.0021, "recorded_step_seconds": 0.00043}
+    after = note_of("applied", {"applied": {"cuda_graphs": done}})
+    assert before == ("recording    a step, and trying it against launched ones", "dim")
+    assert after == ("recorded     0.43 ms a step when tried, where launched it took 2.1 ms", "dim")
+    launched = {"recorded": False, "why_not": "This attempt is on the CPU."}
+    assert note_of("applied", {"applied": {"cuda_graphs": launched}}) is None
+
+
 def test_an_eager_run_tells_nothing_of_compiling():
     eager = {"mode": "none", "cache": None, "seconds": None, "graphs": None}
     for applied in ({"compile": eager}, {}):

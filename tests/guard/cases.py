@@ -197,6 +197,17 @@ CASES: dict[str, Case] = {
         {**COMPILED, **training(epochs=47, **USUAL)},
         world(history=replace(HISTORY, compiling_seconds=61.0)),
     ),
+    "correctness.graphs_need_gpu": Case(runtime(cuda_graphs="always"), runtime(cuda_graphs="auto")),
+    "correctness.step_not_recordable": Case(
+        {**runtime(cuda_graphs="always"), **training(batch_size=8, gradient_accumulation_steps=9)},
+        {**runtime(cuda_graphs="always"), **training(batch_size=8, gradient_accumulation_steps=8)},
+        on_rtx(),
+    ),
+    "speed.launched_steps": Case(
+        {**runtime(cuda_graphs="never"), **training(epochs=231, **USUAL)},
+        {**runtime(cuda_graphs="never"), **training(epochs=230, **USUAL)},
+        on_rtx(history=replace(HISTORY, iterations_per_second=100.0)),
+    ),
     "learning.batch_above_samples": Case(
         {"training": {"batch_size": 3217}, "schedule": {"kind": "cosine_warmup"}},
         {"training": {"batch_size": 3216}, "schedule": {"kind": "cosine_warmup"}},

@@ -117,6 +117,11 @@ def compiled_for(capability: tuple[int, int]) -> Side:
     return COMPILED, world(devices=(replace(RTX, capability=capability),))
 
 
+def launched(pace: float) -> Side:
+    change = {"runtime": {"cuda_graphs": "never"}, **training(epochs=500, **USUAL)}
+    return change, on_rtx(history=replace(HISTORY, iterations_per_second=pace))
+
+
 THRESHOLDS: dict[str, tuple[str, Side, Side]] = {
     "SMALLEST_STD": ("learning.unscaled", targets(std=0.099), targets(std=0.1)),
     "LARGEST_STD": ("learning.unscaled", targets(std=10.1), targets(std=10.0)),
@@ -137,6 +142,7 @@ THRESHOLDS: dict[str, tuple[str, Side, Side]] = {
     "LEAST_LOSS_SECONDS": ("speed.frequent_checkpoints", saving(2262), saving(2261)),
     "ENOUGH_SAMPLES": ("learning.small_part", measuring(399), measuring(400)),
     "TRITON_SINCE": ("correctness.cannot_compile", compiled_for((6, 2)), compiled_for((7, 0))),
+    "SHORT_STEPS_PER_SECOND": ("speed.launched_steps", launched(100.0), launched(99.9)),
     "LARGEST_HELD_OUT": ("learning.small_part", held_out(520), held_out(504)),
 }
 

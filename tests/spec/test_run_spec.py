@@ -48,7 +48,7 @@ CONTRACT = {
     "averaging": {"kind": "none"},
     "runtime": {
         "device": "auto", "gpus": 1, "precision": "auto", "compile": {"mode": "none"},
-        "cuda_graphs": "never", "activation_checkpointing": False, "deterministic": False,
+        "cuda_graphs": "auto", "activation_checkpointing": False, "deterministic": False,
         "threads": "auto",
     },
     "evaluation": {

@@ -18,9 +18,9 @@ from tests.trainer.test_numerics import spec_of
 from worker.trainer import compilation, compiler
 from worker.trainer.compilation import Compilation, compile_step
 from worker.trainer.compiler import Counts, count, quiet
-from worker.trainer.continuity import resumes_exactly
 from worker.trainer.data.batch import BatchPlan
 from worker.trainer.data.source import Field
+from worker.trainer.exactness import resumes_exactly
 from worker.trainer.failure import explain
 from worker.trainer.optimizers import build_optimizer
 from worker.trainer.recipes import TASKS, SequenceTask

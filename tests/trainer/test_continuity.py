@@ -9,7 +9,7 @@ import torch
 
 from tests.trainer.lab import BUILDING_POLLS, Lab, Outcome, StopAtPoll
 from worker.trainer.checkpoint import Snapshot, load, publish
-from worker.trainer.continuity import keeps_dropout_to_itself, resumes_exactly
+from worker.trainer.exactness import keeps_dropout_to_itself, resumes_exactly
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

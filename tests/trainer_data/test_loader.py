@@ -272,6 +272,15 @@ def test_the_whole_dataset_decides_about_blocks_as_at_submission(
     assert open_numbers().describe()["shuffle"] == shuffle
 
 
+def test_the_first_samples_are_those_of_the_training_part(open_numbers):
+    data = open_numbers({"split": {"method": "random", "validation_fraction": 0.5}})
+    features = data.first_samples(7)["features"]
+    assert features[:, 0, 0].tolist() == sorted(rows_of(data.train.iterate(0)))[:7]
+    assert {name: len(array) for name, array in data.first_samples(900).items()} == {
+        "features": 50, "targets": 50,
+    }  # fmt: skip
+
+
 def test_the_description_can_be_stored(open_numbers):
     loader = {"kind": "chunked", "residency": "stream", "shuffle": "block", "shuffle_group": 32}
     described = json.loads(json.dumps(open_numbers({"loader": loader}).describe()))

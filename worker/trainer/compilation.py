@@ -4,12 +4,8 @@ A shape that the compiler has not met makes a step wait for it, for seconds to m
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
-
-import torch
 
 from app.spec.run import RunSpec
 from worker.trainer.compiler import Counts, count, end_helpers, quiet
@@ -17,6 +13,7 @@ from worker.trainer.data.loader import DataSet
 from worker.trainer.data.transfer import made_up
 from worker.trainer.preparing import Preparing
 from worker.trainer.step import TrainingStep
+from worker.trainer.traceless import without_a_trace
 
 # So many graphs that were not foreseen are no trouble.
 FEW_GRAPHS = 3
@@ -56,7 +53,7 @@ def compile_step(
     began, mode = time.monotonic(), spec.runtime.compile.mode
     step.compile(mode)
     device = step.precision.device
-    with quiet(), _without_a_trace(step):
+    with quiet(), without_a_trace(step, (*step.model.buffers(), step.loss_sums)):
         for size in data.train.plan.sizes:
             step.accumulate(made_up(data.fields, size, device), size, 1.0)
             preparing.piece_done()
@@ -81,20 +78,6 @@ def _evaluated_sizes(spec: RunSpec, data: DataSet) -> list[int]:
     if data.test is not None:
         sizes += data.test.plan.sizes
     return list(dict.fromkeys(sizes))
-
-
-@contextmanager
-def _without_a_trace(step: TrainingStep) -> Iterator[None]:
-    """What is computed in here changes neither random numbers, nor the model, nor the losses."""
-    device = step.precision.device
-    kept = [(tensor, tensor.clone()) for tensor in (*step.model.buffers(), step.loss_sums)]
-    samples = step.loss_samples
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        yield
-    step.optimizer.zero_grad(set_to_none=True)
-    for tensor, before in kept:
-        tensor.copy_(before)
-    step.loss_samples = samples
 
 
 def _cache(counts: Counts) -> Cache | None:

@@ -2,11 +2,9 @@
 
 from collections.abc import Iterator
 
-import torch
-from torch import nn
-
 from app.spec.schedule import LARGEST_JUMP, SCHEDULE_VERSION, learning_rate
 from worker.trainer.data.order import ORDER_VERSION
+from worker.trainer.exactness import keeps_dropout_to_itself
 from worker.trainer.start import Start
 from worker.trainer.trainer import Trainer
 
@@ -29,28 +27,6 @@ def breaks(trainer: Trainer, start: Start, lost: list[str]) -> Iterator[tuple[st
         yield from _of_versions(start)
         yield from _of_the_device(trainer, start)
         yield from _of_the_schedule(trainer, start)
-
-
-def keeps_dropout_to_itself(model: nn.Module, device: torch.device) -> bool:
-    """cuDNN draws the dropout between the layers of an RNN from a state that nobody can save."""
-    return device.type == "cuda" and any(
-        isinstance(module, nn.RNNBase) and module.num_layers > 1 and module.dropout > 0
-        for module in model.modules()
-    )
-
-
-def resumes_exactly(model: nn.Module, device: torch.device, compile_mode: str = "none") -> bool:
-    """Whether an interrupted training ends with the bits of one that was not interrupted.
-
-    On a GPU two runs of the same work agree to the last bit only under runtime.deterministic.
-    Compiled kernels that were chosen by their speed may be others when they are compiled anew.
-    """
-    if device.type != "cuda":
-        return compile_mode != "max-autotune"
-    if compile_mode != "none":
-        return False  # also in the default mode Triton's are chosen so
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    return deterministic and not keeps_dropout_to_itself(model, device)
 
 
 def _of_versions(start: Start) -> Iterator[tuple[str, str]]:

@@ -76,7 +76,7 @@ def _not_finite(trainer: Trainer, what: str, score: float) -> TrainerError:
     """Blames the training only if the weights say so."""
     step, state = trainer.step, trainer.state
     if not all(bool(p.isfinite().all()) for p in step.model.parameters()):
-        return not_finite(what, score, state.step, step.optimizer.param_groups[0]["lr"])
+        return not_finite(what, score, state.step, step.learning_rate)
     names = ", ".join((*trainer.spec.data.inputs, *trainer.spec.data.targets))
     return TrainerError(
         Reason.nonfinite,

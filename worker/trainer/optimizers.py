@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from functools import cache
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from app.spec.optimization import SGD, Adam, Optimizer
 
@@ -54,3 +54,41 @@ def _build_sgd(wanted: SGD, parameters: Iterable[nn.Parameter]) -> torch.optim.S
         for parameter in optimizer.param_groups[0]["params"]:
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
+    """Without waiting for the device; a tensor in place, where a recorded step reads it."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(value)
+        else:
+            group["lr"] = value
+
+
+def make_recordable(optimizer: torch.optim.Optimizer) -> None:
+    """Have all that changes from step to step lie on the device, where a CUDA graph finds it."""
+    for group in optimizer.param_groups:
+        device = group["params"][0].device
+        group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=device)
+        if "capturable" in group:  # SGD has nothing that it would need to be told
+            group["capturable"] = True
+            _begin(optimizer, group["params"])
+
+
+def make_plain(optimizer: torch.optim.Optimizer) -> None:
+    """Undo `make_recordable`; the state stays."""
+    for group in optimizer.param_groups:
+        group["lr"] = float(group["lr"])
+        if "capturable" in group:
+            group["capturable"] = False
+
+
+def _begin(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> None:
+    """Give Adam now the state that it would begin with at its first step (PyTorch 2.13)."""
+    for parameter in parameters:
+        if not optimizer.state[parameter]:
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+                "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+            }

@@ -18,11 +18,12 @@ from worker.trainer.build import (
 )
 from worker.trainer.checkpoint_writer import CheckpointWriter
 from worker.trainer.compilation import Compilation, compile_step
-from worker.trainer.continuity import breaks, resumes_exactly
+from worker.trainer.continuity import breaks
 from worker.trainer.data.loader import DataSet, open_data
 from worker.trainer.environment import describe_environment
 from worker.trainer.errors import SpecMismatch
 from worker.trainer.eventlog import EventLog, LossFile
+from worker.trainer.exactness import resumes_exactly
 from worker.trainer.memory import MemoryMeter
 from worker.trainer.optimizers import build_optimizer
 from worker.trainer.phases import PhaseClock
@@ -30,6 +31,14 @@ from worker.trainer.preparing import Preparing
 from worker.trainer.pulse import Pulse
 from worker.trainer.recipes import TASKS, Task
 from worker.trainer.recipes.base import Statistics
+from worker.trainer.recording import (
+    NotRecorded,
+    Recording,
+    launched_instead,
+    record_step,
+    refused,
+    why_not,
+)
 from worker.trainer.report import Report
 from worker.trainer.snapshot import restore, restore_weights
 from worker.trainer.start import Start, find_start
@@ -72,14 +81,12 @@ def prepare(
     resources.callback(losses.close)
 
     log = Report(events, pulse, losses, clock, agenda, state, data, memory)
-    compilation = _compile(step, spec, data, preparing, log)
-    environment = describe_environment(device)
+    fast = _compile(step, spec, data, preparing, log), _record(step, attempt, data, preparing, log)
+    versions = describe_environment(device)
     writer = CheckpointWriter()
     resources.callback(writer.close)
-    trainer = Trainer(
-        attempt, agenda, data, task, step, compilation, state, log, stop, writer, environment
-    )
-    log.applied(_applied(trainer), environment)
+    trainer = Trainer(attempt, agenda, data, task, step, *fast, state, log, stop, writer, versions)
+    log.applied(_applied(trainer), versions)
     for code, message in data.warnings:
         log.warning(code, message)
     if start is not None:
@@ -181,6 +188,27 @@ def _compile(
         return compile_step(step, spec, data, preparing)
 
 
+def _record(
+    step: TrainingStep, attempt: Attempt, data: DataSet, preparing: Preparing, log: Report
+) -> Recording:
+    """Under cuda_graphs auto, steps are launched where they cannot be recorded, and it is told;
+    under always SpecMismatch.
+    """
+    spec = attempt.spec
+    reason = why_not(step, spec, data, attempt.rung)
+    if reason is None:
+        log.enter("recording")
+        try:
+            return record_step(step, spec, data, preparing)
+        except NotRecorded as error:
+            reason = str(error)
+            if spec.runtime.cuda_graphs == "auto":
+                log.warning("not_recorded", launched_instead(reason))
+    if spec.runtime.cuda_graphs == "always":
+        raise SpecMismatch(refused(reason))
+    return Recording(False, reason)
+
+
 def _losses_to_keep(start: Start | None) -> int:
     if start is not None and start.is_full and start.candidate.own:
         return int(start.snapshot.body["losses_bytes"])
@@ -197,6 +225,7 @@ def _applied(trainer: Trainer) -> dict[str, Any]:
         "precision": precision.name,
         "exact_resume": resumes_exactly(trainer.step.model, precision.device, mode),
         "compile": asdict(trainer.compilation),
+        "cuda_graphs": asdict(trainer.recording),
         "threads": torch.get_num_threads(),
         "batch_size": plan.micro_batch_size,
         "gradient_accumulation_steps": accumulated * plan.num_micro_batches(plan.batch_size),

@@ -14,6 +14,7 @@ PHASES: Final = (
     "evaluating",
     "checkpointing",
     "testing",
+    "recording",
 )
 PULSE_FORMAT: Final = struct.Struct("<QQ")  # index into PHASES, counter
 

@@ -116,7 +116,7 @@ class Report:
                 (step.loss_sums[WINDOW], step.grad_norm.double())
             ).tolist()
         loss = loss_sum / step.loss_samples[WINDOW]
-        lr = float(step.optimizer.param_groups[0]["lr"])
+        lr = step.learning_rate
         if not math.isfinite(loss):
             raise not_finite("training loss", loss, state.step, lr)
         step.restart_loss(WINDOW)

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from worker.trainer.compiler import compiled
+from worker.trainer.optimizers import set_learning_rate
 from worker.trainer.recipes.base import Arrays, Task
+from worker.trainer.static_step import StaticStep
 
 WINDOW: Final = 0  # since the last log point
 EPOCH: Final = 1  # since the epoch began
@@ -21,7 +23,16 @@ class Precision:
         self.name = name
         self.device = device
         self.dtype = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}.get(name)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype is torch.float16)
+        self.scaler = self._new_scaler()
+
+    def _new_scaler(self) -> torch.amp.GradScaler:
+        return torch.amp.GradScaler(self.device.type, enabled=self.dtype is torch.float16)
+
+    def leave_step(self) -> None:
+        """Forget a step that was begun and not ended; the scale stays as it is."""
+        state, self.scaler = self.scaler.state_dict(), self._new_scaler()
+        if state:
+            self.scaler.load_state_dict(state)
 
     def autocast(self) -> AbstractContextManager[object]:
         if self.dtype is None:
@@ -35,6 +46,9 @@ class TrainingStep:
     `loss_sums` are the losses times their samples since the last log point and since the epoch's
     start. They stay on the device, in float64, until `worker.trainer.report` reads them; a loss
     that is not finite makes its sum so, which is how it is noticed.
+
+    What is read afterwards is written in place, so that a CUDA graph may write it too. Where there
+    is a `static` step, full steps go through it; others are launched one operation at a time.
     """
 
     def __init__(
@@ -52,6 +66,8 @@ class TrainingStep:
         self.loss_sums = torch.zeros(2, dtype=torch.float64, device=precision.device)
         self.loss_samples = [0, 0]
         self.grad_norm = torch.zeros((), device=precision.device)
+        self.learning_rate = float(optimizer.param_groups[0]["lr"])
+        self.static: StaticStep | None = None
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._loss, self._measure = task.loss, task.measure
 
@@ -61,18 +77,34 @@ class TrainingStep:
 
     def accumulate(self, arrays: Arrays, size: int, share: float) -> None:
         """Add a micro-batch of `size` samples, which is `share` (0 to 1) of the step's samples."""
-        with self.precision.autocast():
-            loss = self._loss(self.model, arrays)
-        self.precision.scaler.scale(loss * share).backward()  # type: ignore[no-untyped-call]
-        self.loss_sums.add_(loss.detach(), alpha=size)
+        if self.static is None or not self.static.take(arrays, size, share):
+            self._add_gradients(arrays, size, share)
         self.loss_samples = [samples + size for samples in self.loss_samples]
 
     def apply(self, learning_rate: float) -> None:
         """Clip the accumulated gradients, update the weights, forget the gradients."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+        self.learning_rate = learning_rate
+        set_learning_rate(self.optimizer, learning_rate)
+        if self.static is not None and self.static.is_full:
+            self.static.run()
+        else:
+            self._update()
+
+    def compute(self, static: StaticStep) -> None:
+        """A whole step of the batches that lie in `static`: what a CUDA graph records."""
+        for arrays, size, share in static.micro_batches():
+            self._add_gradients(arrays, size, share)
+        self._update()
+
+    def _add_gradients(self, arrays: Arrays, size: int, share: float) -> None:
+        with self.precision.autocast():
+            loss = self._loss(self.model, arrays)
+        self.precision.scaler.scale(loss * share).backward()  # type: ignore[no-untyped-call]
+        self.loss_sums.add_(loss.detach(), alpha=size)
+
+    def _update(self) -> None:
         self.precision.scaler.unscale_(self.optimizer)
-        self.grad_norm = self._clip()
+        self.grad_norm.copy_(self._clip())
         self.precision.scaler.step(self.optimizer)
         self.precision.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)

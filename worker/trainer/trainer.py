@@ -20,6 +20,7 @@ from worker.trainer.compilation import Compilation
 from worker.trainer.data.loader import DataSet
 from worker.trainer.data.order import ORDER_VERSION
 from worker.trainer.recipes import Task
+from worker.trainer.recording import Recording
 from worker.trainer.report import Report
 from worker.trainer.snapshot import capture
 from worker.trainer.state import TrainState
@@ -38,6 +39,7 @@ class Trainer:
     task: Task
     step: TrainingStep
     compilation: Compilation
+    recording: Recording
     state: TrainState
     log: Report
     stop: StopFlag

@@ -32,7 +32,7 @@ from worker.trainer.data.shuffle import Shuffle, resolve_shuffle
 from worker.trainer.data.source import Arrays, Rows, Source, bytes_per_sample
 from worker.trainer.data.split import Part, Parts, split_samples
 from worker.trainer.data.statistics import Moments, field_statistics, series_statistics
-from worker.trainer.data.transfer import piece_bounds
+from worker.trainer.data.transfer import empty_arrays, piece_bounds
 from worker.trainer.errors import SpecMismatch
 from worker.trainer.preparing import Preparing
 
@@ -93,6 +93,14 @@ class DataSet:
         for name in series:
             pieces = self._series_pieces(name, preparing)
             found[name] = series_statistics(name, pieces, pooled=name in self._targets)
+        return found
+
+    def first_samples(self, most: int) -> dict[str, torch.Tensor]:
+        """The first so many of the training part in the file's order, on the host."""
+        rows = self._part.all_rows()[:most]
+        found = empty_arrays(self.fields, len(rows), "cpu", pin_memory=False)
+        with closing(self._checked.open()) as source:
+            read_rows(source, rows, {name: array.numpy() for name, array in found.items()})
         return found
 
     def describe(self) -> dict[str, Any]:

@@ -1,0 +1,54 @@
+"""CUDA graphs: what the guard says of them, and what the memory plan counts."""
+
+from typing import Any
+
+import pytest
+
+from app.guard.memory import memory_plan
+from app.spec.layers import overlay
+from app.spec.parse import parse_spec
+from tests.guard.world import REQUEST, RTX, codes, plan_of, world
+
+ON_RTX = world(devices=(RTX,))
+RULE = "correctness.step_not_recordable"
+
+
+def wanting(graphs: str, change: dict[str, Any]) -> dict[str, Any]:
+    pinned = {"runtime": {"cuda_graphs": graphs}, "training": {"batch_size": 64}}
+    return overlay(pinned, change)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({}, None),
+        ({"recipe": {"num_layers": 2, "dropout": 0.1}}, "Dropout of 0.1 between 2 layers"),
+        ({"recipe": {"num_layers": 1, "dropout": 0.1}}, None),
+        ({"recipe": {"num_layers": 2}}, None),
+        ({"training": {"batch_size": 2000, "gradient_accumulation_steps": 2}}, "and a step 4,000."),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused_where_it_must_be(change, told):
+    plan = plan_of(wanting("always", change), ON_RTX)
+    assert (RULE in codes(plan)) is (told is not None)
+    if told is not None:
+        (issue,) = [issue for issue in plan.errors if issue.code == RULE]
+        assert told in issue.why
+    assert RULE not in codes(plan_of(wanting("auto", change), ON_RTX))
+
+
+def test_a_graph_that_must_be_has_its_memory_planned():
+    """Under auto the trainer looks whether there is room for one."""
+    peaks = {}
+    for graphs in ("auto", "always"):
+        change = wanting(graphs, {"training": {"gradient_accumulation_steps": 2}})
+        spec, _ = parse_spec(overlay(REQUEST, change))
+        assert spec is not None
+        room = memory_plan(spec, ON_RTX).device
+        assert room is not None
+        peaks[graphs] = {item.name: item.bytes for item in room.items}
+    graph = peaks["always"].pop("recorded_step")
+    assert peaks["always"] == peaks["auto"]
+    held = ("activations", "gradients")
+    places = 2 * peaks["auto"]["batch"]
+    assert graph == places + sum(peaks["auto"][name] for name in held)

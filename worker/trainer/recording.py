@@ -1,0 +1,247 @@
+"""Records a whole step as a CUDA graph, and proves before the first one that it computes the same.
+
+A graph that is wrong trains on without a word. So none is used that was not tried on this device:
+a few steps are launched one operation at a time, and once more by the graph (worker.trainer.trial).
+"""
+
+import gc
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from app.spec.ladder import Rung
+from app.spec.residency import in_gib
+from app.spec.run import RunSpec
+from app.spec.runtime import MOST_RECORDED
+from worker.trainer.data.loader import DataSet
+from worker.trainer.exactness import keeps_dropout_to_itself
+from worker.trainer.optimizers import make_plain, make_recordable
+from worker.trainer.preparing import Preparing
+from worker.trainer.static_step import StaticStep, full_step
+from worker.trainer.step import TrainingStep
+from worker.trainer.trial import Trial, difference, identical, try_steps
+
+logger = logging.getLogger(__name__)
+
+Replay = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What became of `runtime.cuda_graphs`, as applied.json has it."""
+
+    recorded: bool
+    why_not: str | None = None
+    """A sentence; None where the step is recorded."""
+    bytes: int | None = None
+    """Device memory that the graph holds."""
+    identical: bool | None = None
+    """Whether the steps that were tried agreed to the last bit."""
+    launched_step_seconds: float | None = None
+    recorded_step_seconds: float | None = None
+    """Of the steps that were tried."""
+
+
+class NotRecorded(Exception):
+    """What kept a step that could be recorded from being so, as a sentence."""
+
+
+def why_not(step: TrainingStep, spec: RunSpec, data: DataSet, rung: Rung) -> str | None:
+    """A sentence where the step of this attempt is not to be recorded, None where it is."""
+    wanted, device = spec.runtime.cuda_graphs, step.precision.device
+    shapes = full_step(data.train.plan, spec.training.gradient_accumulation_steps)
+    if wanted == "never":
+        return "runtime.cuda_graphs is never."
+    if device.type != "cuda":
+        return "CUDA graphs are of a GPU, and this attempt is on the CPU."
+    if keeps_dropout_to_itself(step.model, device):
+        return (
+            "The dropout between the encoder's layers is drawn from a state of cuDNN that cannot "
+            "be put back, so a recorded step could not be compared with a launched one."
+        )
+    if not shapes:
+        return "An epoch has fewer samples than a step, so no step is like the others."
+    if len(shapes) > MOST_RECORDED:
+        return (
+            f"A step has {len(shapes)} micro-batches, and a graph has a place for each; up to "
+            f"{MOST_RECORDED} are recorded."
+        )
+    if rung.number and wanted == "auto":
+        return "Memory ran out before, and a graph holds memory of its own."
+    return None
+
+
+def record_step(
+    step: TrainingStep, spec: RunSpec, data: DataSet, preparing: Preparing
+) -> Recording:
+    """Have full steps replayed from a graph; where it fails, the step is as it was before.
+
+    Raises NotRecorded; under cuda_graphs always torch.OutOfMemoryError too; StopRequested.
+    """
+    device = step.precision.device
+    shapes = full_step(data.train.plan, spec.training.gradient_accumulation_steps)
+    try:
+        make_recordable(step.optimizer)
+        static = StaticStep(shapes, data.fields, device)
+        found = data.first_samples(max(shape.size for shape in shapes))
+        samples = {name: array.to(device) for name, array in found.items()}
+        preparing.piece_done()
+        recorder = GraphRecorder(device)
+        recording = prove(step, static, samples, spec, recorder, preparing)
+        _require_room(recorder.bytes, data, max(shape.size for shape in shapes), device, spec)
+    except BaseException as error:
+        _launch_again(step)
+        if isinstance(error, torch.OutOfMemoryError) and spec.runtime.cuda_graphs == "always":
+            raise
+        if isinstance(error, RuntimeError):
+            logger.exception("the step could not be recorded")
+            raise NotRecorded(_told(error)) from error
+        raise
+    return recording
+
+
+class Recorder:
+    """Launches a step as it is, where there is nothing to record it by."""
+
+    bytes: int | None = None
+
+    def aside(self) -> AbstractContextManager[object]:
+        """Where steps are launched before one is recorded."""
+        return nullcontext()
+
+    def record(self, whole: Replay) -> Replay:
+        """What computes `whole` again; it is not computed meanwhile."""
+        return whole
+
+
+class GraphRecorder(Recorder):
+    """By PyTorch's way of capturing a whole training step (its notes on CUDA semantics)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """On the stream of the capture: some of what a first step sets up belongs to its stream."""
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            current.wait_stream(self._stream)
+
+    def record(self, whole: Replay) -> Replay:
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
+        gc.collect()  # nothing of the device should be let go of in between
+        torch.cuda.empty_cache()
+        reserved = torch.cuda.memory_reserved(self._device)
+        try:
+            # Not `global`: what other threads do, as to take page-locked memory, is none of it.
+            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+                whole()
+        except BaseException:
+            # PyTorch leaves its stream in place, and the random numbers as if still recorded.
+            torch.cuda.set_stream(current)
+            generator = torch.cuda.default_generators[torch.cuda.current_device()]
+            generator.graphsafe_set_state(generator.clone_state())
+            raise
+        self.bytes = torch.cuda.memory_reserved(self._device) - reserved
+        return graph.replay
+
+
+def prove(
+    step: TrainingStep,
+    static: StaticStep,
+    samples: Mapping[str, Tensor],
+    spec: RunSpec,
+    recorder: Recorder,
+    preparing: Preparing,
+) -> Recording:
+    """Record the step and have it used, if it computes what the launched one does.
+
+    Raises NotRecorded where it does not, RuntimeError where it waits for the device or cannot be
+    captured; StopRequested.
+    """
+
+    def tried(*, may_wait: bool = False) -> Trial:
+        found = try_steps(step, static.shapes, samples, spec.optimizer.lr, may_wait=may_wait)
+        preparing.piece_done()
+        return found
+
+    with recorder.aside():
+        tried(may_wait=True)  # once, to have everything set up
+        launched = tried()
+    static.run_by(recorder.record(lambda: step.compute(static)))
+    preparing.piece_done()
+    step.static = static
+    replayed = tried()
+    wrong = difference(launched, replayed, exact=spec.runtime.deterministic)
+    if wrong is not None:
+        raise NotRecorded(f"Recorded steps did not compute what launched ones do: {wrong}.")
+    return Recording(
+        True,
+        bytes=recorder.bytes,
+        identical=identical(launched, replayed),
+        launched_step_seconds=launched.step_seconds,
+        recorded_step_seconds=replayed.step_seconds,
+    )
+
+
+def refused(reason: str) -> str:
+    """To a run that insists on a graph."""
+    return (
+        f"The step cannot be recorded as a CUDA graph, and runtime.cuda_graphs is always. {reason} "
+        "Set it to auto, which launches the steps then, and restart the run."
+    )
+
+
+def launched_instead(reason: str) -> str:
+    """To a run that takes a graph where there can be one."""
+    return (
+        f"Steps are launched one operation at a time, not replayed from a CUDA graph. {reason} The "
+        "training is the same, and slower where its steps are short; runtime.cuda_graphs never "
+        "does not try, and trainer.log of the attempt has the details."
+    )
+
+
+def _require_room(
+    held: int | None, data: DataSet, batch: int, device: torch.device, spec: RunSpec
+) -> None:
+    """Raises NotRecorded where what is launched besides might not find its memory."""
+    if spec.runtime.cuda_graphs == "always" or held is None:
+        return
+    held_out = data.validation or data.test
+    largest = max(batch, held_out.plan.largest_micro_batch if held_out else 0)
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(device)
+    if free < held * largest / batch:
+        raise NotRecorded(
+            f"Its graph would hold {in_gib(held)} of its own, and {in_gib(free)} would be left for "
+            "evaluations and the last batches of epochs."
+        )
+
+
+def _launch_again(step: TrainingStep) -> None:
+    """Take away what a recording, and an attempt at one, leave in the step."""
+    step.static = None
+    make_plain(step.optimizer)
+    step.optimizer.zero_grad(set_to_none=True)
+    step.precision.leave_step()
+    if step.precision.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _told(error: BaseException) -> str:
+    """What went wrong first: a capture that breaks raises another error at its end."""
+    while error.__context__ is not None:
+        error = error.__context__
+    line = str(error).strip().split("\n", 1)[0][:300]
+    waits = "synchronizing CUDA operation" in line
+    about = "A step waits for the device, which cannot be recorded" if waits else "It failed"
+    return f"{about}: {line}" if line.endswith(".") else f"{about}: {line}."

@@ -1,0 +1,31 @@
+"""Steps that are computed before the training, to compile or to try them, and leave no trace."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from worker.trainer.step import TrainingStep
+
+
+@contextmanager
+def without_a_trace(step: TrainingStep, kept: Iterable[Tensor]) -> Iterator[None]:
+    """Afterwards the tensors that are `kept`, the random numbers, the count of losses and the scale
+    are what they were, and there are no gradients. Synchronizes with the device.
+    """
+    device, precision = step.precision.device, step.precision
+    before = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in kept]
+    samples, learning_rate = step.loss_samples, step.learning_rate
+    scale = precision.scaler.state_dict()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            step.optimizer.zero_grad(set_to_none=True)
+            with torch.no_grad():
+                for tensor, value in before:
+                    tensor.copy_(value)
+            step.loss_samples, step.learning_rate = samples, learning_rate
+            if scale:
+                precision.scaler.load_state_dict(scale)
