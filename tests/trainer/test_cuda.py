@@ -36,8 +36,9 @@ def within(mode: Literal["default", "error"], function: Callable[..., Any]) -> C
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "fp16-mixed"])
 @pytest.mark.parametrize("residency", ["resident", "stream"])
+@pytest.mark.parametrize("graphs", ["never", "always"])
 def test_nothing_waits_for_the_device_between_log_points(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, precision: str, residency: str
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, precision: str, residency: str, graphs: str
 ) -> None:
     """Log points, epochs, evaluations and checkpoints may."""
     may_wait = ((Report, "flush"), (Report, "epoch"), (Trainer, "save"), (loop, "validate"))
@@ -45,7 +46,8 @@ def test_nothing_waits_for_the_device_between_log_points(
         monkeypatch.setattr(owner, name, within("default", getattr(owner, name)))
     monkeypatch.setattr(execute, "train", within("error", loop.train))
     patch = {
-        "runtime": {"precision": precision},
+        "recipe": {"num_layers": 1},  # with dropout between layers, steps are not recorded
+        "runtime": {"precision": precision, "cuda_graphs": graphs},
         "data": {"loader": {"kind": "chunked", "residency": residency, "chunk_size": "4KiB"}},
         "training": {"log_every_steps": 4},
     }
