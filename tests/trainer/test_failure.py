@@ -61,6 +61,11 @@ def of_the_compiler(met: Exception) -> Exception:
         (OSError(errno.ENOMEM, "Cannot allocate memory"), Reason.host_oom, "host ran out"),
         (torch.AcceleratorError("CUDA error: an illegal address"), Reason.gpu_fault, "dmesg"),
         (RuntimeError("cuDNN error: EXECUTION_FAILED\nmore"), Reason.gpu_fault, "cuDNN error"),
+        (
+            torch.AcceleratorError("CUDA error: no kernel image is available for execution"),
+            Reason.trainer_error,
+            "has no kernels for this attempt's GPU",
+        ),
         (OSError(errno.ENOSPC, "No space", "/a"), Reason.disk_full, "Free space"),
         (DataError("Row 3 is torn."), Reason.data_error, "Row 3 is torn."),
         (ValueError("odd\nsecond line"), Reason.trainer_error, "ValueError.* odd. trainer.log"),

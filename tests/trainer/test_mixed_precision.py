@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 from app.spec.optimization import SGD, AdamW, Optimizer
+from app.spec.runtime import Runtime
 from tests.trainer.lab import Lab
+from worker.trainer.build import configure_torch
 from worker.trainer.optimizers import build_optimizer
 from worker.trainer.recipes.base import Arrays
 from worker.trainer.snapshot import capture, restore
@@ -128,6 +130,19 @@ def test_the_scale_is_part_of_a_checkpoint() -> None:
     other, _, _ = build_step()
     restore(other, snapshot)
     assert other.precision.scaler.state_dict() == step.precision.scaler.state_dict()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16-mixed", "fp16-mixed"])
+def test_whether_tf32_is_used_can_be_read_by_each_of_its_names(precision: str) -> None:
+    """PyTorch raises where they contradict each other, and its compiler reads some of either."""
+    configure_torch(Runtime(), precision, torch.get_num_threads())
+    used = precision != "fp32"
+    assert torch.get_float32_matmul_precision() == ("high" if used else "highest")
+    assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is used
+    backends: Any = torch.backends
+    settings = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
+    assert {one.fp32_precision for one in settings} == {"tf32" if used else "ieee"}
+    assert backends.mkldnn.matmul.fp32_precision == "ieee"
 
 
 @pytest.mark.gpu

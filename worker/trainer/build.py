@@ -53,12 +53,21 @@ def lacking_for(precision: str, device: torch.device) -> str | None:
 def configure_torch(runtime: Runtime, precision: str, threads: int) -> None:
     """Settings of the whole process: threads, TF32, determinism."""
     torch.set_num_threads(threads)
-    fp32 = "ieee" if precision == "fp32" else "tf32"
-    torch.backends.cuda.matmul.fp32_precision = fp32
-    torch.backends.cudnn.conv.fp32_precision = fp32  # type: ignore[attr-defined]
-    torch.backends.cudnn.rnn.fp32_precision = fp32  # type: ignore[attr-defined]
+    _use_tf32(precision != "fp32")
     if runtime.deterministic:
         # cuBLAS reads this when it starts: without it some of its results vary.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # Not use_deterministic_algorithms, which imports the compiler to tell it as well.
     torch.set_deterministic_debug_mode("error" if runtime.deterministic else "default")
+
+
+def _use_tf32(wanted: bool) -> None:
+    """On a GPU. First by PyTorch's older names, which set the newer ones too: where only these are
+    set, reading an older one is an error, and the compiler reads one when it tunes kernels.
+    """
+    torch.set_float32_matmul_precision("high" if wanted else "highest")
+    torch.backends.mkldnn.matmul.fp32_precision = "ieee"  # type: ignore[attr-defined]
+    torch.backends.cudnn.allow_tf32 = wanted
+    fp32 = "tf32" if wanted else "ieee"
+    torch.backends.cudnn.conv.fp32_precision = fp32  # type: ignore[attr-defined]
+    torch.backends.cudnn.rnn.fp32_precision = fp32  # type: ignore[attr-defined]

@@ -2,10 +2,14 @@
 
 import errno
 
+import torch
+
 from app.lifecycle import Reason
 from worker.trainer.errors import TrainerError
 from worker.trainer.out_of_memory import behind, of_gpu, out_of_memory
 
+# What CUDA says where a program was built for other GPUs.
+NO_KERNELS = "no kernel image is available"
 COMPILER = ("torch._dynamo", "torch._inductor")
 # What its errors name, and what is missing where they do.
 NEEDED = {
@@ -25,6 +29,12 @@ def explain(error: BaseException, phase: str) -> tuple[Reason, str]:
         return error.reason, error.message
     if (ran_out := out_of_memory(error, phase)) is not None:
         return ran_out.reason, ran_out.message
+    if of_gpu(error) and NO_KERNELS in text:
+        return Reason.trainer_error, (
+            f"This PyTorch ({torch.__version__}) has no kernels for this attempt's GPU, which is"
+            " older or newer than it knows. Install a build for it on the worker (pytorch.org/"
+            "get-started), or run with runtime.device cpu; then restart the run."
+        )
     if of_gpu(error):
         return Reason.gpu_fault, (
             f"The GPU reported a fault while {phase}: {_first_line(text)} If it comes again, look "
