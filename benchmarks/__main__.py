@@ -5,6 +5,7 @@ Parts can be named (`python -m benchmarks api stop`). Ends with 1 when a bound i
 
 import argparse
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks import (
@@ -26,8 +27,8 @@ from benchmarks.loading import windows as windows_figures
 from benchmarks.training import figures as training_figures
 
 PARTS = (
-    "rules", "loading", "windows", "training", "compile", "checkpoint", "api", "stop", "restart",
-    "script", "agent", "claims", "demo",
+    "rules", "loading", "windows", "arrow", "training", "compile", "checkpoint", "api", "stop",
+    "restart", "script", "agent", "claims", "demo",
 )  # fmt: skip
 
 
@@ -54,6 +55,8 @@ def measure(parts: tuple[str, ...]) -> list[Figure]:
         figures += loading_figures.measure()
     if "windows" in parts:
         figures += windows_figures.measure()
+    if "arrow" in parts:
+        figures += _of_arrow()
     if "training" in parts:
         figures += training_figures.measure()
     if "compile" in parts:
@@ -65,6 +68,15 @@ def measure(parts: tuple[str, ...]) -> list[Figure]:
     if "demo" in parts:
         figures += demo_figures.measure()
     return figures
+
+
+def _of_arrow() -> list[Figure]:
+    if find_spec("pyarrow") is None:
+        sys.stderr.write("arrow is left out: it needs pip install 'stoker[tables]'.\n")
+        return []
+    from benchmarks.loading import arrow  # needs that extra
+
+    return arrow.measure()
 
 
 def _of_the_service(parts: tuple[str, ...]) -> list[Figure]:

@@ -10,9 +10,11 @@ import pyarrow
 import pytest
 import torch
 
-from tests.trainer_data.arrow_files import column, table, write, write_folder
+from tests.trainer_data import test_windows
+from tests.trainer_data.arrow_files import column, table, write, write_folder, write_hdf5
 from tests.trainer_data.factories import entry, make_spec
 from tests.trainer_data.test_arrow import ARRAYS, GIB, opened, read_all
+from worker.trainer.convert import convert
 from worker.trainer.data import arrow_file, arrow_folder
 from worker.trainer.data.arrow_folder import read_index
 from worker.trainer.data.fingerprint import fingerprint
@@ -314,3 +316,27 @@ def test_numbers_of_lists_are_those_of_their_rows(tmp_path):
         assert read_all(source, np.arange(77))["x"].tobytes() == (
             ARRAYS["features"][101:178].tobytes()
         )
+
+
+def test_windows_of_arrow_files_become_a_series(tmp_path):
+    series = np.random.default_rng(0).normal(size=(400, 3)).astype(np.float32)
+    slides = np.lib.stride_tricks.sliding_window_view(series, 28, 0).transpose(0, 2, 1)
+    arrays = {"features": slides[:, :24], "targets": slides[:, 24:, 0]}
+    folder = write_folder(tmp_path / "data", {**arrays, "words": pyarrow.array(["word"] * 373)})
+    assert inspect(folder)["layout"]["window_steps"] == {"features": 1, "targets": 1}
+    made = convert(folder, tmp_path / "out.h5")
+    assert made["series"]["features"] == {"window_length": 24, "steps": 396, "samples": 373}
+    assert made["bytes_before"] == sum(path.stat().st_size for path in folder.iterdir())
+    assert made["left_out"] == ["words"]
+    same = write_hdf5(tmp_path / "same.h5", **arrays)
+    convert(same, tmp_path / "expected.h5")
+    assert all(
+        one.tobytes() == other.tobytes()
+        for one, other in zip(
+            read_windows(tmp_path / "out.h5"), read_windows(tmp_path / "expected.h5"), strict=True
+        )
+    )
+
+
+def read_windows(path):
+    return list(test_windows.read_all(path).values())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.loading import arms, figures, rounds, windows
+from benchmarks.loading import arms, arrow, figures, rounds, windows
 from benchmarks.loading.files import write
 from benchmarks.loading.stoker import stoker
 from tests.trainer_data.factories import children
@@ -51,3 +51,15 @@ def test_a_series_brings_what_its_windows_do_in_a_hundredth_of_the_room(monkeypa
     found = {figure.name: figure for figure in windows.measure()}
     assert found["windows: bytes of the windows over those of the series"].holds
     assert found["windows: first batch, with statistics: windows over series"].n == 1
+
+
+def test_arrow_folders_bring_each_sample_once(monkeypatch):
+    for module, name, value in (
+        (rounds, "ROUNDS", 1), (arrow, "SAMPLES", 300), (arrow, "FILES", 3),
+        (arrow, "WORKERS", (0,)),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, value)
+    found = {figure.name: figure for figure in arrow.measure()}
+    assert len([name for name in found if "pyarrow tables" in name and "over" not in name]) == 4
+    assert len([name for name in found if "DataLoader, items" in name and "over" not in name]) == 3
+    assert all(figure.value > 0 for figure in found.values())

@@ -42,8 +42,12 @@ class ArrowArray:
         self.dtype = self.place.column.field.dtype
         self.shape = (self.index.num_samples, *self.place.column.field.shape)
         self.size = int(np.prod(self.shape, dtype=object))
+        self.attrs: Mapping[str, Any] = {}
         self._all = all_arrays
         self._name = name
+
+    def __len__(self) -> int:
+        return self.shape[0]
 
     @property
     def unpacked_bytes(self) -> int:
