@@ -7,7 +7,8 @@ has loading and training bring their batches to a GPU.
 
 import argparse
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -26,17 +27,26 @@ from benchmarks import (
 )
 from benchmarks.bench_service import bench_service
 from benchmarks.effort import FULL, QUICK, Effort
-from benchmarks.figures import Figure, as_json, print_table
+from benchmarks.figures import Figure, as_json, not_measured, print_table
 from benchmarks.loading import figures as loading_figures
 from benchmarks.loading import windows as windows_figures
 from benchmarks.loading.neighbours import versions
 from benchmarks.training import figures as training_figures
 from benchmarks.training import sorted_data
 
-PARTS = (
-    "rules", "loading", "windows", "training", "sorted", "compile", "checkpoint", "api", "stop",
-    "restart", "script", "agent", "claims", "demo",
-)  # fmt: skip
+MEASURED: Mapping[str, Callable[[Effort, str], list[Figure]]] = {
+    "rules": lambda effort, device: rules_figures.measure(),
+    "loading": loading_figures.measure,
+    "windows": lambda effort, device: windows_figures.measure(effort),
+    "arrow": lambda effort, device: _of_arrow(effort),
+    "training": training_figures.measure,
+    "sorted": lambda effort, device: sorted_data.measure(effort),
+    "compile": lambda effort, device: compile_figures.measure(),
+    "checkpoint": lambda effort, device: checkpoint_figures.measure(),
+    "demo": lambda effort, device: demo_figures.measure(),
+}
+OF_THE_SERVICE = ("api", "stop", "restart", "script", "agent", "claims")
+PARTS = (*MEASURED, *OF_THE_SERVICE)
 # Those that ask for ratios which show within seconds; the others have no quick form.
 QUICK_PARTS = ("loading", "windows", "training")
 GPU_PARTS = ("loading", "training")
@@ -83,26 +93,20 @@ def show(figures: list[Figure], left_out: Sequence[str], path: Path | None) -> N
 
 
 def measure(parts: Collection[str], effort: Effort, device: str) -> list[Figure]:
-    figures: list[Figure] = []
-    if "rules" in parts:
-        figures += rules_figures.measure()
-    if "loading" in parts:
-        figures += loading_figures.measure(effort, device)
-    if "windows" in parts:
-        figures += windows_figures.measure(effort)
-    if "training" in parts:
-        figures += training_figures.measure(effort, device)
-    if "sorted" in parts:
-        figures += sorted_data.measure(effort)
-    if "compile" in parts:
-        figures += compile_figures.measure()
-    if "checkpoint" in parts:
-        figures += checkpoint_figures.measure()
-    if set(parts) & {"api", "stop", "restart", "script", "agent", "claims"}:
+    chosen = [of_part for part, of_part in MEASURED.items() if part in parts]
+    figures = [figure for of_part in chosen for figure in of_part(effort, device)]
+    if set(parts) & set(OF_THE_SERVICE):
         figures += _of_the_service(parts)
-    if "demo" in parts:
-        figures += demo_figures.measure()
     return figures
+
+
+def _of_arrow(effort: Effort) -> list[Figure]:
+    if find_spec("pyarrow") is None:
+        why = "needs pyarrow: pip install 'stoker[tables]'"
+        return [not_measured("Arrow folders", why, "python -m benchmarks arrow")]
+    from benchmarks.loading import arrow  # needs that extra
+
+    return arrow.measure(effort)
 
 
 def _of_the_service(parts: Collection[str]) -> list[Figure]:

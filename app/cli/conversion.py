@@ -12,10 +12,14 @@ from app.cli.worker_module import run_worker_module
 
 Document = dict[str, Any]
 
+# Files that may hold windows: HDF5, and Arrow IPC.
+WINDOWS = (".h5", ".hdf5", ".hdf", ".feather", ".arrow", ".ipc")
+
 
 def convert(
     path: Annotated[
-        Path, typer.Argument(help="An HDF5 file; with --window also CSV, Feather or a folder.")
+        Path,
+        typer.Argument(help="HDF5, or Arrow files in a folder; with --window also CSV."),
     ],
     out: Annotated[Path, typer.Argument(help="The HDF5 file to write.")],
     window: Annotated[
@@ -38,8 +42,8 @@ def convert(
 ) -> None:
     """Write data as a series and the windows that are cut out of it.
 
-    Of an HDF5 file of windows that overlap: the same samples to the last bit, far smaller. With
-    --window, of rows in time: samples of `features` and of the `targets` that follow them.
+    Of windows that overlap, in HDF5 or Arrow files: the same samples to the last bit, far smaller.
+    With --window, of rows in time: samples of `features` and of the `targets` that follow them.
     """
     _require_convertible(path, out, force=force)
     if window is None:
@@ -76,9 +80,9 @@ def _require_no_table(path: Path, *options: object) -> None:
     *others, every = options
     if any(option is not None for option in others) or every != 1:
         raise CommandFailed("--horizon, --target, --every and --array go with --window.")
-    if path.is_dir() or path.suffix.lower() not in (".h5", ".hdf5", ".hdf"):
+    if not path.is_dir() and path.suffix.lower() not in WINDOWS:
         raise CommandFailed(
-            f"{path} is no HDF5 file. Rows in time become samples by --window, --horizon and "
+            f"{path} is no file of windows. Rows in time become samples by --window, --horizon and "
             "--target: how many rows to look back on, how many to forecast, and of which column."
         )
 

@@ -68,7 +68,11 @@ def _register_if_service_runs(settings: "Settings", name: str, path: Path) -> Do
 @app.command()
 def inspect(
     path: Annotated[
-        Path, typer.Argument(help="A data file: relative to where you are, else to DATA_ROOT.")
+        Path,
+        typer.Argument(
+            help="A data file, or a folder of Arrow files: relative to where you are, else to "
+            "DATA_ROOT."
+        ),
     ],
     as_json: JsonOption = False,
 ) -> None:
@@ -141,7 +145,11 @@ def _problem_text(problem: object) -> str:
 def register(
     name: Annotated[str, typer.Argument(help="The name that specs will use.")],
     path: Annotated[
-        str, typer.Argument(help="The file: absolute, or relative to the service's DATA_ROOT.")
+        str,
+        typer.Argument(
+            help="The file, or the folder of Arrow files: absolute, or relative to the service's "
+            "DATA_ROOT."
+        ),
     ],
     wait: Annotated[
         float, typer.Option(min=0, help="Seconds to wait for the inspection.")

@@ -35,9 +35,10 @@ class FieldFacts:
 
     shape: tuple[int, ...]
     dtype: str
-    storage: Literal["contiguous", "chunked", "compact"] | None = None
+    storage: Literal["contiguous", "chunked", "compact", "record_batches"] | None = None
     chunk_rows: int | None = None
-    """Of a chunk of samples; None where a series is stored in place of its windows."""
+    """Of a chunk of samples, or of the largest packed record batch; None where a series is stored
+    in place of its windows."""
     compression: str | None = None
     nonfinite: int | None = None
     mean: float | None = None
@@ -47,6 +48,11 @@ class FieldFacts:
     false where all are the same."""
     series_steps: int | None = None
     """Of the series that is stored in place of the windows; None: each sample is stored."""
+
+    @property
+    def is_unpacked_in_batches(self) -> bool:
+        """Whether it lies in Arrow files whose record batches are packed."""
+        return self.storage == "record_batches" and self.compression is not None
 
     @property
     def sample_bytes(self) -> int:

@@ -11,6 +11,7 @@ from app.guard.measured import Measured
 from app.guard.memory_model import SequenceSize
 from app.guard.memory_room import PHASES, STEPS, Item, Room
 from app.guard.memory_step import Reckon, as_measured, compiler_bytes, on_cpu, on_cuda
+from app.guard.memory_unpacking import unpacking_bytes
 from app.spec.arithmetic import PartSizes, evaluation_batch, resolved_shuffle
 from app.spec.data import ChunkedLoader, Loader
 from app.spec.residency import (
@@ -110,7 +111,9 @@ def _plan(spec: RunSpec, facts: Facts) -> MemoryPlan:
     measured = facts.measured
     if measured is not None and not (measured.device == device.kind and measured.holds_for(spec)):
         measured = None
-    run = _Run(spec, *_batches(spec, sizes), need, data, model, measured, crews)
+    samples, arrays = sizes.training + sum(need.held_out), fields_of(spec, dataset)
+    unpacking = unpacking_bytes(arrays, samples, device.host.cores, crews)
+    run = _Run(spec, *_batches(spec, sizes), need, data, model, measured, crews, unpacking)
     if device.kind == "cpu":
         room = _host_as_device(run, free)
         return MemoryPlan(room, None, data, need, data_memory, run.assumed(), measured, crews)
@@ -228,6 +231,7 @@ class _Run:
     model: SequenceSize
     measured: Measured | None
     crews: Crews | None
+    unpacking: int
 
     def model_items(self) -> Iterable[Item]:
         model = self.model
@@ -273,11 +277,13 @@ class _Run:
 
     def reading_items(self) -> Iterable[Item]:
         """On the host, whatever the device."""
-        data, train = self.need.data_bytes, self.need.train_samples
+        data, train = self.data, self.need.train_samples
         wanted = self.spec.data.standardize
         if wanted.inputs or wanted.targets:
-            piece = min(PIECE_BYTES, data)
+            piece = min(PIECE_BYTES, self.need.data_bytes)
             yield Item("statistics", piece + STATISTICS_BYTES, ("building",))
+        phases = ("building",) if data.kind == "resident" else PHASES
+        yield Item("unpacking", self.unpacking, phases)
         yield Item("order", ORDER_COPIES * PLACE_BYTES * train, ("training",))
 
     def loader_items(self, *, on_gpu: bool) -> Iterable[Item]:

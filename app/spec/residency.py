@@ -14,6 +14,8 @@ UNITS = {"KiB": 2**10, "MiB": MIB, "GiB": GIB, "TiB": 2**40}
 
 # Files are read in pieces of about this size, on the way to a GPU through page-locked memory.
 PIECE_BYTES = 32 * MIB
+# By so many threads: more than the memory bus can feed only take cores from the training.
+MOST_READ_THREADS = 4
 # To place a smaller sample while it is read takes longer than to copy it into its batch later: of
 # 23 KiB each 1.1 GiB/s placed and 3.4 copied, of 235 KiB 4.8 and 2.5.
 LEAST_PLACED_BYTES = 64 * 2**10

@@ -1,10 +1,15 @@
 """`stoker data`: inspecting, registering and the sample, with good files and broken ones."""
 
+import json
+import os
+
 import h5py
 import numpy as np
+import pyarrow
 import pytest
 
 from tests.e2e.service import write_waves
+from tests.trainer_data.arrow_files import write_folder
 
 
 def test_inspect_shows_fields(cli, home, tmp_path):
@@ -118,6 +123,49 @@ def test_windows_become_a_series_that_a_run_reads_the_same(cli, up):
         shown = cli("ls", "--json").document["data"][0]
         losses.append(shown["result"]["last"])
     assert losses[0] == losses[1]
+
+
+LOADERS = [
+    {"kind": "chunked", "residency": "resident"},
+    {"kind": "chunked", "residency": "stream", "chunk_size": "64KiB", "shuffle": "full"},
+    {"kind": "dataloader", "num_workers": 1, "shuffle": "full"},
+]
+
+
+def test_a_folder_of_arrow_files_trains_as_the_hdf5_file_does(cli, up):
+    path, folder = write_waves(up / "data" / "waves.h5"), up / "data" / "arrow-waves"
+    with h5py.File(path) as file:
+        arrays = {name: file[name][:] for name in ("features", "targets")}
+    write_folder(folder, {**arrays, "words": pyarrow.array(["word"] * 600)})
+    looked = cli("data", "inspect", "arrow-waves")
+    assert (looked.code, "24 × 3" in looked.out) == (0, True)
+    assert "'words' is string, not a boolean, an integer or a float; convert" in looked.err
+
+    def submit(*options, **data):
+        spec = up / "arrow-waves.json"
+        recipe = {"kind": "sequence", "hidden_size": 4, "patch": 6}
+        training = {"epochs": 1, "batch_size": 32}
+        document = {"recipe": recipe, "data": {"dataset": "either", **data}, "training": training}
+        spec.write_text(json.dumps(document))
+        return cli("submit", str(spec), *options)
+
+    results = []
+    for name, loaders in (("waves.h5", LOADERS[:1]), ("arrow-waves", LOADERS)):
+        registered = cli("data", "register", "either", name)
+        assert (registered.code, "600 samples" in registered.out) == (0, True), registered.err
+        for loader in loaders:
+            run = submit("--watch", loader=loader)
+            assert run.code == 0, run.err
+            results.append(cli("ls", "--json").document["data"][0]["result"]["last"])
+    assert len(results) == 4
+    assert all(result == results[0] for result in results)
+    refused = submit(inputs=["words"])
+    assert refused.code == 5
+    assert "Its inspection found: 'words' is string" in " ".join(refused.err.split())
+    os.utime(next(folder.iterdir()))
+    changed = submit("--watch")
+    assert changed.code == 1
+    assert "modification time changed (written since: part-0" in " ".join(changed.out.split())
 
 
 def test_rows_of_a_csv_file_become_samples(cli, home, tmp_path):

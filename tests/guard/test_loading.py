@@ -1,17 +1,20 @@
 """Rules of loading: chunks that hold what is shuffled together, and what makes them do so."""
 
+import json
 from collections import OrderedDict
 from dataclasses import replace
 
 import pytest
 
 from app.guard.facts import DatasetFacts, FieldFacts
-from app.guard.rules.loading import CHUNK_CACHE_BYTES, Reading, read_amplification
+from app.guard.rules.loading import CHUNK_CACHE_BYTES, Reading, read_amplification, reading_of
 from app.spec.arithmetic import block_samples
 from app.spec.data import ChunkedLoader
+from app.spec.layers import overlay
 from app.spec.residency import PIECE_BYTES
-from tests.guard.cases import CHUNKED, LARGE, Change
-from tests.guard.world import FIELDS, GIB, codes, plan_of, weather, with_field, world
+from app.spec.run import RunSpec
+from tests.guard.cases import CHUNKED, LARGE, Change, by_torch
+from tests.guard.world import FIELDS, GIB, REQUEST, codes, plan_of, weather, with_field, world
 from worker.trainer.data.rows import extents, in_file_order
 from worker.trainer.data.shuffle import Shuffle, resolve_shuffle
 
@@ -126,6 +129,34 @@ def test_a_file_is_read_as_often_as_by_the_trainers_own_order(
     factor = read_amplification(array, storage_rows, reading)
     read = rows_read(shuffle, chunk, sample_bytes, storage_rows)
     assert factor == pytest.approx(read / SAMPLES, rel=0.1)
+
+
+PACKED = replace(
+    CHUNKED.fields["features"], storage="record_batches", chunk_rows=65_536, compression="lz4"
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "factor"),
+    [({"num_workers": 0}, 1.0), ({"num_workers": 2}, 2.0), ({"num_workers": 4}, 4.0)],
+)
+def test_processes_that_take_turns_unpack_each_record_batch_for_themselves(settings, factor):
+    """However large it is: none is unpacked twice by one of them."""
+    asked = by_torch(shuffle="none", **settings)
+    spec = RunSpec.model_validate_json(json.dumps(overlay(REQUEST, asked)))
+    reading = reading_of(spec, world())
+    assert reading is not None
+    assert read_amplification(PACKED, 65_536, reading) == factor
+
+
+def test_packed_arrow_files_are_told_by_their_record_batches():
+    large = weather(**{**vars(LARGE), "fields": {**FIELDS, "features": PACKED}})
+    plan = plan_of(loader(shuffle="full", chunk_size="1GiB"), world(large))
+    (issue,) = [i for i in plan.issues if i.code == CODE]
+    assert "It is stored in record batches that can only be read and decompressed" in issue.why
+    plain = replace(PACKED, chunk_rows=None, compression=None)
+    unpacked = weather(**{**vars(LARGE), "fields": {**FIELDS, "features": plain}})
+    assert CODE not in codes(plan_of(loader(shuffle="full", chunk_size="1GiB"), world(unpacked)))
 
 
 def stored_in(rows: int, **changes: object) -> DatasetFacts:

@@ -16,12 +16,23 @@ from app.guard import memory_fit
 from app.guard.facts import Facts, UnknownFact
 from app.guard.memory import IMPORTS_BYTES, MemoryPlan, compared, memory_plan, planned_memory
 from app.guard.memory_model import SequenceSize
+from app.guard.memory_room import PHASES
 from app.guard.memory_step import COMPILER_BYTES
 from app.spec.layers import overlay
 from app.spec.run import RunSpec
 from tests.guard.cases import with_host
 from tests.guard.memory_specs import CASES, train
-from tests.guard.world import CPU, FIELDS, GIB, REQUEST, RTX, codes, plan_of, weather, world
+from tests.guard.world import (
+    CPU,
+    FIELDS,
+    GIB,
+    REQUEST,
+    RTX,
+    codes,
+    plan_of,
+    weather,
+    world,
+)
 from worker.trainer.recipes.sequence import SequenceModel
 
 TOLERANCE = 0.15
@@ -182,6 +193,35 @@ def test_windows_that_are_kept_as_a_series_take_its_memory():
     assert (kept.data.kind, kept.data.needed_bytes) == ("resident", needed)
     assert expanded.data.needed_bytes > 50 * needed
     assert kept.need.sample_bytes == expanded.need.sample_bytes
+
+
+PACKED = replace(FIELDS["features"], storage="record_batches", compression="lz4", chunk_rows=10_000)
+
+
+@pytest.mark.parametrize(
+    ("loader", "columns"),
+    [
+        # Each of two threads has a column packed and unpacked, and two of the last one stay.
+        ({"kind": "chunked", "residency": "stream"}, 2 * 2 + 2),
+        ({"kind": "chunked", "residency": "resident"}, 2 * 2 + 2),
+        ({"kind": "dataloader", "num_workers": 0}, 2 * 2 + 2),
+        # Two processes for the training and two for the validation, with a thread each.
+        ({"kind": "dataloader", "num_workers": 2}, 4 * (2 + 2)),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else None,
+)
+def test_record_batches_are_unpacked_in_memory_of_the_host(loader, columns):
+    packed = weather(samples=50_000, fields={**FIELDS, "features": PACKED})
+    for devices in ((CPU,), (RTX,)):
+        plan = memory_plan(spec_of(data={"loader": loader}), world(packed, devices=devices))
+        [item] = [item for item in plan.host.items if item.name == "unpacking"]
+        assert item.bytes == columns * 10_000 * 360 * 15 * 4
+        assert item.phases == (("building",) if plan.data.kind == "resident" else PHASES)
+    plain = weather(
+        samples=50_000, fields={**FIELDS, "features": replace(PACKED, compression=None)}
+    )
+    items = memory_plan(spec_of(data={"loader": loader}), world(plain)).host.items
+    assert [item.bytes for item in items if item.name == "unpacking"] == [0]
 
 
 def test_planned_and_measured_are_compared_where_the_model_was():

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.effort import Effort
 from benchmarks.figures import as_json
-from benchmarks.loading import arms, figures, memory, neighbours, windows
+from benchmarks.loading import arms, arrow, figures, memory, neighbours, windows
 from benchmarks.loading.files import write
 from benchmarks.loading.memory import peaks
 from benchmarks.loading.peers import dataloader
@@ -126,3 +126,12 @@ def test_what_children_have_of_memory_counts_too(tmp_path, monkeypatch):
     assert peak > 2 * 10 * 2**10
     monkeypatch.undo()
     assert memory._private(psutil.Process()) > 2**20
+
+
+def test_arrow_folders_bring_each_sample_once(monkeypatch):
+    for name, value in (("SAMPLES", 300), ("FILES", 3), ("WORKERS", (0,))):
+        monkeypatch.setattr(arrow, name, value)
+    found = {figure.name: figure for figure in arrow.measure(ONCE)}
+    assert len([name for name in found if "pyarrow tables" in name and "over" not in name]) == 4
+    assert len([name for name in found if "DataLoader, items" in name and "over" not in name]) == 3
+    assert all(figure.value > 0 for figure in found.values())

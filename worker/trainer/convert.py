@@ -1,15 +1,17 @@
 """Writes a file of overlapping windows anew, as the series that the windows slide over.
 
-`python -m worker.trainer.convert IN.h5 OUT.h5` prints one JSON document. Every sample of OUT is
-that of IN to the last bit (`worker.trainer.data.window_files` says how it is kept); other arrays
-and all attributes are copied. Rows that do not continue the one before begin a new stretch.
+`python -m worker.trainer.convert IN OUT.h5`, of an HDF5 file or of Arrow files, prints one JSON
+document. Every sample of OUT is that of IN to the last bit (`worker.trainer.data.window_files` says
+how it is kept); other arrays and all attributes are copied. Rows that do not continue the one
+before begin a new stretch.
 """
 
 import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,6 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.trainer.content import Overlap, overlap_of, row_bytes, same_bits, sampled_rows
+from worker.trainer.data.arrow_arrays import open_arrow
+from worker.trainer.data.arrow_folder import is_arrow, listed
 from worker.trainer.data.hdf5_file import HDF5_ERRORS, open_file, unusable_because, walk_links
 from worker.trainer.data.source import Field, Rows
 from worker.trainer.data.window_files import LENGTH, SERIES, STARTS, is_windows, write_windows
@@ -84,23 +88,35 @@ class _Stretches:
 
 def convert(path: Path, out: Path) -> dict[str, Any]:
     """Write `out`; says what became of each array. DataError when nothing would be saved."""
-    with open_file(path) as file:
-        arrays, left_out = arrays_of(file, path)
+    with _opened(path) as (arrays, left_out, attributes):
         found = {name: overlap_of(sampled_rows(array)) for name, array in arrays.items()}
         overlaps = {name: overlap for name, overlap in found.items() if overlap is not None}
         if not overlaps:
             raise DataError(
                 f"{path} has no array whose rows are overlapping windows of one series (it has"
-                f" {', '.join(arrays)}), so it would not become smaller. Register it as it is."
+                f" {', '.join(arrays)}), so it would not become smaller. Register it as it is;"
+                " rows in time are cut into samples by --window."
             )
         with whole_file(out) as partial, h5py.File(partial, "w") as target:
-            target.attrs.update(file.attrs)
+            target.attrs.update(attributes)
             for name, array in arrays.items():
                 if name in overlaps:
                     _write_windows(target, name, array, overlaps[name])
                 else:
                     _copy(target, name, array)
     return _summary(path, out, overlaps) | {"left_out": left_out}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Mapping[str, Any], list[str], Mapping[str, Any]]]:
+    """(arrays by name, names of others, attributes of the file)."""
+    if is_arrow(path):
+        with open_arrow(path) as found:
+            yield found.arrays, sorted(found.index.left_out), {}
+    else:
+        with open_file(path) as file:
+            arrays, left_out = arrays_of(file, path)
+            yield arrays, left_out, file.attrs
 
 
 def arrays_of(file: h5py.File, path: Path) -> tuple[dict[str, h5py.Dataset], list[str]]:
@@ -156,14 +172,14 @@ def _summary(path: Path, out: Path, overlaps: dict[str, Overlap]) -> dict[str, A
     return {
         "path": str(out),
         "bytes": out.stat().st_size,
-        "bytes_before": path.stat().st_size,
+        "bytes_before": sum(each.stat().st_size for each in listed(path)),
         "series": series,
     }
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="convert", description="Windows to their series.")
-    parser.add_argument("path", type=Path, metavar="IN.h5")
+    parser.add_argument("path", type=Path, metavar="IN")
     parser.add_argument("out", type=Path, metavar="OUT.h5")
     options = parser.parse_args(arguments)
     try:

@@ -16,6 +16,8 @@ import h5py
 import numpy as np
 
 from worker.trainer.content import Overlap, describe_values, overlap_of, row_bytes, sampled_rows
+from worker.trainer.data.arrow_arrays import ArrowArray, ArrowArrays, open_arrow
+from worker.trainer.data.arrow_folder import is_arrow, listed
 from worker.trainer.data.filters import compression_of
 from worker.trainer.data.fingerprint import fingerprint
 from worker.trainer.data.hdf5_file import HDF5_ERRORS, open_file, unusable_because, walk_links
@@ -30,27 +32,35 @@ PROBE_PIECE_BYTES = 8 * 2**20
 MAX_CHUNK_BYTES = 2**30
 
 Finding = dict[str, str]
-Fields = dict[str, h5py.Dataset | WindowArray]
+Fields = dict[str, h5py.Dataset | WindowArray | ArrowArray]
 
 
 def inspect(path: Path) -> dict[str, Any]:
-    """What is in the file. `problems` make it unusable, `warnings` do not; both hold
-    {code, message}. Shapes are those of one sample. Only arrays that can be fields are `fields`.
+    """What is in the file, or in the Arrow files of a folder. `problems` make it unusable,
+    `warnings` do not; both hold {code, message}. Shapes are those of one sample. Only arrays that
+    can be fields are `fields`.
     """
     report: dict[str, Any] = {
         "path": str(path), "size_bytes": None, "samples": None, "fields": {}, "layout": None,
         "fingerprint": None, "read_probe": None, "problems": [], "warnings": [],
     }  # fmt: skip
     try:
-        if not path.is_file():
+        if not path.exists():
             _add(report, "not_a_file", f"There is no file {path}; put it there, then register it.")
             return report
-        report["size_bytes"] = path.stat().st_size
+        if path.is_dir() and not listed(path):
+            _add(report, "not_a_file", f"The folder {path} has no Arrow files; put them there.")
+            return report
+        report["size_bytes"] = sum(each.stat().st_size for each in listed(path))
         if not report["size_bytes"]:
             _add(report, "empty_file", f"{path.name} is empty (0 bytes); write it again.")
             return report
-        with open_file(path) as file:
-            _inspect_arrays(report, file)
+        if is_arrow(path):
+            with open_arrow(path) as found:
+                _inspect_arrays(report, _usable_columns(report, found))
+        else:
+            with open_file(path) as file:
+                _inspect_arrays(report, _usable_arrays(report, file))
         if not report["problems"]:
             report["fingerprint"] = fingerprint(path)
     except DataError as error:
@@ -60,8 +70,7 @@ def inspect(path: Path) -> dict[str, Any]:
     return report
 
 
-def _inspect_arrays(report: dict[str, Any], file: h5py.File) -> None:
-    arrays = _usable_arrays(report, file)
+def _inspect_arrays(report: dict[str, Any], arrays: Fields) -> None:
     report["fields"] = {name: _describe(array) for name, array in arrays.items()}
     if not arrays:
         _add(
@@ -91,7 +100,7 @@ def _inspect_arrays(report: dict[str, Any], file: h5py.File) -> None:
 
 
 def _usable_arrays(report: dict[str, Any], file: h5py.File) -> Fields:
-    """Arrays that can be fields. Others are warned of; what leads out of the file is refused."""
+    """Arrays that can be fields; others are warned of, and what leads out of the file refused."""
     usable: Fields = {}
     for name, found in walk_links(file):
         group, _, part = name.rpartition("/")
@@ -121,7 +130,44 @@ def _usable_arrays(report: dict[str, Any], file: h5py.File) -> Fields:
     return dict(sorted(usable.items()))
 
 
-def _describe(array: h5py.Dataset) -> dict[str, Any]:
+def _usable_columns(report: dict[str, Any], found: ArrowArrays) -> Fields:
+    """Columns that can be fields; others are warned of."""
+    for name, reason in found.index.left_out.items():
+        _add(report, "unusable_array", f"{name!r} {reason}; it is left out.", "warnings")
+    usable: Fields = {}
+    for name, array in found.arrays.items():
+        if array.unpacked_bytes > MAX_CHUNK_BYTES:
+            _add(
+                report,
+                "huge_chunks",
+                f"{name!r} is packed in record batches of {array.unpacked_bytes:,} bytes, each of"
+                " which must be unpacked as a whole; write them with fewer rows (chunksize of"
+                " write_feather), or uncompressed.",
+            )
+        else:
+            usable[name] = array
+    return usable
+
+
+def _describe(array: h5py.Dataset | WindowArray | ArrowArray) -> dict[str, Any]:
+    shape_and_type = {"shape": list(array.shape[1:]), "dtype": array.dtype.name}
+    if isinstance(array, ArrowArray):
+        return shape_and_type | _describe_column(array)
+    return shape_and_type | _describe_storage(array)
+
+
+def _describe_column(array: ArrowArray) -> dict[str, Any]:
+    index = array.index
+    return {
+        "series_steps": None,
+        "storage": "record_batches",
+        "chunks": [index.largest_batch, *array.shape[1:]] if index.packing else None,
+        "compression": index.packing,
+        "stored_bytes": int(array.place.sizes.sum()),
+    }
+
+
+def _describe_storage(array: h5py.Dataset | WindowArray) -> dict[str, Any]:
     layouts = {
         h5py.h5d.COMPACT: "compact",
         h5py.h5d.CONTIGUOUS: "contiguous",
@@ -129,8 +175,6 @@ def _describe(array: h5py.Dataset) -> dict[str, Any]:
     }
     stored = array.series if isinstance(array, WindowArray) else array
     return {
-        "shape": list(array.shape[1:]),
-        "dtype": array.dtype.name,
         "series_steps": len(stored) if stored is not array else None,
         "storage": layouts[stored.id.get_create_plist().get_layout()],
         "chunks": list(stored.chunks) if stored.chunks else None,

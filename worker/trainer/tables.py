@@ -1,7 +1,6 @@
 """Tables of numbers, a row for each step of time: CSV, Feather, folders of them, HDF5 arrays."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from worker.trainer.data.arrow_library import arrow, explained
 from worker.trainer.data.hdf5_file import find_array, open_file, unusable_because
 from worker.trainer.errors import DataError
 
@@ -45,18 +45,18 @@ class Table:
                 yield rows.reshape(len(rows), -1)
 
     def _of_table(self, path: Path) -> Iterator[NDArray[Any]]:
-        arrow = _arrow()
-        with _explained(path):
+        library = arrow()
+        with explained(path):
             dataset = _dataset(path)
             if missing := [name for name in self.columns if name not in dataset.schema.names]:
                 raise DataError(
                     f"{path} has no column {missing[0]!r}, which {self.files[0].name} has; all the"
                     " files of a folder need the same columns."
                 )
-            wanted = arrow.schema([(name, arrow.float32()) for name in self.columns])
+            wanted = library.schema([(name, library.float32()) for name in self.columns])
             for batch in dataset.to_batches(columns=list(self.columns)):
                 # Not "safe": numbers that float32 does not hold exactly are rounded, as is meant.
-                whole = arrow.Table.from_batches([batch]).cast(wanted, safe=False)
+                whole = library.Table.from_batches([batch]).cast(wanted, safe=False)
                 yield np.column_stack([column.to_numpy() for column in whole.columns])
 
 
@@ -67,9 +67,9 @@ def open_table(path: Path, array: str | None = None) -> Table:
     if array is not None:
         raise DataError(f"{path} is no HDF5 file, so it has no array {array!r}.")
     files = _files_of(path)
-    with _explained(files[0]):
+    with explained(files[0]):
         schema = _dataset(files[0]).schema
-        types = _arrow().types
+        types = arrow().types
     numbers = [f.name for f in schema if _is_number(types, f.type)]
     if not numbers:
         raise DataError(f"{files[0]} has no column of numbers, only {', '.join(schema.names)}.")
@@ -125,30 +125,11 @@ def _array(file: h5py.File, path: Path, name: str | None) -> h5py.Dataset:
     return array
 
 
-def _arrow() -> Any:
-    try:
-        import pyarrow  # an extra, and a tenth of a second that HDF5 does not need
-        import pyarrow.dataset
-    except ImportError:
-        raise DataError(
-            "CSV and Feather are read by pyarrow, which is not installed here: pip install"
-            " 'stoker[tables]'."
-        ) from None
-    return pyarrow
-
-
 def _dataset(path: Path) -> Any:
-    return _arrow().dataset.dataset(path, format=FORMATS[path.suffix.lower()])
+    arrow()  # says what to install
+    from pyarrow import dataset  # late, as pyarrow itself
 
-
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    arrow = _arrow()
-    try:
-        yield
-    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        told = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{path} cannot be read as a table: {told}") from error
+    return dataset.dataset(path, format=FORMATS[path.suffix.lower()])
 
 
 def column_of(table: Table, name: str) -> int:

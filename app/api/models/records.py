@@ -92,7 +92,7 @@ class DatasetBody(Body):
     path: str = Field(
         min_length=1,
         max_length=1000,
-        description="The file, relative to DATA_ROOT.",
+        description="The file, or the folder of Arrow files, relative to DATA_ROOT.",
         examples=["weather.h5"],
     )
 
@@ -109,9 +109,12 @@ class DatasetField(Answer):
     """Of the series that is kept in place of the windows that slide over it; null: each sample is
     stored by itself.
     """
-    storage: Literal["contiguous", "chunked", "compact"] | None = None
+    storage: Literal["contiguous", "chunked", "compact", "record_batches"] | None = None
+    """`record_batches`: a column of Arrow files; the others are layouts of HDF5."""
     chunks: list[int] | None = None
-    """Shape of a chunk, the axis of samples first; null unless chunked."""
+    """Shape of a chunk, the axis of samples first, or of the largest record batch where they are
+    packed; null unless chunked or packed.
+    """
     compression: str | None = None
     stored_bytes: int | None = None
     sampled_rows: int | None = None

@@ -9,6 +9,12 @@ from app.guard.rule import Finding, Loc, rule
 from app.spec.issue import pointer
 from app.spec.run import RunSpec
 
+ARRAYS_OF_A_FILE = (
+    "data.inputs and data.targets name arrays of the file, by default 'features' (samples, time, "
+    "features) and 'targets' (samples, horizon). Arrays of text, of single values and of other "
+    "lengths than the rest are left out."
+)
+
 
 def _unready(spec: RunSpec, facts: Facts, state: str) -> Iterator[tuple[Loc, DatasetFacts]]:
     for loc, name in named_datasets(spec):
@@ -96,12 +102,11 @@ def unknown_array(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         hint = f" Did you mean {close[0]!r}?" if close else ""
         there = ", ".join(sorted(dataset.fields)) or "none"
         in_list = loc[1] in ("inputs", "targets")
+        found = next((told for told in dataset.problems if told.startswith(f"{array!r} ")), None)
         yield Finding(
             loc,
             f"The dataset {dataset.name!r} has no array {array!r}; it has {there}.{hint}",
-            "data.inputs and data.targets name arrays of the file, by default 'features' (samples, "
-            "time, features) and 'targets' (samples, horizon). Arrays of text, of single values "
-            "and of other lengths than the rest are left out.",
+            f"Its inspection found: {found}" if found else ARRAYS_OF_A_FILE,
             {f"/data/{loc[1]}": [close[0]]} if close and in_list else {},
         )
 

@@ -65,6 +65,8 @@ class Reading:
     """Rows that are asked for at once at most."""
     remembers: bool = True
     """Whether a storage chunk that one read leaves in the cache is there for the next."""
+    readers: int = 1
+    """Processes that take turns with the batches, each of which unpacks for itself."""
 
 
 def reading_of(spec: RunSpec, facts: Facts) -> Reading | None:
@@ -79,7 +81,8 @@ def reading_of(spec: RunSpec, facts: Facts) -> Reading | None:
     if not isinstance(loader, ChunkedLoader):
         batch = min(spec.training.batch_size, need.train_samples)
         if loader.shuffle == "none":  # each process reads every so many batches
-            return Reading(1.0, 1.0, 1, batch, remembers=False)
+            readers = max(1, loader.num_workers)
+            return Reading(1.0, 1.0, 1, batch, remembers=False, readers=readers)
         return Reading(batch / need.train_samples, 1.0, 1, batch)
     chunk = min(plan.data.chunk_samples, need.train_samples)
     piece = max(1, PIECE_BYTES // need.sample_bytes)
@@ -123,11 +126,15 @@ def read_amplification(array: FieldFacts, chunk_rows: int, reading: Reading) -> 
 
     The reader sorts a chunk's rows and reads each run of neighbours at once. A storage chunk that
     the cache holds is read once for each of the run's chunks that has a row of it, one that is
-    larger for every run of neighbours.
+    larger for every run of neighbours. Of a packed record batch nothing is unpacked twice before
+    the reader has gone on to the next.
     """
     within, around, block = reading.within, reading.around, reading.block
     aligned = gcd(chunk_rows, block)
-    if reading.remembers and chunk_rows * array.sample_bytes <= CHUNK_CACHE_BYTES:
+    stays = chunk_rows * array.sample_bytes <= CHUNK_CACHE_BYTES or array.is_unpacked_in_batches
+    if array.is_unpacked_in_batches and not reading.remembers:
+        return float(min(reading.readers, max(1, -(-chunk_rows // reading.piece))))
+    if reading.remembers and stays:
         blocks = 1 + (chunk_rows - aligned) / block  # that a storage chunk has a part of
         groups = (1 - (1 - around) ** blocks) / around
         return float(groups * (1 - (1 - within) ** (chunk_rows / groups)) / within)
@@ -147,7 +154,8 @@ def _amplification(spec: RunSpec, facts: Facts) -> float:
     for array in fields_of(spec, dataset):
         storage = known(array.storage, f"how the arrays of {dataset.name} are stored")
         factor = 1.0
-        if storage == "chunked" and array.series_steps is None:
+        in_chunks = storage == "chunked" and array.series_steps is None
+        if in_chunks or array.is_unpacked_in_batches:
             rows = known(array.chunk_rows, f"the chunks of {dataset.name}")
             factor = read_amplification(array, rows, reading)
         useful += array.sample_bytes
@@ -161,8 +169,9 @@ def _is_read_about_once(spec: RunSpec, facts: Facts) -> bool:
 
 @rule(
     "speed.random_reads_of_chunks",
-    stands_on="HDF5 reads and decompresses a storage chunk as a whole, and keeps 8 MiB of them; "
-    "the factor follows from its rows and from how the reader sorts its own.",
+    stands_on="HDF5 reads and decompresses a storage chunk as a whole, and keeps 8 MiB of them; of "
+    "Arrow files packed record batches are read so, and the last is kept. The factor follows from "
+    "its rows and from how the reader sorts its own.",
     measured_by="random_reads_of_chunks",
 )
 def random_reads_of_chunks(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
@@ -183,11 +192,16 @@ def random_reads_of_chunks(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     yield Finding(
         _place(fix),
         f"Every epoch would read the file about {factor:,.1f} times over.",
-        f"It is stored in chunks that can only be {done} whole, and {_told(reading)}."
-        + _reading_time(dataset, once, factor)
-        + _instead(fix, spec, facts),
+        f"It is stored in {_chunks(spec, facts)} that can only be {done} whole, and "
+        f"{_told(reading)}." + _reading_time(dataset, once, factor) + _instead(fix, spec, facts),
         fix,
     )
+
+
+def _chunks(spec: RunSpec, facts: Facts) -> str:
+    arrays = fields_of(spec, dataset_of(spec, facts))
+    is_arrow = any(array.is_unpacked_in_batches for array in arrays)
+    return "record batches" if is_arrow else "chunks"
 
 
 def _told(reading: Reading) -> str:

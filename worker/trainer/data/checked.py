@@ -3,51 +3,97 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from app.spec.data import Data, DatasetsSplit
+from worker.trainer.data.arrow_folder import ArrowIndex, is_arrow, read_index
+from worker.trainer.data.arrow_source import ArrowSource
 from worker.trainer.data.fingerprint import check_fingerprint
-from worker.trainer.data.hdf5 import Hdf5Source, Layout, Stamp
+from worker.trainer.data.hdf5 import Layout, Stamp
 from worker.trainer.data.read_threads import READ_THREADS
-from worker.trainer.data.source import Field, Rows
+from worker.trainer.data.source import Field, Rows, Source
 from worker.trainer.data.window_files import SERIES, Windows, find_windows
-from worker.trainer.data.windows import WindowsSource, open_source
-from worker.trainer.errors import DataError, SpecMismatch
+from worker.trainer.data.windows import open_source
+from worker.trainer.errors import DataError, DatasetChanged, SpecMismatch
+
+
+class Stored(Protocol):
+    """Files that were found to be the registered ones. They may be sent to another process, which
+    opens them there.
+    """
+
+    @property
+    def read_directly(self) -> Sequence[str]:
+        """Arrays that are read past the library of their format."""
+
+    def open(self, names: Sequence[str], threads: int = READ_THREADS) -> Source:
+        """The source of these arrays."""
+
+    def reads_apart(self, names: Sequence[str]) -> bool:
+        """Whether rows of these that are far apart are read by themselves: none is packed with
+        others.
+        """
+
+
+@dataclass(frozen=True)
+class Hdf5Stored:
+    path: Path
+    stamp: Stamp
+    windows: Mapping[str, Windows]
+    layout: Layout
+    """Of what is read past HDF5."""
+
+    @property
+    def read_directly(self) -> Sequence[str]:
+        return self.layout.names
+
+    def open(self, names: Sequence[str], threads: int = READ_THREADS) -> Source:
+        return open_source(self.path, names, self.windows, self.stamp, self.layout, threads)
+
+    def reads_apart(self, names: Sequence[str]) -> bool:
+        stored = [f"{name}/{SERIES}" if name in self.windows else name for name in names]
+        return all(name in self.layout.direct for name in stored)
+
+
+@dataclass(frozen=True)
+class ArrowStored:
+    index: ArrowIndex
+
+    @property
+    def read_directly(self) -> Sequence[str]:
+        return tuple(self.index.places)
+
+    def open(self, names: Sequence[str], threads: int = READ_THREADS) -> Source:
+        return ArrowSource(self.index.of(names), threads)
+
+    def reads_apart(self, names: Sequence[str]) -> bool:
+        return self.index.packing is None
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A dataset whose file was found to be the registered one, with the fields of the spec. It may
-    be sent to another process, which opens it there.
-    """
+    """A dataset whose files were found to be the registered ones, with the fields of the spec."""
 
-    path: Path
-    stamp: Stamp
+    stored: Stored
     num_samples: int
     fields: Mapping[str, Field]
     windows: Mapping[str, Windows]
     """Of the fields that are kept as a series."""
-    layout: Layout
-    """Of what is read past HDF5."""
 
-    def open(self, threads: int = READ_THREADS) -> Hdf5Source | WindowsSource:
-        return self.open_fields(tuple(self.fields), threads)
+    def open(self, threads: int = READ_THREADS) -> Source:
+        return self.stored.open(tuple(self.fields), threads)
 
-    def open_fields(
-        self, names: Sequence[str], threads: int = READ_THREADS
-    ) -> Hdf5Source | WindowsSource:
-        return open_source(self.path, names, self.windows, self.stamp, self.layout, threads)
+    def open_fields(self, names: Sequence[str]) -> Source:
+        return self.stored.open(names)
 
-    def open_series(self, name: str) -> Hdf5Source:
+    def open_series(self, name: str) -> Source:
         """The steps of the series that a field of windows is kept as."""
-        return Hdf5Source(self.path, (f"{name}/{SERIES}",), self.stamp, self.layout)
+        return self.stored.open((f"{name}/{SERIES}",))
 
     @property
     def reads_apart(self) -> bool:
         """Whether rows that are far apart are read by themselves: none is packed with others."""
-        series = [f"{name}/{SERIES}" for name in self.windows]
-        plain = [name for name in self.fields if name not in self.windows]
-        return all(name in self.layout.direct for name in (*series, *plain))
+        return self.stored.reads_apart(tuple(self.fields))
 
     def saved_bytes(self, rows: Rows) -> int:
         """Of these samples, where windows stay the series that they slide over."""
@@ -77,12 +123,29 @@ def _check(name: str, dataset: Mapping[str, Any], data: Data) -> Checked:
     path, expected = Path(dataset["path"]), dataset["fingerprint"]
     check_fingerprint(name, path, expected)
     names = tuple(dict.fromkeys((*data.inputs, *data.targets)))
-    windows = find_windows(path, names)
-    source = open_source(path, names, windows, Stamp(expected["size"], expected["mtime_ns"]))
-    source.close()
-    if not source.num_samples:
+    stamp = Stamp(expected["size"], expected["mtime_ns"])
+    checked = _arrow(path, names, stamp) if is_arrow(path) else _hdf5(path, names, stamp)
+    if not checked.num_samples:
         raise DataError(f"{path} holds no samples; write at least one row, then register it again.")
-    return Checked(path, source.stamp, source.num_samples, source.fields, windows, source.layout)
+    return checked
+
+
+def _hdf5(path: Path, names: Sequence[str], stamp: Stamp) -> Checked:
+    windows = find_windows(path, tuple(names))
+    source = open_source(path, names, windows, stamp)
+    source.close()
+    stored = Hdf5Stored(path, source.stamp, windows, source.layout)
+    return Checked(stored, source.num_samples, source.fields, windows)
+
+
+def _arrow(path: Path, names: Sequence[str], stamp: Stamp) -> Checked:
+    index = read_index(path).of(names)
+    if (index.size, index.newest_ns) != (stamp.size, stamp.mtime_ns):
+        raise DatasetChanged(
+            f"Files of {path} were written while the run began. Wait until that is over, register"
+            " it again and restart the run."
+        )
+    return Checked(ArrowStored(index), index.num_samples, index.fields, {})
 
 
 def _shapes(fields: Mapping[str, Field]) -> str:

@@ -33,7 +33,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class _Parts:
+class Parts:
     """Bytes of the file, in its order, and where in `memory` they go: three numbers each."""
 
     memory: memoryview
@@ -41,7 +41,7 @@ class _Parts:
     starts: Rows
     sizes: Rows
 
-    def shares(self) -> "list[_Parts]":
+    def shares(self) -> "list[Parts]":
         """Cut into shares of equal bytes, also inside a part; one where there are few."""
         total = int(self.sizes.sum())
         count = max(1, -(-total // SHARE_BYTES))
@@ -51,12 +51,12 @@ class _Parts:
         whole = np.searchsorted(begins, points, side="right") - 1
         inside = points - begins[whole]
         sizes = np.diff(points, append=total)
-        cut = _Parts(self.memory, self.offsets[whole] + inside, self.starts[whole] + inside, sizes)
+        cut = Parts(self.memory, self.offsets[whole] + inside, self.starts[whole] + inside, sizes)
         places = np.searchsorted(points, cuts).tolist()
         return [cut.of(slice(*ends)) for ends in pairwise(places)]
 
-    def of(self, some: slice) -> "_Parts":
-        return _Parts(self.memory, self.offsets[some], self.starts[some], self.sizes[some])
+    def of(self, some: slice) -> "Parts":
+        return Parts(self.memory, self.offsets[some], self.starts[some], self.sizes[some])
 
     def runs(self) -> Iterator[tuple[int, list[memoryview]]]:
         """What lies close together in the file as one: (offset, the memories in turn, with that
@@ -140,27 +140,32 @@ class DirectReader:
         if not extents:
             return
         starts, stops, places = np.array(extents, np.int64).reshape(-1, 3).T
-        shares = list[_Parts]()
+        shares = list[Parts]()
         for name, lies in self._places.items():
             if not out[name].flags.c_contiguous:
                 raise BufferError(f"{name!r} would be read into a copy: it is not in one piece")
             memory, size = out[name].reshape(-1).view(np.uint8).data, lies.row_bytes
             offsets = lies.offset + starts * size
-            parts = _Parts(memory, offsets, places * size, (stops - starts) * size)
+            parts = Parts(memory, offsets, places * size, (stops - starts) * size)
             shares += parts.shares()
         if len(shares) > len(self._places):
             self._threads.run(self._read, shares)
         else:  # it is read before another thread has woken up
             self._read(iter(shares))
 
-    def _read(self, shares: Iterator[_Parts]) -> None:
+    def _read(self, shares: Iterator[Parts]) -> None:
         for offset, memories in chain.from_iterable(share.runs() for share in shares):
-            at, left = offset, memories
-            while left:
-                count = os.preadv(self._file, left, at)
-                if not count:
-                    raise EOFError(f"the file ends at byte {at:,}")
-                at, left = at + count, _after(left, count)
+            fill(self._file, offset, memories)
+
+
+def fill(file: int, offset: int, memories: list[memoryview]) -> None:
+    """Read a file from `offset` on into the memories in turn; OSError, EOFError."""
+    at, left = offset, memories
+    while left:
+        count = os.preadv(file, left, at)
+        if not count:
+            raise EOFError(f"the file ends at byte {at:,}")
+        at, left = at + count, _after(left, count)
 
 
 def _after(memories: list[memoryview], count: int) -> list[memoryview]:

@@ -242,5 +242,5 @@ def _describe(training: Checked, parts: Parts, shuffle: Shuffle, need: Need) -> 
         "train_samples": len(parts.train),
         "validation_samples": len(parts.validation),
         "test_samples": len(parts.test) if parts.test else 0,
-        "read_directly": list(training.layout.names),
+        "read_directly": list(training.stored.read_directly),
     }

@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from app.spec.residency import MOST_READ_THREADS
+
 # HDF5 reads with one thread at a time. From the page cache, on 2 cores: h5py 6.2 GiB/s, one thread
-# 7.7, two 9.5, four 8.7. More than the memory bus can feed only take cores from the training.
-READ_THREADS = min(4, len(os.sched_getaffinity(0)))
+# 7.7, two 9.5, four 8.7.
+READ_THREADS = min(MOST_READ_THREADS, len(os.sched_getaffinity(0)))
 
 Share = TypeVar("Share")
 
