@@ -19,6 +19,7 @@ from worker.trainer.data.batch import BatchPlan
 from worker.trainer.errors import SpecMismatch
 from worker.trainer.recording import Recorder, Replay, why_not
 from worker.trainer.static_step import full_step
+from worker.trainer.step import TrainingStep
 from worker.trainer.trial import STEPS
 
 # A rate that a float32 holds exactly: as a tensor it is the same number.
@@ -169,6 +170,48 @@ def test_where_it_fails_the_run_goes_on_as_one_that_never_tried(
     assert warning["message"].startswith(
         "Steps are launched one operation at a time, not replayed from a CUDA graph. It failed: an"
     )
+
+
+class Off(Counting):
+    """Whose steps make the weights larger, by a share."""
+
+    share = 0.0
+    step: TrainingStep
+
+    def record(self, whole: Replay) -> Replay:
+        def run() -> None:
+            whole()
+            with torch.no_grad():
+                for parameter in Off.step.model.parameters():
+                    parameter.mul_(1 + Off.share)
+
+        return run
+
+
+@pytest.mark.usefixtures("_recorded_here")
+@pytest.mark.parametrize(
+    ("share", "deterministic", "recorded"),
+    [(0.1, False, False), (1e-7, False, True), (1e-7, True, False), (0.0, True, True)],
+)
+def test_steps_are_replayed_only_where_they_were_right(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, share: float, deterministic: bool, recorded: bool
+) -> None:
+    def remembered(step: TrainingStep, spec: RunSpec, *_: object) -> str | None:
+        Off.step = step
+        return unless_never(spec)
+
+    monkeypatch.setattr(prepare, "why_not", remembered)
+    monkeypatch.setattr(recording, "GraphRecorder", Off)
+    monkeypatch.setattr(Off, "share", share)
+    patch = merged(STEADY, {"runtime": {"deterministic": deterministic}})
+    launched, outcome = lab.run(patch=merged(patch, NEVER)), lab.run(patch=patch)
+    told = applied(outcome)
+    assert told["recorded"] is recorded
+    assert (outcome.weights == launched.weights) is (not recorded or not share)
+    if recorded:
+        assert told["identical"] is (share == 0)
+    else:
+        assert told["why_not"].startswith("Recorded steps did not compute what launched ones do: ")
 
 
 @pytest.mark.usefixtures("_recorded_here")

@@ -62,6 +62,11 @@ def keeps_the_first_rate(small: Small) -> None:
     small.step.compute(small.static)
 
 
+def keeps_the_last_rate(small: Small) -> None:
+    small.step.optimizer.param_groups[0]["lr"].fill_(1e-5)
+    small.step.compute(small.static)
+
+
 def keeps_the_first_batch(small: Small) -> None:
     for arrays, _, _ in small.static.micro_batches():
         for name, array in arrays.items():
@@ -103,6 +108,7 @@ def loses_itself(small: Small) -> None:
 
 WRONG: dict[Callable[[Small], None], str] = {
     keeps_the_first_rate: "their weights ended",
+    keeps_the_last_rate: "their weights ended",
     keeps_the_first_batch: "their losses or gradients are off by",
     draws_the_same_again: "they draw other random numbers",
     keeps_its_gradients: "their losses or gradients are off by",
