@@ -18,7 +18,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from app.errors import InvalidRequest, Unavailable
-from app.plainjson import dump_json
+from app.plainjson import dump_json, load_json
 from app.settings import Settings
 from app.store import sqlite
 from app.store.doorbell import PG_CHANNEL, Doorbell
@@ -155,6 +155,7 @@ def _make_postgres_engine(url: URL) -> Engine:
             pool_pre_ping=True,
             connect_args={"connect_timeout": CONNECT_TIMEOUT_SECONDS},
             json_serializer=dump_json,
+            json_deserializer=load_json,
         )
     except ArgumentError:  # such as more ports than hosts
         raise _unreadable_url() from None
@@ -172,6 +173,7 @@ def _make_sqlite_engine(url: URL, busy_seconds: float) -> Engine:
         module=sqlite.driver,
         connect_args={"timeout": busy_seconds},
         json_serializer=dump_json,
+        json_deserializer=load_json,
     )
     event.listen(
         engine,
