@@ -80,11 +80,11 @@ class Gate:
 
 async def _token_of(secret: str, services: Services) -> TokenRecord | None:
     """From a file before a thread could be asked; in a thread where it has to be waited for."""
-    verify = services.store.tokens.verify
+    tokens = services.store.tokens
     if services.store.database.is_sqlite:
         with suppress(Unavailable):
-            return verify(secret, at_once=True)
-    return await run_in_threadpool(verify, secret)
+            return tokens.verify_at_once(secret)
+    return await run_in_threadpool(tokens.verify, secret)
 
 
 class _Limited:

@@ -8,6 +8,7 @@ from typing import Any
 __all__ = [
     "ROLLBACK",
     "configure",
+    "connect",
     "copy",
     "create_private",
     "driver",
@@ -55,6 +56,13 @@ def configure(connection: Any) -> None:
     connection.isolation_level = None
     for pragma in (f"journal_mode={journal_mode()}", "synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}").close()
+
+
+def connect(file: str, busy_seconds: float) -> Any:
+    """A connection that threads may share, one at a time."""
+    connection = driver.connect(file, timeout=busy_seconds, check_same_thread=False)
+    configure(connection)
+    return connection
 
 
 def copy(file: Path, target: Path) -> None:
