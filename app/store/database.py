@@ -68,7 +68,7 @@ class Database:
             yield connection
 
     def rows_at_once(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """All that a SELECT finds in a SQLite file, waiting for nobody: an event loop can afford it.
+        """What a SELECT finds in a SQLite file, waiting for nobody: an event loop can afford it.
 
         By the driver itself: each request asks, and the layers above take ten times as long.
         Unavailable while somebody commits.

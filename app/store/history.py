@@ -1,6 +1,9 @@
 """How fast runs like a new one were: the guard reckons its time and its checkpoints with it."""
 
+import json
 from collections.abc import Iterable, Iterator
+from hashlib import sha256
+from itertools import islice
 from statistics import median
 from typing import Any
 
@@ -10,11 +13,10 @@ from app.guard.facts import DeviceFacts, HistoryFacts
 from app.lifecycle import RunState
 from app.store.database import Database
 from app.store.records import Document
-from app.store.tables import attempts, run_documents, runs
+from app.store.tables import attempts, has_begun, runs
 
-# The newest runs of a recipe that are looked at, those of them whose specs are compared, so many
-# at once, and the like ones that count.
-NEWEST, COMPARED, AT_ONCE, COUNTED = 1000, 100, 20, 10
+# The newest runs alike that are looked at, and those of them that count.
+COMPARED, COUNTED = 50, 10
 # What an attempt must have trained for its pace to count: the first steps are slower than others.
 LEAST_STEPS, LEAST_SECONDS = 100, 60.0
 # Runs are alike that agree in these: they take the same time for a step.
@@ -29,44 +31,33 @@ ALIKE = (
     *(("runtime", name) for name in ("precision", "compile", "deterministic", "threads")),
     ("runtime", "cuda_graphs"),
 )
+LIKENESS_DIGITS = 32
 WRITTEN = ("totals", "written_seconds")
 TRAINING_PARTS = ("data_wait", "compute", "sync")
 
 
-_RECENT = (
-    select(runs.c.id, runs.c.dataset, runs.c.progress_at, runs.c.deleted_at)
-    .where(runs.c.recipe == bindparam("recipe"))
+_NEWEST = (
+    select(runs.c.id)
+    .where(runs.c.likeness == bindparam("likeness"), has_begun)
     .order_by(runs.c.id.desc())
-    .limit(NEWEST)
+    .limit(COMPARED)
     .subquery()
 )
-# Ids of runs of the recipe over the dataset that have told progress, newest first. Built once, as
-# the next one is: to build it costs more than to execute it.
-_CANDIDATES = (
-    select(_RECENT.c.id)
-    .where(
-        _RECENT.c.dataset == bindparam("dataset"),
-        _RECENT.c.progress_at.is_not(None),
-        _RECENT.c.deleted_at.is_(None),
-    )
-    .order_by(_RECENT.c.id.desc())
-    .limit(COMPARED)
-)
-# Some of these runs, newest first, with the attempt that the progress of each tells of.
+# Runs alike, newest first, with the attempt that the progress of each tells of. Built once: to
+# build it costs more than to execute it.
 _FIGURES: Select[Any] = (
     select(
         runs.c.id,
         runs.c.state,
         runs.c.progress,
         runs.c.environment,
-        run_documents.c.spec,
         attempts.c.started_at,
         attempts.c.finished_at,
         attempts.c.saved_checkpoints,
     )
+    .join(_NEWEST, _NEWEST.c.id == runs.c.id)
     .join(attempts, and_(attempts.c.run_id == runs.c.id, attempts.c.number == runs.c.attempt))
-    .join(run_documents, run_documents.c.run_id == runs.c.id)
-    .where(runs.c.id.in_(bindparam("ids", expanding=True)))
+    .where(runs.c.progress_at.is_not(None), runs.c.deleted_at.is_(None))
     .order_by(runs.c.id.desc())
 )
 
@@ -82,27 +73,19 @@ class History:
 
         Reads a bounded number of rows through an index, however many runs there are.
         """
-        wanted, alike = _likeness(spec), []
         with self._database.read() as connection:
-            named = {"recipe": spec["recipe"]["kind"], "dataset": spec["data"]["dataset"]}
-            ids = connection.execute(_CANDIDATES, named).scalars().all()
-            for start in range(0, len(ids), AT_ONCE):
-                some = {"ids": ids[start : start + AT_ONCE]}
-                rows = connection.execute(_FIGURES, some).all()
-                alike += [
-                    row
-                    for row in rows
-                    if _likeness(row.spec) == wanted
-                    and _is_on(row.environment, device)
-                    and _is_telling(row)
-                ]
-                if len(alike) >= COUNTED:
-                    break
-        return _medians(alike[:COUNTED]) if alike else None
+            # Looked at one by one: their documents take longer to decode than the rest.
+            rows = connection.execute(_FIGURES, {"likeness": likeness_of(spec)})
+            telling = (row for row in rows if _is_on(row.environment, device) and _is_telling(row))
+            alike = list(islice(telling, COUNTED))
+            rows.close()
+        return _medians(alike) if alike else None
 
 
-def _likeness(spec: Document) -> list[Any]:
-    return [_at(spec, keys) for keys in ALIKE]
+def likeness_of(spec: Document) -> str:
+    """The same text for specs that are alike."""
+    told = json.dumps([_at(spec, keys) for keys in ALIKE], sort_keys=True)
+    return sha256(told.encode()).hexdigest()[:LIKENESS_DIGITS]
 
 
 def _at(document: Any, keys: Iterable[str]) -> Any:

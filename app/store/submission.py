@@ -9,6 +9,7 @@ from app.lifecycle import TERMINAL, Intent, RunState
 from app.store.datasets import require_datasets
 from app.store.dialect import insert_unless_there
 from app.store.forgetting import forget_keys
+from app.store.history import likeness_of
 from app.store.intents import escalate
 from app.store.records import Document, Idempotency, NewRun, Restart
 from app.store.restart_points import Origin, hold_first, require_what_was_asked
@@ -115,6 +116,7 @@ def _fresh(new: NewRun, now: float) -> Document:
         "losses": 0,
         "last_event_seq": 1 + len(new.issues),
         "log_bytes": 0,
+        "likeness": likeness_of(new.spec),
         "created_at": now,
     }
 

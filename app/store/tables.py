@@ -15,6 +15,7 @@ from sqlalchemy import (
     Table,
     Text,
     desc,
+    literal_column,
 )
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator, TypeEngine
@@ -168,6 +169,8 @@ runs = _table(
     Column("started_at", Double),
     Column("finished_at", Double),
     Column("deleted_at", Double),
+    # The same in runs that take the same time for a step, see history.py.
+    Column("likeness", Text),
     Index(None, "state", "id"),
     Index(None, "recipe", "id"),
 )
@@ -181,6 +184,12 @@ for _column in (
     _has_one = _column.is_not(None)
     Index(None, _column, sqlite_where=_has_one, postgresql_where=_has_one)
 Index(None, runs.c.started_at)
+_is_there = runs.c.deleted_at.is_(None)
+Index(None, runs.c.finished_at, sqlite_where=_is_there, postgresql_where=_is_there)
+# Of those that were ever claimed, which is written in the statement as it is here: only then a
+# database uses the index.
+has_begun = runs.c.attempt > literal_column("0")
+Index(None, runs.c.likeness, runs.c.id, sqlite_where=has_begun, postgresql_where=has_begun)
 Index("ix_runs_claim", runs.c.state, desc(runs.c.priority), runs.c.place, runs.c.id)
 
 # How many runs have ended so, and how many of these were deleted; see tallies.py.
@@ -335,10 +344,12 @@ idempotency_keys = _wide(
     Column("created_at", Double, nullable=False, index=True),
 )
 
-# What may still change in a run that is over; a trigger refuses every other column.
+# What may still change in a run that is over; a trigger refuses every other column. Its likeness
+# follows from its spec, and a newer version may see likeness elsewhere.
 CHANGEABLE_WHEN_TERMINAL = frozenset(
-    {"name", "notes", "labels", "priority", "diagnosis", "version", "last_event_seq", "deleted_at"}
-)
+    {"name", "notes", "labels", "priority", "diagnosis", "version", "last_event_seq", "deleted_at",
+     "likeness"}
+)  # fmt: skip
 TERMINAL_VALUES = tuple(
     state.value for state in (RunState.succeeded, RunState.failed, RunState.stopped)
 )

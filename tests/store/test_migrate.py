@@ -7,16 +7,17 @@ from contextlib import ExitStack, closing
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import inspect, text
+from sqlalchemy import inspect, select, text
 
 from app.errors import InvalidRequest, Unavailable
-from app.lifecycle import Intent
+from app.lifecycle import Intent, Reason
 from app.settings import Settings, load_settings
 from app.store import migrate, open_store
 from app.store.database import Database
 from app.store.identity import this_process
+from app.store.records import Finish
 from app.store.sqlite import driver, has_wal_reset_bug
-from app.store.tables import metadata
+from app.store.tables import metadata, runs
 from app.store.worker_records import NewWorker
 
 from .conftest import World, new_run
@@ -53,6 +54,25 @@ def test_down_to_nothing_and_up_again(settings: Settings) -> None:
     migrate.upgrade(settings)
     assert migrate.current(settings) == migrate.head_revision()
     assert migrate.check(settings) == []
+
+
+def test_what_runs_have_told_before_counts_after_an_upgrade(world: World) -> None:
+    """Of runs that are over, which a trigger keeps as they were, and of those that go on."""
+    ended = world.running()
+    world.store.leases.finish(ended.token, Finish(Reason.completed, "It is done."))
+    running, waiting = world.running(), world.submit(recipe="molecule")
+    likeness = select(runs.c.id, runs.c.likeness).order_by(runs.c.id)
+    with world.database.read() as connection:
+        before = connection.execute(likeness).all()
+    migrate.downgrade(world.settings, "0005")
+    with world.database.read() as connection:
+        assert "likeness" not in {one["name"] for one in inspect(connection).get_columns("runs")}
+    migrate.upgrade(world.settings)
+    with world.database.read() as connection:
+        assert connection.execute(likeness).all() == before
+    assert [row.id for row in before] == [ended.run_id, running.run_id, waiting.id]
+    assert all(row.likeness for row in before)
+    assert world.store.runs.get(ended.run_id).state == "succeeded"
 
 
 def test_an_upgrade_of_what_is_current_changes_nothing(world: World) -> None:

@@ -10,6 +10,7 @@ from sqlalchemy import event, insert, text
 
 from app.guard.facts import DeviceFacts
 from app.lifecycle import RunState
+from app.store.history import likeness_of
 from app.store.records import RunFilter
 from app.store.tables import runs
 
@@ -28,6 +29,7 @@ def old_world(world: World) -> World:
         "accepted_risks": [], "state": "succeeded", "intent": "run", "reason": "completed",
         "version": 3, "attempt": 1, "devices": [], "beat": 9, "retries_used": 0, "losses": 0,
         "last_event_seq": 4, "log_bytes": 0, "created_at": 1.0, "progress_at": 1.0,
+        "likeness": likeness_of(LIKE),
     }  # fmt: skip
     with world.store.database.write() as connection:
         connection.execute(insert(runs), [{**row, "place": i} for i in range(HISTORY)])
