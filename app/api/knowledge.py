@@ -1,19 +1,20 @@
 """What the guard is told of the world as it is when a request comes."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from app.api.services import Services
-from app.errors import NotFound
 from app.guard.carry import carry_between
 from app.guard.derived import device_of, steps_of
-from app.guard.facts import Carried, Facts, HistoryFacts, ParentFacts, UnknownFact
+from app.guard.facts import Carried, DatasetFacts, Facts, HistoryFacts, ParentFacts, UnknownFact
 from app.guard.inheritance import Inherited
 from app.guard.plan import pin_order, settled_order
 from app.guard.resolve import Resolved, resolve
 from app.lifecycle import RunState
 from app.spec.parse import parse_spec
 from app.store.facts import dataset_facts, worker_devices
+from app.store.history import likeness_of
 
 Document = dict[str, Any]
 
@@ -31,23 +32,41 @@ class Parent:
     """Its datasets that have another file by now than it trained on."""
 
 
+@dataclass(frozen=True)
+class Moment:
+    """What was read for requests that are planned together."""
+
+    named: Mapping[str, DatasetFacts]
+    """The datasets that they name, as they are now."""
+    histories: dict[Hashable, HistoryFacts | None] = field(default_factory=dict)
+    """What like runs have told, as it is asked for."""
+
+
+def moment_of(services: Services, requests: Iterable[Document]) -> Moment:
+    """The moment of some requests: this one."""
+    names = {name for request in requests for name in _named_datasets(request)}
+    found = services.store.datasets.named(names) if names else {}
+    return Moment({name: dataset_facts(record) for name, record in found.items()})
+
+
 def facts_for(
-    services: Services, request: Document, parent: Parent | None = None
+    services: Services,
+    request: Document,
+    parent: Parent | None = None,
+    moment: Moment | None = None,
 ) -> tuple[Facts, Resolved]:
     """The facts as of now, and what the request comes to under them.
 
-    Datasets that the request names are read afresh; what was learned from runs that are like it can
-    be asked for only once it is resolved.
+    `moment`: of the request and others, where it was looked up already. What was learned from runs
+    that are like it can be asked for only once it is resolved.
     """
-    datasets = {record.name: record for record in services.datasets.get()}
+    moment = moment or moment_of(services, [request])
+    datasets = dict(services.datasets.get())
     for name in _named_datasets(request):
-        try:
-            datasets[name] = services.store.datasets.get(name)
-        except NotFound:
-            datasets.pop(name, None)
+        datasets.pop(name, None)
     workers = services.workers.get()
     facts = Facts(
-        datasets={name: dataset_facts(record) for name, record in datasets.items()},
+        datasets={**datasets, **moment.named},
         devices=tuple(device for worker in workers for device in worker_devices(worker)),
     )
     inherited = None if parent is None else parent.inherited
@@ -55,7 +74,7 @@ def facts_for(
     settled = _settled(resolved, facts)
     learned = replace(
         facts,
-        history=_history(services, resolved, settled, facts),
+        history=_history(services, resolved, settled, facts, moment),
         history_looked_for=True,
         parent=None if parent is None else _parent(services, parent, settled, facts),
     )
@@ -70,7 +89,11 @@ def _settled(resolved: Resolved, facts: Facts) -> Document | None:
 
 
 def _history(
-    services: Services, resolved: Resolved, settled: Document | None, facts: Facts
+    services: Services,
+    resolved: Resolved,
+    settled: Document | None,
+    facts: Facts,
+    moment: Moment,
 ) -> HistoryFacts | None:
     """How fast like runs were on the device that this one would get."""
     if resolved.spec is None or settled is None:
@@ -79,7 +102,10 @@ def _history(
         device = device_of(resolved.spec, facts)
     except UnknownFact:
         return None
-    return services.store.history.like(settled, device)
+    key = likeness_of(settled), device.kind, device.name
+    if key not in moment.histories:
+        moment.histories[key] = services.store.history.like(settled, device)
+    return moment.histories[key]
 
 
 def _parent(

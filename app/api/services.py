@@ -1,19 +1,23 @@
 """What one API process holds: settings, store, tailer, and briefly cached knowledge."""
 
+import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from app.api.tailer import Tailer
 from app.api.telemetry import Telemetry
 from app.errors import Conflict
+from app.guard.facts import DatasetFacts
 from app.presets.catalog import Catalog, load_catalog
 from app.settings import Settings
 from app.store.doorbell import Doorbell
-from app.store.records import DatasetRecord
+from app.store.facts import dataset_facts
+from app.store.records import Idempotency, RunRecord
 from app.store.store import Store
 from app.store.worker_records import WorkerRecord
 
@@ -69,6 +73,27 @@ class InFlight:
                 self._keys.discard(mine)
 
 
+Made = tuple[RunRecord, bool]
+"""A run, and whether it is new."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A request for a run, and where its answer goes."""
+
+    request: dict[str, Any]
+    idempotency: Idempotency | None
+    made: "asyncio.Future[Made]"
+
+
+@dataclass
+class Intake:
+    """Requests that wait, and the task that works them off; see intake.py."""
+
+    queue: deque[Waiting] = field(default_factory=deque)
+    task: "asyncio.Task[None] | None" = None
+
+
 @dataclass
 class Services:
     """Everything the endpoints work with; one object an application."""
@@ -79,8 +104,9 @@ class Services:
     tailer: Tailer = field(init=False)
     catalog: Cached[Catalog] = field(init=False)
     workers: Cached[list[WorkerRecord]] = field(init=False)
-    datasets: Cached[list[DatasetRecord]] = field(init=False)
+    datasets: Cached[dict[str, DatasetFacts]] = field(init=False)
     in_flight: InFlight = field(default_factory=InFlight)
+    intake: Intake = field(default_factory=Intake)
 
     def __post_init__(self) -> None:
         store, settings = self.store, self.settings
@@ -89,4 +115,9 @@ class Services:
         self.tailer.each_beat(self.telemetry.watch_starts)
         self.catalog = Cached(lambda: load_catalog(settings.presets_dir))
         self.workers = Cached(lambda: list(store.workers.list(alive_only=True)))
-        self.datasets = Cached(lambda: store.datasets.list(MAX_KNOWN_DATASETS, None).data)
+        self.datasets = Cached(lambda: _dataset_facts(store))
+
+
+def _dataset_facts(store: Store) -> dict[str, DatasetFacts]:
+    known = store.datasets.list(MAX_KNOWN_DATASETS).data
+    return {record.name: dataset_facts(record) for record in known}

@@ -2,14 +2,12 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from typing import Any
 
-from starlette.concurrency import run_in_threadpool
-
-from app.api.knowledge import Parent, facts_for
-from app.api.services import Services
+from app.api.knowledge import Moment, Parent, facts_for
+from app.api.services import Made, Services
 from app.errors import DatasetNotReady, InvalidRequest
 from app.guard.facts import Facts
 from app.guard.plan import Plan, make_plan
@@ -30,9 +28,14 @@ def require_object(document: Any) -> Document:
     return document
 
 
-def plan_request(services: Services, request: Document, parent: Parent | None = None) -> Plan:
-    """The plan of a request as the world is now; `parent`: of a restart."""
-    return plan_under(services, request, *facts_for(services, request, parent))
+def plan_request(
+    services: Services,
+    request: Document,
+    parent: Parent | None = None,
+    moment: Moment | None = None,
+) -> Plan:
+    """The plan of a request as the world is now; `parent`: of a restart; `moment`: see there."""
+    return plan_under(services, request, *facts_for(services, request, parent, moment))
 
 
 def plan_under(services: Services, request: Document, facts: Facts, resolved: Resolved) -> Plan:
@@ -42,26 +45,15 @@ def plan_under(services: Services, request: Document, facts: Facts, resolved: Re
     )
 
 
-def create(
-    services: Services, request: Document, idempotency: Idempotency | None
-) -> tuple[RunRecord, bool]:
-    """Guard the request and store the run; (run, whether it is new)."""
-    made = made_before(services, idempotency)
-    if made is not None:
-        return made, False
-    new = new_run_of(plan_request(services, request))
-    return services.store.runs.create(new, idempotency=idempotency)
-
-
 async def when_ready(
-    services: Services, wait_seconds: float | None, submit: Callable[[], tuple[RunRecord, bool]]
-) -> tuple[RunRecord, bool]:
+    services: Services, wait_seconds: float | None, submit: Callable[[], Awaitable[Made]]
+) -> Made:
     """What `submit` gives, tried again for so long while a dataset is still being inspected."""
     deadline = time.monotonic() + (wait_seconds or 0.0)
     with services.tailer.watch() as commits:
         while True:
             try:
-                return await run_in_threadpool(submit)
+                return await submit()
             except DatasetNotReady as error:
                 codes = {issue["code"] for issue in error.extensions["issues"]}
                 if codes != {"correctness.dataset_not_ready"} or services.tailer.draining:

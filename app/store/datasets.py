@@ -1,6 +1,6 @@
 """Datasets: registered by name, inspected by a worker's job."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, bindparam, delete, or_, select, update
@@ -10,11 +10,12 @@ from app.store.cursor import parse_cursor
 from app.store.database import Database
 from app.store.dialect import insert_unless_there
 from app.store.jobs import add_job
-from app.store.records import DatasetRecord, Document, Page
+from app.store.records import DatasetRecord, Document, NewRun, Page
 from app.store.tables import ACTIVE_VALUES, datasets, jobs, run_datasets, runs
 
 FOUND = ("fields", "samples", "layout", "size_bytes", "fingerprint", "read_probe", "message")
 _NAMED = select(datasets).where(datasets.c.name == bindparam("name"))
+_ALL_NAMED = select(datasets).where(datasets.c.name.in_(bindparam("names", expanding=True)))
 # Held, so that none is forgotten before the run that reads it is there.
 _HELD = (
     select(datasets.c.name)
@@ -87,6 +88,12 @@ class Datasets:
             raise _missing(name)
         return record_of(row)
 
+    def named(self, names: Collection[str]) -> dict[str, DatasetRecord]:
+        """Those of these names that there are."""
+        with self._database.read() as connection:
+            rows = connection.execute(_ALL_NAMED, {"names": sorted(names)})
+            return {row.name: record_of(row) for row in rows}
+
     def list(self, limit: int, after: str | None = None) -> Page[DatasetRecord]:
         """Newest first; `after` is the cursor of the page before."""
         query = select(datasets).order_by(datasets.c.id.desc())
@@ -104,9 +111,15 @@ def record_of(row: Row[Any], **changes: Any) -> DatasetRecord:
     return DatasetRecord(**{**known, **changes})
 
 
-def require_datasets(connection: Connection, main: str, spec: Document) -> list[str]:
-    """The names of all datasets that a run reads. InvalidRequest when one is not there."""
-    names = {main, *_split_datasets(spec)}
+def datasets_of(new: NewRun) -> set[str]:
+    """The names of all datasets that a run reads."""
+    return {new.dataset, *_split_datasets(new.spec)}
+
+
+def require_datasets(connection: Connection, names: set[str]) -> None:
+    """Hold datasets until the transaction ends. InvalidRequest when one is not there."""
+    if not names:
+        return
     known = connection.execute(_HELD, {"names": list(names)}).scalars()
     missing = names.difference(known)
     if missing:
@@ -114,7 +127,6 @@ def require_datasets(connection: Connection, main: str, spec: Document) -> list[
             f"There is no dataset {min(missing)!r}. Register it first: stoker data register.",
             code="dataset_unknown",
         )
-    return sorted(names)
 
 
 def pin_datasets(connection: Connection, run_id: int) -> dict[str, DatasetRecord]:

@@ -64,6 +64,14 @@ class Idempotency:
 
 
 @dataclass(frozen=True)
+class Submission:
+    """A run to be made, at most once where it has a key."""
+
+    new: NewRun
+    idempotency: Idempotency | None = None
+
+
+@dataclass(frozen=True)
 class RunFilter:
     """`label` is `key` or `key=value`; `q` is looked for in name and notes."""
 

@@ -19,7 +19,7 @@ from sqlalchemy import (
     update,
 )
 
-from app.errors import ActionNotAllowed, Conflict, InvalidRequest
+from app.errors import ActionNotAllowed, Conflict, InvalidRequest, Unavailable
 from app.guard.memory import compared
 from app.lifecycle import TERMINAL, Intent, RunState, allowed_actions
 from app.store import intents
@@ -35,6 +35,7 @@ from app.store.records import (
     RunDocuments,
     RunFilter,
     RunRecord,
+    Submission,
     WatchMark,
 )
 from app.store.restart_points import Origin, WholeState, find_whole_state
@@ -45,16 +46,15 @@ from app.store.run_rows import (
     matches,
     missing,
     select_runs,
-    to_new_record,
     to_records,
 )
 from app.store.submission import (
     claim_key,
     find_key,
     insert_restart,
-    insert_run,
     remember_key,
     set_labels,
+    submit,
 )
 from app.store.tables import (
     ACTIVE_VALUES,
@@ -99,13 +99,23 @@ class Runs:
     ) -> tuple[RunRecord, bool]:
         """Queue a run; (run, whether it is new). InvalidRequest: a key used with another body."""
         with self._database.write() as connection:
-            now = self._clock()
-            known = claim_key(connection, idempotency, now)
-            if known is not None:
-                return fetch(connection, known), False
-            row = insert_run(connection, new, now)
-            remember_key(connection, idempotency, row.id)
-            return to_new_record(row), True
+            [made] = submit(connection, [Submission(new, idempotency)], self._clock())
+            return made
+
+    def create_all(
+        self, submissions: Sequence[Submission]
+    ) -> Sequence[tuple[RunRecord, bool] | Exception]:
+        """Each as by `create`, all in one transaction: what it would give, or would raise.
+
+        One that is refused undoes no other: then each gets a transaction of its own.
+        """
+        try:
+            with self._database.write() as connection:
+                return submit(connection, submissions, self._clock())
+        except Exception as error:  # noqa: BLE001 - it is given back
+            if len(submissions) == 1 or isinstance(error, Unavailable):
+                return [error] * len(submissions)
+        return [made for one in submissions for made in self.create_all([one])]
 
     def restart(
         self,
@@ -228,7 +238,7 @@ class Runs:
                 )
             if "labels" in changes:
                 connection.execute(delete(run_labels).where(run_labels.c.run_id == run_id))
-                set_labels(connection, run_id, changes["labels"])
+                set_labels(connection, {run_id: changes["labels"]})
             return fetch(connection, run_id)
 
     def delete(self, run_id: int, if_version: int | None = None) -> None:

@@ -1,19 +1,28 @@
 """How runs come to be: new ones, and restarts, each at most once for an idempotency key."""
 
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, cast
 
 from sqlalchemy import Connection, Row, func, insert, select, update
 
 from app.errors import InvalidRequest
 from app.lifecycle import TERMINAL, Intent, RunState
-from app.store.datasets import require_datasets
+from app.store.datasets import datasets_of, require_datasets
 from app.store.dialect import insert_unless_there
 from app.store.forgetting import forget_keys
 from app.store.history import likeness_of
 from app.store.intents import escalate
-from app.store.records import Document, Idempotency, NewRun, Restart
+from app.store.records import (
+    Document,
+    Idempotency,
+    NewRun,
+    Restart,
+    RunRecord,
+    Submission,
+)
 from app.store.restart_points import Origin, hold_first, require_what_was_asked
-from app.store.run_rows import COLUMNS, lock
+from app.store.run_rows import COLUMNS, fetch, lock, to_new_record
 from app.store.tables import (
     TERMINAL_VALUES,
     events,
@@ -72,30 +81,83 @@ def _is_key(given: Idempotency) -> tuple[Any, ...]:
     return idempotency_keys.c.scope == given.scope, idempotency_keys.c.key == given.key
 
 
+def submit(
+    connection: Connection, submissions: Sequence[Submission], now: float
+) -> list[tuple[RunRecord, bool]]:
+    """Queue runs, each at most once for its key; (run, whether it is new) of each."""
+    # In one order, since two servers may be given the same keys, and neither is to wait for the
+    # other in vain.
+    given = {one.idempotency for one in submissions if one.idempotency is not None}
+    keys = sorted(given, key=attrgetter("scope", "key"))
+    known = {key: claim_key(connection, key, now) for key in keys}
+    made: list[tuple[RunRecord, bool]] = []
+    new_runs: list[tuple[int, NewRun]] = []
+    held: set[str] = set()
+    for one in submissions:
+        key = one.idempotency
+        run_id = None if key is None else known[key]
+        if run_id is not None:
+            made.append((fetch(connection, run_id), False))
+            continue
+        reads = datasets_of(one.new)
+        require_datasets(connection, reads - held)
+        held |= reads
+        row = _insert_row(connection, one.new, now)
+        if key is not None:
+            remember_key(connection, key, row.id)
+            known[key] = row.id
+        made.append((to_new_record(row), True))
+        new_runs.append((row.id, one.new))
+    _insert_belongings(connection, new_runs, now)
+    return made
+
+
 def insert_run(connection: Connection, new: NewRun, now: float, **restart: Any) -> Row[Any]:
     """Insert a queued run with its documents, labels and first events; its row of COLUMNS."""
-    reads = require_datasets(connection, new.dataset, new.spec)
-    statement = _INSERT_IN_PLACE if "place" in restart else _INSERT_LAST
-    row = connection.execute(statement, {**_fresh(new, now), **restart}).one()
-    run_id = row.id
-    names = ("request", "spec", "provenance", "issues", "memory")
-    documents = {name: getattr(new, name) for name in names}
-    connection.execute(_INSERT_DOCUMENTS, {"run_id": run_id, **documents})
-    connection.execute(_INSERT_DATASETS, [{"run_id": run_id, "name": name} for name in reads])
-    set_labels(connection, run_id, new.labels)
-    data = {"from": None, "to": "queued", "reason": None, "message": None, "intent": "run"}
-    told = [("state", data), *(("issue", issue) for issue in new.issues)]
-    rows = [
-        {"run_id": run_id, "seq": seq, "t": now, "kind": kind, "data": data}
-        for seq, (kind, data) in enumerate(told, start=1)
-    ]
-    connection.execute(_INSERT_EVENTS, rows)
+    require_datasets(connection, datasets_of(new))
+    row = _insert_row(connection, new, now, **restart)
+    _insert_belongings(connection, [(row.id, new)], now)
     return row
 
 
-def set_labels(connection: Connection, run_id: int, labels: dict[str, str]) -> None:
-    """Add the rows that filters by label look at."""
-    rows = [{"run_id": run_id, "key": key, "value": value} for key, value in labels.items()]
+def _insert_row(connection: Connection, new: NewRun, now: float, **restart: Any) -> Row[Any]:
+    statement = _INSERT_IN_PLACE if "place" in restart else _INSERT_LAST
+    return connection.execute(statement, {**_fresh(new, now), **restart}).one()
+
+
+def _insert_belongings(
+    connection: Connection, new_runs: Sequence[tuple[int, NewRun]], now: float
+) -> None:
+    """What hangs on new runs: for all of them together, since a statement costs more than a row."""
+    names = ("request", "spec", "provenance", "issues", "memory")
+    documents, reads, told = [], [], []
+    for run_id, new in new_runs:
+        documents.append({"run_id": run_id, **{name: getattr(new, name) for name in names}})
+        reads += [{"run_id": run_id, "name": name} for name in sorted(datasets_of(new))]
+        told += _first_events(run_id, new, now)
+    if new_runs:
+        connection.execute(_INSERT_DOCUMENTS, documents)
+        connection.execute(_INSERT_DATASETS, reads)
+        connection.execute(_INSERT_EVENTS, told)
+    set_labels(connection, {run_id: new.labels for run_id, new in new_runs})
+
+
+def _first_events(run_id: int, new: NewRun, now: float) -> list[Document]:
+    data = {"from": None, "to": "queued", "reason": None, "message": None, "intent": "run"}
+    told = [("state", data), *(("issue", issue) for issue in new.issues)]
+    return [
+        {"run_id": run_id, "seq": seq, "t": now, "kind": kind, "data": data}
+        for seq, (kind, data) in enumerate(told, start=1)
+    ]
+
+
+def set_labels(connection: Connection, labels: Mapping[int, dict[str, str]]) -> None:
+    """Add the rows that filters by label look at; `labels` by the id of the run."""
+    rows = [
+        {"run_id": run_id, "key": key, "value": value}
+        for run_id, own in labels.items()
+        for key, value in own.items()
+    ]
     if rows:
         connection.execute(_INSERT_LABELS, rows)
 

@@ -11,7 +11,15 @@ from app.errors import (
 )
 from app.lifecycle import Intent, Reason, RunState
 from app.store import Store
-from app.store.records import Beat, Finish, Idempotency, NewCheckpoint, Restart, RunFilter
+from app.store.records import (
+    Beat,
+    Finish,
+    Idempotency,
+    NewCheckpoint,
+    Restart,
+    RunFilter,
+    Submission,
+)
 
 from .conftest import World, new_run
 
@@ -238,3 +246,51 @@ def test_the_memory_plan_is_kept_and_compared_with_the_peak_that_was_told(world:
     world.store.leases.beat(lease.token, Beat(progress={"phase": "training", "peak_memory": peak}))
     assert world.store.runs.documents(run.id).memory["ratio"] == 1.5
     assert world.store.runs.documents(world.submit().id).memory["plan"] is None
+
+
+class TestTogether:
+    """Runs that are stored in one transaction."""
+
+    KEY = Idempotency("key", "hash", "POST /runs")
+
+    def test_one_that_is_refused_undoes_no_other(self, world: World) -> None:
+        given = [Submission(new_run(dataset=name)) for name in ("weather", "moon", "weather")]
+        first, refused, last = world.store.runs.create_all(given)
+        assert isinstance(refused, InvalidRequest)
+        assert "no dataset 'moon'" in refused.detail
+        assert isinstance(first, tuple)
+        assert isinstance(last, tuple)
+        assert world.store.runs.find_ids(RunFilter(), 9) == [last[0].id, first[0].id]
+        assert world.store.runs.get(first[0].id) == first[0]
+
+    def test_the_same_key_makes_one_run(self, world: World) -> None:
+        key, other = Submission(new_run(), self.KEY), Submission(new_run())
+        made = world.store.runs.create_all([key, other, key])
+        runs = [one[0].id for one in made if isinstance(one, tuple)]
+        assert [one[1] for one in made if isinstance(one, tuple)] == [True, True, False]
+        assert runs[0] == runs[2] != runs[1]
+        assert world.store.runs.made_by(self.KEY) is not None
+        [(again, is_new)] = world.store.runs.create_all([key])  # type: ignore[misc]
+        assert (again.id, is_new) == (runs[0], False)
+
+    def test_the_same_key_with_another_body_is_refused(self, world: World) -> None:
+        misused = Submission(new_run(), Idempotency("key", "other", "POST /runs"))
+        made = world.store.runs.create_all(
+            [Submission(new_run(), self.KEY), misused, Submission(new_run())]
+        )
+        assert [isinstance(one, tuple) for one in made] == [True, False, True]
+        assert isinstance(made[1], InvalidRequest)
+        assert made[1].problem_code == "idempotency_key_reused"
+        assert len(world.store.runs.find_ids(RunFilter(), 9)) == 2
+
+    def test_what_hangs_on_each_is_its_own(self, world: World) -> None:
+        names = ["a", "b", "c"]
+        given = [Submission(new_run(name=name, labels={name: "1"}, request={"is": name}))
+                 for name in names]  # fmt: skip
+        for name, one in zip(names, world.store.runs.create_all(given), strict=True):
+            assert isinstance(one, tuple)
+            run = one[0]
+            assert run.name == name
+            assert world.store.runs.documents(run.id).request == {"is": name}
+            assert world.store.runs.find_ids(RunFilter(label=name), 9) == [run.id]
+            assert [event.seq for event in world.store.events.list(run.id)] == [1]

@@ -127,7 +127,9 @@ async def restart_run(
             lambda: planned(services, *plan_restart(services, run_id, order, version))
         )
     run, is_new = await when_ready(
-        services, wait, lambda: _restart(services, run_id, order, key, version)
+        services,
+        wait,
+        lambda: run_in_threadpool(_restart, services, run_id, order, key, version),
     )
     response.status_code = 201 if is_new else 200
     return shown(run, response)

@@ -17,16 +17,16 @@ from app.api.deps import (
     Wait,
 )
 from app.api.examples import RUN_BODY
+from app.api.intake import create
 from app.api.models.base import LARGEST_ID, Page
 from app.api.models.runs import Carry, Plan, Run, RunChanges, StateName, Status, Unchecked
 from app.api.openapi import problems
 from app.api.probing import plan_with_probe
 from app.api.problems import PayloadTooLarge, UnsupportedMediaType
 from app.api.serializers import run_document
-from app.api.services import Services
+from app.api.services import Made, Services
 from app.api.strict import StrictRoute
 from app.api.submitting import (
-    create,
     idempotency_of,
     plan_request,
     require_object,
@@ -98,9 +98,9 @@ async def create_run(
     return shown(run, response)
 
 
-def _create(services: Services, request: dict[str, Any], key: str | None) -> tuple[RunRecord, bool]:
+async def _create(services: Services, request: dict[str, Any], key: str | None) -> Made:
     with services.in_flight.only_one("runs", key):
-        return create(services, request, idempotency_of(key, "runs", request))
+        return await create(services, request, idempotency_of(key, "runs", request))
 
 
 def require_no_wait(wait: float | None) -> None:
