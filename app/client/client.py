@@ -81,10 +81,18 @@ class StokerClient:
         )
 
     def runs(self, *, limit: int = 50, after: str | None = None, **filters: Any) -> Document:
-        """One page of runs, newest first; filters: state, status, recipe, label, q, parent_id."""
-        return self._transport.json(
-            "GET", "/runs", params={"limit": limit, "after": after, **filters}
-        )
+        """So many runs, newest first, as one page, also where the service gives them in several;
+        filters: state, status, recipe, label, q, parent_id.
+        """
+        rows: list[Document] = []
+        while True:
+            page = self._transport.json(
+                "GET", "/runs", params={"limit": limit - len(rows), "after": after, **filters}
+            )
+            rows += page["data"]
+            after = page["next_cursor"]
+            if after is None or len(rows) >= limit:
+                return {"data": rows, "next_cursor": after}
 
     def run(self, run_id: int) -> Document:
         return self._transport.json("GET", f"/runs/{run_id}")

@@ -5,23 +5,19 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import (
-    ColumnElement,
     Connection,
     Row,
     Select,
-    and_,
     bindparam,
-    exists,
-    func,
     or_,
     select,
 )
 
-from app.errors import InvalidRequest, NotFound, PreconditionFailed
+from app.errors import NotFound, PreconditionFailed
 from app.guard.carry import STARTS_ANEW
 from app.lifecycle import TERMINAL, Intent, Reason, RunState
-from app.store.records import CarryKind, Document, RunFilter, RunRecord
-from app.store.tables import TERMINAL_VALUES, checkpoints, run_labels, runs
+from app.store.records import CarryKind, Document, RunRecord
+from app.store.tables import TERMINAL_VALUES, checkpoints, runs
 
 awaited = runs.alias("awaited")
 _COMPUTED = {"child_ids", "waits_for_parent"}
@@ -124,57 +120,3 @@ def lock(connection: Connection, run_id: int, if_version: int | None = None) -> 
 
 def missing(run_id: int) -> NotFound:
     return NotFound(f"There is no run {run_id}, or it was deleted. `stoker ls` shows the runs.")
-
-
-def matches(wanted: RunFilter) -> list[ColumnElement[bool]]:
-    """Conditions on `select_runs`; InvalidRequest for a status that does not exist."""
-    conditions: list[ColumnElement[bool]] = []
-    if wanted.state is not None:
-        conditions.append(runs.c.state == wanted.state.value)
-    if wanted.status is not None:
-        conditions.append(_has_status(wanted.status))
-    if wanted.recipe is not None:
-        conditions.append(runs.c.recipe == wanted.recipe)
-    if wanted.parent_id is not None:
-        conditions.append(runs.c.parent_id == wanted.parent_id)
-    if wanted.label is not None:
-        conditions.append(_has_label(wanted.label))
-    if wanted.q:
-        conditions.append(or_(_contains(runs.c.name, wanted.q), _contains(runs.c.notes, wanted.q)))
-    return conditions
-
-
-def _has_status(status: str) -> ColumnElement[bool]:
-    """The choice of `lifecycle.derive_status` as a condition."""
-    if status in ("paused", *TERMINAL_VALUES):
-        return runs.c.state == status
-    running = runs.c.state == RunState.running.value
-    queued = runs.c.state == RunState.queued.value
-    waits = func.coalesce(awaited_is_active, False)
-    as_meant = runs.c.intent == Intent.run.value
-    conditions = {
-        "starting": and_(running, as_meant, starting),
-        "running": and_(running, as_meant, ~starting),
-        "pausing": and_(running, runs.c.intent == Intent.pause.value),
-        "stopping": and_(running, runs.c.intent == Intent.stop.value),
-        "killing": and_(running, runs.c.intent == Intent.kill.value),
-        "waiting_for_parent": and_(queued, waits),
-        "retrying": and_(queued, ~waits, retrying),
-        "queued": and_(queued, ~waits, ~retrying),
-    }
-    if status not in conditions:
-        known = ", ".join((*conditions, "paused", *TERMINAL_VALUES))
-        raise InvalidRequest(f"There is no status {status!r}. It is one of: {known}.")
-    return conditions[status]
-
-
-def _has_label(label: str) -> ColumnElement[bool]:
-    key, has_value, value = label.partition("=")
-    wanted = [run_labels.c.run_id == runs.c.id, run_labels.c.key == key]
-    if has_value:
-        wanted.append(run_labels.c.value == value)
-    return exists().where(*wanted)
-
-
-def _contains(column: ColumnElement[str], text: str) -> ColumnElement[bool]:
-    return column.icontains(text, autoescape=True)

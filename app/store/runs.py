@@ -12,21 +12,18 @@ from sqlalchemy import (
     and_,
     bindparam,
     delete,
-    exists,
     func,
     or_,
     select,
     update,
 )
 
-from app.errors import ActionNotAllowed, Conflict, InvalidRequest, Unavailable
+from app.errors import InvalidRequest, Unavailable
 from app.guard.memory import compared
-from app.lifecycle import TERMINAL, Intent, RunState, allowed_actions
+from app.lifecycle import Intent, RunState
 from app.store import intents
-from app.store.checkpoints import SAVED
 from app.store.cursor import parse_cursor
 from app.store.database import Database
-from app.store.jobs import add_job
 from app.store.records import (
     Idempotency,
     NewRun,
@@ -38,16 +35,17 @@ from app.store.records import (
     Submission,
     WatchMark,
 )
+from app.store.removal import order_removal, remove_run
 from app.store.restart_points import Origin, WholeState, find_whole_state
 from app.store.run_rows import (
     CLAIM_ORDER,
     fetch,
     lock,
-    matches,
     missing,
     select_runs,
     to_records,
 )
+from app.store.run_search import search_for
 from app.store.submission import (
     claim_key,
     find_key,
@@ -58,20 +56,12 @@ from app.store.submission import (
 )
 from app.store.tables import (
     ACTIVE_VALUES,
-    TERMINAL_VALUES,
     attempts,
-    checkpoints,
-    events,
-    idempotency_keys,
-    log_pieces,
-    metric_points,
-    metric_series,
-    run_datasets,
     run_documents,
     run_labels,
     runs,
 )
-from app.store.tallies import count_deleted, ended_runs
+from app.store.tallies import ended_runs
 
 CHANGEABLE = frozenset({"name", "notes", "labels", "priority"})
 _WAITING = (runs.c.state == RunState.queued.value, runs.c.intent == Intent.run.value)
@@ -180,20 +170,29 @@ class Runs:
         return RunDocuments(*documents, list(found), memory)
 
     def list(self, wanted: RunFilter, limit: int, after: str | None = None) -> Page[RunRecord]:
-        """Newest first; `after` is the cursor of the page before."""
-        query = select_runs().where(*matches(wanted)).order_by(runs.c.id.desc())
-        if after is not None:
-            query = query.where(runs.c.id < parse_cursor(after))
+        """Newest first; `after` is the cursor of the page before.
+
+        A page ends early, and may be empty, when very many runs were looked at and not shown.
+        """
+        search = search_for(wanted)
+        query = search.query()
+        before = None if after is None else parse_cursor(after)
+        if before is not None:
+            query = query.where(search.key < before)
         with self._database.read() as connection:
+            end = search.last_looked_at(connection, before)
+            if end is not None:
+                query = query.where(search.key >= end)
             rows = connection.execute(query.limit(limit + 1)).all()
             records = to_records(connection, rows[:limit])
-        return Page(records, str(records[-1].id) if len(rows) > limit else None)
+        last = records[-1].id if len(rows) > limit else end
+        return Page(records, None if last is None else str(last))
 
     def find_ids(self, wanted: RunFilter, limit: int) -> Sequence[int]:
         """Ids of the newest runs that match."""
-        query = select_runs().where(*matches(wanted)).order_by(runs.c.id.desc()).limit(limit)
+        query = search_for(wanted).query().limit(limit).with_only_columns(runs.c.id)
         with self._database.read() as connection:
-            return list(connection.execute(query.with_only_columns(runs.c.id)).scalars())
+            return list(connection.execute(query).scalars())
 
     def watch_marks(self, ids: Sequence[int]) -> dict[int, WatchMark]:
         """What tells a follower that there is something new to read; deleted runs are absent."""
@@ -244,36 +243,13 @@ class Runs:
     def delete(self, run_id: int, if_version: int | None = None) -> None:
         """Delete a run that is over, and have a worker remove its artifacts. Its id stays taken.
 
-        ActionNotAllowed while it is active, Conflict while a child needs it.
+        NotFound, PreconditionFailed; ActionNotAllowed while it is active, Conflict while a child
+        needs it.
         """
         with self._database.write() as connection:
-            run = lock(connection, run_id, if_version)
-            if run.state not in TERMINAL:
-                allowed = allowed_actions(RunState(run.state), Intent(run.intent))
-                raise ActionNotAllowed(
-                    f"Run {run_id} is {run.state}; only a run that is over can be deleted. "
-                    "Stop it first.",
-                    allowed_actions=allowed,
-                )
-            # A restart of a restart may be choosing one of these: it is either seen, or sees.
-            connection.execute(_checkpoints_of(run_id).with_for_update()).all()
-            child = connection.execute(_child_in_need(run_id)).scalar()
-            if child is not None:
-                raise Conflict(
-                    f"Run {child} goes on from a checkpoint of run {run_id} and has saved nothing "
-                    f"of its own yet. Wait for it, or stop it, then delete run {run_id}.",
-                    code="needed_by_child",
-                )
-            _erase(connection, run_id)
-            count_deleted(connection, run.state, run.reason)
             now = self._clock()
-            connection.execute(
-                update(runs)
-                .where(runs.c.id == run_id)
-                .values(deleted_at=now, version=runs.c.version + 1)
-            )
-            payload = {"run_id": run_id, "paths": [f"runs/{run_id}"], "checkpoint_id": None}
-            add_job(connection, "remove_artifacts", payload, now)
+            remove_run(connection, run_id, now, if_version)
+            order_removal(connection, [run_id], now)
 
     # --- steer ------------------------------------------------------------------------------
 
@@ -355,42 +331,3 @@ def _behind(connection: Connection, cursor: str) -> ColumnElement[bool]:
 
 def _count_waiting(condition: Any) -> Select[Any]:
     return select(func.count()).select_from(runs).where(*_WAITING, condition)
-
-
-def _checkpoints_of(run_id: int) -> Select[tuple[int]]:
-    return select(checkpoints.c.id).where(checkpoints.c.run_id == run_id)
-
-
-def _child_in_need(run_id: int) -> Select[Any]:
-    """A child that is not over, restores from this run's checkpoints and has none of its own."""
-    of_run = _checkpoints_of(run_id)
-    own = exists().where(checkpoints.c.run_id == runs.c.id, checkpoints.c.state == SAVED)
-    return (
-        select(runs.c.id)
-        .where(
-            or_(
-                runs.c.parent_id == run_id,
-                runs.c.waits_for == run_id,
-                runs.c.restart_checkpoint_id.in_(of_run),
-            ),
-            runs.c.restart_from != "scratch",
-            runs.c.state.not_in(TERMINAL_VALUES),
-            ~own.correlate(runs),
-        )
-        .limit(1)
-    )
-
-
-def _erase(connection: Connection, run_id: int) -> None:
-    """Delete what hangs on a run; its row, documents and attempts stay: its id stays taken."""
-    for table in (
-        metric_points,
-        metric_series,
-        log_pieces,
-        events,
-        checkpoints,
-        run_datasets,
-        run_labels,
-        idempotency_keys,
-    ):
-        connection.execute(delete(table).where(table.c.run_id == run_id))

@@ -73,6 +73,39 @@ def test_a_lost_stream_goes_on_after_the_last_event(serve):
     assert asked == [None, "1"]
 
 
+PAGES: tuple[tuple[list[int], str | None], ...] = (
+    ([9, 8, 7], "7"),
+    ([], "5"),
+    ([4], "4"),
+    ([2, 1], None),
+)
+
+
+@pytest.mark.parametrize(
+    ("limit", "ids", "cursor", "asked"),
+    [
+        (2, [9, 8, 7], "7", ["limit=2&label=x"]),
+        (4, [9, 8, 7, 4], "4", [f"limit={left}{then}&label=x" for left, then in (
+            (4, ""), (1, "&after=7"), (1, "&after=5"))]),
+        (50, [9, 8, 7, 4, 2, 1], None, [f"limit={left}{then}&label=x" for left, then in (
+            (50, ""), (47, "&after=7"), (47, "&after=5"), (46, "&after=4"))]),
+    ],
+)  # fmt: skip
+def test_short_pages_are_followed_until_there_are_so_many(serve, limit, ids, cursor, asked):
+    paths: list[str] = []
+
+    def handle(request: BaseHTTPRequestHandler, number: int) -> None:
+        paths.append(request.path)
+        found, after = PAGES[number]
+        page = {"data": [{"id": run_id} for run_id in found], "next_cursor": after}
+        answer(request, 200, "application/json", json.dumps(page))
+
+    with StokerClient(serve(handle)) as client:
+        page = client.runs(limit=limit, label="x")
+    assert page == {"data": [{"id": run_id} for run_id in ids], "next_cursor": cursor}
+    assert paths == [f"/runs?{query}" for query in asked]
+
+
 def test_a_stream_that_never_comes_back_is_given_up(serve):
     def handle(request: BaseHTTPRequestHandler, number: int) -> None:
         request.connection.close()

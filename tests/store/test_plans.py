@@ -12,11 +12,29 @@ from app.guard.facts import DeviceFacts
 from app.lifecycle import RunState
 from app.store.history import likeness_of
 from app.store.records import RunFilter
-from app.store.tables import runs
+from app.store.tables import run_labels, runs
 
 from .conftest import CPU, World
 
 HISTORY = 20_000
+LABELS = 100  # values that the label `sweep` has
+# What a list asks for, and the index that SQLite finds it by; None: the key of the table.
+SEARCHES = (
+    (RunFilter(), None),
+    (RunFilter(q="new"), None),
+    (RunFilter(state=RunState.failed), "ix_runs_state_id"),
+    (RunFilter(state=RunState.succeeded, q="new"), "ix_runs_state_id"),
+    (RunFilter(status="starting"), "ix_runs_state_id"),
+    (RunFilter(status="retrying", recipe="sequence"), "ix_runs_state_id"),
+    (RunFilter(status="succeeded", label="sweep=s7"), "ix_run_labels_key_value_run_id"),
+    (RunFilter(recipe="molecule"), "ix_runs_recipe_id"),
+    (RunFilter(recipe="molecule", q="new"), "ix_runs_recipe_id"),
+    (RunFilter(label="sweep"), "ix_run_labels_key_run_id"),
+    (RunFilter(label="sweep=s7"), "ix_run_labels_key_value_run_id"),
+    (RunFilter(label="sweep=s7", recipe="sequence"), "ix_run_labels_key_value_run_id"),
+    (RunFilter(parent_id=3), "ix_runs_parent_id"),
+    (RunFilter(parent_id=3, state=RunState.succeeded, label="sweep"), "ix_runs_parent_id"),
+)
 LIKE = {"recipe": {"kind": "sequence"}, "data": {"dataset": "weather"}}
 
 
@@ -33,6 +51,10 @@ def old_world(world: World) -> World:
     }  # fmt: skip
     with world.store.database.write() as connection:
         connection.execute(insert(runs), [{**row, "place": i} for i in range(HISTORY)])
+        labels = [
+            {"run_id": i + 1, "key": "sweep", "value": f"s{i % LABELS}"} for i in range(HISTORY)
+        ]
+        connection.execute(insert(run_labels), labels)
         if connection.dialect.name == "postgresql":  # as autovacuum does; SQLite has none here
             connection.execute(text("ANALYZE"))
     return world
@@ -94,11 +116,25 @@ def test_lists_claims_and_counts_read_indexes(old_world: World) -> None:
     assert full_scans(old_world, sent) == []
 
 
-@pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
-def test_the_first_page_ends_when_it_is_full(old_world: World) -> None:
-    """Newest first is the order of the key: SQLite stops after the page, without a sort."""
-    with statements(old_world) as sent:
-        old_world.store.runs.list(RunFilter(), 50)
-    with old_world.store.database.read() as connection:
-        plan = str(connection.exec_driver_sql("EXPLAIN QUERY PLAN " + sent[0][0], sent[0][1]).all())
-    assert "TEMP B-TREE" not in plan
+def test_every_list_reads_a_page_by_one_index(old_world: World) -> None:
+    """In the order of the index: no sort, and nothing else that is read for all that match."""
+    store = old_world.store
+    for wanted, index in SEARCHES:
+        for after in (None, str(HISTORY // 2)):
+            with statements(old_world) as sent:
+                store.runs.list(wanted, 50, after)
+            assert full_scans(old_world, sent) == [], wanted
+            if store.database.is_sqlite:
+                for plan in plans(old_world, sent):
+                    assert "TEMP B-TREE" not in plan, (wanted, plan)
+                    first = plan.splitlines()[0]
+                    assert ("PRIMARY KEY" in first) if index is None else (index in first), plan
+
+
+def plans(world: World, sent: list[tuple[str, Any]]) -> Iterator[str]:
+    """Of the statements that find the runs of a page, and where it ends."""
+    with world.store.database.read() as connection:
+        for statement, parameters in sent:
+            if "ORDER BY" in statement and "LIMIT" in statement:
+                rows = connection.exec_driver_sql("EXPLAIN QUERY PLAN " + statement, parameters)
+                yield "\n".join(row.detail for row in rows)

@@ -150,6 +150,10 @@ def list_runs(
     q: Annotated[QueryText | None, Query(description="Part of the name or notes.")] = None,
     parent_id: Annotated[int | None, Query(ge=1, le=LARGEST_ID)] = None,
 ) -> Page[Run]:
+    """A page looks at 10,000 runs at most, so that it takes as long in any history: it may hold
+    fewer than asked for, also none, and still have a `next_cursor`. Only null says that it is the
+    last.
+    """
     chosen = RunFilter(
         state=RunState(state) if state else None,
         status=status,

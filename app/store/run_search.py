@@ -1,0 +1,119 @@
+"""Which runs a list shows: found by one index, so that a page takes as long in any history."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, exists, func, or_, select
+
+from app.errors import InvalidRequest
+from app.lifecycle import Intent, RunState
+from app.store.records import RunFilter
+from app.store.run_rows import awaited_is_active, retrying, select_runs, starting
+from app.store.tables import ACTIVE_VALUES, TERMINAL_VALUES, run_labels, runs
+
+# Runs that a page looks at, at most: some of those that an index finds are not shown, since they
+# were deleted or fail another part of the filter.
+LOOKED_AT = 10_000
+
+Condition = ColumnElement[bool]
+_NEWEST = select(func.max(runs.c.id))
+
+
+@dataclass(frozen=True)
+class Search:
+    """`found` is what one index answers, in the order of `key`, an id; `shown` is asked of each."""
+
+    key: ColumnElement[int]
+    found: Sequence[Condition]
+    shown: Sequence[Condition]
+
+    def query(self) -> Select[Any]:
+        """The runs, newest first."""
+        query = select_runs()
+        if self.key is run_labels.c.run_id:
+            query = query.join(run_labels, run_labels.c.run_id == runs.c.id)
+        return query.where(*self.found, *self.shown).order_by(self.key.desc())
+
+    def last_looked_at(self, connection: Connection, before: int | None) -> int | None:
+        """The id at which a page ends, full or not; None: nothing is left behind it."""
+        if not self.found:  # then the ids themselves are counted, which have no large gaps
+            top = 1 + (connection.execute(_NEWEST).scalar() or 0)
+            end = (top if before is None else min(top, before)) - LOOKED_AT
+            return end if end > 1 else None
+        ids = select(self.key).where(*self.found).order_by(self.key.desc())
+        if before is not None:
+            ids = ids.where(self.key < before)
+        return connection.execute(ids.offset(LOOKED_AT - 1).limit(1)).scalar()
+
+
+def search_for(wanted: RunFilter) -> Search:
+    """The search of a filter; InvalidRequest for a status that does not exist."""
+    searches = _searches(wanted)
+    first, *others = searches or [Search(runs.c.id, [], [])]
+    shown = [condition for other in others for condition in other.shown]
+    if wanted.status is not None:
+        shown += _STATUSES[wanted.status][1]
+    if wanted.q:
+        shown.append(or_(_contains(runs.c.name, wanted.q), _contains(runs.c.notes, wanted.q)))
+    return Search(first.key, first.found, shown)
+
+
+def _searches(wanted: RunFilter) -> list[Search]:
+    """One for each part that an index can answer, that which finds the fewest runs first.
+
+    `shown` says the same as `found`, so written that no index is used for it.
+    """
+    states = set() if wanted.state is None else {wanted.state}
+    if wanted.status is not None:
+        states.add(_state_of(wanted.status))
+    by_state = [_by_column(runs.c.state, state) for state in states]
+    by_label = [] if wanted.label is None else [_by_label(wanted.label)]
+    few = states <= set(ACTIVE_VALUES)
+    return [
+        *([] if wanted.parent_id is None else [_by_column(runs.c.parent_id, wanted.parent_id)]),
+        *(by_state if few else by_label),
+        *(by_label if few else by_state),
+        *([] if wanted.recipe is None else [_by_column(runs.c.recipe, wanted.recipe)]),
+    ]
+
+
+def _by_column(column: ColumnElement[Any], value: Any) -> Search:
+    return Search(runs.c.id, [column == value], [func.coalesce(column, column) == value])
+
+
+def _by_label(label: str) -> Search:
+    key, has_value, value = label.partition("=")
+    found = [run_labels.c.key == key]
+    if has_value:
+        found.append(run_labels.c.value == value)
+    shown = exists().where(run_labels.c.run_id == runs.c.id, *found)
+    return Search(run_labels.c.run_id, found, [shown])
+
+
+_AS_MEANT = runs.c.intent == Intent.run.value
+_WAITS = func.coalesce(awaited_is_active, False)
+# The choice of `lifecycle.derive_status`: the state, and what else has to hold.
+_STATUSES: dict[str, tuple[RunState, list[Condition]]] = {
+    "starting": (RunState.running, [_AS_MEANT, starting]),
+    "running": (RunState.running, [_AS_MEANT, ~starting]),
+    "pausing": (RunState.running, [runs.c.intent == Intent.pause.value]),
+    "stopping": (RunState.running, [runs.c.intent == Intent.stop.value]),
+    "killing": (RunState.running, [runs.c.intent == Intent.kill.value]),
+    "waiting_for_parent": (RunState.queued, [_WAITS]),
+    "retrying": (RunState.queued, [~_WAITS, retrying]),
+    "queued": (RunState.queued, [~_WAITS, ~retrying]),
+    **{value: (RunState(value), []) for value in ("paused", *TERMINAL_VALUES)},
+}
+
+
+def _state_of(status: str) -> RunState:
+    if status not in _STATUSES:
+        raise InvalidRequest(
+            f"There is no status {status!r}. It is one of: {', '.join(_STATUSES)}."
+        )
+    return _STATUSES[status][0]
+
+
+def _contains(column: ColumnElement[str], text: str) -> Condition:
+    return column.icontains(text, autoescape=True)
