@@ -12,11 +12,13 @@ from app.cli.failures import CommandFailed, StokerGroup, require_yes
 from app.cli.findings import report
 from app.cli.home_lock import holder_of
 from app.cli.output import JsonOption, print_json, size
-from app.cli.prune import choose, parse_age, parse_size
+from app.cli.prune import choose, delete, parse_age, parse_size
 from app.cli.storage import check_database, is_created
 
 if TYPE_CHECKING:
     from app.settings import Settings
+
+MOST_NAMED = 100  # runs whose ids are shown
 
 app = typer.Typer(cls=StokerGroup, no_args_is_help=True, help="The service's database.")
 
@@ -102,17 +104,18 @@ def prune(
     settings = read_settings()
     with open_database(settings) as store:
         chosen = choose(store, settings.artifact_root, oldest, most_bytes)
-        if not dry_run:
-            for run in chosen:
-                store.runs.delete(run.id, None)
-    freed = sum(run.bytes for run in chosen)
+        kept = {} if dry_run else delete(store, chosen)
+    gone = [run for run in chosen if run.id not in kept]
+    freed = sum(run.bytes for run in gone)
+    ids = [run.id for run in gone]
     if as_json:
-        print_json({"runs": [run.id for run in chosen], "bytes": freed, "dry_run": dry_run})
+        print_json({"runs": ids, "bytes": freed, "kept": kept, "dry_run": dry_run})
         return
     verb = "would go" if dry_run else "are deleted"
-    ids = ", ".join(str(run.id) for run in chosen)
-    which = f" ({ids})" if chosen else ""
-    typer.echo(f"{len(chosen)} runs{which} {verb}, {size(freed)} of artifacts.")
+    which = f" ({', '.join(map(str, ids))})" if 0 < len(ids) <= MOST_NAMED else ""
+    typer.echo(f"{len(ids)} runs{which} {verb}, {size(freed)} of artifacts.")
+    for reason in kept.values():
+        typer.echo(f"Kept: {reason}")
 
 
 def _require_created(settings: "Settings") -> None:

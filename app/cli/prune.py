@@ -1,5 +1,6 @@
 """Which ended runs go when a service has grown too old or too big."""
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,54 +8,58 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from app.lifecycle import TERMINAL
-
 if TYPE_CHECKING:
     from app.store import Store
 
 SECONDS = {"m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 BYTES = {"MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-RUNS_AT_ONCE = 200
+RUNS_AT_ONCE = 100
 
 
 @dataclass(frozen=True)
 class EndedRun:
-    """A terminal run, when it ended (unix seconds), and what its artifacts take."""
+    """A terminal run, and what its artifacts take."""
 
     id: int
-    finished_at: float
     bytes: int
 
 
 def choose(
     store: "Store", artifact_root: Path, oldest: float | None, most_bytes: int | None
 ) -> list[EndedRun]:
-    """Ended runs to delete, oldest first: those before `oldest`, then until the rest fits."""
-    ended = sorted(_ended_runs(store, artifact_root), key=lambda run: run.finished_at)
-    total = sum(run.bytes for run in ended)
-    chosen = []
-    for run in ended:
-        too_old = oldest is not None and run.finished_at < oldest
-        too_big = most_bytes is not None and total > most_bytes
-        if too_old or too_big:
-            chosen.append(run)
-            total -= run.bytes
+    """Ended runs to delete, those that ended first come first: all that ended before `oldest`, and
+    of the others as many as have to go until what is left of all their artifacts fits.
+    """
+    sizes = _sizes(artifact_root / "runs")
+    old = [] if oldest is None else store.runs.ended_before(oldest)
+    chosen = [EndedRun(run_id, sizes.pop(run_id, 0)) for run_id in old]
+    if most_bytes is None:
+        return chosen
+    others = [run_id for run_id in store.runs.ended_before(math.inf) if run_id in sizes]
+    total = sum(sizes[run_id] for run_id in others)
+    for run_id in others:
+        if total <= most_bytes:
+            break
+        chosen.append(EndedRun(run_id, sizes[run_id]))
+        total -= sizes[run_id]
     return chosen
 
 
-def _ended_runs(store: "Store", artifact_root: Path) -> list[EndedRun]:
-    from app.store.records import RunFilter  # SQLAlchemy's neighbours: late, as in connect
+def delete(store: "Store", chosen: list[EndedRun]) -> dict[int, str]:
+    """Delete them; by id, why one was kept."""
+    kept: dict[int, str] = {}
+    for start in range(0, len(chosen), RUNS_AT_ONCE):
+        some = [run.id for run in chosen[start : start + RUNS_AT_ONCE]]
+        refused = store.runs.delete_all(some)
+        kept |= {run_id: error.detail for run_id, error in refused.items()}
+    return kept
 
-    runs, cursor = [], None
-    while True:
-        page = store.runs.list(RunFilter(), RUNS_AT_ONCE, cursor)
-        for run in page.data:
-            if run.state in TERMINAL and run.finished_at is not None:
-                folder = artifact_root / "runs" / str(run.id)
-                runs.append(EndedRun(run.id, run.finished_at, _bytes_in(folder)))
-        cursor = page.next_cursor
-        if cursor is None:
-            return runs
+
+def _sizes(folder: Path) -> dict[int, int]:
+    """By run: the bytes of its artifacts, where it has some."""
+    folders = [run for run in folder.glob("*") if run.name.isdecimal()]
+    sizes = {int(run.name): _bytes_in(run) for run in folders}
+    return {run_id: size for run_id, size in sizes.items() if size}
 
 
 def _bytes_in(folder: Path) -> int:

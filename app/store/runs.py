@@ -18,7 +18,7 @@ from sqlalchemy import (
     update,
 )
 
-from app.errors import InvalidRequest, Unavailable
+from app.errors import InvalidRequest, StokerError, Unavailable
 from app.guard.memory import compared
 from app.lifecycle import Intent, RunState
 from app.store import intents
@@ -250,6 +250,25 @@ class Runs:
             now = self._clock()
             remove_run(connection, run_id, now, if_version)
             order_removal(connection, [run_id], now)
+
+    def delete_all(self, run_ids: Sequence[int]) -> dict[int, StokerError]:
+        """Each as by `delete`, all in one transaction; by id, why a run was kept."""
+        kept: dict[int, StokerError] = {}
+        with self._database.write() as connection:
+            now = self._clock()
+            for run_id in run_ids:
+                try:
+                    remove_run(connection, run_id, now)
+                except StokerError as error:  # before anything was changed
+                    kept[run_id] = error
+            order_removal(connection, [one for one in run_ids if one not in kept], now)
+        return kept
+
+    def ended_before(self, moment: float) -> Sequence[int]:
+        """Ids of all runs that ended before then, those that ended first come first."""
+        query = select(runs.c.id).where(runs.c.finished_at < moment, runs.c.deleted_at.is_(None))
+        with self._database.read() as connection:
+            return list(connection.execute(query.order_by(runs.c.finished_at)).scalars())
 
     # --- steer ------------------------------------------------------------------------------
 

@@ -10,8 +10,13 @@ from pathlib import Path
 import pytest
 
 from app.cli.prune import parse_age, parse_size
+from app.lifecycle import Intent, Reason
+from app.settings import load_settings
+from app.store.database import Database
+from app.store.records import Beat, Finish, NewCheckpoint, Restart, RunFilter
 from app.store.sqlite import driver
 from tests.e2e.service import eventually
+from tests.store.conftest import World, new_run
 
 
 @pytest.fixture
@@ -231,3 +236,26 @@ def test_ages(text, value):
 @pytest.mark.parametrize(("text", "value"), [("500MiB", 500 * 2**20), ("1TiB", 2**40)])
 def test_sizes(text, value):
     assert parse_size(text) == value
+
+
+def test_prune_keeps_what_is_needed_and_says_why(cli, database, monkeypatch):
+    monkeypatch.setattr("app.cli.prune.RUNS_AT_ONCE", 2)
+    settings = load_settings(home=database)
+    with closing(Database(settings)) as connections:
+        world = World(settings, connections)
+        lease = world.running()
+        path = f"runs/{lease.run_id}/attempt-1/checkpoints/step-5"
+        saved = Beat(checkpoints=[NewCheckpoint(5, 0, path, 1, {}, 0)])
+        world.store.leases.finish(lease.token, Finish(Reason.completed, "", final=saved))
+        restart = Restart(lease.run_id, "latest", {"kind": "full"})
+        child, _ = world.store.runs.restart(restart, new_run())
+        over = [world.submit().id for _ in range(4)]
+        for run_id in over:
+            world.store.runs.set_intent(run_id, Intent.stop)
+        pruned = cli("db", "prune", "--older-than", "0m", "--json").document
+        assert pruned["runs"] == over
+        reason = f"Run {child.id} goes on from a checkpoint of run {lease.run_id}"
+        assert pruned["kept"][str(lease.run_id)].startswith(reason)
+        assert world.store.runs.find_ids(RunFilter(), 9) == [child.id, lease.run_id]
+        said = cli("db", "prune", "--older-than", "0m").out
+        assert said.startswith("0 runs are deleted, 0 B of artifacts.\nKept: " + reason)

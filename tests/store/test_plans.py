@@ -138,3 +138,10 @@ def plans(world: World, sent: list[tuple[str, Any]]) -> Iterator[str]:
             if "ORDER BY" in statement and "LIMIT" in statement:
                 rows = connection.exec_driver_sql("EXPLAIN QUERY PLAN " + statement, parameters)
                 yield "\n".join(row.detail for row in rows)
+
+
+@pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
+def test_what_ended_long_ago_is_found_by_an_index(old_world: World) -> None:
+    with statements(old_world) as sent:
+        old_world.store.runs.ended_before(5.0)
+    assert full_scans(old_world, sent) == []

@@ -1,5 +1,7 @@
 """Runs: submit, list, change, delete."""
 
+import math
+
 import pytest
 
 from app.errors import (
@@ -193,6 +195,54 @@ class TestDelete:
             world.store.runs.delete(lease.run_id)
         world.store.runs.set_intent(child.id, Intent.stop)
         world.store.runs.delete(lease.run_id)
+
+
+class TestDeleteAll:
+    def test_what_must_stay_stays_whole_and_the_others_go(self, world: World) -> None:
+        lease = world.running(labels={"a": "b"})
+        saved = NewCheckpoint(5, 0, f"runs/{lease.run_id}/attempt-1/checkpoints/step-5", 1, {}, 0)
+        end = Finish(Reason.completed, "", final=Beat(checkpoints=[saved]))
+        needed = world.store.leases.finish(lease.token, end)
+        child, _ = world.store.runs.restart(
+            Restart(needed.id, "latest", {"kind": "full"}), new_run()
+        )
+        over = [world.submit().id for _ in range(2)]
+        for run_id in over:
+            world.store.runs.set_intent(run_id, Intent.stop)
+        events = world.store.events.list(needed.id)
+        kept = world.store.runs.delete_all([needed.id, over[0], child.id, 99, over[1]])
+        assert {run_id: type(error) for run_id, error in kept.items()} == {
+            needed.id: Conflict,
+            child.id: ActionNotAllowed,
+            99: NotFound,
+        }
+        assert world.store.runs.find_ids(RunFilter(), 9) == [child.id, needed.id]
+        assert world.store.runs.find_ids(RunFilter(label="a"), 9) == [needed.id]
+        assert world.store.events.list(needed.id) == events
+        assert [one.step for one in world.store.checkpoints.list(needed.id)] == [5]
+        assert world.store.runs.documents(needed.id).request
+        assert world.store.runs.counts_by_state() == {"queued": 1, "succeeded": 1}
+        world.store.jobs.claim(world.worker)  # the inspection of the dataset
+        job = world.store.jobs.claim(world.worker)
+        assert job is not None
+        assert job.payload["paths"] == [f"runs/{run_id}" for run_id in over]
+
+    def test_where_none_goes_a_worker_has_nothing_to_do(self, world: World) -> None:
+        run = world.submit()
+        assert list(world.store.runs.delete_all([run.id])) == [run.id]
+        world.store.jobs.claim(world.worker)  # the inspection of the dataset
+        assert world.store.jobs.claim(world.worker) is None
+
+    def test_what_ended_first_is_told_first(self, world: World) -> None:
+        first, second, active = (world.submit().id for _ in range(3))
+        for run_id in (second, first):
+            world.clock.now += 10
+            world.store.runs.set_intent(run_id, Intent.stop)
+        assert world.store.runs.ended_before(math.inf) == [second, first]
+        assert world.store.runs.ended_before(world.clock.now) == [second]
+        world.store.runs.delete(second)
+        assert world.store.runs.ended_before(math.inf) == [first]
+        assert world.store.runs.get(active).state == "queued"
 
 
 def test_counts(world: World) -> None:
