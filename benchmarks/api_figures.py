@@ -1,4 +1,4 @@
-"""The API alone: how long POST /runs takes, how much memory it holds, and no torch in it."""
+"""The API: how long POST /runs takes, how much memory it holds, no torch in it; and under load."""
 
 import json
 import statistics
@@ -9,6 +9,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from benchmarks import load_figures
 from benchmarks.bench_service import BenchService, spec
 from benchmarks.figures import Figure
 
@@ -20,7 +21,7 @@ COMMAND = "python -m benchmarks api"
 
 
 def measure(service: BenchService) -> list[Figure]:
-    """Submit one run after another, each answered before the next; no worker is running."""
+    """One run after another, each answered before the next, while no worker runs; then by many."""
     direct = _submit(service)
     cuts = statistics.quantiles(direct, n=100)
     with_client = statistics.median(_submit_with_client(service))
@@ -33,6 +34,7 @@ def measure(service: BenchService) -> list[Figure]:
         _milliseconds("POST /runs by the Python client, half within", with_client, None),
         Figure("API, resident memory", resident, "MiB", API_MEBIBYTES, 1, COMMAND),
         Figure("API, torch libraries mapped", float(torch_maps), "", 0.0, 1, COMMAND),
+        *load_figures.measure(service),
     ]
 
 

@@ -15,6 +15,7 @@ from app.store.records import (
 )
 
 from .conftest import CPU, World, new_run
+from .test_plans import statements
 
 GPU = SlotOffer("gpu-7", "cuda", "cuda:0")
 
@@ -99,6 +100,30 @@ class TestBeat:
         (attempt,) = world.store.attempts.list(run.id)
         assert (attempt.applied, attempt.resumed_from_step) == ({"precision": "fp32"}, 2)
         assert world.store.runs.documents(run.id).applied == [{"precision": "fp32"}]
+
+    def test_much_that_is_new_takes_no_more_statements_than_little(self, world: World) -> None:
+        """So that a busy worker holds the writer's lock as briefly as an idle one."""
+        lease = world.running()
+
+        def sent(first: int, count: int) -> int:
+            numbers = range(first, first + count)
+            beat = Beat(
+                progress={"phase": "training", "step": first + count},
+                events=[NewEvent("warning", 5.0 + i, {"i": i}) for i in numbers],
+                metric_points=[MetricPoint("train_loss", i, 5.0 + i, 0.25) for i in numbers],
+                log_text="".join(f"step {i}\n" for i in numbers),
+                checkpoints=[
+                    NewCheckpoint(i, 1, f"runs/1/attempt-1/checkpoints/step-{i}", 9, {}, 6)
+                    for i in numbers
+                ],
+            )
+            with statements(world) as found:
+                world.store.leases.beat(lease.token, beat)
+            return len(found)
+
+        sent(0, 1)  # the first of a series makes it
+        assert sent(1, 100) == sent(101, 1)
+        assert len(world.store.metrics.series(lease.run_id)["train_loss"]) == 102
 
     def test_an_empty_one_moves_only_the_counters(self, world: World) -> None:
         lease = world.running()
