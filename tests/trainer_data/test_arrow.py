@@ -244,7 +244,10 @@ def test_more_files_than_may_be_open_are_read_in_turn(tmp_path, packing, monkeyp
 def test_a_record_batch_is_unpacked_as_often_as_the_guard_reckons(
     tmp_path, kind, chunk, monkeypatch
 ):
-    """Each time it is read from one chunk to the next, but not from one piece to the next."""
+    """Each time it is read from one chunk to the next, but not from one piece to the next, however
+    large it is.
+    """
+    monkeypatch.setattr("app.guard.rules.loading.CHUNK_CACHE_BYTES", 1)
     folder = write_folder(tmp_path / "data", ARRAYS)
     unpacked = []
 
