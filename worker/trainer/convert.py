@@ -7,7 +7,6 @@ before begin a new stretch.
 """
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -19,16 +18,22 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from worker.trainer.answer import answer
 from worker.trainer.content import Overlap, overlap_of, row_bytes, same_bits, sampled_rows
 from worker.trainer.data.arrow_arrays import open_arrow
 from worker.trainer.data.arrow_folder import is_arrow, listed
-from worker.trainer.data.hdf5_file import HDF5_ERRORS, open_file, unusable_because, walk_links
+from worker.trainer.data.hdf5_file import open_file, unusable_because, walk_links
 from worker.trainer.data.source import Field, Rows
-from worker.trainer.data.window_files import LENGTH, SERIES, STARTS, is_windows, write_windows
-from worker.trainer.errors import DataError, TrainerError
+from worker.trainer.data.window_files import (
+    LENGTH,
+    PIECE_BYTES,
+    SERIES,
+    STARTS,
+    is_windows,
+    write_windows,
+)
+from worker.trainer.errors import DataError
 from worker.trainer.whole_file import whole_file
-
-PIECE_BYTES = 64 * 2**20
 
 
 class _Stretches:
@@ -182,16 +187,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("path", type=Path, metavar="IN")
     parser.add_argument("out", type=Path, metavar="OUT.h5")
     options = parser.parse_args(arguments)
-    try:
-        result = convert(options.path, options.out)
-    except TrainerError as error:
-        sys.stderr.write(f"{error.message}\n")
-        return 1
-    except HDF5_ERRORS as error:
-        sys.stderr.write(f"{options.path} could not be written as {options.out}: {error}.\n")
-        return 1
-    sys.stdout.write(json.dumps(result) + "\n")
-    return 0
+    failed = f"{options.path} could not be written as {options.out}"
+    return answer(lambda: convert(options.path, options.out), failed)
 
 
 if __name__ == "__main__":

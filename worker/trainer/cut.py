@@ -6,7 +6,6 @@ rows of one column that follow. No sample reaches from one file of a folder into
 """
 
 import argparse
-import json
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -16,10 +15,10 @@ from typing import IO, Any
 import h5py
 import numpy as np
 
-from worker.trainer.data.hdf5_file import HDF5_ERRORS
+from worker.trainer.answer import answer
 from worker.trainer.data.source import Field, Rows
 from worker.trainer.data.window_files import SERIES, write_windows
-from worker.trainer.errors import DataError, TrainerError
+from worker.trainer.errors import DataError
 from worker.trainer.tables import Table, column_of, open_table
 from worker.trainer.whole_file import whole_file
 
@@ -101,17 +100,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--target", required=True)
     parser.add_argument("--array", help="of an HDF5 file")
     options = parser.parse_args(arguments)
-    try:
+
+    def work() -> dict[str, Any]:
         how = Cut(options.window, options.horizon, options.every)
-        result = cut(open_table(options.path, options.array), options.out, how, options.target)
-    except TrainerError as error:
-        sys.stderr.write(f"{error.message}\n")
-        return 1
-    except HDF5_ERRORS as error:
-        sys.stderr.write(f"{options.path} could not be written as {options.out}: {error}.\n")
-        return 1
-    sys.stdout.write(json.dumps(result) + "\n")
-    return 0
+        return cut(open_table(options.path, options.array), options.out, how, options.target)
+
+    return answer(work, f"{options.path} could not be written as {options.out}")
 
 
 if __name__ == "__main__":

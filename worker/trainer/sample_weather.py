@@ -12,7 +12,6 @@ October to December.
 import argparse
 import csv
 import importlib.metadata
-import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,8 +22,9 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from worker.trainer.answer import answer
 from worker.trainer.data.hdf5_file import open_file
-from worker.trainer.errors import DataError, TrainerError
+from worker.trainer.errors import DataError
 from worker.trainer.whole_file import whole_file
 
 WINDOW_HOURS, HORIZON_HOURS = 360, 36
@@ -156,16 +156,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("path", type=Path, metavar="OUT.h5")
     parser.add_argument("--baseline", action="store_true", help="measure persistence on the file")
     options = parser.parse_args(arguments)
-    try:
-        result = baseline(options.path) if options.baseline else build(options.path)
-    except TrainerError as error:
-        sys.stderr.write(f"{error.message}\n")
-        return 1
-    except OSError as error:
-        sys.stderr.write(f"{options.path} cannot be written or read: {error}.\n")
-        return 1
-    sys.stdout.write(json.dumps(result) + "\n")
-    return 0
+    work = baseline if options.baseline else build
+    return answer(lambda: work(options.path), f"{options.path} cannot be written or read")
 
 
 if __name__ == "__main__":
