@@ -5,8 +5,11 @@ What mosaicml-streaming asks for holds back NumPy and brings the clients of seve
 
 import importlib.metadata
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +41,7 @@ class PeersProcess:
             stdout=subprocess.PIPE,
             cwd=ROOT,
             text=True,
+            start_new_session=True,
         )
         self.arms = [Neighbour(name, self) for name in self._answer()]
 
@@ -47,15 +51,17 @@ class PeersProcess:
         return Epoch(*self._answer())
 
     def close(self) -> None:
-        """At the end of its input it ends, or is ended: a peer's threads may hold it up."""
+        """At the end of its input it ends, or is ended with all its children: a peer's threads may
+        hold them up.
+        """
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None  # noqa: S101 - a pipe was asked for
             pipe.close()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None  # noqa: S101 - a pipe was asked for

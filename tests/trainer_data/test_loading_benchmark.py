@@ -14,6 +14,7 @@ from benchmarks.loading.files import write
 from benchmarks.loading.memory import peaks
 from benchmarks.loading.peers import dataloader
 from benchmarks.loading.stoker import stoker
+from tests.e2e.service import eventually
 from tests.trainer_data.factories import children
 
 ONCE = Effort(most_rounds=1, share=1.0, most_variants=2, own_processes=False)
@@ -78,16 +79,18 @@ def install_peers(folder, monkeypatch, then):
 
 
 def test_peers_take_turns_in_a_process_that_ends_even_if_it_is_held_up(tmp_path, monkeypatch):
-    install_peers(tmp_path, monkeypatch, then="exec sleep 1000")
+    install_peers(tmp_path, monkeypatch, then="sleep 1000 & exec sleep 1000")
     file = write(tmp_path, "contiguous", samples=3, features=2)
     before = children()
     first, second = neighbours.neighbours(file, shuffled=True)
     assert first.name == "streaming, 0 workers"
     assert first.run(file, 0) == arms.Epoch(0.5, 20.0, 300.0)
-    assert children() - before
+    [process] = children() - before
+    [child] = eventually(process.children, "the peers have a child")
     for arm in (first, second):
         arm.close()
     assert not children() - before
+    eventually(lambda: not child.is_running(), "their child ends too")
 
 
 def test_a_process_of_the_peers_that_ends_is_no_figure(tmp_path, monkeypatch):
