@@ -133,7 +133,7 @@ LOADERS = [
 
 
 def test_a_folder_of_arrow_files_trains_as_the_hdf5_file_does(cli, up):
-    path, folder = write_waves(up / "data" / "waves.h5"), up / "data" / "arrow-waves"
+    path, folder = write_waves(up / "data" / "either.h5"), up / "data" / "arrow-waves"
     with h5py.File(path) as file:
         arrays = {name: file[name][:] for name in ("features", "targets")}
     write_folder(folder, {**arrays, "words": pyarrow.array(["word"] * 600)})
@@ -150,7 +150,7 @@ def test_a_folder_of_arrow_files_trains_as_the_hdf5_file_does(cli, up):
         return cli("submit", str(spec), *options)
 
     results = []
-    for name, loaders in (("waves.h5", LOADERS[:1]), ("arrow-waves", LOADERS)):
+    for name, loaders in (("either.h5", LOADERS[:1]), ("arrow-waves", LOADERS)):
         registered = cli("data", "register", "either", name)
         assert (registered.code, "600 samples" in registered.out) == (0, True), registered.err
         for loader in loaders:

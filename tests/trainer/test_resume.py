@@ -1,5 +1,6 @@
 """Bit-exact resume: wherever a run is interrupted, it ends as if it never had been."""
 
+import json
 import signal
 import subprocess
 import time
@@ -166,10 +167,10 @@ def wait_for_step(folder: Path, step: int, process: subprocess.Popen[bytes]) -> 
     """Until events.jsonl tells of a checkpoint at that step or a later one."""
     while process.poll() is None:
         log = folder / "events.jsonl"
-        lines = log.read_text().splitlines(keepends=True) if log.exists() else []
-        for line in lines:
-            if '"saved"' in line and int(line.split('"step": ')[1].split(",")[0]) >= step:
-                return
+        whole_lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+        events = [json.loads(line) for line in whole_lines if line.endswith("\n")]
+        if any(event.get("action") == "saved" and event["step"] >= step for event in events):
+            return
         time.sleep(0.01)
 
 
