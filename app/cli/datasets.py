@@ -132,9 +132,18 @@ def _say_smaller(document: Document) -> None:
 
 
 def _shape(field: Document) -> str:
+    if field.get("lengths"):
+        return _ragged_shape(field)
     shape = " × ".join(map(str, field["shape"])) or "scalar"
     steps = field.get("series_steps")
     return shape if steps is None else f"{shape}, kept as a series of {number(steps)}"
+
+
+def _ragged_shape(field: Document) -> str:
+    lengths = field["lengths"]
+    between = f"{number(lengths['min'])} to {number(lengths['max'])}"
+    shape = " × ".join([between, *map(str, field["shape"])])
+    return f"{shape}, ragged: {lengths['mean']:,.1f} on average, {size(field['stored_bytes'])}"
 
 
 def _problem_text(problem: object) -> str:

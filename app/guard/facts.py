@@ -68,11 +68,24 @@ class FieldFacts:
 
 
 @dataclass(frozen=True)
+class RaggedFacts:
+    """One named array whose samples differ in length; `shape` is that of a single value."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    shortest: int
+    longest: int
+
+
+@dataclass(frozen=True)
 class DatasetFacts:
     name: str
     state: Literal["inspecting", "ready", "invalid"]
     samples: int | None = None
     fields: Mapping[str, FieldFacts] = field(default_factory=dict)
+    """The arrays whose samples all have one shape."""
+    ragged: Mapping[str, RaggedFacts] = field(default_factory=dict)
+    """The arrays whose samples differ in length."""
     size_bytes: int | None = None
     window_steps: Mapping[str, int] | None = None
     """Fields whose rows are windows that slide over one series, and by how many steps."""

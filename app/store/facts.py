@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from app.guard.facts import DatasetFacts, DeviceFacts, FieldFacts, HostFacts
+from app.guard.facts import DatasetFacts, DeviceFacts, FieldFacts, HostFacts, RaggedFacts
 from app.store.records import DatasetRecord
 from app.store.worker_records import WorkerRecord
 
@@ -12,12 +12,13 @@ Document = dict[str, Any]
 
 def dataset_facts(record: DatasetRecord) -> DatasetFacts:
     """A dataset as the rules see it."""
-    layout = record.layout or {}
+    layout, fields = record.layout or {}, record.fields or {}
     return DatasetFacts(
         name=record.name,
         state=record.state,
         samples=record.samples,
-        fields={name: _field_facts(field) for name, field in (record.fields or {}).items()},
+        fields={n: _field_facts(field) for n, field in fields.items() if not field.get("lengths")},
+        ragged={n: _ragged_facts(field) for n, field in fields.items() if field.get("lengths")},
         size_bytes=record.size_bytes,
         window_steps=layout.get("window_steps"),
         network=layout.get("network"),
@@ -44,6 +45,11 @@ def _field_facts(field: Document) -> FieldFacts:
         std=field.get("std"),
         sorted=field.get("sorted"),
     )
+
+
+def _ragged_facts(field: Document) -> RaggedFacts:
+    lengths = field["lengths"]
+    return RaggedFacts(tuple(field["shape"]), field["dtype"], lengths["min"], lengths["max"])
 
 
 def worker_devices(worker: WorkerRecord) -> list[DeviceFacts]:

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow
 import pytest
 
+from tests.cli.test_readme import blocks
 from tests.e2e.service import write_waves
 from tests.trainer_data.arrow_files import write_folder
 
@@ -123,6 +124,32 @@ def test_windows_become_a_series_that_a_run_reads_the_same(cli, up):
         shown = cli("ls", "--json").document["data"][0]
         losses.append(shown["result"]["last"])
     assert losses[0] == losses[1]
+
+
+def test_a_ragged_array_is_told_and_refused_and_trains_once_it_is_padded(cli, up, monkeypatch):
+    [script] = [block for block in blocks("python") if "write_ragged" in block]
+    monkeypatch.chdir(up / "data")
+    exec(script, {})  # noqa: S102  the README's own lines
+    looked = cli("data", "inspect", "molecules.h5")
+    assert looked.code == 0
+    assert "0 to 24 × 3, ragged: 12.0 on average" in looked.out
+    assert cli("data", "register", "molecules", "molecules.h5").code == 0
+    spec = up / "molecules.yaml"
+    spec.write_text(
+        "recipe: {kind: sequence, hidden_size: 4, patch: 6}\n"
+        "data: {dataset: molecules, inputs: [atoms], targets: [energy]}\n"
+        "training: {epochs: 1, batch_size: 32}\n"
+    )
+    refused = cli("submit", str(spec))
+    assert (refused.code, refused.out) == (5, "")
+    assert "'atoms' of 'molecules' is ragged" in refused.err
+    assert "pad_ragged(file, 'atoms', 'atoms_padded', 24)" in refused.err
+    assert cli("submit", str(spec), "--set", "data.inputs=[atoms_padded]", "--watch").code == 0
+    with h5py.File("molecules.h5", "r+") as file:
+        file["atoms/offsets"][5] = 10_000
+    torn = cli("data", "register", "molecules", "molecules.h5")
+    assert torn.code == 5
+    assert "'offsets' that fall: sample 5 would end before it begins" in torn.err
 
 
 LOADERS = [

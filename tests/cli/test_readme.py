@@ -117,7 +117,7 @@ def free_port() -> int:
 @pytest.mark.timeout(400)
 def test_every_line_of_the_tour_works(tour):
     folder, environment = tour
-    checkpoint, client = blocks("python")
+    checkpoint, client, _ = blocks("python")
     (folder / "checkpoint.py").write_text(checkpoint)
     (folder / "client.py").write_text(client)
     # What the README shows in Python is run before the tour's last line ends the service.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts
+from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts, RaggedFacts
 from tests.guard.world import (
     A100,
     CPU,
@@ -84,6 +84,11 @@ CASES: dict[str, Case] = {
         data(dataset="new"), {}, world(DatasetFacts("new", "inspecting"))
     ),
     "correctness.unknown_array": Case(data(inputs=["feature"]), data(inputs=["features"])),
+    "correctness.ragged_array": Case(
+        data(inputs=["atoms"]),
+        data(inputs=["features"]),
+        world(weather(ragged={"atoms": RaggedFacts((4,), "uint8", 0, 41)})),
+    ),
     "correctness.array_mismatch": Case(
         SPLIT_BY_DATASET, SPLIT_BY_DATASET, world(SHORT), world(OTHER)
     ),

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from app.guard.facts import RaggedFacts
 from tests.guard.world import FIELDS, codes, plan_of, weather, world
 
-LEAK = "correctness.leaking_split"
+LEAK, RAGGED = "correctness.leaking_split", "correctness.ragged_array"
 WINTER = replace(weather(), name="winter")
 
 
@@ -37,6 +38,33 @@ def test_datasets_of_their_own_are_no_leak():
     assert codes(plan_of(by_dataset(validation="winter"), world(WINTER))) == []
     names = {"validation": "winter", "test": "autumn"}
     assert codes(plan_of(by_dataset(**names), world(WINTER, autumn))) == []
+
+
+@pytest.mark.parametrize("asked", [{"inputs": ["boards"]}, {"targets": ["boards"]}])
+@pytest.mark.parametrize("shape", [(), (24,), (24, 3)])
+def test_a_ragged_array_is_refused_for_what_it_is_and_for_nothing_else(asked, shape):
+    ragged = weather(ragged={"boards": RaggedFacts(shape, "float32", 2, 9)})
+    (issue,) = plan_of({"data": asked}, world(ragged)).issues
+    assert issue.code == "correctness.ragged_array"
+    assert issue.loc == ["data", next(iter(asked)), 0]
+    assert "2 to 9 values" in issue.message
+    assert "pad_ragged(file, 'boards', 'boards_padded', 9)" in issue.why
+
+
+def test_a_ragged_array_of_the_validation_dataset_is_named_there():
+    fields = {"targets": FIELDS["targets"]}
+    torn = replace(WINTER, fields=fields, ragged={"features": RaggedFacts((3,), "float32", 0, 0)})
+    (issue,) = plan_of(by_dataset(validation="winter"), world(torn)).issues
+    assert (issue.code, issue.loc) == (RAGGED, ["data", "split", "validation"])
+    assert "'features_padded', 1)" in issue.why
+
+
+def test_a_ragged_array_is_among_those_that_there_are():
+    ragged = weather(ragged={"boards": RaggedFacts((), "int8", 1, 9)})
+    (issue,) = plan_of({"data": {"inputs": ["board"]}}, world(ragged)).issues
+    assert issue.code == "correctness.unknown_array"
+    assert "it has boards, features, targets." in issue.message
+    assert "Did you mean" not in issue.message
 
 
 def test_an_array_that_is_both_input_and_target_is_named():

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.guard.facts import DeviceFacts, FieldFacts, HostFacts
+from app.guard.facts import DeviceFacts, FieldFacts, HostFacts, RaggedFacts
 from app.store.facts import dataset_facts, worker_devices
 from app.store.records import DatasetRecord, Document, Inspection
 from tests.store.conftest import World
@@ -128,6 +128,14 @@ def test_the_chunks_of_a_series_are_not_those_of_its_windows(world: World) -> No
     }  # fmt: skip
     facts = dataset_facts(inspected(world, {"x": field}, None))
     assert facts.fields["x"] == FieldFacts((24, 3), "float32", "chunked", series_steps=900)
+
+
+def test_an_array_of_different_lengths_is_none_of_one_shape(world: World) -> None:
+    ragged = {"shape": [4], "dtype": "uint8", "lengths": {"min": 0, "mean": 7.5, "max": 41}}
+    plain = {"shape": [4], "dtype": "uint8", "lengths": None}
+    facts = dataset_facts(inspected(world, {"atoms": ragged, "x": plain}, None))
+    assert facts.ragged == {"atoms": RaggedFacts((4,), "uint8", 0, 41)}
+    assert facts.fields == {"x": FieldFacts((4,), "uint8")}
 
 
 def test_what_an_earlier_version_did_not_look_at_is_not_known(world: World) -> None:

@@ -154,7 +154,10 @@ def test_columns_beside_the_data_are_passed_over(tmp_path, packing):
     [
         ("text", "'text' of .* is string, not a boolean, an integer or a float; convert"),
         ("codes", "is a dictionary .*; write its codes as integers"),
-        ("lists", "has lists of any length .*; where all have one length, cast them"),
+        (
+            "lists",
+            "has lists of any length .*; where all have one length, cast them .* ragged array",
+        ),
         ("gaps", r"has 1 missing values \(nulls\), the first in a.arrow; fill or drop them"),
         ("times", "not a boolean"),
     ],

@@ -23,6 +23,7 @@ from worker.trainer.content import Overlap, overlap_of, row_bytes, same_bits, sa
 from worker.trainer.data.arrow_arrays import open_arrow
 from worker.trainer.data.arrow_folder import is_arrow, listed
 from worker.trainer.data.hdf5_file import open_file, unusable_because, walk_links
+from worker.trainer.data.ragged_files import is_ragged
 from worker.trainer.data.source import Field, Rows
 from worker.trainer.data.window_files import (
     LENGTH,
@@ -133,6 +134,12 @@ def arrays_of(file: h5py.File, path: Path) -> tuple[dict[str, h5py.Dataset], lis
         group = name.rpartition("/")[0]
         if group and is_windows(file[group]):
             raise DataError(f"{path} keeps {group!r} as a series already. Register it as it is.")
+        if group and is_ragged(file[group]):
+            raise DataError(
+                f"{path} has the ragged array {group!r}, which is not written anew. Keep the other"
+                " arrays in a file of their own, or pad its samples to one length there (pad_ragged"
+                " of worker.trainer.data.ragged_files)."
+            )
         if isinstance(found, str) or found.external is not None or found.is_virtual:
             raise DataError(
                 f"{name!r} of {path} lies in another file, which is not followed for safety; copy"

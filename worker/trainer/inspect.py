@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import h5py
 import numpy as np
@@ -21,6 +21,7 @@ from worker.trainer.data.arrow_folder import is_arrow, listed
 from worker.trainer.data.filters import compression_of
 from worker.trainer.data.fingerprint import fingerprint
 from worker.trainer.data.hdf5_file import HDF5_ERRORS, open_file, unusable_because, walk_links
+from worker.trainer.data.ragged_files import OFFSETS, VALUES, RaggedArray, is_ragged
 from worker.trainer.data.window_files import SERIES, WindowArray, is_windows, read_windows
 from worker.trainer.errors import DataError
 from worker.trainer.storage import on_network
@@ -32,13 +33,14 @@ PROBE_PIECE_BYTES = 8 * 2**20
 MAX_CHUNK_BYTES = 2**30
 
 Finding = dict[str, str]
-Fields = dict[str, h5py.Dataset | WindowArray | ArrowArray]
+InRows: TypeAlias = h5py.Dataset | WindowArray | ArrowArray
+Fields = dict[str, InRows | RaggedArray]
 
 
 def inspect(path: Path) -> dict[str, Any]:
     """What is in the file, or in the Arrow files of a folder. `problems` make it unusable,
-    `warnings` do not; both hold {code, message}. Shapes are those of one sample. Only arrays that
-    can be fields are `fields`.
+    `warnings` do not; both hold {code, message}. Shapes are those of one sample, or of one value
+    where samples have `lengths`. Only arrays that can be fields are `fields`.
     """
     report: dict[str, Any] = {
         "path": str(path), "size_bytes": None, "samples": None, "fields": {}, "layout": None,
@@ -102,11 +104,14 @@ def _inspect_arrays(report: dict[str, Any], arrays: Fields) -> None:
 def _usable_arrays(report: dict[str, Any], file: h5py.File) -> Fields:
     """Arrays that can be fields; others are warned of, and what leads out of the file refused."""
     usable: Fields = {}
+    ragged: set[str] = set()
     for name, found in walk_links(file):
         group, _, part = name.rpartition("/")
         if group and is_windows(file[group]):
             if part == SERIES:
                 usable[group] = WindowArray(found, read_windows(file[group], group))
+        elif group and is_ragged(file[group]):
+            ragged.add(group)
         elif isinstance(found, str):
             _add(
                 report,
@@ -118,16 +123,44 @@ def _usable_arrays(report: dict[str, Any], file: h5py.File) -> Fields:
             _add(report, "external_storage", f"{name!r} {unusable_because(found)}.")
         elif reason := unusable_because(found):
             _add(report, "unusable_array", f"{name!r} {reason}; it is left out.", "warnings")
-        elif _chunk_bytes(found) > MAX_CHUNK_BYTES:
-            _add(
-                report,
-                "huge_chunks",
-                f"{name!r} is stored in chunks of {_chunk_bytes(found):,} bytes, each of which must"
-                " be decoded as a whole; write it with chunks of a few MiB, or contiguous.",
-            )
-        else:
+        elif not _has_huge_chunks(report, name, found):
             usable[name] = found
+    for group in sorted(ragged):
+        _add_ragged(report, usable, file[group], group)
     return dict(sorted(usable.items()))
+
+
+def _add_ragged(report: dict[str, Any], usable: Fields, group: h5py.Group, name: str) -> None:
+    """The ragged array that the group stands for, if it holds together."""
+    for other in sorted(set(group).difference((VALUES, OFFSETS))):
+        _add(
+            report,
+            "unusable_array",
+            f"'{name}/{other}' lies in the group of a ragged array, of which only {VALUES!r} and"
+            f" {OFFSETS!r} are read; it is left out.",
+            "warnings",
+        )
+    try:
+        array = RaggedArray(group, name)
+    except DataError as error:
+        _add(report, "damaged_ragged", error.message)
+        return
+    if not _has_huge_chunks(report, f"{name}/{VALUES}", array.values):
+        usable[name] = array
+
+
+def _has_huge_chunks(report: dict[str, Any], name: str, array: h5py.Dataset) -> bool:
+    """Whether it has; then that is told."""
+    chunk_bytes = int(np.prod(array.chunks or (0,), dtype=object)) * int(array.dtype.itemsize)
+    if chunk_bytes <= MAX_CHUNK_BYTES:
+        return False
+    _add(
+        report,
+        "huge_chunks",
+        f"{name!r} is stored in chunks of {chunk_bytes:,} bytes, each of which must be decoded as a"
+        " whole; write it with chunks of a few MiB, or contiguous.",
+    )
+    return True
 
 
 def _usable_columns(report: dict[str, Any], found: ArrowArrays) -> Fields:
@@ -149,11 +182,31 @@ def _usable_columns(report: dict[str, Any], found: ArrowArrays) -> Fields:
     return usable
 
 
-def _describe(array: h5py.Dataset | WindowArray | ArrowArray) -> dict[str, Any]:
-    shape_and_type = {"shape": list(array.shape[1:]), "dtype": array.dtype.name}
+def _describe(array: InRows | RaggedArray) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "shape": list(array.shape[1:]),
+        "dtype": array.dtype.name,
+        "lengths": None,
+    }
     if isinstance(array, ArrowArray):
-        return shape_and_type | _describe_column(array)
-    return shape_and_type | _describe_storage(array)
+        return described | _describe_column(array)
+    if isinstance(array, RaggedArray):
+        return described | _describe_storage(array.values) | _describe_lengths(array)
+    return described | _describe_storage(array)
+
+
+def _describe_lengths(array: RaggedArray) -> dict[str, Any]:
+    """How many values the samples have, and what these and their offsets take."""
+    # A file without samples is refused; that is no reason to fail here.
+    lengths = array.ragged.lengths if array.ragged.num_samples else np.zeros(1, np.int64)
+    return {
+        "lengths": {
+            "min": int(lengths.min()),
+            "mean": float(lengths.mean()),
+            "max": int(lengths.max()),
+        },
+        "stored_bytes": array.values.id.get_storage_size() + array.ragged.offsets.nbytes,
+    }
 
 
 def _describe_column(array: ArrowArray) -> dict[str, Any]:
@@ -189,10 +242,12 @@ def _sample_rows(report: dict[str, Any], arrays: Fields) -> None:
     """
     overlaps: dict[str, Overlap] = {}
     for name, array in arrays.items():
-        rows = sampled_rows(array)
-        if not rows:
+        rows = sampled_rows(_in_rows(array))
+        if not any(len(part) for part in rows):
             continue
         values = describe_values(rows)
+        if isinstance(array, RaggedArray):
+            values["sorted"] = None  # its values may be, which says nothing of its samples
         report["fields"][name] |= values
         if bad := values["nonfinite_count"]:
             _add(
@@ -203,7 +258,7 @@ def _sample_rows(report: dict[str, Any], arrays: Fields) -> None:
                 " used.",
                 "warnings",
             )
-        if overlap := overlap_of(rows):
+        if not isinstance(array, RaggedArray) and (overlap := overlap_of(rows)):
             overlaps[name] = overlap
     report["layout"] = {
         "kind": "overlapping_windows" if overlaps else "arrays",
@@ -212,12 +267,17 @@ def _sample_rows(report: dict[str, Any], arrays: Fields) -> None:
     }
 
 
+def _in_rows(array: InRows | RaggedArray) -> InRows:
+    """What is read row by row: of a ragged array its values."""
+    return array.values if isinstance(array, RaggedArray) else array
+
+
 def _read_probe(arrays: Fields) -> dict[str, Any] | None:
     """How fast the largest array reads, in file order; the page cache may have a part in it.
-    None where a row alone is larger than the probe may be.
+    None where a row alone is larger than the probe may be, or where all samples are empty.
     """
-    array = max(arrays.values(), key=lambda a: a.size * a.dtype.itemsize)
-    if row_bytes(array) > PROBE_BYTES:
+    array = max(map(_in_rows, arrays.values()), key=lambda a: a.size * a.dtype.itemsize)
+    if row_bytes(array) > PROBE_BYTES or not array.size:
         return None
     step = max(1, PROBE_PIECE_BYTES // row_bytes(array))
     count = min(int(array.shape[0]), max(1, PROBE_BYTES // row_bytes(array)))
@@ -230,10 +290,6 @@ def _read_probe(arrays: Fields) -> dict[str, Any] | None:
     seconds = time.perf_counter() - began
     read = done * row_bytes(array)
     return {"bytes": read, "seconds": seconds, "bytes_per_second": read / max(seconds, 1e-9)}
-
-
-def _chunk_bytes(array: h5py.Dataset) -> int:
-    return int(np.prod(array.chunks or (0,), dtype=object)) * int(array.dtype.itemsize)
 
 
 def _add(report: dict[str, Any], code: str, message: str, kind: str = "problems") -> None:

@@ -97,14 +97,26 @@ class DatasetBody(Body):
     )
 
 
+class Lengths(Answer):
+    """Of the samples of a ragged array."""
+
+    min: int
+    mean: float
+    max: int
+
+
 class DatasetField(Answer):
     """One array of a dataset, as its inspection saw it. Null is what was not looked at: by an
     earlier version, or because one row alone was too large.
     """
 
     shape: list[int]
-    """Of one sample."""
+    """Of one sample; of one of its values where samples have `lengths`."""
     dtype: str
+    lengths: Lengths | None = None
+    """Of a ragged array, whose samples differ in length: how many values they have; null: all
+    samples have one shape.
+    """
     series_steps: int | None = None
     """Of the series that is kept in place of the windows that slide over it; null: each sample is
     stored by itself.

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 
 from app.guard.derived import dataset_of, named_datasets
-from app.guard.facts import DatasetFacts, Facts, FieldFacts
+from app.guard.facts import DatasetFacts, Facts, FieldFacts, RaggedFacts
 from app.guard.rule import Finding, Loc, rule
 from app.spec.issue import pointer
 from app.spec.run import RunSpec
@@ -95,12 +95,12 @@ def _arrays(spec: RunSpec, facts: Facts) -> Iterator[tuple[Loc, DatasetFacts, st
 def unknown_array(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     """Every input and target array is in every dataset of the run."""
     for loc, dataset, array in _arrays(spec, facts):
-        if array in dataset.fields:
+        if array in dataset.fields or array in dataset.ragged:
             continue
         spare = set(dataset.fields).difference(spec.data.inputs, spec.data.targets)
         close = get_close_matches(array, sorted(spare), n=1, cutoff=0.5)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        there = ", ".join(sorted(dataset.fields)) or "none"
+        there = ", ".join(sorted({*dataset.fields, *dataset.ragged})) or "none"
         in_list = loc[1] in ("inputs", "targets")
         found = next((told for told in dataset.problems if told.startswith(f"{array!r} ")), None)
         yield Finding(
@@ -108,6 +108,30 @@ def unknown_array(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
             f"The dataset {dataset.name!r} has no array {array!r}; it has {there}.{hint}",
             f"Its inspection found: {found}" if found else ARRAYS_OF_A_FILE,
             {f"/data/{loc[1]}": [close[0]]} if close and in_list else {},
+        )
+
+
+@rule(
+    "correctness.ragged_array",
+    overridable=False,
+    stands_on="What the recipe `sequence` computes with: dense batches, without a mask.",
+)
+def ragged_array(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """No input or target is ragged: the samples of an array all have one shape."""
+    for loc, dataset, array in _arrays(spec, facts):
+        found = dataset.ragged.get(array)
+        if found is None:
+            continue
+        length = max(1, found.longest)
+        yield Finding(
+            loc,
+            f"{array!r} of {dataset.name!r} is ragged: its samples have {found.shortest:,} to "
+            f"{found.longest:,} values of {_shown(found)} each; the recipe sequence reads arrays "
+            "whose samples all have one shape.",
+            "A batch is one block of memory. Pad or cut the samples to one length in Python, with "
+            "the file open as h5py.File(PATH, 'r+') and worker.trainer.data.ragged_files imported: "
+            f"ragged_files.pad_ragged(file, {array!r}, '{array}_padded', {length}). Then register "
+            "the file again and name the new array here.",
         )
 
 
@@ -177,7 +201,7 @@ def patch_size(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _shown(array: FieldFacts) -> str:
+def _shown(array: FieldFacts | RaggedFacts) -> str:
     return f"{array.dtype} {array.shape}"
 
 
@@ -186,6 +210,7 @@ RULES = (
     dataset_invalid,
     dataset_not_ready,
     unknown_array,
+    ragged_array,
     array_mismatch,
     array_shape,
     patch_size,

@@ -119,7 +119,7 @@ def _unusable_because(kind: Any, whole: Any) -> str | None:
     if types.is_list(kind) or types.is_large_list(kind):
         return (
             f"has lists of any length ({whole}); where all have one length, cast them to a list"
-            " of a fixed size"
+            " of a fixed size; else write them as a ragged array of an HDF5 file"
         )
     is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
     if not is_number or np.dtype(kind.to_pandas_dtype()).name not in USABLE_DTYPES:

@@ -10,6 +10,7 @@ from worker.trainer.data.arrow_folder import ArrowIndex, is_arrow, read_index
 from worker.trainer.data.arrow_source import ArrowSource
 from worker.trainer.data.fingerprint import check_fingerprint
 from worker.trainer.data.hdf5 import Layout, Stamp
+from worker.trainer.data.ragged_files import find_ragged
 from worker.trainer.data.read_threads import READ_THREADS
 from worker.trainer.data.source import Field, Rows, Source
 from worker.trainer.data.window_files import SERIES, Windows, find_windows
@@ -131,6 +132,14 @@ def _check(name: str, dataset: Mapping[str, Any], data: Data) -> Checked:
 
 
 def _hdf5(path: Path, names: Sequence[str], stamp: Stamp) -> Checked:
+    for name, ragged in find_ragged(path, names).items():
+        longest = int(ragged.lengths.max(initial=1))
+        raise SpecMismatch(
+            f"{name!r} of {path.name} is ragged: its samples have up to {longest:,} values, and the"
+            " recipe reads arrays whose samples all have one shape. Pad or cut them to one length"
+            " (pad_ragged of worker.trainer.data.ragged_files), register the file again and name"
+            " the new array in data.inputs or data.targets."
+        )
     windows = find_windows(path, tuple(names))
     source = open_source(path, names, windows, stamp)
     source.close()
