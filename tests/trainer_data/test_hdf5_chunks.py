@@ -197,6 +197,30 @@ def test_a_damaged_frame_of_blosc2_is_no_frame(tmp_path, begin):
         packing.unpack(bytes(data), 0, unpacking.Room(960, 4), np.empty(960, np.uint8))
 
 
+@pytest.mark.parametrize("name", ["gzip", "blosc", "blosc2"])
+def test_what_was_damaged_is_an_error_that_is_known_or_other_values(tmp_path, name):
+    path = write(tmp_path / "a.h5", noise(), (8, 10, 3), **PACKED[name])
+    with h5py.File(path) as file:
+        whole = bytes(file["x"].id.read_direct_chunk((0, 0, 0))[1])
+        packing = unpacking.packing_of(file["x"])
+    assert packing is not None
+    if name == "blosc":  # which would read beyond the end
+        places = [12, 13, 14, 15]
+    elif name == "blosc2":  # up to the chunk itself
+        places = list(range(16, 180))
+    else:  # the last are those of the checksum
+        places = list(range(len(whole) - 4, len(whole)))
+    refused = 0
+    for place in places:
+        data = bytearray(whole)
+        data[place] ^= 0x7F
+        try:
+            packing.unpack(bytes(data), 0, unpacking.Room(960, 4), np.empty(960, np.uint8))
+        except unpacking.ERRORS:
+            refused += 1
+    assert refused == len(places) if name != "blosc2" else refused > 0
+
+
 def test_without_blosc_shuffled_chunks_are_put_in_order_by_numpy(tmp_path, monkeypatch):
     path = write(tmp_path / "a.h5", noise(), (8, 10, 3), **PACKED["both"])
     monkeypatch.setattr(unpacking, "_codecs", lambda: None)

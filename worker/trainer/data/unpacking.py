@@ -19,7 +19,7 @@ Bytes = NDArray[np.uint8]
 Decompress = Callable[[Any, Bytes], None]
 """(packed bytes, where the chunk goes): fills it to its end, or raises one of ERRORS."""
 # What unpacking damaged bytes raises. isal's stubs call its exception an instance of one.
-ERRORS = (RuntimeError, ValueError, EOFError, cast("type[Exception]", isal_zlib.error))
+ERRORS = (RuntimeError, ValueError, EOFError, IndexError, cast("type[Exception]", isal_zlib.error))
 
 # What a Blosc buffer of one block begins with that is stored as it is, but for its shuffling:
 # version, version of the codec, flags, bytes of a value, bytes of all, of a block, of the buffer;
@@ -118,7 +118,10 @@ def _codec(name: str, data: Any, out: Bytes) -> None:
 
 def _inflate(data: Any, out: Bytes) -> None:
     # No further than a chunk goes: damaged bytes can say that they grow without end.
-    _fill(out, isal_zlib.decompressobj().decompress(data, out.size))
+    stream = isal_zlib.decompressobj()
+    _fill(out, stream.decompress(data, out.size))
+    if not stream.eof and (stream.decompress(stream.unconsumed_tail, 1) or not stream.eof):
+        raise ValueError("a chunk does not end where it is full")
 
 
 def _lzf(data: Any, out: Bytes) -> None:
@@ -136,6 +139,8 @@ def _lz4(data: Any, out: Bytes) -> None:
 
 def _blosc(data: Any, out: Bytes) -> None:
     _require(int.from_bytes(bytes(data[4:8]), "little"), out)
+    if int.from_bytes(bytes(data[12:16]), "little") != len(data):  # it would be read beyond its end
+        raise ValueError("a chunk says that it is longer or shorter than it is")
     _codec("blosc_decode", data, out)
 
 
