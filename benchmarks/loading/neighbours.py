@@ -52,8 +52,10 @@ class PeersProcess:
 
     def close(self) -> None:
         """At the end of its input it ends, or is ended with all its children: a peer's threads may
-        hold them up.
+        hold them up. Closing again is harmless, as each of its arms does.
         """
+        if self._process.returncode is not None:  # its number may be another's by now
+            return
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None  # noqa: S101 - a pipe was asked for
             pipe.close()

@@ -80,7 +80,7 @@ def _blocks(header: bytes) -> Blocks | None:
     if not found:
         return None
     begin = int.from_bytes(rest[:4], "big") + 7
-    dimensions, begin = header[begin], begin + 2
+    dimensions, begin = int.from_bytes(header[begin : begin + 1], "big"), begin + 2
     chunk = begin + SIZE * dimensions + 1
     block = chunk + LENGTH * dimensions + 1
     return Blocks(_lengths(header, chunk, dimensions), _lengths(header, block, dimensions))

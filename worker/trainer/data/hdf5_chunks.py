@@ -11,11 +11,12 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from worker.trainer.data.blosc2_frames import Bytes
 from worker.trainer.data.hdf5_direct import is_plain, is_what_hdf5_reads
 from worker.trainer.data.hdf5_file import HDF5_ERRORS
 from worker.trainer.data.read_threads import ReadThreads
 from worker.trainer.data.source import Extent
-from worker.trainer.data.unpacking import ERRORS, Bytes, Packing, Room, packing_of
+from worker.trainer.data.unpacking import ERRORS, Packing, Room, packing_of
 
 NOT_WRITTEN = -1
 UNPACK_ERRORS = (*HDF5_ERRORS, *ERRORS)
@@ -88,6 +89,8 @@ def _indexed(array: h5py.Dataset, packing: Packing) -> Chunks:
         if stored.byte_offset + stored.size > end:  # so much memory is not asked for in vain
             raise ValueError("a chunk reaches over the end of the file")
         place = tuple(o // c for o, c in zip(stored.chunk_offset, array.chunks, strict=True))
+        if any(at >= size for at, size in zip(place, grid, strict=True)):
+            raise ValueError("a chunk lies outside of its array")
         offsets[place], sizes[place] = stored.byte_offset, stored.size
         left_out[place] = stored.filter_mask
 

@@ -1,8 +1,8 @@
 """What is opened in an HDF5 file and what is not: files, links, arrays that can be fields."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import h5py
 
@@ -19,6 +19,8 @@ USABLE_DTYPES = frozenset(
 )
 
 MAX_LINKS = 1_000
+
+T = TypeVar("T")
 
 
 def open_file(path: Path) -> h5py.File:
@@ -59,6 +61,26 @@ def find_node(file: h5py.File, name: str) -> Any:
     for step in name.split("/"):
         node = hard_link(node, step) if isinstance(node, h5py.Group) else None
     return node
+
+
+def is_marked(node: Any, mark: str) -> bool:
+    """Whether it is a group that stands for an array, which its attribute `mark` says."""
+    return isinstance(node, h5py.Group) and mark in node.attrs
+
+
+def read_marked(
+    path: Path, names: Iterable[str], mark: str, read: Callable[[h5py.Group, str], T], what: str
+) -> dict[str, T]:
+    """What `read` makes of those of `names` that are such groups. DataError where it cannot."""
+    with open_file(path) as file:
+        try:
+            nodes = {name: find_node(file, name) for name in names}
+            return {name: read(node, name) for name, node in nodes.items() if is_marked(node, mark)}
+        except HDF5_ERRORS as error:
+            raise DataError(
+                f"The {what} of {path} cannot be read ({error}): it is damaged. Write it again, or"
+                " restore it from a copy."
+            ) from error
 
 
 def find_array(file: h5py.File, name: str) -> h5py.Dataset | None:

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.trainer.data.hdf5_file import (
-    HDF5_ERRORS,
     USABLE_DTYPES,
     find_node,
     hard_link,
-    open_file,
+    is_marked,
+    read_marked,
     unusable_because,
 )
 from worker.trainer.data.source import Field, Rows
@@ -61,20 +61,12 @@ class RaggedArray:
 
 def is_ragged(node: Any) -> bool:
     """Whether a group of the file stands for samples of different lengths."""
-    return isinstance(node, h5py.Group) and RAGGED in node.attrs
+    return is_marked(node, RAGGED)
 
 
 def find_ragged(path: Path, names: Sequence[str]) -> dict[str, Ragged]:
     """Those of `names` that the file keeps so. DataError where one cannot be used."""
-    with open_file(path) as file:
-        try:
-            nodes = {name: find_node(file, name) for name in names}
-            return {name: read_ragged(n, name) for name, n in nodes.items() if is_ragged(n)}
-        except HDF5_ERRORS as error:
-            raise DataError(
-                f"The ragged arrays of {path} cannot be read ({error}): it is damaged. Write it"
-                " again, or restore it from a copy."
-            ) from error
+    return read_marked(path, names, RAGGED, read_ragged, "ragged arrays")
 
 
 def read_ragged(group: h5py.Group, name: str) -> Ragged:

@@ -10,16 +10,15 @@ from typing import Any, cast
 import h5py
 import numpy as np
 from isal import isal_zlib
-from numpy.typing import NDArray
 
 from worker.trainer.data import blosc2_frames
+from worker.trainer.data.blosc2_frames import Bytes
 from worker.trainer.data.filters import BLOSC, BLOSC2, LZ4, LZF, ZSTD, filters_of
 
-Bytes = NDArray[np.uint8]
 Decompress = Callable[[Any, Bytes], None]
 """(packed bytes, where the chunk goes): fills it to its end, or raises one of ERRORS."""
 # What unpacking damaged bytes raises. isal's stubs call its exception an instance of one.
-ERRORS = (RuntimeError, ValueError, EOFError, IndexError, cast("type[Exception]", isal_zlib.error))
+ERRORS = (RuntimeError, ValueError, EOFError, cast("type[Exception]", isal_zlib.error))
 
 # What a Blosc buffer of one block begins with that is stored as it is, but for its shuffling:
 # version, version of the codec, flags, bytes of a value, bytes of all, of a block, of the buffer;

@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.trainer.data.hdf5_file import (
-    HDF5_ERRORS,
-    find_node,
     hard_link,
-    open_file,
+    is_marked,
+    read_marked,
     unusable_because,
 )
 from worker.trainer.data.source import Field, Rows
@@ -107,20 +106,12 @@ def expand(
 
 def is_windows(node: Any) -> bool:
     """Whether a group of the file stands for an array."""
-    return isinstance(node, h5py.Group) and LENGTH in node.attrs
+    return is_marked(node, LENGTH)
 
 
 def find_windows(path: Path, names: tuple[str, ...]) -> dict[str, Windows]:
     """Those of `names` that the file keeps as a series. DataError where one cannot be used."""
-    with open_file(path) as file:
-        try:
-            nodes = {name: find_node(file, name) for name in names}
-            return {name: read_windows(n, name) for name, n in nodes.items() if is_windows(n)}
-        except HDF5_ERRORS as error:
-            raise DataError(
-                f"The windows of {path} cannot be read ({error}): it is damaged. Write it again, or"
-                " restore it from a copy."
-            ) from error
+    return read_marked(path, names, LENGTH, read_windows, "windows")
 
 
 def read_windows(group: h5py.Group, name: str) -> Windows:
