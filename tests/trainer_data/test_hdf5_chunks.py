@@ -197,6 +197,18 @@ def test_a_damaged_frame_of_blosc2_is_no_frame(tmp_path, begin):
         packing.unpack(bytes(data), 0, unpacking.Room(960, 4), np.empty(960, np.uint8))
 
 
+def test_a_stream_that_goes_on_where_its_chunk_is_full_is_damaged():
+    packing = unpacking.Packing(shuffled=False, decompress=unpacking._inflate)
+    for more in (b"", b"beyond"):
+        packed, out = zlib.compress(bytes(960) + more), np.empty(960, np.uint8)
+        if more:
+            with pytest.raises(ValueError, match="does not end where it is full"):
+                packing.unpack(packed, 0, unpacking.Room(960, 4), out)
+        else:
+            packing.unpack(packed, 0, unpacking.Room(960, 4), out)
+            assert not out.any()
+
+
 @pytest.mark.parametrize("name", ["gzip", "blosc", "blosc2"])
 def test_what_was_damaged_is_an_error_that_is_known_or_other_values(tmp_path, name):
     path = write(tmp_path / "a.h5", noise(), (8, 10, 3), **PACKED[name])
