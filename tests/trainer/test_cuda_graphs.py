@@ -10,7 +10,7 @@ import torch
 from app.lifecycle import Reason
 from tests.trainer.lab import BUILDING_POLLS, Lab, Outcome, StopAtPoll, merged
 from tests.trainer.test_numerics import train_losses
-from tests.trainer.test_recording import RECORDING_POLLS, STEADY, STREAMED, applied
+from tests.trainer.test_recording import RECORDING_POLLS, STREAMED, applied
 from worker.trainer.recipes import TASKS, SequenceTask
 from worker.trainer.recipes.base import Arrays
 from worker.trainer.stop import StopFlag
@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 # One layer, so that no dropout is cuDNN's own; it stands before the head.
-ON_GPU = merged(STEADY, {"recipe": {"num_layers": 1, "dropout": 0.2}})
+ON_GPU = {"recipe": {"num_layers": 1, "dropout": 0.2}}
 LAYERS = {"recipe": {"num_layers": 2, "dropout": 0.0}}
 
 
@@ -59,6 +59,7 @@ def assert_close(outcome: Outcome, expected: Outcome) -> None:
         {"recipe": {"encoder": "gru"}},
         LAYERS,
         {"schedule": {"kind": "onecycle"}},
+        {"schedule": {"kind": "constant"}},
         {"data": {"loader": STREAMED}},
         {"data": {"loader": {"kind": "dataloader", "num_workers": 2, "pin_memory": True}}},
     ],
@@ -78,7 +79,7 @@ def test_recorded_steps_train_as_launched_ones(lab: Lab, patch: dict[str, Any]) 
 def test_a_deterministic_run_ends_with_the_same_bits_however_it_is_resumed(
     lab: Lab, first: str, second: str
 ) -> None:
-    exactly = {"runtime": {"deterministic": True}}
+    exactly = {"runtime": {"deterministic": True}, "schedule": {"kind": "onecycle"}}
     straight, run_dir = run(lab, "never", exactly), lab.new_run()
     polls = BUILDING_POLLS + 2 + RECORDING_POLLS * (first == "always")
     for graphs, stop in ((first, StopAtPoll(polls)), (second, StopAtPoll())):

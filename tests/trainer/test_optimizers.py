@@ -4,7 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+
+from worker.trainer.optimizers import set_learning_rate
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -80,3 +84,14 @@ def test_training_and_resuming_leave_the_compiler_where_it_is(tmp_path: Path) ->
 @pytest.mark.slow
 def test_the_weights_are_those_of_untouched_optimizers() -> None:
     assert in_a_process(COMPARE) == "[True, True, True]"
+
+
+@pytest.mark.parametrize(
+    ("device", "rate"), [("cpu", 1e-3), ("meta", float(np.float32(1e-3)))], ids=["cpu", "elsewhere"]
+)
+def test_a_rate_is_what_a_recorded_step_reads_from_the_device(device: str, rate: float) -> None:
+    """A GPU's fused kernels read a float32 there, which 1e-3 is not; on a CPU it is as asked."""
+    weights = torch.zeros(1, device=device, requires_grad=True)
+    optimizer = torch.optim.SGD([weights], lr=1.0)
+    set_learning_rate(optimizer, 1e-3)
+    assert optimizer.param_groups[0]["lr"] == rate

@@ -22,8 +22,6 @@ from worker.trainer.static_step import full_step
 from worker.trainer.step import TrainingStep
 from worker.trainer.trial import STEPS
 
-# A rate that a float32 holds exactly: as a tensor it is the same number.
-STEADY: dict[str, Any] = {"optimizer": {"lr": 2.0**-7}, "schedule": {"kind": "constant"}}
 STREAMED = {"kind": "chunked", "residency": "stream", "chunk_size": "4KiB"}
 NEVER = {"runtime": {"cuda_graphs": "never"}}
 # Looks at the stop flag from the phase on: samples, twice launched, recorded, tried.
@@ -95,15 +93,16 @@ def test_a_full_step_is_one_that_no_epochs_end_cuts_short(
         ({"training": {"clip_grad_norm": None}}, NO_RUNG, 3 * 2),
         ({"data": {"loader": {"kind": "dataloader", "num_workers": 0}}}, NO_RUNG, 3 * 2),
         ({"data": {"loader": STREAMED}}, NO_RUNG, 3 * 2),
+        ({"schedule": {"kind": "constant"}}, NO_RUNG, 3 * 2),
+        ({"schedule": {"kind": "onecycle"}}, NO_RUNG, 3 * 2),
     ],
     ids=["plain", "accumulated", "one a epoch", "micro", "bf16", "adam", "sgd", "unclipped",
-         "dataloader", "stream"],
+         "dataloader", "stream", "steady", "one cycle"],
 )  # fmt: skip
 def test_full_steps_come_from_their_places(
     lab: Lab, patch: dict[str, Any], rung: Rung, replayed: int
 ) -> None:
     """And the training is the same to the last bit, with dropout, evaluations and checkpoints."""
-    patch = merged(STEADY, patch)
     launched = lab.run(patch=merged(patch, NEVER), rung=rung)
     recorded = lab.run(patch=patch, rung=rung)
     assert Counting.runs == STEPS + replayed
@@ -125,11 +124,11 @@ def test_full_steps_come_from_their_places(
 def test_a_run_resumes_in_mid_epoch_whether_recorded_or_not(
     lab: Lab, first: str, second: str
 ) -> None:
-    straight = lab.run(patch=merged(STEADY, NEVER))
+    straight = lab.run(patch=NEVER)
     run_dir = lab.new_run()
     polls = BUILDING_POLLS + 2 + RECORDING_POLLS * (first == "auto")
     for mode, stop in ((first, StopAtPoll(polls)), (second, StopAtPoll())):
-        patch = merged(STEADY, {"runtime": {"cuda_graphs": mode}})
+        patch = {"runtime": {"cuda_graphs": mode}}
         outcome = lab.run(run_dir, patch, stop=stop)
     restored = outcome.of_kind("restored")[0]["step"]
     assert restored % 3 > 0
@@ -203,7 +202,7 @@ def test_steps_are_replayed_only_where_they_were_right(
     monkeypatch.setattr(prepare, "why_not", remembered)
     monkeypatch.setattr(recording, "GraphRecorder", Off)
     monkeypatch.setattr(Off, "share", share)
-    patch = merged(STEADY, {"runtime": {"deterministic": deterministic}})
+    patch = {"runtime": {"deterministic": deterministic}}
     launched, outcome = lab.run(patch=merged(patch, NEVER)), lab.run(patch=patch)
     told = applied(outcome)
     assert told["recorded"] is recorded

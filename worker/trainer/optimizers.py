@@ -1,8 +1,9 @@
 """PyTorch's optimizers as a spec wishes them, without the compiler they bring along."""
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,22 +58,31 @@ def _build_sgd(wanted: SGD, parameters: Iterable[nn.Parameter]) -> torch.optim.S
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
-    """Without waiting for the device; a tensor in place, where a recorded step reads it."""
+    """Without waiting for the device; a tensor in place, where a recorded step reads it.
+
+    Both are the same number, so that a training is the same whether its steps are recorded or not.
+    """
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(value)
         else:
-            group["lr"] = value
+            group["lr"] = torch.tensor(value, dtype=_precision_of_rate(group)).item()
 
 
 def make_recordable(optimizer: torch.optim.Optimizer) -> None:
     """Have all that changes from step to step lie on the device, where a CUDA graph finds it."""
     for group in optimizer.param_groups:
         device = group["params"][0].device
-        group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=device)
+        group["lr"] = torch.tensor(group["lr"], dtype=_precision_of_rate(group), device=device)
         if "capturable" in group:  # SGD has nothing that it would need to be told
             group["capturable"] = True
             _begin(optimizer, group["params"])
+
+
+def _precision_of_rate(group: Mapping[str, Any]) -> torch.dtype:
+    """The fused kernels of a GPU read a rate from the device as float32 (PyTorch 2.13)."""
+    on_host = group["params"][0].device.type == "cpu"
+    return torch.float64 if on_host else torch.float32
 
 
 def make_plain(optimizer: torch.optim.Optimizer) -> None:
