@@ -6,6 +6,7 @@ What mosaicml-streaming asks for holds back NumPy and brings the clients of seve
 import importlib.metadata
 import json
 import os
+import select
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -22,13 +23,15 @@ ENVIRONMENT = ROOT / ".venv" / "peers"
 PACKAGES = ("mosaicml-streaming", "spdl-core")
 NOT_INSTALLED = "not installed here; `make peers` does it"
 END_SECONDS = 5.0
+ANSWER_SECONDS = 300.0
+"""To write the file anew in a peer's own format takes some of them, an epoch a few seconds."""
 
 
 class PeersProcess:
     """Reads one file, in order or shuffled; an arm of each peer."""
 
     def __init__(self, file: DataFile, *, shuffled: bool) -> None:
-        """RuntimeError when the process cannot start; its message is on standard error then."""
+        """RuntimeError when the process ends or hangs; its message is on standard error then."""
         document = {**asdict(file), "path": str(file.path), "shuffled": shuffled}
         self._process = subprocess.Popen(
             [
@@ -43,7 +46,11 @@ class PeersProcess:
             text=True,
             start_new_session=True,
         )
-        self.arms = [Neighbour(name, self) for name in self._answer()]
+        try:
+            self.arms = [Neighbour(name, self) for name in self._answer()]
+        except BaseException:
+            self.close()
+            raise
 
     def epoch(self, name: str, number: int) -> Epoch:
         assert self._process.stdin is not None  # noqa: S101 - a pipe was asked for
@@ -67,6 +74,9 @@ class PeersProcess:
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None  # noqa: S101 - a pipe was asked for
+        ready, _, _ = select.select([self._process.stdout], [], [], ANSWER_SECONDS)
+        if not ready:
+            raise RuntimeError(f"the process of the peers said nothing for {ANSWER_SECONDS:.0f} s")
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError("the process of the peers ended; it says above why")
