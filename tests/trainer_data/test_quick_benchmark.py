@@ -30,23 +30,29 @@ def test_a_ratio_is_judged_by_half_of_what_is_asked_for(full, bound, holds):
     assert quick.command == "COMMAND --quick"
 
 
-@pytest.mark.parametrize(("value", "code"), [(1.1, 0), (0.9, 1)])
-def test_what_fell_apart_ends_with_1_and_what_is_left_out_is_named(
-    tmp_path, monkeypatch, capsys, value, code
+@pytest.mark.parametrize(
+    ("values", "code", "times"), [((1.1,), 0, 1), ((0.9, 1.1), 0, 2), ((0.9, 0.8), 1, 2)]
+)
+def test_what_falls_apart_twice_ends_with_1_and_what_is_left_out_is_named(
+    tmp_path, monkeypatch, capsys, values, code, times
 ):
-    asked = []
+    asked, left = [], list(values)
 
     def measure(parts, effort, device):
         asked.append((tuple(parts), effort, device))
-        return [figure(value, 2.0)]
+        return [figure(left.pop(0) if parts == ["loading"] else 2.0, 2.0)]
 
     monkeypatch.setattr(benchmarks, "measure", measure)
     path = tmp_path / "figures.json"
     monkeypatch.setattr("sys.argv", ["benchmarks", "--quick", "--json", str(path)])
     assert benchmarks.main() == code
-    assert asked == [(benchmarks.QUICK_PARTS, QUICK, "cpu")]
+    others = [part for part in benchmarks.QUICK_PARTS if part != "loading"]
+    assert asked == [((part,), QUICK, "cpu") for part in [*["loading"] * times, *others]]
+    said = capsys.readouterr().out
+    again = "loading is measured once more, for it missed: ours over theirs"
+    assert said.count(again) == times - 1
     left_out = [part for part in benchmarks.PARTS if part not in benchmarks.QUICK_PARTS]
-    assert f"Left out: {', '.join(left_out)}" in capsys.readouterr().out
+    assert f"Left out: {', '.join(left_out)}" in said
     assert json.loads(path.read_text())["left_out"] == left_out
 
 
