@@ -1,10 +1,14 @@
 """A small file, and the check that no reader thread is left behind."""
 
 import threading
+import time
 
 import pytest
 
 from tests.trainer_data.factories import preparing, write_arrays
+
+# PyTorch's DataLoader, as a peer, does not wait for the threads of its queues, which are ending.
+ENDING_SECONDS = 5.0
 
 
 @pytest.fixture
@@ -23,4 +27,7 @@ def unstopped(tmp_path):
 def _no_thread_is_left():
     before = set(threading.enumerate())
     yield
+    deadline = time.monotonic() + ENDING_SECONDS
+    while not set(threading.enumerate()) <= before and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert set(threading.enumerate()) <= before

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -66,23 +67,23 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(value)
         else:
-            group["lr"] = torch.tensor(value, dtype=_precision_of_rate(group)).item()
+            group["lr"] = float(_precision_of_rate(group)(value))
 
 
 def make_recordable(optimizer: torch.optim.Optimizer) -> None:
     """Have all that changes from step to step lie on the device, where a CUDA graph finds it."""
     for group in optimizer.param_groups:
-        device = group["params"][0].device
-        group["lr"] = torch.tensor(group["lr"], dtype=_precision_of_rate(group), device=device)
+        rate = np.array(group["lr"], _precision_of_rate(group))
+        group["lr"] = torch.from_numpy(rate).to(group["params"][0].device)
         if "capturable" in group:  # SGD has nothing that it would need to be told
             group["capturable"] = True
             _begin(optimizer, group["params"])
 
 
-def _precision_of_rate(group: Mapping[str, Any]) -> torch.dtype:
+def _precision_of_rate(group: Mapping[str, Any]) -> type[np.floating[Any]]:
     """The fused kernels of a GPU read a rate from the device as float32 (PyTorch 2.13)."""
     on_host = group["params"][0].device.type == "cpu"
-    return torch.float64 if on_host else torch.float32
+    return np.float64 if on_host else np.float32
 
 
 def make_plain(optimizer: torch.optim.Optimizer) -> None:
