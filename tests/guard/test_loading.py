@@ -3,6 +3,7 @@
 import json
 from collections import OrderedDict
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 
@@ -95,7 +96,8 @@ def rows_read(shuffle: Shuffle, chunk: int, sample_bytes: int, storage_rows: int
         stop = order.chunk_stop(0, start, chunk)
         ascending, _ = in_file_order(order.rows(0, start, stop))
         for begin in range(0, len(ascending), piece):
-            for first, end, _ in extents(ascending[begin : begin + piece]):
+            runs = extents(ascending[begin : begin + piece])
+            for first, end, _ in chain.from_iterable(runs):
                 for storage in range(first // storage_rows, (end - 1) // storage_rows + 1):
                     read += 0 if storage in cached else storage_rows
                     cached[storage] = None

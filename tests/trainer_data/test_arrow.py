@@ -20,7 +20,7 @@ from worker.trainer.data.arrow_unpack import values_of
 from worker.trainer.data.loader import open_data
 from worker.trainer.data.order import Order
 from worker.trainer.data.rows import in_file_order, read_rows
-from worker.trainer.data.source import Extent
+from worker.trainer.data.source import Extent, Extents
 from worker.trainer.errors import DataError, DatasetChanged, SpecMismatch
 
 CPU = torch.device("cpu")
@@ -316,5 +316,5 @@ def test_a_reading_that_failed_leaves_a_source_that_can_be_closed(tmp_path):
     folder = write_folder(tmp_path / "data", ARRAYS)
     with opened(folder, ["features"]) as source:
         with pytest.raises(KeyError):
-            source.read([Extent(0, 5, 0)], {})
+            source.read(Extents.of(Extent(0, 5, 0)), {})
         assert len(read_all(source, np.arange(5))["features"]) == 5

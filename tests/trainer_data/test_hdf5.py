@@ -11,7 +11,7 @@ import pytest
 from tests.trainer_data.factories import NAMES, write_arrays
 from worker.trainer.data.hdf5 import Hdf5Source, Stamp
 from worker.trainer.data.rows import extents, in_file_order, inverse, read_rows
-from worker.trainer.data.source import Extent
+from worker.trainer.data.source import Extent, Extents
 from worker.trainer.errors import DataError, DatasetChanged, SpecMismatch
 
 
@@ -59,10 +59,12 @@ def test_scattered_rows_are_read_as_h5py_reads_them(
 
 def test_extents_are_the_contiguous_runs():
     rows = np.array([0, 1, 5, 7, 8, 9])
-    assert list(extents(rows)) == [Extent(0, 2, 0), Extent(5, 6, 2), Extent(7, 10, 3)]
+    (found,) = extents(rows)
+    assert list(found) == [Extent(0, 2, 0), Extent(5, 6, 2), Extent(7, 10, 3)]
     places = np.array([4, 5, 6, 0, 1, 3])
     apart = [Extent(0, 2, 4), Extent(5, 6, 6), Extent(7, 9, 0), Extent(9, 10, 3)]
-    assert list(extents(rows, places)) == apart
+    (found,) = extents(rows, places)
+    assert list(found) == apart
     assert list(extents(np.array([], dtype=np.int64))) == []
 
 
@@ -79,7 +81,7 @@ def test_narrow_types_stay_narrow(tmp_path, open_source, dtype):
     path = write(tmp_path / "a.h5", x=np.arange(6).astype(dtype))
     source = open_source(path, ["x"])
     out = buffers(source, 6)
-    source.read([Extent(0, 6, 0)], out)
+    source.read(Extents.of(Extent(0, 6, 0)), out)
     assert out["x"].dtype == dtype
     np.testing.assert_array_equal(out["x"], np.arange(6).astype(dtype))
 
@@ -151,7 +153,7 @@ def test_a_file_cut_short_while_it_is_read_is_noticed(numbers, open_source):
     source = open_source(numbers)
     os.truncate(numbers, numbers.stat().st_size // 2)
     with pytest.raises(DatasetChanged, match="was changed during the run"):
-        source.read([Extent(90, 100, 0)], buffers(source, 10))
+        source.read(Extents.of(Extent(90, 100, 0)), buffers(source, 10))
 
 
 def test_a_file_written_to_while_it_is_read_is_noticed(numbers, open_source):
@@ -161,7 +163,7 @@ def test_a_file_written_to_while_it_is_read_is_noticed(numbers, open_source):
         file.write(b"changed!")
     os.utime(numbers, ns=(0, numbers.stat().st_mtime_ns + 1))
     with pytest.raises(DatasetChanged):
-        source.read([Extent(0, 10, 0)], buffers(source, 10))
+        source.read(Extents.of(Extent(0, 10, 0)), buffers(source, 10))
 
 
 def test_a_file_replaced_since_it_was_checked_is_noticed(numbers):

@@ -18,7 +18,7 @@ from worker.trainer.data.hdf5 import Hdf5Source
 from worker.trainer.data.hdf5_chunks import ChunkReader, chunks_of
 from worker.trainer.data.read_threads import ReadThreads
 from worker.trainer.data.rows import extents
-from worker.trainer.data.source import Extent
+from worker.trainer.data.source import Extent, Extents
 from worker.trainer.errors import DataError, DatasetChanged
 
 SHAPE = (53, 10, 3)
@@ -63,7 +63,7 @@ def test_every_cut_and_packing_is_read_as_hdf5_reads_it(tmp_path, chunks, packed
     with closing(Hdf5Source(path, ["x"])) as source:
         assert source.layout.names == ("x",)
         out = {"x": np.empty((30, *SHAPE[1:]), "f4")}
-        source.read([Extent(40, 53, 0), Extent(0, 9, 13), Extent(30, 38, 22)], out)
+        source.read(Extents.of(Extent(40, 53, 0), Extent(0, 9, 13), Extent(30, 38, 22)), out)
     np.testing.assert_array_equal(out["x"], noise()[[*range(40, 53), *range(9), *range(30, 38)]])
 
 
@@ -73,7 +73,7 @@ def test_every_usable_type_is_unpacked(tmp_path, dtype):
     with closing(Hdf5Source(path, ["x"])) as source:
         assert source.layout.names == ("x",)
         out = {"x": np.empty(SHAPE, dtype)}
-        source.read([Extent(0, 53, 0)], out)
+        source.read(Extents.of(Extent(0, 53, 0)), out)
     np.testing.assert_array_equal(out["x"], noise(dtype))
 
 
@@ -90,7 +90,8 @@ def test_any_rows_by_any_number_of_threads(tmp_path_factory, rows, threads):
     with h5py.File(path) as file, closing(ReadThreads(threads)) as pool:
         chunks = {n: found for n in ("x", "y") if (found := chunks_of(file[n])) is not None}
         out = {"x": np.empty((len(rows), 7), "f4"), "y": np.empty(len(rows), "i8")}
-        ChunkReader(file.id.get_vfd_handle(), chunks, pool).read(list(extents(wanted)), out)
+        for some in extents(wanted):
+            ChunkReader(file.id.get_vfd_handle(), chunks, pool).read(some, out)
         for name, array in out.items():
             np.testing.assert_array_equal(array, file[name][...][wanted])
 
@@ -102,7 +103,7 @@ def test_what_was_never_written_is_the_fill_value(tmp_path):
     with closing(Hdf5Source(tmp_path / "a.h5", ["x"])) as source:
         assert source.layout.names == ("x",)
         out = {"x": np.empty((20, 3), "f4")}
-        source.read([Extent(0, 20, 0)], out)
+        source.read(Extents.of(Extent(0, 20, 0)), out)
     expected = np.full((20, 3), 7.0)
     expected[9] = 1.0
     np.testing.assert_array_equal(out["x"], expected)
@@ -118,7 +119,7 @@ def test_a_chunk_that_a_filter_left_out_is_read_as_it_is(tmp_path):
     with closing(Hdf5Source(tmp_path / "a.h5", ["x"])) as source:
         assert source.layout.names == ("x",)
         out = {"x": np.empty((8, 3), "f4")}
-        source.read([Extent(0, 8, 0)], out)
+        source.read(Extents.of(Extent(0, 8, 0)), out)
     np.testing.assert_array_equal(out["x"][:, 0], [1, 1, 1, 1, 2, 2, 2, 2])
 
 
@@ -138,7 +139,7 @@ def test_what_only_a_plugin_of_hdf5_unpacks_is_read_by_it(tmp_path, packed):
     with closing(Hdf5Source(path, ["x"])) as source:
         assert source.layout.names == ()
         out = {"x": np.empty(SHAPE, "f4")}
-        source.read([Extent(0, 53, 0)], out)
+        source.read(Extents.of(Extent(0, 53, 0)), out)
     np.testing.assert_array_equal(out["x"], noise())
 
 
@@ -149,7 +150,7 @@ def test_without_the_codecs_hdf5_reads_what_they_would_have(tmp_path, monkeypatc
     assert not is_read_directly(path)
     with closing(Hdf5Source(path, ["x"])) as source:
         out = {"x": np.empty(SHAPE, "f4")}
-        source.read([Extent(0, 53, 0)], out)
+        source.read(Extents.of(Extent(0, 53, 0)), out)
     np.testing.assert_array_equal(out["x"], noise())
 
 
@@ -181,7 +182,7 @@ def test_frames_of_blosc2_have_any_shape_and_may_hold_no_values(tmp_path, shape,
     with closing(Hdf5Source(path, ["x"])) as source:
         assert source.layout.names == ("x",)
         out = {"x": np.empty(shape, "f4")}
-        source.read([Extent(0, 40, 0)], out)
+        source.read(Extents.of(Extent(0, 40, 0)), out)
     np.testing.assert_array_equal(out["x"], values)
 
 
@@ -239,7 +240,7 @@ def test_without_blosc_shuffled_chunks_are_put_in_order_by_numpy(tmp_path, monke
     with closing(Hdf5Source(path, ["x"])) as source:
         assert source.layout.names == ("x",)
         out = {"x": np.empty(SHAPE, "f4")}
-        source.read([Extent(0, 53, 0)], out)
+        source.read(Extents.of(Extent(0, 53, 0)), out)
     np.testing.assert_array_equal(out["x"], noise())
 
 
@@ -265,10 +266,10 @@ def test_damaged_chunks_are_a_sentence(tmp_path, packed):
         os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
         out = {"x": np.empty(SHAPE, "f4")}
         if "compression" not in packed or chunks.left_out[2, 0, 0]:
-            source.read([Extent(0, 53, 0)], out)  # any bytes are values
+            source.read(Extents.of(Extent(0, 53, 0)), out)  # any bytes are values
             return
         with pytest.raises(DataError, match=r"Rows 0 to 53 of .* cannot be read"):
-            source.read([Extent(0, 53, 0)], out)
+            source.read(Extents.of(Extent(0, 53, 0)), out)
 
 
 def test_a_file_that_was_cut_short_is_told_so(tmp_path):
@@ -276,7 +277,7 @@ def test_a_file_that_was_cut_short_is_told_so(tmp_path):
     with closing(Hdf5Source(path, ["x"])) as source:
         os.truncate(path, path.stat().st_size // 2)
         with pytest.raises(DatasetChanged):
-            source.read([Extent(0, 53, 0)], {"x": np.empty(SHAPE, "f4")})
+            source.read(Extents.of(Extent(0, 53, 0)), {"x": np.empty(SHAPE, "f4")})
 
 
 def test_a_file_whose_index_reaches_over_its_end_is_left_to_hdf5(tmp_path, monkeypatch):
@@ -299,5 +300,5 @@ def test_a_file_is_walked_through_once(tmp_path, monkeypatch):
         monkeypatch.setattr("worker.trainer.data.hdf5.chunks_of", None)
         out = {"x": np.empty(SHAPE, "f4")}
         with closing(Hdf5Source(path, ["x"], first.stamp, first.layout)) as second:
-            second.read([Extent(0, 53, 0)], out)
+            second.read(Extents.of(Extent(0, 53, 0)), out)
     np.testing.assert_array_equal(out["x"], noise())

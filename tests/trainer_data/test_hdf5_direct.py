@@ -16,7 +16,7 @@ from worker.trainer.data.hdf5 import Hdf5Source
 from worker.trainer.data.hdf5_direct import DirectReader, place_of
 from worker.trainer.data.read_threads import ReadThreads
 from worker.trainer.data.rows import extents
-from worker.trainer.data.source import Extent
+from worker.trainer.data.source import Extent, Extents
 from worker.trainer.errors import DataError, DatasetChanged
 
 DTYPES = (
@@ -42,7 +42,7 @@ def test_every_usable_type_is_read_directly(tmp_path, dtype):
     assert place_in(tmp_path / "a.h5") is not None
     with closing(Hdf5Source(tmp_path / "a.h5", ["x"])) as source:
         out = {"x": np.empty((20, 3), dtype)}
-        source.read([Extent(0, 20, 0)], out)
+        source.read(Extents.of(Extent(0, 20, 0)), out)
     np.testing.assert_array_equal(out["x"], values)
 
 
@@ -87,7 +87,7 @@ def test_an_offset_that_lies_is_found(tmp_path, monkeypatch):
     assert place_in(tmp_path / "a.h5") is None
     with closing(Hdf5Source(tmp_path / "a.h5", ["x"])) as source:
         out = {"x": np.empty((10, 3))}
-        source.read([Extent(0, 10, 0)], out)
+        source.read(Extents.of(Extent(0, 10, 0)), out)
     np.testing.assert_array_equal(out["x"], np.arange(30.0).reshape(10, 3))
     assert not threads_of_readers()
 
@@ -130,7 +130,8 @@ def test_any_rows_to_any_places_in_any_number_of_shares(
         with closing(ReadThreads(threads)) as pool:
             reader = DirectReader(file.id.get_vfd_handle(), lie, pool)
             patch.setattr(os, "preadv", short)
-            reader.read(list(extents(rows, np.array(places, np.int64))), out)
+            for some in extents(rows, np.array(places, np.int64)):
+                reader.read(some, out)
         for name, array in out.items():
             np.testing.assert_array_equal(array[places], file[name][...][rows])
 
@@ -141,7 +142,7 @@ def test_more_rows_to_scattered_places_than_one_call_of_the_system_takes(tmp_pat
         file["x"] = rows
     out = {"x": np.empty_like(rows)}
     with closing(Hdf5Source(tmp_path / "a.h5", ["x"])) as source:
-        source.read(list(extents(rows, rows[::-1])), out)
+        source.read(next(extents(rows, rows[::-1])), out)
     np.testing.assert_array_equal(out["x"], rows[::-1])
 
 
@@ -150,7 +151,7 @@ def test_memory_that_would_be_filled_in_a_copy_is_refused(tmp_path):
         file["x"] = np.ones((10, 3))
     source, refused = Hdf5Source(tmp_path / "a.h5", ["x"]), pytest.raises(BufferError)
     with closing(source), refused as error:
-        source.read([Extent(0, 10, 0)], {"x": np.empty((3, 10)).T})
+        source.read(Extents.of(Extent(0, 10, 0)), {"x": np.empty((3, 10)).T})
     assert "not in one piece" in str(error.value)
 
 
@@ -162,7 +163,7 @@ def test_a_file_that_ends_early_is_an_error_and_leaves_no_thread(tmp_path, monke
     with closing(Hdf5Source(path, ["x"])) as source:
         os.truncate(path, path.stat().st_size - 4000)
         with pytest.raises(DatasetChanged):
-            source.read([Extent(0, 1000, 0)], {"x": np.empty((1000, 10))})
+            source.read(Extents.of(Extent(0, 1000, 0)), {"x": np.empty((1000, 10))})
     assert not threads_of_readers()
 
 
@@ -177,7 +178,7 @@ def test_a_disk_that_fails_is_a_sentence(tmp_path, monkeypatch):
     with closing(Hdf5Source(path, ["x"])) as source:
         monkeypatch.setattr(os, "preadv", fail)
         with pytest.raises(DataError, match=r"Rows 5 to 10 of .* cannot be read .*Input/output"):
-            source.read([Extent(5, 10, 0)], {"x": np.empty((5, 10))})
+            source.read(Extents.of(Extent(5, 10, 0)), {"x": np.empty((5, 10))})
 
 
 def test_a_read_that_gets_no_memory_does_not_blame_the_file(tmp_path, monkeypatch):
@@ -190,4 +191,4 @@ def test_a_read_that_gets_no_memory_does_not_blame_the_file(tmp_path, monkeypatc
     with closing(Hdf5Source(tmp_path / "a.h5", ["x"])) as source:
         monkeypatch.setattr(os, "preadv", refuse)
         with pytest.raises(OSError, match="Cannot allocate memory"):
-            source.read([Extent(0, 20, 0)], {"x": np.empty((20, 3))})
+            source.read(Extents.of(Extent(0, 20, 0)), {"x": np.empty((20, 3))})

@@ -181,7 +181,7 @@ def test_the_reader_never_runs_more_than_its_slots_ahead(numbers):
 
     class Recording(FailingSource):
         def read(self, extents, out):
-            reads.append(extents[0][0])
+            reads.append(extents.starts[0])
             super().read(extents, out)
 
     batches = stream_of(numbers, lambda: Recording(numbers, 10**9, None))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from worker.trainer.data.arrow_folder import ArrowIndex, read_index
 from worker.trainer.data.arrow_source import ArrowSource
-from worker.trainer.data.source import Extent
+from worker.trainer.data.source import Extent, Extents
 
 
 class ArrowArrays:
@@ -27,7 +27,8 @@ class ArrowArrays:
         if self._reading is None or self._reading[0] != name:
             self.close()
             self._reading = name, ArrowSource(self.index.of([name]))
-        self._reading[1].read([Extent(start, stop, 0)] if stop > start else [], {name: out})
+        if stop > start:
+            self._reading[1].read(Extents.of(Extent(start, stop, 0)), {name: out})
 
     def close(self) -> None:
         if self._reading is not None:

@@ -1,13 +1,13 @@
 """Rows that are wanted of Arrow files, as pieces of their record batches."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.trainer.data.source import Extent, Rows
+from worker.trainer.data.source import Extents, Rows
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Pieces:
                 yield self.of(slice(first, end))
 
 
-def pieces_of(extents: Sequence[Extent], borders: Rows) -> Pieces:
+def pieces_of(extents: Extents, borders: Rows) -> Pieces:
     """Extents, which ascend, cut where record batches end. `borders`: the first row of each record
     batch, and the number of all rows.
     """
-    starts, stops, places = np.array(extents, np.int64).reshape(-1, 3).T
+    starts, stops, places = extents.starts, extents.stops, extents.places
     first = np.searchsorted(borders, starts, side="right") - 1
     counts = np.searchsorted(borders, stops - 1, side="right") - first
     of = np.repeat(np.arange(len(extents)), counts)

@@ -4,7 +4,7 @@ What is packed (LZ4, ZSTD) is unpacked a column of a record batch at a time.
 """
 
 import errno
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from worker.trainer.data.arrow_pieces import Pieces, pieces_of
 from worker.trainer.data.arrow_unpack import gather, values_of
 from worker.trainer.data.hdf5_direct import MOST_SKIPPED_BYTES, Parts
 from worker.trainer.data.read_threads import READ_THREADS, ReadThreads
-from worker.trainer.data.source import Extent, Field
+from worker.trainer.data.source import Extents, Field
 from worker.trainer.errors import DataError
 
 # Less is copied or unpacked before another thread has woken up.
@@ -42,10 +42,8 @@ class ArrowSource:
         # Unpacked, of the record batch that was read last: the next read goes on in it as a rule.
         self._kept: dict[tuple[int, str], NDArray[Any]] = {}
 
-    def read(self, extents: Sequence[Extent], out: Mapping[str, NDArray[Any]]) -> None:
+    def read(self, extents: Extents, out: Mapping[str, NDArray[Any]]) -> None:
         """The rows of each extent to their places in out[name]: C-contiguous, the field's dtype."""
-        if not extents:
-            return
         pieces, file_of = pieces_of(extents, self._index.starts), self._index.file_of
         for some in pieces.cut(self._files.groups(file_of[pieces.batches])):
             files = np.unique(file_of[some.batches]).tolist()

@@ -1,7 +1,7 @@
 """HDF5 files as sources of samples."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from worker.trainer.data.hdf5_chunks import UNPACK_ERRORS, ChunkReader, Chunks, 
 from worker.trainer.data.hdf5_direct import DirectReader, Place, place_of
 from worker.trainer.data.hdf5_file import HDF5_ERRORS, find_array, open_file, unusable_because
 from worker.trainer.data.read_threads import READ_THREADS, ReadThreads
-from worker.trainer.data.source import Extent, Field
+from worker.trainer.data.source import Extents, Field
 from worker.trainer.errors import DataError, DatasetChanged, SpecMismatch
 from worker.trainer.out_of_memory import which_memory
 
@@ -101,7 +101,7 @@ class Hdf5Source:
             name: Field(tuple(array.shape[1:]), array.dtype) for name, array in self._arrays.items()
         }
 
-    def read(self, extents: Sequence[Extent], out: Mapping[str, NDArray[Any]]) -> None:
+    def read(self, extents: Extents, out: Mapping[str, NDArray[Any]]) -> None:
         """The rows of each extent to their places in out[name]: C-contiguous, the field's dtype."""
         try:
             for reader in self._readers:
@@ -112,12 +112,13 @@ class Hdf5Source:
                 raise
             self._check_unchanged()
             raise DataError(
-                f"Rows {extents[0].start:,} to {extents[-1].stop:,} of {self._path} cannot be read"
-                f" ({error}). Check the disk and the file; restore it from a copy if it is damaged."
+                f"Rows {extents.starts[0]:,} to {extents.stops[-1]:,} of {self._path} cannot be"
+                f" read ({error}). Check the disk and the file; restore it from a copy if it is"
+                " damaged."
             ) from error
         self._check_unchanged()
 
-    def _read_by_hdf5(self, extents: Sequence[Extent], out: Mapping[str, NDArray[Any]]) -> None:
+    def _read_by_hdf5(self, extents: Extents, out: Mapping[str, NDArray[Any]]) -> None:
         for start, stop, place in extents if self._others else ():
             for name, array in self._others.items():
                 into = out[name][place : place + stop - start]

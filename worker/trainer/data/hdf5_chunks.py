@@ -15,7 +15,7 @@ from worker.trainer.data.blosc2_frames import Bytes
 from worker.trainer.data.hdf5_direct import is_plain, is_what_hdf5_reads
 from worker.trainer.data.hdf5_file import HDF5_ERRORS
 from worker.trainer.data.read_threads import ReadThreads
-from worker.trainer.data.source import Extent
+from worker.trainer.data.source import Extent, Extents
 from worker.trainer.data.unpacking import ERRORS, Packing, Room, packing_of
 
 NOT_WRITTEN = -1
@@ -69,7 +69,7 @@ def chunks_of(array: h5py.Dataset) -> Chunks | None:
 
         def read(row: int) -> bytes:
             out = np.empty((1, *array.shape[1:]), array.dtype)
-            for task in _tasks(chunks, [Extent(row, row + 1, 0)], out):
+            for task in _tasks(chunks, Extents.of(Extent(row, row + 1, 0)), out):
                 task.carry_out(file, room)
             return out.tobytes()
 
@@ -145,7 +145,7 @@ class ChunkReader:
         self._chunks = chunks
         self._threads = threads
 
-    def read(self, extents: Sequence[Extent], out: Mapping[str, NDArray[Any]]) -> None:
+    def read(self, extents: Extents, out: Mapping[str, NDArray[Any]]) -> None:
         """The rows of each extent to their places in C-contiguous arrays, each chunk once; one of
         UNPACK_ERRORS.
         """
@@ -159,13 +159,13 @@ class ChunkReader:
             task.carry_out(self._file, room)
 
 
-def _tasks(chunks: Chunks, extents: Sequence[Extent], out: NDArray[Any]) -> Iterator[_Task]:
+def _tasks(chunks: Chunks, extents: Extents, out: NDArray[Any]) -> Iterator[_Task]:
     for row, pieces in _pieces(extents, chunks.chunk[0]).items():
         for inner in np.ndindex(chunks.offsets.shape[1:]):
             yield _Task(chunks, (row, *inner), pieces, out)
 
 
-def _pieces(extents: Sequence[Extent], chunk_rows: int) -> dict[int, list[Extent]]:
+def _pieces(extents: Extents, chunk_rows: int) -> dict[int, list[Extent]]:
     """By row of the grid, what is wanted of its chunks, whose rows count from 0."""
     found: dict[int, list[Extent]] = {}
     for start, stop, place in extents:

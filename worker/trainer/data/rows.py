@@ -1,11 +1,10 @@
 """Reading scattered rows as few contiguous reads, each row to the place where it is wanted."""
 
 from collections.abc import Iterator
-from itertools import islice
 
 import numpy as np
 
-from worker.trainer.data.source import Arrays, Extent, Rows, Source
+from worker.trainer.data.source import Arrays, Extents, Rows, Source
 
 # Of rows of a few bytes, scattered, the places alone would take more memory than the rows.
 EXTENTS_AT_ONCE = 4096
@@ -26,7 +25,7 @@ def inverse(positions: Rows) -> Rows:
     return places
 
 
-def extents(ascending: Rows, places: Rows | None = None) -> Iterator[Extent]:
+def extents(ascending: Rows, places: Rows | None = None) -> Iterator[Extents]:
     """The runs that make up these rows, which ascend without repeats: neighbours in the file that
     are neighbours in their places too, which are 0, 1, 2, … if none are given.
     """
@@ -36,16 +35,16 @@ def extents(ascending: Rows, places: Rows | None = None) -> Iterator[Extent]:
         places = np.arange(len(ascending))
     breaks = np.flatnonzero((np.diff(ascending) != 1) | (np.diff(places) != 1))
     starts = np.concatenate(([0], breaks + 1))
-    lasts = np.concatenate((breaks, [-1]))
-    each = ascending[starts].tolist(), ascending[lasts].tolist(), places[starts].tolist()
-    for start, last, place in zip(*each, strict=True):
-        yield Extent(start, last + 1, place)
+    lasts = np.concatenate((breaks, [len(ascending) - 1]))
+    for begin in range(0, len(starts), EXTENTS_AT_ONCE):
+        some = slice(begin, begin + EXTENTS_AT_ONCE)
+        first, last = starts[some], lasts[some]
+        yield Extents(ascending[first], ascending[last] + 1, places[first])
 
 
 def read_rows(source: Source, ascending: Rows, out: Arrays, places: Rows | None = None) -> None:
     """Read these rows, which ascend without repeats, to their places in `out`: the first ones, if
     none are given.
     """
-    runs = extents(ascending, places)
-    while group := list(islice(runs, EXTENTS_AT_ONCE)):
-        source.read(group, out)
+    for runs in extents(ascending, places):
+        source.read(runs, out)

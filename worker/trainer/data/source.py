@@ -1,6 +1,7 @@
 """What a source of samples is: named arrays, all with one row per sample."""
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple, Protocol
@@ -18,6 +19,28 @@ class Extent(NamedTuple):
     start: int
     stop: int
     place: int
+
+
+@dataclass(frozen=True)
+class Extents:
+    """Many of them, which ascend. As arrays: of scattered rows, an object each would take longer
+    to make than the row to be read.
+    """
+
+    starts: Rows
+    stops: Rows
+    places: Rows
+
+    @classmethod
+    def of(cls, *each: Extent) -> "Extents":
+        return cls(*np.array(each, np.int64).reshape(-1, 3).T)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __iter__(self) -> Iterator[Extent]:
+        lists = self.starts.tolist(), self.stops.tolist(), self.places.tolist()
+        return itertools.starmap(Extent, zip(*lists, strict=True))
 
 
 @dataclass(frozen=True)
@@ -47,8 +70,8 @@ class Source(Protocol):
     def places_rows(self) -> bool:
         """Whether many extents of a row each are read as fast as few of many."""
 
-    def read(self, extents: Sequence[Extent], out: Mapping[str, NDArray[Any]]) -> None:
-        """Read the rows of each extent, which ascend, into their places in each field's out[name],
+    def read(self, extents: Extents, out: Mapping[str, NDArray[Any]]) -> None:
+        """Read the rows of each extent into their places in each field's out[name],
         shape (places, *field.shape), C-contiguous.
 
         Raises DataError when they cannot be read, DatasetChanged when the file was changed

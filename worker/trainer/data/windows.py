@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from worker.trainer.data.hdf5 import Hdf5Source, Layout, Stamp
 from worker.trainer.data.read_threads import READ_THREADS
-from worker.trainer.data.source import Extent, Field, Rows
+from worker.trainer.data.source import Extent, Extents, Field, Rows
 from worker.trainer.data.transfer import SeriesWindows, Slot, Transfer
 from worker.trainer.data.window_files import SERIES, Windows, expand
 from worker.trainer.errors import DataError
@@ -59,7 +59,7 @@ class WindowsSource:
         fields |= {name: one.field for name, one in self.windows.items()}
         self.fields: Mapping[str, Field] = {name: fields[name] for name in names}
 
-    def read(self, extents: Sequence[Extent], out: Mapping[str, NDArray[Any]]) -> None:
+    def read(self, extents: Extents, out: Mapping[str, NDArray[Any]]) -> None:
         """The rows of each extent to their places in out[name]: C-contiguous, the field's dtype."""
         if self.plain:
             self.plain.read(extents, out)
@@ -73,7 +73,8 @@ class WindowsSource:
             source.close()
 
     def _read_steps(self, name: str, start: int, out: NDArray[Any]) -> None:
-        self.series[name].read([Extent(start, start + len(out), 0)], {f"{name}/{SERIES}": out})
+        steps = Extents.of(Extent(start, start + len(out), 0))
+        self.series[name].read(steps, {f"{name}/{SERIES}": out})
 
     def _common_length(self, path: Path) -> int:
         lengths = {name: len(one.starts) for name, one in self.windows.items()}
