@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import Any
 
 import psutil
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -74,6 +75,7 @@ def environment(peers: Mapping[str, str]) -> dict[str, Any]:
         "kernel": platform.release(),
         "cores": psutil.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "packages": {name: version(name) for name in PACKAGES} | dict(peers),
     }
 

@@ -18,14 +18,17 @@ from benchmarks.loading.files import DataFile, write
 from benchmarks.loading.peers import dataloader, naive_chunks
 from benchmarks.loading.probes import load
 from benchmarks.loading.stoker import by_torch, stoker
+from benchmarks.training.captured import captured
 from benchmarks.training.gpu import on_gpu, variants_on_gpu
 from benchmarks.training.models import MODELS, Subject
 from benchmarks.training.training import Epoch, Training
 
 ROUNDS, PEER_ROUNDS = 15, 5
-# (samples, features): windows of 23 KiB, as weather.
-SIZE = (5120, 16)
-WORKERS = (0, 2)
+# Windows of 23 KiB, as weather; an epoch takes a second or so.
+SAMPLES = {"cpu": 5_120, "cuda": 81_920}
+FEATURES = 16
+# Of DataLoader. A machine with a GPU has more cores, of which it is given more.
+WORKERS = {"cpu": (0, 2), "cuda": (4, 8)}
 # Asked for: of the limit where the model is the work, and over the peers where the data is.
 LEAST_EFFICIENCY = {"stoker, resident": 0.97, "stoker, stream": 0.95}
 LEAST_EFFICIENCY_OF_A_GPU = dict.fromkeys(LEAST_EFFICIENCY, 0.98)
@@ -41,13 +44,14 @@ Rounds = dict[str, list[Epoch]]
 
 def measure(effort: Effort, device: str = "cpu") -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
-        file = write(Path(folder), "contiguous", effort.samples(SIZE[0]), SIZE[1])
-        subjects = [Subject(name, device) for name in effort.variants(list(MODELS))]
+        file = write(Path(folder), "contiguous", effort.samples(SAMPLES[device]), FEATURES)
+        subjects = [Subject(name, device) for name in effort.variants(list(MODELS[device]))]
         figures = [figure for each in subjects for figure in _of_subject(each, file, effort)]
         if device != "cpu":
             for variant in variants_on_gpu(subjects):
-                figures += _beside_the_limit(variant, file, effort.rounds(ROUNDS))
+                figures += _beside_the_limit(variant, file, effort.rounds(PEER_ROUNDS))
             figures += on_gpu(file, subjects, COMMAND)
+            figures += captured(file, device, effort.rounds(ROUNDS), COMMAND)
         return figures
 
 
@@ -67,7 +71,8 @@ def _beside_the_limit(subject: Subject, file: DataFile, count: int) -> list[Figu
     figures = [_rate(name, file, arm, epochs) for arm, epochs in rounds.items()]
     least = LEAST_EFFICIENCY if device == "cpu" else LEAST_EFFICIENCY_OF_A_GPU
     for arm in (*ours, beside):
-        bound = None if subject.model == DATA_HEAVY else least.get(arm.name)
+        heavy = subject.model == DATA_HEAVY and device == "cpu"
+        bound = None if heavy else least.get(arm.name)
         figures.append(_efficiency(name, rounds, arm, limit, bound))
     return figures
 
@@ -77,12 +82,13 @@ def _beside_peers(subject: Subject, file: DataFile, count: int) -> list[Figure]:
     loader = partial(dataloader, file, shuffled=True, device=device)
     ours = stoker(file, "stream", "full", device=device)
     naive = naive_chunks(file, shuffled=True, device=device)
-    items = [loader(n, batched=False) for n in WORKERS]
-    batches = [loader(n, batched=True) for n in WORKERS]
-    loaded = [by_torch(file, n, "full", device) for n in WORKERS]
+    items = [loader(n, batched=False) for n in WORKERS[device]]
+    batches = [loader(n, batched=True) for n in WORKERS[device]]
+    loaded = [by_torch(file, n, "full", device) for n in WORKERS[device]]
     rounds = in_turn(subject, file, [ours, naive, *items, *batches, *loaded], count)
     figures = [_rate(name, file, arm, rounds[arm]) for arm in rounds if arm != ours.name]
-    over = (OVER_ITEMS, OVER_BATCHES) if name == DATA_HEAVY else (1.0, 1.0)
+    heavy = name == DATA_HEAVY and device == "cpu"
+    over = (OVER_ITEMS, OVER_BATCHES) if heavy else (1.0, 1.0)
     peers = ((items, over[0]), (batches, over[1]), ([naive], 1.0), (loaded, None))
     return [*figures, *(_over(name, rounds, ours, others, least) for others, least in peers)]
 
@@ -108,16 +114,17 @@ def loaded_beside(limit: Arm, loader: Arm) -> Arm:
 
 
 def in_turn(subject: Subject, file: DataFile, arms: Sequence[Arm], count: int) -> Rounds:
-    """An epoch of each a round, right after one that is not measured; the arms are closed.
-
-    Memory that was not in use for a while is slow at first on a virtual machine.
+    """An epoch of each a round, and before the first one that is not measured; on a host before
+    each: memory that was not in use for a while is slow at first on a virtual machine. The arms are
+    closed.
     """
     rounds: Rounds = {arm.name: [] for arm in arms}
     trainings = {arm.name: Training(subject, file) for arm in arms}
     try:
         for number in range(count):
             for arm in arms:
-                trainings[arm.name].epoch(arm, 2 * number)
+                if number == 0 or subject.device == "cpu":
+                    trainings[arm.name].epoch(arm, 2 * number)
                 rounds[arm.name].append(trainings[arm.name].epoch(arm, 2 * number + 1))
     finally:
         for arm in arms:

@@ -1,7 +1,9 @@
 """The three models that are trained: windows (B, 360, F) to forecasts (B, 36)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -12,17 +14,14 @@ PATCH = 6
 
 
 class Convolution(nn.Module):
-    """Two strided layers over time."""
+    """Strided layers over time."""
 
-    def __init__(self, features: int) -> None:
+    def __init__(self, features: int, channels: int, layers: int) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Conv1d(features, 32, kernel_size=5, stride=2),
-            nn.ReLU(),
-            nn.Conv1d(32, 32, kernel_size=5, stride=2),
-            nn.ReLU(),
-        )
-        self.head = nn.Linear(32, HORIZON)
+        widths = [features, *[channels] * layers]
+        convolutions = [nn.Conv1d(*pair, kernel_size=5, stride=2) for pair in pairwise(widths)]
+        self.layers = nn.Sequential(*(part for one in convolutions for part in (one, nn.ReLU())))
+        self.head = nn.Linear(channels, HORIZON)
 
     def forward(self, windows: Tensor) -> Tensor:
         forecast: Tensor = self.head(self.layers(windows.transpose(1, 2)).mean(2))
@@ -32,10 +31,10 @@ class Convolution(nn.Module):
 class Recurrent(nn.Module):
     """An LSTM over patches, as the recipe `sequence` has it."""
 
-    def __init__(self, features: int) -> None:
+    def __init__(self, features: int, hidden: int) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(features * PATCH, 64, batch_first=True)
-        self.head = nn.Linear(64, HORIZON)
+        self.lstm = nn.LSTM(features * PATCH, hidden, batch_first=True)
+        self.head = nn.Linear(hidden, HORIZON)
 
     def forward(self, windows: Tensor) -> Tensor:
         patches = windows.reshape(len(windows), WINDOW // PATCH, -1)
@@ -43,24 +42,34 @@ class Recurrent(nn.Module):
         return forecast
 
 
-def flat(features: int) -> nn.Module:
-    """Few operations for each byte: what the data takes is most of the time."""
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(WINDOW * features, 16), nn.ReLU(), nn.Linear(16, HORIZON)
-    )
+def flat(features: int, widths: Sequence[int]) -> nn.Module:
+    """All numbers of a window at once."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in pairwise([WINDOW * features, *widths]):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], HORIZON))
 
 
-MODELS: Mapping[str, Callable[[int], nn.Module]] = {
-    "convolution": Convolution,
-    "MLP": flat,
-    "LSTM": Recurrent,
+MODELS: Mapping[str, Mapping[str, Callable[[int], nn.Module]]] = {
+    "cpu": {
+        "convolution": partial(Convolution, channels=32, layers=2),
+        # Few operations for each byte: what the data takes is most of the time.
+        "MLP": partial(flat, widths=(16,)),
+        "LSTM": partial(Recurrent, hidden=64),
+    },
+    # So large that a GPU's work takes longer than to launch it.
+    "cuda": {
+        "convolution": partial(Convolution, channels=512, layers=4),
+        "MLP": partial(flat, widths=(4096, 4096)),
+        "LSTM": partial(Recurrent, hidden=1024),
+    },
 }
 
 
-def build(name: str, features: int) -> nn.Module:
+def build(name: str, features: int, device: str = "cpu") -> nn.Module:
     """The same weights each time."""
     torch.manual_seed(0)
-    return MODELS[name](features)
+    return MODELS[device][name](features).to(device)
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,7 @@ class Subject:
         return ", ".join([self.model, *(word for word, so in how.items() if so)])
 
     def build(self, features: int) -> nn.Module:
-        model = build(self.model, features).to(self.device)
+        model = build(self.model, features, self.device)
         if self.compiled:
             model.compile()
         return model

@@ -1,0 +1,81 @@
+"""A whole step replayed from a CUDA graph beside the same step launched one operation at a time."""
+
+import json
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from app.spec.run import RunSpec
+from benchmarks.figures import Figure, figure_of
+from benchmarks.loading.arms import BATCH, settle
+from benchmarks.loading.files import DataFile
+from benchmarks.loading.stoker import open_file
+from worker.trainer.data.loader import DataSet
+from worker.trainer.data.transfer import made_up
+from worker.trainer.prepare import build_step
+from worker.trainer.preparing import Preparing
+from worker.trainer.pulse import Pulse
+from worker.trainer.recipes import TASKS
+from worker.trainer.recording import record_step
+from worker.trainer.step import Precision, TrainingStep
+from worker.trainer.stop import StopFlag
+
+# The recipe `sequence`, so small that launching its operations takes longer than they do.
+TINY = {"kind": "sequence", "hidden_size": 16, "patch": 36}
+STEPS, RATE = 200, 1e-4
+LEAST_GAIN = 2.0
+
+
+def captured(file: DataFile, device: str, rounds: int, command: str) -> list[Figure]:
+    """Microseconds of both, in turn, and how many times as fast the replayed one is."""
+    request = {
+        "recipe": TINY,
+        "data": {"dataset": "windows"},
+        "training": {"batch_size": BATCH},
+        "runtime": {"precision": "fp32"},
+    }
+    spec = RunSpec.model_validate_json(json.dumps(request))
+    data = open_file(file, "resident", "full", device=device)
+    try:
+        launched, recorded = (_build(spec, data, device) for _ in range(2))
+        with tempfile.TemporaryDirectory() as folder:
+            preparing = Preparing(Pulse(Path(folder) / "pulse"), StopFlag())
+            record_step(recorded, spec, data, preparing)
+        batch = made_up(data.fields, BATCH, device)
+    finally:
+        data.close()
+    pairs = [
+        (_microseconds(launched, batch), _microseconds(recorded, batch)) for _ in range(rounds)
+    ]
+    before, after = zip(*pairs, strict=True)
+    gains = [slow / fast for slow, fast in pairs]
+    return [
+        figure_of("tiny LSTM: a launched step", "µs", before, command),
+        figure_of("tiny LSTM: a captured step", "µs", after, command),
+        figure_of("tiny LSTM: captured over launched", "", gains, command, LEAST_GAIN),
+    ]
+
+
+def _build(spec: RunSpec, data: DataSet, device: str) -> TrainingStep:
+    task = TASKS[spec.recipe.kind].for_run(spec, data.fields)
+    return build_step(spec, task, {}, Precision("fp32", torch.device(device)))
+
+
+def _microseconds(step: TrainingStep, batch: Mapping[str, Tensor]) -> float:
+    """Of a step, of many without a wait in between."""
+    _train(step, batch, STEPS // 10)
+    settle()
+    began = time.perf_counter()
+    _train(step, batch, STEPS)
+    settle()
+    return (time.perf_counter() - began) / STEPS * 1e6
+
+
+def _train(step: TrainingStep, batch: Mapping[str, Tensor], steps: int) -> None:
+    for _ in range(steps):
+        step.accumulate(batch, BATCH, 1.0)
+        step.apply(RATE)
