@@ -6,6 +6,7 @@ a few steps are launched one operation at a time, and once more by the graph (wo
 
 import gc
 import logging
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -99,6 +100,8 @@ def record_step(
             raise
         if isinstance(error, RuntimeError):
             logger.exception("the step could not be recorded")
+            # Whoever keeps the error would keep the gradients' graph, and so the stream it was on.
+            traceback.clear_frames(error.__traceback__)
             raise NotRecorded(_told(error)) from error
         raise
     return recording
