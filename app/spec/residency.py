@@ -16,9 +16,10 @@ UNITS = {"KiB": 2**10, "MiB": MIB, "GiB": GIB, "TiB": 2**40}
 PIECE_BYTES = 32 * MIB
 # By so many threads: more than the memory bus can feed only take cores from the training.
 MOST_READ_THREADS = 4
-# To place a smaller sample while it is read takes longer than to copy it into its batch later: of
-# 23 KiB each 1.1 GiB/s placed and 3.4 copied, of 235 KiB 4.8 and 2.5.
-LEAST_PLACED_BYTES = 64 * 2**10
+# To place a smaller sample while it is read takes more of the processor than to copy it into its
+# batch later. Microseconds of a core for a sample, a chunk as large as the file, placed and copied:
+# of 2.8 KiB 1.6 and 1.5, of 5.6 KiB 1.9 and 1.8, of 11 KiB 2.2 and 3.0, of 23 KiB 3.2 and 5.6.
+LEAST_PLACED_BYTES = 8 * 2**10
 # Chunks need not be larger than this to be read at full speed, unless a shuffle group is.
 AUTO_CHUNK_BYTES = GIB
 EVALUATION_CHUNK_BYTES = 256 * MIB

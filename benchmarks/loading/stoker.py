@@ -18,6 +18,8 @@ from worker.trainer.pulse import Pulse
 from worker.trainer.stop import StopFlag
 
 MIB = 2**20
+# Samples of 23 KiB: a chunk of 256 MiB has room for one.
+GROUP = 8_192
 
 
 def stoker(
@@ -31,6 +33,15 @@ def stoker(
     """The chunked loader. The training part is the whole file, since nothing is held out."""
     name = "stoker, stream of blocks" if shuffle == "block" else f"stoker, {residency}"
     return _arm(name, open_file(file, residency, shuffle, chunk_bytes, group, device))
+
+
+def too_large(file: DataFile, device: str) -> Arm:
+    """A stream as a run has it whose data the device cannot hold: a GPU holds more than a gigabyte,
+    and what is more is shuffled in blocks.
+    """
+    if device == "cpu":
+        return stoker(file, "stream", "full")
+    return stoker(file, "stream", "block", group=GROUP, device=device)
 
 
 def by_torch(file: DataFile, workers: int, shuffle: str, device: str = "cpu") -> Arm:
@@ -71,7 +82,8 @@ def _open(file: DataFile, loader: Mapping[str, Any], device: str) -> DataSet:
     document = {
         "recipe": {"kind": "sequence"},
         "data": {"dataset": "windows", "loader": loader, "split": split},
-        "training": {"batch_size": BATCH},
+        # In a run of many epochs the first chunk of the next one is read at the end of each.
+        "training": {"batch_size": BATCH, "epochs": 10_000},
     }
     spec = RunSpec.model_validate_json(json.dumps(document))
     datasets = {"windows": {"path": str(file.path), "fingerprint": fingerprint(file.path)}}

@@ -59,8 +59,8 @@ MODELS: Mapping[str, Mapping[str, Callable[[int], nn.Module]]] = {
     },
     # So large that a GPU's work takes longer than to launch it.
     "cuda": {
-        "convolution": partial(Convolution, channels=512, layers=4),
-        "MLP": partial(flat, widths=(4096, 4096)),
+        "convolution": partial(Convolution, channels=1024, layers=4),
+        "MLP": partial(flat, widths=(8192, 8192, 8192)),
         "LSTM": partial(Recurrent, hidden=1024),
     },
 }

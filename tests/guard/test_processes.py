@@ -57,22 +57,24 @@ def test_a_process_takes_what_the_plan_says(context):
         assert server == pytest.approx(FORK_SERVER_BYTES, rel=0.15)
 
 
-def test_a_loader_without_processes_has_a_batch_and_one_to_sort_it_in():
+def test_a_loader_without_processes_has_a_batch_and_one_to_sort_small_samples_in():
     """On the host that is the device: the batch in use is counted with the step."""
     found = items(by_torch())
     assert found["batch"] == BATCH
-    assert found["loader_batches"] == BATCH + EVALUATED
+    assert found["loader_batches"] == EVALUATED
     assert "loader_processes" not in found
     assert "resident_data" not in found
-    assert items(by_torch(shuffle="none"))["loader_batches"] == EVALUATED
+    small, batch = world(with_field("features", shape=(60, 15))), 128 * (60 * 15 + 36) * 4
+    assert items(by_torch(), small)["loader_batches"] == 2 * batch
+    assert items(by_torch(shuffle="none"), small)["loader_batches"] == batch
 
 
 def test_each_part_has_its_processes_and_as_many_batches_as_they_are_ahead():
     found = items(by_torch(num_workers=3, prefetch_factor=4))
     assert found["loader_processes"] == 3 * PROCESS_BYTES["spawn"]
     assert found["evaluation_processes"] == 3 * PROCESS_BYTES["spawn"]
-    # 12 ahead and 3 that are sorted; all 7 batches of the validation part.
-    assert found["loader_batches"] == (12 + 3) * BATCH + 7 * EVALUATED
+    # 12 ahead; all 7 batches of the validation part.
+    assert found["loader_batches"] == 12 * BATCH + 7 * EVALUATED
 
 
 @pytest.mark.parametrize(("stay", "parts"), [(False, 1), (True, 2)])
@@ -107,7 +109,7 @@ def test_on_a_gpu_batches_wait_on_the_host_and_nothing_is_staged():
     facts = world(devices=(RTX,))
     change = {**by_torch(num_workers=2), **training(**USUAL)}
     host, device = items(change, facts), items(change, facts, "device")
-    assert host["loader_batches"] == (2 * 2 + 1 + 2) * BATCH + 5 * EVALUATED
+    assert host["loader_batches"] == (2 * 2 + 1) * BATCH + 5 * EVALUATED
     assert not {"staging", "page_locked_order"} & host.keys()
     assert device["next_batch"] == BATCH
     assert not {"resident_data", "chunk_slots"} & device.keys()

@@ -104,10 +104,10 @@ def resident(
 
 def streamed(
     path: Path, part: Part, order: Order, batch_size=8, drop_last=False, most_at_once=None,
-    chunk_samples=16, first_samples=None,
+    chunk_samples=16, first_samples=None, epochs=1,
 ) -> Streamed:  # fmt: skip
-    plan = BatchPlan(len(part), batch_size, drop_last, most_at_once)
-    chunks = ChunkPlan(opener(path), part, order, chunk_samples, first_samples or chunk_samples)
+    plan, first = BatchPlan(len(part), batch_size, drop_last, most_at_once), first_samples
+    chunks = ChunkPlan(opener(path), part, order, chunk_samples, first or chunk_samples, epochs)
     return Streamed(plan, chunks, HostTransfer(fields_of(path)))
 
 

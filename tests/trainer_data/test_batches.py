@@ -85,7 +85,7 @@ def test_residency_chunk_size_and_loader_never_change_the_batches(
     sizes = (batch_size, drop_last, most_at_once)
     whole = resident(path, part, order(), *sizes)
     first = max(1, chunk_samples // first_share)
-    chunked = streamed(path, part, order(), *sizes, chunk_samples, first)
+    chunked = streamed(path, part, order(), *sizes, chunk_samples, first, epochs=epoch + 2)
     by_torch = loaded(path, part, order(), *sizes)
     for batches in (whole, chunked, by_torch):
         got = kept(batches.iterate(epoch, start))
@@ -93,6 +93,8 @@ def test_residency_chunk_size_and_loader_never_change_the_batches(
         assert [batch.position_after for batch in got] == [end for end in borders if end > start]
         assert batches.plan.num_batches == -(-len(expected) // batch_size)
         assert batches.plan.num_micro_batches(len(expected)) == len(borders) - 1
+        following = part.take(order().rows(epoch + 1, 0, len(part)))[: len(expected)].tolist()
+        assert rows_of(batches.iterate(epoch + 1)) == following
         batches.close()
 
 

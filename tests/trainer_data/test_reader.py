@@ -43,10 +43,9 @@ def reader_threads():
     return [thread for thread in threading.enumerate() if thread.name == "chunk-reader"]
 
 
-def stream_of(path, open_source, chunk_samples=10, first_samples=None):
-    chunks = ChunkPlan(
-        open_source, PART, Order(100, 0, "none"), chunk_samples, first_samples or chunk_samples
-    )
+def stream_of(path, open_source, chunk_samples=10, first_samples=None, epochs=1):
+    first = first_samples or chunk_samples
+    chunks = ChunkPlan(open_source, PART, Order(100, 0, "none"), chunk_samples, first, epochs)
     return Streamed(BatchPlan(100, 4, drop_last=False), chunks, HostTransfer(fields_of(path)))
 
 
@@ -189,3 +188,46 @@ def test_the_reader_never_runs_more_than_its_slots_ahead(numbers):
         begun = (batch.position_after - 1) // 10
         assert max(reads) // 10 <= begun + 2
     batches.close()
+
+
+def test_the_next_epoch_begins_with_what_was_read_ahead(numbers):
+    source = GatedSource(numbers, 14)  # those of an epoch, and the first of the next
+    batches = stream_of(numbers, lambda: source, chunk_samples=8, epochs=3)
+    assert rows_of(batches.iterate(0)) == list(range(100))
+    assert len(reader_threads()) == 1
+    next_one = batches.iterate(1)
+    assert rows_of([next(next_one), next(next_one)]) == list(range(8))
+    source.gate.set()
+    assert rows_of(next_one) == list(range(8, 100))
+    assert rows_of(batches.iterate(2)) == list(range(100))
+    assert not reader_threads()  # there is no epoch after it
+    batches.close()
+
+
+@pytest.mark.parametrize("wanted", [(1, 40), (0, 0), (2, 0)])
+def test_what_was_read_ahead_is_given_up_for_another_place(numbers, wanted):
+    batches = streamed(numbers, PART, Order(100, 0, "full"), chunk_samples=10, epochs=4)
+    rows_of(batches.iterate(0))
+    expected = Order(100, 0, "full").rows(wanted[0], wanted[1], 100).tolist()
+    assert rows_of(batches.iterate(*wanted)) == expected
+    assert rows_of(batches.iterate(3)) == Order(100, 0, "full").rows(3, 0, 100).tolist()
+    assert not reader_threads()
+    batches.close()
+
+
+def test_an_error_while_reading_ahead_is_one_of_the_next_epoch(numbers):
+    source = FailingSource(numbers, 13, ZeroDivisionError("boom"))
+    batches = stream_of(numbers, lambda: source, epochs=2)
+    assert rows_of(batches.iterate(0)) == list(range(100))
+    with pytest.raises(ZeroDivisionError, match="boom"):
+        next(batches.iterate(1))
+    assert not reader_threads()
+    batches.close()
+
+
+def test_closing_the_part_ends_a_reader_that_is_ahead(numbers):
+    batches = streamed(numbers, PART, Order(100, 0, "full"), chunk_samples=10, epochs=2)
+    rows_of(batches.iterate(0))
+    assert len(reader_threads()) == 1
+    batches.close()
+    assert not reader_threads()

@@ -20,11 +20,11 @@ from app.guard.rule import Finding, rule
 from app.guard.wording import duration, share, size
 from app.spec.arithmetic import threads_of_slot
 from app.spec.data import DataLoaderLoader
-from app.spec.residency import LEAST_PLACED_BYTES
 from app.spec.run import RunSpec
 
 # Of a run's time; a rule of speed has to save 5 %.
 MOST_STARTING = 0.05
+SMALL_BYTES = 64 * 2**10
 
 
 @rule(
@@ -126,7 +126,7 @@ def chunked_is_faster(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     need = plan.need
     epochs = epochs_of(spec, facts)
     stays = plan.data.kind == "resident" and epochs > 1
-    is_small = need.sample_bytes < LEAST_PLACED_BYTES and loader.shuffle == "full"
+    is_small = need.sample_bytes < SMALL_BYTES and loader.shuffle == "full"
     if not stays and not is_small:
         return
     yield Finding(

@@ -176,7 +176,8 @@ def open_data(
     if isinstance(data.loader, ChunkedLoader):
         memory = device_memory(device, host_budget_bytes)
         residency = choose_residency(data.loader, need, memory, rung)
-        opener = ChunkedOpener(checked, need, residency, device, rung, preparing)
+        epochs = spec.training.epochs
+        opener = ChunkedOpener(checked, need, residency, device, rung, preparing, epochs)
     else:
         opener = LoadedOpener(checked, data.loader, plans, device, rung)
     preparing.will_use(opener.use(_use(need, plans, device)))

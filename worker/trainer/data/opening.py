@@ -67,8 +67,10 @@ class ChunkedOpener:
         device: torch.device,
         rung: Rung,
         preparing: Preparing,
+        epochs: int,
     ) -> None:
         self._checked = checked
+        self._epochs = epochs
         self._need = need
         self._residency = residency
         self._device = device
@@ -92,7 +94,8 @@ class ChunkedOpener:
         in_training = name == "train"
         samples = residency.chunk_samples if in_training else residency.evaluation_chunk_samples
         first = _first_samples(dataset, order, min(samples, len(part)))
-        chunks = ChunkPlan(dataset.open, part, order, samples, first)
+        epochs = self._epochs if in_training else 1
+        chunks = ChunkPlan(dataset.open, part, order, samples, first, epochs)
         return Streamed(plan, chunks, self._transfer(dataset.fields))
 
     def _transfer(self, fields: Mapping[str, Field]) -> Transfer:

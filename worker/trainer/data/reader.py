@@ -23,7 +23,8 @@ class ChunkPlan:
     """What to read: `part` in `order`, at most `chunk_samples` at a time.
 
     `first_samples`: of an iteration's first chunk, so that its first batch need not wait for more;
-    each after it has GROWTH times as many as the one before, as far as its slot goes.
+    each after it has GROWTH times as many as the one before, as far as its slot goes. `epochs`: of
+    the run; while the last chunk of one is used up the first of the next is read.
     """
 
     open_source: OpenSource
@@ -31,6 +32,7 @@ class ChunkPlan:
     order: Order
     chunk_samples: int
     first_samples: int
+    epochs: int = 1
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class _Closed(Exception):
 
 
 class ChunkReader:
-    """Reads positions [start, stop) of an epoch into the slots, while earlier ones are gathered.
+    """Reads positions [start, stop) of an epoch into the slots, while earlier ones are gathered;
+    then [0, stop) of the next one, up to the last.
 
     A slot travels reader → ready → consumer → free → reader, so both queues are bounded by the
     number of slots. Whatever ends the thread early is raised by the next `gather`.
@@ -73,7 +76,9 @@ class ChunkReader:
         self._plan = plan
         self._transfer = transfer
         self._counters = counters
-        self._epoch, self._start, self._stop = span
+        self._span = span
+        self.next_epoch: int | None = None
+        """At the beginning of which it stands; None: in an epoch, or after the last."""
         self._free: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[_Chunk | BaseException] = queue.SimpleQueue()
         for slot in rooms.slots:
@@ -86,10 +91,17 @@ class ChunkReader:
         self._thread = threading.Thread(target=self._run, name="chunk-reader", daemon=True)
         self._thread.start()
 
+    def end_epoch(self, epoch: int) -> None:
+        """All of it was gathered."""
+        if self._viewed:
+            self._release(self._viewed)
+        self.next_epoch = epoch + 1 if epoch + 1 < self._plan.epochs else None
+
     def gather(self, start: int, stop: int) -> dict[str, Tensor]:
         """The samples at positions [start, stop), which follow those of the call before; their
         memory is used again at the next call.
         """
+        self.next_epoch = None
         if self._viewed:
             self._release(self._viewed)
         chunk = self._chunk or self._next_chunk()
@@ -149,18 +161,26 @@ class ChunkReader:
             self._ready.put(error)
 
     def _read_all(self, source: Source) -> None:
-        plan, start, most = self._plan, self._start, self._plan.first_samples
-        while start < self._stop:
-            slot = self._free.get()
-            if slot is None:
+        first, start, end = self._span
+        most = self._plan.first_samples
+        for epoch in range(first, max(first + 1, self._plan.epochs)):
+            while start < end:
+                chunk = self._read(source, epoch, start, most)
+                self._ready.put(chunk)
+                start, most = chunk.stop, GROWTH * most
+            start = 0
+
+    def _read(self, source: Source, epoch: int, start: int, most: int) -> _Chunk:
+        """As many samples from `start` on as fit into the next free slot, at most `most`."""
+        plan, slot = self._plan, self._free.get()
+        if slot is None:
+            raise _Closed
+        most = min(most, len(slot.places))
+        stop = min(plan.order.chunk_stop(epoch, start, most), self._span[2])
+        rows = plan.part.take(plan.order.rows(epoch, start, stop))
+        for piece_bytes in self._transfer.load(source, rows, slot):
+            self._counters.bytes_read += piece_bytes
+            self._counters.copy_seconds = self._transfer.copy_seconds
+            if self._closing.is_set():
                 raise _Closed
-            most = min(most, len(slot.places))
-            stop = min(plan.order.chunk_stop(self._epoch, start, most), self._stop)
-            rows = plan.part.take(plan.order.rows(self._epoch, start, stop))
-            for piece_bytes in self._transfer.load(source, rows, slot):
-                self._counters.bytes_read += piece_bytes
-                self._counters.copy_seconds = self._transfer.copy_seconds
-                if self._closing.is_set():
-                    raise _Closed
-            self._ready.put(_Chunk(slot, start, stop))
-            start, most = stop, GROWTH * most
+        return _Chunk(slot, start, stop)

@@ -87,6 +87,7 @@ class Resident:
         view = slot.view(start, stop)
         if view is not None:
             return view
-        batch = rows_of(self._batch, 0, stop - start)
+        is_whole = stop - start == self.plan.largest_micro_batch
+        batch = self._batch if is_whole else rows_of(self._batch, 0, stop - start)
         slot.gather(start, stop, batch)
         return batch

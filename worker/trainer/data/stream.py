@@ -31,13 +31,17 @@ class Streamed:
         self._reader: ChunkReader | None = None
 
     def iterate(self, epoch: int, start_position: int = 0) -> Generator[Batch]:
-        self._end_reader()
-        reader = self._reader = self._start_reader(epoch, start_position)
+        reader = self._reader
+        if reader is None or (reader.next_epoch, 0) != (epoch, start_position):
+            self._end_reader()
+            reader = self._reader = self._start_reader(epoch, start_position)
         try:
             for start, stop in self.plan.bounds(start_position):
                 yield Batch(reader.gather(start, stop), stop - start, stop)
+            reader.end_epoch(epoch)
         finally:
-            reader.close()
+            if reader.next_epoch is None:
+                reader.close()
 
     def close(self) -> None:
         self._end_reader()
