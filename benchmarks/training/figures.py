@@ -1,5 +1,6 @@
 """Training fed by each loader, in turn, beside training on batches that are in memory already."""
 
+import itertools
 import os
 import statistics
 import tempfile
@@ -120,12 +121,15 @@ def in_turn(subject: Subject, file: DataFile, arms: Sequence[Arm], count: int) -
     """
     rounds: Rounds = {arm.name: [] for arm in arms}
     trainings = {arm.name: Training(subject, file) for arm in arms}
+    # One after the other: in a run too, the next epoch begins with what was read ahead.
+    numbers = {arm.name: itertools.count() for arm in arms}
     try:
         for number in range(count):
             for arm in arms:
+                train, epoch = trainings[arm.name].epoch, numbers[arm.name]
                 if number == 0 or subject.device == "cpu":
-                    trainings[arm.name].epoch(arm, 2 * number)
-                rounds[arm.name].append(trainings[arm.name].epoch(arm, 2 * number + 1))
+                    train(arm, next(epoch))
+                rounds[arm.name].append(train(arm, next(epoch)))
     finally:
         for arm in arms:
             arm.close()

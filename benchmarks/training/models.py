@@ -61,7 +61,7 @@ MODELS: Mapping[str, Mapping[str, Callable[[int], nn.Module]]] = {
     "cuda": {
         "convolution": partial(Convolution, channels=1024, layers=4),
         "MLP": partial(flat, widths=(8192, 8192, 8192)),
-        "LSTM": partial(Recurrent, hidden=1024),
+        "LSTM": partial(Recurrent, hidden=2048),
     },
 }
 

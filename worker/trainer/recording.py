@@ -100,8 +100,7 @@ def record_step(
             raise
         if isinstance(error, RuntimeError):
             logger.exception("the step could not be recorded")
-            # Whoever keeps the error would keep the gradients' graph, and so the stream it was on.
-            traceback.clear_frames(error.__traceback__)
+            _forget_frames(error)
             raise NotRecorded(_told(error)) from error
         raise
     return recording
@@ -238,6 +237,13 @@ def _launch_again(step: TrainingStep) -> None:
     step.precision.leave_step()
     if step.precision.device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Whoever keeps the error would keep the gradients' graph, and so the stream it was on."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
 
 
 def _told(error: BaseException) -> str:
