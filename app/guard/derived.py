@@ -1,6 +1,7 @@
 """What follows from a spec and the facts together, for several rules and the memory plan."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from app.guard.facts import DatasetFacts, DeviceFacts, Facts, HistoryFacts, UnknownFact, known
 from app.guard.rule import Loc
@@ -40,6 +41,21 @@ def inspected(name: str, facts: Facts) -> DatasetFacts:
 def dataset_of(spec: RunSpec, facts: Facts) -> DatasetFacts:
     """The dataset that is trained on; UnknownFact while it is not inspected."""
     return inspected(spec.data.dataset, facts)
+
+
+def as_read(spec: RunSpec, facts: Facts) -> DatasetFacts:
+    """The dataset that is trained on, its ragged arrays as long as the longest of all datasets of
+    the run: a model has one input shape. UnknownFact.
+    """
+    dataset = dataset_of(spec, facts)
+    ragged = {name: array for name, array in dataset.fields.items() if array.lengths is not None}
+    if not ragged:
+        return dataset
+    each = [inspected(name, facts).fields for _, name in named_datasets(spec)]
+    for name, array in ragged.items():
+        longest = max(one[name].shape[0] for one in each if name in one)
+        ragged[name] = replace(array, shape=(longest, *array.shape[1:]))
+    return replace(dataset, fields={**dataset.fields, **ragged})
 
 
 def sizes_of(spec: RunSpec, facts: Facts) -> PartSizes:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import ceil, prod
 from typing import Literal, TypeVar
 
 from app.guard.measured import Measured
@@ -13,6 +13,7 @@ DTYPE_BYTES = {
     "float64": 8, "int64": 8, "uint64": 8, "float32": 4, "int32": 4, "uint32": 4,
     "float16": 2, "int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "bool": 1,
 }  # fmt: skip
+LENGTH_BYTES = 8  # of how long a sample of a ragged array is, or of where it begins
 
 
 Fact = TypeVar("Fact")
@@ -30,8 +31,19 @@ def known(value: Fact | None, what: str) -> Fact:
 
 
 @dataclass(frozen=True)
+class Lengths:
+    """How many values the samples of a ragged array have; the longest is 1 at least."""
+
+    shortest: int
+    mean: float
+    longest: int
+
+
+@dataclass(frozen=True)
 class FieldFacts:
-    """One named array; `shape` is that of a single sample. Values are those of sampled rows."""
+    """One named array; `shape` is that of a single sample in a batch. Values are those of sampled
+    rows.
+    """
 
     shape: tuple[int, ...]
     dtype: str
@@ -48,6 +60,9 @@ class FieldFacts:
     false where all are the same."""
     series_steps: int | None = None
     """Of the series that is stored in place of the windows; None: each sample is stored."""
+    lengths: Lengths | None = None
+    """Of a ragged array, whose `shape` begins with the longest: its samples are filled up to that
+    in a batch, and lie one behind another until then. None: all samples have the shape."""
 
     @property
     def is_unpacked_in_batches(self) -> bool:
@@ -56,8 +71,17 @@ class FieldFacts:
 
     @property
     def sample_bytes(self) -> int:
-        """Bytes of one sample."""
-        return prod(self.shape) * DTYPE_BYTES.get(self.dtype, 8)
+        """Bytes of one sample in a batch."""
+        each = prod(self.shape) * DTYPE_BYTES.get(self.dtype, 8)
+        return each if self.lengths is None else each + LENGTH_BYTES
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of one sample where it waits for its batch, on average."""
+        if self.lengths is None:
+            return self.sample_bytes
+        value = prod(self.shape[1:]) * DTYPE_BYTES.get(self.dtype, 8)
+        return ceil(self.lengths.mean * value) + 2 * LENGTH_BYTES
 
     def saved_bytes(self, samples: int, parts: int) -> int:
         """Less of so many samples in so many parts on a device, where windows stay a series."""
@@ -68,24 +92,11 @@ class FieldFacts:
 
 
 @dataclass(frozen=True)
-class RaggedFacts:
-    """One named array whose samples differ in length; `shape` is that of a single value."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    shortest: int
-    longest: int
-
-
-@dataclass(frozen=True)
 class DatasetFacts:
     name: str
     state: Literal["inspecting", "ready", "invalid"]
     samples: int | None = None
     fields: Mapping[str, FieldFacts] = field(default_factory=dict)
-    """The arrays whose samples all have one shape."""
-    ragged: Mapping[str, RaggedFacts] = field(default_factory=dict)
-    """The arrays whose samples differ in length."""
     size_bytes: int | None = None
     window_steps: Mapping[str, int] | None = None
     """Fields whose rows are windows that slide over one series, and by how many steps."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from app.guard.crews import Crews, crews_of
-from app.guard.derived import dataset_of, device_of, precision_of, sizes_of
+from app.guard.derived import as_read, device_of, precision_of, sizes_of
 from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts, UnknownFact, known
 from app.guard.measured import Measured
 from app.guard.memory_model import SequenceSize
@@ -96,16 +96,17 @@ def memory_plan(spec: RunSpec, facts: Facts) -> MemoryPlan:
 
 
 def _plan(spec: RunSpec, facts: Facts) -> MemoryPlan:
-    device, dataset, sizes = device_of(spec, facts), dataset_of(spec, facts), sizes_of(spec, facts)
+    device, dataset, sizes = device_of(spec, facts), as_read(spec, facts), sizes_of(spec, facts)
     loader = spec.data.loader
     need = need_of(spec, dataset, sizes, loader)
     free = free_memory(device)
     data_memory = memory_for_data(free)
+    sample_bytes = sum(array.sample_bytes for array in fields_of(spec, dataset))
     crews: Crews | None = None
     if isinstance(loader, ChunkedLoader):
         data = settle_residency(loader, need, data_memory)
     else:
-        crews = crews_of(spec, loader, sizes, device, need.sample_bytes)
+        crews = crews_of(spec, loader, sizes, device, sample_bytes)
         data = loaded(crews)
     model = model_of(spec, dataset)
     measured = facts.measured
@@ -113,7 +114,9 @@ def _plan(spec: RunSpec, facts: Facts) -> MemoryPlan:
         measured = None
     samples, arrays = sizes.training + sum(need.held_out), fields_of(spec, dataset)
     unpacking = unpacking_bytes(arrays, samples, device.host.cores, crews)
-    run = _Run(spec, *_batches(spec, sizes), need, data, model, measured, crews, unpacking)
+    run = _Run(
+        spec, *_batches(spec, sizes), sample_bytes, need, data, model, measured, crews, unpacking
+    )
     if device.kind == "cpu":
         room = _host_as_device(run, free)
         return MemoryPlan(room, None, data, need, data_memory, run.assumed(), measured, crews)
@@ -154,7 +157,7 @@ def _beside_imports(available: int) -> int:
 
 def need_of(spec: RunSpec, dataset: DatasetFacts, sizes: PartSizes, loader: Loader) -> Need:
     """What the trainer will find that the data comes to; UnknownFact."""
-    sample_bytes = sum(array.sample_bytes for array in fields_of(spec, dataset))
+    sample_bytes = sum(array.kept_bytes for array in fields_of(spec, dataset))
     kind, group = order_of(spec, dataset, loader)
     together = group if kind == "block" and group != "auto" else 1
     held_out = tuple(count for count in (sizes.validation, sizes.test) if count)
@@ -172,7 +175,7 @@ def order_of(
     other arrays beside.
     """
     samples = known(dataset.samples, f"the samples of the dataset {dataset.name}")
-    sample_bytes = sum(array.sample_bytes for array in fields_of(spec, dataset))
+    sample_bytes = sum(array.kept_bytes for array in fields_of(spec, dataset))
     return resolved_shuffle(loader, samples * sample_bytes)
 
 
@@ -192,18 +195,22 @@ def model_of(spec: RunSpec, dataset: DatasetFacts) -> SequenceSize:
     window, features = known(
         shape if len(shape) == 2 else None, "a window and features in the inputs"
     )
+    window += -window % spec.recipe.patch  # what a ragged sample leaves of its last is filled up
     return SequenceSize(spec, window, features, _field(dataset, spec.data.targets[0]).shape)
 
 
 def probe_order(spec: RunSpec, facts: Facts) -> dict[str, Any]:
     """What a worker is told to measure: the payload of a job `probe_step`; UnknownFact."""
-    device, dataset = device_of(spec, facts), dataset_of(spec, facts)
+    device, dataset = device_of(spec, facts), as_read(spec, facts)
     names = dict.fromkeys((*spec.data.inputs, *spec.data.targets))
     arrays = zip(names, fields_of(spec, dataset), strict=True)
     batch, looked_at = _batches(spec, sizes_of(spec, facts))
     return {
         "spec": spec.model_dump(mode="json"),
-        "fields": {name: {"shape": list(a.shape), "dtype": a.dtype} for name, a in arrays},
+        "fields": {
+            name: {"shape": list(a.shape), "dtype": a.dtype, "ragged": a.lengths is not None}
+            for name, a in arrays
+        },
         "device": device.kind,
         "name": device.name,
         "batch_size": batch,
@@ -226,6 +233,8 @@ class _Run:
     batch: int
     looked_at: int
     """Samples of the largest batch of an evaluation."""
+    sample_bytes: int
+    """Of a sample in a batch."""
     need: Need
     data: Residency
     model: SequenceSize
@@ -241,8 +250,7 @@ class _Run:
 
     def step_items(self, planned: Reckon, free: int) -> Iterable[Item]:
         """Of the batches and of what is made of them: `planned`, unless it was measured."""
-        sample_bytes = self.need.sample_bytes
-        reckon = planned
+        sample_bytes, reckon = self.sample_bytes, planned
         if self.measured is not None:
             reckon = as_measured(self.measured, self.model, sample_bytes, free, planned)
         step = reckon(self.batch, self.looked_at)

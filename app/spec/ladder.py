@@ -43,6 +43,13 @@ class Use:
     """Batches that each of them is ahead."""
     process_bytes: int = 0
     """What each of them takes beside."""
+    filling_bytes: int = 0
+    """What a sample takes more in a batch, where it is filled up to the longest."""
+
+    @property
+    def batch_sample_bytes(self) -> int:
+        """Of a sample in a batch."""
+        return self.sample_bytes + self.filling_bytes
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
@@ -152,7 +159,7 @@ def _smaller_crew(rung: Rung, use: Use, ran_out: RanOut) -> Step | None:
     """Of the PyTorch loader: batches ahead first, then processes, half of them and half of these,
     down to none. Only the training's are counted: those of other parts are not always there.
     """
-    lacking, batch_bytes = ran_out.lacking_bytes, use.batch * use.sample_bytes
+    lacking, batch_bytes = ran_out.lacking_bytes, use.batch * use.batch_sample_bytes
     if not use.workers or ran_out.phase == "building":  # when none is there yet
         return None
     if use.workers * (use.prefetch_factor - 1) * batch_bytes >= lacking:
@@ -179,7 +186,7 @@ def _smaller_batch(rung: Rung, use: Use, ran_out: RanOut) -> Step | None:
     now = use.evaluation_batch if evaluates else use.batch
     half = -(-now // 2)
     # Before the first step a batch takes no more than its samples.
-    given_back = (now - half) * use.sample_bytes
+    given_back = (now - half) * use.batch_sample_bytes
     if now < 2 or (ran_out.phase == "building" and given_back < ran_out.lacking_bytes):
         return None
     if evaluates:

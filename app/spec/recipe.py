@@ -29,5 +29,7 @@ class SequenceRecipe(SpecModel):
 
 
 Recipe = SequenceRecipe
+# Of `inputs` and `targets`, which may be ragged.
+TAKES_RAGGED: dict[str, tuple[str, ...]] = {"sequence": ("inputs",)}
 RECIPES: dict[str, type[SpecModel]] = {"sequence": SequenceRecipe}
 RECIPES_TO_COME = ("panel-graph", "molecule", "board")

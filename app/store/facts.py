@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from app.guard.facts import DatasetFacts, DeviceFacts, FieldFacts, HostFacts, RaggedFacts
+from app.guard.facts import DatasetFacts, DeviceFacts, FieldFacts, HostFacts, Lengths
 from app.store.records import DatasetRecord
 from app.store.worker_records import WorkerRecord
 
@@ -17,8 +17,7 @@ def dataset_facts(record: DatasetRecord) -> DatasetFacts:
         name=record.name,
         state=record.state,
         samples=record.samples,
-        fields={n: _field_facts(field) for n, field in fields.items() if not field.get("lengths")},
-        ragged={n: _ragged_facts(field) for n, field in fields.items() if field.get("lengths")},
+        fields={name: _field_facts(field) for name, field in fields.items()},
         size_bytes=record.size_bytes,
         window_steps=layout.get("window_steps"),
         network=layout.get("network"),
@@ -33,7 +32,7 @@ def _sentence(problem: Any) -> str:
 
 def _field_facts(field: Document) -> FieldFacts:
     chunks, series_steps = field.get("chunks"), field.get("series_steps")
-    return FieldFacts(
+    facts = FieldFacts(
         shape=tuple(field["shape"]),
         dtype=field["dtype"],
         storage=field.get("storage"),
@@ -45,11 +44,20 @@ def _field_facts(field: Document) -> FieldFacts:
         std=field.get("std"),
         sorted=field.get("sorted"),
     )
+    lengths = field.get("lengths")
+    return facts if lengths is None else _in_samples(facts, lengths)
 
 
-def _ragged_facts(field: Document) -> RaggedFacts:
-    lengths = field["lengths"]
-    return RaggedFacts(tuple(field["shape"]), field["dtype"], lengths["min"], lengths["max"])
+def _in_samples(facts: FieldFacts, lengths: Document) -> FieldFacts:
+    """A ragged array, whose inspection told of its values, by its samples."""
+    longest = max(1, lengths["max"])
+    rows = facts.chunk_rows and max(1, round(facts.chunk_rows / max(1.0, lengths["mean"])))
+    return replace(
+        facts,
+        shape=(longest, *facts.shape),
+        lengths=Lengths(lengths["min"], lengths["mean"], longest),
+        chunk_rows=rows,
+    )
 
 
 def worker_devices(worker: WorkerRecord) -> list[DeviceFacts]:

@@ -64,7 +64,11 @@ def test_the_plan_stands_on_what_the_worker_measured(api, store, player, tell):
     answer = api.start("POST", "/runs", params=PROBE, json=SPEC)
     job = job_of(store, player)
     assert job.payload["spec"]["recipe"]["hidden_size"] == 8
-    assert job.payload["fields"]["features"] == {"shape": [24, 3], "dtype": "float32"}
+    assert job.payload["fields"]["features"] == {
+        "shape": [24, 3],
+        "dtype": "float32",
+        "ragged": False,
+    }
     sizes = job.payload["batch_size"], job.payload["evaluation_batch_size"]
     assert (job.payload["device"], *sizes) == ("cpu", 128, 128)
     store.jobs.finish(job.id, player.worker_id, result=RESULT)

@@ -126,7 +126,7 @@ def test_windows_become_a_series_that_a_run_reads_the_same(cli, up):
     assert losses[0] == losses[1]
 
 
-def test_a_ragged_array_is_told_and_refused_and_trains_once_it_is_padded(cli, up, monkeypatch):
+def test_a_ragged_array_is_told_and_trains_as_input_and_is_refused_as_target(cli, up, monkeypatch):
     [script] = [block for block in blocks("python") if "write_ragged" in block]
     monkeypatch.chdir(up / "data")
     exec(script, {})  # noqa: S102  the README's own lines
@@ -140,11 +140,19 @@ def test_a_ragged_array_is_told_and_refused_and_trains_once_it_is_padded(cli, up
         "data: {dataset: molecules, inputs: [atoms], targets: [energy]}\n"
         "training: {epochs: 1, batch_size: 32}\n"
     )
-    refused = cli("submit", str(spec))
+    losses = []
+    for loader in LOADERS:
+        run = cli("submit", str(spec), "--set", f"data.loader={json.dumps(loader)}", "--watch")
+        assert run.code == 0, run.err
+        losses.append(cli("ls", "--json").document["data"][0]["result"]["last"])
+    assert losses[0] == losses[1] == losses[2]
+    assert cli("submit", str(spec), "--set", "data.inputs=[first_atoms]", "--set", "recipe.patch=4",
+               "--watch").code == 0  # fmt: skip
+    refused = cli("submit", str(spec), "--set", "data.targets=[atoms]", "--set",
+                  "data.inputs=[first_atoms]")  # fmt: skip
     assert (refused.code, refused.out) == (5, "")
     assert "'atoms' of 'molecules' is ragged" in refused.err
     assert "pad_ragged(file, 'atoms', 'atoms_padded', 24)" in refused.err
-    assert cli("submit", str(spec), "--set", "data.inputs=[atoms_padded]", "--watch").code == 0
     with h5py.File("molecules.h5", "r+") as file:
         file["atoms/offsets"][5] = 10_000
     torn = cli("data", "register", "molecules", "molecules.h5")

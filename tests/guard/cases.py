@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts, RaggedFacts
+from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts, Lengths
 from tests.guard.world import (
     A100,
     CPU,
@@ -73,6 +73,7 @@ def by_torch(**values: Any) -> Change:
     return data(loader={"kind": "dataloader", **values})
 
 
+ATOMS = replace(FIELDS["features"], shape=(41, 4), lengths=Lengths(0, 7.5, 41))
 LARGE = weather(samples=2_000_000, size_bytes=43_000_000_000)
 
 CASES: dict[str, Case] = {
@@ -85,9 +86,9 @@ CASES: dict[str, Case] = {
     ),
     "correctness.unknown_array": Case(data(inputs=["feature"]), data(inputs=["features"])),
     "correctness.ragged_array": Case(
-        data(inputs=["atoms"]),
-        data(inputs=["features"]),
-        world(weather(ragged={"atoms": RaggedFacts((4,), "uint8", 0, 41)})),
+        data(inputs=["features"], targets=["atoms"]),
+        data(inputs=["atoms"], targets=["targets"]),
+        world(weather(fields={**FIELDS, "atoms": ATOMS})),
     ),
     "correctness.array_mismatch": Case(
         SPLIT_BY_DATASET, SPLIT_BY_DATASET, world(SHORT), world(OTHER)

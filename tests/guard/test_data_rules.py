@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from app.guard.facts import RaggedFacts
+from app.guard.facts import Facts, FieldFacts, Lengths
+from app.guard.plan import Plan
 from tests.guard.world import FIELDS, codes, plan_of, weather, world
 
 LEAK, RAGGED = "correctness.leaking_split", "correctness.ragged_array"
@@ -40,31 +41,87 @@ def test_datasets_of_their_own_are_no_leak():
     assert codes(plan_of(by_dataset(**names), world(WINTER, autumn))) == []
 
 
-@pytest.mark.parametrize("asked", [{"inputs": ["boards"]}, {"targets": ["boards"]}])
+def ragged(*shape: int, dtype: str = "float32", longest: int = 9) -> FieldFacts:
+    """Samples of 2 values and more, of this shape each."""
+    values = FieldFacts((longest, *shape), dtype, "contiguous", nonfinite=0, mean=0.5, std=1.0)
+    return replace(values, lengths=Lengths(2, 5.5, longest))
+
+
+def items_of(plan: Plan) -> dict[str, int]:
+    assert plan.memory is not None
+    items: dict[str, int] = plan.memory["host"]["items"]
+    return items
+
+
+def with_boards(boards: FieldFacts, **other: Any) -> Facts:
+    fields = {**FIELDS, "boards": boards, **other}
+    return world(weather(fields=fields))
+
+
 @pytest.mark.parametrize("shape", [(), (24,), (24, 3)])
-def test_a_ragged_array_is_refused_for_what_it_is_and_for_nothing_else(asked, shape):
-    ragged = weather(ragged={"boards": RaggedFacts(shape, "float32", 2, 9)})
-    (issue,) = plan_of({"data": asked}, world(ragged)).issues
-    assert issue.code == "correctness.ragged_array"
-    assert issue.loc == ["data", next(iter(asked)), 0]
-    assert "2 to 9 values" in issue.message
+def test_a_ragged_target_is_refused_for_what_it_is_and_for_nothing_else(shape):
+    facts = with_boards(ragged(*shape))
+    (issue,) = plan_of({"data": {"targets": ["boards"]}}, facts).issues
+    assert (issue.code, issue.loc) == (RAGGED, ["data", "targets", 0])
+    assert f"2 to 9 values of float32 {shape} each" in issue.message
     assert "pad_ragged(file, 'boards', 'boards_padded', 9)" in issue.why
 
 
-def test_a_ragged_array_of_the_validation_dataset_is_named_there():
-    fields = {"targets": FIELDS["targets"]}
-    torn = replace(WINTER, fields=fields, ragged={"features": RaggedFacts((3,), "float32", 0, 0)})
-    (issue,) = plan_of(by_dataset(validation="winter"), world(torn)).issues
-    assert (issue.code, issue.loc) == (RAGGED, ["data", "split", "validation"])
-    assert "'features_padded', 1)" in issue.why
+@pytest.mark.parametrize("patch", [1, 4, 6, 20])
+def test_a_ragged_input_is_taken_whatever_its_patches_leave(patch):
+    facts = with_boards(ragged(3))
+    asked = {"data": {"inputs": ["boards"]}, "recipe": {"patch": patch}}
+    assert codes(plan_of(asked, facts)) == []
+
+
+@pytest.mark.parametrize("shape", [(), (24, 3)])
+def test_a_ragged_input_has_features_at_each_step(shape):
+    facts = with_boards(ragged(*shape))
+    (issue,) = plan_of({"data": {"inputs": ["boards"]}}, facts).issues
+    assert issue.code == "correctness.array_shape"
+    assert f"samples of float32 (up to 9{', 24, 3' if shape else ''})" in issue.message
+
+
+@pytest.mark.parametrize(
+    ("winter", "told"),
+    [
+        (ragged(3, longest=700), None),
+        (ragged(4), "float32 (up to 9, 4) in 'winter' but float32 (up to 9, 3)"),
+        (ragged(3, dtype="uint8"), "uint8 (up to 9, 3)"),
+        (replace(ragged(3), lengths=None), "float32 (9, 3) in 'winter'"),
+    ],
+)
+def test_ragged_arrays_of_all_datasets_have_values_of_one_kind(winter, told):
+    facts = with_boards(ragged(3))
+    other = replace(WINTER, fields={**FIELDS, "boards": winter})
+    facts = replace(facts, datasets={**facts.datasets, "winter": other})
+    data = {"inputs": ["boards"], **by_dataset(validation="winter")["data"]}
+    plan = plan_of({"data": data}, facts)
+    assert codes(plan) == (["correctness.array_mismatch"] if told else [])
+    if told:
+        assert told in plan.issues[0].message
+    else:  # a batch of either part is as wide as the longest of both
+        short = plan_of({"data": {"inputs": ["boards"]}}, facts)
+        batches = [items_of(one)["batch"] for one in (plan, short)]
+        assert batches[0] > 30 * batches[1]
+
+
+def test_memory_counts_the_values_where_they_are_kept_and_the_longest_in_a_batch():
+    facts = with_boards(ragged(3, longest=1_000))
+    asked = {"data": {"inputs": ["boards"]}, "training": {"batch_size": 100}}
+    items = items_of(plan_of(asked, facts))
+    target = 36 * 4
+    assert items["batch"] == 100 * (1_000 * 3 * 4 + 8 + target)
+    kept = 66 + 16 + target
+    assert items["resident_data"] == 4_020 * kept + 3_216 * 8
 
 
 def test_a_ragged_array_is_among_those_that_there_are():
-    ragged = weather(ragged={"boards": RaggedFacts((), "int8", 1, 9)})
-    (issue,) = plan_of({"data": {"inputs": ["board"]}}, world(ragged)).issues
+    facts = with_boards(ragged(dtype="int8"))
+    (issue,) = plan_of({"data": {"inputs": ["board"]}}, facts).issues
     assert issue.code == "correctness.unknown_array"
     assert "it has boards, features, targets." in issue.message
-    assert "Did you mean" not in issue.message
+    assert "Did you mean 'boards'?" in issue.message
 
 
 def test_an_array_that_is_both_input_and_target_is_named():

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.guard.facts import DeviceFacts, FieldFacts, HostFacts, RaggedFacts
+from app.guard.facts import DeviceFacts, FieldFacts, HostFacts, Lengths
 from app.store.facts import dataset_facts, worker_devices
 from app.store.records import DatasetRecord, Document, Inspection
 from tests.store.conftest import World
@@ -130,12 +130,18 @@ def test_the_chunks_of_a_series_are_not_those_of_its_windows(world: World) -> No
     assert facts.fields["x"] == FieldFacts((24, 3), "float32", "chunked", series_steps=900)
 
 
-def test_an_array_of_different_lengths_is_none_of_one_shape(world: World) -> None:
-    ragged = {"shape": [4], "dtype": "uint8", "lengths": {"min": 0, "mean": 7.5, "max": 41}}
+def test_an_array_of_different_lengths_has_the_shape_of_its_longest_sample(world: World) -> None:
+    ragged = {
+        "shape": [4], "dtype": "uint8", "lengths": {"min": 0, "mean": 7.5, "max": 41},
+        "storage": "chunked", "chunks": [150, 4],
+    }  # fmt: skip
+    empty = {"shape": [], "dtype": "float32", "lengths": {"min": 0, "mean": 0.0, "max": 0}}
     plain = {"shape": [4], "dtype": "uint8", "lengths": None}
-    facts = dataset_facts(inspected(world, {"atoms": ragged, "x": plain}, None))
-    assert facts.ragged == {"atoms": RaggedFacts((4,), "uint8", 0, 41)}
-    assert facts.fields == {"x": FieldFacts((4,), "uint8")}
+    facts = dataset_facts(inspected(world, {"atoms": ragged, "none": empty, "x": plain}, None))
+    atoms = FieldFacts((41, 4), "uint8", "chunked", 20, lengths=Lengths(0, 7.5, 41))
+    none = FieldFacts((1,), "float32", lengths=Lengths(0, 0.0, 1))
+    assert facts.fields == {"atoms": atoms, "none": none, "x": FieldFacts((4,), "uint8")}
+    assert (atoms.sample_bytes, atoms.kept_bytes) == (41 * 4 + 8, 30 + 16)
 
 
 def test_what_an_earlier_version_did_not_look_at_is_not_known(world: World) -> None:

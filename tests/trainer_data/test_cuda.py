@@ -1,5 +1,6 @@
 """On a GPU: the same batches as on the host, with copies beside the computation."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -15,6 +16,15 @@ from tests.trainer_data.factories import (
     rows_of,
     streamed,
     write_arrays,
+)
+from tests.trainer_data.test_ragged_batches import (
+    KINDS,
+    RESIDENT,
+    STREAM,
+    many,
+    rows_checked,
+    samples_of,
+    write,
 )
 from worker.trainer.data.batch import BatchPlan
 from worker.trainer.data.cuda import CudaTransfer
@@ -45,6 +55,29 @@ def test_batches_are_those_of_the_host(tmp_path, unstopped, residency, rung):
         assert (data.counters.copy_seconds is None) is (device == "cpu")
         data.close()
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("staging", [None, 8_000])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("loader", [RESIDENT, STREAM, {"kind": "dataloader", "pin_memory": True}])
+def test_ragged_batches_are_those_of_the_host(tmp_path, unstopped, loader, kind, staging):
+    samples = samples_of(many(3_000, longest=40), kind)
+    datasets = {"numbers": entry(write(tmp_path / "a.h5", samples))}
+    wanted = {"inputs": ["atoms"], "loader": {**loader, "shuffle": "full"}}
+    spec, rung = make_spec(wanted), Rung(1, staging_bytes=staging) if staging else NO_RUNG
+    data = open_data(spec, datasets, torch.device("cuda:0"), unstopped, rung=rung)
+    busy = torch.randn(1_000, 1_000, device="cuda:0")
+    for epoch in range(2):
+        batches = []
+        for batch in data.train.iterate(epoch):
+            busy = (busy @ busy).tanh()
+            batches += kept([batch])
+        on_host = [
+            replace(one, arrays={name: array.cpu() for name, array in one.arrays.items()})
+            for one in batches
+        ]
+        assert sorted(rows_checked(on_host, samples)) == list(range(data.train.plan.num_samples))
+    data.close()
 
 
 @pytest.mark.parametrize("pinned", [False, True])

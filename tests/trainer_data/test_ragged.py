@@ -1,4 +1,4 @@
-"""Arrays whose samples differ in length: written, checked, looked into, padded, and refused."""
+"""Arrays whose samples differ in length: written, checked, looked into and padded."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from worker.trainer.data import ragged_files
 from worker.trainer.data.loader import open_data
 from worker.trainer.data.ragged_files import find_ragged, pad_ragged, write_ragged
 from worker.trainer.data.source import Field
-from worker.trainer.errors import DataError, SpecMismatch
+from worker.trainer.errors import DataError
 from worker.trainer.inspect import inspect
 
 CPU = torch.device("cpu")
@@ -228,13 +228,6 @@ def test_other_lengths_do_not_belong_together(molecules):
     with h5py.File(molecules, "r+") as file:
         spoil(file, "targets", np.ones((101, 4)))
     assert [problem["code"] for problem in inspect(molecules)["problems"]] == ["length_mismatch"]
-
-
-@pytest.mark.parametrize("part", ["inputs", "targets"])
-def test_the_trainer_refuses_it_with_what_to_do(molecules, unstopped, part):
-    spec = make_spec({"inputs": ["targets"], "targets": ["targets"], part: ["atoms"]})
-    with pytest.raises(SpecMismatch, match=r"'atoms' of molecules\.h5 is ragged.*pad_ragged"):
-        open_data(spec, {"numbers": entry(molecules)}, CPU, unstopped, GIB)
 
 
 def test_what_is_beside_it_and_what_is_padded_trains(molecules, unstopped):

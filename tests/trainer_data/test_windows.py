@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from app.spec.residency import Need
 from tests.trainer_data.factories import entry, kept, make_spec
 from worker.trainer.convert import convert, main
+from worker.trainer.data.group_source import Groups, GroupSource, open_source
 from worker.trainer.data.loader import open_data
 from worker.trainer.data.rows import read_rows
 from worker.trainer.data.window_files import find_windows
-from worker.trainer.data.windows import WindowsSource, open_source
 from worker.trainer.errors import DataError, DatasetChanged
 from worker.trainer.inspect import inspect
 
@@ -80,7 +80,7 @@ def write_pair(folder: Path, features: Array | None = None) -> tuple[Path, Path]
 
 
 def read_all(path: Path, rows: Array | None = None) -> dict[str, Array]:
-    with contextlib.closing(open_source(path, NAMES, find_windows(path, NAMES))) as source:
+    with contextlib.closing(open_source(path, NAMES, Groups(find_windows(path, NAMES)))) as source:
         rows = np.arange(source.num_samples) if rows is None else rows
         out = {n: np.empty((len(rows), *f.shape), f.dtype) for n, f in source.fields.items()}
         read_rows(source, rows, out)
@@ -306,8 +306,8 @@ def test_arrays_of_other_lengths_do_not_belong_together(tmp_path, unstopped):
 
 def test_a_file_that_changes_under_way_ends_the_reading(tmp_path):
     _, out = write_pair(tmp_path)
-    with contextlib.closing(open_source(out, NAMES, find_windows(out, NAMES))) as source:
-        assert isinstance(source, WindowsSource)
+    with contextlib.closing(open_source(out, NAMES, Groups(find_windows(out, NAMES)))) as source:
+        assert isinstance(source, GroupSource)
         os.utime(out, ns=(1, 1))
         buffers = {n: np.empty((5, *f.shape), f.dtype) for n, f in source.fields.items()}
         with pytest.raises(DatasetChanged):

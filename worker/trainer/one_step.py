@@ -15,7 +15,7 @@ from torch import Tensor
 from app.lifecycle import Reason
 from app.spec.run import RunSpec
 from worker.trainer.build import choose_precision, configure_torch, open_device
-from worker.trainer.data.source import Field
+from worker.trainer.data.source import Field, at_full_length
 from worker.trainer.data.transfer import made_up
 from worker.trainer.failure import explain
 from worker.trainer.memory import MemoryMeter
@@ -74,10 +74,10 @@ class _Probe:
         device = open_device(order["device"])
         precision = choose_precision(spec.runtime.precision, device)
         configure_torch(spec.runtime, precision, order["threads"])
-        self._fields = {
-            name: Field(tuple(field["shape"]), np.dtype(field["dtype"]))
-            for name, field in order["fields"].items()
-        }
+        self._fields: dict[str, Field] = {}
+        for name, field in order["fields"].items():
+            plain = Field(tuple(field["shape"]), np.dtype(field["dtype"]))
+            self._fields |= at_full_length(name, plain) if field.get("ragged") else {name: plain}
         self._learning_rate = spec.optimizer.lr
         self._device = device
         task = TASKS[spec.recipe.kind].for_run(spec, self._fields)

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 
 from app.guard.derived import dataset_of, named_datasets
-from app.guard.facts import DatasetFacts, Facts, FieldFacts, RaggedFacts
+from app.guard.facts import DatasetFacts, Facts, FieldFacts
 from app.guard.rule import Finding, Loc, rule
 from app.spec.issue import pointer
+from app.spec.recipe import TAKES_RAGGED
 from app.spec.run import RunSpec
 
 ARRAYS_OF_A_FILE = (
@@ -95,12 +96,12 @@ def _arrays(spec: RunSpec, facts: Facts) -> Iterator[tuple[Loc, DatasetFacts, st
 def unknown_array(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     """Every input and target array is in every dataset of the run."""
     for loc, dataset, array in _arrays(spec, facts):
-        if array in dataset.fields or array in dataset.ragged:
+        if array in dataset.fields:
             continue
         spare = set(dataset.fields).difference(spec.data.inputs, spec.data.targets)
         close = get_close_matches(array, sorted(spare), n=1, cutoff=0.5)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        there = ", ".join(sorted({*dataset.fields, *dataset.ragged})) or "none"
+        there = ", ".join(sorted(dataset.fields)) or "none"
         in_list = loc[1] in ("inputs", "targets")
         found = next((told for told in dataset.problems if told.startswith(f"{array!r} ")), None)
         yield Finding(
@@ -114,24 +115,29 @@ def unknown_array(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
 @rule(
     "correctness.ragged_array",
     overridable=False,
-    stands_on="What the recipe `sequence` computes with: dense batches, without a mask.",
+    stands_on="What the recipe `sequence` computes: as many numbers for every sample, from inputs "
+    "that it reads up to their end, wherever that is.",
 )
 def ragged_array(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """No input or target is ragged: the samples of an array all have one shape."""
+    """Arrays are ragged only where the recipe takes samples of different lengths: as inputs."""
+    taken = TAKES_RAGGED[spec.recipe.kind]
     for loc, dataset, array in _arrays(spec, facts):
-        found = dataset.ragged.get(array)
-        if found is None:
+        found = dataset.fields.get(array)
+        if found is None or found.lengths is None:
             continue
-        length = max(1, found.longest)
+        if array not in spec.data.targets or "targets" in taken:
+            continue
+        shortest, longest = found.lengths.shortest, found.lengths.longest
         yield Finding(
             loc,
-            f"{array!r} of {dataset.name!r} is ragged: its samples have {found.shortest:,} to "
-            f"{found.longest:,} values of {_shown(found)} each; the recipe sequence reads arrays "
-            "whose samples all have one shape.",
-            "A batch is one block of memory. Pad or cut the samples to one length in Python, with "
-            "the file open as h5py.File(PATH, 'r+') and worker.trainer.data.ragged_files imported: "
-            f"ragged_files.pad_ragged(file, {array!r}, '{array}_padded', {length}). Then register "
-            "the file again and name the new array here.",
+            f"{array!r} of {dataset.name!r} is ragged: its samples have {shortest:,} to "
+            f"{longest:,} values of {_shown(found, 1)} each; targets of the recipe "
+            f"{spec.recipe.kind} all have one shape.",
+            "A forecast has as many numbers for one sample as for another. Pad or cut the samples "
+            "to one length in Python, with the file open as h5py.File(PATH, 'r+') and "
+            "worker.trainer.data.ragged_files imported: ragged_files.pad_ragged(file, "
+            f"{array!r}, '{array}_padded', {longest}). Then register the file again and name the "
+            "new array here.",
         )
 
 
@@ -147,7 +153,7 @@ def array_mismatch(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         found, expected = dataset.fields.get(array), main and main.fields.get(array)
         if not found or not expected or not main:
             continue
-        if (expected.shape, expected.dtype) != (found.shape, found.dtype):
+        if _kind(expected) != _kind(found):
             yield Finding(
                 loc,
                 f"{array!r} is {_shown(found)} in {dataset.name!r} but {_shown(expected)} in "
@@ -172,7 +178,7 @@ def array_shape(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
             "windows of (time steps, features).",
             "An LSTM steps through time and sees all features of a step at once.",
         )
-    if target is not None and len(target.shape) not in (1, 2):
+    if target is not None and target.lengths is None and len(target.shape) not in (1, 2):
         yield Finding(
             ("data", "targets", 0),
             f"{spec.data.targets[0]!r} has samples of {_shown(target)}; the recipe sequence "
@@ -191,6 +197,8 @@ def patch_size(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     window = dataset_of(spec, facts).fields.get(spec.data.inputs[0])
     if window is None or len(window.shape) != 2 or window.shape[0] % spec.recipe.patch == 0:
         return
+    if window.lengths is not None:
+        return  # each sample has a last patch of its own
     steps = window.shape[0]
     best = max(p for p in range(1, min(spec.recipe.patch, steps) + 1) if steps % p == 0)
     yield Finding(
@@ -201,8 +209,18 @@ def patch_size(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _shown(array: FieldFacts | RaggedFacts) -> str:
-    return f"{array.dtype} {array.shape}"
+def _kind(array: FieldFacts) -> tuple[object, ...]:
+    """What arrays of one name have in common in all datasets of a run."""
+    is_ragged = array.lengths is not None
+    return is_ragged, array.shape[is_ragged:], array.dtype
+
+
+def _shown(array: FieldFacts, skipped: int = 0) -> str:
+    """Without the first so many axes."""
+    if array.lengths is None or skipped:
+        return f"{array.dtype} {array.shape[skipped:]}"
+    inner = "".join(f", {size}" for size in array.shape[1:])
+    return f"{array.dtype} (up to {array.lengths.longest}{inner})"
 
 
 RULES = (

@@ -131,7 +131,7 @@ def read_amplification(array: FieldFacts, chunk_rows: int, reading: Reading) -> 
     """
     within, around, block = reading.within, reading.around, reading.block
     aligned = gcd(chunk_rows, block)
-    stays = chunk_rows * array.sample_bytes <= CHUNK_CACHE_BYTES or array.is_unpacked_in_batches
+    stays = chunk_rows * array.kept_bytes <= CHUNK_CACHE_BYTES or array.is_unpacked_in_batches
     if array.is_unpacked_in_batches and not reading.remembers:
         return float(min(reading.readers, max(1, -(-chunk_rows // reading.piece))))
     if reading.remembers and stays:
@@ -158,8 +158,8 @@ def _amplification(spec: RunSpec, facts: Facts) -> float:
         if in_chunks or array.is_unpacked_in_batches:
             rows = known(array.chunk_rows, f"the chunks of {dataset.name}")
             factor = read_amplification(array, rows, reading)
-        useful += array.sample_bytes
-        read += factor * array.sample_bytes
+        useful += array.kept_bytes
+        read += factor * array.kept_bytes
     return read / useful
 
 

@@ -9,7 +9,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.trainer.data.shared_memory import SharedMemory
-from worker.trainer.data.source import Arrays, Field, Rows, bytes_per_sample
+from worker.trainer.data.source import (
+    Arrays,
+    Field,
+    Rows,
+    bytes_per_sample,
+    lengths_of,
+    not_ragged,
+    ragged_of,
+)
 from worker.trainer.data.transfer import rows_of
 
 # Where an array begins in a page has a part in how fast a file is read into it (docs/lab-notes.md).
@@ -31,6 +39,7 @@ class BatchRoom:
         memory: SharedMemory | None = None,
     ) -> None:
         self.slots, self.sample_bytes = slots, bytes_per_sample(fields)
+        self._plain_bytes, self._ragged = bytes_per_sample(not_ragged(fields)), ragged_of(fields)
         self._sizes = dict(fields), samples, slots
         row_bytes = {name: field.sample_bytes * samples for name, field in fields.items()}
         slot_bytes = sum(map(_whole_pages, (8 * samples, *row_bytes.values())))
@@ -54,6 +63,14 @@ class BatchRoom:
     def numpy(self, slot: int, size: int) -> Arrays:
         """The same, as what is read into."""
         return {name: array.numpy() for name, array in self.arrays(slot, size).items()}
+
+    def read_bytes(self, slot: int, size: int) -> int:
+        """Of what was read into a slot: a sample that was filled up is not as long as its place."""
+        arrays = self.arrays(slot, size)
+        return size * self._plain_bytes + sum(
+            int(arrays[lengths_of(name)].sum()) * field.value.sample_bytes
+            for name, field in self._ragged.items()
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BatchRoom, (*self._sizes, self.memory)

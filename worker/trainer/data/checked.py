@@ -1,7 +1,7 @@
 """Datasets of a run whose files were found to be the registered ones, and how each is opened."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -9,12 +9,12 @@ from app.spec.data import Data, DatasetsSplit
 from worker.trainer.data.arrow_folder import ArrowIndex, is_arrow, read_index
 from worker.trainer.data.arrow_source import ArrowSource
 from worker.trainer.data.fingerprint import check_fingerprint
+from worker.trainer.data.group_source import Groups, open_source
 from worker.trainer.data.hdf5 import Layout, Stamp
-from worker.trainer.data.ragged_files import find_ragged
+from worker.trainer.data.ragged_files import Ragged, find_ragged
 from worker.trainer.data.read_threads import READ_THREADS
-from worker.trainer.data.source import Field, Rows, Source
-from worker.trainer.data.window_files import SERIES, Windows, find_windows
-from worker.trainer.data.windows import open_source
+from worker.trainer.data.source import Field, RaggedField, Rows, Source, kept_per_sample
+from worker.trainer.data.window_files import SERIES, find_windows
 from worker.trainer.errors import DataError, DatasetChanged, SpecMismatch
 
 
@@ -40,7 +40,7 @@ class Stored(Protocol):
 class Hdf5Stored:
     path: Path
     stamp: Stamp
-    windows: Mapping[str, Windows]
+    groups: Groups
     layout: Layout
     """Of what is read past HDF5."""
 
@@ -49,11 +49,10 @@ class Hdf5Stored:
         return self.layout.names
 
     def open(self, names: Sequence[str], threads: int = READ_THREADS) -> Source:
-        return open_source(self.path, names, self.windows, self.stamp, self.layout, threads)
+        return open_source(self.path, names, self.groups, self.stamp, self.layout, threads)
 
     def reads_apart(self, names: Sequence[str]) -> bool:
-        stored = [f"{name}/{SERIES}" if name in self.windows else name for name in names]
-        return all(name in self.layout.direct for name in stored)
+        return all(self.groups.stored(name) in self.layout.direct for name in names)
 
 
 @dataclass(frozen=True)
@@ -73,16 +72,19 @@ class ArrowStored:
 
 @dataclass(frozen=True)
 class Checked:
-    """A dataset whose files were found to be the registered ones, with the fields of the spec."""
+    """A dataset whose files were found to be the registered ones, with the arrays of the spec."""
 
     stored: Stored
     num_samples: int
+    names: Sequence[str]
+    """Of the arrays."""
     fields: Mapping[str, Field]
-    windows: Mapping[str, Windows]
-    """Of the fields that are kept as a series."""
+    """What is read of them."""
+    groups: Groups = Groups()  # noqa: RUF009 - it is frozen
+    """Those of the arrays that are kept as a series, or as values and offsets."""
 
     def open(self, threads: int = READ_THREADS) -> Source:
-        return self.stored.open(tuple(self.fields), threads)
+        return self.stored.open(self.names, threads)
 
     def open_fields(self, names: Sequence[str]) -> Source:
         return self.stored.open(names)
@@ -94,22 +96,41 @@ class Checked:
     @property
     def reads_apart(self) -> bool:
         """Whether rows that are far apart are read by themselves: none is packed with others."""
-        return self.stored.reads_apart(tuple(self.fields))
+        return self.stored.reads_apart(self.names)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of a sample where it waits for its batch; on average, where samples differ in length."""
+        return kept_per_sample(self.fields)
 
     def saved_bytes(self, rows: Rows) -> int:
-        """Of these samples, where windows stay the series that they slide over."""
-        return sum(
+        """Less of these samples on the device, where windows stay the series that they slide over;
+        or more, where they are longer than the average.
+        """
+        series = sum(
             len(rows) * one.field.sample_bytes - one.kept_bytes(rows)
-            for one in self.windows.values()
+            for one in self.groups.windows.values()
+        )
+        return series + sum(
+            len(rows) * one.field.mean_bytes
+            - int(one.lengths_at(rows).sum()) * one.value.sample_bytes
+            for one in self.groups.ragged.values()
         )
 
 
 def check_all(data: Data, datasets: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Checked]:
     """Every dataset that the spec names, by name."""
-    names = [data.dataset]
+    named = [data.dataset]
     if isinstance(data.split, DatasetsSplit):
-        names += [data.split.validation, *([data.split.test] if data.split.test else [])]
-    checked = {name: _check(name, datasets[name], data) for name in names}
+        named += [data.split.validation, *([data.split.test] if data.split.test else [])]
+    names = tuple(dict.fromkeys((*data.inputs, *data.targets)))
+    ragged: dict[str, dict[str, Ragged]] = {}
+    for name in named:
+        path = Path(datasets[name]["path"])
+        check_fingerprint(name, path, datasets[name]["fingerprint"])
+        ragged[name] = {} if is_arrow(path) else find_ragged(path, names)
+    ragged = _of_one_shape(ragged, data.dataset)
+    checked = {name: _check(datasets[name], names, ragged[name]) for name in named}
     reference = checked[data.dataset].fields
     for name, one in checked.items():
         if one.fields != reference:
@@ -120,31 +141,40 @@ def check_all(data: Data, datasets: Mapping[str, Mapping[str, Any]]) -> Mapping[
     return checked
 
 
-def _check(name: str, dataset: Mapping[str, Any], data: Data) -> Checked:
+def _of_one_shape(
+    found: Mapping[str, Mapping[str, Ragged]], training: str
+) -> dict[str, dict[str, Ragged]]:
+    """The ragged arrays of each dataset, as long as the longest of all: a model has one input
+    shape, whichever part a batch comes from. Room is made by the training's mean.
+    """
+    alike = {name: dict(arrays) for name, arrays in found.items()}
+    for array, one in found[training].items():
+        those = {name: arrays[array] for name, arrays in found.items() if array in arrays}
+        longest = max(other.field.longest for other in those.values())
+        for name, other in those.items():
+            shape = (longest, *other.value.shape)
+            field = RaggedField(shape, other.field.dtype, one.field.mean_bytes)
+            alike[name][array] = replace(other, field=field)
+    return alike
+
+
+def _check(
+    dataset: Mapping[str, Any], names: Sequence[str], ragged: Mapping[str, Ragged]
+) -> Checked:
     path, expected = Path(dataset["path"]), dataset["fingerprint"]
-    check_fingerprint(name, path, expected)
-    names = tuple(dict.fromkeys((*data.inputs, *data.targets)))
     stamp = Stamp(expected["size"], expected["mtime_ns"])
-    checked = _arrow(path, names, stamp) if is_arrow(path) else _hdf5(path, names, stamp)
+    checked = _arrow(path, names, stamp) if is_arrow(path) else _hdf5(path, names, stamp, ragged)
     if not checked.num_samples:
         raise DataError(f"{path} holds no samples; write at least one row, then register it again.")
     return checked
 
 
-def _hdf5(path: Path, names: Sequence[str], stamp: Stamp) -> Checked:
-    for name, ragged in find_ragged(path, names).items():
-        longest = int(ragged.lengths.max(initial=1))
-        raise SpecMismatch(
-            f"{name!r} of {path.name} is ragged: its samples have up to {longest:,} values, and the"
-            " recipe reads arrays whose samples all have one shape. Pad or cut them to one length"
-            " (pad_ragged of worker.trainer.data.ragged_files), register the file again and name"
-            " the new array in data.inputs or data.targets."
-        )
-    windows = find_windows(path, tuple(names))
-    source = open_source(path, names, windows, stamp)
+def _hdf5(path: Path, names: Sequence[str], stamp: Stamp, ragged: Mapping[str, Ragged]) -> Checked:
+    groups = Groups(find_windows(path, tuple(names)), ragged)
+    source = open_source(path, names, groups, stamp)
     source.close()
-    stored = Hdf5Stored(path, source.stamp, windows, source.layout)
-    return Checked(stored, source.num_samples, source.fields, windows)
+    stored = Hdf5Stored(path, source.stamp, groups, source.layout)
+    return Checked(stored, source.num_samples, names, source.fields, groups)
 
 
 def _arrow(path: Path, names: Sequence[str], stamp: Stamp) -> Checked:
@@ -154,7 +184,7 @@ def _arrow(path: Path, names: Sequence[str], stamp: Stamp) -> Checked:
             f"Files of {path} were written while the run began. Wait until that is over, register"
             " it again and restart the run."
         )
-    return Checked(ArrowStored(index), index.num_samples, index.fields, {})
+    return Checked(ArrowStored(index), index.num_samples, names, index.fields)
 
 
 def _shapes(fields: Mapping[str, Field]) -> str:

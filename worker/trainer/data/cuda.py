@@ -10,9 +10,26 @@ from torch import Tensor
 from app.lifecycle import Reason
 from app.spec.residency import PIECE_BYTES
 from worker.trainer.data.batch_room import BatchRoom
+from worker.trainer.data.group_source import as_groups
+from worker.trainer.data.ragged import RaggedValues, one_behind_another
 from worker.trainer.data.rows import in_file_order, inverse, read_rows
-from worker.trainer.data.source import Arrays, Field, Rows, Source, bytes_per_sample
-from worker.trainer.data.transfer import Slot, empty_arrays, piece_bounds, piece_samples
+from worker.trainer.data.source import (
+    Arrays,
+    Field,
+    Rows,
+    Source,
+    bytes_per_sample,
+    lengths_of,
+    not_ragged,
+    ragged_of,
+)
+from worker.trainer.data.transfer import (
+    Slot,
+    empty_arrays,
+    empty_ragged,
+    piece_bounds,
+    piece_samples,
+)
 from worker.trainer.errors import OutOfMemory
 
 
@@ -70,13 +87,25 @@ class _Flight:
 
 
 class _Staging(_Flight):
-    """A page-locked piece that is reused: pinning costs more than copying."""
+    """A page-locked piece that is reused: pinning costs more than copying.
+
+    It has room for samples of plain arrays, and for values of each ragged one.
+    """
 
     def __init__(self, fields: Mapping[str, Field], piece_bytes: int) -> None:
         super().__init__()
-        samples = piece_samples(fields, piece_bytes)
-        with pinning(samples * bytes_per_sample(fields)):
-            self.arrays = empty_arrays(fields, samples, "cpu", pin_memory=True)
+        plain, ragged = not_ragged(fields), ragged_of(fields)
+        self.share_bytes = piece_bytes // (1 + len(ragged))
+        samples = piece_samples(plain, self.share_bytes)
+        wanted = dict.fromkeys(plain, samples)
+        each = dict(plain)
+        for name, array in ragged.items():
+            each[name] = array.value
+            wanted[name] = max(1, self.share_bytes // array.value.sample_bytes)
+        self.arrays: dict[str, Tensor] = {}
+        with pinning(sum(count * each[name].sample_bytes for name, count in wanted.items())):
+            for name, count in wanted.items():
+                self.arrays |= empty_arrays({name: each[name]}, count, "cpu", pin_memory=True)
         self.host: Arrays = {name: array.numpy() for name, array in self.arrays.items()}
 
 
@@ -125,18 +154,20 @@ class CudaTransfer:
     ) -> None:
         self._device = device
         self._piece_bytes = piece_bytes or PIECE_BYTES
-        self._fields = fields
-        self._sample_bytes = bytes_per_sample(fields)
+        self._fields, self._plain = fields, not_ragged(fields)
+        self._sample_bytes = bytes_per_sample(self._plain)
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._staging: tuple[_Staging, _Staging] | None = None
+        self._staging: tuple[_Staging, ...] = ()
+        self._turn = 0
         self.copy_seconds = 0.0
 
-    def new_slot(self, samples: int, places: int) -> Slot:
-        arrays = empty_arrays(self._fields, samples, self._device, pin_memory=False)
+    def new_slot(self, samples: int, places: int, room: Mapping[str, int] | None = None) -> Slot:
+        arrays = empty_arrays(self._plain, samples, self._device, pin_memory=False)
+        ragged = empty_ragged(self._fields, samples, room, self._device)
         on_device = torch.empty(places, dtype=torch.int64, device=self._device)
         with pinning(on_device.nbytes):
             on_host = torch.empty(places, dtype=torch.int64, pin_memory=True)
-        slot = CudaSlot(arrays, on_device, on_host)
+        slot = CudaSlot(arrays, on_device, on_host, ragged=ragged)
         # The memory may have been in use a moment ago by work that is queued on this stream.
         slot.used.record(torch.cuda.current_stream(self._device))
         return slot
@@ -146,18 +177,20 @@ class CudaTransfer:
 
     def load(self, source: Source, rows: Rows, slot: Slot) -> Iterator[int]:
         ascending, positions = in_file_order(rows)
-        pieces = self._staging = self._staging or (self._new_staging(), self._new_staging())
         self._wait_until_used(slot)
-        bounds = piece_bounds(self._fields, len(ascending), self._piece_bytes)
-        for number, (start, stop) in enumerate(bounds):
-            staging = pieces[number % 2]
-            self.copy_seconds += staging.wait()
-            out = {name: array[: stop - start] for name, array in staging.host.items()}
+        for start, stop in piece_bounds(self._plain, len(ascending), self._pieces[0].share_bytes):
+            staging = self._next_piece()
+            out = {name: staging.host[name][: stop - start] for name in self._plain}
             read_rows(source, ascending[start:stop], out)
             with torch.cuda.stream(self._stream), staging.leaving(self._stream):
-                for name, array in staging.arrays.items():
-                    slot.arrays[name][start:stop].copy_(array[: stop - start], non_blocking=True)
+                for name, array in slot.arrays.items():
+                    from_host = staging.arrays[name][: stop - start]
+                    array[start:stop].copy_(from_host, non_blocking=True)
             yield (stop - start) * self._sample_bytes
+        for name, values in slot.ragged.items():
+            yield from self._load_values(source, ascending, name, values)
+            with torch.cuda.stream(self._stream):
+                values.set_begins(slot.arrays[lengths_of(name)][: len(rows)])
         if ascending is rows:
             slot.arranged = False
             _own(slot).filled.record(self._stream)
@@ -165,9 +198,9 @@ class CudaTransfer:
             self.arrange(slot, inverse(positions))
 
     def end_loading(self) -> None:
-        for staging in self._staging or ():
+        for staging in self._staging:
             self.copy_seconds += staging.wait()
-        self._staging = None
+        self._staging = ()
 
     def arrange(self, slot: Slot, places: Rows) -> None:
         mine = _own(slot)
@@ -188,8 +221,32 @@ class CudaTransfer:
     def close(self) -> None:
         self._stream.synchronize()
 
-    def _new_staging(self) -> _Staging:
-        return _Staging(self._fields, self._piece_bytes)
+    def _load_values(
+        self, source: Source, rows: Rows, name: str, values: RaggedValues
+    ) -> Iterator[int]:
+        """Of these samples, which ascend."""
+        groups, most = as_groups(source), len(self._pieces[0].host[name])
+        for places, extents in one_behind_another(groups.ragged[name], rows, most):
+            staging, count = self._next_piece(), places.stop - places.start
+            groups.read_values(name, extents, staging.host[name][:count])
+            from_host = staging.arrays[name][:count]
+            with torch.cuda.stream(self._stream), staging.leaving(self._stream):
+                values.values[places].copy_(from_host, non_blocking=True)
+            yield from_host.nbytes
+
+    @property
+    def _pieces(self) -> tuple[_Staging, ...]:
+        """Two, which take turns; taken when they are first needed."""
+        if not self._staging:
+            self._staging = tuple(_Staging(self._fields, self._piece_bytes) for _ in range(2))
+        return self._staging
+
+    def _next_piece(self) -> _Staging:
+        """One that may be written again."""
+        self._turn = 1 - self._turn
+        staging = self._pieces[self._turn]
+        self.copy_seconds += staging.wait()
+        return staging
 
     def _wait_until_used(self, slot: Slot) -> None:
         self._stream.wait_event(_own(slot).used)

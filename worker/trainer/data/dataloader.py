@@ -55,10 +55,11 @@ class Asking:
             self._asked = number
             yield [number, slot, size]
 
-    def take(self, size: int) -> dict[str, Tensor]:
-        """The next batch, which was read, of so many samples."""
+    def take(self, size: int) -> tuple[dict[str, Tensor], int]:
+        """The next batch, which was read, of so many samples; and the bytes that were read."""
         self._taken += 1
-        return self._landing.bring(self._taken % self._room.slots, size)
+        slot = self._taken % self._room.slots
+        return self._landing.bring(slot, size), self._room.read_bytes(slot, size)
 
     def ready(self) -> int:
         """Batches that are read and not taken yet."""
@@ -162,8 +163,8 @@ class Loaded:
             raise self._why(said) from said
         if error is not None:
             raise error
-        arrays = self._asking.take(size)
-        self.counters.bytes_read += size * self._landing.room.sample_bytes
+        arrays, read_bytes = self._asking.take(size)
+        self.counters.bytes_read += read_bytes
         self.counters.copy_seconds = self._landing.copy_seconds
         return arrays
 

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from app.spec.arithmetic import evaluation_batch
 from app.spec.data import ChunkedLoader, Data
 from app.spec.ladder import NO_RUNG, Rung, Use
-from app.spec.residency import Need
+from app.spec.residency import PIECE_BYTES, Need
 from app.spec.run import RunSpec
 from worker.trainer.data.batch import Batches, BatchPlan
 from worker.trainer.data.checked import Checked, check_all
 from worker.trainer.data.counters import Counters
 from worker.trainer.data.dataloader import Loaded
+from worker.trainer.data.group_source import as_groups
 from worker.trainer.data.opening import (
     ChunkedOpener,
     LoadedOpener,
@@ -26,6 +27,7 @@ from worker.trainer.data.opening import (
     Warnings,
 )
 from worker.trainer.data.order import ORDER_VERSION, Order
+from worker.trainer.data.ragged import one_behind_another
 from worker.trainer.data.residency import choose_residency, device_memory
 from worker.trainer.data.rows import read_rows
 from worker.trainer.data.shuffle import Shuffle, resolve_shuffle
@@ -33,7 +35,7 @@ from worker.trainer.data.source import Arrays, Rows, Source, bytes_per_sample
 from worker.trainer.data.split import Part, Parts, split_samples
 from worker.trainer.data.statistics import Moments, field_statistics, series_statistics
 from worker.trainer.data.transfer import empty_arrays, piece_bounds
-from worker.trainer.errors import SpecMismatch
+from worker.trainer.errors import DataError, SpecMismatch
 from worker.trainer.preparing import Preparing
 
 
@@ -84,15 +86,18 @@ class DataSet:
         """
         # Windows count each step of their series as often as they hold it, unless each place in a
         # window is a feature of its own.
-        windows = self._checked.windows
+        windows, ragged = self._checked.groups.windows, self._checked.groups.ragged
         series = [
             n for n in names if n in windows and (n in self._targets or windows[n].step.shape)
         ]
-        others = [name for name in names if name not in series]
+        others = [name for name in names if name not in (*series, *ragged)]
         found = field_statistics(self._training_pieces(others, preparing), self._targets)
         for name in series:
             pieces = self._series_pieces(name, preparing)
             found[name] = series_statistics(name, pieces, pooled=name in self._targets)
+        for name in names:
+            if name in ragged:
+                found |= field_statistics(self._values_pieces(name, preparing), self._targets)
         return found
 
     def first_samples(self, most: int) -> dict[str, torch.Tensor]:
@@ -121,11 +126,30 @@ class DataSet:
             with closing(self._checked.open_fields(names)) as source:
                 yield from _pieces(source, self._part.all_rows(), preparing)
 
+    def _values_pieces(self, name: str, preparing: Preparing) -> Iterator[Arrays]:
+        """The values of the training part's samples, whatever sample they are of."""
+        ragged, rows = self._checked.groups.ragged[name], self._part.all_rows()
+        most = max(1, PIECE_BYTES // ragged.value.sample_bytes)
+        buffer = np.empty((0, *ragged.value.shape), ragged.value.dtype)
+        with closing(self._checked.open_fields([name])) as source:
+            for places, extents in one_behind_another(ragged, rows, most):
+                count = places.stop - places.start
+                if not len(buffer):
+                    buffer = np.empty((count, *ragged.value.shape), ragged.value.dtype)
+                as_groups(source).read_values(name, extents, buffer[:count])
+                yield {name: buffer[:count]}
+                preparing.piece_done()
+        if not len(buffer):
+            raise DataError(
+                f"The training part of {name!r} has samples without a value alone, so there is no"
+                " mean to standardize by. Set data.standardize to false for it, or train on others."
+            )
+
     def _series_pieces(
         self, name: str, preparing: Preparing
     ) -> Iterator[tuple[NDArray[Any], Rows]]:
         """Steps of the series of the training part's windows, and how many hold each."""
-        times = self._checked.windows[name].times(self._part.all_rows())
+        times = self._checked.groups.windows[name].times(self._part.all_rows())
         first, last = np.flatnonzero(times)[[0, -1]].tolist()
         steps = np.arange(first, last + 1)
         with closing(self._checked.open_series(name)) as source:
@@ -166,7 +190,7 @@ def open_data(
     checked = check_all(data, datasets)
     training = checked[data.dataset]
     parts = split_samples(data, {n: one.num_samples for n, one in checked.items()}, seed)
-    sample_bytes = bytes_per_sample(training.fields)
+    sample_bytes = training.kept_bytes
     shuffle = resolve_shuffle(data.loader, training.num_samples, sample_bytes)
     held_out = tuple(len(part) for part in parts.non_empty[1:])
     saved = sum(checked[part.dataset].saved_bytes(part.all_rows()) for part in parts.non_empty)
@@ -180,7 +204,8 @@ def open_data(
         opener = ChunkedOpener(checked, need, residency, device, rung, preparing, epochs)
     else:
         opener = LoadedOpener(checked, data.loader, plans, device, rung)
-    preparing.will_use(opener.use(_use(need, plans, device)))
+    filling = max(0, bytes_per_sample(training.fields) - sample_bytes)
+    preparing.will_use(opener.use(_use(need, filling, plans, device)))
     train = opener.open("train", parts.train, shuffle.order(len(parts.train), seed), plans["train"])
     validation = _held_out(opener, "validation", parts.validation, plans, seed)
     test = _held_out(opener, "test", parts.test, plans, seed)
@@ -215,7 +240,7 @@ def _plans(spec: RunSpec, parts: Parts, rung: Rung) -> Plans:
     return plans
 
 
-def _use(need: Need, plans: Plans, device: torch.device) -> Use:
+def _use(need: Need, filling: int, plans: Plans, device: torch.device) -> Use:
     """Of what every loader has; nothing of its own yet."""
     held_out = [plan.largest_micro_batch for name, plan in plans.items() if name != "train"]
     return Use(
@@ -227,6 +252,7 @@ def _use(need: Need, plans: Plans, device: torch.device) -> Use:
         batch=plans["train"].largest_micro_batch,
         evaluation_batch=max(held_out, default=0),
         staging_bytes=0,
+        filling_bytes=filling,
     )
 
 
@@ -239,7 +265,8 @@ def _describe(training: Checked, parts: Parts, shuffle: Shuffle, need: Need) -> 
         "order_version": ORDER_VERSION,
         "sample_bytes": need.sample_bytes,
         "data_bytes": need.data_bytes,
-        "series_steps": {name: one.series_steps for name, one in training.windows.items()},
+        "longest": {name: one.field.longest for name, one in training.groups.ragged.items()},
+        "series_steps": {name: one.series_steps for name, one in training.groups.windows.items()},
         "train_samples": len(parts.train),
         "validation_samples": len(parts.validation),
         "test_samples": len(parts.test) if parts.test else 0,

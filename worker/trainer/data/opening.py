@@ -21,7 +21,7 @@ from worker.trainer.data.landing import HostLanding, Landing
 from worker.trainer.data.order import Order
 from worker.trainer.data.reader import ChunkPlan
 from worker.trainer.data.resident import Resident
-from worker.trainer.data.source import Field, bytes_per_sample
+from worker.trainer.data.source import Field
 from worker.trainer.data.split import Part
 from worker.trainer.data.stream import Streamed
 from worker.trainer.data.transfer import HostTransfer, Transfer
@@ -121,7 +121,7 @@ class ChunkedOpener:
 
 def _first_samples(dataset: Checked, order: Order, chunk_samples: int) -> int:
     """Of an iteration's first chunk, where the others have so many."""
-    small = max(1, FIRST_CHUNK_BYTES // bytes_per_sample(dataset.fields))
+    small = max(1, FIRST_CHUNK_BYTES // dataset.kept_bytes)
     if order.shuffle == "none":
         return min(small, chunk_samples)
     # Packed rows are unpacked together: a few scattered ones would take as long as all.

@@ -21,7 +21,7 @@ from worker.trainer.data.hdf5_file import (
     read_marked,
     unusable_because,
 )
-from worker.trainer.data.source import Field, Rows
+from worker.trainer.data.source import Field, RaggedField, Rows
 from worker.trainer.data.window_files import PIECE_BYTES
 from worker.trainer.errors import DataError
 
@@ -35,7 +35,24 @@ class Ragged:
 
     offsets: Rows
     """(samples + 1,), from 0 to the number of values, never falling."""
-    value: Field
+    field: RaggedField
+    """What a batch has of them."""
+
+    @classmethod
+    def of(cls, offsets: Rows, value: Field) -> "Ragged":
+        """By themselves: the longest of them gives the field its shape."""
+        longest = int(np.diff(offsets).max(initial=1))
+        values_bytes = int(offsets[-1]) * value.sample_bytes
+        mean_bytes = -(-values_bytes // max(1, len(offsets) - 1))
+        return cls(offsets, RaggedField((longest, *value.shape), value.dtype, mean_bytes))
+
+    @property
+    def value(self) -> Field:
+        return self.field.value
+
+    def lengths_at(self, rows: Rows) -> Rows:
+        """How many values these samples have."""
+        return self.offsets[rows + 1] - self.offsets[rows]
 
     @property
     def num_samples(self) -> int:
@@ -90,7 +107,7 @@ def read_ragged(group: h5py.Group, name: str) -> Ragged:
         raise _bad(name, f"has 'offsets' that fall: sample {falls[0]:,} would end before it begins")
     if begins[-1] != total:
         raise _bad(name, f"has 'offsets' that end with {begins[-1]:,}, and {total:,} values")
-    return Ragged(begins, Field(tuple(values.shape[1:]), values.dtype))
+    return Ragged.of(begins, Field(tuple(values.shape[1:]), values.dtype))
 
 
 def write_ragged(file: h5py.File, name: str, samples: Sequence[NDArray[Any]]) -> h5py.Group:
@@ -116,7 +133,7 @@ def write_ragged(file: h5py.File, name: str, samples: Sequence[NDArray[Any]]) ->
     group.attrs[RAGGED] = VERSION
     group[OFFSETS] = offsets
     values = group.create_dataset(VALUES, (int(offsets[-1]), *shape), dtype)
-    ragged = Ragged(offsets, Field(shape, dtype))
+    ragged = Ragged.of(offsets, Field(shape, dtype))
     for start, stop in _pieces(ragged, 0):
         if offsets[start] < offsets[stop]:
             values[offsets[start] : offsets[stop]] = np.concatenate(samples[start:stop])
@@ -150,7 +167,7 @@ def _pieces(ragged: Ragged, length: int) -> Iterator[tuple[int, int]]:
     """(start, stop) of samples that take PIECE_BYTES at most were each as long as the longest, and
     `length` at least; of one sample where one takes more.
     """
-    longest = max(length, int(ragged.lengths.max(initial=1)))
+    longest = max(length, ragged.field.longest)
     # Padding holds an index of eight bytes for each value.
     at_once = max(1, PIECE_BYTES // (longest * max(8, ragged.value.sample_bytes)))
     for start in range(0, ragged.num_samples, at_once):

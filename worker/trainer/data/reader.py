@@ -11,7 +11,7 @@ from worker.trainer.data.counters import Counters
 from worker.trainer.data.order import Order
 from worker.trainer.data.source import OpenSource, Source
 from worker.trainer.data.split import Part
-from worker.trainer.data.transfer import Slot, Transfer, rows_of
+from worker.trainer.data.transfer import Slot, Transfer, fitting, rows_of
 
 # While a chunk is used up the next is read: a model that takes samples at an eighth of the rate at
 # which they are read never waits for one.
@@ -178,9 +178,10 @@ class ChunkReader:
         most = min(most, len(slot.places))
         stop = min(plan.order.chunk_stop(epoch, start, most), self._span[2])
         rows = plan.part.take(plan.order.rows(epoch, start, stop))
+        rows = rows[: fitting(source, rows, slot)]
         for piece_bytes in self._transfer.load(source, rows, slot):
             self._counters.bytes_read += piece_bytes
             self._counters.copy_seconds = self._transfer.copy_seconds
             if self._closing.is_set():
                 raise _Closed
-        return _Chunk(slot, start, stop)
+        return _Chunk(slot, start, start + len(rows))

@@ -7,11 +7,12 @@ from torch import Tensor
 
 from worker.trainer.data.batch import Batch, BatchPlan
 from worker.trainer.data.counters import Counters
+from worker.trainer.data.group_source import as_groups, groups_of
 from worker.trainer.data.order import Order
 from worker.trainer.data.source import Field, OpenSource, Rows, Source
 from worker.trainer.data.split import Part
 from worker.trainer.data.transfer import Slot, Transfer, rows_of
-from worker.trainer.data.windows import WindowsSource, load_series
+from worker.trainer.data.windows import load_series
 from worker.trainer.preparing import Preparing
 
 
@@ -38,16 +39,18 @@ class Resident:
         self._shuffled = order.shuffle != "none"
         self._iterations = 0
         with closing(open_source()) as source:
-            windows = source.windows if isinstance(source, WindowsSource) else {}
-            plain = {name: one for name, one in source.fields.items() if name not in windows}
-            self._transfer = make_transfer(plain)
-            slot = self._transfer.new_slot(len(part), len(part) if self._shuffled else 0)
+            groups, rows = groups_of(source), part.all_rows()
+            kept = {name: f for name, f in source.fields.items() if name not in groups.windows}
+            self._transfer = make_transfer(kept)
+            places = len(part) if self._shuffled else 0
+            room = {name: int(one.lengths_at(rows).sum()) for name, one in groups.ragged.items()}
+            slot = self._transfer.new_slot(len(part), places, room)
             self._slot: Slot | None = slot
-            gathered = self._shuffled or windows
+            gathered = self._shuffled or groups.windows or groups.ragged
             size = plan.largest_micro_batch if gathered else 0
             self._batch = make_transfer(source.fields).new_batch(size)
             try:
-                for piece_bytes in self._load(source, part.all_rows(), slot):
+                for piece_bytes in self._load(source, rows, slot):
                     self.counters.bytes_read += piece_bytes
                     preparing.piece_done()
             finally:
@@ -71,12 +74,10 @@ class Resident:
         self._slot = None
 
     def _load(self, source: Source, rows: Rows, slot: Slot) -> Iterator[int]:
-        plain: Source | None = source
-        if isinstance(source, WindowsSource):
-            yield from load_series(source, rows, slot, self._make_transfer)
-            plain = source.plain
-        if plain is not None:
-            yield from self._transfer.load(plain, rows, slot)
+        if groups_of(source).windows:
+            yield from load_series(as_groups(source), rows, slot, self._make_transfer)
+        if slot.arrays:
+            yield from self._transfer.load(source, rows, slot)
 
     def _slot_of(self, iteration: int) -> Slot:
         if self._slot is None or iteration != self._iterations:

@@ -36,10 +36,21 @@ def extents(ascending: Rows, places: Rows | None = None) -> Iterator[Extents]:
     breaks = np.flatnonzero((np.diff(ascending) != 1) | (np.diff(places) != 1))
     starts = np.concatenate(([0], breaks + 1))
     lasts = np.concatenate((breaks, [len(ascending) - 1]))
-    for begin in range(0, len(starts), EXTENTS_AT_ONCE):
+    yield from some_at_once(Extents(ascending[starts], ascending[lasts] + 1, places[starts]))
+
+
+def some_at_once(extents: Extents) -> Iterator[Extents]:
+    """The same in groups of EXTENTS_AT_ONCE."""
+    for begin in range(0, len(extents), EXTENTS_AT_ONCE):
         some = slice(begin, begin + EXTENTS_AT_ONCE)
-        first, last = starts[some], lasts[some]
-        yield Extents(ascending[first], ascending[last] + 1, places[first])
+        yield Extents(extents.starts[some], extents.stops[some], extents.places[some])
+
+
+def each_row(extents: Extents) -> tuple[Rows, Rows]:
+    """(the rows of all extents, the place of each)."""
+    counts = extents.stops - extents.starts
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(extents.starts, counts) + within, np.repeat(extents.places, counts) + within
 
 
 def read_rows(source: Source, ascending: Rows, out: Arrays, places: Rows | None = None) -> None:

@@ -9,8 +9,19 @@ import torch
 from torch import Tensor
 
 from app.spec.residency import LEAST_PLACED_BYTES, PIECE_BYTES
+from worker.trainer.data.group_source import as_groups
+from worker.trainer.data.ragged import RaggedValues, one_behind_another
 from worker.trainer.data.rows import in_file_order, inverse, read_rows
-from worker.trainer.data.source import Arrays, Field, Rows, Source, bytes_per_sample
+from worker.trainer.data.source import (
+    Arrays,
+    Field,
+    Rows,
+    Source,
+    bytes_per_sample,
+    lengths_of,
+    not_ragged,
+    ragged_of,
+)
 
 # Threads that read wait for each other after each piece, which no copy has to pass by here. Of the
 # rate of a plain read, samples of 235 and 23 KiB: pieces of 32 MiB 0.84 and 0.79, 64 MiB 0.87 and
@@ -50,10 +61,12 @@ class Slot:
     arranged: bool = field(default=False, kw_only=True)
     windows: dict[str, SeriesWindows] = field(default_factory=dict, kw_only=True)
     """Arrays that are kept as a series."""
+    ragged: dict[str, RaggedValues] = field(default_factory=dict, kw_only=True)
+    """Arrays whose samples differ in length, in the file's order; their lengths are in `arrays`."""
 
     def view(self, start: int, stop: int) -> dict[str, Tensor] | None:
         """The samples at positions [start, stop) where they lie; None if they lie scattered."""
-        if self.arranged or self.windows:
+        if self.arranged or self.windows or self.ragged:
             return None
         return rows_of(self.arrays, start, stop)
 
@@ -65,8 +78,11 @@ class Slot:
                 torch.index_select(array, 0, places, out=out[name])
             else:
                 out[name].copy_(array[start:stop])
+        samples = places if self.arranged else slice(start, stop)
         for name, windows in self.windows.items():
-            windows.gather(places if self.arranged else slice(start, stop), out[name])
+            windows.gather(samples, out[name])
+        for name, ragged in self.ragged.items():
+            ragged.gather(samples, out[lengths_of(name)], out[name])
 
 
 class Transfer(Protocol):
@@ -80,8 +96,10 @@ class Transfer(Protocol):
     def copy_seconds(self) -> float | None:
         """What the copies waited for so far took; None where nothing has to be copied."""
 
-    def new_slot(self, samples: int, places: int) -> Slot:
-        """A slot for so many samples, of which so many positions can be arranged."""
+    def new_slot(self, samples: int, places: int, room: Mapping[str, int] | None = None) -> Slot:
+        """A slot for so many samples, of which so many positions can be arranged, with `room` for
+        so many values of each ragged array; None: for those of samples of the mean length.
+        """
 
     def new_batch(self, samples: int) -> dict[str, Tensor]:
         """Memory of the device for a batch, which is gathered into it."""
@@ -107,6 +125,15 @@ class Transfer(Protocol):
         """Wait for copies under way; the slots may be freed then."""
 
 
+def fitting(source: Source, rows: Rows, slot: Slot) -> int:
+    """How many of these rows, the first ones, have room in the slot: one at least."""
+    count = len(rows)
+    for name, values in slot.ragged.items():
+        ends = np.cumsum(as_groups(source).ragged[name].lengths_at(rows))
+        count = min(count, int(np.searchsorted(ends, values.room, side="right")))
+    return count
+
+
 def rows_of(arrays: Mapping[str, Tensor], start: int, stop: int) -> dict[str, Tensor]:
     """Views of rows [start, stop) of each."""
     return {name: array[start:stop] for name, array in arrays.items()}
@@ -127,6 +154,25 @@ def empty_arrays(
             pin_memory=pin_memory,
         )
         for name, field in fields.items()
+    }
+
+
+def empty_ragged(
+    fields: Mapping[str, Field],
+    samples: int,
+    room: Mapping[str, int] | None,
+    device: str | torch.device,
+) -> dict[str, RaggedValues]:
+    """Of the fields that are ragged; `room` as for `Transfer.new_slot`."""
+    return {
+        name: RaggedValues.empty(
+            field,
+            torch_dtype(field.dtype),
+            field.room(samples) if room is None else room[name],
+            samples,
+            device,
+        )
+        for name, field in ragged_of(fields).items()
     }
 
 
@@ -165,12 +211,13 @@ class HostTransfer:
     copy_seconds: float | None = None
 
     def __init__(self, fields: Mapping[str, Field]) -> None:
-        self._fields = fields
-        self._sample_bytes = bytes_per_sample(fields)
+        self._fields, self._plain = fields, not_ragged(fields)
+        self._sample_bytes = bytes_per_sample(self._plain)
 
-    def new_slot(self, samples: int, places: int) -> Slot:
-        arrays = empty_arrays(self._fields, samples, "cpu", pin_memory=False)
-        return Slot(arrays, torch.empty(places, dtype=torch.int64))
+    def new_slot(self, samples: int, places: int, room: Mapping[str, int] | None = None) -> Slot:
+        arrays = empty_arrays(self._plain, samples, "cpu", pin_memory=False)
+        ragged = empty_ragged(self._fields, samples, room, "cpu")
+        return Slot(arrays, torch.empty(places, dtype=torch.int64), ragged=ragged)
 
     def new_batch(self, samples: int) -> dict[str, Tensor]:
         return empty_arrays(self._fields, samples, "cpu", pin_memory=False)
@@ -178,12 +225,16 @@ class HostTransfer:
     def load(self, source: Source, rows: Rows, slot: Slot) -> Iterator[int]:
         host: Arrays = {name: array.numpy() for name, array in slot.arrays.items()}
         ascending, positions = in_file_order(rows)
-        placed = source.places_rows and self._sample_bytes >= LEAST_PLACED_BYTES
-        for start, stop in piece_bounds(self._fields, len(rows), HOST_PIECE_BYTES):
+        large = self._sample_bytes >= LEAST_PLACED_BYTES and not slot.ragged
+        placed = source.places_rows and large
+        for start, stop in piece_bounds(self._plain, len(rows), HOST_PIECE_BYTES):
             out = host if placed else {name: array[start:stop] for name, array in host.items()}
             to = positions[start:stop] if placed else None
             read_rows(source, ascending[start:stop], out, to)
             yield (stop - start) * self._sample_bytes
+        for name, values in slot.ragged.items():
+            yield from _load_values(source, ascending, name, values)
+            values.set_begins(slot.arrays[lengths_of(name)][: len(rows)])
         slot.arranged = False
         if not placed and ascending is not rows:
             self.arrange(slot, inverse(positions))
@@ -203,3 +254,12 @@ class HostTransfer:
 
     def close(self) -> None:
         """Nothing is under way."""
+
+
+def _load_values(source: Source, rows: Rows, name: str, values: RaggedValues) -> Iterator[int]:
+    """Of these samples, which ascend."""
+    groups, host = as_groups(source), values.values.numpy()
+    most = max(1, HOST_PIECE_BYTES // host[:1].nbytes)
+    for places, extents in one_behind_another(groups.ragged[name], rows, most):
+        groups.read_values(name, extents, host[places])
+        yield host[places].nbytes

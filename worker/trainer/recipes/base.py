@@ -2,12 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
 from app.spec.run import RunSpec
-from worker.trainer.data.source import Field
+from worker.trainer.data.source import Field, ragged_of
 from worker.trainer.errors import SpecMismatch
 
 Arrays = Mapping[str, Tensor]
@@ -17,6 +17,11 @@ Statistics = Mapping[str, tuple[Tensor, Tensor]]
 class Task(ABC):
     """A recipe bound to one run's spec and fields."""
 
+    takes_ragged: ClassVar[tuple[str, ...]] = ()
+    """Which of `inputs` and `targets` may be ragged. In a batch their samples are filled up with
+    zeros to the longest, the shape of the field, and `lengths_of(name)` says where each ends.
+    """
+
     def __init__(self, spec: RunSpec, fields: Mapping[str, Field]) -> None:
         self.spec = spec
         self.fields = fields
@@ -24,9 +29,23 @@ class Task(ABC):
     @classmethod
     def for_run(cls, spec: RunSpec, fields: Mapping[str, Field]) -> Self:
         """Raises SpecMismatch when the recipe cannot work with these fields."""
-        if problem := cls.check(spec, fields):
+        if problem := cls._lengths_not_taken(spec, fields) or cls.check(spec, fields):
             raise SpecMismatch(problem)
         return cls(spec, fields)
+
+    @classmethod
+    def _lengths_not_taken(cls, spec: RunSpec, fields: Mapping[str, Field]) -> str | None:
+        for part in ("inputs", "targets"):
+            for name, field in ragged_of(fields).items():
+                if name in getattr(spec.data, part) and part not in cls.takes_ragged:
+                    return (
+                        f"{name!r} is ragged: its samples have up to {field.longest:,} values, and "
+                        f"as one of its {part} the recipe {spec.recipe.kind} takes arrays whose "
+                        "samples all have one shape. Pad or cut them to one length (pad_ragged of "
+                        "worker.trainer.data.ragged_files), register the file again and name the "
+                        f"new array in data.{part}."
+                    )
+        return None
 
     @classmethod
     @abstractmethod

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from app.spec.recipe import SequenceRecipe
+from app.spec.recipe import TAKES_RAGGED, SequenceRecipe
 from app.spec.run import RunSpec
-from worker.trainer.data.source import Field
+from worker.trainer.data.source import Field, lengths_of, ragged_of
 from worker.trainer.recipes.base import Arrays, Statistics, Task
 
 ENCODERS: dict[str, type[nn.LSTM | nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU}
@@ -20,8 +20,10 @@ ENCODERS: dict[str, type[nn.LSTM | nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU}
 class SequenceModel(nn.Module):
     """Standardize → fold `patch` time steps into one → LSTM or GRU → linear head → target units.
 
-    Inputs are (batch, window, features), outputs (batch, *target_shape). The state dict holds
-    plain modules only (`encoder` is torch.nn.LSTM or GRU, `head` is torch.nn.Linear), so that a
+    Inputs are (batch, window, features), outputs (batch, *target_shape). Where samples differ in
+    length, the forecast is of the state at the end of each, of none for an empty one, whatever lies
+    behind it; a last patch that it does not fill has the mean there. The state dict holds plain
+    modules only (`encoder` is torch.nn.LSTM or GRU, `head` is torch.nn.Linear), so that a
     checkpoint loads without Stoker.
     """
 
@@ -54,16 +56,39 @@ class SequenceModel(nn.Module):
             self.register_buffer(f"{name}_mean", mean.float())
             self.register_buffer(f"{name}_std", std.float())
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """float32 forecasts in the target's own units."""
-        batch_size, window, _ = inputs.shape
+    def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """float32 forecasts in the target's own units. `lengths`: (batch,), of samples that have
+        fewer steps than the window.
+        """
         standardized = (inputs.float() - self.input_mean) / self.input_std
+        if lengths is not None:
+            standardized = _in_whole_patches(standardized, lengths, self.patch)
+        batch_size, window, _ = standardized.shape
         patches = standardized.reshape(batch_size, window // self.patch, -1)
         with _precision_of_rnns(inputs.device.type):
             states, _ = self.encoder(patches)
-        forecast = self.head(self.dropout(states[:, -1]))
+        if lengths is None:
+            last = states[:, -1]
+        else:
+            last = _last_of(states, (lengths + self.patch - 1) // self.patch)
+        forecast = self.head(self.dropout(last))
         forecast = forecast.float().view(batch_size, *self.target_shape)
         return torch.addcmul(self.target_mean, forecast, self.target_std)
+
+
+def _in_whole_patches(steps: Tensor, lengths: Tensor, patch: int) -> Tensor:
+    """With zeros behind the end of each sample, and as many steps as whole patches have."""
+    window = steps.shape[1]
+    inside = torch.arange(window, device=steps.device) < lengths[:, None]
+    return functional.pad(steps.where(inside[..., None], 0.0), (0, 0, 0, -window % patch))
+
+
+def _last_of(states: Tensor, counts: Tensor) -> Tensor:
+    """The last of so many states of each sample, zeros where there is none. As a sum, whose
+    gradients come in one order; those of states that are picked may not, on a GPU.
+    """
+    is_last = torch.arange(1, states.shape[1] + 1, device=states.device) == counts[:, None]
+    return states.where(is_last[..., None], 0.0).sum(1)
 
 
 def _precision_of_rnns(device_type: str) -> AbstractContextManager[object]:
@@ -82,6 +107,8 @@ def _precision_of_rnns(device_type: str) -> AbstractContextManager[object]:
 class SequenceTask(Task):
     """Loss in standardized target units, metrics in the user's."""
 
+    takes_ragged = TAKES_RAGGED["sequence"]
+
     @classmethod
     def check(cls, spec: RunSpec, fields: Mapping[str, Field]) -> str | None:
         data, patch = spec.data, spec.recipe.patch
@@ -99,7 +126,7 @@ class SequenceTask(Task):
                 f"'{input_name}' is {_spelled(shape)}. Name another array in data.inputs or "
                 f"store it with these three axes."
             )
-        if shape[0] % patch:
+        if shape[0] % patch and input_name not in ragged_of(fields):
             return (
                 f"recipe.patch {patch} does not divide the window of '{input_name}', which is "
                 f"{shape[0]} steps long. Choose one of {_divisors(shape[0])}."
@@ -141,6 +168,7 @@ class SequenceTask(Task):
         return {
             **self.spec.recipe.model_dump(mode="json"),
             "window": window,
+            "ragged": self.input_name in ragged_of(self.fields),
             "num_features": num_features,
             "target_shape": list(self.fields[self.target_name].shape),
         }
@@ -161,7 +189,8 @@ class SequenceTask(Task):
         return {"loss": loss} | {name: metrics[name] for name in self.spec.evaluation.metrics}
 
     def _error(self, model: nn.Module, arrays: Arrays) -> Tensor:
-        forecast: Tensor = model(arrays[self.input_name])
+        inputs = (self.input_name, lengths_of(self.input_name))
+        forecast: Tensor = model(*(arrays[name] for name in inputs if name in arrays))
         return forecast - arrays[self.target_name].float()
 
 
