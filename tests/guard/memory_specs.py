@@ -14,14 +14,16 @@ from typing import Any
 
 import h5py
 import numpy as np
+from numpy.typing import NDArray
 
-from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts, HostFacts
+from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts, HostFacts, Lengths
 from app.guard.measured import Measured
 from app.guard.memory import compared, memory_plan, probe_order
 from app.spec.layers import Document, overlay
 from app.spec.run import RunSpec
 from worker.launch.local import HUGE_PAGES
 from worker.trainer.data.fingerprint import fingerprint
+from worker.trainer.data.ragged_files import write_ragged
 
 THREADS = 2
 AVAILABLE_BYTES = 4 * 2**30  # for the plan; none of these specs comes near it
@@ -63,8 +65,38 @@ class Shape:
         return path
 
 
+@dataclass(frozen=True)
+class RaggedShape(Shape):
+    """Of samples that differ in length: each tenth of `window` steps, the others of a fifth."""
+
+    @property
+    def name(self) -> str:
+        return f"ragged-{super().name}"
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.where(np.arange(self.samples) % 10, self.window // 5, self.window)
+
+    def facts(self, path: Path) -> DatasetFacts:
+        facts, lengths = super().facts(path), self.lengths
+        known = Lengths(int(lengths.min()), float(lengths.mean()), int(lengths.max()))
+        inputs = replace(facts.fields["features"], lengths=known)
+        return replace(facts, fields={**facts.fields, "features": inputs})
+
+    def write(self, folder: Path) -> Path:
+        path = folder / f"{self.name}.h5"
+        if not path.exists():
+            block = np.arange(self.window * self.features).reshape(self.window, -1) % 7
+            with h5py.File(path, "w") as file:
+                write_ragged(file, "features", [block[:n].astype(self.dtype) for n in self.lengths])
+                file["targets"] = np.ones((self.samples, 36), np.float32)
+                file["targets"][0, 0] = 0.0
+        return path
+
+
 SMALL, WIDE, NARROW = Shape(1_000, 360, 16), Shape(9_000, 96, 128), Shape(20_000, 96, 16)
 BYTES = Shape(20_000, 360, 16, "uint8")
+RAGGED = RaggedShape(20_000, 120, 96)  # 242 MiB of values, which filled up would be 879
 
 
 @dataclass(frozen=True)
@@ -123,6 +155,10 @@ CASES = (
     Case("LSTM, one chunk of all", NARROW, {}, 128, loader(residency="stream", chunk_size="1GiB")),
     Case("GRU, 16 MiB chunks, SGD", NARROW, {"encoder": "gru"}, 128,
          {**loader(residency="stream", chunk_size="16MiB"), **SGD}),
+    Case("LSTM, ragged, resident 242 MiB", RAGGED, {"patch": 8}, 64, loader(residency="resident")),
+    Case("LSTM, ragged, 48 MiB chunks", RAGGED, {"patch": 8}, 64,
+         loader(residency="stream", chunk_size="48MiB")),
+    Case("LSTM, ragged, PyTorch's loader", RAGGED, {"patch": 8}, 256, by_torch()),
     Case("LSTM of 3 layers, Adam", SMALL, {"hidden_size": 128, "num_layers": 3}, 128, ADAM),
     Case("LSTM, 25 million weights, AdamW", SMALL,
          {"hidden_size": 1152, "num_layers": 2, "patch": 120}, 16),

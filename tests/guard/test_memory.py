@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from app.guard.memory_step import COMPILER_BYTES
 from app.spec.layers import overlay
 from app.spec.run import RunSpec
 from tests.guard.cases import with_host
-from tests.guard.memory_specs import CASES, train
+from tests.guard.memory_specs import CASES, Case, RaggedShape, facts_of, loader, train
+from tests.guard.memory_specs import spec_of as spec_of_case
 from tests.guard.world import (
     CPU,
     FIELDS,
@@ -33,6 +35,8 @@ from tests.guard.world import (
     weather,
     world,
 )
+from tests.trainer_data.factories import entry, preparing
+from worker.trainer.data.loader import open_data
 from worker.trainer.recipes.sequence import SequenceModel
 
 TOLERANCE = 0.15
@@ -193,6 +197,22 @@ def test_windows_that_are_kept_as_a_series_take_its_memory():
     assert (kept.data.kind, kept.data.needed_bytes) == ("resident", needed)
     assert expanded.data.needed_bytes > 50 * needed
     assert kept.need.sample_bytes == expanded.need.sample_bytes
+
+
+@pytest.mark.parametrize("chunk_size", ["16KiB", "1MiB"])
+def test_a_plan_has_the_chunks_of_ragged_samples_that_the_trainer_makes(tmp_path, chunk_size):
+    data = RaggedShape(1_000, 120, 3, "uint8")
+    case = Case("ragged", data, {}, 16, loader(residency="stream", chunk_size=chunk_size))
+    path = data.write(tmp_path)
+    planned = memory_plan(spec_of_case(case), facts_of(case, path))
+    found = open_data(
+        spec_of_case(case), {data.name: entry(path)}, torch.device("cpu"), preparing(tmp_path)
+    )
+    described = found.describe()
+    found.close()
+    mean = (100 * 120 + 900 * 24) * 3 / 1_000
+    assert planned.need.sample_bytes == described["sample_bytes"] == ceil(mean) + 16 + 36 * 4
+    assert planned.data.chunk_samples == described["chunk_samples"]
 
 
 PACKED = replace(FIELDS["features"], storage="record_batches", compression="lz4", chunk_rows=10_000)

@@ -17,10 +17,15 @@ FIELDS = {
 COMMAND = [sys.executable, "-P", "-m", "worker.trainer.probe"]
 
 
-def probe(*, data_bytes: int | None = None, path: str = "", batch: int = 16, **recipe):
+RAGGED = {**FIELDS, "features": {"shape": [25, 3], "dtype": "float32", "ragged": True}}
+
+
+def probe(
+    *, data_bytes: int | None = None, path: str = "", batch: int = 16, fields=FIELDS, **recipe
+):
     request = {"recipe": {"kind": "sequence", "patch": 4, **recipe}, "data": {"dataset": "waves"}}
     spec = RunSpec.model_validate_json(json.dumps(request)).model_dump(mode="json")
-    order = {"spec": spec, "fields": FIELDS, "device": "cpu", "threads": 1, "batch_size": batch,
+    order = {"spec": spec, "fields": fields, "device": "cpu", "threads": 1, "batch_size": batch,
              "evaluation_batch_size": 2 * batch}  # fmt: skip
     paths = [part for part in (path, os.environ.get("PYTHONPATH", "")) if part]
     child = subprocess.Popen(
@@ -43,6 +48,13 @@ def test_a_step_and_an_evaluation_are_measured():
     assert batch == 32
     assert peak > 0
     assert found["reserved_bytes"] is None
+
+
+def test_a_step_of_ragged_samples_is_measured_with_the_longest():
+    found = probe(fields=RAGGED, batch=4096, hidden_size=64)
+    assert "error" not in found
+    small, large = (peak for _, peak in found["training"])
+    assert large - small > 3000 * 7 * 64 * 4
 
 
 def test_a_larger_batch_takes_more():
