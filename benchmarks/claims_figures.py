@@ -10,6 +10,7 @@ import psutil
 from app.spec.layers import merge_patch
 from benchmarks.bench_service import BenchService, spec
 from benchmarks.figures import Figure
+from worker.trainer.data.ragged_files import write_ragged
 
 ROUNDS = 3
 COMMAND = "python -m benchmarks claims"
@@ -34,6 +35,9 @@ SHORT = merge_patch(SMALL, {"training": {"max_steps": 72}})  # three epochs
 STREAMED = merge_patch(SHORT, {"data": {"loader": {"residency": "stream"}}})
 BY_PROCESSES = {"kind": "dataloader", "num_workers": 1}
 CHUNKED, CHUNK_ROWS = "weather-chunked", 64
+# The last hours of each window, and those with one whole window among them.
+LAST_HOURS, ONE_WHOLE, HOURS = "weather-last-hours", "weather-one-whole", 72
+RAGGED = {"recipe": {"patch": 6}, "training": {"max_steps": 120, "epochs": 50}}
 CLAIMS = (
     Claim(
         "evaluation_share",
@@ -71,6 +75,11 @@ CLAIMS = (
         merge_patch(SHORT, {"data": {"loader": {**BY_PROCESSES, "persistent_workers": True}}}),
     ),
     Claim(
+        "mostly_filling",
+        merge_patch(RAGGED, {"data": {"dataset": ONE_WHOLE}}),
+        merge_patch(RAGGED, {"data": {"dataset": LAST_HOURS}}),
+    ),
+    Claim(
         "random_reads_of_chunks",
         merge_patch(STREAMED, {"data": {"dataset": CHUNKED, "loader": {"chunk_size": "8MiB"}}}),
         merge_patch(STREAMED, {"data": {"dataset": CHUNKED, "loader": {"chunk_size": "auto"}}}),
@@ -81,6 +90,7 @@ CLAIMS = (
 def measure(service: BenchService) -> list[Figure]:
     """Both specs of each claim in turn; the figure is the median of the rounds' ratios."""
     prepare_chunked(service)
+    prepare_ragged(service)
     figures = []
     for claim in CLAIMS:
         ratios = []
@@ -107,6 +117,20 @@ def prepare_chunked(service: BenchService) -> None:
         chunks = (CHUNK_ROWS, *windows.shape[1:])
         new.create_dataset("features", data=windows[:], chunks=chunks, compression="gzip")
     service.client.register_dataset(CHUNKED, copy.name, wait_seconds=60)
+
+
+def prepare_ragged(service: BenchService) -> None:
+    """The weather sample again, of each window its last hours; and once with one window whole."""
+    path = service.home / "data" / service.client.dataset("weather")["path"]
+    with h5py.File(path) as old:
+        windows, targets = old["features"][:], old["targets"][:]
+    for name, first in ((LAST_HOURS, HOURS), (ONE_WHOLE, windows.shape[1])):
+        samples = [windows[0, -first:], *windows[1:, -HOURS:]]
+        copy = path.with_name(f"{name}.h5")
+        with h5py.File(copy, "w") as new:
+            write_ragged(new, "features", samples)
+            new["targets"] = targets
+        service.client.register_dataset(name, copy.name, wait_seconds=60)
 
 
 def trained_seconds(service: BenchService, name: str, change: Document) -> float:

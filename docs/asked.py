@@ -25,7 +25,7 @@ GPUS = "runtime.gpus"
 NO_WORKERS = "test_the_reader_never_runs_more_than_its_slots_ahead"
 OWN_FILE = "test_each_process_opens_the_file_for_itself_and_computes_with_one_thread"
 NO_IDLE = "test_what_the_pytorch_loader_really_uses_is_said"
-ONE_SHAPE = "test_what_is_no_array_of_numbers_is_refused"
+ONE_SIZE = "test_every_loader_gives_the_same_batches"
 
 ASKED: tuple[Asked, ...] = (
     *_about(
@@ -78,8 +78,8 @@ ASKED: tuple[Asked, ...] = (
     *_about(
         "graphs",
         ("graphs rebuilt for each batch of training or evaluation", RECIPE),
-        ("variable sizes without buckets", ONE_SHAPE, RECIPE),
-        ("compile or CUDA graphs over unbounded shapes", ONE_SHAPE, PLACES),
+        ("variable sizes without buckets", "speed.mostly_filling", RECIPE),
+        ("compile or CUDA graphs over unbounded shapes", ONE_SIZE, PLACES),
     ),
     *_about(
         "precision",

@@ -122,8 +122,8 @@ IMPOSSIBLE = (
     ),
     Impossible(
         "A shape that changes from batch to batch.",
-        "A dataset is arrays, and every sample of an array has its one shape.",
-        "tests/trainer_data/test_hdf5.py::test_what_is_no_array_of_numbers_is_refused",
+        "Samples have the one shape of their array, or are filled up to that of the longest.",
+        "tests/trainer_data/test_ragged_batches.py::test_every_loader_gives_the_same_batches",
     ),
     Impossible(
         "An evaluation that keeps all forecasts in memory.",

@@ -90,6 +90,12 @@ CASES: dict[str, Case] = {
         data(inputs=["atoms"], targets=["targets"]),
         world(weather(fields={**FIELDS, "atoms": ATOMS})),
     ),
+    "speed.mostly_filling": Case(
+        data(inputs=["atoms"]),
+        data(inputs=["atoms"]),
+        world(weather(fields={**FIELDS, "atoms": ATOMS})),
+        world(weather(fields={**FIELDS, "atoms": replace(ATOMS, lengths=Lengths(0, 10.25, 41))})),
+    ),
     "correctness.array_mismatch": Case(
         SPLIT_BY_DATASET, SPLIT_BY_DATASET, world(SHORT), world(OTHER)
     ),

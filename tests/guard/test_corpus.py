@@ -28,6 +28,10 @@ DRAWN_FOR_NONE = 90
 LEAST_RULES = 0.4
 # Fixes that may not be offered where another rule is in the way: the two cannot both be had.
 CONFLICTS = {
+    # A patch that divides the window is smaller, and there are more of them to be held.
+    ("correctness.patch_size", "memory.over_budget"),
+    # With the rate of its parent a restart would go on with its state, which is at its end.
+    ("learning.rate_beyond_batch", "correctness.nothing_left"),
     # Where memory is too small for the data, the chunk that was asked for may be too small as well.
     ("memory.resident_does_not_fit", "speed.chunk_below_batch"),
     # Sorted data has to be shuffled as a whole, which reads a file that streams row by row.

@@ -24,6 +24,7 @@ NO_FIX = {  # what no change of the spec would mend
     "correctness.target_is_input",
     "memory.expanded_windows",
     "memory.host_over_budget",
+    "speed.mostly_filling",
     "speed.no_worker",
 }
 
