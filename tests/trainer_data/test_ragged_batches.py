@@ -168,7 +168,8 @@ def test_a_chunk_takes_no_more_than_its_bytes_however_long_its_samples_are(tmp_p
         assert all(slot.values.nbytes < 16 * 1024 for slot in slots)
         stops.append(batch.position_after)
     assert stops[-1] == 1_000
-    assert rows_checked(data.train.iterate(0), samples) == list(range(1_000))
+    for epoch in (1, 2, 0):  # the reader goes on from epoch to epoch, and begins anew
+        assert rows_checked(data.train.iterate(epoch), samples) == list(range(1_000))
     data.close()
 
 
