@@ -20,6 +20,7 @@ from worker.trainer.stop import StopFlag
 MIB = 2**20
 # Samples of 23 KiB: a chunk of 256 MiB has room for one.
 GROUP = 8_192
+EPOCHS = 10_000
 
 
 def stoker(
@@ -29,19 +30,22 @@ def stoker(
     chunk_bytes: int = CHUNK_BYTES,
     group: int | None = None,
     device: str = "cpu",
+    epochs: int = 1,
 ) -> Arm:
-    """The chunked loader. The training part is the whole file, since nothing is held out."""
+    """The chunked loader. The training part is the whole file, since nothing is held out. Of one
+    epoch, none is read ahead: each that is timed has all of its own reads.
+    """
     name = "stoker, stream of blocks" if shuffle == "block" else f"stoker, {residency}"
-    return _arm(name, open_file(file, residency, shuffle, chunk_bytes, group, device))
+    return _arm(name, open_file(file, residency, shuffle, chunk_bytes, group, device, epochs))
 
 
 def too_large(file: DataFile, device: str) -> Arm:
-    """A stream as a run has it whose data the device cannot hold: a GPU holds more than a gigabyte,
-    and what is more is shuffled in blocks.
+    """A stream as a run of many epochs has it, whose data the device cannot hold: a GPU holds more
+    than a gigabyte, and what is more is shuffled in blocks.
     """
     if device == "cpu":
-        return stoker(file, "stream", "full")
-    return stoker(file, "stream", "block", group=GROUP, device=device)
+        return stoker(file, "stream", "full", epochs=EPOCHS)
+    return stoker(file, "stream", "block", group=GROUP, device=device, epochs=EPOCHS)
 
 
 def by_torch(file: DataFile, workers: int, shuffle: str, device: str = "cpu") -> Arm:
@@ -59,6 +63,7 @@ def open_file(
     chunk_bytes: int = CHUNK_BYTES,
     group: int | None = None,
     device: str = "cpu",
+    epochs: int = 1,
 ) -> DataSet:
     """`group`: samples that are shuffled together, in blocks; None for the loader's own."""
     loader: dict[str, Any] = {"kind": "chunked", "residency": residency, "shuffle": shuffle}
@@ -66,7 +71,7 @@ def open_file(
         loader["chunk_size"] = f"{chunk_bytes // MIB}MiB"
     if group is not None:
         loader["shuffle_group"] = group
-    return _open(file, loader, device)
+    return _open(file, loader, device, epochs)
 
 
 def _arm(name: str, data: DataSet) -> Arm:
@@ -77,13 +82,12 @@ def _arm(name: str, data: DataSet) -> Arm:
     return Arm(name, epoch, data.close)
 
 
-def _open(file: DataFile, loader: Mapping[str, Any], device: str) -> DataSet:
+def _open(file: DataFile, loader: Mapping[str, Any], device: str, epochs: int = 1) -> DataSet:
     split = {"method": "chronological", "validation_fraction": 0.0}
     document = {
         "recipe": {"kind": "sequence"},
         "data": {"dataset": "windows", "loader": loader, "split": split},
-        # In a run of many epochs the first chunk of the next one is read at the end of each.
-        "training": {"batch_size": BATCH, "epochs": 10_000},
+        "training": {"batch_size": BATCH, "epochs": epochs},
     }
     spec = RunSpec.model_validate_json(json.dumps(document))
     datasets = {"windows": {"path": str(file.path), "fingerprint": fingerprint(file.path)}}

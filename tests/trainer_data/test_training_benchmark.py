@@ -19,7 +19,7 @@ TWICE = Effort(most_rounds=2, share=1.0, most_variants=2, own_processes=False)
 
 @pytest.mark.parametrize("name", MODELS["cpu"])
 def test_every_loader_feeds_the_same_training(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(figures, "ROUNDS", 2)
+    monkeypatch.setattr(figures, "BOUND_ROUNDS", 2)
     file = write(tmp_path, "contiguous", samples=300, features=2)
     before = children()
     found = {figure.name: figure for figure in figures._of_subject(Subject(name), file, TWICE)}
