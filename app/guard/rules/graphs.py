@@ -69,8 +69,8 @@ def step_not_recordable(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     "speed.launched_steps",
     severity="warning",
     stands_on="PyTorch, CUDA semantics: a graph is launched at once, where a step launches each of "
-    "its kernels from Python. Timing it needs a GPU; not timed here. `python -m benchmarks training "
-    "--device cuda` on an H100: of a small LSTM 2.6 ms launched, 0.17 replayed (15 rounds).",
+    "its kernels from Python. Timing it needs a GPU; not timed here. On an H100 (`python -m "
+    "benchmarks training --device cuda`, 15 rounds): a small LSTM 2.6 ms launched, 0.17 replayed.",
 )
 def launched_steps(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     """A long run of short steps on a GPU may have them replayed from a CUDA graph, or compiled."""
