@@ -93,6 +93,29 @@ def test_peers_take_turns_in_a_process_that_ends_even_if_it_is_held_up(tmp_path,
     eventually(lambda: not child.is_running(), "their child ends too")
 
 
+def test_a_process_of_the_peers_that_hangs_is_an_error(tmp_path, monkeypatch):
+    install_peers(tmp_path, monkeypatch, then="exec sleep 1000")
+    file = write(tmp_path, "contiguous", samples=3, features=2)
+    before = children()
+    first, second = neighbours.neighbours(file, shuffled=True)
+    first.run(file, 0)
+    monkeypatch.setattr(neighbours, "ANSWER_SECONDS", 0.2)
+    with pytest.raises(RuntimeError, match=r"the process of the peers said nothing for 0 s"):
+        second.run(file, 1)
+    second.close()
+    assert not children() - before
+
+
+def test_a_process_of_the_peers_that_hangs_at_its_start_is_ended(tmp_path, monkeypatch):
+    install_peers(tmp_path, monkeypatch, then="")
+    (tmp_path / "peers" / "bin" / "python").write_text("#!/bin/sh\nexec sleep 1000\n")
+    monkeypatch.setattr(neighbours, "ANSWER_SECONDS", 0.2)
+    before = children()
+    with pytest.raises(RuntimeError, match="said nothing"):
+        neighbours.neighbours(write(tmp_path, "contiguous", 3, 2), shuffled=True)
+    assert not children() - before
+
+
 def test_a_process_of_the_peers_that_ends_is_no_figure(tmp_path, monkeypatch):
     install_peers(tmp_path, monkeypatch, then="read asked && exit 1")
     file = write(tmp_path, "contiguous", samples=3, features=2)
