@@ -1,6 +1,7 @@
 """Chunked and compressed arrays: whatever is read past HDF5 is what HDF5 reads."""
 
 import os
+import struct
 import zlib
 from contextlib import closing
 from typing import Any
@@ -292,6 +293,19 @@ def test_a_file_whose_index_reaches_over_its_end_is_left_to_hdf5(tmp_path, monke
         monkeypatch.setattr(os, "pread", asked)
         assert chunks_of(file["x"]) is None
         asked.assert_not_called()
+
+
+def test_a_chunk_outside_of_its_array_is_left_to_hdf5(tmp_path):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        array = file.create_dataset("x", data=np.arange(60.0), chunks=(20,), compression="gzip")
+        size = array.id.get_chunk_info(2).size
+    damaged, key = bytearray(path.read_bytes()), struct.pack("<IIQ", size, 0, 40)
+    begin = damaged.index(key)
+    damaged[begin : begin + len(key)] = struct.pack("<IIQ", size, 0, 100)
+    path.write_bytes(damaged)
+    with h5py.File(path) as file:
+        assert chunks_of(file["x"]) is None
 
 
 def test_a_file_is_walked_through_once(tmp_path, monkeypatch):
