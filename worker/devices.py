@@ -1,5 +1,6 @@
 """The GPUs of this host as the driver shows them, and the slots that the agent makes of them."""
 
+import os
 from collections.abc import Sequence
 
 import structlog
@@ -8,6 +9,7 @@ from app.settings import Settings
 from worker.host import torch_has_cuda
 from worker.slots import Slot, make_slots, why_waiting
 from worker.telemetry import GpuSample, GpuTelemetry, driver_is_loaded
+from worker.visible import VARIABLE, visible
 
 log = structlog.get_logger("stoker.worker")
 
@@ -43,7 +45,7 @@ class Devices:
         """Write into every free slot why it waits; new slots when GPUs have come up since."""
         has_gpu_slot = any(slot.uuid is not None for slot in self.slots)
         is_idle = all(slot.run_id is None for slot in self.slots)
-        if self.telemetry.gpus and not has_gpu_slot and is_idle and torch_has_cuda():
+        if self._visible() and not has_gpu_slot and is_idle and torch_has_cuda():
             self.slots = self._make_slots()
             log.info("GPUs have come up", slots=[slot.name for slot in self.slots])
         for slot in self.slots:
@@ -69,7 +71,9 @@ class Devices:
         )
 
     def _gpus_of_torch(self) -> Sequence[GpuSample]:
-        """The GPUs that a trainer can use: none where torch is installed without CUDA."""
+        """The GPUs that a trainer can use: none where torch is installed without CUDA, and only
+        those that the agent was told to keep to.
+        """
         gpus = self.telemetry.gpus or ()
         if gpus and not torch_has_cuda():
             log.warning(
@@ -78,4 +82,16 @@ class Devices:
                 gpus=len(gpus),
             )
             return ()
-        return gpus
+        found = self._visible()
+        if gpus and not found:
+            log.warning(
+                "runs train on the CPU: CUDA_VISIBLE_DEVICES of the worker names none of this "
+                "host's GPUs; name some by number or UUID (nvidia-smi -L), or unset it, and "
+                "restart the worker",
+                given=os.environ.get(VARIABLE),
+                gpus=[gpu.uuid for gpu in gpus],
+            )
+        return found
+
+    def _visible(self) -> list[GpuSample]:
+        return visible(self.telemetry.gpus or (), os.environ.get(VARIABLE))

@@ -14,8 +14,8 @@ from tests.worker.eventually import eventually
 FAKE_HOST = str(Path(__file__).parent / "fake_nvml")
 
 
-def start(farm, *gpus):
-    farm.start_agent(PYTHONPATH=FAKE_HOST, FAKE_NVML=json.dumps({"gpus": gpus}))
+def start(farm, *gpus, **environment):
+    farm.start_agent(PYTHONPATH=FAKE_HOST, FAKE_NVML=json.dumps({"gpus": gpus}), **environment)
     (worker,) = farm.store.workers.list(alive_only=True)
     return worker
 
@@ -38,6 +38,24 @@ def test_a_run_gets_one_gpu_and_sees_no_other(make_farm):
         "utilization is a curve",
     )
     assert curve[0][2] == 0.87
+
+
+def test_an_agent_keeps_to_the_gpus_that_it_was_started_with(make_farm):
+    farm = make_farm()
+    worker = start(farm, {}, {}, CUDA_VISIBLE_DEVICES="1")
+    assert [slot["device"] for slot in worker.slots] == ["cuda:1"]
+    run_id = farm.submit(steps=10**6)
+    farm.wait_for_step(run_id, 1)
+    assert farm.trainer().environ()["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+
+
+def test_an_agent_that_is_shown_no_gpu_trains_on_the_cpu_and_says_so_once(make_farm):
+    farm = make_farm()
+    worker = start(farm, {}, CUDA_VISIBLE_DEVICES="")
+    assert [slot["device"] for slot in worker.slots] == ["cpu"]
+    run_id = farm.submit(steps=3)
+    eventually(lambda: farm.run(run_id).state is RunState.succeeded, "the run succeeds")
+    assert farm.log().count("names none of this host's GPUs") == 1
 
 
 def test_other_peoples_work_is_waited_for_and_shown(make_farm):
