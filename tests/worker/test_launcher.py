@@ -212,11 +212,13 @@ def test_the_exit_code_is_told_even_when_its_file_cannot_be_written(attempt):
     assert one.launched.returncode() == 0
 
 
-def test_how_threads_wait_is_passed_on_and_nothing_that_is_secret(tmp_path, monkeypatch):
+def test_what_tunes_pytorch_is_passed_on_and_nothing_that_is_secret(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     monkeypatch.setenv("STOKER_DATABASE_URL", "postgresql://user:secret@host/name")
     environment = trainer_environment(tmp_path, gpu=None, threads=1)
     assert environment["OMP_WAIT_POLICY"] == "passive"
+    assert environment["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     assert "STOKER_DATABASE_URL" not in environment
 
 

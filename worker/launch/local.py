@@ -19,6 +19,7 @@ INHERITED = (
     *("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "TZ"),
     *("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "THP_MEM_ALLOC_ENABLE"),
     *("CC", "CXX", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH"),
+    *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
 )
 # PyTorch asks the kernel for pages of 2 MiB where a tensor has as much. What a step on a CPU frees
 # and takes again comes back in 4 KiB pages otherwise, which is up to a third of the step's time.
