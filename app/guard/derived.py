@@ -53,7 +53,8 @@ def as_read(spec: RunSpec, facts: Facts) -> DatasetFacts:
         return dataset
     each = [inspected(name, facts).fields for _, name in named_datasets(spec)]
     for name, array in ragged.items():
-        longest = max(one[name].shape[0] for one in each if name in one)
+        fields = [one[name] for one in each if name in one]
+        longest = max(field.shape[0] for field in fields if field.lengths is not None)
         ragged[name] = replace(array, shape=(longest, *array.shape[1:]))
     return replace(dataset, fields={**dataset.fields, **ragged})
 

@@ -9,7 +9,6 @@ from tests.e2e.service import eventually
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]

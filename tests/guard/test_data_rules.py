@@ -89,6 +89,7 @@ def test_a_ragged_input_has_features_at_each_step(shape):
         (ragged(4), "float32 (up to 9, 4) in 'winter' but float32 (up to 9, 3)"),
         (ragged(3, dtype="uint8"), "uint8 (up to 9, 3)"),
         (replace(ragged(3), lengths=None), "float32 (9, 3) in 'winter'"),
+        (FieldFacts((), "float32"), "float32 () in 'winter'"),
     ],
 )
 def test_ragged_arrays_of_all_datasets_have_values_of_one_kind(winter, told):
@@ -124,6 +125,14 @@ def test_a_ragged_array_is_among_those_that_there_are():
     assert issue.code == "correctness.unknown_array"
     assert "it has boards, features, targets." in issue.message
     assert "Did you mean 'boards'?" in issue.message
+
+
+def test_no_ragged_array_is_named_for_a_target():
+    facts = with_boards(ragged(dtype="int8"))
+    (issue,) = plan_of({"data": {"targets": ["board"]}}, facts).issues
+    assert issue.code == "correctness.unknown_array"
+    assert "Did you mean" not in issue.message
+    assert issue.fix == []
 
 
 def test_an_array_that_is_both_input_and_target_is_named():

@@ -243,7 +243,7 @@ def _forget_frames(error: BaseException | None) -> None:
     """Whoever keeps the error would keep the gradients' graph, and so the stream it was on."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
-        error = error.__context__
+        error = error.__cause__ or error.__context__
 
 
 def _told(error: BaseException) -> str:

@@ -98,8 +98,7 @@ def unknown_array(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     for loc, dataset, array in _arrays(spec, facts):
         if array in dataset.fields:
             continue
-        spare = set(dataset.fields).difference(spec.data.inputs, spec.data.targets)
-        close = get_close_matches(array, sorted(spare), n=1, cutoff=0.5)
+        close = get_close_matches(array, _spare(spec, dataset, loc[1]), n=1, cutoff=0.5)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         there = ", ".join(sorted(dataset.fields)) or "none"
         in_list = loc[1] in ("inputs", "targets")
@@ -110,6 +109,13 @@ def unknown_array(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
             f"Its inspection found: {found}" if found else ARRAYS_OF_A_FILE,
             {f"/data/{loc[1]}": [close[0]]} if close and in_list else {},
         )
+
+
+def _spare(spec: RunSpec, dataset: DatasetFacts, place: str | int) -> list[str]:
+    """Arrays that are not in use and could be, as an input or as a target."""
+    takes = place in TAKES_RAGGED[spec.recipe.kind]
+    usable = {name for name, one in dataset.fields.items() if takes or one.lengths is None}
+    return sorted(usable.difference(spec.data.inputs, spec.data.targets))
 
 
 @rule(

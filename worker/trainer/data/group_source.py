@@ -89,7 +89,8 @@ class GroupSource:
             {name: place for one in self._opened for name, place in one.layout.direct.items()},
             {name: chunks for one in self._opened for name, chunks in one.layout.packed.items()},
         )
-        self.places_rows = all(self.stored[name].places_rows for name in self.ragged)
+        read_by_row = (self.plain, *(self.stored[name] for name in self.ragged))
+        self.places_rows = all(source.places_rows for source in read_by_row if source)
         self.fields: Mapping[str, Field] = dict(self._fields(names))
 
     def read(self, extents: Extents, out: Mapping[str, NDArray[Any]]) -> None:

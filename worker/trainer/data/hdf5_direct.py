@@ -21,7 +21,7 @@ COMPARED_ROWS = 5
 # As many as one call of the system takes.
 MOST_MEMORIES = os.sysconf("SC_IOV_MAX")
 # Between small reads threads wait for each other's turn at Python. Scattered samples of 23 KiB: one
-# thread 5.9 GiB/s, two 5.4, to places of another order 4.6 and 3.4; of 115 KiB 11.1 and 12.9.
+# thread 5.9 GiB/s, two 5.5, to places of another order 4.6 and 3.4; of 115 KiB 11.1 and 12.9.
 LEAST_SHARED_BYTES = 2**16
 # A call takes 1 to 2 µs, and another for so much: to read on is as fast as to begin anew.
 MOST_SKIPPED_BYTES = 2**14
@@ -67,29 +67,20 @@ class Parts:
         """
         gaps = self.offsets[1:] - self.offsets[:-1] - self.sizes[:-1]
         apart = np.flatnonzero((gaps < 0) | (gaps > MOST_SKIPPED_BYTES)) + 1
-        offsets, starts = self.offsets.tolist(), self.starts.tolist()
+        offsets, starts, between = self.offsets.tolist(), self.starts.tolist(), gaps.tolist()
         ends = (self.starts + self.sizes).tolist()
+        skipped = memoryview(bytearray(MOST_SKIPPED_BYTES))
         firsts = [0, *apart.tolist()]
         for first, end in zip(firsts, [*firsts[1:], len(offsets)], strict=True):
-            if end - first == 1:
-                yield offsets[first], [self.memory[starts[first] : ends[first]]]
-            else:
-                yield from self.of(slice(first, end)).as_one()
-
-    def as_one(self) -> Iterator[tuple[int, list[memoryview]]]:
-        """Of those with small gaps between them, a read as long as the system allows."""
-        skipped = memoryview(bytearray(MOST_SKIPPED_BYTES))
-        gaps = [0, *(self.offsets[1:] - self.offsets[:-1] - self.sizes[:-1]).tolist()]
-        begin, memories = int(self.offsets[0]), list[memoryview]()
-        each = self.offsets.tolist(), self.starts.tolist(), self.sizes.tolist(), gaps
-        for offset, start, size, gap in zip(*each, strict=True):
-            if len(memories) > MOST_MEMORIES - 2:
-                yield begin, memories
-                begin, memories = offset, []
-            elif gap:
-                memories.append(skipped[:gap])
-            memories.append(self.memory[start : start + size])
-        yield begin, memories
+            begin, memories = offsets[first], [self.memory[starts[first] : ends[first]]]
+            for part in range(first + 1, end):
+                if len(memories) > MOST_MEMORIES - 2:
+                    yield begin, memories
+                    begin, memories = offsets[part], []
+                elif between[part - 1]:
+                    memories.append(skipped[: between[part - 1]])
+                memories.append(self.memory[starts[part] : ends[part]])
+            yield begin, memories
 
 
 def place_of(array: h5py.Dataset) -> Place | None:

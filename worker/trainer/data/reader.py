@@ -167,7 +167,7 @@ class ChunkReader:
             while start < end:
                 chunk = self._read(source, epoch, start, most)
                 self._ready.put(chunk)
-                start, most = chunk.stop, GROWTH * most
+                start, most = chunk.stop, min(GROWTH * most, self._plan.chunk_samples)
             start = 0
 
     def _read(self, source: Source, epoch: int, start: int, most: int) -> _Chunk:

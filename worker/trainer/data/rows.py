@@ -39,18 +39,18 @@ def extents(ascending: Rows, places: Rows | None = None) -> Iterator[Extents]:
     yield from some_at_once(Extents(ascending[starts], ascending[lasts] + 1, places[starts]))
 
 
-def some_at_once(extents: Extents) -> Iterator[Extents]:
+def some_at_once(runs: Extents) -> Iterator[Extents]:
     """The same in groups of EXTENTS_AT_ONCE."""
-    for begin in range(0, len(extents), EXTENTS_AT_ONCE):
+    for begin in range(0, len(runs), EXTENTS_AT_ONCE):
         some = slice(begin, begin + EXTENTS_AT_ONCE)
-        yield Extents(extents.starts[some], extents.stops[some], extents.places[some])
+        yield Extents(runs.starts[some], runs.stops[some], runs.places[some])
 
 
-def each_row(extents: Extents) -> tuple[Rows, Rows]:
-    """(the rows of all extents, the place of each)."""
-    counts = extents.stops - extents.starts
+def each_row(runs: Extents) -> tuple[Rows, Rows]:
+    """(the rows of all runs, the place of each)."""
+    counts = runs.stops - runs.starts
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.repeat(extents.starts, counts) + within, np.repeat(extents.places, counts) + within
+    return np.repeat(runs.starts, counts) + within, np.repeat(runs.places, counts) + within
 
 
 def read_rows(source: Source, ascending: Rows, out: Arrays, places: Rows | None = None) -> None:
