@@ -1,12 +1,13 @@
 """Runs that are asked for at the same time share a thread and a transaction.
 
 To hand a request to a thread and back takes about as long as to plan it, threads that compute take
-turns anyway, and a commit takes the same time for many runs as for one.
+turns anyway, and a commit takes the same time for many runs as for one. So nothing is planned while
+requests are still being read: each turn costs both threads, and fewer would share the commit.
 """
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from itertools import islice
 
 from starlette.concurrency import run_in_threadpool
@@ -21,6 +22,8 @@ MOST_WAITING = 1000
 # What is taken at once: so many, or as many as were planned in that time.
 MOST_AT_ONCE = 16
 PLANNING_SECONDS = 0.02
+# Turns of the event loop in which none came: one to read a request, one to have it wait.
+TURNS_WITHOUT = 2
 
 
 async def create(services: Services, request: Document, idempotency: Idempotency | None) -> Made:
@@ -43,11 +46,21 @@ async def _work_off(services: Services) -> None:
     queue = services.intake.queue
     try:
         while queue:
+            await _all_read(queue)
             first = list(islice(queue, MOST_AT_ONCE))
             for made in await run_in_threadpool(_create_first, services, first):
                 _answer(queue.popleft(), made)
     finally:
         services.intake.task = None
+
+
+async def _all_read(queue: Sized) -> None:
+    """Until what has reached the service waits, or as many as are taken at once."""
+    turns, known = 0, len(queue)
+    while turns < TURNS_WITHOUT and known < MOST_AT_ONCE:
+        await asyncio.sleep(0)
+        turns = turns + 1 if len(queue) == known else 0
+        known = len(queue)
 
 
 def _answer(waiting: Waiting, made: Made | Exception) -> None:

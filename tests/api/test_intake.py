@@ -1,5 +1,6 @@
 """Runs that are posted at the same time: planned and stored together, each answered for itself."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -10,6 +11,8 @@ import pytest
 from sqlalchemy import event, text
 
 from app.api import intake, knowledge
+from app.api.services import Services
+from app.settings import Settings
 from app.store.store import Store
 from tests.api.support import SPEC, Answer, Api, Player, spec_with
 
@@ -55,7 +58,8 @@ def post_together(api: Api, store: Store, requests: list[Document]) -> list[Answ
     return [one.result(60) for one in waiting]
 
 
-def test_runs_posted_together_are_stored_together(api: Api, store: Store, player: Player) -> None:
+def runs_of_each_transaction(store: Store) -> list[int]:
+    """How many runs were stored at a time, from now on."""
     stored: list[int] = []
 
     def note(_c: Any, _u: Any, statement: str, rows: Any, _x: Any, many: bool) -> None:
@@ -63,6 +67,11 @@ def test_runs_posted_together_are_stored_together(api: Api, store: Store, player
             stored.append(len(rows) if many else 1)
 
     event.listen(store.database.engine, "before_cursor_execute", note)
+    return stored
+
+
+def test_runs_posted_together_are_stored_together(api: Api, store: Store, player: Player) -> None:
+    stored = runs_of_each_transaction(store)
     names = [f"run-{number}" for number in range(MANY)]
     requests = [{**SPEC, "name": name, "labels": {"is": name}} for name in names]
     answers = post_together(api, store, requests)
@@ -75,6 +84,28 @@ def test_runs_posted_together_are_stored_together(api: Api, store: Store, player
         assert [one.data["to"] for one in store.events.list(run_id)] == ["queued"]
         listed = api.get("/runs", params={"label": f"is={name}"}).json()["data"]
         assert [run["id"] for run in listed] == [run_id]
+
+
+def test_nothing_is_planned_while_requests_are_still_being_read(
+    settings: Settings, store: Store, player: Player
+) -> None:
+    stored = runs_of_each_transaction(store)
+    services = Services(settings, store)
+
+    async def after(turns: int) -> int:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        run, _ = await intake.create(services, SPEC, None)
+        return run.id
+
+    async def one_each_turn(count: int) -> list[int]:
+        return await asyncio.gather(*(after(turns) for turns in range(count)))
+
+    ids = asyncio.run(one_each_turn(MANY))
+    assert (ids, stored) == (sorted(ids), [MANY])
+    del stored[:]
+    asyncio.run(one_each_turn(intake.MOST_AT_ONCE + MANY))
+    assert stored[0] == intake.MOST_AT_ONCE, "those that come on and on keep nobody waiting"
 
 
 def test_each_gets_the_answer_that_it_would_get_alone(
