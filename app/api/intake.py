@@ -22,8 +22,9 @@ MOST_WAITING = 1000
 # What is taken at once: so many, or as many as were planned in that time.
 MOST_AT_ONCE = 16
 PLANNING_SECONDS = 0.02
-# Turns of the event loop in which none came: one to read a request, one to have it wait.
-TURNS_WITHOUT = 2
+# Turns of the event loop until the next request of a client that was just answered waits: one to
+# answer, one to read, one to begin, and one to see it.
+TURNS_WITHOUT = 4
 
 
 async def create(services: Services, request: Document, idempotency: Idempotency | None) -> Made:

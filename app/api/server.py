@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from app.api.services import Services
 from app.api.token_file import write_atomically
+from app.api.wire import BoundedHttp
 from app.errors import StokerError
 from app.settings import Settings
 
@@ -46,12 +47,12 @@ def run_server(settings: Settings, app: FastAPI) -> None:
         url = f"http://{_url_host(settings.host)}:{port}"
         config = uvicorn.Config(
             app,
+            http=BoundedHttp,
             log_config=None,
             access_log=False,
             lifespan="on",
             server_header=False,
             timeout_graceful_shutdown=GRACE_SECONDS,
-            h11_max_incomplete_event_size=64 << 10,
         )
         address = settings.home / "api.json"
         write_atomically(address, json.dumps({"url": url, "pid": os.getpid()}) + "\n")
