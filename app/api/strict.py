@@ -11,6 +11,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from app.api.bodies import media_type, read_json, require_json
+from app.api.calling import ABSENT, Endpoint
 from app.api.hints import unknown_name
 from app.errors import InvalidRequest
 
@@ -19,7 +20,7 @@ class StrictRoute(APIRoute):
     """Declared bodies are read by `read_json`; unknown parameters and stray bodies are refused."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handler = super().get_route_handler()
+        endpoint = Endpoint(self)
         parameters = frozenset(_query_names(self.dependant))
         has_model = self.body_field is not None
         reads_body = has_model or "requestBody" in (self.openapi_extra or {})
@@ -28,13 +29,9 @@ class StrictRoute(APIRoute):
             _check_query(request, parameters)
             if not reads_body:
                 await _refuse_body(request)
-            if not has_model:
-                return await handler(request)
-            checked = _CheckedRequest(request.scope, request.receive)
-            if await checked.body():
-                require_json(media_type(checked))
-                await checked.json()
-            return await handler(checked)
+            return await endpoint.respond(
+                request, await _document(request) if has_model else ABSENT
+            )
 
         return strict
 
@@ -52,11 +49,13 @@ class StrictRoute(APIRoute):
         )
 
 
-class _CheckedRequest(Request):
-    async def json(self) -> Any:
-        if not hasattr(self, "_document"):
-            self._document = await read_json(await self.body())
-        return self._document
+async def _document(request: Request) -> Any:
+    """The body, strictly read; ABSENT where there is none."""
+    body = await request.body()
+    if not body:
+        return ABSENT
+    require_json(media_type(request))
+    return await read_json(body)
 
 
 def _query_names(dependant: Dependant) -> Iterator[str]:
@@ -67,6 +66,8 @@ def _query_names(dependant: Dependant) -> Iterator[str]:
 
 
 def _check_query(request: Request, known: frozenset[str]) -> None:
+    if not request.scope["query_string"]:
+        return
     counts = Counter(name for name, _ in request.query_params.multi_items())
     unknown = sorted(counts.keys() - known)
     if unknown:

@@ -1,5 +1,6 @@
 """What the tests of the API are written with: a client in front, somebody who plays the worker."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Mapping
@@ -89,6 +90,15 @@ class Api:
     def services(self) -> Services:
         services: Services = self.app.state.services
         return services
+
+    def pass_turns(self, count: int) -> None:
+        """Let the event loop take so many turns."""
+
+        async def pass_them() -> None:
+            for _ in range(count):
+                await asyncio.sleep(0)
+
+        self._portal.call(pass_them)
 
     def start(
         self,

@@ -39,6 +39,7 @@ def held_up(api: Api, store: Store) -> Iterator[None]:
     with store.database.write(quiet=True):
         first = api.start("POST", "/runs", json=SPEC)
         until(lambda: len(api.services.intake.queue) == 1)
+        api.pass_turns(2 * intake.TURNS_WITHOUT)
         yield
     assert first.result(60).status_code == 201
 
