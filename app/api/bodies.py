@@ -42,7 +42,7 @@ def parse_json(body: bytes) -> Any:
             parse_float=_finite,
             object_pairs_hook=_unique_keys,
         )
-        return checked(value)
+        return value if _is_plain(body) else checked(value)
     except UnicodeDecodeError:
         raise _unreadable("JSON", "it is not UTF-8") from None
     except json.JSONDecodeError as error:
@@ -53,12 +53,24 @@ def parse_json(body: bytes) -> Any:
         raise _unreadable("JSON", str(error)) from None
 
 
+def _is_plain(body: bytes) -> bool:
+    """Whether `checked` could find nothing: that takes an escape, more bytes, or more brackets.
+
+    What else it looks for is not JSON, and is refused by the reader.
+    """
+    return len(body) <= MAX_NODES and b"\\u" not in body and _brackets(body) <= MAX_DEPTH
+
+
+def _brackets(body: bytes) -> int:
+    return body.count(b"[") + body.count(b"{")
+
+
 def _require_shallow(body: bytes) -> None:
     """ValueError for JSON that is nested too deeply, before it is read by recursion.
 
     At the end of the stack finalizers of whatever is collected there would fail with it.
     """
-    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
+    if _brackets(body) <= MAX_DEPTH:
         return
     depth = 0
     for found in TEXT_OR_BRACKET.finditer(body):

@@ -4,10 +4,12 @@ import json
 import threading
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from app.api import bodies
 from app.api.bodies import MAX_YAML_BYTES, parse_json, parse_yaml
-from app.api.bounds import MAX_DEPTH, MAX_NODES
+from app.api.bounds import MAX_DEPTH, MAX_NODES, checked
 from app.api.problems import PayloadTooLarge
 from app.errors import InvalidRequest
 
@@ -58,6 +60,27 @@ BAD_YAML = {
     "an unknown anchor": b"a: *b\n",
     "a control character": b"a: \x01\n",
 }
+
+
+# Bytes of which JSON is made, and of what is refused in it.
+PIECES = st.sampled_from(
+    ["{", "}", "[", "]", '"a"', '"b"', ":", ",", "1", "-2.5", "9" * 400, "null", "\x00", '"'
+     "\\u0000", '"\\ud800"', "NaN", "1e999", "é", "[" * 31 + "]" * 31]
+)  # fmt: skip
+
+
+@given(st.lists(PIECES, max_size=12).map("".join))
+@example("[" * MAX_DEPTH + "1" + "]" * MAX_DEPTH)
+@example("[" * MAX_DEPTH + "[1]" + "]" * MAX_DEPTH)
+def test_a_body_without_escapes_needs_no_second_look(text: str) -> None:
+    body = text.encode()
+    if not bodies._is_plain(body):
+        return
+    try:
+        value = json.loads(body, parse_constant=bodies._no_constant, parse_float=bodies._finite)
+    except ValueError:
+        return
+    checked(value)
 
 
 @pytest.mark.parametrize("body", BAD_JSON.values(), ids=BAD_JSON.keys())
