@@ -145,6 +145,8 @@ def _host_name(host: str) -> str:
 
 def _plain_address(name: str) -> str:
     """An IPv6 address in its one short form; another name as it is."""
+    if ":" not in name:
+        return name
     try:
         return IPv6Address(name).compressed
     except ValueError:

@@ -49,7 +49,9 @@ async def when_ready(
     services: Services, wait_seconds: float | None, submit: Callable[[], Awaitable[Made]]
 ) -> Made:
     """What `submit` gives, tried again for so long while a dataset is still being inspected."""
-    deadline = time.monotonic() + (wait_seconds or 0.0)
+    if not wait_seconds:
+        return await submit()
+    deadline = time.monotonic() + wait_seconds
     with services.tailer.watch() as commits:
         while True:
             try:

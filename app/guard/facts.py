@@ -216,6 +216,8 @@ class Facts:
         before others, and then the one with most memory.
         """
         devices = self.devices
+        if not devices:
+            return None
         if wanted == "cpu":  # a worker with GPUs does not tell of the CPU beside them
             devices = tuple(DeviceFacts("cpu", "cpu", host=device.host) for device in devices)
         return max(

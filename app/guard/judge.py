@@ -54,12 +54,12 @@ def judge(
     unchecked: list[Unchecked] = []
     for rule in rules:
         try:
-            found = list(rule(spec, facts))
+            found = list(rule.find(spec, facts))
         except UnknownFact as unknown:
             unchecked.append(Unchecked(rule.code, str(unknown)))
             continue
-        accepted = rule.overridable and accepts(spec.accept_risks, rule.code)
         for finding in found:
+            accepted = rule.overridable and accepts(spec.accept_risks, rule.code)
             waiver = None if accepted else _waiver(rule, finding, spec, facts, strictness)
             issues.append(_issue(rule, finding, request, accepted, waiver))
     return Judgement([*issues, *_risk_issues(spec, request, rules)], unchecked)
@@ -115,6 +115,8 @@ def _issue(
 
 def _risk_issues(spec: RunSpec, request: Document, rules: Sequence[Rule]) -> Iterator[Issue]:
     """accept_risks names rules that there are, and that may be overridden."""
+    if not spec.accept_risks:
+        return
     codes = {rule.code: rule.overridable for rule in rules}
     groups = sorted({f"{rule.topic}.*" for rule in rules if rule.overridable})
     good = [*(code for code, may_be in codes.items() if may_be), *groups]

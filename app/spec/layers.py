@@ -95,11 +95,12 @@ def leaves(document: Any, pointer: str = "") -> list[tuple[str, Any]]:
 def _collect(document: Document, pointer: str, found: list[tuple[str, Any]]) -> None:
     # Into one list and with no call a value: it is done several hundred times a plan.
     for key, value in document.items():
-        escaped = str(key).replace("~", "~0").replace("/", "~1")
+        if "~" in key or "/" in key:
+            key = key.replace("~", "~0").replace("/", "~1")
         if isinstance(value, dict) and value:
-            _collect(value, f"{pointer}/{escaped}", found)
+            _collect(value, f"{pointer}/{key}", found)
         else:
-            found.append((f"{pointer}/{escaped}", value))
+            found.append((f"{pointer}/{key}", value))
 
 
 def provenance(resolved: Document, sources: list[tuple[str, Document]]) -> Document:
@@ -110,12 +111,19 @@ def provenance(resolved: Document, sources: list[tuple[str, Document]]) -> Docum
     joined: Document = {}
     origin: dict[str, str] = {}
     for name, layer in sources:
-        before = dict(leaves(joined))
+        before = joined
         joined = overlay(joined, with_default_kinds(layer))
-        kept = {pointer for pointer, value in leaves(joined) if before.get(pointer) == value}
-        origin = {pointer: source for pointer, source in origin.items() if pointer in kept}
+        if origin:
+            origin = _still_said(origin, before, joined)
         origin |= {pointer: name for pointer, value in leaves(layer) if value != {}}
     return {
         pointer: {"value": value, "source": origin.get(pointer, "default")}
         for pointer, value in leaves(resolved)
     }
+
+
+def _still_said(origin: dict[str, str], before: Document, joined: Document) -> dict[str, str]:
+    """Of the sources by pointer, those whose value is the same now as before."""
+    was = dict(leaves(before))
+    kept = {pointer for pointer, value in leaves(joined) if was.get(pointer) == value}
+    return {pointer: source for pointer, source in origin.items() if pointer in kept}

@@ -65,11 +65,6 @@ def to_records(connection: Connection, rows: Sequence[Row[Any]]) -> list[RunReco
     return [_to_record(row, tuple(children.get(row.id, ()))) for row in rows]
 
 
-def to_new_record(row: Row[Any]) -> RunRecord:
-    """The record of a row of COLUMNS that has just come to be: no children, and waits for none."""
-    return _to_record(row, ())
-
-
 def _to_record(row: Row[Any], child_ids: tuple[int, ...]) -> RunRecord:
     values = row._asdict()
     awaited_state = values.pop("awaited_state", None)

@@ -22,7 +22,7 @@ from app.store.records import (
     Submission,
 )
 from app.store.restart_points import Origin, hold_first, require_what_was_asked
-from app.store.run_rows import COLUMNS, fetch, lock, to_new_record
+from app.store.run_rows import fetch, lock
 from app.store.tables import (
     TERMINAL_VALUES,
     events,
@@ -35,12 +35,13 @@ from app.store.tables import (
 
 # Built once: to build them costs more than to execute them. A restart takes its parent's place; ids
 # rise, so a new run's place is behind all others.
-_INSERT_IN_PLACE = insert(runs).returning(*COLUMNS)
+_INSERT_IN_PLACE = insert(runs).returning(runs.c.id, runs.c.name, runs.c.notes)
 _INSERT_LAST = _INSERT_IN_PLACE.values(
     place=select(func.coalesce(func.max(runs.c.id), 0) + 1).scalar_subquery()
 )
 _INSERT_DOCUMENTS, _INSERT_DATASETS = insert(run_documents), insert(run_datasets)
 _INSERT_EVENTS, _INSERT_LABELS = insert(events), insert(run_labels)
+_TOLD = tuple(RunRecord.__dataclass_fields__)
 
 
 def claim_key(connection: Connection, given: Idempotency | None, now: float) -> int | None:
@@ -102,27 +103,39 @@ def submit(
         reads = datasets_of(one.new)
         require_datasets(connection, reads - held)
         held |= reads
-        row = _insert_row(connection, one.new, now)
+        run = _queued(connection, one.new, now)
         if key is not None:
-            remember_key(connection, key, row.id)
-            known[key] = row.id
-        made.append((to_new_record(row), True))
-        new_runs.append((row.id, one.new))
+            remember_key(connection, key, run.id)
+            known[key] = run.id
+        made.append((run, True))
+        new_runs.append((run.id, one.new))
     _insert_belongings(connection, new_runs, now)
     return made
 
 
-def insert_run(connection: Connection, new: NewRun, now: float, **restart: Any) -> Row[Any]:
-    """Insert a queued run with its documents, labels and first events; its row of COLUMNS."""
+def _queued(connection: Connection, new: NewRun, now: float) -> RunRecord:
+    """Insert the row of a queued run; the run, with its texts as the database holds them."""
+    values = _fresh(new, now)
+    run_id, name, notes = connection.execute(_INSERT_LAST, values).one()
+    told = {
+        "id": run_id,
+        "name": name,
+        "notes": notes,
+        "state": RunState.queued,
+        "intent": Intent.run,
+        "child_ids": (),
+        "waits_for_parent": False,
+    }
+    return RunRecord(**{**{name: values.get(name) for name in _TOLD}, **told})
+
+
+def _insert_restarted(connection: Connection, new: NewRun, now: float, restart_of: Document) -> int:
+    """Insert a queued run with its documents, labels and first events; its id."""
     require_datasets(connection, datasets_of(new))
-    row = _insert_row(connection, new, now, **restart)
+    statement = _INSERT_IN_PLACE if "place" in restart_of else _INSERT_LAST
+    row = connection.execute(statement, {**_fresh(new, now), **restart_of}).one()
     _insert_belongings(connection, [(row.id, new)], now)
-    return row
-
-
-def _insert_row(connection: Connection, new: NewRun, now: float, **restart: Any) -> Row[Any]:
-    statement = _INSERT_IN_PLACE if "place" in restart else _INSERT_LAST
-    return connection.execute(statement, {**_fresh(new, now), **restart}).one()
+    return cast("int", row.id)
 
 
 def _insert_belongings(
@@ -201,11 +214,11 @@ def insert_restart(
         "carry": restart.carry,
     }
     if parent.state in TERMINAL:
-        return cast("int", insert_run(connection, new, now, **restart_of).id)
-    child = insert_run(connection, new, now, place=parent.place, **restart_of)
+        return _insert_restarted(connection, new, now, restart_of)
+    child_id = _insert_restarted(connection, new, now, {**restart_of, "place": parent.place})
     intent = Intent.kill if restart.force else Intent.stop
-    escalate(connection, parent, intent, now, message=f"Restarted as run {child.id}.")
-    return cast("int", child.id)
+    escalate(connection, parent, intent, now, message=f"Restarted as run {child_id}.")
+    return child_id
 
 
 def _awaited(connection: Connection, parent: Row[Any]) -> int | None:

@@ -119,6 +119,13 @@ def test_changes_move_the_version_and_are_guarded_by_it(world: World) -> None:
         world.store.runs.update(run.id, {"state": "succeeded"})
 
 
+def test_a_new_run_is_told_as_it_will_be_read(world: World) -> None:
+    """It is not read back, since that takes longer."""
+    for labels in ({}, {"sweep": "s7"}):
+        run = world.submit(name="a\x00b", notes="é", labels=labels, priority=3, gpus=0)
+        assert run == world.store.runs.get(run.id)
+
+
 def test_text_that_a_database_cannot_hold_is_made_holdable(world: World) -> None:
     run = world.submit(name="a\x00b", notes="\ud800 end")
     assert (run.name, run.notes) == ("a\ufffdb", "\ufffd\ufffd\ufffd end")
