@@ -1,5 +1,6 @@
 """Serving: bind, leave the address where clients look for it, drain streams at the end."""
 
+import gc
 import json
 import os
 import signal
@@ -42,6 +43,7 @@ def run_server(settings: Settings, app: FastAPI) -> None:
     Raises AddressInUse when host and port cannot be bound.
     """
     _leave_in_order()
+    _search_less_for_garbage()
     with _bind(settings) as listener:
         port = listener.getsockname()[1]
         url = f"http://{_url_host(settings.host)}:{port}"
@@ -62,6 +64,15 @@ def run_server(settings: Settings, app: FastAPI) -> None:
         finally:
             if _is_ours(settings):
                 address.unlink()
+
+
+def _search_less_for_garbage() -> None:
+    """Objects of the start stay, and a request makes some thousand that need no search: it took 8 %
+    of the time of `POST /runs`.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 def _leave_in_order() -> None:
