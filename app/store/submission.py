@@ -35,10 +35,8 @@ from app.store.tables import (
 
 # Built once: to build them costs more than to execute them. A restart takes its parent's place; ids
 # rise, so a new run's place is behind all others.
-_INSERT_IN_PLACE = insert(runs).returning(runs.c.id, runs.c.name, runs.c.notes)
-_INSERT_LAST = _INSERT_IN_PLACE.values(
-    place=select(func.coalesce(func.max(runs.c.id), 0) + 1).scalar_subquery()
-)
+_INSERT = insert(runs).returning(runs.c.id, runs.c.name, runs.c.notes, sort_by_parameter_order=True)
+_NEXT_PLACE = select(func.coalesce(func.max(runs.c.id), 0) + 1)
 _INSERT_DOCUMENTS, _INSERT_DATASETS = insert(run_documents), insert(run_datasets)
 _INSERT_EVENTS, _INSERT_LABELS = insert(events), insert(run_labels)
 _TOLD = tuple(RunRecord.__dataclass_fields__)
@@ -91,36 +89,41 @@ def submit(
     given = {one.idempotency for one in submissions if one.idempotency is not None}
     keys = sorted(given, key=attrgetter("scope", "key"))
     known = {key: claim_key(connection, key, now) for key in keys}
-    made: list[tuple[RunRecord, bool]] = []
-    new_runs: list[tuple[int, NewRun]] = []
-    held: set[str] = set()
+    new: list[NewRun] = []
+    mine: dict[Idempotency, int] = {}
+    made: list[tuple[RunRecord | int, bool]] = []  # an int: the place among the new ones
     for one in submissions:
         key = one.idempotency
         run_id = None if key is None else known[key]
         if run_id is not None:
             made.append((fetch(connection, run_id), False))
-            continue
-        reads = datasets_of(one.new)
-        require_datasets(connection, reads - held)
-        held |= reads
-        run = _queued(connection, one.new, now)
-        if key is not None:
-            remember_key(connection, key, run.id)
-            known[key] = run.id
-        made.append((run, True))
-        new_runs.append((run.id, one.new))
-    _insert_belongings(connection, new_runs, now)
-    return made
+        elif key in mine:
+            made.append((mine[key], False))
+        else:
+            made.append((len(new), True))
+            if key is not None:
+                mine[key] = len(new)
+            new.append(one.new)
+    queued = _queue(connection, new, now) if new else []
+    for key, number in mine.items():
+        remember_key(connection, key, queued[number].id)
+    return [(queued[run] if isinstance(run, int) else run, is_new) for run, is_new in made]
 
 
-def _queued(connection: Connection, new: NewRun, now: float) -> RunRecord:
-    """Insert the row of a queued run; the run, with its texts as the database holds them."""
-    values = _fresh(new, now)
-    run_id, name, notes = connection.execute(_INSERT_LAST, values).one()
+def _queue(connection: Connection, new: Sequence[NewRun], now: float) -> list[RunRecord]:
+    """Insert queued runs, with statements for all of them together: one costs more than a row."""
+    require_datasets(connection, {name for one in new for name in datasets_of(one)})
+    place = connection.execute(_NEXT_PLACE).scalar_one()
+    values = [{**_fresh(one, now), "place": place + number} for number, one in enumerate(new)]
+    rows = connection.execute(_INSERT, values).all()
+    _insert_belongings(connection, [(row.id, one) for row, one in zip(rows, new, strict=True)], now)
+    return [_told(one, row) for one, row in zip(values, rows, strict=True)]
+
+
+def _told(values: Document, row: Row[Any]) -> RunRecord:
+    """A run as it was stored, with its texts as the database holds them."""
     told = {
-        "id": run_id,
-        "name": name,
-        "notes": notes,
+        **row._asdict(),
         "state": RunState.queued,
         "intent": Intent.run,
         "child_ids": (),
@@ -132,8 +135,7 @@ def _queued(connection: Connection, new: NewRun, now: float) -> RunRecord:
 def _insert_restarted(connection: Connection, new: NewRun, now: float, restart_of: Document) -> int:
     """Insert a queued run with its documents, labels and first events; its id."""
     require_datasets(connection, datasets_of(new))
-    statement = _INSERT_IN_PLACE if "place" in restart_of else _INSERT_LAST
-    row = connection.execute(statement, {**_fresh(new, now), **restart_of}).one()
+    row = connection.execute(_INSERT, {**_fresh(new, now), **restart_of}).one()
     _insert_belongings(connection, [(row.id, new)], now)
     return cast("int", row.id)
 
@@ -141,17 +143,16 @@ def _insert_restarted(connection: Connection, new: NewRun, now: float, restart_o
 def _insert_belongings(
     connection: Connection, new_runs: Sequence[tuple[int, NewRun]], now: float
 ) -> None:
-    """What hangs on new runs: for all of them together, since a statement costs more than a row."""
+    """What hangs on new runs."""
     names = ("request", "spec", "provenance", "issues", "memory")
     documents, reads, told = [], [], []
     for run_id, new in new_runs:
         documents.append({"run_id": run_id, **{name: getattr(new, name) for name in names}})
         reads += [{"run_id": run_id, "name": name} for name in sorted(datasets_of(new))]
         told += _first_events(run_id, new, now)
-    if new_runs:
-        connection.execute(_INSERT_DOCUMENTS, documents)
-        connection.execute(_INSERT_DATASETS, reads)
-        connection.execute(_INSERT_EVENTS, told)
+    connection.execute(_INSERT_DOCUMENTS, documents)
+    connection.execute(_INSERT_DATASETS, reads)
+    connection.execute(_INSERT_EVENTS, told)
     set_labels(connection, {run_id: new.labels for run_id, new in new_runs})
 
 
@@ -214,7 +215,8 @@ def insert_restart(
         "carry": restart.carry,
     }
     if parent.state in TERMINAL:
-        return _insert_restarted(connection, new, now, restart_of)
+        place = connection.execute(_NEXT_PLACE).scalar_one()
+        return _insert_restarted(connection, new, now, {**restart_of, "place": place})
     child_id = _insert_restarted(connection, new, now, {**restart_of, "place": parent.place})
     intent = Intent.kill if restart.force else Intent.stop
     escalate(connection, parent, intent, now, message=f"Restarted as run {child_id}.")

@@ -126,6 +126,17 @@ def test_a_new_run_is_told_as_it_will_be_read(world: World) -> None:
         assert run == world.store.runs.get(run.id)
 
 
+def test_runs_stored_together_have_places_one_after_another(world: World) -> None:
+    made = world.store.runs.create_all([Submission(new_run(name=name)) for name in "abc"])
+    first, second, third = (run for run, _ in made)  # type: ignore[misc]
+    assert [run.name for run in (first, second, third)] == ["a", "b", "c"]
+    last = world.submit(name="d")
+    order = Restart(second.id, "scratch", {"kind": "scratch"})
+    child, _ = world.store.runs.restart(order, new_run(name="b again"))
+    waiting = [run.id for run in world.store.runs.queue().data]
+    assert waiting == [first.id, child.id, third.id, last.id]
+
+
 def test_text_that_a_database_cannot_hold_is_made_holdable(world: World) -> None:
     run = world.submit(name="a\x00b", notes="\ud800 end")
     assert (run.name, run.notes) == ("a\ufffdb", "\ufffd\ufffd\ufffd end")
