@@ -8,7 +8,7 @@ synchronous one returns it has checked by a second thread, and written by the ev
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
-from typing import Any
+from typing import Any, get_origin
 
 from fastapi import Request, Response
 from fastapi.dependencies.models import Dependant
@@ -121,9 +121,15 @@ def _plain_call(dependant: Dependant) -> Callable[..., Any]:
     odd += ["more than one body"] * (len(dependant.body_params) > 1)
     awaited = (one.call for one in dependant.dependencies)
     odd += [f"{one}, which is not async" for one in awaited if not iscoroutinefunction(one)]
+    odd += [f"several {one.name}" for one in dependant.query_params if _is_several(one)]
     if call is None or odd:
         raise TypeError(f"An endpoint cannot be called: {call} declares {', '.join(odd)}.")
     return call
+
+
+def _is_several(one: Any) -> bool:
+    """Whether it would be all values of that name, of which `at` gives one."""
+    return get_origin(one.field_info.annotation) in (list, tuple, set, frozenset)
 
 
 def _checked(one: Any, sent: Any, loc: tuple[str, ...], errors: list[Any]) -> Any:

@@ -103,6 +103,9 @@ def with_cookie(biscuit: Annotated[str, Cookie()]) -> None: ...
 def with_bodies(one: Annotated[int, Body()], other: Annotated[int, Body()]) -> None: ...
 
 
+def with_several(name: Annotated[list[str], Query()]) -> None: ...
+
+
 def closing() -> Iterator[int]:
     yield 1
 
@@ -116,6 +119,7 @@ def with_something_to_close(opened: Annotated[int, Depends(closing)]) -> None: .
         (with_tasks, "background_tasks_param_name"),
         (with_cookie, "cookie_params"),
         (with_bodies, "more than one body"),
+        (with_several, "several name"),
         (with_something_to_close, "not async"),
     ],
 )
