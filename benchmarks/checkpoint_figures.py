@@ -3,7 +3,6 @@
 Beside a mere copy of the state, the same protocol in the loop, and `torch.save` there.
 """
 
-import json
 import os
 import statistics
 import tempfile
@@ -14,19 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
-from app.spec.run import RunSpec
 from benchmarks.figures import Figure, figure_of
+from benchmarks.steps import FIELDS, spec_of, step_of
 from worker.trainer.checkpoint import Tensors, publish
 from worker.trainer.checkpoint_writer import CheckpointWriter
-from worker.trainer.data.source import Field
-from worker.trainer.prepare import build_step
-from worker.trainer.recipes import TASKS
 from worker.trainer.snapshot import capture
 from worker.trainer.state import TrainState
-from worker.trainer.step import Precision, TrainingStep
+from worker.trainer.step import TrainingStep
 
 ROUNDS = 5
 # Asked for, of the stall.
@@ -40,10 +35,6 @@ SPEC = {
     "training": {"epochs": 1, "batch_size": BATCH},
     "optimizer": {"kind": "adamw"},
     "runtime": {"precision": "fp32"},
-}
-FIELDS = {
-    "features": Field((360, 16), np.dtype("float32")),
-    "targets": Field((36,), np.dtype("float32")),
 }
 COMMAND = "python -m benchmarks checkpoint"
 
@@ -165,6 +156,4 @@ def _train(step: TrainingStep, arm: Nothing) -> Timing:
 
 
 def _build() -> TrainingStep:
-    spec = RunSpec.model_validate_json(json.dumps(SPEC))
-    task = TASKS[spec.recipe.kind].for_run(spec, FIELDS)
-    return build_step(spec, task, {}, Precision("fp32", torch.device("cpu")))
+    return step_of(spec_of(SPEC))

@@ -1,23 +1,18 @@
 """What compiling gives the recipe `sequence`: compiled steps beside eager ones, and its price."""
 
-import json
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 
-from app.spec.run import RunSpec
 from benchmarks.figures import Figure, figure_of
+from benchmarks.steps import FIELDS, spec_of, step_of
 from worker.trainer.compiler import quiet
-from worker.trainer.data.source import Field
 from worker.trainer.data.transfer import made_up
-from worker.trainer.prepare import build_step
-from worker.trainer.recipes import TASKS
-from worker.trainer.step import Precision, TrainingStep
+from worker.trainer.step import TrainingStep
 
 ROUNDS, STEPS = 15, 8
 BATCH, RATE = 128, 1e-4
@@ -27,10 +22,6 @@ MODELS: dict[str, dict[str, object]] = {
     "GRU 64, patch 6": {"encoder": "gru", "hidden_size": 64, "patch": 6},
     "LSTM 16, patch 36": {"encoder": "lstm", "hidden_size": 16, "patch": 36},
     "GRU 16, patch 36": {"encoder": "gru", "hidden_size": 16, "patch": 36},
-}
-FIELDS = {
-    "features": Field((360, 16), np.dtype("float32")),
-    "targets": Field((36,), np.dtype("float32")),
 }
 COMMAND = "python -m benchmarks compile"
 
@@ -64,9 +55,7 @@ def _build(recipe: dict[str, object]) -> TrainingStep:
         "data": {"dataset": "made-up"},
         "runtime": {"precision": "fp32"},
     }
-    spec = RunSpec.model_validate_json(json.dumps(request))
-    task = TASKS[spec.recipe.kind].for_run(spec, FIELDS)
-    return build_step(spec, task, {}, Precision("fp32", CPU))
+    return step_of(spec_of(request))
 
 
 def _compile(step: TrainingStep) -> float:

@@ -1,21 +1,15 @@
 """Stoker's own loader, as a run opens it."""
 
-import json
-import tempfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from app.spec.run import RunSpec
 from benchmarks.loading.arms import BATCH, CHUNK_BYTES, Arm, Batch
 from benchmarks.loading.files import DataFile
+from benchmarks.steps import spec_of, unstopped
 from worker.trainer.data.fingerprint import fingerprint
 from worker.trainer.data.loader import DataSet, open_data
-from worker.trainer.preparing import Preparing
-from worker.trainer.pulse import Pulse
-from worker.trainer.stop import StopFlag
 
 MIB = 2**20
 # Samples of 23 KiB: a chunk of 256 MiB has room for one.
@@ -89,8 +83,7 @@ def _open(file: DataFile, loader: Mapping[str, Any], device: str, epochs: int = 
         "data": {"dataset": "windows", "loader": loader, "split": split},
         "training": {"batch_size": BATCH, "epochs": epochs},
     }
-    spec = RunSpec.model_validate_json(json.dumps(document))
+    spec = spec_of(document)
     datasets = {"windows": {"path": str(file.path), "fingerprint": fingerprint(file.path)}}
-    with tempfile.TemporaryDirectory() as folder:
-        preparing = Preparing(Pulse(Path(folder) / "pulse"), StopFlag())
+    with unstopped() as preparing:
         return open_data(spec, datasets, torch.device(device), preparing, 2**40)

@@ -15,10 +15,8 @@ from benchmarks.loading.arms import Arm
 from benchmarks.loading.files import HORIZON, NAMES, WINDOW, WRITTEN_AT_ONCE, DataFile
 from benchmarks.loading.rounds import ROUNDS, in_turn, rates, ratio
 from benchmarks.loading.stoker import open_file, stoker
+from benchmarks.steps import unstopped
 from worker.trainer.convert import convert
-from worker.trainer.preparing import Preparing
-from worker.trainer.pulse import Pulse
-from worker.trainer.stop import StopFlag
 
 # The reference's row, 360 × 167 float32: 0.9 GiB of 4,096 windows.
 SAMPLES, FEATURES = 4096, 167
@@ -99,8 +97,7 @@ def _first_batches(expanded: DataFile, series: DataFile, effort: Effort) -> list
 
 
 def _first_batch(file: DataFile) -> float:
-    with tempfile.TemporaryDirectory() as folder:
-        preparing = Preparing(Pulse(Path(folder) / "pulse"), StopFlag())
+    with unstopped() as preparing:
         began = time.perf_counter()
         data = open_file(file, "resident", "full")
         data.statistics(NAMES, preparing)

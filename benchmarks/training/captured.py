@@ -1,28 +1,18 @@
 """A whole step replayed from a CUDA graph beside the same step launched one operation at a time."""
 
-import json
-import tempfile
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from app.spec.run import RunSpec
 from benchmarks.figures import Figure, figure_of
 from benchmarks.loading.arms import BATCH, settle
 from benchmarks.loading.files import DataFile
 from benchmarks.loading.stoker import open_file
-from worker.trainer.data.loader import DataSet
+from benchmarks.steps import spec_of, step_of, unstopped
 from worker.trainer.data.transfer import made_up
-from worker.trainer.prepare import build_step
-from worker.trainer.preparing import Preparing
-from worker.trainer.pulse import Pulse
-from worker.trainer.recipes import TASKS
 from worker.trainer.recording import record_step
-from worker.trainer.step import Precision, TrainingStep
-from worker.trainer.stop import StopFlag
+from worker.trainer.step import TrainingStep
 
 # The recipe `sequence`, so small that launching its operations takes longer than they do.
 TINY = {"kind": "sequence", "hidden_size": 16, "patch": 36}
@@ -38,12 +28,11 @@ def captured(file: DataFile, device: str, rounds: int, command: str) -> list[Fig
         "training": {"batch_size": BATCH},
         "runtime": {"precision": "fp32"},
     }
-    spec = RunSpec.model_validate_json(json.dumps(request))
+    spec = spec_of(request)
     data = open_file(file, "resident", "full", device=device)
     try:
-        launched, recorded = (_build(spec, data, device) for _ in range(2))
-        with tempfile.TemporaryDirectory() as folder:
-            preparing = Preparing(Pulse(Path(folder) / "pulse"), StopFlag())
+        launched, recorded = (step_of(spec, data.fields, device) for _ in range(2))
+        with unstopped() as preparing:
             record_step(recorded, spec, data, preparing)
         batch = made_up(data.fields, BATCH, device)
     finally:
@@ -58,11 +47,6 @@ def captured(file: DataFile, device: str, rounds: int, command: str) -> list[Fig
         figure_of("tiny LSTM: a captured step", "µs", after, command),
         figure_of("tiny LSTM: captured over launched", "", gains, command, LEAST_GAIN),
     ]
-
-
-def _build(spec: RunSpec, data: DataSet, device: str) -> TrainingStep:
-    task = TASKS[spec.recipe.kind].for_run(spec, data.fields)
-    return build_step(spec, task, {}, Precision("fp32", torch.device(device)))
 
 
 def _microseconds(step: TrainingStep, batch: Mapping[str, Tensor]) -> float:

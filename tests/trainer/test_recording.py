@@ -3,6 +3,8 @@
 Here they are run from their places as they stand; what is recorded on a GPU is the same text.
 """
 
+import sys
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -260,3 +262,27 @@ def test_what_is_known_beforehand_is_not_tried(
     data: Any = SimpleNamespace(train=SimpleNamespace(plan=plan))
     found = why_not(step, spec, data, rung)
     assert found is None if reason is None else reason in str(found)
+
+
+def test_a_kept_error_of_a_recording_keeps_nothing_that_was_computed(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler of logs may keep it: the graph of gradients would stay on the capture's stream."""
+    computed: list[weakref.ref[torch.Tensor]] = []
+    kept: list[BaseException | None] = []
+
+    class Failing(Recorder):
+        def record(self, whole: Replay) -> Replay:
+            loss = torch.ones(1)
+            computed.append(weakref.ref(loss))
+            raise RuntimeError("no capture")
+
+    monkeypatch.setattr(prepare, "why_not", lambda *_: None)
+    monkeypatch.setattr(recording, "GraphRecorder", lambda device: Failing())
+    monkeypatch.setattr(
+        recording.logger, "exception", lambda message: kept.append(sys.exc_info()[1])
+    )
+    outcome = lab.run(patch={"runtime": {"cuda_graphs": "auto"}})
+    assert [warning["code"] for warning in outcome.of_kind("warning")] == ["not_recorded"]
+    assert kept[0] is not None
+    assert [one() for one in computed] == [None]

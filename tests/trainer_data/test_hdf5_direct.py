@@ -15,7 +15,7 @@ from worker.trainer.data import hdf5_direct
 from worker.trainer.data.hdf5 import Hdf5Source
 from worker.trainer.data.hdf5_direct import DirectReader, place_of
 from worker.trainer.data.read_threads import ReadThreads
-from worker.trainer.data.rows import extents
+from worker.trainer.data.rows import extents, read_rows
 from worker.trainer.data.source import Extent, Extents
 from worker.trainer.errors import DataError, DatasetChanged
 
@@ -99,12 +99,22 @@ def test_an_offset_that_lies_is_found(tmp_path, monkeypatch):
     shuffled=st.booleans(),
     threads=st.integers(1, 4),
     least=st.integers(1, 400),
+    shared=st.sampled_from([0, 200]),
     memories=st.integers(2, 6),
     skipped=st.sampled_from([0, 30, 1000]),
-    most_at_once=st.sampled_from([1, 5, 30, 1000]),
+    at_once=st.sampled_from([1, 5, 30, 1000]),
 )
 def test_any_rows_to_any_places_in_any_number_of_shares(
-    tmp_path_factory, rows, random, shuffled, threads, least, memories, skipped, most_at_once
+    tmp_path_factory,
+    rows,
+    random,
+    shuffled,
+    threads,
+    least,
+    shared,
+    memories,
+    skipped,
+    at_once,
 ):
     """Shares are cut anywhere, also inside a row, and the system reads less than it is asked."""
     path = tmp_path_factory.getbasetemp() / "shares.h5"
@@ -119,10 +129,11 @@ def test_any_rows_to_any_places_in_any_number_of_shares(
     preadv = os.preadv
 
     def short(file, buffers, offset):
-        return preadv(file, [buffers[0][:most_at_once]], offset)
+        return preadv(file, [buffers[0][:at_once]], offset)
 
     with h5py.File(path) as file, pytest.MonkeyPatch.context() as patch:
         patch.setattr(hdf5_direct, "SHARE_BYTES", least)
+        patch.setattr(hdf5_direct, "LEAST_SHARED_BYTES", shared)
         patch.setattr(hdf5_direct, "MOST_MEMORIES", memories)
         patch.setattr(hdf5_direct, "MOST_SKIPPED_BYTES", skipped)
         lie = {name: place for name in ("x", "y") if (place := place_of(file[name])) is not None}
@@ -144,6 +155,28 @@ def test_more_rows_to_scattered_places_than_one_call_of_the_system_takes(tmp_pat
     with closing(Hdf5Source(tmp_path / "a.h5", ["x"])) as source:
         source.read(next(extents(rows, rows[::-1])), out)
     np.testing.assert_array_equal(out["x"], rows[::-1])
+
+
+@pytest.mark.parametrize(("step", "shared"), [(1, True), (2, False)])
+def test_threads_share_what_lies_together_and_not_what_is_scattered(
+    tmp_path, monkeypatch, step, shared
+):
+    monkeypatch.setattr(hdf5_direct, "SHARE_BYTES", 1_000)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.arange(200_000.0)
+    ran, run = [], ReadThreads.run
+
+    def counted(*given):
+        ran.append(given)
+        run(*given)
+
+    monkeypatch.setattr(ReadThreads, "run", counted)
+    rows = np.arange(0, 200_000, step)[:20_000]
+    out = {"x": np.empty(len(rows))}
+    with closing(Hdf5Source(tmp_path / "a.h5", ["x"], threads=2)) as source:
+        read_rows(source, rows, out)
+    np.testing.assert_array_equal(out["x"], rows)
+    assert bool(ran) is shared
 
 
 def test_memory_that_would_be_filled_in_a_copy_is_refused(tmp_path):

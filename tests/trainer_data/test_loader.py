@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 
 import h5py
 import numpy as np
@@ -230,6 +231,23 @@ def test_a_changed_row_is_noticed_even_if_the_times_are_put_back(open_numbers, n
     registered["numbers"]["fingerprint"]["mtime_ns"] = numbers.stat().st_mtime_ns
     with pytest.raises(DatasetChanged, match="its content changed"):
         open_numbers(datasets=registered)
+
+
+def test_the_training_part_is_read_ahead_up_to_the_last_epoch_and_no_other_is(open_numbers):
+    data = open_numbers(
+        {"loader": {"kind": "chunked", "residency": "stream", "chunk_size": "1KiB"}},
+        training={"epochs": 2, "batch_size": 8},
+    )
+
+    def readers():
+        return [one.name for one in threading.enumerate() if one.name == "chunk-reader"]
+
+    rows_of(data.validation.iterate(0))
+    assert not readers()
+    rows_of(data.train.iterate(0))
+    assert readers()
+    rows_of(data.train.iterate(1))
+    assert not readers()
 
 
 def test_an_empty_dataset_is_refused(open_numbers, tmp_path):

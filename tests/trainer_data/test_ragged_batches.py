@@ -4,6 +4,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from tests.trainer_data.factories import entry, kept, make_spec, preparing
 from worker.trainer.convert import convert
 from worker.trainer.data import rows as rows_module
 from worker.trainer.data.batch import Batch
+from worker.trainer.data.group_source import Groups, open_source
 from worker.trainer.data.loader import DataSet, open_data
-from worker.trainer.data.ragged_files import write_ragged
+from worker.trainer.data.ragged_files import find_ragged, write_ragged
 from worker.trainer.data.source import RaggedField
 from worker.trainer.data.stream import Streamed
 from worker.trainer.errors import DataError, DatasetChanged, SpecMismatch
@@ -294,3 +296,16 @@ def test_a_file_that_changes_under_way_ends_the_reading(tmp_path, loader, how):
         list(batches)
     data.close()
     assert not [t for t in threading.enumerate() if t.name == "chunk-reader"]
+
+
+@pytest.mark.parametrize(("packing", "placed"), [({}, True), ({"scaleoffset": 3}, False)])
+def test_rows_are_read_to_their_places_where_none_of_the_arrays_needs_hdf5(
+    tmp_path, packing, placed
+):
+    path = write(tmp_path / "a.h5", samples_of(many()))
+    with h5py.File(path, "a") as file:
+        targets = file.pop("targets")[:]
+        file.create_dataset("targets", data=targets, chunks=(10, 1), **packing)
+    groups = Groups(ragged=find_ragged(path, ("atoms",)))
+    with closing(open_source(path, ("atoms", "targets"), groups)) as source:
+        assert source.places_rows is placed

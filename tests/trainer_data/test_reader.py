@@ -7,6 +7,7 @@ from itertools import chain, islice
 import pytest
 
 from tests.trainer_data.factories import fields_of, opener, rows_of, streamed, write_arrays
+from tests.worker.eventually import eventually
 from worker.trainer.data.batch import BatchPlan
 from worker.trainer.data.order import Order
 from worker.trainer.data.reader import ChunkPlan
@@ -58,10 +59,12 @@ class GatedSource:
         self.fields, self.num_samples = self._source.fields, self._source.num_samples
         self.places_rows = self._source.places_rows
         self.rows = []
+        self.waits = False
 
     def read(self, extents, out):
         self._reads_left -= 1
         if self._reads_left < 0:
+            self.waits = True
             self.gate.wait(60)
         self.rows.append(sum(stop - start for start, stop, _ in extents))
         self._source.read(extents, out)
@@ -195,6 +198,8 @@ def test_the_next_epoch_begins_with_what_was_read_ahead(numbers):
     batches = stream_of(numbers, lambda: source, chunk_samples=8, epochs=3)
     assert rows_of(batches.iterate(0)) == list(range(100))
     assert len(reader_threads()) == 1
+    # Both slots: that of the last chunk too, which is not needed any more.
+    eventually(lambda: source.waits, "the second chunk of the next epoch is begun")
     next_one = batches.iterate(1)
     assert rows_of([next(next_one), next(next_one)]) == list(range(8))
     source.gate.set()

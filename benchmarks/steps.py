@@ -1,0 +1,43 @@
+"""What the benchmarks take of a trainer without a run: its step, a preparation nobody stops."""
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from app.spec.run import RunSpec
+from worker.trainer.data.source import Field
+from worker.trainer.prepare import build_step
+from worker.trainer.preparing import Preparing
+from worker.trainer.pulse import Pulse
+from worker.trainer.recipes import TASKS
+from worker.trainer.step import Precision, TrainingStep
+from worker.trainer.stop import StopFlag
+
+FIELDS: Mapping[str, Field] = {
+    "features": Field((360, 16), np.dtype("float32")),
+    "targets": Field((36,), np.dtype("float32")),
+}
+
+
+def spec_of(request: Mapping[str, Any]) -> RunSpec:
+    return RunSpec.model_validate_json(json.dumps(request))
+
+
+def step_of(
+    spec: RunSpec, fields: Mapping[str, Field] = FIELDS, device: str = "cpu"
+) -> TrainingStep:
+    """In fp32."""
+    task = TASKS[spec.recipe.kind].for_run(spec, fields)
+    return build_step(spec, task, {}, Precision("fp32", torch.device(device)))
+
+
+@contextmanager
+def unstopped() -> Iterator[Preparing]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield Preparing(Pulse(Path(folder) / "pulse"), StopFlag())
