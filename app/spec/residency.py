@@ -18,7 +18,7 @@ PIECE_BYTES = 32 * MIB
 MOST_READ_THREADS = 4
 # To place a smaller sample while it is read takes more of the processor than to copy it into its
 # batch later. Microseconds of a core for a sample, a chunk as large as the file, placed and copied:
-# of 5.6 KiB 2.0 and 2.4, of 11 KiB 3.1 and 4.7, of 23 KiB 4.1 and 7.0, and of 2.8 KiB 1.6 and 1.5.
+# of 2.8 KiB 1.8 and 1.7, of 5.6 KiB 1.9 and 2.5, of 11 KiB 3.0 and 4.5, of 23 KiB 4.2 and 7.0.
 LEAST_PLACED_BYTES = 8 * 2**10
 # Chunks need not be larger than this to be read at full speed, unless a shuffle group is.
 AUTO_CHUNK_BYTES = GIB

@@ -21,7 +21,7 @@ COMPARED_ROWS = 5
 # As many as one call of the system takes.
 MOST_MEMORIES = os.sysconf("SC_IOV_MAX")
 # Between small reads threads wait for each other's turn at Python. Scattered samples of 23 KiB: one
-# thread 5.9 GiB/s, two 5.5, to places of another order 4.6 and 3.4; of 115 KiB 11.1 and 12.9.
+# thread 5.6 GiB/s, two 4.8, to places of another order 5.6 and 4.2; of 115 KiB 11.4 and 13.5.
 LEAST_SHARED_BYTES = 2**16
 # A call takes 1 to 2 µs, and another for so much: to read on is as fast as to begin anew.
 MOST_SKIPPED_BYTES = 2**14
