@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import psutil
 
 import app
+from app.spec.imports import build_of
 from worker.toolchain import missing_tools
 
 GIT_SECONDS = 5.0
@@ -131,7 +132,7 @@ def _size_of(folder: Path) -> int | None:
 @cache
 def torch_has_cuda() -> bool:
     """Whether the installed torch is not a build for the CPU alone; without importing it."""
-    return not _versions().get("torch", "").endswith("+cpu")
+    return build_of(_versions().get("torch", "")) == "cuda"
 
 
 def _versions() -> dict[str, str]:

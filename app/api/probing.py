@@ -36,8 +36,12 @@ async def plan_with_probe(
     deadline = time.monotonic() + wait
     facts, resolved = await run_in_threadpool(facts_for, services, request)
     spec = await run_in_threadpool(_plannable, services, request, facts, resolved)
-    worker = _worker_for(services, spec, facts)
-    order = probe_order(spec, facts)
+    try:
+        worker = _worker_for(services, spec, facts)
+        memory_plan(spec, facts)
+        order = probe_order(spec, facts)
+    except UnknownFact as unknown:
+        raise _nobody(f"nobody knows {unknown}") from None
     job_id = await run_in_threadpool(services.store.jobs.order_probe, worker.id, order)
     job = await _ended(services, job_id, deadline)
     if job is None:
@@ -66,10 +70,6 @@ def _plannable(services: Services, request: Document, facts: Facts, resolved: Re
         raise SpecRejected(f"Nothing was measured, for this comes first: {told}", issues)
     if not facts.devices:
         raise _nobody("no worker is alive that could make a step")
-    try:
-        memory_plan(resolved.spec, facts)
-    except UnknownFact as unknown:
-        raise _nobody(f"nobody knows {unknown}") from None
     return resolved.spec
 
 

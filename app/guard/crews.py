@@ -7,7 +7,8 @@ from app.guard.facts import DeviceFacts
 from app.guard.memory_room import STEPS, Item
 from app.spec.arithmetic import PartSizes, batches_per_epoch, evaluation_batch
 from app.spec.data import DataLoaderLoader
-from app.spec.loader_crew import FORK_SERVER_BYTES, Crew, crew_for, process_bytes
+from app.spec.imports import Imports
+from app.spec.loader_crew import Crew, crew_for, process_bytes
 from app.spec.residency import LEAST_PLACED_BYTES
 from app.spec.run import RunSpec
 
@@ -26,6 +27,7 @@ class Crews:
     """Of validation and test."""
     batch_bytes: int
     evaluation_batch_bytes: int
+    imports: Imports
     sorting: bool
     """Whether a batch of the training is read in the order of the file, and put into its own."""
 
@@ -45,7 +47,8 @@ class Crews:
 
     def processes_bytes(self, count: int) -> int:
         serves = self.loader.multiprocessing_context == "forkserver" and count > 0
-        return count * process_bytes(self.loader) + serves * FORK_SERVER_BYTES
+        each = process_bytes(self.loader, self.imports)
+        return count * each + serves * self.imports.fork_server
 
     def items(self, *, used_there: bool) -> Iterator[Item]:
         """Of the host. The room stays, and processes are there while a part is read; with
@@ -75,4 +78,4 @@ def crews_of(
     evaluated = min(looked_at, max(parts, default=0))
     sorting = loader.shuffle == "full" and sample_bytes < LEAST_PLACED_BYTES
     sizes_of_batches = batch * sample_bytes, evaluated * sample_bytes
-    return Crews(loader, training, held_out, *sizes_of_batches, sorting)
+    return Crews(loader, training, held_out, *sizes_of_batches, device.host.imports, sorting)

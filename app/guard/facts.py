@@ -7,6 +7,7 @@ from typing import Literal, TypeVar
 
 from app.guard.measured import Measured
 from app.presets.catalog import Match
+from app.spec.imports import IMPORTS, Build, Imports
 from app.spec.run import RunSpec
 
 DTYPE_BYTES = {
@@ -120,6 +121,12 @@ class HostFacts:
     """Free below the artifact root."""
     missing_tools: Mapping[str, Sequence[str]] | None = None
     """By the kind of device, what it takes to compile for it and is not there."""
+    torch_build: Build | None = None
+
+    @property
+    def imports(self) -> Imports:
+        """What processes with PyTorch take there; UnknownFact."""
+        return IMPORTS[known(self.torch_build, "which PyTorch the host has")]
 
 
 UNKNOWN_HOST = HostFacts()

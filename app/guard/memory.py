@@ -6,7 +6,15 @@ from typing import Any, Literal
 
 from app.guard.crews import Crews, crews_of
 from app.guard.derived import as_read, device_of, precision_of, sizes_of
-from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts, UnknownFact, known
+from app.guard.facts import (
+    DatasetFacts,
+    DeviceFacts,
+    Facts,
+    FieldFacts,
+    HostFacts,
+    UnknownFact,
+    known,
+)
 from app.guard.measured import Measured
 from app.guard.memory_model import SequenceSize
 from app.guard.memory_room import PHASES, STEPS, Item, Room
@@ -26,9 +34,6 @@ from app.spec.residency import (
 )
 from app.spec.run import RunSpec
 
-# Resident memory of a process with all that a trainer imports, before it builds anything: PyTorch
-# 2.13 for the CPU alone, 2 threads, 244 MiB each of 3 times (of which 156 are no file's pages).
-IMPORTS_BYTES = 245 * MIB
 # Blocks of 2 MiB of float64 of the statistics, of which each of two threads has two or three.
 STATISTICS_BYTES = 12 * MIB
 # Not measured on a GPU yet: the context that every process has on the device, and what PyTorch and
@@ -114,16 +119,15 @@ def _plan(spec: RunSpec, facts: Facts) -> MemoryPlan:
         measured = None
     samples, arrays = sizes.training + sum(need.held_out), fields_of(spec, dataset)
     unpacking = unpacking_bytes(arrays, samples, device.host.cores, crews)
-    run = _Run(
-        spec, *_batches(spec, sizes), sample_bytes, need, data, model, measured, crews, unpacking
-    )
+    imports, batches = device.host.imports.trainer, _batches(spec, sizes)
+    run = _Run(spec, *batches, sample_bytes, need, data, model, measured, crews, unpacking, imports)
     if device.kind == "cpu":
         room = _host_as_device(run, free)
         return MemoryPlan(room, None, data, need, data_memory, run.assumed(), measured, crews)
     half = precision_of(spec, facts) == "fp16-mixed"
     on_device = _cuda_device(run, free, 2 if half else 4)
-    available = device.host.available_bytes
-    host = _cuda_host(run, None if available is None else _beside_imports(available))
+    is_known = device.host.available_bytes is not None
+    host = _cuda_host(run, _beside_imports(device.host) if is_known else None)
     formulas = "the context, and the host's staging" if measured else "the GPU's figures"
     assumed = (*run.assumed(), f"By formulas that were not measured on a GPU yet: {formulas}.")
     return MemoryPlan(host, on_device, data, need, data_memory, assumed, measured, crews)
@@ -146,13 +150,13 @@ def planned_memory(spec: RunSpec, facts: Facts) -> dict[str, Any] | None:
 def free_memory(device: DeviceFacts) -> int:
     """Bytes that are free where the model and the data will lie, the imports there; UnknownFact."""
     if device.kind == "cpu":
-        available = known(device.host.available_bytes, "the available memory of the host")
-        return _beside_imports(available)
+        return _beside_imports(device.host)
     return known(device.free_memory_bytes, f"the free memory of {device.name}")
 
 
-def _beside_imports(available: int) -> int:
-    return max(0, available - IMPORTS_BYTES)
+def _beside_imports(host: HostFacts) -> int:
+    available = known(host.available_bytes, "the available memory of the host")
+    return max(0, available - host.imports.trainer)
 
 
 def need_of(spec: RunSpec, dataset: DatasetFacts, sizes: PartSizes, loader: Loader) -> Need:
@@ -241,6 +245,7 @@ class _Run:
     measured: Measured | None
     crews: Crews | None
     unpacking: int
+    imports: int
 
     def model_items(self) -> Iterable[Item]:
         model = self.model
@@ -308,7 +313,7 @@ class _Run:
         return (
             f"{'data in batches' if self.crews else f'{self.data.kind} data'}: {self.data.why}.",
             self._activations_by(),
-            f"Bytes above those that the trainer's imports take, {IMPORTS_BYTES // MIB} MiB, which "
+            f"Bytes above those that the trainer's imports take, {self.imports // MIB} MiB, which "
             "the host's budget does not have any more.",
         )
 

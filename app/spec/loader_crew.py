@@ -6,14 +6,10 @@ Pure arithmetic: the trainer goes by it, and the guard's memory plan reckons by 
 from dataclasses import dataclass
 
 from app.spec.data import DataLoaderLoader
+from app.spec.imports import Imports
 from app.spec.ladder import NO_RUNG, Rung
-from app.spec.residency import MIB
 
 PREFETCH_FACTOR = 2  # torch's own default
-# `python -m tests.guard.loader_memory`: what a process has that no other has too (of 253 MiB
-# resident), and a copy of a fork server beside that server. PyTorch 2.13, h5py 3.16.
-PROCESS_BYTES = {"spawn": 158 * MIB, "forkserver": 19 * MIB}
-FORK_SERVER_BYTES = 155 * MIB
 
 
 @dataclass(frozen=True)
@@ -40,6 +36,6 @@ def crew_for(loader: DataLoaderLoader, cores: int, batches: int, rung: Rung = NO
     return Crew(workers, prefetch_factor, ahead + 1)
 
 
-def process_bytes(loader: DataLoaderLoader) -> int:
+def process_bytes(loader: DataLoaderLoader, imports: Imports) -> int:
     """What each takes of the host that no other does."""
-    return PROCESS_BYTES[loader.multiprocessing_context]
+    return {"spawn": imports.spawned, "forkserver": imports.forked}[loader.multiprocessing_context]

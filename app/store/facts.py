@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from app.guard.facts import DatasetFacts, DeviceFacts, FieldFacts, HostFacts, Lengths
+from app.spec.imports import build_of
 from app.store.records import DatasetRecord
 from app.store.worker_records import WorkerRecord
 
@@ -102,6 +103,7 @@ def _with_more(free: int | None, given_back: int, total: int | None) -> int | No
 
 def host_facts(facts: Document, slots: int) -> HostFacts:
     """The host from what its agent registered."""
+    torch = facts.get("versions", {}).get("torch")
     return HostFacts(
         memory_bytes=facts.get("host_memory_bytes"),
         available_bytes=facts.get("available_memory_bytes"),
@@ -109,6 +111,7 @@ def host_facts(facts: Document, slots: int) -> HostFacts:
         slots=slots,
         disk_free_bytes=facts.get("disk_free_bytes"),
         missing_tools=facts.get("missing_tools"),
+        torch_build=build_of(torch) if torch else None,
     )
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from app.guard.memory import IMPORTS_BYTES
 from app.lifecycle import RunState
+from app.spec.imports import IMPORTS, build_of
 from tests.api.support import SPEC, spec_with
 from worker.host import host_now, host_setup
 
@@ -81,7 +81,8 @@ def test_the_plan_stands_on_what_the_worker_measured(api, store, player, tell):
 
 
 def test_the_rules_judge_by_it_and_their_fixes_are_reckoned_with_it(api, store, player, tell):
-    tell(available=640 * MIB + IMPORTS_BYTES)
+    imports = IMPORTS[build_of(host_setup()["versions"]["torch"])]
+    tell(available=640 * MIB + imports.trainer)
     unmeasured = api.post("/runs", params={"dry_run": "true"}, json=SPEC).json()
     assert unmeasured["issues"] == []
     plan = measured(api, store, player, result=RESULT).json()

@@ -14,11 +14,13 @@ from typing import Any
 
 import h5py
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts, HostFacts, Lengths
 from app.guard.measured import Measured
 from app.guard.memory import compared, memory_plan, probe_order
+from app.spec.imports import build_of
 from app.spec.layers import Document, overlay
 from app.spec.run import RunSpec
 from worker.launch.local import HUGE_PAGES
@@ -26,6 +28,7 @@ from worker.trainer.data.fingerprint import fingerprint
 from worker.trainer.data.ragged_files import write_ragged
 
 THREADS = 2
+BUILD = build_of(torch.__version__)
 AVAILABLE_BYTES = 4 * 2**30  # for the plan; none of these specs comes near it
 
 
@@ -210,7 +213,7 @@ def spec_of(case: Case) -> RunSpec:
 
 
 def facts_of(case: Case, path: Path) -> Facts:
-    host = HostFacts(available_bytes=AVAILABLE_BYTES)
+    host = HostFacts(torch_build=BUILD, available_bytes=AVAILABLE_BYTES)
     return Facts({case.data.name: case.data.facts(path)}, (DeviceFacts("cpu", "cpu", host=host),))
 
 

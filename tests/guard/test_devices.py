@@ -7,9 +7,9 @@ import torch
 
 from app.guard.derived import precision_of
 from app.guard.facts import DeviceFacts, known
-from app.guard.memory import IMPORTS_BYTES
 from app.guard.plan import Plan
 from app.guard.rules.precision import precision_needs_gpu, precision_not_supported
+from app.spec.imports import IMPORTS
 from app.spec.parse import parse_spec
 from app.spec.run import RunSpec
 from app.spec.runtime import Runtime
@@ -68,7 +68,7 @@ def test_every_host_has_a_cpu(devices):
     assert codes(plan) == ([] if devices else ["speed.no_worker"])
     assert (plan.memory is None) == (not devices)
     if plan.memory is not None:
-        left = known(HOST.available_bytes, "memory") - IMPORTS_BYTES
+        left = known(HOST.available_bytes, "memory") - IMPORTS["cpu"].trainer
         assert plan.memory["host"]["budget_bytes"] == left
 
 

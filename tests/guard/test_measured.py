@@ -8,9 +8,10 @@ import pytest
 
 from app.guard import memory_step
 from app.guard.measured import Measured
-from app.guard.memory import IMPORTS_BYTES, memory_plan
+from app.guard.memory import memory_plan
 from app.guard.memory_fit import with_values
 from app.guard.patching import apply_json_patch
+from app.spec.imports import IMPORTS
 from app.spec.run import RunSpec
 from tests.guard.cases import with_host
 from tests.guard.memory_specs import (
@@ -151,7 +152,7 @@ def over_budget(facts):
 
 
 def test_a_fix_is_reckoned_with_what_was_measured():
-    facts = with_host(available_bytes=2 * GIB + IMPORTS_BYTES)
+    facts = with_host(available_bytes=2 * GIB + IMPORTS["cpu"].trainer)
     assert plan_of({}, facts).errors == []  # by the coefficients
     issue = over_budget(as_measured(facts, training=((16, 640 * MIB), (128, 3_000 * MIB))))
     fixed = apply_json_patch(REQUEST, [op.model_dump(mode="json") for op in issue.fix])

@@ -15,14 +15,15 @@ import torch
 
 from app.guard import memory_fit
 from app.guard.facts import Facts, UnknownFact
-from app.guard.memory import IMPORTS_BYTES, MemoryPlan, compared, memory_plan, planned_memory
+from app.guard.memory import MemoryPlan, compared, memory_plan, planned_memory
 from app.guard.memory_model import SequenceSize
 from app.guard.memory_room import PHASES
 from app.guard.memory_step import COMPILER_BYTES
+from app.spec.imports import IMPORTS
 from app.spec.layers import overlay
 from app.spec.run import RunSpec
 from tests.guard.cases import with_host
-from tests.guard.memory_specs import CASES, Case, RaggedShape, facts_of, loader, train
+from tests.guard.memory_specs import BUILD, CASES, Case, RaggedShape, facts_of, loader, train
 from tests.guard.memory_specs import spec_of as spec_of_case
 from tests.guard.world import (
     CPU,
@@ -84,7 +85,7 @@ def test_on_a_gpu_model_and_data_are_on_the_device_and_the_staging_on_the_host()
     assert any("not measured on a GPU" in line for line in plan.assumed)
 
 
-@pytest.mark.parametrize("below", [1, IMPORTS_BYTES - 1])
+@pytest.mark.parametrize("below", [1, IMPORTS["cpu"].trainer - 1])
 def test_what_the_imports_take_is_not_free(below):
     """The plan is of bytes above them, so it has to fit into what they leave."""
     change = {
@@ -93,15 +94,15 @@ def test_what_the_imports_take_is_not_free(below):
         "data": {"loader": {"kind": "chunked", "residency": "stream", "chunk_size": "8MiB"}},
     }
     peak = memory_plan(spec_of(**change), with_host(available_bytes=4 * GIB)).host.peak_bytes
-    fits = with_host(available_bytes=peak + IMPORTS_BYTES)
+    fits = with_host(available_bytes=peak + IMPORTS["cpu"].trainer)
     assert memory_plan(spec_of(**change), fits).fits
-    short = with_host(available_bytes=peak + IMPORTS_BYTES - below)
+    short = with_host(available_bytes=peak + IMPORTS["cpu"].trainer - below)
     assert "memory.over_budget" in codes(plan_of(change, short))
 
 
 def test_of_the_host_of_a_gpu_the_imports_are_taken_off_too():
     host = memory_plan(spec_of(), world(devices=(RTX,))).host
-    assert host.budget_bytes == (RTX.host.available_bytes or 0) - IMPORTS_BYTES
+    assert host.budget_bytes == (RTX.host.available_bytes or 0) - IMPORTS["cpu"].trainer
 
 
 @pytest.mark.parametrize("residency", ["auto", "resident"])
@@ -129,7 +130,7 @@ def test_the_imports_of_a_trainer_take_what_the_plan_says():
         "print(psutil.Process().memory_info().rss)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(done.stdout) == pytest.approx(IMPORTS_BYTES, rel=TOLERANCE)
+    assert int(done.stdout) == pytest.approx(IMPORTS[BUILD].trainer, rel=TOLERANCE)
 
 
 @pytest.mark.slow
@@ -168,6 +169,7 @@ def test_a_compiled_run_plans_the_compiler_on_the_host(device):
         (Facts(), "device"),
         (replace(world(), datasets={}), "weather"),
         (with_host(available_bytes=None), "available memory"),
+        (with_host(torch_build=None), "which PyTorch"),
         (world(devices=(replace(RTX, free_memory_bytes=None),)), "free memory"),
     ],
 )

@@ -7,10 +7,11 @@ import pytest
 
 from app.guard.facts import Facts
 from app.guard.plan import Plan
+from app.spec.imports import IMPORTS
 from app.spec.issue import Issue
-from app.spec.loader_crew import FORK_SERVER_BYTES, PROCESS_BYTES
 from tests.guard import loader_memory
 from tests.guard.cases import LARGE, USUAL, by_torch, training, with_host
+from tests.guard.memory_specs import BUILD
 from tests.guard.world import (
     CPU,
     FIELDS,
@@ -26,6 +27,7 @@ from tests.guard.world import (
 )
 
 MIB = 2**20
+CPU_BUILD = IMPORTS["cpu"]
 BATCH = 128 * (360 * 15 + 36) * 4
 EVALUATED = BATCH  # of 804 samples
 MANY = with_host(cores=64)
@@ -49,12 +51,14 @@ def fix_of(plan: Plan, code: str) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_a_process_takes_what_the_plan_says(context):
+    imports = IMPORTS[BUILD]
+    planned = {"spawn": imports.spawned, "forkserver": imports.forked}[context]
     found, server = loader_memory.measure(context)
     assert len(found) == 2
     for each in found:
-        assert each.uss == pytest.approx(PROCESS_BYTES[context], rel=0.15, abs=4 * MIB)
+        assert each.uss == pytest.approx(planned, rel=0.15, abs=4 * MIB)
     if context == "forkserver":
-        assert server == pytest.approx(FORK_SERVER_BYTES, rel=0.15)
+        assert server == pytest.approx(imports.fork_server, rel=0.15)
 
 
 def test_a_loader_without_processes_has_a_batch_and_one_to_sort_small_samples_in():
@@ -71,8 +75,8 @@ def test_a_loader_without_processes_has_a_batch_and_one_to_sort_small_samples_in
 
 def test_each_part_has_its_processes_and_as_many_batches_as_they_are_ahead():
     found = items(by_torch(num_workers=3, prefetch_factor=4))
-    assert found["loader_processes"] == 3 * PROCESS_BYTES["spawn"]
-    assert found["evaluation_processes"] == 3 * PROCESS_BYTES["spawn"]
+    assert found["loader_processes"] == 3 * CPU_BUILD.spawned
+    assert found["evaluation_processes"] == 3 * CPU_BUILD.spawned
     # 12 ahead; all 7 batches of the validation part.
     assert found["loader_batches"] == 12 * BATCH + 7 * EVALUATED
 
@@ -82,7 +86,7 @@ def test_processes_of_a_part_that_is_not_read_are_there_only_if_they_stay(stay, 
     split = {"split": {"validation_fraction": 0.2, "test_fraction": 0.2}}
     loader = by_torch(num_workers=2, persistent_workers=stay)
     change = {"data": {**split, **loader["data"]}}
-    assert items(change)["evaluation_processes"] == parts * 2 * PROCESS_BYTES["spawn"]
+    assert items(change)["evaluation_processes"] == parts * 2 * CPU_BUILD.spawned
     memory = plan_of(change, MANY).memory
     assert memory is not None
     beside = memory["host"]["phases"]["training"] - memory["host"]["phases"]["checkpointing"]
@@ -95,13 +99,13 @@ def test_processes_of_a_part_that_is_not_read_are_there_only_if_they_stay(stay, 
 
 def test_copies_of_a_fork_server_share_what_it_has_imported():
     found = items(by_torch(num_workers=4, multiprocessing_context="forkserver"))
-    assert found["loader_processes"] == FORK_SERVER_BYTES + 4 * PROCESS_BYTES["forkserver"]
-    assert found["evaluation_processes"] == 4 * PROCESS_BYTES["forkserver"]
+    assert found["loader_processes"] == CPU_BUILD.fork_server + 4 * CPU_BUILD.forked
+    assert found["evaluation_processes"] == 4 * CPU_BUILD.forked
 
 
 def test_no_more_processes_are_planned_than_the_trainer_starts():
     assert items(by_torch(num_workers=64), with_host(cores=3))["loader_processes"] == (
-        3 * PROCESS_BYTES["spawn"]
+        3 * CPU_BUILD.spawned
     )
 
 
@@ -277,3 +281,15 @@ def test_on_a_gpu_page_locked_batches_are_as_they_are_asked_for():
 
 def test_a_file_in_one_piece_is_read_about_once_whatever_the_order():
     assert "speed.random_reads_of_chunks" not in codes(plan_of(by_torch(), world(LARGE)))
+
+
+@pytest.mark.parametrize("build", ["cpu", "cuda"])
+def test_a_plan_has_what_the_hosts_build_of_pytorch_imports(build):
+    facts, imports = with_host(cores=64, torch_build=build), IMPORTS[build]
+    found = items(by_torch(num_workers=3), facts)
+    assert found["loader_processes"] == 3 * imports.spawned
+    memory = plan_of({}, facts).memory
+    assert memory is not None
+    left = (HOST.available_bytes or 0) - imports.trainer
+    assert memory["host"]["budget_bytes"] == left
+    assert any(f"{imports.trainer // MIB} MiB" in line for line in memory["assumed"])

@@ -36,7 +36,7 @@ WEATHER = DatasetFacts(
 )  # fmt: skip
 HOST = HostFacts(
     memory_bytes=24 * GIB, available_bytes=20 * GIB, cores=2, slots=1,
-    disk_free_bytes=100 * GIB, missing_tools={},
+    disk_free_bytes=100 * GIB, missing_tools={}, torch_build="cpu",
 )  # fmt: skip
 CPU = DeviceFacts("cpu", "cpu", host=HOST)
 RTX = DeviceFacts("cuda", "NVIDIA RTX 4090", 24 * GIB, 23 * GIB, (8, 9), HOST)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from app.guard.facts import DeviceFacts, FieldFacts, HostFacts, Lengths
+from app.spec.imports import build_of
 from app.store.facts import dataset_facts, worker_devices
 from app.store.records import DatasetRecord, Document, Inspection
 from tests.store.conftest import World
@@ -43,13 +44,14 @@ def test_what_an_agent_registers_is_what_rules_know_of_it(world: World) -> None:
         slots=2,
         disk_free_bytes=told["disk_free_bytes"],
         missing_tools=told["missing_tools"],
+        torch_build=build_of(told["versions"]["torch"]),
     )
     assert device == DeviceFacts("cuda", "NVIDIA H100", 80 * GIB, 77 * GIB, (9, 0), host)
     assert device.bf16
     assert worker.devices[0]["processes"] == [{"pid": 4711, "memory_bytes": 2 * GIB}]
 
 
-def devices_of(world: World, slots: list[Document], devices: list[Document], **told: int):
+def devices_of(world: World, slots: list[Document], devices: list[Document], **told: Any):
     facts = {"available_memory_bytes": 3 * GIB, "host_memory_bytes": 16 * GIB, **told}
     world.store.workers.beat(world.worker, "alive", slots, devices, facts)
     (worker,) = world.store.workers.list(alive_only=True)
@@ -148,3 +150,15 @@ def test_what_an_earlier_version_did_not_look_at_is_not_known(world: World) -> N
     facts = dataset_facts(inspected(world, {"x": {"shape": [4], "dtype": "float32"}}, None))
     assert facts.fields["x"] == FieldFacts((4,), "float32")
     assert (facts.window_steps, facts.network) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("torch", "build"),
+    [("2.13.0+cpu", "cpu"), ("2.13.0+cu130", "cuda"), ("2.13.0", "cuda"), (None, None)],
+)
+def test_a_host_has_the_build_of_pytorch_that_its_agent_found(
+    world: World, torch: str | None, build: str | None
+) -> None:
+    versions = {"torch": torch} if torch else {}
+    [device] = devices_of(world, [], [{"kind": "cpu", "name": "cpu"}], versions=versions)
+    assert device.host.torch_build == build

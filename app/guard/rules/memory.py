@@ -5,7 +5,7 @@ from typing import Any
 
 from app.guard.derived import dataset_of, device_of
 from app.guard.facts import Facts, known
-from app.guard.memory import IMPORTS_BYTES, MemoryPlan, memory_plan
+from app.guard.memory import MemoryPlan, memory_plan
 from app.guard.memory_fit import (
     MOST_PARTS,
     fewer_processes,
@@ -132,7 +132,7 @@ def _nothing_left(spec: RunSpec, facts: Facts, loc: Loc) -> Finding:
     device = device_of(spec, facts)
     on_cpu = device.kind == "cpu"
     free = (device.host.available_bytes if on_cpu else device.free_memory_bytes) or 0
-    imports = f" beside {size(IMPORTS_BYTES)} for its imports" if on_cpu else ""
+    imports = f" beside {size(device.host.imports.trainer)} for its imports" if on_cpu else ""
     return Finding(
         loc,
         f"The {'host' if on_cpu else device.name} has only {size(free)} free.",

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from app.spec.data import DataLoaderLoader
+from app.spec.imports import IMPORTS, build_of
 from app.spec.ladder import Rung, Use
 from app.spec.loader_crew import Crew, crew_for, process_bytes
 from app.spec.residency import PIECE_BYTES, Need, Residency
@@ -162,7 +163,7 @@ class LoadedOpener:
             use,
             workers=crew.workers,
             prefetch_factor=crew.prefetch_factor,
-            process_bytes=process_bytes(self._settings),
+            process_bytes=process_bytes(self._settings, IMPORTS[build_of(torch.__version__)]),
         )
 
     def open(self, name: PartName, part: Part, order: Order, plan: BatchPlan) -> Batches:

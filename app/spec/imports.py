@@ -1,0 +1,33 @@
+"""What a process has of the host's memory once PyTorch is imported, by PyTorch's build."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from app.spec.residency import MIB
+
+Build = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class Imports:
+    """Bytes: what a trainer has resident before it builds anything; and of the PyTorch loader what
+    no other process has, of one spawned, of a copy of a fork server, and of that server.
+    """
+
+    trainer: int
+    spawned: int
+    forked: int
+    fork_server: int
+
+
+# PyTorch 2.13, h5py 3.16, 2 threads, on a host without a GPU, each within 1 MiB of three times:
+# `python -m tests.guard.loader_memory`, and test_the_imports_of_a_trainer_take_what_the_plan_says.
+IMPORTS: dict[Build, Imports] = {
+    "cpu": Imports(245 * MIB, 158 * MIB, 19 * MIB, 155 * MIB),
+    "cuda": Imports(527 * MIB, 292 * MIB, 20 * MIB, 289 * MIB),
+}
+
+
+def build_of(version: str) -> Build:
+    """Of a version of PyTorch as its package says it: only builds without CUDA say so."""
+    return "cpu" if version.endswith("+cpu") else "cuda"
