@@ -17,9 +17,9 @@ PIECE_BYTES = 32 * MIB
 # By so many threads: more than the memory bus can feed only take cores from the training.
 MOST_READ_THREADS = 4
 # To place a smaller sample while it is read takes more of the processor than to copy it into its
-# batch later. Microseconds of a core for a sample, a chunk as large as the file, placed and copied:
-# of 2.8 KiB 1.8 and 1.7, of 5.6 KiB 1.9 and 2.5, of 11 KiB 3.0 and 4.5, of 23 KiB 4.2 and 7.0.
-LEAST_PLACED_BYTES = 8 * 2**10
+# batch later. Microseconds of the processor for a sample, chunks of a quarter of the file, placed
+# and copied: of 1.4 KiB 1.7 and 2.4, of 2.8 KiB 2.4 and 3.9, of 11 KiB 4.3 and 8.5.
+LEAST_PLACED_BYTES = 2**10
 # Chunks need not be larger than this to be read at full speed, unless a shuffle group is.
 AUTO_CHUNK_BYTES = GIB
 EVALUATION_CHUNK_BYTES = 256 * MIB

@@ -3,14 +3,13 @@
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
 from benchmarks.effort import Effort
 from benchmarks.figures import Figure, not_measured
-from benchmarks.loading.arms import CHUNK_BYTES, Arm, Runner
+from benchmarks.loading.arms import Arm, Runner
 from benchmarks.loading.files import LAYOUTS, DataFile, write
 from benchmarks.loading.memory import peaks
 from benchmarks.loading.neighbours import NOT_INSTALLED, PACKAGES, neighbours
@@ -20,7 +19,7 @@ from benchmarks.loading.rounds import ROUNDS, in_turn, rates, ratio
 from benchmarks.loading.stoker import by_torch, stoker
 
 # (samples, features): of 235 KiB each, as in the reference; of 23 KiB, as weather.
-LARGE, SMALL, PACKED = (4096, 167), (10_240, 16), (1024, 167)
+LARGE, SMALL, PACKED = (4096, 167), (40_960, 16), (1024, 167)
 SMALL_BYTES = 2**16
 PACKINGS = tuple(name for name in LAYOUTS if name != "contiguous")
 WORKERS = (0, 2, 4)
@@ -88,14 +87,10 @@ def _makers(
         ("resident", shuffle),
         *([("stream", "block")] if shuffled else []),
     ]
-    small = shuffled and file.sample_bytes < SMALL_BYTES
     workers = effort.variants(WORKERS)
     loader = partial(dataloader, file, shuffled=shuffled, device=device)
     return {
-        "stoker": [
-            *(partial(stoker, file, *way, device=device) for way in ways),
-            *([partial(_in_small_chunks, file, device)] if small else []),
-        ],
+        "stoker": [partial(stoker, file, *way, device=device) for way in ways],
         "naive": [partial(naive_chunks, file, shuffled=shuffled, device=device)],
         "items": [partial(loader, n, batched=False) for n in workers],
         "batches": [partial(loader, n, batched=True) for n in workers],
@@ -103,14 +98,6 @@ def _makers(
             partial(by_torch, file, n, shuffle, device) for n in effort.variants(OWN_WORKERS)
         ],
     }
-
-
-def _in_small_chunks(file: DataFile, device: str) -> Arm:
-    """The file of small samples is no larger than a chunk is elsewhere: of one that is, each chunk
-    has rows here and there.
-    """
-    chunks = stoker(file, "stream", "full", CHUNK_BYTES // 4, device=device)
-    return replace(chunks, name="stoker, stream in small chunks")
 
 
 def _without_neighbours(title: str, effort: Effort, device: str) -> list[Figure]:

@@ -68,7 +68,7 @@ def test_a_loader_without_processes_has_a_batch_and_one_to_sort_small_samples_in
     assert found["loader_batches"] == EVALUATED
     assert "loader_processes" not in found
     assert "resident_data" not in found
-    small, batch = world(with_field("features", shape=(60, 15))), 128 * (60 * 15 + 36) * 4
+    small, batch = world(with_field("features", shape=(12, 15))), 128 * (12 * 15 + 36) * 4
     assert items(by_torch(), small)["loader_batches"] == 2 * batch
     assert items(by_torch(shuffle="none"), small)["loader_batches"] == batch
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.trainer.data import hdf5_direct
+from worker.trainer.data import parts, read_queue
 from worker.trainer.data.hdf5 import Hdf5Source
 from worker.trainer.data.hdf5_direct import DirectReader, place_of
 from worker.trainer.data.read_threads import ReadThreads
@@ -23,6 +23,12 @@ DTYPES = (
     "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64",
     "float16", "float32", "float64",
 )  # fmt: skip
+
+
+def refuse_queues(patch: pytest.MonkeyPatch) -> None:
+    """As a system does that has no calls for many reads at once."""
+    patch.setattr(read_queue, "_idle", [])
+    patch.setattr(read_queue, "CALLS", {})
 
 
 def threads_of_readers():
@@ -99,8 +105,8 @@ def test_an_offset_that_lies_is_found(tmp_path, monkeypatch):
     shuffled=st.booleans(),
     threads=st.integers(1, 4),
     least=st.integers(1, 400),
-    shared=st.sampled_from([0, 200]),
-    memories=st.integers(2, 6),
+    most=st.integers(1, 6),
+    together=st.booleans(),
     skipped=st.sampled_from([0, 30, 1000]),
     at_once=st.sampled_from([1, 5, 30, 1000]),
 )
@@ -111,12 +117,14 @@ def test_any_rows_to_any_places_in_any_number_of_shares(
     shuffled,
     threads,
     least,
-    shared,
-    memories,
+    most,
+    together,
     skipped,
     at_once,
 ):
-    """Shares are cut anywhere, also inside a row, and the system reads less than it is asked."""
+    """Shares are cut anywhere, also inside a row; where they are read one by one the system reads
+    less than it is asked.
+    """
     path = tmp_path_factory.getbasetemp() / "shares.h5"
     if not path.exists():
         with h5py.File(path, "w") as file:
@@ -132,10 +140,11 @@ def test_any_rows_to_any_places_in_any_number_of_shares(
         return preadv(file, [buffers[0][:at_once]], offset)
 
     with h5py.File(path) as file, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hdf5_direct, "SHARE_BYTES", least)
-        patch.setattr(hdf5_direct, "LEAST_SHARED_BYTES", shared)
-        patch.setattr(hdf5_direct, "MOST_MEMORIES", memories)
-        patch.setattr(hdf5_direct, "MOST_SKIPPED_BYTES", skipped)
+        patch.setattr(parts, "SHARE_BYTES", least)
+        patch.setattr(parts, "MOST_PARTS", most)
+        patch.setattr(parts, "MOST_SKIPPED_BYTES", skipped)
+        if not together:
+            refuse_queues(patch)
         lie = {name: place for name in ("x", "y") if (place := place_of(file[name])) is not None}
         out = {"x": np.empty((len(rows) + 2, 7), "f4"), "y": np.empty(len(rows) + 2, "i8")}
         with closing(ReadThreads(threads)) as pool:
@@ -157,11 +166,12 @@ def test_more_rows_to_scattered_places_than_one_call_of_the_system_takes(tmp_pat
     np.testing.assert_array_equal(out["x"], rows[::-1])
 
 
-@pytest.mark.parametrize(("step", "shared"), [(1, True), (2, False)])
-def test_threads_share_what_lies_together_and_not_what_is_scattered(
-    tmp_path, monkeypatch, step, shared
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize(("share_bytes", "shared"), [(1_000, True), (200_000, False)])
+def test_threads_share_what_is_worth_their_waking_up(
+    tmp_path, monkeypatch, step, share_bytes, shared
 ):
-    monkeypatch.setattr(hdf5_direct, "SHARE_BYTES", 1_000)
+    monkeypatch.setattr(parts, "SHARE_BYTES", share_bytes)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"] = np.arange(200_000.0)
     ran, run = [], ReadThreads.run
@@ -189,7 +199,7 @@ def test_memory_that_would_be_filled_in_a_copy_is_refused(tmp_path):
 
 
 def test_a_file_that_ends_early_is_an_error_and_leaves_no_thread(tmp_path, monkeypatch):
-    monkeypatch.setattr(hdf5_direct, "SHARE_BYTES", 64)
+    monkeypatch.setattr(parts, "SHARE_BYTES", 64)
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
         file["x"] = np.ones((1000, 10))

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from worker.trainer.data.arrow_folder import FileStamp
-from worker.trainer.data.hdf5_direct import MOST_SKIPPED_BYTES, Parts, fill
+from worker.trainer.data.parts import MOST_SKIPPED_BYTES, Parts, fill
+from worker.trainer.data.read_queue import read_together
 from worker.trainer.data.source import Rows
 from worker.trainer.errors import DataError, DatasetChanged
 
@@ -69,9 +70,13 @@ class OpenFiles:
 
     def read(self, parts: Parts) -> None:
         """Of files one behind another, as `begins` says; OSError, EOFError."""
-        for offset, memories in parts.runs():
-            number = int(np.searchsorted(self.begins, offset, side="right")) - 1
-            self._fill(number, offset - int(self.begins[number]), memories)
+        runs = parts.runs()
+        numbers = np.searchsorted(self.begins, parts.offsets[runs], side="right") - 1
+        offsets = parts.offsets[runs] - self.begins[numbers]
+        files = np.array([self._open[number] for number in numbers.tolist()], np.int64)
+        for left in read_together(parts, runs, files, offsets):
+            memories = parts.run(runs, left).memories()
+            self._fill(int(numbers[left]), int(offsets[left]), memories)
 
     def read_bytes(self, number: int, offset: int, size: int) -> memoryview:
         """OSError, EOFError."""

@@ -16,7 +16,7 @@ from worker.trainer.data.arrow_folder import ArrowIndex, Place
 from worker.trainer.data.arrow_open import OpenFiles
 from worker.trainer.data.arrow_pieces import Pieces, pieces_of
 from worker.trainer.data.arrow_unpack import gather, values_of
-from worker.trainer.data.hdf5_direct import MOST_SKIPPED_BYTES, Parts
+from worker.trainer.data.parts import MOST_SKIPPED_BYTES, Parts
 from worker.trainer.data.read_threads import READ_THREADS, ReadThreads
 from worker.trainer.data.source import Extents, Field
 from worker.trainer.errors import DataError

@@ -28,6 +28,7 @@ from worker.trainer.data.opening import (
 )
 from worker.trainer.data.order import ORDER_VERSION, Order
 from worker.trainer.data.ragged import one_behind_another
+from worker.trainer.data.read_queue import why_one_by_one
 from worker.trainer.data.residency import choose_residency, device_memory
 from worker.trainer.data.rows import read_rows
 from worker.trainer.data.shuffle import Shuffle, resolve_shuffle
@@ -271,4 +272,5 @@ def _describe(training: Checked, parts: Parts, shuffle: Shuffle, need: Need) -> 
         "validation_samples": len(parts.validation),
         "test_samples": len(parts.test) if parts.test else 0,
         "read_directly": list(training.stored.read_directly),
+        "read_one_by_one_because": why_one_by_one(),
     }
