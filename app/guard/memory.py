@@ -1,6 +1,6 @@
 """The memory plan: what a run will take on its device and on its host, item by item."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from app.guard.memory_step import Reckon, as_measured, compiler_bytes, on_cpu, o
 from app.guard.memory_unpacking import unpacking_bytes
 from app.spec.arithmetic import PartSizes, evaluation_batch, resolved_shuffle
 from app.spec.data import ChunkedLoader, Loader
+from app.spec.imports import Imports
 from app.spec.residency import (
     MIB,
     PIECE_BYTES,
@@ -119,7 +120,7 @@ def _plan(spec: RunSpec, facts: Facts) -> MemoryPlan:
         measured = None
     samples, arrays = sizes.training + sum(need.held_out), fields_of(spec, dataset)
     unpacking = unpacking_bytes(arrays, samples, device.host.cores, crews)
-    imports, batches = device.host.imports.trainer, _batches(spec, sizes)
+    imports, batches = device.host.imports, _batches(spec, sizes)
     run = _Run(spec, *batches, sample_bytes, need, data, model, measured, crews, unpacking, imports)
     if device.kind == "cpu":
         room = _host_as_device(run, free)
@@ -245,7 +246,7 @@ class _Run:
     measured: Measured | None
     crews: Crews | None
     unpacking: int
-    imports: int
+    imports: Imports
 
     def model_items(self) -> Iterable[Item]:
         model = self.model
@@ -313,8 +314,8 @@ class _Run:
         return (
             f"{'data in batches' if self.crews else f'{self.data.kind} data'}: {self.data.why}.",
             self._activations_by(),
-            f"Bytes above those that the trainer's imports take, {self.imports // MIB} MiB, which "
-            "the host's budget does not have any more.",
+            "Bytes above those that the trainer's imports take, "
+            f"{self.imports.trainer // MIB} MiB, which the host's budget does not have any more.",
         )
 
     def _activations_by(self) -> str:
@@ -337,7 +338,7 @@ class _Run:
 def _host_as_device(run: _Run, free: int) -> Room:
     items = (
         *run.model_items(),
-        *run.step_items(on_cpu(run.model), free),
+        *run.step_items(on_cpu(run.model, run.imports, run.batch * run.sample_bytes), free),
         *run.data_items(touched_only=True),
         *run.reading_items(),
         *run.loader_items(on_gpu=False),
@@ -359,7 +360,7 @@ def _cuda_device(run: _Run, free: int, element_bytes: int) -> Room:
 
 
 def _cuda_host(run: _Run, free: int | None) -> Room:
-    libraries, compiler = CUDA_HOST_BYTES, compiler_bytes(run.spec)
+    libraries, compiler = CUDA_HOST_BYTES, compiler_bytes(run.spec, run.imports)
     if run.measured is not None and run.measured.training is not None:
         libraries, compiler = run.measured.host_bytes, 0
     items = (
@@ -383,18 +384,3 @@ def _staged(run: _Run) -> Iterable[Item]:
     phases = ("building",) if resident else PHASES
     yield Item("staging", streams * 2 * 2 * PIECE_BYTES, phases)
     yield Item("page_locked_order", PLACE_BYTES * run.need.train_samples)
-
-
-def compared(plan: Mapping[str, Any] | None, peak: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The plan's peak beside the one that was measured, where the model and the data were.
-
-    `plan` is a plan's JSON, `peak` the trainer's `peak_memory`; what is not known is null.
-    """
-    on_device = peak is not None and peak.get("device_bytes") is not None
-    room = (plan or {}).get("device" if on_device else "host")
-    measured = (peak or {}).get("device_bytes" if on_device else "host_bytes")
-    planned = room["planned_bytes"] if room else None
-    if on_device and room:
-        planned -= room["items"]["context"]  # which is not PyTorch's
-    ratio = planned / measured if planned is not None and measured else None
-    return {"planned_bytes": planned, "measured_bytes": measured, "ratio": ratio, "plan": plan}

@@ -19,7 +19,7 @@ from sqlalchemy import (
 )
 
 from app.errors import InvalidRequest, StokerError, Unavailable
-from app.guard.memory import compared
+from app.guard.memory_compared import compared
 from app.lifecycle import Intent, RunState
 from app.store import intents
 from app.store.cursor import parse_cursor

@@ -37,9 +37,9 @@ WORKERS = {"cpu": (0, 2), "cuda": (8,)}
 LEAST_EFFICIENCY, LEAST_EFFICIENCY_OF_A_GPU = (0.97, 0.95), (0.98, 0.98)
 OVER_ITEMS, OVER_BATCHES = 1 / (1 - 0.599), 1.3
 DATA_HEAVY = "MLP"
-# Trainers have huge pages; whether this process does is for its caller to say.
-PAGES = f"THP_MEM_ALLOC_ENABLE={os.environ.get('THP_MEM_ALLOC_ENABLE', '0')}"
-COMMAND = f"{PAGES} python -m benchmarks training"
+# Whether this process keeps its memory as trainers do is for its caller to say.
+KEPT = os.environ.get("GLIBC_TUNABLES")
+COMMAND = f"{f'GLIBC_TUNABLES={KEPT} ' if KEPT else ''}python -m benchmarks training"
 
 
 Rounds = dict[str, list[Epoch]]

@@ -318,7 +318,7 @@ CASES: dict[str, Case] = {
     "memory.loader_over_budget": Case(
         by_torch(num_workers=4, prefetch_factor=5),
         by_torch(num_workers=4, prefetch_factor=4),
-        with_host(available_bytes=1631 * 2**20, cores=4),
+        with_host(available_bytes=1637 * 2**20, cores=4),
     ),
     "correctness.pin_memory_needs_gpu": Case(by_torch(pin_memory=True), by_torch(pin_memory=False)),
     "speed.workers_above_cores": Case(

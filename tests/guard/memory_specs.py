@@ -5,6 +5,7 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -19,11 +20,12 @@ from numpy.typing import NDArray
 
 from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts, HostFacts, Lengths
 from app.guard.measured import Measured
-from app.guard.memory import compared, memory_plan, probe_order
+from app.guard.memory import memory_plan, probe_order
+from app.guard.memory_compared import compared
 from app.spec.imports import build_of
 from app.spec.layers import Document, overlay
 from app.spec.run import RunSpec
-from worker.launch.local import HUGE_PAGES
+from worker.launch.local import memory_settings
 from worker.trainer.data.fingerprint import fingerprint
 from worker.trainer.data.ragged_files import write_ragged
 
@@ -229,7 +231,7 @@ def probed(case: Case, folder: Path) -> Measured:
 
 
 def _as_worker() -> dict[str, str]:
-    return {**os.environ, **HUGE_PAGES, "OMP_NUM_THREADS": str(THREADS)}
+    return {**os.environ, **memory_settings(platform.libc_ver()), "OMP_NUM_THREADS": str(THREADS)}
 
 
 def main() -> None:

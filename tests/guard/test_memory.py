@@ -15,10 +15,10 @@ import torch
 
 from app.guard import memory_fit
 from app.guard.facts import Facts, UnknownFact
-from app.guard.memory import MemoryPlan, compared, memory_plan, planned_memory
+from app.guard.memory import MemoryPlan, memory_plan, planned_memory
+from app.guard.memory_compared import compared
 from app.guard.memory_model import SequenceSize
 from app.guard.memory_room import PHASES
-from app.guard.memory_step import COMPILER_BYTES
 from app.spec.imports import IMPORTS
 from app.spec.layers import overlay
 from app.spec.run import RunSpec
@@ -150,7 +150,7 @@ def test_the_compiler_takes_what_the_plan_says(tmp_path: Path):
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert int(done.stdout) == pytest.approx(COMPILER_BYTES, rel=TOLERANCE)
+    assert int(done.stdout) == pytest.approx(IMPORTS[BUILD].compiler, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("device", [CPU, RTX])
@@ -158,7 +158,7 @@ def test_a_compiled_run_plans_the_compiler_on_the_host(device):
     facts = world(devices=(device,))
     eager = memory_plan(spec_of(), facts)
     plan = memory_plan(spec_of(runtime={"compile": {"mode": "default"}}), facts)
-    assert plan.host.peaks["training"] == eager.host.peaks["training"] + COMPILER_BYTES
+    assert plan.host.peaks["training"] == eager.host.peaks["training"] + IMPORTS["cpu"].compiler
     if plan.device is not None and eager.device is not None:
         assert plan.device.peak_bytes == eager.device.peak_bytes
 

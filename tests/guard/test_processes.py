@@ -215,6 +215,15 @@ def test_the_chunked_loader_is_pointed_to_where_it_is_faster(loader, facts, reas
         assert plan.errors == []
 
 
+def test_a_chunked_loader_that_would_not_fit_is_not_pointed_to():
+    """Its slots take more than the one batch that the trainer reads by itself."""
+    plan = plan_of(by_torch(), with_host(available_bytes=430 * MIB))
+    assert plan.errors == []
+    assert "speed.chunked_is_faster" not in codes(plan)
+    fixed = plan_of({"data": {"loader": {"kind": "chunked"}}}, with_host(available_bytes=430 * MIB))
+    assert fixed.errors != []
+
+
 def test_one_epoch_is_read_once_by_any_loader():
     plan = plan_of({**by_torch(shuffle="none"), **training(epochs=1)})
     assert "speed.chunked_is_faster" not in codes(plan)

@@ -8,7 +8,9 @@ import sys
 
 import pytest
 
+from app.spec.imports import IMPORTS
 from app.spec.run import RunSpec
+from tests.guard.memory_specs import BUILD
 
 FIELDS = {
     "features": {"shape": [24, 3], "dtype": "float32"},
@@ -64,7 +66,7 @@ def test_a_larger_batch_takes_more():
 
 
 def test_memory_that_runs_out_is_told_with_the_batch():
-    found = probe(batch=60_000, hidden_size=64, data_bytes=900 * 2**20)
+    found = probe(batch=60_000, hidden_size=64, data_bytes=655 * 2**20 + IMPORTS[BUILD].trainer)
     assert found["out_of_memory"] == ["training", 60_000]
     assert found["error"].startswith("The host ran out of memory while training with a batch of")
 

@@ -15,7 +15,13 @@ import pytest
 
 from tests.worker.eventually import eventually
 from worker.compile_cache import cache_folders
-from worker.launch.local import start_launcher, trainer_environment
+from worker.launch.local import (
+    HEAP,
+    HUGE_TENSORS,
+    memory_settings,
+    start_launcher,
+    trainer_environment,
+)
 from worker.orders import Launch
 
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -246,12 +252,15 @@ print(any("hg" in of_a_mapping for of_a_mapping in flags))
 
 
 @pytest.mark.skipif(not HUGE.exists(), reason="the kernel has no huge pages")
-@pytest.mark.parametrize(("owner", "gets"), [(None, True), ("0", False)])
-def test_tensors_ask_for_huge_pages_unless_the_owner_says_otherwise(
+@pytest.mark.parametrize(("owner", "gets"), [(None, True), ("", False)])
+def test_tensors_lie_on_huge_pages_unless_the_owner_says_otherwise(
     tmp_path, monkeypatch, owner, gets
 ):
+    for name in ("GLIBC_TUNABLES", "THP_MEM_ALLOC_ENABLE"):
+        monkeypatch.delenv(name, raising=False)
     if owner is not None:
-        monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", owner)
+        monkeypatch.setenv("GLIBC_TUNABLES", owner)
+        monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")
     done = subprocess.run(
         [sys.executable, "-c", TAKES_MEMORY],
         env=trainer_environment(tmp_path, gpu=None, threads=1),
@@ -260,3 +269,17 @@ def test_tensors_ask_for_huge_pages_unless_the_owner_says_otherwise(
         check=True,
     )
     assert done.stdout == f"{gets}\n"
+
+
+@pytest.mark.parametrize(
+    ("libc", "settings"),
+    [
+        (("glibc", "2.36"), HEAP),
+        (("glibc", "2.35"), HEAP),
+        (("glibc", "3.0"), HEAP),
+        (("glibc", "2.34"), HUGE_TENSORS),
+        (("", ""), HUGE_TENSORS),
+    ],
+)
+def test_the_memory_of_a_trainer_is_kept_by_the_c_library_or_by_pytorch(libc, settings):
+    assert memory_settings(libc) == settings

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -17,13 +18,27 @@ PACKAGES = Path(__file__).parent.parent.parent
 # threads wait is the owner's to say: spinning is fastest on idle cores and slowest on busy ones.
 INHERITED = (
     *("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "TZ"),
-    *("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "THP_MEM_ALLOC_ENABLE"),
+    *("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "GLIBC_TUNABLES", "THP_MEM_ALLOC_ENABLE"),
     *("CC", "CXX", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH"),
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
 )
-# PyTorch asks the kernel for pages of 2 MiB where a tensor has as much. What a step on a CPU frees
-# and takes again comes back in 4 KiB pages otherwise, which is up to a third of the step's time.
-HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
+# What a step on a CPU frees it takes again in the next. It stays in the heap, up to 128 MiB at its
+# end, in pages of 2 MiB; from the kernel it would come back zeroed, in pages of 4 KiB.
+HEAP = {
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"
+    f":glibc.malloc.mmap_threshold={2**25}:glibc.malloc.trim_threshold={2**27}"
+}
+HUGE_PAGES_SINCE = (2, 35)  # of the GNU C library
+# With an earlier one, PyTorch asks for such pages for its tensors. Never both: tensors would begin
+# at 2 MiB each, and the heap then has holes of which plans of memory cannot say when they come.
+HUGE_TENSORS = {"THP_MEM_ALLOC_ENABLE": "1"}
+
+
+def memory_settings(libc: tuple[str, str]) -> dict[str, str]:
+    """The environment that lets a trainer keep its memory; `libc` as `platform.libc_ver` says."""
+    name, version = libc
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    return HEAP if name == "glibc" and numbers >= HUGE_PAGES_SINCE else HUGE_TENSORS
 
 
 class Launched:
@@ -106,7 +121,7 @@ def trainer_environment(home: Path, *, gpu: str | None, threads: int) -> dict[st
     kept = {name: os.environ[name] for name in INHERITED if name in os.environ}
     return {
         "LANG": "C.UTF-8",
-        **HUGE_PAGES,
+        **memory_settings(platform.libc_ver()),
         **cache_folders(home),
         **kept,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",

@@ -127,7 +127,7 @@ def chunked_is_faster(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     epochs = epochs_of(spec, facts)
     stays = plan.data.kind == "resident" and epochs > 1
     is_small = need.sample_bytes < SMALL_BYTES and loader.shuffle == "full"
-    if not stays and not is_small:
+    if not (stays or is_small) or not plan.fits:
         return
     yield Finding(
         ("data", "loader", "kind"),
