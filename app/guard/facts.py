@@ -77,6 +77,11 @@ class FieldFacts:
         return each if self.lengths is None else each + LENGTH_BYTES
 
     @property
+    def longest_bytes(self) -> int:
+        """Values of the longest sample of a ragged array."""
+        return 0 if self.lengths is None else self.sample_bytes - LENGTH_BYTES
+
+    @property
     def kept_bytes(self) -> int:
         """Bytes of one sample where it waits for its batch, on average."""
         if self.lengths is None:

@@ -168,7 +168,8 @@ def need_of(spec: RunSpec, dataset: DatasetFacts, sizes: PartSizes, loader: Load
     held_out = tuple(count for count in (sizes.validation, sizes.test) if count)
     samples, parts = sizes.training + sum(held_out), 1 + len(held_out)
     saved = sum(array.saved_bytes(samples, parts) for array in fields_of(spec, dataset))
-    return Need(sample_bytes, together, sizes.training, held_out, saved)
+    longest = sum(array.longest_bytes for array in fields_of(spec, dataset))
+    return Need(sample_bytes, together, sizes.training, held_out, saved, longest)
 
 
 def order_of(

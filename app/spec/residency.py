@@ -58,7 +58,8 @@ class Need:
     of the training part and of each held-out part.
 
     `saved_bytes`: less of all parts, where windows stay on the device as the series that they slide
-    over.
+    over. `longest_bytes`: of the longest sample of each ragged array, for which there is room
+    behind the samples of every slot and part.
     """
 
     sample_bytes: int
@@ -66,6 +67,7 @@ class Need:
     train_samples: int
     held_out: tuple[int, ...] = ()
     saved_bytes: int = 0
+    longest_bytes: int = 0
 
     @property
     def data_bytes(self) -> int:
@@ -78,7 +80,9 @@ class Need:
 
     @property
     def resident_bytes(self) -> int:
-        return self.kept_bytes + self.train_samples * PLACE_BYTES
+        parts = 1 + len(self.held_out)
+        places = self.train_samples * PLACE_BYTES
+        return self.kept_bytes + places + parts * self.longest_bytes
 
     @property
     def slot_sample_bytes(self) -> int:
@@ -86,8 +90,12 @@ class Need:
 
     def slots_bytes(self, chunk: int, parts: Iterable[int]) -> int:
         """Of the slots of parts of so many samples each, for chunks of `chunk` samples."""
-        samples = sum(slots_for(chunk, part) * min(chunk, part) for part in parts)
-        return samples * self.slot_sample_bytes
+        return sum(slots_for(chunk, part) * self._slot_bytes(min(chunk, part)) for part in parts)
+
+    def _slot_bytes(self, samples: int) -> int:
+        """Of few samples it has room for the longest all the same."""
+        few = max(0, self.longest_bytes - samples * self.sample_bytes)
+        return samples * self.slot_sample_bytes + self.longest_bytes + few
 
     def stream_bytes(self, chunk: int, evaluation_chunk: int) -> int:
         """Of the slots of all parts, which are there from the beginning to the end."""

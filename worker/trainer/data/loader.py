@@ -195,7 +195,8 @@ def open_data(
     shuffle = resolve_shuffle(data.loader, training.num_samples, sample_bytes)
     held_out = tuple(len(part) for part in parts.non_empty[1:])
     saved = sum(checked[part.dataset].saved_bytes(part.all_rows()) for part in parts.non_empty)
-    need = Need(sample_bytes, shuffle.group, len(parts.train), held_out, saved)
+    longest = sum(one.field.sample_bytes for one in training.groups.ragged.values())
+    need = Need(sample_bytes, shuffle.group, len(parts.train), held_out, saved, longest)
     plans = _plans(spec, parts, rung)
     opener: Opener
     if isinstance(data.loader, ChunkedLoader):
