@@ -1,9 +1,9 @@
 """What the processes of the PyTorch loader cost: host memory, and time to start."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from app.guard.facts import DeviceFacts
+from app.guard.facts import LENGTH_BYTES, DeviceFacts, FieldFacts
 from app.guard.memory_room import STEPS, Item
 from app.spec.arithmetic import PartSizes, batches_per_epoch, evaluation_batch
 from app.spec.data import DataLoaderLoader
@@ -28,6 +28,8 @@ class Crews:
     batch_bytes: int
     evaluation_batch_bytes: int
     imports: Imports
+    index_bytes: int
+    """Copies of where ragged samples begin, of each process."""
     sorting: bool
     """Whether a batch of the training is read in the order of the file, and put into its own."""
 
@@ -47,7 +49,7 @@ class Crews:
 
     def processes_bytes(self, count: int) -> int:
         serves = self.loader.multiprocessing_context == "forkserver" and count > 0
-        each = process_bytes(self.loader, self.imports)
+        each = process_bytes(self.loader, self.imports) + self.index_bytes
         return count * each + serves * self.imports.fork_server
 
     def items(self, *, used_there: bool) -> Iterator[Item]:
@@ -66,7 +68,7 @@ def crews_of(
     loader: DataLoaderLoader,
     sizes: PartSizes,
     device: DeviceFacts,
-    sample_bytes: int,
+    arrays: Sequence[FieldFacts],
 ) -> Crews:
     """As the trainer will settle them, on a host whose cores are known; otherwise as asked for."""
     cores = device.host.cores or loader.num_workers
@@ -76,6 +78,9 @@ def crews_of(
     held_out = tuple(crew_for(loader, cores, -(-count // looked_at)) for count in parts)
     training = crew_for(loader, cores, batches_per_epoch(spec.training, sizes.training))
     evaluated = min(looked_at, max(parts, default=0))
+    sample_bytes = sum(array.sample_bytes for array in arrays)
     sorting = loader.shuffle == "full" and sample_bytes < LEAST_PLACED_BYTES
-    sizes_of_batches = batch * sample_bytes, evaluated * sample_bytes
-    return Crews(loader, training, held_out, *sizes_of_batches, device.host.imports, sorting)
+    batches = batch * sample_bytes, evaluated * sample_bytes
+    ragged = sum(array.lengths is not None for array in arrays)
+    index = LENGTH_BYTES * ragged * (sizes.training + sum(parts))
+    return Crews(loader, training, held_out, *batches, device.host.imports, index, sorting)

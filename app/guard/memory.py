@@ -112,7 +112,7 @@ def _plan(spec: RunSpec, facts: Facts) -> MemoryPlan:
     if isinstance(loader, ChunkedLoader):
         data = settle_residency(loader, need, data_memory)
     else:
-        crews = crews_of(spec, loader, sizes, device, sample_bytes)
+        crews = crews_of(spec, loader, sizes, device, fields_of(spec, dataset))
         data = loaded(crews)
     model = model_of(spec, dataset)
     measured = facts.measured

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.guard.facts import Facts
+from app.guard.facts import Facts, Lengths
 from app.guard.plan import Plan
 from app.spec.imports import IMPORTS
 from app.spec.issue import Issue
@@ -95,6 +95,18 @@ def test_processes_of_a_part_that_is_not_read_are_there_only_if_they_stay(stay, 
     assert beside == (
         without["host"]["phases"]["training"] - without["host"]["phases"]["checkpointing"]
     )
+
+
+@pytest.mark.parametrize("ragged", [True, False])
+def test_each_process_has_a_copy_of_where_ragged_samples_begin(ragged):
+    lengths = Lengths(1, 200.0, 360) if ragged else None
+    facts = world(with_field("features", lengths=lengths))
+    facts = replace(facts, devices=MANY.devices)
+    found = items(by_torch(num_workers=3), facts)
+    samples = facts.datasets["weather"].samples
+    assert samples is not None
+    each = CPU_BUILD.spawned + ragged * samples * 8
+    assert found["loader_processes"] == found["evaluation_processes"] == 3 * each
 
 
 def test_copies_of_a_fork_server_share_what_it_has_imported():
