@@ -249,6 +249,10 @@ class _Run:
     unpacking: int
     imports: Imports
 
+    def reckon_on_cpu(self) -> Reckon:
+        batch, filled = self.batch * self.sample_bytes, self.batch * self.need.longest_bytes
+        return on_cpu(self.model, self.imports, batch, filled)
+
     def model_items(self) -> Iterable[Item]:
         model = self.model
         yield Item("weights", model.weights_bytes)
@@ -339,7 +343,7 @@ class _Run:
 def _host_as_device(run: _Run, free: int) -> Room:
     items = (
         *run.model_items(),
-        *run.step_items(on_cpu(run.model, run.imports, run.batch * run.sample_bytes), free),
+        *run.step_items(run.reckon_on_cpu(), free),
         *run.data_items(touched_only=True),
         *run.reading_items(),
         *run.loader_items(on_gpu=False),

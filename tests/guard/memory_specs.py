@@ -136,10 +136,12 @@ def loader(**values: Any) -> dict[str, Any]:
 
 
 def by_torch(**values: Any) -> dict[str, Any]:
-    """With steps enough for each slot of the room to be in use once."""
+    """With steps enough for each slot of the room to be in use once, and for the heap to have the
+    holes that it gets.
+    """
     return {
         "data": {"loader": {"kind": "dataloader", **values}},
-        "training": {"max_steps": 12},
+        "training": {"max_steps": 60, "epochs": 10},
         "evaluation": {"every_steps": 12},
         "checkpoint": {"every_steps": 6},
     }
@@ -149,7 +151,8 @@ SGD = {"optimizer": {"kind": "sgd"}}
 PLAIN_SGD = {"optimizer": {"kind": "sgd", "momentum": 0.0}}
 ADAM = {"optimizer": {"kind": "adam"}}
 CASES = (
-    Case("the defaults, small data", SMALL, {}, 128),
+    Case("the defaults, small data", SMALL, {}, 128,
+         {"training": {"max_steps": 40, "epochs": 10}, "evaluation": {"every_steps": 12}}),
     Case("LSTM, plain SGD, resident uint8", BYTES, {"hidden_size": 32}, 64, PLAIN_SGD),
     Case("LSTM, resident 420 MiB", WIDE, {"patch": 8}, 64, loader(residency="resident")),
     Case("PyTorch's loader, by the trainer", WIDE, {"patch": 8}, 256, by_torch()),
@@ -163,7 +166,8 @@ CASES = (
     Case("LSTM, ragged, resident 242 MiB", RAGGED, {"patch": 8}, 64, loader(residency="resident")),
     Case("LSTM, ragged, 48 MiB chunks", RAGGED, {"patch": 8}, 64,
          loader(residency="stream", chunk_size="48MiB")),
-    Case("LSTM, ragged, PyTorch's loader", RAGGED, {"patch": 8}, 256, by_torch()),
+    Case("LSTM, ragged, PyTorch's loader", RAGGED, {"patch": 8}, 256,
+         overlay(by_torch(), {"training": {"max_steps": 24}})),
     Case("LSTM of 3 layers, Adam", SMALL, {"hidden_size": 128, "num_layers": 3}, 128, ADAM),
     Case("LSTM, 25 million weights, AdamW", SMALL,
          {"hidden_size": 1152, "num_layers": 2, "patch": 120}, 16),
