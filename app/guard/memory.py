@@ -250,8 +250,7 @@ class _Run:
     imports: Imports
 
     def reckon_on_cpu(self) -> Reckon:
-        batch, filled = self.batch * self.sample_bytes, self.batch * self.need.longest_bytes
-        return on_cpu(self.model, self.imports, batch, filled)
+        return on_cpu(self.model, self.imports, self.sample_bytes, self.need.longest_bytes)
 
     def model_items(self) -> Iterable[Item]:
         model = self.model

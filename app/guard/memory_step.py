@@ -20,8 +20,8 @@ from app.spec.run import RunSpec
 # an evaluation after every sixth; oneDNN runs the LSTM alone.
 LIBRARIES_BYTES = {"lstm": 43 * MIB, "gru": 44 * MIB}
 # What a step frees is not always where the next looks for it: so many copies of a batch in runs of
-# 60 and more steps, and one of what is filled up, unless these are so large that the kernel has
-# them back (worker/launch/local.py).
+# 60 and more steps, and one of what is filled up, each of so much at the most: the kernel has
+# larger blocks back (worker/launch/local.py).
 HOLES, MOST_IN_HEAP_BYTES = 3.5, 32 * MIB
 # What the heap keeps of the copies that oneDNN makes of the weights in its own order, measured with
 # 19 to 66 million weights: 0.3 to 0.9 of their bytes.
@@ -32,7 +32,7 @@ CUDA_WORKSPACE_BYTES = 96 * MIB
 
 @dataclass(frozen=True)
 class Step:
-    """Beside weights, gradients, optimizer and batches; `fixed` does not depend on the batch."""
+    """Beside weights, gradients, optimizer and batches; of `fixed` only holes are of the batch."""
 
     fixed: tuple[Item, ...]
     activations: int
@@ -49,17 +49,21 @@ Reckon = Callable[[int, int], Step]
 """From the samples of a batch of training and of evaluation."""
 
 
-def on_cpu(model: SequenceSize, imports: Imports, batch_bytes: int, filled_bytes: int) -> Reckon:
-    """By the coefficients of a CPU; `filled_bytes`: of a batch's ragged arrays."""
-    holes = HOLES * min(batch_bytes, MOST_IN_HEAP_BYTES) + min(filled_bytes, MOST_IN_HEAP_BYTES)
+def on_cpu(model: SequenceSize, imports: Imports, sample_bytes: int, filled_bytes: int) -> Reckon:
+    """By the coefficients of a CPU; `filled_bytes`: of a sample's ragged arrays."""
+
+    def holes(batch: int) -> Item:
+        copies, filled = batch * sample_bytes, batch * filled_bytes
+        holding = HOLES * min(copies, MOST_IN_HEAP_BYTES) + min(filled, MOST_IN_HEAP_BYTES)
+        return Item("heap_holes", int(holding), STEPS)
+
     fixed = (
-        Item("heap_holes", int(holes), STEPS),
         Item("libraries", LIBRARIES_BYTES[model.spec.recipe.encoder], STEPS),
         Item("compiler", compiler_bytes(model.spec, imports), STEPS),
         Item("rearranged_weights", int(WEIGHTS_REARRANGED * model.weights_bytes), STEPS),
     )
     return lambda batch, looked_at: Step(
-        fixed,
+        (holes(batch), *fixed),
         model.activations_bytes(batch, TRAINING_ON_CPU),
         model.activations_bytes(looked_at, EVALUATION_ON_CPU),
     )

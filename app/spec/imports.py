@@ -45,5 +45,5 @@ IMPORTS: dict[Build, Imports] = {
 
 
 def build_of(version: str) -> Build:
-    """Of a version of PyTorch as its package says it: only builds without CUDA say so."""
+    """Of a version of PyTorch as its package says it; one that does not say `+cpu` has CUDA."""
     return "cpu" if version.endswith("+cpu") else "cuda"

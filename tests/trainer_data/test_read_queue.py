@@ -7,8 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from tests.trainer_data.factories import entry, make_spec, preparing, write_arrays
 from worker.trainer.data import read_queue
+from worker.trainer.data.loader import open_data
 from worker.trainer.data.parts import Parts
 from worker.trainer.data.read_queue import (
     MOST_AT_ONCE,
@@ -140,3 +143,33 @@ def test_a_system_without_room_for_a_queue_reads_one_by_one_and_says_so(
     why = why_one_by_one()
     assert why is not None
     assert why.startswith("io_setup: ")
+
+
+@pytest.mark.parametrize("wrong", ["read-only", "behind the end", "before the beginning"])
+def test_the_kernel_is_given_no_address_outside_of_the_memory(file, wrong):
+    out = np.zeros((4, ROW), np.uint8)
+    memory = memoryview(bytes(4 * ROW)) if wrong == "read-only" else out.reshape(-1).data
+    starts = np.arange(4) * ROW
+    starts[2] = {"behind the end": 3 * ROW + 1, "before the beginning": -1}.get(wrong, starts[2])
+    parts = Parts(memory, np.arange(4) * APART, starts, np.full(4, ROW, np.int64))
+    with pytest.raises(BufferError, match="no room"):
+        read_together(parts, parts.runs(), np.full(4, file), parts.offsets)
+
+
+def test_nothing_is_read_for_nothing(file):
+    nothing = np.empty(0, np.int64)
+    parts = Parts(memoryview(bytearray(8)), nothing, nothing, nothing)
+    assert not len(read_together(parts, nothing, nothing, nothing))
+
+
+def test_a_run_says_whether_its_rows_are_read_together(tmp_path, monkeypatch):
+    path = write_arrays(tmp_path / "numbers.h5")
+    for calls, said in ((read_queue.CALLS, False), ({}, True)):
+        monkeypatch.setattr(read_queue, "_idle", [])
+        monkeypatch.setattr(read_queue, "CALLS", calls)
+        data = open_data(
+            make_spec(), {"numbers": entry(path)}, torch.device("cpu"), preparing(tmp_path)
+        )
+        why = data.describe()["read_one_by_one_because"]
+        data.close()
+        assert (why is not None) is said

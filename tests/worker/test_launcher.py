@@ -283,3 +283,13 @@ def test_tensors_lie_on_huge_pages_unless_the_owner_says_otherwise(
 )
 def test_the_memory_of_a_trainer_is_kept_by_the_c_library_or_by_pytorch(libc, settings):
     assert memory_settings(libc) == settings
+
+
+@pytest.mark.parametrize("name", ["GLIBC_TUNABLES", "THP_MEM_ALLOC_ENABLE"])
+def test_what_the_owner_says_of_memory_is_all_that_is_said(tmp_path, monkeypatch, name):
+    for each in ("GLIBC_TUNABLES", "THP_MEM_ALLOC_ENABLE"):
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv(name, "1")
+    found = trainer_environment(tmp_path, gpu=None, threads=1)
+    assert found[name] == "1"
+    assert len(found.keys() & {"GLIBC_TUNABLES", "THP_MEM_ALLOC_ENABLE"}) == 1

@@ -16,9 +16,10 @@ from worker.orders import Launch, Order
 PACKAGES = Path(__file__).parent.parent.parent
 # A trainer sees nothing else of the agent's environment: no token, no database URL. How OpenMP's
 # threads wait is the owner's to say: spinning is fastest on idle cores and slowest on busy ones.
+OWNERS_MEMORY = ("GLIBC_TUNABLES", "THP_MEM_ALLOC_ENABLE")
 INHERITED = (
     *("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "TZ"),
-    *("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "GLIBC_TUNABLES", "THP_MEM_ALLOC_ENABLE"),
+    *("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", *OWNERS_MEMORY),
     *("CC", "CXX", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH"),
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
 )
@@ -121,7 +122,7 @@ def trainer_environment(home: Path, *, gpu: str | None, threads: int) -> dict[st
     kept = {name: os.environ[name] for name in INHERITED if name in os.environ}
     return {
         "LANG": "C.UTF-8",
-        **memory_settings(platform.libc_ver()),
+        **({} if kept.keys() & set(OWNERS_MEMORY) else memory_settings(platform.libc_ver())),
         **cache_folders(home),
         **kept,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",

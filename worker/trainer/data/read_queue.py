@@ -91,13 +91,18 @@ class Memories:
 
     def __init__(self, parts: Parts, runs: Rows) -> None:
         """`runs`: where each begins. Behind each part is what is skipped, and nothing is behind
-        the last of a run.
+        the last of a run. BufferError where a part would lie outside of the memory: the kernel
+        writes to any address.
         """
         ends = np.append(runs[1:], len(parts))
         self._skipped = np.empty(MOST_SKIPPED_BYTES, np.uint8)
         self._memories = np.empty((len(parts), 2), MEMORY)
         own, skipped = self._memories[:, 0], self._memories[:, 1]
-        own["address"] = _address(np.frombuffer(parts.memory, np.uint8)) + parts.starts
+        memory = np.frombuffer(parts.memory, np.uint8)
+        ends_at = parts.starts + parts.sizes
+        if not memory.flags.writeable or parts.starts.min() < 0 or ends_at.max() > memory.size:
+            raise BufferError("rows would be read to where there is no room for them")
+        own["address"] = _address(memory) + parts.starts
         own["size"] = parts.sizes
         skipped["address"] = _address(self._skipped)
         skipped["size"][:-1] = np.maximum(parts.gaps, 0)
@@ -117,7 +122,7 @@ def read_together(parts: Parts, runs: Rows, files: Rows, offsets: Rows) -> Rows:
     one by one: all of them where they are few, or where the system has no queue for them.
     """
     everything = np.arange(len(runs))
-    if len(runs) == 1:
+    if len(runs) < 2:
         return everything
     try:
         queue = _take()
@@ -129,7 +134,7 @@ def read_together(parts: Parts, runs: Rows, files: Rows, offsets: Rows) -> Rows:
 
 
 def why_one_by_one() -> str | None:
-    """What hinders this system from taking many reads at once; None: it does."""
+    """What hinders this system from making a queue for many reads; None: it has one."""
     try:
         _idle.append(_take())
     except OSError as error:
