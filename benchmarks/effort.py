@@ -22,8 +22,9 @@ class Effort:
     def rounds(self, usual: int) -> int:
         return min(usual, self.most_rounds)
 
-    def samples(self, usual: int) -> int:
-        return round(usual * self.share)
+    def samples(self, usual: int, times: int = 1) -> int:
+        """The share of them; `times`: of that the share again, where all would take too long."""
+        return round(usual * self.share**times)
 
     def variants(self, usual: Sequence[T]) -> Sequence[T]:
         return usual[: self.most_variants]

@@ -32,7 +32,7 @@ def measure(effort: Effort, device: str = "cpu") -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as name:
         folder = Path(name)
         large = write(folder, "contiguous", effort.samples(LARGE[0]), LARGE[1])
-        small = write(folder, "contiguous", effort.samples(SMALL[0]), SMALL[1])
+        small = write(folder, "contiguous", effort.samples(SMALL[0], times=3), SMALL[1])
         figures = [
             figure
             for file in (large, small)
