@@ -36,12 +36,7 @@ async def plan_with_probe(
     deadline = time.monotonic() + wait
     facts, resolved = await run_in_threadpool(facts_for, services, request)
     spec = await run_in_threadpool(_plannable, services, request, facts, resolved)
-    try:
-        worker = _worker_for(services, spec, facts)
-        memory_plan(spec, facts)
-        order = probe_order(spec, facts)
-    except UnknownFact as unknown:
-        raise _nobody(f"nobody knows {unknown}") from None
+    worker, order = await run_in_threadpool(_order_for, services, spec, facts)
     job_id = await run_in_threadpool(services.store.jobs.order_probe, worker.id, order)
     job = await _ended(services, job_id, deadline)
     if job is None:
@@ -71,6 +66,16 @@ def _plannable(services: Services, request: Document, facts: Facts, resolved: Re
     if not facts.devices:
         raise _nobody("no worker is alive that could make a step")
     return resolved.spec
+
+
+def _order_for(services: Services, spec: RunSpec, facts: Facts) -> tuple[WorkerRecord, Document]:
+    """Who measures, and what; the measurement would be for nothing where there is no plan of it."""
+    try:
+        worker = _worker_for(services, spec, facts)
+        memory_plan(spec, facts)
+        return worker, probe_order(spec, facts)
+    except UnknownFact as unknown:
+        raise _nobody(f"nobody knows {unknown}") from None
 
 
 def _worker_for(services: Services, spec: RunSpec, facts: Facts) -> WorkerRecord:

@@ -103,22 +103,22 @@ def memory_plan(spec: RunSpec, facts: Facts) -> MemoryPlan:
 
 def _plan(spec: RunSpec, facts: Facts) -> MemoryPlan:
     device, dataset, sizes = device_of(spec, facts), as_read(spec, facts), sizes_of(spec, facts)
-    loader = spec.data.loader
+    loader, arrays = spec.data.loader, fields_of(spec, dataset)
     need = need_of(spec, dataset, sizes, loader)
     free = free_memory(device)
     data_memory = memory_for_data(free)
-    sample_bytes = sum(array.sample_bytes for array in fields_of(spec, dataset))
+    sample_bytes = sum(array.sample_bytes for array in arrays)
     crews: Crews | None = None
     if isinstance(loader, ChunkedLoader):
         data = settle_residency(loader, need, data_memory)
     else:
-        crews = crews_of(spec, loader, sizes, device, fields_of(spec, dataset))
+        crews = crews_of(spec, loader, sizes, device, arrays)
         data = loaded(crews)
     model = model_of(spec, dataset)
     measured = facts.measured
     if measured is not None and not (measured.device == device.kind and measured.holds_for(spec)):
         measured = None
-    samples, arrays = sizes.training + sum(need.held_out), fields_of(spec, dataset)
+    samples = sizes.training + sum(need.held_out)
     unpacking = unpacking_bytes(arrays, samples, device.host.cores, crews)
     imports, batches = device.host.imports, _batches(spec, sizes)
     run = _Run(spec, *batches, sample_bytes, need, data, model, measured, crews, unpacking, imports)
@@ -162,13 +162,14 @@ def _beside_imports(host: HostFacts) -> int:
 
 def need_of(spec: RunSpec, dataset: DatasetFacts, sizes: PartSizes, loader: Loader) -> Need:
     """What the trainer will find that the data comes to; UnknownFact."""
-    sample_bytes = sum(array.kept_bytes for array in fields_of(spec, dataset))
+    arrays = fields_of(spec, dataset)
+    sample_bytes = sum(array.kept_bytes for array in arrays)
     kind, group = order_of(spec, dataset, loader)
     together = group if kind == "block" and group != "auto" else 1
     held_out = tuple(count for count in (sizes.validation, sizes.test) if count)
     samples, parts = sizes.training + sum(held_out), 1 + len(held_out)
-    saved = sum(array.saved_bytes(samples, parts) for array in fields_of(spec, dataset))
-    longest = sum(array.longest_bytes for array in fields_of(spec, dataset))
+    saved = sum(array.saved_bytes(samples, parts) for array in arrays)
+    longest = sum(array.longest_bytes for array in arrays)
     return Need(sample_bytes, together, sizes.training, held_out, saved, longest)
 
 

@@ -14,9 +14,9 @@ from worker.compile_cache import cache_folders
 from worker.orders import Launch, Order
 
 PACKAGES = Path(__file__).parent.parent.parent
+OWNERS_MEMORY = ("GLIBC_TUNABLES", "THP_MEM_ALLOC_ENABLE")
 # A trainer sees nothing else of the agent's environment: no token, no database URL. How OpenMP's
 # threads wait is the owner's to say: spinning is fastest on idle cores and slowest on busy ones.
-OWNERS_MEMORY = ("GLIBC_TUNABLES", "THP_MEM_ALLOC_ENABLE")
 INHERITED = (
     *("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "TZ"),
     *("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", *OWNERS_MEMORY),

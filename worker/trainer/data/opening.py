@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from importlib import metadata
 from typing import Any, Literal, Protocol
 
 import torch
@@ -158,12 +159,12 @@ class LoadedOpener:
         }
 
     def use(self, use: Use) -> Use:
-        crew = self._crews["train"]
+        crew, imports = self._crews["train"], IMPORTS[build_of(metadata.version("torch"))]
         return replace(
             use,
             workers=crew.workers,
             prefetch_factor=crew.prefetch_factor,
-            process_bytes=process_bytes(self._settings, IMPORTS[build_of(torch.__version__)]),
+            process_bytes=process_bytes(self._settings, imports),
         )
 
     def open(self, name: PartName, part: Part, order: Order, plan: BatchPlan) -> Batches:
