@@ -297,9 +297,16 @@ def test_the_processes_end_with_a_trainer_that_is_killed(tmp_path, context):
     eventually(lambda: not any(map(psutil.pid_exists, everyone)), "all are gone")
 
 
+def all_read(staying):
+    """Wait until the processes have read as far as they may."""
+    ahead = staying._landing.room.slots - 1
+    eventually(lambda: staying._asking.ready() == ahead, "all that may be read ahead is there")
+
+
 def test_a_shutdown_of_all_processes_leaves_the_next_batches_to_the_trainer(staying):
     under_way = staying.iterate(0)
     next(under_way)
+    all_read(staying)  # one of them may still be starting, and would end
     for pid in staying.pids:
         os.kill(pid, signal.SIGTERM)
         os.kill(pid, signal.SIGINT)
@@ -340,7 +347,7 @@ def test_what_waits_is_counted(staying):
     first = next(under_way)
     slots = staying._landing.room.slots
     assert slots == 2 * 2 + 1
-    eventually(lambda: staying._asking.ready() == slots - 1, "the processes are as far as they may")
+    all_read(staying)
     next(under_way)
     assert staying.counters.queue_depth == slots - 1
     sample_bytes = (6 * 3 + 4) * 4
