@@ -2,7 +2,8 @@
 
 Parts can be named (`python -m benchmarks api stop`). Ends with 1 when a bound is missed. `--quick`
 takes less than 3 minutes and judges ratios only, each by half of what is asked for; a part that
-misses one is measured once more. `--device cuda` has loading and training bring their batches to
+misses one is measured once more. What loads or trains does it with a trainer's memory settings, if
+the environment has no others. `--device cuda` has loading and training bring their batches to
 a GPU.
 """
 
@@ -30,6 +31,7 @@ from benchmarks import (
 from benchmarks.bench_service import bench_service
 from benchmarks.effort import FULL, QUICK, Effort
 from benchmarks.figures import Figure, as_json, not_measured, print_table
+from benchmarks.heap import begin_as_a_trainer
 from benchmarks.loading import figures as loading_figures
 from benchmarks.loading import windows as windows_figures
 from benchmarks.loading.neighbours import versions
@@ -154,4 +156,5 @@ def _of_the_service(parts: Collection[str]) -> list[Figure]:
 
 
 if __name__ == "__main__":
+    begin_as_a_trainer()
     sys.exit(main())

@@ -1,14 +1,21 @@
 """What a few paired rounds are sure to show."""
 
 import math
-import statistics
 from collections.abc import Sequence
 
-# One-sided 95 % of Student's t for the degrees of freedom of so many rounds.
-T_95 = {2: 6.314, 5: 2.132, 7: 1.943, 8: 1.895, 15: 1.761, 30: 1.699}
+DOUBT = 0.05
+FEWEST = 5
+"""Of fewer, all may lie above their median by chance: 1 in 16 times of four."""
 
 
 def lower_bound(values: Sequence[float]) -> float:
-    """The mean of so many rounds is above this with a probability of 95 %."""
-    error = statistics.stdev(values) / math.sqrt(len(values))
-    return statistics.mean(values) - T_95[len(values)] * error
+    """The median of ever so many rounds is above this with a probability of 95 %, however they are
+    spread: the least of them but for so many as chance alone would put below the median.
+    """
+    count = len(values)
+    if count < FEWEST:
+        raise ValueError(f"{count} rounds show nothing with confidence; {FEWEST} do")
+    below, chance = 0, 0.0
+    while (chance := chance + math.comb(count, below) / 2**count) <= DOUBT:
+        below += 1
+    return sorted(values)[below - 1]

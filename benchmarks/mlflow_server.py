@@ -4,7 +4,6 @@ As well set as was found on two cores: a write-ahead log, as Stoker has it, and 
 two or with four, its default, it answered fewer requests, and a single client 40 ms later.
 """
 
-import os
 import socket
 import subprocess
 import venv
@@ -17,6 +16,7 @@ import psutil
 
 from app.store.sqlite import driver
 from benchmarks.bench_service import end, wait_until
+from benchmarks.heap import plain_environment
 from benchmarks.load import Target, load
 
 WORKERS = 1
@@ -55,7 +55,7 @@ def tracking_server(programs: Path, folder: Path, history: int) -> Iterator[str]
     """The URL of a server, warm, with so many runs in its history."""
     folder.mkdir()
     store = f"sqlite:///{folder / 'mlflow.db'}"
-    environment = os.environ | ENVIRONMENT
+    environment = plain_environment() | ENVIRONMENT
     subprocess.run(
         [programs / "mlflow", "db", "upgrade", store],
         env=environment, check=True, capture_output=True,

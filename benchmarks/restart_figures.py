@@ -15,6 +15,7 @@ from typing import IO
 from app.spec.layers import merge_patch
 from benchmarks.bench_service import BenchService, spec, wait_until
 from benchmarks.figures import Figure
+from benchmarks.heap import plain_environment
 
 ROUNDS = 5
 THREADS = 1
@@ -81,7 +82,7 @@ def start_script(
 ) -> "subprocess.Popen[str]":
     data = service.home / "data" / service.client.dataset("weather")["path"]
     command = [sys.executable, SCRIPT, data, service.home / "bare.pt", str(THREADS)]
-    return subprocess.Popen(command, stdout=out, text=True)
+    return subprocess.Popen(command, env=plain_environment(), stdout=out, text=True)
 
 
 def _printed(script: "subprocess.Popen[str]") -> float:

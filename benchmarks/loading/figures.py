@@ -12,7 +12,7 @@ from benchmarks.figures import Figure, not_measured
 from benchmarks.loading.arms import Arm, Runner
 from benchmarks.loading.files import LAYOUTS, DataFile, write
 from benchmarks.loading.memory import peaks
-from benchmarks.loading.neighbours import NOT_INSTALLED, PACKAGES, neighbours
+from benchmarks.loading.neighbours import NOT_INSTALLED, PACKAGES, neighbours, plain_script
 from benchmarks.loading.peers import dataloader, naive_chunks
 from benchmarks.loading.probes import in_memory, load, memory_copy, raw_read
 from benchmarks.loading.rounds import ROUNDS, in_turn, rates, ratio
@@ -57,7 +57,9 @@ def _contiguous(
     arms = {kind: [make() for make in each] for kind, each in makers.items()}
     alone = effort.own_processes and device == "cpu"
     beside = neighbours(file, shuffled=shuffled) if alone else ()
-    everyone: list[Runner] = [probe, *limits, *chain.from_iterable(arms.values()), *beside]
+    asked_for = device == "cpu" and (alone or not shuffled)
+    plain = plain_script(file, shuffled=shuffled) if asked_for else ()
+    everyone: list[Runner] = [probe, *limits, *chain.from_iterable(arms.values()), *plain, *beside]
     rounds = in_turn(file, everyone, effort.rounds(ROUNDS))
     openers = chain.from_iterable(makers.values()) if alone and shuffled else ()
     figures = rates(title, file, rounds, COMMAND, probe, peaks(openers, file))
@@ -65,16 +67,18 @@ def _contiguous(
         figures += _without_neighbours(title, effort, device)
     [ours, *_] = arms["stoker"]
     small = file.sample_bytes < SMALL_BYTES
-    # Without a bound where one would be above the rate at which memory is copied.
     compared: list[tuple[Sequence[Runner], float | None]] = [
         ([probe], 0.85),
-        (arms["naive"], 4.0 if shuffled else None),
+        (arms["naive"], None),
+        (plain, None if shuffled else 4.0),
         (arms["loaded"], None),
         (arms["items"], 8.0 if shuffled and small else None),
         (arms["batches"], 2.0 if shuffled else None),
     ]
-    compared += [(beside, None)] if beside else []
-    return figures + [ratio(title, rounds, ours, to, bound, COMMAND) for to, bound in compared]
+    compared += [(beside, None)]
+    return figures + [
+        ratio(title, rounds, ours, others, bound, COMMAND) for others, bound in compared if others
+    ]
 
 
 def _makers(

@@ -1,6 +1,8 @@
-"""Peers with an environment of their own (`make peers`), which take their turns in its process.
+"""Arms with a process of their own, in which they take their turns.
 
-What mosaicml-streaming asks for holds back NumPy and brings the clients of several clouds.
+Peers with an environment of their own (`make peers`), since what mosaicml-streaming asks for holds
+back NumPy and brings the clients of several clouds; and a plain script, without the memory settings
+of a trainer.
 """
 
 import importlib.metadata
@@ -9,12 +11,14 @@ import os
 import select
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.heap import plain_environment
 from benchmarks.loading.arms import Epoch
 from benchmarks.loading.files import DataFile
 
@@ -27,22 +31,27 @@ ANSWER_SECONDS = 300.0
 """To write the file anew in a peer's own format takes some of them, an epoch a few seconds."""
 
 
-class PeersProcess:
-    """Reads one file, in order or shuffled; an arm of each peer."""
+class ArmsProcess:
+    """Reads one file, in order or shuffled; `arms` are those it has."""
 
-    def __init__(self, file: DataFile, *, shuffled: bool) -> None:
+    def __init__(
+        self,
+        python: Path,
+        module: str,
+        file: DataFile,
+        *,
+        shuffled: bool,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """RuntimeError when the process ends or hangs; its message is on standard error then."""
+        self._module = module
         document = {**asdict(file), "path": str(file.path), "shuffled": shuffled}
         self._process = subprocess.Popen(
-            [
-                ENVIRONMENT / "bin" / "python",
-                "-m",
-                f"{__package__}.peers_process",
-                json.dumps(document),
-            ],
+            [python, "-m", f"{__package__}.{module}", json.dumps(document)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
+            env=environment,
             text=True,
             start_new_session=True,
         )
@@ -76,10 +85,10 @@ class PeersProcess:
         assert self._process.stdout is not None  # noqa: S101 - a pipe was asked for
         ready, _, _ = select.select([self._process.stdout], [], [], ANSWER_SECONDS)
         if not ready:
-            raise RuntimeError(f"the process of the peers said nothing for {ANSWER_SECONDS:.0f} s")
+            raise RuntimeError(f"{self._module} said nothing for {ANSWER_SECONDS:.0f} s")
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError("the process of the peers ended; it says above why")
+            raise RuntimeError(f"{self._module} ended; it says above why")
         return json.loads(line)
 
 
@@ -88,7 +97,7 @@ class Neighbour:
     """One arm of the process."""
 
     name: str
-    process: PeersProcess
+    process: ArmsProcess
 
     def run(self, _: DataFile, number: int) -> Epoch:
         """One epoch of the file that the process has, checked there."""
@@ -100,7 +109,19 @@ class Neighbour:
 
 def neighbours(file: DataFile, *, shuffled: bool) -> Sequence[Neighbour]:
     """None where they are not installed."""
-    return PeersProcess(file, shuffled=shuffled).arms if ENVIRONMENT.exists() else ()
+    if not ENVIRONMENT.exists():
+        return ()
+    return ArmsProcess(
+        ENVIRONMENT / "bin" / "python", "peers_process", file, shuffled=shuffled
+    ).arms
+
+
+def plain_script(file: DataFile, *, shuffled: bool) -> Sequence[Neighbour]:
+    """What the reference design brings its users."""
+    environment = plain_environment()
+    return ArmsProcess(
+        Path(sys.executable), "plain_process", file, shuffled=shuffled, environment=environment
+    ).arms
 
 
 def versions() -> Mapping[str, str]:

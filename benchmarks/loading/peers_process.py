@@ -1,10 +1,6 @@
-"""The process of the peers that have an environment of their own: an epoch for each line it reads.
-
-Started by `benchmarks.loading.neighbours` with a `DataFile` as JSON; nothing else imports it.
-"""
+"""The process of the peers that have an environment of their own; nothing else imports it."""
 
 import importlib.metadata
-import json
 import sys
 import types
 from collections.abc import Iterator, Sequence
@@ -19,6 +15,7 @@ from numpy.typing import NDArray
 from benchmarks.loading.arms import BATCH, Arm, Batch
 from benchmarks.loading.files import HORIZON, WINDOW, WRITTEN_AT_ONCE, DataFile
 from benchmarks.loading.peers import BatchedWindows, Windows
+from benchmarks.loading.serving import serve
 
 # Of streaming only the readers of its own format are used. Its pictures need torchvision, which
 # PyPI has for CUDA builds of PyTorch alone: beside a CPU build it cannot be imported.
@@ -30,21 +27,10 @@ WORKERS = (0, 2)
 THREADS, AHEAD = 2, 3
 
 
-def main() -> None:
-    document = json.loads(sys.argv[1])
-    shuffled = bool(document.pop("shuffled"))
-    file = DataFile(**{**document, "path": Path(document["path"])})
+def arms(file: DataFile, shuffled: bool) -> Iterator[Arm]:
     streaming.base.util.clean_stale_shared_memory()  # of one that was ended
-    shards = _shards(file)
-    arms = {arm.name: arm for arm in (*_streaming(shards, shuffled), _spdl(file, shuffled))}
-    _say(list(arms))
-    for line in sys.stdin:
-        name, number = json.loads(line)
-        _say(arms[name].run(file, number))
-
-
-def _say(document: Any) -> None:
-    print(json.dumps(document), flush=True)
+    yield from _streaming(_shards(file), shuffled)
+    yield _spdl(file, shuffled)
 
 
 def _shards(file: DataFile) -> Path:
@@ -106,4 +92,4 @@ def _spdl(file: DataFile, shuffled: bool) -> Arm:
 
 
 if __name__ == "__main__":
-    main()
+    serve(arms)

@@ -1,7 +1,5 @@
 """Training fed by each loader, in turn, beside training on batches that are in memory already."""
 
-import itertools
-import os
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -11,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.confidence import lower_bound
+from benchmarks.confidence import FEWEST, lower_bound
 from benchmarks.effort import Effort
 from benchmarks.figures import Figure, figure_of
 from benchmarks.loading.arms import BATCH, Arm, Batch
@@ -22,13 +20,13 @@ from benchmarks.loading.stoker import by_torch, stoker, too_large
 from benchmarks.training.captured import captured
 from benchmarks.training.gpu import on_gpu, variants_on_gpu
 from benchmarks.training.models import MODELS, Subject
-from benchmarks.training.training import Epoch, Training
+from benchmarks.training.rounds import Rounds, beside, in_turn
+from benchmarks.training.training import Epoch
 
 # On a host rounds differ by a tenth, on a GPU by a hundredth.
-ROUNDS, PEER_ROUNDS = {"cpu": 30, "cuda": 8}, 5
-BOUND_ROUNDS = 5
-# Windows of 23 KiB, as weather; an epoch takes a second or so.
-SAMPLES = {"cpu": 5_120, "cuda": 24_576}
+ROUNDS, PEER_ROUNDS = {"cpu": 60, "cuda": 8}, 5
+# Windows of 23 KiB, as weather; an epoch takes half a second or so.
+SAMPLES = {"cpu": 2_560, "cuda": 24_576}
 FEATURES = 16
 # Of DataLoader. A machine with a GPU has more cores, of which it is given more.
 WORKERS = {"cpu": (0, 2), "cuda": (8,)}
@@ -37,12 +35,7 @@ WORKERS = {"cpu": (0, 2), "cuda": (8,)}
 LEAST_EFFICIENCY, LEAST_EFFICIENCY_OF_A_GPU = (0.97, 0.95), (0.98, 0.98)
 OVER_ITEMS, OVER_BATCHES = 1 / (1 - 0.599), 1.3
 DATA_HEAVY = "MLP"
-# Whether this process keeps its memory as trainers do is for its caller to say.
-KEPT = os.environ.get("GLIBC_TUNABLES")
-COMMAND = f"{f'GLIBC_TUNABLES={KEPT} ' if KEPT else ''}python -m benchmarks training"
-
-
-Rounds = dict[str, list[Epoch]]
+COMMAND = "python -m benchmarks training"
 
 
 def measure(effort: Effort, device: str = "cpu") -> list[Figure]:
@@ -69,14 +62,14 @@ def _beside_the_limit(subject: Subject, file: DataFile, count: int) -> list[Figu
     name, device = subject.name, subject.device
     limit = ready(file, device)
     ours = [stoker(file, "resident", "full", device=device), too_large(file, device)]
-    beside = loaded_beside(limit, too_large(file, device))
-    rounds = in_turn(subject, file, [limit, *ours, beside], count)
+    thrown_away = loaded_beside(limit, too_large(file, device))
+    rounds, ratios = beside(limit, subject, file, [*ours, thrown_away], count)
     figures = [_rate(name, file, arm, epochs) for arm, epochs in rounds.items()]
     least = LEAST_EFFICIENCY if device == "cpu" else LEAST_EFFICIENCY_OF_A_GPU
     heavy = subject.model == DATA_HEAVY and device == "cpu"
     bounds = [None if heavy else bound for bound in least]
-    for arm, bound in zip((*ours, beside), (*bounds, None), strict=True):
-        figures.append(_efficiency(name, rounds, arm, limit, bound))
+    for arm, bound in zip((*ours, thrown_away), (*bounds, None), strict=True):
+        figures.append(_efficiency(name, arm, ratios[arm.name], bound))
     return figures
 
 
@@ -116,28 +109,6 @@ def loaded_beside(limit: Arm, loader: Arm) -> Arm:
     return Arm("in memory, a stream thrown away", epoch, loader.close)
 
 
-def in_turn(subject: Subject, file: DataFile, arms: Sequence[Arm], count: int) -> Rounds:
-    """An epoch of each a round, and before the first one that is not measured; on a host before
-    each: memory that was not in use for a while is slow at first on a virtual machine. The arms are
-    closed.
-    """
-    rounds: Rounds = {arm.name: [] for arm in arms}
-    trainings = {arm.name: Training(subject, file) for arm in arms}
-    # One after the other: in a run too, the next epoch begins with what was read ahead.
-    numbers = {arm.name: itertools.count() for arm in arms}
-    try:
-        for number in range(count):
-            for arm in arms:
-                train, epoch = trainings[arm.name].epoch, numbers[arm.name]
-                if number == 0 or subject.device == "cpu":
-                    train(arm, next(epoch))
-                rounds[arm.name].append(train(arm, next(epoch)))
-    finally:
-        for arm in arms:
-            arm.close()
-    return rounds
-
-
 def _rate(model: str, file: DataFile, arm: str, epochs: Sequence[Epoch]) -> Figure:
     rates = [file.samples / e.seconds for e in epochs]
     waited = statistics.median(100 * e.waited / e.seconds for e in epochs)
@@ -145,15 +116,16 @@ def _rate(model: str, file: DataFile, arm: str, epochs: Sequence[Epoch]) -> Figu
     return replace(figure, also={"% waiting for batches": waited})
 
 
-def _efficiency(model: str, rounds: Rounds, arm: Arm, limit: Arm, bound: float | None) -> Figure:
+def _efficiency(model: str, arm: Arm, ratios: Sequence[float], bound: float | None) -> Figure:
     """What is reached of the limit: its lower confidence bound (95 %); of fewer rounds, which show
     nothing with confidence, the median.
     """
-    ratios = _ratios(rounds, arm, limit)
     figure = figure_of(f"{model}: {arm.name} over in memory", "", ratios, COMMAND, bound)
-    if len(ratios) < BOUND_ROUNDS:
+    if len(ratios) < FEWEST:
         return figure
-    return replace(figure, name=f"{figure.name}, lower bound", value=lower_bound(ratios))
+    also = {"median": figure.value}
+    name = f"{figure.name}, lower bound"
+    return replace(figure, name=name, value=lower_bound(ratios), also=also)
 
 
 def _over(

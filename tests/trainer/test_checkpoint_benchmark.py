@@ -31,14 +31,14 @@ def test_all_arms_keep_the_state(tmp_path, monkeypatch):
 
 def test_the_figures(monkeypatch):
     timings = {
-        Nothing: Timing(10.0, 0.0),
-        Stoker: Timing(11.0, 0.25),
-        TorchSave: Timing(14.0, 2.0),
-        MemoryCopy: Timing(10.2, 0.125),
-        Inline: Timing(15.0, 2.5),
+        Nothing: Timing(10.0, 0.0, 0.0),
+        Stoker: Timing(11.0, 0.75, 0.25),
+        TorchSave: Timing(14.0, 3.0, 2.0),
+        MemoryCopy: Timing(10.2, 0.5, 0.125),
+        Inline: Timing(15.0, 3.5, 2.5),
     }
     monkeypatch.setattr(checkpoint_figures, "_build", lambda: None)
     monkeypatch.setattr(checkpoint_figures, "_train", lambda step, arm: timings[type(arm)])
     found = measure()
-    assert [figure.value for figure in found] == [0.25, 2.0, 0.125, 2.0, 0.1, 0.5, 2.0]
-    assert [figure.holds for figure in found[3:5]] == [False, True]
+    assert [figure.value for figure in found] == [0.25, 0.75, 2.0, 0.125, 2.0, 0.1, 0.5, 2.0]
+    assert [figure.holds for figure in found[4:6]] == [False, True]

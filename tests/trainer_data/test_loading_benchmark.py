@@ -100,7 +100,7 @@ def test_a_process_of_the_peers_that_hangs_is_an_error(tmp_path, monkeypatch):
     first, second = neighbours.neighbours(file, shuffled=True)
     first.run(file, 0)
     monkeypatch.setattr(neighbours, "ANSWER_SECONDS", 0.2)
-    with pytest.raises(RuntimeError, match=r"the process of the peers said nothing for 0 s"):
+    with pytest.raises(RuntimeError, match=r"peers_process said nothing for 0 s"):
         second.run(file, 1)
     second.close()
     assert not children() - before
@@ -121,7 +121,7 @@ def test_a_process_of_the_peers_that_ends_is_no_figure(tmp_path, monkeypatch):
     file = write(tmp_path, "contiguous", samples=3, features=2)
     first, second = neighbours.neighbours(file, shuffled=True)
     first.run(file, 0)
-    with pytest.raises(RuntimeError, match="the process of the peers ended"):
+    with pytest.raises(RuntimeError, match="peers_process ended"):
         second.run(file, 1)
     second.close()
 

@@ -11,29 +11,57 @@ from benchmarks.loading.arms import Arm
 from benchmarks.loading.files import write
 from benchmarks.training import figures, gpu
 from benchmarks.training.models import MODELS, Subject
-from benchmarks.training.training import Training
+from benchmarks.training.rounds import Turns, beside
+from benchmarks.training.training import Epoch, Training
 from tests.trainer_data.factories import children
 
-TWICE = Effort(most_rounds=2, share=1.0, most_variants=2, own_processes=False)
+SHORT = Effort(most_rounds=5, share=1.0, most_variants=2, own_processes=False)
 
 
 @pytest.mark.parametrize("name", MODELS["cpu"])
-def test_every_loader_feeds_the_same_training(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(figures, "BOUND_ROUNDS", 2)
+def test_every_loader_feeds_the_same_training(tmp_path, name):
     file = write(tmp_path, "contiguous", samples=300, features=2)
     before = children()
-    found = {figure.name: figure for figure in figures._of_subject(Subject(name), file, TWICE)}
+    found = {figure.name: figure for figure in figures._of_subject(Subject(name), file, SHORT)}
     rates = [figure for figure in found.values() if figure.unit == "samples/s"]
     assert len(rates) == 11
     assert all(figure.value > 0 for figure in rates)
     assert all(0 < figure.also["% waiting for batches"] < 100 for figure in rates)
-    assert [name for name in found if name.endswith("lower bound")]
+    bounds = [figure for name, figure in found.items() if name.endswith("lower bound")]
+    assert all(0 < figure.value <= figure.also["median"] for figure in bounds)
+    assert len(bounds) == 3
     assert children() <= before
 
 
-def test_the_lower_bound_is_students():
-    """Mean 1.1, deviation 0.1414, and t of one degree of freedom: 1.1 - 6.314 * 0.1."""
-    assert lower_bound([1.0, 1.2]) == pytest.approx(0.4686)
+@pytest.mark.parametrize(("count", "place"), [(5, 1), (7, 1), (8, 2), (15, 4), (30, 11)])
+def test_the_lower_bound_is_that_of_the_sign_test(count, place):
+    """How many of so many tosses of a coin are heads: fewer than `place` in a twentieth of cases,
+    `place` or fewer in more.
+    """
+    assert lower_bound([float(value) for value in range(count, 0, -1)]) == place
+
+
+def test_few_rounds_have_no_bound():
+    with pytest.raises(ValueError, match="4 rounds show nothing with confidence; 5 do"):
+        lower_bound([1.0] * 4)
+
+
+def test_an_epoch_counts_beside_those_right_before_and_after_it(tmp_path, monkeypatch):
+    """Warmed up once each; a machine that becomes slower and slower shows no difference."""
+    file = write(tmp_path, "contiguous", samples=3, features=2)
+    passed, order = iter(range(10, 100)), []
+
+    def epoch(turns):
+        order.append(turns.arm.name)
+        return Epoch(float(next(passed)), 0.0)
+
+    monkeypatch.setattr(Turns, "epoch", epoch)
+    limit, arm, other = (Arm(name, lambda number: iter(())) for name in ("limit", "arm", "other"))
+    rounds, ratios = beside(limit, Subject("MLP"), file, [arm, other], 2)
+    assert order[:4] == ["arm", "other", "limit", "limit"]
+    assert order[4:] == ["arm", "limit", "other", "limit"] * 2
+    assert ratios == {"arm": [1.0, 1.0], "other": [1.0, 1.0]}
+    assert [epoch.seconds for epoch in rounds["limit"]] == [15.0, 17.0, 19.0, 21.0]
 
 
 def test_an_epoch_with_samples_missing_is_no_figure(tmp_path):

@@ -22,6 +22,7 @@ from torch import Tensor
 from app.lifecycle import Reason
 from worker.trainer import disk
 from worker.trainer.errors import TrainerError
+from worker.trainer.finite import is_finite
 from worker.trainer.tensor_file import pieces_of
 
 FORMAT: Final = 1
@@ -49,8 +50,10 @@ class TornCheckpoint(Exception):
 def publish(snapshot: Snapshot, folder: Path) -> int:
     """Write `folder`, which must not exist; returns its bytes. On return it survives a crash.
 
-    Raises TrainerError disk_full, leaving earlier checkpoints as they are, and OSError.
+    Raises TrainerError nonfinite rather than keep weights that are not finite, and disk_full; both
+    leave earlier checkpoints as they are. OSError.
     """
+    _require_finite(snapshot.parts["model"], snapshot.body["step"])
     temporary = folder.with_name(f".{folder.name}.tmp")
     try:
         if not folder.parent.exists():
@@ -76,6 +79,17 @@ def publish(snapshot: Snapshot, folder: Path) -> int:
             "Earlier checkpoints are intact. Free space there and restart the run from its latest.",
         ) from error
     return len(manifest) + sum(int(file["bytes"]) for file in files.values())
+
+
+def _require_finite(weights: Tensors, step: int) -> None:
+    broken = [name for name, tensor in weights.items() if not is_finite(tensor)]
+    if broken:
+        raise TrainerError(
+            Reason.nonfinite,
+            f"The weights are not finite after step {step} ({', '.join(broken[:3])}), so no "
+            "checkpoint of them was kept. Lower optimizer.lr or set training.clip_grad_norm, and "
+            "restart the run from its latest checkpoint.",
+        )
 
 
 def _write_tensors(path: Path, tensors: Tensors) -> dict[str, Any]:

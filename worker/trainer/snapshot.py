@@ -22,8 +22,7 @@ def capture(
     """A stable copy: later steps do not change it. Synchronizes with the device.
 
     `facts` go into the manifest as they are. `before`: the parts of a snapshot that is not needed
-    any more; their memory is used again. Raises TrainerError nonfinite rather than keep
-    weights that are not finite.
+    any more; their memory is used again.
     """
     live: dict[str, Tensors] = {
         "model": step.model.state_dict(),
@@ -34,7 +33,6 @@ def capture(
         live["state"]["rng.cuda"] = torch.cuda.get_rng_state(step.precision.device)
     before = before or {}
     parts = {name: _to_cpu(part, before.get(name, {})) for name, part in live.items()}
-    _require_finite(parts["model"], state.step)
     body = {
         **facts,
         "step": state.step,
@@ -46,25 +44,6 @@ def capture(
         "scaler": step.precision.scaler.state_dict(),
     }
     return Snapshot(parts, body)
-
-
-def _require_finite(weights: Tensors, step: int) -> None:
-    # Not left to whoever writes the copy: PyTorch would keep threads for that thread as well.
-    broken = [name for name, tensor in weights.items() if not _is_finite(tensor)]
-    if broken:
-        raise TrainerError(
-            Reason.nonfinite,
-            f"The weights are not finite after step {step} ({', '.join(broken[:3])}), so no "
-            "checkpoint of them was kept. Lower optimizer.lr or set training.clip_grad_norm, and "
-            "restart the run from its latest checkpoint.",
-        )
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    """`isfinite().all()` without its temporary tensors, which are half as large again."""
-    if not tensor.is_floating_point() or not tensor.numel():
-        return True
-    return bool(torch.stack(tensor.aminmax()).isfinite().all())
 
 
 def restore(step: TrainingStep, snapshot: Snapshot) -> TrainState:
