@@ -20,11 +20,11 @@ from benchmarks.loading.stoker import by_torch, stoker, too_large
 from benchmarks.training.captured import captured
 from benchmarks.training.gpu import on_gpu, variants_on_gpu
 from benchmarks.training.models import MODELS, Subject
-from benchmarks.training.rounds import Rounds, beside, in_turn
+from benchmarks.training.rounds import Ratios, beside
 from benchmarks.training.training import Epoch
 
 # On a host rounds differ by a tenth, on a GPU by a hundredth.
-ROUNDS, PEER_ROUNDS = {"cpu": 60, "cuda": 8}, 5
+ROUNDS, PEER_ROUNDS = {"cpu": 60, "cuda": 8}, {"cpu": 15, "cuda": 5}
 # Windows of 23 KiB, as weather; an epoch takes half a second or so.
 SAMPLES = {"cpu": 2_560, "cuda": 24_576}
 FEATURES = 16
@@ -45,7 +45,7 @@ def measure(effort: Effort, device: str = "cpu") -> list[Figure]:
         figures = [figure for each in subjects for figure in _of_subject(each, file, effort)]
         if device != "cpu":
             for variant in variants_on_gpu(subjects):
-                figures += _beside_the_limit(variant, file, effort.rounds(PEER_ROUNDS))
+                figures += _beside_the_limit(variant, file, effort.rounds(PEER_ROUNDS[device]))
             figures += on_gpu(file, subjects, COMMAND)
             figures += captured(file, device, effort.rounds(ROUNDS[device]), COMMAND)
         return figures
@@ -54,7 +54,7 @@ def measure(effort: Effort, device: str = "cpu") -> list[Figure]:
 def _of_subject(subject: Subject, file: DataFile, effort: Effort) -> list[Figure]:
     return [
         *_beside_the_limit(subject, file, effort.rounds(ROUNDS[subject.device])),
-        *_beside_peers(subject, file, effort.rounds(PEER_ROUNDS)),
+        *_beside_peers(subject, file, effort.rounds(PEER_ROUNDS[subject.device])),
     ]
 
 
@@ -81,12 +81,13 @@ def _beside_peers(subject: Subject, file: DataFile, count: int) -> list[Figure]:
     items = [loader(n, batched=False) for n in WORKERS[device]]
     batches = [loader(n, batched=True) for n in WORKERS[device]]
     loaded = [by_torch(file, n, "full", device) for n in WORKERS[device]]
-    rounds = in_turn(subject, file, [ours, naive, *items, *batches, *loaded], count)
+    arms, warm = [naive, *items, *batches, *loaded], device == "cpu"
+    rounds, ratios = beside(ours, subject, file, arms, count, warm=warm)
     figures = [_rate(name, file, arm, rounds[arm]) for arm in rounds if arm != ours.name]
     heavy = name == DATA_HEAVY and device == "cpu"
     over = (OVER_ITEMS, OVER_BATCHES) if heavy else (1.0, 1.0)
     peers = ((items, over[0]), (batches, over[1]), ([naive], 1.0), (loaded, None))
-    return [*figures, *(_over(name, rounds, ours, others, least) for others, least in peers)]
+    return [*figures, *(_over(name, ratios, ours, others, least) for others, least in peers)]
 
 
 def ready(file: DataFile, device: str = "cpu") -> Arm:
@@ -129,15 +130,9 @@ def _efficiency(model: str, arm: Arm, ratios: Sequence[float], bound: float | No
 
 
 def _over(
-    model: str, rounds: Rounds, ours: Arm, others: Sequence[Arm], bound: float | None
+    model: str, ratios: Ratios, ours: Arm, others: Sequence[Arm], bound: float | None
 ) -> Figure:
-    """Of several others, that which is fastest."""
-    best = min(others, key=lambda arm: statistics.median(e.seconds for e in rounds[arm.name]))
+    """Of several others, that which is fastest; `ratios`: of their rates over ours."""
+    best = max(others, key=lambda arm: statistics.median(ratios[arm.name]))
     name = f"{model}: {ours.name} over {best.name}"
-    return figure_of(name, "", _ratios(rounds, ours, best), COMMAND, bound)
-
-
-def _ratios(rounds: Rounds, arm: Arm, other: Arm) -> list[float]:
-    """Of the rates, within each round."""
-    pairs = zip(rounds[arm.name], rounds[other.name], strict=True)
-    return [theirs.seconds / mine.seconds for mine, theirs in pairs]
+    return figure_of(name, "", [1 / ratio for ratio in ratios[best.name]], COMMAND, bound)

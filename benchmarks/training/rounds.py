@@ -20,42 +20,36 @@ class Turns:
     with what was read ahead.
     """
 
-    def __init__(self, subject: Subject, file: DataFile, arm: Arm) -> None:
+    def __init__(self, subject: Subject, file: DataFile, arm: Arm, *, warm: bool) -> None:
+        """`warm`: each epoch that is measured comes after one that is not."""
         self.arm = arm
-        self._training, self._numbers = Training(subject, file), itertools.count()
+        self._training, self._numbers, self._warm = Training(subject, file), itertools.count(), warm
 
     def epoch(self) -> Epoch:
+        if self._warm:
+            self._training.epoch(self.arm, next(self._numbers))
         return self._training.epoch(self.arm, next(self._numbers))
 
 
-def in_turn(subject: Subject, file: DataFile, arms: Sequence[Arm], count: int) -> Rounds:
-    """An epoch of each arm a round, and before the first one that is not measured; on a host before
-    each: memory that was not in use for a while is slow at first on a virtual machine. The arms are
-    closed.
-    """
-    rounds: Rounds = {arm.name: [] for arm in arms}
-    every = [Turns(subject, file, arm) for arm in arms]
-    try:
-        for number in range(count):
-            for turns in every:
-                if number == 0 or subject.device == "cpu":
-                    turns.epoch()
-                rounds[turns.arm.name].append(turns.epoch())
-    finally:
-        for arm in arms:
-            arm.close()
-    return rounds
-
-
 def beside(
-    limit: Arm, subject: Subject, file: DataFile, arms: Sequence[Arm], count: int
+    limit: Arm,
+    subject: Subject,
+    file: DataFile,
+    arms: Sequence[Arm],
+    count: int,
+    *,
+    warm: bool = False,
 ) -> tuple[Rounds, Ratios]:
     """An epoch of each arm a round, each between two of the limit, and its rate over theirs: the
     pace of a virtual machine changes within seconds. The arms are closed.
+
+    `warm`: each after another of the same arm, for arms that take new memory, which there is slow
+    at first when it was not in use for a while.
     """
     rounds: Rounds = {arm.name: [] for arm in (limit, *arms)}
     ratios: Ratios = {arm.name: [] for arm in arms}
-    limits, every = Turns(subject, file, limit), [Turns(subject, file, arm) for arm in arms]
+    limits = Turns(subject, file, limit, warm=warm)
+    every = [Turns(subject, file, arm, warm=warm) for arm in arms]
     try:
         for turns in (*every, limits):
             turns.epoch()
