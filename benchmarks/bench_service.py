@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from app.client import StokerClient
-from benchmarks.heap import plain_environment
+from benchmarks.heap import callers_environment
 
 START_SECONDS = 60.0
 END_SECONDS = 90.0
@@ -93,7 +93,7 @@ def bench_service() -> Iterator[BenchService]:
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
         home = Path(folder)
         own = {"STOKER_HOME": folder, "STOKER_PORT": "0", "STOKER_EXPORTER_PORT": "0"}
-        others = {k: v for k, v in plain_environment().items() if not k.startswith("STOKER_")}
+        others = {k: v for k, v in callers_environment().items() if not k.startswith("STOKER_")}
         environment = others | own
         api = start_part("api", home, environment)
         try:

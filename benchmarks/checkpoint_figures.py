@@ -85,8 +85,13 @@ class MemoryCopy(Nothing):
 class Inline(Nothing):
     """What `Stoker` does, all of it in the loop."""
 
+    def __init__(self) -> None:
+        self._copies: Mapping[str, Tensors] = {}
+
     def save(self, step: TrainingStep, path: Path) -> None:
-        publish(capture(step, TrainState(), {}), path)
+        snapshot = capture(step, TrainState(), {}, self._copies)
+        self._copies = snapshot.parts
+        publish(snapshot, path)
 
 
 class Stoker(Nothing):

@@ -10,7 +10,7 @@ FEWEST = 5
 
 def lower_bound(values: Sequence[float]) -> float:
     """The median of ever so many rounds is above this with a probability of 95 %, however they are
-    spread: the least of them but for so many as chance alone would put below the median.
+    spread, if they are independent: the least but for so many as chance alone would put below it.
     """
     count = len(values)
     if count < FEWEST:

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from benchmarks.figures import Figure
-from benchmarks.heap import plain_environment
+from benchmarks.heap import callers_environment
 
 DEMO_SECONDS = 45.0
 COMMAND = "make demo"
@@ -17,7 +17,7 @@ def measure() -> list[Figure]:
     start = time.perf_counter()
     script = Path(__file__).with_name("demo.py")
     subprocess.run(
-        [sys.executable, script], env=plain_environment(), check=True, stdout=subprocess.DEVNULL
+        [sys.executable, script], env=callers_environment(), check=True, stdout=subprocess.DEVNULL
     )
     seconds = time.perf_counter() - start
     return [Figure("make demo, repeated", seconds, "s", DEMO_SECONDS, 1, COMMAND)]

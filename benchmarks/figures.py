@@ -14,6 +14,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.heap import settings_in_force
+
 PACKAGES = ("stoker", "fastapi", "sqlalchemy", "h5py", "torch")
 FILE_COLUMNS = 200
 LARGE = 100
@@ -75,6 +77,7 @@ def environment(peers: Mapping[str, str]) -> dict[str, Any]:
         "kernel": platform.release(),
         "cores": psutil.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
+        "memory_settings": settings_in_force(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "packages": {name: version(name) for name in PACKAGES} | dict(peers),
     }

@@ -18,6 +18,16 @@ def begin_as_a_trainer() -> None:
         os.execve(command[0], command, os.environ | OF_TRAINERS)  # noqa: S606 - itself
 
 
-def plain_environment() -> dict[str, str]:
-    """The environment without a trainer's settings: that of users' scripts, and of services."""
+def callers_environment() -> dict[str, str]:
+    """The environment as the caller of this program has it: that of services."""
     return {k: v for k, v in os.environ.items() if OF_TRAINERS.get(k) != v}
+
+
+def plain_environment() -> dict[str, str]:
+    """The environment without any such settings: that of a user's script."""
+    return {k: v for k, v in os.environ.items() if k not in OWNERS_MEMORY}
+
+
+def settings_in_force() -> dict[str, str]:
+    """Of this process."""
+    return {name: os.environ[name] for name in OWNERS_MEMORY if name in os.environ}

@@ -16,7 +16,7 @@ import psutil
 
 from app.store.sqlite import driver
 from benchmarks.bench_service import end, wait_until
-from benchmarks.heap import plain_environment
+from benchmarks.heap import callers_environment
 from benchmarks.load import Target, load
 
 WORKERS = 1
@@ -55,7 +55,7 @@ def tracking_server(programs: Path, folder: Path, history: int) -> Iterator[str]
     """The URL of a server, warm, with so many runs in its history."""
     folder.mkdir()
     store = f"sqlite:///{folder / 'mlflow.db'}"
-    environment = plain_environment() | ENVIRONMENT
+    environment = callers_environment() | ENVIRONMENT
     subprocess.run(
         [programs / "mlflow", "db", "upgrade", store],
         env=environment, check=True, capture_output=True,

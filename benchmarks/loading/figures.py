@@ -57,8 +57,7 @@ def _contiguous(
     arms = {kind: [make() for make in each] for kind, each in makers.items()}
     alone = effort.own_processes and device == "cpu"
     beside = neighbours(file, shuffled=shuffled) if alone else ()
-    asked_for = device == "cpu" and (alone or not shuffled)
-    plain = plain_script(file, shuffled=shuffled) if asked_for else ()
+    plain = plain_script(file, shuffled=shuffled) if device == "cpu" else ()
     everyone: list[Runner] = [probe, *limits, *chain.from_iterable(arms.values()), *plain, *beside]
     rounds = in_turn(file, everyone, effort.rounds(ROUNDS))
     openers = chain.from_iterable(makers.values()) if alone and shuffled else ()
@@ -71,11 +70,11 @@ def _contiguous(
         ([probe], 0.85),
         (arms["naive"], None),
         (plain, None if shuffled else 4.0),
+        (beside, None),
         (arms["loaded"], None),
         (arms["items"], 8.0 if shuffled and small else None),
         (arms["batches"], 2.0 if shuffled else None),
     ]
-    compared += [(beside, None)]
     return figures + [
         ratio(title, rounds, ours, others, bound, COMMAND) for others, bound in compared if others
     ]

@@ -24,8 +24,8 @@ from benchmarks.training.rounds import Ratios, beside
 from benchmarks.training.training import Epoch
 
 # On a host rounds differ by a tenth, on a GPU by a hundredth.
-ROUNDS, PEER_ROUNDS = {"cpu": 60, "cuda": 8}, {"cpu": 15, "cuda": 5}
-# Windows of 23 KiB, as weather; an epoch takes half a second or so.
+ROUNDS, PEER_ROUNDS = {"cpu": 40, "cuda": 8}, {"cpu": 9, "cuda": 5}
+# Windows of 23 KiB, as weather; an epoch takes half a second or less.
 SAMPLES = {"cpu": 2_560, "cuda": 24_576}
 FEATURES = 16
 # Of DataLoader. A machine with a GPU has more cores, of which it is given more.
@@ -81,8 +81,7 @@ def _beside_peers(subject: Subject, file: DataFile, count: int) -> list[Figure]:
     items = [loader(n, batched=False) for n in WORKERS[device]]
     batches = [loader(n, batched=True) for n in WORKERS[device]]
     loaded = [by_torch(file, n, "full", device) for n in WORKERS[device]]
-    arms, warm = [naive, *items, *batches, *loaded], device == "cpu"
-    rounds, ratios = beside(ours, subject, file, arms, count, warm=warm)
+    rounds, ratios = beside(ours, subject, file, [naive, *items, *batches, *loaded], count)
     figures = [_rate(name, file, arm, rounds[arm]) for arm in rounds if arm != ours.name]
     heavy = name == DATA_HEAVY and device == "cpu"
     over = (OVER_ITEMS, OVER_BATCHES) if heavy else (1.0, 1.0)

@@ -1,7 +1,6 @@
-"""Epochs of training, one arm after the other, and what they are worth beside one another."""
+"""Epochs of training, an arm beside another, and what the one is worth of the other."""
 
 import itertools
-import statistics
 from collections.abc import Sequence
 
 from benchmarks.loading.arms import Arm
@@ -20,47 +19,40 @@ class Turns:
     with what was read ahead.
     """
 
-    def __init__(self, subject: Subject, file: DataFile, arm: Arm, *, warm: bool) -> None:
-        """`warm`: each epoch that is measured comes after one that is not."""
+    def __init__(self, subject: Subject, file: DataFile, arm: Arm) -> None:
         self.arm = arm
-        self._training, self._numbers, self._warm = Training(subject, file), itertools.count(), warm
+        self._training, self._numbers = Training(subject, file), itertools.count()
 
-    def epoch(self) -> Epoch:
-        if self._warm:
-            self._training.epoch(self.arm, next(self._numbers))
+    def epochs(self, count: int) -> list[Epoch]:
+        """So many, after one that is not measured: memory that was not in use for a while is slow
+        at first on a virtual machine, and what the arm before reads ahead is read meanwhile.
+        """
+        self._epoch()
+        return [self._epoch() for _ in range(count)]
+
+    def _epoch(self) -> Epoch:
         return self._training.epoch(self.arm, next(self._numbers))
 
 
 def beside(
-    limit: Arm,
-    subject: Subject,
-    file: DataFile,
-    arms: Sequence[Arm],
-    count: int,
-    *,
-    warm: bool = False,
+    limit: Arm, subject: Subject, file: DataFile, arms: Sequence[Arm], count: int
 ) -> tuple[Rounds, Ratios]:
-    """An epoch of each arm a round, each between two of the limit, and its rate over theirs: the
-    pace of a virtual machine changes within seconds. The arms are closed.
-
-    `warm`: each after another of the same arm, for arms that take new memory, which there is slow
-    at first when it was not in use for a while.
+    """Two epochs of each arm a round, between one of the limit and another: the pace of a virtual
+    machine changes within seconds. Of two arms that are the same either is as often the faster. The
+    arms are closed.
     """
     rounds: Rounds = {arm.name: [] for arm in (limit, *arms)}
     ratios: Ratios = {arm.name: [] for arm in arms}
-    limits = Turns(subject, file, limit, warm=warm)
-    every = [Turns(subject, file, arm, warm=warm) for arm in arms]
     try:
-        for turns in (*every, limits):
-            turns.epoch()
-        before = limits.epoch()
+        limits, every = Turns(subject, file, limit), [Turns(subject, file, arm) for arm in arms]
+        [before] = limits.epochs(1)
         for _ in range(count):
             for turns in every:
-                epoch, after = turns.epoch(), limits.epoch()
-                rounds[turns.arm.name].append(epoch)
+                epochs, [after] = turns.epochs(2), limits.epochs(1)
+                rounds[turns.arm.name] += epochs
                 rounds[limit.name].append(after)
-                around = statistics.mean((before.seconds, after.seconds))
-                ratios[turns.arm.name].append(around / epoch.seconds)
+                seconds = sum(epoch.seconds for epoch in epochs)
+                ratios[turns.arm.name].append((before.seconds + after.seconds) / seconds)
                 before = after
     finally:
         for arm in (limit, *arms):

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from app.lifecycle import Reason
 from tests.trainer.lab import BUILDING_POLLS, Lab, Outcome, StopAtPoll, read_events
 from worker.trainer import disk
 from worker.trainer.checkpoint import Snapshot, load
 from worker.trainer.checkpoint_writer import CheckpointWriter
+from worker.trainer.errors import TrainerError
 from worker.trainer.eventlog import EventLog, LossFile
 from worker.trainer.failure import explain
 from worker.trainer.snapshot import capture
@@ -212,6 +214,59 @@ def test_no_checkpoint_is_lost_in_silence(
         lab.execute(folder)
     saved = [event["step"] for event in read_events(folder) if event["kind"] == "checkpoint"]
     assert saved == [step for step in (3, 6) if step < lost]
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The steps whose copies hold a weight that is not a number, of which no loss tells."""
+    steps: set[int] = set()
+
+    def capture_poisoned(step: Any, state: Any, *others: Any) -> Snapshot:
+        snapshot = capture(step, state, *others)
+        if state.step in steps:
+            snapshot.parts["model"]["head.weight"][0, 0] = torch.nan
+        return snapshot
+
+    monkeypatch.setattr("worker.trainer.trainer.capture", capture_poisoned)
+    return steps
+
+
+@pytest.mark.parametrize("lost", [3, 6, 9])
+def test_weights_that_are_not_finite_end_the_run_wherever_the_thread_finds_them(
+    lab: Lab, poisoned: set[int], lost: int
+) -> None:
+    """Also in the last checkpoint, before the test part is looked at; earlier ones are kept."""
+    poisoned.add(lost)
+    folder = lab.prepare(patch=EVERY_THIRD)
+    with pytest.raises(TrainerError, match=rf"not finite after step {lost} \(head.weight\)"):
+        lab.execute(folder)
+    events = read_events(folder)
+    saved = [event["step"] for event in events if event["kind"] == "checkpoint"]
+    assert saved == [step for step in (3, 6) if step < lost]
+    assert "testing" not in [event["phase"] for event in events if event["kind"] == "phase"]
+    kept = (folder / "checkpoints").glob("*") if saved else ()
+    assert {path.name for path in kept} == {f"step-{step}" for step in saved}
+
+
+def test_weights_that_are_not_finite_end_the_run_at_once(lab: Lab, poisoned: set[int]) -> None:
+    poisoned.add(100)
+    seldom = {"checkpoint": {"every_steps": 100, "keep_best": 0}, "training": {"epochs": 100}}
+    folder = lab.prepare(patch={**EVERY_THIRD, **seldom})
+    with pytest.raises(TrainerError, match="not finite after step 100"):
+        lab.execute(folder)
+    steps = [event["step"] for event in read_events(folder) if event["kind"] == "metrics"]
+    assert 100 <= max(steps) < 200
+
+
+def test_a_stop_whose_last_weights_are_not_finite_is_a_failure(
+    lab: Lab, poisoned: set[int]
+) -> None:
+    poisoned |= set(range(4, 9))
+    folder = lab.prepare(patch=EVERY_THIRD)
+    with pytest.raises(TrainerError, match="not finite") as caught:
+        lab.execute(folder, StopAtPoll(10))
+    assert caught.value.reason is Reason.nonfinite
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-3"]
 
 
 def test_losses_are_durable_before_the_checkpoint_that_counts_them(

@@ -27,6 +27,10 @@ def test_every_arm_brings_each_sample_once(tmp_path, shuffled):
     found = {figure.name: figure for figure in figures._contiguous(file, ONCE, shuffled=shuffled)}
     assert len([name for name in found if "DataLoader" in name and "over" not in name]) == 4
     assert len([name for name in found if "stoker, dataloader" in name]) == 3
+    over = [
+        figure for name, figure in found.items() if name.endswith("over naive chunks, plain script")
+    ]
+    assert [figure.bound for figure in over] == [None if shuffled else 4.0]
     assert all(figure.value > 0 for figure in found.values() if not figure.note)
     rates = [figure for figure in found.values() if figure.unit]
     assert all(value > 0 for figure in rates for value in figure.also.values())

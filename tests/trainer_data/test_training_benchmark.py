@@ -1,7 +1,9 @@
 """The benchmark of training: the same model with every loader, each sample once an epoch."""
 
+import itertools
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -46,22 +48,45 @@ def test_few_rounds_have_no_bound():
         lower_bound([1.0] * 4)
 
 
-def test_an_epoch_counts_beside_those_right_before_and_after_it(tmp_path, monkeypatch):
-    """Warmed up once each; a machine that becomes slower and slower shows no difference."""
-    file = write(tmp_path, "contiguous", samples=3, features=2)
-    passed, order = iter(range(10, 100)), []
+def seconds_in_turn(monkeypatch, passed):
+    """Epochs that take so long, one after the other; the names of their arms as they come."""
+    order = []
 
     def epoch(turns):
         order.append(turns.arm.name)
         return Epoch(float(next(passed)), 0.0)
 
-    monkeypatch.setattr(Turns, "epoch", epoch)
-    limit, arm, other = (Arm(name, lambda number: iter(())) for name in ("limit", "arm", "other"))
+    monkeypatch.setattr(Turns, "_epoch", epoch)
+    return order
+
+
+def arms_of(*names):
+    return [Arm(name, lambda number: iter(())) for name in names]
+
+
+def test_an_arm_counts_beside_the_limit_before_and_after_it(tmp_path, monkeypatch):
+    """Each warmed up, so that what an arm reads ahead for its next epoch slows nobody else; where
+    the machine becomes slower and slower, nobody is the faster.
+    """
+    file = write(tmp_path, "contiguous", samples=3, features=2)
+    order = seconds_in_turn(monkeypatch, itertools.count(10))
+    limit, arm, other = arms_of("limit", "arm", "other")
     rounds, ratios = beside(limit, Subject("MLP"), file, [arm, other], 2)
-    assert order[:4] == ["arm", "other", "limit", "limit"]
-    assert order[4:] == ["arm", "limit", "other", "limit"] * 2
+    between = ["limit", "limit"]
+    assert order == between + 2 * (["arm"] * 3 + between + ["other"] * 3 + between)
     assert ratios == {"arm": [1.0, 1.0], "other": [1.0, 1.0]}
-    assert [epoch.seconds for epoch in rounds["limit"]] == [15.0, 17.0, 19.0, 21.0]
+    assert [epoch.seconds for epoch in rounds["arm"]] == [13, 14, 23, 24]
+    assert [epoch.seconds for epoch in rounds["limit"]] == [16, 21, 26, 31]
+
+
+def test_of_two_arms_that_are_the_same_either_is_as_often_the_faster(tmp_path, monkeypatch):
+    """Where most epochs are alike and some take far longer, as on a shared machine."""
+    file = write(tmp_path, "contiguous", samples=3, features=2)
+    random = np.random.default_rng(5)
+    seconds_in_turn(monkeypatch, iter(lambda: 1 + random.pareto(1.5), None))
+    limit, arm = arms_of("limit", "arm")
+    ratios = beside(limit, Subject("MLP"), file, [arm], 2_000)[1]["arm"]
+    assert sum(ratio > 1 for ratio in ratios) == pytest.approx(1_000, abs=100)
 
 
 def test_an_epoch_with_samples_missing_is_no_figure(tmp_path):

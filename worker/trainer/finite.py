@@ -12,14 +12,14 @@ INTEGERS: Final = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Contiguous, of 2, 4 or 8 bytes a value if it is floating-point, and true of all others.
+    """Of a contiguous tensor; true where it is not of 2, 4 or 8 floating-point bytes a value.
 
     By NumPy, which computes in the thread that asks; PyTorch would start some for that thread, and
     keep them. It reads the bits: all those of the exponent are set in infinity and in NaN alone.
     """
-    if not tensor.is_floating_point():
+    if not tensor.is_floating_point() or tensor.itemsize not in INTEGERS:
         return True
-    integer = INTEGERS[tensor.dtype.itemsize]
+    integer = INTEGERS[tensor.itemsize]
     exponent = torch.tensor(math.inf, dtype=tensor.dtype).view(integer).numpy()
     bits = tensor.detach().reshape(-1).view(integer).numpy()
     pieces = (bits[begin : begin + PIECE] for begin in range(0, len(bits), PIECE))
