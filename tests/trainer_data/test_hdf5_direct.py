@@ -140,7 +140,8 @@ def test_any_rows_to_any_places_in_any_number_of_shares(
         return preadv(file, [buffers[0][:at_once]], offset)
 
     with h5py.File(path) as file, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "SHARE_BYTES", least)
+        patch.setattr(parts, "SHARES", 10**9)
+        patch.setattr(parts, "LEAST_SHARE_BYTES", least)
         patch.setattr(parts, "MOST_PARTS", most)
         patch.setattr(parts, "MOST_SKIPPED_BYTES", skipped)
         if not together:
@@ -171,7 +172,7 @@ def test_more_rows_to_scattered_places_than_one_call_of_the_system_takes(tmp_pat
 def test_threads_share_what_is_worth_their_waking_up(
     tmp_path, monkeypatch, step, share_bytes, shared
 ):
-    monkeypatch.setattr(parts, "SHARE_BYTES", share_bytes)
+    monkeypatch.setattr(parts, "LEAST_SHARE_BYTES", share_bytes)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"] = np.arange(200_000.0)
     ran, run = [], ReadThreads.run
@@ -199,7 +200,7 @@ def test_memory_that_would_be_filled_in_a_copy_is_refused(tmp_path):
 
 
 def test_a_file_that_ends_early_is_an_error_and_leaves_no_thread(tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "SHARE_BYTES", 64)
+    monkeypatch.setattr(parts, "LEAST_SHARE_BYTES", 64)
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
         file["x"] = np.ones((1000, 10))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import __main__ as benchmarks
+from benchmarks import run as benchmarks
 from benchmarks.effort import QUICK
 from benchmarks.figures import Figure
 

@@ -9,8 +9,10 @@ import numpy as np
 
 from worker.trainer.data.source import Rows
 
-# What a thread reads before it takes the next: whoever shares its core with another is slower.
-SHARE_BYTES = 2**23
+# What a thread reads before it takes the next: whoever shares its core with another is slower. One
+# of a few, of no less than is worth a thread; a cold file is read ahead the further the longer the
+# stretch is, so no more than ever so many bytes.
+SHARES, LEAST_SHARE_BYTES, MOST_SHARE_BYTES = 4, 2**23, 2**26
 # As many as one call of the system takes; half of them are for what is skipped.
 MOST_PARTS = os.sysconf("SC_IOV_MAX") // 2
 # To read on is as fast as to begin anew: samples of 2.8 KiB of which every fourth is read came at
@@ -33,7 +35,10 @@ class Parts:
     def shares(self) -> "list[Parts]":
         """Cut into shares of equal bytes, also inside a part; one where there are few."""
         total = int(self.sizes.sum())
-        count = max(1, -(-total // SHARE_BYTES))
+        size = min(max(total // SHARES, LEAST_SHARE_BYTES), MOST_SHARE_BYTES)
+        count = max(1, -(-total // size))
+        if count == 1:
+            return [self]
         cuts = total * np.arange(count + 1) // count
         begins = np.cumsum(self.sizes) - self.sizes
         points = np.union1d(begins, cuts[1:-1])
@@ -54,6 +59,8 @@ class Parts:
 
     def runs(self) -> Rows:
         """Where each run begins: parts so close together in the file that they are read as one."""
+        if len(self) == 1:
+            return np.zeros(1, np.int64)
         gaps = self.gaps
         apart = np.flatnonzero((gaps < 0) | (gaps > MOST_SKIPPED_BYTES)) + 1
         begins = np.concatenate(([0], apart))
@@ -67,9 +74,9 @@ class Parts:
 
     def memories(self) -> list[memoryview]:
         """Of one run, in turn, with memory for what is skipped."""
-        skipped = memoryview(bytearray(MOST_SKIPPED_BYTES))
         starts, ends = self.starts.tolist(), (self.starts + self.sizes).tolist()
         found = [self.memory[starts[0] : ends[0]]]
+        skipped = memoryview(bytearray(MOST_SKIPPED_BYTES if len(self) > 1 else 0))
         for start, end, gap in zip(starts[1:], ends[1:], self.gaps.tolist(), strict=True):
             found += [skipped[:gap], self.memory[start:end]]
         return found
