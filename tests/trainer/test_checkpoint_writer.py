@@ -262,7 +262,8 @@ def test_a_stop_whose_last_weights_are_not_finite_is_a_failure(
     lab: Lab, poisoned: set[int]
 ) -> None:
     stopped = lab.execute(lab.prepare(patch=EVERY_THIRD), StopAtPoll(10)).end
-    assert stopped is not None and stopped.step is not None
+    assert stopped is not None
+    assert stopped.step is not None
     poisoned.add(stopped.step)
     folder = lab.prepare(patch=EVERY_THIRD)
     with pytest.raises(TrainerError, match=f"not finite after step {stopped.step}") as caught:
