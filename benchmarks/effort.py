@@ -10,8 +10,8 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Effort:
     """At most so many rounds, over this share of the samples, with at most so many variants of the
-    same thing (packings, numbers of processes); `own_processes`: also what needs many of them that
-    take seconds to start: peers with an environment of their own, peaks of memory.
+    same thing (packings, numbers of processes); `own_processes`: also what takes seconds to start a
+    process each time: peers with an environment of their own, a plain script, peaks of memory.
     """
 
     most_rounds: int
