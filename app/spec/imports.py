@@ -31,14 +31,14 @@ IMPORTS: dict[Build, Imports] = {
         trainer=245 * MIB,
         compiler=155 * MIB,
         spawned=158 * MIB,
-        forked=19 * MIB,
+        forked=14 * MIB,
         fork_server=155 * MIB,
     ),
     "cuda": Imports(
         trainer=527 * MIB,
         compiler=229 * MIB,
         spawned=292 * MIB,
-        forked=20 * MIB,
+        forked=14 * MIB,
         fork_server=289 * MIB,
     ),
 }

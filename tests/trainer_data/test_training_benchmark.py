@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.confidence import lower_bound
-from benchmarks.effort import Effort
+from benchmarks.confidence import FEWEST, lower_bound
 from benchmarks.loading.arms import Arm
 from benchmarks.loading.files import write
 from benchmarks.training import figures, gpu
@@ -17,14 +16,14 @@ from benchmarks.training.rounds import Turns, beside
 from benchmarks.training.training import Epoch, Training
 from tests.trainer_data.factories import children
 
-SHORT = Effort(most_rounds=5, share=1.0, most_variants=2, own_processes=False)
-
 
 @pytest.mark.parametrize("name", MODELS["cpu"])
 def test_every_loader_feeds_the_same_training(tmp_path, name):
     file = write(tmp_path, "contiguous", samples=300, features=2)
     before = children()
-    found = {figure.name: figure for figure in figures._of_subject(Subject(name), file, SHORT)}
+    beside_the_limit = figures._beside_the_limit(Subject(name), file, FEWEST)
+    beside_peers = figures._beside_peers(Subject(name), file, 1)
+    found = {figure.name: figure for figure in (*beside_the_limit, *beside_peers)}
     rates = [figure for figure in found.values() if figure.unit == "samples/s"]
     assert len(rates) == 11
     assert all(figure.value > 0 for figure in rates)

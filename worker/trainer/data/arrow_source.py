@@ -46,7 +46,7 @@ class ArrowSource:
         """The rows of each extent to their places in out[name]: C-contiguous, the field's dtype."""
         pieces, file_of = pieces_of(extents, self._index.starts), self._index.file_of
         for some in pieces.cut(self._files.groups(file_of[pieces.batches])):
-            files = np.unique(file_of[some.batches]).tolist()
+            files = sorted(set(file_of[some.batches].tolist()))
             self._files.open(files)
             try:
                 self._read(some, out)

@@ -25,7 +25,7 @@ from worker.trainer.data.source import (
 
 # Threads that read wait for each other after each piece, which no copy has to pass by here. Of the
 # rate of a plain read, samples of 235 and 23 KiB: pieces of 64 MiB 0.72 and 0.79, 128 MiB 0.80 and
-# 0.81, 256 MiB 0.88 and 0.86. A stop waits for the piece that is being read.
+# 0.81, 256 MiB 0.84 and 0.81. A stop waits for the piece that is being read.
 HOST_PIECE_BYTES = 8 * PIECE_BYTES
 ROUND_SAMPLES = 64
 
