@@ -70,7 +70,7 @@ def _contiguous(
     compared: list[tuple[Sequence[Runner], float | None]] = [
         ([probe], 0.85),
         (arms["naive"], 4.0 if shuffled else None),
-        (plain, None),
+        *(([arm], None) for arm in plain),
         (beside, None),
         (arms["loaded"], None),
         (arms["items"], 8.0 if shuffled and small else None),

@@ -117,7 +117,7 @@ def neighbours(file: DataFile, *, shuffled: bool) -> Sequence[Neighbour]:
 
 
 def plain_script(file: DataFile, *, shuffled: bool) -> Sequence[Neighbour]:
-    """What the reference design brings its users."""
+    """What the reference design and DataLoader bring their users."""
     environment = plain_environment()
     return ArmsProcess(
         Path(sys.executable), "plain_process", file, shuffled=shuffled, environment=environment

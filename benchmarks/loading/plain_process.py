@@ -5,14 +5,15 @@ from dataclasses import replace
 
 from benchmarks.loading.arms import Arm
 from benchmarks.loading.files import DataFile
-from benchmarks.loading.peers import naive_chunks
+from benchmarks.loading.peers import dataloader, naive_chunks
 from benchmarks.loading.serving import serve
 
 
 def arms(file: DataFile, shuffled: bool) -> Iterator[Arm]:
-    """The reference design as its users run it."""
-    arm = naive_chunks(file, shuffled=shuffled)
-    yield replace(arm, name=f"{arm.name}, plain script")
+    """The reference design and DataLoader as their users run them."""
+    items, batches = (dataloader(file, 0, batched=b, shuffled=shuffled) for b in (False, True))
+    for arm in (naive_chunks(file, shuffled=shuffled), items, batches):
+        yield replace(arm, name=f"{arm.name}, plain script")
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def test_services_have_what_the_caller_had_and_scripts_nothing(monkeypatch):
 def test_a_plain_script_has_none(tmp_path, monkeypatch):
     for name in OWNERS_MEMORY:
         monkeypatch.setenv(name, "1")
-    [arm] = neighbours.plain_script(write(tmp_path, "contiguous", 3, 2), shuffled=False)
+    arm, *_ = neighbours.plain_script(write(tmp_path, "contiguous", 3, 2), shuffled=False)
     told = Path(f"/proc/{arm.process._process.pid}/environ").read_bytes().split(b"\0")
     arm.close()
     assert b"PATH" in {variable.partition(b"=")[0] for variable in told}
