@@ -9,9 +9,9 @@ import numpy as np
 
 from worker.trainer.data.source import Rows
 
-# What a thread reads before it takes the next: whoever shares its core with another is slower. One
-# of a few, of no less than is worth a thread; a cold file is read ahead the further the longer the
-# stretch is, so no more than ever so many bytes.
+# What a thread reads before it takes the next, since whoever shares its core with another is slower:
+# one of a few, as a cold file is read ahead the further the longer a thread reads on; no less than
+# is worth a thread, and no more than others may wait for at the end.
 SHARES, LEAST_SHARE_BYTES, MOST_SHARE_BYTES = 4, 2**23, 2**26
 # As many as one call of the system takes; half of them are for what is skipped.
 MOST_PARTS = os.sysconf("SC_IOV_MAX") // 2
