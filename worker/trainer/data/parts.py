@@ -9,7 +9,7 @@ import numpy as np
 
 from worker.trainer.data.source import Rows
 
-# What a thread reads before it takes the next, since whoever shares its core with another is slower:
+# What a thread reads before it takes the next, for whoever shares its core with another is slower:
 # one of a few, as a cold file is read ahead the further the longer a thread reads on; no less than
 # is worth a thread, and no more than others may wait for at the end.
 SHARES, LEAST_SHARE_BYTES, MOST_SHARE_BYTES = 4, 2**23, 2**26
