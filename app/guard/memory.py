@@ -251,7 +251,7 @@ class _Run:
     imports: Imports
 
     def reckon_on_cpu(self) -> Reckon:
-        return on_cpu(self.model, self.imports, self.sample_bytes, self.need.longest_bytes)
+        return on_cpu(self.model, self.imports, self.sample_bytes)
 
     def model_items(self) -> Iterable[Item]:
         model = self.model

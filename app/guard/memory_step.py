@@ -20,9 +20,9 @@ from app.spec.run import RunSpec
 # an evaluation after every sixth; oneDNN runs the LSTM alone.
 LIBRARIES_BYTES = {"lstm": 43 * MIB, "gru": 44 * MIB}
 # What a step frees is not always where the next looks for it: so many copies of a batch in runs of
-# 60 and more steps, and one of what is filled up, each of so much at the most: the kernel has
-# larger blocks back (worker/launch/local.py).
-HOLES, MOST_IN_HEAP_BYTES = 3.5, 32 * MIB
+# 60 and more steps, each of so much at the most: the kernel has larger blocks back
+# (worker/launch/local.py).
+HOLES, MOST_IN_HEAP_BYTES = 2.5, 32 * MIB
 # What the heap keeps of the copies that oneDNN makes of the weights in its own order, measured with
 # 19 to 66 million weights: 0.3 to 0.9 of their bytes.
 WEIGHTS_REARRANGED = 0.6
@@ -49,12 +49,11 @@ Reckon = Callable[[int, int], Step]
 """From the samples of a batch of training and of evaluation."""
 
 
-def on_cpu(model: SequenceSize, imports: Imports, sample_bytes: int, filled_bytes: int) -> Reckon:
-    """By the coefficients of a CPU; `filled_bytes`: of a sample's ragged arrays."""
+def on_cpu(model: SequenceSize, imports: Imports, sample_bytes: int) -> Reckon:
+    """By the coefficients of a CPU."""
 
     def holes(batch: int) -> Item:
-        copies, filled = batch * sample_bytes, batch * filled_bytes
-        holding = HOLES * min(copies, MOST_IN_HEAP_BYTES) + min(filled, MOST_IN_HEAP_BYTES)
+        holding = HOLES * min(batch * sample_bytes, MOST_IN_HEAP_BYTES)
         return Item("heap_holes", int(holding), STEPS)
 
     fixed = (

@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
+from torch import Tensor
 
 from app.lifecycle import Reason
 from app.spec.run import RunSpec
@@ -61,6 +62,16 @@ def test_inputs_of_any_number_format_are_taken() -> None:
     model = task_for({}).build_model({}).eval()
     inputs = torch.randint(0, 9, (5, 12, 3), dtype=torch.uint8)
     assert torch.equal(model(inputs), model(inputs.float()))
+
+
+@pytest.mark.parametrize("lengths", [None, torch.tensor([0, 3, 12, 1, 5])])
+def test_a_batch_is_as_it_was_after_a_step(lengths: Tensor | None) -> None:
+    """Batches in order are views of what stays on the device for the next epoch."""
+    model = task_for({}).build_model({})
+    inputs = torch.randn(5, 12, 3)
+    before = inputs.clone()
+    model(inputs, lengths).sum().backward()
+    assert torch.equal(inputs, before)
 
 
 @pytest.mark.parametrize("encoder", ["lstm", "gru"])

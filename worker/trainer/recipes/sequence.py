@@ -60,7 +60,7 @@ class SequenceModel(nn.Module):
         """float32 forecasts in the target's own units. `lengths`: (batch,), of samples that have
         fewer steps than the window.
         """
-        standardized = (inputs.float() - self.input_mean) / self.input_std
+        standardized = (inputs.float() - self.input_mean).div_(self.input_std)
         if lengths is not None:
             standardized = _in_whole_patches(standardized, lengths, self.patch)
         batch_size, window, _ = standardized.shape
@@ -77,10 +77,12 @@ class SequenceModel(nn.Module):
 
 
 def _in_whole_patches(steps: Tensor, lengths: Tensor, patch: int) -> Tensor:
-    """With zeros behind the end of each sample, and as many steps as whole patches have."""
+    """With zeros put behind the end of each sample, and as many steps as whole patches have."""
     window = steps.shape[1]
-    inside = torch.arange(window, device=steps.device) < lengths[:, None]
-    return functional.pad(steps.where(inside[..., None], 0.0), (0, 0, 0, -window % patch))
+    behind = torch.arange(window, device=steps.device) >= lengths[:, None]
+    steps.masked_fill_(behind[..., None], 0.0)
+    missing = -window % patch
+    return functional.pad(steps, (0, 0, 0, missing)) if missing else steps
 
 
 def _last_of(states: Tensor, counts: Tensor) -> Tensor:
