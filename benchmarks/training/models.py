@@ -1,4 +1,4 @@
-"""The three models that are trained: windows (B, 360, F) to forecasts (B, 36)."""
+"""The models that are trained: windows (B, 360, F) to forecasts (B, 36)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,6 +57,8 @@ MODELS: Mapping[str, Mapping[str, Callable[[int], nn.Module]]] = {
         # Few operations for each byte: what the data takes is most of the time.
         "MLP": partial(flat, widths=(16,)),
         "LSTM": partial(Recurrent, hidden=128),
+        # What a loader costs is the same for each batch: less of the longer step of this one.
+        "larger convolution": partial(Convolution, channels=128, layers=3),
     },
     # So large that a GPU's work takes longer than to launch it.
     "cuda": {
