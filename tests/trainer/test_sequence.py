@@ -67,7 +67,7 @@ def test_inputs_of_any_number_format_are_taken() -> None:
 @pytest.mark.parametrize("lengths", [None, torch.tensor([0, 3, 12, 1, 5])])
 def test_a_batch_is_as_it_was_after_a_step(lengths: Tensor | None) -> None:
     """Batches in order are views of what stays on the device for the next epoch."""
-    model = task_for({}).build_model({})
+    model = task_for({}).build_model({"features": (torch.ones(3), torch.full((3,), 2.0))})
     inputs = torch.randn(5, 12, 3)
     before = inputs.clone()
     model(inputs, lengths).sum().backward()
