@@ -47,6 +47,9 @@ class Reason(StrEnum):
     data_error = "data_error"
     dataset_changed = "dataset_changed"
     checkpoint_error = "checkpoint_error"
+    checkpoint_write_error = "checkpoint_write_error"
+    checkpoint_unusable = "checkpoint_unusable"
+    carry_mismatch = "carry_mismatch"
     disk_full = "disk_full"
     spec_error = "spec_error"
     trainer_error = "trainer_error"
@@ -69,6 +72,8 @@ SUCCEED, RETRY, FREE_RETRY, FAIL = (
 )
 
 # Only reasons an attempt can end with; `*_requested` and `crash_loop` are chosen by `finish`.
+# A checkpoint that could not be read may be whole, and a disk that comes back is not worth a retry
+# of the budget: `checkpoint_error` waits. One that was read and is damaged stays so.
 # Out of memory the ladder knows better: the next rung is a free retry, for each makes something
 # smaller, so that there are few; and where none is left another attempt would end the same.
 REASON_POLICY: dict[Reason, ReasonPolicy] = {
@@ -79,17 +84,20 @@ REASON_POLICY: dict[Reason, ReasonPolicy] = {
     Reason.drained: FREE_RETRY,
     Reason.preempted: FREE_RETRY,
     Reason.slot_busy: FREE_RETRY,
+    Reason.checkpoint_error: FREE_RETRY,
     Reason.worker_lost: RETRY,
     Reason.killed: RETRY,
     Reason.crashed: RETRY,
     Reason.hang: RETRY,
     Reason.gpu_fault: RETRY,
     Reason.host_oom: RETRY,
+    Reason.checkpoint_write_error: RETRY,
     Reason.device_oom: FAIL,
     Reason.nonfinite: FAIL,
     Reason.data_error: FAIL,
     Reason.dataset_changed: FAIL,
-    Reason.checkpoint_error: FAIL,
+    Reason.checkpoint_unusable: FAIL,
+    Reason.carry_mismatch: FAIL,
     Reason.disk_full: FAIL,
     Reason.spec_error: FAIL,
     Reason.trainer_error: FAIL,

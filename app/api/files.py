@@ -13,7 +13,9 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from app.api.problems import RangeNotSatisfiable, response_of
-from app.errors import InvalidRequest, NotFound, StokerError
+from app.errors import Conflict, InvalidRequest, NotFound, StokerError
+from app.manifest import MANIFEST, BadManifest, parse_manifest
+from app.store.artifact_root import ArtifactRoot
 from app.store.records import CheckpointRecord
 
 PIECE_BYTES = 1 << 20
@@ -21,14 +23,27 @@ LARGE_BYTES = 1 << 31  # from here on a zip needs its 64-bit form
 EARLIEST = 315_619_200  # a zip knows no time before 1980
 
 
+def damaged(record: CheckpointRecord) -> Conflict:
+    """The answer for a checkpoint that cannot be used."""
+    return Conflict(
+        f"Checkpoint {record.id} is damaged: {record.damage}. It cannot be used. GET "
+        f"/runs/{record.run_id}/checkpoints lists those that can be had.",
+        code="checkpoint_damaged",
+    )
+
+
 class CheckpointFiles:
     """The regular files directly in a checkpoint's folder; no link, no other path is followed."""
 
-    def __init__(self, artifact_root: Path, record: CheckpointRecord) -> None:
+    def __init__(self, artifacts: ArtifactRoot, record: CheckpointRecord) -> None:
+        artifacts.require()
+        artifact_root = artifacts.path
         self._record = record
         self._label = f"run-{record.run_id}-step-{record.step}"
         folder = (artifact_root / record.path).resolve()
         inside = folder.is_relative_to(artifact_root.resolve())
+        if record.damage is not None:
+            raise damaged(record)
         if record.state != "saved" or not inside or not folder.is_dir():
             raise NotFound(
                 f"The files of checkpoint {record.id} are gone. GET /runs/{record.run_id}"
@@ -42,6 +57,23 @@ class CheckpointFiles:
             }
         except OSError:
             raise self._removed() from None
+
+    def damage(self) -> str | None:
+        """What the manifest says of the files that is not so, told by their sizes; None: nothing,
+        or it cannot be read now. Whoever downloads them compares the hashes.
+        """
+        try:
+            manifest = parse_manifest(self._paths[MANIFEST].read_bytes())
+            sizes = {name: path.stat().st_size for name, path in self._paths.items()}
+        except BadManifest as error:
+            return str(error)
+        except (KeyError, OSError):
+            return None  # it is being removed, or its disk is away
+        for name, entry in manifest.get("files", {}).items():
+            if sizes.get(name) != entry["bytes"]:
+                has = f"has {sizes[name]} bytes" if name in sizes else "is gone"
+                return f"{name} {has}, and {entry['bytes']} were written"
+        return None
 
     def response(self, name: str | None) -> Response:
         """The file of that name, or a zip of all; NotFound when there is no such file."""

@@ -15,6 +15,7 @@ from app.errors import Conflict
 from app.guard.facts import DatasetFacts
 from app.presets.catalog import Catalog, load_catalog
 from app.settings import Settings
+from app.store.artifact_root import ArtifactRoot
 from app.store.doorbell import Doorbell
 from app.store.facts import dataset_facts
 from app.store.records import Idempotency, RunRecord
@@ -100,6 +101,7 @@ class Services:
 
     settings: Settings
     store: Store
+    artifacts: ArtifactRoot = field(init=False)
     telemetry: Telemetry = field(init=False)
     tailer: Tailer = field(init=False)
     catalog: Cached[Catalog] = field(init=False)
@@ -110,6 +112,7 @@ class Services:
 
     def __post_init__(self) -> None:
         store, settings = self.store, self.settings
+        self.artifacts = ArtifactRoot(store.database, settings.artifact_root)
         self.telemetry = Telemetry(store)
         self.tailer = Tailer(store, Doorbell(settings), settings.beat_seconds)
         self.tailer.each_beat(self.telemetry.watch_starts)

@@ -17,7 +17,7 @@ from app import __version__
 from app.cli.findings import Finding
 from app.cli.home_lock import holder_of
 from app.cli.output import size
-from app.cli.storage import check_database
+from app.cli.storage import check_artifacts, check_database
 from app.presets.catalog import load_catalog
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def run_checks(settings: "Settings") -> list[Finding]:
         check_disk,
         check_caches,
         check_database,
+        check_artifacts,
         check_service,
         check_ports,
     )

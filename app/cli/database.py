@@ -8,7 +8,7 @@ import typer
 
 from app.cli.backup import back_up, put_back, require_backup
 from app.cli.connect import open_database, read_settings
-from app.cli.failures import CommandFailed, StokerGroup, require_yes
+from app.cli.failures import CommandFailed, ExitCode, StokerGroup, require_yes
 from app.cli.findings import report
 from app.cli.home_lock import holder_of
 from app.cli.output import JsonOption, print_json, size
@@ -17,6 +17,7 @@ from app.cli.storage import check_database, is_created
 
 if TYPE_CHECKING:
     from app.settings import Settings
+    from app.store import Store
 
 MOST_NAMED = 100  # runs whose ids are shown
 
@@ -67,7 +68,11 @@ def restore(
     _require_ended(settings)
     if is_created(settings) and not yes:
         require_yes("This replaces all runs and events that are there now.")
+    from app.store.restored import read_replaced, take_over  # SQLAlchemy: late, as in connect
+
+    replaced = read_replaced(settings)
     kept = put_back(settings, file)
+    take_over(settings, replaced)
     if as_json:
         print_json({"restored": str(file), "kept": kept and str(kept)})
         return
@@ -82,6 +87,36 @@ def check(as_json: JsonOption = False) -> None:
     settings = read_settings()
     _require_created(settings)
     report(check_database(settings), as_json=as_json)
+
+
+@app.command()
+def accept_root(
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Use ARTIFACT_ROOT although it is not the folder that the database knows.
+
+    For artifacts that are lost for good: checkpoints that are not there are forgotten then.
+    """
+    from app.store.artifact_root import ArtifactRoot  # SQLAlchemy: late, as in connect
+
+    settings = read_settings()
+    with open_database(settings) as store:
+        root = ArtifactRoot(store.database, settings.artifact_root)
+        why = root.why_away()
+        if why is not None:
+            if not yes:
+                require_yes(f"{why}\nCheckpoints that are not in this folder will be forgotten.")
+            try:
+                root.accept()
+            except OSError as error:
+                raise CommandFailed(
+                    f"{root.path} cannot be used: {error}", ExitCode.failed
+                ) from None
+    if as_json:
+        print_json({"artifact_root": str(root.path), "was_away": why})
+    else:
+        typer.echo(f"{root.path} is the artifact root of this database.")
 
 
 @app.command()
@@ -103,6 +138,8 @@ def prune(
     most_bytes = None if max_size is None else parse_size(max_size)
     settings = read_settings()
     with open_database(settings) as store:
+        if most_bytes is not None:
+            _require_artifacts(store, settings)
         chosen = choose(store, settings.artifact_root, oldest, most_bytes)
         kept = {} if dry_run else delete(store, chosen)
     gone = [run for run in chosen if run.id not in kept]
@@ -116,6 +153,12 @@ def prune(
     typer.echo(f"{len(ids)} runs{which} {verb}, {size(freed)} of artifacts.")
     for reason in kept.values():
         typer.echo(f"Kept: {reason}")
+
+
+def _require_artifacts(store: "Store", settings: "Settings") -> None:
+    from app.store.artifact_root import ArtifactRoot  # SQLAlchemy: late, as in connect
+
+    ArtifactRoot(store.database, settings.artifact_root).require()
 
 
 def _require_created(settings: "Settings") -> None:

@@ -1,13 +1,19 @@
 """What a run leaves: logs, metrics, checkpoints, download."""
 
-import shutil
 import sys
-import zipfile
+from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from app.cli.arguments import RunId
 from app.cli.connect import connect
@@ -24,7 +30,10 @@ from app.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from app.client import StokerClient, Which
+    from app.client.download import Told
 
 LOG_WAIT_SECONDS = 20.0
 ENDED = ("succeeded", "failed", "stopped", "paused")
@@ -153,11 +162,13 @@ def checkpoints(run_id: RunId, as_json: JsonOption = False) -> None:
                         ("latest", row["is_latest"]),
                         ("best", row["is_best"]),
                         ("pinned", row["pinned"]),
+                        (f"damaged: {row['damage']}", row["state"] == "damaged"),
+                        ("being removed", row["state"] == "removing"),
                     )
                     if is_so
                 )
                 or None,
-                ago(row["created_at"]),
+                None if row["state"] == "damaged" else ago(row["created_at"]),
             )
             for row in rows
         ],
@@ -176,18 +187,20 @@ def download(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy a checkpoint's files into a folder here."""
+    """Copy a checkpoint's files into a folder here, and check them against its manifest.
+
+    A download that broke off goes on when the same command is given again.
+    """
     if best and checkpoint is not None:
         raise typer.BadParameter("give one of the two", param_hint="--best, --checkpoint")
     which: Which | int = checkpoint or ("best" if best else "latest")
     folder = output or Path(f"run-{run_id}-{which}")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+    if folder.exists():
         raise CommandFailed(f"{folder} is there already; --output names another folder.")
-    with TemporaryDirectory(prefix="stoker-") as scratch:
-        archive = Path(scratch) / "checkpoint.zip"
-        with connect() as client:
-            client.download(run_id, which, archive)
-        _unpack(archive, folder)
+    with connect() as client, _progress(as_json) as told:
+        client.download(run_id, which, folder, told)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     total = sum(path.stat().st_size for path in files)
     if as_json:
@@ -196,16 +209,11 @@ def download(
     typer.echo(f"{folder}: {len(files)} files, {size(total)}")
 
 
-def _unpack(archive: Path, folder: Path) -> None:
-    """Unpack a checkpoint's zip without its one outer folder.
-
-    zipfile keeps every member inside the place where it unpacks.
-    """
-    whole = archive.parent / "files"
-    try:
-        with zipfile.ZipFile(archive) as contents:
-            contents.extractall(whole)
-    except zipfile.BadZipFile:
-        raise CommandFailed("What the service sent is not a whole zip; try it again.") from None
-    [outer] = whole.iterdir()
-    shutil.copytree(outer, folder, dirs_exist_ok=True)
+@contextmanager
+def _progress(is_quiet: bool) -> "Iterator[Told]":
+    """A bar on a terminal; nothing where nobody looks."""
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    screen = Console(stderr=True)
+    with Progress(*columns, console=screen, disable=is_quiet or not screen.is_terminal) as bar:
+        task = bar.add_task("download")
+        yield lambda here, whole: bar.update(task, completed=here, total=whole)

@@ -123,7 +123,7 @@ def _await_ready(settings: "Settings", process: "subprocess.Popen[str]", log: Pa
         ours = holder is not None and holder.pid == process.pid
         if ours and written is not None and _is_child(written["pid"], process.pid):
             with StokerClient(written["url"]) as client:
-                if client.ready():
+                if client.ready() or client.lacks_only_artifacts():
                     return client.url
         if time.monotonic() > deadline:
             process.terminate()

@@ -1,5 +1,6 @@
 """Where the database lies and how it is."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,3 +43,19 @@ def check_database(settings: "Settings") -> list[Finding]:
     )
     amount = "" if file is None else f", {size(file.stat().st_size)}"
     return [Finding("database", "ok", f"{kind}, schema {migrate.current(settings)}{amount}")]
+
+
+def check_artifacts(settings: "Settings") -> list[Finding]:
+    """Whether the artifact root is the folder that the database knows."""
+    if not is_created(settings):
+        return []
+    from app.store import migrate, open_store  # SQLAlchemy: late, as in connect
+    from app.store.artifact_root import ArtifactRoot
+
+    if migrate.check(settings):
+        return []  # the database's own finding says so
+    with closing(open_store(settings)) as store:
+        away = ArtifactRoot(store.database, settings.artifact_root).why_away()
+    if away is None:
+        return [Finding("artifacts", "ok", f"{settings.artifact_root} is this database's")]
+    return [Finding("artifacts", "problem", away, "`stoker workers` shows which workers wait")]

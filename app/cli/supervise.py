@@ -82,12 +82,20 @@ class Supervisor:
                 )
 
     def _ready_url(self) -> str | None:
-        """The address, once our own API has written it and finds everything well."""
+        """The address, once our own API has written it and finds everything well.
+
+        An artifact root that is away is waited for by the worker: it may come back by itself.
+        """
         written = read_api_file(self._settings)
         if written is None or written["pid"] != self._api.pid:
             return None
         with StokerClient(written["url"]) as client:
-            return client.url if client.ready() else None
+            if client.ready():
+                return client.url
+            if not client.lacks_only_artifacts():
+                return None
+            self._say("stoker", "the artifact root is away: runs wait; stoker doctor says why")
+            return client.url
 
     def _until_asked(self) -> None:
         """Watch both; one that ends by itself is started again, unless it keeps ending."""

@@ -10,6 +10,7 @@ from urllib.parse import quote
 import httpx
 
 from app.client.address import Address, find_address
+from app.client.download import Told, download
 from app.client.errors import ClientError, Document, Problem
 from app.client.events import Event, lines_of, parse_event_stream
 from app.client.transport import Transport
@@ -19,10 +20,8 @@ Which = Literal["latest", "best"]
 
 # The service sends a heartbeat every 15 s; a longer silence means a lost connection.
 STREAM_SILENCE_SECONDS = 35.0
-DOWNLOAD_SILENCE_SECONDS = 60.0
 PATIENCE_SECONDS = 60.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
-DOWNLOAD_PIECE_BYTES = 1 << 20
 LARGEST_PAGE = 500
 
 
@@ -259,23 +258,25 @@ class StokerClient:
     def checkpoints(self, run_id: int) -> list[Document]:
         return self._all(f"/runs/{run_id}/checkpoints")
 
-    def download(self, run_id: int, which: Which | int, target: Path) -> Path:
-        """Write a checkpoint's zip to `target`: the run's latest or best, or one by its id."""
-        path = (
-            f"/checkpoints/{which}/download"
-            if isinstance(which, int)
-            else f"/runs/{run_id}/checkpoints/{which}/download"
-        )
-        try:
-            with (
-                self._transport.stream(path, {}, DOWNLOAD_SILENCE_SECONDS) as response,
-                target.open("wb") as file,
-            ):
-                for piece in response.iter_bytes(DOWNLOAD_PIECE_BYTES):
-                    file.write(piece)
-        except httpx.TransportError as error:
-            raise self._transport.unreachable(error) from None
-        return target
+    def download(
+        self, run_id: int, which: Which | int, folder: Path, told: Told = lambda _here, _whole: None
+    ) -> Path:
+        """Bring a checkpoint's files to `folder`: the run's latest or best, or one by its id.
+
+        They are checked against the checkpoint's manifest. A download that broke off goes on where
+        it was when it is called again; `told` is given the bytes that are here, and all of them.
+        """
+        chosen = which if isinstance(which, int) else self._chosen(run_id, which)
+        download(self._transport, chosen, folder, told)
+        return folder
+
+    def _chosen(self, run_id: int, which: Which) -> int:
+        for row in self.checkpoints(run_id):
+            if row[f"is_{which}"]:
+                return int(row["id"])
+        # There is none: the service says why.
+        path = f"/runs/{run_id}/checkpoints/{which}/download"
+        return int(self._transport.json("GET", path)["id"])
 
     # -- datasets and the machine -------------------------------------------------------------
 
@@ -324,8 +325,21 @@ class StokerClient:
         return self._transport.json("GET", "/version")
 
     def ready(self) -> bool:
-        """Whether database, migrations and workers are all well; False also without an answer."""
+        """Whether database, migrations, workers and artifacts are all well; False also without an
+        answer.
+        """
         return self._answers("/readyz")
+
+    def lacks_only_artifacts(self) -> bool:
+        """Whether all is well but for the artifact root, which no worker finds at the moment."""
+        try:
+            self._transport.send("GET", "/readyz")
+        except Problem as problem:
+            checks = problem.document.get("checks") or {}
+            return [name for name, said in checks.items() if said != "ok"] == ["artifacts"]
+        except ClientError:
+            return False
+        return False
 
     def alive(self) -> bool:
         """Whether an API answers at all, however it is."""

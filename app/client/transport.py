@@ -77,11 +77,17 @@ class Transport:
 
     @contextmanager
     def stream(
-        self, path: str, headers: Mapping[str, str], silence_seconds: float
+        self,
+        path: str,
+        headers: Mapping[str, str],
+        silence_seconds: float,
+        params: Mapping[str, str] | None = None,
     ) -> Iterator[httpx.Response]:
         """An answer that is read as it comes; raises Problem, and httpx.TransportError."""
         timeout = httpx.Timeout(10.0, read=silence_seconds)
-        with self._http.stream("GET", path, headers=headers, timeout=timeout) as response:
+        with self._http.stream(
+            "GET", path, headers=headers, params=params, timeout=timeout
+        ) as response:
             if not response.is_success:
                 response.read()
                 raise problem_of(response)

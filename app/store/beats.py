@@ -6,7 +6,11 @@ from sqlalchemy import ColumnElement, Connection, Integer, Row, and_, bindparam,
 
 from app.errors import LeaseLost
 from app.lifecycle import RunState
-from app.store.checkpoints import add_checkpoints, forget_checkpoints
+from app.store.checkpoint_rows import (
+    add_checkpoints,
+    damage_checkpoints,
+    forget_checkpoints,
+)
 from app.store.logs import add_log_text
 from app.store.metrics import add_points
 from app.store.records import Beat, Document
@@ -58,6 +62,7 @@ def apply_beat(connection: Connection, token: str, beat: Beat, now: float) -> Ro
     insert_events(connection, run.id, run.last_event_seq, events)
     add_points(connection, run.id, run.attempt, beat.metric_points)
     saved = add_checkpoints(connection, run.id, run.attempt, beat.checkpoints)
+    damage_checkpoints(connection, run.id, run.attempt, beat.damaged_checkpoints)
     forget_checkpoints(connection, run.id, beat.removed_checkpoints)
     _update_attempt(connection, run, beat, text, saved)
     return run

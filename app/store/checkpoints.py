@@ -1,7 +1,5 @@
 """Checkpoints: what is saved, which is latest and best, and what must not be removed."""
 
-import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -11,23 +9,20 @@ from sqlalchemy import (
     Row,
     Select,
     and_,
-    delete,
     exists,
-    insert,
     or_,
     select,
     update,
 )
 
 from app.errors import Conflict, NotFound
+from app.store.checkpoint_rows import DAMAGED, REMOVING, SAVED, damage_checkpoints
 from app.store.database import Database
 from app.store.jobs import add_job, has_open_job
-from app.store.records import CheckpointRecord, NewCheckpoint
-from app.store.tables import TERMINAL_VALUES, checkpoints, run_documents, runs
+from app.store.records import CheckpointRecord, DamagedCheckpoint
+from app.store.tables import TERMINAL_VALUES, checkpoints, runs
 
 Paths = list[str]
-SAVED, REMOVING = "saved", "removing"
-ATTEMPT_IN_PATH = re.compile(r"/attempt-(\d+)/")
 _rival = checkpoints.alias("rival")
 _own = checkpoints.alias("own")
 _child = runs.alias("child")
@@ -92,7 +87,7 @@ def best_of(connection: Connection, run_id: int) -> int | None:
 
 
 class Checkpoints:
-    """The aggregate; see the functions below it for what beats do."""
+    """The aggregate; what beats write of it is in checkpoint_rows."""
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
         self._database = database
@@ -151,10 +146,19 @@ class Checkpoints:
             connection.execute(
                 update(checkpoints).where(checkpoints.c.id == checkpoint_id).values(state=REMOVING)
             )
-            payload = {"run_id": row.run_id, "paths": [row.path], "checkpoint_id": checkpoint_id}
+            aside = [f"{row.path}.torn"] if row.state == DAMAGED else []  # it may be called so
+            paths = [row.path, *aside]
+            payload = {"run_id": row.run_id, "paths": paths, "checkpoint_id": checkpoint_id}
             if not has_open_job(connection, "remove_artifacts", payload):
                 add_job(connection, "remove_artifacts", payload, self._clock())
             return _fetch(connection, checkpoint_id)
+
+    def note_damage(self, checkpoint_id: int, why: str) -> None:
+        """One that was found damaged by whoever read it."""
+        with self._database.write() as connection:
+            row = _lock(connection, checkpoint_id)
+            found = [DamagedCheckpoint(row.path, why)]
+            damage_checkpoints(connection, row.run_id, row.attempt, found)
 
     def begin_removal(self, run_id: int, paths: Sequence[str]) -> Paths:
         """Mark checkpoints as about to be removed by retention; those of them that may be.
@@ -182,62 +186,6 @@ def mark_removing(connection: Connection, run_id: int, paths: Sequence[str]) -> 
         .returning(checkpoints.c.path)
     )
     return sorted(connection.execute(mark).scalars())
-
-
-def add_checkpoints(
-    connection: Connection, run_id: int, attempt: int, news: Sequence[NewCheckpoint]
-) -> int:
-    """Add rows, also for those adopted from an earlier attempt; how many are this attempt's."""
-    if not news:
-        return 0
-    spec = connection.execute(
-        select(run_documents.c.spec).where(run_documents.c.run_id == run_id)
-    ).scalar_one()
-    policy = spec.get("checkpoint") or {}
-    known = set(
-        connection.execute(
-            select(checkpoints.c.path).where(checkpoints.c.path.in_([new.path for new in news]))
-        ).scalars()
-    )
-    rows = [
-        {
-            "run_id": run_id,
-            "attempt": _attempt_of(new.path, attempt),
-            "step": new.step,
-            "epoch": new.epoch,
-            "path": new.path,
-            "bytes": new.bytes,
-            "metrics": new.metrics,
-            "score": _score(new.metrics.get(str(policy.get("monitor"))), policy.get("mode")),
-            "pinned": False,
-            "state": SAVED,
-            "created_at": new.created_at,
-        }
-        for new in news
-        if new.path not in known
-    ]
-    if rows:
-        connection.execute(insert(checkpoints), rows)
-    return sum(row["attempt"] == attempt for row in rows)
-
-
-def forget_checkpoints(connection: Connection, run_id: int, paths: Sequence[str]) -> None:
-    """Delete the rows of folders that are gone."""
-    if paths:
-        connection.execute(
-            delete(checkpoints).where(checkpoints.c.run_id == run_id, checkpoints.c.path.in_(paths))
-        )
-
-
-def _attempt_of(path: str, otherwise: int) -> int:
-    found = ATTEMPT_IN_PATH.search(path)
-    return int(found[1]) if found else otherwise
-
-
-def _score(value: Any, mode: str | None) -> float | None:
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return -float(value) if mode == "max" else float(value)
 
 
 def _select() -> Select[Any]:

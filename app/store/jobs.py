@@ -4,10 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import (
+    Boolean,
     ColumnElement,
     Connection,
     Row,
     bindparam,
+    case,
     delete,
     insert,
     or_,
@@ -16,14 +18,23 @@ from sqlalchemy import (
 )
 
 from app.errors import LeaseLost, NotFound
+from app.store.checkpoint_rows import (
+    DAMAGED,
+    REMOVING,
+    SAVED,
+    add_checkpoints,
+    damage_checkpoints,
+    forget_checkpoints,
+)
 from app.store.claimants import require_alive
 from app.store.database import Database
 from app.store.forgetting import forget_jobs
-from app.store.records import Document, Inspection
+from app.store.records import DamagedCheckpoint, Document, Inspection, NewCheckpoint
 from app.store.tables import checkpoints, datasets, jobs
 from app.store.worker_records import JobKind, JobRecord
 
 MAX_ATTEMPTS = 3
+TRIED_AGAIN = ("remove_artifacts", "reconcile_checkpoints")
 PROBE_LOST = "The worker ended, or was lost, before it had measured. Ask again."
 # After the first failure; a disk or a mount may be back later. It grows sixfold each time.
 RETRY_SECONDS = 10.0
@@ -34,6 +45,7 @@ _OLDEST_DUE = (
         jobs.c.state == "queued",
         or_(jobs.c.retry_at.is_(None), jobs.c.retry_at <= bindparam("now")),
         or_(jobs.c.worker_id.is_(None), jobs.c.worker_id == bindparam("worker")),
+        or_(jobs.c.kind != "remove_artifacts", bindparam("artifacts", type_=Boolean)),
     )
     .order_by(jobs.c.id)
     .limit(1)
@@ -48,14 +60,14 @@ class Jobs:
         self._database = database
         self._clock = clock
 
-    def claim(self, worker_id: int) -> JobRecord | None:
+    def claim(self, worker_id: int, *, artifacts: bool = True) -> JobRecord | None:
         """The oldest queued job that need not wait, and for no other worker; now this worker's.
 
-        None when there is none.
+        None when there is none. `artifacts`: whether the worker has the artifact root at hand.
 
         Conflict when the worker is not alive to the store: nobody would queue the job again.
         """
-        due = {"now": self._clock(), "worker": worker_id}
+        due = {"now": self._clock(), "worker": worker_id, "artifacts": artifacts}
         with self._database.read() as connection:
             if connection.execute(_OLDEST_DUE, due).scalar() is None:
                 return None
@@ -84,8 +96,8 @@ class Jobs:
     ) -> JobRecord:
         """Record the end, with what an inspection or a probe found; `error` is a sentence.
 
-        A removal that failed is tried again later, but not for ever. LeaseLost when the job is
-        another worker's by now; nothing of it is stored then.
+        A job of the disk that failed is tried again later, but not for ever. LeaseLost when the job
+        is another worker's by now; nothing of it is stored then.
         """
         mine = (jobs.c.id == job_id, jobs.c.worker_id == worker_id, jobs.c.state == "running")
         with self._database.write() as connection:
@@ -94,13 +106,15 @@ class Jobs:
             ).one_or_none()
             if job is None:
                 raise LeaseLost(f"Job {job_id} is not worker {worker_id}'s any more.")
-            may_retry = job.kind == "remove_artifacts" and job.attempts < MAX_ATTEMPTS
+            may_retry = job.kind in TRIED_AGAIN and job.attempts < MAX_ATTEMPTS
             if error is not None and may_retry:
                 retry_at = self._clock() + RETRY_SECONDS * 6.0 ** (job.attempts - 1)
                 return _requeue(connection, *mine, error=error, retry_at=retry_at)[0]
             (ended,) = _end(connection, *mine, error=error, now=self._clock(), result=result)
             if inspection is not None:
                 _record_inspection(connection, ended, inspection)
+            if job.kind == "reconcile_checkpoints" and result is not None:
+                _reconcile(connection, ended.payload, result)
             return ended
 
     def order_probe(self, worker_id: int, payload: Document) -> int:
@@ -215,8 +229,18 @@ def _settle_removal(connection: Connection, job: JobRecord) -> None:
     if job.state == "done":
         connection.execute(delete(checkpoints).where(checkpoint))
     else:  # what is still there can be used, and asked to be removed, again
-        given_up = update(checkpoints).where(checkpoint, checkpoints.c.state == "removing")
-        connection.execute(given_up.values(state="saved"))
+        given_up = update(checkpoints).where(checkpoint, checkpoints.c.state == REMOVING)
+        as_it_was = case((checkpoints.c.damage.is_(None), SAVED), else_=DAMAGED)
+        connection.execute(given_up.values(state=as_it_was))
+
+
+def _reconcile(connection: Connection, payload: Document, found: Document) -> None:
+    """Take in what a worker found of a run that ended while nobody watched it."""
+    run_id, attempt = payload["run_id"], payload["attempt"]
+    add_checkpoints(connection, run_id, attempt, [NewCheckpoint(**one) for one in found["adopted"]])
+    damaged = [DamagedCheckpoint(**one) for one in found["damaged"]]
+    damage_checkpoints(connection, run_id, attempt, damaged)
+    forget_checkpoints(connection, run_id, found["gone"])
 
 
 def _record_inspection(connection: Connection, job: JobRecord, found: Inspection) -> None:

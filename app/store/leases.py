@@ -8,6 +8,7 @@ from app.lifecycle import Intent, Reason, RunState
 from app.store.beats import apply_beat
 from app.store.claims import choose_run, take
 from app.store.database import Database
+from app.store.jobs import add_job
 from app.store.records import Beat, Finish, Holder, Lease, RunRecord, SlotOffer
 from app.store.run_rows import fetch
 from app.store.tables import attempts, runs, workers
@@ -99,4 +100,13 @@ class Leases:
         )
         as_seen = and_(runs.c.lease_token == token, runs.c.beat == beat)
         with self._database.write() as connection:
-            return end_attempt(connection, as_seen, ending, self._clock()) is not None
+            now = self._clock()
+            moved = end_attempt(connection, as_seen, ending, now)
+            if moved is None:
+                return False
+            if moved.state != RunState.queued:
+                # Nobody will look at its folders again: what its trainer still saved, and what
+                # retention was about to remove, a worker tells once.
+                payload = {"run_id": moved.id, "attempt": moved.attempt}
+                add_job(connection, "reconcile_checkpoints", payload, now)
+            return True

@@ -199,7 +199,17 @@ class CheckpointRecord:
     is_latest: bool
     pinned: bool
     created_at: float
-    state: Literal["saved", "removing"]
+    state: Literal["saved", "damaged", "removing"]
+    damage: str | None = None
+    """Why it cannot be used."""
+
+
+@dataclass(frozen=True)
+class DamagedCheckpoint:
+    """One that was read and is wrong, or is gone; `path` is relative to ARTIFACT_ROOT."""
+
+    path: str
+    why: str
 
 
 @dataclass(frozen=True)
@@ -253,6 +263,7 @@ class Beat:
     metric_points: Sequence[MetricPoint] = ()
     log_text: str = ""
     checkpoints: Sequence[NewCheckpoint] = ()
+    damaged_checkpoints: Sequence[DamagedCheckpoint] = ()
     removed_checkpoints: Sequence[str] = ()
     applied: Document | None = None
     environment: Document | None = None

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, Select, delete, exists, or_, select, update
 
 from app.errors import ActionNotAllowed, Conflict
 from app.lifecycle import TERMINAL, Intent, RunState, allowed_actions
-from app.store.checkpoints import SAVED
+from app.store.checkpoint_rows import SAVED
 from app.store.jobs import add_job
 from app.store.run_rows import lock
 from app.store.tables import (

@@ -6,7 +6,8 @@ from typing import Literal, NamedTuple
 from sqlalchemy import Connection, select
 
 from app.errors import InvalidRequest
-from app.store.checkpoints import SAVED, best_of, latest_of
+from app.store.checkpoint_rows import SAVED
+from app.store.checkpoints import best_of, latest_of
 from app.store.records import CarryKind, RestorePoint
 from app.store.tables import checkpoints, runs
 

@@ -305,6 +305,7 @@ checkpoints = _table(
     Column("score", Double),
     Column("pinned", Boolean, nullable=False),
     Column("state", Text, nullable=False),
+    Column("damage", PlainText),
     Column("created_at", Double, nullable=False),
     Index(None, "run_id", "step"),
 )
@@ -342,6 +343,14 @@ idempotency_keys = _wide(
     Column("body_hash", Text, nullable=False),
     Column("run_id", Id, ForeignKey("runs.id"), index=True),
     Column("created_at", Double, nullable=False, index=True),
+)
+
+# One row: the database's own id, which the artifact root carries too; see artifact_root.py.
+database_identity = _wide(
+    "database_identity",
+    Column("id", Text, primary_key=True),
+    # When a root was first marked with it: from then on a root without the marker is not the one.
+    Column("root_marked_at", Double),
 )
 
 # What may still change in a run that is over; a trigger refuses every other column. Its likeness

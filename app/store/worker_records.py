@@ -5,7 +5,7 @@ from typing import Literal
 
 from app.store.records import Document
 
-JobKind = Literal["inspect_dataset", "remove_artifacts", "probe_step"]
+JobKind = Literal["inspect_dataset", "remove_artifacts", "probe_step", "reconcile_checkpoints"]
 JobState = Literal["queued", "running", "done", "failed"]
 WorkerState = Literal["alive", "draining", "gone", "lost"]
 

@@ -1,6 +1,7 @@
 """What the tests of the API are written with: a client in front, somebody who plays the worker."""
 
 import asyncio
+import hashlib
 import threading
 import time
 from collections.abc import Mapping
@@ -16,7 +17,9 @@ from fastapi import FastAPI
 
 from app.api.services import Services
 from app.lifecycle import Reason
+from app.manifest import manifest_bytes
 from app.settings import Settings
+from app.store.artifact_root import ArtifactRoot
 from app.store.identity import this_process
 from app.store.records import (
     Beat,
@@ -139,12 +142,20 @@ class Api:
         return self.request("DELETE", path, **options)
 
 
+def whole_checkpoint() -> dict[str, bytes]:
+    weights = b"weights" * 1000
+    entry = {"bytes": len(weights), "sha256": hashlib.sha256(weights).hexdigest()}
+    manifest = manifest_bytes({"files": {"model.safetensors": entry}})
+    return {"manifest.json": manifest, "model.safetensors": weights}
+
+
 class Player:
     """Plays the worker: what an agent would write to the store, without an agent."""
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self.store = store
         self.artifacts = settings.artifact_root
+        ArtifactRoot(store.database, settings.artifact_root).look()
         me = this_process()
         self.worker_id = store.workers.register(
             NewWorker(
@@ -195,7 +206,7 @@ class Player:
         path = f"runs/{lease.run_id}/attempt-{lease.attempt}/checkpoints/step-{step}"
         folder = self.artifacts / path
         folder.mkdir(parents=True)
-        files = files or {"manifest.json": b"{}", "model.safetensors": b"weights" * 1000}
+        files = files or whole_checkpoint()
         for name, content in files.items():
             (folder / name).write_bytes(content)
         size = sum(len(content) for content in files.values())

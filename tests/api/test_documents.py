@@ -10,6 +10,7 @@ import pytest
 from app.api.files import CheckpointFiles
 from app.errors import NotFound
 from app.lifecycle import Reason
+from app.store.artifact_root import ArtifactRoot
 from app.store.records import Beat, MetricPoint
 from tests.api.support import SPEC
 
@@ -138,7 +139,8 @@ class TestAFolderThatRetentionRemoves:
     def files(self, settings, player, lease):
         path = player.checkpoint(lease, 10)
         (record,) = player.store.checkpoints.list(lease.run_id)
-        return CheckpointFiles(settings.artifact_root, record), settings.artifact_root / path
+        root = ArtifactRoot(player.store.database, settings.artifact_root)
+        return CheckpointFiles(root, record), settings.artifact_root / path
 
     def test_before_the_files_are_opened(self, settings, player, lease, name):
         files, folder = self.files(settings, player, lease)
@@ -231,3 +233,16 @@ def test_a_pinned_checkpoint_is_not_deleted(api, run_id, player, lease):
 def test_a_checkpoint_that_is_not_there_is_a_404(api, tail):
     assert api.get(f"/checkpoints/77{tail}").problem("not_found") == 404
     assert api.delete("/checkpoints/77").problem("not_found") == 404
+
+
+def test_a_checkpoint_whose_disk_is_away_is_not_said_to_be_gone(api, run_id, player, lease):
+    player.checkpoint(lease, 10)
+    path = f"/runs/{run_id}/checkpoints/latest/download"
+    assert api.get(path).status_code == 200
+    aside = player.artifacts.with_name("aside")
+    player.artifacts.rename(aside)
+    answer = api.get(path)
+    assert answer.problem("artifacts_away") == 503
+    assert "may not be mounted" in answer.json()["detail"]
+    aside.rename(player.artifacts)
+    assert api.get(path).status_code == 200

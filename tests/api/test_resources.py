@@ -223,6 +223,18 @@ def test_ready_with_a_worker(api, player):
     assert (answer.status_code, answer.json()["workers_alive"]) == (200, 1)
 
 
+def test_not_ready_while_no_worker_has_the_artifact_root(api, player, store):
+    def beat(away):
+        store.workers.beat(player.worker_id, "alive", [], [], {"artifacts_away": away})
+
+    beat("It is not mounted.")
+    answer = api.get("/readyz")
+    assert answer.problem("not_ready") == 503
+    assert answer.json()["checks"]["artifacts"] == "It is not mounted."
+    beat(None)
+    assert api.get("/readyz").status_code == 200
+
+
 def test_a_database_that_is_gone_is_said_so(api, player, settings):
     (settings.home / "stoker.db").write_bytes(b"this is no database" * 1000)
     assert api.get("/healthz").status_code == 200

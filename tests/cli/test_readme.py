@@ -29,7 +29,7 @@ CONTRACT_SUBCOMMANDS = {
     "service": ("install",),
     "data": ("sample", "inspect", "register", "convert"),
     "token": ("create", "list", "revoke"),
-    "db": ("upgrade", "backup", "restore", "check", "prune"),
+    "db": ("upgrade", "backup", "restore", "accept-root", "check", "prune"),
 }
 
 

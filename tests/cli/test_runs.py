@@ -9,7 +9,7 @@ from sqlalchemy import insert, update
 from app.client import StokerClient
 from app.settings import load_settings
 from app.store import open_store
-from app.store.checkpoints import add_checkpoints
+from app.store.checkpoint_rows import add_checkpoints
 from app.store.records import NewCheckpoint
 from app.store.tables import attempts, runs
 from tests.cli.conftest import SPEC

@@ -82,7 +82,10 @@ class Checkpoint(Answer):
     is_latest: bool
     pinned: bool
     """A pinned checkpoint is never removed by retention."""
-    state: Literal["saved", "removing"]
+    state: Literal["saved", "damaged", "removing"]
+    """A damaged one is listed, and can be deleted; it is not served and not restored from."""
+    damage: str | None
+    """Why a damaged one cannot be used."""
     created_at: Time
     links: dict[str, str]
 
@@ -237,5 +240,5 @@ class Health(Answer):
 class Readiness(Answer):
     status: Literal["ready"]
     checks: dict[str, str]
-    """database, migrations, workers: each `ok`."""
+    """database, migrations, workers, artifacts: each `ok`."""
     workers_alive: int

@@ -21,16 +21,20 @@ def get_health() -> Health:
     summary="Whether runs can be stored and trained",
 )
 def get_readiness(services: ServicesDep) -> Readiness:
-    """503 with `checks` when database, migrations or workers are not well."""
-    checks = {"database": "ok", "migrations": "ok", "workers": "ok"}
+    """503 with `checks` when database, migrations, workers or their artifacts are not well."""
+    checks = {"database": "ok", "migrations": "ok", "workers": "ok", "artifacts": "ok"}
     alive = 0
     try:
         services.store.ping()
         if not services.store.schema_is_current():
             checks["migrations"] = "the schema is not current; run `stoker db upgrade`"
-        alive = len(services.store.workers.list(alive_only=True))
+        workers = services.store.workers.list(alive_only=True)
+        alive = len(workers)
         if alive == 0:
             checks["workers"] = "none is alive, so runs will wait; start one with `stoker worker`"
+        away = [worker.facts.get("artifacts_away") for worker in workers]
+        if away and all(away):
+            checks["artifacts"] = str(away[0])
     except StokerError as error:
         checks["database"] = error.detail
     except Exception as error:  # noqa: BLE001 - whatever is wrong with it, it is not ready

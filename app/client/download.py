@@ -1,0 +1,100 @@
+"""Downloads a checkpoint: file by file, checked against its manifest, from where it broke off."""
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from app.client.errors import ClientError
+from app.client.transport import Transport
+from app.manifest import MANIFEST, BadManifest, parse_manifest
+
+SILENCE_SECONDS = 60.0
+PIECE_BYTES = 1 << 20
+
+Told = Callable[[int, int], None]
+"""Is given the bytes that are here and those of the whole checkpoint."""
+
+
+def download(transport: Transport, checkpoint_id: int, folder: Path, told: Told) -> None:
+    """Bring a checkpoint's files to `folder`, which must not be there.
+
+    They are gathered in a hidden folder beside it, which takes its name when all are whole. After
+    an error that one stays, and the same call goes on with it. ClientError, OSError.
+    """
+    partial = folder.with_name(f".{folder.name}.part")
+    fetch = _Fetch(transport, f"/checkpoints/{checkpoint_id}/download", partial)
+    manifest = fetch.manifest()
+    files: Mapping[str, Any] = manifest["files"]
+    whole, here = sum(int(entry["bytes"]) for entry in files.values()), 0
+    for name, entry in files.items():
+        for done in fetch.file(name, entry):
+            told(here + done, whole)
+        here += int(entry["bytes"])
+    partial.rename(folder)
+
+
+class _Fetch:
+    """Of one checkpoint, into one folder."""
+
+    def __init__(self, transport: Transport, path: str, folder: Path) -> None:
+        self._transport = transport
+        self._path = path
+        self._folder = folder
+
+    def manifest(self) -> dict[str, Any]:
+        """What the service has; what is here already of another checkpoint is thrown away."""
+        data = b"".join(self._pieces(MANIFEST, 0))
+        kept = self._folder / MANIFEST
+        if self._folder.exists() and not (kept.is_file() and kept.read_bytes() == data):
+            shutil.rmtree(self._folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        kept.write_bytes(data)
+        try:
+            return parse_manifest(data)
+        except BadManifest as error:
+            raise self._damaged(str(error)) from None
+
+    def file(self, name: str, entry: Mapping[str, Any]) -> Iterator[int]:
+        """Bring one file, or what is missing of it; yields how many bytes of it are here."""
+        target, size = self._folder / name, int(entry["bytes"])
+        here = target.stat().st_size if target.is_file() else 0
+        with target.open("ab") as out:
+            if here < size:
+                for piece in self._pieces(name, here):
+                    out.write(piece)
+                    here += len(piece)
+                    yield here
+        with target.open("rb") as written:
+            found = hashlib.file_digest(written, "sha256").hexdigest()
+        if (here, found) != (size, entry["sha256"]):
+            target.unlink()
+            raise self._damaged(f"{name} has {here} bytes, and is not as it was written")
+        yield here
+
+    def _pieces(self, name: str, begin: int) -> Iterator[bytes]:
+        """From byte `begin` on."""
+        ranged = {"Range": f"bytes={begin}-"} if begin else {}
+        try:
+            with self._transport.stream(
+                self._path, ranged, SILENCE_SECONDS, params={"file": name}
+            ) as response:
+                if begin and response.status_code != HTTPStatus.PARTIAL_CONTENT:
+                    raise ClientError(f"The service sent all of {name} instead of its rest.")
+                yield from response.iter_bytes(PIECE_BYTES)
+        except httpx.TransportError as error:
+            raise ClientError(
+                f"The download broke off ({error or type(error).__name__}). What has come is kept "
+                f"in {self._folder}; the same call goes on from there."
+            ) from None
+
+    def _damaged(self, what: str) -> ClientError:
+        return ClientError(
+            f"What came is not the checkpoint that was saved: {what}. Download it again; if it "
+            "comes damaged again, it is damaged where it lies, and another one has to do "
+            "(`stoker checkpoints RUN` lists them)."
+        )

@@ -1,0 +1,46 @@
+"""Damaged checkpoints over HTTP: listed with the reason, not served, found when asked for."""
+
+import pytest
+
+from tests.api.support import SPEC
+
+
+@pytest.fixture
+def lease(api, player):
+    api.post("/runs", json=SPEC)
+    return player.claim()
+
+
+@pytest.fixture
+def damaged(api, settings, player, lease):
+    """A run with checkpoints at steps 10 and 20, whose newer one was cut short on disk."""
+    player.checkpoint(lease, 10)
+    path = settings.artifact_root / player.checkpoint(lease, 20) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    return lease.run_id
+
+
+def listed(api, run_id):
+    return {c["step"]: c for c in api.get(f"/runs/{run_id}/checkpoints").json()["data"]}
+
+
+@pytest.mark.parametrize("name", [None, "model.safetensors"])
+def test_a_download_that_finds_damage_tells_everybody(api, damaged, name):
+    params = {} if name is None else {"file": name}
+    answer = api.get(f"/runs/{damaged}/checkpoints/latest/download", params=params)
+    assert answer.problem("checkpoint_damaged") == 409
+    assert "has 6999 bytes, and 7000 were written" in answer.json()["detail"]
+    newer, older = listed(api, damaged)[20], listed(api, damaged)[10]
+    assert (newer["state"], newer["is_latest"], newer["is_best"]) == ("damaged", False, False)
+    assert "6999" in newer["damage"]
+    assert (older["state"], older["is_latest"], older["damage"]) == ("saved", True, None)
+    assert api.get(f"/runs/{damaged}/checkpoints/latest/download").status_code == 200
+    assert api.get(newer["links"]["download"]).problem("checkpoint_damaged") == 409
+    assert api.delete(newer["links"]["self"]).status_code == 202
+
+
+def test_a_folder_that_is_away_is_not_called_damaged(api, settings, player, lease):
+    path = settings.artifact_root / player.checkpoint(lease, 10)
+    path.rename(path.with_name("away"))
+    api.get(f"/runs/{lease.run_id}/checkpoints/latest/download").problem("not_found")
+    assert listed(api, lease.run_id)[10]["state"] == "saved"
