@@ -13,6 +13,7 @@ import app
 from app.errors import NotFound
 from app.logs import configure_logging
 from app.settings import Settings
+from app.store.artifact_root import ArtifactRoot
 from app.store.doorbell import Doorbell
 from app.store.identity import this_process
 from app.store.migrate import upgrade
@@ -70,14 +71,18 @@ class Agent:
         threads = threads_of("auto", len(self._devices.slots))
         usual = trainer_environment(settings.home, gpu=None, threads=threads)
         self._standby = self._own(Standby(settings.standby, usual, trainer_command))
-        self._shop = Workshop(settings, store, self._devices, code, self._standby)
+        self._artifacts = ArtifactRoot(store.database, settings.artifact_root)
+        self._artifacts.look()
+        self._shop = Workshop(settings, store, self._artifacts, self._devices, code, self._standby)
         self._collector = WorkerCollector(
             home=settings.home, data=settings.data_root, artifacts=settings.artifact_root
         )
         self._facts = host_setup() | {"metrics_url": self._serve_metrics()}
         self._host_due = 0.0
         self._worker_id = self._register()
-        self._jobs = self._own(JobRunner(settings, store, self._devices, self._worker_id))
+        self._jobs = self._own(
+            JobRunner(settings, store, self._devices, self._artifacts, self._worker_id)
+        )
         self._observer = Observer(store)
         self._supervisions: list[Supervision] = []
         self._checkpoint_failures: Counter[str] = Counter()
@@ -130,7 +135,7 @@ class Agent:
                 pid=process.pid,
                 start_time=process.start_time,
                 version=app.__version__,
-                slots=describe_slots(self._devices.slots, {}),
+                slots=describe_slots(self._devices.slots, {}, self._artifacts.away),
                 devices=describe_devices(self._telemetry.gpus),
                 facts=self._host_facts(),
             )
@@ -141,7 +146,7 @@ class Agent:
         if now >= self._host_due:
             self._host_due = now + HOST_SECONDS
             self._facts |= host_now(self._settings.artifact_root)
-        return self._facts
+        return self._facts | {"artifacts_away": self._artifacts.away}
 
     def run(self) -> int:
         """Work until drained; the exit code of the process."""
@@ -232,6 +237,8 @@ class Agent:
 
     def _beat(self, now: float) -> None:
         """Tell the store that this agent and its runs live, and what is new of each."""
+        with self._reach.store():
+            self._artifacts.look()
         for supervision in self._supervisions:
             with self._reach.attempt(supervision):
                 if supervision.stage is Stage.clearing:
@@ -264,6 +271,7 @@ class Agent:
                 slots=describe_slots(
                     self._devices.slots,
                     {v.run_id: v.progress.get("host_memory_bytes") for v in views},
+                    self._artifacts.away,
                 ),
                 devices=describe_devices(self._telemetry.gpus),
                 facts=self._host_facts() | {"why_no_gpus": self._telemetry.why_absent},
@@ -290,7 +298,8 @@ class Agent:
         """Fill the free slots, and take a job when none is under way."""
         with self._reach.store():
             self._devices.refresh()
-            while free := self._devices.free_slots():
+            away = self._artifacts.look()
+            while away is None and (free := self._devices.free_slots()):
                 offers = [SlotOffer(s.name, s.device_kind, s.device) for s in free]
                 lease = self._store.leases.claim(self._worker_id, offers)
                 if lease is None:
@@ -330,7 +339,7 @@ class Agent:
         left = self._orphans.end(launchers | others)
         if left:
             supervision.hold(left)
-        else:
+        elif not supervision.waits_for_artifacts():
             supervision.launcher_ended()
 
     def _end_job(self) -> None:
@@ -369,7 +378,7 @@ def run_agent(settings: Settings, trainer_command: Sequence[str] | None = None) 
     """
     configure_logging(settings.log_level)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    for folder in (settings.home, settings.data_root, settings.artifact_root, settings.locks_dir):
+    for folder in (settings.home, settings.data_root, settings.locks_dir):
         folder.mkdir(parents=True, exist_ok=True)
     trim_caches(settings.home, time.time())
     upgrade(settings)

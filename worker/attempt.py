@@ -107,8 +107,11 @@ class AttemptDir:
         self.log = LogTail(path / "trainer.log")
 
     def create(self, spec: Document) -> None:
-        """Make the directory and write spec.json; OSError when the disk refuses."""
-        self.path.mkdir(parents=True)
+        """Make the directory and write spec.json; OSError when the disk refuses.
+
+        Below the run's folder alone: where that is not there, its disk has gone.
+        """
+        self.path.mkdir()
         write_atomically(self.path / "spec.json", spec)
 
     def pulse(self) -> tuple[int, int] | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from app.spec.training import Checkpointing
-from app.store.records import CheckpointRecord, NewCheckpoint
+from app.store.records import CheckpointRecord, DamagedCheckpoint, NewCheckpoint
 
 STEP_DIR = re.compile(r"step-(\d+)")
 ATTEMPT_DIR = re.compile(r"attempt-(\d+)")
@@ -38,42 +38,106 @@ class DiskCheckpoint:
         )
 
 
-def on_disk(run_dir: Path) -> list[DiskCheckpoint]:
-    """All finished checkpoints of a run, the one with most progress first."""
-    found = [
-        checkpoint
-        for attempt_dir in run_dir.glob("attempt-*")
-        if (attempt := ATTEMPT_DIR.fullmatch(attempt_dir.name))
-        for path in attempt_dir.glob("checkpoints/step-*")
-        if (checkpoint := read_checkpoint(path, int(attempt[1]))) is not None
-    ]
-    return sorted(found, key=lambda c: (c.step, c.attempt), reverse=True)
+@dataclass(frozen=True)
+class Found:
+    """What a run's folders hold: good checkpoints, the one with most progress first, and damaged
+    ones, each with its attempt, its step, and why it cannot be used.
+    """
+
+    good: list[DiskCheckpoint]
+    damaged: list[tuple[Path, str]]
 
 
-def read_checkpoint(path: Path, attempt: int) -> DiskCheckpoint | None:
-    """The checkpoint in a folder; None when it is not a finished one."""
-    step = STEP_DIR.fullmatch(path.name)
-    if step is None:
-        return None
+class Unreadable(Exception):
+    """A folder could not be read. That is no proof of anything: what is in it may be whole."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(
+            f"{error.filename or path} could not be read ({error.strerror or error}). The run's "
+            "checkpoints may be whole, so they stay as they are and nothing begins anew; the run "
+            "is tried again until they can be read. Look at the disk below the artifact root."
+        )
+
+
+def on_disk(run_dir: Path) -> Found:
+    """All finished checkpoints of a run. Raises Unreadable."""
+    found = Found([], [])
+    try:
+        for attempt_dir in _entries(run_dir):
+            attempt = ATTEMPT_DIR.fullmatch(attempt_dir.name)
+            for path in _entries(attempt_dir / "checkpoints") if attempt else ():
+                step = STEP_DIR.fullmatch(path.name)
+                if attempt and step:
+                    _look_at(path, int(attempt[1]), int(step[1]), found)
+    except OSError as error:
+        raise Unreadable(run_dir, error) from error
+    found.good.sort(key=lambda c: (c.step, c.attempt), reverse=True)
+    return found
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What lies in a folder; nothing in one that is not there. OSError, unlike `Path.glob`."""
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _look_at(path: Path, attempt: int, step: int, found: Found) -> None:
+    """Note whether a folder holds a finished checkpoint of its place: the manifest is written last,
+    so its presence is the proof. OSError when that cannot be said.
+    """
     try:
         manifest = json.loads((path / "manifest.json").read_text())
         written_at = (path / "manifest.json").stat().st_mtime
         size = sum(file.stat().st_size for file in path.iterdir())
-    except (OSError, ValueError):
-        return None
+    except (FileNotFoundError, NotADirectoryError):
+        why = "it is a link that leads nowhere" if path.is_symlink() else "its manifest is gone"
+        found.damaged.append((path, why))
+        return
+    except ValueError as error:
+        found.damaged.append((path, f"its manifest cannot be understood: {error}"))
+        return
     if not isinstance(manifest, dict):
-        return None
-    return DiskCheckpoint(path, attempt, int(step[1]), manifest, size, written_at)
+        found.damaged.append((path, "its manifest cannot be understood"))
+        return
+    place = {"run_id": int(path.parents[2].name), "attempt": attempt, "step": step}
+    said = {name: manifest.get(name) for name in place}
+    if said != place:
+        listed = ", ".join(f"{name} {value}" for name, value in said.items())
+        found.damaged.append((path, f"its manifest is of {listed}, which is not where it lies"))
+        return
+    found.good.append(DiskCheckpoint(path, attempt, step, manifest, size, written_at))
 
 
-def reconcile(
-    rows: Iterable[CheckpointRecord], disk: Iterable[DiskCheckpoint], artifact_root: Path
-) -> tuple[list[NewCheckpoint], list[str]]:
-    """Rows to add for folders without one, and paths of rows whose folder is gone."""
-    known = {row.path for row in rows}
-    present = {str(checkpoint.path.relative_to(artifact_root)): checkpoint for checkpoint in disk}
-    adopted = [present[path].as_row(artifact_root) for path in sorted(present.keys() - known)]
-    return adopted, sorted(known - present.keys())
+@dataclass(frozen=True)
+class Reconciled:
+    """What the store has yet to learn: folders without a usable row, rows without a usable folder,
+    and removals that are done.
+    """
+
+    adopted: list[NewCheckpoint]
+    damaged: list[DamagedCheckpoint]
+    gone: list[str]
+
+
+def reconcile(rows: Iterable[CheckpointRecord], found: Found, artifact_root: Path) -> Reconciled:
+    """Compare what the store knows of a run with what lies on disk, which is the truth."""
+    known = {row.path: row.state for row in rows}
+    good = {str(one.path.relative_to(artifact_root)): one for one in found.good}
+    why = {str(path.relative_to(artifact_root)): said for path, said in found.damaged}
+    adopted = [
+        good[path].as_row(artifact_root)
+        for path in sorted(good)
+        if known.get(path, "damaged") == "damaged"
+    ]
+    saved = {path for path, state in known.items() if state == "saved"}
+    damaged = {path: why.get(path, "its folder is gone") for path in saved - good.keys()}
+    damaged |= {path: said for path, said in why.items() if path not in known}
+    gone = {p for p, state in known.items() if state == "removing"} - good.keys() - why.keys()
+    return Reconciled(
+        adopted, [DamagedCheckpoint(*item) for item in sorted(damaged.items())], sorted(gone)
+    )
 
 
 def beyond_retention(
@@ -99,9 +163,8 @@ def remove(path: Path) -> None:
 
 
 def remove_leftovers(run_dir: Path) -> None:
-    """Remove interrupted saves, and all but the newest torn checkpoint, of a run nobody trains."""
+    """Remove interrupted saves of a run that nobody trains. Damaged checkpoints stay: as long as
+    the run is not deleted, somebody may want what can be read of them.
+    """
     for path in run_dir.glob("attempt-*/checkpoints/.step-*.tmp"):
-        shutil.rmtree(path)
-    torn = sorted(run_dir.glob("attempt-*/checkpoints/*.torn"), key=lambda p: p.stat().st_mtime)
-    for path in torn[:-1]:
         shutil.rmtree(path)

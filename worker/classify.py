@@ -76,10 +76,10 @@ def failed_here(error: Exception) -> Verdict:
         )
     if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return Verdict(
-            Reason.checkpoint_error,
+            Reason.checkpoint_write_error,
             f"This host refuses what the attempt needs ({error}): its artifact root may be "
             "read-only or another user's, so nothing could be saved. Make it writable for the "
-            "worker's user, then restart the run.",
+            "worker's user; once the retries are used up, restart the run.",
         )
     return Verdict(
         Reason.crashed,

@@ -16,6 +16,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from worker.histogram import CHECKPOINT_DURATIONS, ITERATION_DURATIONS, Histogram
+from worker.host import free_bytes
 from worker.telemetry import GpuSample
 
 CHECKPOINT_FAILURES = ("checkpoint_error", "disk_full", "quarantined")
@@ -135,16 +136,8 @@ def _host(roots: Mapping[str, Path]) -> Iterator[Metric]:
         ("swap_used_bytes", "Swap in use", psutil.swap_memory().used),
     ):
         yield _gauge(f"stoker_host_{name}", text, (), [([], value)])
-    free = [([name], _free_bytes(path)) for name, path in roots.items()]
+    free = [([name], free_bytes(path)) for name, path in roots.items()]
     yield _gauge("stoker_disk_free_bytes", "Free disk under a root", ("root",), list(free))
-
-
-def _free_bytes(root: Path) -> int | None:
-    """None where the root cannot be asked, as while its mount is away: all else is still shown."""
-    try:
-        return int(psutil.disk_usage(str(root)).free)
-    except OSError:
-        return None
 
 
 def _gpus(snapshot: Snapshot) -> Iterator[Metric]:

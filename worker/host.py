@@ -74,8 +74,16 @@ def host_now(artifact_root: Path) -> dict[str, Any]:
         "available_memory_bytes": min(
             [psutil.virtual_memory().available, *(bound.free for bound in _bounds())]
         ),
-        "disk_free_bytes": psutil.disk_usage(str(artifact_root)).free,
+        "disk_free_bytes": free_bytes(artifact_root),
     }
+
+
+def free_bytes(root: Path) -> int | None:
+    """None where the root cannot be asked, as while its mount is away."""
+    try:
+        return int(psutil.disk_usage(str(root)).free)
+    except OSError:
+        return None
 
 
 class MemoryBound(NamedTuple):

@@ -5,11 +5,12 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from app.settings import Settings
-from app.store.records import Inspection
+from app.store.artifact_root import ArtifactRoot
+from app.store.records import CheckpointRecord, Inspection
 from app.store.worker_records import JobRecord
 from worker.preparation import confined
 
@@ -17,6 +18,7 @@ from worker.preparation import confined
 INSPECT_SECONDS = 180.0
 INSPECT_MEMORY_BYTES = 6 * 2**30
 REMOVE_SECONDS = 3600.0
+RECONCILE_SECONDS = 600.0
 OUTPUT_BYTES = 16 * 2**20
 PASSED_ON = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR")
 
@@ -81,19 +83,43 @@ def inspection(job: JobRecord, settings: Settings) -> Work:
     )
 
 
-def removal(job: JobRecord, settings: Settings) -> Work:
-    """Remove artifacts. ValueError when a path leads out of the artifact root, or is all of it."""
-    root = settings.artifact_root.resolve()
+def removal(job: JobRecord, artifacts: ArtifactRoot) -> Work:
+    """Remove artifacts. ValueError when a path leads out of the artifact root, or is all of it.
+
+    While the root is away, what was to be removed is not gone.
+    """
+    root = artifacts.path.resolve()
     paths = [confined(path, root) for path in job.payload["paths"]]
     if root in paths:
         raise ValueError("The artifact root itself is never removed")
 
     def outcome(end: End) -> Outcome:
         text = end.text.decode("utf-8", "replace").strip()[:1000]
+        if not end.returncode and not artifacts.is_here():
+            return Outcome(job, error="The artifact root went away meanwhile.")
         return Outcome(job, error=text if end.returncode else None)
 
     command = ["rm", "-rf", "--one-file-system", "--", *map(str, paths)]
     return Work(command, REMOVE_SECONDS, outcome, _environment(), tells_errors=True)
+
+
+def reconciliation(job: JobRecord, settings: Settings, rows: list[CheckpointRecord]) -> Work:
+    """Compare the checkpoints of a run that ended unwatched with `rows`, what is known of them."""
+    folder = confined(f"runs/{job.payload['run_id']}", settings.artifact_root)
+
+    def outcome(end: End) -> Outcome:
+        if end.returncode:
+            return Outcome(job, error=end.text.decode("utf-8", "replace").strip()[-1000:])
+        return Outcome(job, result=json.loads(end.text))
+
+    return Work(
+        [sys.executable, "-P", "-m", "worker.reconcile", str(settings.artifact_root), str(folder)],
+        RECONCILE_SECONDS,
+        outcome,
+        _environment(),
+        given=json.dumps([asdict(row) for row in rows]).encode(),
+        tells_errors=True,
+    )
 
 
 def _environment() -> dict[str, str]:

@@ -12,10 +12,19 @@ import structlog
 
 from app.errors import LeaseLost
 from app.settings import Settings
+from app.store.artifact_root import ArtifactRoot
 from app.store.store import Store
 from app.store.worker_records import JobRecord
 from worker.devices import Devices
-from worker.job_work import OUTPUT_BYTES, End, Outcome, Work, inspection, removal
+from worker.job_work import (
+    OUTPUT_BYTES,
+    End,
+    Outcome,
+    Work,
+    inspection,
+    reconciliation,
+    removal,
+)
 from worker.probing import probe
 
 log = structlog.get_logger("stoker.worker")
@@ -45,8 +54,16 @@ class Child:
 class JobRunner:
     """Runs at most one job; the agent waits on its `pidfd`, then calls `ended`."""
 
-    def __init__(self, settings: Settings, store: Store, devices: Devices, worker_id: int) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        devices: Devices,
+        artifacts: ArtifactRoot,
+        worker_id: int,
+    ) -> None:
         self._settings = settings
+        self._artifacts = artifacts
         self._store = store
         self._devices = devices
         self.worker_id = worker_id
@@ -65,7 +82,8 @@ class JobRunner:
     def claim(self, now: float) -> bool:
         """Take the next job when none is under way; True when a child has been started for it."""
         while self._child is None and self._untold is None:
-            job = self._store.jobs.claim(self.worker_id)
+            has_artifacts = self._artifacts.away is None
+            job = self._store.jobs.claim(self.worker_id, artifacts=has_artifacts)
             if job is None:
                 return False
             try:
@@ -81,7 +99,10 @@ class JobRunner:
         if job.kind == "inspect_dataset":
             return inspection(job, self._settings)
         if job.kind == "remove_artifacts":
-            return removal(job, self._settings)
+            return removal(job, self._artifacts)
+        if job.kind == "reconcile_checkpoints":
+            rows = self._store.checkpoints.list(job.payload["run_id"])
+            return reconciliation(job, self._settings, rows)
         return probe(job, self._settings, self._devices)
 
     def beat(self, now: float) -> None:

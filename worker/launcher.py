@@ -66,7 +66,6 @@ def take_locks(attempt: Launch, control: Control) -> list[int] | None:
     deadline = time.monotonic() + attempt.grace_seconds
     held: list[int] = []
     for path in (attempt.slot_lock, attempt.run_lock):
-        path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         while not _try_lock(fd):
             if time.monotonic() >= deadline:

@@ -107,20 +107,18 @@ def _dataset_document(record: DatasetRecord, data_root: Path) -> Document:
 
 
 def restore_list(artifact_root: Path, lease: Lease) -> list[Document]:
-    """Checkpoints to try, newest first: the run's own, then those of the run it goes on from.
-
-    That is the first of the lease's restore points that has any; only the disk knows.
+    """Checkpoints to try, newest first: the run's own; where it has none, those of the run it goes
+    on from: the first of the lease's restore points that has any. Only the disk knows. Unreadable.
     """
-    own = on_disk(run_dir(artifact_root, lease.run_id))
-    candidates = [
-        {"path": str(checkpoint.path), "carry": "full", "own": True} for checkpoint in own
-    ]
+    own = on_disk(run_dir(artifact_root, lease.run_id)).good
+    if own:
+        return [{"path": str(one.path), "carry": "full", "own": True} for one in own]
     for point in lease.restore_points:
         if point.path is not None:
             paths = [artifact_root / point.path]
         else:
-            paths = [found.path for found in on_disk(run_dir(artifact_root, point.run_id))]
+            found = on_disk(run_dir(artifact_root, point.run_id))
+            paths = [one.path for one in found.good]
         if paths:
-            inherited = [{"path": str(p), "carry": point.carry, "own": False} for p in paths]
-            return [*candidates, *inherited]
-    return candidates
+            return [{"path": str(p), "carry": point.carry, "own": False} for p in paths]
+    return []

@@ -9,14 +9,18 @@ from worker.telemetry import GpuSample
 Document = dict[str, Any]
 
 
-def describe_slots(slots: Sequence[Slot], host_bytes: Mapping[int, int | None]) -> list[Document]:
-    """`host_bytes`: by run, what its trainer has of the host's memory, once it has said so."""
+def describe_slots(
+    slots: Sequence[Slot], host_bytes: Mapping[int, int | None], away: str | None
+) -> list[Document]:
+    """`host_bytes`: by run, what its trainer has of the host's memory, once it has said so; `away`:
+    why the artifact root is, for which free slots wait.
+    """
     return [
         {
             "name": slot.name,
             "device": slot.device,
             "run_id": slot.run_id,
-            "waiting": slot.waiting,
+            "waiting": slot.waiting if slot.run_id is not None else slot.waiting or away,
             "host_memory_bytes": None if slot.run_id is None else host_bytes.get(slot.run_id),
         }
         for slot in slots

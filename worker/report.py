@@ -8,7 +8,13 @@ from typing import Any
 import structlog
 
 from app.spec.ladder import Use
-from app.store.records import Beat, MetricPoint, NewCheckpoint, NewEvent
+from app.store.records import (
+    Beat,
+    DamagedCheckpoint,
+    MetricPoint,
+    NewCheckpoint,
+    NewEvent,
+)
 from worker.histogram import CHECKPOINT_DURATIONS, ITERATION_DURATIONS, Histogram
 
 log = structlog.get_logger("stoker.worker")
@@ -39,6 +45,7 @@ class Outbox:
     events: list[NewEvent] = field(default_factory=list)
     points: dict[tuple[str, int], MetricPoint] = field(default_factory=dict)
     checkpoints: list[NewCheckpoint] = field(default_factory=list)
+    damaged_checkpoints: list[DamagedCheckpoint] = field(default_factory=list)
     removed_checkpoints: list[str] = field(default_factory=list)
     log_text: str = ""
 
@@ -119,6 +126,7 @@ class Report:
                 metric_points=list(news.points.values()),
                 log_text=news.log_text,
                 checkpoints=news.checkpoints,
+                damaged_checkpoints=news.damaged_checkpoints,
                 removed_checkpoints=news.removed_checkpoints,
                 applied=news.applied,
                 environment=news.environment,
@@ -174,8 +182,8 @@ class Report:
         action, path = event.get("action"), str(event.get("path"))
         if action == "quarantined":
             self.checkpoint_failures["quarantined"] += 1
-            if event.get("own"):  # renamed; another run's is that run's, and stays where it is
-                self.outbox.removed_checkpoints.append(self._row_path(Path(path)))
+            told = DamagedCheckpoint(self._row_path(Path(path)), str(event.get("message")))
+            self.outbox.damaged_checkpoints.append(told)
         if action != "saved":
             return
         self.saved += 1

@@ -9,23 +9,29 @@ from typing import Any
 
 import structlog
 
+from app.errors import NotFound
 from app.lifecycle import REASON_POLICY, Reason
 from app.settings import Settings
 from app.spec.run import RunSpec
-from app.store.records import Lease, NewCheckpoint, NewEvent, RestorePoint
+from app.store.artifact_root import ArtifactRoot
+from app.store.records import Lease, NewEvent, RestorePoint
 from app.store.store import Store
 from worker.attempt import AttemptDir
-from worker.checkpoints import on_disk, reconcile, remove_leftovers
+from worker.checkpoints import Reconciled, Unreadable, on_disk, reconcile, remove_leftovers
 from worker.claim_guard import Place, guard_claim, new_findings
+from worker.classify import Verdict, failed_here
 from worker.devices import Devices
 from worker.launch.local import Launched, trainer_environment
 from worker.launch.standby import Standby
 from worker.orders import Launch
-from worker.preparation import attempt_document, restore_list, run_dir
+from worker.preparation import NotFit, NotHere, attempt_document, restore_list, run_dir
+from worker.run_folder import settle_in
 from worker.slots import Slot, lock_is_free, take_lock
 
 log = structlog.get_logger("stoker.worker")
 
+# A run that only another worker can train, or this one later, waits for so long.
+ELSEWHERE_SECONDS = 30.0
 COMPLETE = frozenset(r for r, policy in REASON_POLICY.items() if policy.outcome == "succeed")
 
 
@@ -35,6 +41,7 @@ class Workshop:
 
     settings: Settings
     store: Store
+    artifacts: ArtifactRoot
     devices: Devices
     checkout: dict[str, Any]
     standby: Standby
@@ -42,15 +49,15 @@ class Workshop:
 
 @dataclass(frozen=True)
 class Earlier:
-    """What earlier attempts left: checkpoints that the store has yet to learn of, and to forget.
+    """What earlier attempts left: checkpoints that the store has yet to learn of.
 
     `completed`: the attempt that had trained to the end when its worker was lost, and what its
     trainer said last; None when there is none.
     """
 
-    adopted: list[NewCheckpoint]
-    gone: list[str]
+    reconciled: Reconciled
     completed: tuple[int, list[dict[str, Any]]] | None
+    warnings: list[NewEvent]
 
 
 @dataclass(frozen=True)
@@ -63,20 +70,42 @@ class Started:
 
 
 def locks_are_free(shop: Workshop, lease: Lease, slot: Slot) -> bool:
-    """Whether no process of an earlier attempt lives: it may be saving what is to be restored."""
+    """Whether no process of an earlier attempt lives: it may be saving what is to be restored.
+
+    NotHere while the artifact root is away: nothing is made in its place.
+    """
+    require_artifacts(shop)
     folder = run_dir(shop.settings.artifact_root, lease.run_id)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)
     return lock_is_free(folder / "lock") and lock_is_free(slot.lock_path)
 
 
 def look_back(shop: Workshop, lease: Lease) -> Earlier:
-    """Read from disk, which is the truth, what earlier attempts of the run left there."""
+    """Read from disk, which is the truth, what earlier attempts of the run left there.
+
+    NotHere when the artifact root was away meanwhile: nothing is gone then. Unreadable.
+    """
     root = shop.settings.artifact_root
     folder = run_dir(root, lease.run_id)
+    created_at = shop.store.runs.get(lease.run_id).created_at
+    warnings = settle_in(folder, lease.run_id, lease.attempt, created_at)
     _clear_leftovers(folder)
     rows = shop.store.checkpoints.list(lease.run_id)
-    adopted, gone = reconcile(rows, on_disk(folder), root)
-    return Earlier(adopted, gone, _completed(shop.store, lease.run_id, folder))
+    reconciled = reconcile(rows, on_disk(folder), root)
+    completed = _completed(shop.store, lease.run_id, folder)
+    require_artifacts(shop)
+    return Earlier(reconciled, completed, warnings)
+
+
+def require_artifacts(shop: Workshop) -> None:
+    """NotHere while the artifact root is away."""
+    if not shop.artifacts.is_here():
+        raise NotHere(
+            Reason.slot_busy,
+            "Back into the queue: the artifact root went away as the run was about to start. "
+            "`stoker doctor` says why; the run goes on by itself when it is back.",
+        )
 
 
 def _completed(store: Store, run_id: int, folder: Path) -> tuple[int, list[dict[str, Any]]] | None:
@@ -92,7 +121,9 @@ def _completed(store: Store, run_id: int, folder: Path) -> tuple[int, list[dict[
 def start_attempt(
     shop: Workshop, lease: Lease, spec: RunSpec, slot: Slot, attempt: AttemptDir
 ) -> Started:
-    """Launch the attempt. NotFit when the run cannot train here, OSError when the host fails."""
+    """Launch the attempt. NotFit when the run cannot train here, Unreadable when a checkpoint to
+    restore cannot be read now, OSError when the host fails.
+    """
     root = shop.settings.artifact_root
     folder = run_dir(root, lease.run_id)
     gpu = shop.devices.gpu_of(slot) or slot.last_sample if slot.gpu is not None else None
@@ -100,6 +131,7 @@ def start_attempt(
     found = guard_claim(shop.settings, lease, spec, Place(gpu, len(shop.devices.slots)), known)
     told = new_findings(found, known)
     restore = restore_list(root, lease)
+    _require_nothing_saved(shop.store, lease, restore)
     document = attempt_document(
         shop.settings, lease, spec, slot, slots=len(shop.devices.slots), restore=restore
     )
@@ -118,6 +150,42 @@ def start_attempt(
         )
     )
     return Started(launched, on_gpu, [*told, *_warnings(lease.restore_points, restore)])
+
+
+def why_not_started(shop: Workshop, error: NotFit | NotFound | Unreadable | OSError) -> Verdict:
+    """How an attempt ends that could not be started."""
+    if isinstance(error, OSError):
+        try:
+            require_artifacts(shop)  # all of it has gone: that is why
+        except NotHere as away:
+            error = away
+        else:
+            return failed_here(error)
+    if isinstance(error, NotHere):
+        return Verdict(error.reason, error.message, retry_seconds=ELSEWHERE_SECONDS)
+    if isinstance(error, NotFit):
+        return Verdict(error.reason, error.message)
+    if isinstance(error, Unreadable):
+        return Verdict(Reason.checkpoint_error, str(error))
+    return Verdict(Reason.checkpoint_error, error.detail)
+
+
+def _require_nothing_saved(store: Store, lease: Lease, restore: Sequence[dict[str, Any]]) -> None:
+    """NotFit when the store knows of checkpoints that are not there to go on from, of this run or
+    of those it stems from: to begin anew is for a person to decide.
+    """
+    own = [] if any(one["own"] for one in restore) else [lease.run_id]
+    others = [] if restore else [point.run_id for point in lease.restore_points]
+    for run_id in (*own, *others):
+        rows = [row for row in store.checkpoints.list(run_id) if row.state != "removing"]
+        if rows:
+            raise NotFit(
+                Reason.checkpoint_unusable,
+                f"Run {run_id} has saved {len(rows)} checkpoints, and none can be used any more: "
+                "they are gone or damaged. Nothing starts from scratch by itself. `stoker "
+                f"checkpoints {run_id}` says what is wrong with each. To begin anew: `stoker "
+                f"restart {lease.run_id} --from scratch`.",
+            )
 
 
 def _clear_leftovers(folder: Path) -> None:

@@ -1,6 +1,5 @@
 """Supervises one attempt, from the claim to the finish: start, orders, watchdog, beats, end."""
 
-import random
 from collections.abc import Set as AbstractSet
 from enum import StrEnum
 from typing import Any, Literal, TypeAlias
@@ -12,16 +11,17 @@ from app.lifecycle import Intent, Reason
 from app.spec.run import RunSpec
 from app.store.records import Finish, Lease
 from worker.attempt import AttemptDir
-from worker.checkpoints import beyond_retention, remove
-from worker.classify import Evidence, Verdict, classify, failed_here
+from worker.backoff import retry_delay_seconds
+from worker.checkpoints import Unreadable, beyond_retention, remove
+from worker.classify import Evidence, Verdict, classify
 from worker.exporter import RunView
 from worker.host import oom_kills
 from worker.ladder import step_down
 from worker.launch.local import Launched
-from worker.preparation import NotFit, NotHere, parse_spec, run_dir
+from worker.preparation import NotFit, parse_spec, run_dir
 from worker.report import Report
 from worker.slots import Slot
-from worker.start import Workshop, locks_are_free, look_back, start_attempt
+from worker.start import Workshop, locks_are_free, look_back, start_attempt, why_not_started
 from worker.watchdog import DUMP_SECONDS, Watchdog
 
 log = structlog.get_logger("stoker.worker")
@@ -33,16 +33,12 @@ LOCK_RETRY_SECONDS = 0.1
 EXIT_SECONDS = 10.0
 # While the store is out of reach, no more log than this is held for it.
 UNTOLD_LOG_CHARACTERS = 2**20
-BACKOFF_FIRST_SECONDS = 1.0
-BACKOFF_MOST_SECONDS = 60.0
-# A run that only another worker can train is left to it for so long.
-ELSEWHERE_SECONDS = 30.0
 
 
 class Stage(StrEnum):
     waiting = "waiting"  # for processes of an earlier attempt, which still hold a lock
     training = "training"  # a launcher lives
-    clearing = "clearing"  # the launcher was killed, what it leaves behind has not died yet
+    clearing = "clearing"  # the launcher has ended, but what it left is alive, or out of reach
     ended = "ended"  # the store has to be told
     over = "over"  # told, or not ours any more
 
@@ -60,6 +56,7 @@ class Supervision:
         self._shop = shop
         self._attempt = AttemptDir(folder)
         self._report = Report(root, folder, shop.checkout, beats=lease.beats)
+        self._artifacts = shop.artifacts
         self._seen = Evidence(grace_seconds=shop.settings.stop_grace_seconds)
         self._oom_kills = oom_kills()
         self._claimed_at = now
@@ -105,24 +102,17 @@ class Supervision:
                 return
             spec = parse_spec(self.lease)
             earlier = look_back(self._shop, self.lease)
-            self._report.outbox.checkpoints += earlier.adopted
-            self._report.outbox.removed_checkpoints += earlier.gone
+            self._report.outbox.checkpoints += earlier.reconciled.adopted
+            self._report.outbox.damaged_checkpoints += earlier.reconciled.damaged
+            self._report.outbox.removed_checkpoints += earlier.reconciled.gone
+            self._report.outbox.events += earlier.warnings
             self._spec = spec
             if earlier.completed is not None:
                 self._end_as(*earlier.completed)
                 return
             started = start_attempt(self._shop, self.lease, spec, self.slot, self._attempt)
-        except NotHere as error:
-            self._end(Verdict(error.reason, error.message, retry_seconds=ELSEWHERE_SECONDS))
-            return
-        except NotFit as error:
-            self._end(Verdict(error.reason, error.message))
-            return
-        except OSError as error:
-            self._end(failed_here(error))
-            return
-        except NotFound as error:
-            self._end(Verdict(Reason.checkpoint_error, error.detail))
+        except (NotFit, NotFound, Unreadable, OSError) as error:
+            self._end(why_not_started(self._shop, error))
             return
         self.launched = started.launched
         self._report.outbox.events += started.warnings
@@ -152,6 +142,9 @@ class Supervision:
 
     def _hangs(self, now: float) -> bool:
         if self._seen.asked is not None or self._kill_at is not None or self._watchdog is None:
+            return False
+        if self._artifacts.away is not None:
+            self._watchdog.excuse(now)  # its pulse lies there
             return False
         if not self._watchdog.hangs(now):
             return False
@@ -196,6 +189,10 @@ class Supervision:
             log.warning("the run cannot be recorded", run=self.lease.run_id, why=repr(error))
             self.abandon()
             return
+        went_away = isinstance(error, OSError) and not self._artifacts.is_here()
+        if went_away and self.launched is not None:
+            log.warning("an attempt cannot be read", run=self.lease.run_id, why=str(error))
+            return
         if self._seen.fault is None:
             log.error("an attempt fails here", run=self.lease.run_id, exc_info=error)
             self._seen.fault = error
@@ -223,6 +220,17 @@ class Supervision:
             f"Run {self.lease.run_id} is over, but its processes ({listed}) do not die: they hang "
             "in the kernel, in a driver or a file system; the slot waits until they are gone."
         )
+
+    def waits_for_artifacts(self) -> bool:
+        """Whether the end cannot be judged yet: what the trainer said last lies in a root that is
+        away. Who wants the attempt ended does not wait for it.
+        """
+        if self._artifacts.is_here() or self._abandoned or self._seen.asked is not None:
+            return False
+        self.stage = Stage.clearing
+        run = self.lease.run_id
+        self.slot.waiting = f"How run {run} ended lies in the artifact root: {self._artifacts.away}"
+        return True
 
     def launcher_ended(self) -> None:
         """Gather what is left, and judge; the launcher is the last process of an attempt."""
@@ -257,7 +265,7 @@ class Supervision:
         """Tell the store what is new, and carry out what it answers."""
         if self.stage is Stage.over or self._abandoned:
             return
-        if self.stage is Stage.training:
+        if self.stage is Stage.training and self._artifacts.away is None:
             self._gather(now)
         beat = self._report.beat()
         try:
@@ -283,7 +291,7 @@ class Supervision:
 
     def _retain(self) -> None:
         """Remove what the spec does not keep; only after the rows of newer ones are committed."""
-        if self._spec is None:
+        if self._spec is None or not self._artifacts.is_here():
             return
         kept_in_store = self._shop.store.checkpoints
         rows = kept_in_store.list(self.lease.run_id)
@@ -291,13 +299,16 @@ class Supervision:
         doomed = [row.path for row in beyond_retention(saved, self._spec.checkpoint)]
         if doomed:  # asked first, so that no restart chooses what is vanishing
             doomed = kept_in_store.begin_removal(self.lease.run_id, doomed)
+        removed = []
         for path in (*doomed, *(row.path for row in rows if row.state == "removing")):
             try:
                 remove(self._shop.settings.artifact_root / path)
             except OSError as error:
                 log.warning("an old checkpoint could not be removed", path=path, why=str(error))
             else:
-                self._report.outbox.removed_checkpoints.append(path)
+                removed.append(path)
+        if self._artifacts.is_here():  # else what was not found is not gone
+            self._report.outbox.removed_checkpoints += removed
 
     def finish(self, now: float) -> None:
         """Record the end. A store error leaves it to be recorded by a later call."""
@@ -335,16 +346,10 @@ class Supervision:
         return self._report.saved > 0 or ended_by_us
 
     def _retry_delay_seconds(self) -> float:
-        """Doubling from one second to a minute, with jitter so that runs do not come in step."""
         assert self._verdict is not None  # noqa: S101 - the stage is `ended`
-        if self._verdict.retry_seconds:
-            return self._verdict.retry_seconds * random.uniform(1.0, 1.25)
         if self._seen.asked is not None and self._seen.fault is None:
-            return 0.0
-        run = self._shop.store.runs.get(self.lease.run_id)
-        failures = min(max(run.retries_used, run.losses), 10)
-        delay = min(BACKOFF_FIRST_SECONDS * 2.0**failures, BACKOFF_MOST_SECONDS)
-        return delay * random.uniform(0.75, 1.25)
+            return self._verdict.retry_seconds
+        return retry_delay_seconds(self._shop.store, self.lease.run_id, self._verdict)
 
     def view(self) -> RunView | None:
         """What the exporter shows; None before it has started and after it has ended."""

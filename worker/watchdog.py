@@ -44,6 +44,10 @@ class Watchdog:
             self._moved_at = now
         return now - self._moved_at > self.allowed_seconds
 
+    def excuse(self, now: float) -> None:
+        """Begin to count anew: the pulse could not be seen."""
+        self._moved_at = now
+
     def _note(self, pulse: tuple[int, int] | None) -> None:
         before, self._pulse = self._pulse, pulse
         if pulse is None or before is None or pulse[0] < STARTUP_PHASES:

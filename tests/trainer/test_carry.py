@@ -34,8 +34,8 @@ def test_a_resume_has_used_its_time_and_a_restart_has_it_before_it(
     parent = lab.run()
     snapshot = load(parent.checkpoint(4))
     state = {**snapshot.body["state"], "trained_seconds": 5_000.0}
-    folder = lab.root / "old" / "checkpoints" / "step-4"
-    folder.parent.parent.mkdir()
+    folder = lab.root / "old" / "1" / "attempt-1" / "checkpoints" / "step-4"
+    folder.parent.parent.mkdir(parents=True)
     publish(Snapshot(snapshot.parts, {**snapshot.body, "state": state}), folder)
     outcome = lab.run(
         patch={"policy": {"max_duration_seconds": 4_000.0}},
@@ -82,7 +82,7 @@ def test_weights_of_another_shape_are_refused_with_the_shapes(lab: Lab) -> None:
     parent = lab.run()
     with pytest.raises(TrainerError, match=r"head\.weight is|encoder\.weight_ih_l0 is") as caught:
         lab.run(patch={"recipe": {"hidden_size": 16}}, restore=restore_from(parent, 9, "weights"))
-    assert caught.value.reason is Reason.checkpoint_error
+    assert caught.value.reason is Reason.carry_mismatch
 
 
 def test_a_restart_by_another_monitor_compares_no_values_of_different_metrics(lab: Lab) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from app.lifecycle import Reason
-from tests.trainer.lab import DISK, Lab, own_checkpoints, read_events
+from tests.trainer.lab import DISK, Lab
 from worker.trainer import checkpoint, disk
 from worker.trainer.checkpoint import Snapshot, TornCheckpoint, load, publish
 from worker.trainer.errors import TrainerError
@@ -218,7 +218,7 @@ def test_a_newer_format_is_refused_but_not_put_aside(
     monkeypatch.setattr(checkpoint, "FORMAT", 1)
     with pytest.raises(TrainerError, match="reads format 1") as caught:
         load(folder)
-    assert caught.value.reason is Reason.checkpoint_error
+    assert caught.value.reason is Reason.checkpoint_unusable
 
 
 @pytest.mark.parametrize("name", DISK)
@@ -259,63 +259,6 @@ def test_a_run_whose_disk_fills_up_ends_and_resumes_later(
     resumed = lab.run(run_dir)
     assert resumed.of_kind("restored")[0]["step"] == 3
     assert (resumed.weights, resumed.losses) == (straight.weights, straight.losses)
-
-
-def test_torn_checkpoints_are_put_aside_and_the_next_one_is_used(lab: Lab) -> None:
-    run_dir = lab.new_run()
-    first = lab.run(run_dir, patch={"training": {"max_steps": 6}, "schedule": {"kind": "constant"}})
-    for step in (6, 4):
-        (first.checkpoint(step) / "optimizer.safetensors").write_bytes(b"torn")
-    torn = [str(first.checkpoint(step)) for step in (6, 4)]
-    resumed = lab.run(run_dir)
-    (restored,) = resumed.of_kind("restored")
-    assert restored["step"] == 3
-    assert restored["torn"] == torn
-    assert [
-        e["path"] for e in resumed.of_kind("checkpoint") if e["action"] == "quarantined"
-    ] == torn
-    assert sorted(f.name for f in first.checkpoint(3).parent.iterdir() if "torn" in f.name) == [
-        "step-4.torn",
-        "step-6.torn",
-    ]
-
-
-def test_without_any_good_checkpoint_a_run_starts_from_scratch_and_says_so(lab: Lab) -> None:
-    straight, run_dir = lab.run(), lab.new_run()
-    first = lab.run(run_dir)
-    for candidate in own_checkpoints(run_dir):
-        (Path(candidate["path"]) / "manifest.json").write_text("torn")
-    resumed = lab.run(run_dir)
-    assert first.of_kind("restored") == resumed.of_kind("restored") == []
-    assert [event["code"] for event in resumed.of_kind("warning")] == ["checkpoints_lost"]
-    assert (resumed.weights, resumed.losses) == (straight.weights, straight.losses)
-
-
-def test_a_restart_whose_parents_checkpoint_is_torn_does_not_train_from_nothing(lab: Lab) -> None:
-    parent = lab.run()
-    (parent.checkpoint() / "model.safetensors").write_bytes(b"torn")
-    restore = [{"path": str(parent.checkpoint()), "carry": "weights", "own": False}]
-    folder = lab.prepare(restore=restore)
-    with pytest.raises(TrainerError, match="missing or damaged") as caught:
-        lab.execute(folder)
-    assert caught.value.reason is Reason.checkpoint_error
-    (told,) = [event for event in read_events(folder) if event["kind"] == "checkpoint"]
-    assert (told["action"], told["own"], told["renamed_to"]) == ("quarantined", False, None)
-    assert parent.checkpoint().is_dir()
-
-
-def test_a_torn_checkpoint_of_the_parent_is_passed_over_and_left_as_it_is(lab: Lab) -> None:
-    parent = lab.run()
-    torn = parent.checkpoint(6)
-    (torn / "model.safetensors").write_bytes(b"torn")
-    restore = [
-        {"path": str(folder), "carry": "full", "own": False}
-        for folder in (torn, parent.checkpoint(4))
-    ]
-    child = lab.run(restore=restore)
-    (restored,) = child.of_kind("restored")
-    assert (restored["step"], restored["torn"]) == (4, [str(torn)])
-    assert torn.is_dir()
 
 
 def test_the_manifest_says_what_the_checkpoint_is(lab: Lab) -> None:

@@ -171,7 +171,11 @@ def test_a_stop_ends_only_when_the_checkpoint_is_durable(
     ("raised", "reason", "told"),
     [
         (OSError(errno.ENOSPC, "No space left"), Reason.disk_full, "The disk is full: checkpoint"),
-        (OSError(errno.EIO, "Input/output error"), Reason.checkpoint_error, "Input/output error"),
+        (
+            OSError(errno.EIO, "Input/output error"),
+            Reason.checkpoint_write_error,
+            "Input/output error",
+        ),
         (MemoryError(), Reason.host_oom, "while checkpointing"),
     ],
 )

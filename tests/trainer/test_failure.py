@@ -166,7 +166,7 @@ def host_memory_left(most: int) -> Iterator[None]:
 
 def test_a_checkpoint_that_cannot_be_written_is_its_own_reason() -> None:
     reason, message = explain(OSError(errno.EROFS, "Read-only file system"), "checkpointing")
-    assert reason is Reason.checkpoint_error
+    assert reason is Reason.checkpoint_write_error
     assert "Earlier checkpoints are intact" in message
 
 

@@ -127,7 +127,7 @@ def test_a_resume_says_from_where(lab: Lab) -> None:
     assert first.end is not None
     assert restored["step"] == first.end.step
     assert restored["path"] == str(first.checkpoint())
-    assert (restored["carry"], restored["own"], restored["torn"]) == ("full", True, [])
+    assert (restored["carry"], restored["own"], restored["passed_over"]) == ("full", True, [])
 
 
 def test_a_resume_keeps_the_number_of_threads_it_was_trained_with(lab: Lab) -> None:

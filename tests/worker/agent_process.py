@@ -5,7 +5,7 @@ to `{"poll": PID}` with how it ended, or null. To import what an agent needs tak
 core, so that is done once for all of them.
 
 FAKE_TRAINER: another one to start; FAKE_DRIVER: a path whose presence is a loaded NVIDIA driver;
-PROBE_SECONDS: how long a measurement may last.
+PROBE_SECONDS: how long a measurement may last; STARTUP_SECONDS: a trainer without a pulse.
 """
 
 import json
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from app.settings import load_settings
-from worker import devices, probing, telemetry
+from worker import devices, probing, telemetry, watchdog
 from worker.agent import run_agent
 
 
@@ -28,6 +28,8 @@ def be_an_agent() -> int:
     if "FAKE_DRIVER" in os.environ:
         telemetry.DRIVER_SIGNS = (Path(os.environ["FAKE_DRIVER"]),)
         devices.FIRST_PROBE_SECONDS = 0.2
+    if "STARTUP_SECONDS" in os.environ:
+        watchdog.STARTUP_SECONDS = float(os.environ["STARTUP_SECONDS"])
     if "PROBE_SECONDS" in os.environ:
         probing.PROBE_SECONDS = float(os.environ["PROBE_SECONDS"])
     return run_agent(load_settings(), trainer_command=command)

@@ -95,7 +95,7 @@ class FakeTrainer:
         for candidate in self.document["restore"]:
             manifest = json.loads((Path(candidate["path"]) / "manifest.json").read_text())
             self.step = manifest["step"] if candidate["carry"] == "full" else 0
-            self.emit("restored", step=manifest["step"], torn=[], **candidate)
+            self.emit("restored", step=manifest["step"], passed_over=[], **candidate)
             return
 
     def report(self):
@@ -123,7 +123,15 @@ class FakeTrainer:
         metrics = {"val_loss": 2 / self.step}
         (folder / "model.safetensors").write_bytes(b"0" * 100)
         (folder / "manifest.json").write_text(
-            json.dumps({"step": self.step, "epoch": 0, "metrics": metrics})
+            json.dumps(
+                {
+                    "run_id": self.document["run_id"],
+                    "attempt": self.document["attempt"],
+                    "step": self.step,
+                    "epoch": 0,
+                    "metrics": metrics,
+                }
+            )
         )
         self.emit(
             "checkpoint", action="saved", step=self.step, epoch=0, bytes=100, seconds=0.01,

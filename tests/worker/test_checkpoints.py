@@ -1,21 +1,37 @@
 """Checkpoints on disk: what counts as one, what is adopted, what is removed."""
 
 import json
-import os
+from dataclasses import replace
 
 import pytest
 
 from app.spec.training import Checkpointing
 from app.store.records import CheckpointRecord
-from worker.checkpoints import beyond_retention, on_disk, reconcile, remove, remove_leftovers
+from worker.checkpoints import (
+    Found,
+    Unreadable,
+    beyond_retention,
+    on_disk,
+    reconcile,
+    remove,
+    remove_leftovers,
+)
 
 
-def write(run_dir, attempt, step, *, manifest='{"step": 1, "epoch": 0, "metrics": {}}'):
+def write(run_dir, attempt, step, *, manifest=None, facts=None):
     folder = run_dir / f"attempt-{attempt}" / "checkpoints" / f"step-{step}"
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(b"12345")
-    if manifest is not None:
-        (folder / "manifest.json").write_text(manifest)
+    place = {"run_id": int(run_dir.name), "attempt": attempt, "step": step}
+    whole = json.dumps({**place, "epoch": 0, "metrics": {}, **(facts or {})})
+    (folder / "manifest.json").write_text(whole if manifest is None else manifest)
+    return folder
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    folder = tmp_path / "runs" / "1"
+    folder.mkdir(parents=True)
     return folder
 
 
@@ -41,35 +57,70 @@ def steps(rows):
     return [row.step for row in rows]
 
 
-def test_the_checkpoint_with_most_progress_comes_first(tmp_path):
+def test_the_checkpoint_with_most_progress_comes_first(run_dir):
     for attempt, step in ((1, 10), (1, 20), (2, 15), (2, 20)):
-        write(tmp_path, attempt, step)
-    assert [(c.step, c.attempt) for c in on_disk(tmp_path)] == [(20, 2), (20, 1), (15, 2), (10, 1)]
+        write(run_dir, attempt, step)
+    good = on_disk(run_dir).good
+    assert [(c.step, c.attempt) for c in good] == [(20, 2), (20, 1), (15, 2), (10, 1)]
 
 
-@pytest.mark.parametrize("manifest", [None, "{torn", "[]"])
-def test_a_folder_without_a_good_manifest_is_no_checkpoint(tmp_path, manifest):
-    write(tmp_path, 1, 10, manifest=manifest)
-    assert on_disk(tmp_path) == []
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        ({"manifest": "{torn"}, "cannot be understood"),
+        ({"manifest": "[]"}, "cannot be understood"),
+        ({"facts": {"run_id": 7}}, "run_id 7"),
+        ({"facts": {"attempt": 2}}, "attempt 2"),
+        ({"facts": {"step": 9}}, "step 9"),
+    ],
+)
+def test_a_folder_whose_manifest_is_not_its_own_is_damaged(run_dir, written, why):
+    folder = write(run_dir, 1, 10, **written)
+    found = on_disk(run_dir)
+    assert found.good == []
+    [(path, said)] = found.damaged
+    assert path == folder
+    assert why in said
+
+
+def test_what_is_gone_is_told_apart_from_what_cannot_be_read(run_dir):
+    (write(run_dir, 1, 10) / "manifest.json").unlink()
+    (run_dir / "attempt-1" / "checkpoints" / "step-20").symlink_to("nowhere")
+    said = [why for _, why in on_disk(run_dir).damaged]
+    assert said == ["its manifest is gone", "it is a link that leads nowhere"]
+    loop = run_dir / "attempt-2"
+    loop.symlink_to(loop)
+    with pytest.raises(Unreadable, match="nothing begins anew"):
+        on_disk(run_dir)
 
 
 @pytest.mark.parametrize("name", [".step-10.tmp", "step-10.torn"])
-def test_a_temporary_or_quarantined_folder_is_no_checkpoint(tmp_path, name):
-    folder = write(tmp_path, 1, 10)
+def test_a_temporary_or_quarantined_folder_is_no_checkpoint(run_dir, name):
+    folder = write(run_dir, 1, 10)
     folder.rename(folder.with_name(name))
-    assert on_disk(tmp_path) == []
+    assert on_disk(run_dir) == Found([], [])
 
 
-def test_disk_is_the_truth_for_rows(tmp_path):
-    run_dir = tmp_path / "runs" / "1"
-    write(run_dir, 1, 10, manifest=json.dumps({"epoch": 2, "metrics": {"val_loss": 0.5}}))
-    gone = row(5)
-    adopted, missing = reconcile([gone], on_disk(run_dir), tmp_path)
-    assert [(c.step, c.epoch, c.metrics) for c in adopted] == [(10, 2, {"val_loss": 0.5})]
-    assert adopted[0].path == "runs/1/attempt-1/checkpoints/step-10"
-    assert adopted[0].bytes > 5
-    assert missing == [gone.path]
-    assert reconcile([row(10)], on_disk(run_dir), tmp_path) == ([], [])
+def test_disk_is_the_truth_for_rows(tmp_path, run_dir):
+    write(run_dir, 1, 10, facts={"epoch": 2, "metrics": {"val_loss": 0.5}})
+    write(run_dir, 1, 20)
+    torn = write(run_dir, 1, 30, manifest="{")
+    whole_again = replace(row(20), state="damaged", damage="its folder is gone")
+    removed = replace(row(7), state="removing")
+    known = [row(5), whole_again, row(30), removed]
+    found = reconcile(known, on_disk(run_dir), tmp_path)
+    assert [(c.step, c.epoch, c.metrics) for c in found.adopted] == [
+        (10, 2, {"val_loss": 0.5}),
+        (20, 0, {}),
+    ]
+    assert found.adopted[0].path == "runs/1/attempt-1/checkpoints/step-10"
+    assert found.adopted[0].bytes > 5
+    assert [(one.path, one.why.split(":")[0]) for one in found.damaged] == [
+        (str(torn.relative_to(tmp_path)), "its manifest cannot be understood"),
+        (row(5).path, "its folder is gone"),
+    ]
+    assert found.gone == [removed.path]
+    assert reconcile([row(10), row(20)], on_disk(run_dir), tmp_path).adopted == []
 
 
 def test_retention_keeps_the_newest_the_best_and_the_pinned():
@@ -92,18 +143,16 @@ def test_of_equally_good_ones_the_first_is_kept():
     ) == [20]
 
 
-def test_removing_takes_the_whole_folder(tmp_path):
-    folder = write(tmp_path, 1, 10)
+def test_removing_takes_the_whole_folder(run_dir):
+    folder = write(run_dir, 1, 10)
     remove(folder)
     assert not folder.exists()
 
 
-def test_leftovers_of_interrupted_saves_go_and_one_torn_checkpoint_stays(tmp_path):
-    good = write(tmp_path, 1, 10)
-    half = good.with_name(".step-15.tmp")
-    torn = [good.with_name(f"step-{k}.torn") for k in (3, 5)]
-    for age, folder in enumerate((half, torn[1], torn[0])):
-        folder.mkdir()
-        os.utime(folder, (1000 - age, 1000 - age))
-    remove_leftovers(tmp_path)
-    assert sorted(path.name for path in good.parent.iterdir()) == ["step-10", "step-5.torn"]
+def test_leftovers_of_interrupted_saves_go_and_damaged_checkpoints_stay(run_dir):
+    good = write(run_dir, 1, 10)
+    for name in (".step-15.tmp", "step-3.torn", "step-5.torn"):
+        good.with_name(name).mkdir()
+    remove_leftovers(run_dir)
+    kept = sorted(path.name for path in good.parent.iterdir())
+    assert kept == ["step-10", "step-3.torn", "step-5.torn"]

@@ -34,12 +34,17 @@ def test_the_last_point_of_a_curve_is_kept_however_near_it_is(report):
     assert {point.step for point in kept.values()} == {144}
 
 
-def test_only_an_own_torn_checkpoint_is_gone(report, tmp_path):
+def test_a_damaged_checkpoint_is_told_with_the_reason_also_another_runs(report, tmp_path):
     folders = [tmp_path / "runs" / name / "step-6" for name in ("1", "9")]
     torn = {"kind": "checkpoint", "t": 1.0, "action": "quarantined", "message": "x"}
     told = zip(folders, (True, False), strict=True)
     report.take([{**torn, "path": str(folder), "own": own} for folder, own in told])
-    assert report.beat().removed_checkpoints == ["runs/1/step-6"]
+    beat = report.beat()
+    assert [(one.path, one.why) for one in beat.damaged_checkpoints] == [
+        ("runs/1/step-6", "x"),
+        ("runs/9/step-6", "x"),
+    ]
+    assert beat.removed_checkpoints == []
 
 
 def test_the_environment_says_which_code_trained(tmp_path):

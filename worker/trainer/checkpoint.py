@@ -7,7 +7,6 @@ bytes that are used. There is no `latest` link: what is newest is read from the 
 
 import errno
 import hashlib
-import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -20,13 +19,13 @@ import safetensors.torch
 from torch import Tensor
 
 from app.lifecycle import Reason
+from app.manifest import MANIFEST, BadManifest, manifest_bytes, parse_manifest
 from worker.trainer import disk
 from worker.trainer.errors import TrainerError
 from worker.trainer.finite import is_finite
 from worker.trainer.tensor_file import pieces_of
 
 FORMAT: Final = 1
-MANIFEST: Final = "manifest.json"
 PARTS: Final = ("model", "optimizer", "state")
 
 Tensors = dict[str, Tensor]
@@ -44,7 +43,20 @@ class Snapshot:
 
 
 class TornCheckpoint(Exception):
-    """The folder is not a complete checkpoint, or not as it was written."""
+    """It was read, and is not a complete checkpoint, or not as it was written, or not of its place.
+
+    Nothing else is torn: a checkpoint that could not be read may be whole.
+    """
+
+
+def unreadable(path: Path, error: OSError) -> TrainerError:
+    """Of a read that failed, which proves nothing: the disk may be away, or descriptors used up."""
+    return TrainerError(
+        Reason.checkpoint_error,
+        f"{path} could not be read ({error.strerror or error}). The checkpoint may be whole, so it "
+        "stays as it is and nothing is trained from an earlier one; the run is tried again until "
+        "it can be read. Look at the disk below the artifact root.",
+    )
 
 
 def publish(snapshot: Snapshot, folder: Path) -> int:
@@ -64,7 +76,7 @@ def publish(snapshot: Snapshot, folder: Path) -> int:
         for part in PARTS:
             name = f"{part}.safetensors"
             files[name] = _write_tensors(temporary / name, snapshot.parts[part])
-        manifest = _manifest_bytes({**snapshot.body, "format": FORMAT, "files": files})
+        manifest = manifest_bytes({**snapshot.body, "format": FORMAT, "files": files})
         _write(temporary / MANIFEST, [memoryview(manifest)])
         disk.sync_folder(temporary)
         disk.rename(temporary, folder)
@@ -106,31 +118,21 @@ def _write(path: Path, pieces: Sequence[memoryview]) -> None:
     disk.sync_file(path)
 
 
-def _manifest_bytes(body: Mapping[str, Any]) -> bytes:
-    document = {"checksum": _checksum(body), **body}
-    return (json.dumps(document, indent=1, allow_nan=False) + "\n").encode()
-
-
-def _checksum(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Raises TornCheckpoint, and TrainerError when a newer version of Stoker wrote it."""
+    """Raises TornCheckpoint; TrainerError checkpoint_error when it could not be read, and
+    checkpoint_unusable when a newer version of Stoker wrote it.
+    """
     try:
-        document = json.loads((folder / MANIFEST).read_bytes())
-        checksum = document.pop("checksum")
-    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
-        raise TornCheckpoint(f"{MANIFEST} cannot be read: {error}") from error
-    if checksum != _checksum(document):
-        raise TornCheckpoint(f"{MANIFEST} is not as it was written")
+        document = parse_manifest(_read(folder / MANIFEST))
+    except BadManifest as error:
+        raise TornCheckpoint(str(error)) from error
     if document["format"] != FORMAT:
         raise TrainerError(
-            Reason.checkpoint_error,
+            Reason.checkpoint_unusable,
             f"The checkpoint {folder} has format {document['format']}, and this version of Stoker "
             f"reads format {FORMAT}. Use the version that wrote it, or restart from scratch.",
         )
-    return dict(document)
+    return document
 
 
 def load(folder: Path, parts: tuple[str, ...] = PARTS) -> Snapshot:
@@ -142,10 +144,7 @@ def load(folder: Path, parts: tuple[str, ...] = PARTS) -> Snapshot:
 def _load_part(folder: Path, part: str, manifest: Mapping[str, Any]) -> Tensors:
     name = f"{part}.safetensors"
     entry = manifest["files"][name]
-    try:
-        data = (folder / name).read_bytes()
-    except OSError as error:
-        raise TornCheckpoint(f"{name} cannot be read: {error}") from error
+    data = _read(folder / name)
     if len(data) != entry["bytes"]:
         raise TornCheckpoint(f"{name} has {len(data)} bytes instead of {entry['bytes']}")
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
@@ -153,8 +152,34 @@ def _load_part(folder: Path, part: str, manifest: Mapping[str, Any]) -> Tensors:
     return safetensors.torch.load(data)
 
 
+def _read(path: Path) -> bytes:
+    """Raises TornCheckpoint where it is not there, TrainerError where that cannot be said."""
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        is_gone = not path.parent.is_dir()
+        raise TornCheckpoint(f"{'the folder' if is_gone else path.name} is gone") from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def require_place(folder: Path, body: Mapping[str, Any]) -> None:
+    """Raises TornCheckpoint when the manifest is of another run, attempt or step than the folder:
+    somebody put it there, and to train on from it would pass for this run's own work.
+    """
+    run, attempt, step = folder.parents[2].name, folder.parent.parent.name, folder.name
+    said = str(body["run_id"]), f"attempt-{body['attempt']}", f"step-{body['step']}"
+    if said != (run, attempt, step):
+        raise TornCheckpoint(
+            f"its manifest is of run {said[0]}, {said[1]}, {said[2]}, which is not where it lies"
+        )
+
+
 def quarantine(folder: Path) -> Path:
-    """Rename a torn checkpoint so that nobody takes it for a good one; returns its new path."""
+    """Rename a torn checkpoint so that nobody takes it for a good one; returns its new path.
+
+    OSError.
+    """
     target = folder.with_name(f"{folder.name}.torn")
     if target.exists():
         target = folder.with_name(f"{folder.name}.{time.time_ns()}.torn")

@@ -46,9 +46,9 @@ def explain(error: BaseException, phase: str) -> tuple[Reason, str]:
             "checkpoints are intact. Free space and restart the run from its latest."
         )
     if phase == "checkpointing" and isinstance(error, OSError):
-        return Reason.checkpoint_error, (
+        return Reason.checkpoint_write_error, (
             f"The checkpoint could not be written: {text}. Earlier checkpoints are intact. Mend "
-            "the artifact root and restart the run from its latest."
+            "the artifact root; once the retries are used up, restart the run from its latest."
         )
     if is_of_the_compiler:
         return Reason.spec_error, _not_compiled(error)

@@ -251,5 +251,5 @@ def _started_from(trainer: Trainer, start: Start) -> None:
         step=int(body["step"]),
         carry=candidate.carry,
         own=candidate.own,
-        torn=[str(path) for path in start.torn],
+        passed_over=[{"path": str(one.path), "why": one.why} for one in start.passed_over],
     )

@@ -62,14 +62,14 @@ def restore(step: TrainingStep, snapshot: Snapshot) -> TrainState:
 
 
 def restore_weights(model: nn.Module, tensors: Tensors, *, parameters_only: bool = False) -> None:
-    """Raises TrainerError checkpoint_error when the checkpoint is of another model."""
+    """Raises TrainerError carry_mismatch when the checkpoint is of another model."""
     own = dict(model.named_parameters()) if parameters_only else model.state_dict()
     given = {name: tensors[name] for name in own if name in tensors}
     for name, tensor in own.items():
         if name not in given or given[name].shape != tensor.shape:
             there = tuple(given[name].shape) if name in given else "missing"
             raise TrainerError(
-                Reason.checkpoint_error,
+                Reason.carry_mismatch,
                 f"The checkpoint is of another model: {name} is {there} there and "
                 f"{tuple(tensor.shape)} in this run. Restart from scratch, or give the recipe and "
                 "the data the shapes they had.",

@@ -5,18 +5,33 @@ from pathlib import Path
 
 from app.lifecycle import Reason
 from worker.trainer.attempt import Attempt, RestoreCandidate
-from worker.trainer.checkpoint import PARTS, Snapshot, TornCheckpoint, load, quarantine
+from worker.trainer.checkpoint import (
+    PARTS,
+    Snapshot,
+    TornCheckpoint,
+    load,
+    quarantine,
+    require_place,
+)
 from worker.trainer.errors import TrainerError
 from worker.trainer.eventlog import EventLog
 
 
 @dataclass(frozen=True)
+class PassedOver:
+    """A checkpoint that was not started from, and why."""
+
+    path: Path
+    why: str
+
+
+@dataclass(frozen=True)
 class Start:
-    """A checkpoint to start from, and the torn ones on the way to it."""
+    """A checkpoint to start from, and the damaged ones on the way to it."""
 
     candidate: RestoreCandidate
     snapshot: Snapshot
-    torn: tuple[Path, ...]
+    passed_over: tuple[PassedOver, ...]
 
     @property
     def is_full(self) -> bool:
@@ -29,54 +44,55 @@ class Start:
 
 
 def find_start(attempt: Attempt, events: EventLog) -> Start | None:
-    """None: start from scratch, which is said aloud when this run had checkpoints of its own.
+    """None: there was nothing to start from, so the training begins.
 
-    Raises TrainerError checkpoint_error when the run was to start from another run's checkpoint
-    and none is good: training on from nothing would not be what was asked for.
+    Raises TrainerError checkpoint_error when a checkpoint could not be read, since it may be whole;
+    checkpoint_unusable when all were read and none is good: training on from nothing, or from an
+    ancestor's, would throw away what this run has done.
     """
-    torn: list[Path] = []
-    unusable: list[Path] = []
+    passed_over: list[PassedOver] = []
     for candidate in attempt.restore:
-        if not candidate.path.is_dir():
-            unusable.append(candidate.path)
-            continue
         try:
             parts = PARTS if candidate.carry == "full" else ("model",)
             snapshot = load(candidate.path, parts)
+            require_place(candidate.path, snapshot.body)
         except TornCheckpoint as error:
-            unusable.append(candidate.path)
-            torn.append(candidate.path)
-            _put_aside(candidate, error, events)
-            continue
-        return Start(candidate, snapshot, tuple(torn))
-    if attempt.restore:
-        _none_is_good(attempt, unusable, events)
+            passed_over.append(PassedOver(candidate.path, str(error)))
+            _put_aside(candidate, str(error), events)
+        else:
+            return Start(candidate, snapshot, tuple(passed_over))
+    if passed_over:
+        raise _none_is_good(attempt, passed_over)
     return None
 
 
-def _put_aside(candidate: RestoreCandidate, error: TornCheckpoint, events: EventLog) -> None:
-    """Another run's folder is that run's, which may be under way: it is told of and left alone."""
-    renamed_to = str(quarantine(candidate.path)) if candidate.own else None
+def _put_aside(candidate: RestoreCandidate, why: str, events: EventLog) -> None:
+    """Another run's folder is that run's, which may be under way: it is told of and left alone. So
+    is what cannot be renamed, such as a folder that is gone.
+    """
+    renamed_to = None
+    if candidate.own:
+        try:
+            renamed_to = str(quarantine(candidate.path))
+        except OSError as error:
+            why = f"{why}; it was not put aside ({error.strerror or error})"
     events.emit(
         "checkpoint",
         action="quarantined",
         path=str(candidate.path),
         own=candidate.own,
         renamed_to=renamed_to,
-        message=str(error),
+        message=why,
     )
 
 
-def _none_is_good(attempt: Attempt, paths: list[Path], events: EventLog) -> None:
-    listed = ", ".join(map(str, paths))
-    if not all(candidate.own for candidate in attempt.restore):
-        raise TrainerError(
-            Reason.checkpoint_error,
-            f"The checkpoint to start from is missing or damaged ({listed}). Restart from another "
-            "checkpoint of that run, or from scratch.",
-        )
-    events.emit(
-        "warning",
-        code="checkpoints_lost",
-        message=f"No checkpoint of this run can be used ({listed}): it starts from scratch.",
+def _none_is_good(attempt: Attempt, passed_over: list[PassedOver]) -> TrainerError:
+    listed = "; ".join(f"{one.path.name}: {one.why}" for one in passed_over)
+    is_own = all(candidate.own for candidate in attempt.restore)
+    whose = "this run" if is_own else "the run to go on from"
+    return TrainerError(
+        Reason.checkpoint_unusable,
+        f"No checkpoint of {whose} can be used ({listed}), and nothing starts from scratch by "
+        f"itself. `stoker checkpoints {attempt.run_id}` lists them. To begin anew: `stoker restart "
+        f"{attempt.run_id} --from scratch`.",
     )

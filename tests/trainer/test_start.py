@@ -1,0 +1,171 @@
+"""Where an attempt starts from: damaged checkpoints are passed over, unreadable ones are not."""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from app.lifecycle import Reason
+from app.manifest import manifest_bytes
+from tests.trainer.lab import Lab, Outcome, own_checkpoints, read_events
+from worker.trainer.errors import TrainerError
+
+SHORT = {"training": {"max_steps": 6}, "schedule": {"kind": "constant"}}
+
+
+@pytest.fixture
+def first(lab: Lab) -> Outcome:
+    """A run of six steps with checkpoints at 2, 3, 4 and 6, which goes on when tried again."""
+    return lab.run(lab.new_run(), patch=SHORT)
+
+
+def quarantined(outcome: Outcome) -> list[str]:
+    told = [e for e in outcome.of_kind("checkpoint") if e["action"] == "quarantined"]
+    return [event["path"] for event in told]
+
+
+def cut(folder: Path) -> None:
+    path = folder / "optimizer.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def of_another_run(folder: Path) -> None:
+    """A whole checkpoint, of run 7, that somebody put here."""
+    stranger = folder.parents[3] / "7" / "attempt-1" / "checkpoints" / folder.name
+    shutil.copytree(folder, stranger)
+    resign(stranger, run_id=7)
+    shutil.rmtree(folder)
+    stranger.rename(folder)
+
+
+def resign(folder: Path, **facts: int) -> None:
+    """A manifest that says something else, and is whole."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["checksum"]
+    (folder / "manifest.json").write_bytes(manifest_bytes({**manifest, **facts}))
+
+
+def of_another_step(folder: Path) -> None:
+    resign(folder, step=5)
+
+
+def no_json(folder: Path) -> None:
+    (folder / "manifest.json").write_text("{")
+
+
+def dangling(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.symlink_to(folder.with_name("nowhere"))
+
+
+HARMS: list[Callable[[Path], None]] = [
+    cut,
+    lambda folder: (folder / "model.safetensors").unlink(),
+    lambda folder: (folder / "manifest.json").unlink(),
+    no_json,
+    lambda folder: shutil.rmtree(folder),
+    of_another_run,
+    of_another_step,
+    dangling,
+]
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_every_checkpoint_that_is_passed_over_is_told(
+    lab: Lab, first: Outcome, harm: Callable[[Path], None]
+) -> None:
+    folder = first.checkpoint(6)
+    restore = own_checkpoints(first.run_dir)
+    harm(folder)
+    resumed = lab.run(first.run_dir, restore=restore)
+    (restored,) = resumed.of_kind("restored")
+    assert restored["step"] == 4
+    assert [one["path"] for one in restored["passed_over"]] == [str(folder)]
+    assert restored["passed_over"][0]["why"]
+    assert quarantined(resumed) == [str(folder)]
+
+
+def test_damaged_checkpoints_are_put_aside_and_the_next_one_is_used(
+    lab: Lab, first: Outcome
+) -> None:
+    damaged = [first.checkpoint(step) for step in (6, 4)]
+    for folder in damaged:
+        cut(folder)
+    resumed = lab.run(first.run_dir)
+    assert resumed.of_kind("restored")[0]["step"] == 3
+    assert quarantined(resumed) == [str(folder) for folder in damaged]
+    kept = sorted(f.name for f in damaged[0].parent.iterdir() if "torn" in f.name)
+    assert kept == ["step-4.torn", "step-6.torn"]
+
+
+READS_THAT_FAIL = ["EMFILE", "EIO", "ESTALE", "ELOOP", "EACCES", "ENOMEM"]
+
+
+@pytest.mark.parametrize("name", READS_THAT_FAIL)
+@pytest.mark.parametrize("file", ["manifest.json", "model.safetensors"])
+def test_a_read_that_failed_damages_nothing_and_is_tried_again(
+    lab: Lab, first: Outcome, monkeypatch: pytest.MonkeyPatch, name: str, file: str
+) -> None:
+    """Six good checkpoints were put aside and the training began anew, for want of a descriptor."""
+    original, losses = Path.read_bytes, first.losses
+    number = getattr(errno, name)
+
+    def failing(path: Path) -> bytes:
+        if path.name == file:
+            raise OSError(number, os.strerror(number), str(path))
+        return original(path)
+
+    before = sorted(first.run_dir.rglob("checkpoints/**"))
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", failing)
+        folder = lab.prepare(first.run_dir)
+        with pytest.raises(TrainerError, match="could not be read") as caught:
+            lab.execute(folder)
+    assert caught.value.reason is Reason.checkpoint_error
+    assert sorted(first.run_dir.rglob("checkpoints/**")) == before
+    assert first.losses == losses
+    resumed = lab.run(first.run_dir)
+    assert resumed.of_kind("restored")[0]["step"] == 6
+    assert resumed.of_kind("restored")[0]["passed_over"] == []
+
+
+def test_nothing_starts_from_scratch_by_itself(lab: Lab, first: Outcome) -> None:
+    losses = first.losses
+    for candidate in own_checkpoints(first.run_dir):
+        cut(Path(candidate["path"]))
+    folder = lab.prepare(first.run_dir)
+    with pytest.raises(TrainerError, match="stoker restart 1 --from scratch") as caught:
+        lab.execute(folder)
+    assert caught.value.reason is Reason.checkpoint_unusable
+    assert first.losses == losses
+
+
+def test_a_restart_whose_parents_checkpoint_is_torn_does_not_train_from_nothing(lab: Lab) -> None:
+    parent = lab.run()
+    cut(parent.checkpoint())
+    restore = [{"path": str(parent.checkpoint()), "carry": "full", "own": False}]
+    folder = lab.prepare(restore=restore)
+    with pytest.raises(TrainerError, match="the run to go on from") as caught:
+        lab.execute(folder)
+    assert caught.value.reason is Reason.checkpoint_unusable
+    (told,) = [event for event in read_events(folder) if event["kind"] == "checkpoint"]
+    assert (told["action"], told["own"], told["renamed_to"]) == ("quarantined", False, None)
+    assert parent.checkpoint().is_dir()
+
+
+def test_a_torn_checkpoint_of_the_parent_is_passed_over_and_left_as_it_is(lab: Lab) -> None:
+    parent = lab.run()
+    torn = parent.checkpoint(6)
+    cut(torn)
+    restore = [
+        {"path": str(folder), "carry": "full", "own": False}
+        for folder in (torn, parent.checkpoint(4))
+    ]
+    (restored,) = lab.run(restore=restore).of_kind("restored")
+    assert restored["step"] == 4
+    assert [one["path"] for one in restored["passed_over"]] == [str(torn)]
+    assert torn.is_dir()
