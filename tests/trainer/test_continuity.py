@@ -17,8 +17,8 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 def restored(lab: Lab, outcome: Outcome, changed: dict[str, Any]) -> list[dict[str, Any]]:
     """The checkpoint of step 4 as this run's own, with other facts in its manifest."""
     snapshot = load(outcome.checkpoint(4))
-    folder = lab.root / "changed" / "checkpoints" / "step-4"
-    folder.parent.parent.mkdir()
+    folder = lab.root / "changed" / "1" / "attempt-1" / "checkpoints" / "step-4"
+    folder.parent.parent.mkdir(parents=True)
     publish(Snapshot(snapshot.parts, {**snapshot.body, "losses_bytes": 0, **changed}), folder)
     return [{"path": str(folder), "carry": "full", "own": True}]
 

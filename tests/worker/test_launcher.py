@@ -36,6 +36,8 @@ class Attempt:
         self.run_lock = root / "lock"
         self.folder.mkdir()
         document = {
+            "run_id": 1,
+            "attempt": 1,
             "spec": {"notes": json.dumps(script)},
             "run_dir": str(root),
             "threads": 1,
