@@ -33,7 +33,7 @@ fmt: $(DEVELOPMENT) ## put the code into its one format
 	@$(BIN)/ruff format --quiet
 
 bench: $(RUNTIME) ## measure this machine: rules, loading, training, checkpoints, the service, the demo
-	@$(BIN)/python -m benchmarks
+	@$(BIN)/python -m benchmarks --json benchmarks/results
 
 peers: $(RUNTIME) ## install what `make bench` compares with and needs an environment of its own
 	@.ci/install worker,peers .venv/peers

@@ -6,7 +6,9 @@ import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import version
+from datetime import UTC, datetime
+from importlib.metadata import distributions
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -15,8 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.heap import settings_in_force
+from worker.host import checkout
 
-PACKAGES = ("stoker", "fastapi", "sqlalchemy", "h5py", "torch")
+ROOT = Path(__file__).parents[1]
 FILE_COLUMNS = 200
 LARGE = 100
 
@@ -71,16 +74,35 @@ def not_measured(name: str, why: str, command: str) -> Figure:
 
 
 def environment(peers: Mapping[str, str]) -> dict[str, Any]:
-    """The machine and the versions that the figures belong to."""
+    """The code, the day, the machine and the versions that the figures belong to."""
+    installed = {one.name.lower(): one.version for one in distributions()}
     return {
+        **checkout(ROOT),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "kernel": platform.release(),
+        "cpu": cpu_model(),
         "cores": psutil.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
         "memory_settings": settings_in_force(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "packages": {name: version(name) for name in PACKAGES} | dict(peers),
+        "packages": dict(sorted(installed.items())) | dict(peers),
     }
+
+
+def cpu_model() -> str:
+    """As the kernel names it; the architecture where it has no name."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.machine())
+
+
+def place_for(path: Path, parts: Sequence[str]) -> Path:
+    """The file to write to: in a folder, one named by the day, the commit and the parts."""
+    if not path.is_dir():
+        return path
+    commit = str(checkout(ROOT).get("git_sha", "no-commit"))[:7]
+    return path / f"{datetime.now(UTC):%Y-%m-%d}-{commit}-{'-'.join(parts)}.json"
 
 
 def as_json(figures: list[Figure], left_out: Sequence[str], peers: Mapping[str, str]) -> str:

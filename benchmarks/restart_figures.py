@@ -9,7 +9,9 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
 from app.spec.layers import merge_patch
@@ -78,11 +80,15 @@ def script_seconds(service: BenchService) -> float:
 
 
 def start_script(
-    service: BenchService, out: IO[str] | int = subprocess.PIPE
+    service: BenchService,
+    out: IO[str] | int = subprocess.PIPE,
+    memory: Mapping[str, str] = MappingProxyType({}),
 ) -> "subprocess.Popen[str]":
+    """`memory`: settings that glibc reads; a user's script has none."""
     data = service.home / "data" / service.client.dataset("weather")["path"]
     command = [sys.executable, SCRIPT, data, service.home / "bare.pt", str(THREADS)]
-    return subprocess.Popen(command, env=plain_environment(), stdout=out, text=True)
+    environment = {**plain_environment(), **memory}
+    return subprocess.Popen(command, env=environment, stdout=out, text=True)
 
 
 def _printed(script: "subprocess.Popen[str]") -> float:

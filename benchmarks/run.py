@@ -1,4 +1,5 @@
-"""`make bench`: measures this machine and prints a table; `--json FILE` keeps the figures too.
+"""`make bench`: measures this machine and prints a table; `--json PATH` keeps the figures too, with
+the commit, the day, the machine and all versions. Those in benchmarks/results are committed.
 
 Parts can be named (`python -m benchmarks api stop`). Ends with 1 when a bound is missed. `--quick`
 takes less than 3 minutes and judges ratios only, each by half of what is asked for; a part that
@@ -29,7 +30,7 @@ from benchmarks import (
 )
 from benchmarks.bench_service import bench_service
 from benchmarks.effort import FULL, QUICK, Effort
-from benchmarks.figures import Figure, as_json, not_measured, print_table
+from benchmarks.figures import Figure, as_json, not_measured, place_for, print_table
 from benchmarks.loading import figures as loading_figures
 from benchmarks.loading import windows as windows_figures
 from benchmarks.loading.neighbours import versions
@@ -63,7 +64,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=" ".join(PARTS))
     parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK_PARTS)}")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument(
+        "--json", type=Path, metavar="PATH", help="write the figures to this file or folder"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the batches")
     arguments = parser.parse_args()
     if unknown := set(arguments.parts) - set(PARTS):
@@ -84,7 +87,8 @@ def main() -> int:
     else:
         figures = measure(parts, FULL, arguments.device)
     left_out = [part for part in PARTS if part not in parts]
-    show(figures, left_out, arguments.json)
+    path = None if arguments.json is None else place_for(arguments.json, arguments.parts or ["all"])
+    show(figures, left_out, path)
     return int(bool(missed(figures)))
 
 

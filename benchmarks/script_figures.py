@@ -1,12 +1,15 @@
 """The same training inside Stoker and as a plain script, in turn; one core trains, one serves.
 
+The script runs with the memory settings of a trainer, which shows what Stoker itself costs, and
+without any, as its users run it.
+
 Stoker's leaves out what the script does not do: scaling, clipping, a schedule, evaluations.
 """
 
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +21,7 @@ from app.spec.layers import merge_patch
 from benchmarks.bench_service import POLL_SECONDS, BenchService, Document, spec, wait_until
 from benchmarks.confidence import lower_bound
 from benchmarks.figures import Figure, figure_of
+from benchmarks.heap import OF_TRAINERS
 from benchmarks.restart_figures import start_script
 
 ROUNDS = 8
@@ -49,16 +53,27 @@ class Place(NamedTuple):
 def measure(service: BenchService, agent: psutil.Process) -> list[Figure]:
     for process in (service.api, agent, *agent.children(recursive=True)):
         pin(process, SERVING_CORE)
-    pairs = [(inside_rate(service, agent), script_rate(service)) for _ in range(ROUNDS)]
-    ours, theirs = zip(*pairs, strict=True)
-    ratios = [one / other for one, other in pairs]
-    name = "inside over script, lower bound"
-    ratio = figure_of(name, "", ratios, COMMAND, LEAST_OF_A_SCRIPT)
-    return [
-        figure_of("training inside Stoker", "it/s", ours, COMMAND),
-        figure_of("the same as a plain script", "it/s", theirs, COMMAND),
-        replace(ratio, value=lower_bound(ratios)),
+    rounds = [
+        (inside_rate(service, agent), script_rate(service, OF_TRAINERS), script_rate(service, {}))
+        for _ in range(ROUNDS)
     ]
+    inside, alike, plain = zip(*rounds, strict=True)
+    return [
+        figure_of("training inside Stoker", "it/s", inside, COMMAND),
+        figure_of("a plain script with a trainer's memory settings", "it/s", alike, COMMAND),
+        figure_of("a plain script", "it/s", plain, COMMAND),
+        over("a script with the same memory settings", inside, alike, LEAST_OF_A_SCRIPT),
+        over("a plain script", inside, plain),
+    ]
+
+
+def over(
+    what: str, inside: Sequence[float], other: Sequence[float], bound: float | None = None
+) -> Figure:
+    """The lower confidence bound (95 %) of the rounds' ratios."""
+    ratios = [one / its for one, its in zip(inside, other, strict=True)]
+    figure = figure_of(f"inside over {what}, lower bound", "", ratios, COMMAND, bound)
+    return replace(figure, value=lower_bound(ratios))
 
 
 def pin(process: psutil.Process, core: int) -> None:
@@ -78,10 +93,10 @@ def inside_rate(service: BenchService, agent: psutil.Process) -> float:
     return rate
 
 
-def script_rate(service: BenchService) -> float:
+def script_rate(service: BenchService, memory: Mapping[str, str]) -> float:
     lines = service.home / "script.log"
     with lines.open("w") as out:
-        script = start_script(service, out)
+        script = start_script(service, out, memory)
         pin(psutil.Process(script.pid), TRAINING_CORE)
     try:
         wait_until(lambda: len(whole_lines(lines)) > 1, "the script steps", service.api)

@@ -14,7 +14,7 @@ from benchmarks.loading.files import LAYOUTS, DataFile, write
 from benchmarks.loading.memory import peaks
 from benchmarks.loading.neighbours import NOT_INSTALLED, PACKAGES, neighbours, plain_script
 from benchmarks.loading.peers import dataloader, naive_chunks
-from benchmarks.loading.probes import in_memory, load, memory_copy, raw_read
+from benchmarks.loading.probes import in_memory, load, mapped_gather, memory_copy, raw_read
 from benchmarks.loading.rounds import ROUNDS, in_turn, rates, ratio
 from benchmarks.loading.stoker import by_torch, stoker
 
@@ -51,7 +51,7 @@ def _contiguous(
     data = load(file)
     ready = load(file, device) if device != "cpu" else data
     title = f"{round(file.sample_bytes / KIB)} KiB {'shuffled' if shuffled else 'in order'}"
-    probe = raw_read(file, data["targets"], shuffled=shuffled)
+    probe = (mapped_gather if shuffled else raw_read)(file, data["targets"])
     limits = [memory_copy(data), in_memory(ready, shuffled=shuffled)]
     makers = _makers(file, effort, device, shuffled=shuffled)
     arms = {kind: [make() for make in each] for kind, each in makers.items()}
@@ -119,7 +119,7 @@ def _compressed(file: DataFile, layout: str, effort: Effort, device: str = "cpu"
 
 
 def _cold(file: DataFile, effort: Effort, device: str = "cpu") -> list[Figure]:
-    probe = raw_read(file, load(file)["targets"], shuffled=False)
+    probe = raw_read(file, load(file)["targets"])
     ours = stoker(file, "stream", "none", device=device)
     rounds = in_turn(file, [probe, ours], effort.rounds(ROUNDS), before=lambda: forget(file))
     figures = rates("cold", file, rounds, COMMAND, probe)

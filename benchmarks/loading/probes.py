@@ -23,7 +23,10 @@ def load(file: DataFile, device: str = "cpu") -> dict[str, Tensor]:
 
 
 def in_memory(data: dict[str, Tensor], *, shuffled: bool) -> Arm:
-    """Batches of data that is in memory already: the limit of any loader."""
+    """Batches of data that is in memory already, gathered into one whose memory is used again: the
+    limit of any loader.
+    """
+    room = {name: torch.empty_like(array[:BATCH]) for name, array in data.items()}
 
     def epoch(number: int) -> Iterator[Batch]:
         samples = len(data["targets"])
@@ -32,7 +35,10 @@ def in_memory(data: dict[str, Tensor], *, shuffled: bool) -> Arm:
         for start in range(0, samples, BATCH):
             if shuffled:
                 rows = order[start : start + BATCH]
-                yield {name: array.index_select(0, rows) for name, array in data.items()}
+                yield {
+                    name: torch.index_select(array, 0, rows, out=room[name][: len(rows)])
+                    for name, array in data.items()
+                }
             else:
                 yield {name: array[start : start + BATCH] for name, array in data.items()}
 
@@ -53,18 +59,15 @@ def memory_copy(data: dict[str, Tensor]) -> Arm:
     return Arm("probe: memory copy", epoch)
 
 
-def raw_read(file: DataFile, targets: Tensor, *, shuffled: bool) -> Arm:
-    """Chunks of the file into one reused buffer by parallel `preadv`; where shuffled, its rows then
-    gathered into another in one call.
-    """
+def raw_read(file: DataFile, targets: Tensor) -> Arm:
+    """Chunks of the file into one reused buffer by parallel `preadv`."""
     descriptor = os.open(file.path, os.O_RDONLY)
     begin, most = _offset(file), CHUNK_BYTES // file.sample_bytes
-    room, gathered = (torch.empty(most, file.row_bytes // 4) for _ in range(2))
+    room = torch.empty(most, file.row_bytes // 4)
     memory = room.numpy().reshape(-1).view(np.uint8).data
     pool = ThreadPoolExecutor(THREADS)
 
     def epoch(number: int) -> Iterator[Batch]:
-        generator = torch.Generator().manual_seed(number)
         for start in range(0, file.samples, most):
             rows = min(most, file.samples - start)
             size, at = rows * file.row_bytes, begin + start * file.row_bytes
@@ -72,15 +75,27 @@ def raw_read(file: DataFile, targets: Tensor, *, shuffled: bool) -> Arm:
             parts = pairwise(shares)
             read = partial(_read, descriptor, memory, at)
             list(pool.map(read, parts))
-            features, ahead = room[:rows], targets[start : start + rows]
-            if shuffled:
-                order = torch.randperm(rows, generator=generator)
-                features = torch.index_select(features, 0, order, out=gathered[:rows])
-                ahead = ahead.index_select(0, order)
-            yield {"features": features, "targets": ahead}
+            yield {"features": room[:rows], "targets": targets[start : start + rows]}
 
-    name = "probe: read and gather" if shuffled else "probe: raw read"
-    return Arm(name, epoch, _closer(descriptor, pool))
+    return Arm("probe: raw read", epoch, _closer(descriptor, pool))
+
+
+def mapped_gather(file: DataFile, targets: Tensor) -> Arm:
+    """Rows in random order straight from the system's page cache to one reused buffer: each byte is
+    copied once, as any loader has to.
+    """
+    shape = file.samples, file.row_bytes // 4
+    mapped = np.memmap(file.path, np.float32, "c", _offset(file), shape)  # "c": never written back
+    features, most = torch.from_numpy(mapped), CHUNK_BYTES // file.sample_bytes
+    room = torch.empty(most, shape[1])
+
+    def epoch(number: int) -> Iterator[Batch]:
+        order = torch.randperm(file.samples, generator=torch.Generator().manual_seed(number))
+        for rows in torch.split(order, most):
+            gathered = torch.index_select(features, 0, rows, out=room[: len(rows)])
+            yield {"features": gathered, "targets": targets[rows]}
+
+    return Arm("probe: gather", epoch)
 
 
 def _closer(descriptor: int, pool: ThreadPoolExecutor) -> Callable[[], None]:

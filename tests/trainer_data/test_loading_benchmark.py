@@ -2,14 +2,15 @@
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 
 import psutil
 import pytest
 
 from benchmarks.effort import Effort
-from benchmarks.figures import as_json
-from benchmarks.loading import arms, arrow, figures, memory, neighbours, windows
+from benchmarks.figures import as_json, place_for
+from benchmarks.loading import arms, arrow, figures, memory, neighbours, probes, windows
 from benchmarks.loading.files import write
 from benchmarks.loading.memory import peaks
 from benchmarks.loading.peers import dataloader
@@ -141,6 +142,29 @@ def test_peers_that_are_not_installed_have_a_row_and_a_plain_script_has_a_rate(
     assert [row.name for row in rows] == [f"3 KiB in order: {name}" for name in neighbours.PACKAGES]
     assert {row.note for row in rows} == {"not installed here; `make peers` does it"}
     assert [row["value"] for row in json.loads(as_json(rows, [], {}))["figures"]] == [None, None]
+
+
+@pytest.mark.parametrize("probe", ["in memory", "probe: gather"])
+def test_a_limit_gathers_into_memory_that_it_has(tmp_path, probe):
+    """To take new memory for each batch would be a cost that a loader need not have."""
+    file = write(tmp_path, "contiguous", samples=300, features=2)
+    data = probes.load(file)
+    limits = probes.in_memory(data, shuffled=True), probes.mapped_gather(file, data["targets"])
+    (arm,) = (limit for limit in limits if limit.name == probe)
+    arm.run(file, 0)
+    places = {batch["features"].data_ptr() for batch in arm.epoch(1)}
+    assert len(places) == 1
+
+
+def test_results_say_what_they_are_of(tmp_path):
+    document = json.loads(as_json([], [], {"spdl-core": "1"}))["environment"]
+    assert datetime.fromisoformat(document["date"]).tzinfo is UTC
+    assert document["cpu"]
+    assert document["packages"]["spdl-core"] == "1"
+    assert document["packages"].keys() >= {"torch", "h5py", "numpy", "sqlalchemy", "stoker"}
+    named = place_for(tmp_path, ["loading", "arrow"]).name
+    assert named == f"{document['date'][:10]}-{document['git_sha'][:7]}-loading-arrow.json"
+    assert place_for(tmp_path / "x.json", []) == tmp_path / "x.json"
 
 
 def test_the_peak_of_an_arm_is_its_own(tmp_path):
