@@ -111,6 +111,10 @@ REQUESTED: dict[Intent, Reason] = {
 
 TERMINAL = frozenset({RunState.succeeded, RunState.failed, RunState.stopped})
 
+# A lease holds for so many beat intervals after the last beat that was stored. Past that the holder
+# trains no more, and an observer that saw no beat in so many reads may declare it lost.
+LEASE_BEATS = 15
+
 # An attempt that ends without a new checkpoint is a loss; this many in a row are a crash loop.
 CRASH_LOOP_LOSSES = 3
 

@@ -11,6 +11,7 @@ import structlog
 
 import app
 from app.errors import NotFound
+from app.lifecycle import LEASE_BEATS
 from app.logs import configure_logging
 from app.settings import Settings
 from app.store.artifact_root import ArtifactRoot
@@ -42,8 +43,6 @@ log = structlog.get_logger("stoker.worker")
 
 # Rings of the doorbell closer together than this are answered by one look at the database.
 LOOK_GAP_SECONDS = 0.02
-# An observer declares a lease lost after so many reads without a beat between them.
-LEASE_BEATS = 15
 # Free memory and disk are told with each beat, but read anew only after so long: to read them costs
 # as much as the rest of the beat. The guard at claim reads them itself.
 HOST_SECONDS = 10.0

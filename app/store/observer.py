@@ -7,12 +7,11 @@ that is away for a while makes a living worker look dead.
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from app.lifecycle import LEASE_BEATS
 from app.store.identity import ProcessIdentity, is_known_dead
 from app.store.records import Holder
 from app.store.store import Store
 from app.store.worker_records import Pulse
-
-DEFAULT_READS = 15
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class _Sighting:
 class Observer:
     """One process's view; call `observe` once a beat. API and agents each have one."""
 
-    def __init__(self, store: Store, reads: int = DEFAULT_READS) -> None:
+    def __init__(self, store: Store, reads: int = LEASE_BEATS) -> None:
         self._store = store
         self._reads = reads
         self._seen: dict[Hashable, _Sighting] = {}
