@@ -7,6 +7,7 @@ requests are still being read: each turn costs both threads, and fewer would sha
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Sequence, Sized
 from itertools import islice
 
@@ -48,7 +49,10 @@ async def _work_off(services: Services) -> None:
     try:
         while queue:
             await _all_read(queue)
+            _drop_abandoned(queue)
             first = list(islice(queue, MOST_AT_ONCE))
+            if not first:
+                break
             for made in await run_in_threadpool(_create_first, services, first):
                 _answer(queue.popleft(), made)
     finally:
@@ -62,6 +66,13 @@ async def _all_read(queue: Sized) -> None:
         await asyncio.sleep(0)
         turns = turns + 1 if len(queue) == known else 0
         known = len(queue)
+
+
+def _drop_abandoned(queue: deque[Waiting]) -> None:
+    """Requests whose clients have left: nothing is made for nobody."""
+    wanted = [one for one in queue if not one.made.done()]
+    queue.clear()
+    queue.extend(wanted)
 
 
 def _answer(waiting: Waiting, made: Made | Exception) -> None:

@@ -1,14 +1,15 @@
 """A plan with a measurement: one real step of the spec, made by the worker that would train it."""
 
-import time
 from dataclasses import replace
 from typing import Any
 
+import anyio
 from starlette.concurrency import run_in_threadpool
 
 from app.api.knowledge import facts_for
 from app.api.services import Services
 from app.api.submitting import plan_under, require_ready
+from app.api.waiting import until
 from app.errors import Conflict, SpecRejected
 from app.guard.derived import device_of
 from app.guard.facts import DeviceFacts, Facts, UnknownFact
@@ -33,14 +34,19 @@ async def plan_with_probe(
     SpecRejected, DatasetNotReady; Conflict when nobody measures, or not within the time.
     """
     wait = PROBE_WAIT_SECONDS if wait_seconds is None else wait_seconds
-    deadline = time.monotonic() + wait
     facts, resolved = await run_in_threadpool(facts_for, services, request)
     spec = await run_in_threadpool(_plannable, services, request, facts, resolved)
     worker, order = await run_in_threadpool(_order_for, services, spec, facts)
-    job_id = await run_in_threadpool(services.store.jobs.order_probe, worker.id, order)
-    job = await _ended(services, job_id, deadline)
-    if job is None:
-        await run_in_threadpool(services.store.jobs.withdraw, job_id)
+    with anyio.CancelScope(shield=True):  # a client that leaves meanwhile: its job is known here
+        job_id = await run_in_threadpool(services.store.jobs.order_probe, worker.id, order)
+    try:
+        job = await until(
+            services.tailer, lambda: services.store.jobs.get(job_id), _has_ended, wait
+        )
+    finally:
+        with anyio.CancelScope(shield=True):
+            await run_in_threadpool(services.store.jobs.withdraw, job_id)
+    if not _has_ended(job):
         raise Conflict(
             f"Worker {worker.name} had not measured a step within {wait:g} seconds; it may be busy "
             "with other jobs. Ask again with a longer wait, or plan without probe.",
@@ -117,12 +123,5 @@ def _nobody(why: str) -> Conflict:
     )
 
 
-async def _ended(services: Services, job_id: int, deadline: float) -> JobRecord | None:
-    """The job once it is over; None when the time is, or the service ends."""
-    with services.tailer.watch() as commits:
-        while True:
-            job = await run_in_threadpool(services.store.jobs.get, job_id)
-            if job.state in ("done", "failed"):
-                return job
-            if services.tailer.draining or not await commits.moved(deadline - time.monotonic()):
-                return None
+def _has_ended(job: JobRecord) -> bool:
+    return job.state in ("done", "failed")

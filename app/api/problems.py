@@ -5,11 +5,12 @@ from typing import Any
 from uuid import uuid4
 
 import structlog
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from app.api.hints import complaints
@@ -19,6 +20,7 @@ from app.spec.issue import Issue
 MEDIA_TYPE = "application/problem+json"
 MOST_ISSUES = 50  # of those in one answer
 MOST_SHOWN = 200  # characters of what a client sent
+CLIENT_HAS_LEFT = 499  # as nginx counts it; nobody receives it
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 log = structlog.get_logger("stoker.api")
 
@@ -78,6 +80,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(StokerError, _stoker_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientDisconnect, _nobody_listens)
     app.add_exception_handler(Exception, _unexpected_error)
 
 
@@ -95,6 +98,11 @@ def unexpected(error: BaseException, path: str) -> StokerError:
 async def _stoker_error(request: Request, error: Exception) -> ProblemResponse:
     assert isinstance(error, StokerError)  # noqa: S101 - what the handler is registered for
     return response_of(error)
+
+
+async def _nobody_listens(request: Request, error: Exception) -> Response:
+    """A client that left before its answer came; that is no mistake of the service."""
+    return Response(status_code=CLIENT_HAS_LEFT)
 
 
 async def _unexpected_error(request: Request, error: Exception) -> ProblemResponse:

@@ -1,15 +1,16 @@
 """Streams and long polls over a feed: they wait on the tailer and hold nothing of the database."""
 
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+from fastapi import Request
 from fastapi.responses import StreamingResponse
 from pydantic_core import to_json
 from starlette.concurrency import run_in_threadpool
 
 from app.api.feeds import Feed, Message, Reading
 from app.api.tailer import Tailer
+from app.api.waiting import until, while_connected
 from app.errors import NotFound, StokerError
 
 HEARTBEAT_SECONDS = 15.0
@@ -61,14 +62,14 @@ def _outcome(reading: Reading) -> dict[str, Any]:
 
 
 async def wait_for_news(
-    tailer: Tailer, feed: Feed, run_id: int, cursor: int, wait_seconds: float
+    request: Request, tailer: Tailer, feed: Feed, run_id: int, cursor: int, wait_seconds: float
 ) -> None:
     """Return when something that keeps its place follows the cursor, or the time is over."""
-    deadline = time.monotonic() + wait_seconds
-    with tailer.watch(run_id) as watch:
-        while not tailer.draining:
-            reading = await run_in_threadpool(feed.read, cursor)
-            if reading.cursor != cursor or reading.is_over:
-                return
-            if not await watch.moved(deadline - time.monotonic()):
-                return
+    async with while_connected(request):
+        await until(
+            tailer,
+            lambda: feed.read(cursor),
+            lambda reading: reading.cursor != cursor or reading.is_over,
+            wait_seconds,
+            run_id,
+        )

@@ -46,11 +46,9 @@ def plan_under(services: Services, request: Document, facts: Facts, resolved: Re
 
 
 async def when_ready(
-    services: Services, wait_seconds: float | None, submit: Callable[[], Awaitable[Made]]
+    services: Services, wait_seconds: float, submit: Callable[[], Awaitable[Made]]
 ) -> Made:
     """What `submit` gives, tried again for so long while a dataset is still being inspected."""
-    if not wait_seconds:
-        return await submit()
     deadline = time.monotonic() + wait_seconds
     with services.tailer.watch() as commits:
         while True:

@@ -164,14 +164,19 @@ def test_when_very_many_wait_one_more_is_told_so(
     assert sum(store.runs.counts_by_state().values()) == 4
 
 
-def test_a_client_that_hangs_up_holds_up_nobody(api: Api, store: Store, player: Player) -> None:
+def test_for_a_client_that_hung_up_nothing_is_made_and_nobody_is_held_up(
+    api: Api, store: Store, player: Player
+) -> None:
     with held_up(api, store):
         before, gone, after = (post(api, SPEC, key=key) for key in ("a", "gone", "b"))
         assert gone.cancel()
     assert [one.result(60).status_code for one in (before, after)] == [201, 201]
+    assert sum(store.runs.counts_by_state().values()) == 3
     again = api.post("/runs", json=SPEC, headers={"Idempotency-Key": "gone"})
-    assert again.status_code in (200, 201)
-    assert sum(store.runs.counts_by_state().values()) == 4, "whoever asks again gets one run"
+    assert again.status_code == 201
+    with held_up(api, store):
+        assert post(api, SPEC).cancel()
+    assert sum(store.runs.counts_by_state().values()) == 5, "the one that held it up, no other"
 
 
 def test_without_the_database_all_are_told_so_and_none_waits_for_ever(

@@ -4,10 +4,13 @@ import time
 from typing import Any
 
 import pytest
+from sqlalchemy import func, select
 
 from app.lifecycle import RunState
 from app.spec.imports import IMPORTS, build_of
+from app.store.tables import jobs
 from tests.api.support import SPEC, spec_with
+from tests.worker.eventually import eventually
 from worker.host import host_now, host_setup
 
 PROBE = {"dry_run": "true", "probe": "true"}
@@ -105,6 +108,18 @@ def test_what_hindered_the_worker_is_said(api, store, player, tell):
     answer = measured(api, store, player, error="GPU 0 trains run 7.")
     assert answer.problem("probe_failed") == 409
     assert answer.json()["detail"] == "Nothing was measured on player: GPU 0 trains run 7."
+
+
+def test_for_a_client_that_hung_up_nothing_is_measured(api, store, player, tell):
+    def queued():
+        query = select(func.count()).select_from(jobs).where(jobs.c.state == "queued")
+        with store.database.read() as connection:
+            return connection.execute(query).scalar_one()
+
+    answer = api.start("POST", "/runs", params=PROBE, json=SPEC)
+    eventually(lambda: queued() == 1, "a probe is ordered")
+    assert answer.cancel()
+    eventually(lambda: queued() == 0, "it is withdrawn")
 
 
 def test_a_probe_without_a_dry_run_is_refused(api, player):

@@ -1,9 +1,8 @@
 """What can be asked of a run: stop, kill, pause, resume, restart, one at a time or in bulk."""
 
-import time
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from app.api.deps import IdempotencyKey, IfMatch, RunId, ServicesDep, Wait
@@ -16,6 +15,7 @@ from app.api.serializers import run_document
 from app.api.services import Services
 from app.api.strict import StrictRoute
 from app.api.submitting import idempotency_of, when_ready
+from app.api.waiting import until, while_connected
 from app.errors import (
     ActionNotAllowed,
     Conflict,
@@ -97,6 +97,7 @@ def _act(services: Services, run_id: int, verb: str, version: int | None) -> tup
     },
 )  # fmt: skip
 async def restart_run(
+    request: Request,
     services: ServicesDep,
     response: Response,
     run_id: RunId,
@@ -126,11 +127,12 @@ async def restart_run(
         return await run_in_threadpool(
             lambda: planned(services, *plan_restart(services, run_id, order, version))
         )
-    run, is_new = await when_ready(
-        services,
-        wait,
-        lambda: run_in_threadpool(_restart, services, run_id, order, key, version),
-    )
+    async with while_connected(request):
+        run, is_new = await when_ready(
+            services,
+            wait or 0.0,
+            lambda: run_in_threadpool(_restart, services, run_id, order, key, version),
+        )
     response.status_code = 201 if is_new else 200
     return shown(run, response)
 
@@ -155,6 +157,7 @@ def _restart(
     },
 )
 async def act(
+    request: Request,
     services: ServicesDep,
     response: Response,
     run_id: RunId,
@@ -168,7 +171,14 @@ async def act(
     """
     run, changed = await run_in_threadpool(_act, services, run_id, action, version)
     if wait is not None:
-        run = await _wait_until_done(services, run, action, wait)
+        async with while_connected(request):
+            run = await until(
+                services.tailer,
+                lambda: services.store.runs.get(run_id),
+                lambda now: _is_done(now, action),
+                wait,
+                run_id,
+            )
         changed = not _is_done(run, action)
     response.status_code = 202 if changed else 200
     return shown(run, response)
@@ -180,16 +190,3 @@ def _is_done(run: RunRecord, verb: str) -> bool:
     if verb == "resume":
         return run.state is RunState.running
     return verb == "pause" and run.state is RunState.paused
-
-
-async def _wait_until_done(
-    services: Services, run: RunRecord, verb: str, wait_seconds: float
-) -> RunRecord:
-    deadline = time.monotonic() + wait_seconds
-    with services.tailer.watch(run.id) as watch:
-        while True:
-            run = await run_in_threadpool(services.store.runs.get, run.id)
-            if _is_done(run, verb) or services.tailer.draining:
-                return run
-            if not await watch.moved(deadline - time.monotonic()):
-                return run

@@ -1,11 +1,10 @@
 """Datasets: register, list, get. A worker looks into the file."""
 
 import os
-import time
 from pathlib import Path as FilePath
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from app.api.deps import Cursor, Limit, ServicesDep, Wait
@@ -15,8 +14,8 @@ from app.api.openapi import problems
 from app.api.serializers import dataset_document
 from app.api.services import Services
 from app.api.strict import StrictRoute
+from app.api.waiting import until, while_connected
 from app.errors import Conflict, InvalidRequest, NotFound
-from app.store.records import DatasetRecord
 
 router = APIRouter(tags=["datasets"], route_class=StrictRoute)
 
@@ -34,16 +33,21 @@ Name = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$", description="
     },
 )
 async def register(
-    services: ServicesDep, response: Response, body: DatasetBody, wait: Wait = None
+    request: Request,
+    services: ServicesDep,
+    response: Response,
+    body: DatasetBody,
+    wait: Wait = None,
 ) -> Dataset:
     """Registering a name again looks into the file again. The state becomes ready or invalid."""
     path = await run_in_threadpool(_below, services.settings.data_root, body.path)
     record, _ = await run_in_threadpool(services.store.datasets.register, body.name, path)
+    dataset = dataset_document(record)
     if wait is not None:
-        record = await _wait_until_inspected(services, record.name, wait)
-    response.status_code = 200 if record.state != "inspecting" else 202
+        dataset = await _when_inspected(request, services, record.name, wait)
+    response.status_code = 200 if dataset.state != "inspecting" else 202
     response.headers["Location"] = f"/datasets/{record.name}"
-    return dataset_document(record)
+    return dataset
 
 
 def _below(data_root: FilePath, given: str) -> str:
@@ -65,17 +69,17 @@ def _below(data_root: FilePath, given: str) -> str:
     return str(full.relative_to(root))
 
 
-async def _wait_until_inspected(
-    services: Services, name: str, wait_seconds: float
-) -> DatasetRecord:
-    deadline = time.monotonic() + wait_seconds
-    with services.tailer.watch() as commits:
-        while True:
-            record = await run_in_threadpool(services.store.datasets.get, name)
-            if record.state != "inspecting" or services.tailer.draining:
-                return record
-            if not await commits.moved(deadline - time.monotonic()):
-                return record
+async def _when_inspected(
+    request: Request, services: Services, name: str, wait_seconds: float
+) -> Dataset:
+    async with while_connected(request):
+        record = await until(
+            services.tailer,
+            lambda: services.store.datasets.get(name),
+            lambda now: now.state != "inspecting",
+            wait_seconds,
+        )
+    return dataset_document(record)
 
 
 @router.get(
@@ -95,9 +99,11 @@ def list_datasets(services: ServicesDep, limit: Limit = 50, after: Cursor = None
     summary="Get a dataset",
     responses=problems(NotFound, InvalidRequest),
 )
-async def get_dataset(services: ServicesDep, name: Name, wait: Wait = None) -> Dataset:
+async def get_dataset(
+    request: Request, services: ServicesDep, name: Name, wait: Wait = None
+) -> Dataset:
     """With `wait`, an inspection that is under way is waited for."""
-    return dataset_document(await _wait_until_inspected(services, name, wait or 0.0))
+    return await _when_inspected(request, services, name, wait or 0.0)
 
 
 @router.delete(

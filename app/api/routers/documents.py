@@ -101,7 +101,7 @@ async def list_events(
         return stream(services.tailer, EventFeed(services.store, run_id), run_id, start)
     feed = EventFeed(services.store, run_id, limit)
     if wait:
-        await wait_for_news(services.tailer, feed, run_id, after, wait)
+        await wait_for_news(request, services.tailer, feed, run_id, after, wait)
     _, records = await run_in_threadpool(feed.records_after, after)
     last_seq = records[-1].seq if records else after
     return EventPage(
@@ -143,7 +143,7 @@ async def read_logs(
         _refuse_in_stream(request, "wait")
         return stream(services.tailer, feed, run_id, _start(after, last_event_id))
     if wait:
-        await wait_for_news(services.tailer, feed, run_id, after, wait)
+        await wait_for_news(request, services.tailer, feed, run_id, after, wait)
     _, piece = await run_in_threadpool(feed.text_after, after)
     return LogPiece.model_validate(piece)
 

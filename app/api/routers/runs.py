@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from app.api.bodies import read_document
@@ -32,6 +32,7 @@ from app.api.submitting import (
     require_object,
     when_ready,
 )
+from app.api.waiting import while_connected
 from app.errors import (
     ActionNotAllowed,
     Conflict,
@@ -64,6 +65,7 @@ router = APIRouter(tags=["runs"], route_class=StrictRoute)
     },
 )  # fmt: skip
 async def create_run(
+    request: Request,
     services: ServicesDep,
     response: Response,
     document: Annotated[Any, Depends(read_document)],
@@ -83,17 +85,22 @@ async def create_run(
     makes one real step, and the memory plan stands on what that took; `wait` bounds it, 270 seconds
     unless told.
     """
-    request = require_object(document)
+    order = require_object(document)
     if probe and not dry_run:
         raise InvalidRequest("A probe measures for a plan: add dry_run=true, or leave out probe.")
     if dry_run:
         response.status_code = 200
         if probe:
-            measured = await plan_with_probe(services, request, wait)
+            async with while_connected(request):
+                measured = await plan_with_probe(services, order, wait)
             return await run_in_threadpool(planned, services, measured)
         require_no_wait(wait)
-        return await run_in_threadpool(lambda: planned(services, plan_request(services, request)))
-    run, is_new = await when_ready(services, wait, lambda: _create(services, request, key))
+        return await run_in_threadpool(lambda: planned(services, plan_request(services, order)))
+    if wait:
+        async with while_connected(request):
+            run, is_new = await when_ready(services, wait, lambda: _create(services, order, key))
+    else:
+        run, is_new = await _create(services, order, key)
     response.status_code = 201 if is_new else 200
     return shown(run, response)
 

@@ -1,0 +1,100 @@
+"""A wait ends with its connection: real sockets to a real server, closed while it waits."""
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from app.settings import load_settings
+from app.store.store import Store, open_store
+from tests.api.process import ApiProcess
+from tests.api.support import SPEC, Player, spec_with
+from tests.worker.eventually import eventually
+
+MANY = 40
+PATIENCE_SECONDS = 30.0
+LATER = spec_with("data", dataset="later")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ApiProcess]:
+    with ApiProcess(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def store(server: ApiProcess) -> Iterator[Store]:
+    opened = open_store(load_settings(home=server.home))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def player(server: ApiProcess, store: Store) -> Player:
+    player = Player(store, load_settings(home=server.home))
+    store.datasets.register("later", "later.h5")
+    return player
+
+
+def has_abandoned(server: ApiProcess, count: int) -> bool:
+    """Whether so many requests have ended because their clients had left."""
+    text = server.client.get("/metrics").text
+    return sum(map(float, re.findall(r'_seconds_count{.*status="499"} (\S+)', text))) == count
+
+
+def send(server: ApiProcess, method: str, path: str, document: object = None) -> socket.socket:
+    """A connection with a request on it that is not answered yet."""
+    body = b"" if document is None else json.dumps(document).encode()
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "Host: 127.0.0.1",
+        f"Authorization: Bearer {server.token}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+    ]
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    connection = socket.create_connection((host, int(port)), PATIENCE_SECONDS)
+    connection.sendall("\r\n".join([*lines, "", ""]).encode() + body)
+    return connection
+
+
+def test_runs_that_nobody_waits_for_any_more_are_not_made(
+    server: ApiProcess, store: Store, player: Player
+) -> None:
+    with ExitStack() as connections:
+        for _ in range(MANY):
+            connections.enter_context(send(server, "POST", "/runs?wait=300", LATER))
+    eventually(partial(has_abandoned, server, MANY), f"{MANY} requests end")
+    with send(server, "POST", "/runs?wait=300", LATER) as patient:
+        player.inspect("later")
+        assert patient.recv(1 << 16).startswith(b"HTTP/1.1 201 ")
+    assert sum(store.runs.counts_by_state().values()) == 1
+    assert "Traceback" not in server.log
+
+
+def test_every_wait_ends_with_its_connection(
+    server: ApiProcess, store: Store, player: Player
+) -> None:
+    run_id = server.client.post("/runs", json=SPEC).json()["id"]
+    player.claim()
+    (server.home / "data").mkdir()
+    (server.home / "data" / "new.h5").touch()
+    waits = [
+        ("POST", f"/runs/{run_id}/pause?wait=300", None),
+        ("POST", f"/runs/{run_id}/restart?wait=300", {"patch": {"data": {"dataset": "later"}}}),
+        ("GET", f"/runs/{run_id}/events?wait=300&after=1000", None),
+        ("GET", f"/runs/{run_id}/logs?wait=300", None),
+        ("GET", "/datasets/later?wait=300", None),
+        ("POST", "/datasets?wait=300", {"name": "new", "path": "new.h5"}),
+    ]
+    for count, (method, path, document) in enumerate(waits, 1):
+        send(server, method, path, document).close()
+        eventually(partial(has_abandoned, server, count), f"{count} requests end")
+    player.inspect("later")
+    assert sum(store.runs.counts_by_state().values()) == 1, "no child of the restart"
+    assert "Traceback" not in server.log
