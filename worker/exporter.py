@@ -15,7 +15,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from worker.histogram import CHECKPOINT_DURATIONS, ITERATION_DURATIONS, Histogram
+from worker.histogram import CHECKPOINT_DURATIONS, Histogram
 from worker.host import free_bytes
 from worker.telemetry import GpuSample
 
@@ -32,7 +32,7 @@ class RunView:
     gpu: str | None
     progress: Mapping[str, Any] = field(default_factory=dict)
     losses: Mapping[str, float] = field(default_factory=dict)
-    iterations: Histogram = ITERATION_DURATIONS
+    iterations: Histogram | None = None
     checkpoints: Histogram = CHECKPOINT_DURATIONS
 
 
@@ -260,8 +260,8 @@ def _run_histograms(runs: tuple[RunView, ...]) -> Iterator[Metric]:
     ):
         family = HistogramMetricFamily(name, text, labels=("run_id",))
         for run in runs:
-            histogram: Histogram = getattr(run, key)
-            if histogram.counts:
+            histogram: Histogram | None = getattr(run, key)
+            if histogram is not None and histogram.counts:
                 family.add_metric(
                     [str(run.run_id)], histogram.buckets(), sum_value=histogram.total_seconds
                 )

@@ -1,6 +1,8 @@
 """Counted durations, as Prometheus wants them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -11,14 +13,20 @@ class Histogram:
     counts: tuple[int, ...] = ()
     total_seconds: float = 0.0
 
-    def observe(self, seconds: float, times: int = 1) -> "Histogram":
-        """A histogram with `times` more durations of this length."""
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> "Histogram":
+        """As a trainer has counted; ValueError when the counts do not go with the bounds."""
+        bounds, counts = tuple(document["bounds"]), tuple(document["counts"])
+        if len(counts) != len(bounds) + 1:
+            raise ValueError(f"{len(counts)} counts for {len(bounds)} bounds")
+        return cls(bounds, counts, document["seconds"])
+
+    def observe(self, seconds: float) -> "Histogram":
+        """A histogram with one more duration of this length."""
         counts = list(self.counts or (0,) * (len(self.bounds) + 1))
         index = next((i for i, bound in enumerate(self.bounds) if seconds <= bound), -1)
-        counts[index] += times
-        return replace(
-            self, counts=tuple(counts), total_seconds=self.total_seconds + seconds * times
-        )
+        counts[index] += 1
+        return replace(self, counts=tuple(counts), total_seconds=self.total_seconds + seconds)
 
     def buckets(self) -> list[tuple[str, float]]:
         """(Upper bound, count of durations up to it), cumulative."""
@@ -29,7 +37,4 @@ class Histogram:
         return pairs
 
 
-ITERATION_DURATIONS = Histogram(
-    (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-)
 CHECKPOINT_DURATIONS = Histogram((0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0))

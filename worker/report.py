@@ -15,7 +15,7 @@ from app.store.records import (
     NewCheckpoint,
     NewEvent,
 )
-from worker.histogram import CHECKPOINT_DURATIONS, ITERATION_DURATIONS, Histogram
+from worker.histogram import CHECKPOINT_DURATIONS, Histogram
 
 log = structlog.get_logger("stoker.worker")
 
@@ -68,7 +68,7 @@ class Report:
     memory_use: Use | None = None
     saved: int = 0
     losses: dict[str, float] = field(default_factory=dict)
-    iterations: Histogram = ITERATION_DURATIONS
+    iterations: Histogram | None = None
     checkpoints: Histogram = CHECKPOINT_DURATIONS
     checkpoint_failures: Counter[str] = field(default_factory=Counter)
     outbox: Outbox = field(default_factory=Outbox)
@@ -146,25 +146,25 @@ class Report:
         """Whether a beat was sent of which it is not known that it is stored."""
         return self._sent is not None
 
+    @property
+    def has_trained(self) -> bool:
+        """Whether the attempt has made a step, or has come to where none is left to make."""
+        totals = (self.progress or {}).get("totals") or {}
+        return bool(totals.get("train_iterations")) or self.station == "testing"
+
     def sample(self, name: str, value: float | None) -> None:
         """A number measured from outside, at the step the trainer is at."""
         if self.progress is not None:
             self._points(self.progress, {name: value})
 
     def _progress(self, event: Document) -> None:
-        before = (self.progress or {}).get("totals") or {}
-        self.progress = {k: v for k, v in event.items() if k not in ("kind", "seq")}
+        left_out = ("kind", "seq", "step_durations")
+        self.progress = {k: v for k, v in event.items() if k not in left_out}
         self.outbox.progress = self.progress
-        self._count_iterations(event, before)
         if event.get("loss") is not None:
             self.losses["train"] = event["loss"]
-
-    def _count_iterations(self, event: Document, before: Document) -> None:
-        rate = event.get("iterations_per_second")
-        done = (event.get("totals") or {}).get("train_iterations") or 0
-        new = done - (before.get("train_iterations") or 0)
-        if rate and new > 0:
-            self.iterations = self.iterations.observe(1 / rate, new)
+        if "step_durations" in event:
+            self.iterations = Histogram.from_json(event["step_durations"])
 
     def _points(self, event: Document, values: Document, *, keep: bool = False) -> None:
         step = event.get("step")

@@ -29,6 +29,8 @@ log = structlog.get_logger("stoker.worker")
 Asked: TypeAlias = Literal["stop", "kill"]
 
 LOCK_RETRY_SECONDS = 0.1
+# So often it is looked whether an attempt has made its first step, which is then beaten at once.
+FIRST_STEP_LOOK_SECONDS = 0.1
 # A trainer that said it is done has this long to exit, or the grace time if that is longer.
 EXIT_SECONDS = 10.0
 # While the store is out of reach, no more log than this is held for it.
@@ -79,10 +81,13 @@ class Supervision:
         """When `tick` has to be called next, apart from the beat; None: not before it."""
         if self.stage is Stage.waiting:
             return now + LOCK_RETRY_SECONDS
-        return self._kill_at if self.stage is Stage.training else None
+        if self.stage is not Stage.training:
+            return None
+        look_at = now + FIRST_STEP_LOOK_SECONDS if self.starts else None
+        return min((at for at in (self._kill_at, look_at) if at is not None), default=None)
 
     def tick(self, now: float) -> None:
-        """What time alone brings: a freed lock, a hang, a trainer that does not exit."""
+        """What time alone brings: a freed lock, a first step, a hang, a trainer that stays."""
         if self.stage is Stage.waiting:
             self._start(now)
         elif self.launched is None or self.stage is not Stage.training:
@@ -93,6 +98,10 @@ class Supervision:
         elif self._hangs(now):
             self.launched.order("dump")
             self._kill_at = now + DUMP_SECONDS
+        if self.starts and self._artifacts.away is None:
+            self._report.take(self._attempt.events.read_all())
+            if self._report.has_trained:
+                self.beat(now)
 
     def _start(self, now: float) -> None:
         """Launch once no earlier attempt holds a lock; what cannot start ends here."""
@@ -370,8 +379,7 @@ class Supervision:
     @property
     def starts(self) -> bool:
         """Whether it is on the way to its first step."""
-        progress = self._report.progress or {}
-        return self.stage in (Stage.waiting, Stage.training) and not progress.get("step")
+        return self.stage in (Stage.waiting, Stage.training) and not self._report.has_trained
 
     @property
     def checkpoint_failures(self) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -14,6 +13,7 @@ from app.settings import load_settings
 from app.store import open_store
 from app.store.migrate import upgrade
 from worker.exporter import RunView, Snapshot, WorkerCollector
+from worker.histogram import CHECKPOINT_DURATIONS
 from worker.telemetry import GpuSample
 
 MONITORING = Path(__file__).parents[2] / "monitoring"
@@ -59,9 +59,8 @@ def worker_text(root: Path) -> str:
         gpu="0",
         progress=PROGRESS,
         losses={"train": 1.0},
-    )
-    run = replace(
-        run, iterations=run.iterations.observe(0.1), checkpoints=run.checkpoints.observe(0.1)
+        iterations=CHECKPOINT_DURATIONS.observe(0.1),
+        checkpoints=CHECKPOINT_DURATIONS.observe(0.1),
     )
     collector = WorkerCollector(home=root)
     collector.publish(Snapshot(runs=(run,), gpus=(GPU,), beat_at=1.0))

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,13 +17,14 @@ from worker.trainer.memory import MemoryMeter
 from worker.trainer.phases import PARTS, PhaseClock
 from worker.trainer.progress import Rates, Totals
 from worker.trainer.pulse import PHASES, PULSE_FORMAT, Pulse
+from worker.trainer.step import TrainingStep
 
 PROGRESS = {
     "phase", "phase_step", "phase_steps", "phase_rate", "phase_eta_seconds", "epoch", "epochs",
     "step", "steps", "samples_per_second", "iterations_per_second", "eta_seconds", "loss", "lr",
     "grad_norm", "best", "data_wait_ratio", "host_memory_bytes", "gpu_memory_bytes",
     "torch_memory", "peak_memory", "totals", "phase_seconds", "queue_depth",
-    "mean_samples_per_second", "mean_iterations_per_second",
+    "mean_samples_per_second", "mean_iterations_per_second", "step_durations",
 }  # fmt: skip
 
 
@@ -236,29 +238,105 @@ def test_the_peak_is_that_above_the_imports_and_outlives_what_caused_it() -> Non
     assert peak["device_bytes"] is None
 
 
-def test_a_short_last_batch_does_not_make_the_speed() -> None:
-    """Steps of 0.1 s with 100 samples, and at the end one of 0.01 s with 1."""
-    trained = {"data_wait": 0.0, "compute": 0.0, "sync": 0.0}
-    totals = Totals()
-    rates = Rates(cast("PhaseClock", SimpleNamespace(read=lambda: trained)), totals)
-    assert rates.lap()["iterations_per_second"] is None
-    assert set(rates.means().values()) == {None}
+class FakeClock:
+    """Training time that passes only when told to."""
 
-    def step(seconds: float, samples: int) -> dict[str, float | None]:
-        trained["compute"] += seconds
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def training(self) -> tuple[float, float]:
+        return self.seconds, 0.0
+
+
+@pytest.fixture
+def trained() -> tuple[Rates, Callable[..., None]]:
+    """Rates, and a step that takes so many seconds for so many samples."""
+    clock, totals = FakeClock(), Totals()
+    rates = Rates(cast("PhaseClock", clock), totals)
+
+    def step(seconds: float, samples: int = 100) -> None:
+        clock.seconds += seconds
         totals.train_iterations += 1
         totals.train_samples += samples
-        return rates.lap()
+        rates.step()
 
+    return rates, step
+
+
+def test_a_short_last_batch_does_not_make_the_speed(
+    trained: tuple[Rates, Callable[..., None]],
+) -> None:
+    """Steps of 0.1 s with 100 samples, and at the end one of 0.01 s with 1."""
+    rates, step = trained
+    assert rates.lap()["iterations_per_second"] is None
+    assert set(rates.means().values()) == {None}
     for _ in range(30):
-        told = step(0.1, 100)
+        step(0.1)
+        told = rates.lap()
     assert told["iterations_per_second"] == pytest.approx(10.0)
-    told = step(0.01, 1)
+    step(0.01, 1)
+    told = rates.lap()
     assert told["iterations_per_second"] == pytest.approx(11 / 1.01)
     assert told["samples_per_second"] == pytest.approx(1001 / 1.01)
-    told = step(5.0, 100)
+    step(5.0)
+    told = rates.lap()
     assert told["iterations_per_second"] == pytest.approx(1 / 5.0), "a slow step is told at once"
     assert rates.means() == {
         "mean_iterations_per_second": pytest.approx(32 / 8.01),
         "mean_samples_per_second": pytest.approx(3101 / 8.01),
     }
+
+
+def test_a_rate_ends_at_a_step_and_not_in_the_middle_of_one(
+    trained: tuple[Rates, Callable[..., None]],
+) -> None:
+    """Steps of 6 s, of whose micro-batches some report: it is one in 6 s each time."""
+    rates, step = trained
+    told = []
+    for _ in range(3):
+        step(6.0)
+        told += [rates.lap()["iterations_per_second"] for _ in range(5)]
+    assert told == [pytest.approx(1 / 6.0)] * 15
+
+
+def test_each_step_is_in_the_bucket_of_its_own_duration(
+    trained: tuple[Rates, Callable[..., None]],
+) -> None:
+    rates, step = trained
+    for seconds in (0.02, 0.02, 6.0, 0.02, 400.0):
+        step(seconds)
+    counted = rates.durations()
+    assert counted["seconds"] == pytest.approx(406.06)
+    places = [*map(str, counted["bounds"]), "beyond"]
+    by_bound = dict(zip(places, counted["counts"], strict=True))
+    assert {bound: n for bound, n in by_bound.items() if n} == {
+        "0.025": 3, "10.0": 1, "beyond": 1,
+    }  # fmt: skip
+
+
+def test_slow_steps_are_told_without_a_log_point(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = TrainingStep.apply
+
+    def slow(step: TrainingStep, learning_rate: float) -> None:
+        original(step, learning_rate)
+        time.sleep(0.4)
+
+    monkeypatch.setattr(TrainingStep, "apply", slow)
+    quiet = {
+        "training": {"log_every_steps": 1000, "epochs": 2},
+        "evaluation": {"every_epochs": None, "every_steps": None},
+        "data": {"split": {"validation_fraction": 0.0, "test_fraction": 0.0}},
+        "checkpoint": {"every_steps": None, "monitor": "val_loss"},
+        "early_stopping": None,
+    }
+    outcome = lab.run(patch=quiet)
+    progress = outcome.of_kind("progress")
+    logged = next(e["seq"] for e in outcome.of_kind("metrics"))
+    between = [e for e in progress if e["seq"] < logged and e["totals"]["train_iterations"]]
+    assert between[0]["step"] == 1, "the first step is told at once"
+    assert len({e["step"] for e in between}) > 2
+    for event in between:
+        assert 0 < event["iterations_per_second"] < 1 / 0.4
+        done = event["totals"]["train_iterations"]
+        assert sum(event["step_durations"]["counts"]) == done
+        assert event["step_durations"]["seconds"] >= 0.4 * (done - 1)

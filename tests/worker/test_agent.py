@@ -72,6 +72,16 @@ def test_a_stop_is_felt_without_waiting_for_the_beat(make_farm):
     assert not psutil.pid_exists(trainer.pid)
 
 
+def test_a_first_step_is_told_without_waiting_for_the_beat(make_farm):
+    farm = make_farm()
+    farm.start_agent(STOKER_BEAT_SECONDS="60")
+    run_id = farm.submit(**ENDLESS, pace=0.3)
+    farm.wait_for_step(run_id, 1)
+    assert farm.step(run_id) < 100, "a minute of steps lies between two beats"
+    farm.want(run_id, Intent.stop)
+    assert farm.wait_for_end(run_id).state is RunState.stopped
+
+
 def test_a_paused_run_goes_on_from_where_it_was(farm):
     run_id = farm.submit(steps=100, pace=0.02)
     farm.wait_for_step(run_id, 3)

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from worker.exporter import Exporter, RunView, Snapshot, WorkerCollector
-from worker.histogram import CHECKPOINT_DURATIONS, ITERATION_DURATIONS
+from worker.histogram import CHECKPOINT_DURATIONS, Histogram
 from worker.telemetry import GpuSample
 
 GPU = GpuSample(
@@ -54,7 +54,7 @@ RUN = RunView(
     gpu="0",
     progress=PROGRESS,
     losses={"train": 0.5, "validation": 0.6},
-    iterations=ITERATION_DURATIONS.observe(0.02, 50).observe(20.0),
+    iterations=Histogram((0.025, 10.0), (50, 0, 1), 21.0),
     checkpoints=CHECKPOINT_DURATIONS.observe(0.2),
 )
 # Contract, section 6: name → (type, labels).

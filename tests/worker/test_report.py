@@ -64,3 +64,35 @@ def test_a_beat_stays_as_it_is_until_it_is_known_to_be_stored(report):
     assert not report.is_unsure
     after = report.beat()
     assert ([event.data["code"] for event in after.events], after.number) == (["second"], 1)
+
+
+def progress(steps, counts, **more):
+    durations = {"bounds": [0.1, 1.0], "counts": counts, "seconds": 7.5}
+    totals = {"train_iterations": steps}
+    told = {"kind": "progress", "t": 1.0, "step": 40 + steps, "totals": totals}
+    return told | {"iterations_per_second": 186.0, "step_durations": durations} | more
+
+
+def test_the_durations_of_steps_are_those_that_the_trainer_counted(report):
+    report.take([progress(2, [2, 0, 0]), progress(3, [2, 0, 1])])
+    assert report.iterations.buckets() == [("0.1", 2.0), ("1.0", 2.0), ("+Inf", 3.0)]
+    assert report.iterations.total_seconds == 7.5
+    assert "step_durations" not in report.outbox.progress, "it is for the exporter alone"
+
+
+def test_counts_that_do_not_go_with_their_bounds_are_not_taken(report):
+    report.take([progress(2, [2, 0, 0]), progress(3, [3])])
+    assert report.iterations.buckets()[-1] == ("+Inf", 2.0)
+    assert report.progress["step"] == 43
+
+
+def test_a_resumed_attempt_has_trained_once_it_made_a_step_of_its_own(report):
+    report.take([phase("training"), progress(0, [0, 0, 0])])
+    assert not report.has_trained
+    report.take([progress(1, [1, 0, 0])])
+    assert report.has_trained
+
+
+def test_an_attempt_with_no_step_left_is_not_waited_for(report):
+    report.take([phase("training"), phase("testing")])
+    assert report.has_trained

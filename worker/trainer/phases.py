@@ -56,6 +56,13 @@ class PhaseClock:
         finally:
             self.switch("other")
 
+    def training(self) -> tuple[float, float]:
+        """Seconds of TRAINING_PARTS up to now, and those of them that were data_wait."""
+        seconds, part = self._seconds, self._part
+        running = time.perf_counter() - self._since if part in TRAINING_PARTS else 0.0
+        waited = seconds["data_wait"] + (running if part == "data_wait" else 0.0)
+        return sum(map(seconds.__getitem__, TRAINING_PARTS), running), waited
+
     def read(self) -> dict[Part, float]:
         """Seconds of each part up to now."""
         self.switch(self._part)

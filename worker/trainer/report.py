@@ -93,6 +93,9 @@ class Report:
     def trained_step(self) -> None:
         self._totals.train_iterations += 1
         self._phase.step = self._state.step
+        self._rates.step()
+        if self._totals.train_iterations == 1:
+            self.progress()  # at once: somebody waits to see that it trains
 
     def evaluated_batch(self, size: int) -> None:
         self._totals.eval_iterations += 1
@@ -115,6 +118,7 @@ class Report:
             loss_sum, grad_norm = torch.stack(
                 (step.loss_sums[WINDOW], step.grad_norm.double())
             ).tolist()
+        self._rates.synchronized()
         loss = loss_sum / step.loss_samples[WINDOW]
         lr = step.learning_rate
         if not math.isfinite(loss):
@@ -178,6 +182,7 @@ class Report:
             **(memory or self._memory.in_use(self._data.pids)),
             totals=asdict(self._totals) | totals,
             phase_seconds=self.clock.read(),
+            step_durations=self._rates.durations(),
             queue_depth=counters.queue_depth,
         )
 
