@@ -38,7 +38,7 @@ def add_copies(store: Store, run_id: int, total: int) -> None:
     """Until there are `total` runs: of 100 copies 90 are as the run is, 8 failed, 2 stopped."""
     while (first := _last(store) + 1) <= total:
         last = min(first + AT_ONCE - 1, total)
-        with store.database.write(quiet=True) as connection:
+        with store.database.write() as connection:
             _copy(connection, run_id, first, last, total)
 
 

@@ -82,7 +82,7 @@ class Agent:
         self._jobs = self._own(
             JobRunner(settings, store, self._devices, self._artifacts, self._worker_id)
         )
-        self._observer = Observer(store)
+        self._observer = Observer(store, settings.beat_seconds)
         self._supervisions: list[Supervision] = []
         self._checkpoint_failures: Counter[str] = Counter()
         self._signals_seen = 0
@@ -134,6 +134,7 @@ class Agent:
                 pid=process.pid,
                 start_time=process.start_time,
                 version=app.__version__,
+                beat_seconds=self._settings.beat_seconds,
                 slots=describe_slots(self._devices.slots, {}, self._artifacts.away),
                 devices=describe_devices(self._telemetry.gpus),
                 facts=self._host_facts(),

@@ -56,7 +56,7 @@ class Tailer:
         self._store = store
         self._doorbell = doorbell
         self._beat_seconds = beat_seconds
-        self._observer = Observer(store)
+        self._observer = Observer(store, beat_seconds)
         self._watches: set[Watch] = set()
         self._each_beat: list[Callable[[], None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -133,7 +133,7 @@ class ArtifactRoot:
         """
         highest = highest_run_on_disk(self.path)
         unmarked = database_identity.c.root_marked_at.is_(None)
-        with self._database.write(quiet=True) as connection:
+        with self._database.write() as connection:
             connection.execute(
                 update(database_identity).where(unmarked).values(root_marked_at=time.time())
             )

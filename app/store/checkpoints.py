@@ -133,7 +133,7 @@ class Checkpoints:
 
         Asked again while that is under way, it changes nothing; once more after it was given up.
         """
-        with self._database.write() as connection:
+        with self._database.write(ring=True) as connection:
             row = _lock(connection, checkpoint_id)
             if connection.execute(
                 select(checkpoints.c.id).where(checkpoints.c.id == checkpoint_id, is_held)
@@ -165,7 +165,7 @@ class Checkpoints:
 
         Asked before files go, it keeps a restart from choosing what is vanishing.
         """
-        with self._database.write(quiet=True) as connection:
+        with self._database.write() as connection:
             return mark_removing(connection, run_id, paths)
 
 

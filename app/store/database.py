@@ -1,9 +1,10 @@
 """The connection to the database: one recipe for SQLite, one for PostgreSQL."""
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from sqlalchemy import Connection, create_engine, event, text
@@ -24,7 +25,10 @@ from app.settings import Settings
 from app.store import sqlite
 from app.store.doorbell import PG_CHANNEL, Doorbell
 
-BUSY_TIMEOUT_SECONDS = 30.0
+# How long a write waits for others' locks before its caller is told that it could not be stored.
+BUSY_TIMEOUT_SECONDS = 10.0
+# An observer asks whether others could write; if it had to wait, so have they.
+OBSERVER_PATIENCE_SECONDS = 1.0
 CONNECT_TIMEOUT_SECONDS = 5
 DIALECTS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
 SUPPORTED = (
@@ -41,6 +45,7 @@ class Database:
 
     def __init__(self, settings: Settings, busy_seconds: float = BUSY_TIMEOUT_SECONDS) -> None:
         self.engine = make_engine(settings.database_url, busy_seconds)
+        self._busy_seconds = busy_seconds
         # One answer tells of one moment, however many statements it takes; SQLite always does so.
         self._reader = (
             self.engine
@@ -81,27 +86,45 @@ class Database:
         return rows
 
     @contextmanager
-    def write(self, *, quiet: bool = False) -> Iterator[Connection]:
-        """A transaction that writes; after its commit the doorbell rings, unless `quiet`.
+    def write(
+        self, *, ring: bool = False, patience_seconds: float | None = None
+    ) -> Iterator[Connection]:
+        """A transaction that writes; `ring`: after its commit the doorbell wakes who waits for it.
+
+        `patience_seconds`: how long it waits for the locks of others, if not as usual. Unavailable
+        when it could not have them.
 
         SQLite: BEGIN IMMEDIATE, since a transaction that reads first and writes later fails at once
         when another has written meanwhile; and one writer at a time in this process, since polling
         for the file's lock starves some.
         """
-        if self.is_sqlite:
-            with self._writer:
-                yield from self._transaction(immediate=True)
-            if not quiet:
-                self._bell.ring()
-        else:
-            yield from self._transaction(notify=not quiet)
+        if not self.is_sqlite:
+            yield from self._transaction(notify=ring, lock_seconds=patience_seconds)
+            return
+        patience = self._busy_seconds if patience_seconds is None else patience_seconds
+        deadline = time.monotonic() + patience
+        if not self._writer.acquire(timeout=patience):
+            raise _unavailable("database is locked")
+        try:
+            yield from self._transaction(patience=max(0.0, deadline - time.monotonic()))
+        finally:
+            self._writer.release()
+        if ring:
+            self._bell.ring()
 
     def _transaction(
-        self, *, immediate: bool = False, notify: bool = False
+        self,
+        *,
+        patience: float | None = None,
+        notify: bool = False,
+        lock_seconds: float | None = None,
     ) -> Iterator[Connection]:
         with _explained(), self.engine.connect() as plain:
-            connection = plain.execution_options(stoker_immediate=immediate)
+            connection = plain.execution_options(stoker_patience=patience)
             with connection.begin() as transaction:
+                if lock_seconds is not None:
+                    limit = text(f"SET LOCAL lock_timeout = {round(lock_seconds * 1000)}")
+                    connection.execute(limit)
                 yield connection
                 if notify:
                     connection.execute(text(f"NOTIFY {PG_CHANNEL}"))  # delivered by the commit
@@ -187,15 +210,18 @@ def _make_sqlite_engine(url: URL, busy_seconds: float) -> Engine:
         lambda _dialect, _record, given, _more: sqlite.create_private(given[0]),
     )
     event.listen(engine, "connect", lambda connection, _record: sqlite.configure(connection))
-    event.listen(engine, "begin", _begin_sqlite)
+    event.listen(engine, "begin", partial(_begin_sqlite, busy_seconds))
     return engine
 
 
-def _begin_sqlite(connection: Connection) -> None:
-    immediate = connection.get_execution_options().get("stoker_immediate")
-    statement = "BEGIN IMMEDIATE" if immediate else "BEGIN"
+def _begin_sqlite(busy_seconds: float, connection: Connection) -> None:
+    patience = connection.get_execution_options().get("stoker_patience")
+    statement = "BEGIN" if patience is None else "BEGIN IMMEDIATE"
     try:  # by the driver itself: each request begins three transactions
-        connection.connection.cursor().execute(statement)
+        if patience is None:
+            connection.connection.cursor().execute(statement)
+        else:
+            sqlite.begin_immediate(connection.connection, patience, busy_seconds)
     except sqlite.driver.OperationalError as error:
         raise OperationalError(statement, None, error) from error
 

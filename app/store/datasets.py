@@ -38,7 +38,7 @@ class Datasets:
         A known name is inspected again, since the file may have changed; another path for it is a
         Conflict while a run that is not over uses it.
         """
-        with self._database.write() as connection:
+        with self._database.write(ring=True) as connection:
             now = self._clock()
             row = {"name": name, "created_at": now, **_uninspected(path, now)}
             created = insert_unless_there(connection, datasets, row)

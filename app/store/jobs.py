@@ -71,7 +71,7 @@ class Jobs:
         with self._database.read() as connection:
             if connection.execute(_OLDEST_DUE, due).scalar() is None:
                 return None
-        with self._database.write(quiet=True) as connection:
+        with self._database.write() as connection:
             require_alive(connection, worker_id)
             held = _OLDEST_DUE.with_for_update(skip_locked=True)
             job_id = connection.execute(held, due).scalar()
@@ -100,7 +100,7 @@ class Jobs:
         is another worker's by now; nothing of it is stored then.
         """
         mine = (jobs.c.id == job_id, jobs.c.worker_id == worker_id, jobs.c.state == "running")
-        with self._database.write() as connection:
+        with self._database.write(ring=True) as connection:
             job = connection.execute(
                 select(jobs.c.kind, jobs.c.attempts).where(*mine).with_for_update()
             ).one_or_none()
@@ -119,13 +119,13 @@ class Jobs:
 
     def order_probe(self, worker_id: int, payload: Document) -> int:
         """Queue a measurement for this worker alone; the job's id. Conflict when it takes none."""
-        with self._database.write() as connection:
+        with self._database.write(ring=True) as connection:
             require_alive(connection, worker_id)
             return add_job(connection, "probe_step", payload, self._clock(), worker_id=worker_id)
 
     def withdraw(self, job_id: int) -> None:
         """End a job that nobody waits for any more, if it has not begun."""
-        with self._database.write(quiet=True) as connection:
+        with self._database.write() as connection:
             unbegun = (jobs.c.id == job_id, jobs.c.state == "queued")
             _end(connection, *unbegun, error="Nobody waits for it any more.", now=self._clock())
 

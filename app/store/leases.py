@@ -1,13 +1,13 @@
 """Leases: an agent claims a run, beats, finishes. Every write is fenced by the lease's token."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from sqlalchemy import and_, exists, literal, select, true
 
 from app.lifecycle import Intent, Reason, RunState
 from app.store.beats import apply_beat
 from app.store.claims import choose_run, take
-from app.store.database import Database
+from app.store.database import OBSERVER_PATIENCE_SECONDS, Database
 from app.store.jobs import add_job
 from app.store.records import Beat, Finish, Holder, Lease, RunRecord, SlotOffer
 from app.store.run_rows import fetch
@@ -26,6 +26,7 @@ _HOLDERS = (
         workers.c.boot_id,
         workers.c.pid,
         workers.c.start_time,
+        workers.c.beat_seconds,
     )
     .join(workers, workers.c.id == runs.c.worker_id)
     .where(runs.c.state == RunState.running.value)
@@ -58,12 +59,12 @@ class Leases:
 
     def beat(self, token: str, beat: Beat) -> Intent:
         """Write what is new, as one transaction; what the user wants by now. LeaseLost."""
-        with self._database.write(quiet=not (beat.events or beat.checkpoints)) as connection:
+        with self._database.write() as connection:
             return Intent(apply_beat(connection, token, beat, self._clock()).intent)
 
     def finish(self, token: str, finish: Finish) -> RunRecord:
         """End the attempt; where the run goes depends on the intent as it is then. LeaseLost."""
-        with self._database.write() as connection:
+        with self._database.write(ring=True) as connection:
             now = self._clock()
             run = apply_beat(connection, token, finish.final, now)
             ending = Ending(
@@ -82,6 +83,18 @@ class Leases:
         """Every lease, with its beat counter and the process that holds it."""
         with self._database.read() as connection:
             return [Holder(*row) for row in connection.execute(_HOLDERS)]
+
+    def unlocked(self, tokens: Collection[str]) -> set[str]:
+        """Those of these leases whose next beat would not have to wait for somebody's lock.
+
+        Unavailable when nothing can be stored now.
+        """
+        if not tokens:
+            return set()
+        held = select(runs.c.lease_token).where(runs.c.lease_token.in_(tokens))
+        with self._database.write(patience_seconds=OBSERVER_PATIENCE_SECONDS) as connection:
+            rows = connection.execute(held.with_for_update(skip_locked=True))
+            return set(rows.scalars())
 
     def declare_lost(self, token: str, beat: int) -> bool:
         """End a lease whose holder is dead, if its beat counter is still as it was seen."""

@@ -79,14 +79,14 @@ def _alone(settings: Settings) -> Iterator[Connection]:
     """A transaction that no other process's upgrade overlaps."""
     with closing(Database(settings)) as database:
         if not database.is_sqlite:
-            with database.write(quiet=True) as connection:
+            with database.write() as connection:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": PG_LOCK})
                 yield connection
             return
         settings.locks_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (settings.locks_dir / LOCK_NAME).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            with database.write(quiet=True) as connection:
+            with database.write() as connection:
                 yield connection
 
 

@@ -1,10 +1,13 @@
 """The observer: declares lease holders and workers lost that beat no more.
 
-It counts beats in its own reads and looks at no clock, so that neither a wrong clock nor a database
-that is away for a while makes a living worker look dead.
+It counts its own reads in which a beat counter stood still, and compares no clocks of hosts. A read
+counts only if the holder could have beaten: one that failed or came late, or a database that cannot
+be written, begins every count anew, for holders wait for the same lock.
 """
 
-from collections.abc import Hashable
+import math
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from app.lifecycle import LEASE_BEATS
@@ -13,43 +16,91 @@ from app.store.records import Holder
 from app.store.store import Store
 from app.store.worker_records import Pulse
 
+# After so many reads without a beat it is asked at each read whether a beat could be stored.
+SILENT_READS = 2
+# A read may come later than its interval by as much again, on a busy host by this much.
+LATE_SECONDS = 1.0
+
+Key = str | int  # a lease's token, or a worker's id
+
 
 @dataclass(frozen=True)
 class _Sighting:
     beat: int
-    reads: int  # successful reads in a row that saw this beat, the first not counted
+    reads: int  # reads in a row that saw this beat, the first not counted
 
 
 class Observer:
-    """One process's view; call `observe` once a beat. API and agents each have one."""
+    """One process's view; call `observe` every `beat_seconds`. API and agents each have one.
 
-    def __init__(self, store: Store, reads: int = LEASE_BEATS) -> None:
+    A holder is dead after LEASE_BEATS intervals, its own or the observer's, whichever is longer.
+    """
+
+    def __init__(
+        self, store: Store, beat_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._store = store
-        self._reads = reads
-        self._seen: dict[Hashable, _Sighting] = {}
+        self._beat_seconds = beat_seconds
+        self._clock = clock
+        self._read_at = -math.inf
+        self._seen: dict[Key, _Sighting] = {}
 
     def observe(self) -> list[int]:
-        """Read every beat counter once; the ids of the runs declared lost by this."""
-        holders = self._store.leases.holders()
-        workers = self._store.workers.pulses()
-        before, self._seen = self._seen, {}
+        """Read every beat counter once; the ids of the runs declared lost by this. Unavailable."""
+        before, self._seen = self._seen, {}  # nothing is known any more if a call below fails
+        holders = {holder.token: holder for holder in self._store.leases.holders()}
+        workers = {worker.id: worker for worker in self._store.workers.pulses()}
+        if self._is_late():
+            before = {}
+        beats: dict[Key, int] = {token: holder.beat for token, holder in holders.items()}
+        beats.update({worker_id: worker.beat for worker_id, worker in workers.items()})
+        seen = {key: _sight(before.get(key), beat) for key, beat in beats.items()}
+        for key in self._locked(seen, holders, workers):
+            seen[key] = _Sighting(seen[key].beat, 0)
         lost = [
             holder.run_id
-            for holder in holders
-            if self._is_dead(before, holder.token, holder)
-            and self._store.leases.declare_lost(holder.token, holder.beat)
+            for token, holder in holders.items()
+            if self._is_dead(seen[token], holder)
+            and self._store.leases.declare_lost(token, holder.beat)
         ]
-        for worker in workers:
-            if self._is_dead(before, worker.id, worker):
-                self._store.workers.declare_lost(worker.id, worker.beat)
+        for worker_id, worker in workers.items():
+            if self._is_dead(seen[worker_id], worker):
+                self._store.workers.declare_lost(worker_id, worker.beat)
+        self._seen = seen
         return lost
 
-    def _is_dead(
-        self, before: dict[Hashable, _Sighting], key: Hashable, who: Holder | Pulse
-    ) -> bool:
-        last = before.get(key)
-        reads = last.reads + 1 if last is not None and last.beat == who.beat else 0
-        self._seen[key] = _Sighting(who.beat, reads)
-        return reads >= self._reads or is_known_dead(
+    def _is_late(self) -> bool:
+        """Whether so much time has passed since the read before that holders may have been held up
+        by the same: a suspended host, a stopped process, a database that did not answer.
+        """
+        before, self._read_at = self._read_at, self._clock()
+        allowed = self._beat_seconds + max(self._beat_seconds, LATE_SECONDS)
+        return self._read_at - before > allowed
+
+    def _locked(
+        self,
+        seen: dict[Key, _Sighting],
+        holders: Collection[str],
+        workers: Collection[int],
+    ) -> list[Key]:
+        """Those that are silent, but whose beat could not be stored now. Unavailable when nothing
+        can be stored.
+        """
+        tokens = [token for token in holders if seen[token].reads >= SILENT_READS]
+        ids = [worker_id for worker_id in workers if seen[worker_id].reads >= SILENT_READS]
+        free: set[Key] = {*self._store.leases.unlocked(tokens), *self._store.workers.unlocked(ids)}
+        silent: list[Key] = [*tokens, *ids]
+        return [key for key in silent if key not in free]
+
+    def _is_dead(self, sighting: _Sighting, who: Holder | Pulse) -> bool:
+        interval = max(self._beat_seconds, who.beat_seconds or 0.0)
+        needed = math.ceil(LEASE_BEATS * interval / self._beat_seconds)
+        return sighting.reads >= needed or is_known_dead(
             ProcessIdentity(who.host, who.boot_id, who.pid, who.start_time)
         )
+
+
+def _sight(last: _Sighting | None, beat: int) -> _Sighting:
+    if last is None or last.beat != beat:
+        return _Sighting(beat, 0)
+    return _Sighting(beat, last.reads + 1)

@@ -312,6 +312,7 @@ class Holder:
     boot_id: str
     pid: int
     start_time: float
+    beat_seconds: float | None
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def take_over(settings: Settings, replaced: Replaced) -> None:
     """
     least = dict(replaced.last_ids)
     least["runs"] = max(least.get("runs", 0), _highest_on_disk(settings.artifact_root))
-    with closing(Database(settings)) as database, database.write(quiet=True) as connection:
+    with closing(Database(settings)) as database, database.write() as connection:
         raise_ids(connection, least)
         if replaced.database_id is not None and _id_of(connection) is None:
             database_identity.create(connection, checkfirst=True)

@@ -88,7 +88,7 @@ class Runs:
         self, new: NewRun, *, idempotency: Idempotency | None = None
     ) -> tuple[RunRecord, bool]:
         """Queue a run; (run, whether it is new). InvalidRequest: a key used with another body."""
-        with self._database.write() as connection:
+        with self._database.write(ring=True) as connection:
             [made] = submit(connection, [Submission(new, idempotency)], self._clock())
             return made
 
@@ -100,7 +100,7 @@ class Runs:
         One that is refused undoes no other: then each gets a transaction of its own.
         """
         try:
-            with self._database.write() as connection:
+            with self._database.write(ring=True) as connection:
                 return submit(connection, submissions, self._clock())
         except Exception as error:  # noqa: BLE001 - it is given back
             if len(submissions) == 1 or isinstance(error, Unavailable):
@@ -120,7 +120,7 @@ class Runs:
         The child of an active parent takes its place in the queue. What it goes on from is held
         until it has a checkpoint of its own or is over. `if_version` is the parent's.
         """
-        with self._database.write() as connection:
+        with self._database.write(ring=True) as connection:
             now = self._clock()
             known = claim_key(connection, idempotency, now)
             if known is not None:
@@ -133,7 +133,7 @@ class Runs:
         self, restart: Restart, new: NewRun, if_version: int | None = None
     ) -> RunRecord:
         """The child that `restart` would queue, which is undone; raises what `restart` would."""
-        with suppress(_Undone), self._database.write(quiet=True) as connection:
+        with suppress(_Undone), self._database.write() as connection:
             run_id = insert_restart(connection, restart, new, self._clock(), if_version)
             child = fetch(connection, run_id)
             raise _Undone
@@ -246,7 +246,7 @@ class Runs:
         NotFound, PreconditionFailed; ActionNotAllowed while it is active, Conflict while a child
         needs it.
         """
-        with self._database.write() as connection:
+        with self._database.write(ring=True) as connection:
             now = self._clock()
             remove_run(connection, run_id, now, if_version)
             order_removal(connection, [run_id], now)
@@ -254,7 +254,7 @@ class Runs:
     def delete_all(self, run_ids: Sequence[int]) -> dict[int, StokerError]:
         """Each as by `delete`, all in one transaction; by id, why a run was kept."""
         kept: dict[int, StokerError] = {}
-        with self._database.write() as connection:
+        with self._database.write(ring=True) as connection:
             now = self._clock()
             for run_id in run_ids:
                 try:
@@ -279,14 +279,14 @@ class Runs:
 
         A run that nobody holds moves at once. NotFound, PreconditionFailed, ActionNotAllowed.
         """
-        with self._database.write() as connection:
+        with self._database.write(ring=True) as connection:
             run = lock(connection, run_id, if_version)
             changed = intents.want(connection, run, intent, self._clock())
             return fetch(connection, run_id), changed
 
     def resume(self, run_id: int, if_version: int | None = None) -> tuple[RunRecord, bool]:
         """Withdraw a pause; (run, whether there was one). Errors as of set_intent."""
-        with self._database.write() as connection:
+        with self._database.write(ring=True) as connection:
             run = lock(connection, run_id, if_version)
             changed = intents.resume(connection, run, self._clock())
             return fetch(connection, run_id), changed

@@ -7,6 +7,7 @@ from typing import Any
 
 __all__ = [
     "ROLLBACK",
+    "begin_immediate",
     "configure",
     "connect",
     "copy",
@@ -56,6 +57,20 @@ def configure(connection: Any) -> None:
     connection.isolation_level = None
     for pragma in (f"journal_mode={journal_mode()}", "synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}").close()
+
+
+def begin_immediate(connection: Any, patience_seconds: float, busy_seconds: float) -> None:
+    """Begin with the writer's lock, which others may hold so long; `busy_seconds` of patience for
+    whatever follows.
+    """
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout={round(patience_seconds * 1000)}").close()
+    try:
+        cursor = connection.cursor()
+        cursor.execute("BEGIN IMMEDIATE").close()
+    finally:
+        cursor = connection.cursor()
+        cursor.execute(f"PRAGMA busy_timeout={round(busy_seconds * 1000)}").close()
 
 
 def connect(file: str, busy_seconds: float) -> Any:

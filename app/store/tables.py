@@ -109,6 +109,8 @@ workers = _table(
     Column("pid", Integer, nullable=False),
     Column("start_time", Double, nullable=False),
     Column("version", Text, nullable=False),
+    # How often it beats, which tells others when it is silent; null: it has not said so.
+    Column("beat_seconds", Double),
     Column("state", Text, nullable=False, index=True),
     Column("beat", BigInteger, nullable=False),
     Column("slots", Document, nullable=False),

@@ -32,7 +32,9 @@ class JobRecord:
 
 @dataclass(frozen=True)
 class NewWorker:
-    """An agent that starts. `boot_id`, `pid` and `start_time`: see app.store.identity."""
+    """An agent that starts. `boot_id`, `pid` and `start_time`: see app.store.identity;
+    `beat_seconds`: how often it beats (None: it does not say).
+    """
 
     name: str
     host: str
@@ -43,6 +45,7 @@ class NewWorker:
     slots: list[Document] = field(default_factory=list)
     devices: list[Document] = field(default_factory=list)
     facts: Document = field(default_factory=dict)
+    beat_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class Pulse:
     boot_id: str
     pid: int
     start_time: float
+    beat_seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,7 @@ class WorkerRecord:
     pid: int
     start_time: float
     version: str
+    beat_seconds: float | None
     state: WorkerState
     beat: int
     slots: list[Document]

@@ -1,6 +1,6 @@
 """Workers: agent processes, each with an id of its own, never a host's name."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
 from app.errors import NotFound
 from app.store.cursor import parse_cursor
-from app.store.database import Database
+from app.store.database import OBSERVER_PATIENCE_SECONDS, Database
 from app.store.forgetting import forget_workers
 from app.store.jobs import requeue_jobs_of
 from app.store.records import Document
@@ -61,13 +61,13 @@ class Workers:
             "state": state,
             "seen_at": self._clock(),
         }
-        with self._database.write(quiet=True) as connection:
+        with self._database.write() as connection:
             if not connection.execute(_BEAT, {"worker": worker_id, **values}).rowcount:
                 raise _missing(worker_id)
 
     def set_state(self, worker_id: int, state: WorkerState) -> None:
         """`draining` takes nothing new; `gone` ended in order; its jobs are queued again."""
-        with self._database.write() as connection:
+        with self._database.write(ring=state == "gone") as connection:
             _lock(connection, worker_id)
             connection.execute(update(workers).where(workers.c.id == worker_id).values(state=state))
             if state == "gone":
@@ -85,6 +85,18 @@ class Workers:
                 return False
             requeue_jobs_of(connection, worker_id, self._clock())
             return True
+
+    def unlocked(self, ids: Collection[int]) -> set[int]:
+        """Those of these workers whose next beat would not have to wait for somebody's lock.
+
+        Unavailable when nothing can be stored now.
+        """
+        if not ids:
+            return set()
+        known = select(workers.c.id).where(workers.c.id.in_(ids))
+        with self._database.write(patience_seconds=OBSERVER_PATIENCE_SECONDS) as connection:
+            rows = connection.execute(known.with_for_update(skip_locked=True))
+            return set(rows.scalars())
 
     def pulses(self) -> list[Pulse]:
         """Of those that are alive or drain: what tells whether they still are."""

@@ -36,7 +36,7 @@ def until(so: Callable[[], bool]) -> None:
 @contextmanager
 def held_up(api: Api, store: Store) -> Iterator[None]:
     """A run is being stored meanwhile and cannot be, so that those after it wait together."""
-    with store.database.write(quiet=True):
+    with store.database.write():
         first = api.start("POST", "/runs", json=SPEC)
         until(lambda: len(api.services.intake.queue) == 1)
         api.pass_turns(2 * intake.TURNS_WITHOUT)

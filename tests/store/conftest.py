@@ -45,9 +45,10 @@ class World:
         self.store.datasets.register("weather", "weather.h5")
         self.worker = self.register_worker()
 
-    def register_worker(self, name: str = "agent") -> int:
+    def register_worker(self, name: str = "agent", beat_seconds: float | None = None) -> int:
         me = this_process()
-        new = NewWorker(name, me.host, me.boot_id, me.pid, me.start_time, "0.1")
+        process = (me.host, me.boot_id, me.pid, me.start_time)
+        new = NewWorker(name, *process, "0.1", beat_seconds=beat_seconds)
         return self.store.workers.register(new)
 
     def submit(self, **changes: object) -> RunRecord:
@@ -157,7 +158,7 @@ def _empty(database: Database) -> None:
         "UPDATE database_identity SET root_marked_at = NULL",
         *(f"SELECT setval('{name}_id_seq', 1, false)" for name in counted),
     ]
-    with database.write(quiet=True) as connection:
+    with database.write() as connection:
         connection.exec_driver_sql("; ".join(statements))
 
 

@@ -3,14 +3,17 @@
 import sqlite3
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from app.errors import Unavailable
 from app.settings import Settings, load_settings
 from app.store import migrate, sqlite
-from app.store.database import make_engine
+from app.store.database import BUSY_TIMEOUT_SECONDS, make_engine
 from app.store.sqlite import driver, has_wal_reset_bug
 from app.store.store import open_store
 
@@ -100,3 +103,25 @@ def test_a_backup_is_one_file_that_a_folder_without_write_permission_can_hold(
     assert header[18:20] == bytes([1, 1])  # sqlite.org/fileformat.html: rollback journal
     assert sqlite.fault_of(folder / "copy.db") is None
     assert [file.name for file in folder.iterdir()] == ["copy.db"]
+
+
+def test_writers_behind_a_lock_wait_side_by_side(settings: Settings) -> None:
+    """Not one after the other: the fourth would answer after four times the patience."""
+    patience, count = 0.5, 40
+    with closing(open_store(settings, busy_seconds=patience)) as store:
+        other = driver.connect(str(settings.home / "stoker.db"))
+        other.execute("BEGIN IMMEDIATE").close()
+        begun = time.monotonic()
+        with ThreadPoolExecutor(count) as threads:
+            calls = [threads.submit(store.tokens.create, "mine") for _ in range(count)]
+            for call in calls:
+                with pytest.raises(Unavailable, match="locked"):
+                    call.result()
+        assert time.monotonic() - begun < patience * count / 2
+        other.rollback()
+        other.close()
+        assert store.tokens.create("mine")
+
+
+def test_a_request_waits_ten_seconds_for_a_lock_at_the_most() -> None:
+    assert BUSY_TIMEOUT_SECONDS <= 10

@@ -1,19 +1,20 @@
-"""The doorbell: commits wake listeners, and nothing else does."""
+"""The doorbell: commits that somebody waits for wake listeners, and nothing else does."""
 
 import errno
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
 from sqlalchemy import text
 
 from app.errors import InvalidRequest, Unavailable
+from app.lifecycle import Intent, Reason
 from app.store.doorbell import BellListener, Doorbell
-from app.store.records import Beat, NewEvent
+from app.store.records import Beat, Finish, NewCheckpoint, NewEvent, Restart
 
 from .conftest import World, new_run
 
@@ -52,21 +53,47 @@ def test_what_was_rolled_back_is_not_heard(world: World, listener: BellListener)
     assert not listener.wait(NOTHING)
 
 
-def test_only_beats_with_news_ring(world: World, listener: BellListener) -> None:
-    lease = world.running()
-    assert listener.wait(LONG)
-    while listener.wait(SETTLED):  # the claim may be heard apart from the submission
+def test_what_somebody_waits_for_rings(world: World, listener: BellListener) -> None:
+    """A run or a job that is queued, an intent, an end."""
+
+    def rings(act: Callable[[], object]) -> bool:
+        while listener.wait(SETTLED):
+            listener.drain()
+        act()
+        return listener.wait(LONG)
+
+    store = world.store
+    assert rings(lambda: store.datasets.register("plain", "plain.h5"))
+    assert rings(world.submit)
+    lease = world.claim()
+    assert lease is not None
+    assert rings(lambda: store.runs.set_intent(lease.run_id, Intent.pause))
+    assert rings(lambda: store.runs.resume(lease.run_id))
+    assert rings(lambda: store.leases.finish(lease.token, Finish(Reason.completed, "")))
+    job = store.jobs.claim(world.worker)
+    assert job is not None
+    assert rings(lambda: store.jobs.finish(job.id, world.worker, error="It is no file."))
+    again = Restart(lease.run_id, "scratch", {"kind": "none"})
+    assert rings(lambda: store.runs.restart(again, new_run()))
+
+
+def test_what_nobody_waits_for_does_not_ring(world: World, listener: BellListener) -> None:
+    """On PostgreSQL each NOTIFY makes commits wait for each other."""
+    world.submit()
+    while listener.wait(SETTLED):
         listener.drain()
-    world.store.leases.beat(lease.token, Beat(progress={"phase": "training"}))
-    assert not listener.wait(NOTHING)
-    world.store.leases.beat(lease.token, Beat(events=[NewEvent("phase", 0.0, {})]))
-    assert listener.wait(LONG)
-
-
-def test_looking_for_work_in_vain_does_not_ring(world: World, listener: BellListener) -> None:
-    assert world.claim() is None
+    lease = world.claim()
+    assert lease is not None
+    news = Beat(
+        progress={"phase": "training"},
+        events=[NewEvent("phase", 0.0, {})],
+        checkpoints=[NewCheckpoint(1, 0, "runs/1/attempt-1/checkpoints/step-1", 1, {}, 0.0)],
+    )
+    world.store.leases.beat(lease.token, news)
     world.store.workers.beat(world.worker, "alive", [], [], {})
-    assert not listener.wait(NOTHING)
+    world.store.runs.update(lease.run_id, {"notes": "mine"})
+    assert world.claim() is None
+    assert not listener.wait(SETTLED)
 
 
 @pytest.mark.parametrize("kind", ["sqlite"], indirect=True)

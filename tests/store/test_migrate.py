@@ -176,7 +176,7 @@ class TestSqlite:
             "foreign_keys": 1,
             "synchronous": 2,
             "journal_mode": journal,
-            "busy_timeout": 30_000,
+            "busy_timeout": 10_000,
         }
 
     def test_an_agent_does_not_wait_out_its_lease_for_the_file(self, world: World) -> None:

@@ -158,6 +158,8 @@ def test_two_agents_share_one_database_and_never_a_run(make_farm):
     assert [run.state for run in ended] == [RunState.succeeded] * 6
     assert [run.attempt for run in ended] == [1] * 6
     assert len({run.worker for run in ended}) == 2
+    told = [worker.beat_seconds for worker in farm.store.workers.list(alive_only=True)]
+    assert told == [1.0, 1.0], "others count an agent's silence in its own interval"
 
 
 def test_a_second_agent_runs_without_an_exporter_when_its_port_is_taken(make_farm):
