@@ -1,11 +1,11 @@
-"""`make bench`: measures this machine and prints a table; `--json PATH` keeps the figures too, with
-the commit, the day, the machine and all versions. Those in benchmarks/results are committed.
+"""`make bench`: measures this machine and prints a table; `--json PATH` keeps the figures too.
 
-Parts can be named (`python -m benchmarks api stop`). Ends with 1 when a bound is missed. `--quick`
-takes less than 3 minutes and judges ratios only, each by half of what is asked for; a part that
-misses one is measured once more. What loads or trains does it with a trainer's memory settings, if
-the environment has no others. `--device cuda` has loading and training bring their batches to
-a GPU.
+They stand with the commit, the day, the machine and all versions; those in benchmarks/results are
+committed. Parts can be named (`python -m benchmarks api stop`). Ends with 1 when a bound is missed.
+`--quick` takes less than 3 minutes and judges ratios only, each by half of what is asked for; a
+part that misses one is measured once more. What loads or trains does it with a trainer's memory
+settings, if the environment has no others. `--device cuda` has loading and training bring their
+batches to a GPU.
 """
 
 import argparse

@@ -1,6 +1,4 @@
-"""Requests that wait: until something is done, the time is over, the client leaves, or the service
-ends.
-"""
+"""Requests that wait: until it is done, the time is over, the client leaves or the service ends."""
 
 import asyncio
 import time
