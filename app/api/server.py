@@ -3,8 +3,10 @@
 import gc
 import json
 import os
+import resource
 import signal
 import socket
+import sys
 import threading
 from types import FrameType
 
@@ -16,10 +18,14 @@ from app.api.services import Services
 from app.api.token_file import write_atomically
 from app.api.wire import BoundedHttp
 from app.errors import StokerError
+from app.logs import quiet
 from app.settings import Settings
 
 GRACE_SECONDS = 5
 LISTEN_BACKLOG = 1024
+MOST_CONNECTIONS = 1000
+# Descriptors of the process itself: database, doorbell, log, and what threads open for a moment.
+OWN_DESCRIPTORS = 64
 
 
 class AddressInUse(StokerError):
@@ -44,6 +50,8 @@ def run_server(settings: Settings, app: FastAPI) -> None:
     """
     _leave_in_order()
     _search_less_for_garbage()
+    connections = _connections_for(_all_descriptors())
+    quiet("uvicorn.error", "asyncio")
     with _bind(settings) as listener:
         port = listener.getsockname()[1]
         url = f"http://{_url_host(settings.host)}:{port}"
@@ -55,6 +63,9 @@ def run_server(settings: Settings, app: FastAPI) -> None:
             lifespan="on",
             server_header=False,
             timeout_graceful_shutdown=GRACE_SECONDS,
+            limit_concurrency=connections,
+            # Also how many are taken at a time, before any can be closed for another.
+            backlog=min(LISTEN_BACKLOG, connections // 2),
         )
         address = settings.home / "api.json"
         write_atomically(address, json.dumps({"url": url, "pid": os.getpid()}) + "\n")
@@ -73,6 +84,18 @@ def _search_less_for_garbage() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
+
+
+def _all_descriptors() -> int:
+    """How many files and sockets this process may have open, once it may have all it is allowed."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most if most != resource.RLIM_INFINITY else sys.maxsize
+
+
+def _connections_for(descriptors: int) -> int:
+    """A connection takes a descriptor, and a second one while a file is sent over it."""
+    return max(2, min(MOST_CONNECTIONS, (descriptors - OWN_DESCRIPTORS) // 2))
 
 
 def _leave_in_order() -> None:
