@@ -5,9 +5,10 @@ from typing import Annotated
 
 from fastapi import Depends, Header, Path, Query, Request
 
+from app.api.gate import check_token
 from app.api.models.base import LARGEST_ID, LONGEST_FILTER
 from app.api.services import Services
-from app.errors import InvalidRequest
+from app.errors import InvalidRequest, StokerError
 
 LONGEST_WAIT_SECONDS = 300.0
 LARGEST_PAGE = 500
@@ -20,6 +21,18 @@ QueryText = Annotated[str, Query(max_length=LONGEST_FILTER, pattern=r"^[^\x00]*$
 async def services_of(request: Request) -> Services:
     services: Services = request.app.state.services
     return services
+
+
+async def has_token(request: Request) -> bool:
+    """Of a call that is open to all: whether it may be told what only holders of a token may."""
+    services: Services = request.app.state.services
+    if services.settings.auth == "none":
+        return True
+    try:
+        await check_token(request.headers, services)
+    except StokerError:
+        return False
+    return True
 
 
 async def if_match(
@@ -45,6 +58,7 @@ async def if_match(
 
 
 ServicesDep = Annotated[Services, Depends(services_of)]
+HasToken = Annotated[bool, Depends(has_token)]
 IfMatch = Annotated[int | None, Depends(if_match)]
 IdempotencyKey = Annotated[
     str | None,

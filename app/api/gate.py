@@ -43,7 +43,7 @@ class Gate:
             self._check_host(headers)
             limited = _Limited(headers, receive)
             if self._needs_token and scope["path"] not in OPEN_PATHS:
-                await self._check_token(headers, services)
+                await check_token(headers, services)
         except StokerError as error:
             await response_of(error)(scope, receive, timed.send)
             return
@@ -64,18 +64,18 @@ class Gate:
                 code="origin_not_allowed",
             )
 
-    async def _check_token(self, headers: Headers, services: Services) -> None:
-        scheme, _, secret = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not secret.strip():
-            raise Unauthorized(
-                "Send the header `Authorization: Bearer TOKEN`; the token lies in the file "
-                "`token` of the service's home, and `stoker token create` makes another."
-            )
-        # Asked anew each time, so that a revoked token opens nothing from then on.
-        if await _token_of(secret.strip(), services) is None:
-            raise Unauthorized(
-                "The token is not known: it may be revoked, or of another installation."
-            )
+
+async def check_token(headers: Headers, services: Services) -> None:
+    """Unauthorized unless the headers carry a token that is known."""
+    scheme, _, secret = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not secret.strip():
+        raise Unauthorized(
+            "Send the header `Authorization: Bearer TOKEN`; the token lies in the file "
+            "`token` of the service's home, and `stoker token create` makes another."
+        )
+    # Asked anew each time, so that a revoked token opens nothing from then on.
+    if await _token_of(secret.strip(), services) is None:
+        raise Unauthorized("The token is not known: it may be revoked, or of another installation.")
 
 
 async def _token_of(secret: str, services: Services) -> TokenRecord | None:

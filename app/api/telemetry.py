@@ -65,7 +65,7 @@ class Telemetry:
 
 
 class _RunCounts(Collector):
-    """Counts that the database holds, read at each scrape."""
+    """Counts that the database holds, read at each scrape; absent while it cannot be read."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -74,13 +74,20 @@ class _RunCounts(Collector):
         return []  # so that registering does not read the database
 
     def collect(self) -> Iterable[Metric]:
+        up = GaugeMetricFamily("stoker_database_up", "1 while the database can be read, else 0.")
+        try:
+            counts = self._store.runs.counts_by_state()
+            outcomes = self._store.runs.finished_counts()
+        except Exception:  # noqa: BLE001 - whatever is wrong with it, the rest is still told
+            up.add_metric([], 0)
+            return [up]
+        up.add_metric([], 1)
         states = GaugeMetricFamily("stoker_runs", "Runs by state.", labels=["state"])
-        counts = self._store.runs.counts_by_state()
         for state in RunState:
             states.add_metric([state.value], counts.get(state, 0))
         finished = CounterMetricFamily(
             "stoker_runs_finished", "Finished runs.", labels=["outcome", "reason"]
         )
-        for (outcome, reason), count in self._store.runs.finished_counts().items():
+        for (outcome, reason), count in outcomes.items():
             finished.add_metric([outcome, reason or ""], count)
-        return [states, finished]
+        return [up, states, finished]

@@ -240,6 +240,26 @@ def test_a_database_that_is_gone_is_said_so(api, player, settings):
     assert api.get("/healthz").status_code == 200
     answer = api.get("/readyz")
     assert answer.problem("not_ready") == 503
+    lines = api.get("/metrics").text.splitlines()
+    assert "stoker_database_up 0.0" in lines
+    assert any(line.startswith("stoker_http_request_duration_seconds_count") for line in lines)
+    assert not any(line.startswith("stoker_runs") for line in lines), "what is not known is absent"
+
+
+def test_readiness_is_told_to_all_and_its_checks_to_holders_of_a_token(api, settings, store):
+    answer = api.get("/readyz", with_token=False)
+    assert answer.problem("not_ready") == 503
+    assert "checks" not in answer.json()
+    assert "worker" not in answer.text
+    Player(store, settings)
+    assert api.get("/readyz", with_token=False).json() == {
+        "status": "ready",
+        "checks": None,
+        "workers_alive": None,
+    }
+    wrong = {"Authorization": "Bearer of-another"}
+    assert api.get("/readyz", headers=wrong).json()["checks"] is None
+    assert api.get("/readyz").json()["checks"]["database"] == "ok"
 
 
 def test_prometheus_metrics(api, player):
@@ -250,6 +270,7 @@ def test_prometheus_metrics(api, player):
     assert 'stoker_runs{state="queued"} 1.0' in lines
     assert 'stoker_runs{state="running"} 0.0' in lines
     assert 'stoker_runs_finished_total{outcome="succeeded",reason="completed"} 1.0' in lines
+    assert "stoker_database_up 1.0" in lines
     assert f'stoker_build_info{{version="{__version__}"}} 1.0' in lines
     created = 'stoker_http_request_duration_seconds_count{method="POST",route="/runs",status="201"}'
     assert f"{created} 2.0" in lines

@@ -239,6 +239,6 @@ class Health(Answer):
 
 class Readiness(Answer):
     status: Literal["ready"]
-    checks: dict[str, str]
-    """database, migrations, workers, artifacts: each `ok`."""
-    workers_alive: int
+    checks: dict[str, str] | None
+    """database, migrations, workers, artifacts: each `ok`; null without a token."""
+    workers_alive: int | None

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Response
 
-from app.api.deps import ServicesDep
+from app.api.deps import HasToken, ServicesDep
 from app.api.models.records import Health, Readiness
 from app.api.strict import StrictRoute
 from app.errors import StokerError, Unavailable
@@ -20,8 +20,11 @@ def get_health() -> Health:
     operation_id="get_readiness",
     summary="Whether runs can be stored and trained",
 )
-def get_readiness(services: ServicesDep) -> Readiness:
-    """503 with `checks` when database, migrations, workers or their artifacts are not well."""
+def get_readiness(services: ServicesDep, has_token: HasToken) -> Readiness:
+    """503 when database, migrations, workers or their artifacts are not well.
+
+    `checks` say what it is, to whoever sends a token: they tell what a stranger need not know.
+    """
     checks = {"database": "ok", "migrations": "ok", "workers": "ok", "artifacts": "ok"}
     alive = 0
     try:
@@ -42,8 +45,15 @@ def get_readiness(services: ServicesDep) -> Readiness:
     if not services.tailer.is_alive:
         checks["tailer"] = "the thread that watches the database has ended; restart the API"
     wrong = [f"{name}: {text}" for name, text in checks.items() if text != "ok"]
+    if wrong and not has_token:
+        raise Unavailable(
+            "Something that runs need is not well. Ask with a token, and `checks` say what.",
+            code="not_ready",
+        )
     if wrong:
         raise Unavailable("; ".join(wrong), code="not_ready", checks=checks, workers_alive=alive)
+    if not has_token:
+        return Readiness(status="ready", checks=None, workers_alive=None)
     return Readiness(status="ready", checks=checks, workers_alive=alive)
 
 
@@ -55,5 +65,8 @@ def get_readiness(services: ServicesDep) -> Readiness:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 def get_service_metrics(services: ServicesDep) -> Response:
-    """Runs by state and outcome, queue waits, request durations; workers have their own port."""
+    """Runs by state and outcome, queue waits, request durations; workers have their own port.
+
+    While the database is away `stoker_database_up` is 0, and what it would tell is absent.
+    """
     return Response(services.telemetry.exposition(), media_type="text/plain; version=0.0.4")
