@@ -1,6 +1,7 @@
 """Settings of one installation: environment (STOKER_*), then HOME/stoker.toml, then defaults."""
 
 import os
+import re
 import tomllib
 from difflib import get_close_matches
 from ipaddress import ip_address
@@ -11,6 +12,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
+    EnvSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -22,11 +24,27 @@ from app.errors import InvalidRequest
 DEFAULT_HOME = Path("~/.stoker")
 # Read by app.client: how a client finds a service that is elsewhere.
 CLIENT_NAMES = {"URL", "TOKEN"}
+# What Kubernetes tells each container of every service, here of those named stoker or stoker-….
+KUBERNETES_NAME = re.compile(
+    r"STOKER_([A-Z0-9_]+_)?(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT_\d+_\w+)", re.ASCII
+)
+KUBERNETES_PORT = re.compile(r"(tcp|udp|sctp)://.+")
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1", "[::1]")
 
 
 class SettingsError(InvalidRequest):
     code, title = "invalid_settings", "A setting is not valid"
+
+
+class _Environment(EnvSettingsSource):
+    """The environment without STOKER_PORT=tcp://…, which Kubernetes makes of a service `stoker`."""
+
+    def __call__(self) -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in super().__call__().items()
+            if not _is_of_kubernetes(f"STOKER_{name.upper()}", str(value))
+        }
 
 
 class Settings(BaseSettings):
@@ -86,8 +104,8 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         home = init_settings().get("home") or env_settings().get("home") or DEFAULT_HOME
-        file = Path(home).expanduser() / "stoker.toml"
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, file)
+        file = TomlConfigSettingsSource(settings_cls, Path(home).expanduser() / "stoker.toml")
+        return init_settings, _Environment(settings_cls), file
 
     @field_validator("allowed_hosts", mode="before")
     @classmethod
@@ -174,12 +192,21 @@ def _sentence(details: ErrorDetails) -> str:
 def _refuse_unknown_names() -> None:
     """A misspelt setting would be ignored, and the service would not do what it was told."""
     known = {name.upper() for name in Settings.model_fields} | CLIENT_NAMES
-    given = [name.upper().removeprefix("STOKER_") for name in os.environ if _is_ours(name)]
+    given = [
+        name.upper().removeprefix("STOKER_")
+        for name, value in os.environ.items()
+        if _is_ours(name) and not _is_of_kubernetes(name, value)
+    ]
     unknown = [
         f"STOKER_{name} is not a setting{_meant(name)}" for name in given if name not in known
     ]
     if unknown:
         raise SettingsError("; ".join(unknown))
+
+
+def _is_of_kubernetes(name: str, value: str) -> bool:
+    is_port = name.endswith("_PORT") and KUBERNETES_PORT.fullmatch(value) is not None
+    return is_port or KUBERNETES_NAME.fullmatch(name) is not None
 
 
 def _is_ours(name: str) -> bool:

@@ -89,3 +89,28 @@ def test_no_token_is_only_for_this_machine():
 )  # fmt: skip
 def test_loopback(host, here):
     assert is_loopback(host) is here
+
+
+@pytest.mark.parametrize("service", ["STOKER", "STOKER_API", "STOKER_EXPORTER"])
+def test_what_kubernetes_tells_of_services_is_passed_over(monkeypatch, tmp_path, service):
+    (tmp_path / "stoker.toml").write_text("port = 1234\nexporter_port = 1235\n")
+    for name, value in {
+        "SERVICE_HOST": "10.0.0.7",
+        "SERVICE_PORT": "8000",
+        "SERVICE_PORT_HTTP": "8000",
+        "PORT": "tcp://10.0.0.7:8000",
+        "PORT_8000_TCP": "tcp://10.0.0.7:8000",
+        "PORT_8000_TCP_PROTO": "tcp",
+        "PORT_8000_TCP_PORT": "8000",
+        "PORT_8000_TCP_ADDR": "10.0.0.7",
+    }.items():
+        monkeypatch.setenv(f"{service}_{name}", value)
+    settings = load_settings()
+    assert (settings.host, settings.port, settings.exporter_port) == ("127.0.0.1", 1234, 1235)
+
+
+@pytest.mark.parametrize("name", ["STOKER_HOSTS", "STOKER_API_PORT", "STOKER_PORT_NUMBER"])
+def test_what_only_looks_like_it_is_refused(monkeypatch, name):
+    monkeypatch.setenv(name, "8000")
+    with pytest.raises(SettingsError, match=f"{name} is not a setting"):
+        load_settings()
