@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from app.spec.issue import Issue
+from app.spec.issue import Issue, at_most
 
 # Parts that pydantic puts into a location to say which member of a union it tried.
 UNION_TAG = re.compile(r"literal\['.*|constrained-int")
@@ -24,7 +24,9 @@ def complaints(errors: Sequence[Mapping[str, Any]], model: Any) -> list[Issue]:
         if error["type"] == "extra_forbidden" or not UNION_TAG.fullmatch(str(last)):
             place.append(last)
         by_place.setdefault(tuple(place), []).append(error)
-    return [_complaint(list(loc), same, model) for loc, same in by_place.items()]
+    return at_most(
+        list(by_place.items()), lambda place: _complaint(list(place[0]), place[1], model)
+    )
 
 
 def _complaint(loc: list[str | int], same: list[Mapping[str, Any]], model: Any) -> Issue:

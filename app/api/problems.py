@@ -18,7 +18,6 @@ from app.errors import InvalidRequest, NotFound, StokerError
 from app.spec.issue import Issue
 
 MEDIA_TYPE = "application/problem+json"
-MOST_ISSUES = 50  # of those in one answer
 MOST_SHOWN = 200  # characters of what a client sent
 CLIENT_HAS_LEFT = 499  # as nginx counts it; nobody receives it
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -114,8 +113,7 @@ async def _validation_error(request: Request, error: Exception) -> ProblemRespon
     details = error.errors()
     body = getattr(request.scope.get("route"), "body_field", None)
     model = None if body is None else body.field_info.annotation
-    found = complaints(details, model)[:MOST_ISSUES]
-    issues = [issue.model_dump(mode="json") for issue in found]
+    issues = [issue.model_dump(mode="json") for issue in complaints(details, model)]
     summary = "; ".join(str(issue["message"]).rstrip(".") for issue in issues[:3])
     end = "" if summary.endswith("?") else "."
     return response_of(InvalidRequest(f"The request is not valid: {summary}{end}", issues=issues))

@@ -14,6 +14,7 @@ from app.api.bodies import media_type, read_json, require_json
 from app.api.calling import ABSENT, Endpoint
 from app.api.hints import unknown_name
 from app.errors import InvalidRequest
+from app.spec.issue import at_most
 
 
 class StrictRoute(APIRoute):
@@ -71,7 +72,7 @@ def _check_query(request: Request, known: frozenset[str]) -> None:
     counts = Counter(name for name, _ in request.query_params.multi_items())
     unknown = sorted(counts.keys() - known)
     if unknown:
-        issues = [unknown_name("parameter", ["query", name], known) for name in unknown[:20]]
+        issues = at_most(unknown, lambda name: unknown_name("parameter", ["query", name], known))
         raise InvalidRequest(
             f"The request is not valid: {' '.join(issue.message for issue in issues[:3])}",
             issues=[issue.model_dump(mode="json") for issue in issues],

@@ -14,7 +14,7 @@ from app.guard.inheritance import Inherited
 from app.guard.patching import apply_json_patch
 from app.presets.catalog import Catalog, Preset
 from app.spec.availability import unavailable_issues
-from app.spec.issue import Issue, PatchOp, pointer
+from app.spec.issue import MOST_ISSUES, Issue, PatchOp, pointer
 from app.spec.layers import Document, overlay, provenance, with_default_kinds
 from app.spec.parse import parse_spec
 from app.spec.run import RunSpec
@@ -45,6 +45,8 @@ def resolve(
     joined = overlay(layer, with_default_kinds(request))
     issues += unavailable_issues(joined)
     spec, wrong = parse_spec(joined, request)
+    if len(wrong) > MOST_ISSUES:  # a patch would leave most of it wrong, and each would be tried
+        wrong = [issue.model_copy(update={"fix": []}) for issue in wrong]
     issues += [issue for issue in wrong if not _covered(issue, issues)]
     issues = [_with_fix_that_helps(issue, request, layer) for issue in issues]
     issues = [with_preset_kept(issue, request, preset) for issue in issues]

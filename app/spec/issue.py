@@ -1,7 +1,7 @@
 """One finding of the guard or of validation: what, where, why, and the patch that mends it."""
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -10,6 +10,9 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     model_serializer,
 )
+
+T = TypeVar("T")
+MOST_ISSUES = 20
 
 
 class PatchOp(BaseModel):
@@ -49,6 +52,26 @@ class Issue(BaseModel):
         description="Why it is only a warning: STOKER_GUARD=warn at this site, or the parent of a "
         "restart, which was accepted with it.",
     )
+
+
+def at_most(places: Sequence[T], make: Callable[[T], Issue]) -> list[Issue]:
+    """The issue of each place; of very many places, of the first ones, and how many more there are.
+
+    To make one may mean to look for what was probably meant, and nobody reads thousands.
+    """
+    issues = [make(place) for place in places[:MOST_ISSUES]]
+    left_out = len(places) - len(issues)
+    if left_out:
+        issues.append(
+            Issue(
+                code="more_issues",
+                severity="error",
+                loc=[],
+                message=f"{left_out:,} more places are wrong.",
+                why="Only the first ones are shown. Correct those, and ask again.",
+            )
+        )
+    return issues
 
 
 def pointer(loc: Sequence[str | int]) -> str:

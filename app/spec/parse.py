@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from app.spec.issue import Issue, PatchOp, pointer
+from app.spec.issue import Issue, PatchOp, at_most, pointer
 from app.spec.names import suggest_field, suggest_value
 from app.spec.run import RunSpec
 
@@ -33,8 +33,8 @@ def parse_spec(
     text = json.dumps(document)
     # Which seldom are there, and then are found faster in the text than in the document.
     if any(mark in text for mark in ("NaN", "Infinity", '"": ')):
-        bad_numbers = [_not_finite(loc) for loc in _non_finite_numbers(document)]
-        nameless = [_nameless(loc) for loc in _empty_names(document)]  # pydantic drops them
+        bad_numbers = at_most(list(_non_finite_numbers(document)), _not_finite)
+        nameless = at_most(list(_empty_names(document)), _nameless)  # pydantic drops them
         if bad_numbers or nameless:
             return None, [*bad_numbers, *nameless]
     try:
@@ -43,7 +43,10 @@ def parse_spec(
         by_place: dict[tuple[str | int, ...], list[ErrorDetails]] = {}
         for details in error.errors(include_url=False):
             by_place.setdefault(tuple(_location(details, document)), []).append(details)
-        return None, [_issue(list(loc), same, document, request) for loc, same in by_place.items()]
+        places = list(by_place.items())
+        return None, at_most(
+            places, lambda place: _issue(list(place[0]), place[1], document, request)
+        )
 
 
 def _issue(

@@ -4,7 +4,9 @@ import pytest
 from fastapi.routing import APIRoute
 
 from app.api.main import ROUTERS
-from tests.api.support import SPEC
+from tests.api.support import SPEC, spec_with
+
+VERY_MANY = 10_000
 
 ROUTES = [
     (method, route.path.format(run_id=1, checkpoint_id=1, name="w", which="best", action="stop"))
@@ -152,3 +154,32 @@ def test_an_unknown_field_of_a_body_is_refused_with_what_was_meant(
     issue = issues["body", *loc]
     assert issue["code"] == "unknown_field"
     assert issue["message"].endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/runs", {**SPEC, **{f"field{n}": 1 for n in range(VERY_MANY)}}),
+        ("POST", "/runs", spec_with("training", **{f"sead{n}": 1 for n in range(VERY_MANY)})),
+        ("POST", "/runs", {**SPEC, "labels": {f"l{n}": {"": n} for n in range(VERY_MANY)}}),
+        ("POST", "/datasets", {f"field{n}": 1 for n in range(VERY_MANY)}),
+    ],
+    ids=["spec", "block", "nameless", "body"],
+)
+def test_of_very_many_findings_the_first_are_told_and_how_many_more_there_are(
+    api, player, method, path, body
+):
+    answer = api.request(method, path, json=body)
+    assert answer.status_code == 422
+    *issues, last = answer.json()["issues"]
+    assert len(issues) == 20
+    assert last["code"] == "more_issues"
+    left_out = int(last["message"].split()[0].replace(",", ""))
+    assert VERY_MANY - 20 <= left_out <= VERY_MANY + 20
+    assert len(answer.content) < 50_000
+
+
+def test_of_very_many_parameters_too(api):
+    answer = api.get("/runs", params={f"field{n}": 1 for n in range(100)})
+    *issues, last = answer.json()["issues"]
+    assert (len(issues), last["message"]) == (20, "80 more places are wrong.")
