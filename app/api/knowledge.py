@@ -7,7 +7,15 @@ from typing import Any, Literal
 from app.api.services import Services
 from app.guard.carry import carry_between
 from app.guard.derived import device_of, steps_of
-from app.guard.facts import Carried, DatasetFacts, Facts, HistoryFacts, ParentFacts, UnknownFact
+from app.guard.facts import (
+    Carried,
+    DatasetFacts,
+    DeviceFacts,
+    Facts,
+    HistoryFacts,
+    ParentFacts,
+    UnknownFact,
+)
 from app.guard.inheritance import Inherited
 from app.guard.plan import pin_order, settled_order
 from app.guard.resolve import Resolved, resolve
@@ -38,6 +46,8 @@ class Moment:
 
     named: Mapping[str, DatasetFacts]
     """The datasets that they name, as they are now."""
+    devices: tuple[DeviceFacts, ...]
+    """Of the workers that are alive."""
     histories: dict[Hashable, HistoryFacts | None] = field(default_factory=dict)
     """What like runs have told, as it is asked for."""
 
@@ -46,7 +56,10 @@ def moment_of(services: Services, requests: Iterable[Document]) -> Moment:
     """The moment of some requests: this one."""
     names = {name for request in requests for name in _named_datasets(request)}
     found = services.store.datasets.named(names) if names else {}
-    return Moment({name: dataset_facts(record) for name, record in found.items()})
+    return Moment(
+        {name: dataset_facts(record) for name, record in found.items()},
+        tuple(device for worker in services.workers.get() for device in worker_devices(worker)),
+    )
 
 
 def facts_for(
@@ -64,11 +77,7 @@ def facts_for(
     datasets = dict(services.datasets.get())
     for name in _named_datasets(request):
         datasets.pop(name, None)
-    workers = services.workers.get()
-    facts = Facts(
-        datasets={**datasets, **moment.named},
-        devices=tuple(device for worker in workers for device in worker_devices(worker)),
-    )
+    facts = Facts(datasets={**datasets, **moment.named}, devices=moment.devices)
     inherited = None if parent is None else parent.inherited
     resolved = resolve(request, services.catalog.get(), facts, inherited)
     settled = _settled(resolved, facts)

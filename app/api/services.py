@@ -45,6 +45,22 @@ class Cached(Generic[T]):
             return self._value[1]
 
 
+class LiveWorkers:
+    """Workers as they are now: asked for their versions each time, and read when these changed."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._known: tuple[frozenset[tuple[int, int, str]], list[WorkerRecord]] | None = None
+
+    def get(self) -> list[WorkerRecord]:
+        with self._lock:
+            versions = self._store.workers.versions()
+            if self._known is None or self._known[0] != versions:
+                self._known = versions, list(self._store.workers.list(alive_only=True))
+            return self._known[1]
+
+
 class InFlight:
     """Idempotency keys of requests that are being answered at this moment."""
 
@@ -105,7 +121,7 @@ class Services:
     telemetry: Telemetry = field(init=False)
     tailer: Tailer = field(init=False)
     catalog: Cached[Catalog] = field(init=False)
-    workers: Cached[list[WorkerRecord]] = field(init=False)
+    workers: LiveWorkers = field(init=False)
     datasets: Cached[dict[str, DatasetFacts]] = field(init=False)
     in_flight: InFlight = field(default_factory=InFlight)
     intake: Intake = field(default_factory=Intake)
@@ -117,7 +133,7 @@ class Services:
         self.tailer = Tailer(store, Doorbell(settings), settings.beat_seconds)
         self.tailer.each_beat(self.telemetry.watch_starts)
         self.catalog = Cached(lambda: load_catalog(settings.presets_dir))
-        self.workers = Cached(lambda: list(store.workers.list(alive_only=True)))
+        self.workers = LiveWorkers(store)
         self.datasets = Cached(lambda: _dataset_facts(store))
 
 

@@ -23,6 +23,7 @@ _PULSES = (
     .where(workers.c.state.in_(LIVE))
     .order_by(workers.c.id)
 )
+_VERSIONS = select(workers.c.id, workers.c.beat, workers.c.state).where(workers.c.state.in_(LIVE))
 
 
 class Workers:
@@ -102,6 +103,11 @@ class Workers:
         """Of those that are alive or drain: what tells whether they still are."""
         with self._database.read() as connection:
             return [Pulse(*row) for row in connection.execute(_PULSES)]
+
+    def versions(self) -> frozenset[tuple[int, int, str]]:
+        """Of those that are alive or drain; it changes with whatever is known of any of them."""
+        with self._database.read() as connection:
+            return frozenset((row.id, row.beat, row.state) for row in connection.execute(_VERSIONS))
 
     def list(
         self, alive_only: bool = False, limit: int = 1000, after: str | None = None

@@ -179,6 +179,23 @@ def test_for_a_client_that_hung_up_nothing_is_made_and_nobody_is_held_up(
     assert sum(store.runs.counts_by_state().values()) == 5, "the one that held it up, no other"
 
 
+def test_a_run_posted_right_after_a_workers_start_sees_that_worker(
+    api: Api, store: Store, player: Player
+) -> None:
+    gpu = spec_with("runtime", device="cuda")
+    before = api.post("/runs", params={"dry_run": "true"}, json=gpu).json()
+    device = {"kind": "cuda", "name": "A GPU", "total_memory_bytes": 2**36, "capability": "8.0"}
+    device["free_memory_bytes"] = 2**36
+    store.workers.beat(player.worker_id, "alive", [], [device], {"host_memory_bytes": 2**34})
+    after = api.post("/runs", params={"dry_run": "true"}, json=gpu).json()
+    assert before != after
+    store.workers.set_state(player.worker_id, "gone")
+    assert api.services.workers.get() == []
+    for _ in range(2):
+        Player(store, api.services.settings)
+    assert len(api.services.workers.get()) == 2
+
+
 def test_without_the_database_all_are_told_so_and_none_waits_for_ever(
     api: Api, store: Store, player: Player
 ) -> None:
