@@ -1,12 +1,10 @@
 """The protocol of checkpoints: after a crash there is the old one or the new one, never a torn."""
 
 import errno
-import itertools
 import json
 import shutil
 import tracemalloc
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,12 @@ import pytest
 import torch
 
 from app.lifecycle import Reason
-from tests.trainer.lab import DISK, Lab
+from tests.trainer.crashes import Operation, Recorder, crash_states
+from tests.trainer.lab import BUILDING_POLLS, DISK, Lab, StopAtPoll
 from worker.trainer import checkpoint, disk
 from worker.trainer.checkpoint import Snapshot, TornCheckpoint, load, publish
 from worker.trainer.errors import TrainerError
+from worker.trainer.eventlog import EventLog
 from worker.trainer.step import TrainingStep
 
 
@@ -27,133 +27,66 @@ def snapshot(step: int) -> Snapshot:
     return Snapshot(parts, {"step": step, "metrics": {"val_loss": 0.1 + step}})
 
 
-@dataclass(frozen=True)
-class Operation:
-    name: str
-    path: Path
-    data: bytes | Path | None = None
-
-
 @pytest.fixture
 def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[Operation]]:
-    """A folder with checkpoint step-1, and what was done to publish step-2 beside it."""
-    folder = tmp_path / "attempt-1" / "checkpoints"
-    folder.parent.mkdir()
-    publish(snapshot(1), folder / "step-1")
-    before = tmp_path / "before"
-    shutil.copytree(folder, before)
-    operations: list[Operation] = []
-
-    def recording(name: str) -> Callable[..., None]:
-        original = getattr(disk, name)
-
-        def operate(path: Path, data: Any = None) -> None:
-            kept = b"".join(data) if name == "write_file" else data
-            operations.append(Operation(name, path, kept))
-            original(path) if data is None else original(path, data)
-
-        return operate
-
-    for name in DISK:
-        monkeypatch.setattr(disk, name, recording(name))
-    publish(snapshot(2), folder / "step-2")
-    shutil.rmtree(folder)
-    shutil.copytree(before, folder)
-    return folder, operations
-
-
-def crash_states(operations: list[Operation]) -> Iterator[tuple[Callable[[], None], bool]]:
-    """What a disk may hold after a power cut, as functions that produce it.
-
-    Of what was not yet made durable by an fsync, the disk may have kept any part: contents may
-    be whole, cut, zeros or empty, and a rename may have happened or not. Yields also whether
-    everything had been made durable.
+    """An artifact root, and what was done to publish step-1 in it, and step-2 by a second attempt;
+    folders down to the attempt's are the agent's, which syncs none.
     """
-    for count in range(len(operations) + 1):
-        done = operations[:count]
-        synced = {op.path for op in done if op.name == "sync_file"}
-        unsynced = [op for op in done if op.name == "write_file" and op.path not in synced]
-        renamed = any(op.name == "rename" for op in done)
-        durable_rename = renamed and done[-1].name == "sync_folder"
-        for damage, keep_rename in itertools.product(
-            (whole, cut, zeros, empty) if unsynced else (whole,),
-            (True, False) if renamed and not durable_rename else (True,),
-        ):
-            yield produce(done, {op.path for op in unsynced}, damage, keep_rename), durable_rename
-
-
-def whole(data: bytes) -> bytes:
-    return data
-
-
-def cut(data: bytes) -> bytes:
-    return data[: len(data) // 2]
-
-
-def zeros(data: bytes) -> bytes:
-    return bytes(len(data))
-
-
-def empty(_data: bytes) -> bytes:
-    return b""
-
-
-def produce(
-    done: list[Operation],
-    damaged: set[Path],
-    damage: Callable[[bytes], bytes],
-    keep_rename: bool,
-) -> Callable[[], None]:
-    def replay() -> None:
-        for op in done:
-            if op.name == "make_folder":
-                op.path.mkdir(exist_ok=True)
-            elif op.name == "write_file" and isinstance(op.data, bytes):
-                op.path.write_bytes(damage(op.data) if op.path in damaged else op.data)
-            elif op.name == "rename" and isinstance(op.data, Path) and keep_rename:
-                op.path.rename(op.data)
-
-    return replay
+    root = tmp_path / "artifacts"
+    root.mkdir()
+    recorder = Recorder(monkeypatch)
+    for number in (1, 2):
+        attempt = root / "runs" / "7" / f"attempt-{number}"
+        for path in (*reversed(attempt.parents[:2]), attempt):
+            if not path.exists():
+                path.mkdir()
+                recorder.note("make_folder", path)
+        folder = attempt / "checkpoints" / f"step-{number}"
+        publish(snapshot(number), folder)
+        recorder.note("announced", folder)
+    return root, recorder.operations
 
 
 def newest_good(folder: Path) -> int:
-    """As a resume would find it; a torn one among them is an error here."""
-    steps = sorted((int(f.name.split("-")[1]) for f in folder.glob("step-*")), reverse=True)
-    return int(load(folder / f"step-{steps[0]}").body["step"])
+    """As a resume would find it, 0 for none; a torn one among them is an error here."""
+    found = {int(path.name.split("-")[1]): path for path in folder.rglob("step-*")}
+    return int(load(found[max(found)]).body["step"]) if found else 0
 
 
-def test_after_a_crash_at_any_point_the_old_or_the_new_checkpoint_is_found(
+def test_after_a_crash_at_any_point_what_was_announced_is_found(
     recorded: tuple[Path, list[Operation]],
 ) -> None:
-    folder, operations = recorded
-    pristine = folder.with_name("pristine")
-    shutil.copytree(folder, pristine)
+    root, operations = recorded
     found = []
-    for replay, durable in crash_states(operations):
-        shutil.rmtree(folder)
-        shutil.copytree(pristine, folder)
-        replay()
-        found.append(newest_good(folder))
-        assert found[-1] == 2 or not durable
-    assert set(found) == {1, 2}
-    assert len(found) > 20
+    for state in crash_states(operations):
+        shutil.rmtree(root)
+        root.mkdir()
+        state.produce(root)
+        found.append(newest_good(root))
+        assert found[-1] >= len(state.announced), [op.named for op in state.lost]
+    assert set(found) == {0, 1, 2}
+    assert len(found) > 100
 
 
 def test_the_manifest_comes_last_and_everything_is_synced_before_the_rename(
     recorded: tuple[Path, list[Operation]],
 ) -> None:
-    folder, operations = recorded
-    told = [(op.name, op.path.name) for op in operations]
+    operations = recorded[1]
+    begun = [op.name for op in operations].index("announced")
+    told = [(op.name, op.path.name) for op in operations[begun + 1 : -1]]
     temporary = ".step-2.tmp"
     files = [f"{part}.safetensors" for part in ("model", "optimizer", "state")]
     assert told == [
+        ("make_folder", "attempt-2"),
+        ("make_folder", "checkpoints"),
+        *[("sync_folder", name) for name in ("attempt-2", "7", "runs", "artifacts")],
         ("make_folder", temporary),
         *[(verb, name) for name in files for verb in ("write_file", "sync_file")],
         ("write_file", "manifest.json"),
         ("sync_file", "manifest.json"),
         ("sync_folder", temporary),
         ("rename", temporary),
-        ("sync_folder", folder.name),
+        ("sync_folder", "checkpoints"),
     ]
 
 
@@ -321,3 +254,23 @@ def test_no_copy_of_a_part_is_made(tmp_path: Path) -> None:
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < size / 8
+
+
+def test_a_second_attempt_has_its_own_name_on_the_disk_before_it_tells_of_a_checkpoint(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = lab.new_run()
+    lab.run(run_dir, stop=StopAtPoll(BUILDING_POLLS + 12))
+    folder = lab.prepare(run_dir)
+    recorder, emit = Recorder(monkeypatch), EventLog.emit
+
+    def noted(events: EventLog, kind: str, **data: Any) -> None:
+        if data.get("action") == "saved":
+            recorder.note("announced", folder / data["path"])
+        emit(events, kind, **data)
+
+    monkeypatch.setattr(EventLog, "emit", noted)
+    lab.execute(folder)
+    first = [op.name for op in recorder.operations].index("announced")
+    synced = {op.path for op in recorder.operations[:first] if op.name == "sync_folder"}
+    assert {lab.root, lab.runs, run_dir, folder, folder / "checkpoints"} <= synced

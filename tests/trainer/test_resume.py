@@ -107,7 +107,7 @@ def kill_after(operations: int, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(disk, name, counted(getattr(disk, name)))
 
 
-@pytest.mark.parametrize("operations", range(14, 28))
+@pytest.mark.parametrize("operations", range(17, 31))
 def test_a_run_killed_while_it_writes_its_second_checkpoint_ends_the_same(
     lab: Lab, straight: Outcome, operations: int
 ) -> None:

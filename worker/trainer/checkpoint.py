@@ -1,7 +1,8 @@
 """The write and load protocol of checkpoints: a folder is complete and right, or not there.
 
 Write: temporary folder → files with their hashes → fsync each → manifest last → fsync the folder
-→ rename → fsync the parent. Load: the manifest's checksum, then sizes and hashes of the very
+→ rename → fsync the parent; an attempt's first one has the names of all folders above it fsynced
+too, up to the artifact root. Load: the manifest's checksum, then sizes and hashes of the very
 bytes that are used. There is no `latest` link: what is newest is read from the folders.
 """
 
@@ -70,7 +71,7 @@ def publish(snapshot: Snapshot, folder: Path) -> int:
     try:
         if not folder.parent.exists():
             disk.make_folder(folder.parent)
-            disk.sync_folder(folder.parent.parent)
+            _sync_names_above(folder.parent)
         disk.make_folder(temporary)
         files = {}
         for part in PARTS:
@@ -91,6 +92,14 @@ def publish(snapshot: Snapshot, folder: Path) -> int:
             "Earlier checkpoints are intact. Free space there and restart the run from its latest.",
         ) from error
     return len(manifest) + sum(int(file["bytes"]) for file in files.values())
+
+
+def _sync_names_above(folder: Path) -> None:
+    """Up to the artifact root: ROOT/runs/<id>/attempt-<n>/checkpoints. The agent made the folders,
+    and a name that nobody synced may be gone after a crash, with all that was saved below it.
+    """
+    for above in folder.parents[:4]:
+        disk.sync_folder(above)
 
 
 def _require_finite(weights: Tensors, step: int) -> None:
