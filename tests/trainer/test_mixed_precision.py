@@ -32,6 +32,12 @@ class Regression:
 
     measure = loss
 
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        assert not state
+
 
 def build_step(
     wanted: Optimizer | None = None,

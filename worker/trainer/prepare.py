@@ -29,6 +29,7 @@ from worker.trainer.optimizers import build_optimizer
 from worker.trainer.phases import PhaseClock
 from worker.trainer.preparing import Preparing
 from worker.trainer.pulse import Pulse
+from worker.trainer.randomness import seed_everything
 from worker.trainer.recipes import TASKS, Task
 from worker.trainer.recipes.base import Statistics
 from worker.trainer.recording import (
@@ -168,10 +169,10 @@ def build_step(
     start: Start | None = None,
 ) -> TrainingStep:
     """The model on its device, with new weights or those of `start`, and its optimizer."""
-    torch.manual_seed(spec.training.seed)
+    seed_everything(spec.training.seed)
     model = task.build_model(statistics).to(precision.device)
     if start is not None and not start.is_full:
-        restore_weights(model, start.snapshot.parts["model"], parameters_only=True)
+        restore_weights(model, start.snapshot.parts["model"], keep=task.data_buffers)
     optimizer = build_optimizer(spec.optimizer, model.parameters())
     return TrainingStep(model, task, optimizer, precision, spec.training.clip_grad_norm)
 

@@ -1,7 +1,7 @@
 """Between a live training and a snapshot on the CPU: everything that a bit-exact resume needs."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +9,11 @@ from torch import Tensor, nn
 from app.lifecycle import Reason
 from worker.trainer.checkpoint import Snapshot, Tensors
 from worker.trainer.errors import TrainerError
+from worker.trainer.randomness import RandomState
 from worker.trainer.state import TrainState
 from worker.trainer.step import TrainingStep
+
+OF_THE_TASK: Final = "task."
 
 
 def capture(
@@ -27,10 +30,12 @@ def capture(
     live: dict[str, Tensors] = {
         "model": step.model.state_dict(),
         "optimizer": {f"{name}.{key}": value for name, key, value in _optimizer_tensors(step)},
-        "state": {"rng.cpu": torch.get_rng_state(), "loss_sums": step.loss_sums},
+        "state": {
+            **RandomState.now(step.precision.device).tensors(),
+            "loss_sums": step.loss_sums,
+            **{f"{OF_THE_TASK}{name}": value for name, value in step.task.state_dict().items()},
+        },
     }
-    if step.precision.device.type == "cuda":
-        live["state"]["rng.cuda"] = torch.cuda.get_rng_state(step.precision.device)
     before = before or {}
     parts = {name: _to_cpu(part, before.get(name, {})) for name, part in live.items()}
     body = {
@@ -51,9 +56,15 @@ def restore(step: TrainingStep, snapshot: Snapshot) -> TrainState:
     restore_weights(step.model, snapshot.parts["model"])
     _restore_optimizer(step, snapshot.parts["optimizer"])
     extra, body = snapshot.parts["state"], snapshot.body
-    torch.set_rng_state(extra["rng.cpu"])
-    if "rng.cuda" in extra and step.precision.device.type == "cuda":
-        torch.cuda.set_rng_state(extra["rng.cuda"], step.precision.device)
+    device = step.precision.device
+    RandomState.now(device).restored(extra).put_back(device)
+    step.task.load_state_dict(
+        {
+            name.removeprefix(OF_THE_TASK): value
+            for name, value in extra.items()
+            if name.startswith(OF_THE_TASK)
+        }
+    )
     step.loss_sums.copy_(extra["loss_sums"])
     step.loss_samples = list(body["loss_samples"])
     if body["scaler"] and step.precision.scaler.is_enabled():
@@ -61,9 +72,12 @@ def restore(step: TrainingStep, snapshot: Snapshot) -> TrainState:
     return TrainState.from_json(body["state"])
 
 
-def restore_weights(model: nn.Module, tensors: Tensors, *, parameters_only: bool = False) -> None:
-    """Raises TrainerError carry_mismatch when the checkpoint is of another model."""
-    own = dict(model.named_parameters()) if parameters_only else model.state_dict()
+def restore_weights(model: nn.Module, tensors: Tensors, keep: Collection[str] = ()) -> None:
+    """All parameters and buffers, but those to `keep` as they are in the model.
+
+    Raises TrainerError carry_mismatch when the checkpoint is of another model.
+    """
+    own = {name: tensor for name, tensor in model.state_dict().items() if name not in keep}
     given = {name: tensors[name] for name in own if name in tensors}
     for name, tensor in own.items():
         if name not in given or given[name].shape != tensor.shape:
@@ -74,7 +88,7 @@ def restore_weights(model: nn.Module, tensors: Tensors, *, parameters_only: bool
                 f"{tuple(tensor.shape)} in this run. Restart from scratch, or give the recipe and "
                 "the data the shapes they had.",
             )
-    model.load_state_dict(given, strict=not parameters_only)
+    model.load_state_dict(given, strict=not keep)
 
 
 def _optimizer_tensors(step: TrainingStep) -> Iterator[tuple[str, str, Tensor]]:

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from worker.trainer.compiler import compiled
 from worker.trainer.optimizers import set_learning_rate
-from worker.trainer.recipes.base import Arrays, Task
+from worker.trainer.randomness import same_random_numbers
+from worker.trainer.recipes.base import Arrays, Task, untouched
 from worker.trainer.static_step import StaticStep
 
 WINDOW: Final = 0  # since the last log point
@@ -60,6 +61,7 @@ class TrainingStep:
         clip_grad_norm: float | None,
     ) -> None:
         self.model = model
+        self.task = task
         self.optimizer = optimizer
         self.precision = precision
         self.clip_grad_norm = clip_grad_norm
@@ -70,6 +72,10 @@ class TrainingStep:
         self.static: StaticStep | None = None
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._loss, self._measure = task.loss, task.measure
+
+    @property
+    def device(self) -> torch.device:
+        return self.precision.device
 
     def compile(self, mode: str) -> None:
         """Compile what is computed of a batch; optimizer and clipping are fused kernels already."""
@@ -118,8 +124,10 @@ class TrainingStep:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """The model as evaluations use it, and nothing kept for gradients."""
-        with torch.inference_mode():
+        """The model as evaluations use it, and nothing kept for gradients. What is drawn and what
+        the task notes meanwhile is forgotten: an evaluation that a stop cuts short is repeated.
+        """
+        with untouched(self.task), same_random_numbers(self.device), torch.inference_mode():
             self.model.eval()
             yield
             self.model.train()

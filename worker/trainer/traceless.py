@@ -6,19 +6,22 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from worker.trainer.randomness import same_random_numbers
+from worker.trainer.recipes.base import untouched
 from worker.trainer.step import TrainingStep
 
 
 @contextmanager
 def without_a_trace(step: TrainingStep, kept: Iterable[Tensor]) -> Iterator[None]:
-    """Afterwards the tensors that are `kept`, the random numbers, the count of losses and the scale
-    are what they were, and there are no gradients. Synchronizes with the device.
+    """Afterwards the tensors that are `kept`, the random numbers, the task's state, the count of
+    losses and the scale are what they were, and there are no gradients. Synchronizes with the
+    device.
     """
     device, precision = step.precision.device, step.precision
     before = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in kept]
     samples, learning_rate = step.loss_samples, step.learning_rate
     scale = precision.scaler.state_dict()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with untouched(step.task), same_random_numbers(device):
         try:
             yield
         finally:

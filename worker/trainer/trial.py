@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker.trainer.randomness import RandomState
 from worker.trainer.static_step import MicroBatchShape
 from worker.trainer.step import TrainingStep
 from worker.trainer.traceless import without_a_trace
@@ -140,9 +141,11 @@ def _some_of(samples: Mapping[str, Tensor], size: int, number: int) -> dict[str,
 
 
 def _random_state(device: torch.device) -> Tensor:
+    """Of what steps draw from: the device's generator, Python's and NumPy's."""
+    found = RandomState.now(device).tensors()
     if device.type == "cuda":
-        return torch.cuda.get_rng_state(device)
-    return torch.get_rng_state()
+        del found["rng.cpu"]
+    return torch.cat(list(found.values()))
 
 
 def _now(device: torch.device) -> float:

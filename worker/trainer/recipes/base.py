@@ -1,17 +1,30 @@
 """What every recipe gives the training loop."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
+from app.lifecycle import Reason
 from app.spec.run import RunSpec
 from worker.trainer.data.source import Field, ragged_of
-from worker.trainer.errors import SpecMismatch
+from worker.trainer.errors import SpecMismatch, TrainerError
 
 Arrays = Mapping[str, Tensor]
 Statistics = Mapping[str, tuple[Tensor, Tensor]]
+
+
+@contextmanager
+def untouched(task: "Task") -> Iterator[None]:
+    """Afterwards the task's state is what it was."""
+    before = {name: value.detach().cpu().clone() for name, value in task.state_dict().items()}
+    try:
+        yield
+    finally:
+        if before:
+            task.load_state_dict(before)
 
 
 class Task(ABC):
@@ -20,6 +33,11 @@ class Task(ABC):
     takes_ragged: ClassVar[tuple[str, ...]] = ()
     """Which of `inputs` and `targets` may be ragged. In a batch their samples are filled up with
     zeros to the longest, the shape of the field, and `lengths_of(name)` says where each ends.
+    """
+
+    data_buffers: ClassVar[tuple[str, ...]] = ()
+    """Buffers of the model that describe the run's data, such as means to standardize by: a restart
+    that carries weights keeps those of its own data, and carries all others.
     """
 
     def __init__(self, spec: RunSpec, fields: Mapping[str, Field]) -> None:
@@ -64,6 +82,22 @@ class Task(ABC):
     @abstractmethod
     def parameters_json(self) -> dict[str, Any]:
         """What is needed to build the same model elsewhere; goes into every manifest."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What the task has beside the model and a resume must put back, on any device."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Put back what `state_dict` gave; the tensors are on the CPU, and the task's to keep.
+
+        Raises TrainerError carry_mismatch when it is of a task that keeps something else.
+        """
+        if state:
+            raise TrainerError(
+                Reason.carry_mismatch,
+                f"The checkpoint has a state of its recipe ({', '.join(sorted(state))}), and the "
+                "recipe of this run keeps none. Restart with the weights alone, or from scratch.",
+            )
 
     @abstractmethod
     def loss(self, model: nn.Module, arrays: Arrays) -> Tensor:

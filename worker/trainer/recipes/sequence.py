@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -110,6 +110,12 @@ class SequenceTask(Task):
     """Loss in standardized target units, metrics in the user's."""
 
     takes_ragged = TAKES_RAGGED["sequence"]
+    data_buffers: ClassVar[tuple[str, ...]] = (
+        "input_mean",
+        "input_std",
+        "target_mean",
+        "target_std",
+    )
 
     @classmethod
     def check(cls, spec: RunSpec, fields: Mapping[str, Field]) -> str | None:
