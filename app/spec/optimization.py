@@ -4,7 +4,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from app.spec.base import Epochs, Fraction, LearningRate, OpenFraction, SpecModel
+from app.spec.base import (
+    Epochs,
+    Fraction,
+    LearningRate,
+    OpenFraction,
+    SpecModel,
+    disagreement,
+)
 
 WeightDecay = Annotated[float, Field(ge=0.0, le=10.0)]
 
@@ -47,7 +54,12 @@ class SGD(_Optimizer):
     @model_validator(mode="after")
     def _nesterov_needs_momentum(self) -> Self:
         if self.nesterov and self.momentum == 0.0:
-            raise ValueError("nesterov needs a momentum above 0")
+            raise disagreement(
+                "nesterov",
+                "nesterov needs a momentum above 0",
+                "It looks ahead along the momentum, and with none there is nothing to look along.",
+                {"nesterov": False},
+            )
         return self
 
 
@@ -75,7 +87,15 @@ class _Warmup(SpecModel):
     @model_validator(mode="after")
     def _one_of_the_two(self) -> Self:
         if (self.warmup_fraction is None) == (self.warmup_steps is None):
-            raise ValueError("give either warmup_fraction or warmup_steps")
+            both = self.warmup_steps is not None
+            usual = type(self).model_fields["warmup_fraction"].default
+            raise disagreement(
+                "warmup_fraction",
+                "give either warmup_fraction or warmup_steps",
+                "They are two ways to say how long the warm-up is, and "
+                + ("here they may differ." if both else "here neither does."),
+                {"warmup_fraction": None if both else usual},
+            )
         return self
 
 
@@ -93,14 +113,14 @@ class OneCycle(_Warmup):
 
 
 class CosineWarmup(_Warmup):
-    """Linear warm-up from 0, then a cosine down to 0."""
+    """Linear warm-up, from one step above 0, then a cosine down to 0."""
 
     kind: Literal["cosine_warmup"]
     """Cosine with warm-up: Loshchilov & Hutter, 2017."""
 
 
 class LinearWarmup(_Warmup):
-    """Linear warm-up from 0, then linearly down to 0."""
+    """Linear warm-up, from one step above 0, then linearly down to 0."""
 
     kind: Literal["linear_warmup"]
     """Linear with warm-up."""

@@ -11,8 +11,6 @@ from app.spec.optimization import (
     Schedule,
 )
 
-# Part of every manifest: raise it when the same spec would give other learning rates.
-SCHEDULE_VERSION = 1
 # Where a schedule is stretched over other steps: from one step to the next the rate may change by
 # this factor, and by more only if it is meant to.
 LARGEST_JUMP = 1.5
@@ -33,6 +31,14 @@ def learning_rate(schedule: Schedule, peak: float, step: int, total_steps: int) 
             return peak * risen * (1.0 - fallen)
         case Plateau():
             raise ValueError("schedule.kind plateau is not available yet")
+
+
+def schedule_version(schedule: Schedule) -> int:
+    """Part of every manifest: another number where the same spec gave other learning rates before.
+
+    2: warm-ups of cosine and linear begin above 0, where 1 had a first step at a rate of 0.
+    """
+    return 2 if isinstance(schedule, CosineWarmup | LinearWarmup) else 1
 
 
 def _one_cycle(schedule: OneCycle, peak: float, step: int, total_steps: int) -> float:
@@ -57,8 +63,11 @@ def _warmup_steps(schedule: OneCycle | CosineWarmup | LinearWarmup, total_steps:
 def _rise_and_fall(
     schedule: CosineWarmup | LinearWarmup, step: int, total_steps: int
 ) -> tuple[float, float]:
-    """How far the warm-up has come and how far the decay after it, both 0 to 1."""
+    """How far the warm-up has come and how far the decay after it, both 0 to 1.
+
+    The first step is one step up already: at a rate of 0 it would change no weight.
+    """
     warmup = _warmup_steps(schedule, total_steps)
     if step < warmup:
-        return step / warmup, 0.0
+        return (step + 1.0) / (warmup + 1.0), 0.0
     return 1.0, (step - warmup) / max(total_steps - warmup, 1.0)

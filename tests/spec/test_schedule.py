@@ -4,9 +4,17 @@ import warnings
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
-from app.spec.optimization import Constant, CosineWarmup, LinearWarmup, OneCycle, Plateau
-from app.spec.schedule import learning_rate
+from app.spec.optimization import (
+    Constant,
+    CosineWarmup,
+    LinearWarmup,
+    OneCycle,
+    Plateau,
+    Schedule,
+)
+from app.spec.schedule import learning_rate, schedule_version
 
 
 def rates(schedule: OneCycle | Constant | CosineWarmup | LinearWarmup, total: int) -> list[float]:
@@ -58,9 +66,25 @@ def test_no_warmup_is_too_short_or_too_long(
     assert all(0.0 <= rate <= 0.1 + 1e-12 for rate in rates(schedule, total))
 
 
+@pytest.mark.parametrize("warmup", [{"warmup_steps": 3}, {"warmup_fraction": 0.3}, {}])
+@pytest.mark.parametrize("total", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize("kind", ["onecycle", "cosine_warmup", "linear_warmup", "constant"])
+def test_no_schedule_begins_at_a_rate_of_0(kind: str, total: int, warmup: dict[str, float]) -> None:
+    """Such a step, with accumulation a whole window of batches, would be for nothing."""
+    document = {"kind": kind, **({} if kind == "constant" else warmup)}
+    schedule = TypeAdapter[Schedule](Schedule).validate_python(document)
+    assert learning_rate(schedule, 0.1, 0, total) > 0
+
+
+def test_other_rates_than_before_have_another_version() -> None:
+    """Those of one cycle are as they always were, so that its checkpoints go on exactly."""
+    kinds = (OneCycle(), Constant(kind="constant"), CosineWarmup(kind="cosine_warmup"))
+    assert [schedule_version(schedule) for schedule in kinds] == [1, 1, 2]
+
+
 def test_cosine_rises_linearly_and_falls_as_a_cosine() -> None:
     found = rates(CosineWarmup(kind="cosine_warmup", warmup_fraction=0.1), 100)
-    assert found[:3] == pytest.approx([0.0, 0.01, 0.02])
+    assert found[:3] == pytest.approx([0.1 / 11, 0.2 / 11, 0.3 / 11])
     assert found[10] == pytest.approx(0.1)
     assert found[55] == pytest.approx(0.05)
     assert found[99] < 0.001
@@ -68,7 +92,7 @@ def test_cosine_rises_linearly_and_falls_as_a_cosine() -> None:
 
 def test_linear_rises_and_falls_linearly() -> None:
     found = rates(LinearWarmup(kind="linear_warmup", warmup_steps=20), 100)
-    assert found[10] == pytest.approx(0.05)
+    assert found[10] == pytest.approx(0.1 * 11 / 21)
     assert found[20] == pytest.approx(0.1)
     assert found[60] == pytest.approx(0.05)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from app.spec.schedule import LARGEST_JUMP, SCHEDULE_VERSION, learning_rate
+from app.spec.schedule import LARGEST_JUMP, learning_rate, schedule_version
 from worker.trainer.data.order import ORDER_VERSION
 from worker.trainer.exactness import keeps_dropout_to_itself
 from worker.trainer.start import Start
@@ -24,14 +24,14 @@ def breaks(trainer: Trainer, start: Start, lost: list[str]) -> Iterator[tuple[st
             "checkpoint was written: some of its rows are lost. Training is not affected.",
         )
     if start.is_full:
-        yield from _of_versions(start)
+        yield from _of_versions(trainer, start)
         yield from _of_the_device(trainer, start)
         yield from _of_the_schedule(trainer, start)
 
 
-def _of_versions(start: Start) -> Iterator[tuple[str, str]]:
-    body = start.snapshot.body
-    if (body["order_version"], body["schedule_version"]) != (ORDER_VERSION, SCHEDULE_VERSION):
+def _of_versions(trainer: Trainer, start: Start) -> Iterator[tuple[str, str]]:
+    body, versions = start.snapshot.body, (ORDER_VERSION, schedule_version(trainer.spec.schedule))
+    if (body["order_version"], body["schedule_version"]) != versions:
         yield (
             "order_changed",
             "The checkpoint is of a version of Stoker with another order of samples or "

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from app.spec.run import RunSpec
-from app.spec.schedule import SCHEDULE_VERSION
+from app.spec.schedule import schedule_version
 from worker.trainer.agenda import Agenda
 from worker.trainer.attempt import Attempt
 from worker.trainer.checkpoint import Snapshot, Tensors, publish
@@ -127,7 +127,7 @@ class Trainer:
             "losses_bytes": self.log.losses.length(),
             "best_folder": best,
             "order_version": ORDER_VERSION,
-            "schedule_version": SCHEDULE_VERSION,
+            "schedule_version": schedule_version(self.spec.schedule),
             "total_steps": self.agenda.total_steps,
             "device_type": self.step.precision.device.type,
             "precision": self.step.precision.name,
