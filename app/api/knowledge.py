@@ -17,7 +17,7 @@ from app.guard.facts import (
     UnknownFact,
 )
 from app.guard.inheritance import Inherited
-from app.guard.plan import pin_order, settled_order
+from app.guard.plan import pin_values, settled_values
 from app.guard.resolve import Resolved, resolve
 from app.lifecycle import RunState
 from app.spec.parse import parse_spec
@@ -80,12 +80,13 @@ def facts_for(
     facts = Facts(datasets={**datasets, **moment.named}, devices=moment.devices)
     inherited = None if parent is None else parent.inherited
     resolved = resolve(request, services.catalog.get(), facts, inherited)
-    settled = _settled(resolved, facts)
+    before = None if parent is None else _parent(parent)
+    settled = _settled(resolved, replace(facts, parent=before))
     learned = replace(
         facts,
         history=_history(services, resolved, settled, facts, moment),
         history_looked_for=True,
-        parent=None if parent is None else _parent(services, parent, settled, facts),
+        parent=before and replace(before, carried=_carried(services, parent, settled, facts)),
     )
     return learned, resolved
 
@@ -94,7 +95,7 @@ def _settled(resolved: Resolved, facts: Facts) -> Document | None:
     """The spec as it would be stored; None for one that could not be parsed."""
     if resolved.spec is None or resolved.document is None:
         return None
-    return pin_order(resolved.document, {}, settled_order(resolved.spec, facts))[0]
+    return pin_values(resolved.document, {}, settled_values(resolved.spec, facts))[0]
 
 
 def _history(
@@ -117,20 +118,19 @@ def _history(
     return moment.histories[key]
 
 
-def _parent(
-    services: Services, parent: Parent, settled: Document | None, facts: Facts
-) -> ParentFacts | None:
-    """The parent's spec, and the checkpoint whose whole state would be carried."""
+def _parent(parent: Parent) -> ParentFacts | None:
+    """The parent's spec; what is carried of it depends on what the child's comes to."""
     spec, _ = parse_spec(parent.spec)
-    if spec is None:
-        return None
-    return ParentFacts(spec, _carried(services, parent, settled, facts))
+    return None if spec is None else ParentFacts(spec)
 
 
 def _carried(
-    services: Services, parent: Parent, settled: Document | None, facts: Facts
+    services: Services, parent: Parent | None, settled: Document | None, facts: Facts
 ) -> Carried | None:
-    if settled is None or carry_between(parent.spec, settled, parent.other_data).kind != "full":
+    """The checkpoint whose whole state would be carried."""
+    if parent is None or settled is None:
+        return None
+    if carry_between(parent.spec, settled, parent.other_data).kind != "full":
         return None
     source = services.store.runs.whole_state_of(parent.run_id, parent.wish)
     if source is None:

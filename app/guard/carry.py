@@ -15,9 +15,10 @@ FULL = (
     "/data/loader/persistent_workers", "/data/loader/pin_memory",
     "/data/loader/multiprocessing_context",
 )  # fmt: skip
-# What a loader shuffles together where its kind has no word for it: as one that shuffles all or
-# nothing says it.
-NO_GROUP = {"/data/loader/shuffle_group": "auto"}
+# What a document says that has no word for it: a loader of another kind shuffles together what one
+# does that shuffles all or nothing, and a split of another method, or of an earlier version of
+# Stoker, leaves no sample out.
+UNSAID = {"/data/loader/shuffle_group": "auto", "/data/split/gap": 0}
 # Changes after which the parent's weights no longer fit the model.
 SHAPE = (
     "/recipe/kind", "/recipe/encoder", "/recipe/hidden_size", "/recipe/num_layers", "/recipe/patch",
@@ -45,7 +46,7 @@ def carry_between(parent: Document, child: Document, other_data: Collection[str]
 
     `other_data`: datasets that have another file by now than the parent trained on.
     """
-    before, after = (NO_GROUP | dict(leaves(spec)) for spec in (parent, child))
+    before, after = (UNSAID | dict(leaves(spec)) for spec in (parent, child))
     changed = sorted(
         pointer
         for pointer in before.keys() | after.keys()

@@ -10,6 +10,7 @@ from app.spec.arithmetic import (
     evaluation_batch,
     evaluations,
     part_sizes,
+    step_of_evaluation,
     steps_per_epoch,
     total_steps,
 )
@@ -75,6 +76,27 @@ def sizes_of(spec: RunSpec, facts: Facts) -> PartSizes:
     return PartSizes(counts[0], counts[1], counts[2] if len(counts) > 2 else 0)
 
 
+def neighbours_sharing_steps(spec: RunSpec, dataset: DatasetFacts) -> int:
+    """Samples after one that share steps of their series with it: in windows that slide over it, or
+    in what is forecast from them. 0 for samples that are no windows; UnknownFact.
+    """
+    moved_on = known(dataset.window_steps, f"whether windows overlap in {dataset.name}")
+    shapes = {name: array.shape for name, array in dataset.fields.items() if name in moved_on}
+    targets = [dataset.fields[name].shape for name in spec.data.targets if name in dataset.fields]
+    horizon = max((shape[0] for shape in targets if shape), default=0)
+    spans = {name: shapes[name][0] for name in spec.data.targets if name in shapes}
+    spans |= {name: shapes[name][0] + horizon for name in spec.data.inputs if name in shapes}
+    return max((-(-span // moved_on[name]) - 1 for name, span in spans.items()), default=0)
+
+
+def has_room_for_gap(split: ChronologicalSplit, gap: int, samples: int) -> bool:
+    """Whether at least half of what would be trained on without a gap is left beside one."""
+    with_gap, without = (
+        part_sizes(split.model_copy(update={"gap": size}), samples).training for size in (gap, 0)
+    )
+    return 2 * with_gap >= without
+
+
 def steps_of(spec: RunSpec, facts: Facts) -> int:
     """Optimizer steps of the whole run, unless it ends early; UnknownFact."""
     return total_steps(spec.training, sizes_of(spec, facts).training)
@@ -84,6 +106,14 @@ def epochs_of(spec: RunSpec, facts: Facts) -> float:
     """Passes over the training part in the whole run, also fewer than its last; UnknownFact."""
     training = sizes_of(spec, facts).training
     return steps_of(spec, facts) / max(1, steps_per_epoch(spec.training, training))
+
+
+def step_of_look(spec: RunSpec, facts: Facts, number: int) -> int:
+    """After how many steps look `number` (from 1) at the validation part comes; UnknownFact."""
+    training = sizes_of(spec, facts).training
+    epoch_steps = steps_per_epoch(spec.training, training)
+    steps = total_steps(spec.training, training)
+    return step_of_evaluation(spec.evaluation, number, steps, epoch_steps)
 
 
 def looks_of(spec: RunSpec, sizes: PartSizes) -> int:

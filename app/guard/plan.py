@@ -4,22 +4,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from app.errors import SpecRejected
-from app.guard.derived import dataset_of
+from app.guard.derived import dataset_of, has_room_for_gap, neighbours_sharing_steps
 from app.guard.estimate import estimate_of
-from app.guard.facts import Facts, UnknownFact
+from app.guard.facts import Facts, UnknownFact, known
 from app.guard.judge import Strictness, Unchecked, judge
 from app.guard.memory import order_of, planned_memory
 from app.guard.memory_fit import with_values
 from app.guard.patching import apply_json_patch
 from app.guard.resolve import Resolved, resolve, with_preset_kept
 from app.presets.catalog import Catalog
-from app.spec.data import ChunkedLoader
+from app.spec.arithmetic import gap_of
+from app.spec.data import ChronologicalSplit, ChunkedLoader, Data
 from app.spec.issue import Issue
 from app.spec.layers import Document
 from app.spec.run import RunSpec
 
 # A fix that brings another issue takes that one's fix along, and so on so many times.
 MOST_FIXES_TOGETHER = 4
+GAP = "/data/split/gap"
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,10 @@ def judged(
         return Plan(request, None, {}, resolved.issues)
     if resolved.preset is not None:
         facts = replace(facts, preset=resolved.preset.match)
-    # The rules judge what is stored: an order that is settled now is that of every attempt.
-    settled = settled_order(resolved.spec, facts)
+    # The rules judge what is stored: what is settled now is that of every attempt.
+    settled = settled_values(resolved.spec, facts)
     spec = with_values(resolved.spec, settled)
-    document, provenance = pin_order(resolved.document, resolved.provenance, settled)
+    document, provenance = pin_values(resolved.document, resolved.provenance, settled)
     judgement = judge(spec, facts, request, strictness)
     found = [with_preset_kept(issue, request, resolved.preset) for issue in judgement.issues]
     return Plan(
@@ -124,21 +126,54 @@ def _identity(issue: Issue) -> tuple[str, tuple[str | int, ...]]:
     return issue.code, tuple(issue.loc)
 
 
-def pin_order(
+def pin_values(
     document: Document, provenance: Document, settled: Document
 ) -> tuple[Document, Document]:
-    """Fix what is shuffled together: how the data is read may change later, the order may not."""
-    if not settled:
-        return document, provenance
-    names = {pointer.rpartition("/")[2]: value for pointer, value in settled.items()}
-    loader = {**document["data"]["loader"], **names}
-    pinned = {**document, "data": {**document["data"], "loader": loader}}
+    """Fix which samples are trained on, and what is shuffled together: how the data is read may
+    change later, these may not.
+    """
+    pinned = document
+    for place, value in settled.items():
+        _, block, part, name = place.split("/")
+        within = pinned[block]
+        pinned = {**pinned, block: {**within, part: {**within[part], name: value}}}
     sources = {p: {"value": value, "source": "guard"} for p, value in settled.items()}
     return pinned, {**provenance, **sources}
 
 
-def settled_order(spec: RunSpec, facts: Facts) -> Document:
-    """By pointer, what the loader leaves open of the order; nothing while a fact is unknown."""
+def settled_values(spec: RunSpec, facts: Facts) -> Document:
+    """By pointer, what the split and the loader leave open."""
+    return {**_settled_gap(spec, facts), **_settled_order(spec, facts)}
+
+
+def _settled_gap(spec: RunSpec, facts: Facts) -> Document:
+    """Of windows so many that no two parts share a step, where that leaves enough to train on; a
+    restart of the same data is split as its parent was.
+    """
+    split = spec.data.split
+    if not isinstance(split, ChronologicalSplit) or split.gap != "auto":
+        return {}
+    parent = facts.parent.spec.data if facts.parent else None
+    if parent and _same_cut(parent, spec.data):
+        return {GAP: gap_of(parent.split)}
+    try:
+        dataset = dataset_of(spec, facts)
+        gap = neighbours_sharing_steps(spec, dataset)
+        samples = known(dataset.samples, f"the samples of the dataset {dataset.name}")
+        return {GAP: gap if has_room_for_gap(split, gap, samples) else 0}
+    except UnknownFact:
+        return {GAP: 0}  # the rule against leaks tells what it lacks
+
+
+def _same_cut(one: Data, other: Data) -> bool:
+    arrays = (one.dataset, one.inputs, one.targets)
+    return arrays == (other.dataset, other.inputs, other.targets) and isinstance(
+        one.split, ChronologicalSplit
+    )
+
+
+def _settled_order(spec: RunSpec, facts: Facts) -> Document:
+    """Of the loader; nothing while a fact is unknown."""
     loader = spec.data.loader
     if not isinstance(loader, ChunkedLoader):
         return {}

@@ -1,9 +1,10 @@
 """Counts that follow from a spec: samples of each part, steps, evaluations, log interval."""
 
 import math
+from bisect import bisect_left
 from typing import Literal, NamedTuple
 
-from app.spec.data import ChronologicalSplit, ChunkedLoader, Loader, RandomSplit
+from app.spec.data import ChronologicalSplit, ChunkedLoader, Loader, RandomSplit, Split
 from app.spec.training import Evaluation, Training
 
 # Up to this many bytes every epoch is shuffled as a whole: random reads of a set that the page
@@ -23,11 +24,23 @@ class PartSizes(NamedTuple):
     test: int
 
 
+def gap_of(split: Split) -> int:
+    """Samples left out at each border of two parts. `auto` is settled when a spec is resolved; one
+    that is stored without is of a run that was split without.
+    """
+    if not isinstance(split, ChronologicalSplit) or split.gap == "auto":
+        return 0
+    return split.gap
+
+
 def part_sizes(split: ChronologicalSplit | RandomSplit, num_samples: int) -> PartSizes:
-    """Samples of each part when one dataset of `num_samples` is cut by fractions."""
+    """Samples of each part when one dataset of `num_samples` is cut by fractions. Gaps are taken
+    from the training part.
+    """
     validation = round(num_samples * split.validation_fraction)
     test = round(num_samples * split.test_fraction)
-    return PartSizes(num_samples - validation - test, validation, test)
+    gaps = gap_of(split) * ((validation > 0) + (test > 0))
+    return PartSizes(max(0, num_samples - validation - test - gaps), validation, test)
 
 
 def batches_per_epoch(training: Training, num_samples: int) -> int:
@@ -64,14 +77,29 @@ def evaluations(wanted: Evaluation, steps: int, epoch_steps: int) -> int:
     """
     if steps == 0:
         return 0
-    by_steps, by_epochs = wanted.every_steps, wanted.every_epochs
-    intervals = [] if by_steps is None else [by_steps]
-    if by_epochs is not None:
-        intervals.append(by_epochs * epoch_steps)
+    intervals = _intervals(wanted, epoch_steps)
+    at_end = any(is_due(interval, steps) for interval in intervals)
+    return _due(intervals, steps) + (not at_end)
+
+
+def step_of_evaluation(wanted: Evaluation, number: int, steps: int, epoch_steps: int) -> int:
+    """After which of the steps evaluation `number` (from 1) comes; all of them for one after it."""
+    intervals = _intervals(wanted, epoch_steps)
+    return min(steps, bisect_left(range(steps), number, key=lambda step: _due(intervals, step)))
+
+
+def _intervals(wanted: Evaluation, epoch_steps: int) -> list[int]:
+    """Steps between two evaluations, by steps and by epochs."""
+    intervals = [] if wanted.every_steps is None else [wanted.every_steps]
+    if wanted.every_epochs is not None:
+        intervals.append(wanted.every_epochs * epoch_steps)
+    return intervals
+
+
+def _due(intervals: list[int], steps: int) -> int:
+    """How often one of them is over within so many steps."""
     due = sum(steps // interval for interval in intervals)
-    if len(intervals) == 2:
-        due -= steps // math.lcm(*intervals)
-    return due + (not any(is_due(interval, steps) for interval in intervals))
+    return due - steps // math.lcm(*intervals) if len(intervals) == 2 else due
 
 
 def evaluation_batch(wanted: Evaluation, training: Training) -> int:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from app.spec.base import DatasetName, FieldName, OpenFraction, SpecModel
+from app.spec.base import DatasetName, FieldName, OpenFraction, SpecModel, disagreement
 
 CHUNK_SIZE = re.compile(
     r"^(auto|[1-9][0-9]{0,5}(\.[0-9]{1,3})?(KiB|MiB|GiB|TiB)|[1-9][0-9]?%|100%)$"
@@ -31,8 +31,19 @@ class _FractionSplit(SpecModel):
 
     @model_validator(mode="after")
     def _leaves_something_to_train_on(self) -> Self:
-        if self.validation_fraction + self.test_fraction >= 1.0:
-            raise ValueError("validation_fraction + test_fraction must be below 1")
+        held_out = self.validation_fraction + self.test_fraction
+        if held_out >= 1.0:
+            usual: float = type(self).model_fields["validation_fraction"].default
+            fix = {"validation_fraction": usual}
+            if usual + self.test_fraction >= 1.0:
+                fix |= {"test_fraction": usual}
+            raise disagreement(
+                "validation_fraction",
+                "validation_fraction + test_fraction must be below 1",
+                f"Together they hold out {held_out:.0%} of the samples: nothing is left to train "
+                "on.",
+                fix,
+            )
         return self
 
 
@@ -41,6 +52,8 @@ class ChronologicalSplit(_FractionSplit):
 
     method: Literal["chronological"] = "chronological"
     """Cut the file in order."""
+    gap: Literal["auto"] | Annotated[int, Field(ge=0, le=2**40)] = "auto"
+    """Samples left out between two parts; default auto: as many as share steps, 0 for others."""
 
 
 class RandomSplit(_FractionSplit):
@@ -101,7 +114,13 @@ class ChunkedLoader(SpecModel):
     @model_validator(mode="after")
     def _a_group_is_for_blocks(self) -> Self:
         if self.shuffle_group != "auto" and self.shuffle in ("full", "none"):
-            raise ValueError("shuffle_group needs shuffle: block")
+            raise disagreement(
+                "shuffle_group",
+                "shuffle_group needs shuffle: block",
+                "It is how many neighbours are shuffled together, block by block; "
+                f"{self.shuffle} shuffles {'all' if self.shuffle == 'full' else 'none'} of them.",
+                {"shuffle_group": "auto"},
+            )
         return self
 
 
@@ -125,9 +144,17 @@ class DataLoaderLoader(SpecModel):
 
     @model_validator(mode="after")
     def _these_are_for_workers(self) -> Self:
-        for name in ("prefetch_factor", "persistent_workers"):
-            if getattr(self, name) and not self.num_workers:
-                raise ValueError(f"{name} needs num_workers of 1 or more")
+        unset = {"prefetch_factor": None, "persistent_workers": False}
+        idle = {name: unset[name] for name in unset if getattr(self, name) and not self.num_workers}
+        if idle:
+            name, *_ = idle
+            raise disagreement(
+                name,
+                f"{name} needs num_workers of 1 or more",
+                "It is about the processes that read ahead, and with num_workers 0 the trainer "
+                "reads by itself.",
+                idle,
+            )
         return self
 
 

@@ -1,5 +1,6 @@
 """What a restart carries over follows from what changed."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from app.guard.facts import Facts
 from app.guard.patching import apply_json_patch, apply_merge_patch
 from app.guard.plan import make_plan
 from app.presets.catalog import load_catalog
-from tests.guard.world import codes, parent_of, plan_of, world
+from app.spec.parse import parse_spec
+from tests.guard.world import codes, parent_of, plan_of, weather, world
 
 CATALOG = load_catalog(Path("/nonexistent"))
 REQUEST = {"recipe": {"kind": "sequence"}, "data": {"dataset": "weather"}}
@@ -125,3 +127,19 @@ def test_a_finished_run_may_be_tested_by_other_metrics():
     assert "correctness.nothing_left" not in codes(plan_of(other, facts))
     untested = {"evaluation": {"metrics": ["mae", "rmse"]}}
     assert "correctness.nothing_left" in codes(plan_of(untested, facts))
+
+
+def test_a_restart_of_a_run_from_before_there_were_gaps_is_split_as_that_was():
+    """Its spec is stored without; with other parts its state could not be carried."""
+    facts = world(weather(window_steps={"features": 1}))
+    parent = parent_of({}, 100)
+    stored = parent.spec.model_dump(mode="json")
+    del stored["data"]["split"]["gap"]
+    spec, _ = parse_spec(stored)
+    assert spec is not None
+    child = plan_of(facts=replace(facts, parent=replace(parent, spec=spec))).require_ok()
+    assert child["data"]["split"]["gap"] == 0
+    assert carry_between(stored, child).kind == "full"
+    anew = plan_of(facts=facts).require_ok()
+    assert anew["data"]["split"]["gap"] == 395
+    assert carry_between(stored, anew).changed == ("/data/split/gap",)

@@ -152,3 +152,64 @@ def test_nan_is_found_in_every_dataset_of_the_run(part):
     assert codes(plan) == ["correctness.nonfinite_values"]
     assert plan.issues[0].loc == ["data", "split", part]
     assert "spring" in plan.issues[0].message
+
+
+def windows(**changes: Any) -> Facts:
+    """36 hours forecast from windows of 360 that move on by so many."""
+    return world(weather(window_steps={"features": 1}, **changes))
+
+
+@pytest.mark.parametrize(
+    ("window_steps", "gap"),
+    [
+        ({}, 0),
+        ({"features": 1}, 395),  # 360 + 36 - 1
+        ({"features": 6}, 65),
+        ({"features": 396}, 0),
+        ({"targets": 1}, 35),
+        ({"features": 6, "targets": 6}, 65),
+    ],
+)
+def test_parts_of_one_series_are_so_far_apart_that_they_share_no_step(window_steps, gap):
+    facts = world(weather(window_steps=window_steps))
+    plan = plan_of(facts=facts)
+    assert codes(plan) == []
+    assert plan.require_ok()["data"]["split"]["gap"] == gap
+    assert plan.provenance["/data/split/gap"] == {"value": gap, "source": "guard"}
+    assert plan.estimate is not None
+    assert plan.estimate["training_samples"] == 3216 - gap
+    by = max(window_steps.values(), default=1000)
+    last, first = 3216 - gap - 1, 3216  # of the training, and of the validation
+    spans = 396 if "features" in window_steps else 36
+    assert window_steps == {} or last * by + spans <= first * by
+    assert window_steps == {} or gap == 0 or (last + 1) * by + spans > first * by
+
+
+def test_a_gap_is_kept_as_it_is_asked_for_and_one_too_small_is_told():
+    plan = plan_of({"data": {"split": {"gap": 100}}}, windows())
+    (issue,) = plan.issues
+    assert (issue.code, issue.severity) == (LEAK, "warning")
+    assert issue.message.startswith("295 of 804 validation samples share steps")
+    assert [(op.path, op.value) for op in issue.fix] == [("/data/split/gap", 395)]
+    assert plan.require_ok()["data"]["split"]["gap"] == 100
+    assert codes(plan_of({"data": {"split": {"gap": 395}}}, windows())) == []
+
+
+def test_where_a_gap_would_take_most_of_the_training_part_there_is_none_and_it_is_told():
+    plan = plan_of(facts=windows(samples=900))
+    (issue,) = plan.issues
+    assert (issue.code, issue.severity, issue.fix) == (LEAK, "warning", [])
+    assert "The dataset is too small to leave out so many." in issue.why
+    assert plan.require_ok()["data"]["split"]["gap"] == 0
+    assert plan_of(facts=windows(samples=1000)).require_ok()["data"]["split"]["gap"] == 395
+
+
+def test_both_borders_have_a_gap_and_a_split_without_a_border_has_none():
+    split = {"split": {"validation_fraction": 0.2, "test_fraction": 0.1}}
+    plan = plan_of({"data": split}, windows())
+    assert plan.estimate is not None
+    assert plan.estimate["training_samples"] == 4020 - 804 - 402 - 2 * 395
+    alone = plan_of({"data": {"split": {"validation_fraction": 0.0}}}, windows())
+    assert alone.estimate is not None
+    assert alone.estimate["training_samples"] == 4020
+    assert codes(alone) == []

@@ -164,7 +164,12 @@ def check(plan: Any, speech: Speech) -> None:
         entry = plan.provenance[pointer]
         assert entry["value"] == value
         if entry["source"] == "guard":
-            assert pointer in ("/preset", "/data/loader/shuffle", "/data/loader/shuffle_group")
+            assert pointer in (
+                "/preset",
+                "/data/split/gap",
+                "/data/loader/shuffle",
+                "/data/loader/shuffle_group",
+            )
         elif pointer in speech.said:
             assert (value, entry["source"]) == speech.said[pointer], pointer
         else:

@@ -25,7 +25,10 @@ CONTRACT = {
         "dataset": "weather",
         "inputs": ["features"],
         "targets": ["targets"],
-        "split": {"validation_fraction": 0.2, "test_fraction": 0.0, "method": "chronological"},
+        "split": {
+            "validation_fraction": 0.2, "test_fraction": 0.0, "method": "chronological",
+            "gap": "auto",
+        },
         "standardize": {"inputs": True, "targets": True},
         "loader": {
             "kind": "chunked", "residency": "auto", "chunk_size": "auto", "shuffle": "auto",

@@ -18,6 +18,39 @@ def test_chronological_cuts_in_the_order_of_the_file():
     assert [part.rows for part in parts.non_empty] == [range(70), range(70, 90), range(90, 100)]
 
 
+@pytest.mark.parametrize(
+    ("fractions", "expected"),
+    [
+        ((0.2, 0.0), (range(65), range(80, 100), range(100, 100))),
+        ((0.2, 0.1), (range(40), range(55, 75), range(90, 100))),
+        ((0.0, 0.1), (range(75), range(90, 90), range(90, 100))),
+        ((0.0, 0.0), (range(100), range(100, 100), range(100, 100))),
+    ],
+)
+def test_a_gap_lies_at_each_border_and_is_taken_from_the_training_part(fractions, expected):
+    validation, test = fractions
+    asked = {
+        "method": "chronological",
+        "validation_fraction": validation,
+        "test_fraction": test,
+        "gap": 15,
+    }
+    parts = split(100, **asked)
+    assert [list(part.rows) for part in (parts.train, parts.validation, parts.test)] == [
+        list(rows) for rows in expected
+    ]
+
+
+def test_a_gap_that_leaves_nothing_to_train_on_is_refused():
+    with pytest.raises(SpecMismatch, match="gap"):
+        split(100, method="chronological", validation_fraction=0.2, gap=80)
+
+
+def test_a_spec_that_was_stored_before_there_were_gaps_is_split_without():
+    parts = split(100, method="chronological", validation_fraction=0.2, test_fraction=0.1)
+    assert [len(part) for part in parts.non_empty] == [70, 20, 10]
+
+
 def test_the_weather_sample_is_cut_at_the_end_of_september():
     parts = split(4020, method="chronological", validation_fraction=0.2545)
     assert parts.train.rows == range(2997)

@@ -2,10 +2,18 @@
 
 from collections.abc import Iterator
 
-from app.guard.derived import dataset_of, inspected, named_datasets
+from app.guard.derived import (
+    dataset_of,
+    has_room_for_gap,
+    inspected,
+    named_datasets,
+    neighbours_sharing_steps,
+    sizes_of,
+)
 from app.guard.facts import DatasetFacts, Facts, FieldFacts, known
 from app.guard.memory import order_of
 from app.guard.rule import Finding, Loc, rule
+from app.spec.arithmetic import gap_of
 from app.spec.data import ChronologicalSplit, ChunkedLoader, DatasetsSplit, RandomSplit
 from app.spec.run import RunSpec
 
@@ -80,9 +88,11 @@ def unscaled(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
 )
 def leaking_split(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     """No part has samples of another: parts are datasets of their own, and windows that overlap
-    are not split at random."""
+    are not split at random, and in their order with a gap that no step reaches over."""
     if isinstance(spec.data.split, DatasetsSplit):
         yield from _same_dataset(spec.data.dataset, spec.data.split)
+    if isinstance(spec.data.split, ChronologicalSplit):
+        yield from _over_the_border(spec, facts, spec.data.split)
     if not isinstance(spec.data.split, RandomSplit):
         return
     dataset = dataset_of(spec, facts)
@@ -98,6 +108,29 @@ def leaking_split(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
                 "with a training window: the score would be that of data it has seen.",
                 {"/data/split/method": "chronological"},
             )
+
+
+def _over_the_border(spec: RunSpec, facts: Facts, split: ChronologicalSplit) -> Iterator[Finding]:
+    """Only the samples next to a border, so that the score is hardly changed: a warning."""
+    sizes, dataset = sizes_of(spec, facts), dataset_of(spec, facts)
+    gap, needed = gap_of(split), neighbours_sharing_steps(spec, dataset)
+    held_out = sizes.validation or sizes.test
+    if gap >= needed or not held_out:
+        return
+    samples = known(dataset.samples, f"the samples of the dataset {dataset.name}")
+    has_room = has_room_for_gap(split, needed, samples)
+    part = "validation" if sizes.validation else "test"
+    shared = min(needed - gap, held_out)
+    yield Finding(
+        ("data", "split", "gap"),
+        f"{shared:,} of {held_out:,} {part} samples share steps of the series with training "
+        "samples.",
+        f"A window and what is forecast from it reach over {needed:,} samples behind it, and the "
+        f"split leaves out {gap:,} at the border: a model may know a part of the answers."
+        + ("" if has_room else " The dataset is too small to leave out so many."),
+        {"/data/split/gap": needed} if has_room else {},
+        severity="warning",
+    )
 
 
 def _same_dataset(trained: str, split: DatasetsSplit) -> Iterator[Finding]:
@@ -170,6 +203,7 @@ def sorted_blocks(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
 
 @rule(
     "learning.sorted_split",
+    severity="warning",
     stands_on="A chronological cut of data sorted by label trains and validates on different ones.",
 )
 def sorted_split(spec: RunSpec, facts: Facts) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from app.spec.arithmetic import PartSizes, part_sizes
+from app.spec.arithmetic import PartSizes, gap_of, part_sizes
 from app.spec.data import ChronologicalSplit, Data, DatasetsSplit, FieldSplit, RandomSplit
 from worker.trainer.data.order import Purpose, permutation
 from worker.trainer.data.source import Rows
@@ -56,8 +56,9 @@ def split_samples(data: Data, samples: Mapping[str, int], seed: int) -> Parts:
         whole = {name: Part(name, range(number)) for name, number in samples.items()}
         test = whole[split.test] if split.test else None
         return Parts(whole[data.dataset], whole[split.validation], test)
-    num_train, _, num_test = _checked_sizes(split, count)
-    cuts = (slice(0, num_train), slice(num_train, count - num_test), slice(count - num_test, count))
+    num_train, num_validation, num_test = _checked_sizes(split, count)
+    end = count - num_test - (gap_of(split) if num_test else 0)
+    cuts = (slice(0, num_train), slice(end - num_validation, end), slice(count - num_test, count))
     if isinstance(split, RandomSplit):
         shuffled = permutation(seed, Purpose.split, 0, 0, count)
         return Parts(*(Part(data.dataset, np.sort(shuffled[cut])) for cut in cuts))
@@ -76,6 +77,6 @@ def _checked_sizes(split: ChronologicalSplit | RandomSplit, count: int) -> PartS
     if sizes.training <= 0:
         raise SpecMismatch(
             f"The split holds out all {count:,} samples, so there is nothing to train on; lower"
-            " data.split.validation_fraction or test_fraction, or use a larger dataset."
+            " data.split.validation_fraction, test_fraction or gap, or use a larger dataset."
         )
     return sizes
