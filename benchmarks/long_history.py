@@ -18,13 +18,11 @@ from sqlalchemy import (
 )
 
 from app.store import Store
-from app.store.dialect import add_up
 from app.store.tables import (
     attempts,
     run_datasets,
     run_documents,
     run_labels,
-    run_tallies,
     runs,
 )
 
@@ -69,13 +67,6 @@ def _copy(connection: Connection, run_id: int, first: int, last: int, total: int
         _insert(connection, numbers, run_documents, run_id, {"run_id": i})
     label = {"run_id": i, "key": literal("sweep"), "value": sweep}
     connection.execute(insert(run_labels).from_select(list(label), select(*label.values())))
-    for state, share in (("succeeded", 0.9), ("failed", 0.08), ("stopped", 0.02)):
-        count = round((last - first + 1) * share)
-        add_up(
-            connection,
-            run_tallies,
-            {"state": state, "reason": "completed", "ended": count, "deleted": 0},
-        )
 
 
 def _numbers(first: int, last: int) -> CTE:

@@ -307,7 +307,7 @@ class Supervision:
         saved = [row for row in rows if row.state == "saved"]
         doomed = [row.path for row in beyond_retention(saved, self._spec.checkpoint)]
         if doomed:  # asked first, so that no restart chooses what is vanishing
-            doomed = kept_in_store.begin_removal(self.lease.run_id, doomed)
+            doomed = kept_in_store.begin_removal(self.lease.token, doomed)
         removed = []
         for path in (*doomed, *(row.path for row in rows if row.state == "removing")):
             try:
@@ -335,7 +335,6 @@ class Supervision:
             message=outcome.message,
             exit_code=self._seen.returncode,
             final=self._report.beat(),
-            made_progress=self._made_progress(reason),
             retry_delay_seconds=self._retry_delay_seconds(),
             policy=outcome.policy,
             next_rung=outcome.next_rung,
@@ -347,12 +346,6 @@ class Supervision:
         else:
             log.info("run ended", run=run.id, state=run.state, reason=reason, message=run.message)
         self._leave()
-
-    def _made_progress(self, reason: Reason) -> bool:
-        """Whether the attempt does not count towards a crash loop: it saved, or we ended it."""
-        asked = self._seen.asked is not None and self._seen.fault is None
-        ended_by_us = asked or reason is Reason.slot_busy
-        return self._report.saved > 0 or ended_by_us
 
     def _retry_delay_seconds(self) -> float:
         assert self._verdict is not None  # noqa: S101 - the stage is `ended`

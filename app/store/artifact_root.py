@@ -14,7 +14,7 @@ from sqlalchemy import select, update
 from app.errors import Unavailable
 from app.plainjson import dump_json
 from app.store.checkpoint_rows import SAVED
-from app.store.database import Database
+from app.store.database import Database, retried
 from app.store.sequences import raise_ids
 from app.store.tables import attempts, checkpoints, database_identity, runs
 
@@ -127,6 +127,7 @@ class ArtifactRoot:
             )
         return None
 
+    @retried
     def _note_use(self) -> None:
         """Remember that there is a root, and give no new run the id of a folder in it, which may be
         there since before a database was put back.

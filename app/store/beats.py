@@ -68,6 +68,11 @@ def apply_beat(connection: Connection, token: str, beat: Beat, now: float) -> Ro
     return run
 
 
+def held_run(connection: Connection, token: str) -> int:
+    """The run that a lease is for; it is held until the transaction ends. LeaseLost."""
+    return int(_known(connection, token).id)
+
+
 def _known(connection: Connection, token: str) -> Row[Any]:
     held = select(*_TOLD).where(_HOLDS).with_for_update()
     run = connection.execute(held, {"token": token}).one_or_none()

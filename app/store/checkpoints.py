@@ -16,8 +16,9 @@ from sqlalchemy import (
 )
 
 from app.errors import Conflict, NotFound
+from app.store.beats import held_run
 from app.store.checkpoint_rows import DAMAGED, REMOVING, SAVED, damage_checkpoints
-from app.store.database import Database
+from app.store.database import Database, retried
 from app.store.jobs import add_job, has_open_job
 from app.store.records import CheckpointRecord, DamagedCheckpoint
 from app.store.tables import TERMINAL_VALUES, checkpoints, runs
@@ -117,6 +118,7 @@ class Checkpoints:
                 )
             return _fetch(connection, chosen)
 
+    @retried
     def set_pinned(self, checkpoint_id: int, pinned: bool) -> CheckpointRecord:
         """Pin or unpin for a person; a child's need holds it all the same."""
         with self._database.write() as connection:
@@ -128,6 +130,7 @@ class Checkpoints:
             )
             return _fetch(connection, checkpoint_id)
 
+    @retried
     def request_delete(self, checkpoint_id: int) -> CheckpointRecord:
         """Have a worker remove it. Conflict while it is pinned or a child needs it.
 
@@ -153,6 +156,7 @@ class Checkpoints:
                 add_job(connection, "remove_artifacts", payload, self._clock())
             return _fetch(connection, checkpoint_id)
 
+    @retried
     def note_damage(self, checkpoint_id: int, why: str) -> None:
         """One that was found damaged by whoever read it."""
         with self._database.write() as connection:
@@ -160,13 +164,14 @@ class Checkpoints:
             found = [DamagedCheckpoint(row.path, why)]
             damage_checkpoints(connection, row.run_id, row.attempt, found)
 
-    def begin_removal(self, run_id: int, paths: Sequence[str]) -> Paths:
-        """Mark checkpoints as about to be removed by retention; those of them that may be.
+    @retried
+    def begin_removal(self, token: str, paths: Sequence[str]) -> Paths:
+        """Mark checkpoints of the lease's run as about to be removed; those of them that may be.
 
-        Asked before files go, it keeps a restart from choosing what is vanishing.
+        Asked before files go, it keeps a restart from choosing what is vanishing. LeaseLost.
         """
         with self._database.write() as connection:
-            return mark_removing(connection, run_id, paths)
+            return mark_removing(connection, held_run(connection, token), paths)
 
 
 def mark_removing(connection: Connection, run_id: int, paths: Sequence[str]) -> Paths:

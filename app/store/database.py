@@ -2,10 +2,10 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property, partial
-from typing import Any
+from functools import cached_property, partial, wraps
+from typing import Any, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, create_engine, event, text
 from sqlalchemy.engine import URL, Engine, make_url
@@ -35,6 +35,31 @@ SUPPORTED = (
     "Stoker keeps its data in a SQLite file (sqlite:////path/to/stoker.db) or in PostgreSQL "
     "(postgresql+psycopg://user@host/name)."
 )
+
+
+# PostgreSQL's words for a transaction that it broke off for another's sake: serialization failure
+# and deadlock.
+BROKEN_OFF = frozenset({"40001", "40P01"})
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _BrokenOff(Unavailable):
+    """The database undid a transaction that got in another's way; by itself it would have gone."""
+
+
+def retried(method: Callable[P, T]) -> Callable[P, T]:
+    """For every method that is one writing transaction: done once more when it was broken off."""
+
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(*args, **kwargs)
+        except _BrokenOff:
+            return method(*args, **kwargs)
+
+    return call
 
 
 class Database:
@@ -237,6 +262,8 @@ def _explained() -> Iterator[None]:
         is_damage = type(error) is DatabaseError
         if not (isinstance(error, OperationalError) or is_damage or is_bad_url):
             raise
+        if getattr(error.orig, "sqlstate", None) in BROKEN_OFF:
+            raise _BrokenOff(_could_not(error.orig)) from error
         raise _unavailable(error.orig) from error
     except InterfaceError as error:
         raise _unavailable(error.orig) from error
@@ -261,7 +288,11 @@ def _explained_commit() -> Iterator[None]:
 
 
 def _unavailable(why: object) -> Unavailable:
-    return Unavailable(
+    return Unavailable(_could_not(why))
+
+
+def _could_not(why: object) -> str:
+    return (
         f"The database could not do its work ({str(why).strip()}). Nothing of this call was "
         "stored; `stoker doctor` says what is wrong."
     )

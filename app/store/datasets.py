@@ -7,7 +7,7 @@ from sqlalchemy import Connection, Row, Select, bindparam, delete, or_, select, 
 
 from app.errors import Conflict, InvalidRequest, NotFound
 from app.store.cursor import parse_cursor
-from app.store.database import Database
+from app.store.database import Database, retried
 from app.store.dialect import insert_unless_there
 from app.store.jobs import add_job
 from app.store.records import DatasetRecord, Document, NewRun, Page
@@ -32,6 +32,7 @@ class Datasets:
         self._database = database
         self._clock = clock
 
+    @retried
     def register(self, name: str, path: str) -> tuple[DatasetRecord, bool]:
         """Name a file below DATA_ROOT and have it inspected; (dataset, whether the name is new).
 
@@ -55,6 +56,7 @@ class Datasets:
                 )
             return record_of(connection.execute(_NAMED, {"name": name}).one()), created
 
+    @retried
     def forget(self, name: str) -> None:
         """Delete the entry, never the file. NotFound; Conflict while the record of a run names it.
 

@@ -31,14 +31,6 @@ def _upsert(dialect: str, table: Table, columns: tuple[str, ...]) -> Any:
     return statement.on_conflict_do_update(index_elements=keys, set_=changed)
 
 
-def add_up(connection: Connection, table: Table, row: Mapping[str, Any]) -> None:
-    """Insert a row of counts, or add them to those of the row with its primary key."""
-    statement = _insert(connection, table).values(row)
-    keys = [column.name for column in table.primary_key]
-    sums = {name: table.c[name] + statement.excluded[name] for name in row if name not in keys}
-    connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=sums))
-
-
 def insert_unless_there(connection: Connection, table: Table, row: Mapping[str, Any]) -> bool:
     """Insert a row unless a unique column holds its value already; whether it was inserted.
 

@@ -1,6 +1,5 @@
 """Jobs: what needs a worker's disk or libraries, done by an agent's child."""
 
-from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import (
@@ -27,7 +26,8 @@ from app.store.checkpoint_rows import (
     forget_checkpoints,
 )
 from app.store.claimants import require_alive
-from app.store.database import Database
+from app.store.clock import Clock
+from app.store.database import Database, retried
 from app.store.forgetting import forget_jobs
 from app.store.records import DamagedCheckpoint, Document, Inspection, NewCheckpoint
 from app.store.tables import checkpoints, datasets, jobs
@@ -56,10 +56,11 @@ _COLUMNS = [jobs.c[name] for name in JobRecord.__dataclass_fields__]
 class Jobs:
     """A queue in the order of ids; a job belongs to the worker that claimed it."""
 
-    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+    def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
 
+    @retried
     def claim(self, worker_id: int, *, artifacts: bool = True) -> JobRecord | None:
         """The oldest queued job that need not wait, and for no other worker; now this worker's.
 
@@ -67,8 +68,9 @@ class Jobs:
 
         Conflict when the worker is not alive to the store: nobody would queue the job again.
         """
-        due = {"now": self._clock(), "worker": worker_id, "artifacts": artifacts}
+        due: Document = {"worker": worker_id, "artifacts": artifacts}
         with self._database.read() as connection:
+            due["now"] = self._clock.of(connection)
             if connection.execute(_OLDEST_DUE, due).scalar() is None:
                 return None
         with self._database.write() as connection:
@@ -85,6 +87,7 @@ class Jobs:
             )
             return _to_record(connection.execute(taken).one())
 
+    @retried
     def finish(
         self,
         job_id: int,
@@ -108,7 +111,7 @@ class Jobs:
                 raise LeaseLost(f"Job {job_id} is not worker {worker_id}'s any more.")
             may_retry = job.kind in TRIED_AGAIN and job.attempts < MAX_ATTEMPTS
             if error is not None and may_retry:
-                retry_at = self._clock() + RETRY_SECONDS * 6.0 ** (job.attempts - 1)
+                retry_at = self._clock.of(connection) + RETRY_SECONDS * 6.0 ** (job.attempts - 1)
                 return _requeue(connection, *mine, error=error, retry_at=retry_at)[0]
             (ended,) = _end(connection, *mine, error=error, now=self._clock(), result=result)
             if inspection is not None:
@@ -117,12 +120,14 @@ class Jobs:
                 _reconcile(connection, ended.payload, result)
             return ended
 
+    @retried
     def order_probe(self, worker_id: int, payload: Document) -> int:
         """Queue a measurement for this worker alone; the job's id. Conflict when it takes none."""
         with self._database.write(ring=True) as connection:
             require_alive(connection, worker_id)
             return add_job(connection, "probe_step", payload, self._clock(), worker_id=worker_id)
 
+    @retried
     def withdraw(self, job_id: int) -> None:
         """End a job that nobody waits for any more, if it has not begun."""
         with self._database.write() as connection:

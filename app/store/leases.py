@@ -1,17 +1,18 @@
 """Leases: an agent claims a run, beats, finishes. Every write is fenced by the lease's token."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
-from sqlalchemy import and_, exists, literal, select, true
+from sqlalchemy import and_, select
 
 from app.lifecycle import Intent, Reason, RunState
 from app.store.beats import apply_beat
 from app.store.claims import choose_run, take
-from app.store.database import OBSERVER_PATIENCE_SECONDS, Database
+from app.store.clock import Clock
+from app.store.database import OBSERVER_PATIENCE_SECONDS, Database, retried
 from app.store.jobs import add_job
 from app.store.records import Beat, Finish, Holder, Lease, RunRecord, SlotOffer
 from app.store.run_rows import fetch
-from app.store.tables import attempts, runs, workers
+from app.store.tables import runs, workers
 from app.store.transitions import Ending, end_attempt
 
 LOST_RETRY_SECONDS = 5.0
@@ -37,10 +38,11 @@ _HOLDERS = (
 class Leases:
     """The aggregate. One lease a running run; it ends with finish or declare_lost."""
 
-    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+    def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
 
+    @retried
     def claim(self, worker_id: int, slots: Sequence[SlotOffer]) -> Lease | None:
         """Take the first run in the queue that one of the free slots can train; None when none.
 
@@ -50,27 +52,28 @@ class Leases:
         if not slots:
             return None
         with self._database.read() as connection:
-            if choose_run(connection, slots, self._clock()) is None:
+            if choose_run(connection, slots, self._clock.of(connection)) is None:
                 return None  # without a writer's lock, since an idle agent asks often
         with self._database.write() as connection:
-            now = self._clock()
+            now = self._clock.of(connection)
             run = choose_run(connection, slots, now, locked=True)
             return None if run is None else take(connection, run, worker_id, slots, now)
 
+    @retried
     def beat(self, token: str, beat: Beat) -> Intent:
         """Write what is new, as one transaction; what the user wants by now. LeaseLost."""
         with self._database.write() as connection:
             return Intent(apply_beat(connection, token, beat, self._clock()).intent)
 
+    @retried
     def finish(self, token: str, finish: Finish) -> RunRecord:
         """End the attempt; where the run goes depends on the intent as it is then. LeaseLost."""
         with self._database.write(ring=True) as connection:
-            now = self._clock()
+            now = self._clock.of(connection)
             run = apply_beat(connection, token, finish.final, now)
             ending = Ending(
                 reason=finish.reason,
                 message=finish.message,
-                made_progress=literal(finish.made_progress),
                 exit_code=finish.exit_code,
                 retry_delay_seconds=finish.retry_delay_seconds,
                 policy=finish.policy,
@@ -84,6 +87,7 @@ class Leases:
         with self._database.read() as connection:
             return [Holder(*row) for row in connection.execute(_HOLDERS)]
 
+    @retried
     def unlocked(self, tokens: Collection[str]) -> set[str]:
         """Those of these leases whose next beat would not have to wait for somebody's lock.
 
@@ -96,24 +100,19 @@ class Leases:
             rows = connection.execute(held.with_for_update(skip_locked=True))
             return set(rows.scalars())
 
+    @retried
     def declare_lost(self, token: str, beat: int) -> bool:
         """End a lease whose holder is dead, if its beat counter is still as it was seen."""
-        saved = exists().where(
-            attempts.c.run_id == runs.c.id,
-            attempts.c.number == runs.c.attempt,
-            attempts.c.saved_checkpoints > 0,
-        )
         ending = Ending(
             reason=Reason.worker_lost,
             message="The worker stopped answering: its process or its host ended, or it could not "
             "reach the database.",
-            made_progress=and_(true(), saved.correlate(runs)),
             exit_code=None,
             retry_delay_seconds=LOST_RETRY_SECONDS,
         )
         as_seen = and_(runs.c.lease_token == token, runs.c.beat == beat)
         with self._database.write() as connection:
-            now = self._clock()
+            now = self._clock.of(connection)
             moved = end_attempt(connection, as_seen, ending, now)
             if moved is None:
                 return False

@@ -285,16 +285,12 @@ class NextRung:
 
 @dataclass(frozen=True)
 class Finish:
-    """The end of an attempt. `made_progress`: it does not count towards a crash loop.
-
-    `policy`: in place of the reason's own.
-    """
+    """The end of an attempt. `policy`: in place of the reason's own."""
 
     reason: Reason
     message: str
     exit_code: int | None = None
     final: Beat = field(default_factory=Beat)
-    made_progress: bool = False
     retry_delay_seconds: float = 0.0
     policy: ReasonPolicy | None = None
     next_rung: NextRung | None = None

@@ -23,7 +23,6 @@ from app.store.tables import (
     run_labels,
     runs,
 )
-from app.store.tallies import count_deleted
 
 
 def remove_run(
@@ -49,7 +48,6 @@ def remove_run(
             code="needed_by_child",
         )
     _erase(connection, run_id)
-    count_deleted(connection, run.state, run.reason)
     connection.execute(
         update(runs).where(runs.c.id == run_id).values(deleted_at=now, version=runs.c.version + 1)
     )

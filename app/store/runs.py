@@ -23,7 +23,7 @@ from app.guard.memory_compared import compared
 from app.lifecycle import Intent, RunState
 from app.store import intents
 from app.store.cursor import parse_cursor
-from app.store.database import Database
+from app.store.database import Database, retried
 from app.store.records import (
     Idempotency,
     NewRun,
@@ -61,13 +61,24 @@ from app.store.tables import (
     run_labels,
     runs,
 )
-from app.store.tallies import ended_runs
 
 CHANGEABLE = frozenset({"name", "notes", "labels", "priority"})
 _WAITING = (runs.c.state == RunState.queued.value, runs.c.intent == Intent.run.value)
 # Read after each commit while somebody follows; to build it costs more than to execute it.
 _MARKS = select(runs.c.id, *(runs.c[name] for name in WatchMark._fields)).where(
     runs.c.id.in_(bindparam("ids", expanding=True)), runs.c.deleted_at.is_(None)
+)
+
+# Read from one index, without a look at the rows.
+_ENDED = (
+    select(
+        runs.c.state,
+        runs.c.reason,
+        func.count().label("ended"),
+        func.count(runs.c.deleted_at).label("deleted"),
+    )
+    .where(runs.c.finished_at.is_not(None))
+    .group_by(runs.c.state, runs.c.reason)
 )
 
 
@@ -88,9 +99,8 @@ class Runs:
         self, new: NewRun, *, idempotency: Idempotency | None = None
     ) -> tuple[RunRecord, bool]:
         """Queue a run; (run, whether it is new). InvalidRequest: a key used with another body."""
-        with self._database.write(ring=True) as connection:
-            [made] = submit(connection, [Submission(new, idempotency)], self._clock())
-            return made
+        [made] = self._create_together([Submission(new, idempotency)])
+        return made
 
     def create_all(
         self, submissions: Sequence[Submission]
@@ -100,13 +110,18 @@ class Runs:
         One that is refused undoes no other: then each gets a transaction of its own.
         """
         try:
-            with self._database.write(ring=True) as connection:
-                return submit(connection, submissions, self._clock())
+            return self._create_together(submissions)
         except Exception as error:  # noqa: BLE001 - it is given back
             if len(submissions) == 1 or isinstance(error, Unavailable):
                 return [error] * len(submissions)
         return [made for one in submissions for made in self.create_all([one])]
 
+    @retried
+    def _create_together(self, submissions: Sequence[Submission]) -> list[tuple[RunRecord, bool]]:
+        with self._database.write(ring=True) as connection:
+            return submit(connection, submissions, self._clock())
+
+    @retried
     def restart(
         self,
         restart: Restart,
@@ -129,6 +144,7 @@ class Runs:
             remember_key(connection, idempotency, run_id)
             return fetch(connection, run_id), True
 
+    @retried
     def try_restart(
         self, restart: Restart, new: NewRun, if_version: int | None = None
     ) -> RunRecord:
@@ -220,6 +236,7 @@ class Runs:
 
     # --- change -----------------------------------------------------------------------------
 
+    @retried
     def update(
         self, run_id: int, changes: Mapping[str, Any], if_version: int | None = None
     ) -> RunRecord:
@@ -240,6 +257,7 @@ class Runs:
                 set_labels(connection, {run_id: changes["labels"]})
             return fetch(connection, run_id)
 
+    @retried
     def delete(self, run_id: int, if_version: int | None = None) -> None:
         """Delete a run that is over, and have a worker remove its artifacts. Its id stays taken.
 
@@ -251,12 +269,13 @@ class Runs:
             remove_run(connection, run_id, now, if_version)
             order_removal(connection, [run_id], now)
 
+    @retried
     def delete_all(self, run_ids: Sequence[int]) -> dict[int, StokerError]:
         """Each as by `delete`, all in one transaction; by id, why a run was kept."""
         kept: dict[int, StokerError] = {}
         with self._database.write(ring=True) as connection:
             now = self._clock()
-            for run_id in run_ids:
+            for run_id in sorted(run_ids):  # two that delete the same take turns
                 try:
                     remove_run(connection, run_id, now)
                 except StokerError as error:  # before anything was changed
@@ -272,6 +291,7 @@ class Runs:
 
     # --- steer ------------------------------------------------------------------------------
 
+    @retried
     def set_intent(
         self, run_id: int, intent: Intent, if_version: int | None = None
     ) -> tuple[RunRecord, bool]:
@@ -284,6 +304,7 @@ class Runs:
             changed = intents.want(connection, run, intent, self._clock())
             return fetch(connection, run_id), changed
 
+    @retried
     def resume(self, run_id: int, if_version: int | None = None) -> tuple[RunRecord, bool]:
         """Withdraw a pause; (run, whether there was one). Errors as of set_intent."""
         with self._database.write(ring=True) as connection:
@@ -302,14 +323,14 @@ class Runs:
         )
         with self._database.read() as connection:
             counts = Counter({RunState(row[0]): row[1] for row in connection.execute(active)})
-            for (state, _), (ended, deleted) in ended_runs(connection).items():
-                counts[RunState(state)] += ended - deleted
+            for row in connection.execute(_ENDED):
+                counts[RunState(row.state)] += row.ended - row.deleted
         return dict(+counts)
 
     def finished_counts(self) -> dict[tuple[str, str], int]:
         """How many runs ended with each (outcome, reason), the deleted ones too: it only grows."""
         with self._database.read() as connection:
-            return {how: ended for how, (ended, _) in ended_runs(connection).items()}
+            return {(row.state, row.reason): row.ended for row in connection.execute(_ENDED)}
 
     def queue(self, limit: int = 1000, after: str | None = None) -> Page[RunRecord]:
         """Waiting runs in the order in which they will be claimed; `after` as for `list`.

@@ -1,13 +1,11 @@
 """The store: one object with an attribute for each aggregate."""
 
-import time
-from collections.abc import Callable
-
 from sqlalchemy import text
 
 from app.settings import Settings
 from app.store.attempts import Attempts
 from app.store.checkpoints import Checkpoints
+from app.store.clock import Clock
 from app.store.database import BUSY_TIMEOUT_SECONDS, Database
 from app.store.datasets import Datasets
 from app.store.events import Events
@@ -21,8 +19,6 @@ from app.store.runs import Runs
 from app.store.tokens import Tokens
 from app.store.workers import Workers
 
-Clock = Callable[[], float]
-
 
 class Store:
     """All of it over one database. Thread-safe; every method is a short transaction.
@@ -30,7 +26,8 @@ class Store:
     Any method may raise Unavailable when the database cannot be reached.
     """
 
-    def __init__(self, database: Database, clock: Clock = time.time) -> None:
+    def __init__(self, database: Database, clock: Clock | None = None) -> None:
+        clock = clock or Clock()
         self.database = database
         self.runs = Runs(database, clock)
         self.leases = Leases(database, clock)
@@ -60,7 +57,7 @@ class Store:
 
 
 def open_store(
-    settings: Settings, clock: Clock = time.time, busy_seconds: float = BUSY_TIMEOUT_SECONDS
+    settings: Settings, clock: Clock | None = None, busy_seconds: float = BUSY_TIMEOUT_SECONDS
 ) -> Store:
     """The store of these settings; nothing is created or upgraded (see migrate.upgrade)."""
     return Store(Database(settings, busy_seconds), clock)

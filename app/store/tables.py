@@ -188,20 +188,21 @@ for _column in (
 Index(None, runs.c.started_at)
 _is_there = runs.c.deleted_at.is_(None)
 Index(None, runs.c.finished_at, sqlite_where=_is_there, postgresql_where=_is_there)
+# How many ended so, and how many of these were deleted, is counted in the index alone.
+_is_over = runs.c.finished_at.is_not(None)
+Index(
+    None,
+    runs.c.state,
+    runs.c.reason,
+    runs.c.deleted_at,
+    sqlite_where=_is_over,
+    postgresql_where=_is_over,
+)
 # Of those that were ever claimed, which is written in the statement as it is here: only then a
 # database uses the index.
 has_begun = runs.c.attempt > literal_column("0")
 Index(None, runs.c.likeness, runs.c.id, sqlite_where=has_begun, postgresql_where=has_begun)
 Index("ix_runs_claim", runs.c.state, desc(runs.c.priority), runs.c.place, runs.c.id)
-
-# How many runs have ended so, and how many of these were deleted; see tallies.py.
-run_tallies = _narrow(
-    "run_tallies",
-    Column("state", Text, primary_key=True),
-    Column("reason", Text, primary_key=True),
-    Column("ended", BigInteger, nullable=False),
-    Column("deleted", BigInteger, nullable=False),
-)
 
 # A run's big documents, never changed; apart, so that lists and beats do not touch them.
 run_documents = _wide(

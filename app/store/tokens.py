@@ -9,7 +9,7 @@ from sqlalchemy import Row, bindparam, insert, select, update
 from sqlalchemy.dialects import sqlite
 
 from app.errors import NotFound
-from app.store.database import Database
+from app.store.database import Database, retried
 from app.store.records import TokenRecord
 from app.store.tables import tokens
 
@@ -30,6 +30,7 @@ class Tokens:
         self._database = database
         self._clock = clock
 
+    @retried
     def create(self, name: str) -> tuple[TokenRecord, str]:
         """A new token and its secret, which cannot be shown again."""
         secret = PREFIX + secrets.token_urlsafe(SECRET_BYTES)
@@ -55,6 +56,7 @@ class Tokens:
             rows = connection.execute(select(*_COLUMNS).order_by(tokens.c.id)).all()
         return [_to_record(row) for row in rows]
 
+    @retried
     def revoke(self, token_id: int) -> TokenRecord:
         """End a token at once; once more changes nothing. NotFound."""
         ended = update(tokens).where(tokens.c.id == token_id, tokens.c.revoked_at.is_(None))

@@ -10,6 +10,7 @@ from sqlalchemy import (
     Row,
     and_,
     case,
+    exists,
     insert,
     literal,
     null,
@@ -27,11 +28,21 @@ from app.lifecycle import (
 )
 from app.store.records import NextRung
 from app.store.tables import TERMINAL_VALUES, attempts, events, runs
-from app.store.tallies import count_ended
 
 # What a state event tells, beside where the run came from.
 MOVED = (runs.c.id, runs.c.attempt, runs.c.state, runs.c.intent, runs.c.reason, runs.c.message,
          runs.c.last_event_seq)  # fmt: skip
+
+# Whether the attempt that ends has saved a checkpoint of its own.
+_has_saved = (
+    exists()
+    .where(
+        attempts.c.run_id == runs.c.id,
+        attempts.c.number == runs.c.attempt,
+        attempts.c.saved_checkpoints > 0,
+    )
+    .correlate(runs)
+)
 
 
 def move(connection: Connection, run: Row[Any], now: float, **changes: Any) -> None:
@@ -49,8 +60,6 @@ def record_move(
     connection: Connection, moved: Row[Any], source: str | None, now: float, **more: Any
 ) -> None:
     """The event of a move whose statement has already counted it in `last_event_seq`."""
-    if moved.state in TERMINAL_VALUES:
-        count_ended(connection, moved.state, moved.reason)
     data = {
         "from": source,
         "to": moved.state,
@@ -74,13 +83,10 @@ def record_move(
 
 @dataclass(frozen=True)
 class Ending:
-    """How an attempt ended; `made_progress` may look at the run's row, `policy` takes the place of
-    the reason's own.
-    """
+    """How an attempt ended; `policy` takes the place of the reason's own."""
 
     reason: Reason
     message: str
-    made_progress: ColumnElement[bool]
     exit_code: int | None
     retry_delay_seconds: float
     policy: ReasonPolicy | None = None
@@ -154,8 +160,10 @@ def _record_retry(connection: Connection, moved: Row[Any], ending: Ending, now: 
 
 def _values_after(ending: Ending, now: float) -> dict[str, Any]:
     is_free = (ending.policy or REASON_POLICY[ending.reason]).free
-    losses = case((ending.made_progress, 0), else_=runs.c.losses + (0 if is_free else 1))
-    target, why = finish_cases(ending.reason, losses, ending.policy)
+    # Progress gives the budget back: what was lost before it does not count any more.
+    losses = case((_has_saved, 0), else_=runs.c.losses + (0 if is_free else 1))
+    used = case((_has_saved, 0), else_=runs.c.retries_used)
+    target, why = finish_cases(ending.reason, losses, used, ending.policy)
     is_queued = target == RunState.queued.value
     is_off = target.in_([RunState.queued.value, RunState.paused.value])
     is_loop = why == Reason.crash_loop.value
@@ -165,7 +173,7 @@ def _values_after(ending: Ending, now: float) -> dict[str, Any]:
         "reason": why,
         "message": case((is_loop, _crash_loop(ending.message)), else_=ending.message),
         "losses": losses,
-        "retries_used": runs.c.retries_used + case((is_queued, 0 if is_free else 1), else_=0),
+        "retries_used": used + case((is_queued, 0 if is_free else 1), else_=0),
         "retry_at": case((is_queued, retry_at), else_=null()),
         "finished_at": case((target.in_(TERMINAL_VALUES), literal(now, Double)), else_=null()),
         "worker": case((is_off, null()), else_=runs.c.worker),
@@ -177,15 +185,18 @@ def _values_after(ending: Ending, now: float) -> dict[str, Any]:
 
 
 def finish_cases(
-    reason: Reason, losses: ColumnElement[int], policy: ReasonPolicy | None = None
+    reason: Reason,
+    losses: ColumnElement[int],
+    used: ColumnElement[int],
+    policy: ReasonPolicy | None = None,
 ) -> tuple[ColumnElement[str], ColumnElement[str]]:
     """`lifecycle.finish_target` as two SQL expressions, (state, reason), on a row of runs.
 
-    `losses` is the count with the attempt that ends. Built by asking finish_target itself about
-    every case, so that there is one truth.
+    `losses` is the count with the attempt that ends, `used` that of the retries before it. Built by
+    asking finish_target itself about every case, so that there is one truth.
     """
     loops = losses >= CRASH_LOOP_LOSSES
-    has_budget = runs.c.retries_used < runs.c.max_retries
+    has_budget = used < runs.c.max_retries
     states, reasons = [], []
     for intent in Intent:
         for is_loop in (True, False):

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
 from app.errors import NotFound
 from app.store.cursor import parse_cursor
-from app.store.database import OBSERVER_PATIENCE_SECONDS, Database
+from app.store.database import OBSERVER_PATIENCE_SECONDS, Database, retried
 from app.store.forgetting import forget_workers
 from app.store.jobs import requeue_jobs_of
 from app.store.records import Document
@@ -33,6 +33,7 @@ class Workers:
         self._database = database
         self._clock = clock
 
+    @retried
     def register(self, new: NewWorker) -> int:
         """A new process; its id."""
         now = self._clock()
@@ -43,6 +44,7 @@ class Workers:
             worker_id: int = connection.execute(statement).scalar_one()
         return worker_id
 
+    @retried
     def beat(
         self,
         worker_id: int,
@@ -66,6 +68,7 @@ class Workers:
             if not connection.execute(_BEAT, {"worker": worker_id, **values}).rowcount:
                 raise _missing(worker_id)
 
+    @retried
     def set_state(self, worker_id: int, state: WorkerState) -> None:
         """`draining` takes nothing new; `gone` ended in order; its jobs are queued again."""
         with self._database.write(ring=state == "gone") as connection:
@@ -74,6 +77,7 @@ class Workers:
             if state == "gone":
                 requeue_jobs_of(connection, worker_id, self._clock())
 
+    @retried
     def declare_lost(self, worker_id: int, beat: int) -> bool:
         """Mark a dead worker, if its beat counter is still as it was seen; queue its jobs again."""
         statement = (
@@ -87,6 +91,7 @@ class Workers:
             requeue_jobs_of(connection, worker_id, self._clock())
             return True
 
+    @retried
     def unlocked(self, ids: Collection[int]) -> set[int]:
         """Those of these workers whose next beat would not have to wait for somebody's lock.
 

@@ -35,7 +35,7 @@ def test_a_long_history_is_one_that_runs_could_have_made(world):
     with world.database.read() as connection:
         states = Counter(connection.execute(select(runs.c.state)).scalars())
     assert states.total() == TOTAL
-    assert states == world.store.runs.counts_by_state(), "tallies say what there is"
+    assert states == world.store.runs.counts_by_state(), "counts say what there is"
     newest = world.store.runs.list(RunFilter(), 500).data
     assert [run.id for run in newest] == list(range(TOTAL, TOTAL - 500, -1))
     assert newest[0].finished_at < ended.finished_at + 1

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection
 
 from app.settings import Settings, load_settings
-from app.store import Store, migrate
+from app.store import Store, clock, migrate
 from app.store.database import Database
 from app.store.identity import this_process
 from app.store.records import Lease, NewRun, RunRecord, SlotOffer
@@ -21,12 +22,15 @@ CPU = SlotOffer("cpu-0-0", "cpu", "cpu")
 
 
 @dataclass
-class Clock:
-    """Unix seconds that pass only when a test says so."""
+class Clock(clock.Clock):
+    """Unix seconds that pass only when a test says so, here and in the database."""
 
     now: float = 1_700_000_000.0
 
     def __call__(self) -> float:
+        return self.now
+
+    def of(self, connection: Connection) -> float:
         return self.now
 
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, func, select, text
+from sqlalchemy import delete, func, select, text, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import InternalError
 
@@ -23,6 +24,8 @@ from app.lifecycle import Intent, Reason
 from app.settings import Settings
 from app.store import Store, migrate, open_store
 from app.store.checkpoints import mark_removing
+from app.store.clock import Clock
+from app.store.database import retried
 from app.store.observer import Observer
 from app.store.records import (
     Beat,
@@ -34,10 +37,9 @@ from app.store.records import (
     Restart,
 )
 from app.store.submission import insert_restart
-from app.store.tables import runs
-from app.store.tallies import ended_runs
+from app.store.tables import jobs, runs
 
-from .conftest import World, new_run
+from .conftest import CPU, World, new_run
 from .server import CommitBreaker
 
 RACER = Path(__file__).with_name("racer.py")
@@ -120,6 +122,21 @@ def test_a_stop_that_races_with_the_end_is_never_lost(world: World, race: Race) 
     assert states == {"stopped": 2}
 
 
+def until_one_waits(world: World, call: Future[Any]) -> None:
+    waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+    while not call.done():
+        with world.store.database.read() as connection:
+            if connection.execute(waiting).scalar():
+                return
+    pytest.fail(f"it did not wait: {call.result()}")
+
+
+def ended(world: World) -> int:
+    """A run that is over."""
+    lease = world.running()
+    return world.store.leases.finish(lease.token, Finish(Reason.completed, "")).id
+
+
 @pytest.mark.parametrize(
     "kind", [pytest.param("postgres", marks=pytest.mark.postgres)], indirect=True
 )
@@ -131,8 +148,8 @@ class TestARestartAndARemoval:
         with ThreadPoolExecutor(1) as other:
             with world.store.database.write() as connection:
                 child = insert_restart(connection, LATEST, new_run(), world.clock(), None)
-                removal = other.submit(world.store.checkpoints.begin_removal, parent, paths)
-                self.until_one_waits(world, removal)
+                removal = other.submit(self.remove, world, parent, paths)
+                until_one_waits(world, removal)
             assert removal.result() == paths[:1]
         assert [point.run_id for point in self.claim(world, child).restore_points] == [parent]
         assert [c.state for c in world.store.checkpoints.list(parent)] == ["saved", "removing"]
@@ -143,7 +160,7 @@ class TestARestartAndARemoval:
             with world.store.database.write() as connection:
                 assert mark_removing(connection, parent, paths[1:]) == paths[1:]
                 restart = other.submit(world.store.runs.restart, LATEST, new_run())
-                self.until_one_waits(world, restart)
+                until_one_waits(world, restart)
             restart.result()
         newest, oldest = world.store.checkpoints.list(parent)
         assert (newest.state, newest.pinned) == ("removing", False)
@@ -158,7 +175,7 @@ class TestARestartAndARemoval:
                 again = replace(LATEST, parent_id=child.id)
                 grandchild = insert_restart(connection, again, new_run(), world.clock(), None)
                 deletion = other.submit(world.store.runs.delete, parent)
-                self.until_one_waits(world, deletion)
+                until_one_waits(world, deletion)
             with pytest.raises(Conflict, match=f"Run {grandchild}"):
                 deletion.result()
         assert [point.run_id for point in self.claim(world, grandchild).restore_points][
@@ -174,19 +191,15 @@ class TestARestartAndARemoval:
         world.store.leases.finish(lease.token, Finish(Reason.completed, "", final=final))
         return lease.run_id, paths
 
+    def remove(self, world: World, run_id: int, paths: list[str]) -> list[str]:
+        with world.store.database.write() as connection:
+            return mark_removing(connection, run_id, paths)
+
     def claim(self, world: World, run_id: int) -> Lease:
         lease = world.claim()
         assert lease is not None
         assert lease.run_id == run_id
         return lease
-
-    def until_one_waits(self, world: World, call: Future[Any]) -> None:
-        waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
-        while not call.done():
-            with world.store.database.read() as connection:
-                if connection.execute(waiting).scalar():
-                    return
-        pytest.fail(f"it did not wait: {call.result()}")
 
 
 @pytest.mark.parametrize(
@@ -200,7 +213,65 @@ class TestPostgres:
         with world.store.database.read() as connection:
             assert connection.execute(running).scalar() == 1
             world.store.leases.finish(lease.token, Finish(Reason.completed, ""))
-            assert ended_runs(connection) == {}
+            ended = select(func.count()).select_from(runs).where(runs.c.finished_at.is_not(None))
+            assert connection.execute(ended).scalar() == 0
+
+    def test_a_deadlock_is_tried_once_more(self, world: World) -> None:
+        """PostgreSQL ends the one that waits first; the other one goes on, and then it does too."""
+        first, second = ended(world), ended(world)
+        hold = select(runs.c.id).with_for_update()
+        with ThreadPoolExecutor(1) as others:
+            with world.store.database.write() as connection:
+                connection.execute(text("SET LOCAL deadlock_timeout = '60s'"))  # not this one
+                connection.execute(hold.where(runs.c.id == second))
+                deletion = others.submit(world.store.runs.delete_all, [first, second])
+                until_one_waits(world, deletion)
+                connection.execute(hold.where(runs.c.id == first))  # until the other is ended
+            assert deletion.result() == {}
+        assert world.store.runs.finished_counts() == {("succeeded", "completed"): 2}
+        assert world.store.runs.counts_by_state() == {}
+
+    def test_what_deadlocks_twice_is_a_sentence(self, world: World) -> None:
+        calls = []
+
+        @retried
+        def work() -> None:
+            calls.append(1)
+            with world.store.database.write() as connection:
+                connection.execute(
+                    text("DO $$ BEGIN RAISE EXCEPTION 'deadlock' USING ERRCODE = '40P01'; END $$")
+                )
+
+        with pytest.raises(Unavailable, match="stoker doctor"):
+            work()
+        assert len(calls) == 2
+
+    def test_two_deletions_of_the_same_runs_take_turns(self, world: World) -> None:
+        ids = [ended(world) for _ in range(20)]
+        with ThreadPoolExecutor(2) as threads:
+            both = list(threads.map(world.store.runs.delete_all, (ids, ids[::-1])))
+        assert sorted(len(kept) for kept in both) == [0, 20]
+        assert world.store.runs.finished_counts() == {("succeeded", "completed"): 20}
+
+    def test_what_hosts_compare_is_the_database_clock(self, world: World) -> None:
+        """A host whose clock is a day ahead takes no retry and no job before its time."""
+
+        class Ahead(Clock):
+            def __call__(self) -> float:
+                return time.time() + 86400.0
+
+        ahead = Store(world.database, Ahead())
+        lease = world.running()
+        end = Finish(Reason.killed, "", retry_delay_seconds=3600.0)
+        Store(world.database).leases.finish(lease.token, end)
+        assert ahead.leases.claim(world.worker, [CPU]) is None
+        ahead.datasets.register("other", "other.h5")
+        job = ahead.jobs.claim(world.worker)
+        assert job is not None
+        with world.database.write() as connection:
+            waits = {"state": "queued", "retry_at": time.time() + 3600.0}
+            connection.execute(update(jobs).values(waits))
+        assert ahead.jobs.claim(world.worker) is None
 
     def test_a_read_cannot_write(self, world: World) -> None:
         with pytest.raises(InternalError, match="read-only"), world.store.database.read() as reader:

@@ -7,6 +7,7 @@ import pytest
 
 from app.errors import Conflict, LeaseLost, NotFound
 from app.lifecycle import Intent, Reason
+from app.store.checkpoints import mark_removing
 from app.store.jobs import PROBE_LOST, RETRY_SECONDS
 from app.store.records import (
     Beat,
@@ -244,7 +245,8 @@ class TestJobs:
 
     def test_a_removal_that_nobody_does_any_more_is_asked_for_again(self, world: World) -> None:
         checkpoint = self.checkpoint(world)
-        world.store.checkpoints.begin_removal(checkpoint.run_id, [checkpoint.path])
+        with world.database.write() as connection:
+            mark_removing(connection, checkpoint.run_id, [checkpoint.path])
         for _ in range(2):
             assert world.store.checkpoints.request_delete(checkpoint.id).state == "removing"
         assert job_of(world).payload["checkpoint_id"] == checkpoint.id
@@ -295,13 +297,31 @@ class TestJobs:
 
 
 class TestCheckpoints:
+    def test_who_has_lost_the_lease_removes_nothing(self, world: World) -> None:
+        """Its successor may be restoring from what it thinks is old."""
+        lease = world.running()
+        saved = NewCheckpoint(1, 0, "runs/1/attempt-1/checkpoints/step-1", 1, {}, 0.0)
+        world.store.leases.beat(lease.token, Beat(checkpoints=[saved]))
+        (holder,) = world.store.leases.holders()
+        assert world.store.leases.declare_lost(holder.token, holder.beat)
+        with pytest.raises(LeaseLost):
+            world.store.checkpoints.begin_removal(lease.token, [saved.path])
+        assert [c.state for c in world.store.checkpoints.list(lease.run_id)] == ["saved"]
+
+    def test_a_lease_removes_checkpoints_of_its_own_run_alone(self, world: World) -> None:
+        lease, other = world.running(), world.running()
+        saved = NewCheckpoint(1, 0, "runs/1/attempt-1/checkpoints/step-1", 1, {}, 0.0)
+        world.store.leases.beat(lease.token, Beat(checkpoints=[saved]))
+        assert world.store.checkpoints.begin_removal(other.token, [saved.path]) == []
+        assert world.store.checkpoints.begin_removal(lease.token, [saved.path]) == [saved.path]
+
     def test_pins_hold_until_they_are_taken_off(self, world: World) -> None:
         lease = world.running()
         saved = NewCheckpoint(1, 0, "runs/1/attempt-1/checkpoints/step-1", 1, {}, 0.0)
         world.store.leases.beat(lease.token, Beat(checkpoints=[saved]))
         latest = world.store.checkpoints.resolve(lease.run_id, "latest")
         assert world.store.checkpoints.set_pinned(latest.id, True).pinned
-        assert world.store.checkpoints.begin_removal(lease.run_id, [saved.path]) == []
+        assert world.store.checkpoints.begin_removal(lease.token, [saved.path]) == []
         with pytest.raises(Conflict):
             world.store.checkpoints.request_delete(latest.id)
         assert not world.store.checkpoints.set_pinned(latest.id, False).pinned

@@ -95,11 +95,11 @@ class Lifecycle(RuleBasedStateMachine):
         except LeaseLost:
             assert token not in self.holders()
 
-    @rule(token=tokens, reason=st.sampled_from(list(REASON_POLICY)), progress=st.booleans())
-    def finish(self, token: str, reason: Reason, progress: bool) -> None:
+    @rule(token=tokens, reason=st.sampled_from(list(REASON_POLICY)))
+    def finish(self, token: str, reason: Reason) -> None:
         held = token in self.holders()
         try:
-            self.world.store.leases.finish(token, Finish(reason, "", made_progress=progress))
+            self.world.store.leases.finish(token, Finish(reason, ""))
         except LeaseLost:
             assert not held
         else:

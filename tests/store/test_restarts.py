@@ -204,7 +204,7 @@ def test_retention_and_restarts_do_not_cross(world: World) -> None:
     save(world, parent, 30)
     paths = [c.path for c in world.store.checkpoints.list(parent.run_id) if c.step < 30]
     restart(world, parent.run_id, old)
-    going = world.store.checkpoints.begin_removal(parent.run_id, paths)
+    going = world.store.checkpoints.begin_removal(parent.token, paths)
     assert going == ["runs/1/attempt-1/checkpoints/step-20"]
     vanishing = next(c.id for c in world.store.checkpoints.list(parent.run_id) if c.step == 20)
     with pytest.raises(InvalidRequest):

@@ -23,7 +23,7 @@ from app.lifecycle import (
     allowed_actions,
     finish_target,
 )
-from app.store.records import Beat, Finish, NewCheckpoint, RunRecord
+from app.store.records import Beat, Finish, Lease, NewCheckpoint, RunRecord
 from app.store.tables import CHANGEABLE_WHEN_TERMINAL, run_documents, runs
 from app.store.transitions import finish_cases
 
@@ -33,16 +33,16 @@ POLICIES = (SUCCEED, RETRY, FREE_RETRY, FAIL)
 
 
 def test_the_statement_chooses_exactly_what_the_table_says(world: World) -> None:
-    """Every reason × intent × budget × losses, the count of losses as a column and as a case; also
-    with a policy in place of the reason's own.
-    """
+    """Every reason × intent × budget × losses; also with a policy in place of the reason's own."""
     run = world.submit()
     combinations = list(
         product(Intent, (0, 3), (0, 3), (0, CRASH_LOOP_LOSSES - 1, CRASH_LOOP_LOSSES, 9))
     )
     ends = [*((reason, None) for reason in REASON_POLICY), *product([Reason.host_oom], POLICIES)]
     cases = [
-        case for reason, policy in ends for case in finish_cases(reason, runs.c.losses, policy)
+        case
+        for reason, policy in ends
+        for case in finish_cases(reason, runs.c.losses, runs.c.retries_used, policy)
     ]
     chosen = select(*[case.label(f"c{i}") for i, case in enumerate(cases)])
     with world.store.database.write() as connection:
@@ -209,7 +209,8 @@ def test_losses_in_a_row_are_a_crash_loop_and_progress_ends_the_row(world: World
     def attempt(*, made_progress: bool) -> str:
         lease = world.claim()
         assert lease is not None
-        end = Finish(Reason.crashed, "boom", made_progress=made_progress)
+        saved = [saved_by(lease)] if made_progress else []
+        end = Finish(Reason.crashed, "boom", final=Beat(checkpoints=saved))
         return world.store.leases.finish(lease.token, end).state
 
     assert [attempt(made_progress=p) for p in (False, False, True, False, False)] == ["queued"] * 5
@@ -217,6 +218,50 @@ def test_losses_in_a_row_are_a_crash_loop_and_progress_ends_the_row(world: World
     run = world.store.runs.get(1)
     assert run.reason is Reason.crash_loop
     assert "boom" in str(run.message)
+
+
+def saved_by(lease: Lease) -> NewCheckpoint:
+    path = f"runs/{lease.run_id}/attempt-{lease.attempt}/checkpoints/step-{lease.attempt}"
+    return NewCheckpoint(lease.attempt, 0, path, 1, {}, 0.0)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_progress_gives_the_retry_budget_back(world: World, lost: bool) -> None:
+    """A run of a week may be interrupted more often than `max_retries`, but not in vain."""
+    world.submit(max_retries=1)
+
+    def attempt(*, saves: bool) -> tuple[str, int]:
+        world.clock.now += 100
+        lease = world.claim()
+        assert lease is not None
+        beat = Beat(checkpoints=[saved_by(lease)] if saves else [])
+        if lost:
+            world.store.leases.beat(lease.token, beat)
+            (holder,) = world.store.leases.holders()
+            assert world.store.leases.declare_lost(holder.token, holder.beat)
+        else:
+            world.store.leases.finish(lease.token, Finish(Reason.crashed, "", final=beat))
+        run = world.store.runs.get(1)
+        return run.state, run.retries_used
+
+    assert [attempt(saves=True) for _ in range(5)] == [("queued", 1)] * 5
+    assert attempt(saves=False) == ("failed", 1)
+
+
+def test_without_a_retry_in_the_spec_progress_gives_none(world: World) -> None:
+    lease = world.running(max_retries=0)
+    final = Beat(checkpoints=[saved_by(lease)])
+    end = Finish(Reason.crashed, "", final=final)
+    assert world.store.leases.finish(lease.token, end).state == "failed"
+
+
+def test_a_free_retry_without_progress_gives_nothing_back(world: World) -> None:
+    world.submit(max_retries=2)
+    for reason, used in ((Reason.crashed, 1), (Reason.drained, 1), (Reason.slot_busy, 1)):
+        lease = world.claim()
+        assert lease is not None
+        run = world.store.leases.finish(lease.token, Finish(reason, ""))
+        assert (run.state, run.retries_used, run.losses) == ("queued", used, 1)
 
 
 def test_what_was_lost_before_a_person_asked_to_go_on_does_not_count(world: World) -> None:

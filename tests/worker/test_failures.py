@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from app.lifecycle import CRASH_LOOP_LOSSES, Intent, Reason, RunState
+from app.store.clock import Clock
 from app.store.forgetting import KEEP_SECONDS
 from app.store.sqlite import driver
 from app.store.store import open_store
@@ -236,7 +237,12 @@ def test_a_worker_that_was_forgotten_registers_anew_and_trains_on(make_farm):
         return farm.store.leases.declare_lost(holder.token, holder.beat)
 
     eventually(lose_run, "the run is declared lost between two beats")
-    next_week = open_store(farm.settings, clock=lambda: time.time() + KEEP_SECONDS + 60)
+
+    class NextWeek(Clock):
+        def __call__(self):
+            return time.time() + KEEP_SECONDS + 60
+
+    next_week = open_store(farm.settings, NextWeek())
 
     def forget():
         (worker,) = [w for w in farm.store.workers.list() if w.id == before.id]
