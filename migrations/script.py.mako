@@ -5,8 +5,8 @@ from alembic import op
 
 revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}
-branch_labels = ${repr(branch_labels)}
-depends_on = ${repr(depends_on)}
+branch_labels = None
+depends_on = None
 
 
 def upgrade() -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from app.settings import Settings
 
 END_MARGIN_SECONDS = 60.0
+# A look at the lock is over after much less.
+LOOK_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
@@ -60,11 +62,13 @@ class HomeLock:
         with making(self._home):
             self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._file)
-            raise CommandFailed(Holder(_pid_in(path), self._home).refusal()) from None
+        while not _is_taken(self._file, fcntl.LOCK_EX):
+            if not _is_taken(self._file, fcntl.LOCK_SH):
+                os.close(self._file)
+                raise CommandFailed(Holder(_pid_in(path), self._home).refusal())
+            # Somebody only looked whether it is held, see `holder_of`.
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            time.sleep(LOOK_SECONDS)
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, json.dumps({"pid": os.getpid()}).encode(), 0)
         return self
@@ -84,11 +88,9 @@ def holder_of(settings: "Settings") -> Holder | None:
     if not path.exists():
         return None
     with path.open("r+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return Holder(_pid_in(path), settings.home)
-    return None
+        if _is_taken(file.fileno(), fcntl.LOCK_SH):
+            return None
+    return Holder(_pid_in(path), settings.home)
 
 
 def end_holder(holder: Holder, settings: "Settings") -> None:
@@ -109,6 +111,15 @@ def end_holder(holder: Holder, settings: "Settings") -> None:
             f"waits for. A second SIGTERM (kill {holder.pid}) ends it at once.",
             ExitCode.failed,
         )
+
+
+def _is_taken(file: int, how: int) -> bool:
+    """Take the lock without waiting for it; whether that was possible."""
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _lock_path(home: Path) -> Path:

@@ -112,12 +112,17 @@ class Database:
 
     @contextmanager
     def write(
-        self, *, ring: bool = False, patience_seconds: float | None = None
+        self,
+        *,
+        ring: bool = False,
+        patience_seconds: float | None = None,
+        foreign_keys: bool = True,
     ) -> Iterator[Connection]:
         """A transaction that writes; `ring`: after its commit the doorbell wakes who waits for it.
 
         `patience_seconds`: how long it waits for the locks of others, if not as usual. Unavailable
-        when it could not have them.
+        when it could not have them. `foreign_keys`: SQLite can rebuild a table that others refer to
+        only without them.
 
         SQLite: BEGIN IMMEDIATE, since a transaction that reads first and writes later fails at once
         when another has written meanwhile; and one writer at a time in this process, since polling
@@ -131,7 +136,8 @@ class Database:
         if not self._writer.acquire(timeout=patience):
             raise _unavailable("database is locked")
         try:
-            yield from self._transaction(patience=max(0.0, deadline - time.monotonic()))
+            left = max(0.0, deadline - time.monotonic())
+            yield from self._transaction(patience=left, foreign_keys=foreign_keys)
         finally:
             self._writer.release()
         if ring:
@@ -143,9 +149,13 @@ class Database:
         patience: float | None = None,
         notify: bool = False,
         lock_seconds: float | None = None,
+        foreign_keys: bool = True,
     ) -> Iterator[Connection]:
         with _explained(), self.engine.connect() as plain:
             connection = plain.execution_options(stoker_patience=patience)
+            if not foreign_keys:  # which SQLite ignores within a transaction
+                sqlite.without_foreign_keys(plain.connection.dbapi_connection)
+                plain.detach()  # nobody else gets this connection
             with connection.begin() as transaction:
                 if lock_seconds is not None:
                     limit = text(f"SET LOCAL lock_timeout = {round(lock_seconds * 1000)}")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, bindparam, delete, or_, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, delete, select, update
 
 from app.errors import Conflict, InvalidRequest, NotFound
 from app.store.cursor import parse_cursor
@@ -58,9 +58,8 @@ class Datasets:
 
     @retried
     def forget(self, name: str) -> None:
-        """Delete the entry, never the file. NotFound; Conflict while the record of a run names it.
-
-        That of a deleted run does so too, since its row stays.
+        """Delete the entry, never the file. NotFound; Conflict while the record of a run names it:
+        one that was deleted has none.
         """
         with self._database.write() as connection:
             if connection.execute(_NAMED.with_for_update(), {"name": name}).one_or_none() is None:
@@ -185,9 +184,8 @@ def _split_datasets(spec: Document) -> set[str]:
 
 
 def _reader(name: str) -> Select[tuple[int]]:
-    """A run that refers to a dataset; without an index, since this is seldom asked."""
-    also = select(run_datasets.c.run_id).where(run_datasets.c.name == name)
-    return select(runs.c.id).where(or_(runs.c.dataset == name, runs.c.id.in_(also))).limit(1)
+    """A run that reads a dataset, or did; without an index, since this is seldom asked."""
+    return select(run_datasets.c.run_id).where(run_datasets.c.name == name).limit(1)
 
 
 def _uninspected(path: str, now: float) -> Document:

@@ -12,7 +12,7 @@ from app.store.database import Database
 from app.store.dialect import upsert
 from app.store.records import MetricPoint, MetricSeries
 from app.store.tables import attempts, metric_points, metric_series, runs
-from app.store.thinning import SeriesState, downsample, thin
+from app.store.thinning import SeriesState, downsample, is_evaluation, thin
 
 MAX_ANCESTORS = 100
 # SQLite takes 32,766 variables a statement.
@@ -133,7 +133,7 @@ def add_points(
         rows += [_row(run_id, attempt, point) for point in kept]
     upsert(connection, metric_points, rows)
     for name, state in states.items():
-        if state.is_full:
+        if state.is_full and not is_evaluation(name):
             states[name] = _halve(connection, run_id, name, state)
     changed = [
         {

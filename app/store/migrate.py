@@ -27,14 +27,14 @@ def upgrade(settings: Settings, revision: str = "head") -> None:
     Unavailable (code database_newer) when a newer version of Stoker has written it.
     """
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with _alone(settings) as connection:
+    with alone(settings) as connection:
         _refuse_newer(connection)
         command.upgrade(_config(connection), revision)
 
 
 def downgrade(settings: Settings, revision: str) -> None:
     """Take the schema back to a revision (`base`: no tables, and nothing of the data)."""
-    with _alone(settings) as connection:
+    with alone(settings) as connection:
         _refuse_newer(connection)
         command.downgrade(_config(connection), revision)
 
@@ -75,8 +75,11 @@ def _config(connection: Connection | None) -> Config:
 
 
 @contextmanager
-def _alone(settings: Settings) -> Iterator[Connection]:
-    """A transaction that no other process's upgrade overlaps."""
+def alone(settings: Settings) -> Iterator[Connection]:
+    """A transaction that no other process's upgrade overlaps, in which any table can be rebuilt.
+
+    Nothing is stored when rows would refer to others that are gone.
+    """
     with closing(Database(settings)) as database:
         if not database.is_sqlite:
             with database.write() as connection:
@@ -86,8 +89,19 @@ def _alone(settings: Settings) -> Iterator[Connection]:
         settings.locks_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (settings.locks_dir / LOCK_NAME).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            with database.write() as connection:
+            with database.write(foreign_keys=False) as connection:
+                before = revision_of(connection)
                 yield connection
+                if revision_of(connection) != before:
+                    _require_references(connection)
+
+
+def _require_references(connection: Connection) -> None:
+    if orphans := _orphans(connection):
+        raise Unavailable(
+            f"The schema was not changed: {orphans[0]} Restore a backup from before the damage "
+            "(stoker db restore FILE), or report this with the output of `stoker db check`."
+        )
 
 
 def _refuse_newer(connection: Connection) -> None:
@@ -122,7 +136,9 @@ def _integrity_problems(connection: Connection) -> list[str]:
         return []  # PostgreSQL checks its own pages
     found = connection.execute(text("PRAGMA integrity_check")).scalars().all()
     damage = [f"The file is damaged: {line}" for line in found if line != "ok"]
-    orphans = connection.execute(text("PRAGMA foreign_key_check")).all()
-    return damage + [
-        f"A row of {row[0]} refers to a row of {row[2]} that is gone." for row in orphans
-    ]
+    return damage + _orphans(connection)
+
+
+def _orphans(connection: Connection) -> list[str]:
+    rows = connection.execute(text("PRAGMA foreign_key_check")).all()
+    return [f"A row of {row[0]} refers to a row of {row[2]} that is gone." for row in rows]

@@ -16,6 +16,7 @@ __all__ = [
     "fault_of",
     "has_wal_reset_bug",
     "journal_mode",
+    "without_foreign_keys",
 ]
 
 # The standard library's module with a newer SQLite inside: the system's is often one that must not
@@ -71,6 +72,11 @@ def begin_immediate(connection: Any, patience_seconds: float, busy_seconds: floa
     finally:
         cursor = connection.cursor()
         cursor.execute(f"PRAGMA busy_timeout={round(busy_seconds * 1000)}").close()
+
+
+def without_foreign_keys(connection: Any) -> None:
+    """From now on references of this connection are not looked at."""
+    connection.execute("PRAGMA foreign_keys=OFF").close()
 
 
 def connect(file: str, busy_seconds: float) -> Any:

@@ -130,7 +130,8 @@ runs = _table(
     Column("place", BigInteger, nullable=False),
     Column("recipe", Text, nullable=False),
     Column("mode", Text, nullable=False),
-    Column("dataset", PlainText, ForeignKey("datasets.name"), nullable=False),
+    # No foreign key: a deleted run's row stays and keeps no dataset; run_datasets has the key.
+    Column("dataset", PlainText, nullable=False),
     Column("device", Text, nullable=False),
     Column("gpus", Integer, nullable=False),
     Column("max_retries", Integer, nullable=False),

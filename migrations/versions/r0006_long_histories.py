@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from app.store.history import likeness_of
+from migrations.likeness_0006 import likeness_of
 
 revision = "0006"
 down_revision = "0005"

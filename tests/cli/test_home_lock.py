@@ -1,8 +1,10 @@
 """One `stoker up` a home."""
 
+import fcntl
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,18 @@ def test_the_second_is_refused_with_who_and_what_to_do(settings, holder):
         raise AssertionError("it must not be entered")
     assert f"process {holder.pid}" in refused.value.detail
     assert "stoker down" in refused.value.detail
+
+
+def test_a_look_at_the_lock_refuses_nobody(settings):
+    """`stoker down`, `doctor` and others take it shared for a moment."""
+    settings.home.mkdir(exist_ok=True)
+    with (settings.home / "up.lock").open("w") as look:
+        fcntl.flock(look, fcntl.LOCK_SH)
+        end = threading.Timer(0.3, fcntl.flock, (look, fcntl.LOCK_UN))
+        end.start()
+        with HomeLock(settings):
+            assert holder_of(settings) is not None
+        end.join()
 
 
 def test_the_lock_ends_with_its_process_however_it_ends(settings, holder):

@@ -40,6 +40,18 @@ def test_points_of_evaluations_are_all_kept(world: World) -> None:
     assert steps_of(world, lease.run_id, "val_mae") == list(range(20))
 
 
+@pytest.mark.parametrize("name", ["val_loss", "test_mae"])
+def test_no_point_of_an_evaluation_goes_when_there_are_many(
+    world: World, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(thinning, "MAX_POINTS", 10)
+    lease = world.running()
+    for first in (0, 12):
+        news = points(name, *range(first, first + 12))
+        world.store.leases.beat(lease.token, Beat(metric_points=news))
+    assert steps_of(world, lease.run_id, name) == list(range(24))
+
+
 def test_a_point_that_is_to_be_kept_is_kept_however_near() -> None:
     news = [MetricPoint("lr", n, n / 100, 0.0, keep=n == 9) for n in range(10)]
     assert [point.step for point in thin(news, SeriesState())[0]] == [0, 9]

@@ -1,0 +1,113 @@
+"""Makes a home as a released version leaves it, with runs in every state, and packs it.
+
+It is run once a release, by the code of that release, and what it makes is committed:
+
+    git worktree add ../old f408a70     # and an environment for it: make install in ../old
+    cd ../old && .venv/bin/python ../stoker/tests/homes/make_home.py f408a70.tar.xz
+
+All of it is real: API, agent, launchers and trainers of that version run and are killed at the end,
+so that one run is left `running` with a holder that is dead. `RUNS` in test_old_homes.py says what
+is in it. A new home is a new file beside the old ones, which are never made anew.
+"""
+
+import signal
+import sqlite3
+import sys
+import tarfile
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+sys.path.insert(0, str(Path.cwd()))  # the version that is called, not the one this file lies in
+
+from tests.e2e.service import Service, write_waves
+
+SAMPLES = 120
+KEPT = ("stoker.db", "data", "artifacts")
+
+
+def spec(name: str, epochs: int, **more: Any) -> dict[str, Any]:
+    """A model of some hundred weights: three steps an epoch."""
+    return {
+        "name": name,
+        "recipe": {"kind": "sequence", "hidden_size": 4, "patch": 2},
+        "data": {"dataset": "waves"},
+        "training": {"epochs": epochs, "batch_size": 32, "log_every_steps": 10},
+        "optimizer": {"lr": 0.003},
+        "checkpoint": {"every_steps": 100},
+        "runtime": {"threads": 1},
+        "accept_risks": ["speed.*"],
+        **more,
+    }
+
+
+def live(service: Service) -> None:
+    """Runs 1 to 8: succeeded, stopped, its restart, paused, failed, running, queued twice."""
+    service.start_api()
+    service.start_agent()
+    write_waves(service.home / "data" / "waves.h5", SAMPLES)
+    assert service.register("waves", "waves.h5")["state"] == "ready"
+
+    done = service.submit(spec("done", 40))
+    assert service.wait_for_end(done)["state"] == "succeeded"
+
+    stopped = service.submit(spec("stopped", 600))
+    service.wait_for_step(stopped, 150)
+    act(service, stopped, "stop")
+    assert service.wait_for_end(stopped)["state"] == "stopped"
+    child = service.http.post(f"/runs/{stopped}/restart", json={})
+    assert child.status_code == 201, child.text
+    assert service.wait_for_end(child.json()["id"])["state"] == "succeeded"
+
+    paused = service.submit(spec("paused", 600))
+    service.wait_for_step(paused, 150)
+    act(service, paused, "pause")
+    assert service.wait_for_end(paused)["state"] == "paused"
+
+    failed = service.submit(spec("failed", 600, policy={"max_retries": 0}))
+    service.wait_for_step(failed, 150)
+    service.trainer().kill()
+    assert service.wait_for_end(failed)["state"] == "failed"
+
+    running = service.submit(spec("running", 600))
+    service.wait_for_step(running, 150)
+    with service.held():
+        service.submit(spec("queued", 40))
+        waiting = service.http.post(f"/runs/{failed}/restart", json={"patch": {"name": "waiting"}})
+        assert waiting.status_code == 201, waiting.text
+        for process in service.left_running():
+            process.send_signal(signal.SIGKILL)
+
+
+def act(service: Service, run_id: int, verb: str) -> None:
+    service.http.post(f"/runs/{run_id}/{verb}").raise_for_status()
+
+
+def pack(home: Path, target: Path) -> None:
+    """What counts of a home, as one file; the database without a log beside it."""
+    with closing(sqlite3.connect(home / "stoker.db")) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
+        database.execute("PRAGMA journal_mode=DELETE").close()
+        database.execute("VACUUM").close()
+    for name in ("stoker.db-wal", "stoker.db-shm", "stoker.db-journal"):
+        (home / name).unlink(missing_ok=True)
+    with tarfile.open(target, "w:xz") as archive:
+        for name in KEPT:
+            archive.add(home / name, name)
+
+
+def main() -> None:
+    target = Path(sys.argv[1]).absolute()
+    with TemporaryDirectory() as folder:
+        home = Path(folder) / "home"
+        service = Service(home, STOKER_STANDBY="0", STOKER_BEAT_SECONDS="0.1")
+        try:
+            live(service)
+        finally:
+            service.close()
+        pack(home, target)
+
+
+if __name__ == "__main__":
+    main()
