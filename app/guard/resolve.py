@@ -47,7 +47,7 @@ def resolve(
     spec, wrong = parse_spec(joined, request)
     if len(wrong) > MOST_ISSUES:  # a patch would leave most of it wrong, and each would be tried
         wrong = [issue.model_copy(update={"fix": []}) for issue in wrong]
-    issues += [issue for issue in wrong if not _covered(issue, issues)]
+    issues += [issue for issue in wrong if not _covered(issue, issues, wrong)]
     issues = [_with_fix_that_helps(issue, request, layer) for issue in issues]
     issues = [with_preset_kept(issue, request, preset) for issue in issues]
     if spec is None:
@@ -135,10 +135,13 @@ def _preset_of_device(request: Document, catalog: Catalog, facts: Facts) -> Pres
     return None if device is None else catalog.pick(device.kind, device.total_memory_bytes)
 
 
-def _covered(issue: Issue, issues: list[Issue]) -> bool:
-    """Whether a schema error only repeats what `not_available_yet` already says better."""
+def _covered(issue: Issue, issues: list[Issue], wrong: list[Issue]) -> bool:
+    """Whether a schema error only repeats what `not_available_yet` already says better: of the same
+    value, or of the fields of a kind that the schema does not know yet.
+    """
     places = [other.loc for other in issues if other.code == "not_available_yet"]
-    return any(issue.loc == place or issue.loc[:-1] == place[:-1] for place in places)
+    unknown = [other.loc[:-1] for other in wrong if other.loc in places]
+    return issue.loc in places or issue.loc[:-1] in unknown
 
 
 def _said_aloud(preset: Preset, request: Document, origin: Document) -> Iterator[Issue]:

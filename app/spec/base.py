@@ -1,8 +1,12 @@
 """The base of every spec model, and the bounded number types they share."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+DISAGREEMENT = "disagreement"
 
 
 class SpecModel(BaseModel):
@@ -11,6 +15,15 @@ class SpecModel(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+
+def disagreement(field: str, message: str, why: str, fix: Mapping[str, Any]) -> PydanticCustomError:
+    """For a validator of a block whose fields cannot hold beside each other.
+
+    `field` is the one to look at, `fix` gives the values of the block that mend it, by name.
+    """
+    said = {"message": message, "field": field, "why": why, "fix": dict(fix)}
+    return PydanticCustomError(DISAGREEMENT, "{message}", said)
 
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from app.spec.base import DISAGREEMENT
 from app.spec.issue import Issue, PatchOp, at_most, pointer
 from app.spec.names import suggest_field, suggest_value
 from app.spec.run import RunSpec
@@ -58,6 +59,8 @@ def _issue(
     """One issue for one place, where each member of a union may have its own complaint."""
     if same[0]["type"] == "extra_forbidden":
         return _unknown_field(loc, request)
+    if same[0]["type"] == DISAGREEMENT:
+        return _disagreement(loc, same[0], request)
     if same[0]["type"] == "missing":
         return Issue(
             code="missing_field",
@@ -67,6 +70,23 @@ def _issue(
             why="A run needs at least recipe.kind and data.dataset.",
         )
     return _wrong_value(loc, same, document)
+
+
+def _disagreement(block: list[str | int], details: ErrorDetails, request: dict[str, Any]) -> Issue:
+    """Fields of a block that cannot hold beside each other."""
+    said, fix = details["ctx"], list[PatchOp]()
+    for name, value in said["fix"].items():
+        path, is_given = pointer([*block, name]), name in (value_at(request, block) or {})
+        fix += [] if fix else _missing_parents(path, request)
+        fix.append(PatchOp(op="replace" if is_given else "add", path=path, value=value))
+    return Issue(
+        code="wrong_value",
+        severity="error",
+        loc=[*block, said["field"]],
+        message=f"{_dotted(block)}: {details['msg']}.",
+        why=said["why"],
+        fix=fix,
+    )
 
 
 def _unknown_field(loc: list[str | int], request: dict[str, Any]) -> Issue:
@@ -122,7 +142,7 @@ def _wrong_value(loc: list[str | int], same: list[ErrorDetails], document: Any) 
         loc=loc,
         message=f"{_dotted(loc)} = {_shown(value)}: {said}."
         + (f" Did you mean {meant!r}?" if meant else ""),
-        why=_what_it_is(loc),
+        why=_what_it_is(loc, document),
         fix=[PatchOp(op="replace", path=pointer(loc), value=meant)] if meant else [],
     )
 
@@ -187,18 +207,29 @@ def _fields_beside(parent: str) -> list[str]:
     return sorted({name for node in nodes for name in node.get("properties", {})})
 
 
-def _what_it_is(loc: list[str | int]) -> str:
-    """The field's own description, with its unit and default; of an item, that of its list."""
+def _what_it_is(loc: list[str | int], document: Any) -> str:
+    """The field's own description, with its unit and default; of an item, that of its list, and of
+    a kind, that of each kind.
+    """
     names = [str(part) for part in loc if isinstance(part, str)]
-    for node in _nodes_at(names[:-1]) if names else ():
-        described = node.get("properties", {}).get(names[-1], {}).get("description")
-        if described:
-            return f"{'.'.join(names)}: {' '.join(described.split())}"
-    return ""
+    fields = [
+        node["properties"][names[-1]]
+        for node in (_nodes_at(names[:-1], document) if names else ())
+        if "description" in node.get("properties", {}).get(names[-1], {})
+    ]
+    if not fields:
+        return ""
+    told = [" ".join(field["description"].split()) for field in fields]
+    if len(fields) > 1 and all("const" in field for field in fields):
+        kinds = zip(fields, told, strict=True)
+        told = ["; ".join(f"{field['const']}, {text.rstrip('.')}" for field, text in kinds) + "."]
+    return f"{'.'.join(names)}: {told[0]}"
 
 
-def _nodes_at(names: list[str]) -> list[dict[str, Any]]:
-    """What the schema says of the block at this place, once for each of its kinds."""
+def _nodes_at(names: list[str], document: Any = None) -> list[dict[str, Any]]:
+    """What the schema says of the block at this place, once for each of its kinds; of the kind
+    alone that the document has there, if it is one of them.
+    """
     schema = _schema()
     nodes = [schema]
     for part in names:
@@ -207,7 +238,14 @@ def _nodes_at(names: list[str]) -> list[dict[str, Any]]:
             for node in nodes
             for found in _members(node.get("properties", {}).get(part, {}), schema["$defs"])
         ]
+        document = _child(document, part)
+        nodes = [node for node in nodes if _is_kind_of(node, document)] or nodes
     return nodes
+
+
+def _is_kind_of(node: dict[str, Any], block: Any) -> bool:
+    kinds = {name: field.get("const") for name, field in node.get("properties", {}).items()}
+    return any(kinds.get(name) == _child(block, name) is not None for name in ("kind", "method"))
 
 
 def _members(node: dict[str, Any], definitions: dict[str, Any]) -> Iterator[dict[str, Any]]:

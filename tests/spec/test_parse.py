@@ -66,8 +66,57 @@ def test_what_is_missing_is_named():
 def test_a_part_of_a_split_that_leaves_nothing_is_refused():
     data = {"dataset": "weather", "split": {"validation_fraction": 0.6, "test_fraction": 0.5}}
     (issue,) = issues_of({"data": data})
-    assert issue.loc == ["data", "split"]
+    assert issue.loc == ["data", "split", "validation_fraction"]
     assert "below 1" in issue.message
+
+
+@pytest.mark.parametrize(
+    ("change", "place", "told", "values"),
+    [
+        (
+            {"data": {"dataset": "d", "split": {"validation_fraction": 0.6, "test_fraction": 0.5}}},
+            "data.split.validation_fraction", "hold out 110% of the samples", [0.2],
+        ),
+        (
+            {"data": {"dataset": "d", "split": {"validation_fraction": 0.3, "test_fraction": 0.9}}},
+            "data.split.validation_fraction", "nothing is left to train on", [0.2, 0.2],
+        ),
+        (
+            {"data": {"dataset": "d", "loader": {"shuffle": "full", "shuffle_group": 64}}},
+            "data.loader.shuffle_group", "full shuffles all of them", ["auto"],
+        ),
+        (
+            {"data": {"dataset": "d", "loader": {"kind": "dataloader", "prefetch_factor": 4}}},
+            "data.loader.prefetch_factor", "the trainer reads by itself", [None],
+        ),
+        (
+            {"data": {"dataset": "d", "loader": {
+                "kind": "dataloader", "prefetch_factor": 4, "persistent_workers": True}}},
+            "data.loader.prefetch_factor", "the trainer reads by itself", [None, False],
+        ),
+        (
+            {"optimizer": {"kind": "sgd", "momentum": 0.0, "nesterov": True}},
+            "optimizer.nesterov", "there is nothing to look along", [False],
+        ),
+        (
+            {"schedule": {"warmup_fraction": 0.1, "warmup_steps": 5}},
+            "schedule.warmup_fraction", "two ways", [None],
+        ),
+        (
+            {"schedule": {"kind": "cosine_warmup", "warmup_fraction": None}},
+            "schedule.warmup_fraction", "neither", [0.1],
+        ),
+    ],
+)  # fmt: skip
+def test_fields_that_disagree_have_a_why_and_a_fix_of_their_own(change, place, told, values):
+    (issue,) = issues_of(change)
+    assert (issue.code, ".".join(map(str, issue.loc))) == ("wrong_value", place)
+    assert told in issue.why
+    assert [op.value for op in issue.fix] == values
+    fixed = jsonpatch.apply_patch(
+        {**SMALLEST, **change}, [op.model_dump(mode="json") for op in issue.fix]
+    )
+    assert parse_spec(with_default_kinds(fixed))[1] == []
 
 
 def test_a_good_spec_has_no_issues():
@@ -99,3 +148,14 @@ def test_a_wrong_value_is_told_what_the_field_is():
     assert issue.why == "training.epochs: Passes over the training part; default 5."
     (issue,) = issues_of({"data": {"dataset": "d", "loader": {"chunk_size": -1}}})
     assert issue.why.startswith("data.loader.chunk_size: ")
+
+
+def test_a_wrong_value_is_told_what_the_field_is_in_its_own_kind():
+    (issue,) = issues_of({"schedule": {"kind": "cosine_warmup", "warmup_fraction": 2}})
+    assert issue.why.endswith("Share of all steps spent warming up, 0 to 1; default 0.1, null with "
+                              "warmup_steps.")  # fmt: skip
+    (issue,) = issues_of({"schedule": {"kind": "cosine"}})
+    assert "cosine_warmup, Cosine with warm-up: Loshchilov & Hutter, 2017;" in issue.why
+    assert "onecycle, One cycle: Smith & Topin, 2018;" in issue.why
+    (issue,) = issues_of({"optimizer": {"kind": "sgd", "weight_decay": -1}})
+    assert issue.why == "optimizer.weight_decay: L2 penalty; default 0."
