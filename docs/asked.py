@@ -35,6 +35,12 @@ ASKED: tuple[Asked, ...] = (
             "test_what_the_schema_makes_impossible_to_say",
         ),
         ("workers with chunked HDF5", NO_WORKERS, "speed.random_reads_of_chunks"),
+        (
+            "the PyTorch loader on a GPU without workers, or without page-locked batches",
+            "speed.no_loader_processes",
+            "speed.batches_not_pinned",
+        ),
+        ("a chunk size of data that is resident", "memory.chunk_size_unused"),
         ("workers, or threads × workers, above the cores", "speed.workers_above_cores", OWN_FILE),
         ("threads above the cores", "speed.threads_above_cores"),
         ("workers above the files of a folder dataset", NO_IDLE),
@@ -59,6 +65,7 @@ ASKED: tuple[Asked, ...] = (
     *_about(
         "data",
         ("a random split of overlapping windows", "correctness.leaking_split"),
+        ("windows that reach over the border of two parts", "correctness.leaking_split"),
         ("a random split of groups or entities", "data.split.method"),
         ("shuffling with a carried state", "recipe.carry_hidden"),
         (
@@ -115,8 +122,13 @@ ASKED: tuple[Asked, ...] = (
         "learning",
         ("no warm-up with a large batch", "learning.no_warmup"),
         ("no warm-up with a transformer", RECIPE),
+        ("a warm-up as long as the run", "learning.warmup_never_ends"),
+        ("a first step at a rate of 0", "test_no_schedule_begins_at_a_rate_of_0"),
+        ("a rate far too low", "learning.rate_too_low"),
+        ("a batch so large that a run has a few steps", "learning.few_steps"),
+        ("early stopping that can never act", "correctness.never_evaluated"),
         (
-            "one cycle with early stopping or max_duration",
+            "a schedule with early stopping or max_duration",
             "learning.never_anneals",
             "learning.ends_before_its_epochs",
         ),
@@ -153,11 +165,11 @@ ASKED: tuple[Asked, ...] = (
         ("checkpoints so many that the disk fills", "memory.checkpoints_fill_disk"),
         ("more than the host has", "memory.host_over_budget"),
         ("evaluation over 25 % of the time", "speed.evaluation_share"),
+        ("accumulation where the whole batch fits", "speed.needless_accumulation"),
         (
             "evaluation that keeps a whole large set in memory",
             "test_an_evaluation_weighs_every_sample_the_same",
         ),
-        ("logging every step", "speed.log_points"),
         (
             "a hang timeout below the compilation or an epoch",
             "learning.hang_timeout",
@@ -165,7 +177,6 @@ ASKED: tuple[Asked, ...] = (
             "test_compiling_has_its_own_time_however_small_the_users_value",
         ),
         ("max_duration below the estimate", "learning.ends_before_its_epochs"),
-        ("the price of determinism", "speed.deterministic"),
     ),
     *_about(
         "scale",

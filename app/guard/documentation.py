@@ -87,6 +87,11 @@ IMPOSSIBLE = (
         "tests/spec/test_run_spec.py::test_what_the_schema_makes_impossible_to_say",
     ),
     Impossible(
+        "A first step at a learning rate of 0.",
+        "A warm-up begins one step up, and one cycle at lr over div_factor.",
+        "tests/spec/test_schedule.py::test_no_schedule_begins_at_a_rate_of_0",
+    ),
+    Impossible(
         "Fractions of a split that leave nothing to train on.",
         "validation_fraction + test_fraction is below 1.",
         "tests/spec/test_parse.py::test_a_part_of_a_split_that_leaves_nothing_is_refused",

@@ -8,7 +8,7 @@ from typing import Literal
 from app.guard.facts import Facts, UnknownFact
 from app.guard.fixes import patch_for
 from app.guard.registry import RULES
-from app.guard.rule import Finding, Rule
+from app.guard.rule import Finding, Rule, Severity
 from app.spec.issue import Issue
 from app.spec.layers import Document
 from app.spec.parse import value_at
@@ -74,12 +74,16 @@ def _waiver(
     rule: Rule, finding: Finding, spec: RunSpec, facts: Facts, strictness: Strictness
 ) -> Waiver | None:
     """Who lets a slowness pass."""
-    if rule.topic != "speed" or rule.severity != "error":
+    if rule.topic != "speed" or _severity(rule, finding) != "error":
         return None
     if strictness == "warn":
         return "site"
     # Less was known when the parent was accepted; to go on with it must not hang on that.
     return "parent" if _parent_has(rule, finding, spec, facts) else None
+
+
+def _severity(rule: Rule, finding: Finding) -> Severity:
+    return finding.severity or rule.severity
 
 
 def _parent_has(rule: Rule, finding: Finding, spec: RunSpec, facts: Facts) -> bool:
@@ -102,7 +106,7 @@ def _issue(
 ) -> Issue:
     return Issue(
         code=rule.code,
-        severity="warning" if accepted or waiver else rule.severity,
+        severity="warning" if accepted or waiver else _severity(rule, finding),
         loc=list(finding.loc),
         message=finding.message,
         why=finding.why,

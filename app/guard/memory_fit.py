@@ -56,7 +56,7 @@ def _first_that_fits(
 
 def _fits(spec: RunSpec, facts: Facts, values: dict[str, Any]) -> dict[str, Any] | None:
     smaller = with_values(spec, values)
-    if _has_room(memory_plan(smaller, facts)):
+    if has_room(memory_plan(smaller, facts)):
         return values
     chunk = largest_chunk(smaller, facts)
     return None if chunk is None else values | chunk
@@ -92,7 +92,7 @@ def largest_chunk(spec: RunSpec, facts: Facts) -> dict[str, Any] | None:
     if chunk < 1 or chunk * MIB < least:
         return None
     values = {"/data/loader/residency": "stream", "/data/loader/chunk_size": f"{chunk}MiB"}
-    return values if _has_room(memory_plan(with_values(spec, values), facts)) else None
+    return values if has_room(memory_plan(with_values(spec, values), facts)) else None
 
 
 def without_processes(spec: RunSpec) -> RunSpec:
@@ -133,7 +133,8 @@ def _crew(loader: DataLoaderLoader, workers: int, prefetch_factor: int) -> dict[
     return {f"/data/loader/{n}": v for n, v in values.items() if getattr(loader, n) != v}
 
 
-def _has_room(plan: MemoryPlan) -> bool:
+def has_room(plan: MemoryPlan) -> bool:
+    """Whether it fits with something to spare."""
     room = plan.model_room
     return plan.fits and room.peak_bytes <= FILL * (room.budget_bytes or 0)
 

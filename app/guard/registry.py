@@ -16,6 +16,7 @@ from app.guard.rules import (
     precision,
     processes,
     restarting,
+    schedules,
     values,
 )
 
@@ -32,6 +33,7 @@ RULES: tuple[Rule, ...] = (
     *compiling.RULES,
     *graphs.RULES,
     *learning.RULES,
+    *schedules.RULES,
     *restarting.RULES,
     *cost.RULES,
     *lost.RULES,

@@ -22,6 +22,8 @@ class Finding:
     """Why it matters, with the number behind it."""
     fix: Mapping[str, Any] = field(default_factory=dict)
     """The values that mend it, by JSON Pointer into the spec; empty: no change of it would."""
+    severity: Severity | None = None
+    """None: the rule's. A warning where a rule of errors has estimated and not measured."""
 
 
 Find = Callable[[RunSpec, Facts], Iterator[Finding]]
@@ -29,9 +31,11 @@ Find = Callable[[RunSpec, Facts], Iterator[Finding]]
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule. Called with a complete spec and the facts, it gives what it finds.
+    """One rule. An error says what cannot be, or a loss beyond the rule's bound that was measured
+    or exactly computed, with its number; everything else is a warning with its number.
 
-    It raises UnknownFact where it would need one that nobody has said.
+    Called with a complete spec and the facts, it gives what it finds. It raises UnknownFact where
+    it would need one that nobody has said.
     """
 
     code: str

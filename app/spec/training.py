@@ -1,13 +1,25 @@
 """How long a run trains, when it evaluates, when it saves, when it gives up."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from app.spec.base import BatchSize, Epochs, SpecModel, Steps
 
 MetricName = Literal["mae", "mse", "rmse"]
+Mode = Literal["min", "max"]
+# What is better of each metric.
+MODES: dict[MetricName, Mode] = {"mae": "min", "mse": "min", "rmse": "min"}
 Monitor = Annotated[str, Field(pattern=r"^val_[a-z0-9_]{1,64}$")]
+
+
+def better_when(monitor: str) -> Mode:
+    """Whether less or more of a monitored metric is better; of losses less is."""
+    return {f"val_{name}": mode for name, mode in MODES.items()}.get(monitor, "min")
+
+
+def _mode_of(values: dict[str, Any]) -> Mode:
+    return better_when(str(values.get("monitor")))
 
 
 class Training(SpecModel):
@@ -36,8 +48,8 @@ class EarlyStopping(SpecModel):
 
     monitor: Monitor = "val_loss"
     """Which metric; default val_loss."""
-    mode: Literal["min", "max"] = "min"
-    """Whether less or more is better; default min."""
+    mode: Mode = Field(default_factory=_mode_of)
+    """Whether less or more is better; default as it is for the metric."""
     patience: Annotated[int, Field(ge=1, le=10_000)] = 5
     """Evaluations without improvement before the end; default 5."""
     min_delta: Annotated[float, Field(ge=0.0, le=1e12)] = 0.0
@@ -72,8 +84,8 @@ class Checkpointing(SpecModel):
     """How many of the best to keep; default 1."""
     monitor: Monitor = "val_loss"
     """Which metric decides what is best; default val_loss."""
-    mode: Literal["min", "max"] = "min"
-    """Whether less or more is better; default min."""
+    mode: Mode = Field(default_factory=_mode_of)
+    """Whether less or more is better; default as it is for the metric."""
 
 
 class Policy(SpecModel):

@@ -63,6 +63,11 @@ ONE_CYCLE: Change = {
     "schedule": {"kind": "onecycle", "warmup_fraction": 0.3, "warmup_steps": None},
     "optimizer": {"kind": "adamw", "lr": 1e-3, "weight_decay": 0.01},
 }
+WATCHED: Change = {
+    "early_stopping": {},
+    "schedule": {"kind": "constant"},
+    "training": {"epochs": 35},
+}
 COMPILED = runtime(compile={"mode": "default"})
 STREAMED = {"residency": "stream", "chunk_size": "4MiB"}
 CHUNKED = with_field("features", storage="chunked", chunk_rows=64, compression="gzip")
@@ -151,21 +156,9 @@ CASES: dict[str, Case] = {
         },
         {"data": {"split": {"validation_fraction": 0.0}}, "schedule": {"kind": "constant"}},
     ),
-    "learning.nothing_is_best": Case(
-        {"data": {"split": {"validation_fraction": 0.0}}},
-        {"data": {"split": {"validation_fraction": 0.0}}, "checkpoint": {"keep_best": 0}},
-    ),
     "correctness.never_evaluated": Case(
-        {
-            "early_stopping": {},
-            "evaluation": {"every_epochs": None},
-            "schedule": {"kind": "constant"},
-        },
-        {
-            "early_stopping": {},
-            "evaluation": {"every_epochs": 5},
-            "schedule": {"kind": "constant"},
-        },
+        {**WATCHED, "evaluation": {"every_epochs": None}},
+        {**WATCHED, "evaluation": {"every_epochs": 5}},
     ),
     "correctness.unknown_monitor": Case(
         {"checkpoint": {"monitor": "val_rmse"}},
@@ -237,11 +230,21 @@ CASES: dict[str, Case] = {
         {"training": {"batch_size": 1023}, "schedule": {"kind": "constant"}},
     ),
     "learning.rate_beyond_batch": Case({"optimizer": {"lr": 0.011}}, {"optimizer": {"lr": 0.01}}),
+    "learning.rate_too_low": Case({"optimizer": {"lr": 9.9e-7}}, {"optimizer": {"lr": 1e-6}}),
+    "learning.few_steps": Case(
+        {"training": {"batch_size": 1600, "epochs": 16}},
+        {"training": {"batch_size": 1600, "epochs": 17}},
+    ),
+    "learning.warmup_never_ends": Case(
+        {"schedule": {"kind": "cosine_warmup", "warmup_steps": 130}},
+        {"schedule": {"kind": "cosine_warmup", "warmup_steps": 129}},
+    ),
     "learning.adam_weight_decay": Case(
         {"optimizer": {"kind": "adam", "weight_decay": 0.01}}, {"optimizer": {"kind": "adam"}}
     ),
     "learning.never_anneals": Case(
-        {"early_stopping": {"patience": 3}}, {"early_stopping": {"patience": 4}}
+        {"early_stopping": {"patience": 16}, "training": {"epochs": 20}},
+        {"early_stopping": {"patience": 17}, "training": {"epochs": 20}},
     ),
     "learning.ends_before_its_epochs": Case(
         {"policy": {"max_duration_seconds": 6.6}, **training(epochs=5, **USUAL)},
@@ -260,7 +263,13 @@ CASES: dict[str, Case] = {
     ),
     "speed.evaluation_share": Case(
         {"evaluation": {"every_steps": 5, "every_epochs": None}, **training(epochs=200, **USUAL)},
-        {"evaluation": {"every_steps": 7, "every_epochs": None}, **training(epochs=200, **USUAL)},
+        {"evaluation": {"every_steps": 98, "every_epochs": None}, **training(epochs=200, **USUAL)},
+        world(history=replace(HISTORY, evaluation_seconds=0.002)),
+    ),
+    "speed.needless_accumulation": Case(
+        training(batch_size=32, gradient_accumulation_steps=4),
+        training(batch_size=1024, gradient_accumulation_steps=4),
+        on_rtx(),
     ),
     "speed.frequent_checkpoints": Case(
         {"checkpoint": {"every_steps": 49, "keep_best": 0}, **training(epochs=4000, **USUAL)},
@@ -270,16 +279,6 @@ CASES: dict[str, Case] = {
     "learning.rare_checkpoints": Case(
         {"checkpoint": {"every_seconds": 601.0}, **training(epochs=500, **USUAL)},
         {"checkpoint": {"every_seconds": 600.0}, **training(epochs=500, **USUAL)},
-    ),
-    "speed.log_points": Case(
-        training(epochs=77, log_every_steps=1, **USUAL),
-        training(epochs=76, log_every_steps=1, **USUAL),
-        on_rtx(history=replace(HISTORY, iterations_per_second=200.0)),
-    ),
-    "speed.deterministic": Case(
-        {**runtime(deterministic=True), **PINNED},
-        {**runtime(deterministic=False), **PINNED},
-        on_rtx(),
     ),
     "memory.expanded_windows": Case(
         {},
@@ -328,6 +327,16 @@ CASES: dict[str, Case] = {
     "speed.workers_start_anew": Case(
         {**by_torch(num_workers=2), **training(epochs=24, **USUAL)},
         {**by_torch(num_workers=2), **training(epochs=23, **USUAL)},
+    ),
+    "speed.no_loader_processes": Case(
+        {**by_torch(), **PINNED}, {**by_torch(num_workers=1), **PINNED}, on_rtx()
+    ),
+    "speed.batches_not_pinned": Case(
+        {**by_torch(), **PINNED}, {**by_torch(pin_memory=True), **PINNED}, on_rtx()
+    ),
+    "memory.chunk_size_unused": Case(
+        data(loader={"residency": "resident", "chunk_size": "64MiB"}),
+        data(loader={"residency": "stream", "chunk_size": "64MiB"}),
     ),
     "speed.chunked_is_faster": Case(
         by_torch(shuffle="none"),

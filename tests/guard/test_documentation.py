@@ -7,16 +7,13 @@ import pytest
 import torch
 
 from app.cli.main import GROUPS
-from app.guard.documentation import EARLY, IMPOSSIBLE, TO_COME, examples
-from app.guard.plan import make_plan
+from app.guard.documentation import EARLY, IMPOSSIBLE, TO_COME
 from app.guard.registry import RULES
 from app.spec.availability import UNAVAILABLE
 from app.spec.recipe import SequenceRecipe
 from benchmarks.claims_figures import CLAIMS
 from docs.asked import ASKED
 from docs.rules import DOCUMENT, EXAMPLES, write_document, write_examples
-from tests.guard.cases import CASES
-from tests.guard.world import CATALOG
 from worker.trainer.recipes.sequence import SequenceModel
 
 ROOT = Path(__file__).parents[2]
@@ -30,16 +27,6 @@ OPTIONS = {entry.option.split(":")[0] for entry in TO_COME}
 def test_the_document_and_the_examples_are_up_to_date():
     assert DOCUMENT.read_text("utf-8") == write_document(), "run: python -m docs.rules"
     assert EXAMPLES.read_text("utf-8") == write_examples(), "run: python -m docs.rules"
-
-
-@pytest.mark.parametrize("code", sorted(rule.code for rule in RULES))
-def test_an_example_is_found_and_mended(code):
-    example, facts = examples()[code], CASES[code].facts
-    found = make_plan(example["request"], facts, CATALOG)
-    assert example["issue"] in [issue.model_dump(mode="json") for issue in found.issues]
-    if example["fixed"] is not None:
-        mended = make_plan(example["fixed"], facts, CATALOG)
-        assert code not in [issue.code for issue in mended.issues]
 
 
 @pytest.mark.parametrize("entry", IMPOSSIBLE, ids=lambda entry: entry.shown_by.split("::")[1])

@@ -96,11 +96,151 @@ def test_a_trial_of_a_few_steps_needs_no_warm_up(steps):
         assert codes(plan_of({"training": training, "schedule": schedule})) == []
 
 
-@pytest.mark.parametrize(("patience", "found"), [(3, True), (4, False), (100, False)])
-def test_patience_that_cannot_run_out_ends_nothing(patience, found):
-    """5 looks: the first is the best so far, and the fifth is the end."""
-    plan = plan_of({"early_stopping": {"patience": patience}})
-    assert codes(plan) == ["learning.never_anneals"] * found
+ANNEALS, ACTS = "learning.never_anneals", "correctness.never_evaluated"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "epochs", "patience", "code", "fixed"),
+    [
+        # 5 looks: the first is the best so far, and the fifth is the end.
+        ("onecycle", 5, 3, ANNEALS, None),
+        ("onecycle", 5, 4, ACTS, None),
+        ("onecycle", 5, 100, ACTS, None),
+        ("constant", 5, 4, ACTS, 3),
+        ("constant", 5, 3, None, None),
+        ("onecycle", 20, 3, ANNEALS, 17),
+        ("onecycle", 20, 17, None, None),
+        ("onecycle", 20, 18, None, None),
+        ("onecycle", 20, 19, ACTS, 18),
+        ("cosine_warmup", 50, 5, ANNEALS, 40),
+        ("linear_warmup", 50, 5, ANNEALS, 45),
+    ],
+)
+def test_early_stopping_acts_and_only_once_the_rate_has_annealed(
+    schedule, epochs, patience, code, fixed
+):
+    change = {
+        "early_stopping": {"patience": patience},
+        "schedule": {"kind": schedule},
+        "training": {"epochs": epochs},
+    }
+    plan = plan_of(change)
+    assert codes(plan) == ([code] if code else [])
+    for issue in plan.issues:
+        assert issue.severity == "warning"
+        assert [op.value for op in issue.fix] == [fixed]
+
+
+def test_early_stopping_of_what_is_never_evaluated_is_refused():
+    never = {"early_stopping": {}, "evaluation": {"every_epochs": None}}
+    (issue,) = plan_of(never).issues
+    assert (issue.code, issue.severity) == (ACTS, "error")
+    assert [op.path for op in issue.fix] == ["/early_stopping"], "5 epochs are too few for it"
+
+
+def test_a_large_batch_at_a_low_rate_needs_no_warm_up():
+    def found(lr: float, batch: int = 1024, **optimizer: Any) -> bool:
+        change = {"optimizer": {"lr": lr, **optimizer}, "schedule": {"kind": "constant"}}
+        return WARMUP in codes(plan_of({**change, "training": {**LARGE, "batch_size": batch}}))
+
+    assert found(1e-3)
+    assert not found(9.9e-4)
+    assert not found(1e-3, batch=1023)
+    assert found(0.05, kind="sgd")
+    assert not found(0.049, kind="sgd")
+
+
+def test_a_batch_of_all_samples_for_three_epochs_is_told_its_three_steps():
+    """The forecast that it ends with is the mean of the target."""
+    everything = {"training": {"batch_size": 16_000, "epochs": 3}}
+    plan = plan_of(everything, world(weather(samples=20_000)))
+    (issue,) = [one for one in plan.issues if one.code == "learning.few_steps"]
+    assert "The whole run has 3 steps, 3 epochs of 16,000 samples" in issue.message
+    assert [(op.path, op.value) for op in issue.fix] == [("/training/batch_size", 512)]
+
+
+@pytest.mark.parametrize(
+    ("training", "fix"),
+    [
+        ({"batch_size": 1600, "epochs": 1}, {"/training/batch_size": 64}),
+        ({"batch_size": 128, "gradient_accumulation_steps": 26, "epochs": 5},
+         {"/training/batch_size": 256, "/training/gradient_accumulation_steps": 1}),
+        ({"batch_size": 8, "gradient_accumulation_steps": 20, "epochs": 1},
+         {"/training/batch_size": 64, "/training/gradient_accumulation_steps": 1}),
+        ({"batch_size": 16, "epochs": 1, "max_steps": 3}, None),
+        ({"batch_size": 1600, "max_steps": 3}, None),
+        ({"batch_size": 128, "epochs": 1}, None),
+    ],
+)  # fmt: skip
+def test_a_run_of_a_few_large_steps_gets_more_of_them(training, fix):
+    plan = plan_of({"training": training})
+    found = [one for one in plan.issues if one.code == "learning.few_steps"]
+    assert [{op.path: op.value for op in one.fix} for one in found] == ([fix] if fix else [])
+
+
+def test_so_small_a_part_takes_more_epochs():
+    plan = plan_of({"training": {"batch_size": 160}}, world(weather(samples=200)))
+    (issue,) = [one for one in plan.issues if one.code == "learning.few_steps"]
+    assert [(op.path, op.value) for op in issue.fix] == [("/training/epochs", 50)]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "found"),
+    [
+        ({"lr": 1e-9}, True),
+        ({"lr": 1e-5}, False),
+        ({"kind": "sgd", "lr": 1e-5}, True),
+        ({"kind": "sgd", "lr": 4.9e-5}, True),
+        ({"kind": "sgd", "lr": 5e-5}, False),
+    ],
+)
+def test_a_rate_that_moves_no_weight_is_told(optimizer, found):
+    plan = plan_of({"optimizer": optimizer})
+    assert codes(plan) == ["learning.rate_too_low"] * found
+    for issue in plan.issues:
+        assert "all 130 steps together move a weight by about" in issue.message
+
+
+@pytest.mark.parametrize(
+    ("schedule", "found"),
+    [
+        ({"kind": "linear_warmup", "warmup_fraction": 1.0}, True),
+        ({"kind": "onecycle", "warmup_steps": 500}, True),
+        ({"kind": "cosine_warmup", "warmup_fraction": 0.9}, False),
+    ],
+)
+def test_a_warm_up_as_long_as_the_run_is_told(schedule, found):
+    plan = plan_of({"schedule": schedule})
+    assert codes(plan) == ["learning.warmup_never_ends"] * found
+    trial = {"schedule": schedule, "training": {"max_steps": 10}}
+    assert codes(plan_of(trial)) == []
+
+
+@pytest.mark.parametrize("block", ["checkpoint", "early_stopping"])
+@pytest.mark.parametrize(
+    ("monitor", "fixed"),
+    [
+        ("val_rmse", {"/evaluation": {"metrics": ["mae", "rmse"]}}),
+        ("val_maee", {"monitor": "val_mae"}),
+        ("val_rsme", {"monitor": "val_rmse", "/evaluation": {"metrics": ["mae", "rmse"]}}),
+        ("val_accuracy", {"monitor": "val_loss"}),
+    ],
+)
+def test_a_monitor_that_nobody_computes_is_computed_if_it_can_be(block, monitor, fixed):
+    change = {block: {"monitor": monitor}, "training": {"epochs": 35}}
+    issues = plan_of({**change, "schedule": {"kind": "constant"}}).issues
+    (issue,) = [one for one in issues if one.code == "correctness.unknown_monitor"]
+    expected = {path if path[0] == "/" else f"/{block}/{path}": v for path, v in fixed.items()}
+    assert {op.path: op.value for op in issue.fix} == expected
+
+
+def test_what_is_better_follows_from_the_metric():
+    plan = plan_of({"early_stopping": {"monitor": "val_mae", "patience": 3}})
+    spec = plan.require_ok()
+    assert (spec["early_stopping"]["mode"], spec["checkpoint"]["mode"]) == ("min", "min")
+    (issue,) = plan_of({"checkpoint": {"mode": "max"}}).issues
+    assert (issue.code, issue.severity) == ("learning.monitor_upside_down", "error")
+    assert issue.message == "checkpoint.mode is max, and of val_loss less is better."
 
 
 def test_a_part_of_hundreds_of_samples_measures_whatever_the_batch_is():
@@ -129,7 +269,9 @@ def test_an_evaluation_looks_at_enough_of_its_part(batches, batch_size, told):
         assert [op.value for op in issue.fix] == [128]
 
 
-def test_a_batch_above_the_part_becomes_the_usual_one_and_not_the_whole_part():
-    plan = plan_of({"training": {"batch_size": 100_000}})
+@pytest.mark.parametrize(("batch", "samples", "training"), [(1000, 1125, 900), (3217, 4020, 3216)])
+def test_a_batch_above_the_part_becomes_the_whole_part(batch, samples, training):
+    """It was that already: nothing of the training changes."""
+    plan = plan_of({"training": {"batch_size": batch}}, world(weather(samples=samples)))
     issue = next(i for i in plan.issues if i.code == "learning.batch_above_samples")
-    assert [op.value for op in issue.fix if op.path == "/training/batch_size"] == [128]
+    assert [(op.path, op.value) for op in issue.fix] == [("/training/batch_size", training)]

@@ -216,6 +216,25 @@ def test_every_option_that_comes_later_is_refused_and_says_so(entry):
     assert [entry.pointer.strip("/").split("/")] == places
 
 
+def test_an_option_that_comes_later_hides_no_other_error_of_its_block():
+    def found(change: dict[str, Any]) -> set[tuple[str, str]]:
+        return {(i.code, ".".join(map(str, i.loc))) for i in plan_of(change).errors}
+
+    assert found({"runtime": {"gpus": 2, "precision": "fp12", "treads": 3}}) == {
+        ("not_available_yet", "runtime.gpus"),
+        ("wrong_value", "runtime.precision"),
+        ("unknown_field", "runtime.treads"),
+    }
+    assert found({"policy": {"preemptible": True, "max_retries": -1}}) == {
+        ("not_available_yet", "policy.preemptible"),
+        ("wrong_value", "policy.max_retries"),
+    }
+    # Nobody knows the fields of a recipe that is not there yet.
+    assert found({"recipe": {"kind": "board", "stage": "legal"}}) == {
+        ("not_available_yet", "recipe.kind")
+    }
+
+
 def test_auto_picks_the_preset_of_the_device_and_says_its_batch_size():
     plan = plan_of(facts=world(devices=(CPU, RTX)))
     assert plan.require_ok()["preset"] == "rtx-24g"
@@ -237,27 +256,31 @@ def test_provenance_has_every_value_exactly_once():
 
 
 def test_an_accepted_risk_is_a_warning_that_says_so():
-    refused = {"training": {"batch_size": 3217}, "schedule": {"kind": "cosine_warmup"}}
-    assert [issue.code for issue in plan_of(refused).errors] == ["learning.batch_above_samples"]
-    for accepted in ("learning.batch_above_samples", "learning.*"):
+    refused = {"training": {"batch_size": 128, "gradient_accumulation_steps": 27}}
+    code = "learning.accumulation_beyond_epoch"
+    assert [issue.code for issue in plan_of(refused).errors] == [code]
+    for accepted in (code, "learning.*"):
         plan = plan_of({**refused, "accept_risks": [accepted]})
         assert plan.errors == []
-        issue = next(i for i in plan.issues if i.code == "learning.batch_above_samples")
+        issue = next(i for i in plan.issues if i.code == code)
         assert (issue.severity, issue.accepted) == ("warning", True)
 
 
 def test_with_strictness_warn_only_speed_is_let_through():
-    slow = {"checkpoint": {"every_seconds": None}, "training": {"epochs": 300}}
-    slow["evaluation"] = {"every_steps": 1}
-    plan = make_plan({**REQUEST, **slow}, world(), CATALOG, "warn")
+    slow = {
+        "checkpoint": {"keep_best": 0},
+        "training": {"epochs": 300, "batch_size": 128, "gradient_accumulation_steps": 27},
+        "evaluation": {"every_steps": 1},
+    }
+    facts = world(history=replace(HISTORY, evaluation_seconds=0.01))
+    plan = make_plan({**REQUEST, **slow}, facts, CATALOG, "warn")
     severities = {issue.code: issue.severity for issue in plan.issues}
     assert severities == {
         "speed.evaluation_share": "warning",
-        "speed.frequent_checkpoints": "warning",
-        "learning.rare_checkpoints": "error",  # it loses work, which no site wants
+        "learning.accumulation_beyond_epoch": "error",  # it does not do what it says
     }
     waived = {issue.code for issue in plan.issues if issue.waived_by == "site"}
-    assert waived == {"speed.evaluation_share", "speed.frequent_checkpoints"}
+    assert waived == {"speed.evaluation_share"}
 
 
 @pytest.mark.parametrize(

@@ -87,11 +87,6 @@ def looking(every_steps: int) -> Side:
     return {"evaluation": often, "training": training}, world(history=None)
 
 
-def logging(pace: float) -> Side:
-    change = training(epochs=100, log_every_steps=1, **USUAL)
-    return change, on_rtx(history=replace(HISTORY, iterations_per_second=pace))
-
-
 def saving(epochs: int) -> Side:
     """A save of 0.05 s every 2.45 s: a minute of them in 2,261.5 epochs."""
     return {
@@ -138,7 +133,6 @@ THRESHOLDS: dict[str, tuple[str, Side, Side]] = {
     "FULL_RATE": (WARMUP, large_batch(2500, warmup_steps=102), large_batch(2500, warmup_steps=103)),
     "TRIAL_STEPS": (WARMUP, trial(20), trial(19)),
     "FORWARD_SHARE": ("speed.evaluation_share", looking(5), looking(6)),
-    "LOG_POINT_SECONDS": ("speed.log_points", logging(101.0), logging(99.0)),
     "LEAST_LOSS_SECONDS": ("speed.frequent_checkpoints", saving(2262), saving(2261)),
     "ENOUGH_SAMPLES": ("learning.small_part", measuring(399), measuring(400)),
     "TRITON_SINCE": ("correctness.cannot_compile", compiled_for((6, 2)), compiled_for((7, 0))),

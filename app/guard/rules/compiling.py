@@ -46,6 +46,7 @@ def cannot_compile(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
 
 @rule(
     "speed.compiled_recurrence",
+    severity="warning",
     stands_on="`python -m benchmarks compile`, steps in turn on 2 busy cores, four models, n = 15 "
     "each, four times: medians of 1.01 to 1.13 for compiled over eager. On a GPU not measured.",
     measured_by="compiled_recurrence",

@@ -1,4 +1,4 @@
-"""Rules about what a run pays beside its steps: evaluation, checkpoints, log points."""
+"""Rules about what a run pays beside its steps: evaluation and checkpoints."""
 
 import math
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from app.guard.derived import (
     LEAST_LOSS_SECONDS,
     device_of,
+    effective_batch,
     enough_samples,
     epochs_of,
     evaluated_samples,
@@ -16,20 +17,21 @@ from app.guard.derived import (
     steps_of,
 )
 from app.guard.facts import Facts, known
+from app.guard.memory import memory_plan
+from app.guard.memory_fit import has_room, with_values
 from app.guard.rule import Finding, rule
 from app.guard.rules.lost import MOST_LOST_SECONDS
-from app.guard.wording import duration, share
-from app.spec.arithmetic import evaluation_batch, log_interval, steps_per_epoch
+from app.guard.wording import duration, share, size
+from app.spec.arithmetic import evaluation_batch, steps_per_epoch
 from app.spec.run import RunSpec
 
 # A sample of evaluation has the forward pass alone: about a third of a training step's flops.
 FORWARD_SHARE = 1 / 3
-MOST_EVALUATION = 0.25
+# Evaluation beyond the first share is told, beyond the second refused where it was measured. They
+# are so far apart that no two timings of one run lie on both sides.
+MOST_EVALUATION, REFUSED_EVALUATION = 0.25, 0.5
 MOST_CHECKPOINTING = 0.02
-# What a log point may cost on a GPU: the 0.2 ms that its lines were measured to take on a host, and
-# the wait for the device, which was not measured. A rule of speed has to save 5 %.
-LOG_POINT_SECONDS = 0.0005
-LEAST_SAVED = 0.05
+LARGEST_BATCH = 1_048_576  # as the schema has it
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,15 @@ def _evaluating(spec: RunSpec, facts: Facts) -> _Evaluating:
     measured_by="evaluation_share",
 )
 def evaluation_is_short(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """Before a run's end, evaluation takes at most a quarter of its time, or a minute."""
+    """Before a run's end, evaluation takes at most a quarter of its time, or a minute; where it was
+    measured to take more than half of it, and ten minutes, the run is refused."""
     found = _evaluating(spec, facts)
     if found.share <= MOST_EVALUATION:
         return
     if facts.history is not None and found.cost <= LEAST_LOSS_SECONDS:
         return
     measured = facts.history is not None and facts.history.evaluation_seconds is not None
+    refused = found.share > REFUSED_EVALUATION and found.cost > MOST_LOST_SECONDS
     yield Finding(
         ("evaluation",),
         f"About {share(found.share)} of the time would go into evaluation.",
@@ -98,6 +102,7 @@ def evaluation_is_short(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
             else "a sample of evaluation costs about a third of one of training."
         ),
         _rarer_evaluation(spec, facts, found),
+        severity=None if measured and refused else "warning",
     )
 
 
@@ -176,46 +181,33 @@ def frequent_checkpoints(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
 
 
 @rule(
-    "speed.log_points",
-    stands_on="A log point waits for the GPU, which has no work until the next step is launched. "
-    "Timing it needs a GPU; not timed here. On a CPU it takes 0.2 ms, too little to refuse.",
+    "speed.needless_accumulation",
+    severity="warning",
+    stands_on="Each micro-batch launches all operations of a step anew, on fewer samples. Timing "
+    "it needs a GPU; not timed here.",
 )
-def log_points(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """On a GPU a long run does not log every step."""
-    if spec.training.log_every_steps != 1 or device_of(spec, facts).kind != "cuda":
+def needless_accumulation(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """On a GPU, batches are accumulated only where they do not fit as one."""
+    training, parts = spec.training, spec.training.gradient_accumulation_steps
+    if parts == 1 or device_of(spec, facts).kind == "cpu":
         return
-    steps = steps_of(spec, facts)
-    auto = log_interval(spec.training.model_copy(update={"log_every_steps": "auto"}), steps)
-    if auto < 10:
+    whole = effective_batch(spec)
+    if whole > min(LARGEST_BATCH, sizes_of(spec, facts).training):
         return
-    history = history_of(facts)
-    if history is not None and history.iterations_per_second * LOG_POINT_SECONDS < LEAST_SAVED:
+    fix = {"/training/batch_size": whole, "/training/gradient_accumulation_steps": 1}
+    if spec.evaluation.batch_size == "auto" and spec.evaluation.max_batches is not None:
+        fix["/evaluation/batch_size"] = training.batch_size  # it looks at as many samples
+    plan = memory_plan(with_values(spec, fix), facts)
+    if not has_room(plan):
         return
+    room = plan.model_room
     yield Finding(
-        ("training", "log_every_steps"),
-        f"Every one of {steps:,} steps would be logged.",
-        "Each log point waits until the device has finished its work; 200 of them draw the same "
-        f"curve, which is one every {auto} steps.",
-        {"/training/log_every_steps": "auto"},
+        ("training", "gradient_accumulation_steps"),
+        f"A step is put together of {parts:,} batches, and one of {whole:,} samples fits.",
+        f"It would take {size(room.peak_bytes)} of the {size(room.budget_bytes or 0)} that are "
+        f"free, give the same gradients, and launch a {parts}th of the operations.",
+        fix,
     )
 
 
-@rule(
-    "speed.deterministic",
-    severity="warning",
-    stands_on="PyTorch, Reproducibility: deterministic algorithms are often slower. Timing it "
-    "needs a GPU; not timed here.",
-)
-def deterministic(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """A GPU may choose its fastest algorithms."""
-    if spec.runtime.deterministic and device_of(spec, facts).kind == "cuda":
-        yield Finding(
-            ("runtime", "deterministic"),
-            "Only deterministic algorithms are allowed on the GPU.",
-            "Where the fastest one is not deterministic, a slower one runs; the price depends on "
-            "the model and is not known before it is measured.",
-            {"/runtime/deterministic": False},
-        )
-
-
-RULES = (evaluation_is_short, frequent_checkpoints, log_points, deterministic)
+RULES = (evaluation_is_short, frequent_checkpoints, needless_accumulation)

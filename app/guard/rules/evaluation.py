@@ -1,27 +1,69 @@
 """Rules about evaluation: what is monitored is computed, at some time, and the right way round."""
 
 from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import Any, get_args
 
+from app.guard.derived import looks_of, sizes_of, step_of_look, steps_of
 from app.guard.facts import Facts
+from app.guard.memory_fit import with_values
 from app.guard.rule import Finding, rule
+from app.guard.rules.schedules import is_annealed
 from app.spec.run import RunSpec
+from app.spec.training import MetricName, better_when
+
+EACH_EPOCH = {"/evaluation/every_epochs": 1}
 
 
 @rule(
     "correctness.never_evaluated",
     overridable=False,
-    stands_on="Early stopping compares validation scores.",
+    stands_on="Early stopping compares validation scores: the first is the best so far, and at the "
+    "last the run ends anyway.",
 )
-def never_evaluated(spec: RunSpec, _: Facts) -> Iterator[Finding]:
-    """What early stopping watches is computed at some time."""
-    never = spec.evaluation.every_epochs is None and spec.evaluation.every_steps is None
-    if never and spec.early_stopping is not None:
+def never_evaluated(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """What early stopping watches is computed at some time, and more often than its patience."""
+    stopping = spec.early_stopping
+    if stopping is None:
+        return
+    if spec.evaluation.every_epochs is None and spec.evaluation.every_steps is None:
         yield Finding(
             ("evaluation",),
-            "Early stopping watches a validation metric, but nothing is ever evaluated.",
+            "Early stopping watches a validation metric, but nothing is evaluated before the end.",
             "The run would never end early.",
-            {"/evaluation/every_epochs": 1},
+            EACH_EPOCH if _can_act(with_values(spec, EACH_EPOCH), facts) else WITHOUT,
         )
+        return
+    looks = looks_of(spec, sizes_of(spec, facts))
+    if 0 < looks < stopping.patience + 2:
+        yield Finding(
+            ("early_stopping", "patience"),
+            f"Early stopping with a patience of {stopping.patience:,} can never act: the run has "
+            f"{looks:,} {'evaluation' if looks == 1 else 'evaluations'}.",
+            f"The first is the best so far, so that it acts at evaluation {stopping.patience + 1:,}"
+            " at the earliest, and at the last one the run ends anyway: it trains all its steps.",
+            _that_acts(spec, facts, looks),
+            severity="warning",
+        )
+
+
+WITHOUT: dict[str, Any] = {"/early_stopping": None}
+
+
+def _can_act(spec: RunSpec, facts: Facts) -> bool:
+    """Whether patience can run out before the end."""
+    patience = spec.early_stopping.patience if spec.early_stopping else 0
+    return looks_of(spec, sizes_of(spec, facts)) >= patience + 2
+
+
+def _that_acts(spec: RunSpec, facts: Facts, looks: int) -> dict[str, Any]:
+    """The largest patience that may run out, if the rate has annealed by then."""
+    patience = looks - 2
+    if patience < 1:
+        return WITHOUT
+    step = step_of_look(spec, facts, patience + 1)
+    annealed = is_annealed(spec.schedule, step, steps_of(spec, facts))
+    return {"/early_stopping/patience": patience} if annealed else WITHOUT
 
 
 def _watched(spec: RunSpec) -> Iterator[tuple[str, str, str]]:
@@ -38,30 +80,45 @@ def _watched(spec: RunSpec) -> Iterator[tuple[str, str, str]]:
 )
 def unknown_monitor(spec: RunSpec, _: Facts) -> Iterator[Finding]:
     """A monitored metric is one that the evaluation computes."""
-    computed = ["val_loss", *(f"val_{name}" for name in spec.evaluation.metrics)]
+    metrics = spec.evaluation.metrics
+    computed = ["val_loss", *(f"val_{name}" for name in metrics)]
+    could_be = ["val_loss", *(f"val_{name}" for name in get_args(MetricName))]
     for block, monitor, _mode in _watched(spec):
-        if monitor not in computed:
-            yield Finding(
-                (block, "monitor"),
-                f"Nobody computes {monitor!r}; the evaluation gives {', '.join(computed)}.",
-                "Nothing would ever be best.",
-                {f"/{block}/monitor": "val_loss"},
-            )
+        if monitor in computed:
+            continue
+        meant = next(iter(get_close_matches(monitor, could_be, n=1)), "val_loss")
+        fix: dict[str, Any] = {} if meant == monitor else {f"/{block}/monitor": meant}
+        if meant not in computed:
+            fix["/evaluation/metrics"] = [*metrics, meant.removeprefix("val_")]
+        yield Finding(
+            (block, "monitor"),
+            f"Nobody computes {monitor!r}; the evaluation gives {', '.join(computed)}.",
+            "Nothing would ever be best. "
+            f"evaluation.metrics may have {', '.join(get_args(MetricName))}.",
+            fix,
+        )
 
 
 @rule(
     "learning.monitor_upside_down",
-    stands_on="Every score there is falls as the model gets better: losses and errors.",
+    stands_on="What each metric is: losses and errors fall as a model gets better.",
 )
 def monitor_upside_down(spec: RunSpec, _: Facts) -> Iterator[Finding]:
-    """The mode of a monitor says what is better: less, for every loss and error."""
+    """The mode of a monitor says what is better of it; left out, it does."""
     for block, monitor, mode in _watched(spec):
-        if mode == "max":
+        better = better_when(monitor)
+        if mode != better:
+            less = "less" if better == "min" else "more"
             yield Finding(
                 (block, "mode"),
-                f"{block}.mode is max, and {monitor} is an error: less of it is better.",
-                "The worst checkpoint would be kept as the best.",
-                {f"/{block}/mode": "min"},
+                f"{block}.mode is {mode}, and of {monitor} {less} is better.",
+                "The worst checkpoint would be kept as the best."
+                if block == "checkpoint"
+                else f"The run would end after {spec.early_stopping.patience} evaluations that "
+                "each got better."
+                if spec.early_stopping
+                else "",
+                {f"/{block}/mode": better},
             )
 
 

@@ -1,37 +1,31 @@
-"""Rules about the optimization: rates, warm-up, decay, accumulation, and when it ends."""
+"""Rules about the optimization: batches, steps, rates, decay, and the time that it has."""
 
 import math
 from collections.abc import Iterator
 from typing import Any
 
-from app.guard.derived import effective_batch, looks_of, sizes_of, steps_of
+from app.guard.derived import effective_batch, sizes_of, steps_of
 from app.guard.estimate import training_seconds
 from app.guard.facts import Facts, known
+from app.guard.rates import USUAL_BATCH, usual_rate
 from app.guard.rule import Finding, rule
 from app.guard.wording import duration, share, two_digits
-from app.spec.optimization import SGD, Adam, Constant, OneCycle, Optimizer, Schedule
+from app.spec.arithmetic import steps_per_epoch, total_steps
+from app.spec.optimization import Adam
 from app.spec.run import RunSpec
-from app.spec.schedule import learning_rate
-from app.spec.training import Training
 
-LARGE_BATCH = 1024
-USUAL_BATCH: int = Training.model_fields["batch_size"].default
-WARMUP_FRACTION = 0.05
-# A rise that is over within this share of the steps is no warm-up; a run of so few steps is a trial
-# that needs none.
-SHORTEST_WARMUP = 0.01
-FULL_RATE = 0.98
-TRIAL_STEPS = 20
-# Rates that work widely: for Adam at a batch of 128, by the square root of the batch (Malladi et
-# al., 2022); for SGD at a batch of 256, linearly (Goyal et al., 2017). Ten times them is too much.
-ADAM_RATE, ADAM_BATCH = 1e-3, 128
-SGD_RATE, SGD_BATCH = 0.1, 256
-TOO_MUCH = 10.0
+# Ten times what works widely is too much; less than a thousandth of what works for a usual batch is
+# too little for any.
+TOO_MUCH, TOO_LITTLE = 10.0, 1e-3
 MOST_DROPPED = 0.01
+# A run of fewer steps learns little, whatever its samples are.
+FEW_STEPS = 50
+ACCUMULATION = "/training/gradient_accumulation_steps"
 
 
 @rule(
     "learning.batch_above_samples",
+    severity="warning",
     stands_on="A batch larger than the part is the part: full-batch descent, one step an epoch.",
 )
 def batch_above_samples(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
@@ -43,12 +37,13 @@ def batch_above_samples(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
             f"A batch of {batch:,} is larger than the training part of {training:,} samples.",
             f"Every epoch would be one step over {training:,} samples, and memory would be kept "
             f"for {batch:,}.",
-            {"/training/batch_size": min(USUAL_BATCH, training)},
+            {"/training/batch_size": training},
         )
 
 
 @rule(
     "learning.drop_last_drops",
+    severity="warning",
     stands_on="Samples left out are samples not learned from.",
 )
 def drop_last_drops(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
@@ -80,43 +75,8 @@ def accumulation_beyond_epoch(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
             ("training", "gradient_accumulation_steps"),
             f"{wanted} batches are to be accumulated, and an epoch has {batches}.",
             f"Every epoch would be one step over its {batches} batches, not over {wanted}.",
-            {"/training/gradient_accumulation_steps": batches},
+            {ACCUMULATION: batches},
         )
-
-
-@rule(
-    "learning.no_warmup",
-    stands_on="Goyal et al., Accurate, large minibatch SGD, 2017: large batches diverge without "
-    "warm-up.",
-)
-def no_warmup(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """A large effective batch starts with a warm-up of at least 1 % of the steps."""
-    batch, schedule = effective_batch(spec), spec.schedule
-    if batch < LARGE_BATCH:
-        return
-    steps = steps_of(spec, facts)
-    early = int(SHORTEST_WARMUP * steps)
-    reached = [s for s in (0, early) if learning_rate(schedule, 1.0, s, steps) >= FULL_RATE]
-    if steps < TRIAL_STEPS or not reached:
-        return
-    yield Finding(
-        ("schedule",),
-        f"An effective batch of {batch:,} is at the full learning rate of {spec.optimizer.lr:g} "
-        f"by step {reached[0]:,} of {steps:,}.",
-        f"The first gradients of a network are its largest; from about {LARGE_BATCH:,} samples a "
-        "step on, steps of full size often diverge.",
-        _warmed_up(schedule, steps),
-    )
-
-
-def _warmed_up(schedule: Schedule, steps: int) -> dict[str, Any]:
-    """The fields of the warm-up alone, in the unit that they were given in."""
-    fraction = max(WARMUP_FRACTION, two_digits(2 / steps))
-    if isinstance(schedule, Constant):
-        return {"/schedule": {"kind": "linear_warmup", "warmup_fraction": fraction}}
-    if getattr(schedule, "warmup_steps", None) is not None:
-        return {"/schedule/warmup_steps": math.ceil(fraction * steps)}
-    return {"/schedule/warmup_fraction": fraction}
 
 
 @rule(
@@ -128,7 +88,7 @@ def _warmed_up(schedule: Schedule, steps: int) -> dict[str, Any]:
 def rate_beyond_batch(spec: RunSpec, _: Facts) -> Iterator[Finding]:
     """The learning rate is within ten times of what scales with the batch."""
     batch, lr = effective_batch(spec), spec.optimizer.lr
-    usual = _usual_rate(spec.optimizer, batch)
+    usual = usual_rate(spec.optimizer, batch)
     if lr > TOO_MUCH * usual:
         yield Finding(
             ("optimizer", "lr"),
@@ -140,14 +100,68 @@ def rate_beyond_batch(spec: RunSpec, _: Facts) -> Iterator[Finding]:
         )
 
 
-def _usual_rate(optimizer: Optimizer, batch: int) -> float:
-    if isinstance(optimizer, SGD):
-        return SGD_RATE * batch / SGD_BATCH
-    return ADAM_RATE * math.sqrt(batch / ADAM_BATCH)
+@rule(
+    "learning.rate_too_low",
+    severity="warning",
+    stands_on="A step of Adam moves a weight by about the rate (Kingma & Ba, 2015, section 2.1), "
+    "one of SGD by the rate times a gradient that is mostly below 1.",
+)
+def rate_too_low(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """The learning rate is at least a thousandth of what works for a usual batch."""
+    lr, least = spec.optimizer.lr, TOO_LITTLE * usual_rate(spec.optimizer, USUAL_BATCH)
+    if lr >= least:
+        return
+    steps, usual = steps_of(spec, facts), usual_rate(spec.optimizer, effective_batch(spec))
+    yield Finding(
+        ("optimizer", "lr"),
+        f"With a learning rate of {lr:g}, all {steps:,} steps together move a weight by about "
+        f"{two_digits(lr * steps):g} at the most.",
+        "Weights begin at about 0.1, so the score would stay that of a model that was not trained. "
+        f"{spec.optimizer.kind} is used with about {two_digits(usual):g} for an effective batch of "
+        f"{effective_batch(spec):,}, and with a hundredth of that to fine-tune.",
+        {"/optimizer/lr": two_digits(usual)},
+    )
+
+
+@rule(
+    "learning.few_steps",
+    severity="warning",
+    stands_on="Masters & Luschi, 2018: at a given number of epochs, a larger batch takes fewer "
+    "steps, and reaches less.",
+)
+def few_steps(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """A run that is no trial has 50 steps or more, also where its batches are large."""
+    training, samples, batch = spec.training, sizes_of(spec, facts).training, effective_batch(spec)
+    steps = steps_of(spec, facts)
+    if training.max_steps is not None or batch <= USUAL_BATCH or not 0 < steps < FEW_STEPS:
+        return
+    yield Finding(
+        ("training",),
+        f"The whole run has {steps:,} {'step' if steps == 1 else 'steps'}, {training.epochs:,} "
+        f"epochs of {samples:,} samples with {min(batch, samples):,} in each step.",
+        "Each step moves a weight by about the learning rate: so few hardly change a model, and "
+        "its forecast may stay the mean of the target. More epochs, or smaller batches, give more "
+        "steps.",
+        _more_steps(spec, samples),
+    )
+
+
+def _more_steps(spec: RunSpec, samples: int) -> dict[str, Any]:
+    """The largest batch that makes enough steps of as many epochs; more epochs where none does."""
+    training, batch = spec.training, effective_batch(spec)
+    for power in reversed(range(5, (batch - 1).bit_length())):
+        fewer = training.model_copy(
+            update={"batch_size": 2**power, "gradient_accumulation_steps": 1}
+        )
+        if total_steps(fewer, samples) >= FEW_STEPS:
+            alone = {} if training.gradient_accumulation_steps == 1 else {ACCUMULATION: 1}
+            return {"/training/batch_size": 2**power, **alone}
+    return {"/training/epochs": -(-FEW_STEPS // steps_per_epoch(training, samples))}
 
 
 @rule(
     "learning.adam_weight_decay",
+    severity="warning",
     stands_on="Loshchilov & Hutter, Decoupled weight decay regularization, 2019.",
 )
 def adam_weight_decay(spec: RunSpec, _: Facts) -> Iterator[Finding]:
@@ -163,30 +177,8 @@ def adam_weight_decay(spec: RunSpec, _: Facts) -> Iterator[Finding]:
 
 
 @rule(
-    "learning.never_anneals",
-    stands_on="Smith & Topin, 2018: the gain of one cycle lies in its last, annealing part.",
-)
-def never_anneals(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """A one-cycle schedule is trained to its end."""
-    if not isinstance(spec.schedule, OneCycle) or spec.early_stopping is None:
-        return
-    steps, looks = steps_of(spec, facts), looks_of(spec, sizes_of(spec, facts))
-    patience, every = spec.early_stopping.patience, spec.evaluation.every_epochs
-    if looks < patience + 2:
-        return  # the first look is the best so far, and at the last one the run ends anyway
-    yield Finding(
-        ("early_stopping",),
-        "Early stopping ends a one-cycle schedule before it has annealed.",
-        f"The rate falls to its end only at step {steps:,}; the validation score often stands "
-        f"still while it is high, and {patience} of {looks} evaluations"
-        + (f" ({patience * every} epochs)" if every else "")
-        + " of that end the run. The best checkpoint is kept in any case.",
-        {"/early_stopping": None},
-    )
-
-
-@rule(
     "learning.ends_before_its_epochs",
+    severity="warning",
     stands_on="The iterations a second of like runs in this service's own history.",
 )
 def ends_before_its_epochs(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
@@ -213,9 +205,9 @@ RULES = (
     batch_above_samples,
     drop_last_drops,
     accumulation_beyond_epoch,
-    no_warmup,
+    few_steps,
     rate_beyond_batch,
+    rate_too_low,
     adam_weight_decay,
-    never_anneals,
     ends_before_its_epochs,
 )

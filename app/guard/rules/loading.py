@@ -308,4 +308,32 @@ def mostly_filling(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         )
 
 
-RULES = (chunk_below_batch, random_reads_of_chunks, network_full_shuffle, mostly_filling)
+@rule(
+    "memory.chunk_size_unused",
+    severity="warning",
+    stands_on="Data that stays on the device is read once, and never in chunks.",
+)
+def chunk_size_unused(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """A chunk size is given where the data may be read in chunks."""
+    loader = spec.data.loader
+    if not isinstance(loader, ChunkedLoader) or loader.residency != "resident":
+        return
+    if loader.chunk_size != "auto":
+        kept = memory_plan(spec, facts).need.kept_bytes
+        yield Finding(
+            ("data", "loader", "chunk_size"),
+            f"All {size(kept)} of data stay on the device, so a chunk size of {loader.chunk_size} "
+            "has no effect.",
+            "It is the size of what is read at once under residency stream, and under auto where "
+            "the data does not fit.",
+            LARGER,
+        )
+
+
+RULES = (
+    chunk_size_unused,
+    chunk_below_batch,
+    random_reads_of_chunks,
+    network_full_shuffle,
+    mostly_filling,
+)

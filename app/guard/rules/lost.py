@@ -18,6 +18,7 @@ HANG_MARGIN = 5.0
 
 @rule(
     "learning.rare_checkpoints",
+    severity="warning",
     stands_on="A kill or a crash loses what was trained since the last checkpoint.",
 )
 def rare_checkpoints(spec: RunSpec, facts: Facts) -> Iterator[Finding]:

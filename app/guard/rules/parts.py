@@ -71,23 +71,6 @@ def no_validation(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
 
 
 @rule(
-    "learning.nothing_is_best",
-    severity="warning",
-    stands_on="The best checkpoint is that of the best validation score.",
-)
-def nothing_is_best(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """Where best checkpoints are kept, there is a validation part to tell which they are."""
-    sizes = sizes_of(spec, facts)
-    if sizes.validation == 0 and spec.checkpoint.keep_best > 0:
-        yield Finding(
-            ("checkpoint", "keep_best"),
-            "There is no validation part, so no checkpoint is the best.",
-            f"0 of {sum(sizes)} samples are held out; only the newest checkpoints are kept.",
-            {"/checkpoint/keep_best": 0},
-        )
-
-
-@rule(
     "learning.small_part",
     severity="warning",
     stands_on="The standard error of a mean falls with the square root of the samples.",
@@ -132,4 +115,4 @@ def _by_chance(samples: int) -> str:
     )
 
 
-RULES = (empty_part, no_training_steps, no_validation, nothing_is_best, small_part)
+RULES = (empty_part, no_training_steps, no_validation, small_part)

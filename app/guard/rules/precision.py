@@ -17,7 +17,8 @@ TF32_GAINS = {(8, 0): ("an A100", 19.5, 156.0), (9, 0): ("an H100", 67.0, 495.0)
 @rule(
     "correctness.precision_needs_gpu",
     overridable=False,
-    stands_on="CPUs have no TF32 units, and PyTorch no gradient scaling for fp16 there.",
+    stands_on="The trainer refuses both on a CPU (worker/trainer/build.py): TF32 is a format of "
+    "NVIDIA's tensor cores, and PyTorch's LSTM does not start in fp16 on most processors.",
 )
 def precision_needs_gpu(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     """TF32 and fp16 are asked for where there is a GPU."""
@@ -26,7 +27,13 @@ def precision_needs_gpu(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         yield Finding(
             ("runtime", "precision"),
             f"{wanted} needs a CUDA device; this run would be on a CPU.",
-            "CPUs have no TF32 units, and PyTorch has no gradient scaling for fp16 there.",
+            (
+                "TF32 is a format of NVIDIA's tensor cores: there is none on a CPU."
+                if wanted == "tf32"
+                else "PyTorch's LSTM and GRU do not start in fp16 on most processors: oneDNN has "
+                "no kernel for them there. It has in bf16."
+            )
+            + " The trainer would refuse to begin.",
             {"/runtime/precision": "auto"},
         )
 
@@ -64,6 +71,7 @@ def precision_not_supported(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
 
 @rule(
     "speed.tf32_off",
+    severity="warning",
     stands_on="NVIDIA's datasheets, dense: A100 156 TFLOP/s in TF32 against 19.5 in float32, H100 "
     "495 against 67. GeForce cards have as much of one as of the other. Timing it needs a GPU; not "
     "timed here.",

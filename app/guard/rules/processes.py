@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from app.guard.crews import START_SECONDS
 from app.guard.derived import (
     LEAST_LOSS_SECONDS,
+    dataset_of,
     device_of,
     epochs_of,
     history_of,
@@ -25,6 +26,7 @@ from app.spec.run import RunSpec
 # Of a run's time; a rule of speed has to save 5 %.
 MOST_STARTING = 0.05
 SMALL_BYTES = 64 * 2**10
+USUAL_PROCESSES = 4
 
 
 @rule(
@@ -144,4 +146,76 @@ def chunked_is_faster(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     )
 
 
-RULES = (pin_memory_needs_gpu, workers_above_cores, workers_start_anew, chunked_is_faster)
+@rule(
+    "speed.no_loader_processes",
+    severity="warning",
+    stands_on="PyTorch, Performance tuning guide: without workers the training process reads, and "
+    "the GPU waits. Timing it needs a GPU; not timed here.",
+)
+def no_loader_processes(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """On a GPU the PyTorch loader has processes that read the next batches while it computes."""
+    loader = spec.data.loader
+    if not isinstance(loader, DataLoaderLoader) or loader.num_workers:
+        return
+    device = device_of(spec, facts)
+    if device.kind == "cpu":
+        return
+    cores = known(device.host.cores, "the cores of the host")
+    slots = known(device.host.slots, "how many runs train on the host at once")
+    processes = min(USUAL_PROCESSES, threads_of_slot(cores, slots))
+    yield Finding(
+        ("data", "loader", "num_workers"),
+        f"The GPU would wait while the trainer itself reads each batch of {_batch(spec, facts)}.",
+        f"{processes} of the host's {cores} cores could read the next batches meanwhile."
+        + _reading(spec, facts),
+        {"/data/loader/num_workers": processes, "/data/loader/persistent_workers": True},
+    )
+
+
+def _batch_bytes(spec: RunSpec, facts: Facts) -> int:
+    need = memory_plan(spec, facts).need
+    return min(spec.training.batch_size, need.train_samples) * need.sample_bytes
+
+
+def _batch(spec: RunSpec, facts: Facts) -> str:
+    return size(_batch_bytes(spec, facts))
+
+
+def _reading(spec: RunSpec, facts: Facts) -> str:
+    rate = dataset_of(spec, facts).read_bytes_per_second
+    if rate is None:
+        return ""
+    seconds = duration(_batch_bytes(spec, facts) / rate)
+    return f" At the rate at which its inspection read the file, a batch takes {seconds}."
+
+
+@rule(
+    "speed.batches_not_pinned",
+    severity="warning",
+    stands_on="PyTorch, CUDA semantics: copies to a GPU run beside its work only out of "
+    "page-locked memory. Timing it needs a GPU; not timed here.",
+)
+def batches_not_pinned(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+    """On a GPU the PyTorch loader gives page-locked batches."""
+    loader = spec.data.loader
+    if not isinstance(loader, DataLoaderLoader) or loader.pin_memory:
+        return
+    if device_of(spec, facts).kind == "cpu":
+        return
+    yield Finding(
+        ("data", "loader", "pin_memory"),
+        f"Each batch of {_batch(spec, facts)} would be copied to the GPU from ordinary memory.",
+        "The driver copies it into page-locked memory first, and the step waits for both copies; "
+        "out of page-locked memory the GPU copies it itself, beside its work.",
+        {"/data/loader/pin_memory": True},
+    )
+
+
+RULES = (
+    pin_memory_needs_gpu,
+    workers_above_cores,
+    workers_start_anew,
+    no_loader_processes,
+    batches_not_pinned,
+    chunked_is_faster,
+)
