@@ -1,9 +1,10 @@
 """What a run leaves: logs, metrics, checkpoints, download."""
 
+import json
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -30,7 +31,7 @@ from app.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from app.client import StokerClient, Which
     from app.client.download import Told
@@ -52,35 +53,43 @@ def logs(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print what the trainer wrote."""
+    """Print what the trainer wrote; with --json a line for each piece of it."""
     with connect() as client:
-        if as_json:
-            print_json(client.logs(run_id, attempt=attempt))
-            return
-        offset = _print_rest(client, run_id, attempt, 0)
-        while follow and not _has_ended(client, run_id):
-            offset = _print_rest(client, run_id, attempt, offset, LOG_WAIT_SECONDS)
-        if follow:
-            _print_rest(client, run_id, attempt, offset)
+        pieces = _followed(client, run_id, attempt) if follow else _rest(client, run_id, attempt)
+        for piece in pieces:
+            if as_json:
+                typer.echo(json.dumps(piece, ensure_ascii=False))
+                continue
+            if piece["dropped_bytes"]:
+                typer.echo(f"[… {size(piece['dropped_bytes'])} were not kept …]")
+            sys.stdout.write(piece["text"])
+            sys.stdout.flush()
 
 
-def _print_rest(
+def _followed(
+    client: "StokerClient", run_id: int, attempt: int | None
+) -> "Iterator[dict[str, Any]]":
+    """All pieces until the run has ended, as they come."""
+    offset = yield from _rest(client, run_id, attempt)
+    while not _has_ended(client, run_id):
+        offset = yield from _rest(client, run_id, attempt, offset, LOG_WAIT_SECONDS)
+    yield from _rest(client, run_id, attempt, offset)
+
+
+def _rest(
     client: "StokerClient",
     run_id: int,
     attempt: int | None,
-    offset: int,
+    offset: int = 0,
     wait_seconds: float | None = None,
-) -> int:
-    """Print all that there is after a position; returns the next one."""
+) -> "Generator[dict[str, Any], None, int]":
+    """All pieces that there are after a position; returns the next one."""
     while True:
         piece = client.logs(run_id, attempt=attempt, after=offset, wait_seconds=wait_seconds)
-        if piece["dropped_bytes"]:
-            typer.echo(f"[… {size(piece['dropped_bytes'])} were not kept …]")
-        sys.stdout.write(piece["text"])
-        sys.stdout.flush()
         offset, wait_seconds = piece["next_offset"], None
         if not piece["text"]:
             return offset
+        yield piece
 
 
 def _has_ended(client: "StokerClient", run_id: int) -> bool:
@@ -96,6 +105,8 @@ def metrics(
     as_json: JsonOption = False,
 ) -> None:
     """Show how the metrics went."""
+    if csv and as_json:
+        raise typer.BadParameter("give one of the two", param_hint="--csv, --json")
     with connect() as client:
         if csv and not names:
             sys.stdout.write(client.metrics_csv(run_id))

@@ -181,11 +181,19 @@ def test_logs_metrics_and_checkpoints(cli, up, finished_run):
     run_id = str(finished_run["id"])
     assert cli("logs", run_id).out
     assert cli("logs", run_id, "-f").out == cli("logs", run_id, "--attempt", "1").out
+    for following in ((), ("-f",)):
+        told = cli("logs", run_id, "--json", *following).out
+        pieces = [json.loads(line) for line in told.splitlines()]
+        assert "".join(piece["text"] for piece in pieces) == cli("logs", run_id).out
+        assert {piece["attempt"] for piece in pieces} == {1}
     assert "val_mae" in cli("metrics", run_id).out
     assert list(cli("metrics", run_id, "--name", "val_mae", "--json").document["series"]) == [
         "val_mae"
     ]
     assert cli("metrics", run_id, "--csv").out.startswith("name,")
+    both = cli("metrics", run_id, "--csv", "--json")
+    assert (both.code, both.out) == (2, "")
+    assert "give one of the two" in both.err
     for options in ((), ("--csv",), ("--json",)):
         unknown = cli("metrics", run_id, "--name", "nope", *options)
         assert (unknown.code, unknown.out) == (5, "")
