@@ -135,6 +135,20 @@ def test_a_resume_keeps_the_number_of_threads_it_was_trained_with(lab: Lab) -> N
     lab.run(run_dir, stop=StopAtPoll(BUILDING_POLLS + 12))
     second = lab.execute(lab.prepare(run_dir, threads=2))
     assert second.of_kind("applied")[0]["applied"]["threads"] == 1
+    assert second.of_kind("warning") == []
+
+
+def test_a_resume_takes_no_more_threads_than_its_share_and_says_so(lab: Lab) -> None:
+    run_dir = lab.new_run()
+    stop = StopAtPoll(BUILDING_POLLS + 12)
+    lab.execute(lab.prepare(run_dir, threads=2), stop)
+    second = lab.execute(lab.prepare(run_dir, threads=1))
+    assert second.of_kind("applied")[0]["applied"]["threads"] == 1
+    (warning,) = second.of_kind("warning")
+    assert warning["code"] == "threads_changed"
+    assert "was trained with 2 threads" in warning["message"]
+    third = lab.execute(lab.prepare(run_dir, threads=2))
+    assert third.of_kind("applied")[0]["applied"]["threads"] == 1, "what it has it keeps"
 
 
 def test_no_checkpoint_is_written_before_the_first_step(lab: Lab) -> None:

@@ -230,6 +230,17 @@ def test_what_tunes_pytorch_is_passed_on_and_nothing_that_is_secret(tmp_path, mo
     assert "STOKER_DATABASE_URL" not in environment
 
 
+@pytest.mark.parametrize("owners", [{}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "active"}])
+def test_threads_spin_briefly_unless_the_owner_says_how_they_wait(tmp_path, monkeypatch, owners):
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in owners.items():
+        monkeypatch.setenv(name, value)
+    environment = trainer_environment(tmp_path, gpu=None, threads=2)
+    waiting = {k: v for k, v in environment.items() if k in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    assert waiting == (owners or {"GOMP_SPINCOUNT": "1500"})
+
+
 def test_compiled_steps_are_kept_under_home_unless_the_owner_says_where(tmp_path, monkeypatch):
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CXX"):
         monkeypatch.delenv(name, raising=False)

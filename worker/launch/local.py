@@ -15,14 +15,17 @@ from worker.orders import Launch, Order
 
 PACKAGES = Path(__file__).parent.parent.parent
 OWNERS_MEMORY = ("GLIBC_TUNABLES", "THP_MEM_ALLOC_ENABLE")
-# A trainer sees nothing else of the agent's environment: no token, no database URL. How OpenMP's
-# threads wait is the owner's to say: spinning is fastest on idle cores and slowest on busy ones.
+OWNERS_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+# A trainer sees nothing else of the agent's environment: no token, no database URL.
 INHERITED = (
     *("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "TZ"),
-    *("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", *OWNERS_MEMORY),
+    *(*OWNERS_WAITING, *OWNERS_MEMORY),
     *("CC", "CXX", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH"),
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
 )
+# OpenMP's threads wait for each other by spinning: on busy cores for milliseconds, in which the one
+# they wait for cannot run. So many rounds are enough where cores are idle (lab notes).
+BRIEF_SPINNING = {"GOMP_SPINCOUNT": "1500"}
 # What a step on a CPU frees it takes again in the next. It stays in the heap, up to 128 MiB at its
 # end, in pages of 2 MiB; from the kernel it would come back zeroed, in pages of 4 KiB.
 HEAP = {
@@ -123,6 +126,7 @@ def trainer_environment(home: Path, *, gpu: str | None, threads: int) -> dict[st
     return {
         "LANG": "C.UTF-8",
         **({} if kept.keys() & set(OWNERS_MEMORY) else memory_settings(platform.libc_ver())),
+        **({} if kept.keys() & set(OWNERS_WAITING) else BRIEF_SPINNING),
         **cache_folders(home),
         **kept,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+import torch
+
 from app.spec.schedule import LARGEST_JUMP, learning_rate, schedule_version
 from worker.trainer.data.order import ORDER_VERSION
 from worker.trainer.exactness import keeps_dropout_to_itself
@@ -54,6 +56,15 @@ def _of_the_device(trainer: Trainer, start: Start) -> Iterator[tuple[str, str]]:
             "On a GPU the dropout between the encoder's layers (recipe.dropout with "
             "recipe.num_layers above 1) is drawn from a state of cuDNN that cannot be saved: "
             "training goes on, but not bit for bit as it would have without the interruption.",
+        )
+    threads = torch.get_num_threads()
+    if start.candidate.own and body["threads"] != threads and precision.device.type == "cpu":
+        yield (
+            "threads_changed",
+            f"The run was trained with {body['threads']} threads, which is more than this slot's "
+            f"share of the cores: it goes on with {threads}, since more would wait for each other. "
+            "Sums are added up in another order, so its numbers will differ in the last bits from "
+            "those of a run that was not interrupted. Set runtime.threads to keep a number.",
         )
     if start.candidate.own and body["precision"] != precision.name:
         yield (

@@ -129,9 +129,11 @@ def _precision(wanted: str, device: torch.device, start: Start | None) -> str:
 
 
 def _threads(attempt: Attempt, start: Start | None) -> int:
-    """Another number of threads adds up in another order, so a resume keeps the number it had."""
+    """Another number of threads adds up in another order, so a resume keeps the number it had, as
+    long as that is within the attempt's share of the cores: more would wait for each other.
+    """
     if start is not None and start.is_full and start.candidate.own:
-        return int(start.snapshot.body["threads"])
+        return min(int(start.snapshot.body["threads"]), attempt.threads)
     return attempt.threads
 
 
