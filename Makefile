@@ -4,6 +4,8 @@
 BIN := .venv/bin
 RUNTIME := .venv/.installed
 DEVELOPMENT := .venv/.installed-development
+# Of `make test`; given there, and not by chance in the environment.
+TESTS :=
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo up test lint fmt bench peers clean
@@ -19,8 +21,8 @@ demo: $(RUNTIME) ## the whole story in a minute: train, stop, restart and succee
 up: $(RUNTIME) ## start API, worker and exporter in this terminal
 	@$(BIN)/stoker up
 
-test: lint ## every check and every test
-	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations=25
+test: $(if $(TESTS),$(DEVELOPMENT),lint) ## every check and every test; of a part without lint: TESTS=tests/store
+	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations=25 $(TESTS)
 
 lint: $(DEVELOPMENT) ## style, types and the rules of who may import whom
 	@$(BIN)/ruff check --quiet
