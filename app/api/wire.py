@@ -72,6 +72,12 @@ class BoundedHttp(HttpToolsProtocol):
         self._request_is_there()
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        if self._reading is not None:  # of one that could not be read before
+            self._request_is_there()
+            self._wait_for_request()
+        super().on_response_complete()
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._writing = self.loop.call_later(PATIENCE_SECONDS, self.transport.abort)
