@@ -10,6 +10,7 @@ so that one run is left `running` with a holder that is dead. `RUNS` in test_old
 is in it. A new home is a new file beside the old ones, which are never made anew.
 """
 
+import os
 import signal
 import sqlite3
 import sys
@@ -24,6 +25,8 @@ sys.path.insert(0, str(Path.cwd()))  # the version that is called, not the one t
 from tests.e2e.service import Service, write_waves
 
 SAMPLES = 120
+# A whole second: a run looks at its dataset's time, of which an archive keeps less than a disk.
+WRITTEN_AT = 1_760_000_000
 KEPT = ("stoker.db", "data", "artifacts")
 
 
@@ -33,8 +36,9 @@ def spec(name: str, epochs: int, **more: Any) -> dict[str, Any]:
         "name": name,
         "recipe": {"kind": "sequence", "hidden_size": 4, "patch": 2},
         "data": {"dataset": "waves"},
-        "training": {"epochs": epochs, "batch_size": 32, "log_every_steps": 10},
+        "training": {"epochs": epochs, "batch_size": 32, "log_every_steps": 50},
         "optimizer": {"lr": 0.003},
+        "evaluation": {"every_epochs": 10},
         "checkpoint": {"every_steps": 100},
         "runtime": {"threads": 1},
         "accept_risks": ["speed.*"],
@@ -46,13 +50,14 @@ def live(service: Service) -> None:
     """Runs 1 to 8: succeeded, stopped, its restart, paused, failed, running, queued twice."""
     service.start_api()
     service.start_agent()
-    write_waves(service.home / "data" / "waves.h5", SAMPLES)
+    data = write_waves(service.home / "data" / "waves.h5", SAMPLES)
+    os.utime(data, (WRITTEN_AT, WRITTEN_AT))
     assert service.register("waves", "waves.h5")["state"] == "ready"
 
     done = service.submit(spec("done", 40))
     assert service.wait_for_end(done)["state"] == "succeeded"
 
-    stopped = service.submit(spec("stopped", 600))
+    stopped = service.submit(spec("stopped", 400))
     service.wait_for_step(stopped, 150)
     act(service, stopped, "stop")
     assert service.wait_for_end(stopped)["state"] == "stopped"
@@ -60,17 +65,17 @@ def live(service: Service) -> None:
     assert child.status_code == 201, child.text
     assert service.wait_for_end(child.json()["id"])["state"] == "succeeded"
 
-    paused = service.submit(spec("paused", 600))
+    paused = service.submit(spec("paused", 400))
     service.wait_for_step(paused, 150)
     act(service, paused, "pause")
     assert service.wait_for_end(paused)["state"] == "paused"
 
-    failed = service.submit(spec("failed", 600, policy={"max_retries": 0}))
+    failed = service.submit(spec("failed", 400, policy={"max_retries": 0}))
     service.wait_for_step(failed, 150)
     service.trainer().kill()
     assert service.wait_for_end(failed)["state"] == "failed"
 
-    running = service.submit(spec("running", 600))
+    running = service.submit(spec("running", 400))
     service.wait_for_step(running, 150)
     with service.held():
         service.submit(spec("queued", 40))

@@ -1,1 +1,0 @@
-"""Homes that earlier versions of Stoker left behind, and that every later one has to open."""
