@@ -8,6 +8,7 @@ from app.lifecycle import (
     CRASH_LOOP_LOSSES,
     FAIL,
     FREE_RETRY,
+    LEASE_BEATS,
     REASON_POLICY,
     TERMINAL,
     TRANSITIONS,
@@ -18,6 +19,84 @@ from app.lifecycle import (
     derive_status,
     finish_target,
 )
+
+# What an end leads to, as the house plan (4 Lifecycle) and the reference of reasons say it: the
+# outcome, and whether a retry is free of the budget. Written by hand, not read from the code.
+ENDS = {
+    "completed": ("succeed", False),
+    "early_stopped": ("succeed", False),
+    "max_duration": ("succeed", False),
+    "interrupted": ("retry", True),
+    "drained": ("retry", True),
+    "preempted": ("retry", True),
+    "slot_busy": ("retry", True),
+    "checkpoint_error": ("retry", True),
+    "worker_lost": ("retry", False),
+    "killed": ("retry", False),
+    "crashed": ("retry", False),
+    "hang": ("retry", False),
+    "gpu_fault": ("retry", False),
+    "host_oom": ("retry", False),
+    "checkpoint_write_error": ("retry", False),
+    "device_oom": ("fail", False),
+    "nonfinite": ("fail", False),
+    "data_error": ("fail", False),
+    "dataset_changed": ("fail", False),
+    "checkpoint_unusable": ("fail", False),
+    "carry_mismatch": ("fail", False),
+    "disk_full": ("fail", False),
+    "spec_error": ("fail", False),
+    "trainer_error": ("fail", False),
+}
+# Chosen by `finish`, so no attempt ends with them.
+CHOSEN = {"stop_requested", "kill_requested", "pause_requested", "crash_loop"}
+
+OVER = ["restart", "delete"]
+PAUSED = ["resume", "stop", "kill", "restart"]
+# What is accepted: an intent only escalates, resume withdraws a pause, a restart is always
+# possible, and only what is over can be deleted.
+ALLOWED = {
+    ("queued", "run"): ["pause", "stop", "kill", "restart"],
+    ("queued", "pause"): ["resume", "stop", "kill", "restart"],
+    ("queued", "stop"): ["kill", "restart"],
+    ("queued", "kill"): ["restart"],
+    ("running", "run"): ["pause", "stop", "kill", "restart"],
+    ("running", "pause"): ["resume", "stop", "kill", "restart"],
+    ("running", "stop"): ["kill", "restart"],
+    ("running", "kill"): ["restart"],
+    ("paused", "run"): PAUSED,
+    ("paused", "pause"): PAUSED,
+    ("paused", "stop"): PAUSED,
+    ("paused", "kill"): PAUSED,
+    ("succeeded", "run"): OVER,
+    ("succeeded", "pause"): OVER,
+    ("succeeded", "stop"): OVER,
+    ("succeeded", "kill"): OVER,
+    ("failed", "run"): OVER,
+    ("failed", "pause"): OVER,
+    ("failed", "stop"): OVER,
+    ("failed", "kill"): OVER,
+    ("stopped", "run"): OVER,
+    ("stopped", "pause"): OVER,
+    ("stopped", "stop"): OVER,
+    ("stopped", "kill"): OVER,
+}
+
+
+def test_every_reason_leads_where_the_plan_says():
+    found = {reason: (policy.outcome, policy.free) for reason, policy in REASON_POLICY.items()}
+    assert found == ENDS
+    assert set(Reason) == set(ENDS) | CHOSEN
+
+
+@pytest.mark.parametrize("state", RunState)
+@pytest.mark.parametrize("intent", Intent)
+def test_what_a_run_accepts(state, intent):
+    assert allowed_actions(state, intent) == ALLOWED[state, intent]
+
+
+def test_fifteen_beats_are_a_lease_and_three_losses_a_crash_loop():
+    assert (LEASE_BEATS, CRASH_LOOP_LOSSES) == (15, 3)
 
 
 def edges(by: str) -> set[tuple[RunState, RunState]]:
@@ -110,14 +189,3 @@ def test_a_queued_run_says_what_it_waits_for():
 
     assert shown(waits_for_parent=True, retrying=False) == "waiting_for_parent"
     assert shown(waits_for_parent=False, retrying=True) == "retrying"
-
-
-def test_a_terminal_run_can_only_be_restarted_or_deleted():
-    for state in TERMINAL:
-        assert allowed_actions(state, Intent.run) == ["restart", "delete"]
-
-
-def test_an_intent_only_escalates_but_a_pause_can_be_withdrawn():
-    assert "resume" in allowed_actions(RunState.running, Intent.pause)
-    assert "pause" not in allowed_actions(RunState.running, Intent.stop)
-    assert allowed_actions(RunState.running, Intent.kill) == ["restart"]

@@ -69,6 +69,33 @@ class TestClaim:
         assert (run.state, run.worker, run.attempt) == ("running", "agent", 1)
         assert run.started_at == world.clock.now
 
+    def test_a_second_attempt_begins_with_nothing_of_the_first(self, world: World) -> None:
+        """But for when the run started, and how far it had come."""
+        lease = world.running()
+        begun = world.clock.now
+        told = Beat(
+            progress={"phase": "training", "step": 7, "samples_per_second": 3.0},
+            result={"last": {"step": 7}},
+        )
+        crashed = Finish(Reason.crashed, "boom", final=told, retry_delay_seconds=5.0)
+        waiting = world.store.leases.finish(lease.token, crashed)
+        assert waiting.result == {"last": {"step": 7}}
+        assert (waiting.reason, waiting.message) == (Reason.crashed, "boom")
+        world.clock.now += 60
+        assert world.claim() is not None
+        run = world.store.runs.get(lease.run_id)
+        assert (run.state, run.attempt, run.started_at) == ("running", 2, begun)
+        assert (run.result, run.reason, run.message, run.retry_at) == (None, None, None, None)
+        assert run.finished_at is None
+        progress = {"phase": "starting", "step": 7, "samples_per_second": None}
+        assert run.progress == progress
+        first, second = world.store.attempts.list(run.id)
+        assert (first.started_at, second.started_at) == (begun, world.clock.now)
+
+    def test_a_run_has_not_started_before_it_is_claimed(self, world: World) -> None:
+        run = world.submit()
+        assert (run.started_at, run.result, run.attempt) == (None, None, 0)
+
 
 class TestBeat:
     def test_it_writes_everything_at_once(self, world: World) -> None:

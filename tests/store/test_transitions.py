@@ -20,12 +20,12 @@ from app.lifecycle import (
     Intent,
     Reason,
     RunState,
-    allowed_actions,
     finish_target,
 )
 from app.store.records import Beat, Finish, Lease, NewCheckpoint, RunRecord
 from app.store.tables import CHANGEABLE_WHEN_TERMINAL, run_documents, runs
 from app.store.transitions import finish_cases
+from tests.test_lifecycle import ALLOWED
 
 from .conftest import World
 
@@ -188,7 +188,7 @@ VERBS = ("pause", "stop", "kill", "resume")
 def test_a_verb_acts_or_is_so_already_or_is_refused_with_what_is_allowed(
     world: World, state: RunState, intent: Intent
 ) -> None:
-    allowed = allowed_actions(state, intent)
+    allowed = ALLOWED[state, intent]
     for verb in VERBS:
         run_id = arrange(world, state, intent)
         if verb in allowed:
