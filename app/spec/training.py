@@ -92,7 +92,7 @@ class Policy(SpecModel):
     """What happens when something goes wrong."""
 
     max_retries: Annotated[int, Field(ge=0, le=1_000)] = 3
-    """Automatic new attempts after a retryable failure; default 3."""
+    """New attempts after failures that may pass, in a row without a checkpoint; default 3."""
     on_oom: Literal["fail", "ladder"] = "ladder"
     """Out of memory: fail, or go on with less data, then fewer samples, at once; default ladder."""
     on_nonfinite: Literal["fail", "rollback"] = "fail"

@@ -173,7 +173,10 @@ def _values_after(ending: Ending, now: float) -> dict[str, Any]:
         "reason": why,
         "message": case((is_loop, _crash_loop(ending.message)), else_=ending.message),
         "losses": losses,
-        "retries_used": used + case((is_queued, 0 if is_free else 1), else_=0),
+        "retries_used": case(
+            (is_off, used + case((is_queued, 0 if is_free else 1), else_=0)),
+            else_=runs.c.retries_used,  # of what is over, as it was
+        ),
         "retry_at": case((is_queued, retry_at), else_=null()),
         "finished_at": case((target.in_(TERMINAL_VALUES), literal(now, Double)), else_=null()),
         "worker": case((is_off, null()), else_=runs.c.worker),

@@ -248,6 +248,16 @@ def test_progress_gives_the_retry_budget_back(world: World, lost: bool) -> None:
     assert attempt(saves=False) == ("failed", 1)
 
 
+def test_what_a_run_that_is_over_had_used_stays_told(world: World) -> None:
+    lease = world.running()
+    world.store.leases.finish(lease.token, Finish(Reason.crashed, ""))
+    again = world.claim()
+    assert again is not None
+    final = Beat(checkpoints=[saved_by(again)])
+    run = world.store.leases.finish(again.token, Finish(Reason.completed, "", final=final))
+    assert (run.state, run.retries_used) == ("succeeded", 1)
+
+
 def test_without_a_retry_in_the_spec_progress_gives_none(world: World) -> None:
     lease = world.running(max_retries=0)
     final = Beat(checkpoints=[saved_by(lease)])

@@ -93,10 +93,17 @@ def test_attempts_without_progress_are_a_crash_loop(farm):
 
 
 def test_retries_end_when_their_budget_is_spent(farm):
-    script = {"steps": 30, "at": {"7": "crash", "13": "crash"}}
+    script = {"steps": 30, "save_every": 100, "at": {"7": "crash", "13": "crash"}}
     run_id = farm.submit(**script, policy={"max_retries": 1})
     run = farm.wait_for_end(run_id)
     assert (run.state, run.reason, run.attempt) == (RunState.failed, Reason.crashed, 2)
+
+
+def test_an_attempt_that_saved_gives_the_budget_back(farm):
+    script = {"steps": 30, "save_every": 5, "at": {"7": "crash", "13": "crash", "22": "crash"}}
+    run_id = farm.submit(**script, policy={"max_retries": 1})
+    run = farm.wait_for_end(run_id)
+    assert (run.state, run.attempt, run.retries_used) == (RunState.succeeded, 4, 1)
 
 
 def test_a_lost_lease_kills_the_trainer_at_once(farm):
