@@ -85,13 +85,11 @@ def test_as_many_evaluations_are_due_as_were_counted_beforehand(
         ({"every_steps": 5}, TrainState(step=11), 0, False),
         ({"every_seconds": 60.0}, TrainState(step=11), 59, False),
         ({"every_seconds": 60.0}, TrainState(step=11), 60, True),
-        ({}, TrainState(step=11, best=Best(11, 1, 0.5, {})), 0, True),
-        ({}, TrainState(step=12, best=Best(11, 1, 0.5, {})), 0, False),
-        ({"keep_best": 0}, TrainState(step=11, best=Best(11, 1, 0.5, {})), 0, False),
+        ({}, TrainState(step=11, best=Best(11, 1, 0.5, {})), 0, False),
         ({}, TrainState(step=300), 0, True),
     ],
 )
-def test_checkpoints_come_by_steps_by_seconds_at_a_best_and_at_the_end(
+def test_checkpoints_come_by_steps_by_seconds_and_at_the_end(
     checkpoint: dict[str, Any], state: TrainState, seconds: float, due: bool
 ) -> None:
     patch = {"checkpoint": {"every_steps": None, "every_seconds": None} | checkpoint}

@@ -176,7 +176,8 @@ def test_a_full_disk_keeps_the_last_checkpoint(
 def test_a_run_whose_disk_fills_up_ends_and_resumes_later(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    straight, run_dir = lab.run(), lab.new_run()
+    each_step = {"checkpoint": {"every_steps": 1}}
+    straight, run_dir = lab.run(patch=each_step), lab.new_run()
     original = disk.write_file
 
     def full_at_step_4(path: Path, pieces: list[memoryview]) -> None:
@@ -187,9 +188,9 @@ def test_a_run_whose_disk_fills_up_ends_and_resumes_later(
     with monkeypatch.context() as patched:
         patched.setattr(disk, "write_file", full_at_step_4)
         with pytest.raises(TrainerError) as caught:
-            lab.run(run_dir)
+            lab.run(run_dir, each_step)
     assert caught.value.reason is Reason.disk_full
-    resumed = lab.run(run_dir)
+    resumed = lab.run(run_dir, each_step)
     assert resumed.of_kind("restored")[0]["step"] == 3
     assert (resumed.weights, resumed.losses) == (straight.weights, straight.losses)
 

@@ -66,17 +66,15 @@ class Agenda:
     def checkpoint_due(
         self, state: TrainState, saved: tuple[int, int], seconds_since_save: float
     ) -> bool:
-        """By steps, by seconds, after a new best evaluation, and always at the end.
+        """By steps, by seconds, and always at the end; for the best see `Trainer.keep_best`.
 
         `saved` is (step, evaluated_step) of the newest checkpoint: the state moves with both.
         """
         if (state.step, state.evaluated_step) == saved:
             return False
         wanted = self.spec.checkpoint
-        new_best = state.best is not None and state.best.step == state.step
         return (
             is_due(wanted.every_steps, state.step)
             or (wanted.every_seconds is not None and seconds_since_save >= wanted.every_seconds)
-            or (new_best and wanted.keep_best > 0)
             or self.ending(state) is not None
         )

@@ -20,7 +20,11 @@ def validate(trainer: Trainer) -> None:
     """Evaluate, and keep book of the best and of early stopping. A stop leaves it all undone."""
     spec, state, part = trainer.spec, trainer.state, trainer.data.validation
     limit = spec.evaluation.max_batches
-    if part is None or (scores := measure(trainer, part, "evaluating", limit)) is None:
+    if part is None:
+        return
+    with trainer.at_rest():
+        scores = measure(trainer, part, "evaluating", limit)
+    if scores is None:
         return
     named = {f"val_{name}": score for name, score in scores.items()}
     state.evaluated_step = state.step

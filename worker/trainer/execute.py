@@ -1,5 +1,6 @@
 """One attempt from spec.json to its end: prepare, train, test, tell."""
 
+import logging
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from worker.trainer.pulse import Pulse
 from worker.trainer.state import Scores
 from worker.trainer.stop import StopFlag
 from worker.trainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ def execute(folder: Path, stop: StopFlag, events: EventLog, pulse: Pulse) -> End
     """Raises whatever ended the attempt otherwise: OutOfMemory where it was that, and what else
     `worker.trainer.failure` explains.
     """
+    trainer = None
     with ExitStack() as resources:
         try:
             trainer = prepare(Attempt.read(folder), stop, events, pulse, resources)
@@ -45,9 +49,23 @@ def execute(folder: Path, stop: StopFlag, events: EventLog, pulse: Pulse) -> End
             return End(Reason.interrupted, told, None, None)
         except Exception as error:
             # Here, where data and model are still there: what is free then is what was lacking.
-            if (ran_out := out_of_memory(error, pulse.phase)) is not None:
+            ran_out = out_of_memory(error, pulse.phase)
+            if trainer is not None:
+                _rescue(trainer, pulse)
+            if ran_out is not None:
                 raise ran_out from error
             raise
+
+
+def _rescue(trainer: Trainer, pulse: Pulse) -> None:
+    """What fails here is logged: the error that ends the attempt is told, with its own phase."""
+    phase = pulse.phase
+    try:
+        trainer.rescue()
+    except Exception:
+        logger.exception("the state could not be saved before the end")
+    if pulse.phase != phase:
+        pulse.enter(phase)
 
 
 def _to_its_end(trainer: Trainer) -> End:

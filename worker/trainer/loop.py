@@ -19,9 +19,9 @@ def train(trainer: Trainer) -> Reason:
     """
     spec, agenda, state = trainer.spec, trainer.agenda, trainer.state
     step, log, stop, plan = trainer.step, trainer.log, trainer.stop, trainer.data.train.plan
-    batches = log.clock.waiting(
-        micro_batches(trainer.data.train, state, spec.training.gradient_accumulation_steps)
-    )
+    accumulation = spec.training.gradient_accumulation_steps
+    reading = micro_batches(trainer.data.train, state, accumulation)
+    batches = log.clock.waiting(trainer.at_rest_during(reading))
     log.enter("training", agenda.total_steps, state.step)
 
     while True:
@@ -40,6 +40,8 @@ def train(trainer: Trainer) -> Reason:
             trainer.finish_saving()
         if trainer.checkpoint_due() or stopping:
             trainer.save()
+        else:
+            trainer.keep_best()
         ending = agenda.ending(state)
         if ending and not agenda.evaluation_due(state):
             return ending

@@ -70,6 +70,8 @@ class TrainingStep:
         self.grad_norm = torch.zeros((), device=precision.device)
         self.learning_rate = float(optimizer.param_groups[0]["lr"])
         self.static: StaticStep | None = None
+        self.under_way = False
+        """Whether a step was begun and not ended."""
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._loss, self._measure = task.loss, task.measure
 
@@ -83,6 +85,7 @@ class TrainingStep:
 
     def accumulate(self, arrays: Arrays, size: int, share: float) -> None:
         """Add a micro-batch of `size` samples, which is `share` (0 to 1) of the step's samples."""
+        self.under_way = True
         if self.static is None or not self.static.take(arrays, size, share):
             self._add_gradients(arrays, size, share)
         self.loss_samples = [samples + size for samples in self.loss_samples]
@@ -95,6 +98,7 @@ class TrainingStep:
             self.static.run()
         else:
             self._update()
+        self.under_way = False
 
     def compute(self, static: StaticStep) -> None:
         """A whole step of the batches that lie in `static`: what a CUDA graph records."""

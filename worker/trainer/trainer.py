@@ -2,11 +2,12 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,6 +20,7 @@ from worker.trainer.checkpoint_writer import CheckpointWriter
 from worker.trainer.compilation import Compilation
 from worker.trainer.data.loader import DataSet
 from worker.trainer.data.order import ORDER_VERSION
+from worker.trainer.out_of_memory import of_gpu, which_memory
 from worker.trainer.recipes import Task
 from worker.trainer.recording import Recording
 from worker.trainer.report import Report
@@ -26,6 +28,25 @@ from worker.trainer.snapshot import capture
 from worker.trainer.state import TrainState
 from worker.trainer.step import TrainingStep
 from worker.trainer.stop import StopFlag
+
+Item = TypeVar("Item")
+
+# To write a best state takes at most this share of the time since the write before was begun.
+SHARE_OF_WRITING = 0.02
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A state on the CPU, to be written to `folder`; `key` is its (step, evaluated_step)."""
+
+    snapshot: Snapshot
+    folder: Path
+    key: tuple[int, int]
+    at: float
+    seconds: float
+    """That the copy took."""
+    stall_seconds: float
+    """That training waited, also for the checkpoint before."""
 
 
 @dataclass
@@ -49,6 +70,10 @@ class Trainer:
     best_folder: Path | None = None
     _copies: Mapping[str, Tensors] = field(default_factory=dict)
     _saved_at: float = field(default_factory=time.monotonic)
+    _best: Copied | None = None
+    _begun_at: float = 0.0
+    _write_seconds: float = 0.0
+    _is_whole: bool = False
     _told_of_excess: bool = False
     _began: float = field(init=False)
 
@@ -79,22 +104,85 @@ class Trainer:
         Training waits for the checkpoint before, if that is still being written, and for a copy
         of its state; not for this one to be written.
         """
-        state, log = self.state, self.log
-        if (state.step, state.evaluated_step) == self.saved:
+        if self._key() == self.saved:
             return
-        stalled = time.monotonic()
-        folder = self.attempt.folder / "checkpoints" / f"step-{state.step}"
+        is_copied = self._best is not None and self._best.key == self._key()
+        self._begin_best()  # before any other, which says where the best lies
+        if not is_copied:
+            self._begin(self._copy())
+
+    def keep_best(self) -> None:
+        """Copy a new best state, and write it once that takes little of the time. Until then it
+        waits in memory; a better one takes its place, and whatever is saved next it goes before.
+        """
+        best = self.state.best
+        if best and best.step == self.state.step and self._is_wanted():
+            self._best = self._copy()
+        if self._best and not self.writer.is_busy:
+            allowed_at = self._begun_at + self._write_seconds / SHARE_OF_WRITING
+            if time.monotonic() >= allowed_at:
+                self._begin_best()
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Within it nothing of the training changes, so what fails there can be saved before."""
+        try:
+            yield
+        except Exception as error:
+            lost_gpu = of_gpu(error) and which_memory(error) is None
+            self._is_whole = not self.step.under_way and not lost_gpu
+            raise
+
+    def at_rest_during(self, items: Iterator[Item]) -> Iterator[Item]:
+        """The same items; `at_rest` while one is made."""
+        with self.at_rest():
+            yield from items
+
+    def rescue(self) -> None:
+        """Before an error ends the attempt, save what is whole: the state at this step boundary,
+        or at least the best one that waits in memory. Raises what goes wrong with it.
+        """
+        # A loss that is not finite would be met again by whoever goes on from there.
+        if self._is_whole and bool(self.step.loss_sums.isfinite().all()):
+            self.save()
+        self._begin_best()
+        self.finish_saving()
+
+    def _key(self) -> tuple[int, int]:
+        return self.state.step, self.state.evaluated_step
+
+    def _is_wanted(self) -> bool:
+        """Whether the best state of now has to be copied."""
+        copied = self._best.key if self._best else None
+        return self.spec.checkpoint.keep_best > 0 and self._key() not in (self.saved, copied)
+
+    def _copy(self) -> Copied:
+        """In the memory of the copy before, which is waited for."""
+        log, asked = self.log, time.monotonic()
+        folder = self.attempt.folder / "checkpoints" / f"step-{self.state.step}"
         with log.within("checkpointing"), log.clock.part("checkpoint"):
             self.writer.wait()
             began = time.monotonic()
-            if state.best is not None and state.best.step == state.step:
+            if self.state.best is not None and self.state.best.step == self.state.step:
                 self.best_folder = folder
             facts = self._manifest_facts(folder)
-            snapshot = capture(self.step, state, facts, self._copies)
+            snapshot = capture(self.step, self.state, facts, self._copies)
             self._copies = snapshot.parts
-        self.saved = state.step, state.evaluated_step
-        self._saved_at = time.monotonic()
-        self.writer.begin(partial(self._write, snapshot, folder, began, self._saved_at - stalled))
+        now = time.monotonic()
+        return Copied(snapshot, folder, self._key(), now, now - began, now - asked)
+
+    def _begin_best(self) -> None:
+        """Begin to write the best state that waits, if there is one that is not outdone."""
+        copied, self._best = self._best, None
+        best = self.state.best
+        if copied and best and best.step == copied.key[0]:
+            self._begin(copied)
+
+    def _begin(self, copied: Copied) -> None:
+        self.finish_saving()
+        self.saved, self._saved_at = copied.key, copied.at
+        self._begun_at = time.monotonic()
+        self.writer.begin(partial(self._write, copied))
 
     def finish_saving(self) -> None:
         """Wait until the last checkpoint is durable; raises what kept it from being so.
@@ -105,14 +193,17 @@ class Trainer:
             with self.log.within("checkpointing"), self.log.clock.part("other"):
                 self.writer.wait()
 
-    def _write(self, snapshot: Snapshot, folder: Path, began: float, stalled: float) -> None:
+    def _write(self, copied: Copied) -> None:
         """In the writer's thread: only what does not change while training goes on."""
+        began, snapshot = time.monotonic(), copied.snapshot
         self.log.losses.sync()
-        size = publish(snapshot, folder)
+        size = publish(snapshot, copied.folder)
+        seconds = copied.seconds + time.monotonic() - began
+        self._write_seconds = seconds
         self.log.checkpoint(
-            time.monotonic() - began,
-            stalled,
-            path=str(folder.relative_to(self.attempt.folder)),
+            seconds,
+            copied.stall_seconds,
+            path=str(copied.folder.relative_to(self.attempt.folder)),
             bytes=size,
             **{name: snapshot.body[name] for name in ("step", "epoch", "metrics")},
         )

@@ -1,0 +1,154 @@
+"""What fails at a step boundary, with whole weights, costs no step that was made."""
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from app.lifecycle import Reason
+from tests.trainer.lab import BUILDING_POLLS, Lab, Outcome, StopAtPoll, own_checkpoints
+from worker.trainer.errors import DatasetChanged, OutOfMemory, TrainerError
+from worker.trainer.step import TrainingStep
+
+# Nothing is saved before the end but what a failure saves.
+NEVER: dict[str, Any] = {
+    "checkpoint": {"every_steps": None, "keep_best": 0},
+    "early_stopping": None,
+    "training": {"gradient_accumulation_steps": 1},
+}
+STREAMED = {"loader": {"kind": "chunked", "residency": "stream", "chunk_size": "4KiB"}}
+PROCESSES = {
+    "loader": {
+        "kind": "dataloader",
+        "num_workers": 1,
+        "prefetch_factor": 1,
+        "multiprocessing_context": "spawn",
+        "shuffle": "full",
+    }
+}
+
+
+class DoAtPoll(StopAtPoll):
+    def __init__(self, poll: int, act: Callable[[], None]) -> None:
+        super().__init__()
+        self._poll, self._act = poll, act
+
+    @property
+    def requested(self) -> bool:
+        if self.polls == self._poll:
+            self._act()
+        return super().requested
+
+
+def steps_saved(outcome: Outcome) -> list[int]:
+    return [event["step"] for event in outcome.of_kind("checkpoint")]
+
+
+def failed(lab: Lab, patch: dict[str, Any], stop: StopAtPoll | None = None) -> tuple[Any, Any, int]:
+    """The run's folder, its error, and the step that was saved; exactly one was."""
+    run_dir = lab.new_run()
+    with pytest.raises(TrainerError) as caught:
+        lab.run(run_dir, patch, stop=stop)
+    (found,) = own_checkpoints(run_dir)
+    return run_dir, caught.value, int(found["path"].split("-")[-1])
+
+
+def assert_resumes(lab: Lab, run_dir: Any, patch: dict[str, Any], step: int) -> None:
+    straight, resumed = lab.run(patch=patch), lab.run(run_dir, patch)
+    assert resumed.of_kind("restored")[0]["step"] == step
+    assert (resumed.weights, resumed.losses) == (straight.weights, straight.losses)
+    assert resumed.result == straight.result
+
+
+def test_a_dataset_that_changes_is_told_after_saving(lab: Lab) -> None:
+    patch, before = {**NEVER, "data": STREAMED}, lab.data.stat()
+
+    def touch() -> None:
+        os.utime(lab.data, ns=(before.st_atime_ns, before.st_mtime_ns + 10**9))
+
+    run_dir, error, step = failed(lab, patch, DoAtPoll(BUILDING_POLLS + 10, touch))
+    assert isinstance(error, DatasetChanged)
+    assert step > 1
+    os.utime(lab.data, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert_resumes(lab, run_dir, patch, step)
+
+
+def test_a_loader_process_that_is_killed_costs_no_step(lab: Lab) -> None:
+    patch = {**NEVER, "data": PROCESSES, "evaluation": {"every_steps": None}}
+
+    def kill_readers() -> None:
+        for child in psutil.Process().children(recursive=True):
+            if "spawn_main" in " ".join(child.cmdline()):
+                child.send_signal(signal.SIGKILL)
+
+    run_dir, error, step = failed(lab, patch, DoAtPoll(BUILDING_POLLS + 3, kill_readers))
+    assert error.reason is Reason.killed
+    assert step >= 1
+    assert_resumes(lab, run_dir, patch, step)
+
+
+def test_memory_that_runs_out_in_an_evaluation_costs_no_step(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured, measure = [], TrainingStep.measure
+
+    def run_out(step: TrainingStep, arrays: Any) -> torch.Tensor:
+        measured.append(step)
+        if len(measured) == 5:  # in the middle of the second evaluation
+            raise MemoryError("Unable to allocate 3.00 GiB for an array")
+        return measure(step, arrays)
+
+    monkeypatch.setattr(TrainingStep, "measure", run_out)
+    run_dir, error, step = failed(lab, NEVER)
+    assert isinstance(error, OutOfMemory)
+    assert error.wanted_bytes == 3 * 2**30
+    assert "while evaluating" in error.message
+    monkeypatch.undo()
+    assert_resumes(lab, run_dir, NEVER, step)
+
+
+@pytest.mark.parametrize("harm", ["in a step", "infinite loss"])
+def test_what_is_not_whole_is_not_saved(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    accumulate, measure = TrainingStep.accumulate, TrainingStep.measure
+    calls: list[int] = []
+
+    def break_in_a_step(step: TrainingStep, *arguments: Any) -> None:
+        accumulate(step, *arguments)
+        calls.append(1)
+        if len(calls) == 6:
+            raise MemoryError("Unable to allocate 1.00 GiB")
+
+    def break_after_an_infinite_loss(step: TrainingStep, arrays: Any) -> torch.Tensor:
+        step.loss_sums.fill_(torch.inf)
+        return measure(step, arrays) * torch.nan
+
+    if harm == "in a step":
+        monkeypatch.setattr(TrainingStep, "accumulate", break_in_a_step)
+    else:
+        monkeypatch.setattr(TrainingStep, "measure", break_after_an_infinite_loss)
+    run_dir = lab.new_run()
+    with pytest.raises(TrainerError):
+        lab.run(run_dir, NEVER)
+    assert own_checkpoints(run_dir) == []
+
+
+def test_a_state_that_cannot_be_saved_hides_no_error(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(_step: TrainingStep, _arrays: Any) -> torch.Tensor:
+        for name in ("make_folder", "write_file"):
+            monkeypatch.setattr(f"worker.trainer.disk.{name}", refuse)
+        raise MemoryError
+
+    def refuse(*_: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(TrainingStep, "measure", run_out)
+    with pytest.raises(OutOfMemory, match="while evaluating"):
+        lab.run(patch=NEVER)
