@@ -81,7 +81,7 @@ class Checkpointing(SpecModel):
     keep_last: Annotated[int, Field(ge=1, le=1_000)] = 2
     """How many of the newest to keep; default 2."""
     keep_best: Annotated[int, Field(ge=0, le=1_000)] = 1
-    """How many of the best to keep; default 1."""
+    """How many of the best to keep, of those written: the best always is; default 1."""
     monitor: Monitor = "val_loss"
     """Which metric decides what is best; default val_loss."""
     mode: Mode = Field(default_factory=_mode_of)

@@ -22,7 +22,7 @@ from app.guard.memory_fit import has_room, with_values
 from app.guard.rule import Finding, rule
 from app.guard.rules.lost import MOST_LOST_SECONDS
 from app.guard.wording import duration, share, size
-from app.spec.arithmetic import evaluation_batch, steps_per_epoch
+from app.spec.arithmetic import evaluation_batch
 from app.spec.run import RunSpec
 
 # A sample of evaluation has the forward pass alone: about a third of a training step's flops.
@@ -126,26 +126,15 @@ def _rarer_evaluation(spec: RunSpec, facts: Facts, found: _Evaluating) -> dict[s
     return by_epochs | {"/evaluation/every_epochs": epochs // (most_looks + 1) + 1}
 
 
-def _saves(spec: RunSpec, facts: Facts) -> Iterator[tuple[str, str, str, float]]:
-    """(Block, setting, what it does, unit) for each setting by which checkpoints are saved.
-
-    A unit is so many of the setting's own in a second; UnknownFact.
+def _saves(spec: RunSpec, facts: Facts) -> Iterator[tuple[str, float]]:
+    """Each setting by which checkpoints are asked for, and how many of its unit a second has. The
+    best are not: the trainer writes them when they take little of its time. UnknownFact.
     """
-    wanted, looked = spec.checkpoint, spec.evaluation
     pace = known(facts.history, "how fast runs like it are").iterations_per_second
-    if wanted.every_seconds is not None:
-        yield "checkpoint", "every_seconds", "A checkpoint", 1.0
-    if wanted.every_steps is not None:
-        yield "checkpoint", "every_steps", "A checkpoint", pace
-    sizes = sizes_of(spec, facts)
-    if not wanted.keep_best or not sizes.validation:
-        return
-    best = "A checkpoint of each new best, at most one"
-    if looked.every_steps is not None:
-        yield "evaluation", "every_steps", best, pace
-    if looked.every_epochs is not None:
-        epoch_steps = max(1, steps_per_epoch(spec.training, sizes.training))
-        yield "evaluation", "every_epochs", best, pace / epoch_steps
+    if spec.checkpoint.every_seconds is not None:
+        yield "every_seconds", 1.0
+    if spec.checkpoint.every_steps is not None:
+        yield "every_steps", pace
 
 
 @rule(
@@ -164,19 +153,19 @@ def frequent_checkpoints(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     trained = steps_of(spec, facts) / history.iterations_per_second
     written = history.written_seconds or 0.0
     fastest = min(max(seconds / MOST_CHECKPOINTING, written), MOST_LOST_SECONDS)
-    for block, name, what, unit in settings:
-        interval = getattr(getattr(spec, block), name) / unit
+    for name, unit in settings:
+        interval = getattr(spec.checkpoint, name) / unit
         # Closer together than one is written, each waits for the one before.
         paid = max(seconds, written - interval)
         if interval >= fastest or trained / interval * paid <= LEAST_LOSS_SECONDS:
             continue
         yield Finding(
-            (block, name),
-            f"{what} every {duration(interval)} takes {share(min(1.0, paid / interval))} of the "
-            "time.",
+            ("checkpoint", name),
+            f"A checkpoint every {duration(interval)} takes {share(min(1.0, paid / interval))} of "
+            "the time.",
             f"One holds a run like it up for {paid:.2g} s; with one every {duration(fastest)} a "
             f"kill loses no more than that, and {share(seconds / fastest)} of the time is paid.",
-            {f"/{block}/{name}": math.ceil(fastest * unit)},
+            {f"/checkpoint/{name}": math.ceil(fastest * unit)},
         )
 
 
