@@ -1,15 +1,19 @@
 """Restarts: the whole state or the weights alone, from another run's checkpoint."""
 
 import json
+from typing import Any
 
+import h5py
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
 
 from app.lifecycle import Reason
-from tests.trainer.lab import BUILDING_POLLS, Lab, Outcome, StopAtPoll
+from tests.trainer.lab import BUILDING_POLLS, Lab, Outcome, StopAtPoll, read_events
 from worker.trainer.checkpoint import Snapshot, load, publish
 from worker.trainer.errors import TrainerError
+from worker.trainer.matching import require_none
 
 
 def restore_from(parent: Outcome, step: int, carry: str) -> list[dict[str, object]]:
@@ -131,3 +135,66 @@ def test_a_best_of_other_batches_is_dropped_and_that_is_said(lab: Lab) -> None:
     assert child.result["best"] is None
     (warning,) = child.of_kind("warning")
     assert "the best evaluation so far" in warning["message"]
+
+
+def other_waves(lab: Lab, features: int, target: tuple[int, ...]) -> None:
+    """The dataset, with so many features and targets of another shape."""
+    random = np.random.default_rng(5)
+    with h5py.File(lab.data, "w") as file:
+        file["features"] = random.normal(size=(60, 12, features)).astype(np.float32)
+        file["targets"] = random.normal(size=(60, *target)).astype(np.float32)
+
+
+def mismatch(lab: Lab, parent: Outcome, carry: str, patch: dict[str, Any] | None = None) -> str:
+    folder = lab.prepare(patch=patch, restore=restore_from(parent, 9, carry))
+    with pytest.raises(TrainerError) as caught:
+        lab.execute(folder)
+    assert caught.value.reason is Reason.carry_mismatch
+    assert "training" not in [e.get("phase") for e in read_events(folder)], "before step 1"
+    return caught.value.message
+
+
+@pytest.mark.parametrize("carry", ["full", "weights"])
+def test_all_that_differs_is_listed(lab: Lab, carry: str) -> None:
+    parent = lab.run()
+    message = mismatch(lab, parent, carry, {"recipe": {"num_layers": 1, "hidden_size": 16}})
+    for told in (
+        "encoder.weight_ih_l0 is (32, 9) there and (64, 9) in this run",
+        "encoder.weight_hh_l0 is (32, 8) there and (64, 16) in this run",
+        "head.weight is (4, 8) there and (4, 16) in this run",
+        "encoder.weight_ih_l1 is there and unknown to this run",
+    ):
+        assert told in message
+    moments = "of the optimizer head.weight.exp_avg is (4, 8) there and (4, 16) in this run"
+    assert (moments in message) is (carry == "full")
+    more = mismatch(lab, lab.run(patch={"recipe": {"num_layers": 1}}), carry)
+    assert "encoder.weight_ih_l1 is missing there" in more
+
+
+@pytest.mark.parametrize("carry", ["full", "weights"])
+def test_weights_that_would_fit_and_mean_something_else_are_refused(lab: Lab, carry: str) -> None:
+    """Patches of 3 steps of 3 features have as many numbers as of 1 step of 9, and a target of
+    4 as one of 2 x 2.
+    """
+    parent = lab.run()
+    other_waves(lab, 3, (2, 2))
+    message = mismatch(lab, parent, carry)
+    assert "target_shape is [4] there and [2, 2] in this run" in message
+    other_waves(lab, 9, (4,))
+    message = mismatch(lab, parent, carry, {"recipe": {"patch": 1}})
+    assert "num_features is 3 there and 9 in this run" in message
+    assert "input_mean is (3,) there and (9,) in this run" in message
+
+
+def test_another_optimizers_state_is_refused(lab: Lab) -> None:
+    message = mismatch(
+        lab, lab.run(), "full", {"optimizer": {"kind": "sgd", "lr": 0.01, "momentum": 0.9}}
+    )
+    assert "of the optimizer head.bias.momentum_buffer is missing there" in message
+    assert "of the optimizer head.bias.exp_avg is there and unknown to this run" in message
+
+
+def test_a_very_long_list_ends_and_the_log_has_all(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(TrainerError, match=r"w39 .* and 60 more, which trainer.log lists\."):
+        require_none(f"w{n} is missing there" for n in range(100))
+    assert "w99 is missing there" in caplog.text

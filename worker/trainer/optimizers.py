@@ -70,6 +70,13 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
             group["lr"] = float(_precision_of_rate(group)(value))
 
 
+def kept_of_each(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+    """The names of what it keeps of a parameter that has had a gradient."""
+    if isinstance(optimizer, torch.optim.SGD):
+        return ("momentum_buffer",) if optimizer.defaults["momentum"] else ()
+    return "step", "exp_avg", "exp_avg_sq"
+
+
 def make_recordable(optimizer: torch.optim.Optimizer) -> None:
     """Have all that changes from step to step lie on the device, where a CUDA graph finds it."""
     for group in optimizer.param_groups:

@@ -41,7 +41,7 @@ from worker.trainer.recording import (
     why_not,
 )
 from worker.trainer.report import Report
-from worker.trainer.snapshot import restore, restore_weights
+from worker.trainer.snapshot import carry_weights, restore
 from worker.trainer.start import Start, find_start
 from worker.trainer.state import TrainState, Yardstick
 from worker.trainer.step import Precision, TrainingStep
@@ -174,7 +174,7 @@ def build_step(
     seed_everything(spec.training.seed)
     model = task.build_model(statistics).to(precision.device)
     if start is not None and not start.is_full:
-        restore_weights(model, start.snapshot.parts["model"], keep=task.data_buffers)
+        carry_weights(model, task, start.snapshot)
     optimizer = build_optimizer(spec.optimizer, model.parameters())
     return TrainingStep(model, task, optimizer, precision, spec.training.clip_grad_norm)
 

@@ -1,15 +1,15 @@
 """Between a live training and a snapshot on the CPU: everything that a bit-exact resume needs."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from app.lifecycle import Reason
+from worker.trainer import matching
 from worker.trainer.checkpoint import Snapshot, Tensors
-from worker.trainer.errors import TrainerError
 from worker.trainer.randomness import RandomState
+from worker.trainer.recipes.base import Task
 from worker.trainer.state import TrainState
 from worker.trainer.step import TrainingStep
 
@@ -52,9 +52,20 @@ def capture(
 
 
 def restore(step: TrainingStep, snapshot: Snapshot) -> TrainState:
-    """Put everything back, and give the state as it was at the snapshot."""
-    restore_weights(step.model, snapshot.parts["model"])
-    _restore_optimizer(step, snapshot.parts["optimizer"])
+    """Put everything back, and give the state as it was at the snapshot.
+
+    Raises TrainerError carry_mismatch when the checkpoint is of another training.
+    """
+    weights, moments = snapshot.parts["model"], snapshot.parts["optimizer"]
+    matching.require_none(
+        [
+            *matching.of_the_recipe(step.task, snapshot.body),
+            *matching.of_the_weights(step.model, weights),
+            *matching.of_the_optimizer(step, moments),
+        ]
+    )
+    step.model.load_state_dict(weights)
+    _restore_optimizer(step, moments)
     extra, body = snapshot.parts["state"], snapshot.body
     device = step.precision.device
     RandomState.now(device).restored(extra).put_back(device)
@@ -72,23 +83,23 @@ def restore(step: TrainingStep, snapshot: Snapshot) -> TrainState:
     return TrainState.from_json(body["state"])
 
 
-def restore_weights(model: nn.Module, tensors: Tensors, keep: Collection[str] = ()) -> None:
-    """All parameters and buffers, but those to `keep` as they are in the model.
+def carry_weights(model: nn.Module, task: Task, snapshot: Snapshot) -> None:
+    """All parameters and buffers, but those that describe the data.
 
     Raises TrainerError carry_mismatch when the checkpoint is of another model.
     """
-    own = {name: tensor for name, tensor in model.state_dict().items() if name not in keep}
-    given = {name: tensors[name] for name in own if name in tensors}
-    for name, tensor in own.items():
-        if name not in given or given[name].shape != tensor.shape:
-            there = tuple(given[name].shape) if name in given else "missing"
-            raise TrainerError(
-                Reason.carry_mismatch,
-                f"The checkpoint is of another model: {name} is {there} there and "
-                f"{tuple(tensor.shape)} in this run. Restart from scratch, or give the recipe and "
-                "the data the shapes they had.",
-            )
-    model.load_state_dict(given, strict=not keep)
+    weights = snapshot.parts["model"]
+    matching.require_none(
+        [*matching.of_the_recipe(task, snapshot.body), *matching.of_the_weights(model, weights)]
+    )
+    new = {name: tensor for name, tensor in weights.items() if name not in task.data_buffers}
+    model.load_state_dict(new, strict=False)
+
+
+def restore_weights(model: nn.Module, weights: Tensors) -> None:
+    """Raises TrainerError carry_mismatch when they are of another model."""
+    matching.require_none(matching.of_the_weights(model, weights))
+    model.load_state_dict(weights)
 
 
 def _optimizer_tensors(step: TrainingStep) -> Iterator[tuple[str, str, Tensor]]:

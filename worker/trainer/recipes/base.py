@@ -40,6 +40,11 @@ class Task(ABC):
     that carries weights keeps those of its own data, and carries all others.
     """
 
+    shape_parameters: ClassVar[tuple[str, ...]] = ()
+    """Of `parameters_json`, those without which weights of the same names and shapes would mean
+    something else: no checkpoint with others is gone on from.
+    """
+
     def __init__(self, spec: RunSpec, fields: Mapping[str, Field]) -> None:
         self.spec = spec
         self.fields = fields

@@ -116,6 +116,7 @@ class SequenceTask(Task):
         "target_mean",
         "target_std",
     )
+    shape_parameters = ("kind", "encoder", "patch", "num_features", "target_shape")
 
     @classmethod
     def check(cls, spec: RunSpec, fields: Mapping[str, Field]) -> str | None:
