@@ -153,3 +153,32 @@ def test_metrics_are_numpys_in_the_users_units() -> None:
     assert found["mse"] == pytest.approx((error**2).mean(), rel=1e-6)
     assert found["loss"] == pytest.approx((error**2).mean() / 25, rel=1e-5)
     assert found["loss"] == pytest.approx(task.loss(model, arrays).item())
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.int32])
+def test_numbers_far_from_zero_and_close_together_are_learnt_as_those_around_zero(
+    lab: Lab, dtype: type[np.generic]
+) -> None:
+    """Of a mean of 1e6 and a deviation of 0.05, and whole numbers of 1e9 and 50."""
+    far, scale = (1e6, 0.05) if dtype is np.float64 else (1e9, 50.0)
+    random = np.random.default_rng(3)
+    waves = {
+        "features": random.normal(size=(60, 12, 3)) * scale,
+        "targets": random.normal(size=(60, 4)) * scale,
+    }
+    if dtype is not np.float64:
+        waves = {name: wave.round() for name, wave in waves.items()}
+    found = []
+    for offset in (0.0, far):
+        with h5py.File(lab.data, "w") as file:
+            for name, wave in waves.items():
+                file[name] = (wave + offset).astype(dtype)
+        outcome = lab.run()
+        best = outcome.result["last"]
+        found.append([*(float(row[-1]) for row in outcome.rows), best["val_mae"]])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-3)
+
+
+def test_narrow_numbers_are_computed_with_in_float32_alone(lab: Lab) -> None:
+    weights = safetensors.torch.load(lab.run().weights)
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -53,14 +54,15 @@ class SequenceModel(nn.Module):
         self.dropout = nn.Dropout(recipe.dropout)
         self.head = nn.Linear(recipe.hidden_size, math.prod(target_shape))
         for name, (mean, std) in (("input", input_statistics), ("target", target_statistics)):
-            self.register_buffer(f"{name}_mean", mean.float())
-            self.register_buffer(f"{name}_std", std.float())
+            self.register_buffer(f"{name}_mean", mean)
+            self.register_buffer(f"{name}_std", std)
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """float32 forecasts in the target's own units. `lengths`: (batch,), of samples that have
-        fewer steps than the window.
+        """Forecasts in the target's own units and the type of its statistics. `lengths`: (batch,),
+        of samples that have fewer steps than the window.
         """
-        standardized = (inputs.float() - self.input_mean).div_(self.input_std)
+        exact = inputs.to(self.input_mean.dtype)
+        standardized = (exact - self.input_mean).div_(self.input_std).float()
         if lengths is not None:
             standardized = _in_whole_patches(standardized, lengths, self.patch)
         batch_size, window, _ = standardized.shape
@@ -72,7 +74,7 @@ class SequenceModel(nn.Module):
         else:
             last = _last_of(states, (lengths + self.patch - 1) // self.patch)
         forecast = self.head(self.dropout(last))
-        forecast = forecast.float().view(batch_size, *self.target_shape)
+        forecast = forecast.to(self.target_mean.dtype).view(batch_size, *self.target_shape)
         return torch.addcmul(self.target_mean, forecast, self.target_std)
 
 
@@ -162,14 +164,16 @@ class SequenceTask(Task):
         return (self.input_name,) * wanted.inputs + (self.target_name,) * wanted.targets
 
     def build_model(self, statistics: Statistics) -> nn.Module:
-        num_features = self.fields[self.input_name].shape[-1]
+        inputs, targets = self.fields[self.input_name], self.fields[self.target_name]
+        num_features = inputs.shape[-1]
         unscaled = torch.zeros(num_features), torch.ones(num_features)
+        scaled = statistics.get(self.target_name, (torch.tensor(0.0), torch.tensor(1.0)))
         return SequenceModel(
             self.spec.recipe,
             num_features,
-            self.fields[self.target_name].shape,
-            statistics.get(self.input_name, unscaled),
-            statistics.get(self.target_name, (torch.tensor(0.0), torch.tensor(1.0))),
+            targets.shape,
+            _exact_for(inputs, statistics.get(self.input_name, unscaled)),
+            _exact_for(targets, scaled),
         )
 
     def parameters_json(self) -> dict[str, Any]:
@@ -184,11 +188,12 @@ class SequenceTask(Task):
 
     def loss(self, model: nn.Module, arrays: Arrays) -> Tensor:
         error = self._error(model, arrays) / model.get_buffer("target_std")
-        return _criterion(error, self.spec.recipe.loss)
+        return _criterion(error.float(), self.spec.recipe.loss)
 
     def measure(self, model: nn.Module, arrays: Arrays) -> Tensor:
         error = self._error(model, arrays)
-        loss = _criterion(error / model.get_buffer("target_std"), self.spec.recipe.loss)
+        standardized = error / model.get_buffer("target_std")
+        loss = _criterion(standardized.float(), self.spec.recipe.loss)
         exact = error.double()
         return torch.stack((loss.double(), exact.abs().mean(), exact.square().mean()))
 
@@ -200,7 +205,16 @@ class SequenceTask(Task):
     def _error(self, model: nn.Module, arrays: Arrays) -> Tensor:
         inputs = (self.input_name, lengths_of(self.input_name))
         forecast: Tensor = model(*(arrays[name] for name in inputs if name in arrays))
-        return forecast - arrays[self.target_name].float()
+        return forecast - arrays[self.target_name].to(forecast.dtype)
+
+
+def _exact_for(field: Field, moments: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """In float32, or float64 where that could not tell the file's own numbers apart: what is left
+    of 1,000,000.05 less the mean has to be left before it is made narrow.
+    """
+    fits = np.can_cast(field.dtype, np.float32)
+    mean, std = (moment.to(torch.float32 if fits else torch.float64) for moment in moments)
+    return mean, std
 
 
 def _criterion(error: Tensor, kind: str) -> Tensor:
