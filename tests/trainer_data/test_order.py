@@ -1,11 +1,23 @@
 """The order of samples: a permutation, the same however it is asked for, and for ever."""
 
+import threading
+import time
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.trainer.data.order import Order, Purpose, permutation
+from worker.trainer.data.order import (
+    SORTED_AT_ONCE,
+    Order,
+    Purpose,
+    _sorted_places,
+    go_on,
+    permutation,
+)
+from worker.trainer.data.order_ahead import OrderAhead
 
 orders = st.builds(
     Order,
@@ -82,3 +94,69 @@ def test_block_order_brings_far_samples_together():
 
 def test_no_shuffle_is_the_order_of_the_file():
     assert Order(5, 1, "none").rows(3, 1, 4).tolist() == [1, 2, 3]
+
+
+def test_a_large_permutation_is_that_of_one_stable_sort() -> None:
+    """Also where numbers are equal, which random ones of 64 bits hardly ever are."""
+    count = 3 * SORTED_AT_ONCE
+    for numbers in (
+        np.random.Philox(3).random_raw(count),
+        np.random.Philox(3).random_raw(count) >> np.uint64(50) << np.uint64(50),
+        np.full(count, 7, np.uint64),
+    ):
+        expected = np.argsort(numbers, kind="stable")
+        assert np.array_equal(_sorted_places(numbers, go_on), expected)
+
+
+def test_the_next_epoch_is_made_ahead_and_is_the_same() -> None:
+    count = 2 * SORTED_AT_ONCE
+    ahead, plain = OrderAhead(Order(count, 5, "full"), 4), Order(count, 5, "full")
+    threads: list[int] = []
+    for epoch in (0, 1, 3, 2):  # also where another is asked for than was made
+        assert np.array_equal(ahead.rows(epoch), plain.rows(epoch, 0, count))
+        threads = [t.ident or 0 for t in threading.enumerate() if t.name.startswith("order-ahead")]
+    assert len(threads) == 1
+    ahead.close()
+    assert threads[0] not in {thread.ident for thread in threading.enumerate()}
+
+
+def test_a_sort_under_way_is_given_up_when_nobody_wants_it_any_more() -> None:
+    order = Order(2 * SORTED_AT_ONCE, 5, "full")
+    ahead, pieces = OrderAhead(order, 2), list[int]()
+    began, held, piece_done = threading.Event(), threading.Event(), order.piece_done
+
+    def counted() -> None:
+        pieces.append(1)
+        if len(pieces) > 256:  # the first of epoch 1
+            began.set()
+            held.wait(60)
+        piece_done()
+
+    order.piece_done = counted
+    ahead.rows(0)
+    assert began.wait(60)
+    closing = threading.Thread(target=ahead.close)
+    closing.start()
+    while closing.is_alive() and not ahead.is_closing:
+        time.sleep(0.001)
+    held.set()
+    closing.join()
+    assert len(pieces) == 257
+
+
+def test_another_thread_than_the_loops_sorts_each_epoch_once() -> None:
+    sorted_by: list[str] = []
+    order = Order(3, 5, "full")
+    rows = order.rows
+
+    def noted(*asked: int) -> Any:
+        sorted_by.append(threading.current_thread().name)
+        return rows(*asked)
+
+    order.rows = noted  # type: ignore[assignment,method-assign]
+    ahead = OrderAhead(order, 3)
+    for epoch in range(3):
+        ahead.rows(epoch)
+    ahead.close()
+    assert len(sorted_by) == 3
+    assert all(name.startswith("order-ahead") for name in sorted_by)

@@ -91,12 +91,14 @@ class ChunkedOpener:
 
     def open(self, name: PartName, part: Part, order: Order, plan: BatchPlan) -> Batches:
         dataset, residency = self._checked[part.dataset], self._residency
-        if residency.kind == "resident":
-            return Resident(plan, order, part, dataset.open, self._transfer, self._preparing)
         in_training = name == "train"
+        epochs = self._epochs if in_training else 1
+        if residency.kind == "resident":
+            return Resident(
+                plan, order, part, dataset.open, self._transfer, self._preparing, epochs
+            )
         samples = residency.chunk_samples if in_training else residency.evaluation_chunk_samples
         first = _first_samples(dataset, order, min(samples, len(part)))
-        epochs = self._epochs if in_training else 1
         chunks = ChunkPlan(dataset.open, part, order, samples, first, epochs)
         return Streamed(plan, chunks, self._transfer(dataset.fields))
 

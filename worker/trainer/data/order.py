@@ -1,10 +1,12 @@
 """In which order an epoch visits samples: a pure function of (seed, epoch, position)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from worker.trainer.data.source import Rows
 
@@ -23,7 +25,23 @@ class Purpose(IntEnum):
     split = 3
 
 
-def permutation(seed: int, purpose: Purpose, epoch: int, index: int, count: int) -> Rows:
+# The longest that is sorted in one go: some hundredths of a second.
+SORTED_AT_ONCE = 2**16
+LEADING_BITS = 8
+
+
+def go_on() -> None:
+    """Nobody wants an end to it."""
+
+
+def permutation(
+    seed: int,
+    purpose: Purpose,
+    epoch: int,
+    index: int,
+    count: int,
+    piece_done: Callable[[], None] = go_on,
+) -> Rows:
     """A permutation of 0 … count-1, the same on every machine and with every numpy.
 
     It sorts raw Philox output: numpy promises that a bit generator's raw stream never changes,
@@ -33,7 +51,22 @@ def permutation(seed: int, purpose: Purpose, epoch: int, index: int, count: int)
         key=np.array([seed, ORDER_VERSION], dtype=np.uint64),
         counter=np.array([0, index, epoch, purpose], dtype=np.uint64),
     )
-    return np.argsort(bits.random_raw(count), kind="stable").astype(np.int64, copy=False)
+    return _sorted_places(bits.random_raw(count), piece_done)
+
+
+def _sorted_places(numbers: NDArray[np.uint64], piece_done: Callable[[], None]) -> Rows:
+    """As a stable argsort; many of them by their leading bits first, and then each of these parts,
+    which takes less time in all. `piece_done`, called after each, may raise to end it.
+    """
+    if len(numbers) <= SORTED_AT_ONCE:
+        return np.argsort(numbers, kind="stable").astype(np.int64, copy=False)
+    leading = (numbers >> np.uint64(64 - LEADING_BITS)).astype(np.uint8)
+    places = np.argsort(leading, kind="stable").astype(np.int64, copy=False)
+    ends = np.cumsum(np.bincount(leading, minlength=2**LEADING_BITS))
+    for part in np.split(places, ends[:-1]):
+        part[:] = part[np.argsort(numbers[part], kind="stable")]
+        piece_done()
+    return places
 
 
 @dataclass(frozen=True)
@@ -60,6 +93,8 @@ class Order:
         self.shuffle = shuffle
         self.block = block
         self._blocks_per_group = max(1, group // block)
+        self.piece_done = go_on
+        """Called while a large epoch is sorted; it may raise to end that."""
         self._full: tuple[int, Rows] | None = None
         self._blocks: tuple[int, _BlockEpoch] | None = None
         self._group: tuple[int, int, Rows] | None = None
@@ -89,7 +124,10 @@ class Order:
 
     def _full_epoch(self, epoch: int) -> Rows:
         if self._full is None or self._full[0] != epoch:
-            rows = permutation(self.seed, Purpose.samples, epoch, 0, self.num_samples)
+            self._full = None
+            rows = permutation(
+                self.seed, Purpose.samples, epoch, 0, self.num_samples, self.piece_done
+            )
             self._full = (epoch, rows)
         return self._full[1]
 

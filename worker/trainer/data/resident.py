@@ -9,6 +9,7 @@ from worker.trainer.data.batch import Batch, BatchPlan
 from worker.trainer.data.counters import Counters
 from worker.trainer.data.group_source import as_groups, groups_of
 from worker.trainer.data.order import Order
+from worker.trainer.data.order_ahead import OrderAhead
 from worker.trainer.data.source import Field, OpenSource, Rows, Source
 from worker.trainer.data.split import Part
 from worker.trainer.data.transfer import Slot, Transfer, rows_of
@@ -30,11 +31,15 @@ class Resident:
         open_source: OpenSource,
         make_transfer: Callable[[Mapping[str, Field]], Transfer],
         preparing: Preparing,
+        epochs: int = 1,
     ) -> None:
-        """Reads the part on the calling thread. Raises DataError, DatasetChanged, StopRequested."""
+        """Reads the part on the calling thread; `epochs` of the run.
+
+        Raises DataError, DatasetChanged, StopRequested.
+        """
         self.plan = plan
         self.counters = Counters()
-        self._order = order
+        self._order = OrderAhead(order, epochs)
         self._make_transfer = make_transfer
         self._shuffled = order.shuffle != "none"
         self._iterations = 0
@@ -64,12 +69,13 @@ class Resident:
         if self._shuffled:
             # Work that is queued now may still gather by the old places.
             self._transfer.release(slot)
-            self._transfer.arrange(slot, self._order.rows(epoch, 0, self._order.num_samples))
+            self._transfer.arrange(slot, self._order.rows(epoch))
         self._transfer.acquire(slot)
         for start, stop in self.plan.bounds(start_position):
             yield Batch(self._arrays(self._slot_of(mine), start, stop), stop - start, stop)
 
     def close(self) -> None:
+        self._order.close()
         self._transfer.close()
         self._slot = None
 
