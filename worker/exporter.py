@@ -243,7 +243,8 @@ def _run_counters(runs: tuple[RunView, ...]) -> Iterator[Metric]:
     yield _counter(
         "stoker_train_phase_seconds",
         "Where the trainer's wall time went. On CUDA `compute` is the time to launch the work; the "
-        "device's own time appears as `sync`, where the host waits for it",
+        "device's own time appears as `sync`, where the host waits for it; `h2d` is what the host "
+        "waited for copies to it",
         ("run_id", "phase"),
         [  # a part that the trainer does not measure is absent, not 0
             ([str(run.run_id), phase], seconds)

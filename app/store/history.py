@@ -33,7 +33,7 @@ ALIKE = (
 )
 LIKENESS_DIGITS = 32
 WRITTEN = ("totals", "written_seconds")
-TRAINING_PARTS = ("data_wait", "compute", "sync")
+TRAINING_PARTS = ("data_wait", "h2d", "compute", "sync")
 
 
 _NEWEST = (

@@ -45,9 +45,10 @@ def test_progress_has_every_agreed_field(lab: Lab) -> None:
     assert (progress["step"], progress["steps"], progress["epoch"]) == (9, 9, 3)
     assert progress["eta_seconds"] == 0
     assert progress["phase_seconds"].keys() == set(PARTS)
-    # All are measured; nothing was compiled.
+    # All are measured; nothing was compiled, and nothing copied to a device.
     assert {part for part, seconds in progress["phase_seconds"].items() if seconds == 0} == {
-        "graph_build"
+        "graph_build",
+        "h2d",
     }
     assert 0 <= progress["data_wait_ratio"] <= 1
 
@@ -165,7 +166,7 @@ def test_the_parts_of_time_add_up_and_nothing_counts_twice(
     seconds = clock.read()
     assert sum(seconds.values()) == now[0] - 1.0
     assert seconds == {
-        "data_wait": 3.0, "compute": 4.0, "sync": 0.0, "graph_build": 0.0,
+        "data_wait": 3.0, "h2d": 0.0, "compute": 4.0, "sync": 0.0, "graph_build": 0.0,
         "checkpoint": 2.0, "eval": 0.0, "other": 2.0,
     }  # fmt: skip
 

@@ -20,8 +20,9 @@ def train(trainer: Trainer) -> Reason:
     spec, agenda, state = trainer.spec, trainer.agenda, trainer.state
     step, log, stop, plan = trainer.step, trainer.log, trainer.stop, trainer.data.train.plan
     accumulation = spec.training.gradient_accumulation_steps
+    held_up = trainer.data.train.counters.held_up
     reading = micro_batches(trainer.data.train, state, accumulation)
-    batches = log.clock.waiting(trainer.at_rest_during(reading))
+    batches = log.clock.waiting(trainer.at_rest_during(reading), held_up)
     log.enter("training", agenda.total_steps, state.step)
 
     while True:

@@ -1,22 +1,25 @@
 """Where each second of the host went; the parts always add up to the wall time.
 
 On CUDA `compute` is the time to launch the work: the device does it meanwhile, and what it takes
-longer shows as `sync`, where the host waits for it at a log point, or in `checkpoint` and `eval`.
-Copies to the device go on beside all this, on a stream and a thread of their own: they are no part
-of the host's time, and where they are too slow `data_wait` shows it. What they took is told beside
-the parts, as `h2d_seconds` of the totals. `graph_build` is what is compiled before the first step.
+longer shows as `sync`, where the host waits for it: at a log point, or for a place for the next
+batches that it has not yet done with; or in `checkpoint` and `eval`. Copies to the device go on
+beside all this, on a stream and a thread of their own: `h2d` is only what the host waited for them
+(all that they took is `h2d_seconds` of the totals), `data_wait` what it waited for reading.
+`graph_build` is what is compiled before the first step.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Final, Literal, TypeVar, get_args
 
+from worker.trainer.data.counters import Cause
+
 Item = TypeVar("Item")
 
-Part = Literal["data_wait", "compute", "sync", "graph_build", "checkpoint", "eval", "other"]
+Part = Literal["data_wait", "h2d", "compute", "sync", "graph_build", "checkpoint", "eval", "other"]
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
-TRAINING_PARTS: Final[tuple[Part, ...]] = ("data_wait", "compute", "sync")
+TRAINING_PARTS: Final[tuple[Part, ...]] = ("data_wait", "h2d", "compute", "sync")
 
 
 class PhaseClock:
@@ -42,8 +45,12 @@ class PhaseClock:
         finally:
             self.switch(previous)
 
-    def waiting(self, items: Iterator[Item]) -> Iterator[Item]:
-        """The same items; the time to get one is data_wait, what its user does is compute."""
+    def waiting(
+        self, items: Iterator[Item], held_up: MutableMapping[Cause, float] | None = None
+    ) -> Iterator[Item]:
+        """The same items; the time to get one is data_wait, but for what is found in `held_up` and
+        taken from there; what its user does is compute.
+        """
         try:
             while True:
                 self.switch("data_wait")
@@ -52,6 +59,10 @@ class PhaseClock:
                 except StopIteration:
                     return
                 self.switch("compute")
+                while held_up:
+                    cause, seconds = held_up.popitem()
+                    self._seconds["data_wait"] -= seconds
+                    self._seconds[cause] += seconds
                 yield item
         finally:
             self.switch("other")

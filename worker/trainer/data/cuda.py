@@ -1,6 +1,7 @@
 """The way to a GPU: page-locked memory, a stream for copies, events between the two sides."""
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from app.lifecycle import Reason
 from app.spec.residency import PIECE_BYTES
 from worker.trainer.data.batch_room import BatchRoom
+from worker.trainer.data.counters import Cause, Counters
 from worker.trainer.data.group_source import as_groups
 from worker.trainer.data.ragged import RaggedValues, one_behind_another
 from worker.trainer.data.rows import in_file_order, inverse, read_rows
@@ -116,6 +118,7 @@ class CudaLanding:
 
     def __init__(self, device: torch.device, room: BatchRoom, *, pinned: bool) -> None:
         self.room = room
+        self.counters = Counters()
         self.copy_seconds = 0.0
         self._device = device
         self._pinned = pinned
@@ -128,14 +131,26 @@ class CudaLanding:
                 torch.cuda.check_error(int(locked))
 
     def bring(self, slot: int, size: int) -> dict[str, Tensor]:
-        with self._flights[slot].leaving(torch.cuda.current_stream(self._device)):
-            return {
+        began, flight = time.perf_counter(), self._flights[slot]
+        with flight.leaving(torch.cuda.current_stream(self._device)):
+            arrays = {
                 name: array.to(self._device, non_blocking=self._pinned)
                 for name, array in self.room.arrays(slot, size).items()
             }
+        if not self._pinned:  # it waited for all that the device had been given, and for the copy
+            self._count(began, flight.wait())
+        return arrays
 
     def wait_until_free(self, slot: int) -> None:
-        self.copy_seconds += self._flights[slot].wait()
+        began = time.perf_counter()
+        self._count(began, self._flights[slot].wait())
+
+    def _count(self, began: float, copied: float) -> None:
+        """A wait of the loop since then, at the end of which a copy had taken so long."""
+        waited = time.perf_counter() - began
+        self.copy_seconds += copied
+        self.counters.hold_up("h2d", min(copied, waited))
+        self.counters.hold_up("sync", max(0.0, waited - copied))
 
     def close(self) -> None:
         for flight in self._flights:
@@ -159,6 +174,7 @@ class CudaTransfer:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._staging: tuple[_Staging, ...] = ()
         self._turn = 0
+        self._awaits_copy = False
         self.copy_seconds = 0.0
 
     def new_slot(self, samples: int, places: int, room: Mapping[str, int] | None = None) -> Slot:
@@ -212,6 +228,17 @@ class CudaTransfer:
             mine.places[: len(places)].copy_(on_host, non_blocking=True)
             mine.filled.record(self._stream)
 
+    def why_waiting(self) -> Callable[[], Cause | None]:
+        given = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        given.record(torch.cuda.current_stream(self._device))
+
+        def why() -> Cause | None:
+            if not given.query():  # type: ignore[no-untyped-call]
+                return "sync"
+            return "h2d" if self._awaits_copy else None
+
+        return why
+
     def acquire(self, slot: Slot) -> None:
         torch.cuda.current_stream(self._device).wait_event(_own(slot).filled)
 
@@ -245,7 +272,9 @@ class CudaTransfer:
         """One that may be written again."""
         self._turn = 1 - self._turn
         staging = self._pieces[self._turn]
+        self._awaits_copy = True
         self.copy_seconds += staging.wait()
+        self._awaits_copy = False
         return staging
 
     def _wait_until_used(self, slot: Slot) -> None:

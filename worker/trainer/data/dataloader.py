@@ -12,7 +12,6 @@ from app.lifecycle import Reason
 from app.spec.data import DataLoaderLoader
 from app.spec.loader_crew import Crew
 from worker.trainer.data.batch import Batch, BatchPlan
-from worker.trainer.data.counters import Counters
 from worker.trainer.data.landing import Landing
 from worker.trainer.data.loader_dataset import Asked, RoomFiller
 from worker.trainer.data.loader_processes import context_of, end_with_trainer
@@ -81,7 +80,8 @@ class Loaded:
     ) -> None:
         """Processes begin with an iteration, and end with it unless they are to stay."""
         self.plan = plan
-        self.counters = Counters(queue_depth=0 if crew.workers else None)
+        self.counters = landing.counters
+        self.counters.queue_depth = 0 if crew.workers else None
         self._asking = asking
         self._landing = landing
         self._dataset = RoomFiller(open_source, landing.room)

@@ -5,6 +5,7 @@ from typing import Protocol
 from torch import Tensor
 
 from worker.trainer.data.batch_room import BatchRoom
+from worker.trainer.data.counters import Counters
 
 
 class Landing(Protocol):
@@ -13,6 +14,10 @@ class Landing(Protocol):
     @property
     def room(self) -> BatchRoom:
         """What is filled by others."""
+
+    @property
+    def counters(self) -> Counters:
+        """For whoever takes its batches; what holds them up is counted here."""
 
     @property
     def copy_seconds(self) -> float | None:
@@ -35,6 +40,7 @@ class HostLanding:
 
     def __init__(self, room: BatchRoom) -> None:
         self.room = room
+        self.counters = Counters()
 
     def bring(self, slot: int, size: int) -> dict[str, Tensor]:
         return self.room.arrays(slot, size)

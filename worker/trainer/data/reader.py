@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from worker.trainer.data.transfer import Slot, Transfer, fitting, rows_of
 # While a chunk is used up the next is read: a model that takes samples at an eighth of the rate at
 # which they are read never waits for one.
 GROWTH = 8
+# Between two looks at what a wait is for.
+LOOK_SECONDS = 0.001
 
 
 @dataclass(frozen=True)
@@ -136,12 +139,26 @@ class ChunkReader:
         if self._closing.is_set():
             raise RuntimeError("another iteration of this part has begun, or it was closed")
         self._counters.queue_depth = self._ready.qsize()
-        chunk = self._ready.get()
+        chunk = self._await_chunk()
         if isinstance(chunk, BaseException):
             raise chunk
         self._transfer.acquire(chunk.slot)
         self._chunk = chunk
         return chunk
+
+    def _await_chunk(self) -> _Chunk | BaseException:
+        """Looks again and again, where there is something to see, at what the wait is for."""
+        if not self._ready.empty() or (why := self._transfer.why_waiting()) is None:
+            return self._ready.get()
+        while True:
+            cause, began = why(), time.perf_counter()
+            try:
+                return self._ready.get(timeout=LOOK_SECONDS)
+            except queue.Empty:
+                pass
+            finally:
+                if cause is not None:
+                    self._counters.hold_up(cause, time.perf_counter() - began)
 
     def _release(self, chunk: _Chunk) -> None:
         self._transfer.release(chunk.slot)

@@ -1,6 +1,6 @@
 """Moves rows from a source into device memory, in pieces, beside the computation."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from app.spec.residency import LEAST_PLACED_BYTES, PIECE_BYTES
+from worker.trainer.data.counters import Cause
 from worker.trainer.data.group_source import as_groups
 from worker.trainer.data.ragged import RaggedValues, one_behind_another
 from worker.trainer.data.rows import in_file_order, inverse, read_rows
@@ -114,6 +115,12 @@ class Transfer(Protocol):
 
     def arrange(self, slot: Slot, places: Rows) -> None:
         """Set another order for a slot whose rows were loaded in the file's."""
+
+    def why_waiting(self) -> Callable[[], Cause | None] | None:
+        """Asked by the consumer as it begins to wait for a slot: what tells, at each later moment
+        of that wait, whether it is the device that holds it up, which still has work from before,
+        or a copy; None: neither. None in its place where there can be no such thing.
+        """
 
     def acquire(self, slot: Slot) -> None:
         """Called by the consumer before it gathers."""
@@ -245,6 +252,9 @@ class HostTransfer:
     def arrange(self, slot: Slot, places: Rows) -> None:
         slot.arranged = True
         slot.places[: len(places)] = torch.from_numpy(places)
+
+    def why_waiting(self) -> None:
+        """Nothing but the file holds anybody up."""
 
     def acquire(self, slot: Slot) -> None:
         """Nothing to wait for: gathering on the host is done when it returns."""
