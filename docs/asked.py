@@ -53,7 +53,6 @@ ASKED: tuple[Asked, ...] = (
         ("an epoch shorter than the start of the workers", "speed.workers_start_anew"),
         (
             "a chunk above 75 % of device memory, or slots above the budget",
-            "memory.chunk_over_share",
             "memory.resident_does_not_fit",
             "memory.over_budget",
         ),

@@ -303,11 +303,6 @@ CASES: dict[str, Case] = {
         with_host(available_bytes=825 * 2**20),
         with_host(available_bytes=845 * 2**20),
     ),
-    "memory.chunk_over_share": Case(
-        data(loader={"residency": "stream", "chunk_size": "9GiB"}),
-        data(loader={"residency": "stream", "chunk_size": "8GiB"}),
-        world(LARGE),
-    ),
     "memory.host_over_budget": Case(
         PINNED, PINNED, with_host(RTX, available_bytes=GIB), with_host(RTX, available_bytes=2 * GIB)
     ),

@@ -1,5 +1,6 @@
 """Which device a request is planned for, and that every kind of device can train the default."""
 
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -107,7 +108,17 @@ def test_the_guard_refuses_what_the_trainer_would_refuse(device, precision, monk
 
 @pytest.mark.parametrize(
     ("device", "found"),
-    [(A100, True), (H200, True), (RTX, False), (RTX_5090, False), (TURING, False), (CPU, False)],
+    [
+        *((replace(RTX, name=f"NVIDIA {name}"), True) for name in ("L40S", "A10", "RTX A6000")),
+        (replace(RTX, name="NVIDIA A10G"), False),
+        (replace(A100, name="NVIDIA B200", capability=(10, 0)), True),
+        (A100, True),
+        (H200, True),
+        (RTX, False),
+        (RTX_5090, False),
+        (TURING, False),
+        (CPU, False),
+    ],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_tf32_is_asked_for_where_it_is_known_to_be_faster(device, found):

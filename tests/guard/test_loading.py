@@ -8,11 +8,11 @@ from itertools import chain
 import pytest
 
 from app.guard.facts import DatasetFacts, FieldFacts
-from app.guard.rules.loading import CHUNK_CACHE_BYTES, Reading, read_amplification, reading_of
+from app.guard.rules.loading import Reading, read_amplification, reading_of
 from app.spec.arithmetic import block_samples
 from app.spec.data import ChunkedLoader
 from app.spec.layers import overlay
-from app.spec.residency import PIECE_BYTES
+from app.spec.residency import CHUNK_CACHE_BYTES, PIECE_BYTES
 from app.spec.run import RunSpec
 from tests.guard.cases import CHUNKED, LARGE, Change, by_torch
 from tests.guard.world import FIELDS, GIB, REQUEST, codes, plan_of, weather, with_field, world
@@ -183,7 +183,7 @@ def test_blocks_are_no_fix_where_they_would_be_read_again_too():
     (issue,) = [i for i in plan_of(asked, world(stored_in(2_048))).issues if i.code == CODE]
     assert issue.fix == []
     assert "In blocks it would still be " in issue.why
-    assert "a file without chunks, or with chunks of few rows and at most 8.0 MiB" in issue.why
+    assert "a file without chunks, or with chunks of few rows and at most 32.0 MiB" in issue.why
 
 
 def test_a_fix_tells_how_often_the_file_is_read_with_it():

@@ -6,12 +6,9 @@ from typing import Any
 import pytest
 
 from app.guard.facts import Facts
-from tests.guard.cases import COMPILED, LARGE, STREAMED, USUAL, on_rtx, training
+from tests.guard.cases import COMPILED, STREAMED, USUAL, on_rtx, training
 from tests.guard.world import (
-    CPU,
-    GIB,
     HISTORY,
-    HOST,
     RTX,
     codes,
     parent_of,
@@ -60,13 +57,6 @@ def streamed(samples_read: int, **array: Any) -> Side:
         "chunk_size": f"{samples_read * 21_744 / 2**20:.3f}MiB",
     }
     return {"data": {"loader": loader}}, world(with_field("features", storage="chunked", **array))
-
-
-def slots(chunk_size: str) -> Side:
-    """Two slots in 24 GiB that are all free, so that nothing else limits them."""
-    loader = {"residency": "stream", "chunk_size": chunk_size}
-    host = replace(HOST, available_bytes=24 * GIB)
-    return {"data": {"loader": loader}}, world(LARGE, devices=(replace(CPU, host=host),))
 
 
 def large_batch(epochs: int, **schedule: Any) -> Side:
@@ -126,8 +116,11 @@ THRESHOLDS: dict[str, tuple[str, Side, Side]] = {
     "SGD_RATE": ("learning.rate_beyond_batch", sgd(1.01), sgd(0.99)),
     "SGD_BATCH": ("learning.rate_beyond_batch", sgd(1.01, 256), sgd(1.01, 260)),
     "MOST_AMPLIFICATION": (RANDOM, streamed(643, chunk_rows=3), streamed(643, chunk_rows=2)),
-    "CHUNK_CACHE_BYTES": (RANDOM, streamed(1_800, chunk_rows=389), streamed(1_800, chunk_rows=388)),
-    "MOST_SLOT_SHARE": ("memory.chunk_over_share", slots("9.1GiB"), slots("8.9GiB")),
+    "CHUNK_CACHE_BYTES": (
+        RANDOM,
+        streamed(1_800, chunk_rows=1_554),
+        streamed(1_800, chunk_rows=1_553),
+    ),
     "LARGEST_JUMP": ("learning.rate_jumps_at_restart", restarted(85), restarted(84)),
     "SHORTEST_WARMUP": (WARMUP, large_batch(100, warmup_steps=4), large_batch(100, warmup_steps=5)),
     "FULL_RATE": (WARMUP, large_batch(2500, warmup_steps=102), large_batch(2500, warmup_steps=103)),

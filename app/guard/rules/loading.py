@@ -13,12 +13,9 @@ from app.guard.rule import Finding, Loc, rule
 from app.guard.wording import duration, size
 from app.spec.arithmetic import block_samples
 from app.spec.data import ChunkedLoader
-from app.spec.residency import PIECE_BYTES
+from app.spec.residency import CHUNK_CACHE_BYTES, PIECE_BYTES
 from app.spec.run import RunSpec
 
-# What HDF5 2.0 keeps of an array's chunks unless told otherwise; a larger chunk is read, and
-# decompressed, anew by every read that touches it.
-CHUNK_CACHE_BYTES = 8 * 2**20
 MOST_AMPLIFICATION = 2.0
 MOST_FILLING = 0.75
 LARGER = {"/data/loader/chunk_size": "auto"}
@@ -170,9 +167,9 @@ def _is_read_about_once(spec: RunSpec, facts: Facts) -> bool:
 
 @rule(
     "speed.random_reads_of_chunks",
-    stands_on="HDF5 reads and decompresses a storage chunk as a whole, and keeps 8 MiB of them; of "
-    "Arrow files packed record batches are read so, and the last is kept. The factor follows from "
-    "its rows and from how the reader sorts its own.",
+    stands_on="HDF5 reads and decompresses a storage chunk as a whole, and keeps 32 MiB of them; "
+    "of Arrow files packed record batches are read so, and the last is kept. The factor follows "
+    "from its rows and from how the reader sorts its own.",
     measured_by="random_reads_of_chunks",
 )
 def random_reads_of_chunks(spec: RunSpec, facts: Facts) -> Iterator[Finding]:

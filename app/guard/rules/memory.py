@@ -22,7 +22,6 @@ from app.spec.data import ChunkedLoader
 from app.spec.residency import LEAST_RESERVE_BYTES
 from app.spec.run import RunSpec
 
-MOST_SLOT_SHARE = 0.75
 LARGE_WINDOWS_BYTES = 2**30
 MEASURED = "The memory plan, which is held against measured peaks: docs/memory.md."
 
@@ -42,10 +41,14 @@ def _is_over(room: Room) -> bool:
 
 @rule("memory.over_budget", stands_on=MEASURED)
 def over_budget(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """Model, batch and data fit into what is free on the device, beside the runs that are there."""
+    """Model, batch and data fit into what is free on the device, beside the runs that are there,
+    and the slots of chunks into what the trainer gives to data."""
     spec = without_processes(spec)  # of which loader_over_budget tells
     plan = memory_plan(spec, facts)
     room = plan.model_room
+    if plan.data.kind == "stream" and plan.data.needed_bytes > plan.data_memory.limit_bytes:
+        yield _slots_over(spec, facts, plan)
+        return
     if not _is_over(room):
         return
     device = device_of(spec, facts)
@@ -61,6 +64,22 @@ def over_budget(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         f"are free on the {where}.",
         f"It would end out of memory. {_largest(room)}{tried}{other}",
         fix,
+    )
+
+
+def _slots_over(spec: RunSpec, facts: Facts, plan: MemoryPlan) -> Finding:
+    """More than the trainer, which keeps a reserve for the model, would begin with."""
+    limit, loc = plan.data_memory.limit_bytes, ("data", "loader", "chunk_size")
+    asked = getattr(spec.data.loader, "chunk_size", "auto")
+    if not limit:
+        return _nothing_left(spec, facts, loc)
+    return Finding(
+        loc,
+        f"Chunks of {asked} make slots of {size(plan.data.needed_bytes)}; {size(limit)} may be "
+        "used for them.",
+        "A part of the data that is not read at once has two slots, one in use and one being "
+        "filled; what they leave has to hold model, optimizer and activations.",
+        _smaller_chunk(spec, facts, limit),
     )
 
 
@@ -99,34 +118,6 @@ def resident_does_not_fit(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "memory.chunk_over_share",
-    overridable=False,
-    stands_on="Reference report: chunks of 75 % of device memory and no more; two slots take "
-    "turns, and the trainer keeps a reserve for the model.",
-)
-def chunk_over_share(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """The slots of all chunks take at most 75 % of the device's memory, and of what is free."""
-    loader = spec.data.loader
-    if not isinstance(loader, ChunkedLoader) or loader.residency == "resident":
-        return
-    plan = memory_plan(spec, facts)
-    if plan.data.kind == "resident":
-        return
-    limit, loc = _most_for_slots(spec, facts, plan), ("data", "loader", "chunk_size")
-    if not limit:
-        yield _nothing_left(spec, facts, loc)
-    elif plan.data.needed_bytes > limit:
-        yield Finding(
-            loc,
-            f"Chunks of {loader.chunk_size} make slots of {size(plan.data.needed_bytes)}; "
-            f"{size(limit)} may be used for them.",
-            "A part of the data that is not read at once has two slots, one in use and one being "
-            "filled; what they leave has to hold model, optimizer and activations.",
-            _smaller_chunk(spec, facts, limit),
-        )
-
-
 def _nothing_left(spec: RunSpec, facts: Facts, loc: Loc) -> Finding:
     """What no spec would mend: there is less than the trainer keeps for the model."""
     device = device_of(spec, facts)
@@ -139,14 +130,6 @@ def _nothing_left(spec: RunSpec, facts: Facts, loc: Loc) -> Finding:
         f"The trainer keeps {size(LEAST_RESERVE_BYTES)} for the model{imports}, so nothing is left "
         "for data. It can train once others have given memory back, or on another worker.",
     )
-
-
-def _most_for_slots(spec: RunSpec, facts: Facts, plan: MemoryPlan) -> int:
-    device = device_of(spec, facts)
-    on_cpu = device.kind == "cpu"
-    total = device.host.memory_bytes if on_cpu else device.total_memory_bytes
-    whole = known(total, "the memory of the host" if on_cpu else f"the memory of {device.name}")
-    return min(int(MOST_SLOT_SHARE * whole), plan.data_memory.limit_bytes)
 
 
 def _smaller_chunk(spec: RunSpec, facts: Facts, limit: int) -> dict[str, Any]:
@@ -171,7 +154,24 @@ def host_over_budget(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
             f"The run would take {size(room.peak_bytes)} of the host's memory, and "
             f"{size(room.budget_bytes or 0)} are available, beside the trainer's imports.",
             f"The kernel would end it, or another program. {_largest(room)}",
+            _less_of_host(spec, facts),
         )
+
+
+def _less_of_host(spec: RunSpec, facts: Facts) -> dict[str, Any]:
+    """The first change that makes it fit and leaves what is learned as it is: no compiler, data
+    that stays on the device and needs staging only at the start, or both. Nothing where none does.
+    """
+    eager: dict[str, Any] = {"/runtime/compile/mode": "none"}
+    ways = [eager] if spec.runtime.compile.mode != "none" else []
+    if isinstance(spec.data.loader, ChunkedLoader) and spec.data.loader.residency == "stream":
+        stays = {"/data/loader/residency": "auto"}
+        ways += [stays, *(way | stays for way in ways)]
+    for way in ways:
+        plan = memory_plan(without_processes(with_values(spec, way)), facts)
+        if not _is_over(plan.host) and plan.fits:
+            return way
+    return {}
 
 
 @rule(
@@ -261,7 +261,6 @@ def expanded_windows(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
 RULES = (
     expanded_windows,
     resident_does_not_fit,
-    chunk_over_share,
     over_budget,
     host_over_budget,
     loader_over_budget,

@@ -1,5 +1,6 @@
 """Rules about number formats: the device computes in them, and fast."""
 
+import re
 from collections.abc import Iterator
 
 from app.guard.derived import device_of
@@ -9,9 +10,20 @@ from app.spec.run import RunSpec
 
 # The first GPUs that are faster in fp16 than in float32.
 FAST_FP16 = (7, 0)
-# By compute capability, where all GPUs gain by TF32: one of them, its dense TFLOP/s in float32 and
-# in TF32.
-TF32_GAINS = {(8, 0): ("an A100", 19.5, 156.0), (9, 0): ("an H100", 67.0, 495.0)}
+# Dense TFLOP/s in float32 and in TF32, by NVIDIA's datasheets: by compute capability where all GPUs
+# gain, of one of them; else by a word of the name, since GeForce cards of the same kind, also
+# those of Blackwell, have as much of one as of the other.
+TF32_GAINS = {
+    (8, 0): ("an A100", 19.5, 156.0),
+    (9, 0): ("an H100", 67.0, 495.0),
+    (10, 0): ("a B200", 80.0, 1_100.0),
+}
+TF32_GAINS_BY_NAME = {
+    "A10": ("an A10", 31.2, 62.5),
+    "A40": ("an A40", 37.4, 74.8),
+    "A6000": ("an RTX A6000", 38.7, 77.4),
+    "L40S": ("an L40S", 91.6, 183.0),
+}
 
 
 @rule(
@@ -73,24 +85,27 @@ def precision_not_supported(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     "speed.tf32_off",
     severity="warning",
     stands_on="NVIDIA's datasheets, dense: A100 156 TFLOP/s in TF32 against 19.5 in float32, H100 "
-    "495 against 67. GeForce cards have as much of one as of the other. Timing it needs a GPU; not "
-    "timed here.",
+    "495 against 67, B200 1,100 against 80, L40S 183 against 92. GeForce cards have as much of one "
+    "as of the other. Timing it needs a GPU; not timed here.",
 )
 def tf32_off(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-    """An A100 or H100, which has several times as much TF32, is not asked for plain float32."""
+    """A GPU that has two and more times as much TF32 is not asked for plain float32."""
     if spec.runtime.precision != "fp32":
         return
     device = device_of(spec, facts)
     if device.kind == "cpu":
         return
     capability = known(device.capability, f"the compute capability of {device.name}")
-    if capability in TF32_GAINS:
-        example, float32, tf32 = TF32_GAINS[capability]
+    words = re.split(r"[^A-Za-z0-9]+", device.name)
+    by_name = (TF32_GAINS_BY_NAME[word] for word in words if word in TF32_GAINS_BY_NAME)
+    gain = TF32_GAINS.get(capability) or next(by_name, None)
+    if gain is not None:
+        example, float32, tf32 = gain
         yield Finding(
             ("runtime", "precision"),
             f"{device.name} multiplies matrices in TF32, and the run asks for plain float32.",
             f"Its tensor cores stay idle: {example} does {float32:g} TFLOP/s in float32 and "
-            f"{tf32:g} in TF32, with the range of float32 and 10 bits of mantissa.",
+            f"{tf32:,g} in TF32, with the range of float32 and 10 bits of mantissa.",
             {"/runtime/precision": "tf32"},
         )
 

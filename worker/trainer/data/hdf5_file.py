@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import h5py
 
+from app.spec.residency import CHUNK_CACHE_BYTES
 from worker.trainer.data.filters import missing_filter
 from worker.trainer.errors import DataError
 
@@ -26,7 +27,7 @@ T = TypeVar("T")
 def open_file(path: Path) -> h5py.File:
     """Open for reading. DataError with a sentence when that cannot be done."""
     try:
-        return h5py.File(path, "r", locking="best-effort")
+        return h5py.File(path, "r", locking="best-effort", rdcc_nbytes=CHUNK_CACHE_BYTES)
     except FileNotFoundError:
         raise DataError(
             f"There is no file {path}; put it back or register another dataset."
