@@ -33,12 +33,13 @@ training:
     max_epochs: 3
     batch_size: 16
 optimizer:
-    kind: adam
+    kind: adm
     lr: 1e-3
     weight_decay: 0.01   # too much?
 checkpoint: {mode: max}
+evaluation: {every_epochs: null}
 early_stopping:
-    patience: 1
+    patience: 5
 """
 MENDED = """\
 # Forecasts of the waves
@@ -50,10 +51,11 @@ training:
     epochs: 3
     batch_size: 16
 optimizer:
-    kind: adamw
+    kind: adam
     lr: 1e-3
     weight_decay: 0.01   # too much?
 checkpoint: {mode: min}
+evaluation: {every_epochs: null}
 early_stopping: null
 """
 
@@ -154,7 +156,9 @@ def test_the_diff_is_shown_and_nothing_is_written(cli, api, written):
     answer = cli("plan", "--fix", str(written))
     assert answer.code == 0
     assert "-    max_epochs: 3\n+    epochs: 3\n     batch_size: 16\n" in answer.out
-    assert "Mended in 2 rounds: unknown_field, learning.monitor_upside_down" in answer.out
+    said = " ".join(answer.out.split())
+    mended = ("wrong_value", "correctness.never_evaluated", "learning.monitor_upside_down")
+    assert "Mended in 2 rounds: unknown_field, " + ", ".join(mended) in said
     assert "It would be accepted.\nNothing was written" in answer.out
     assert written.read_text() == WRITTEN
 
@@ -289,14 +293,14 @@ def test_line_ends_and_the_lack_of_the_last_are_kept_in_place(cli, api, written,
 
 def test_a_file_that_would_lose_its_comments_in_place_is_left_alone(cli, api, written, tmp_path):
     """Here an alias stands for the value that is mended, in a place where it is to stay."""
-    text = WRITTEN.replace("kind: adam\n", "kind: &kind adam\n") + "labels: {by: *kind}\n"
+    text = WRITTEN.replace("kind: adm\n", "kind: &kind adm\n") + "labels: {by: *kind}\n"
     written.write_text(text)
     answer = cli("plan", "--fix", "--in-place", str(written))
     assert (answer.code, written.read_text()) == (5, text)
     assert "without losing its comments" in answer.err
     mended = tmp_path / "mended.yaml"
     assert cli("plan", "--fix", "-o", str(mended), str(written)).code == 0
-    assert read_request(str(mended), [])["labels"] == {"by": "adam"}
+    assert read_request(str(mended), [])["labels"] == {"by": "adm"}
 
 
 @pytest.mark.parametrize("code", sorted(CASES))

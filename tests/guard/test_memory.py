@@ -22,14 +22,13 @@ from app.guard.memory_room import PHASES
 from app.spec.imports import IMPORTS
 from app.spec.layers import overlay
 from app.spec.run import RunSpec
-from tests.guard.cases import LARGE, with_host
+from tests.guard.cases import with_host
 from tests.guard.memory_specs import BUILD, CASES, Case, RaggedShape, facts_of, loader, train
 from tests.guard.memory_specs import spec_of as spec_of_case
 from tests.guard.world import (
     CPU,
     FIELDS,
     GIB,
-    HOST,
     REQUEST,
     RTX,
     codes,
@@ -45,6 +44,7 @@ from worker.trainer.recipes.sequence import SequenceModel
 
 TOLERANCE = 0.15
 LARGE_BYTES = 500 * 2**20
+OF_DATA = ("memory.over_budget", "memory.resident_does_not_fit")
 
 
 def spec_of(**change: Any) -> RunSpec:
@@ -113,14 +113,18 @@ def test_of_the_host_of_a_gpu_the_imports_are_taken_off_too():
 def test_a_host_with_nothing_left_is_said_to_have_only_so_much_free(residency, mib):
     asked = {"data": {"loader": {"kind": "chunked", "residency": residency}}}
     plan = plan_of(asked, with_host(available_bytes=mib * 2**20))
-    (of_data,) = [issue for issue in plan.errors if issue.loc[0] == "data"]
+    (of_data,) = [
+        issue for issue in plan.errors if issue.code in OF_DATA and issue.loc[0] == "data"
+    ]
     assert of_data.message == f"The host has only {mib}.0 MiB free."
     assert not of_data.fix
 
 
 def test_a_gpu_with_nothing_left_is_said_to_have_only_so_much_free():
     plan = plan_of(facts=world(devices=(replace(RTX, free_memory_bytes=GIB // 2),)))
-    (of_data,) = [issue for issue in plan.errors if issue.loc[0] == "data"]
+    (of_data,) = [
+        issue for issue in plan.errors if issue.code in OF_DATA and issue.loc[0] == "data"
+    ]
     assert of_data.message == "The NVIDIA RTX 4090 has only 512.0 MiB free."
 
 
@@ -362,47 +366,3 @@ def test_plans_are_within_fifteen_percent_of_the_measured_peak(tmp_path: Path):
     far = {name: one for name, one in found.items() if abs(one["ratio"] - 1) > TOLERANCE}
     assert not far
     assert sum(one["measured_bytes"] > LARGE_BYTES for one in found.values()) >= 3
-
-
-@pytest.mark.parametrize(("chunk", "found"), [("6.9GiB", True), ("6.5GiB", False)])
-def test_slots_have_what_the_trainer_gives_to_data(chunk, found):
-    """A tenth of what is free stays for the model; the trainer refuses to begin with more."""
-    asked = {"data": {"loader": {"residency": "stream", "chunk_size": chunk}}}
-    host = replace(HOST, available_bytes=16 * GIB)
-    plan = plan_of(asked, world(LARGE, devices=(replace(CPU, host=host),)))
-    assert codes(plan) == ["memory.over_budget"] * found
-    for issue in plan.issues:
-        assert issue.loc == ["data", "loader", "chunk_size"]
-        assert "may be used for them" in issue.message
-        assert [op.path for op in issue.fix] == ["/data/loader/chunk_size"]
-
-
-def host_of(change: dict[str, Any]) -> int:
-    plan = plan_of(change, world(devices=(RTX,)))
-    assert plan.memory is not None
-    return int(plan.memory["host"]["planned_bytes"])
-
-
-@pytest.mark.parametrize(
-    ("changes", "fix"),
-    [
-        (("compile",), {"/runtime/compile/mode"}),
-        (("stream",), {"/data/loader/residency"}),
-        (("compile", "stream"), {"/runtime/compile/mode", "/data/loader/residency"}),
-        ((), set()),
-    ],
-)
-def test_a_host_that_is_too_small_is_spared_what_can_be_left_out(changes, fix):
-    """Each run takes a byte more than there is; the fix is what takes the rest below it."""
-    parts = {
-        "compile": {"runtime": {"compile": {"mode": "default"}}},
-        "stream": {"data": {"loader": {"residency": "stream", "chunk_size": "4MiB"}}},
-    }
-    batch: dict[str, Any] = {"training": {"batch_size": 128}, "recipe": {"hidden_size": 2048}}
-    asked = {**batch, **{key: value for name in changes for key, value in parts[name].items()}}
-    least = min(host_of({**batch, **parts[name]}) for name in changes) if len(changes) > 1 else None
-    free = (least or host_of(asked)) - 1 + IMPORTS["cpu"].trainer
-    host = replace(HOST, available_bytes=free)
-    plan = plan_of(asked, world(devices=(replace(RTX, host=host),)))
-    (issue,) = [one for one in plan.issues if one.code == "memory.host_over_budget"]
-    assert {op.path for op in issue.fix} == fix
