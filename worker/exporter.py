@@ -15,6 +15,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from app.container import available_memory, total_memory
 from worker.histogram import CHECKPOINT_DURATIONS, Histogram
 from worker.host import free_bytes
 from worker.telemetry import GpuSample
@@ -129,10 +130,13 @@ def _worker(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 def _host(roots: Mapping[str, Path]) -> Iterator[Metric]:
-    memory = psutil.virtual_memory()
     for name, text, value in (
-        ("memory_available_bytes", "Memory that can be had without swapping", memory.available),
-        ("memory_total_bytes", "Memory of the host", memory.total),
+        ("memory_available_bytes", "Memory that can be had without swapping", available_memory()),
+        (
+            "memory_total_bytes",
+            "Memory of the host, or its container",
+            total_memory(),
+        ),
         ("swap_used_bytes", "Swap in use", psutil.swap_memory().used),
     ):
         yield _gauge(f"stoker_host_{name}", text, (), [([], value)])

@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
+from app.container import usable_cores
 from app.lifecycle import Reason
 from app.settings import Settings
 from app.spec.arithmetic import threads_of_slot
 from app.spec.run import RunSpec
 from app.store.records import DatasetRecord, Lease
 from worker.checkpoints import on_disk
-from worker.host import usable_cores
 from worker.slots import Slot
 
 Document = dict[str, Any]

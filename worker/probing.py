@@ -6,10 +6,10 @@ import resource
 import signal
 import sys
 
+from app.container import available_memory, oom_kills
 from app.settings import Settings
 from app.store.worker_records import JobRecord
 from worker.devices import Devices
-from worker.host import host_now, oom_kills
 from worker.job_work import End, Outcome, Work
 from worker.launch.local import trainer_environment
 from worker.preparation import threads_of
@@ -32,7 +32,7 @@ def probe(job: JobRecord, settings: Settings, devices: Devices) -> Work:
     order = {**payload, "device": "cuda:0" if on_gpu else "cpu", "threads": threads}
     limits = {resource.RLIMIT_CORE: 0}
     if not on_gpu:
-        limits[resource.RLIMIT_DATA] = host_now(settings.artifact_root)["available_memory_bytes"]
+        limits[resource.RLIMIT_DATA] = available_memory()
     lock = _hold(slot) if slot is not None else None
     kills = oom_kills()
 

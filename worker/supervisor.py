@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 import structlog
 
+from app.container import oom_kills
 from app.errors import LeaseLost, NotFound
 from app.lifecycle import Intent, Reason
 from app.spec.run import RunSpec
@@ -15,7 +16,6 @@ from worker.backoff import retry_delay_seconds
 from worker.checkpoints import Unreadable, beyond_retention, remove
 from worker.classify import Evidence, Verdict, classify
 from worker.exporter import RunView
-from worker.host import oom_kills
 from worker.ladder import step_down
 from worker.launch.local import Launched
 from worker.preparation import NotFit, parse_spec, run_dir

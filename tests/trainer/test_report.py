@@ -11,9 +11,12 @@ from typing import Any, cast
 import pytest
 import torch
 
+from app.container import Limits
+from app.spec.residency import memory_for_data
 from tests.trainer.lab import BUILDING_POLLS, Lab, StopAtPoll, read_pulse
+from worker.trainer.data.residency import device_memory
 from worker.trainer.eventlog import EventLog, LossFile
-from worker.trainer.memory import MemoryMeter
+from worker.trainer.memory import MemoryMeter, host_free_bytes
 from worker.trainer.phases import PARTS, PhaseClock
 from worker.trainer.progress import Rates, Totals
 from worker.trainer.pulse import PHASES, PULSE_FORMAT, Pulse
@@ -341,3 +344,18 @@ def test_slow_steps_are_told_without_a_log_point(lab: Lab, monkeypatch: pytest.M
         done = event["totals"]["train_iterations"]
         assert sum(event["step_durations"]["counts"]) == done
         assert event["step_durations"]["seconds"] >= 0.4 * (done - 1)
+
+
+def test_what_the_container_allows_is_said_and_kept_to(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed = Limits(allowed_cores=64, cpu_quota=2.0, memory_bytes=8 * 2**30)
+    monkeypatch.setattr("worker.trainer.prepare.limits", lambda: allowed)
+    for module in ("memory", "data.residency"):
+        monkeypatch.setattr(f"worker.trainer.{module}.available_memory", lambda: 6 * 2**30)
+    (event,) = lab.run().of_kind("applied")
+    assert event["applied"]["limits"] == {
+        "cores": 2, "allowed_cores": 64, "cpu_quota": 2.0, "memory_bytes": 8 * 2**30,
+    }  # fmt: skip
+    assert host_free_bytes() <= 6 * 2**30
+    assert device_memory(torch.device("cpu"), None) == memory_for_data(6 * 2**30)

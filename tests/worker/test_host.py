@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from worker.host import MemoryBound, checkout, host_now, host_setup, memory_bounds
+from worker.host import checkout, host_now, host_setup
 
 
 def git(folder, *arguments):
@@ -52,43 +52,6 @@ def test_without_git_or_a_commit_nothing_is_said(repository, monkeypatch):
     assert checkout(empty) == {}
     monkeypatch.setenv("PATH", str(empty))
     assert checkout(repository) == {}
-
-
-GIB = 2**30
-
-
-def cgroup(folder, files):
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (folder / name).write_text(f"{content}\n")
-
-
-def test_the_memory_of_a_container_ends_at_its_limit(tmp_path):
-    """As cgroup version 2 shows it inside: the container is the top."""
-    stat = "anon 5\ninactive_file 1073741824\nactive_file 7"
-    held = {"memory.max": 8 * GIB, "memory.current": 3 * GIB, "memory.stat": stat}
-    cgroup(tmp_path, held)
-    assert memory_bounds("0::/", tmp_path) == [MemoryBound(8 * GIB, 6 * GIB)]
-
-
-def test_limits_above_count_too_and_those_without_do_not(tmp_path):
-    usual = {"memory.current": GIB, "memory.stat": "anon 5"}
-    cgroup(tmp_path / "team.slice", {"memory.max": 4 * GIB, **usual})
-    cgroup(tmp_path / "team.slice" / "agent.service", {"memory.max": "max", **usual})
-    found = memory_bounds("0::/team.slice/agent.service", tmp_path)
-    assert found == [MemoryBound(4 * GIB, 3 * GIB)]
-
-
-def test_a_container_of_version_1_is_found_by_its_top(tmp_path):
-    stat = f"inactive_file 1\ntotal_inactive_file {GIB}"
-    held = {"memory.limit_in_bytes": 2 * GIB, "memory.usage_in_bytes": 3 * GIB, "memory.stat": stat}
-    cgroup(tmp_path / "memory", held)
-    text = "5:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc"
-    assert memory_bounds(text, tmp_path) == [MemoryBound(2 * GIB, 0)]
-
-
-def test_no_cgroup_of_memory_is_no_bound(tmp_path):
-    assert memory_bounds("0::/nowhere\n2:cpu:/", tmp_path) == []
 
 
 def test_the_facts_of_this_host_fit_together(tmp_path):

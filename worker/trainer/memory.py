@@ -9,6 +9,8 @@ from typing import Any
 import psutil
 import torch
 
+from app.container import available_memory
+
 _PROCESS = psutil.Process()
 
 
@@ -74,7 +76,7 @@ def host_free_bytes() -> int:
     bounds = ((resource.RLIMIT_AS, used.vms), (resource.RLIMIT_DATA, used.data))
     limits = [(resource.getrlimit(kind)[0], taken) for kind, taken in bounds]
     left = [max(0, most - taken) for most, taken in limits if most != resource.RLIM_INFINITY]
-    return min([int(psutil.virtual_memory().available), *left])
+    return min([available_memory(), *left])
 
 
 def _most_resident() -> int:

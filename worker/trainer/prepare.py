@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from app.container import limits
 from app.lifecycle import Reason
 from app.spec.run import RunSpec
 from worker.trainer.agenda import Agenda
@@ -230,6 +231,7 @@ def _applied(trainer: Trainer) -> dict[str, Any]:
         "compile": asdict(trainer.compilation),
         "cuda_graphs": asdict(trainer.recording),
         "threads": torch.get_num_threads(),
+        "limits": limits().as_json(),
         "batch_size": plan.micro_batch_size,
         "gradient_accumulation_steps": accumulated * plan.num_micro_batches(plan.batch_size),
         "evaluation_batch_size": held_out.plan.micro_batch_size if held_out else None,

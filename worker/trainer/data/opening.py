@@ -1,6 +1,5 @@
 """How each kind of loader opens the parts of a run, and what it says of itself."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -9,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from app.container import usable_cores
 from app.spec.data import DataLoaderLoader
 from app.spec.imports import IMPORTS, build_of
 from app.spec.ladder import Rung, Use
@@ -154,7 +154,7 @@ class LoadedOpener:
         self._settings = settings
         self._plans = plans
         self._device = device
-        self._cores = len(os.sched_getaffinity(0))
+        self._cores = usable_cores()
         self._crews: dict[PartName, Crew] = {
             name: crew_for(settings, self._cores, _count(plan), rung)
             for name, plan in plans.items()

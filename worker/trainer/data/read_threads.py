@@ -1,15 +1,15 @@
 """Threads that read and unpack what one source asks for; the one that asks is one of them."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from app.container import usable_cores
 from app.spec.residency import MOST_READ_THREADS
 
 # HDF5 reads with one thread at a time. From the page cache, on 2 cores: h5py 6.2 GiB/s, one thread
 # 7.7, two 9.5, four 8.7.
-READ_THREADS = min(MOST_READ_THREADS, len(os.sched_getaffinity(0)))
+READ_THREADS = min(MOST_READ_THREADS, usable_cores())
 
 Share = TypeVar("Share")
 

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-import psutil
 import torch
 
+from app.container import available_memory
 from app.spec.data import ChunkedLoader
 from app.spec.ladder import NO_RUNG, Rung
 from app.spec.residency import Memory, Need, Residency, in_gib, memory_for_data, settle_residency
@@ -18,7 +18,7 @@ def device_memory(device: torch.device, host_budget_bytes: int | None) -> Memory
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
     else:
-        free = int(psutil.virtual_memory().available)
+        free = available_memory()
     return memory_for_data(free)
 
 
