@@ -86,6 +86,9 @@ class Settings(BaseSettings):
     standby: int = Field(
         default=1, ge=0, le=16, description="Trainers started ahead, which wait for a run."
     )
+    share_gpus: bool = Field(
+        default=False, description="Take runs beside what others compute on a GPU."
+    )
     beat_seconds: float = Field(default=2.0, ge=0.05, le=60, description="Seconds between beats.")
     stop_grace_seconds: float = Field(
         default=60.0, ge=0, le=3600, description="Seconds from SIGTERM to SIGKILL."

@@ -52,7 +52,7 @@ class Devices:
             gpu = self.gpu_of(slot)
             slot.last_sample = gpu or slot.last_sample
             if slot.run_id is None:
-                slot.waiting = why_waiting(slot, gpu)
+                slot.waiting = why_waiting(slot, gpu, share=self._settings.share_gpus)
                 if slot.uuid is None and self._is_driver_silent():
                     slot.waiting = (
                         "This host has an NVIDIA driver, but NVML has not answered yet; the slot "

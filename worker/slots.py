@@ -90,8 +90,10 @@ def make_slots(
     return slots
 
 
-def why_waiting(slot: Slot, gpu: GpuSample | None) -> str | None:
-    """A sentence for a free slot that cannot take a run now; None when it can."""
+def why_waiting(slot: Slot, gpu: GpuSample | None, *, share: bool = False) -> str | None:
+    """A sentence for a free slot that cannot take a run now; None when it can. With `share` others
+    may compute on its GPU.
+    """
     if not lock_is_free(slot.lock_path):
         return "Processes of another attempt, or a measurement, still use this slot's device."
     if slot.uuid is None:
@@ -101,4 +103,6 @@ def why_waiting(slot: Slot, gpu: GpuSample | None) -> str | None:
             f"The driver says nothing about GPU {slot.gpu} at the moment; the slot waits until it "
             "does. `nvidia-smi` on this host may show why."
         )
+    if share:
+        return None
     return foreign_work(gpu, is_fresh=gpu.seen_at > slot.free_since)

@@ -21,6 +21,9 @@ CLOSE_SECONDS = 2.0
 UNEXPLAINED_MEMORY_SHARE = 0.1
 # There while the kernel's driver is loaded; a container may see the first without the second.
 DRIVER_SIGNS: tuple[Path, ...] = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"))
+# The namespace that the host's own processes are in: PROC_PID_INIT_INO in the kernel's source.
+HOST_PID_NAMESPACE = 0xEFFFFFFC
+DEVICE_FILES = "/dev/nvidia"
 
 
 def driver_is_loaded() -> bool:
@@ -168,13 +171,13 @@ class GpuTelemetry:
 def foreign_work(gpu: GpuSample, *, is_fresh: bool = True) -> str | None:
     """A sentence about other people's work on a GPU where no run of ours is; None: it is free.
 
-    Who only draws (a desktop, a browser) disturbs nobody. In a container NVML lists processes of
-    the host, which cannot be seen from here; those count by their memory, and only in a sample that
-    is newer than the last run of ours (`is_fresh`), whose processes look just the same.
+    Who only draws (a desktop, a browser) disturbs nobody. A process that cannot be told from here
+    counts by its memory, and only in a sample that is newer than the last run of ours (`is_fresh`),
+    whose processes look just the same.
     """
     drawing = dict(gpu.graphics)
     computing = [(pid, memory) for pid, memory in gpu.processes if pid not in drawing]
-    visible = [(pid, memory) for pid, memory in computing if psutil.pid_exists(pid)]
+    visible = [(pid, memory) for pid, memory in computing if _is_known_here(pid)]
     if visible:
         listed = ", ".join(_describe(pid, memory) for pid, memory in visible[:3])
         return f"GPU {gpu.index} is in use by {listed}; the slot waits until it is free."
@@ -186,6 +189,21 @@ def foreign_work(gpu: GpuSample, *, is_fresh: bool = True) -> str | None:
         f"{hidden / 2**30:.1f} GiB of GPU {gpu.index} are in use by processes that cannot be seen "
         "from here (another container?); the slot waits until they are free."
     )
+
+
+def _is_known_here(pid: int) -> bool:
+    """Whether a process id of NVML's, which is the host's, means the process that has it here.
+
+    In a container the same number may be any process: it is the one only if it has a GPU open.
+    """
+    if Path("/proc/self/ns/pid").stat().st_ino == HOST_PID_NAMESPACE:
+        return psutil.pid_exists(pid)
+    opened: list[str] = []
+    with suppress(OSError):  # it has ended, or is somebody else's
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                opened.append(str(file.readlink()))
+    return any(path.startswith(DEVICE_FILES) for path in opened)
 
 
 def _hidden_bytes(gpu: GpuSample, computing: list[tuple[int, int | None]]) -> int:

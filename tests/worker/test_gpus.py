@@ -60,7 +60,7 @@ def test_an_agent_that_is_shown_no_gpu_trains_on_the_cpu_and_says_so_once(make_f
 
 def test_other_peoples_work_is_waited_for_and_shown(make_farm):
     farm = make_farm()
-    start(farm, {"pids": [os.getpid()]})
+    start(farm, {"pids": [os.getpid()], "held": 30 * 2**30})
     run_id = farm.submit(steps=3)
 
     def waiting():
@@ -68,8 +68,14 @@ def test_other_peoples_work_is_waited_for_and_shown(make_farm):
         return worker.slots[0]["waiting"]
 
     sentence = eventually(waiting, "the slot says why it waits")
-    assert f"pid {os.getpid()}" in sentence
+    assert "30.0 GiB" in sentence, "with the process's name, where it can be told from here"
     assert farm.run(run_id).state is RunState.queued
+
+
+def test_a_gpu_is_shared_with_other_peoples_work_where_the_owner_says_so(make_farm):
+    farm = make_farm()
+    start(farm, {"pids": [os.getpid()], "held": 30 * 2**30}, STOKER_SHARE_GPUS="true")
+    assert farm.wait_for_end(farm.submit(steps=3)).state is RunState.succeeded
 
 
 def test_a_host_whose_torch_has_no_cuda_trains_on_the_cpu_and_says_so(make_farm, tmp_path):

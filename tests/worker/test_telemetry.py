@@ -3,6 +3,7 @@
 import os
 import time
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -64,13 +65,46 @@ def test_a_probe_that_hangs_is_killed_and_tried_again_later(fake_nvml, telemetry
     assert telemetry.pids()
 
 
-def test_other_peoples_work_is_named(fake_nvml, telemetry):
+def test_other_peoples_work_is_named(fake_nvml, telemetry, on_the_host):
     fake_nvml(gpus=[{"pids": [os.getpid()]}])
     telemetry.wait_for_first(60)
     sentence = foreign_work(telemetry.gpus[0]) or "none"
     assert f"pid {os.getpid()}" in sentence
     assert "3.0 GiB" in sentence
     assert "waits" in sentence
+
+
+@pytest.fixture
+def in_a_container(monkeypatch):
+    monkeypatch.setattr("worker.telemetry.HOST_PID_NAMESPACE", 1)
+
+
+@pytest.fixture
+def on_the_host(monkeypatch):
+    here = Path("/proc/self/ns/pid").stat().st_ino
+    monkeypatch.setattr("worker.telemetry.HOST_PID_NAMESPACE", here)
+
+
+def test_in_a_container_the_number_of_another_process_names_nobody(
+    fake_nvml, telemetry, in_a_container
+):
+    fake_nvml(gpus=[{"pids": [os.getpid()]}, {"pids": [os.getpid()], "held": 30 * GIB}])
+    telemetry.wait_for_first(60)
+    unknown, large = (foreign_work(gpu) for gpu in telemetry.gpus)
+    assert unknown is None, "by its memory it disturbs nobody"
+    assert "30.0 GiB" in (large or "none")
+    assert "cannot be seen" in (large or "none")
+
+
+def test_in_a_container_a_process_with_a_gpu_open_is_named(
+    fake_nvml, telemetry, in_a_container, tmp_path, monkeypatch
+):
+    opened = (tmp_path / "nvidia0").open("w")
+    monkeypatch.setattr("worker.telemetry.DEVICE_FILES", str(tmp_path / "nvidia"))
+    fake_nvml(gpus=[{"pids": [os.getpid()]}])
+    with opened:
+        telemetry.wait_for_first(60)
+        assert f"pid {os.getpid()}" in (foreign_work(telemetry.gpus[0]) or "none")
 
 
 def test_memory_of_processes_that_cannot_be_seen_is_waited_for(fake_nvml, telemetry):
