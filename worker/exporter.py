@@ -50,11 +50,17 @@ class Snapshot:
 # name, help, unit-less key of a GpuSample
 GPU_GAUGES = (
     ("stoker_gpu_utilization_ratio", "Share of time a kernel ran", "utilization"),
-    ("stoker_gpu_sm_active_ratio", "Share of multiprocessors in use", "sm_active"),
+    (
+        "stoker_gpu_sm_active_ratio",
+        "Share of multiprocessors with work (Hopper on)",
+        "sm_active",
+    ),
     ("stoker_gpu_memory_used_bytes", "Device memory in use", "memory_used_bytes"),
     ("stoker_gpu_memory_total_bytes", "Device memory", "memory_total_bytes"),
     ("stoker_gpu_power_watts", "Power drawn", "power_watts"),
     ("stoker_gpu_temperature_celsius", "Temperature", "temperature_celsius"),
+    ("stoker_gpu_sm_clock_hertz", "Clock of the multiprocessors", "sm_clock_hertz"),
+    ("stoker_gpu_memory_clock_hertz", "Clock of the memory", "memory_clock_hertz"),
 )
 # name, help, key of a progress event
 RUN_GAUGES = (
@@ -119,7 +125,11 @@ def _worker(snapshot: Snapshot) -> Iterator[Metric]:
         "stoker_telemetry_available",
         "Whether a source of telemetry answers",
         ("source",),
-        [(["psutil"], 1), (["nvml"], int(snapshot.gpus is not None))],
+        [
+            (["psutil"], 1),
+            (["nvml"], int(snapshot.gpus is not None)),
+            (["gpm"], int(any(gpu.sm_active is not None for gpu in snapshot.gpus or ()))),
+        ],
     )
     yield _counter(
         "stoker_checkpoint_failures",

@@ -12,22 +12,25 @@ from typing import Any
 
 import pynvml
 
+from worker.gpm import Gpm
+
 Document = dict[str, Any]
 
 
-def sample() -> Document:
+def sample(gpm: Gpm) -> Document:
     """All GPUs that answer now; a value that the driver does not give is null.
 
     One that has fallen off the bus is left out, and the others go on.
     """
     driver = pynvml.nvmlSystemGetDriverVersion()
-    found = (_ask(_gpu, i, driver) for i in range(pynvml.nvmlDeviceGetCount()))
+    found = (_ask(_gpu, i, driver, gpm) for i in range(pynvml.nvmlDeviceGetCount()))
     return {"gpus": [gpu for gpu in found if gpu is not None]}
 
 
-def _gpu(index: int, driver: str) -> Document:
+def _gpu(index: int, driver: str, gpm: Gpm) -> Document:
     """NVMLError when the GPU does not answer at all."""
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    uuid = pynvml.nvmlDeviceGetUUID(handle)
     rates = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
     memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
     milliwatts = _ask(pynvml.nvmlDeviceGetPowerUsage, handle)
@@ -35,22 +38,29 @@ def _gpu(index: int, driver: str) -> Document:
     capability = _ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
     return {
         "index": str(index),
-        "uuid": pynvml.nvmlDeviceGetUUID(handle),
+        "uuid": uuid,
         "model": pynvml.nvmlDeviceGetName(handle),
         "driver": driver,
         "utilization": None if rates is None else rates.gpu / 100,
-        "sm_active": None,  # needs GPM or DCGM
+        "sm_active": _ask(gpm.sm_active, uuid, handle),
         "memory_used_bytes": None if memory is None else memory.used,
         "memory_total_bytes": None if memory is None else memory.total,
         "power_watts": None if milliwatts is None else milliwatts / 1000,
         "temperature_celsius": _ask(
             pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
         ),
+        "sm_clock_hertz": _clock(handle, pynvml.NVML_CLOCK_SM),
+        "memory_clock_hertz": _clock(handle, pynvml.NVML_CLOCK_MEM),
         "energy_joules": None if millijoules is None else millijoules / 1000,
         "capability": None if capability is None else list(capability),
         "processes": _processes(pynvml.nvmlDeviceGetComputeRunningProcesses, handle),
         "graphics": _processes(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle),
     }
+
+
+def _clock(handle: Any, kind: int) -> float | None:
+    megahertz = _ask(pynvml.nvmlDeviceGetClockInfo, handle, kind)
+    return None if megahertz is None else megahertz * 1e6
 
 
 def _processes(function: Callable[..., Any], handle: Any) -> list[Document]:
@@ -74,8 +84,9 @@ def main(period_seconds: float) -> int:
     except pynvml.NVMLError as error:
         print(json.dumps({"unavailable": str(error)}), flush=True)  # noqa: T201 - the protocol
         return 0
+    gpm = Gpm()
     while True:
-        print(json.dumps(sample()), flush=True)  # noqa: T201 - the protocol
+        print(json.dumps(sample(gpm)), flush=True)  # noqa: T201 - the protocol
         if select.select([sys.stdin], [], [], period_seconds)[0]:
             return 0
 

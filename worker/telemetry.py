@@ -52,6 +52,8 @@ class GpuSample:
     capability: tuple[int, int] | None
     processes: tuple[tuple[int, int | None], ...]
     graphics: tuple[tuple[int, int | None], ...] = ()
+    sm_clock_hertz: float | None = None
+    memory_clock_hertz: float | None = None
     seen_at: float = 0.0
 
     @classmethod

@@ -2,6 +2,7 @@
 
 import urllib.request
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -22,6 +23,8 @@ GPU = GpuSample(
     power_watts=350.0,
     temperature_celsius=61,
     energy_joules=2000.0,
+    sm_clock_hertz=1.98e9,
+    memory_clock_hertz=2.619e9,
     capability=(9, 0),
     processes=(),
 )
@@ -65,6 +68,8 @@ CONTRACT = {
     "stoker_gpu_memory_total_bytes": ("gauge", {"gpu"}),
     "stoker_gpu_power_watts": ("gauge", {"gpu"}),
     "stoker_gpu_temperature_celsius": ("gauge", {"gpu"}),
+    "stoker_gpu_sm_clock_hertz": ("gauge", {"gpu"}),
+    "stoker_gpu_memory_clock_hertz": ("gauge", {"gpu"}),
     "stoker_gpu_energy_joules_total": ("counter", {"gpu"}),
     "stoker_gpu_info": ("gauge", {"gpu", "uuid", "model", "driver"}),
     "stoker_gpu_runs": ("gauge", {"gpu"}),
@@ -196,3 +201,11 @@ def test_a_taken_port_is_an_error_and_not_a_second_listener(collector):
         with pytest.raises(OSError, match="in use"):
             Exporter(collector, "127.0.0.1", port)
     assert not exporter._thread.is_alive()
+
+
+def test_where_multiprocessors_are_not_counted_it_is_absent_and_said(scrape):
+    for sm_active, available in ((None, 0.0), (0.0, 1.0)):
+        found = samples(scrape(replace(FULL, gpus=(replace(GPU, sm_active=sm_active),))))
+        assert found["stoker_telemetry_available", ("source", "gpm")] == available
+        assert found["stoker_telemetry_available", ("source", "nvml")] == 1.0
+        assert (("stoker_gpu_sm_active_ratio", ("gpu", "0")) in found) == bool(available)

@@ -5,9 +5,11 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from tests.worker.eventually import eventually
+from worker.gpm import Gpm
 from worker.telemetry import RETRY_SECONDS, SILENCE_SECONDS, GpuTelemetry, foreign_work
 
 GIB = 2**30
@@ -29,6 +31,36 @@ def test_a_gpu_is_told_in_base_units(fake_nvml, telemetry):
     assert (gpu.temperature_celsius, gpu.energy_joules) == (61, 2000.0)
     assert gpu.capability == (9, 0)
     assert gpu.power_watts is None, "not supported is absent, not 0"
+
+
+def test_busy_multiprocessors_are_told_where_the_gpu_counts_them(fake_nvml, telemetry):
+    fake_nvml(gpus=[{"sm_active": 37.5}, {}])
+    telemetry.wait_for_first(60)
+    assert [gpu.sm_active for gpu in telemetry.gpus] == [None, None], "one sample is none"
+    assert telemetry.gpus[0].sm_clock_hertz == 1.98e9
+    assert telemetry.gpus[0].memory_clock_hertz == 2.619e9
+
+    def counted():
+        telemetry.read(time.monotonic())
+        return telemetry.gpus[0].sm_active is not None
+
+    eventually(counted, "a second sample comes")
+    assert [gpu.sm_active for gpu in telemetry.gpus] == [0.375, None]
+
+
+def test_the_real_binding_has_what_the_probe_asks_with(monkeypatch):
+    def answer(asked):
+        asked.metrics[0].value = 25.0
+        return asked
+
+    monkeypatch.setattr(pynvml, "nvmlGpmMetricsGet", answer)
+    monkeypatch.setattr(pynvml, "nvmlGpmSampleGet", lambda handle, sample: sample)
+    monkeypatch.setattr(pynvml, "nvmlGpmSampleFree", lambda sample: None)
+    monkeypatch.setattr(pynvml, "nvmlGpmSampleAlloc", pynvml.c_nvmlGpmSample_t)
+    support = pynvml.c_nvmlGpmSupport_t(isSupportedDevice=1)
+    monkeypatch.setattr(pynvml, "nvmlGpmQueryDeviceSupport", lambda handle: support)
+    gpm = Gpm()
+    assert [gpm.sm_active("GPU-0", None) for _ in range(3)] == [None, 0.25, 0.25]
 
 
 def test_samples_keep_coming(fake_nvml, telemetry):

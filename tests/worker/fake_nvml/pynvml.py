@@ -2,8 +2,8 @@
 
 FAKE_NVML is JSON: {"gpus": [{"pids": [..], "used": bytes, "graphics": [..], "held": bytes of
 each compute process, "unsupported": ["power"], "lost": true or a file that
-makes it so}]}, or {"error": text}, or {"hang": true}; "until": a
-file with which a hang ends.
+makes it so, "sm_active": percent, where the GPU counts it}]}, or {"error": text}, or
+{"hang": true}; "until": a file with which a hang ends.
 """
 
 import json
@@ -12,6 +12,10 @@ import time
 from types import SimpleNamespace
 
 NVML_TEMPERATURE_GPU = 0
+NVML_CLOCK_SM, NVML_CLOCK_MEM = 1, 2
+NVML_SUCCESS = 0
+NVML_GPM_METRICS_GET_VERSION = 1
+NVML_GPM_METRIC_SM_UTIL = 2
 GIB = 2**30
 WORLD = json.loads(os.environ["FAKE_NVML"])
 
@@ -87,3 +91,40 @@ def nvmlDeviceGetComputeRunningProcesses(handle):  # noqa: N802
 def nvmlDeviceGetGraphicsRunningProcesses(handle):  # noqa: N802
     pids = WORLD["gpus"][handle].get("graphics", ())
     return [SimpleNamespace(pid=pid, usedGpuMemory=WORLD.get("drawn")) for pid in pids]
+
+
+def nvmlDeviceGetClockInfo(handle, kind):  # noqa: N802
+    return {NVML_CLOCK_SM: 1_980, NVML_CLOCK_MEM: 2_619}[kind]
+
+
+class c_nvmlGpmMetricsGet_t:  # noqa: N801
+    def __init__(self):
+        self.metrics = [SimpleNamespace(metricId=None, nvmlReturn=None, value=None)]
+
+
+def nvmlGpmQueryDeviceSupport(handle):  # noqa: N802
+    return SimpleNamespace(isSupportedDevice=int("sm_active" in WORLD["gpus"][handle]))
+
+
+def nvmlGpmSampleAlloc():  # noqa: N802
+    return SimpleNamespace(gpu=None, is_free=False)
+
+
+def nvmlGpmSampleGet(handle, sample):  # noqa: N802
+    sample.gpu = handle
+
+
+def nvmlGpmSampleFree(sample):  # noqa: N802
+    assert not sample.is_free
+    sample.is_free = True
+
+
+def nvmlGpmMetricsGet(asked):  # noqa: N802
+    assert (asked.version, asked.numMetrics) == (NVML_GPM_METRICS_GET_VERSION, 1)
+    assert asked.sample1 is not asked.sample2
+    assert not asked.sample1.is_free
+    assert asked.sample1.gpu == asked.sample2.gpu
+    (metric,) = asked.metrics
+    assert metric.metricId == NVML_GPM_METRIC_SM_UTIL
+    metric.value, metric.nvmlReturn = WORLD["gpus"][asked.sample1.gpu]["sm_active"], NVML_SUCCESS
+    return asked
