@@ -59,9 +59,14 @@ def _print_estimate(answer: Document) -> None:
             ("samples", ", ".join(samples)),
             ("steps", steps),
             ("time", _time(estimate) if estimate else None),
+            ("computes in", _formats(answer.get("computes_in") or {})),
             ("place in the queue", answer.get("queue_position")),
         ]
     )
+
+
+def _formats(by_part: Document) -> str | None:
+    return ", ".join(f"{part} {name}" for part, name in by_part.items()) or None
 
 
 def _time(estimate: Document) -> str:

@@ -4,7 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from app.errors import SpecRejected
-from app.guard.derived import dataset_of, has_room_for_gap, neighbours_sharing_steps
+from app.guard.derived import (
+    dataset_of,
+    device_of,
+    has_room_for_gap,
+    neighbours_sharing_steps,
+    precision_of,
+)
 from app.guard.estimate import estimate_of
 from app.guard.facts import Facts, UnknownFact, known
 from app.guard.judge import Strictness, Unchecked, judge
@@ -17,6 +23,7 @@ from app.spec.arithmetic import gap_of
 from app.spec.data import ChronologicalSplit, ChunkedLoader, Data
 from app.spec.issue import Issue
 from app.spec.layers import Document
+from app.spec.number_formats import number_formats
 from app.spec.run import RunSpec
 
 # A fix that brings another issue takes that one's fix along, and so on so many times.
@@ -36,6 +43,8 @@ class Plan:
     estimate: Document | None = None
     memory: Document | None = None
     """The memory plan; None while a fact for it is missing."""
+    computes_in: Document | None = None
+    """By part of the model, its number format; None while the device is unknown."""
 
     @property
     def errors(self) -> list[Issue]:
@@ -100,7 +109,16 @@ def judged(
         judgement.unchecked,
         estimate_of(spec, facts),
         planned_memory(spec, facts),
+        _computes_in(spec, facts),
     )
+
+
+def _computes_in(spec: RunSpec, facts: Facts) -> Document | None:
+    try:
+        kind, precision = device_of(spec, facts).kind, precision_of(spec, facts)
+    except UnknownFact:
+        return None
+    return dict(number_formats(spec.recipe, precision, kind))
 
 
 def _with_tried_fix(issue: Issue, first: Plan, plan: Callable[[Document], Plan]) -> Issue:

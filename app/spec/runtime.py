@@ -25,7 +25,8 @@ class Runtime(SpecModel):
     gpus: Annotated[int, Field(ge=1, le=1_024)] = 1
     """GPUs of the run; more than 1 is not available yet. Default 1."""
     precision: Literal["auto", "fp32", "tf32", "bf16-mixed", "fp16-mixed"] = "auto"
-    """Number format; mixed includes TF32; default auto: bf16-mixed if the GPU has it, else fp32."""
+    """Number format; default auto: bf16-mixed if the GPU has it, else fp32. Mixed includes TF32, in
+    which an RNN stays under bf16-mixed (in fp32 on a CPU)."""
     compile: Compile = Compile()
     """Compilation."""
     cuda_graphs: Literal["auto", "never", "always"] = "auto"

@@ -71,6 +71,7 @@ def test_a_plan_shows_samples_steps_place_and_sources(cli, api, spec_file):
     out = cli("plan", str(spec_file)).out
     assert "480 to train on, 120 to validate" in out
     assert "place in the queue" in out
+    assert "lstm fp32, head fp32, weights fp32" in out
     assert LEAST_SECONDS == 60
     assert f"no run like it has trained for {LEAST_STEPS} steps or a minute yet" in out
     rows = [line.split() for line in out.splitlines()]

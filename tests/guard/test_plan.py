@@ -49,6 +49,26 @@ def test_the_smallest_request_becomes_a_complete_spec():
 
 
 @pytest.mark.parametrize(
+    ("precision", "device", "computes_in"),
+    [
+        ("auto", CPU, {"lstm": "fp32", "head": "fp32", "weights": "fp32"}),
+        ("bf16-mixed", CPU, {"lstm": "fp32", "head": "bf16", "weights": "fp32"}),
+        ("auto", RTX, {"lstm": "tf32", "head": "bf16", "weights": "fp32"}),
+        ("fp16-mixed", RTX, {"lstm": "fp16", "head": "fp16", "weights": "fp32"}),
+        ("tf32", RTX, {"lstm": "tf32", "head": "tf32", "weights": "fp32"}),
+        ("fp32", RTX, {"lstm": "fp32", "head": "fp32", "weights": "fp32"}),
+    ],
+)
+def test_a_plan_says_which_part_computes_in_what(precision, device, computes_in):
+    plan = plan_of({"runtime": {"precision": precision}}, world(devices=(device,)))
+    assert plan.computes_in == computes_in
+
+
+def test_what_a_device_that_nobody_knows_computes_in_is_not_said():
+    assert plan_of(facts=world(devices=())).computes_in is None
+
+
+@pytest.mark.parametrize(
     ("change", "seconds"),
     [
         # 130 steps at 20 a second, 5 looks at 804 samples, as many new bests, the rest.

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from app.spec.optimization import SGD, AdamW, Optimizer
 from app.spec.runtime import Runtime
@@ -151,6 +152,28 @@ def test_whether_tf32_is_used_can_be_read_by_each_of_its_names(precision: str) -
     settings = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
     assert {one.fp32_precision for one in settings} == {"tf32" if used else "ieee"}
     assert backends.mkldnn.matmul.fp32_precision == "ieee"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+def test_each_part_computes_in_the_format_that_is_told(lab: Lab, precision: str) -> None:
+    seen: dict[str, set[torch.dtype]] = {"lstm": set(), "head": set(), "weights": set()}
+
+    def see(module: nn.Module, _: object, output: object) -> None:
+        if isinstance(module, nn.LSTM):
+            seen["lstm"].add(output[0].dtype)  # type: ignore[index]
+        elif isinstance(module, nn.Linear):
+            seen["head"].add(output.dtype)  # type: ignore[attr-defined]
+        seen["weights"] |= {parameter.dtype for parameter in module.parameters()}
+
+    hook = register_module_forward_hook(see)
+    try:
+        outcome = lab.run(patch={"runtime": {"precision": precision}})
+    finally:
+        hook.remove()
+    (event,) = outcome.of_kind("applied")
+    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    told = {part: {dtypes[name]} for part, name in event["applied"]["computes_in"].items()}
+    assert seen == told
 
 
 @pytest.mark.gpu

@@ -8,6 +8,7 @@ import torch
 
 from app.container import limits
 from app.lifecycle import Reason
+from app.spec.number_formats import number_formats
 from app.spec.run import RunSpec
 from worker.trainer.agenda import Agenda
 from worker.trainer.attempt import Attempt
@@ -227,6 +228,7 @@ def _applied(trainer: Trainer) -> dict[str, Any]:
     return {
         "device": str(precision.device),
         "precision": precision.name,
+        "computes_in": number_formats(trainer.spec.recipe, precision.name, precision.device.type),
         "exact_resume": resumes_exactly(trainer.step.model, precision.device, mode),
         "compile": asdict(trainer.compilation),
         "cuda_graphs": asdict(trainer.recording),

@@ -163,6 +163,8 @@ class Plan(Answer):
     end, as the runs of `from_runs` needed them; `seconds` is null where no run was like it, and all
     is null while the dataset is unknown.
     """
+    computes_in: Document | None
+    """By part of the model, the number format of its products; null while the device is unknown."""
     carry: Carry | None
     """Of a restart: what it would take over; null where it would be refused, and of a new run."""
 

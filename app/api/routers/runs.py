@@ -128,6 +128,7 @@ def planned(services: Services, plan: guard.Plan, carry: dict[str, Any] | None =
         memory=plan.memory,
         queue_position=services.store.runs.next_queue_position(spec["priority"]),
         estimate=plan.estimate,
+        computes_in=plan.computes_in,
         carry=None if carry is None else Carry(**carry),
     )
 
