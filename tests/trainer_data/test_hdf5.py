@@ -8,8 +8,10 @@ import h5py
 import numpy as np
 import pytest
 
+from app.spec.residency import CHUNK_CACHE_BYTES
 from tests.trainer_data.factories import NAMES, write_arrays
 from worker.trainer.data.hdf5 import Hdf5Source, Stamp
+from worker.trainer.data.hdf5_file import open_file
 from worker.trainer.data.rows import extents, in_file_order, inverse, read_rows
 from worker.trainer.data.source import Extent, Extents
 from worker.trainer.errors import DataError, DatasetChanged, SpecMismatch
@@ -184,3 +186,17 @@ def test_a_file_that_another_process_writes_is_not_read(numbers):
         with pytest.raises(DataError, match="open for writing in another process"):
             Hdf5Source(numbers, NAMES)
         process.communicate("\n")
+
+
+def test_a_storage_chunk_of_16_mib_stays_unpacked_while_it_is_read_in_pieces(tmp_path):
+    """HDF5 by itself keeps 8 MiB, and would unpack it anew for every run of neighbours."""
+    path = tmp_path / "large.h5"
+    rows, row_bytes = 512, 32 * 1024
+    with h5py.File(path, "w") as file:
+        chunks = (rows, row_bytes)
+        file.create_dataset("x", (rows, row_bytes), "uint8", chunks=chunks, compression="gzip")
+        file["x"][:] = 7
+    with open_file(path) as file:
+        assert file["x"].chunks[0] * row_bytes <= CHUNK_CACHE_BYTES
+        assert file.id.get_access_plist().get_cache()[2] == CHUNK_CACHE_BYTES
+        assert file["x"].id.get_access_plist().get_chunk_cache()[1] == CHUNK_CACHE_BYTES
