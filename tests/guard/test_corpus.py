@@ -34,6 +34,8 @@ CONFLICTS = {
     ("learning.rate_beyond_batch", "correctness.nothing_left"),
     # Where memory is too small for the data, the chunk that was asked for may be too small as well.
     ("memory.resident_does_not_fit", "speed.chunk_below_batch"),
+    # And beside a large model no chunk may fit at all.
+    ("memory.resident_does_not_fit", "memory.over_budget"),
     # Sorted data has to be shuffled as a whole, which reads a file that streams row by row.
     ("speed.random_reads_of_chunks", "learning.sorted_blocks"),
     ("speed.network_full_shuffle", "learning.sorted_blocks"),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.guard.facts import Facts
-from tests.guard.world import HISTORY, codes, plan_of, world
+from tests.guard.world import GIB, HISTORY, RTX, codes, plan_of, world
 
 SHARE, SAVES = "speed.evaluation_share", "speed.frequent_checkpoints"
 LOST = "learning.rare_checkpoints"
@@ -138,3 +138,27 @@ def test_what_the_history_refuses_is_not_refused_where_nobody_looks_for_one():
     change, slow = long(every_steps=2), past(evaluation_seconds=0.01)
     assert plan_of(change, slow).errors
     assert not plan_of(change, replace(slow, history=None, history_looked_for=False)).issues
+
+
+ACCUMULATES = "speed.needless_accumulation"
+
+
+def test_batches_are_accumulated_where_they_do_not_fit_as_one():
+    asked = {
+        "recipe": {"hidden_size": 256, "patch": 1},
+        "training": {"batch_size": 256, "gradient_accumulation_steps": 8, "epochs": 50},
+    }
+    small = replace(RTX, free_memory_bytes=3 * GIB)
+    assert ACCUMULATES in codes(plan_of(asked, world(devices=(RTX,))))
+    assert ACCUMULATES not in codes(plan_of(asked, world(devices=(small,))))
+    assert ACCUMULATES not in codes(plan_of(asked))
+
+
+def test_an_evaluation_of_so_many_batches_looks_at_as_many_samples_after_the_fix():
+    asked = {
+        "training": {"batch_size": 32, "gradient_accumulation_steps": 4},
+        "evaluation": {"max_batches": 10},
+    }
+    plan = plan_of(asked, world(devices=(RTX,)))
+    (issue,) = [one for one in plan.issues if one.code == ACCUMULATES]
+    assert {op.path: op.value for op in issue.fix}["/evaluation/batch_size"] == 32

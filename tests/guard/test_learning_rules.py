@@ -131,6 +131,17 @@ def test_early_stopping_acts_and_only_once_the_rate_has_annealed(
         assert [op.value for op in issue.fix] == [fixed]
 
 
+def test_a_low_rate_that_still_rises_has_not_annealed():
+    change = {
+        "early_stopping": {"patience": 1},
+        "schedule": {"kind": "onecycle", "warmup_fraction": 0.9},
+        "training": {"epochs": 50},
+    }
+    (issue,) = plan_of(change).issues
+    assert issue.code == ANNEALS
+    assert "at step 52 of 1,300" in issue.message
+
+
 def test_early_stopping_of_what_is_never_evaluated_is_refused():
     never = {"early_stopping": {}, "evaluation": {"every_epochs": None}}
     (issue,) = plan_of(never).issues

@@ -314,3 +314,16 @@ def test_a_plan_has_what_the_hosts_build_of_pytorch_imports(build):
     left = (HOST.available_bytes or 0) - imports.trainer
     assert memory["host"]["budget_bytes"] == left
     assert any(f"{imports.trainer // MIB} MiB" in line for line in memory["assumed"])
+
+
+def test_no_process_is_asked_for_that_the_host_has_no_memory_for():
+    """One takes 158 MiB of its own, and what it has ready."""
+
+    def found(mib: int) -> list[int]:
+        facts = world(devices=(replace(RTX, host=replace(HOST, available_bytes=mib * 2**20)),))
+        plan = plan_of({**by_torch(), "training": {"batch_size": 128}}, facts)
+        issues = [one for one in plan.issues if one.code == "speed.no_loader_processes"]
+        return [op.value for one in issues for op in one.fix if op.path.endswith("num_workers")]
+
+    assert found(8000) == [2]
+    assert found(1500) == []

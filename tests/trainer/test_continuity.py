@@ -51,6 +51,14 @@ def test_a_precision_that_the_device_does_not_have_is_given_up_aloud(lab: Lab) -
     assert warnings(resumed) == ["precision_changed"]
 
 
+def test_a_warm_up_of_a_version_that_began_at_0_goes_on_aloud(lab: Lab) -> None:
+    patch = {"schedule": {"kind": "cosine_warmup"}}
+    first = lab.run(patch=patch)
+    assert load(first.checkpoint(4)).body["schedule_version"] == 2
+    resumed = lab.run(patch=patch, restore=restored(lab, first, {"schedule_version": 1}))
+    assert warnings(resumed) == ["order_changed"]
+
+
 def test_an_exact_resume_warns_of_nothing(lab: Lab) -> None:
     run_dir = lab.new_run()
     first = lab.run(run_dir, stop=StopAtPoll(BUILDING_POLLS + 12))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from app.guard.crews import START_SECONDS
 from app.guard.derived import (
@@ -16,7 +17,7 @@ from app.guard.derived import (
 )
 from app.guard.facts import Facts, known
 from app.guard.memory import memory_plan
-from app.guard.memory_fit import with_values
+from app.guard.memory_fit import FILL, with_values
 from app.guard.rule import Finding, rule
 from app.guard.wording import duration, share, size
 from app.spec.arithmetic import threads_of_slot
@@ -162,14 +163,28 @@ def no_loader_processes(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         return
     cores = known(device.host.cores, "the cores of the host")
     slots = known(device.host.slots, "how many runs train on the host at once")
-    processes = min(USUAL_PROCESSES, threads_of_slot(cores, slots))
+    most = min(USUAL_PROCESSES, threads_of_slot(cores, slots))
+    fix = _processes_that_fit(spec, facts, most)
+    if fix is None:
+        return
+    processes = fix["/data/loader/num_workers"]
     yield Finding(
         ("data", "loader", "num_workers"),
         f"The GPU would wait while the trainer itself reads each batch of {_batch(spec, facts)}.",
         f"{processes} of the host's {cores} cores could read the next batches meanwhile."
         + _reading(spec, facts),
-        {"/data/loader/num_workers": processes, "/data/loader/persistent_workers": True},
+        fix,
     )
+
+
+def _processes_that_fit(spec: RunSpec, facts: Facts, most: int) -> dict[str, Any] | None:
+    """The values of so many processes as the host has memory for; None: for none."""
+    for count in range(most, 0, -1):
+        fix = {"/data/loader/num_workers": count, "/data/loader/persistent_workers": True}
+        room = memory_plan(with_values(spec, fix), facts).host
+        if room.budget_bytes is None or room.peak_bytes <= FILL * room.budget_bytes:
+            return fix
+    return None
 
 
 def _batch_bytes(spec: RunSpec, facts: Facts) -> int:
