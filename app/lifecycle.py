@@ -194,7 +194,13 @@ def allowed_actions(state: RunState, intent: Intent) -> list[str]:
 
 
 def derive_status(
-    state: RunState, intent: Intent, *, phase: str | None, waits_for_parent: bool, retrying: bool
+    state: RunState,
+    intent: Intent,
+    *,
+    phase: str | None,
+    waits_for_parent: bool,
+    waits_for_memory: bool,
+    retrying: bool,
 ) -> str:
     """The word shown to people: the state, or what is under way towards the next one."""
     if state is RunState.running:
@@ -205,5 +211,7 @@ def derive_status(
     if state is RunState.queued:
         if waits_for_parent:
             return "waiting_for_parent"
+        if waits_for_memory:
+            return "waiting_for_memory"
         return "retrying" if retrying else "queued"
     return state.value

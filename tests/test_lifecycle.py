@@ -179,7 +179,14 @@ def test_a_pause_keeps_the_run_but_not_past_a_failure():
     ],
 )
 def test_the_word_shown_to_people(state, intent, status):
-    shown = derive_status(state, intent, phase="training", waits_for_parent=False, retrying=False)
+    shown = derive_status(
+        state,
+        intent,
+        phase="training",
+        waits_for_parent=False,
+        waits_for_memory=False,
+        retrying=False,
+    )
     assert shown == status
 
 
@@ -187,5 +194,9 @@ def test_a_queued_run_says_what_it_waits_for():
     def shown(**waits):
         return derive_status(RunState.queued, Intent.run, phase=None, **waits)
 
-    assert shown(waits_for_parent=True, retrying=False) == "waiting_for_parent"
-    assert shown(waits_for_parent=False, retrying=True) == "retrying"
+    assert (
+        shown(waits_for_parent=True, waits_for_memory=True, retrying=True) == "waiting_for_parent"
+    )
+    memory = shown(waits_for_parent=False, waits_for_memory=True, retrying=True)
+    assert memory == "waiting_for_memory"
+    assert shown(waits_for_parent=False, waits_for_memory=False, retrying=True) == "retrying"

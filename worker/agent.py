@@ -10,16 +10,18 @@ from typing import Any
 import structlog
 
 import app
+from app.container import available_memory
 from app.errors import NotFound
 from app.lifecycle import LEASE_BEATS
 from app.logs import configure_logging
 from app.settings import Settings
+from app.spec.requirements import SlotOffer
 from app.store.artifact_root import ArtifactRoot
 from app.store.doorbell import Doorbell
 from app.store.identity import this_process
 from app.store.migrate import upgrade
 from app.store.observer import Observer
-from app.store.records import SlotOffer
+from app.store.offers import offers_of
 from app.store.store import Store, open_store
 from app.store.worker_records import NewWorker
 from worker.compile_cache import trim_caches
@@ -35,7 +37,7 @@ from worker.preparation import threads_of
 from worker.reaching import Reach
 from worker.registration import describe_devices, describe_slots
 from worker.signals import Signals
-from worker.slots import AgentIndex
+from worker.slots import AgentIndex, Slot
 from worker.start import Workshop
 from worker.supervisor import Asked, Stage, Supervision
 
@@ -300,8 +302,7 @@ class Agent:
             self._devices.refresh()
             away = self._artifacts.look()
             while away is None and (free := self._devices.free_slots()):
-                offers = [SlotOffer(s.name, s.device_kind, s.device) for s in free]
-                lease = self._store.leases.claim(self._worker_id, offers)
+                lease = self._store.leases.claim(self._worker_id, self._offers(free))
                 if lease is None:
                     break
                 slot = next(slot for slot in free if slot.name == lease.slot)
@@ -310,6 +311,17 @@ class Agent:
                 self._tend(supervision, now)
             if self._jobs.claim(now):
                 self._watch(self._jobs.pidfd, "job")
+
+    def _offers(self, free: Sequence[Slot]) -> list[SlotOffer]:
+        """What runs find in these slots: of the host what is left beside runs that have yet to take
+        what they need.
+        """
+        samples = [self._devices.as_offered(slot) for slot in free]
+        gpus = [sample for sample in samples if sample is not None]
+        promised = sum(supervision.memory_to_come for supervision in self._supervisions)
+        now = {"available_memory_bytes": max(0, available_memory() - promised)}
+        slots = describe_slots(free, {}, None)
+        return offers_of("", slots, describe_devices(gpus), self._host_facts() | now)
 
     def _read_intents(self) -> None:
         """After the doorbell: obey what users want of our runs, without waiting for the beat."""

@@ -4,12 +4,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from app.guard.facts import DeviceFacts, Facts
+from app.guard.facts import DeviceFacts, Facts, UnknownFact
 from app.guard.judge import Judgement, judge
+from app.guard.memory import memory_plan
+from app.guard.requirements import requirements_of
 from app.lifecycle import Reason
 from app.presets.catalog import load_catalog
 from app.settings import Settings
 from app.spec.issue import Issue
+from app.spec.requirements import NOTHING_KNOWN, Requirements
 from app.spec.run import RunSpec
 from app.store.facts import dataset_facts, device_facts, host_facts
 from app.store.records import Document, Lease, NewEvent
@@ -20,6 +23,8 @@ from worker.telemetry import GpuSample
 
 # Devices of which nothing is known: rules that would need to know more say so, and find nothing.
 ANY_GPU, ANY_CPU = DeviceFacts("cuda", "GPU"), DeviceFacts("cpu", "cpu")
+# Of what a run on a GPU takes of its host.
+HOST_CODES = ("memory.host_over_budget", "memory.loader_over_budget")
 # What a run could get elsewhere, by the device that it asks for.
 ELSEWHERE = {"auto": (ANY_GPU, ANY_CPU), "cuda": (ANY_GPU,), "cpu": (ANY_CPU,)}
 
@@ -61,13 +66,55 @@ def guard_claim(
         (device.kind, judge(spec, replace(facts, devices=(device,)), lease.spec, settings.guard))
         for device in ELSEWHERE[spec.runtime.device]
     )
+    needs = _needs_found(spec, facts, errors)
     could = [kind for kind, there in elsewhere if not _not_waived(there, known)]
     if not could:
         raise NotFit(Reason.spec_error, _sentences(errors))
     whose = "a worker with a GPU" if could == ["cuda"] else "a worker"
     raise NotHere(
-        Reason.slot_busy, f"Back into the queue for {whose} that can train it: {_sentences(errors)}"
+        Reason.slot_busy,
+        f"Back into the queue for {whose} that can train it: {_sentences(errors)}",
+        needs,
     )
+
+
+def _needs_found(spec: RunSpec, facts: Facts, errors: Sequence[Issue]) -> Requirements:
+    """What it needs by the plan of this place, and where that was refused for its memory more than
+    there is free of it: so that it is not given to such a place again.
+    """
+    codes = {error.code for error in errors}
+    device = facts.best_device(spec.runtime.device, spec.runtime.precision)
+    if device is None or not any(code.startswith("memory.") for code in codes):
+        return NOTHING_KNOWN
+    on_gpu, host = device.kind == "cuda", device.host
+    there = {
+        "device_bytes": device.free_memory_bytes if on_gpu else None,
+        "host_bytes": host.available_bytes if on_gpu else None,
+        "cpu_bytes": None if on_gpu else host.available_bytes,
+        "disk_bytes": host.disk_free_bytes,
+    }
+    short = {
+        "disk_bytes" if code == "memory.checkpoints_fill_disk"
+        else "cpu_bytes" if not on_gpu
+        else "host_bytes" if code in HOST_CODES
+        else "device_bytes"
+        for code in codes if code.startswith("memory.")
+    }  # fmt: skip
+    planned = requirements_of(spec, facts)
+    found = {
+        name: max(have + 1, getattr(planned, name) or 0)
+        for name, have in there.items()
+        if name in short and have is not None
+    }
+    return Requirements(**found)
+
+
+def memory_beside(settings: Settings, lease: Lease, spec: RunSpec, place: Place) -> int | None:
+    """What the memory plan has beside the data here; None where nobody can plan it."""
+    try:
+        return memory_plan(spec, facts_of(settings, lease, place)).beside_bytes
+    except UnknownFact:
+        return None
 
 
 def facts_of(settings: Settings, lease: Lease, place: Place) -> Facts:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from app.lifecycle import Reason
+from app.spec.requirements import NOTHING_KNOWN, Requirements
 
 
 @dataclass
@@ -35,11 +36,14 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`retry_seconds`: how long to wait at least before the run is tried again."""
+    """`retry_seconds`: how long to wait at least before the run is tried again; `needs`: what it
+    was found to need at least.
+    """
 
     reason: Reason
     message: str
     retry_seconds: float = 0.0
+    needs: Requirements = NOTHING_KNOWN
 
 
 def classify(seen: Evidence) -> Verdict:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -36,6 +37,15 @@ class Devices:
         """The current sample of a slot's GPU."""
         gpus = self.telemetry.gpus or ()
         return next((gpu for gpu in gpus if gpu.uuid == slot.uuid), None)
+
+    def as_offered(self, slot: Slot) -> GpuSample | None:
+        """Of a free slot's GPU. What a sample has of memory that is older than the last run's end
+        was about that run, which has given it back: then nobody knows.
+        """
+        gpu = self.gpu_of(slot) or slot.last_sample
+        if gpu is None or gpu.seen_at > slot.free_since:
+            return gpu
+        return replace(gpu, memory_used_bytes=None)
 
     def free_slots(self) -> list[Slot]:
         """Slots that can take a run now."""

@@ -13,6 +13,7 @@ import psutil
 import app
 from app.container import available_memory, limits, total_memory, usable_cores
 from app.spec.imports import build_of
+from app.spec.run import SPEC_VERSION
 from worker.toolchain import missing_tools
 
 GIT_SECONDS = 5.0
@@ -28,6 +29,7 @@ def host_setup() -> dict[str, Any]:
         "shared_memory_bytes": _size_of(Path("/dev/shm")),  # noqa: S108  its size alone
         "missing_tools": missing_tools(),
         "platform": platform.platform(),
+        "spec_version": SPEC_VERSION,
         "versions": {"stoker": app.__version__, "python": platform.python_version(), **_versions()},
     }
 
@@ -65,16 +67,24 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 def host_now(artifact_root: Path) -> dict[str, Any]:
     """Facts that change from beat to beat: bytes of memory and of disk that are free."""
+    usage = _usage_of(artifact_root)
     return {
         "available_memory_bytes": available_memory(),
-        "disk_free_bytes": free_bytes(artifact_root),
+        "disk_free_bytes": usage and int(usage.free),
+        "disk_bytes": usage and int(usage.total),
     }
 
 
 def free_bytes(root: Path) -> int | None:
+    """Of the disk; None where the root cannot be asked."""
+    usage = _usage_of(root)
+    return usage and int(usage.free)
+
+
+def _usage_of(root: Path) -> Any:
     """None where the root cannot be asked, as while its mount is away."""
     try:
-        return int(psutil.disk_usage(str(root)).free)
+        return psutil.disk_usage(str(root))
     except OSError:
         return None
 

@@ -2,8 +2,10 @@
 
 from dataclasses import asdict, dataclass
 
+from app.guard.memory import CUDA_CONTEXT_BYTES
 from app.lifecycle import FAIL, FREE_RETRY, Reason, ReasonPolicy
 from app.spec.ladder import RanOut, Rung, Use, next_step
+from app.spec.requirements import NOTHING_KNOWN, Requirements
 from app.spec.run import RunSpec
 from app.store.records import Document, NextRung
 from worker.classify import Verdict
@@ -27,6 +29,7 @@ class Outcome:
     message: str
     policy: ReasonPolicy | None = None
     next_rung: NextRung | None = None
+    needs: Requirements = NOTHING_KNOWN
 
 
 def step_down(
@@ -37,7 +40,7 @@ def step_down(
     """
     reason, message = verdict.reason, verdict.message
     if spec is None or reason not in (Reason.device_oom, Reason.host_oom):
-        return Outcome(message)
+        return Outcome(message, needs=verdict.needs)
     if spec.policy.on_oom == "fail":
         return Outcome(f"{message} {LESS_MEMORY}", FAIL)
     if report.memory_use is None:
@@ -47,7 +50,26 @@ def step_down(
     if step is None:
         return Outcome(f"{message} {_end_of(rung, report.memory_use, ran_out)}", FAIL)
     next_rung = NextRung(step.rung.as_json(), asdict(ran_out), step.sentence)
-    return Outcome(message, FREE_RETRY, next_rung)
+    needs = _needed(reason, report, rung, step.rung)
+    return Outcome(message, FREE_RETRY, next_rung, needs)
+
+
+def _needed(reason: Reason, report: Report, rung: Rung, below: Rung) -> Requirements:
+    """What the attempt had taken when memory ran out, less what the next rung gives back of it: a
+    place with less would end it sooner. Nothing where it had not told yet.
+    """
+    use, peak = report.memory_use, (report.progress or {}).get("peak_memory") or {}
+    given_back = 0
+    if use is not None and below.data_bytes is not None and below.data_bytes != rung.data_bytes:
+        given_back = use.data_bytes - below.data_bytes
+    on_device, on_host = peak.get("device_bytes"), peak.get("host_bytes")
+    if reason is Reason.device_oom and on_device is not None:
+        return Requirements(device_bytes=CUDA_CONTEXT_BYTES + on_device - given_back)
+    if reason is Reason.host_oom and on_host is not None:
+        if use is not None and use.device == "cuda":
+            return Requirements(host_bytes=on_host)
+        return Requirements(cpu_bytes=on_host - given_back)
+    return NOTHING_KNOWN
 
 
 def _ran_out(reason: Reason, report: Report) -> RanOut:

@@ -1,6 +1,5 @@
 """From a lease to spec.json: data paths, device, threads, what to restore."""
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,7 +7,9 @@ from app.container import usable_cores
 from app.lifecycle import Reason
 from app.settings import Settings
 from app.spec.arithmetic import threads_of_slot
+from app.spec.requirements import NOTHING_KNOWN, Requirements
 from app.spec.run import RunSpec
+from app.spec.stored import read_stored
 from app.store.records import DatasetRecord, Lease
 from worker.checkpoints import on_disk
 from worker.slots import Slot
@@ -19,10 +20,12 @@ Document = dict[str, Any]
 class NotFit(Exception):
     """The run cannot start on this host; ends the attempt with `reason` before a trainer does."""
 
-    def __init__(self, reason: Reason, message: str) -> None:
+    def __init__(self, reason: Reason, message: str, needs: Requirements = NOTHING_KNOWN) -> None:
+        """`needs`: what was found to be needed at least, for the next claim."""
         super().__init__(message)
         self.reason = reason
         self.message = message
+        self.needs = needs
 
 
 class NotHere(NotFit):
@@ -36,7 +39,7 @@ def run_dir(artifact_root: Path, run_id: int) -> Path:
 def parse_spec(lease: Lease) -> RunSpec:
     """The lease's spec as a model; NotFit when this version cannot read it."""
     try:
-        return RunSpec.model_validate_json(json.dumps(lease.spec))
+        return read_stored(lease.spec)
     except ValueError as error:
         raise NotFit(
             Reason.spec_error,
@@ -65,8 +68,9 @@ def attempt_document(
     *,
     slots: int,
     restore: list[Document],
+    beside_bytes: int | None = None,
 ) -> Document:
-    """The content of spec.json."""
+    """The content of spec.json; `beside_bytes`: what the memory plan has beside the data."""
     on_gpu = slot.gpu is not None and spec.runtime.device != "cpu"
     return {
         "run_id": lease.run_id,
@@ -80,6 +84,7 @@ def attempt_document(
         "threads": threads_of(spec.runtime.threads, slots),
         "restore": restore,
         "memory_rung": lease.memory_rung,
+        "memory_beside_data": beside_bytes,
         "run_dir": str(run_dir(settings.artifact_root, lease.run_id)),
     }
 

@@ -18,7 +18,7 @@ from app.store.records import Lease, NewEvent, RestorePoint
 from app.store.store import Store
 from worker.attempt import AttemptDir
 from worker.checkpoints import Reconciled, Unreadable, on_disk, reconcile, remove_leftovers
-from worker.claim_guard import Place, guard_claim, new_findings
+from worker.claim_guard import Place, guard_claim, memory_beside, new_findings
 from worker.classify import Verdict, failed_here
 from worker.devices import Devices
 from worker.launch.local import Launched, trainer_environment
@@ -126,14 +126,20 @@ def start_attempt(
     """
     root = shop.settings.artifact_root
     folder = run_dir(root, lease.run_id)
-    gpu = shop.devices.gpu_of(slot) or slot.last_sample if slot.gpu is not None else None
+    place = Place(shop.devices.as_offered(slot), len(shop.devices.slots))
     known = shop.store.runs.documents(lease.run_id).issues
-    found = guard_claim(shop.settings, lease, spec, Place(gpu, len(shop.devices.slots)), known)
+    found = guard_claim(shop.settings, lease, spec, place, known)
     told = new_findings(found, known)
     restore = restore_list(root, lease)
     _require_nothing_saved(shop.store, lease, restore)
     document = attempt_document(
-        shop.settings, lease, spec, slot, slots=len(shop.devices.slots), restore=restore
+        shop.settings,
+        lease,
+        spec,
+        slot,
+        slots=len(shop.devices.slots),
+        restore=restore,
+        beside_bytes=memory_beside(shop.settings, lease, spec, place),
     )
     attempt.create(document)
     on_gpu = document["device"] != "cpu"
@@ -162,7 +168,7 @@ def why_not_started(shop: Workshop, error: NotFit | NotFound | Unreadable | OSEr
         else:
             return failed_here(error)
     if isinstance(error, NotHere):
-        return Verdict(error.reason, error.message, retry_seconds=ELSEWHERE_SECONDS)
+        return Verdict(error.reason, error.message, ELSEWHERE_SECONDS, error.needs)
     if isinstance(error, NotFit):
         return Verdict(error.reason, error.message)
     if isinstance(error, Unreadable):

@@ -338,6 +338,7 @@ class Supervision:
             retry_delay_seconds=self._retry_delay_seconds(),
             policy=outcome.policy,
             next_rung=outcome.next_rung,
+            needs=outcome.needs,
         )
         try:
             run = self._shop.store.leases.finish(self.lease.token, finish)
@@ -368,6 +369,14 @@ class Supervision:
             iterations=report.iterations,
             checkpoints=report.checkpoints,
         )
+
+    @property
+    def memory_to_come(self) -> int:
+        """Bytes of the host that the run needs and has not taken yet."""
+        if self.stage not in (Stage.waiting, Stage.training):
+            return 0
+        taken = (self._report.progress or {}).get("host_memory_bytes") or 0
+        return max(0, (self.lease.host_bytes or 0) - taken)
 
     @property
     def starts(self) -> bool:

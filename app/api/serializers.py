@@ -23,6 +23,7 @@ def status_of(run: RunRecord) -> str:
         run.intent,
         phase=(run.progress or {}).get("phase"),
         waits_for_parent=run.waits_for_parent,
+        waits_for_memory=run.waiting is not None and run.waiting.for_memory,
         retrying=run.retry_at is not None,
     )
 
@@ -36,6 +37,7 @@ def run_document(run: RunRecord) -> Run:
     return Run(
         **{name: getattr(run, name) for name in _PLAIN},
         status=status_of(run),
+        message=run.message if run.waiting is None else run.waiting.why,
         child_ids=list(run.child_ids),
         environment=_of(Environment, run.environment),
         progress=_of(Progress, run.progress),
@@ -48,7 +50,7 @@ def run_document(run: RunRecord) -> Run:
 
 _PLAIN = (
     "id", "name", "notes", "labels", "priority", "recipe", "mode", "dataset", "state", "intent",
-    "reason", "message", "version", "parent_id", "attempt", "worker", "devices", "created_at",
+    "reason", "version", "parent_id", "attempt", "worker", "devices", "created_at",
     "started_at", "finished_at", "retry_at", "diagnosis", "accepted_risks",
 )  # fmt: skip
 

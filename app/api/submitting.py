@@ -93,7 +93,8 @@ def new_run_of(plan: Plan) -> NewRun:
         recipe=spec["recipe"]["kind"],
         mode=spec["mode"],
         dataset=spec["data"]["dataset"],
-        device=spec["runtime"]["device"],
+        device=plan.device,
+        requirements=plan.requirements,
         gpus=spec["runtime"]["gpus"],
         max_retries=spec["policy"]["max_retries"],
     )

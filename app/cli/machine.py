@@ -57,7 +57,7 @@ def queue(as_json: JsonOption = False) -> None:
         print_json({"data": waiting})
         return
     print_table(
-        ["place", "id", "name", "status", "priority", "created"],
+        ["place", "id", "name", "status", "priority", "created", "why"],
         [
             (
                 place,
@@ -66,6 +66,7 @@ def queue(as_json: JsonOption = False) -> None:
                 run["status"],
                 run["priority"],
                 ago(run["created_at"]),
+                run["message"],
             )
             for place, run in enumerate(waiting, start=1)
         ],

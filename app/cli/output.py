@@ -131,9 +131,11 @@ def metric_line(values: Mapping[str, object]) -> str:
 
 def in_words(status: str) -> str:
     """A status as the end of "Run 7 is …"."""
-    return {"killing": "being killed", "waiting_for_parent": "waiting for its parent"}.get(
-        status, status
-    )
+    return {
+        "killing": "being killed",
+        "waiting_for_parent": "waiting for its parent",
+        "waiting_for_memory": "waiting for memory",
+    }.get(status, status)
 
 
 def best_score(best: Mapping[str, object] | None) -> str | None:

@@ -1,7 +1,7 @@
 """The memory plan: what a run will take on its device and on its host, item by item."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from app.guard.crews import Crews, crews_of
@@ -54,6 +54,11 @@ class MemoryPlan:
     need: Need
     data_memory: Memory
     """What data may take on the device."""
+    beside_bytes: int
+    """What everything but the data takes there at its peak, and beside a GPU's context."""
+    imports: Imports
+    batch: int
+    """Samples of a batch of the training, of which a chunk has one at least."""
     assumed: tuple[str, ...]
     measured: Measured | None = None
     """What the step's items follow from, where one was measured."""
@@ -70,7 +75,8 @@ class MemoryPlan:
         """Whether everything has its place; a budget that was not said has room for all."""
         rooms = [room for room in (self.host, self.device) if room is not None]
         within = all(r.budget_bytes is None or r.peak_bytes <= r.budget_bytes for r in rooms)
-        return within and self.data.needed_bytes <= self.data_memory.limit_bytes
+        has_batch = self.data.kind != "stream" or self.data.chunk_samples >= self.batch
+        return within and has_batch and self.data.needed_bytes <= self.data_memory.limit_bytes
 
     def as_json(self) -> dict[str, Any]:
         """Bytes above the imports of the trainer."""
@@ -106,12 +112,10 @@ def _plan(spec: RunSpec, facts: Facts) -> MemoryPlan:
     loader, arrays = spec.data.loader, fields_of(spec, dataset)
     need = need_of(spec, dataset, sizes, loader)
     free = free_memory(device)
-    data_memory = memory_for_data(free)
     sample_bytes = sum(array.sample_bytes for array in arrays)
     crews: Crews | None = None
-    if isinstance(loader, ChunkedLoader):
-        data = settle_residency(loader, need, data_memory)
-    else:
+    data = NOT_SETTLED
+    if not isinstance(loader, ChunkedLoader):
         crews = crews_of(spec, loader, sizes, device, arrays)
         data = loaded(crews)
     model = model_of(spec, dataset)
@@ -122,16 +126,29 @@ def _plan(spec: RunSpec, facts: Facts) -> MemoryPlan:
     unpacking = unpacking_bytes(arrays, samples, device.host.cores, crews)
     imports, batches = device.host.imports, _batches(spec, sizes)
     run = _Run(spec, *batches, sample_bytes, need, data, model, measured, crews, unpacking, imports)
-    if device.kind == "cpu":
-        room = _host_as_device(run, free)
-        return MemoryPlan(room, None, data, need, data_memory, run.assumed(), measured, crews)
-    half = precision_of(spec, facts) == "fp16-mixed"
-    on_device = _cuda_device(run, free, 2 if half else 4)
+    on_gpu = device.kind == "cuda"
+    element_bytes = 2 if on_gpu and precision_of(spec, facts) == "fp16-mixed" else 4
+    beside = _beside_on_gpu(run, free, element_bytes) if on_gpu else _beside_on_cpu(run, free)
+    context = CUDA_CONTEXT_BYTES if on_gpu else 0
+    beside_bytes = Room(beside, None).peak_bytes - context
+    data_memory = memory_for_data(max(0, free - context), beside_bytes, on_gpu=on_gpu)
+    if isinstance(loader, ChunkedLoader):
+        data = settle_residency(loader, need, data_memory)
+        run = replace(run, data=data)
+    settled = data, need, data_memory, beside_bytes, imports, batches[0]
+    if not on_gpu:
+        room = Room((*_beside_on_cpu(run, free), *run.data_items(touched_only=True)), free)
+        return MemoryPlan(room, None, *settled, run.assumed(), measured, crews)
+    on_device = Room((*beside, *run.data_items()), free)
     is_known = device.host.available_bytes is not None
     host = _cuda_host(run, _beside_imports(device.host) if is_known else None)
     formulas = "the context, and the host's staging" if measured else "the GPU's figures"
     assumed = (*run.assumed(), f"By formulas that were not measured on a GPU yet: {formulas}.")
-    return MemoryPlan(host, on_device, data, need, data_memory, assumed, measured, crews)
+    return MemoryPlan(host, on_device, *settled, assumed, measured, crews)
+
+
+# While it is asked what lies beside the data, which hangs on it only in when a host unpacks.
+NOT_SETTLED = Residency("stream", "", 0, 0, 0)
 
 
 def loaded(crews: Crews) -> Residency:
@@ -340,28 +357,24 @@ class _Run:
         )
 
 
-def _host_as_device(run: _Run, free: int) -> Room:
-    items = (
+def _beside_on_cpu(run: _Run, free: int) -> tuple[Item, ...]:
+    return (
         *run.model_items(),
         *run.step_items(run.reckon_on_cpu(), free),
-        *run.data_items(touched_only=True),
         *run.reading_items(),
         *run.loader_items(on_gpu=False),
         run.snapshot_item(),
     )
-    return Room(items, free)
 
 
-def _cuda_device(run: _Run, free: int, element_bytes: int) -> Room:
-    items = (
+def _beside_on_gpu(run: _Run, free: int, element_bytes: int) -> tuple[Item, ...]:
+    return (
         Item("context", CUDA_CONTEXT_BYTES),
         *run.model_items(),
         *run.step_items(on_cuda(run.model, element_bytes), free - CUDA_CONTEXT_BYTES),
-        *run.data_items(),
         # The batch before is let go when the next one is there.
         Item("next_batch", run.crews.batch_bytes if run.crews else 0, ("training",)),
     )
-    return Room(items, free)
 
 
 def _cuda_host(run: _Run, free: int | None) -> Room:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from app.errors import SpecRejected
 from app.guard.derived import (
@@ -17,6 +18,7 @@ from app.guard.judge import Strictness, Unchecked, judge
 from app.guard.memory import order_of, planned_memory
 from app.guard.memory_fit import with_values
 from app.guard.patching import apply_json_patch
+from app.guard.requirements import device_wanted, requirements_of, where_it_fits
 from app.guard.resolve import Resolved, resolve, with_preset_kept
 from app.presets.catalog import Catalog
 from app.spec.arithmetic import gap_of
@@ -24,6 +26,7 @@ from app.spec.data import ChronologicalSplit, ChunkedLoader, Data
 from app.spec.issue import Issue
 from app.spec.layers import Document
 from app.spec.number_formats import number_formats
+from app.spec.requirements import NOTHING_KNOWN, Requirements
 from app.spec.run import RunSpec
 
 # A fix that brings another issue takes that one's fix along, and so on so many times.
@@ -45,6 +48,10 @@ class Plan:
     """The memory plan; None while a fact for it is missing."""
     computes_in: Document | None = None
     """By part of the model, its number format; None while the device is unknown."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Which kinds of slots may train it."""
+    requirements: Requirements = NOTHING_KNOWN
+    """What it needs there."""
 
     @property
     def errors(self) -> list[Issue]:
@@ -99,6 +106,8 @@ def judged(
     settled = settled_values(resolved.spec, facts)
     spec = with_values(resolved.spec, settled)
     document, provenance = pin_values(resolved.document, resolved.provenance, settled)
+    requirements = requirements_of(spec, facts)
+    facts = where_it_fits(spec, requirements, facts)
     judgement = judge(spec, facts, request, strictness)
     found = [with_preset_kept(issue, request, resolved.preset) for issue in judgement.issues]
     return Plan(
@@ -110,6 +119,8 @@ def judged(
         estimate_of(spec, facts),
         planned_memory(spec, facts),
         _computes_in(spec, facts),
+        device_wanted(spec),
+        requirements,
     )
 
 

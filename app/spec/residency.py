@@ -31,9 +31,11 @@ SLOTS = 2
 # Fewer samples in a chunk than this many batches would make the loop wait for the reader.
 LEAST_BATCHES_A_CHUNK = 4
 PLACE_BYTES = 8  # of a sample's place in the order, beside the sample
-# Of what is free: for weights, optimizer, activations and libraries. How much those will take is
-# not known before the model is built, so this much is never given to data.
+# Of what is free: for weights, optimizer, activations and libraries, also where the memory plan has
+# less for them, or where there is none.
 RESERVE_SHARE, LEAST_RESERVE_BYTES = 10, GIB // 2
+# The plan of what lies beside the data is right to about so many percent.
+PLAN_ERROR = 15
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,21 @@ class Memory:
     budget_bytes: int
 
 
-def memory_for_data(free_bytes: int) -> Memory:
-    """Half of what is free is the budget, and all but a reserve for the model the limit."""
+def memory_for_data(
+    free_bytes: int, beside_bytes: int | None = None, *, on_gpu: bool = False
+) -> Memory:
+    """All but a reserve is the limit. The budget is what the memory plan leaves: `beside_bytes` is
+    what it has beside the data, and it may be wrong.
+
+    Without a plan the budget is half of what is free; so it is of a host's memory, which is also
+    that of other programs, and of the files that are read.
+    """
     reserve = max(free_bytes * RESERVE_SHARE // 100, LEAST_RESERVE_BYTES)
     limit = max(0, free_bytes - reserve)
-    return Memory(limit, min(limit, free_bytes // 2))
+    if beside_bytes is None or not on_gpu:
+        return Memory(limit, min(limit, free_bytes // 2))
+    surely = beside_bytes * (100 + PLAN_ERROR) // 100
+    return Memory(limit, max(0, min(limit, free_bytes - surely)))
 
 
 def slots_for(chunk_samples: int, part_samples: int) -> int:

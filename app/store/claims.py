@@ -4,34 +4,45 @@ import secrets
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, exists, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    and_,
+    case,
+    exists,
+    insert,
+    or_,
+    select,
+    update,
+)
 
 from app.guard.carry import STARTS_ANEW, Carry
 from app.lifecycle import Intent, RunState
+from app.spec.requirements import ON_GPU, SlotOffer, Use, uses_of
 from app.store.claimants import require_alive
 from app.store.datasets import other_data, pin_datasets
-from app.store.records import Document, Lease, SlotOffer
+from app.store.offers import fits
+from app.store.records import Document, Lease
 from app.store.restart_points import hold_first, origin_of, restore_points
 from app.store.run_rows import CLAIM_ORDER, awaited, awaited_is_active
 from app.store.tables import attempts, run_documents, runs
 from app.store.transitions import MOVED, record_move
 
-# Where a run would rather be, by its device; a CPU run may use any slot that is free.
-PREFERENCE = {"cuda": ("cuda",), "auto": ("cuda", "cpu"), "cpu": ("cpu", "cuda")}
-
 
 def choose_run(
     connection: Connection, slots: Sequence[SlotOffer], now: float, *, locked: bool = False
-) -> Row[Any] | None:
-    """The next claimable run that fits a slot; `locked`: held, and none that is held elsewhere."""
-    kinds = {slot.device_kind for slot in slots}
-    fitting = [device for device, wanted in PREFERENCE.items() if kinds.intersection(wanted)]
+) -> tuple[Row[Any], Use] | None:
+    """The next claimable run that a slot can train, and how; `locked`: held, and none that is held
+    elsewhere. What it needs is matched with what the slots offer in the statement.
+    """
+    ways = _ways(slots)
     query = (
-        select(runs)
+        select(runs, case(*((way, number) for number, (way, _) in enumerate(ways))).label("way"))
         .where(
             runs.c.state == RunState.queued.value,
             runs.c.intent == Intent.run.value,
-            runs.c.device.in_(fitting),
+            or_(*(way for way, _ in ways)),
             or_(runs.c.retry_at.is_(None), runs.c.retry_at <= now),
             ~exists().where(awaited.c.id == runs.c.waits_for, awaited_is_active).correlate(runs),
         )
@@ -40,18 +51,24 @@ def choose_run(
     )
     if locked:
         query = query.with_for_update(skip_locked=True, of=runs)
-    return connection.execute(query).one_or_none()
+    run = connection.execute(query).one_or_none()
+    return None if run is None else (run, ways[run.way][1])
 
 
-def take(
-    connection: Connection,
-    run: Row[Any],
-    worker_id: int,
-    slots: Sequence[SlotOffer],
-    now: float,
-) -> Lease:
+def _ways(slots: Sequence[SlotOffer]) -> list[tuple[ColumnElement[bool], Use]]:
+    """A run goes by the first that is true of it: one of which it is not known what it takes of a
+    GPU to the largest, all others to the smallest that is large enough.
+    """
+    uses = uses_of(slots)
+    largest = [use for use in uses if use.measures is ON_GPU]
+    largest.sort(key=lambda use: use.offer.free_bytes or 0, reverse=True)
+    unknown = [(and_(runs.c.needs_device_bytes.is_(None), fits(use)), use) for use in largest]
+    return [*unknown, *((fits(use), use) for use in uses)]
+
+
+def take(connection: Connection, run: Row[Any], worker_id: int, use: Use, now: float) -> Lease:
     """Give a locked run to a worker: its next attempt, token and event. Conflict: not alive."""
-    slot = _slot_for(run.device, slots)
+    slot = use.offer
     worker = require_alive(connection, worker_id)
     token = secrets.token_urlsafe(24)
     restart = _settled_restart(connection, run)
@@ -80,7 +97,7 @@ def take(
     ).one()
     record_move(connection, moved, RunState.queued.value, now, worker=worker, slot=slot.name)
     _begin_attempt(connection, moved, worker, slot, now)
-    return _lease(connection, run, token, moved.attempt, slot)
+    return _lease(connection, run, token, moved.attempt, use)
 
 
 def _starting_again(progress: Document | None) -> Document | None:
@@ -111,12 +128,6 @@ def _begin_attempt(
             "log_bytes": 0,
         },
     )
-
-
-def _slot_for(device: str, slots: Sequence[SlotOffer]) -> SlotOffer:
-    wanted = PREFERENCE[device]
-    fitting = [slot for slot in slots if slot.device_kind in wanted]
-    return min(fitting, key=lambda slot: wanted.index(slot.device_kind))
 
 
 def _settled_restart(connection: Connection, run: Row[Any]) -> Document:
@@ -157,7 +168,7 @@ def _lease(
     run: Row[Any],
     token: str,
     attempt: int,
-    slot: SlotOffer,
+    use: Use,
 ) -> Lease:
     documents = connection.execute(
         select(run_documents.c.request, run_documents.c.spec).where(
@@ -171,11 +182,12 @@ def _lease(
         attempt=attempt,
         spec=documents.spec,
         request=documents.request,
-        slot=slot.name,
+        slot=use.offer.name,
         restore_points=restore_points(connection, origin_of(connection, run.id)),
         max_retries=run.max_retries,
         beats=run.beat,
         memory_rung=_memory_rung(connection, run.id),
+        host_bytes=run.needs_host_bytes if use.measures is ON_GPU else run.needs_cpu_bytes,
         dataset=known.pop(run.dataset),
         extra_datasets=known,
     )

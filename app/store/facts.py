@@ -62,43 +62,19 @@ def _in_samples(facts: FieldFacts, lengths: Document) -> FieldFacts:
 
 
 def worker_devices(worker: WorkerRecord) -> list[DeviceFacts]:
-    """The GPUs of a worker, or its CPU where it has none, as a queued run will find them.
+    """The GPUs of a worker, or its CPU where it has none, with all that they have in total.
 
-    A slot takes one run after the other: while every slot of a device has one, the next begins with
-    what that run gives back. At claim the guard looks at what is free then.
+    A run is refused for what no device can do; what does not fit at this moment waits until it
+    does. At claim the guard looks at what is free then.
     """
-    return [_once_free(device, worker) for device in worker.devices]
-
-
-def _once_free(device: Document, worker: WorkerRecord) -> DeviceFacts:
-    name = f"cuda:{device.get('index')}" if device.get("kind") == "cuda" else "cpu"
-    slots = [slot for slot in worker.slots if slot["device"] == name]
     host = host_facts(worker.facts, len(worker.slots))
-    if not slots or any(slot["run_id"] is None for slot in slots):
-        return device_facts(device, host)
-    # Of several runs any may end first; what an earlier version's slots hold is not known.
-    held = min(slot.get("host_memory_bytes") or 0 for slot in slots)
-    available = _with_more(host.available_bytes, held, host.memory_bytes)
-    found = device_facts(device, replace(host, available_bytes=available))
-    free = _with_more(found.free_memory_bytes, _held_on_gpu(device), found.total_memory_bytes)
-    return replace(found, free_memory_bytes=free)
-
-
-def _held_on_gpu(device: Document) -> int:
-    """By those who compute there: no run is claimed before they are gone, whoever they are.
-
-    Where the driver does not tell what each of them holds, all that is in use.
-    """
-    held = [process["memory_bytes"] for process in device.get("processes", ())]
-    if not held or None in held:
-        return device.get("used_memory_bytes") or 0
-    return sum(held)
-
-
-def _with_more(free: int | None, given_back: int, total: int | None) -> int | None:
-    if free is None:
-        return None
-    return free + given_back if total is None else min(total, free + given_back)
+    host = replace(
+        host,
+        available_bytes=host.memory_bytes,
+        disk_free_bytes=worker.facts.get("disk_bytes"),
+    )
+    found = [device_facts(device, host) for device in worker.devices]
+    return [replace(device, free_memory_bytes=device.total_memory_bytes) for device in found]
 
 
 def host_facts(facts: Document, slots: int) -> HostFacts:

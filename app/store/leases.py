@@ -5,12 +5,13 @@ from collections.abc import Collection, Sequence
 from sqlalchemy import and_, select
 
 from app.lifecycle import Intent, Reason, RunState
+from app.spec.requirements import SlotOffer
 from app.store.beats import apply_beat
 from app.store.claims import choose_run, take
 from app.store.clock import Clock
 from app.store.database import OBSERVER_PATIENCE_SECONDS, Database, retried
 from app.store.jobs import add_job
-from app.store.records import Beat, Finish, Holder, Lease, RunRecord, SlotOffer
+from app.store.records import Beat, Finish, Holder, Lease, RunRecord
 from app.store.run_rows import fetch
 from app.store.tables import runs, workers
 from app.store.transitions import Ending, end_attempt
@@ -46,7 +47,8 @@ class Leases:
     def claim(self, worker_id: int, slots: Sequence[SlotOffer]) -> Lease | None:
         """Take the first run in the queue that one of the free slots can train; None when none.
 
-        Claimable: queued, intent run, `retry_at` past, parent over. Order: priority, place, id.
+        Claimable: queued, intent run, `retry_at` past, parent over, and what it needs is offered.
+        Order: priority, place, id.
         Conflict when the worker drains or is not alive to the store.
         """
         if not slots:
@@ -56,8 +58,10 @@ class Leases:
                 return None  # without a writer's lock, since an idle agent asks often
         with self._database.write() as connection:
             now = self._clock.of(connection)
-            run = choose_run(connection, slots, now, locked=True)
-            return None if run is None else take(connection, run, worker_id, slots, now)
+            chosen = choose_run(connection, slots, now, locked=True)
+            return (
+                None if chosen is None else take(connection, chosen[0], worker_id, chosen[1], now)
+            )
 
     @retried
     def beat(self, token: str, beat: Beat) -> Intent:
@@ -78,6 +82,7 @@ class Leases:
                 retry_delay_seconds=finish.retry_delay_seconds,
                 policy=finish.policy,
                 next_rung=finish.next_rung,
+                needs=finish.needs,
             )
             end_attempt(connection, runs.c.lease_token == token, ending, now)
             return fetch(connection, run.id)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from app.lifecycle import Intent, Reason, ReasonPolicy, RunState
+from app.spec.requirements import NOTHING_KNOWN, Requirements, Waiting
+from app.spec.run import SPEC_VERSION
 
 Document = dict[str, Any]
 T = TypeVar("T")
@@ -42,6 +44,10 @@ class NewRun:
     max_retries: int
     memory: Document | None = None
     """The memory plan; None where a fact for it was missing."""
+    requirements: Requirements = NOTHING_KNOWN
+    spec_version: int = SPEC_VERSION
+    shape: Document | None = None
+    """What gives the model its shape; None where it is not known."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,8 @@ class RunRecord:
     retries_used: int
     losses: int
     waits_for_parent: bool
+    waiting: Waiting | None
+    """Why a queued run is not taken although a slot is idle."""
     carry: Document | None
     restart_from: str | None
     accepted_risks: list[str]
@@ -132,6 +140,7 @@ class RunDocuments:
     spec: Document
     provenance: Document
     issues: list[Document]
+    shape: Document | None
     applied: list[Document | None]
     memory: Document
 
@@ -213,15 +222,6 @@ class DamagedCheckpoint:
 
 
 @dataclass(frozen=True)
-class SlotOffer:
-    """A free slot of an agent; `device_id` is the name that the run's `devices` will show."""
-
-    name: str
-    device_kind: Literal["cpu", "cuda"]
-    device_id: str
-
-
-@dataclass(frozen=True)
 class NewEvent:
     kind: str
     t: float
@@ -294,6 +294,8 @@ class Finish:
     retry_delay_seconds: float = 0.0
     policy: ReasonPolicy | None = None
     next_rung: NextRung | None = None
+    needs: Requirements = NOTHING_KNOWN
+    """What the next attempt needs at least, as this one has found; the run's own needs rise."""
 
 
 @dataclass(frozen=True)
@@ -377,6 +379,8 @@ class Lease:
     max_retries: int
     beats: int
     memory_rung: Document | None
+    host_bytes: int | None
+    """Of the host's memory, which the run needs in its slot; None: not known."""
     dataset: DatasetRecord
     extra_datasets: Mapping[str, DatasetRecord]
 

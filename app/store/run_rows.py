@@ -1,6 +1,6 @@
 """Rows of runs as records: what is read, what is found by a filter, what is locked for a change."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -16,14 +16,20 @@ from sqlalchemy import (
 from app.errors import NotFound, PreconditionFailed
 from app.guard.carry import STARTS_ANEW
 from app.lifecycle import TERMINAL, Intent, Reason, RunState
+from app.spec.requirements import Requirements, SlotOffer, Waiting, why_waiting
+from app.store.offers import idle_offers
 from app.store.records import CarryKind, Document, RunRecord
 from app.store.tables import TERMINAL_VALUES, checkpoints, runs
 
 awaited = runs.alias("awaited")
-_COMPUTED = {"child_ids", "waits_for_parent"}
+_COMPUTED = {"child_ids", "waits_for_parent", "waiting"}
+# What says whether a queued run fits into an idle slot.
+NEEDS = {name: runs.c[f"needs_{name}"] for name in Requirements.__dataclass_fields__}
+_MATCHED = (*NEEDS.values(), runs.c.device, runs.c.spec_version)
 COLUMNS = (
     *(runs.c[name] for name in RunRecord.__dataclass_fields__ if name not in _COMPUTED),
     runs.c.restart_carry,
+    *_MATCHED,
 )
 
 CLAIM_ORDER = (runs.c.priority.desc(), runs.c.place, runs.c.id)
@@ -62,11 +68,22 @@ def to_records(connection: Connection, rows: Sequence[Row[Any]]) -> list[RunReco
     if ids:
         for parent_id, child_id in connection.execute(_CHILDREN, {"ids": ids}):
             children.setdefault(parent_id, []).append(child_id)
-    return [_to_record(row, tuple(children.get(row.id, ()))) for row in rows]
+    is_any_queued = any(row.state == RunState.queued.value for row in rows)
+    offers = idle_offers(connection) if is_any_queued else []
+    return [_to_record(row, tuple(children.get(row.id, ())), offers) for row in rows]
 
 
-def _to_record(row: Row[Any], child_ids: tuple[int, ...]) -> RunRecord:
+def waiting_of(values: Mapping[str, Any], offers: list[SlotOffer]) -> Waiting | None:
+    """Why a queued run is not taken by one of the idle slots; `values` of its row."""
+    needs = Requirements(**{name: values[column.name] for name, column in NEEDS.items()})
+    return why_waiting(values["device"], needs, values["spec_version"], offers)
+
+
+def _to_record(row: Row[Any], child_ids: tuple[int, ...], offers: list[SlotOffer]) -> RunRecord:
     values = row._asdict()
+    waiting = waiting_of(values, offers)
+    for column in _MATCHED:
+        del values[column.name]
     awaited_state = values.pop("awaited_state", None)
     state = RunState(values.pop("state"))
     reason = values.pop("reason")
@@ -81,6 +98,7 @@ def _to_record(row: Row[Any], child_ids: tuple[int, ...]) -> RunRecord:
         reason=None if reason is None else Reason(reason),
         child_ids=child_ids,
         waits_for_parent=waits,
+        waiting=waiting if state is RunState.queued and not waits else None,
     )
 
 

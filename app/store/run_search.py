@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, exists, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, exists, func, not_, or_, select
 
 from app.errors import InvalidRequest
 from app.lifecycle import Intent, RunState
+from app.store.offers import idle_offers, is_short_of_memory
 from app.store.records import RunFilter
 from app.store.run_rows import awaited_is_active, retrying, select_runs, starting
 from app.store.tables import ACTIVE_VALUES, TERMINAL_VALUES, run_labels, runs
@@ -47,13 +48,16 @@ class Search:
         return connection.execute(ids.offset(LOOKED_AT - 1).limit(1)).scalar()
 
 
-def search_for(wanted: RunFilter) -> Search:
+def search_for(connection: Connection, wanted: RunFilter) -> Search:
     """The search of a filter; InvalidRequest for a status that does not exist."""
     searches = _searches(wanted)
     first, *others = searches or [Search(runs.c.id, [], [])]
     shown = [condition for other in others for condition in other.shown]
     if wanted.status is not None:
         shown += _STATUSES[wanted.status][1]
+    if wanted.status in _BY_OFFERS:
+        is_short = is_short_of_memory(idle_offers(connection))
+        shown.append(is_short if _BY_OFFERS[wanted.status] else not_(is_short))
     if wanted.q:
         shown.append(or_(_contains(runs.c.name, wanted.q), _contains(runs.c.notes, wanted.q)))
     return Search(first.key, first.found, shown)
@@ -101,10 +105,13 @@ _STATUSES: dict[str, tuple[RunState, list[Condition]]] = {
     "stopping": (RunState.running, [runs.c.intent == Intent.stop.value]),
     "killing": (RunState.running, [runs.c.intent == Intent.kill.value]),
     "waiting_for_parent": (RunState.queued, [_WAITS]),
+    "waiting_for_memory": (RunState.queued, [~_WAITS]),
     "retrying": (RunState.queued, [~_WAITS, retrying]),
     "queued": (RunState.queued, [~_WAITS, ~retrying]),
     **{value: (RunState(value), []) for value in ("paused", *TERMINAL_VALUES)},
 }
+# Of those that wait for no parent: whether the idle slots lack memory for them.
+_BY_OFFERS = {"waiting_for_memory": True, "retrying": False, "queued": False}
 
 
 def _state_of(status: str) -> RunState:

@@ -182,7 +182,7 @@ class Runs:
                 raise missing(run_id)
             found = connection.execute(applied.order_by(attempts.c.number)).scalars().all()
         memory = compared(row.memory, (row.progress or {}).get("peak_memory"))
-        documents = row.request, row.spec, row.provenance, row.issues
+        documents = row.request, row.spec, row.provenance, row.issues, row.shape
         return RunDocuments(*documents, list(found), memory)
 
     def list(self, wanted: RunFilter, limit: int, after: str | None = None) -> Page[RunRecord]:
@@ -190,12 +190,12 @@ class Runs:
 
         A page ends early, and may be empty, when very many runs were looked at and not shown.
         """
-        search = search_for(wanted)
-        query = search.query()
         before = None if after is None else parse_cursor(after)
-        if before is not None:
-            query = query.where(search.key < before)
         with self._database.read() as connection:
+            search = search_for(connection, wanted)
+            query = search.query()
+            if before is not None:
+                query = query.where(search.key < before)
             end = search.last_looked_at(connection, before)
             if end is not None:
                 query = query.where(search.key >= end)
@@ -206,8 +206,9 @@ class Runs:
 
     def find_ids(self, wanted: RunFilter, limit: int) -> Sequence[int]:
         """Ids of the newest runs that match."""
-        query = search_for(wanted).query().limit(limit).with_only_columns(runs.c.id)
         with self._database.read() as connection:
+            query = search_for(connection, wanted).query()
+            query = query.limit(limit).with_only_columns(runs.c.id)
             return list(connection.execute(query).scalars())
 
     def watch_marks(self, ids: Sequence[int]) -> dict[int, WatchMark]:

@@ -1,6 +1,7 @@
 """How runs come to be: new ones, and restarts, each at most once for an idempotency key."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from operator import attrgetter
 from typing import Any, cast
 
@@ -8,11 +9,13 @@ from sqlalchemy import Connection, Row, func, insert, select, update
 
 from app.errors import InvalidRequest
 from app.lifecycle import TERMINAL, Intent, RunState
+from app.spec.requirements import SlotOffer
 from app.store.datasets import datasets_of, require_datasets
 from app.store.dialect import insert_unless_there
 from app.store.forgetting import forget_keys
 from app.store.history import likeness_of
 from app.store.intents import escalate
+from app.store.offers import idle_offers
 from app.store.records import (
     Document,
     Idempotency,
@@ -22,7 +25,7 @@ from app.store.records import (
     Submission,
 )
 from app.store.restart_points import Origin, hold_first, require_what_was_asked
-from app.store.run_rows import fetch, lock
+from app.store.run_rows import fetch, lock, waiting_of
 from app.store.tables import (
     TERMINAL_VALUES,
     events,
@@ -117,10 +120,11 @@ def _queue(connection: Connection, new: Sequence[NewRun], now: float) -> list[Ru
     values = [{**_fresh(one, now), "place": place + number} for number, one in enumerate(new)]
     rows = connection.execute(_INSERT, values).all()
     _insert_belongings(connection, [(row.id, one) for row, one in zip(rows, new, strict=True)], now)
-    return [_told(one, row) for one, row in zip(values, rows, strict=True)]
+    offers = idle_offers(connection)
+    return [_told(one, row, offers) for one, row in zip(values, rows, strict=True)]
 
 
-def _told(values: Document, row: Row[Any]) -> RunRecord:
+def _told(values: Document, row: Row[Any], offers: list[SlotOffer]) -> RunRecord:
     """A run as it was stored, with its texts as the database holds them."""
     told = {
         **row._asdict(),
@@ -128,6 +132,7 @@ def _told(values: Document, row: Row[Any]) -> RunRecord:
         "intent": Intent.run,
         "child_ids": (),
         "waits_for_parent": False,
+        "waiting": waiting_of(values, offers),
     }
     return RunRecord(**{**{name: values.get(name) for name in _TOLD}, **told})
 
@@ -144,7 +149,7 @@ def _insert_belongings(
     connection: Connection, new_runs: Sequence[tuple[int, NewRun]], now: float
 ) -> None:
     """What hangs on new runs."""
-    names = ("request", "spec", "provenance", "issues", "memory")
+    names = ("request", "spec", "provenance", "issues", "memory", "shape")
     documents, reads, told = [], [], []
     for run_id, new in new_runs:
         documents.append({"run_id": run_id, **{name: getattr(new, name) for name in names}})
@@ -181,6 +186,8 @@ def _fresh(new: NewRun, now: float) -> Document:
     return {
         **{name: getattr(new, name) for name in names},
         "max_retries": new.max_retries,
+        **{f"needs_{name}": need for name, need in asdict(new.requirements).items()},
+        "spec_version": new.spec_version,
         "accepted_risks": sorted({i["code"] for i in new.issues if i["accepted"]}),
         "state": RunState.queued.value,
         "intent": Intent.run.value,

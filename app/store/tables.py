@@ -134,6 +134,14 @@ runs = _table(
     Column("dataset", PlainText, nullable=False),
     Column("device", Text, nullable=False),
     Column("gpus", Integer, nullable=False),
+    # What it needs of a place, see spec/requirements.py; null: not known, any place will do.
+    Column("needs_device_bytes", BigInteger),
+    Column("needs_capability", Integer),
+    Column("needs_host_bytes", BigInteger),
+    Column("needs_cpu_bytes", BigInteger),
+    Column("needs_disk_bytes", BigInteger),
+    # What its worker has to understand.
+    Column("spec_version", Integer, nullable=False, server_default="1"),
     Column("max_retries", Integer, nullable=False),
     Column("accepted_risks", Document, nullable=False),
     Column("state", Text, nullable=False),
@@ -215,6 +223,8 @@ run_documents = _wide(
     Column("issues", Document, nullable=False),
     # The memory plan; null where it could not be made.
     Column("memory", Document),
+    # What gives the model its shape, see guard/carry.py; null where it was not known.
+    Column("shape", Document),
 )
 
 # What a run reads, and what it looked like at the first claim. Without an index by name: those who

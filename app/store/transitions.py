@@ -1,6 +1,6 @@
 """How a run's row moves: every change of state or intent, each with its event."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import (
@@ -11,6 +11,7 @@ from sqlalchemy import (
     and_,
     case,
     exists,
+    func,
     insert,
     literal,
     null,
@@ -26,6 +27,7 @@ from app.lifecycle import (
     RunState,
     finish_target,
 )
+from app.spec.requirements import NOTHING_KNOWN, Requirements
 from app.store.records import NextRung
 from app.store.tables import TERMINAL_VALUES, attempts, events, runs
 
@@ -91,6 +93,7 @@ class Ending:
     retry_delay_seconds: float
     policy: ReasonPolicy | None = None
     next_rung: NextRung | None = None
+    needs: Requirements = NOTHING_KNOWN
 
 
 def end_attempt(
@@ -184,6 +187,16 @@ def _values_after(ending: Ending, now: float) -> dict[str, Any]:
         "lease_token": None,
         "version": runs.c.version + 1,
         "last_event_seq": runs.c.last_event_seq + 1,
+        **_raised(ending.needs),
+    }
+
+
+def _raised(needs: Requirements) -> dict[str, Any]:
+    """What was found to be needed, where less was known until then."""
+    found = {f"needs_{name}": need for name, need in asdict(needs).items() if need is not None}
+    return {
+        name: case((func.coalesce(runs.c[name], 0) < need, need), else_=runs.c[name])
+        for name, need in found.items()
     }
 
 

@@ -19,6 +19,7 @@ from app.api.services import Services
 from app.lifecycle import Reason
 from app.manifest import manifest_bytes
 from app.settings import Settings
+from app.spec.requirements import SlotOffer
 from app.store.artifact_root import ArtifactRoot
 from app.store.identity import this_process
 from app.store.records import (
@@ -29,7 +30,6 @@ from app.store.records import (
     NewCheckpoint,
     NewEvent,
     RunRecord,
-    SlotOffer,
 )
 from app.store.store import Store
 from app.store.worker_records import NewWorker

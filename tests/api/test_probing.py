@@ -32,7 +32,7 @@ def tell(store, player, settings):
 
     def call(state: Any = "alive", available: int = 2**33, **facts: Any) -> None:
         known = {**host_setup(), **host_now(settings.artifact_root), **facts}
-        known["available_memory_bytes"] = available
+        known["host_memory_bytes"] = known["available_memory_bytes"] = available
         store.workers.beat(
             player.worker_id,
             state,

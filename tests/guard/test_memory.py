@@ -15,12 +15,13 @@ import torch
 
 from app.guard import memory_fit
 from app.guard.facts import Facts, UnknownFact
-from app.guard.memory import MemoryPlan, memory_plan, planned_memory
+from app.guard.memory import CUDA_CONTEXT_BYTES, MemoryPlan, memory_plan, planned_memory
 from app.guard.memory_compared import compared
 from app.guard.memory_model import SequenceSize
 from app.guard.memory_room import PHASES
 from app.spec.imports import IMPORTS
 from app.spec.layers import overlay
+from app.spec.residency import memory_for_data
 from app.spec.run import RunSpec
 from tests.guard.cases import with_host
 from tests.guard.memory_specs import BUILD, CASES, Case, RaggedShape, facts_of, loader, train
@@ -366,3 +367,23 @@ def test_plans_are_within_fifteen_percent_of_the_measured_peak(tmp_path: Path):
     far = {name: one for name, one in found.items() if abs(one["ratio"] - 1) > TOLERANCE}
     assert not far
     assert sum(one["measured_bytes"] > LARGE_BYTES for one in found.values()) >= 3
+
+
+def test_the_reference_table_stays_on_a_card_of_16_gb_and_the_trainer_is_told_the_same():
+    """51,779 windows of 360 × 167: 12.45 GB of the 15.4 GiB that are free."""
+    features = replace(FIELDS["features"], shape=(360, 167))
+    table = weather(
+        samples=51_779, size_bytes=12_450_000_000, fields={**FIELDS, "features": features}
+    )
+    card = replace(RTX, total_memory_bytes=16 * GIB, free_memory_bytes=int(15.4 * GIB))
+    facts = world(table, devices=(card,))
+    plan = memory_plan(spec_of(), facts)
+    assert plan.device is not None
+    assert plan.fits
+    assert plan.data.kind == "resident"
+    assert plan.device.peak_bytes < 15.4 * GIB
+    # The trainer measures what is free once its context is there.
+    free = int(15.4 * GIB) - CUDA_CONTEXT_BYTES
+    assert memory_for_data(free, plan.beside_bytes, on_gpu=True) == plan.data_memory
+    wide = memory_plan(spec_of(recipe={"hidden_size": 2048, "patch": 1}), facts)
+    assert wide.data.kind == "stream"

@@ -10,10 +10,11 @@ import pytest
 from sqlalchemy import Connection
 
 from app.settings import Settings, load_settings
+from app.spec.requirements import SlotOffer
 from app.store import Store, clock, migrate
 from app.store.database import Database
 from app.store.identity import this_process
-from app.store.records import Lease, NewRun, RunRecord, SlotOffer
+from app.store.records import Lease, NewRun, RunRecord
 from app.store.tables import database_identity, metadata
 from app.store.worker_records import NewWorker
 from tests.store.server import PostgresServer

@@ -16,6 +16,7 @@ from typing import Any
 
 from app.lifecycle import Intent, Reason
 from app.settings import Settings, load_settings
+from app.spec.requirements import SlotOffer
 from app.store import Store, migrate, open_store
 from app.store.identity import this_process
 from app.store.records import (
@@ -25,7 +26,6 @@ from app.store.records import (
     MetricPoint,
     NewEvent,
     NewRun,
-    SlotOffer,
 )
 from app.store.worker_records import NewWorker
 

@@ -39,14 +39,14 @@ def test_what_an_agent_registers_is_what_rules_know_of_it(world: World) -> None:
     (device,) = worker_devices(worker)
     host = HostFacts(
         memory_bytes=told["host_memory_bytes"],
-        available_bytes=told["available_memory_bytes"],
+        available_bytes=told["host_memory_bytes"],
         cores=told["cores"],
         slots=2,
-        disk_free_bytes=told["disk_free_bytes"],
+        disk_free_bytes=told["disk_bytes"],
         missing_tools=told["missing_tools"],
         torch_build=build_of(told["versions"]["torch"]),
     )
-    assert device == DeviceFacts("cuda", "NVIDIA H100", 80 * GIB, 77 * GIB, (9, 0), host)
+    assert device == DeviceFacts("cuda", "NVIDIA H100", 80 * GIB, 80 * GIB, (9, 0), host)
     assert device.bf16
     assert worker.devices[0]["processes"] == [{"pid": 4711, "memory_bytes": 2 * GIB}]
 
@@ -58,49 +58,21 @@ def devices_of(world: World, slots: list[Document], devices: list[Document], **t
     return worker_devices(worker)
 
 
-def slot(device: str, run_id: int | None, host_bytes: int | None = None) -> Document:
-    return {"name": device, "device": device, "run_id": run_id, "waiting": None,
-            "host_memory_bytes": host_bytes}  # fmt: skip
+def slot(device: str, run_id: int | None) -> Document:
+    return {"name": device, "device": device, "run_id": run_id, "waiting": None}
 
 
-@pytest.mark.parametrize(
-    ("run_id", "processes", "free", "available"),
-    [
-        (None, ((4711, 70 * GIB),), 2 * GIB, 3 * GIB),  # somebody else's
-        (7, ((4711, 70 * GIB),), 72 * GIB, 5 * GIB),
-        (7, ((4711, 60 * GIB), (4712, 10 * GIB)), 72 * GIB, 5 * GIB),
-        (7, ((4711, None),), 80 * GIB, 5 * GIB),
-        (7, (), 80 * GIB, 5 * GIB),
-        (7, ((4711, 90 * GIB),), 80 * GIB, 5 * GIB),  # a driver that counts more than there is
-    ],
-)
-def test_what_the_run_in_a_gpus_slot_holds_is_free_for_the_next_one(
-    world: World, run_id: int | None, processes: Any, free: int, available: int
+@pytest.mark.parametrize("run_id", [None, 7], ids=["somebody else's", "ours"])
+def test_a_device_counts_with_all_that_it_has_whoever_holds_it(
+    world: World, run_id: int | None
 ) -> None:
-    gpu = replace(GPU, memory_used_bytes=78 * GIB, processes=processes)
-    slots = [slot("cuda:0", run_id, 2 * GIB), slot("cuda:1", None)]
-    (device,) = devices_of(world, slots, describe_devices([gpu]))
-    assert device.free_memory_bytes == free
-    assert device.host.available_bytes == available
-
-
-@pytest.mark.parametrize(
-    ("held", "available"),
-    [
-        ([GIB], 4 * GIB),
-        ([2 * GIB, GIB], 4 * GIB),  # either may end first
-        ([2 * GIB, None], 3 * GIB),
-        ([20 * GIB], 16 * GIB),
-    ],
-)
-def test_a_run_that_waits_for_the_cpu_has_the_memory_of_the_one_that_ends(
-    world: World, held: list[int | None], available: int
-) -> None:
-    busy = [slot("cpu", run, bytes_) for run, bytes_ in enumerate(held, start=1)]
-    (device,) = devices_of(world, busy, describe_devices(None))
-    assert device.host.available_bytes == available
-    (device,) = devices_of(world, [*busy, slot("cpu", None)], describe_devices(None))
-    assert device.host.available_bytes == 3 * GIB  # it is claimed at once, beside the others
+    """What is held at this moment refuses nothing: a run waits until it is given back."""
+    gpu = replace(GPU, memory_used_bytes=78 * GIB, processes=((4711, 70 * GIB),))
+    told = {"disk_free_bytes": GIB, "disk_bytes": 500 * GIB}
+    (device,) = devices_of(world, [slot("cuda:0", run_id)], describe_devices([gpu]), **told)
+    assert device.free_memory_bytes == device.total_memory_bytes == 80 * GIB
+    assert device.host.available_bytes == device.host.memory_bytes == 16 * GIB
+    assert device.host.disk_free_bytes == 500 * GIB
 
 
 def test_a_host_without_a_gpu_has_its_cpu(world: World) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from app.errors import LeaseLost
 from app.lifecycle import Intent, Reason, RunState
+from app.spec.requirements import SlotOffer
 from app.store.records import (
     Beat,
     Finish,
@@ -11,7 +12,6 @@ from app.store.records import (
     NewCheckpoint,
     NewEvent,
     RunFilter,
-    SlotOffer,
 )
 
 from .conftest import CPU, World, new_run

@@ -1,5 +1,8 @@
 """How much of the data is on the device at once, and in which order it is shuffled."""
 
+from types import SimpleNamespace
+
+import psutil
 import pytest
 import torch
 
@@ -79,6 +82,25 @@ def test_data_never_gets_what_is_kept_for_the_model(monkeypatch):
     assert device_memory(torch.device("cuda"), None) == Memory(0, 0)
     with pytest.raises(SpecMismatch, match=r"0\.00 MiB are free for it"):
         choose_residency(ChunkedLoader(residency="resident"), endless(), Memory(0, 0))
+
+
+def test_on_a_gpu_data_may_have_what_the_memory_plan_leaves(monkeypatch):
+    """The reference table on a card with 15.4 GiB free streamed in every epoch, although it fits."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (15 * GIB, 16 * GIB))
+    blind = device_memory(torch.device("cuda"), None)
+    assert choose_residency(ChunkedLoader(), REFERENCE, blind).kind == "stream"
+    for beside, kind in ((GIB, "resident"), (2 * GIB, "resident"), (4 * GIB, "stream")):
+        planned = device_memory(torch.device("cuda"), None, beside)
+        assert choose_residency(ChunkedLoader(), REFERENCE, planned).kind == kind
+    # What is planned may be wrong: an eighth more of it has to have its place, too.
+    assert device_memory(torch.device("cuda"), None, 8 * GIB).budget_bytes < 7 * GIB * 9 // 10
+    assert device_memory(torch.device("cuda"), None, 20 * GIB).budget_bytes == 0
+
+
+def test_of_a_hosts_memory_data_has_half_whatever_is_planned(monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=20 * GIB))
+    for beside in (None, GIB):
+        assert device_memory(torch.device("cpu"), None, beside).budget_bytes == 10 * GIB
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ to `{"poll": PID}` with how it ended, or null. To import what an agent needs tak
 core, so that is done once for all of them.
 
 FAKE_TRAINER: another one to start; FAKE_DRIVER: a path whose presence is a loaded NVIDIA driver;
-PROBE_SECONDS: how long a measurement may last; STARTUP_SECONDS: a trainer without a pulse.
+PROBE_SECONDS: how long a measurement may last; STARTUP_SECONDS: a trainer without a pulse;
+SPEC_VERSION: the newest that it understands.
 """
 
 import json
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from app.settings import load_settings
-from worker import devices, probing, telemetry, watchdog
+from worker import devices, host, probing, telemetry, watchdog
 from worker.agent import run_agent
 
 
@@ -32,6 +33,8 @@ def be_an_agent() -> int:
         watchdog.STARTUP_SECONDS = float(os.environ["STARTUP_SECONDS"])
     if "PROBE_SECONDS" in os.environ:
         probing.PROBE_SECONDS = float(os.environ["PROBE_SECONDS"])
+    if "SPEC_VERSION" in os.environ:
+        vars(host)["SPEC_VERSION"] = int(os.environ["SPEC_VERSION"])
     return run_agent(load_settings(), trainer_command=command)
 
 

@@ -10,7 +10,8 @@ from sqlalchemy import text, update
 
 from app.lifecycle import Intent, RunState
 from app.settings import load_settings
-from app.spec.run import RunSpec
+from app.spec.requirements import NOTHING_KNOWN
+from app.spec.run import SPEC_VERSION, RunSpec
 from app.store.migrate import upgrade
 from app.store.records import NewRun
 from app.store.store import open_store
@@ -62,8 +63,18 @@ class Farm:
         eventually(registered, "the agent registers")
         return agent
 
-    def submit(self, *, policy=None, checkpoint=None, runtime=None, **script):
-        """Queue a run whose fake trainer follows the script; its id."""
+    def submit(
+        self,
+        *,
+        policy=None,
+        checkpoint=None,
+        runtime=None,
+        needs=NOTHING_KNOWN,
+        spec_version=SPEC_VERSION,
+        more=None,
+        **script,
+    ):
+        """Queue a run whose fake trainer follows the script; its id. `more`: of its stored spec."""
         notes = json.dumps(script)
         request = {
             "notes": notes,
@@ -76,7 +87,7 @@ class Farm:
         spec = RunSpec.model_validate_json(json.dumps(request)).model_dump(mode="json")
         new = NewRun(
             request=request,
-            spec=spec,
+            spec=spec | (more or {}),
             provenance={},
             issues=[],
             name="",
@@ -89,6 +100,8 @@ class Farm:
             device=spec["runtime"]["device"],
             gpus=1,
             max_retries=spec["policy"]["max_retries"],
+            requirements=needs,
+            spec_version=spec_version,
         )
         return self.store.runs.create(new)[0].id
 

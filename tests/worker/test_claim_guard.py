@@ -97,6 +97,27 @@ HUGE = {
 MANY = replace(READY, samples=2_000_000)
 
 
+TIGHT = {
+    **SPEC,
+    "recipe": {"kind": "sequence", "hidden_size": 1024, "patch": 1},
+    "training": {"batch_size": 1024},
+}
+
+
+def test_what_is_refused_for_its_memory_needs_more_than_was_free_here(settings):
+    """It is written with the run, so that it does not circle between the queue and this slot."""
+    free = 2 * 2**30
+    card = replace(gpu("RTX", 8, (8, 6)), memory_used_bytes=6 * 2**30)
+    with pytest.raises(NotHere, match="The run would take") as refused:
+        guarded(settings, {**TIGHT, "runtime": {"device": "cuda"}}, MANY, Place(card, 1))
+    needs = refused.value.needs
+    assert needs.device_bytes is not None
+    assert free < needs.device_bytes < 80 * 2**30
+    assert (needs.host_bytes, needs.cpu_bytes, needs.disk_bytes) == (None, None, None)
+    enough = replace(gpu("A100", 80, (8, 0)), memory_used_bytes=80 * 2**30 - needs.device_bytes)
+    guarded(settings, {**TIGHT, "runtime": {"device": "cuda"}}, MANY, Place(enough, 1))
+
+
 @pytest.mark.parametrize("device", ["cpu", "auto"])
 @pytest.mark.parametrize("place", SLOTS[:2], ids=slot_name)
 def test_what_does_not_fit_here_waits_with_the_reason_and_for_no_gpu_that_it_could_not_use(

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.lifecycle import RunState
+from app.lifecycle import Intent, RunState
+from app.spec.requirements import Requirements
 from tests.worker.eventually import eventually
 
 # A driver, and the metadata of a torch with CUDA, which this project's tests do without.
+GIB = 2**30
 FAKE_HOST = str(Path(__file__).parent / "fake_nvml")
 
 
@@ -136,3 +138,50 @@ def test_a_cpu_run_on_a_gpu_slot_carries_no_numbers_of_the_gpu(make_farm):
         families = {f.name: f for f in text_string_to_metric_families(answer.read().decode())}
     assert [sample.value for sample in families["stoker_gpu_runs"].samples] == [0]
     assert farm.store.metrics.series(run_id, ["gpu_utilization"]).get("gpu_utilization") is None
+
+
+def test_of_two_idle_cards_a_run_goes_to_the_one_that_fits_and_others_wait(make_farm):
+    """It was tried on the small one again and again, while the large one was idle."""
+    farm = make_farm()
+    start(farm, {"total": 8 * GIB, "used": 0}, {"total": 24 * GIB, "used": 0})
+    needs = Requirements(device_bytes=20 * GIB)
+    first = farm.submit(runtime={"device": "cuda"}, needs=needs, steps=10_000)
+    farm.wait_for_step(first, 2)
+    second = farm.submit(runtime={"device": "cuda"}, needs=needs, steps=10)
+    third = farm.submit(runtime={"device": "cuda"}, steps=1_000)
+    assert farm.wait_for_end(third).devices == ["cuda:0"]
+    assert farm.run(first).devices == ["cuda:1"]
+    assert farm.run(second).attempt == 0
+
+    def waits():
+        waiting = farm.run(second).waiting
+        return waiting is not None and waiting.for_memory and "8.00 GiB free" in waiting.why
+
+    eventually(waits, "the run says what it waits for")
+    farm.want(first, Intent.stop)
+    assert farm.wait_for_end(second).devices == ["cuda:1"]
+
+
+def test_an_older_worker_leaves_a_newer_spec_to_a_newer_worker(make_farm):
+    """Two versions of Stoker side by side: the older one takes what it understands."""
+    farm = make_farm()
+    farm.start_agent(SPEC_VERSION="1")
+    newer = farm.submit(spec_version=2, steps=10)
+    known = farm.submit(steps=10)
+    assert farm.wait_for_end(known).state is RunState.succeeded
+    run = farm.run(newer)
+    assert (run.state, run.attempt) == (RunState.queued, 0)
+    waiting = eventually(lambda: farm.run(newer).waiting, "the run says why it waits")
+    assert "upgrade Stoker there" in waiting.why
+    farm.start_agent(SPEC_VERSION="2")
+    done = farm.wait_for_end(newer)
+    assert (done.state, done.attempt) == (RunState.succeeded, 1)
+    assert done.worker.endswith("-1")
+
+
+def test_a_field_that_is_not_known_here_is_passed_over(make_farm):
+    """A newer Stoker of the same spec version has written it."""
+    farm = make_farm()
+    farm.start_agent()
+    run_id = farm.submit(more={"colour": "red"}, steps=10)
+    assert farm.wait_for_end(run_id).state is RunState.succeeded

@@ -5,8 +5,10 @@ import signal
 
 import pytest
 
+from app.guard.memory import CUDA_CONTEXT_BYTES
 from app.lifecycle import CRASH_LOOP_LOSSES, FAIL, FREE_RETRY, Reason, RunState
 from app.spec.ladder import Rung, Use
+from app.spec.requirements import NOTHING_KNOWN, Requirements
 from app.spec.run import RunSpec
 from worker.classify import Evidence, classify
 from worker.ladder import step_down
@@ -127,3 +129,36 @@ def test_other_ends_stay_as_they_are(report):
     crash = classify(Evidence(returncode=1))
     outcome = step_down(crash, SPEC, None, report)
     assert (outcome.message, outcome.policy, outcome.next_rung) == (crash.message, None, None)
+
+
+@pytest.mark.parametrize(
+    ("reason", "device", "peak", "needs"),
+    [
+        # Of 4 GiB of data the next attempt has half.
+        ("device_oom", "cuda", {"device_bytes": 7 * GIB, "host_bytes": 1},
+         Requirements(device_bytes=CUDA_CONTEXT_BYTES + 5 * GIB)),
+        ("host_oom", "cpu", {"device_bytes": None, "host_bytes": 7 * GIB},
+         Requirements(cpu_bytes=5 * GIB)),
+        ("host_oom", "cuda", {"device_bytes": 1, "host_bytes": 7 * GIB},
+         Requirements(host_bytes=7 * GIB)),
+        ("device_oom", "cuda", None, NOTHING_KNOWN),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_an_attempt_had_taken_is_what_the_next_one_needs(
+    tmp_path, reason, device, peak, needs
+):
+    """It goes to no place with less, where memory would run out sooner."""
+    report = Report(tmp_path, tmp_path)
+    report.memory_use = Use(device, "resident", 4 * GIB, 1000, 2, 64, 64, 64 * 2**20)
+    report.phase, report.progress = "training", {"peak_memory": peak}
+    memory = {"wanted_bytes": GIB // 4, "free_bytes": 0}
+    report.end = {"kind": "end", "reason": reason, "message": "It ran out.", "memory": memory}
+    if (reason, device) == ("host_oom", "cuda"):  # of the host, pieces on the way to the GPU
+        report.memory_use = Use(device, "stream", 4 * GIB, 1000, 2, 64, 64, 256 * 2**20)
+    spec = RunSpec.model_validate_json(
+        '{"recipe": {"kind": "sequence"}, "data": {"dataset": "waves"}}'
+    )
+    outcome = step_down(classify(Evidence(end=report.end)), spec, None, report)
+    assert outcome.next_rung is not None
+    assert outcome.needs == needs

@@ -18,7 +18,8 @@ WAVES = DatasetRecord(
 def lease(run_id, *points):
     return Lease(
         token="t", run_id=run_id, attempt=2, spec={}, request={}, slot="cpu-0-0",
-        restore_points=points, max_retries=3, beats=0, memory_rung=None, dataset=WAVES,
+        restore_points=points, max_retries=3, beats=0, memory_rung=None,
+        host_bytes=None, dataset=WAVES,
         extra_datasets={},
     )  # fmt: skip
 

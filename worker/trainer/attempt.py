@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from app.lifecycle import Reason
 from app.spec.ladder import Rung
 from app.spec.run import RunSpec
+from app.spec.stored import read_stored
 from worker.trainer.errors import TrainerError
 
 
@@ -26,7 +27,8 @@ class RestoreCandidate:
 @dataclass(frozen=True)
 class Attempt:
     """`restore` has the newest candidate first; `device` is cpu or cuda:N; `rung` bounds what the
-    attempt takes of memory, since others before it ran out.
+    attempt takes of memory, since others before it ran out. `beside_bytes`: what the memory plan
+    has beside the data; None: nobody could plan it.
     """
 
     folder: Path
@@ -39,6 +41,7 @@ class Attempt:
     threads: int
     restore: tuple[RestoreCandidate, ...]
     rung: Rung
+    beside_bytes: int | None = None
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -50,7 +53,7 @@ class Attempt:
                 run_dir=Path(document["run_dir"]),
                 run_id=document["run_id"],
                 number=document["attempt"],
-                spec=RunSpec.model_validate_json(json.dumps(document["spec"])),
+                spec=read_stored(document["spec"]),
                 datasets=document["datasets"],
                 device=document["device"],
                 threads=document["threads"],
@@ -59,6 +62,7 @@ class Attempt:
                     for entry in document.get("restore", ())
                 ),
                 rung=Rung.from_json(document.get("memory_rung")),
+                beside_bytes=document.get("memory_beside_data"),
             )
         except ValidationError as error:
             problems = "; ".join(

@@ -4,7 +4,6 @@ Model, optimizer, step and evaluation are the trainer's own. The data is not rea
 takes depends on its shape alone, and a probe lasts seconds however large the data is.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from app.lifecycle import Reason
-from app.spec.run import RunSpec
+from app.spec.stored import read_stored
 from worker.trainer.build import choose_precision, configure_torch, open_device
 from worker.trainer.data.source import Field, at_full_length
 from worker.trainer.data.transfer import made_up
@@ -70,7 +69,7 @@ class _Probe:
 
     def _build(self) -> TrainingStep:
         order = self._order
-        spec = RunSpec.model_validate_json(json.dumps(order["spec"]))
+        spec = read_stored(order["spec"])
         device = open_device(order["device"])
         precision = choose_precision(spec.runtime.precision, device)
         configure_torch(spec.runtime, precision, order["threads"])

@@ -69,7 +69,8 @@ def prepare(
     configure_torch(spec.runtime, precision, _threads(attempt, start))
 
     _enter("building", events, pulse)
-    data = open_data(spec, attempt.datasets, device, preparing, rung=attempt.rung)
+    rung, beside = attempt.rung, attempt.beside_bytes
+    data = open_data(spec, attempt.datasets, device, preparing, rung=rung, beside_bytes=beside)
     resources.callback(data.close)
     agenda = Agenda(spec, data.train.plan.num_samples, data.validation is not None)
     _check_monitors(spec, agenda)

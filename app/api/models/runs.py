@@ -10,8 +10,8 @@ from app.spec.issue import Issue
 from app.spec.run import Labels, Priority, RunName, Text
 
 Status = Literal[
-    "queued", "waiting_for_parent", "retrying", "starting", "running", "pausing", "stopping",
-    "killing", "paused", "succeeded", "failed", "stopped",
+    "queued", "waiting_for_parent", "waiting_for_memory", "retrying", "starting", "running",
+    "pausing", "stopping", "killing", "paused", "succeeded", "failed", "stopped",
 ]  # fmt: skip
 StateName = Literal["queued", "running", "paused", "succeeded", "failed", "stopped"]
 Verb = Literal["stop", "kill", "pause", "resume"]
@@ -101,7 +101,7 @@ class Run(Answer):
     reason: Reason | None
     """Why it is in this state."""
     message: str | None
-    """The reason as a sentence."""
+    """The reason as a sentence; of a queued run that no idle slot can take, why that is so."""
     version: int
     """Rises with every transition and change; the ETag."""
     parent_id: int | None

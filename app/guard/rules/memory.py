@@ -61,7 +61,7 @@ def over_budget(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     yield Finding(
         ("training", "batch_size"),
         f"The run would take {least}{size(room.peak_bytes)}, and {size(room.budget_bytes or 0)} "
-        f"are free on the {where}.",
+        f"are there on the {where}.",
         f"It would end out of memory. {_largest(room)}{tried}{other}",
         fix,
     )

@@ -1,7 +1,7 @@
 """A driver with as many GPUs as FAKE_NVML says; put before the real binding by PYTHONPATH.
 
-FAKE_NVML is JSON: {"gpus": [{"pids": [..], "used": bytes, "graphics": [..], "held": bytes of
-each compute process, "unsupported": ["power"], "lost": true or a file that
+FAKE_NVML is JSON: {"gpus": [{"pids": [..], "used": bytes, "total": bytes, "graphics": [..], "held":
+bytes of each compute process, "unsupported": ["power"], "lost": true or a file that
 makes it so, "sm_active": percent, where the GPU counts it}]}, or {"error": text}, or
 {"hang": true}; "until": a file with which a hang ends.
 """
@@ -61,7 +61,8 @@ def nvmlDeviceGetUtilizationRates(handle):  # noqa: N802
 
 
 def nvmlDeviceGetMemoryInfo(handle):  # noqa: N802
-    return SimpleNamespace(used=WORLD["gpus"][handle].get("used", GIB), total=100 * GIB)
+    gpu = WORLD["gpus"][handle]
+    return SimpleNamespace(used=gpu.get("used", GIB), total=gpu.get("total", 100 * GIB))
 
 
 def nvmlDeviceGetPowerUsage(handle):  # noqa: N802

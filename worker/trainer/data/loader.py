@@ -180,11 +180,13 @@ def open_data(
     preparing: Preparing,
     host_budget_bytes: int | None = None,
     rung: Rung = NO_RUNG,
+    beside_bytes: int | None = None,
 ) -> DataSet:
     """Open the datasets of spec.json (name → path, fingerprint, …) for `spec` on `device`.
 
     `host_budget_bytes`: host memory that data may take on a CPU device; None: half of what is
     available. `rung`: how much data and how many samples at once, where the spec's were too much.
+    `beside_bytes`: what the memory plan has beside the data.
     Raises DataError, DatasetChanged, SpecMismatch, StopRequested.
     """
     data, seed = spec.data, spec.training.seed
@@ -200,7 +202,7 @@ def open_data(
     plans = _plans(spec, parts, rung)
     opener: Opener
     if isinstance(data.loader, ChunkedLoader):
-        memory = device_memory(device, host_budget_bytes)
+        memory = device_memory(device, host_budget_bytes, beside_bytes)
         residency = choose_residency(data.loader, need, memory, rung)
         epochs = spec.training.epochs
         opener = ChunkedOpener(checked, need, residency, device, rung, preparing, epochs)

@@ -11,15 +11,20 @@ from app.spec.residency import Memory, Need, Residency, in_gib, memory_for_data,
 from worker.trainer.errors import SpecMismatch
 
 
-def device_memory(device: torch.device, host_budget_bytes: int | None) -> Memory:
-    """Of a GPU, or of the host, where `host_budget_bytes` may say how much data may take."""
+def device_memory(
+    device: torch.device, host_budget_bytes: int | None, beside_bytes: int | None = None
+) -> Memory:
+    """Of a GPU, or of the host, where `host_budget_bytes` may say how much data may take.
+
+    `beside_bytes`: what the memory plan has beside the data; None: nobody could plan it.
+    """
     if host_budget_bytes is not None and device.type != "cuda":
         return Memory(host_budget_bytes, host_budget_bytes)
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
     else:
         free = available_memory()
-    return memory_for_data(free)
+    return memory_for_data(free, beside_bytes, on_gpu=device.type == "cuda")
 
 
 def choose_residency(

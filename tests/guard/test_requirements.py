@@ -1,0 +1,115 @@
+"""What a run needs: the boundary of what the guard accepts; and on which devices it is judged."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.guard.facts import DeviceFacts, Facts, HostFacts
+from app.guard.memory import memory_plan
+from app.guard.requirements import device_wanted, requirements_of
+from app.spec.imports import IMPORTS
+from app.spec.parse import parse_spec
+from app.spec.requirements import Requirements
+from app.spec.residency import MIB
+from app.spec.run import RunSpec
+from tests.guard.world import A100, CPU, GIB, HOST, RTX, TURING, codes, plan_of, weather, world
+
+MANY = weather(samples=400_000, size_bytes=9 * GIB)
+SPECS: list[dict[str, Any]] = [
+    {},
+    {"training": {"batch_size": 2048}},
+    {"recipe": {"hidden_size": 1024, "patch": 1}, "training": {"batch_size": 512}},
+    {"data": {"loader": {"residency": "resident"}}},
+    {"data": {"loader": {"residency": "stream", "chunk_size": "700MiB"}}},
+    {"data": {"loader": {"residency": "stream", "chunk_size": "75%"}}},
+    {"data": {"loader": {"kind": "dataloader", "num_workers": 2}}},
+    {"optimizer": {"kind": "sgd"}, "data": {"split": {"validation_fraction": 0.0}}},
+]
+
+
+def spec_of(change: dict[str, Any]) -> RunSpec:
+    spec, issues = parse_spec(plan_of(change, world(MANY, devices=(A100,))).spec or {})
+    assert spec is not None, issues
+    return spec
+
+
+def fits(spec: RunSpec, device: DeviceFacts) -> bool:
+    return memory_plan(spec, world(MANY, devices=(device,))).fits
+
+
+@pytest.mark.parametrize("change", SPECS, ids=str)
+def test_what_is_needed_of_a_gpu_is_the_least_that_fits(change):
+    spec = spec_of(change)
+    host = replace(HOST, memory_bytes=2**40, available_bytes=2**40)
+    card = replace(RTX, host=host)
+    needs = requirements_of(spec, world(MANY, devices=(card,)))
+    assert needs.device_bytes is not None
+    assert fits(spec, replace(card, free_memory_bytes=needs.device_bytes))
+    assert not fits(spec, replace(card, free_memory_bytes=needs.device_bytes - MIB))
+    assert needs.host_bytes is not None
+    enough = replace(host, available_bytes=needs.host_bytes)
+    assert fits(spec, replace(card, free_memory_bytes=64 * GIB, host=enough))
+
+
+@pytest.mark.parametrize("change", SPECS, ids=str)
+def test_what_is_needed_of_a_host_is_the_least_that_fits(change):
+    spec = spec_of({**change, "runtime": {"device": "cpu"}})
+    needs = requirements_of(spec, world(MANY))
+    assert needs.cpu_bytes is not None
+
+    def with_free(count: int) -> DeviceFacts:
+        return replace(CPU, host=replace(HOST, memory_bytes=2**40, available_bytes=count))
+
+    assert fits(spec, with_free(needs.cpu_bytes))
+    assert not fits(spec, with_free(needs.cpu_bytes - MIB))
+
+
+def test_a_run_for_one_kind_of_device_needs_nothing_of_the_other():
+    on_cpu = requirements_of(spec_of({"runtime": {"device": "cpu"}}), world())
+    assert (on_cpu.device_bytes, on_cpu.host_bytes) == (None, None)
+    on_gpu = requirements_of(spec_of({"runtime": {"device": "cuda"}}), world(devices=(RTX,)))
+    assert on_gpu.cpu_bytes is None
+    either = requirements_of(spec_of({}), world())
+    assert None not in (either.device_bytes, either.host_bytes, either.cpu_bytes)
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "capability"),
+    [("auto", "auto", None), ("fp32", "auto", None), ("tf32", "cuda", 80),
+     ("fp16-mixed", "cuda", None), ("bf16-mixed", "auto", 80)],
+)  # fmt: skip
+def test_a_precision_needs_a_device_that_computes_so(precision, device, capability):
+    spec = spec_of({"runtime": {"precision": precision}})
+    assert device_wanted(spec) == device
+    assert requirements_of(spec, world()).capability == capability
+
+
+def test_what_is_not_known_is_not_needed():
+    spec = spec_of({})
+    assert requirements_of(spec, Facts()) == Requirements()
+    nobody = requirements_of(spec, world(devices=()))
+    assert nobody.cpu_bytes is not None  # the imports of the smallest build of PyTorch, then
+    assert nobody.cpu_bytes >= IMPORTS["cpu"].trainer
+
+
+def test_the_checkpoints_that_are_kept_need_disk():
+    one = requirements_of(spec_of({"checkpoint": {"keep_last": 1, "keep_best": 0}}), world())
+    five = requirements_of(spec_of({"checkpoint": {"keep_last": 3, "keep_best": 1}}), world())
+    assert one.disk_bytes is not None
+    assert five.disk_bytes == one.disk_bytes // 2 * 5
+
+
+LARGE = {"recipe": {"hidden_size": 4096, "patch": 1}, "training": {"batch_size": 1024}}
+
+
+def test_refused_is_only_what_no_device_can_do():
+    """The rules judge a run on a device where it fits, be it not the best one."""
+    big = replace(CPU, host=HostFacts(2**40, 2**40, cores=8, slots=1, torch_build="cpu"))
+    assert "memory.over_budget" in codes(plan_of(LARGE, world(MANY, devices=(TURING, CPU))))
+    plan = plan_of(LARGE, world(MANY, devices=(TURING, big)))
+    assert "memory.over_budget" not in codes(plan)
+    assert plan.memory is not None
+    assert plan.memory["device"] is None
+    only_gpu = plan_of({**LARGE, "runtime": {"device": "cuda"}}, world(devices=(TURING, big)))
+    assert "memory.over_budget" in codes(only_gpu)
