@@ -59,12 +59,16 @@ def _show(page: Document, name: str, *, as_json: bool) -> None:
             ("picked for", _match(row["match"]) or "nobody: name it in the spec"),
         ]
     )
-    if not row["spec"]:
+    layers = (
+        ("Its defaults, which a spec overrides", row["spec"]),
+        ("More of them, for a spec that names it", row["named"]),
+    )
+    if not any(layer for _, layer in layers):
         typer.echo("\nIt sets nothing: the defaults are made for it.")
-        return
-    typer.echo("\nIts defaults, which a spec overrides:\n")
-    for line in yaml12.dump_yaml(row["spec"]).splitlines():
-        typer.echo("  " + line)
+    for title, layer in layers:
+        if layer:
+            typer.echo(f"\n{title}:\n")
+            print_lines(["  " + line for line in yaml12.dump_yaml(layer).splitlines()])
 
 
 def _match(match: Document | None) -> str | None:

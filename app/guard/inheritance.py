@@ -40,6 +40,7 @@ def inherited(
     if now is None:
         description = f"The preset {name} of the run that is restarted."
         now = Preset(name=name, description=description, spec={}, source="user")
+    now = now.as_asked(request.get("preset", "auto"))
     layer = overlay(with_default_kinds(now.spec), with_default_kinds(brought))
     return Inherited(now.model_copy(update={"spec": layer}), request.get("preset"))
 

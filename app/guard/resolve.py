@@ -103,7 +103,7 @@ def choose_preset(
         return None, []  # the schema says what is wrong with it
     preset = catalog.get(name)
     if preset is not None:
-        return preset, []
+        return preset.as_asked(name), []
     return None, [_without_preset(name, catalog)]
 
 
@@ -147,7 +147,7 @@ def _covered(issue: Issue, issues: list[Issue], wrong: list[Issue]) -> bool:
 def _said_aloud(preset: Preset, request: Document, origin: Document) -> Iterator[Issue]:
     """A preset is for how a run computes: what it brings beside that is said, not slipped in."""
     for place, entry in origin.items():
-        how = place.startswith(("/runtime/", "/data/loader/"))
+        how = place.startswith(("/runtime/", "/data/loader/", "/evaluation/batch_size"))
         if how or entry["source"] != f"preset:{preset.name}":
             continue
         loc, value = JsonPointer(place).parts, entry["value"]

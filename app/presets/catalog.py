@@ -1,7 +1,7 @@
 """The presets there are: the packaged ones and the user's own in HOME/presets."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -21,6 +21,9 @@ A_RUNS_OWN = (
     "/name", "/notes", "/labels", "/priority", "/mode", "/preset", "/accept_risks",
     "/data/dataset", "/data/split/validation", "/data/split/test",
 )  # fmt: skip
+# What the device may have a say in: how a run computes. Not what it learns, which would then hang
+# on the worker that was awake; and not how large chunks are: `auto` asks the memory plan.
+HOW = ("/runtime", "/evaluation/batch_size")
 
 
 class Match(BaseModel):
@@ -45,7 +48,19 @@ class Preset(BaseModel):
     description: str = Field(description="What it is for.")
     match: Match | None = Field(default=None, description="When auto picks it; null: never.")
     spec: dict[str, Any] = Field(description="The layer: a partial run spec.")
+    named: dict[str, Any] = Field(
+        default_factory=dict,
+        description="A layer on top of it, for requests that name the preset.",
+    )
     source: Literal["packaged", "user"] = Field(description="Where it comes from.")
+
+    def as_asked(self, wish: object) -> "Preset":
+        """The preset with the layer that a request gets whose `preset` is this: one that names it,
+        or one that leaves the choice to the device, which has no say in what is learned.
+        """
+        if wish == "auto":
+            return self
+        return self.model_copy(update={"spec": overlay(self.spec, self.named)})
 
 
 @dataclass(frozen=True)
@@ -110,15 +125,31 @@ def _parse(name: str, source: Literal["packaged", "user"], text: str) -> Preset:
             "letters, digits, '.', '_' and '-', 64 at most; give the file another name"
         )
     preset = Preset(name=name, source=source, **tomllib.loads(text))
-    for pointer, _ in leaves(preset.spec):
-        if any(f"{pointer}/".startswith(f"{own}/") for own in A_RUNS_OWN):
-            field = pointer.strip("/").replace("/", ".")
-            raise ValueError(f"{field} is the run's own, and no preset may set it")
-    whole = overlay({"recipe": {"kind": "sequence"}, "data": {"dataset": "any"}}, preset.spec)
-    _, issues = parse_spec(with_default_kinds(whole))
-    if issues:
-        raise ValueError(issues[0].message.rstrip("."))
+    for pointer, _ in [*leaves(preset.spec), *leaves(preset.named)]:
+        if _is_under(pointer, A_RUNS_OWN):
+            raise ValueError(f"{_field(pointer)} is the run's own, and no preset may set it")
+    for pointer, value in leaves(preset.spec):
+        if preset.match is not None and value != {} and not _is_under(pointer, HOW):
+            raise ValueError(
+                f"{_field(pointer)} is not how a run computes, so `auto` may not choose it by the "
+                "device; say it in [named], which holds where a request names the preset, or take "
+                "[match] out"
+            )
+    for wish in ("auto", name):
+        layer = preset.as_asked(wish).spec
+        whole = overlay({"recipe": {"kind": "sequence"}, "data": {"dataset": "any"}}, layer)
+        _, issues = parse_spec(with_default_kinds(whole))
+        if issues:
+            raise ValueError(issues[0].message.rstrip("."))
     return preset
+
+
+def _is_under(pointer: str, roots: Sequence[str]) -> bool:
+    return any(f"{pointer}/".startswith(f"{root}/") for root in roots)
+
+
+def _field(pointer: str) -> str:
+    return pointer.strip("/").replace("/", ".")
 
 
 def _reason(error: Exception) -> str:

@@ -39,10 +39,10 @@ def restarted(api, run_id: int, **body: Any) -> tuple[dict[str, Any], dict[str, 
 
 
 @pytest.mark.parametrize("now", [CPU, RTX], ids=["CPU", "RTX"])
-@pytest.mark.parametrize(("then", "batch"), [((RTX,), 192), ((CPU,), 128), ((), 128)], ids=str)
-def test_a_restart_keeps_the_batch_that_the_preset_brought(api, store, player, then, batch, now):
-    have(api, store, player, *then)
-    run_id = submitted(api)
+@pytest.mark.parametrize(("preset", "batch"), [("rtx-24g", 192), ("auto", 128)])
+def test_a_restart_keeps_the_batch_that_the_preset_brought(api, store, player, preset, batch, now):
+    have(api, store, player, RTX)
+    run_id = submitted(api, preset=preset)
     have(api, store, player, now)
     for _ in range(2):  # and so does the restart of a restart
         child, documents = restarted(api, run_id, patch={"training": {"epochs": 3}})
@@ -64,7 +64,7 @@ def test_a_restart_keeps_the_batch_that_the_preset_brought(api, store, player, t
 )
 def test_a_patch_that_names_the_preset_has_it_picked_anew(api, store, player, body):
     have(api, store, player, RTX)
-    run_id = submitted(api)
+    run_id = submitted(api, preset="rtx-24g")
     have(api, store, player, CPU)
     child, documents = restarted(api, run_id, **body)
     assert (child["carry"]["kind"], documents["spec"]["preset"]) == ("weights", "cpu")
@@ -73,7 +73,7 @@ def test_a_patch_that_names_the_preset_has_it_picked_anew(api, store, player, bo
 
 def test_a_request_goes_before_what_is_inherited(api, store, player):
     have(api, store, player, RTX)
-    run_id = submitted(api)
+    run_id = submitted(api, preset="rtx-24g")
     have(api, store, player, CPU)
     child, documents = restarted(api, run_id, patch={"training": {"batch_size": 32}})
     assert documents["spec"]["training"]["batch_size"] == 32

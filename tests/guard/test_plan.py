@@ -255,10 +255,14 @@ def test_an_option_that_comes_later_hides_no_other_error_of_its_block():
     }
 
 
-def test_auto_picks_the_preset_of_the_device_and_says_its_batch_size():
-    plan = plan_of(facts=world(devices=(CPU, RTX)))
+def test_auto_picks_the_preset_of_the_device_and_a_named_one_says_its_batch_size():
+    facts = world(devices=(CPU, RTX))
+    plan = plan_of(facts=facts)
     assert plan.require_ok()["preset"] == "rtx-24g"
     assert plan.provenance["/preset"]["source"] == "guard"
+    assert plan.provenance["/training/batch_size"] == {"value": 128, "source": "default"}
+    assert codes(plan) == []
+    plan = plan_of({"preset": "rtx-24g"}, facts)
     assert plan.provenance["/training/batch_size"] == {"value": 192, "source": "preset:rtx-24g"}
     assert codes(plan) == ["learning.preset_batch_size"]
 

@@ -1,13 +1,19 @@
 """Presets: the packaged ones are valid, the user's go first, broken ones are named."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from app.guard.facts import Facts
+from app.guard.facts import DeviceFacts, Facts
+from app.guard.memory import memory_plan
 from app.guard.plan import make_plan
-from app.presets.catalog import GIB, load_catalog
+from app.presets.catalog import GIB, Preset, load_catalog
+from app.spec.parse import parse_spec
+from tests.guard.world import CPU, HOST, REQUEST, RTX, WEATHER, plan_of, world
 
 PACKAGED = load_catalog(Path("/nonexistent"))
 
@@ -126,3 +132,94 @@ def test_the_documents_example_is_a_preset_that_auto_takes(tmp_path):
     assert plan.spec is not None
     assert plan.spec["data"]["loader"]["chunk_size"] == "60%"
     assert not {issue.code for issue in plan.issues if issue.code.startswith("learning.")}
+
+
+# The reference report's table, and what larger devices have beside it.
+BATCHES = {"rtx-8g": 64, "rtx-12g": 96, "rtx-16g": 128, "rtx-24g": 192, "a100-80g": 512,
+           "h200": 1024}  # fmt: skip
+MOST_IN_CHUNKS_GB = {"rtx-8g": 6, "rtx-12g": 9, "rtx-16g": 12, "rtx-24g": 18}
+LEARNED = ("training", "optimizer", "schedule", "averaging", "early_stopping", "loss_weights")
+
+
+def device_of(preset: Preset) -> DeviceFacts:
+    """A device of the class that a preset is for, that computes in what auto would like best."""
+    match = preset.match
+    assert match is not None
+    if match.device == "cpu":
+        return CPU
+    memory = int(match.memory_gib * GIB)
+    return DeviceFacts("cuda", preset.name, memory, memory, (9, 0), HOST)
+
+
+@pytest.mark.parametrize("name", sorted(BATCHES))
+def test_a_preset_that_is_named_has_the_batch_and_the_chunks_of_the_reports_table(name):
+    device = device_of(PACKAGED.presets[name])
+    huge = replace(WEATHER, samples=20_000_000, size_bytes=500 * GIB)
+    plan = plan_of({"preset": name}, world(huge, devices=(device,)))
+    assert plan.spec is not None
+    assert plan.spec["training"]["batch_size"] == BATCHES[name]
+    assert plan.provenance["/training/batch_size"]["source"] == f"preset:{name}"
+    spec, _ = parse_spec(plan.spec)
+    assert spec is not None
+    data = memory_plan(spec, world(huge, devices=(device,))).data
+    assert data.kind == "stream"
+    assert data.needed_bytes <= MOST_IN_CHUNKS_GB.get(name, 10**3) * GIB
+
+
+ONE_REQUEST = st.fixed_dictionaries(
+    {},
+    optional={
+        "training": st.fixed_dictionaries(
+            {}, optional={"batch_size": st.sampled_from([8, 100]), "epochs": st.integers(1, 9)}
+        ),
+        "optimizer": st.fixed_dictionaries({"kind": st.sampled_from(["adamw", "sgd"])}),
+        "schedule": st.fixed_dictionaries({"kind": st.sampled_from(["constant", "onecycle"])}),
+        "early_stopping": st.just({"patience": 3}),
+        "runtime": st.fixed_dictionaries({"precision": st.sampled_from(["auto", "fp32"])}),
+        "preset": st.just("auto"),
+    },
+)
+
+
+@given(change=ONE_REQUEST)
+@settings(max_examples=25, deadline=None)
+def test_auto_resolves_to_the_same_learning_on_every_worker(change):
+    found = []
+    for preset in [None, *PACKAGED.presets.values()]:
+        devices = () if preset is None else (device_of(preset),)
+        plan = plan_of(change, world(devices=devices))
+        assert plan.spec is not None
+        assert preset is None or plan.spec["preset"] == preset.name
+        assert plan.spec["data"]["loader"]["chunk_size"] == "auto"
+        assert not [i for i in plan.issues if i.code.startswith("learning.preset")]
+        found.append({name: plan.spec.get(name) for name in LEARNED} | {"data": plan.spec["data"]})
+    assert all(one == found[0] for one in found)
+
+
+@pytest.mark.parametrize(
+    ("layer", "field"),
+    [("training = {batch_size = 7}", "training.batch_size"),
+     ('optimizer = {kind = "sgd"}', "optimizer.kind"),
+     ('data = {loader = {chunk_size = "60%"}}', "data.loader.chunk_size"),
+     ("evaluation = {every_epochs = 2}", "evaluation.every_epochs")],
+)  # fmt: skip
+def test_what_a_device_picks_says_nothing_of_what_is_learned(tmp_path, layer, field):
+    match = '[match]\ndevice = "cuda"\n'
+    (tmp_path / "mine.toml").write_text(f'description = "x"\n{match}[spec]\n{layer}\n')
+    (tmp_path / "yours.toml").write_text(f'description = "x"\n{match}[spec]\n[named]\n{layer}\n')
+    (tmp_path / "ours.toml").write_text(f'description = "x"\n[spec]\n{layer}\n')
+    catalog = load_catalog(tmp_path)
+    assert f"{field} is not how a run computes" in catalog.broken["mine"]
+    assert {"yours", "ours"} <= set(catalog.names)
+
+
+def test_how_it_computes_may_be_picked_by_the_device(tmp_path):
+    (tmp_path / "mine.toml").write_text(
+        'description = "x"\n[match]\ndevice = "cuda"\nmemory_gib = 24\n'
+        '[spec]\nruntime = {precision = "fp32"}\nevaluation = {batch_size = 512}\n'
+    )
+    plan = make_plan(REQUEST, world(devices=(RTX,)), load_catalog(tmp_path))
+    assert plan.spec is not None
+    assert plan.spec["runtime"]["precision"] == "fp32"
+    assert plan.spec["evaluation"]["batch_size"] == 512
+    assert not [i for i in plan.issues if i.code.startswith("learning.preset")]

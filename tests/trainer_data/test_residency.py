@@ -85,7 +85,7 @@ def test_data_never_gets_what_is_kept_for_the_model(monkeypatch):
 
 
 def test_on_a_gpu_data_may_have_what_the_memory_plan_leaves(monkeypatch):
-    """The reference table on a card with 15.4 GiB free streamed in every epoch, although it fits."""
+    """The reference table streamed in every epoch on a card of 16 GB, where it fits."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (15 * GIB, 16 * GIB))
     blind = device_memory(torch.device("cuda"), None)
     assert choose_residency(ChunkedLoader(), REFERENCE, blind).kind == "stream"

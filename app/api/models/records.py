@@ -210,6 +210,8 @@ class Preset(Answer):
     """Devices that `preset: auto` gives it to; null: never."""
     spec: Document
     """The layer of defaults."""
+    named: Document
+    """A layer on top of it, for requests that name the preset."""
     source: Literal["packaged", "user"]
 
 
