@@ -38,6 +38,8 @@ class Parent:
     """What the restart takes over of its preset; None: it names one itself."""
     other_data: frozenset[str] = frozenset()
     """Its datasets that have another file by now than it trained on."""
+    shape: Document | None = None
+    """What gave its model the shape; None: it was not known then."""
 
 
 @dataclass(frozen=True)

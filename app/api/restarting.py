@@ -8,7 +8,7 @@ from app.api.models.runs import RestartBody
 from app.api.services import Services
 from app.api.submitting import made_before, new_run_of, plan_request
 from app.errors import InvalidRequest, SpecRejected
-from app.guard.carry import STARTS_ANEW, Carry, carry_between
+from app.guard.carry import Carry, carry_between, from_scratch
 from app.guard.inheritance import inherited
 from app.guard.patching import apply_json_patch, apply_merge_patch
 from app.guard.plan import Plan
@@ -57,13 +57,14 @@ def _plan(services: Services, parent_id: int, body: RestartBody) -> tuple[Plan, 
     if not _names_preset(body):
         taken = inherited(request, documents.spec, documents.provenance, services.catalog.get())
     other_data = services.store.datasets.others_since(parent_id)
-    parent = Parent(parent_id, documents.spec, body.from_, taken, other_data)
+    shape = documents.shape
+    parent = Parent(parent_id, documents.spec, body.from_, taken, other_data, shape)
     return plan_request(services, request, parent), parent
 
 
 def _order(parent: Parent, plan: Plan, body: RestartBody) -> tuple[Restart, NewRun]:
     new = new_run_of(plan)
-    carry = _carry(parent, new.spec, body).as_json()
+    carry = _carry(parent, new, body).as_json()
     return Restart(parent_id=parent.run_id, from_=body.from_, carry=carry, force=body.force), new
 
 
@@ -85,20 +86,24 @@ def _names_preset(body: RestartBody) -> bool:
     return "preset" in (body.patch or {}) or "/preset" in paths or "" in paths
 
 
-def _carry(parent: Parent, child: Document, body: RestartBody) -> Carry:
-    """What the child takes over; SpecRejected when the parent's weights cannot fit it."""
-    carry = carry_between(parent.spec, child, parent.other_data)
+def _carry(parent: Parent, child: NewRun, body: RestartBody) -> Carry:
+    """What the child is expected to take over; SpecRejected when the parent's weights cannot fit.
+
+    Which checkpoint that is, is settled when the child is claimed; the trainer compares it with the
+    model, whatever is expected here.
+    """
+    shapes = parent.shape, child.shape
+    carry = carry_between(parent.spec, child.spec, parent.other_data, shapes)
     if body.from_ == "scratch":
-        return Carry("scratch", ("weights", *STARTS_ANEW), carry.changed)
+        return from_scratch(carry.changed, "A start from scratch was asked for.")
     if carry.kind != "scratch":
         return carry
-    changed = ", ".join(pointer.strip("/").replace("/", ".") for pointer in carry.changed)
     issue = Issue(
         code="shape_changed",
         severity="error",
         loc=list(carry.changed[0].strip("/").split("/")),
-        message=f"The change of {changed} gives the model another shape, so the parent's weights "
-        'do not fit. Restart with "from": "scratch", or leave it as it was.',
+        message=f"This needs scratch. {carry.why} The parent's weights do not fit: restart with "
+        '"from": "scratch", or leave it as it was.',
         why="A checkpoint holds tensors of the parent's shapes.",
     )
     raise SpecRejected(issue.message, [issue.model_dump(mode="json")])

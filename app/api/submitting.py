@@ -95,6 +95,7 @@ def new_run_of(plan: Plan) -> NewRun:
         dataset=spec["data"]["dataset"],
         device=plan.device,
         requirements=plan.requirements,
+        shape=plan.shape,
         gpus=spec["runtime"]["gpus"],
         max_retries=spec["policy"]["max_retries"],
     )

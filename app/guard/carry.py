@@ -1,10 +1,13 @@
 """What a restarted run takes over from its parent: the whole state, the weights, or nothing."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from app.guard.derived import as_read
+from app.guard.facts import Facts, FieldFacts, UnknownFact, known
 from app.spec.layers import Document, leaves
+from app.spec.run import RunSpec
 
 # Changes that leave the meaning of optimizer state, schedule position and order untouched.
 FULL = (
@@ -31,20 +34,55 @@ STARTS_ANEW = ("optimizer state", "learning-rate schedule", "order of samples", 
 
 @dataclass(frozen=True)
 class Carry:
-    """`kind` is what is carried; `changed` the pointers that decided it."""
+    """`kind` is what is expected to be carried, for the trainer compares the checkpoint with the
+    model; `changed` the pointers that decided it, `why` a sentence.
+    """
 
     kind: Literal["full", "weights", "scratch"]
     starts_anew: tuple[str, ...]
     changed: tuple[str, ...]
+    why: str = ""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def carry_between(parent: Document, child: Document, other_data: Collection[str] = ()) -> Carry:
+def only_weights(changed: tuple[str, ...]) -> Carry:
+    """The model is the same, what was learned of the training itself has no meaning any more."""
+    why = f"The model has the same shape, but {_named(changed)} changed."
+    return Carry("weights", STARTS_ANEW, changed, why)
+
+
+def declared_shape(spec: RunSpec, facts: Facts) -> Document | None:
+    """What gives the model its shape, as the recipe declares it: its own fields, how many values a
+    step of each input has, and the shape of each target; None while a fact is missing. How many
+    steps a sample has changes no weights.
+    """
+    try:
+        arrays = as_read(spec, facts).fields
+        inputs = {name: list(_field(arrays, name).shape[1:]) for name in spec.data.inputs}
+        targets = {name: list(_field(arrays, name).shape) for name in spec.data.targets}
+    except UnknownFact:
+        return None
+    names = (root.removeprefix("/recipe/") for root in SHAPE if root.startswith("/recipe/"))
+    recipe = {name: getattr(spec.recipe, name) for name in names}
+    return {"recipe": recipe, "inputs": inputs, "targets": targets}
+
+
+def _field(arrays: Mapping[str, FieldFacts], name: str) -> FieldFacts:
+    return known(arrays.get(name), f"the array {name!r}")
+
+
+def carry_between(
+    parent: Document,
+    child: Document,
+    other_data: Collection[str] = (),
+    shapes: tuple[Document | None, Document | None] = (None, None),
+) -> Carry:
     """Compare two complete specs; `scratch` means that the parent's weights cannot be used.
 
-    `other_data`: datasets that have another file by now than the parent trained on.
+    `other_data`: datasets that have another file by now than the parent trained on. `shapes`: as
+    parent and child declare them; what is not known is left to the trainer.
     """
     before, after = (UNSAID | dict(leaves(spec)) for spec in (parent, child))
     changed = sorted(
@@ -54,12 +92,34 @@ def carry_between(parent: Document, child: Document, other_data: Collection[str]
         or (pointer in DATASETS and after.get(pointer) in other_data)
     )
     shape = tuple(pointer for pointer in changed if _under(pointer, SHAPE))
-    if shape:
-        return Carry("scratch", ("weights", *STARTS_ANEW), shape)
+    data = () if None in shapes else _other_arrays(*shapes)
+    if shape or data:
+        why = f"{_named(shape)} changed." if shape else " ".join(data)
+        return from_scratch(shape or ("/data/dataset",), f"The model has another shape: {why}")
     other = tuple(pointer for pointer in changed if not _under(pointer, FULL))
     if other:
-        return Carry("weights", STARTS_ANEW, other)
-    return Carry("full", (), tuple(changed))
+        return only_weights(other)
+    return Carry("full", (), tuple(changed), "The model and what it trains with are the same.")
+
+
+def from_scratch(changed: tuple[str, ...], why: str) -> Carry:
+    return Carry("scratch", ("weights", *STARTS_ANEW), changed, why)
+
+
+def _other_arrays(parent: Document | None, child: Document | None) -> tuple[str, ...]:
+    """A sentence for each array of another shape than that which the parent has learned from."""
+    told = []
+    for part, what in (("inputs", "values a step"), ("targets", "values")):
+        before, after = ((shape or {}).get(part, {}) for shape in (parent, child))
+        for name in sorted(before.keys() & after.keys()):
+            if before[name] != after[name]:
+                was, now = (" × ".join(map(str, one[name])) or "1" for one in (before, after))
+                told.append(f"{name} has {now} {what}, not {was}.")
+    return tuple(told)
+
+
+def _named(pointers: Iterable[str]) -> str:
+    return ", ".join(pointer.strip("/").replace("/", ".") for pointer in pointers)
 
 
 def _under(pointer: str, roots: tuple[str, ...]) -> bool:

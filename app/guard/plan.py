@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from app.errors import SpecRejected
+from app.guard.carry import declared_shape
 from app.guard.derived import (
     dataset_of,
     device_of,
@@ -52,6 +53,8 @@ class Plan:
     """Which kinds of slots may train it."""
     requirements: Requirements = NOTHING_KNOWN
     """What it needs there."""
+    shape: Document | None = None
+    """What gives its model the shape."""
 
     @property
     def errors(self) -> list[Issue]:
@@ -121,6 +124,7 @@ def judged(
         _computes_in(spec, facts),
         device_wanted(spec),
         requirements,
+        declared_shape(spec, facts),
     )
 
 

@@ -17,7 +17,7 @@ from sqlalchemy import (
     update,
 )
 
-from app.guard.carry import STARTS_ANEW, Carry
+from app.guard.carry import only_weights
 from app.lifecycle import Intent, RunState
 from app.spec.requirements import ON_GPU, SlotOffer, Use, uses_of
 from app.store.claimants import require_alive
@@ -148,7 +148,7 @@ def _lower_carry(connection: Connection, run: Row[Any], others: Collection[str])
     if not others:
         return
     changed = "/data/dataset" if run.dataset in others else "/data/split"
-    carry = Carry("weights", STARTS_ANEW, (*run.carry["changed"], changed))
+    carry = only_weights((*run.carry["changed"], changed))
     connection.execute(update(runs).where(runs.c.id == run.id).values(carry=carry.as_json()))
 
 

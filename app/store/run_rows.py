@@ -106,7 +106,8 @@ def _carried(between: Document | None, kind: CarryKind | None) -> Document | Non
     """What the specs of parent and child allow, or less: a checkpoint from further up."""
     if between is None or kind in (None, between["kind"]):
         return between
-    return {**between, "kind": kind, "starts_anew": list(STARTS_ANEW)}
+    why = "The checkpoint is of a run further up, of which only the weights fit."
+    return {**between, "kind": kind, "starts_anew": list(STARTS_ANEW), "why": why}
 
 
 def fetch(connection: Connection, run_id: int) -> RunRecord:

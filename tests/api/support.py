@@ -174,10 +174,15 @@ class Player:
         self.inspect("weather")
 
     def inspect(
-        self, name: str, state: Any = "ready", problems: Any = (), content: str = "the same"
+        self,
+        name: str,
+        state: Any = "ready",
+        problems: Any = (),
+        content: str = "the same",
+        fields: Any = FIELDS,
     ) -> None:
         """Say what was found in a dataset."""
-        found: dict[str, Any] = {"fields": FIELDS, "samples": 1000, "size_bytes": 300_000}
+        found: dict[str, Any] = {"fields": fields, "samples": 1000, "size_bytes": 300_000}
         found["fingerprint"] = {"size": 300_000, "mtime_ns": time.time_ns(), "sha256": content}
         inspection = Inspection(state, problems=problems, **(found if state == "ready" else {}))
         self.store.datasets.register(name, self.store.datasets.get(name).path)

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from app.lifecycle import Intent, Reason
-from tests.api.support import SPEC, spec_with
+from tests.api.support import FIELDS, SPEC, spec_with
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_a_restart_waits_for_a_dataset_that_is_being_inspected(api, run_id, play
 
 LONGER = {
     "kind": "full", "starts_anew": [], "changed": ["/training/epochs"],
-    "step": 1, "waits_for_parent": True,
+    "step": 1, "waits_for_parent": True, "why": "The model and what it trains with are the same.",
 }  # fmt: skip
 
 
@@ -158,6 +158,21 @@ def test_what_was_learned_on_another_file_is_not_carried_on_as_if_it_were_the_sa
     child = api.post(f"/runs/{run_id}/restart", json=longer).json()
     assert child["carry"]["kind"] == "weights"
     assert child["carry"]["changed"] == ["/data/dataset"]
+
+
+def test_a_file_with_other_arrays_under_the_same_name_needs_scratch(api, run_id, player):
+    """It was said to carry the weights, which do not fit."""
+    player.checkpoint(player.claim(), 1)
+    wider = {**FIELDS, "features": {"shape": [24, 5], "dtype": "float32"}}
+    player.inspect("weather", content="another", fields=wider)
+    refusal = api.post(f"/runs/{run_id}/restart")
+    assert refusal.problem("spec_rejected") == 422
+    (issue,) = refusal.json()["issues"]
+    assert issue["code"] == "shape_changed"
+    assert "needs scratch" in issue["message"]
+    assert "features has 5 values a step, not 3" in issue["message"]
+    child = api.post(f"/runs/{run_id}/restart", json={"from": "scratch"})
+    assert child.json()["carry"]["kind"] == "scratch"
 
 
 def test_the_restart_of_what_saved_nothing_says_so(api, run_id, player):

@@ -74,6 +74,8 @@ class Carry(Answer):
     """What begins from the start."""
     changed: tuple[str, ...] = ()
     """JSON Pointers of the changes that decided it."""
+    why: str = ""
+    """Why this is expected, as a sentence; the trainer compares the checkpoint with the model."""
     step: int | None = None
     """Step of the checkpoint that was chosen for it; null: none is saved, or it was removed since.
 
