@@ -42,6 +42,8 @@ STATISTICS_BYTES = 12 * MIB
 CUDA_CONTEXT_BYTES, CUDA_HOST_BYTES = 512 * MIB, 1024 * MIB
 # The epoch's permutation, and the raw numbers and the sorted rows while it is made.
 ORDER_COPIES = 4
+# While it is asked what lies beside the data, which hangs on it only in when a host unpacks.
+NOT_SETTLED = Residency("stream", "", 0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -110,16 +112,14 @@ def memory_plan(spec: RunSpec, facts: Facts) -> MemoryPlan:
 def _plan(spec: RunSpec, facts: Facts) -> MemoryPlan:
     device, dataset, sizes = device_of(spec, facts), as_read(spec, facts), sizes_of(spec, facts)
     loader, arrays = spec.data.loader, fields_of(spec, dataset)
-    need = need_of(spec, dataset, sizes, loader)
-    free = free_memory(device)
+    need, free = need_of(spec, dataset, sizes, loader), free_memory(device)
     sample_bytes = sum(array.sample_bytes for array in arrays)
     crews: Crews | None = None
     data = NOT_SETTLED
     if not isinstance(loader, ChunkedLoader):
         crews = crews_of(spec, loader, sizes, device, arrays)
         data = loaded(crews)
-    model = model_of(spec, dataset)
-    measured = facts.measured
+    model, measured = model_of(spec, dataset), facts.measured
     if measured is not None and not (measured.device == device.kind and measured.holds_for(spec)):
         measured = None
     samples = sizes.training + sum(need.held_out)
@@ -140,15 +140,11 @@ def _plan(spec: RunSpec, facts: Facts) -> MemoryPlan:
         room = Room((*_beside_on_cpu(run, free), *run.data_items(touched_only=True)), free)
         return MemoryPlan(room, None, *settled, run.assumed(), measured, crews)
     on_device = Room((*beside, *run.data_items()), free)
-    is_known = device.host.available_bytes is not None
-    host = _cuda_host(run, _beside_imports(device.host) if is_known else None)
+    is_unknown = device.host.available_bytes is None
+    host = _cuda_host(run, None if is_unknown else _beside_imports(device.host))
     formulas = "the context, and the host's staging" if measured else "the GPU's figures"
     assumed = (*run.assumed(), f"By formulas that were not measured on a GPU yet: {formulas}.")
     return MemoryPlan(host, on_device, *settled, assumed, measured, crews)
-
-
-# While it is asked what lies beside the data, which hangs on it only in when a host unpacks.
-NOT_SETTLED = Residency("stream", "", 0, 0, 0)
 
 
 def loaded(crews: Crews) -> Residency:
