@@ -108,8 +108,8 @@ def test_on_a_gpu_the_step_is_what_pytorch_allocated_beside_the_context_and_the_
     facts = as_measured(
         world(devices=(RTX,)),
         device="cuda",
-        training=((24, 200 * MIB), (192, 760 * MIB)),  # the preset's batch
-        evaluation=(192, 400 * MIB),
+        training=((24, 200 * MIB), (128, 760 * MIB)),
+        evaluation=(128, 400 * MIB),
     )
     assert facts.measured is not None
     found = memory_plan(facts.measured.spec, facts)
