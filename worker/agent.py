@@ -316,8 +316,7 @@ class Agent:
         """What runs find in these slots: of the host what is left beside runs that have yet to take
         what they need.
         """
-        samples = [self._devices.as_offered(slot) for slot in free]
-        gpus = [sample for sample in samples if sample is not None]
+        gpus = [gpu for slot in free if (gpu := self._devices.as_offered(slot)) is not None]
         promised = sum(supervision.memory_to_come for supervision in self._supervisions)
         now = {"available_memory_bytes": max(0, available_memory() - promised)}
         slots = describe_slots(free, {}, None)

@@ -1,13 +1,11 @@
 """How much of the data is on the device at once, and in which order it is shuffled."""
 
-from types import SimpleNamespace
-
-import psutil
 import pytest
 import torch
 
 from app.spec.data import ChunkedLoader
 from app.spec.residency import GIB, MIB, SLOTS, Memory, Need, slots_for
+from worker.trainer.data import residency
 from worker.trainer.data.residency import choose_residency, device_memory
 from worker.trainer.data.shuffle import Shuffle, resolve_shuffle
 from worker.trainer.errors import SpecMismatch
@@ -98,7 +96,7 @@ def test_on_a_gpu_data_may_have_what_the_memory_plan_leaves(monkeypatch):
 
 
 def test_of_a_hosts_memory_data_has_half_whatever_is_planned(monkeypatch):
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=20 * GIB))
+    monkeypatch.setattr(residency, "available_memory", lambda: 20 * GIB)
     for beside in (None, GIB):
         assert device_memory(torch.device("cpu"), None, beside).budget_bytes == 10 * GIB
 
