@@ -18,6 +18,7 @@ def test_what_a_preset_brings_is_not_written_down_where_the_preset_is_changed():
         return {"issues": [issue.model_dump(mode="json") for issue in plan.issues]}
 
     asked = {**REQUEST, "preset": "h200", "runtime": {"device": "cpu", "precision": "fp32"}}
+    asked["training"] = {"epochs": 50}
     found = {issue["code"] for issue in planned(asked)["issues"]}
     assert {"memory.preset_too_large", "learning.preset_batch_size"} <= found
     mended = mend(asked, planned, warnings=True)
