@@ -171,6 +171,12 @@ def test_what_the_cache_had_is_told(counts: tuple[int, int, int], told: str | No
 class Normalized:
     """A small task whose model keeps statistics of what it sees; it draws numbers in vain."""
 
+    def state_dict(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        assert not state
+
     def build(self) -> nn.Module:
         torch.manual_seed(0)
         first = nn.Linear(4, 8, bias=False)  # of which the next would take all effect
