@@ -12,7 +12,6 @@ import structlog
 import app
 from app.container import available_memory
 from app.errors import NotFound
-from app.lifecycle import LEASE_BEATS
 from app.logs import configure_logging
 from app.settings import Settings
 from app.spec.requirements import SlotOffer
@@ -32,6 +31,7 @@ from worker.jobs import JobRunner
 from worker.launch.local import PACKAGES, trainer_environment
 from worker.launch.standby import Standby
 from worker.launcher import PR_SET_CHILD_SUBREAPER, prctl
+from worker.orders import boottime
 from worker.orphans import Orphans
 from worker.preparation import threads_of
 from worker.reaching import Reach
@@ -186,7 +186,7 @@ class Agent:
         elif kind == "job":
             self._end_job()
         elif supervision is not None and supervision.launched is not None:
-            with self._reach.attempt(supervision):
+            with self._reach.outage(), self._reach.attempt(supervision):
                 if kind == "launcher":
                     self._end_launcher(supervision)
                 elif not supervision.heard():
@@ -204,14 +204,21 @@ class Agent:
             self._look_due = now
         if self._look_due is not None and now >= self._look_due:
             self._look_due, self._looked_at = None, now
-            self._read_intents()
-            if not self._signals_seen:
-                self._claim(now)
+            if not self._reach.is_away:
+                self._look(now)
         for supervision in self._supervisions:
-            if supervision.stage is Stage.ended and not supervision.finish_tried:
-                with self._reach.attempt(supervision):
+            is_new = supervision.stage is Stage.ended and not supervision.finish_tried
+            if is_new and not self._reach.is_away:
+                with self._reach.outage(), self._reach.attempt(supervision):
                     supervision.finish(now)  # if this cannot be stored, each beat tries again
         self._forget_finished()
+
+    def _look(self, now: float) -> None:
+        with self._reach.store():
+            self._read_intents()
+        if not self._signals_seen:
+            with self._reach.store():
+                self._claim(now)
 
     def _look_soon(self) -> None:
         """Have intents and queue read, at once unless that was done a moment ago."""
@@ -219,8 +226,10 @@ class Agent:
             self._look_due = self._looked_at + LOOK_GAP_SECONDS
 
     def _tend(self, supervision: Supervision, now: float) -> None:
+        if self._reach.is_away and supervision.stage is Stage.waiting:
+            return  # to start takes the store
         before = supervision.launched
-        with self._reach.attempt(supervision):
+        with self._reach.outage(), self._reach.attempt(supervision):
             supervision.tick(now)
         launched = supervision.launched
         if launched is not None and before is None:
@@ -240,7 +249,13 @@ class Agent:
     def _beat(self, now: float) -> None:
         """Tell the store that this agent and its runs live, and what is new of each."""
         with self._reach.store():
-            self._artifacts.look()
+            self._tell(now)
+        if not self._signals_seen and not any(s.starts for s in self._supervisions):
+            self._standby.refill()  # not beside a start, which would last longer
+        self._publish()
+
+    def _tell(self, now: float) -> None:
+        self._artifacts.look()
         for supervision in self._supervisions:
             with self._reach.attempt(supervision):
                 if supervision.stage is Stage.clearing:
@@ -249,20 +264,11 @@ class Agent:
                     supervision.finish(now)
                 else:
                     supervision.beat(now)
-            silent = now - supervision.beat_at
-            if silent > LEASE_BEATS * self._settings.beat_seconds:
-                supervision.ask("stop", outage=silent)
-        with self._reach.store():
-            self._devices.refresh()
-            self._say_alive()
-            self._beat_at = time.time()
-        with self._reach.store():
-            self._jobs.beat(now)
-        with self._reach.store():
-            self._observer.observe()
-        if not self._signals_seen and not any(s.starts for s in self._supervisions):
-            self._standby.refill()  # not beside a start, which would last longer
-        self._publish()
+        self._devices.refresh()
+        self._say_alive()
+        self._beat_at = time.time()
+        self._jobs.beat(now)
+        self._observer.observe()
 
     def _say_alive(self) -> None:
         views = [view for s in self._supervisions if (view := s.view()) is not None]
@@ -298,19 +304,19 @@ class Agent:
 
     def _claim(self, now: float) -> None:
         """Fill the free slots, and take a job when none is under way."""
-        with self._reach.store():
-            self._devices.refresh()
-            away = self._artifacts.look()
-            while away is None and (free := self._devices.free_slots()):
-                lease = self._store.leases.claim(self._worker_id, self._offers(free))
-                if lease is None:
-                    break
-                slot = next(slot for slot in free if slot.name == lease.slot)
-                supervision = Supervision(self._shop, lease, slot, now)
-                self._supervisions.append(supervision)
-                self._tend(supervision, now)
-            if self._jobs.claim(now):
-                self._watch(self._jobs.pidfd, "job")
+        self._devices.refresh()
+        away = self._artifacts.look()
+        while away is None and (free := self._devices.free_slots()):
+            claimed_at = boottime()
+            lease = self._store.leases.claim(self._worker_id, self._offers(free))
+            if lease is None:
+                break
+            slot = next(slot for slot in free if slot.name == lease.slot)
+            supervision = Supervision(self._shop, lease, slot, now, claimed_at)
+            self._supervisions.append(supervision)
+            self._tend(supervision, now)
+        if self._jobs.claim(now):
+            self._watch(self._jobs.pidfd, "job")
 
     def _offers(self, free: Sequence[Slot]) -> list[SlotOffer]:
         """What runs find in these slots: of the host what is left beside runs that have yet to take
@@ -324,16 +330,15 @@ class Agent:
 
     def _read_intents(self) -> None:
         """After the doorbell: obey what users want of our runs, without waiting for the beat."""
-        with self._reach.store():
-            ids = [supervision.lease.run_id for supervision in self._supervisions]
-            marks = self._store.runs.watch_marks(ids) if ids else {}
-            for supervision in self._supervisions:
-                mark = marks.get(supervision.lease.run_id)
-                if mark is not None and mark.version != supervision.version:
-                    with self._reach.attempt(supervision):
-                        run = self._store.runs.get(supervision.lease.run_id)
-                        supervision.version = run.version
-                        supervision.obey(run.intent)
+        ids = [supervision.lease.run_id for supervision in self._supervisions]
+        marks = self._store.runs.watch_marks(ids) if ids else {}
+        for supervision in self._supervisions:
+            mark = marks.get(supervision.lease.run_id)
+            if mark is not None and mark.version != supervision.version:
+                with self._reach.attempt(supervision):
+                    run = self._store.runs.get(supervision.lease.run_id)
+                    supervision.version = run.version
+                    supervision.obey(run.intent)
 
     def _end_launcher(self, supervision: Supervision) -> None:
         launched = supervision.launched

@@ -16,6 +16,7 @@ class Evidence:
     `end` is the trainer's own last event; `returncode` is the trainer's, negative for a signal,
     None when no launcher lived to report it; `launcher_returncode` is the launcher's own;
     `busy` the launcher's sentence about a held lock;
+    `lapsed`: no beat was stored for so long that the launcher stopped the trainer;
     `fault` an error of the worker itself in dealing with this attempt.
     """
 
@@ -28,7 +29,7 @@ class Evidence:
     hang_seconds: float | None = None
     asked: Literal["stop", "kill"] | None = None
     drained: bool = False
-    outage_seconds: float | None = None
+    lapsed: bool = False
     oom_kills: int = 0
     grace_seconds: float = 0.0
     last_log_line: str | None = None
@@ -63,7 +64,7 @@ def classify(seen: Evidence) -> Verdict:
             f"The trainer made no progress for {seen.hang_seconds:g} seconds and was ended; "
             "its stacks are at the end of the attempt's log.",
         )
-    if seen.asked is not None:
+    if seen.asked is not None or seen.lapsed:
         return Verdict(*_stopped(seen))
     if said is not None:
         return said
@@ -103,15 +104,15 @@ def _said_by_trainer(end: dict[str, Any] | None) -> Verdict | None:
 
 
 def _stopped(seen: Evidence) -> tuple[Reason, str]:
-    """An end that the agent asked for: a drain, an outage of the database, or the user's intent."""
+    """An end that was asked for: a drain, a lease that lapsed, or the user's intent."""
     forced = seen.returncode == -signal.SIGKILL
     how = "ended without a new checkpoint" if forced or seen.end is None else "saved and ended"
     if seen.drained:
         return Reason.drained, f"The worker was shut down; the trainer {how}."
-    if seen.outage_seconds is not None:
+    if seen.lapsed:
         return Reason.interrupted, (
-            f"The database was out of reach for {seen.outage_seconds:.0f} seconds, so the right to "
-            f"this run had lapsed; the trainer {how}."
+            "The database was out of reach, or this worker or its host stood still, for so long "
+            f"that the right to this run had lapsed; the trainer {how}."
         )
     if not seen.started and seen.returncode is None:
         return Reason.interrupted, "Stopped before the trainer had started."

@@ -4,11 +4,13 @@
 
 One JSON object a line on the control socket. From the agent: {"do": "begin", …} once (see Launch),
 {"do": "stop"} (SIGTERM, after the grace time SIGKILL), {"do": "kill"} (SIGKILL now), {"do": "dump"}
-(stacks into the trainer's log). To the agent: {"started": pid}, {"exited": returncode}, {"busy":
-sentence}, {"failed": sentence, "errno": number or null}. The end of the file means that the agent
-is gone, and is a stop. With --standby a trainer is started at once, imports what it needs and waits
-for its attempt. Standard library only and one thread: PDEATHSIG fires when the thread that made the
-child ends, and a light launcher starts in milliseconds.
+(stacks into the trainer's log), {"do": "hold", …} after each beat that was stored (see Tenure). To
+the agent: {"started": pid}, {"exited": returncode}, {"busy": sentence}, {"lapsed": true} (no beat
+was stored for so long that the trainer is stopped), {"failed": sentence, "errno": number or null}.
+The end of the file means that the agent is gone, and is a stop. With --standby a trainer is started
+at once, imports what it needs and waits for its attempt. Standard library only and one thread:
+PDEATHSIG fires when the thread that made the child ends, and a light launcher starts in
+milliseconds.
 """
 
 import argparse
@@ -25,11 +27,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from worker.orders import Control, Launch
+from worker.orders import Control, Launch, boottime
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 LOCK_RETRY_SECONDS = 0.1
+# Timers stand still while a host sleeps, and the clock of a tenure does not: so it is looked at.
+LOOK_SECONDS = 0.5
 # When memory runs out the kernel should take the trainer, never the agent or the API.
 # One that only waits goes first of all.
 TRAINER_OOM_SCORE_ADJ = "500"
@@ -62,7 +66,9 @@ def wait_for_attempt(control: Control) -> Launch | None:
 
 
 def take_locks(attempt: Launch, control: Control) -> list[int] | None:
-    """Lock both files, waiting up to the grace time; None when told to stop or still held."""
+    """Lock both files, waiting up to the grace time; None when told to stop, when the tenure ends
+    before, or when they are still held.
+    """
     deadline = time.monotonic() + attempt.grace_seconds
     held: list[int] = []
     for path in (attempt.slot_lock, attempt.run_lock):
@@ -76,6 +82,9 @@ def take_locks(attempt: Launch, control: Control) -> list[int] | None:
             if control.wait(timeout=LOCK_RETRY_SECONDS) is not None:
                 return None
         held.append(fd)
+    if boottime() >= control.tenure.stop_at:
+        control.tell(lapsed=True)
+        return None
     return held
 
 
@@ -156,27 +165,52 @@ def hand_over(standby: "subprocess.Popen[bytes]", attempt: Launch) -> bool:
     return False
 
 
-def supervise(
-    trainer: "subprocess.Popen[bytes]", pidfd: int, control: Control, grace_seconds: float
-) -> int:
-    """Carry out orders until the trainer has ended; returns its code, negative for a signal."""
+def supervise(pidfd: int, control: Control, grace_seconds: float) -> int:
+    """Carry out orders until the trainer has ended, or until its tenure has; returns its code,
+    negative for a signal. It is not reaped.
+    """
     kill_at: float | None = None
-    while trainer.poll() is None:
-        timeout = None if kill_at is None else max(0.0, kill_at - time.monotonic())
-        order = control.wait(timeout=timeout, pidfd=pidfd)
-        do = order["do"] if order is not None else None
+    while not has_ended(pidfd, 0.0):
+        do = None
+        if kill_at is None and boottime() >= control.tenure.stop_at:
+            control.tell(lapsed=True)
+            do = "stop"
+        elif (order := control.wait(timeout=_until(kill_at, control), pidfd=pidfd)) is not None:
+            do = order["do"]
         if do == "stop" and kill_at is None:
             # Only the trainer: helpers of its own that died now would look like a failure.
             _signal(pidfd, signal.SIGTERM)
-            kill_at = time.monotonic() + grace_seconds
+            kill_at = boottime() + grace_seconds
         elif do == "kill":
             kill_at = 0.0
         elif do == "dump":
             _signal(pidfd, signal.SIGUSR1)
-        if kill_at is not None and time.monotonic() >= kill_at:
+        if boottime() >= _end_of(kill_at, control):
             _signal(pidfd, signal.SIGKILL)
-            trainer.wait()
-    return int(trainer.returncode)
+            has_ended(pidfd, None)
+    return exit_code_of(pidfd)
+
+
+def _end_of(kill_at: float | None, control: Control) -> float:
+    return control.tenure.kill_at if kill_at is None else min(kill_at, control.tenure.kill_at)
+
+
+def _until(kill_at: float | None, control: Control) -> float:
+    """Seconds for which there is nothing to do without an order."""
+    due = control.tenure.stop_at if kill_at is None else _end_of(kill_at, control)
+    return min(LOOK_SECONDS, max(0.0, due - boottime()))
+
+
+def has_ended(pidfd: int, timeout: float | None) -> bool:
+    """Whether a process has ended within so many seconds; None: wait until it has."""
+    return bool(select.select([pidfd], [], [], timeout)[0])
+
+
+def exit_code_of(pidfd: int) -> int:
+    """How a child has ended, which stays a zombie: nobody else gets its process id."""
+    how = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
+    assert how is not None  # noqa: S101 - it was waited for
+    return how.si_status if how.si_code == os.CLD_EXITED else -how.si_status
 
 
 def _signal(pidfd: int, number: int) -> None:
@@ -184,14 +218,16 @@ def _signal(pidfd: int, number: int) -> None:
         signal.pidfd_send_signal(pidfd, number)
 
 
-def end_descendants(process_group: int) -> int:
-    """Kill and reap whatever the trainer left behind; returns how many had to be killed.
+def end_descendants(trainer: "subprocess.Popen[bytes]") -> int:
+    """Kill and reap the trainer and whatever it left behind; returns how many others had to be
+    killed.
 
     As subreaper this process becomes the parent of every orphan below it, also of daemons in
     sessions of their own; when there is no child left there is no descendant left.
     """
-    with suppress(ProcessLookupError):
-        os.killpg(process_group, signal.SIGKILL)
+    if trainer.returncode is None:  # once it is reaped, its number may be another group's
+        os.killpg(trainer.pid, signal.SIGKILL)
+        trainer.wait()
     killed = 0
     while True:
         for pid in children_of(os.getpid()):
@@ -256,14 +292,14 @@ def run(command: list[str], standby: "subprocess.Popen[bytes] | None", control: 
         control.tell(failed=why, errno=getattr(error, "errno", None))
         return
     control.tell(started=trainer.pid)
-    returncode = supervise(trainer, os.pidfd_open(trainer.pid), control, attempt.grace_seconds)
+    returncode = supervise(os.pidfd_open(trainer.pid), control, attempt.grace_seconds)
     control.tell(exited=returncode)  # before the file, which a full disk may refuse
     exit_document = {
         "pid": trainer.pid,
         "returncode": returncode,
         "started_at": started_at,
         "finished_at": time.time(),
-        "escaped": end_descendants(trainer.pid),
+        "escaped": end_descendants(trainer),
     }
     with suppress(OSError):  # the agent has been told; the file is for an agent that comes later
         write_atomically(attempt.attempt_dir / "exit.json", exit_document)
@@ -275,8 +311,8 @@ def main(argv: list[str]) -> int:
     control = Control(arguments.control_fd)
     standby = start_standby(arguments.command) if arguments.standby else None
     run(arguments.command, standby, control)
-    if standby is not None and standby.poll() is None:
-        end_descendants(standby.pid)  # no attempt came for it
+    if standby is not None:
+        end_descendants(standby)  # where no attempt came for it
     return 0
 
 

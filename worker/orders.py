@@ -1,16 +1,44 @@
 """What agent and launcher say to each other: the attempt, and the launcher's side of the socket."""
 
 import json
+import math
 import select
 import signal
 import socket
+import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 Order = dict[str, Any]
 STOP: Order = {"do": "stop"}
 PATHS = ("attempt_dir", "slot_lock", "run_lock")
+
+
+def boottime() -> float:
+    """Seconds since the host's start, those included in which it was asleep: a lease goes on
+    meanwhile.
+    """
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Tenure(NamedTuple):
+    """How long a trainer may train on the strength of the last beat that was stored, in seconds of
+    `boottime`: it is asked to stop at the first, and not alive after the second.
+    """
+
+    stop_at: float = math.inf
+    kill_at: float = math.inf
+
+    def order(self) -> Order:
+        """As JSON can say it."""
+        return {"do": "hold", "stop_at": self.stop_at, "kill_at": self.kill_at}
+
+    @classmethod
+    def of(cls, order: Order) -> "Tenure":
+        """What `order` said."""
+        return cls(order["stop_at"], order["kill_at"])
 
 
 class Launch(NamedTuple):
@@ -35,9 +63,13 @@ class Launch(NamedTuple):
 
 
 class Control:
-    """Orders from the agent, in their order; SIGTERM to the launcher itself is one to stop."""
+    """Orders from the agent, in their order; SIGTERM to the launcher itself is one to stop.
+
+    `tenure` is what the agent has said last of how long the attempt may go on.
+    """
 
     def __init__(self, fd: int) -> None:
+        self.tenure = Tenure()
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(False)
         self._buffer = b""
@@ -51,7 +83,7 @@ class Control:
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
     def wait(self, *, timeout: float | None, pidfd: int | None = None) -> Order | None:
-        """The next order; None after `timeout` seconds, or when `pidfd` ends.
+        """The next order; None after `timeout` seconds, when `pidfd` ends, or with a new tenure.
 
         The end of the file is one order to stop: the agent is gone.
         """
@@ -60,11 +92,9 @@ class Control:
         return self._orders.popleft() if self._orders else None
 
     def tell(self, **message: Any) -> None:
-        """Send one line; a gone agent is no error, the next wait reports it."""
-        try:
+        """Send one line. An agent that is gone is no error: the next wait reports it."""
+        with suppress(OSError):
             self._socket.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
-            self._ended = True
 
     def _receive(self, timeout: float | None, pidfd: int | None) -> None:
         sources = [self._wake] if self._ended else [self._wake, self._socket]
@@ -74,7 +104,14 @@ class Control:
             self._wake.recv(64)
             self._orders.append(STOP)
         if self._socket in ready:
-            self._orders.extend(self._read())
+            self._take(self._read())
+
+    def _take(self, orders: list[Order]) -> None:
+        for order in orders:
+            if order["do"] == "hold":
+                self.tenure = Tenure.of(order)
+            else:
+                self._orders.append(order)
 
     def _read(self) -> list[Order]:
         try:

@@ -12,41 +12,53 @@ log = structlog.get_logger("stoker.worker")
 
 
 class Reach:
-    """Wraps what the agent does; tells once that the database has gone, and that it is back."""
+    """Wraps what the agent does; tells once that the database has gone, and that it is back.
+
+    `is_away`: the last call found no database. Each that does so may last as long as its time
+    limit, so until one succeeds there is one a beat.
+    """
 
     def __init__(self) -> None:
-        self._is_away = False
+        self.is_away = False
 
     @contextmanager
-    def store(self) -> Iterator[None]:
-        """Go on when the store does not answer or refuses; the next beat tries again."""
+    def outage(self) -> Iterator[None]:
+        """Go on when the store does not answer; the next beat tries again."""
         try:
             yield
         except Unavailable as error:
             self._lose(error)
-        except StokerError as error:
-            log.warning("the store refused what the worker asked for", why=error.detail)
-        else:
+
+    @contextmanager
+    def store(self) -> Iterator[None]:
+        """As `outage`, also when the store refuses; for what asks it for sure."""
+        with self.outage():
+            try:
+                yield
+            except Unavailable:
+                raise
+            except StokerError as error:
+                log.warning("the store refused what the worker asked for", why=error.detail)
             self._find()
 
     @contextmanager
     def attempt(self, supervision: Supervision) -> Iterator[None]:
-        """As `store`; any other error ends this attempt, and leaves the other ones alone."""
+        """An error ends this attempt, and leaves the other ones alone; but not that the store does
+        not answer: Unavailable.
+        """
         try:
             yield
-        except Unavailable as error:
-            self._lose(error)
+        except Unavailable:
+            raise
         except Exception as error:  # noqa: BLE001 - whatever it is, other attempts go on
             supervision.fail(error)
-        else:
-            self._find()
 
     def _lose(self, error: Unavailable) -> None:
-        if not self._is_away:
+        if not self.is_away:
             log.warning("the database is out of reach, training goes on", why=error.detail)
-        self._is_away = True
+        self.is_away = True
 
     def _find(self) -> None:
-        if self._is_away:
+        if self.is_away:
             log.info("the database is back")
-        self._is_away = False
+        self.is_away = False

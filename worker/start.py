@@ -23,7 +23,7 @@ from worker.classify import Verdict, failed_here
 from worker.devices import Devices
 from worker.launch.local import Launched, trainer_environment
 from worker.launch.standby import Standby
-from worker.orders import Launch
+from worker.orders import Launch, Tenure
 from worker.preparation import NotFit, NotHere, attempt_document, restore_list, run_dir
 from worker.run_folder import settle_in
 from worker.slots import Slot, lock_is_free, take_lock
@@ -119,7 +119,7 @@ def _completed(store: Store, run_id: int, folder: Path) -> tuple[int, list[dict[
 
 
 def start_attempt(
-    shop: Workshop, lease: Lease, spec: RunSpec, slot: Slot, attempt: AttemptDir
+    shop: Workshop, lease: Lease, spec: RunSpec, slot: Slot, attempt: AttemptDir, tenure: Tenure
 ) -> Started:
     """Launch the attempt. NotFit when the run cannot train here, Unreadable when a checkpoint to
     restore cannot be read now, OSError when the host fails.
@@ -153,7 +153,8 @@ def start_attempt(
             run_lock=folder / "lock",
             grace_seconds=shop.settings.stop_grace_seconds,
             environment=environment,
-        )
+        ),
+        tenure,
     )
     return Started(launched, on_gpu, [*told, *_warnings(lease.restore_points, restore)])
 

@@ -18,19 +18,21 @@ from worker.classify import Evidence, Verdict, classify
 from worker.exporter import RunView
 from worker.ladder import step_down
 from worker.launch.local import Launched
+from worker.orders import boottime
 from worker.preparation import NotFit, parse_spec, run_dir
 from worker.report import Report
 from worker.slots import Slot
 from worker.start import Workshop, locks_are_free, look_back, start_attempt, why_not_started
+from worker.tenure import tenure
 from worker.watchdog import DUMP_SECONDS, Watchdog
 
 log = structlog.get_logger("stoker.worker")
 
 Asked: TypeAlias = Literal["stop", "kill"]
 
-LOCK_RETRY_SECONDS = 0.1
-# So often it is looked whether an attempt has made its first step, which is then beaten at once.
-FIRST_STEP_LOOK_SECONDS = 0.1
+# So often it is looked whether a lock is free, whether an attempt has made its first step, which is
+# then beaten at once, and whether a launcher takes orders again.
+LOOK_SECONDS = 0.1
 # A trainer that said it is done has this long to exit, or the grace time if that is longer.
 EXIT_SECONDS = 10.0
 # While the store is out of reach, no more log than this is held for it.
@@ -49,10 +51,13 @@ class Supervision:
     """One attempt. The agent calls `tick` when it is due, `heard` and `launcher_ended` when a
     descriptor says so, `beat` every beat and `finish` once it has ended.
 
-    Times are monotonic seconds. Store errors other than LeaseLost are the caller's.
+    Times are monotonic seconds, but `claimed_at`, before which the store had not been asked for the
+    run, is boottime. Store errors other than LeaseLost are the caller's.
     """
 
-    def __init__(self, shop: Workshop, lease: Lease, slot: Slot, now: float) -> None:
+    def __init__(
+        self, shop: Workshop, lease: Lease, slot: Slot, now: float, claimed_at: float
+    ) -> None:
         root = shop.settings.artifact_root
         folder = run_dir(root, lease.run_id) / f"attempt-{lease.attempt}"
         self._shop = shop
@@ -62,6 +67,7 @@ class Supervision:
         self._seen = Evidence(grace_seconds=shop.settings.stop_grace_seconds)
         self._oom_kills = oom_kills()
         self._claimed_at = now
+        self._tenure = tenure(claimed_at, shop.settings)
         self._kill_at: float | None = None
         self._abandoned = False
         self._spec: RunSpec | None = None
@@ -73,26 +79,27 @@ class Supervision:
         self.launched: Launched | None = None
         self.stage = Stage.waiting
         self.finish_tried = False
-        self.beat_at = now
         self.version = -1  # of the run, as last read after a ring of the doorbell
         slot.run_id, slot.waiting = lease.run_id, None
 
     def due(self, now: float) -> float | None:
         """When `tick` has to be called next, apart from the beat; None: not before it."""
         if self.stage is Stage.waiting:
-            return now + LOCK_RETRY_SECONDS
+            return now + LOOK_SECONDS
         if self.stage is not Stage.training:
             return None
-        look_at = now + FIRST_STEP_LOOK_SECONDS if self.starts else None
-        return min((at for at in (self._kill_at, look_at) if at is not None), default=None)
+        is_heard = self.launched is None or not self.launched.has_unsent
+        soon = now + LOOK_SECONDS if self.starts or not is_heard else None
+        return min((at for at in (self._kill_at, soon) if at is not None), default=None)
 
     def tick(self, now: float) -> None:
         """What time alone brings: a freed lock, a first step, a hang, a trainer that stays."""
         if self.stage is Stage.waiting:
             self._start(now)
-        elif self.launched is None or self.stage is not Stage.training:
+        if self.launched is None or self.stage is not Stage.training:
             return
-        elif self._kill_at is not None and now >= self._kill_at:
+        self.launched.flush()
+        if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             self.launched.order("kill")
         elif self._hangs(now):
@@ -119,7 +126,9 @@ class Supervision:
             if earlier.completed is not None:
                 self._end_as(*earlier.completed)
                 return
-            started = start_attempt(self._shop, self.lease, spec, self.slot, self._attempt)
+            started = start_attempt(
+                self._shop, self.lease, spec, self.slot, self._attempt, self._tenure
+            )
         except (NotFit, NotFound, Unreadable, OSError) as error:
             self._end(why_not_started(self._shop, error))
             return
@@ -168,12 +177,11 @@ class Supervision:
         elif intent is not Intent.run:
             self.ask("stop")
 
-    def ask(self, do: Asked, *, drained: bool = False, outage: float | None = None) -> None:
+    def ask(self, do: Asked, *, drained: bool = False) -> None:
         """End the attempt; a stop may become a kill, never the other way round."""
         if self.stage is Stage.ended:
             return  # it has been judged already
         self._seen.drained |= drained
-        self._seen.outage_seconds = self._seen.outage_seconds or outage
         if self._seen.asked in (do, "kill"):
             return
         self._seen.asked = do
@@ -215,6 +223,7 @@ class Supervision:
         messages = None if self.launched is None else self.launched.messages()
         for message in messages or ():
             self._seen.started |= "started" in message
+            self._seen.lapsed |= "lapsed" in message
             self._seen.busy = message.get("busy", self._seen.busy)
             self._seen.returncode = message.get("exited", self._seen.returncode)
             if "failed" in message:
@@ -277,13 +286,16 @@ class Supervision:
         if self.stage is Stage.training and self._artifacts.away is None:
             self._gather(now)
         beat = self._report.beat()
+        told_at = boottime()
         try:
             intent = self._shop.store.leases.beat(self.lease.token, beat)
         except LeaseLost:
             self.abandon()
             return
         self._report.told()
-        self.beat_at = now
+        self._tenure = tenure(told_at, self._shop.settings)
+        if self.launched is not None:
+            self.launched.hold(self._tenure)
         if beat.checkpoints:
             self._retain()
         self.obey(intent)

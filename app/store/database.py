@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial, wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, create_engine, event, text
 from sqlalchemy.engine import URL, Engine, make_url
@@ -25,11 +25,15 @@ from app.settings import Settings
 from app.store import sqlite
 from app.store.doorbell import PG_CHANNEL, Doorbell
 
+if TYPE_CHECKING:
+    from app.store.postgres import TimeLimit
+
 # How long a write waits for others' locks before its caller is told that it could not be stored.
 BUSY_TIMEOUT_SECONDS = 10.0
 # An observer asks whether others could write; if it had to wait, so have they.
 OBSERVER_PATIENCE_SECONDS = 1.0
-CONNECT_TIMEOUT_SECONDS = 5
+# A transaction on PostgreSQL may take so often the time that one statement waits for a lock.
+CALL_TO_LOCK = 2.0
 DIALECTS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
 SUPPORTED = (
     "Stoker keeps its data in a SQLite file (sqlite:////path/to/stoker.db) or in PostgreSQL "
@@ -65,12 +69,22 @@ def retried(method: Callable[P, T]) -> Callable[P, T]:
 class Database:
     """Short transactions over one engine. Results are to be materialized inside the block.
 
-    `busy_seconds`: how long a call waits for a SQLite file that others hold.
+    `busy_seconds`: how long a call waits for what others hold, a SQLite file or a row. On
+    PostgreSQL no transaction takes longer than twice that, whatever becomes of the server and the
+    way to it, unless it `may_last`, as one that changes the schema.
     """
 
-    def __init__(self, settings: Settings, busy_seconds: float = BUSY_TIMEOUT_SECONDS) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        busy_seconds: float = BUSY_TIMEOUT_SECONDS,
+        *,
+        may_last: bool = False,
+    ) -> None:
         self.engine = make_engine(settings.database_url, busy_seconds)
         self._busy_seconds = busy_seconds
+        is_limited = not self.is_sqlite and not may_last
+        self._limit = _time_limit(self.engine, busy_seconds) if is_limited else None
         # One answer tells of one moment, however many statements it takes; SQLite always does so.
         self._reader = (
             self.engine
@@ -172,6 +186,8 @@ class Database:
 
     def close(self) -> None:
         self.engine.dispose()
+        if self._limit is not None:
+            self._limit.close()
         if "_hasty" in vars(self):
             self._hasty.close()
 
@@ -214,10 +230,11 @@ def _unreadable_url() -> InvalidRequest:
 
 def _make_postgres_engine(url: URL) -> Engine:
     try:
+        from app.store.postgres import NETWORK  # psycopg is there only with PostgreSQL
+
         return create_engine(
             url,
-            pool_pre_ping=True,
-            connect_args={"connect_timeout": CONNECT_TIMEOUT_SECONDS},
+            connect_args=NETWORK,
             json_serializer=dump_json,
             json_deserializer=load_json,
         )
@@ -229,6 +246,12 @@ def _make_postgres_engine(url: URL) -> Engine:
             f"({error}). Install it into the same environment: pip install 'psycopg[binary]'.",
             code="invalid_settings",
         ) from None
+
+
+def _time_limit(engine: Engine, busy_seconds: float) -> "TimeLimit":
+    from app.store.postgres import TimeLimit  # psycopg is there only with PostgreSQL
+
+    return TimeLimit(engine, CALL_TO_LOCK * busy_seconds, busy_seconds)
 
 
 def _make_sqlite_engine(url: URL, busy_seconds: float) -> Engine:
@@ -270,7 +293,9 @@ def _explained() -> Iterator[None]:
         # without a statement: a parameter of the URL that PostgreSQL does not know.
         is_bad_url = isinstance(error, ProgrammingError) and error.statement is None
         is_damage = type(error) is DatabaseError
-        if not (isinstance(error, OperationalError) or is_damage or is_bad_url):
+        # Such as of a process that stood still in its transaction: the server has ended it.
+        is_cut = error.connection_invalidated
+        if not (isinstance(error, OperationalError) or is_damage or is_bad_url or is_cut):
             raise
         if getattr(error.orig, "sqlstate", None) in BROKEN_OFF:
             raise _BrokenOff(_could_not(error.orig)) from error

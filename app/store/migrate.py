@@ -80,7 +80,7 @@ def alone(settings: Settings) -> Iterator[Connection]:
 
     Nothing is stored when rows would refer to others that are gone.
     """
-    with closing(Database(settings)) as database:
+    with closing(Database(settings, may_last=True)) as database:
         if not database.is_sqlite:
             with database.write() as connection:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": PG_LOCK})

@@ -12,6 +12,7 @@ from psycopg import sql
 
 from app.errors import Unavailable
 from app.store.doorbell import BellListener
+from app.store.postgres import NETWORK
 
 RECONNECT_SECONDS = 1.0
 
@@ -21,7 +22,7 @@ log = structlog.get_logger("stoker.store")
 def ring(conninfo: str, channel: str) -> None:
     """Wake every listener; commits of the store do it on their own connection."""
     try:
-        with psycopg.connect(conninfo, autocommit=True) as connection:
+        with psycopg.connect(conninfo, autocommit=True, **NETWORK) as connection:
             connection.execute(sql.SQL("NOTIFY {}").format(sql.Identifier(channel)))
     except psycopg.Error as error:
         log.warning("nobody can be woken", why=str(error).strip())
@@ -63,7 +64,7 @@ class PostgresListener(BellListener):
         super().close()
 
     def _listen(self) -> psycopg.Connection:
-        connection = psycopg.connect(self._conninfo, autocommit=True)
+        connection = psycopg.connect(self._conninfo, autocommit=True, **NETWORK)
         connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
         return connection
 

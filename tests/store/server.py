@@ -115,6 +115,54 @@ class CommitBreaker:
                             return
 
 
+class FreezingProxy:
+    """A way to a server by TCP that can freeze: then it takes connections and all that is sent, and
+    passes nothing on, in both directions.
+    """
+
+    def __init__(self, url: str) -> None:
+        server = make_url(url)
+        self._server = f"{server.query['host']}/.s.PGSQL.5432"
+        self._door = socket.create_server(("127.0.0.1", 0))
+        host, port = self._door.getsockname()
+        # The host's own word for it would be a socket's folder.
+        plain = server.difference_update_query(["host"])
+        self.url = plain.set(host=host, port=port).render_as_string()
+        self._flows = threading.Event()
+        self._flows.set()
+        threading.Thread(target=self._welcome, daemon=True).start()
+
+    def freeze(self) -> None:
+        self._flows.clear()
+
+    def thaw(self) -> None:
+        self._flows.set()
+
+    def close(self) -> None:
+        self.thaw()
+        self._door.shutdown(socket.SHUT_RDWR)
+        self._door.close()
+
+    def _welcome(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                client, _ = self._door.accept()
+                threading.Thread(target=self._relay, args=(client,), daemon=True).start()
+
+    def _relay(self, client: socket.socket) -> None:
+        with client, socket.socket(socket.AF_UNIX) as server:
+            server.connect(self._server)
+            ends = {client: server, server: client}
+            with suppress(OSError):
+                while True:
+                    for source in select.select(list(ends), [], [])[0]:
+                        data = source.recv(1 << 16)
+                        if not data:
+                            return
+                        self._flows.wait()
+                        ends[source].sendall(data)
+
+
 def _postgres_bin() -> Path:
     found = shutil.which("pg_ctl")
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"), key=str)

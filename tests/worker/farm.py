@@ -32,7 +32,7 @@ class Farm:
         self.starter = starter
         self.settings = load_settings(
             home=home,
-            **{"beat_seconds": 0.1, "exporter_port": 0, "stop_grace_seconds": 20.0, **settings},
+            **{"beat_seconds": 0.2, "exporter_port": 0, "stop_grace_seconds": 20.0, **settings},
         )
         self.environment = os.environ | {
             "STOKER_HOME": str(home),

@@ -104,7 +104,9 @@ def test_only_what_the_spec_keeps_stays_on_disk_and_in_the_store(farm):
     assert folders == {"step-40", "step-35"}
 
 
-def test_kill_does_not_wait_for_the_grace_time(farm):
+def test_kill_does_not_wait_for_the_grace_time(make_farm):
+    farm = make_farm(stop_grace_seconds=3600.0)
+    farm.start_agent()
     run_id = farm.submit(**ENDLESS, on_stop="ignore")
     farm.wait_for_step(run_id, 1)
     farm.want(run_id, Intent.stop)

@@ -56,9 +56,13 @@ def test_a_crash_names_the_signal_and_the_last_line_of_the_log():
     assert "cannot map file" in classify(seen).message
 
 
-def test_an_outage_of_the_database_is_told_with_its_length():
-    seen = Evidence(end=SAVED, returncode=0, asked="stop", outage_seconds=31.2)
-    assert "31 seconds" in classify(seen).message
+def test_a_lease_that_lapsed_is_no_fault_of_the_trainer_however_it_ended():
+    saved = classify(Evidence(end=SAVED, returncode=0, lapsed=True))
+    killed = classify(Evidence(returncode=-signal.SIGKILL, lapsed=True))
+    assert (saved.reason, killed.reason) == (Reason.interrupted, Reason.interrupted)
+    assert "out of reach" in saved.message
+    assert saved.message.endswith("the trainer saved and ended.")
+    assert killed.message.endswith("the trainer ended without a new checkpoint.")
 
 
 def test_a_grace_time_that_was_not_enough_is_told():

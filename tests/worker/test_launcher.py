@@ -22,9 +22,10 @@ from worker.launch.local import (
     start_launcher,
     trainer_environment,
 )
-from worker.orders import Launch
+from worker.orders import Launch, Tenure, boottime
 
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+ENDLESS_TENURE = Tenure(boottime() + 10**6, boottime() + 10**6)
 FAKE_TRAINER = [sys.executable, str(Path(__file__).parent / "fake_trainer.py")]
 
 
@@ -54,9 +55,9 @@ class Attempt:
         self.messages = []
         self.launched: Any = None
 
-    def start(self, command=FAKE_TRAINER):
+    def start(self, command=FAKE_TRAINER, tenure=ENDLESS_TENURE):
         self.launched = start_launcher(self.plan.environment, command)
-        self.launched.begin(self.plan)
+        self.launched.begin(self.plan, tenure)
         return self
 
     def hear(self, key):
@@ -306,3 +307,29 @@ def test_what_the_owner_says_of_memory_is_all_that_is_said(tmp_path, monkeypatch
     found = trainer_environment(tmp_path, gpu=None, threads=1)
     assert found[name] == "1"
     assert len(found.keys() & {"GLIBC_TUNABLES", "THP_MEM_ALLOC_ENABLE"}) == 1
+
+
+def test_an_order_that_a_standing_launcher_does_not_read_is_kept_for_it(attempt):
+    one = attempt({**ENDLESS, "on_stop": "ignore"}, grace=3600).start()
+    eventually(one.steps_begun, "the trainer trains")
+    os.kill(one.launched.pid, signal.SIGSTOP)
+    while not one.launched.has_unsent:
+        one.launched.order("dump")
+    for _ in range(1000):
+        one.launched.hold(ENDLESS_TENURE)
+    one.launched.order("kill")
+    os.kill(one.launched.pid, signal.SIGCONT)
+
+    def sent():
+        one.launched.flush()
+        return not one.launched.has_unsent
+
+    eventually(sent, "the launcher takes what waited")
+    assert one.wait()["returncode"] == -signal.SIGKILL
+
+
+def test_an_agent_that_dies_as_the_trainer_starts_is_a_stop(attempt):
+    one = attempt(ENDLESS)
+    one.start()
+    one.launched.control.close()
+    assert one.wait()["returncode"] is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.compile_cache import cache_folders
-from worker.orders import Launch, Order
+from worker.orders import Launch, Order, Tenure
 
 PACKAGES = Path(__file__).parent.parent.parent
 OWNERS_MEMORY = ("GLIBC_TUNABLES", "THP_MEM_ALLOC_ENABLE")
@@ -51,6 +51,8 @@ class Launched:
     def __init__(self, process: "subprocess.Popen[bytes]", control: socket.socket) -> None:
         self._process = process
         self._buffer = b""
+        self._unsent = b""
+        self._tenure: Tenure | None = None  # the newest that was not sent yet
         self.control = control
         self.pidfd = os.pidfd_open(process.pid)
 
@@ -58,20 +60,40 @@ class Launched:
     def pid(self) -> int:
         return self._process.pid
 
-    def begin(self, launch: Launch) -> None:
-        """Give it its attempt, once."""
+    @property
+    def has_unsent(self) -> bool:
+        """Whether it does not read, and `flush` has something to try again."""
+        return bool(self._unsent)
+
+    def begin(self, launch: Launch, tenure: Tenure) -> None:
+        """Give it its attempt, once, and how long that may go on without another beat."""
+        self.hold(tenure)
         self._send(launch.order())
+
+    def hold(self, tenure: Tenure) -> None:
+        """A beat was stored: the attempt may go on for so long from then."""
+        self._tenure = tenure
+        self.flush()
 
     def order(self, do: str) -> None:
         """Have it stop, kill, or dump."""
         self._send({"do": do})
 
     def _send(self, order: Order) -> None:
-        """A launcher that has just ended needs no order."""
+        self._unsent += _line(order)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the launcher takes now. One that has just ended needs no order."""
         try:
-            self.control.sendall(json.dumps(order).encode() + b"\n")
-        except OSError:
+            while self._unsent or self._tenure is not None:
+                if not self._unsent and self._tenure is not None:
+                    self._unsent, self._tenure = _line(self._tenure.order()), None
+                self._unsent = self._unsent[self.control.send(self._unsent) :]
+        except BlockingIOError:
             return
+        except OSError:
+            self._unsent, self._tenure = b"", None
 
     def messages(self) -> list[dict[str, Any]] | None:
         """What the launcher said since the last call; None at the end of its side."""
@@ -94,6 +116,10 @@ class Launched:
         """Let go of both descriptors; for the launcher a closed socket is an order to stop."""
         self.control.close()
         os.close(self.pidfd)
+
+
+def _line(order: Order) -> bytes:
+    return json.dumps(order).encode() + b"\n"
 
 
 def start_launcher(

@@ -1,0 +1,147 @@
+"""At most one trainer of a run: the launcher ends its own when the agent, the database or the host
+stands still, before anybody else can have taken the run.
+"""
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import closing
+
+import psutil
+import pytest
+
+from app.lifecycle import LEASE_BEATS, Intent, Reason, RunState
+from app.settings import load_settings
+from app.store.artifact_root import MARKER
+from tests.store.server import FreezingProxy, PostgresServer
+from tests.worker.eventually import eventually
+from tests.worker.test_launcher import ENDLESS, attempt  # noqa: F401 - a fixture
+from worker.orders import Tenure, boottime
+from worker.tenure import tenure
+
+IGNORES = {**ENDLESS, "on_stop": "ignore"}
+
+
+def tenure_of(seconds, saving=0.0):
+    kill_at = boottime() + seconds
+    return Tenure(stop_at=kill_at - saving, kill_at=kill_at)
+
+
+def test_the_trainer_is_gone_before_an_observer_can_have_counted_to_the_end(tmp_path):
+    settings = load_settings(home=tmp_path, beat_seconds=2.0, stop_grace_seconds=60.0)
+    assert LEASE_BEATS == 15
+    assert tenure(100.0, settings) == pytest.approx((100 + 28 * 2 / 3, 128.0))
+    short = load_settings(home=tmp_path, beat_seconds=2.0, stop_grace_seconds=5.0)
+    assert tenure(100.0, short) == pytest.approx((123.0, 128.0))
+
+
+def test_a_trainer_whose_tenure_ends_saves_and_ends(attempt):  # noqa: F811
+    one = attempt(ENDLESS, grace=3600).start(tenure=tenure_of(3600, saving=3598))
+    assert one.hear("lapsed") is True
+    assert one.wait()["returncode"] == 0
+    assert list(one.folder.glob("checkpoints/step-*/manifest.json"))
+
+
+def test_one_that_does_not_stop_is_killed_when_the_tenure_is_over(attempt):  # noqa: F811
+    one = attempt(IGNORES, grace=3600).start(tenure=tenure_of(4, saving=1))
+    assert one.wait()["returncode"] == -signal.SIGKILL
+
+
+def test_each_stored_beat_moves_the_end(attempt):  # noqa: F811
+    first = tenure_of(6, saving=0.5)
+    one = attempt(ENDLESS).start(tenure=first)
+    one.hear("started")
+    one.launched.hold(tenure_of(3600))
+    while boottime() < first.kill_at + 2:
+        time.sleep(0.1)
+    assert psutil.Process(one.hear("started")).status() != psutil.STATUS_ZOMBIE
+    assert not any("lapsed" in message for message in one.messages)
+
+
+def test_what_is_over_before_the_trainer_has_started_starts_none(attempt):  # noqa: F811
+    one = attempt(ENDLESS).start(tenure=tenure_of(-1))
+    assert one.hear("lapsed") is True
+    assert one.wait() is None
+    assert not (one.folder / "events.jsonl").exists()
+
+
+def test_time_goes_on_while_the_host_is_asleep(attempt, monkeypatch):  # noqa: F811
+    """The clock of a suspended host has jumped when it wakes; other timers have stood still."""
+    asleep = ["unshare", "--time", "--boottime", "86400"]
+    if subprocess.run([*asleep, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("clocks of one's own need the rights of an administrator")
+    popen = subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda command, **how: popen([*asleep, *command], **how)
+    )
+    one = attempt(IGNORES, grace=3600).start(tenure=tenure_of(3600))
+    assert one.hear("lapsed") is True
+
+
+def started_at(folder):
+    path = folder / "events.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return json.loads(lines[0])["t"] if lines else None
+
+
+def ended_at(folder):
+    return json.loads((folder / "exit.json").read_text())["finished_at"]
+
+
+def test_a_run_of_an_agent_that_stands_still_goes_to_another(make_farm):
+    farm = make_farm(stop_grace_seconds=3600.0)
+    stopped = farm.start_agent()
+    run_id = farm.submit(steps=10**6, pace=0.02, on_stop="ignore")
+    farm.wait_for_step(run_id, 3)
+    farm.start_agent()
+    stopped.send_signal(signal.SIGSTOP)
+    try:
+        farm.wait_for_attempt(run_id, 2)
+        again = eventually(lambda: started_at(farm.folder(run_id, 2)), "it is trained again")
+        assert ended_at(farm.folder(run_id, 1)) < again
+        assert farm.store.attempts.list(run_id)[0].reason is Reason.worker_lost
+    finally:
+        stopped.send_signal(signal.SIGCONT)
+    eventually(lambda: "before this was told" in farm.log() or "lease lost" in farm.log(), "")
+    assert farm.run(run_id).attempt == 2
+    farm.want(run_id, Intent.kill)
+    assert farm.wait_for_end(run_id).state is RunState.stopped
+
+
+@pytest.fixture
+def postgres():
+    server = PostgresServer()
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.mark.postgres
+def test_at_most_one_trainer_while_the_database_is_frozen_for_its_agent(make_farm, postgres):
+    """Two hosts that share the database alone: no lock is between them."""
+    url = postgres.new_database()
+    with closing(FreezingProxy(url)) as proxy:
+        farm = make_farm(database_url=url, beat_seconds=0.5, stop_grace_seconds=3600.0)
+        frozen = farm.start_agent(STOKER_DATABASE_URL=proxy.url)
+        run_id = farm.submit(steps=10**6, pace=0.02, save_every=10**6, on_stop="ignore")
+        farm.wait_for_step(run_id, 3)
+        other = farm.home.with_name("other-host")
+        (other / "artifacts").mkdir(parents=True)
+        shutil.copy(farm.settings.artifact_root / MARKER, other / "artifacts" / MARKER)
+        farm.start_agent(STOKER_HOME=str(other))
+        proxy.freeze()
+        farm.wait_for_attempt(run_id, 2)
+        second = other / "artifacts" / "runs" / str(run_id) / "attempt-2"
+        again = eventually(lambda: started_at(second), "the other host trains it")
+        assert ended_at(farm.folder(run_id, 1)) < again
+        proxy.thaw()
+        # The other host has no slot left: the agent that was cut off goes on as if nothing was.
+        assert farm.wait_for_end(farm.submit(steps=3)).state is RunState.succeeded
+        assert frozen.poll() is None
+        assert farm.run(run_id).attempt == 2
+        farm.want(run_id, Intent.kill)
+        assert farm.wait_for_end(run_id).state is RunState.stopped

@@ -1,0 +1,22 @@
+"""How long a trainer may train on the strength of one stored beat; see docs/design/lease.md."""
+
+from app.lifecycle import LEASE_BEATS
+from app.settings import Settings
+from worker.orders import Tenure
+
+# An observer counts whole reads, and a kill takes a moment: the last of the beats is for these.
+RESERVED_BEATS = 1
+# To save takes time: so much of the lease is for it, or the grace time if that is less.
+SAVING_SHARE = 1 / 3
+
+
+def tenure(told_at: float, settings: Settings) -> Tenure:
+    """What a beat, or a claim, gives that the store was asked for at `told_at` (boottime) and took.
+
+    Nobody else can have seen it earlier, so nobody can have counted to LEASE_BEATS before the
+    trainer is gone.
+    """
+    lease_seconds = (LEASE_BEATS - RESERVED_BEATS) * settings.beat_seconds
+    saving_seconds = min(settings.stop_grace_seconds, lease_seconds * SAVING_SHARE)
+    kill_at = told_at + lease_seconds
+    return Tenure(stop_at=kill_at - saving_seconds, kill_at=kill_at)
