@@ -23,6 +23,7 @@ from app.store.observer import Observer
 from app.store.offers import offers_of
 from app.store.store import Store, open_store
 from app.store.worker_records import NewWorker
+from worker.boundary import Boundary
 from worker.compile_cache import trim_caches
 from worker.devices import Devices
 from worker.exporter import Exporter, Snapshot, WorkerCollector
@@ -34,7 +35,6 @@ from worker.launcher import PR_SET_CHILD_SUBREAPER, prctl
 from worker.orders import boottime
 from worker.orphans import Orphans
 from worker.preparation import threads_of
-from worker.reaching import Reach
 from worker.registration import describe_devices, describe_slots
 from worker.signals import Signals
 from worker.slots import AgentIndex, Slot
@@ -90,7 +90,7 @@ class Agent:
         self._signals_seen = 0
         self._next_beat = time.monotonic()
         self._beat_at: float | None = None
-        self._reach = Reach()
+        self._boundary = Boundary()
         self._orphans = Orphans()
         self._look_due: float | None = self._next_beat
         self._looked_at = 0.0
@@ -157,7 +157,7 @@ class Agent:
             for key, _ in self._selector.select(self._timeout()):
                 self._take_in(*key.data)
             self._act(time.monotonic())
-        with self._reach.store():
+        with self._boundary.store():
             self._store.workers.set_state(self._worker_id, "gone")
         log.info("agent ends")
         return 0
@@ -186,7 +186,7 @@ class Agent:
         elif kind == "job":
             self._end_job()
         elif supervision is not None and supervision.launched is not None:
-            with self._reach.outage(), self._reach.attempt(supervision):
+            with self._boundary.outage(), self._boundary.attempt(supervision):
                 if kind == "launcher":
                     self._end_launcher(supervision)
                 elif not supervision.heard():
@@ -204,20 +204,20 @@ class Agent:
             self._look_due = now
         if self._look_due is not None and now >= self._look_due:
             self._look_due, self._looked_at = None, now
-            if not self._reach.is_away:
+            if not self._boundary.is_away:
                 self._look(now)
         for supervision in self._supervisions:
             is_new = supervision.stage is Stage.ended and not supervision.finish_tried
-            if is_new and not self._reach.is_away:
-                with self._reach.outage(), self._reach.attempt(supervision):
+            if is_new and not self._boundary.is_away:
+                with self._boundary.outage(), self._boundary.attempt(supervision):
                     supervision.finish(now)  # if this cannot be stored, each beat tries again
         self._forget_finished()
 
     def _look(self, now: float) -> None:
-        with self._reach.store():
+        with self._boundary.store():
             self._read_intents()
         if not self._signals_seen:
-            with self._reach.store():
+            with self._boundary.store():
                 self._claim(now)
 
     def _look_soon(self) -> None:
@@ -226,10 +226,10 @@ class Agent:
             self._look_due = self._looked_at + LOOK_GAP_SECONDS
 
     def _tend(self, supervision: Supervision, now: float) -> None:
-        if self._reach.is_away and supervision.stage is Stage.waiting:
+        if self._boundary.is_away and supervision.stage is Stage.waiting:
             return  # to start takes the store
         before = supervision.launched
-        with self._reach.outage(), self._reach.attempt(supervision):
+        with self._boundary.outage(), self._boundary.attempt(supervision):
             supervision.tick(now)
         launched = supervision.launched
         if launched is not None and before is None:
@@ -248,7 +248,7 @@ class Agent:
 
     def _beat(self, now: float) -> None:
         """Tell the store that this agent and its runs live, and what is new of each."""
-        with self._reach.store():
+        with self._boundary.store():
             self._tell(now)
         if not self._signals_seen and not any(s.starts for s in self._supervisions):
             self._standby.refill()  # not beside a start, which would last longer
@@ -257,7 +257,7 @@ class Agent:
     def _tell(self, now: float) -> None:
         self._artifacts.look()
         for supervision in self._supervisions:
-            with self._reach.attempt(supervision):
+            with self._boundary.attempt(supervision):
                 if supervision.stage is Stage.clearing:
                     self._clear(supervision)
                 if supervision.stage is Stage.ended:
@@ -335,7 +335,7 @@ class Agent:
         for supervision in self._supervisions:
             mark = marks.get(supervision.lease.run_id)
             if mark is not None and mark.version != supervision.version:
-                with self._reach.attempt(supervision):
+                with self._boundary.attempt(supervision):
                     run = self._store.runs.get(supervision.lease.run_id)
                     supervision.version = run.version
                     supervision.obey(run.intent)
@@ -360,7 +360,7 @@ class Agent:
 
     def _end_job(self) -> None:
         self._selector.unregister(self._jobs.pidfd)
-        with self._reach.store():
+        with self._boundary.store():
             self._jobs.ended()
         self._look_soon()
 
@@ -383,7 +383,7 @@ class Agent:
         for supervision in self._supervisions:
             supervision.ask(do, drained=True)
         if first:
-            with self._reach.store():
+            with self._boundary.store():
                 self._store.workers.set_state(self._worker_id, "draining")
 
 

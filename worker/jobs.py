@@ -10,7 +10,7 @@ from typing import IO
 
 import structlog
 
-from app.errors import LeaseLost
+from app.errors import LeaseLost, StokerError, Unavailable
 from app.settings import Settings
 from app.store.artifact_root import ArtifactRoot
 from app.store.store import Store
@@ -88,8 +88,8 @@ class JobRunner:
                 return False
             try:
                 self._child = _start(job, self._work_of(job), now)
-            except (ValueError, OSError) as error:
-                self._tell(Outcome(job, error=f"{error}."))
+            except Exception as error:  # noqa: BLE001 - see _failed
+                self._tell(_failed(job, error))
             else:
                 return True
         return False
@@ -121,7 +121,11 @@ class JobRunner:
         child.output.seek(0)
         text = child.output.read(OUTPUT_BYTES)
         child.close()
-        self._tell(child.work.outcome(End(text, returncode, child.too_slow)))
+        try:
+            outcome = child.work.outcome(End(text, returncode, child.too_slow))
+        except Exception as error:  # noqa: BLE001 - see _failed
+            outcome = _failed(child.job, error)
+        self._tell(outcome)
 
     def _tell(self, outcome: Outcome) -> None:
         self._untold = outcome
@@ -136,6 +140,13 @@ class JobRunner:
             )
         except LeaseLost as lost:
             log.warning("a job was given to another worker", job=job.id, why=lost.detail)
+        except Unavailable:
+            raise
+        except Exception as error:
+            if outcome.error is None:
+                self._tell(_failed(job, error))
+                return
+            log.exception("the end of a job cannot be told", job=job.id)
         self._untold = None
         log.info("job ended", job=job.id, kind=job.kind, error=outcome.error)
 
@@ -143,6 +154,17 @@ class JobRunner:
         """Kill the child; another agent takes its job up again."""
         if self._child is not None:
             self._child.close()
+
+
+def _failed(job: JobRecord, error: Exception) -> Outcome:
+    """How far an error of a job reaches, whatever it is: to the job's end, which tells of it."""
+    if isinstance(error, ValueError | OSError):
+        return Outcome(job, error=f"{error}.")
+    if isinstance(error, StokerError):
+        return Outcome(job, error=error.detail)
+    log.error("a job fails here", job=job.id, kind=job.kind, exc_info=error)
+    told = f"The worker could not do it ({type(error).__name__}: {error}); its log says more."
+    return Outcome(job, error=told)
 
 
 def _start(job: JobRecord, work: Work, now: float) -> Child:

@@ -25,7 +25,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from worker.orders import Control, Launch, boottime
 
@@ -110,7 +110,7 @@ def start_trainer(
     oom_score_adj: str,
     *,
     stdin: int,
-    stdout: int | None = None,
+    pass_fds: tuple[int, ...] = (),
 ) -> "subprocess.Popen[bytes]":
     """Start a trainer in a session of its own, bound to this process's life."""
     launcher = os.getpid()
@@ -124,44 +124,57 @@ def start_trainer(
     return subprocess.Popen(
         command,
         stdin=stdin,
-        stdout=stdout,
+        pass_fds=pass_fds,
         env=environment,
         start_new_session=True,
         preexec_fn=bind_to_launcher,  # safe, since this process has one thread
     )
 
 
-def start_standby(command: list[str]) -> "subprocess.Popen[bytes] | None":
+class Standby(NamedTuple):
+    """A trainer that was started ahead, and where it says that it is ready: not its output, since
+    what it imports may print.
+    """
+
+    trainer: "subprocess.Popen[bytes]"
+    ready: int
+
+
+def start_standby(command: list[str]) -> Standby | None:
     """Start a trainer ahead of its attempt; None where that fails, and one starts when it comes."""
+    ready, theirs = os.pipe()
     try:
-        return start_trainer(
-            [*command, "--standby"],
+        trainer = start_trainer(
+            [*command, "--standby", str(theirs)],
             dict(os.environ),
             STANDBY_OOM_SCORE_ADJ,
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            pass_fds=(theirs,),
         )
     except (OSError, subprocess.SubprocessError):
         return None
+    finally:
+        os.close(theirs)
+    return Standby(trainer, ready)
 
 
-def hand_over(standby: "subprocess.Popen[bytes]", attempt: Launch) -> bool:
+def hand_over(standby: Standby, attempt: Launch) -> bool:
     """Give the attempt to the trainer that waits for one; False, and it is gone, if it does not.
 
     One that still imports does so at idle priority, and might for minutes.
     """
     order = {"attempt_dir": str(attempt.attempt_dir), "environment": attempt.environment}
-    said, told = standby.stdout, standby.stdin
-    assert said is not None  # noqa: S101 - a pipe was asked for
-    assert told is not None  # noqa: S101 - as above
+    trainer, told = standby.trainer, standby.trainer.stdin
+    assert told is not None  # noqa: S101 - a pipe was asked for
     with suppress(OSError):  # it has just died
-        if select.select([said], [], [], 0)[0] and said.readline() == STANDBY_READY:
-            Path(f"/proc/{standby.pid}/oom_score_adj").write_text(TRAINER_OOM_SCORE_ADJ)
+        is_heard = select.select([standby.ready], [], [], 0)[0]
+        if is_heard and os.read(standby.ready, 64) == STANDBY_READY:
+            Path(f"/proc/{trainer.pid}/oom_score_adj").write_text(TRAINER_OOM_SCORE_ADJ)
             told.write(json.dumps(order).encode() + b"\n")
             told.close()
-            return standby.poll() is None
-    standby.kill()
-    standby.wait()
+            return trainer.poll() is None
+    trainer.kill()
+    trainer.wait()
     return False
 
 
@@ -262,11 +275,11 @@ def write_atomically(path: Path, document: dict[str, Any]) -> None:
 
 
 def begin(
-    command: list[str], standby: "subprocess.Popen[bytes] | None", attempt: Launch
+    command: list[str], standby: Standby | None, attempt: Launch
 ) -> "subprocess.Popen[bytes]":
     """The attempt's trainer: the one that waits, or a new one."""
     if standby is not None and hand_over(standby, attempt):
-        return standby
+        return standby.trainer
     return start_trainer(
         [*command, str(attempt.attempt_dir)],
         attempt.environment,
@@ -275,7 +288,7 @@ def begin(
     )
 
 
-def run(command: list[str], standby: "subprocess.Popen[bytes] | None", control: Control) -> None:
+def run(command: list[str], standby: Standby | None, control: Control) -> None:
     """Wait for the attempt and see it through; the locks end with this process."""
     attempt = wait_for_attempt(control)
     if attempt is None:
@@ -312,7 +325,7 @@ def main(argv: list[str]) -> int:
     standby = start_standby(arguments.command) if arguments.standby else None
     run(arguments.command, standby, control)
     if standby is not None:
-        end_descendants(standby)  # where no attempt came for it
+        end_descendants(standby.trainer)  # where no attempt came for it
     return 0
 
 

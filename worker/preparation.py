@@ -54,7 +54,11 @@ def datasets_of(lease: Lease) -> list[DatasetRecord]:
 
 def confined(path: str, root: Path) -> Path:
     """The absolute path below `root`, symbolic links resolved; ValueError when it leaves it."""
-    whole = (root / path).resolve()
+    try:
+        whole = (root / path).resolve()
+    except (RuntimeError, OSError) as error:  # RuntimeError: until Python 3.13, links in a circle
+        why = error.strerror if isinstance(error, OSError) else "its links lead in a circle"
+        raise ValueError(f"{path} cannot be followed: {why}") from None
     if not whole.is_relative_to(root.resolve()):
         raise ValueError(f"{path} leads out of {root}")
     return whole

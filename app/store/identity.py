@@ -34,7 +34,10 @@ def is_known_dead(identity: ProcessIdentity) -> bool:
     """Whether the process has certainly ended; False also when it is of another host or boot."""
     if (identity.host, identity.boot_id) != (socket.gethostname(), _boot_id()):
         return False
-    return _start_time(identity.pid) != identity.start_time
+    try:
+        return _start_time(identity.pid) != identity.start_time
+    except PermissionError:
+        return False
 
 
 @cache
@@ -46,11 +49,26 @@ def _boot_id() -> str:
 def _start_time(pid: int) -> float | None:
     """Clock ticks from the boot to the start of the process; None when there is no such process.
 
-    A zombie counts as ended: it holds nothing any more and never beats again.
+    A zombie counts as ended: it holds nothing any more and never beats again. PermissionError when
+    there is one that may not be seen: where /proc is mounted with `hidepid`, another user's is not
+    there, or cannot be read.
     """
     try:
         stat = (PROC / str(pid) / "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
+        if _exists(pid):
+            raise PermissionError(f"/proc does not show process {pid}") from None
         return None
     fields = stat.rpartition(")")[2].split()  # the name before may hold spaces and parentheses
     return None if fields[0] in ("Z", "X") else float(fields[19])
+
+
+def _exists(pid: int) -> bool:
+    """Whether there is such a process, also one that /proc hides."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True

@@ -233,10 +233,12 @@ def start_trainer(
 ) -> subprocess.Popen[bytes]:
     """The trainer as a process, which fails at a warning; with `standby` told of its attempt."""
     given = {"OMP_NUM_THREADS": "1", **environment}
-    with (folder / "trainer.log").open("wb") as log:
+    with (folder / "trainer.log").open("wb") as log, Path(os.devnull).open("wb") as unheard:
+        standing_by = ["-c", STANDING_BY, "--standby", str(unheard.fileno())]
         process = subprocess.Popen(
             [sys.executable, "-W", "error"]
-            + (["-c", STANDING_BY, "--standby"] if standby else ["-m", "worker.trainer", folder]),
+            + (standing_by if standby else ["-m", "worker.trainer", str(folder)]),
+            pass_fds=(unheard.fileno(),),
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

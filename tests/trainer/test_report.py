@@ -56,6 +56,17 @@ def test_progress_has_every_agreed_field(lab: Lab) -> None:
     assert 0 <= progress["data_wait_ratio"] <= 1
 
 
+def test_what_was_applied_is_there_as_a_whole_or_not_at_all(lab: Lab) -> None:
+    """Written in place, it would be seen half done; a file that takes its place leaves the other."""
+    folder = lab.prepare()
+    earlier = folder / "earlier"
+    earlier.write_text("as it was")
+    (folder / "applied.json").hardlink_to(earlier)
+    lab.execute(folder)
+    assert json.loads((folder / "applied.json").read_text())["applied"]
+    assert earlier.read_text() == "as it was"
+
+
 def test_totals_are_the_attempts_and_steps_are_the_runs(lab: Lab) -> None:
     parent = lab.run()
     restore = [{"path": str(parent.checkpoint(4)), "carry": "full", "own": False}]

@@ -17,27 +17,30 @@ from tests.worker.eventually import eventually
 def test_it_has_imported_when_it_is_ready_and_trains_as_any_other(lab: Lab) -> None:
     endless = {"training": {"epochs": 100_000}, "early_stopping": None}
     folder = lab.prepare(patch=endless)
+    heard, told = os.pipe()
     with subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "worker.trainer", "--standby"],
+        [sys.executable, "-W", "error", "-m", "worker.trainer", "--standby", str(told)],
         stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        pass_fds=(told,),
         stderr=subprocess.DEVNULL,
         start_new_session=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     ) as process:
         try:
-            follow(process, folder)
+            os.close(told)
+            follow(process, folder, heard)
         finally:
             process.kill()  # if it has not ended, and a failure above is to be told
     assert read_events(folder)[-1]["reason"] == "interrupted"
 
 
-def follow(process: subprocess.Popen[bytes], folder: Path) -> None:
+def follow(process: subprocess.Popen[bytes], folder: Path, heard: int) -> None:
     """From the start to a stop."""
     assert process.stdin is not None
-    assert process.stdout is not None
     own = Path(f"/proc/{process.pid}")
-    assert process.stdout.readline() == b"ready\n"
+    with open(heard, "rb") as pipe:
+        assert pipe.read() == b"ready\n"
     assert "libtorch_cpu" in (own / "maps").read_text()
     assert "hdf5" in (own / "maps").read_text()
     order = {"attempt_dir": str(folder), "environment": {"CUDA_VISIBLE_DEVICES": ""}}

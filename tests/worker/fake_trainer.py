@@ -167,8 +167,10 @@ class FakeTrainer:
         sys.stdout.write(message + "\n")
 
 
-def wait_for_attempt():
-    os.write(1, b"ready\n")
+def wait_for_attempt(told):
+    sys.stdout.write("an import prints a line\n")
+    sys.stdout.flush()
+    os.write(told, b"ready\n")
     Path(os.environ["STOKER_HOME"], f"ready-{os.getpid()}").touch()
     line = sys.stdin.readline()
     if not line:
@@ -181,7 +183,8 @@ def wait_for_attempt():
 
 
 if __name__ == "__main__":
-    attempt_dir = wait_for_attempt() if sys.argv[1] == "--standby" else Path(sys.argv[1])
+    is_standby = sys.argv[1] == "--standby"
+    attempt_dir = wait_for_attempt(int(sys.argv[2])) if is_standby else Path(sys.argv[1])
     sys.stdout.write("fake trainer starts\n")
     sys.stdout.write(f"it sees the device {os.environ.get('CUDA_VISIBLE_DEVICES')!r}\n")
     FakeTrainer(attempt_dir).train()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from sqlalchemy import update
 
-from app.lifecycle import Intent
+from app.lifecycle import Intent, Reason, RunState
 from app.store.jobs import MAX_ATTEMPTS, add_job
 from app.store.tables import jobs
 from tests.worker.eventually import eventually
@@ -53,6 +53,34 @@ def test_a_link_out_of_the_data_root_is_not_followed(farm, data_root, tmp_path):
     record = inspected(farm, "link", "link.h5")
     assert record.state == "invalid"
     assert "leads out of" in record.message
+
+
+def test_a_link_to_itself_ends_no_worker(farm, data_root):
+    (data_root / "loop.h5").symlink_to("loop.h5")
+    record = inspected(farm, "loop", "loop.h5")
+    assert record.state == "invalid"
+    assert "loop.h5" in record.message
+    assert "Traceback" not in farm.log()
+    assert farm.agents[0].poll() is None
+
+
+def test_a_run_whose_dataset_became_a_link_to_itself_fails_with_a_sentence(farm, data_root):
+    (data_root / "waves.h5").symlink_to("waves.h5")
+    run = farm.wait_for_end(farm.submit(steps=3))
+    assert (run.state, run.reason) == (RunState.failed, Reason.data_error)
+    assert "waves" in run.message
+    assert farm.agents[0].poll() is None
+
+
+def test_a_job_that_nobody_foresaw_fails_by_itself_and_is_told(farm):
+    with farm.store.database.write(ring=True) as connection:
+        job_id = add_job(connection, "inspect_dataset", {"name": "without a path"}, now=0.0)
+    state, error = ended(farm, job_id)
+    assert state == "failed"
+    assert "KeyError" in error
+    assert "a job fails here" in farm.log()
+    assert "Traceback" in farm.log()
+    assert farm.wait_for_end(farm.submit(steps=3)).state is RunState.succeeded
 
 
 def ended(farm, job_id):

@@ -47,7 +47,7 @@ def begin(tmp_path, standby):
 
 SLOW = """
 import os, sys, time
-if sys.argv[-1] == "--standby":
+if "--standby" in sys.argv:
     time.sleep(600)
 os.execv(sys.argv[1], sys.argv[1:])
 """

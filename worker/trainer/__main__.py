@@ -1,6 +1,7 @@
 """`python -m worker.trainer ATTEMPT_DIR`: runs one attempt and says in `end` how it ended.
 
-With `--standby` in place of the folder it gets ready first and waits to be told.
+With `--standby FD` in place of the folder it gets ready first, says so to that descriptor, and
+waits to be told.
 """
 
 import logging
@@ -64,7 +65,9 @@ def _fail(events: EventLog, reason: Reason, message: str, **more: Any) -> int:
 
 
 if __name__ == "__main__":
-    code = main(wait_for_attempt() if sys.argv[1] == "--standby" else Path(sys.argv[1]))
+    code = main(
+        wait_for_attempt(int(sys.argv[2])) if sys.argv[1] == "--standby" else Path(sys.argv[1])
+    )
     # Not sys.exit: taking torch apart lasts over a second, which every stop would wait for.
     # Events, losses and checkpoints are on disk by now; only the log has a buffer, and a loader's
     # fork server a folder for temporary files.

@@ -25,6 +25,7 @@ from worker.trainer.progress import PhaseProgress, Rates, Totals, training_progr
 from worker.trainer.pulse import Pulse
 from worker.trainer.state import Scores, TrainState
 from worker.trainer.step import EPOCH, WINDOW, TrainingStep
+from worker.trainer.whole_file import whole_file
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,8 @@ class Report:
         """What this attempt really uses; `applied.json` says the same."""
         document = {"applied": applied, "environment": environment}
         self.events.emit("applied", **document)
-        self.events.path.with_name("applied.json").write_text(json.dumps(document, indent=1))
+        with whole_file(self.events.path.with_name("applied.json")) as file:
+            file.write_text(json.dumps(document, indent=1))
 
     def enter(self, phase: str, steps: int = 0, first: int = 0) -> None:
         """Go on to a phase of so many batches or steps (0: unknown), of which `first` are done."""

@@ -14,15 +14,17 @@ AUTOGROUP = Path("/proc/self/autogroup")
 AUTOGROUP_TRIES = 20
 
 
-def wait_for_attempt() -> Path:
+def wait_for_attempt(told: int) -> Path:
     """The attempt's folder, which comes as a line of standard input; ends the process if none does.
 
-    Says `ready` when it has imported; after the line its output goes to the attempt's log.
+    Says `ready` to the descriptor `told` when it has imported; after the line its output goes to
+    the attempt's log.
     """
     loading = threading.Thread(target=_load)
     loading.start()
     loading.join()
-    os.write(1, b"ready\n")
+    os.write(told, b"ready\n")
+    os.close(told)
     line = sys.stdin.buffer.readline()
     if not line:
         os._exit(0)  # the launcher is gone

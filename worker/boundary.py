@@ -11,7 +11,7 @@ from worker.supervisor import Supervision
 log = structlog.get_logger("stoker.worker")
 
 
-class Reach:
+class Boundary:
     """Wraps what the agent does; tells once that the database has gone, and that it is back.
 
     `is_away`: the last call found no database. Each that does so may last as long as its time
