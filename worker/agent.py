@@ -26,8 +26,9 @@ from app.store.worker_records import NewWorker
 from worker.boundary import Boundary
 from worker.compile_cache import trim_caches
 from worker.devices import Devices
+from worker.errand import WatchedRoot
 from worker.exporter import Exporter, Snapshot, WorkerCollector
-from worker.host import checkout, host_now, host_setup
+from worker.host import checkout, host_setup
 from worker.jobs import JobRunner
 from worker.launch.local import PACKAGES, trainer_environment
 from worker.launch.standby import Standby
@@ -35,7 +36,7 @@ from worker.launcher import PR_SET_CHILD_SUBREAPER, prctl
 from worker.orders import boottime
 from worker.orphans import Orphans
 from worker.preparation import threads_of
-from worker.registration import describe_devices, describe_slots
+from worker.registration import FreeNow, describe_devices, describe_slots
 from worker.signals import Signals
 from worker.slots import AgentIndex, Slot
 from worker.start import Workshop
@@ -45,9 +46,6 @@ log = structlog.get_logger("stoker.worker")
 
 # Rings of the doorbell closer together than this are answered by one look at the database.
 LOOK_GAP_SECONDS = 0.02
-# Free memory and disk are told with each beat, but read anew only after so long: to read them costs
-# as much as the rest of the beat. The guard at claim reads them itself.
-HOST_SECONDS = 10.0
 # For a SQLite file that others hold: far below the lease, so that signals are served meanwhile.
 # What could not be told is told by the next beat.
 BUSY_SECONDS = 5.0
@@ -72,14 +70,14 @@ class Agent:
         threads = threads_of("auto", len(self._devices.slots))
         usual = trainer_environment(settings.home, gpu=None, threads=threads)
         self._standby = self._own(Standby(settings.standby, usual, trainer_command))
-        self._artifacts = ArtifactRoot(store.database, settings.artifact_root)
+        self._artifacts = WatchedRoot(ArtifactRoot(store.database, settings.artifact_root))
         self._artifacts.look()
         self._shop = Workshop(settings, store, self._artifacts, self._devices, code, self._standby)
         self._collector = WorkerCollector(
             home=settings.home, data=settings.data_root, artifacts=settings.artifact_root
         )
         self._facts = host_setup() | {"metrics_url": self._serve_metrics()}
-        self._host_due = 0.0
+        self._free = FreeNow(settings.artifact_root)
         self._worker_id = self._register()
         self._jobs = self._own(
             JobRunner(settings, store, self._devices, self._artifacts, self._worker_id)
@@ -144,11 +142,7 @@ class Agent:
         )
 
     def _host_facts(self) -> dict[str, Any]:
-        now = time.monotonic()
-        if now >= self._host_due:
-            self._host_due = now + HOST_SECONDS
-            self._facts |= host_now(self._settings.artifact_root)
-        return self._facts | {"artifacts_away": self._artifacts.away}
+        return self._facts | self._free.now() | {"artifacts_away": self._artifacts.away}
 
     def run(self) -> int:
         """Work until drained; the exit code of the process."""

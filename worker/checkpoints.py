@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from app.spec.training import Checkpointing
 from app.store.records import CheckpointRecord, DamagedCheckpoint, NewCheckpoint
+
+log = structlog.get_logger("stoker.worker")
 
 STEP_DIR = re.compile(r"step-(\d+)")
 ATTEMPT_DIR = re.compile(r"attempt-(\d+)")
@@ -160,6 +164,19 @@ def remove(path: Path) -> None:
     (path / "manifest.json").unlink(missing_ok=True)
     if path.exists():
         shutil.rmtree(path)
+
+
+def remove_all(artifact_root: Path, paths: Sequence[str]) -> list[str]:
+    """Remove checkpoints; those that are gone. What could not be removed is tried again."""
+    removed = []
+    for path in paths:
+        try:
+            remove(artifact_root / path)
+        except OSError as error:
+            log.warning("an old checkpoint could not be removed", path=path, why=str(error))
+        else:
+            removed.append(path)
+    return removed
 
 
 def remove_leftovers(run_dir: Path) -> None:

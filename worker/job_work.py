@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from app.settings import Settings
-from app.store.artifact_root import ArtifactRoot
 from app.store.records import CheckpointRecord, Inspection
 from app.store.worker_records import JobRecord
+from worker.errand import WatchedRoot
 from worker.preparation import confined
 
 # A damaged file can make the HDF5 library crash, loop or allocate without end.
@@ -83,7 +83,7 @@ def inspection(job: JobRecord, settings: Settings) -> Work:
     )
 
 
-def removal(job: JobRecord, artifacts: ArtifactRoot) -> Work:
+def removal(job: JobRecord, artifacts: WatchedRoot) -> Work:
     """Remove artifacts. ValueError when a path leads out of the artifact root, or is all of it.
 
     While the root is away, what was to be removed is not gone.

@@ -12,10 +12,10 @@ import structlog
 
 from app.errors import LeaseLost, StokerError, Unavailable
 from app.settings import Settings
-from app.store.artifact_root import ArtifactRoot
 from app.store.store import Store
 from app.store.worker_records import JobRecord
 from worker.devices import Devices
+from worker.errand import WatchedRoot
 from worker.job_work import (
     OUTPUT_BYTES,
     End,
@@ -59,7 +59,7 @@ class JobRunner:
         settings: Settings,
         store: Store,
         devices: Devices,
-        artifacts: ArtifactRoot,
+        artifacts: WatchedRoot,
         worker_id: int,
     ) -> None:
         self._settings = settings

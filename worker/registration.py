@@ -1,12 +1,42 @@
 """What the agent writes into the workers table about itself, its slots and its devices."""
 
+import time
 from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from worker.errand import PATIENCE_SECONDS, Errand
+from worker.host import host_now
 from worker.slots import Slot
 from worker.telemetry import GpuSample
 
 Document = dict[str, Any]
+
+# Free memory and disk are told with each beat, but read anew only after so long: to read them costs
+# as much as the rest of the beat. The guard at claim reads them itself.
+HOST_SECONDS = 10.0
+FIRST_SECONDS = 5.0
+
+
+class FreeNow:
+    """What the host has free, as it was when its disks answered last."""
+
+    def __init__(self, artifact_root: Path) -> None:
+        self._root = artifact_root
+        self._known: Document = {}
+        self._due = 0.0
+        self._look: Errand[Document] | None = None
+
+    def now(self) -> Document:
+        now = time.monotonic()
+        if self._look is None and now >= self._due:
+            self._due = now + HOST_SECONDS
+            self._look = Errand(partial(host_now, self._root))
+            self._look.is_done(PATIENCE_SECONDS if self._known else FIRST_SECONDS)
+        if self._look is not None and self._look.is_done():
+            self._known, self._look = self._look.result(), None
+        return self._known
 
 
 def describe_slots(

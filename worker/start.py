@@ -13,7 +13,6 @@ from app.errors import NotFound
 from app.lifecycle import REASON_POLICY, Reason
 from app.settings import Settings
 from app.spec.run import RunSpec
-from app.store.artifact_root import ArtifactRoot
 from app.store.records import Lease, NewEvent, RestorePoint
 from app.store.store import Store
 from worker.attempt import AttemptDir
@@ -21,10 +20,18 @@ from worker.checkpoints import Reconciled, Unreadable, on_disk, reconcile, remov
 from worker.claim_guard import Place, guard_claim, memory_beside, new_findings
 from worker.classify import Verdict, failed_here
 from worker.devices import Devices
-from worker.launch.local import Launched, trainer_environment
+from worker.errand import WatchedRoot
+from worker.launch.local import trainer_environment
 from worker.launch.standby import Standby
-from worker.orders import Launch, Tenure
-from worker.preparation import NotFit, NotHere, attempt_document, restore_list, run_dir
+from worker.orders import Launch
+from worker.preparation import (
+    NotFit,
+    NotHere,
+    attempt_document,
+    parse_spec,
+    restore_list,
+    run_dir,
+)
 from worker.run_folder import settle_in
 from worker.slots import Slot, lock_is_free, take_lock
 
@@ -41,7 +48,7 @@ class Workshop:
 
     settings: Settings
     store: Store
-    artifacts: ArtifactRoot
+    artifacts: WatchedRoot
     devices: Devices
     checkout: dict[str, Any]
     standby: Standby
@@ -61,10 +68,12 @@ class Earlier:
 
 
 @dataclass(frozen=True)
-class Started:
-    """A launched attempt."""
+class Prepared:
+    """All that an attempt needs; `launch`: None where an earlier one had trained to the end."""
 
-    launched: Launched
+    spec: RunSpec
+    earlier: Earlier
+    launch: Launch | None
     on_gpu: bool
     warnings: list[NewEvent]
 
@@ -118,12 +127,19 @@ def _completed(store: Store, run_id: int, folder: Path) -> tuple[int, list[dict[
     return None
 
 
-def start_attempt(
-    shop: Workshop, lease: Lease, spec: RunSpec, slot: Slot, attempt: AttemptDir, tenure: Tenure
-) -> Started:
-    """Launch the attempt. NotFit when the run cannot train here, Unreadable when a checkpoint to
-    restore cannot be read now, OSError when the host fails.
+def prepare(shop: Workshop, lease: Lease, slot: Slot, attempt: AttemptDir) -> Prepared | None:
+    """Look back, judge the spec here, and make the attempt's folder; None while a process of an
+    earlier attempt lives. It reads and writes on disks that may hang.
+
+    NotFit when the run cannot train here, Unreadable when a checkpoint to restore cannot be read
+    now, OSError when the host fails.
     """
+    if not locks_are_free(shop, lease, slot):
+        return None
+    spec = parse_spec(lease)
+    earlier = look_back(shop, lease)
+    if earlier.completed is not None:
+        return Prepared(spec, earlier, None, on_gpu=False, warnings=[])
     root = shop.settings.artifact_root
     folder = run_dir(root, lease.run_id)
     place = Place(shop.devices.as_offered(slot), len(shop.devices.slots))
@@ -145,18 +161,15 @@ def start_attempt(
     on_gpu = document["device"] != "cpu"
     uuid, threads = slot.uuid if on_gpu else None, document["threads"]
     environment = trainer_environment(shop.settings.home, gpu=uuid, threads=threads)
-    launched = shop.standby.launcher(environment)
-    launched.begin(
-        Launch(
-            attempt_dir=attempt.path,
-            slot_lock=slot.lock_path,
-            run_lock=folder / "lock",
-            grace_seconds=shop.settings.stop_grace_seconds,
-            environment=environment,
-        ),
-        tenure,
+    launch = Launch(
+        attempt_dir=attempt.path,
+        slot_lock=slot.lock_path,
+        run_lock=folder / "lock",
+        grace_seconds=shop.settings.stop_grace_seconds,
+        environment=environment,
     )
-    return Started(launched, on_gpu, [*told, *_warnings(lease.restore_points, restore)])
+    warnings = [*told, *_warnings(lease.restore_points, restore)]
+    return Prepared(spec, earlier, launch, on_gpu, warnings)
 
 
 def why_not_started(shop: Workshop, error: NotFit | NotFound | Unreadable | OSError) -> Verdict:

@@ -2,6 +2,7 @@
 
 from collections.abc import Set as AbstractSet
 from enum import StrEnum
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import structlog
@@ -13,16 +14,18 @@ from app.spec.run import RunSpec
 from app.store.records import Finish, Lease
 from worker.attempt import AttemptDir
 from worker.backoff import retry_delay_seconds
-from worker.checkpoints import Unreadable, beyond_retention, remove
+from worker.checkpoints import Unreadable
 from worker.classify import Evidence, Verdict, classify
+from worker.errand import PATIENCE_SECONDS, Errand
 from worker.exporter import RunView
 from worker.ladder import step_down
 from worker.launch.local import Launched
 from worker.orders import boottime
-from worker.preparation import NotFit, parse_spec, run_dir
+from worker.preparation import NotFit, run_dir
 from worker.report import Report
+from worker.retention import Retention
 from worker.slots import Slot
-from worker.start import Workshop, locks_are_free, look_back, start_attempt, why_not_started
+from worker.start import Prepared, Workshop, prepare, why_not_started
 from worker.tenure import tenure
 from worker.watchdog import DUMP_SECONDS, Watchdog
 
@@ -30,9 +33,10 @@ log = structlog.get_logger("stoker.worker")
 
 Asked: TypeAlias = Literal["stop", "kill"]
 
-# So often it is looked whether a lock is free, whether an attempt has made its first step, which is
-# then beaten at once, and whether a launcher takes orders again.
+# So often locks, a first step (which is beaten at once) and orders that wait are looked at.
 LOOK_SECONDS = 0.1
+# The end of an attempt waits so long for the removal of its old checkpoints.
+REMOVAL_SECONDS = 10.0
 # A trainer that said it is done has this long to exit, or the grace time if that is longer.
 EXIT_SECONDS = 10.0
 # While the store is out of reach, no more log than this is held for it.
@@ -71,6 +75,9 @@ class Supervision:
         self._kill_at: float | None = None
         self._abandoned = False
         self._spec: RunSpec | None = None
+        self._preparation: Errand[Prepared | None] | None = None
+        self._retention = Retention(shop, lease)
+        self._finish_by: float | None = None
         self._gpu: str | None = None  # what the attempt trains on, which may be less than the slot
         self._watchdog: Watchdog | None = None
         self._verdict: Verdict | None = None
@@ -88,8 +95,8 @@ class Supervision:
             return now + LOOK_SECONDS
         if self.stage is not Stage.training:
             return None
-        is_heard = self.launched is None or not self.launched.has_unsent
-        soon = now + LOOK_SECONDS if self.starts or not is_heard else None
+        is_deaf = self.launched is not None and self.launched.has_unsent
+        soon = now + LOOK_SECONDS if self.starts or is_deaf else None
         return min((at for at in (self._kill_at, soon) if at is not None), default=None)
 
     def tick(self, now: float) -> None:
@@ -112,31 +119,41 @@ class Supervision:
 
     def _start(self, now: float) -> None:
         """Launch once no earlier attempt holds a lock; what cannot start ends here."""
+        is_new = self._preparation is None
+        preparation = self._preparation or Errand(
+            partial(prepare, self._shop, self.lease, self.slot, self._attempt)
+        )
+        self._preparation = preparation
+        if not preparation.is_done(PATIENCE_SECONDS if is_new else 0.0):
+            self.slot.waiting = f"Run {self.lease.run_id} waits: its files are being looked at."
+            return
+        self._preparation = None
         try:
-            if not locks_are_free(self._shop, self.lease, self.slot):
+            prepared = preparation.result()
+            if prepared is None:
                 self._wait(now)
-                return
-            spec = parse_spec(self.lease)
-            earlier = look_back(self._shop, self.lease)
-            self._report.outbox.checkpoints += earlier.reconciled.adopted
-            self._report.outbox.damaged_checkpoints += earlier.reconciled.damaged
-            self._report.outbox.removed_checkpoints += earlier.reconciled.gone
-            self._report.outbox.events += earlier.warnings
-            self._spec = spec
-            if earlier.completed is not None:
-                self._end_as(*earlier.completed)
-                return
-            started = start_attempt(
-                self._shop, self.lease, spec, self.slot, self._attempt, self._tenure
-            )
+            else:
+                self._launch(prepared, now)
         except (NotFit, NotFound, Unreadable, OSError) as error:
             self._end(why_not_started(self._shop, error))
+
+    def _launch(self, prepared: Prepared, now: float) -> None:
+        earlier = prepared.earlier
+        self._report.outbox.checkpoints += earlier.reconciled.adopted
+        self._report.outbox.damaged_checkpoints += earlier.reconciled.damaged
+        self._report.outbox.removed_checkpoints += earlier.reconciled.gone
+        self._report.outbox.events += [*earlier.warnings, *prepared.warnings]
+        self._spec = prepared.spec
+        if earlier.completed is not None:
+            self._end_as(*earlier.completed)
             return
-        self.launched = started.launched
-        self._report.outbox.events += started.warnings
-        self._gpu = self.slot.gpu if started.on_gpu else None
-        self._report.outbox.devices = [self.slot.device if started.on_gpu else "cpu"]
-        self._watchdog = Watchdog(self._attempt, spec.policy.hang_timeout_seconds, now)
+        assert prepared.launch is not None  # noqa: S101 - there is something to train
+        self.launched = self._shop.standby.launcher(prepared.launch.environment)
+        self.launched.begin(prepared.launch, self._tenure)
+        self._gpu = self.slot.gpu if prepared.on_gpu else None
+        self._report.outbox.devices = [self.slot.device if prepared.on_gpu else "cpu"]
+        policy = prepared.spec.policy
+        self._watchdog = Watchdog(self._attempt, policy.hang_timeout_seconds, now)
         self.slot.waiting = None
         self.stage = Stage.training
         log.info("run started", run=self.lease.run_id, attempt=self.lease.attempt)
@@ -285,6 +302,7 @@ class Supervision:
             return
         if self.stage is Stage.training and self._artifacts.away is None:
             self._gather(now)
+        self._report.outbox.removed_checkpoints += self._retention.take_removed()
         beat = self._report.beat()
         told_at = boottime()
         try:
@@ -296,8 +314,8 @@ class Supervision:
         self._tenure = tenure(told_at, self._shop.settings)
         if self.launched is not None:
             self.launched.hold(self._tenure)
-        if beat.checkpoints:
-            self._retain()
+        if beat.checkpoints and self._spec is not None:
+            self._retention.begin(self._spec.checkpoint)
         self.obey(intent)
 
     def _gather(self, now: float) -> None:
@@ -310,27 +328,6 @@ class Supervision:
         if self._report.end is not None and self._kill_at is None:
             self._kill_at = now + max(EXIT_SECONDS, self._shop.settings.stop_grace_seconds)
 
-    def _retain(self) -> None:
-        """Remove what the spec does not keep; only after the rows of newer ones are committed."""
-        if self._spec is None or not self._artifacts.is_here():
-            return
-        kept_in_store = self._shop.store.checkpoints
-        rows = kept_in_store.list(self.lease.run_id)
-        saved = [row for row in rows if row.state == "saved"]
-        doomed = [row.path for row in beyond_retention(saved, self._spec.checkpoint)]
-        if doomed:  # asked first, so that no restart chooses what is vanishing
-            doomed = kept_in_store.begin_removal(self.lease.token, doomed)
-        removed = []
-        for path in (*doomed, *(row.path for row in rows if row.state == "removing")):
-            try:
-                remove(self._shop.settings.artifact_root / path)
-            except OSError as error:
-                log.warning("an old checkpoint could not be removed", path=path, why=str(error))
-            else:
-                removed.append(path)
-        if self._artifacts.is_here():  # else what was not found is not gone
-            self._report.outbox.removed_checkpoints += removed
-
     def finish(self, now: float) -> None:
         """Record the end. A store error leaves it to be recorded by a later call."""
         self.finish_tried = True
@@ -340,6 +337,10 @@ class Supervision:
             self.beat(now)
             if self.stage is Stage.over:
                 return
+        self._finish_by = self._finish_by or now + REMOVAL_SECONDS
+        if self._retention.is_busy and now < self._finish_by:
+            return  # the next beat tells it all
+        self._report.outbox.removed_checkpoints += self._retention.take_removed()
         reason = self._verdict.reason
         outcome = step_down(self._verdict, self._spec, self.lease.memory_rung, self._report)
         finish = Finish(

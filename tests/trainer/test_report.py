@@ -57,7 +57,7 @@ def test_progress_has_every_agreed_field(lab: Lab) -> None:
 
 
 def test_what_was_applied_is_there_as_a_whole_or_not_at_all(lab: Lab) -> None:
-    """Written in place, it would be seen half done; a file that takes its place leaves the other."""
+    """In place, it would be seen half done; a file that takes its place leaves the other."""
     folder = lab.prepare()
     earlier = folder / "earlier"
     earlier.write_text("as it was")

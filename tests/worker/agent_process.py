@@ -5,8 +5,9 @@ to `{"poll": PID}` with how it ended, or null. To import what an agent needs tak
 core, so that is done once for all of them.
 
 FAKE_TRAINER: another one to start; FAKE_DRIVER: a path whose presence is a loaded NVIDIA driver;
-PROBE_SECONDS: how long a measurement may last; STARTUP_SECONDS: a trainer without a pulse;
-SPEC_VERSION: the newest that it understands.
+REMOVAL_OPENS: a FIFO that is opened before a checkpoint is removed; PROBE_SECONDS: how long a
+measurement may last; STARTUP_SECONDS: a trainer without a pulse; SPEC_VERSION: the newest that it
+understands.
 """
 
 import json
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from app.settings import load_settings
-from worker import devices, host, probing, telemetry, watchdog
+from worker import checkpoints, devices, host, probing, telemetry, watchdog
 from worker.agent import run_agent
 
 
@@ -31,6 +32,14 @@ def be_an_agent() -> int:
         devices.FIRST_PROBE_SECONDS = 0.2
     if "STARTUP_SECONDS" in os.environ:
         watchdog.STARTUP_SECONDS = float(os.environ["STARTUP_SECONDS"])
+    if "REMOVAL_OPENS" in os.environ:
+        remove = checkpoints.remove
+
+        def remove_late(path: Path) -> None:
+            Path(os.environ["REMOVAL_OPENS"]).read_bytes()  # a FIFO: until somebody writes
+            remove(path)
+
+        checkpoints.remove = remove_late
     if "PROBE_SECONDS" in os.environ:
         probing.PROBE_SECONDS = float(os.environ["PROBE_SECONDS"])
     if "SPEC_VERSION" in os.environ:

@@ -12,6 +12,7 @@ from app.store.artifact_root import MARKER, ArtifactRoot
 from app.store.restored import read_replaced, take_over
 from app.store.store import open_store
 from tests.worker.eventually import eventually
+from worker.errand import WatchedRoot
 from worker.job_work import End, removal
 from worker.preparation import NotHere
 from worker.start import locks_are_free, look_back
@@ -185,7 +186,7 @@ def test_what_was_not_found_on_a_disk_that_is_away_is_not_removed(make_farm):
     artifacts = ArtifactRoot(farm.store.database, farm.settings.artifact_root)
     artifacts.look()
     job: Any = SimpleNamespace(payload={"paths": ["runs/1"]}, id=1)
-    work = removal(job, artifacts)
+    work = removal(job, WatchedRoot(artifacts))
     assert work.outcome(End(b"", 0, False)).error is None
     Disk(farm).unmount()
     assert "went away" in str(work.outcome(End(b"", 0, False)).error)

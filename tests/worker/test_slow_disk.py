@@ -1,0 +1,114 @@
+"""A disk that does not answer holds up what needs it, and no other run. A FIFO stands for it: to
+open one for reading blocks in the kernel until somebody writes.
+"""
+
+import os
+from contextlib import contextmanager
+
+import pytest
+
+from app.lifecycle import Intent, RunState
+from app.store.artifact_root import MARKER
+from tests.worker.eventually import eventually
+
+SLOW = {"steps": 10**6, "pace": 0.02}
+
+
+@contextmanager
+def hanging(path):
+    """In place of a file, one that cannot be read until the block has ended."""
+    kept = path.read_bytes()
+    path.unlink()
+    os.mkfifo(path)
+    try:
+        yield
+    finally:
+        path.rename(path.with_suffix(".fifo"))
+        path.write_bytes(kept)
+        release(path.with_suffix(".fifo"))
+
+
+def release(fifo):
+    """Let those go who wait for it; nobody may."""
+    for _ in range(100):
+        try:
+            os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+        except OSError:
+            return
+
+
+def beats(farm, run_id):
+    return {holder.run_id: holder.beat for holder in farm.store.leases.holders()}[run_id]
+
+
+def wait_for_beats(farm, run_id, number):
+    end = beats(farm, run_id) + number
+    eventually(lambda: beats(farm, run_id) >= end, f"run {run_id} goes on being beaten")
+
+
+def waiting(farm, run_id):
+    (worker,) = farm.store.workers.list(alive_only=True)
+    return {slot["run_id"]: slot["waiting"] for slot in worker.slots}.get(run_id) or ""
+
+
+@pytest.fixture
+def two_slots(make_farm):
+    farm = make_farm()
+    farm.start_agent(STOKER_SLOTS="2")
+    return farm
+
+
+def test_what_earlier_attempts_left_is_looked_at_beside_the_other_runs(two_slots):
+    farm = two_slots
+    other, run_id = farm.submit(**SLOW), farm.submit(**SLOW)
+    farm.wait_for_step(other, 3)
+    farm.wait_for_step(run_id, 6)
+    farm.want(run_id, Intent.pause)
+    assert farm.wait_for_end(run_id).state is RunState.paused
+    manifest = next(farm.folder(run_id).glob("checkpoints/step-*/manifest.json"))
+    with hanging(manifest):
+        farm.store.runs.resume(run_id)
+        farm.wait_for_attempt(run_id, 2)
+        eventually(lambda: "being looked at" in waiting(farm, run_id), "it is said")
+        farm.wait_for_step(other, farm.step(other) + 50)
+        wait_for_beats(farm, run_id, 20)
+        assert not farm.folder(run_id, 2).exists()
+    farm.wait_for_step(run_id, 6)
+    assert farm.run(run_id).attempt == 2
+    assert farm.run(other).attempt == 1
+
+
+def test_a_marker_that_cannot_be_read_holds_up_claims_and_no_run(two_slots):
+    farm = two_slots
+    run_id = farm.submit(**SLOW)
+    farm.wait_for_step(run_id, 3)
+    with hanging(farm.settings.artifact_root / MARKER):
+        wait_for_beats(farm, run_id, 20)
+        (worker,) = farm.store.workers.list(alive_only=True)
+        assert "does not answer" in worker.facts["artifacts_away"]
+        queued = farm.submit(steps=3)
+        wait_for_beats(farm, run_id, 5)
+        assert farm.run(queued).state is RunState.queued
+    assert farm.wait_for_end(queued).state is RunState.succeeded
+    assert farm.run(run_id).attempt == 1
+
+
+def test_old_checkpoints_are_removed_beside_the_other_runs(make_farm, tmp_path):
+    farm = make_farm()
+    fifo = tmp_path / "disk"
+    os.mkfifo(fifo)
+    farm.start_agent(STOKER_SLOTS="2", REMOVAL_OPENS=str(fifo))
+    keeps = {"keep_last": 1, "keep_best": 0}
+    saves, other = farm.submit(**SLOW, checkpoint=keeps), farm.submit(**SLOW)
+
+    def removing():
+        return [c for c in farm.store.checkpoints.list(saves) if c.state == "removing"]
+
+    eventually(removing, "a removal is under way")
+    farm.wait_for_step(other, farm.step(other) + 50)
+    wait_for_beats(farm, saves, 20)
+    farm.want(saves, Intent.stop)
+    assert farm.wait_for_end(saves).state is RunState.stopped, "an end waits for a while only"
+
+    assert farm.run(other).attempt == 1
+    release(fifo)

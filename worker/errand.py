@@ -1,0 +1,87 @@
+"""Calls that may hang, as into a disk that is away: in threads beside the agent's loop."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from app.store.artifact_root import MEANWHILE, ArtifactRoot
+
+T = TypeVar("T")
+
+# What a disk that is well takes far less than; a loop that waits so long still serves all others.
+PATIENCE_SECONDS = 0.2
+
+
+class Errand(Generic[T]):
+    """One call in a thread of its own. The owner looks whether it is done, and takes the result.
+
+    The thread is not joined: one that hangs in the kernel ends with the disk, or with the process.
+    """
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+        self._result: list[T] = []
+        threading.Thread(target=self._run, name="errand", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._result.append(self._call())
+        except BaseException as error:  # noqa: BLE001 - raised again where the result is taken
+            self._error = error
+        self._done.set()
+
+    def is_done(self, patience_seconds: float = 0.0) -> bool:
+        return self._done.wait(patience_seconds)
+
+    def result(self) -> T:
+        """What the call gave, once it is done; raises what it raised."""
+        if self._error is not None:
+            raise self._error
+        return self._result[0]
+
+
+class WatchedRoot:
+    """The artifact root as the agent's loop may ask for it: it answers at once, also while the disk
+    below does not; then the root counts as away.
+    """
+
+    def __init__(self, root: ArtifactRoot) -> None:
+        self._root = root
+        self._hanging: Errand[Any] | None = None
+
+    @property
+    def path(self) -> Path:
+        return self._root.path
+
+    @property
+    def away(self) -> str | None:
+        """Why it was not there when it was last looked at; None: it was."""
+        if self._hanging is not None and not self._hanging.is_done():
+            return (
+                f"The artifact root {self.path} does not answer: the disk or the server below it "
+                f"may be down. Have it back, or mount it anew. {MEANWHILE}"
+            )
+        return self._root.away
+
+    def is_here(self) -> bool:
+        """As `ArtifactRoot.is_here`."""
+        return bool(self._ask(self._root.is_here))
+
+    def look(self) -> str | None:
+        """As `ArtifactRoot.look`."""
+        self._ask(self._root.look)
+        return self.away
+
+    def _ask(self, call: Callable[[], T]) -> T | None:
+        """None while the disk does not answer."""
+        if self._hanging is not None and not self._hanging.is_done():
+            return None
+        errand = Errand(call)
+        if not errand.is_done(PATIENCE_SECONDS):
+            self._hanging = errand
+            return None
+        self._hanging = None
+        return errand.result()

@@ -1,0 +1,48 @@
+"""Removes the checkpoints that a run's spec does not keep, beside the agent's loop."""
+
+from functools import partial
+
+from app.spec.training import Checkpointing
+from app.store.records import Lease
+from worker.checkpoints import beyond_retention, remove_all
+from worker.errand import PATIENCE_SECONDS, Errand
+from worker.start import Workshop
+
+
+class Retention:
+    """Of one run. A disk that does not answer holds up the removal, and nobody else."""
+
+    def __init__(self, shop: Workshop, lease: Lease) -> None:
+        self._shop = shop
+        self._lease = lease
+        self._removal: Errand[list[str]] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        return self._removal is not None and not self._removal.is_done()
+
+    def begin(self, policy: Checkpointing) -> None:
+        """Have removed what is too many by now, and what an earlier removal left; only after the
+        rows of newer checkpoints are committed.
+        """
+        if self._removal is not None or not self._shop.artifacts.is_here():
+            return
+        kept_in_store = self._shop.store.checkpoints
+        rows = kept_in_store.list(self._lease.run_id)
+        saved = [row for row in rows if row.state == "saved"]
+        doomed = [row.path for row in beyond_retention(saved, policy)]
+        if doomed:  # asked first, so that no restart chooses what is vanishing
+            doomed = list(kept_in_store.begin_removal(self._lease.token, doomed))
+        doomed += [row.path for row in rows if row.state == "removing"]
+        if doomed:
+            root = self._shop.settings.artifact_root
+            self._removal = Errand(partial(remove_all, root, doomed))
+            self._removal.is_done(PATIENCE_SECONDS)
+
+    def take_removed(self) -> list[str]:
+        """What has gone since the last call, for the store to forget."""
+        if self._removal is None or self.is_busy:
+            return []
+        removed, self._removal = self._removal.result(), None
+        # Else what was not found is not gone.
+        return removed if self._shop.artifacts.is_here() else []
