@@ -114,7 +114,7 @@ def _start_detached(settings: "Settings", as_json: bool) -> None:
 
 def _await_ready(settings: "Settings", process: "subprocess.Popen[str]", log: Path) -> str:
     # Imported late: start-up of every command.
-    from app.client import StokerClient, read_api_file
+    from app.client import StokerClient, find_token, read_api_file
 
     deadline = time.monotonic() + DETACHED_START_SECONDS
     while process.poll() is None:
@@ -122,7 +122,7 @@ def _await_ready(settings: "Settings", process: "subprocess.Popen[str]", log: Pa
         written = read_api_file(settings)
         ours = holder is not None and holder.pid == process.pid
         if ours and written is not None and _is_child(written["pid"], process.pid):
-            with StokerClient(written["url"]) as client:
+            with StokerClient(written["url"], find_token(settings)) as client:
                 if client.ready() or client.lacks_only_artifacts():
                     return client.url
         if time.monotonic() > deadline:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from app.cli.children import Child, Outputs
 from app.cli.failures import CommandFailed, ExitCode
-from app.client import StokerClient, read_api_file
+from app.client import StokerClient, find_token, read_api_file
 
 if TYPE_CHECKING:
     from app.settings import Settings
@@ -89,7 +89,7 @@ class Supervisor:
         written = read_api_file(self._settings)
         if written is None or written["pid"] != self._api.pid:
             return None
-        with StokerClient(written["url"]) as client:
+        with StokerClient(written["url"], find_token(self._settings)) as client:
             if client.ready():
                 return client.url
             if not client.lacks_only_artifacts():
