@@ -35,8 +35,7 @@ Asked: TypeAlias = Literal["stop", "kill"]
 
 # So often locks, a first step (which is beaten at once) and orders that wait are looked at.
 LOOK_SECONDS = 0.1
-# The end of an attempt waits so long for the removal of its old checkpoints.
-REMOVAL_SECONDS = 10.0
+REMOVAL_SECONDS = 10.0  # the end of an attempt waits so long for that of old checkpoints
 # A trainer that said it is done has this long to exit, or the grace time if that is longer.
 EXIT_SECONDS = 10.0
 # While the store is out of reach, no more log than this is held for it.
@@ -129,8 +128,7 @@ class Supervision:
             return
         self._preparation = None
         try:
-            prepared = preparation.result()
-            if prepared is None:
+            if (prepared := preparation.result()) is None:
                 self._wait(now)
             else:
                 self._launch(prepared, now)
@@ -152,8 +150,8 @@ class Supervision:
         self.launched.begin(prepared.launch, self._tenure)
         self._gpu = self.slot.gpu if prepared.on_gpu else None
         self._report.outbox.devices = [self.slot.device if prepared.on_gpu else "cpu"]
-        policy = prepared.spec.policy
-        self._watchdog = Watchdog(self._attempt, policy.hang_timeout_seconds, now)
+        seconds = prepared.spec.policy.hang_timeout_seconds
+        self._watchdog = Watchdog(self._attempt, seconds, now)
         self.slot.waiting = None
         self.stage = Stage.training
         log.info("run started", run=self.lease.run_id, attempt=self.lease.attempt)
