@@ -1,5 +1,6 @@
-"""A disk that does not answer holds up what needs it, and no other run. A FIFO stands for it: to
-open one for reading blocks in the kernel until somebody writes.
+"""A disk that does not answer holds up what needs it, and no other run.
+
+A FIFO stands for it: to open one for reading blocks in the kernel until somebody writes.
 """
 
 import os

@@ -1,5 +1,6 @@
-"""At most one trainer of a run: the launcher ends its own when the agent, the database or the host
-stands still, before anybody else can have taken the run.
+"""At most one trainer of a run, when the agent, the database or the host stands still.
+
+The launcher ends its own before anybody else can have taken the run.
 """
 
 import json
