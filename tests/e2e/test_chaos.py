@@ -1,7 +1,10 @@
 """kill -9 of each part in mid-run: nothing is lost, nothing is left, and the result is the same."""
 
+import json
 import signal
+from contextlib import suppress
 
+import psutil
 import pytest
 
 from tests.e2e.service import eventually
@@ -82,22 +85,41 @@ def test_the_death_of_a_loader_process_is_retried_and_none_outlives_its_trainer(
     assert not any(one.is_running() for one in reading)
 
 
-def test_a_stop_that_arrives_while_the_trainer_exits_ends_in_one_clear_state(service):
-    short = {**SPEC, "training": {**SPEC["training"], "epochs": 10}}
-    for wait_until in ("checkpointing", "done"):
-        run_id = service.submit(short)
+SHORT = {**SPEC, "training": {**SPEC["training"], "epochs": 10}}
 
-        def almost_over(run_id=run_id, phase=wait_until):
-            run = service.run(run_id)
-            progress = run["progress"] or {}
-            return progress.get("step") == 150 or progress.get("phase") == phase
 
-        eventually(almost_over, "the run is almost over")
-        service.http.post(f"/runs/{run_id}/stop")
-        ended = service.wait_for_end(run_id)
-        assert ended["state"] in ("succeeded", "stopped")
-        if ended["state"] == "succeeded":
-            assert ended["result"]["last"]["step"] == 150
+@pytest.mark.parametrize("step", [30, 150])
+def test_a_stop_that_arrives_as_the_trainer_exits_tells_what_the_trainer_did(service, step):
+    """The trainer stands still when the stop arrives, in its midst or after its last step, where it
+    may have its evaluation, its checkpoint or nothing left to do.
+    """
+    run_id = service.submit(SHORT)
+    trainer = service.trainer()
+    eventually(lambda: last_step(service, run_id) >= step, "the run is there")
+    with suppress(psutil.NoSuchProcess):
+        trainer.suspend()
+    service.http.post(f"/runs/{run_id}/stop")
+    with suppress(psutil.NoSuchProcess):
+        trainer.resume()
+    ended = service.wait_for_end(run_id)
+    (end,) = [one for one in told(service, run_id) if one["kind"] == "end"]
+    expected = {
+        "completed": ("succeeded", "completed"),
+        "interrupted": ("stopped", "stop_requested"),
+    }
+    assert (ended["state"], ended["reason"]) == expected[end["reason"]]
+    assert ended["result"]["last"]["step"] == end["step"] >= step
+
+
+def told(service, run_id):
+    """What the first attempt's trainer has told so far."""
+    path = service.home / "artifacts" / "runs" / str(run_id) / "attempt-1" / "events.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def last_step(service, run_id):
+    return max((one.get("step") or 0 for one in told(service, run_id)), default=0)
 
 
 def test_two_agents_share_one_database_and_never_a_run(service):
