@@ -69,13 +69,16 @@ class Earlier:
 
 @dataclass(frozen=True)
 class Prepared:
-    """All that an attempt needs; `launch`: None where an earlier one had trained to the end."""
+    """All that an attempt needs; `launch`: None where an earlier one had trained to the end, or
+    with `failure`, where this one cannot be started.
+    """
 
     spec: RunSpec
     earlier: Earlier
-    launch: Launch | None
-    on_gpu: bool
-    warnings: list[NewEvent]
+    launch: Launch | None = None
+    on_gpu: bool = False
+    warnings: Sequence[NewEvent] = ()
+    failure: Verdict | None = None
 
 
 def locks_are_free(shop: Workshop, lease: Lease, slot: Slot) -> bool:
@@ -139,7 +142,16 @@ def prepare(shop: Workshop, lease: Lease, slot: Slot, attempt: AttemptDir) -> Pr
     spec = parse_spec(lease)
     earlier = look_back(shop, lease)
     if earlier.completed is not None:
-        return Prepared(spec, earlier, None, on_gpu=False, warnings=[])
+        return Prepared(spec, earlier)
+    try:
+        return _prepared(shop, lease, slot, attempt, spec, earlier)
+    except (NotFit, NotFound, Unreadable, OSError) as error:
+        return Prepared(spec, earlier, failure=why_not_started(shop, error))
+
+
+def _prepared(
+    shop: Workshop, lease: Lease, slot: Slot, attempt: AttemptDir, spec: RunSpec, earlier: Earlier
+) -> Prepared:
     root = shop.settings.artifact_root
     folder = run_dir(root, lease.run_id)
     place = Place(shop.devices.as_offered(slot), len(shop.devices.slots))

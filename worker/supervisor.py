@@ -142,6 +142,9 @@ class Supervision:
         self._report.outbox.removed_checkpoints += earlier.reconciled.gone
         self._report.outbox.events += [*earlier.warnings, *prepared.warnings]
         self._spec = prepared.spec
+        if prepared.failure is not None:
+            self._end(prepared.failure)
+            return
         if earlier.completed is not None:
             self._end_as(*earlier.completed)
             return

@@ -3,6 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
+from migrations.protection_0010 import protect_needs, unprotect_needs
+
 revision = "0010"
 down_revision = "0009"
 branch_labels = None
@@ -19,9 +21,11 @@ def upgrade() -> None:
     version = sa.Column("spec_version", sa.Integer(), nullable=False, server_default="1")
     op.add_column("runs", version)
     op.add_column("run_documents", sa.Column("shape", sa.JSON()))
+    protect_needs()
 
 
 def downgrade() -> None:
+    unprotect_needs()
     op.drop_column("run_documents", "shape")
     for name in ("spec_version", "needs_capability", *NEEDS):
         op.drop_column("runs", name)

@@ -57,7 +57,7 @@ def test_a_dry_run_stores_nothing_and_reports_issues_of_any_severity(api, player
     assert plan.json().keys() == {
         "accepted", "spec", "provenance", "issues", "unchecked", "memory", "queue_position",
         "estimate",
-        "carry",
+        "carry", "computes_in",
     }  # fmt: skip
     assert plan.json()["spec"]["training"]["epochs"] == 1
     assert plan.json()["accepted"] is True

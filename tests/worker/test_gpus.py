@@ -32,9 +32,13 @@ def test_a_run_gets_one_gpu_and_sees_no_other(make_farm):
     assert farm.run(run_id).devices == ["cuda:0"]
     assert farm.trainer().environ()["CUDA_VISIBLE_DEVICES"] == "GPU-0"
     assert json.loads((farm.folder(run_id) / "spec.json").read_text())["device"] == "cuda:0"
-    with urllib.request.urlopen(worker.facts["metrics_url"], timeout=30) as answer:
-        families = {f.name: f for f in text_string_to_metric_families(answer.read().decode())}
-    assert [sample.value for sample in families["stoker_gpu_runs"].samples] == [1, 0]
+
+    def runs_of_each() -> list[float]:
+        with urllib.request.urlopen(worker.facts["metrics_url"], timeout=30) as answer:
+            families = {f.name: f for f in text_string_to_metric_families(answer.read().decode())}
+        return [sample.value for sample in families["stoker_gpu_runs"].samples]
+
+    eventually(lambda: runs_of_each() == [1, 0], "the beat after the start has published it")
     curve = eventually(
         lambda: farm.store.metrics.series(run_id, ["gpu_utilization"]).get("gpu_utilization"),
         "utilization is a curve",
