@@ -89,6 +89,36 @@ def neighbours_sharing_steps(spec: RunSpec, dataset: DatasetFacts) -> int:
     return max((-(-span // moved_on[name]) - 1 for name, span in spans.items()), default=0)
 
 
+def gap_needed(spec: RunSpec, dataset: DatasetFacts) -> int:
+    """Samples to leave out at each border of a chronological split, so that no two parts share a
+    step of a series: none where a series ends at the border. UnknownFact.
+    """
+    split, neighbours = spec.data.split, neighbours_sharing_steps(spec, dataset)
+    samples = known(dataset.samples, f"the samples of the dataset {dataset.name}")
+    assert isinstance(split, ChronologicalSplit)  # noqa: S101 - no other has borders
+    breaks = _breaks_of_all(spec, dataset)
+    gap = 0
+    while True:  # a gap moves the border before it, and only grows
+        sizes = part_sizes(split.model_copy(update={"gap": gap}), samples)
+        test = samples - sizes.test
+        validation = test - (gap if sizes.test else 0) - sizes.validation
+        borders = [validation] * bool(sizes.validation) + [test] * bool(sizes.test)
+        begun = [max((b for b in breaks if b <= border), default=0) for border in borders]
+        shared = (min(neighbours, at - start) for at, start in zip(borders, begun, strict=True))
+        if (needed := max(shared, default=0)) <= gap:
+            return gap
+        gap = needed
+
+
+def _breaks_of_all(spec: RunSpec, dataset: DatasetFacts) -> set[int]:
+    """Where another series begins in all inputs that are windows; in the targets only where no
+    input is: a few values of a forecast may come again by chance, and hide a break.
+    """
+    moved_on = known(dataset.window_steps, f"whether windows overlap in {dataset.name}")
+    names = [name for name in spec.data.inputs if name in moved_on] or spec.data.targets
+    return set.intersection(*(set(dataset.breaks.get(name) or ()) for name in names))
+
+
 def has_room_for_gap(split: ChronologicalSplit, gap: int, samples: int) -> bool:
     """Whether at least half of what would be trained on without a gap is left beside one."""
     with_gap, without = (

@@ -1,6 +1,6 @@
 """What the rules know of the world: datasets, devices, hosts, earlier runs. Unknown is None."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, prod
 from typing import Literal, TypeVar
@@ -106,6 +106,8 @@ class DatasetFacts:
     size_bytes: int | None = None
     window_steps: Mapping[str, int] | None = None
     """Fields whose rows are windows that slide over one series, and by how many steps."""
+    breaks: Mapping[str, Collection[int] | None] = field(default_factory=dict)
+    """Of these fields: the samples at which another series begins; None: not known."""
     network: bool | None = None
     """Whether the file lies on network storage."""
     read_bytes_per_second: float | None = None

@@ -9,8 +9,8 @@ from app.guard.carry import declared_shape
 from app.guard.derived import (
     dataset_of,
     device_of,
+    gap_needed,
     has_room_for_gap,
-    neighbours_sharing_steps,
     precision_of,
 )
 from app.guard.estimate import estimate_of
@@ -191,7 +191,7 @@ def _settled_gap(spec: RunSpec, facts: Facts) -> Document:
         return {GAP: gap_of(parent.split)}
     try:
         dataset = dataset_of(spec, facts)
-        gap = neighbours_sharing_steps(spec, dataset)
+        gap = gap_needed(spec, dataset)
         samples = known(dataset.samples, f"the samples of the dataset {dataset.name}")
         return {GAP: gap if has_room_for_gap(split, gap, samples) else 0}
     except UnknownFact:

@@ -21,6 +21,7 @@ def dataset_facts(record: DatasetRecord) -> DatasetFacts:
         fields={name: _field_facts(field) for name, field in fields.items()},
         size_bytes=record.size_bytes,
         window_steps=layout.get("window_steps"),
+        breaks=layout.get("breaks") or {},
         network=layout.get("network"),
         read_bytes_per_second=(record.read_probe or {}).get("bytes_per_second"),
         problems=tuple(_sentence(problem) for problem in record.problems),

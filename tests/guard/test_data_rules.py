@@ -185,6 +185,24 @@ def test_parts_of_one_series_are_so_far_apart_that_they_share_no_step(window_ste
     assert window_steps == {} or gap == 0 or (last + 1) * by + spans > first * by
 
 
+@pytest.mark.parametrize(
+    ("breaks", "split", "gap"),
+    [
+        ([1000, 3216], {"validation_fraction": 0.2}, 0),  # a series ends right at the border
+        ([1000, 3100], {"validation_fraction": 0.2}, 116),
+        ([1000, 3300], {"validation_fraction": 0.2}, 395),
+        # One gap for both borders: 18 would do before the test part at 3618.
+        ([2700, 3600], {"validation_fraction": 0.2, "test_fraction": 0.1}, 114),
+        (None, {"validation_fraction": 0.2}, 395),
+    ],
+)
+def test_a_gap_goes_no_further_back_than_a_series_begins(breaks, split, gap):
+    known_breaks = {"features": breaks, "targets": [7]}
+    plan = plan_of({"data": {"split": split}}, windows(breaks=known_breaks))
+    assert plan.require_ok()["data"]["split"]["gap"] == gap
+    assert codes(plan) == []
+
+
 def test_a_gap_is_kept_as_it_is_asked_for_and_one_too_small_is_told():
     plan = plan_of({"data": {"split": {"gap": 100}}}, windows())
     (issue,) = plan.issues

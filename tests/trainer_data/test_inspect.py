@@ -93,6 +93,16 @@ def test_windows_of_one_series_are_recognized(tmp_path):
     assert (layout["window_steps"], layout["overlap_ratios"]) == ({"windows": 1}, {"windows": 1.0})
 
 
+@pytest.mark.parametrize("backward", [False, True])
+def test_it_is_told_where_another_series_begins(tmp_path, backward):
+    """The second is a hole in the first, over which windows still share steps."""
+    series = np.random.default_rng(0).normal(size=(2, 300, 3))
+    views = np.lib.stride_tricks.sliding_window_view(series, 30, 1).transpose(0, 1, 3, 2)
+    rows = np.concatenate([views[0, :100], views[0, 110:], views[1]])
+    path = write(tmp_path / "a.h5", windows=rows[::-1] if backward else rows)
+    assert inspect(path)["layout"]["breaks"] == {"windows": [271 if backward else 261]}
+
+
 @pytest.mark.parametrize("step", [1, 2, 7, 27])
 @pytest.mark.parametrize("how", ["forth", "back", "newest step first", "gaps"])
 def test_windows_are_recognized_however_far_each_is_moved_on(tmp_path, step, how):

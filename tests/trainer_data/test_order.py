@@ -28,7 +28,7 @@ settings = st.fixed_dictionaries(
         "block": st.integers(1, 40),
     }
 )
-orders = settings.map(lambda chosen: Order(**chosen))
+orders = settings.map(lambda chosen: Order(**chosen))  # type: ignore[arg-type]
 
 
 @given(orders, st.integers(0, 1000))

@@ -1,6 +1,7 @@
 """What the values of an array tell, by rows from all over it: scale, order, overlapping windows."""
 
 import math
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,6 +17,8 @@ SAMPLE_BYTES = 16 * 2**20
 PIECE_VALUES = 2**20
 # Windows of several series (months, stations) break the overlap where one ends.
 OVERLAPPING_SHARE = 0.9
+# Where a series ends is looked for in all rows, for so long, and so many ends are told.
+BREAKS_SECONDS, MOST_BREAKS = 10.0, 1_000
 # Of two neighbours, places where the second may begin in the first; and so many pairs are asked.
 TRIED_PLACES, ASKED_PAIRS = 32, 16
 # Rows that share less may only begin and end alike: words between the same marks, framed pictures.
@@ -99,6 +102,30 @@ def _overlap_of_next(rows: Parts) -> Overlap | None:
     [(step, _)] = steps.most_common(1)
     share = float(np.mean(np.concatenate([_moved_on(part, step) for part in rows])))
     return Overlap(step, share) if share > OVERLAPPING_SHARE else None
+
+
+def breaks_of(array: h5py.Dataset, overlap: Overlap) -> list[int] | None:
+    """Rows that share no step with the row before: there another series begins, such as that of
+    another month or station. None: they are too many, or to look at all rows takes too long.
+    """
+    deadline, step = time.monotonic() + BREAKS_SECONDS, overlap.step
+    at_once = max(2, SAMPLE_BYTES // row_bytes(array))
+    found: list[int] = []
+    for begin in range(0, int(array.shape[0]) - 1, at_once):
+        if time.monotonic() > deadline:
+            return None
+        rows = same_bits(array[begin : begin + at_once + 1])
+        before, after = (rows[1:], rows[:-1]) if overlap.backward else (rows[:-1], rows[1:])
+        inner = tuple(range(1, rows.ndim - 1))
+        goes_on = (before[:, step] == after[:, 0]).all(axis=inner)
+        found += [
+            begin + row + 1
+            for row in np.flatnonzero(~goes_on).tolist()
+            if not (before[row] == after[row][:1]).all(axis=inner).any()
+        ]
+        if len(found) > MOST_BREAKS:
+            return None
+    return found
 
 
 def _spread(count: int, parts: int) -> list[int]:

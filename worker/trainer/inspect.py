@@ -15,7 +15,14 @@ from typing import Any, TypeAlias
 import h5py
 import numpy as np
 
-from worker.trainer.content import Overlap, describe_values, overlap_of, row_bytes, sampled_rows
+from worker.trainer.content import (
+    Overlap,
+    breaks_of,
+    describe_values,
+    overlap_of,
+    row_bytes,
+    sampled_rows,
+)
 from worker.trainer.data.arrow_arrays import ArrowArray, ArrowArrays, open_arrow
 from worker.trainer.data.arrow_folder import is_arrow, listed
 from worker.trainer.data.filters import compression_of
@@ -241,6 +248,7 @@ def _sample_rows(report: dict[str, Any], arrays: Fields) -> None:
     overlap.
     """
     overlaps: dict[str, Overlap] = {}
+    breaks: dict[str, list[int] | None] = {}
     for name, array in arrays.items():
         rows = sampled_rows(_in_rows(array))
         if not any(len(part) for part in rows):
@@ -260,10 +268,12 @@ def _sample_rows(report: dict[str, Any], arrays: Fields) -> None:
             )
         if not isinstance(array, RaggedArray) and (overlap := overlap_of(rows)):
             overlaps[name] = overlap
+            breaks[name] = breaks_of(array, overlap)
     report["layout"] = {
         "kind": "overlapping_windows" if overlaps else "arrays",
         "window_steps": {name: overlap.step for name, overlap in overlaps.items()},
         "overlap_ratios": {name: overlap.share for name, overlap in overlaps.items()},
+        "breaks": breaks,
     }
 
 

@@ -156,6 +156,10 @@ class DatasetLayout(Answer):
     """
     overlap_ratios: dict[str, float] = Field(default_factory=dict)
     """Of these: the share of the sampled rows that are."""
+    breaks: dict[str, list[int] | None] = Field(default_factory=dict)
+    """Of these: the rows at which another series begins, which share no step with the row before;
+    null: they are too many, or to look at all rows took too long.
+    """
     network: bool | None = None
     """Whether the file is on network storage; null: its file system is not known."""
 

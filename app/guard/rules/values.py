@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from app.guard.derived import (
     dataset_of,
+    gap_needed,
     has_room_for_gap,
     inspected,
     named_datasets,
-    neighbours_sharing_steps,
     sizes_of,
 )
 from app.guard.facts import DatasetFacts, Facts, FieldFacts, known
@@ -113,7 +113,7 @@ def leaking_split(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
 def _over_the_border(spec: RunSpec, facts: Facts, split: ChronologicalSplit) -> Iterator[Finding]:
     """Only the samples next to a border, so that the score is hardly changed: a warning."""
     sizes, dataset = sizes_of(spec, facts), dataset_of(spec, facts)
-    gap, needed = gap_of(split), neighbours_sharing_steps(spec, dataset)
+    gap, needed = gap_of(split), gap_needed(spec, dataset)
     held_out = sizes.validation or sizes.test
     if gap >= needed or not held_out:
         return
