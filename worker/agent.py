@@ -160,7 +160,7 @@ class Agent:
         """Nothing is left to do; after a second signal an end that cannot be stored is left."""
         left = self._supervisions
         if self._signals_seen > 1:
-            left = [s for s in left if s.stage not in (Stage.ended, Stage.clearing)]
+            left = [s for s in left if s.stage not in (Stage.ended, Stage.clearing, Stage.reading)]
         return self._signals_seen > 0 and not left
 
     def _timeout(self) -> float:
@@ -349,7 +349,7 @@ class Agent:
         left = self._orphans.end(launchers | others)
         if left:
             supervision.hold(left)
-        elif not supervision.waits_for_artifacts():
+        else:
             supervision.launcher_ended()
 
     def _end_job(self) -> None:

@@ -3,18 +3,21 @@
 import codecs
 import json
 import struct
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from app.store.logs import HEAD_BYTES, TAIL_BYTES
 from worker.launcher import write_atomically
 
 Document = dict[str, Any]
 PULSE = struct.Struct("<QQ")
-READ_BYTES = 2**20
+PIECE_BYTES = 2**20  # of a file, read at once
+# A line that is longer is no event: nothing that a trainer tells comes near it.
+LONGEST_EVENT_BYTES = 16 * 2**20
 # The last progress and the end of a trainer lie within this much of its last events.
 LAST_WORDS_BYTES = 2**20
-# A log further behind than this is jumped over: the store would drop the middle anyway.
-LOG_BACKLOG_BYTES = 4 * 2**20
 
 
 class Tail:
@@ -24,7 +27,7 @@ class Tail:
         self.path = path
         self.offset = 0
 
-    def read(self, limit: int = READ_BYTES) -> bytes:
+    def read(self, limit: int) -> bytes:
         try:
             with self.path.open("rb") as file:
                 file.seek(self.offset)
@@ -35,9 +38,9 @@ class Tail:
         return data
 
     def backlog(self) -> int:
-        """Bytes not read yet."""
+        """Bytes not read yet; 0 where a smaller file has replaced the one that was read."""
         try:
-            return self.path.stat().st_size - self.offset
+            return max(0, self.path.stat().st_size - self.offset)
         except FileNotFoundError:
             return 0
 
@@ -46,31 +49,47 @@ class EventTail:
     """The trainer's events, whole lines only: a killed trainer's torn last line never counts."""
 
     def __init__(self, path: Path) -> None:
-        self._tail = Tail(path)
-        self._rest = b""
+        self.tail = Tail(path)
+        self._rest = b""  # of a line whose end is still to come
+        self._dropped = 0  # bytes of one that is too long to be kept
 
-    def read(self) -> list[Document]:
-        data = self._tail.read()
-        if not data:
-            return []
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return [event for line in lines if (event := parse_event(line)) is not None]
+    def read(self, limit: int = PIECE_BYTES) -> list[Document]:
+        """The events of the next `limit` bytes: of the lines that end there."""
+        *ends, rest = self.tail.read(limit).split(b"\n")
+        events = []
+        for end in ends:
+            self._append(end)
+            events.append(self._end_line())
+        self._append(rest)
+        return [event for event in events if event is not None]
 
-    def read_all(self) -> list[Document]:
-        """Everything up to the end of the file; nothing of one that a smaller one has replaced."""
-        events: list[Document] = []
-        before = -1
-        while self._tail.backlog() > 0 and self._tail.offset > before:
-            before = self._tail.offset
-            events += self.read()
-        return events
+    def _append(self, part: bytes) -> None:
+        length = len(self._rest) + len(part)
+        if self._dropped or length > LONGEST_EVENT_BYTES:
+            self._dropped += length
+            self._rest = b""
+        else:
+            self._rest += part
+
+    def _end_line(self) -> Document | None:
+        line, dropped = self._rest, self._dropped
+        self._rest, self._dropped = b"", 0
+        return _too_long(dropped) if dropped else parse_event(line)
+
+
+def _too_long(length: int) -> Document:
+    message = (
+        f"The trainer wrote a line of {length:,} bytes into events.jsonl, which is too long for an "
+        "event: it is left out, and what follows it is read on."
+    )
+    return {"kind": "warning", "t": time.time(), "code": "event_too_long", "message": message}
 
 
 def parse_event(line: bytes) -> Document | None:
     """One line of events.jsonl; None when it is not an event. NaN and infinities become None."""
     try:
         event = json.loads(line, parse_constant=lambda _: None)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if isinstance(event, dict) and isinstance(event.get("kind"), str):
         event.setdefault("t", 0.0)
@@ -79,23 +98,35 @@ def parse_event(line: bytes) -> Document | None:
 
 
 class LogTail:
-    """The trainer's log as text: undecodable bytes replaced, NUL characters shown as U+2400."""
+    """The trainer's log as text: undecodable bytes replaced, NUL characters shown as U+2400.
+
+    The store keeps the begin and the end of a log, so the middle of one that is long is not read.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._tail = Tail(path)
+        self.tail = Tail(path)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def read(self, limit: int = READ_BYTES) -> str:
-        skipped = self._tail.backlog() - LOG_BACKLOG_BYTES
-        note = ""
-        if skipped > 0:
-            self._tail.offset += skipped
-            note = f"\n[{skipped} bytes left out: they came faster than they could be kept]\n"
-        return note + self._decoder.decode(self._tail.read(limit)).replace("\0", "\u2400")
+    def read(self, limit: int = PIECE_BYTES) -> str:
+        """The text of the next `limit` bytes that are not left out."""
+        excess, note = self.tail.backlog() - TAIL_BYTES, ""
+        if excess > 0 and self.tail.offset < HEAD_BYTES:
+            limit = min(limit, HEAD_BYTES - self.tail.offset)
+        elif excess > 0:
+            self.tail.offset += excess
+            self._decoder.reset()
+            note = f"\n[{excess} bytes left out: they came faster than they could be kept]\n"
+        return note + self._decoder.decode(self.tail.read(limit)).replace("\0", "\u2400")
 
-    def read_all(self) -> str:
-        """Everything up to the end of the file."""
-        return self.read(LOG_BACKLOG_BYTES)
+
+@dataclass(frozen=True)
+class Piece:
+    """What was read at once; `is_last`: both files have been read to their ends."""
+
+    events: list[Document]
+    event_bytes: int
+    log_text: str
+    is_last: bool
 
 
 class AttemptDir:
@@ -113,6 +144,14 @@ class AttemptDir:
         """
         self.path.mkdir()
         write_atomically(self.path / "spec.json", spec)
+
+    def read(self, event_bytes: int, log_bytes: int) -> Piece:
+        """So much more, at most, of events and log; 0: nothing of that file."""
+        before = self.events.tail.offset
+        events = self.events.read(event_bytes) if event_bytes else []
+        log_text = self.log.read(log_bytes) if log_bytes else ""
+        is_last = not self.events.tail.backlog() and not self.log.tail.backlog()
+        return Piece(events, self.events.tail.offset - before, log_text, is_last)
 
     def pulse(self) -> tuple[int, int] | None:
         """(phase index, counter) as the trainer last wrote them; None before it has started."""

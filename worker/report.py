@@ -15,6 +15,7 @@ from app.store.records import (
     NewCheckpoint,
     NewEvent,
 )
+from worker.exporter import RunView
 from worker.histogram import CHECKPOINT_DURATIONS, Histogram
 
 log = structlog.get_logger("stoker.worker")
@@ -48,6 +49,7 @@ class Outbox:
     damaged_checkpoints: list[DamagedCheckpoint] = field(default_factory=list)
     removed_checkpoints: list[str] = field(default_factory=list)
     log_text: str = ""
+    event_bytes: int = 0  # of the lines from which all this was taken
 
 
 @dataclass
@@ -151,6 +153,19 @@ class Report:
         """Whether the attempt has made a step, or has come to where none is left to make."""
         totals = (self.progress or {}).get("totals") or {}
         return bool(totals.get("train_iterations")) or self.station == "testing"
+
+    def view(self, run_id: int, attempt: int, *, recipe: str, gpu: str | None) -> RunView:
+        """What the exporter shows of it."""
+        return RunView(
+            run_id,
+            attempt,
+            recipe,
+            gpu,
+            progress=self.progress or {},
+            losses=dict(self.losses),
+            iterations=self.iterations,
+            checkpoints=self.checkpoints,
+        )
 
     def sample(self, name: str, value: float | None) -> None:
         """A number measured from outside, at the step the trainer is at."""

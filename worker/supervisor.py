@@ -18,6 +18,7 @@ from worker.checkpoints import Unreadable
 from worker.classify import Evidence, Verdict, classify
 from worker.errand import PATIENCE_SECONDS, Errand
 from worker.exporter import RunView
+from worker.follower import Follower
 from worker.ladder import step_down
 from worker.launch.local import Launched
 from worker.orders import boottime
@@ -38,14 +39,13 @@ LOOK_SECONDS = 0.1
 REMOVAL_SECONDS = 10.0  # the end of an attempt waits so long for that of old checkpoints
 # A trainer that said it is done has this long to exit, or the grace time if that is longer.
 EXIT_SECONDS = 10.0
-# While the store is out of reach, no more log than this is held for it.
-UNTOLD_LOG_CHARACTERS = 2**20
 
 
 class Stage(StrEnum):
     waiting = "waiting"  # for processes of an earlier attempt, which still hold a lock
     training = "training"  # a launcher lives
-    clearing = "clearing"  # the launcher has ended, but what it left is alive, or out of reach
+    clearing = "clearing"  # the launcher has ended, but what it left is alive
+    reading = "reading"  # nothing lives any more; what was written last is being read
     ended = "ended"  # the store has to be told
     over = "over"  # told, or not ours any more
 
@@ -66,6 +66,7 @@ class Supervision:
         self._shop = shop
         self._attempt = AttemptDir(folder)
         self._report = Report(root, folder, shop.checkout, beats=lease.beats)
+        self._follower = Follower(self._attempt, self._report)
         self._artifacts = shop.artifacts
         self._seen = Evidence(grace_seconds=shop.settings.stop_grace_seconds)
         self._oom_kills = oom_kills()
@@ -92,6 +93,8 @@ class Supervision:
         """When `tick` has to be called next, apart from the beat; None: not before it."""
         if self.stage is Stage.waiting:
             return now + LOOK_SECONDS
+        if self.stage is Stage.reading and self._artifacts.away is None:
+            return None if self._report.is_unsure else now
         if self.stage is not Stage.training:
             return None
         is_deaf = self.launched is not None and self.launched.has_unsent
@@ -102,6 +105,8 @@ class Supervision:
         """What time alone brings: a freed lock, a first step, a hang, a trainer that stays."""
         if self.stage is Stage.waiting:
             self._start(now)
+        if self.stage is Stage.reading:
+            self._read_rest(now)
         if self.launched is None or self.stage is not Stage.training:
             return
         self.launched.flush()
@@ -112,7 +117,7 @@ class Supervision:
             self.launched.order("dump")
             self._kill_at = now + DUMP_SECONDS
         if self.starts and self._artifacts.away is None:
-            self._report.take(self._attempt.events.read_all())
+            self._follower.read()
             if self._report.has_trained:
                 self.beat(now)
 
@@ -225,7 +230,7 @@ class Supervision:
             self.abandon()
             return
         went_away = isinstance(error, OSError) and not self._artifacts.is_here()
-        if went_away and self.launched is not None:
+        if went_away and (self.launched is not None or self.stage is Stage.reading):
             log.warning("an attempt cannot be read", run=self.lease.run_id, why=str(error))
             return
         if self._seen.fault is None:
@@ -257,37 +262,39 @@ class Supervision:
             "in the kernel, in a driver or a file system; the slot waits until they are gone."
         )
 
-    def waits_for_artifacts(self) -> bool:
-        """Whether the end cannot be judged yet: what the trainer said last lies in a root that is
-        away. Who wants the attempt ended does not wait for it.
-        """
-        if self._artifacts.is_here() or self._abandoned or self._seen.asked is not None:
-            return False
-        self.stage = Stage.clearing
-        run = self.lease.run_id
-        self.slot.waiting = f"How run {run} ended lies in the artifact root: {self._artifacts.away}"
-        return True
-
     def launcher_ended(self) -> None:
-        """Gather what is left, and judge; the launcher is the last process of an attempt."""
+        """The last process of the attempt is gone; what is left is to read and to judge."""
         assert self.launched is not None  # noqa: S101 - it has just ended
         self.heard()
         self._seen.launcher_returncode = self.launched.returncode()
+        self._seen.oom_kills = oom_kills() - self._oom_kills
         self.launched.close()
         self.launched = None
         self._kill_at = None
         if self._abandoned:
             self._leave()
             return
-        self._report.take(self._attempt.events.read_all())
-        self._report.outbox.log_text += self._attempt.log.read_all()
-        exited = self._attempt.exit()
-        self._seen.end = self._report.end
-        if exited is not None:
-            self._seen.returncode = exited["returncode"]
-        self._seen.oom_kills = oom_kills() - self._oom_kills
-        self._seen.last_log_line = self._attempt.last_log_line()
-        self._end(classify(self._seen))
+        self.stage = Stage.reading
+
+    def _read_rest(self, now: float) -> None:
+        """One piece more of what the trainer wrote, and a beat for it; after the last one, judge.
+
+        Who wants the attempt ended does not wait for a root that is away.
+        """
+        if self._report.is_unsure:
+            return  # the store has yet to take the last one
+        if self._artifacts.away is None:
+            self._follower.read()
+            if not self._follower.is_through:
+                self.slot.waiting = f"What run {self.lease.run_id} wrote last is being stored."
+                self.beat(now)
+                return
+        if self._artifacts.is_here() or self._seen.asked is not None:
+            self._follower.complete(self._seen)
+            self._end(classify(self._seen))
+            return
+        where = f"lies in the artifact root: {self._artifacts.away}"
+        self.slot.waiting = f"How run {self.lease.run_id} ended {where}"
 
     def _end(self, verdict: Verdict) -> None:
         self._verdict = verdict
@@ -320,9 +327,7 @@ class Supervision:
         self.obey(intent)
 
     def _gather(self, now: float) -> None:
-        self._report.take(self._attempt.events.read_all())
-        if len(self._report.outbox.log_text) < UNTOLD_LOG_CHARACTERS:
-            self._report.outbox.log_text += self._attempt.log.read()
+        self._follower.read()
         gpu = None if self._gpu is None else self._shop.devices.gpu_of(self.slot)
         if gpu is not None:
             self._report.sample("gpu_utilization", gpu.utilization)
@@ -372,16 +377,8 @@ class Supervision:
         """What the exporter shows; None before it has started and after it has ended."""
         if self._spec is None or self.stage is not Stage.training:
             return None
-        report = self._report
-        return RunView(
-            run_id=self.lease.run_id,
-            attempt=self.lease.attempt,
-            recipe=self._spec.recipe.kind,
-            gpu=self._gpu,
-            progress=report.progress or {},
-            losses=dict(report.losses),
-            iterations=report.iterations,
-            checkpoints=report.checkpoints,
+        return self._report.view(
+            self.lease.run_id, self.lease.attempt, recipe=self._spec.recipe.kind, gpu=self._gpu
         )
 
     @property

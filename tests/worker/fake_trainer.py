@@ -3,7 +3,8 @@
 Script (JSON): steps; pace (seconds a step); save_every (steps); on_stop: save | ignore;
 at: {step: what} with what = crash | segfault | kill | hang | daemon | silent_exit | linger.
 Each happens once in a run: a file in the run's folder remembers it. memory: {fits_on, data_bytes,
-batch} has its second step run out of device memory until the attempt stands on that rung.
+batch} has its second step run out of device memory until the attempt stands on that rung. flood:
+so many events and as many lines of output, all at once before it ends.
 
 With --standby it waits for its folder first, as the real one does.
 """
@@ -70,7 +71,15 @@ class FakeTrainer:
                 self.end("interrupted", "Stopped at a step boundary.")
                 return
         self.save()
+        self.flood()
         self.end("completed", "All steps are done.")
+
+    def flood(self):
+        for number in range(self.script.get("flood", 0)):
+            self.events.write(
+                f'{{"t": 1.0, "kind": "warning", "code": "flood-{number}", "message": "again"}}\n'
+            )
+            sys.stdout.write(f"flood {number} {'.' * 400}\n")
 
     def tell_memory(self):
         if "memory" in self.script:
