@@ -10,6 +10,7 @@ from typing import Any
 
 from app.store.logs import HEAD_BYTES, TAIL_BYTES
 from worker.launcher import write_atomically
+from worker.log_trimmer import LogTrimmer
 
 Document = dict[str, Any]
 PULSE = struct.Struct("<QQ")
@@ -136,6 +137,7 @@ class AttemptDir:
         self.path = path
         self.events = EventTail(path / "events.jsonl")
         self.log = LogTail(path / "trainer.log")
+        self._trimmer = LogTrimmer(self.log.tail.path)
 
     def create(self, spec: Document) -> None:
         """Make the directory and write spec.json; OSError when the disk refuses.
@@ -146,10 +148,13 @@ class AttemptDir:
         write_atomically(self.path / "spec.json", spec)
 
     def read(self, event_bytes: int, log_bytes: int) -> Piece:
-        """So much more, at most, of events and log; 0: nothing of that file."""
+        """So much more, at most, of events and log; 0: nothing of that file. Of a log that has
+        become too long the middle is cut out, which has been read or will not be.
+        """
         before = self.events.tail.offset
         events = self.events.read(event_bytes) if event_bytes else []
         log_text = self.log.read(log_bytes) if log_bytes else ""
+        self._trimmer.trim()
         is_last = not self.events.tail.backlog() and not self.log.tail.backlog()
         return Piece(events, self.events.tail.offset - before, log_text, is_last)
 

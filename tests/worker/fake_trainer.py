@@ -4,7 +4,7 @@ Script (JSON): steps; pace (seconds a step); save_every (steps); on_stop: save |
 at: {step: what} with what = crash | segfault | kill | hang | daemon | silent_exit | linger.
 Each happens once in a run: a file in the run's folder remembers it. memory: {fits_on, data_bytes,
 batch} has its second step run out of device memory until the attempt stands on that rung. flood:
-so many events and as many lines of output, all at once before it ends.
+so many events and as many lines of output, all at once before it ends. prints: lines at each step.
 
 With --standby it waits for its folder first, as the real one does.
 """
@@ -62,6 +62,8 @@ class FakeTrainer:
             time.sleep(self.script.get("pace", 0.005))
             self.beat()
             self.report()
+            for number in range(self.script.get("prints", 0)):
+                sys.stdout.write(f"step {step:06} line {number:06} {'.' * 999}\n")
             self.run_out()
             self.surprise(self.script.get("at", {}).get(str(step)))
             if step % self.script.get("save_every", 5) == 0:
