@@ -4,9 +4,10 @@
 
 One JSON object a line on the control socket. From the agent: {"do": "begin", …} once (see Launch),
 {"do": "stop"} (SIGTERM, after the grace time SIGKILL), {"do": "kill"} (SIGKILL now), {"do": "dump"}
-(stacks into the trainer's log), {"do": "hold", …} after each beat that was stored (see Tenure). To
-the agent: {"started": pid}, {"exited": returncode}, {"busy": sentence}, {"lapsed": true} (no beat
-was stored for so long that the trainer is stopped), {"failed": sentence, "errno": number or null}.
+(stacks into the trainer's log), {"do": "hold", …} after each beat that was stored (see LeaseTerm).
+To the agent: {"started": pid}, {"exited": returncode}, {"busy": sentence}, {"lapsed": true} (no
+beat was stored for so long that the trainer is stopped), {"failed": sentence, "errno": number or
+null}.
 The end of the file means that the agent is gone, and is a stop. With --standby a trainer is started
 at once, imports what it needs and waits for its attempt. Standard library only and one thread:
 PDEATHSIG fires when the thread that made the child ends, and a light launcher starts in
@@ -32,7 +33,7 @@ from worker.orders import Control, Launch, boottime
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 LOCK_RETRY_SECONDS = 0.1
-# Timers stand still while a host sleeps, and the clock of a tenure does not: so it is looked at.
+# Timers stand still while a host sleeps, and a lease term's clock does not: so it is looked at.
 LOOK_SECONDS = 0.5
 # When memory runs out the kernel should take the trainer, never the agent or the API.
 # One that only waits goes first of all.
@@ -66,8 +67,8 @@ def wait_for_attempt(control: Control) -> Launch | None:
 
 
 def take_locks(attempt: Launch, control: Control) -> list[int] | None:
-    """Lock both files, waiting up to the grace time; None when told to stop, when the tenure ends
-    before, or when they are still held.
+    """Lock both files, waiting up to the grace time; None when told to stop, when the lease term
+    ends before, or when they are still held.
     """
     deadline = time.monotonic() + attempt.grace_seconds
     held: list[int] = []
@@ -82,7 +83,7 @@ def take_locks(attempt: Launch, control: Control) -> list[int] | None:
             if control.wait(timeout=LOCK_RETRY_SECONDS) is not None:
                 return None
         held.append(fd)
-    if boottime() >= control.tenure.stop_at:
+    if boottime() >= control.lease_term.stop_at:
         control.tell(lapsed=True)
         return None
     return held
@@ -179,13 +180,13 @@ def hand_over(standby: Standby, attempt: Launch) -> bool:
 
 
 def supervise(pidfd: int, control: Control, grace_seconds: float) -> int:
-    """Carry out orders until the trainer has ended, or until its tenure has; returns its code,
+    """Carry out orders until the trainer has ended, or until its lease term has; returns its code,
     negative for a signal. It is not reaped.
     """
     kill_at: float | None = None
     while not has_ended(pidfd, 0.0):
         do = None
-        if kill_at is None and boottime() >= control.tenure.stop_at:
+        if kill_at is None and boottime() >= control.lease_term.stop_at:
             control.tell(lapsed=True)
             do = "stop"
         elif (order := control.wait(timeout=_until(kill_at, control), pidfd=pidfd)) is not None:
@@ -205,12 +206,13 @@ def supervise(pidfd: int, control: Control, grace_seconds: float) -> int:
 
 
 def _end_of(kill_at: float | None, control: Control) -> float:
-    return control.tenure.kill_at if kill_at is None else min(kill_at, control.tenure.kill_at)
+    last = control.lease_term.kill_at
+    return last if kill_at is None else min(kill_at, last)
 
 
 def _until(kill_at: float | None, control: Control) -> float:
     """Seconds for which there is nothing to do without an order."""
-    due = control.tenure.stop_at if kill_at is None else _end_of(kill_at, control)
+    due = control.lease_term.stop_at if kill_at is None else _end_of(kill_at, control)
     return min(LOOK_SECONDS, max(0.0, due - boottime()))
 
 

@@ -23,7 +23,7 @@ def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Tenure(NamedTuple):
+class LeaseTerm(NamedTuple):
     """How long a trainer may train on the strength of the last beat that was stored, in seconds of
     `boottime`: it is asked to stop at the first, and not alive after the second.
     """
@@ -36,7 +36,7 @@ class Tenure(NamedTuple):
         return {"do": "hold", "stop_at": self.stop_at, "kill_at": self.kill_at}
 
     @classmethod
-    def of(cls, order: Order) -> "Tenure":
+    def of(cls, order: Order) -> "LeaseTerm":
         """What `order` said."""
         return cls(order["stop_at"], order["kill_at"])
 
@@ -65,11 +65,11 @@ class Launch(NamedTuple):
 class Control:
     """Orders from the agent, in their order; SIGTERM to the launcher itself is one to stop.
 
-    `tenure` is what the agent has said last of how long the attempt may go on.
+    `lease_term` is what the agent has said last of how long the attempt may go on.
     """
 
     def __init__(self, fd: int) -> None:
-        self.tenure = Tenure()
+        self.lease_term = LeaseTerm()
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(False)
         self._buffer = b""
@@ -83,7 +83,8 @@ class Control:
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
     def wait(self, *, timeout: float | None, pidfd: int | None = None) -> Order | None:
-        """The next order; None after `timeout` seconds, when `pidfd` ends, or with a new tenure.
+        """The next order; None after `timeout` seconds, when `pidfd` ends, or with a new lease
+        term.
 
         The end of the file is one order to stop: the agent is gone.
         """
@@ -109,7 +110,7 @@ class Control:
     def _take(self, orders: list[Order]) -> None:
         for order in orders:
             if order["do"] == "hold":
-                self.tenure = Tenure.of(order)
+                self.lease_term = LeaseTerm.of(order)
             else:
                 self._orders.append(order)
 

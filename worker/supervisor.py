@@ -21,13 +21,13 @@ from worker.exporter import RunView
 from worker.follower import Follower
 from worker.ladder import step_down
 from worker.launch.local import Launched
+from worker.lease_term import lease_term
 from worker.orders import boottime
 from worker.preparation import NotFit, run_dir
 from worker.report import Report
 from worker.retention import Retention
 from worker.slots import Slot
 from worker.start import Prepared, Workshop, prepare, why_not_started
-from worker.tenure import tenure
 from worker.watchdog import DUMP_SECONDS, Watchdog
 
 log = structlog.get_logger("stoker.worker")
@@ -71,7 +71,7 @@ class Supervision:
         self._seen = Evidence(grace_seconds=shop.settings.stop_grace_seconds)
         self._oom_kills = oom_kills()
         self._claimed_at = now
-        self._tenure = tenure(claimed_at, shop.settings)
+        self._lease_term = lease_term(claimed_at, shop.settings)
         self._kill_at: float | None = None
         self._abandoned = False
         self._spec: RunSpec | None = None
@@ -155,7 +155,7 @@ class Supervision:
             return
         assert prepared.launch is not None  # noqa: S101 - there is something to train
         self.launched = self._shop.standby.launcher(prepared.launch.environment)
-        self.launched.begin(prepared.launch, self._tenure)
+        self.launched.begin(prepared.launch, self._lease_term)
         self._gpu = self.slot.gpu if prepared.on_gpu else None
         self._report.outbox.devices = [self.slot.device if prepared.on_gpu else "cpu"]
         seconds = prepared.spec.policy.hang_timeout_seconds
@@ -319,9 +319,9 @@ class Supervision:
             self.abandon()
             return
         self._report.told()
-        self._tenure = tenure(told_at, self._shop.settings)
+        self._lease_term = lease_term(told_at, self._shop.settings)
         if self.launched is not None:
-            self.launched.hold(self._tenure)
+            self.launched.hold(self._lease_term)
         if beat.checkpoints and self._spec is not None:
             self._retention.begin(self._spec.checkpoint)
         self.obey(intent)

@@ -22,10 +22,10 @@ from worker.launch.local import (
     start_launcher,
     trainer_environment,
 )
-from worker.orders import Launch, Tenure, boottime
+from worker.orders import Launch, LeaseTerm, boottime
 
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-ENDLESS_TENURE = Tenure(boottime() + 10**6, boottime() + 10**6)
+ENDLESS_TERM = LeaseTerm(boottime() + 10**6, boottime() + 10**6)
 FAKE_TRAINER = [sys.executable, str(Path(__file__).parent / "fake_trainer.py")]
 
 
@@ -55,9 +55,9 @@ class Attempt:
         self.messages = []
         self.launched: Any = None
 
-    def start(self, command=FAKE_TRAINER, tenure=ENDLESS_TENURE):
+    def start(self, command=FAKE_TRAINER, lease_term=ENDLESS_TERM):
         self.launched = start_launcher(self.plan.environment, command)
-        self.launched.begin(self.plan, tenure)
+        self.launched.begin(self.plan, lease_term)
         return self
 
     def hear(self, key):
@@ -316,7 +316,7 @@ def test_an_order_that_a_standing_launcher_does_not_read_is_kept_for_it(attempt)
     while not one.launched.has_unsent:
         one.launched.order("dump")
     for _ in range(1000):
-        one.launched.hold(ENDLESS_TENURE)
+        one.launched.hold(ENDLESS_TERM)
     one.launched.order("kill")
     os.kill(one.launched.pid, signal.SIGCONT)
 

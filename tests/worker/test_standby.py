@@ -10,7 +10,7 @@ import pytest
 
 from app.lifecycle import Intent, RunState
 from tests.worker.eventually import eventually
-from tests.worker.test_launcher import ENDLESS, ENDLESS_TENURE, FAKE_TRAINER, Attempt
+from tests.worker.test_launcher import ENDLESS, ENDLESS_TERM, FAKE_TRAINER, Attempt
 from worker.launch.local import trainer_environment
 from worker.launch.standby import Standby
 from worker.launcher import children_of
@@ -34,7 +34,7 @@ def begin(tmp_path, standby):
         one = Attempt(tmp_path, script)
         one.plan = one.plan._replace(environment={**one.plan.environment, **environment})
         one.launched = standby.launcher(one.plan.environment)
-        one.launched.begin(one.plan, ENDLESS_TENURE)
+        one.launched.begin(one.plan, ENDLESS_TERM)
         begun.append(one)
         return one
 
@@ -141,7 +141,7 @@ def test_one_that_is_not_ready_is_not_waited_for(tmp_path):
     waited = waiting(slow)
     one = Attempt(tmp_path, {"steps": 3})
     one.launched = slow.launcher(one.plan.environment)
-    one.launched.begin(one.plan, ENDLESS_TENURE)
+    one.launched.begin(one.plan, ENDLESS_TERM)
     assert one.hear("started") != waited.pid
     assert (one.wait()["returncode"], waited.is_running()) == (0, False)
     one.launched.close()

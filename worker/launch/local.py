@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.compile_cache import cache_folders
-from worker.orders import Launch, Order, Tenure
+from worker.orders import Launch, LeaseTerm, Order
 
 PACKAGES = Path(__file__).parent.parent.parent
 OWNERS_MEMORY = ("GLIBC_TUNABLES", "THP_MEM_ALLOC_ENABLE")
@@ -52,7 +52,7 @@ class Launched:
         self._process = process
         self._buffer = b""
         self._unsent = b""
-        self._tenure: Tenure | None = None  # the newest that was not sent yet
+        self._lease_term: LeaseTerm | None = None  # the newest that was not sent yet
         self.control = control
         self.pidfd = os.pidfd_open(process.pid)
 
@@ -65,14 +65,14 @@ class Launched:
         """Whether it does not read, and `flush` has something to try again."""
         return bool(self._unsent)
 
-    def begin(self, launch: Launch, tenure: Tenure) -> None:
+    def begin(self, launch: Launch, lease_term: LeaseTerm) -> None:
         """Give it its attempt, once, and how long that may go on without another beat."""
-        self.hold(tenure)
+        self.hold(lease_term)
         self._send(launch.order())
 
-    def hold(self, tenure: Tenure) -> None:
+    def hold(self, lease_term: LeaseTerm) -> None:
         """A beat was stored: the attempt may go on for so long from then."""
-        self._tenure = tenure
+        self._lease_term = lease_term
         self.flush()
 
     def order(self, do: str) -> None:
@@ -86,14 +86,14 @@ class Launched:
     def flush(self) -> None:
         """Send what the launcher takes now. One that has just ended needs no order."""
         try:
-            while self._unsent or self._tenure is not None:
-                if not self._unsent and self._tenure is not None:
-                    self._unsent, self._tenure = _line(self._tenure.order()), None
+            while self._unsent or self._lease_term is not None:
+                if not self._unsent and self._lease_term is not None:
+                    self._unsent, self._lease_term = _line(self._lease_term.order()), None
                 self._unsent = self._unsent[self.control.send(self._unsent) :]
         except BlockingIOError:
             return
         except OSError:
-            self._unsent, self._tenure = b"", None
+            self._unsent, self._lease_term = b"", None
 
     def messages(self) -> list[dict[str, Any]] | None:
         """What the launcher said since the last call; None at the end of its side."""

@@ -2,7 +2,7 @@
 
 from app.lifecycle import LEASE_BEATS
 from app.settings import Settings
-from worker.orders import Tenure
+from worker.orders import LeaseTerm
 
 # An observer counts whole reads, and a kill takes a moment: the last of the beats is for these.
 RESERVED_BEATS = 1
@@ -10,7 +10,7 @@ RESERVED_BEATS = 1
 SAVING_SHARE = 1 / 3
 
 
-def tenure(told_at: float, settings: Settings) -> Tenure:
+def lease_term(told_at: float, settings: Settings) -> LeaseTerm:
     """What a beat, or a claim, gives that the store was asked for at `told_at` (boottime) and took.
 
     Nobody else can have seen it earlier, so nobody can have counted to LEASE_BEATS before the
@@ -19,4 +19,4 @@ def tenure(told_at: float, settings: Settings) -> Tenure:
     lease_seconds = (LEASE_BEATS - RESERVED_BEATS) * settings.beat_seconds
     saving_seconds = min(settings.stop_grace_seconds, lease_seconds * SAVING_SHARE)
     kill_at = told_at + lease_seconds
-    return Tenure(stop_at=kill_at - saving_seconds, kill_at=kill_at)
+    return LeaseTerm(stop_at=kill_at - saving_seconds, kill_at=kill_at)

@@ -19,42 +19,42 @@ from app.store.artifact_root import MARKER
 from tests.store.server import FreezingProxy, PostgresServer
 from tests.worker.eventually import eventually
 from tests.worker.test_launcher import ENDLESS, attempt  # noqa: F401 - a fixture
-from worker.orders import Tenure, boottime
-from worker.tenure import tenure
+from worker.lease_term import lease_term
+from worker.orders import LeaseTerm, boottime
 
 IGNORES = {**ENDLESS, "on_stop": "ignore"}
 
 
-def tenure_of(seconds, saving=0.0):
+def term_of(seconds, saving=0.0):
     kill_at = boottime() + seconds
-    return Tenure(stop_at=kill_at - saving, kill_at=kill_at)
+    return LeaseTerm(stop_at=kill_at - saving, kill_at=kill_at)
 
 
 def test_the_trainer_is_gone_before_an_observer_can_have_counted_to_the_end(tmp_path):
     settings = load_settings(home=tmp_path, beat_seconds=2.0, stop_grace_seconds=60.0)
     assert LEASE_BEATS == 15
-    assert tenure(100.0, settings) == pytest.approx((100 + 28 * 2 / 3, 128.0))
+    assert lease_term(100.0, settings) == pytest.approx((100 + 28 * 2 / 3, 128.0))
     short = load_settings(home=tmp_path, beat_seconds=2.0, stop_grace_seconds=5.0)
-    assert tenure(100.0, short) == pytest.approx((123.0, 128.0))
+    assert lease_term(100.0, short) == pytest.approx((123.0, 128.0))
 
 
-def test_a_trainer_whose_tenure_ends_saves_and_ends(attempt):  # noqa: F811
-    one = attempt(ENDLESS, grace=3600).start(tenure=tenure_of(3600, saving=3598))
+def test_a_trainer_whose_lease_term_ends_saves_and_ends(attempt):  # noqa: F811
+    one = attempt(ENDLESS, grace=3600).start(lease_term=term_of(3600, saving=3598))
     assert one.hear("lapsed") is True
     assert one.wait()["returncode"] == 0
     assert list(one.folder.glob("checkpoints/step-*/manifest.json"))
 
 
-def test_one_that_does_not_stop_is_killed_when_the_tenure_is_over(attempt):  # noqa: F811
-    one = attempt(IGNORES, grace=3600).start(tenure=tenure_of(4, saving=1))
+def test_one_that_does_not_stop_is_killed_when_the_lease_term_is_over(attempt):  # noqa: F811
+    one = attempt(IGNORES, grace=3600).start(lease_term=term_of(4, saving=1))
     assert one.wait()["returncode"] == -signal.SIGKILL
 
 
 def test_each_stored_beat_moves_the_end(attempt):  # noqa: F811
-    first = tenure_of(6, saving=0.5)
-    one = attempt(ENDLESS).start(tenure=first)
+    first = term_of(6, saving=0.5)
+    one = attempt(ENDLESS).start(lease_term=first)
     one.hear("started")
-    one.launched.hold(tenure_of(3600))
+    one.launched.hold(term_of(3600))
     while boottime() < first.kill_at + 2:
         time.sleep(0.1)
     assert psutil.Process(one.hear("started")).status() != psutil.STATUS_ZOMBIE
@@ -62,7 +62,7 @@ def test_each_stored_beat_moves_the_end(attempt):  # noqa: F811
 
 
 def test_what_is_over_before_the_trainer_has_started_starts_none(attempt):  # noqa: F811
-    one = attempt(ENDLESS).start(tenure=tenure_of(-1))
+    one = attempt(ENDLESS).start(lease_term=term_of(-1))
     assert one.hear("lapsed") is True
     assert one.wait() is None
     assert not (one.folder / "events.jsonl").exists()
@@ -77,7 +77,7 @@ def test_time_goes_on_while_the_host_is_asleep(attempt, monkeypatch):  # noqa: F
     monkeypatch.setattr(
         subprocess, "Popen", lambda command, **how: popen([*asleep, *command], **how)
     )
-    one = attempt(IGNORES, grace=3600).start(tenure=tenure_of(3600))
+    one = attempt(IGNORES, grace=3600).start(lease_term=term_of(3600))
     assert one.hear("lapsed") is True
 
 
