@@ -127,6 +127,7 @@ class Piece:
     events: list[Document]
     event_bytes: int
     log_text: str
+    pulse: tuple[int, int] | None
     is_last: bool
 
 
@@ -156,7 +157,8 @@ class AttemptDir:
         log_text = self.log.read(log_bytes) if log_bytes else ""
         self._trimmer.trim()
         is_last = not self.events.tail.backlog() and not self.log.tail.backlog()
-        return Piece(events, self.events.tail.offset - before, log_text, is_last)
+        size = self.events.tail.offset - before
+        return Piece(events, size, log_text, self.pulse(), is_last)
 
     def pulse(self) -> tuple[int, int] | None:
         """(phase index, counter) as the trainer last wrote them; None before it has started."""

@@ -34,6 +34,15 @@ class Evidence:
     grace_seconds: float = 0.0
     last_log_line: str | None = None
 
+    def hear(self, message: dict[str, Any]) -> None:
+        """Note what the launcher has said."""
+        self.started |= "started" in message
+        self.lapsed |= "lapsed" in message
+        self.busy = message.get("busy", self.busy)
+        self.returncode = message.get("exited", self.returncode)
+        if "failed" in message:
+            self.fault = OSError(message["errno"] or 0, message["failed"])
+
 
 @dataclass(frozen=True)
 class Verdict:

@@ -94,7 +94,8 @@ class Supervision:
         if self.stage is Stage.waiting:
             return now + LOOK_SECONDS
         if self.stage is Stage.reading and self._artifacts.away is None:
-            return None if self._report.is_unsure else now
+            at = now + LOOK_SECONDS if self._follower.is_waiting else now
+            return None if self._report.is_unsure else at
         if self.stage is not Stage.training:
             return None
         is_deaf = self.launched is not None and self.launched.has_unsent
@@ -159,7 +160,7 @@ class Supervision:
         self._gpu = self.slot.gpu if prepared.on_gpu else None
         self._report.outbox.devices = [self.slot.device if prepared.on_gpu else "cpu"]
         seconds = prepared.spec.policy.hang_timeout_seconds
-        self._watchdog = Watchdog(self._attempt, seconds, now)
+        self._watchdog = Watchdog(self._follower.pulse, seconds, now)
         self.slot.waiting = None
         self.stage = Stage.training
         log.info("run started", run=self.lease.run_id, attempt=self.lease.attempt)
@@ -184,10 +185,13 @@ class Supervision:
     def _hangs(self, now: float) -> bool:
         if self._seen.asked is not None or self._kill_at is not None or self._watchdog is None:
             return False
-        if self._artifacts.away is not None:
+        if self._artifacts.away is not None or self._follower.is_waiting:
             self._watchdog.excuse(now)  # its pulse lies there
             return False
         if not self._watchdog.hangs(now):
+            return False
+        self._follower.read()  # the last time may be long ago, as while the store is away
+        if self._follower.is_waiting or not self._watchdog.hangs(now):
             return False
         self._seen.hang_seconds = self._watchdog.allowed_seconds
         log.warning("trainer hangs", run=self.lease.run_id, seconds=self._seen.hang_seconds)
@@ -245,12 +249,7 @@ class Supervision:
         """Read the launcher's messages; False when it has closed its side."""
         messages = None if self.launched is None else self.launched.messages()
         for message in messages or ():
-            self._seen.started |= "started" in message
-            self._seen.lapsed |= "lapsed" in message
-            self._seen.busy = message.get("busy", self._seen.busy)
-            self._seen.returncode = message.get("exited", self._seen.returncode)
-            if "failed" in message:
-                self._seen.fault = OSError(message["errno"] or 0, message["failed"])
+            self._seen.hear(message)
         return messages is not None
 
     def hold(self, pids: AbstractSet[int]) -> None:
@@ -287,10 +286,11 @@ class Supervision:
             self._follower.read()
             if not self._follower.is_through:
                 self.slot.waiting = f"What run {self.lease.run_id} wrote last is being stored."
-                self.beat(now)
+                if not self._follower.is_waiting:
+                    self.beat(now)
                 return
         if self._artifacts.is_here() or self._seen.asked is not None:
-            self._follower.complete(self._seen)
+            self._follower.complete(self._seen, is_here=self._artifacts.away is None)
             self._end(classify(self._seen))
             return
         where = f"lies in the artifact root: {self._artifacts.away}"

@@ -1,8 +1,9 @@
 """The watchdog: a trainer whose pulse stands still for too long is hung."""
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, TypeAlias
 
-from worker.attempt import AttemptDir
+Pulse: TypeAlias = tuple[int, int]  # the phase and its counter
 
 AUTO_HANG_SECONDS = 600.0
 # Importing torch, reading data and building may beat rarely, and so may the first batch of a phase,
@@ -20,11 +21,14 @@ class Watchdog:
     """Compares the pulse with what it was; times are monotonic seconds."""
 
     def __init__(
-        self, attempt: AttemptDir, timeout_seconds: float | Literal["auto"], now: float
+        self,
+        read_pulse: Callable[[], Pulse | None],
+        timeout_seconds: float | Literal["auto"],
+        now: float,
     ) -> None:
-        self._attempt = attempt
+        self._read_pulse = read_pulse
         self._timeout = AUTO_HANG_SECONDS if timeout_seconds == "auto" else float(timeout_seconds)
-        self._pulse = attempt.pulse()
+        self._pulse = read_pulse()
         self._moved_at = now
         self._warm: set[int] = set()  # phases in which the counter was seen to move
 
@@ -38,7 +42,7 @@ class Watchdog:
 
     def hangs(self, now: float) -> bool:
         """Whether neither phase nor counter has moved within the time allowed."""
-        pulse = self._attempt.pulse()
+        pulse = self._read_pulse()
         if pulse != self._pulse:
             self._note(pulse)
             self._moved_at = now
@@ -48,7 +52,7 @@ class Watchdog:
         """Begin to count anew: the pulse could not be seen."""
         self._moved_at = now
 
-    def _note(self, pulse: tuple[int, int] | None) -> None:
+    def _note(self, pulse: Pulse | None) -> None:
         before, self._pulse = self._pulse, pulse
         if pulse is None or before is None or pulse[0] < STARTUP_PHASES:
             return

@@ -94,6 +94,19 @@ def test_a_marker_that_cannot_be_read_holds_up_claims_and_no_run(two_slots):
     assert farm.run(run_id).attempt == 1
 
 
+def test_a_log_that_cannot_be_read_holds_up_neither_the_other_run_nor_the_lease(two_slots):
+    farm = two_slots
+    run_id, other = farm.submit(**SLOW), farm.submit(**SLOW)
+    farm.wait_for_step(run_id, 3)
+    with hanging(farm.folder(run_id) / "trainer.log"):
+        farm.wait_for_step(other, farm.step(other) + 50)
+        wait_for_beats(farm, run_id, 20)
+    farm.wait_for_step(run_id, farm.step(run_id) + 20)
+    farm.want(run_id, Intent.stop)
+    assert farm.wait_for_end(run_id).state is RunState.stopped
+    assert farm.run(run_id).attempt == farm.run(other).attempt == 1
+
+
 def test_old_checkpoints_are_removed_beside_the_other_runs(make_farm, tmp_path):
     farm = make_farm()
     fifo = tmp_path / "disk"
