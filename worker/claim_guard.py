@@ -25,6 +25,7 @@ from worker.telemetry import GpuSample
 ANY_GPU, ANY_CPU = DeviceFacts("cuda", "GPU"), DeviceFacts("cpu", "cpu")
 # Of what a run on a GPU takes of its host.
 HOST_CODES = ("memory.host_over_budget", "memory.loader_over_budget")
+SMALL_CHUNK = "speed.chunk_below_batch"
 # What a run could get elsewhere, by the device that it asks for.
 ELSEWHERE = {"auto": (ANY_GPU, ANY_CPU), "cuda": (ANY_GPU,), "cpu": (ANY_CPU,)}
 
@@ -79,12 +80,13 @@ def guard_claim(
 
 
 def _needs_found(spec: RunSpec, facts: Facts, errors: Sequence[Issue]) -> Requirements:
-    """What it needs by the plan of this place, and where that was refused for its memory more than
-    there is free of it: so that it is not given to such a place again.
+    """What it needs by the plan of this place, and where that was refused for its memory, or for
+    chunks that are small for want of it, more than there is free of it: so that it is not given to
+    such a place again.
     """
-    codes = {error.code for error in errors}
+    codes = {e.code for e in errors if e.code.startswith("memory.") or e.code == SMALL_CHUNK}
     device = facts.best_device(spec.runtime.device, spec.runtime.precision)
-    if device is None or not any(code.startswith("memory.") for code in codes):
+    if device is None or not codes:
         return NOTHING_KNOWN
     on_gpu, host = device.kind == "cuda", device.host
     there = {
@@ -98,9 +100,9 @@ def _needs_found(spec: RunSpec, facts: Facts, errors: Sequence[Issue]) -> Requir
         else "cpu_bytes" if not on_gpu
         else "host_bytes" if code in HOST_CODES
         else "device_bytes"
-        for code in codes if code.startswith("memory.")
+        for code in codes
     }  # fmt: skip
-    planned = requirements_of(spec, facts)
+    planned = requirements_of(spec, facts, whole_batch=SMALL_CHUNK in codes)
     found = {
         name: max(have + 1, getattr(planned, name) or 0)
         for name, have in there.items()

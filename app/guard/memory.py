@@ -60,7 +60,7 @@ class MemoryPlan:
     """What everything but the data takes there at its peak, and beside a GPU's context."""
     imports: Imports
     batch: int
-    """Samples of a batch of the training, of which a chunk has one at least."""
+    """Samples of a batch of the training."""
     assumed: tuple[str, ...]
     measured: Measured | None = None
     """What the step's items follow from, where one was measured."""
@@ -77,8 +77,7 @@ class MemoryPlan:
         """Whether everything has its place; a budget that was not said has room for all."""
         rooms = [room for room in (self.host, self.device) if room is not None]
         within = all(r.budget_bytes is None or r.peak_bytes <= r.budget_bytes for r in rooms)
-        has_batch = self.data.kind != "stream" or self.data.chunk_samples >= self.batch
-        return within and has_batch and self.data.needed_bytes <= self.data_memory.limit_bytes
+        return within and self.data.needed_bytes <= self.data_memory.limit_bytes
 
     def as_json(self) -> dict[str, Any]:
         """Bytes above the imports of the trainer."""

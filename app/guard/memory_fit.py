@@ -134,9 +134,13 @@ def _crew(loader: DataLoaderLoader, workers: int, prefetch_factor: int) -> dict[
 
 
 def has_room(plan: MemoryPlan) -> bool:
-    """Whether it fits with something to spare."""
+    """Whether it fits with something to spare, and a chunk has all of a batch."""
     room = plan.model_room
-    return plan.fits and room.peak_bytes <= FILL * (room.budget_bytes or 0)
+    return (
+        plan.fits
+        and plan.data.holds(plan.batch)
+        and room.peak_bytes <= FILL * (room.budget_bytes or 0)
+    )
 
 
 def with_values(spec: RunSpec, values: Mapping[str, Any]) -> RunSpec:

@@ -25,16 +25,18 @@ def device_wanted(spec: RunSpec) -> Literal["auto", "cpu", "cuda"]:
     return "cuda" if wanted == "auto" and precision in FOR_GPUS else wanted
 
 
-def requirements_of(spec: RunSpec, facts: Facts) -> Requirements:
+def requirements_of(spec: RunSpec, facts: Facts, *, whole_batch: bool = False) -> Requirements:
     """The least that it can train with. Of several hosts that of the one where it takes least, for
     the guard looks again at the claim. A need is None while a fact for it is missing.
+
+    `whole_batch`: with chunks that hold a batch. Smaller ones are slow, and that may be accepted.
     """
     wanted = device_wanted(spec)
     found = []
     if wanted != "cpu":
-        found += [_on_gpu(spec, plan) for plan in _plans(spec, facts, "cuda")]
+        found += [_on_gpu(spec, plan, whole_batch) for plan in _plans(spec, facts, "cuda")]
     if wanted != "cuda":
-        found += [_on_cpu(spec, plan) for plan in _plans(spec, facts, "cpu")]
+        found += [_on_cpu(spec, plan, whole_batch) for plan in _plans(spec, facts, "cpu")]
     least = _least(found)
     if wanted != "cpu" and spec.runtime.precision in FOR_AMPERE:
         major, minor = AMPERE
@@ -67,17 +69,17 @@ def _offer(device: DeviceFacts) -> SlotOffer:
     )
 
 
-def _on_gpu(spec: RunSpec, plan: MemoryPlan) -> Requirements:
+def _on_gpu(spec: RunSpec, plan: MemoryPlan, whole_batch: bool) -> Requirements:
     return Requirements(
-        device_bytes=least_free_bytes(spec, plan),
+        device_bytes=_least_free_bytes(spec, plan, whole_batch),
         host_bytes=plan.host.peak_bytes + plan.imports.trainer,
         disk_bytes=checkpoints_bytes(spec, plan),
     )
 
 
-def _on_cpu(spec: RunSpec, plan: MemoryPlan) -> Requirements:
+def _on_cpu(spec: RunSpec, plan: MemoryPlan, whole_batch: bool) -> Requirements:
     return Requirements(
-        cpu_bytes=least_free_bytes(spec, plan) + plan.imports.trainer,
+        cpu_bytes=_least_free_bytes(spec, plan, whole_batch) + plan.imports.trainer,
         disk_bytes=checkpoints_bytes(spec, plan),
     )
 
@@ -120,24 +122,27 @@ def _ways(spec: RunSpec) -> Iterator[RunSpec]:
         yield with_values(spec, {"/data/loader/residency": "stream"})
 
 
-def least_free_bytes(spec: RunSpec, plan: MemoryPlan) -> int:
+def _least_free_bytes(spec: RunSpec, plan: MemoryPlan, whole_batch: bool) -> int:
     """What has to be free where the model lies, the imports of a host there already: the least with
     which the data finds its place beside all that `plan` has, to a MiB.
     """
+    chunk = plan.batch if whole_batch else 1
     low, high = 0, (2 * (plan.beside_bytes + plan.data.needed_bytes) + CUDA_CONTEXT_BYTES) // MIB
-    if not _has_place(spec, plan, high * MIB):
+    if not _has_place(spec, plan, high * MIB, chunk):
         low, high = high + 1, NO_BOUND // MIB
     while low < high:
         middle = (low + high) // 2
-        if _has_place(spec, plan, middle * MIB):
+        if _has_place(spec, plan, middle * MIB, chunk):
             high = middle
         else:
             low = middle + 1
     return low * MIB
 
 
-def _has_place(spec: RunSpec, plan: MemoryPlan, free: int) -> bool:
-    """As the guard judges it with so much free: `MemoryPlan.fits`."""
+def _has_place(spec: RunSpec, plan: MemoryPlan, free: int, chunk: int) -> bool:
+    """As the guard judges it with so much free (`MemoryPlan.fits`), a chunk having so many samples
+    at least.
+    """
     on_gpu, loader = plan.device is not None, spec.data.loader
     context = CUDA_CONTEXT_BYTES if on_gpu else 0
     if not isinstance(loader, ChunkedLoader):
@@ -149,7 +154,7 @@ def _has_place(spec: RunSpec, plan: MemoryPlan, free: int) -> bool:
         samples = plan.need.train_samples + sum(plan.need.held_out)
         taken = min(taken, samples * plan.need.slot_sample_bytes)
     fits = context + plan.beside_bytes + taken <= free and data.needed_bytes <= memory.limit_bytes
-    return fits and (data.kind != "stream" or data.chunk_samples >= plan.batch)
+    return fits and data.holds(chunk)
 
 
 def checkpoints_bytes(spec: RunSpec, plan: MemoryPlan) -> int:

@@ -129,6 +129,10 @@ class Residency:
     evaluation_chunk_samples: int
     needed_bytes: int
 
+    def holds(self, samples: int) -> bool:
+        """Whether a chunk has so many; where it has less than a batch, training is only slower."""
+        return self.kind != "stream" or self.chunk_samples >= samples
+
 
 def settle_residency(loader: ChunkedLoader, need: Need, memory: Memory) -> Residency:
     """What the loader's settings come to with this data and this memory."""

@@ -13,7 +13,19 @@ from app.spec.parse import parse_spec
 from app.spec.requirements import Requirements
 from app.spec.residency import MIB
 from app.spec.run import RunSpec
-from tests.guard.world import A100, CPU, GIB, HOST, RTX, TURING, codes, plan_of, weather, world
+from tests.guard.world import (
+    A100,
+    CPU,
+    FIELDS,
+    GIB,
+    HOST,
+    RTX,
+    TURING,
+    codes,
+    plan_of,
+    weather,
+    world,
+)
 
 MANY = weather(samples=400_000, size_bytes=9 * GIB)
 SPECS: list[dict[str, Any]] = [
@@ -113,3 +125,28 @@ def test_refused_is_only_what_no_device_can_do():
     assert plan.memory["device"] is None
     only_gpu = plan_of({**LARGE, "runtime": {"device": "cuda"}}, world(devices=(TURING, big)))
     assert "memory.over_budget" in codes(only_gpu)
+
+
+def test_a_run_whose_slow_chunks_were_accepted_needs_no_more_than_its_card_has():
+    """51,779 windows of 360 × 167, in chunks below a batch: or it would wait for ever."""
+    features = replace(FIELDS["features"], shape=(360, 167))
+    table = weather(
+        samples=51_779, size_bytes=12_450_000_000, fields={**FIELDS, "features": features}
+    )
+    host = replace(HOST, memory_bytes=64 * GIB, available_bytes=60 * GIB)
+    card = replace(RTX, total_memory_bytes=8 * GIB, free_memory_bytes=8 * GIB, host=host)
+    facts = world(table, devices=(card,))
+    asked = {"training": {"batch_size": 4096}, "accept_risks": ["speed.chunk_below_batch"]}
+    plan = plan_of(asked, facts)
+    assert [(issue.code, issue.accepted) for issue in plan.issues] == [
+        ("speed.chunk_below_batch", True)
+    ]
+    assert plan.requirements.device_bytes is not None
+    assert plan.requirements.device_bytes <= 8 * GIB
+    spec, _ = parse_spec(plan.require_ok())
+    assert spec is not None
+    whole = requirements_of(spec, facts, whole_batch=True).device_bytes
+    assert whole is not None
+    for free, holds in ((whole, True), (whole - MIB, False)):
+        there = replace(facts, devices=(replace(card, free_memory_bytes=free),))
+        assert memory_plan(spec, there).data.holds(4096) is holds

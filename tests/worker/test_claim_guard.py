@@ -118,6 +118,21 @@ def test_what_is_refused_for_its_memory_needs_more_than_was_free_here(settings):
     guarded(settings, {**TIGHT, "runtime": {"device": "cuda"}}, MANY, Place(enough, 1))
 
 
+def test_what_is_refused_for_small_chunks_needs_what_holds_a_batch(settings):
+    """Chunks are small where little is free: without a need it would circle, as above."""
+    features = {"shape": [360, 167], "dtype": "float32", "nonfinite_count": 0}
+    wide = replace(READY, samples=51_779, fields={**(READY.fields or {}), "features": features})
+    spec = {**SPEC, "training": {"batch_size": 4096}, "runtime": {"device": "cuda"}}
+    card = replace(gpu("RTX", 8, (8, 6)), memory_used_bytes=0)
+    with pytest.raises(NotHere, match=r"^Back into the queue.*A chunk holds") as refused:
+        guarded(settings, spec, wide, Place(card, 1))
+    needed = refused.value.needs.device_bytes
+    assert needed is not None
+    assert 8 * 2**30 < needed < 80 * 2**30
+    enough = replace(gpu("A100", 80, (8, 0)), memory_used_bytes=80 * 2**30 - needed)
+    guarded(settings, spec, wide, Place(enough, 1))
+
+
 @pytest.mark.parametrize("device", ["cpu", "auto"])
 @pytest.mark.parametrize("place", SLOTS[:2], ids=slot_name)
 def test_what_does_not_fit_here_waits_with_the_reason_and_for_no_gpu_that_it_could_not_use(

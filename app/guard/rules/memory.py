@@ -136,7 +136,7 @@ def _smaller_chunk(spec: RunSpec, facts: Facts, limit: int) -> dict[str, Any]:
     for size_asked in ("75%", "auto"):
         values = {"/data/loader/chunk_size": size_asked}
         plan = memory_plan(with_values(spec, values), facts)
-        if plan.data.needed_bytes <= limit and plan.fits:
+        if plan.data.needed_bytes <= limit and plan.fits and plan.data.holds(plan.batch):
             return values
     return largest_chunk(spec, facts) or {}
 
@@ -169,7 +169,7 @@ def _less_of_host(spec: RunSpec, facts: Facts) -> dict[str, Any]:
         ways += [stays, *(way | stays for way in ways)]
     for way in ways:
         plan = memory_plan(without_processes(with_values(spec, way)), facts)
-        if not _is_over(plan.host) and plan.fits:
+        if not _is_over(plan.host) and plan.fits and plan.data.holds(plan.batch):
             return way
     return {}
 

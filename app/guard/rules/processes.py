@@ -130,7 +130,7 @@ def chunked_is_faster(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     epochs = epochs_of(spec, facts)
     stays = plan.data.kind == "resident" and epochs > 1
     is_small = need.sample_bytes < SMALL_BYTES and loader.shuffle == "full"
-    if not (stays or is_small) or not plan.fits:
+    if not (stays or is_small) or not (plan.fits and plan.data.holds(plan.batch)):
         return
     yield Finding(
         ("data", "loader", "kind"),
