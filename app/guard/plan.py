@@ -30,7 +30,7 @@ from app.spec.number_formats import number_formats
 from app.spec.requirements import NOTHING_KNOWN, Requirements
 from app.spec.run import RunSpec
 
-# A fix that brings another issue takes that one's fix along, and so on so many times.
+# A fix that may not bring another issue takes that one's fix along, and so on so many times.
 MOST_FIXES_TOGETHER = 4
 GAP = "/data/split/gap"
 
@@ -81,7 +81,8 @@ def make_plan(
 ) -> Plan:
     """Resolve a request and put it before every rule; nothing is stored.
 
-    Each fix was tried: with it, its issue is gone and no other has come. One that would bring
+    Each fix was tried: with it, its issue is gone and none as severe has come; what is only warned
+    of may be what was meant, and is no reason against the fix of an error. One that would bring
     another takes that one's fix along, and one that does not help is not offered. `resolved`: of
     the request, from a caller who has it already.
     """
@@ -138,21 +139,25 @@ def _computes_in(spec: RunSpec, facts: Facts) -> Document | None:
 
 def _with_tried_fix(issue: Issue, first: Plan, plan: Callable[[Document], Plan]) -> Issue:
     """The issue with a fix that is known to work, or with none."""
-    before = {_identity(other) for other in first.issues}
+    before = {_identity(other) for other in _as_severe(issue, first)}
     fix = list(issue.fix)
     for _ in range(MOST_FIXES_TOGETHER):
         if not fix:
             break
         after = plan(apply_json_patch(first.request, [op.model_dump(mode="json") for op in fix]))
-        found = {_identity(other): other for other in after.issues}
-        added = [other for identity, other in found.items() if identity not in before]
+        added = [one for one in _as_severe(issue, after) if _identity(one) not in before]
         if after.spec is not None and not added:
-            works = _identity(issue) not in found
+            works = _identity(issue) not in {_identity(other) for other in after.issues}
             return issue.model_copy(update={"fix": fix if works else []})
         if after.spec is None or not all(other.fix for other in added):
             break
         fix += [op for other in added for op in other.fix]
     return issue.model_copy(update={"fix": []})
+
+
+def _as_severe(issue: Issue, plan: Plan) -> list[Issue]:
+    """What is found in a plan, of errors alone where the issue is one."""
+    return plan.errors if issue.severity == "error" else plan.issues
 
 
 def _identity(issue: Issue) -> tuple[str, tuple[str | int, ...]]:

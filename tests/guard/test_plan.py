@@ -365,3 +365,22 @@ def test_a_rule_that_lacks_a_fact_is_named_with_it():
     lacking = {entry.code: entry.missing for entry in plan.unchecked}
     assert lacking["learning.ends_before_its_epochs"] == "how fast runs like it are"
     assert plan.errors == []
+
+
+def test_the_fix_of_an_error_leaves_what_was_chosen_though_it_is_warned_of():
+    """With evaluations a patience of 5 may act before the rate has annealed: that may be meant."""
+    change = {
+        "training": {"epochs": 20, "batch_size": 128},
+        "evaluation": {"every_epochs": None},
+        "early_stopping": {"patience": 5},
+    }
+    plan = plan_of(change)
+    (error,) = plan.errors
+    assert error.code == "correctness.never_evaluated"
+    assert [(op.path, op.value) for op in error.fix] == [("/evaluation/every_epochs", 1)]
+    fixed = jsonpatch.apply_patch(plan.request, [op.model_dump(mode="json") for op in error.fix])
+    after = make_plan(fixed, world(), CATALOG)
+    assert after.errors == []
+    (warning,) = after.issues
+    assert warning.code not in codes(plan)
+    assert [op.path for op in warning.fix] == ["/early_stopping/patience"]

@@ -10,7 +10,7 @@ from app.guard.plan import Plan, make_plan
 from app.guard.registry import RULES
 from tests.guard.cases import CASES, PINNED, with_host
 from tests.guard.unnamed import unnamed_changes
-from tests.guard.world import CATALOG, RTX, codes, plan_of, world
+from tests.guard.world import CATALOG, RTX, brought, codes, plan_of, world
 
 BY_CODE = {rule.code: rule for rule in RULES}
 NO_FIX = {  # what no change of the spec would mend
@@ -66,7 +66,7 @@ def test_the_rule_finds_it_and_its_fix_removes_it_and_changes_nothing_else(code)
         after = fixed(plan, code, case.facts)
         assert after.spec is not None
         assert code not in codes(after)
-        assert set(codes(after)) <= set(codes(plan))
+        assert brought(issue, plan, after) == set()
         assert unnamed_changes(plan, after, issue.fix) == set()
 
 

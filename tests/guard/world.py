@@ -17,9 +17,11 @@ from app.guard.facts import (
 )
 from app.guard.plan import Plan, make_plan
 from app.presets.catalog import load_catalog
+from app.spec.issue import Issue
 from app.spec.layers import overlay
 from app.spec.parse import parse_spec
 
+Identities = set[tuple[str, tuple[str | int, ...]]]
 GIB = 2**30
 CATALOG = load_catalog(Path("/nonexistent"))
 FIELDS = {
@@ -76,3 +78,14 @@ def parent_of(change: Mapping[str, Any], step: int, *, succeeded: bool = False) 
 
 def codes(plan: Plan) -> list[str]:
     return [issue.code for issue in plan.issues]
+
+
+def identities(issues: list[Issue]) -> Identities:
+    return {(issue.code, tuple(issue.loc)) for issue in issues}
+
+
+def brought(issue: Issue, before: Plan, after: Plan) -> Identities:
+    """What the fix of an issue has brought that is as severe: a warning is none to an error."""
+    if issue.severity == "error":
+        return identities(after.errors) - identities(before.errors)
+    return identities(after.issues) - identities(before.issues)
