@@ -12,7 +12,7 @@ from app.guard.facts import Facts
 from app.guard.fixes import keeping_preset, patch_for
 from app.guard.inheritance import Inherited
 from app.guard.patching import apply_json_patch
-from app.presets.catalog import Catalog, Preset
+from app.presets.catalog import Catalog, Preset, is_how
 from app.spec.availability import unavailable_issues
 from app.spec.issue import MOST_ISSUES, Issue, PatchOp, pointer
 from app.spec.layers import Document, overlay, provenance, with_default_kinds
@@ -147,8 +147,7 @@ def _covered(issue: Issue, issues: list[Issue], wrong: list[Issue]) -> bool:
 def _said_aloud(preset: Preset, request: Document, origin: Document) -> Iterator[Issue]:
     """A preset is for how a run computes: what it brings beside that is said, not slipped in."""
     for place, entry in origin.items():
-        how = place.startswith(("/runtime/", "/data/loader/", "/evaluation/batch_size"))
-        if how or entry["source"] != f"preset:{preset.name}":
+        if is_how(place) or entry["source"] != f"preset:{preset.name}":
             continue
         loc, value = JsonPointer(place).parts, entry["value"]
         is_batch = place == "/training/batch_size"

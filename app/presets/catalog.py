@@ -21,9 +21,19 @@ A_RUNS_OWN = (
     "/name", "/notes", "/labels", "/priority", "/mode", "/preset", "/accept_risks",
     "/data/dataset", "/data/split/validation", "/data/split/test",
 )  # fmt: skip
-# What the device may have a say in: how a run computes. Not what it learns, which would then hang
-# on the worker that was awake; and not how large chunks are: `auto` asks the memory plan.
-HOW = ("/runtime", "/evaluation/batch_size")
+# What the device may have a say in: how a run computes, reads, logs and saves. Not what it learns,
+# which would then hang on the worker that was awake, nor which of its checkpoints is the best.
+HOW = (
+    "/runtime",
+    "/data/loader",
+    "/evaluation/batch_size",
+    "/training/log_every_steps",
+    "/checkpoint",
+)
+BUT_NOT = (
+    "/data/loader/shuffle", "/data/loader/shuffle_group",
+    "/checkpoint/monitor", "/checkpoint/mode",
+)  # fmt: skip
 
 
 class Match(BaseModel):
@@ -129,7 +139,7 @@ def _parse(name: str, source: Literal["packaged", "user"], text: str) -> Preset:
         if _is_under(pointer, A_RUNS_OWN):
             raise ValueError(f"{_field(pointer)} is the run's own, and no preset may set it")
     for pointer, value in leaves(preset.spec):
-        if preset.match is not None and value != {} and not _is_under(pointer, HOW):
+        if preset.match is not None and value != {} and not is_how(pointer):
             raise ValueError(
                 f"{_field(pointer)} is not how a run computes, so `auto` may not choose it by the "
                 "device; say it in [named], which holds where a request names the preset, or take "
@@ -142,6 +152,11 @@ def _parse(name: str, source: Literal["packaged", "user"], text: str) -> Preset:
         if issues:
             raise ValueError(issues[0].message.rstrip("."))
     return preset
+
+
+def is_how(pointer: str) -> bool:
+    """Whether a value of the spec says how a run computes, and nothing of what it learns."""
+    return _is_under(pointer, HOW) and not _is_under(pointer, BUT_NOT)
 
 
 def _is_under(pointer: str, roots: Sequence[str]) -> bool:

@@ -108,7 +108,11 @@ SETS = {
     "training": {"epochs": 9, "batch_size": 64, "gradient_accumulation_steps": 2},
     "optimizer": {"kind": "sgd", "lr": 0.1},
     "runtime": {"threads": 1},
-    "data": {"loader": {"chunk_size": "50%"}, "split": {"validation_fraction": 0.1}},
+    "checkpoint": {"keep_last": 3},
+    "data": {
+        "loader": {"chunk_size": "50%", "shuffle": "none"},
+        "split": {"validation_fraction": 0.1},
+    },
 }
 
 
@@ -119,6 +123,7 @@ def test_whatever_a_preset_changes_beside_how_it_computes_is_said_aloud():
         "training.epochs": "learning.preset_setting",
         "training.batch_size": "learning.preset_batch_size",
         "training.gradient_accumulation_steps": "learning.preset_setting",
+        "data.loader.shuffle": "learning.preset_setting",
         "data.split.validation_fraction": "learning.preset_setting",
     }
     assert said["training.epochs"].message == "The preset mine sets training.epochs to 9."

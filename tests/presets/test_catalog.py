@@ -200,7 +200,10 @@ def test_auto_resolves_to_the_same_learning_on_every_worker(change):
     ("layer", "field"),
     [("training = {batch_size = 7}", "training.batch_size"),
      ('optimizer = {kind = "sgd"}', "optimizer.kind"),
-     ('data = {loader = {chunk_size = "60%"}}', "data.loader.chunk_size"),
+     ('data = {loader = {shuffle = "block"}}', "data.loader.shuffle"),
+     ("data = {loader = {shuffle_group = 64}}", "data.loader.shuffle_group"),
+     ('checkpoint = {monitor = "val_mae"}', "checkpoint.monitor"),
+     ('checkpoint = {mode = "min"}', "checkpoint.mode"),
      ("evaluation = {every_epochs = 2}", "evaluation.every_epochs")],
 )  # fmt: skip
 def test_what_a_device_picks_says_nothing_of_what_is_learned(tmp_path, layer, field):
@@ -213,13 +216,21 @@ def test_what_a_device_picks_says_nothing_of_what_is_learned(tmp_path, layer, fi
     assert {"yours", "ours"} <= set(catalog.names)
 
 
-def test_how_it_computes_may_be_picked_by_the_device(tmp_path):
+@pytest.mark.parametrize(
+    ("layer", "place", "value"),
+    [('runtime = {precision = "fp32"}', "/runtime/precision", "fp32"),
+     ("evaluation = {batch_size = 512}", "/evaluation/batch_size", 512),
+     ('data = {loader = {chunk_size = "60%"}}', "/data/loader/chunk_size", "60%"),
+     ('data = {loader = {residency = "stream"}}', "/data/loader/residency", "stream"),
+     ("training = {log_every_steps = 7}", "/training/log_every_steps", 7),
+     ("checkpoint = {every_seconds = 900.0, keep_last = 3}", "/checkpoint/keep_last", 3)],
+)  # fmt: skip
+def test_how_it_computes_may_be_picked_by_the_device(tmp_path, layer, place, value):
     (tmp_path / "mine.toml").write_text(
-        'description = "x"\n[match]\ndevice = "cuda"\nmemory_gib = 24\n'
-        '[spec]\nruntime = {precision = "fp32"}\nevaluation = {batch_size = 512}\n'
+        f'description = "x"\n[match]\ndevice = "cuda"\nmemory_gib = 24\n[spec]\n{layer}\n'
     )
-    plan = make_plan(REQUEST, world(devices=(RTX,)), load_catalog(tmp_path))
-    assert plan.spec is not None
-    assert plan.spec["runtime"]["precision"] == "fp32"
-    assert plan.spec["evaluation"]["batch_size"] == 512
+    catalog = load_catalog(tmp_path)
+    assert "mine" not in catalog.broken
+    plan = make_plan(REQUEST, world(devices=(RTX,)), catalog)
+    assert plan.provenance[place] == {"value": value, "source": "preset:mine"}
     assert not [i for i in plan.issues if i.code.startswith("learning.preset")]
