@@ -20,7 +20,7 @@ from app.guard.inheritance import Inherited
 from app.guard.plan import pin_values, settled_values
 from app.guard.resolve import Resolved, resolve
 from app.lifecycle import RunState
-from app.spec.parse import parse_spec
+from app.spec.stored import read_stored
 from app.store.facts import dataset_facts, worker_devices
 from app.store.history import likeness_of
 
@@ -121,9 +121,13 @@ def _history(
 
 
 def _parent(parent: Parent) -> ParentFacts | None:
-    """The parent's spec; what is carried of it depends on what the child's comes to."""
-    spec, _ = parse_spec(parent.spec)
-    return None if spec is None else ParentFacts(spec)
+    """The parent's spec; what is carried of it depends on what the child's comes to. None where
+    this version cannot read it.
+    """
+    try:
+        return ParentFacts(read_stored(parent.spec))
+    except ValueError:
+        return None
 
 
 def _carried(
@@ -137,12 +141,10 @@ def _carried(
     source = services.store.runs.whole_state_of(parent.run_id, parent.wish)
     if source is None:
         return None
-    saved_by, _ = parse_spec(services.store.runs.documents(source.run_id).spec)
     try:
-        steps = None if saved_by is None else steps_of(saved_by, facts)
-    except UnknownFact:
-        return None
-    if steps is None:
+        saved_by = read_stored(services.store.runs.documents(source.run_id).spec)
+        steps = steps_of(saved_by, facts)
+    except (ValueError, UnknownFact):
         return None
     state = services.store.runs.get(source.run_id).state
     return Carried(source.step, steps, succeeded=state is RunState.succeeded)

@@ -8,9 +8,11 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from sqlalchemy import text, update
 
 from app.lifecycle import Reason
 from app.store.records import Beat, Inspection
+from app.store.tables import run_documents
 from worker.host import host_now, host_setup
 from worker.registration import describe_devices
 
@@ -234,6 +236,22 @@ def test_a_restart_that_stretches_an_annealed_cycle_is_refused_with_a_fix(api, p
     fixed = api.post(f"/runs/{run_id}/restart", json={"patch_ops": [*LONGER, *issue["fix"]]})
     assert fixed.status_code == 201, fixed.text
     assert fixed.json()["carry"]["kind"] == "weights"
+
+
+def test_a_parent_that_a_newer_version_has_written_is_read_all_the_same(api, player, store):
+    """Fields that this version does not know must not keep it from those that it does know."""
+    cut = {"data": {"dataset": "weather", "split": {"gap": 3}}}
+    request = {"recipe": {"kind": "sequence", "hidden_size": 8, "patch": 6}, **cut}
+    run_id = api.post("/runs", json=request).json()["id"]
+    spec = {**store.runs.documents(run_id).spec, "of_a_newer_version": {"kind": "later"}}
+    with store.database.engine.begin() as connection:
+        connection.execute(text("DROP TRIGGER run_documents_update"))
+        connection.execute(update(run_documents).values(spec=spec))
+    patch = {"data": {"split": {"gap": "auto"}}}
+    child = api.post(f"/runs/{run_id}/restart", json={"from": "scratch", "patch": patch})
+    assert child.status_code == 201, child.text
+    child_spec = api.get(f"/runs/{child.json()['id']}/spec").json()["spec"]
+    assert child_spec["data"]["split"]["gap"] == 3  # that of its parent
 
 
 def test_a_finished_run_that_is_to_train_longer_is_refused_with_a_fix(api, player):
