@@ -87,9 +87,9 @@ def _print_memory(memory: Document) -> None:
             continue
         budget = room.get("budget_bytes")
         against = (
-            f"{share(room['planned_bytes'] / budget)} of the {size(budget)} that are free"
+            f"{share(room['planned_bytes'] / budget)} of the {size(budget)} that are available"
             if budget
-            else "how much is free is not known"
+            else "how much is available is not known"
         )
         phase = max(room["phases"], key=room["phases"].get)
         peak = f"{size(room['planned_bytes'])} at the peak, while {phase}"

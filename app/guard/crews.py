@@ -35,7 +35,7 @@ class Crews:
 
     @property
     def processes(self) -> int:
-        """At once at the most: those of a part that is not in use end, unless they are to stay."""
+        """At once at most: those of a part that is not in use end, unless they are to stay."""
         looking = [crew.workers for crew in self.held_out] or [0]
         beside = sum(looking) if self.loader.persistent_workers else max(looking)
         return self.training.workers + beside

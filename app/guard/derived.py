@@ -138,16 +138,16 @@ def epochs_of(spec: RunSpec, facts: Facts) -> float:
     return steps_of(spec, facts) / max(1, steps_per_epoch(spec.training, training))
 
 
-def step_of_look(spec: RunSpec, facts: Facts, number: int) -> int:
-    """After how many steps look `number` (from 1) at the validation part comes; UnknownFact."""
+def evaluation_step(spec: RunSpec, facts: Facts, number: int) -> int:
+    """After how many steps evaluation `number` (from 1) comes; UnknownFact."""
     training = sizes_of(spec, facts).training
     epoch_steps = steps_per_epoch(spec.training, training)
     steps = total_steps(spec.training, training)
     return step_of_evaluation(spec.evaluation, number, steps, epoch_steps)
 
 
-def looks_of(spec: RunSpec, sizes: PartSizes) -> int:
-    """How often the validation part is looked at, the last time at the end; 0 without one."""
+def evaluations_of(spec: RunSpec, sizes: PartSizes) -> int:
+    """How often the validation part is evaluated, the last time at the end; 0 without one."""
     if not sizes.validation:
         return 0
     steps = total_steps(spec.training, sizes.training)
@@ -155,7 +155,7 @@ def looks_of(spec: RunSpec, sizes: PartSizes) -> int:
 
 
 def evaluated_samples(spec: RunSpec, validation: int) -> int:
-    """Samples of one look at a validation part of so many."""
+    """Samples of one evaluation of a validation part of so many."""
     batch = evaluation_batch(spec.evaluation, spec.training)
     return min(validation, (spec.evaluation.max_batches or validation) * batch)
 

@@ -1,6 +1,6 @@
 """What a run would come to: samples, steps, and seconds as like runs needed them."""
 
-from app.guard.derived import evaluated_samples, looks_of, sizes_of
+from app.guard.derived import evaluated_samples, evaluations_of, sizes_of
 from app.guard.facts import Facts, HistoryFacts, UnknownFact
 from app.spec.arithmetic import PartSizes, steps_per_epoch, total_steps
 from app.spec.layers import Document
@@ -37,7 +37,7 @@ def training_seconds(spec: RunSpec, sizes: PartSizes, history: HistoryFacts) -> 
     """
     steps = total_steps(spec.training, sizes.training)
     trained = steps / history.iterations_per_second
-    looks, wanted = max(0, looks_of(spec, sizes) - 1), spec.checkpoint
+    looks, wanted = max(0, evaluations_of(spec, sizes) - 1), spec.checkpoint
     saves = looks if wanted.keep_best else 0
     saves += max(0, steps - 1) // wanted.every_steps if wanted.every_steps else 0
     saves += int(trained / wanted.every_seconds) if wanted.every_seconds else 0

@@ -20,7 +20,7 @@ from app.spec.run import RunSpec
 # an evaluation after every sixth; oneDNN runs the LSTM alone.
 LIBRARIES_BYTES = {"lstm": 43 * MIB, "gru": 44 * MIB}
 # What a step frees is not always where the next looks for it: so many copies of a batch in runs of
-# 60 and more steps, each of so much at the most: the kernel has larger blocks back
+# 60 and more steps, each of so much at most: the kernel has larger blocks back
 # (worker/launch/local.py).
 HOLES, MOST_IN_HEAP_BYTES = 2.5, 32 * MIB
 # What the heap keeps of the copies that oneDNN makes of the weights in its own order, measured with

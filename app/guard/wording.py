@@ -24,6 +24,11 @@ def share(part: float) -> str:
     return f"{part:.1%}" if part < 0.1 else f"{part:.0%}"
 
 
+def one_of(parts: int) -> str:
+    """One part of so many, two or more."""
+    return {2: "half", 3: "a third"}.get(parts, f"1/{parts}")
+
+
 def two_digits(number: float) -> float:
     """A setting as one would write it: rounded to two significant digits."""
     return float(f"{number:.1e}")

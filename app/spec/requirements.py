@@ -153,7 +153,17 @@ def _shortfall(needs: Requirements, offer: SlotOffer, measures: list[Measure]) -
         f"It needs {' and '.join(needed)}; the nearest idle place, {offer.place}, has {has}{free}."
     )
     blocked = f" {offer.blocked}" if offer.blocked else ""
-    return f"{told}{blocked} It starts as soon as a slot has enough."
+    return f"{told}{blocked} {_when_it_starts(measures)}"
+
+
+def _when_it_starts(lacking: list[Measure]) -> str:
+    """Memory is given back by itself, space on a disk by people, and a device stays what it is."""
+    needs = [measure.need for measure in lacking]
+    if "capability" in needs:
+        return "It starts when a slot with such a GPU is idle."
+    if "disk_bytes" in needs:
+        return "It starts when that disk has space again, or another slot with enough is idle."
+    return "It starts as soon as a slot has enough."
 
 
 def _amount(measure: Measure, value: int) -> str:

@@ -105,7 +105,7 @@ def test_the_memory_plan_is_shown_with_its_largest_part_first(capsys):
     planned, budget = memory["host"]["planned_bytes"], memory["host"]["budget_bytes"]
     assert (
         f"host: {size(planned)} at the peak, while training, {share(planned / budget)} of the "
-        f"{size(budget)} that are free" in out
+        f"{size(budget)} that are available" in out
     )
     largest, *_, least = sorted(
         memory["host"]["items"], key=lambda name: -memory["host"]["items"][name]

@@ -162,3 +162,12 @@ def test_an_evaluation_of_so_many_batches_looks_at_as_many_samples_after_the_fix
     plan = plan_of(asked, world(devices=(RTX,)))
     (issue,) = [one for one in plan.issues if one.code == ACCUMULATES]
     assert {op.path: op.value for op in issue.fix}["/evaluation/batch_size"] == 32
+
+
+@pytest.mark.parametrize(("parts", "said"), [(2, "half"), (3, "a third"), (4, "1/4")])
+def test_a_part_of_the_operations_is_said_as_people_say_it(parts, said):
+    training = {"batch_size": 32, "gradient_accumulation_steps": parts}
+    plan = plan_of({"training": training}, world(devices=(RTX,)))
+    (issue,) = (one for one in plan.issues if one.code == "speed.needless_accumulation")
+    assert issue.message.startswith(f"A step is put together from {parts} batches")
+    assert issue.why.endswith(f"launch {said} of the operations.")

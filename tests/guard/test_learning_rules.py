@@ -251,7 +251,7 @@ def test_what_is_better_follows_from_the_metric():
     assert (spec["early_stopping"]["mode"], spec["checkpoint"]["mode"]) == ("min", "min")
     (issue,) = plan_of({"checkpoint": {"mode": "max"}}).issues
     assert (issue.code, issue.severity) == ("learning.monitor_upside_down", "error")
-    assert issue.message == "checkpoint.mode is max, and of val_loss less is better."
+    assert issue.message == "checkpoint.mode is max, and a lower val_loss is better."
 
 
 def test_a_part_of_hundreds_of_samples_measures_whatever_the_batch_is():
@@ -286,3 +286,9 @@ def test_a_batch_above_the_part_becomes_the_whole_part(batch, samples, training)
     plan = plan_of({"training": {"batch_size": batch}}, world(weather(samples=samples)))
     issue = next(i for i in plan.issues if i.code == "learning.batch_above_samples")
     assert [(op.path, op.value) for op in issue.fix] == [("/training/batch_size", training)]
+
+
+def test_one_epoch_is_one():
+    change = {"training": {"epochs": 1, "batch_size": 1024}}
+    (issue,) = (one for one in plan_of(change).issues if one.code == "learning.few_steps")
+    assert ", 1 epoch of 3,216 samples" in issue.message

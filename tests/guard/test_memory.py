@@ -117,7 +117,7 @@ def test_a_host_with_nothing_left_is_said_to_have_only_so_much_free(residency, m
     (of_data,) = [
         issue for issue in plan.errors if issue.code in OF_DATA and issue.loc[0] == "data"
     ]
-    assert of_data.message == f"The host has only {mib}.0 MiB free."
+    assert of_data.message == f"The host has only {mib}.0 MiB available."
     assert not of_data.fix
 
 
@@ -126,7 +126,7 @@ def test_a_gpu_with_nothing_left_is_said_to_have_only_so_much_free():
     (of_data,) = [
         issue for issue in plan.errors if issue.code in OF_DATA and issue.loc[0] == "data"
     ]
-    assert of_data.message == "The NVIDIA RTX 4090 has only 512.0 MiB free."
+    assert of_data.message == "The NVIDIA RTX 4090 has only 512.0 MiB available."
 
 
 @pytest.mark.slow

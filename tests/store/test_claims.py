@@ -190,6 +190,24 @@ def test_a_run_that_no_idle_slot_fits_says_why(world: World) -> None:
     assert statuses(world, run.id) == ["queued"]
 
 
+@pytest.mark.parametrize(
+    ("needs", "promise"),
+    [
+        (Requirements(host_bytes=90 * GIB), "It starts as soon as a slot has enough."),
+        (Requirements(disk_bytes=9 * GIB), "It starts when that disk has space again, or another "
+         "slot with enough is idle."),
+        (Requirements(capability=80), "It starts when a slot with such a GPU is idle."),
+        (Requirements(disk_bytes=9 * GIB, capability=80, host_bytes=90 * GIB),
+         "It starts when a slot with such a GPU is idle."),
+    ],
+)  # fmt: skip
+def test_nobody_is_promised_that_a_disk_or_a_gpu_is_given_back_by_a_run(needs, promise) -> None:
+    here = replace(SMALL, capability=75, host_free_bytes=64 * GIB, disk_free_bytes=GIB)
+    waiting = why_waiting("cuda", needs, 1, [here])
+    assert waiting is not None
+    assert waiting.why.endswith(promise)
+
+
 def test_a_run_that_waits_for_its_turn_waits_for_no_memory(world: World) -> None:
     run = world.submit(device="cuda", requirements=Requirements(device_bytes=20 * GIB))
     for slots in ([], [(SMALL, 7), (LARGE, 8)], [(cpu(1), None)]):

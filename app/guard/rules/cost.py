@@ -11,8 +11,8 @@ from app.guard.derived import (
     enough_samples,
     epochs_of,
     evaluated_samples,
+    evaluations_of,
     history_of,
-    looks_of,
     sizes_of,
     steps_of,
 )
@@ -21,7 +21,7 @@ from app.guard.memory import memory_plan
 from app.guard.memory_fit import has_room, with_values
 from app.guard.rule import Finding, rule
 from app.guard.rules.lost import MOST_LOST_SECONDS
-from app.guard.wording import duration, share, size
+from app.guard.wording import duration, one_of, share, size
 from app.spec.arithmetic import evaluation_batch
 from app.spec.run import RunSpec
 
@@ -63,7 +63,7 @@ class _Evaluating:
 def _evaluating(spec: RunSpec, facts: Facts) -> _Evaluating:
     """By what like runs took; without them by samples and passes. UnknownFact."""
     sizes, steps, history = sizes_of(spec, facts), steps_of(spec, facts), history_of(facts)
-    looks = max(0, looks_of(spec, sizes) - 1)
+    looks = max(0, evaluations_of(spec, sizes) - 1)
     samples = evaluated_samples(spec, sizes.validation)
     trained = epochs_of(spec, facts) * sizes.training
     if history is None:
@@ -192,9 +192,9 @@ def needless_accumulation(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     room = plan.model_room
     yield Finding(
         ("training", "gradient_accumulation_steps"),
-        f"A step is put together of {parts:,} batches, and one of {whole:,} samples fits.",
+        f"A step is put together from {parts:,} batches, and one of {whole:,} samples fits.",
         f"It would take {size(room.peak_bytes)} of the {size(room.budget_bytes or 0)} that are "
-        f"free, give the same gradients, and launch a {parts}th of the operations.",
+        f"available, give the same gradients, and launch {one_of(parts)} of the operations.",
         fix,
     )
 

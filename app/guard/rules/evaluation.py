@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any, get_args
 
-from app.guard.derived import looks_of, sizes_of, step_of_look, steps_of
+from app.guard.derived import evaluation_step, evaluations_of, sizes_of, steps_of
 from app.guard.facts import Facts
 from app.guard.memory_fit import with_values
 from app.guard.rule import Finding, rule
@@ -34,7 +34,7 @@ def never_evaluated(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
             EACH_EPOCH if _can_act(with_values(spec, EACH_EPOCH), facts) else WITHOUT,
         )
         return
-    looks = looks_of(spec, sizes_of(spec, facts))
+    looks = evaluations_of(spec, sizes_of(spec, facts))
     if 0 < looks < stopping.patience + 2:
         yield Finding(
             ("early_stopping", "patience"),
@@ -53,7 +53,7 @@ WITHOUT: dict[str, Any] = {"/early_stopping": None}
 def _can_act(spec: RunSpec, facts: Facts) -> bool:
     """Whether patience can run out before the end."""
     patience = spec.early_stopping.patience if spec.early_stopping else 0
-    return looks_of(spec, sizes_of(spec, facts)) >= patience + 2
+    return evaluations_of(spec, sizes_of(spec, facts)) >= patience + 2
 
 
 def _that_acts(spec: RunSpec, facts: Facts, looks: int) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def _that_acts(spec: RunSpec, facts: Facts, looks: int) -> dict[str, Any]:
     patience = looks - 2
     if patience < 1:
         return WITHOUT
-    step = step_of_look(spec, facts, patience + 1)
+    step = evaluation_step(spec, facts, patience + 1)
     annealed = is_annealed(spec.schedule, step, steps_of(spec, facts))
     return {"/early_stopping/patience": patience} if annealed else WITHOUT
 
@@ -108,10 +108,10 @@ def monitor_upside_down(spec: RunSpec, _: Facts) -> Iterator[Finding]:
     for block, monitor, mode in _watched(spec):
         better = better_when(monitor)
         if mode != better:
-            less = "less" if better == "min" else "more"
+            lower = "lower" if better == "min" else "higher"
             yield Finding(
                 (block, "mode"),
-                f"{block}.mode is {mode}, and of {monitor} {less} is better.",
+                f"{block}.mode is {mode}, and a {lower} {monitor} is better.",
                 "The worst checkpoint would be kept as the best."
                 if block == "checkpoint"
                 else f"The run would end after {spec.early_stopping.patience} evaluations that "

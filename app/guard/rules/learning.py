@@ -115,7 +115,7 @@ def rate_too_low(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     yield Finding(
         ("optimizer", "lr"),
         f"With a learning rate of {lr:g}, all {steps:,} steps together move a weight by about "
-        f"{two_digits(lr * steps):g} at the most.",
+        f"{two_digits(lr * steps):g} at most.",
         "Weights begin at about 0.1, so the score would stay that of a model that was not trained. "
         f"{spec.optimizer.kind} is used with about {two_digits(usual):g} for an effective batch of "
         f"{effective_batch(spec):,}, and with a hundredth of that to fine-tune.",
@@ -135,10 +135,11 @@ def few_steps(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     steps = steps_of(spec, facts)
     if training.max_steps is not None or batch <= USUAL_BATCH or not 0 < steps < FEW_STEPS:
         return
+    epochs = f"{training.epochs:,} {'epoch' if training.epochs == 1 else 'epochs'}"
     yield Finding(
         ("training",),
-        f"The whole run has {steps:,} {'step' if steps == 1 else 'steps'}, {training.epochs:,} "
-        f"epochs of {samples:,} samples with {min(batch, samples):,} in each step.",
+        f"The whole run has {steps:,} {'step' if steps == 1 else 'steps'}, {epochs} of "
+        f"{samples:,} samples with {min(batch, samples):,} in each step.",
         "Each step moves a weight by about the learning rate: so few hardly change a model, and "
         "its forecast may stay the mean of the target. More epochs, or smaller batches, give more "
         "steps.",

@@ -61,7 +61,7 @@ def over_budget(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     yield Finding(
         ("training", "batch_size"),
         f"The run would take {least}{size(room.peak_bytes)}, and {size(room.budget_bytes or 0)} "
-        f"are there on the {where}.",
+        f"are available on the {where}.",
         f"It would end out of memory. {_largest(room)}{tried}{other}",
         fix,
     )
@@ -111,7 +111,7 @@ def resident_does_not_fit(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         yield Finding(
             loc,
             f"The data takes {size(plan.data.needed_bytes)}, and "
-            f"{size(plan.data_memory.limit_bytes)} are free for it.",
+            f"{size(plan.data_memory.limit_bytes)} are available for it.",
             "The trainer would refuse to begin; what is read in chunks needs a part of that, and "
             "is read while the chunk before is in use.",
             {"/data/loader/residency": "auto"},
@@ -126,7 +126,7 @@ def _nothing_left(spec: RunSpec, facts: Facts, loc: Loc) -> Finding:
     imports = f" beside {size(device.host.imports.trainer)} for its imports" if on_cpu else ""
     return Finding(
         loc,
-        f"The {'host' if on_cpu else device.name} has only {size(free)} free.",
+        f"The {'host' if on_cpu else device.name} has only {size(free)} available.",
         f"The trainer keeps {size(LEAST_RESERVE_BYTES)} for the model{imports}, so nothing is left "
         "for data. It can train once others have given memory back, or on another worker.",
     )
@@ -192,7 +192,7 @@ def loader_over_budget(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     yield Finding(
         ("data", "loader", "num_workers"),
         f"The loader would take {size(taken + batches)} of the host's memory, and the run with it "
-        f"{size(room.peak_bytes)}; {size(budget)} are free.",
+        f"{size(room.peak_bytes)}; {size(budget)} are available.",
         f"Up to {crews.processes} processes have {size(taken)} of their own, and the batches that "
         f"they are ahead come to {size(batches)}, of {size(crews.batch_bytes)} each in training. "
         "The kernel would end one of them, and the attempt with it.",
@@ -222,7 +222,7 @@ def checkpoints_fill_disk(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     fix = {"/checkpoint/keep_last": last, "/checkpoint/keep_best": best} if last > 0 else {}
     yield Finding(
         ("checkpoint", "keep_last"),
-        f"{count} checkpoints come to {size(count * state)}, and {size(free)} are free.",
+        f"{count} checkpoints come to {size(count * state)}, and {size(free)} are available.",
         f"One takes {size(state)}; on a full disk none can be saved, and the run ends with it.",
         fix,
     )

@@ -10,8 +10,8 @@ from app.guard.derived import (
     dataset_of,
     device_of,
     epochs_of,
+    evaluations_of,
     history_of,
-    looks_of,
     sizes_of,
     steps_of,
 )
@@ -92,7 +92,7 @@ def workers_start_anew(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         return
     if loader.persistent_workers:
         return
-    looks = looks_of(spec, sizes_of(spec, facts))
+    looks = evaluations_of(spec, sizes_of(spec, facts))
     starts = math.ceil(epochs_of(spec, facts)) + looks
     once = START_SECONDS[loader.multiprocessing_context]
     lost, history = starts * once, history_of(facts)

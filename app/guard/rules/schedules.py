@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any
 
-from app.guard.derived import effective_batch, looks_of, sizes_of, step_of_look, steps_of
+from app.guard.derived import effective_batch, evaluation_step, evaluations_of, sizes_of, steps_of
 from app.guard.facts import Facts
 from app.guard.rates import USUAL_BATCH, usual_rate
 from app.guard.rule import Finding, rule
@@ -108,10 +108,10 @@ def patience_to_anneal(spec: RunSpec, facts: Facts) -> int | None:
     """The least with which early stopping acts only once the rate has annealed; None where it would
     not act at all then. UnknownFact.
     """
-    steps, looks = steps_of(spec, facts), looks_of(spec, sizes_of(spec, facts))
+    steps, looks = steps_of(spec, facts), evaluations_of(spec, sizes_of(spec, facts))
 
     def anneals(patience: int) -> bool:
-        return is_annealed(spec.schedule, step_of_look(spec, facts, patience + 1), steps)
+        return is_annealed(spec.schedule, evaluation_step(spec, facts, patience + 1), steps)
 
     able = range(1, looks - 1)
     found = bisect_left(able, True, key=anneals)
@@ -129,11 +129,11 @@ def never_anneals(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     stopping, schedule = spec.early_stopping, spec.schedule
     if stopping is None or isinstance(schedule, Constant | Plateau):
         return
-    steps, looks = steps_of(spec, facts), looks_of(spec, sizes_of(spec, facts))
+    steps, looks = steps_of(spec, facts), evaluations_of(spec, sizes_of(spec, facts))
     patience = stopping.patience
     if looks < patience + 2:
         return  # it cannot act at all: correctness.never_evaluated
-    step = step_of_look(spec, facts, patience + 1)
+    step = evaluation_step(spec, facts, patience + 1)
     if is_annealed(schedule, step, steps):
         return
     enough = patience_to_anneal(spec, facts)

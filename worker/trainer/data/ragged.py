@@ -24,7 +24,7 @@ def filled_up(ragged: Ragged, rows: Rows, places: Rows) -> Extents:
 def one_behind_another(
     ragged: Ragged, ascending: Rows, most: int
 ) -> Iterator[tuple[slice, Extents]]:
-    """The values of these samples in pieces of `most` at the most: where each piece goes, and its
+    """The values of these samples in pieces of `most` at most: where each piece goes, and its
     extents, whose places count from there.
     """
     lengths = ragged.lengths_at(ascending)
