@@ -57,6 +57,11 @@ class WatchedRoot:
         return self._root.path
 
     @property
+    def database_id(self) -> str:
+        """The id that its marker names."""
+        return self._root.database_id
+
+    @property
     def away(self) -> str | None:
         """Why it was not there when it was last looked at; None: it was."""
         if self._hanging is not None and not self._hanging.is_done():

@@ -19,6 +19,7 @@ INSPECT_SECONDS = 180.0
 INSPECT_MEMORY_BYTES = 6 * 2**30
 REMOVE_SECONDS = 3600.0
 RECONCILE_SECONDS = 600.0
+WENT_AWAY = "The artifact root went away meanwhile."
 OUTPUT_BYTES = 16 * 2**20
 PASSED_ON = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR")
 
@@ -96,24 +97,30 @@ def removal(job: JobRecord, artifacts: WatchedRoot) -> Work:
     def outcome(end: End) -> Outcome:
         text = end.text.decode("utf-8", "replace").strip()[:1000]
         if not end.returncode and not artifacts.is_here():
-            return Outcome(job, error="The artifact root went away meanwhile.")
+            return Outcome(job, error=WENT_AWAY)
         return Outcome(job, error=text if end.returncode else None)
 
     command = ["rm", "-rf", "--one-file-system", "--", *map(str, paths)]
     return Work(command, REMOVE_SECONDS, outcome, _environment(), tells_errors=True)
 
 
-def reconciliation(job: JobRecord, settings: Settings, rows: list[CheckpointRecord]) -> Work:
-    """Compare the checkpoints of a run that ended unwatched with `rows`, what is known of them."""
-    folder = confined(f"runs/{job.payload['run_id']}", settings.artifact_root)
+def reconciliation(job: JobRecord, artifacts: WatchedRoot, rows: list[CheckpointRecord]) -> Work:
+    """Compare the checkpoints of a run that ended unwatched with `rows`, what is known of them.
+
+    While the root is away, what was not found is not gone.
+    """
+    folder = confined(f"runs/{job.payload['run_id']}", artifacts.path)
 
     def outcome(end: End) -> Outcome:
         if end.returncode:
             return Outcome(job, error=end.text.decode("utf-8", "replace").strip()[-1000:])
+        if not artifacts.is_here():
+            return Outcome(job, error=WENT_AWAY)
         return Outcome(job, result=json.loads(end.text))
 
+    root = str(artifacts.path)
     return Work(
-        [sys.executable, "-P", "-m", "worker.reconcile", str(settings.artifact_root), str(folder)],
+        [sys.executable, "-P", "-m", "worker.reconcile", root, artifacts.database_id, str(folder)],
         RECONCILE_SECONDS,
         outcome,
         _environment(),

@@ -102,7 +102,7 @@ class JobRunner:
             return removal(job, self._artifacts)
         if job.kind == "reconcile_checkpoints":
             rows = self._store.checkpoints.list(job.payload["run_id"])
-            return reconciliation(job, self._settings, rows)
+            return reconciliation(job, self._artifacts, rows)
         return probe(job, self._settings, self._devices)
 
     def beat(self, now: float) -> None:

@@ -50,10 +50,7 @@ class ArtifactRoot:
 
     def is_here(self) -> bool:
         """Whether the root carries our marker at this moment: one small file is read."""
-        try:
-            return read_marker(self.path) == self.database_id
-        except (OSError, ValueError):
-            return False
+        return is_marked(self.path, self.database_id)
 
     def why_away(self) -> str | None:
         """Why the folder is not the one that this database knows, and what to do; None: it is, or
@@ -193,6 +190,14 @@ def read_marker(root: Path) -> str | None:
     if named is None:
         raise ValueError(f"{MARKER} names no database")
     return str(named)
+
+
+def is_marked(root: Path, database_id: str) -> bool:
+    """Whether the root carries the marker of this database: one small file is read."""
+    try:
+        return read_marker(root) == database_id
+    except (OSError, ValueError):
+        return False
 
 
 def write_marker(root: Path, database_id: str) -> None:

@@ -34,7 +34,8 @@ from app.store.tables import checkpoints, datasets, jobs
 from app.store.worker_records import JobKind, JobRecord
 
 MAX_ATTEMPTS = 3
-TRIED_AGAIN = ("remove_artifacts", "reconcile_checkpoints")
+# Done only where the artifact root is at hand, and tried again: a disk may be back later.
+OF_ARTIFACTS = ("remove_artifacts", "reconcile_checkpoints")
 PROBE_LOST = "The worker ended, or was lost, before it had measured. Ask again."
 # After the first failure; a disk or a mount may be back later. It grows sixfold each time.
 RETRY_SECONDS = 10.0
@@ -45,7 +46,7 @@ _OLDEST_DUE = (
         jobs.c.state == "queued",
         or_(jobs.c.retry_at.is_(None), jobs.c.retry_at <= bindparam("now")),
         or_(jobs.c.worker_id.is_(None), jobs.c.worker_id == bindparam("worker")),
-        or_(jobs.c.kind != "remove_artifacts", bindparam("artifacts", type_=Boolean)),
+        or_(jobs.c.kind.not_in(OF_ARTIFACTS), bindparam("artifacts", type_=Boolean)),
     )
     .order_by(jobs.c.id)
     .limit(1)
@@ -109,7 +110,7 @@ class Jobs:
             ).one_or_none()
             if job is None:
                 raise LeaseLost(f"Job {job_id} is not worker {worker_id}'s any more.")
-            may_retry = job.kind in TRIED_AGAIN and job.attempts < MAX_ATTEMPTS
+            may_retry = job.kind in OF_ARTIFACTS and job.attempts < MAX_ATTEMPTS
             if error is not None and may_retry:
                 retry_at = self._clock.of(connection) + RETRY_SECONDS * 6.0 ** (job.attempts - 1)
                 return _requeue(connection, *mine, error=error, retry_at=retry_at)[0]

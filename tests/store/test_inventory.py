@@ -8,7 +8,7 @@ import pytest
 from app.errors import Conflict, LeaseLost, NotFound
 from app.lifecycle import Intent, Reason
 from app.store.checkpoints import mark_removing
-from app.store.jobs import PROBE_LOST, RETRY_SECONDS
+from app.store.jobs import PROBE_LOST, RETRY_SECONDS, add_job
 from app.store.records import (
     Beat,
     CheckpointRecord,
@@ -17,7 +17,7 @@ from app.store.records import (
     NewCheckpoint,
     Restart,
 )
-from app.store.worker_records import JobRecord, WorkerState
+from app.store.worker_records import JobKind, JobRecord, WorkerState
 
 from .conftest import World, new_run
 
@@ -251,6 +251,15 @@ class TestJobs:
             assert world.store.checkpoints.request_delete(checkpoint.id).state == "removing"
         assert job_of(world).payload["checkpoint_id"] == checkpoint.id
         assert world.store.jobs.claim(world.worker) is None
+
+    def test_what_needs_the_artifacts_waits_for_them(self, world: World) -> None:
+        job_of(world)  # of the dataset
+        kinds: tuple[JobKind, ...] = ("remove_artifacts", "reconcile_checkpoints")
+        for kind in kinds:
+            with world.database.write() as connection:
+                job_id = add_job(connection, kind, {"run_id": 1}, now=0.0)
+            assert world.store.jobs.claim(world.worker, artifacts=False) is None
+            assert job_of(world).id == job_id
 
     def test_a_probe_is_for_one_worker_and_its_result_is_kept(self, world: World) -> None:
         other = world.register_worker("other")

@@ -1,6 +1,8 @@
 """An artifact root that is away, or of another: agents wait, and nothing that was saved is lost."""
 
+import json
 import shutil
+import subprocess
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,7 @@ from app.store.restored import read_replaced, take_over
 from app.store.store import open_store
 from tests.worker.eventually import eventually
 from worker.errand import WatchedRoot
-from worker.job_work import End, removal
+from worker.job_work import End, reconciliation, removal
 from worker.preparation import NotHere
 from worker.start import locks_are_free, look_back
 
@@ -190,6 +192,26 @@ def test_what_was_not_found_on_a_disk_that_is_away_is_not_removed(make_farm):
     assert work.outcome(End(b"", 0, False)).error is None
     Disk(farm).unmount()
     assert "went away" in str(work.outcome(End(b"", 0, False)).error)
+
+
+def test_nothing_is_damaged_since_its_disk_is_away(make_farm):
+    farm = make_farm()
+    artifacts = ArtifactRoot(farm.store.database, farm.settings.artifact_root)
+    artifacts.look()
+    job: Any = SimpleNamespace(payload={"run_id": 1, "attempt": 1}, id=1)
+    work = reconciliation(job, WatchedRoot(artifacts), [])
+
+    def child():
+        return subprocess.run(work.command, input=work.given, capture_output=True, check=False)
+
+    found = child()
+    assert json.loads(found.stdout) == {"adopted": [], "damaged": [], "gone": []}
+    assert work.outcome(End(found.stdout, 0, False)).result is not None
+    Disk(farm).unmount()
+    assert "went away" in str(work.outcome(End(found.stdout, 0, False)).error)
+    away = child()
+    assert (away.returncode, away.stdout) == (1, b"")
+    assert b"artifact root" in away.stderr
 
 
 def test_artifacts_are_removed_when_the_disk_is_back(farm):
