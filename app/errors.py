@@ -7,6 +7,7 @@ StokerError
 ├── PreconditionFailed (412)  NotAvailableYet (422)
 ├── LeaseLost                 an agent's write came after its lease had ended
 └── Unavailable (503)         database or worker out of reach
+    └── Locked                somebody else holds the row
 """
 
 from collections.abc import Mapping, Sequence
@@ -76,6 +77,10 @@ class PreconditionFailed(StokerError):
 
 class Unavailable(StokerError):
     code, title, status = "unavailable", "A part of the service is out of reach", 503
+
+
+class Locked(Unavailable):
+    """The database answers, but another transaction did not let go of a row in time."""
 
 
 class LeaseLost(StokerError):

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import structlog
 
-from app.errors import StokerError, Unavailable
+from app.errors import Locked, StokerError, Unavailable
 from worker.supervisor import Supervision
 
 log = structlog.get_logger("stoker.worker")
@@ -44,10 +44,14 @@ class Boundary:
     @contextmanager
     def attempt(self, supervision: Supervision) -> Iterator[None]:
         """An error ends this attempt, and leaves the other ones alone; but not that the store does
-        not answer: Unavailable.
+        not answer: Unavailable. A row of its run that somebody has locked is waited for until the
+        next beat.
         """
         try:
             yield
+        except Locked as error:
+            run = supervision.lease.run_id
+            log.warning("a run is locked in the database", run=run, why=error.detail)
         except Unavailable:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, other attempts go on

@@ -19,7 +19,7 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from app.errors import InvalidRequest, Unavailable
+from app.errors import InvalidRequest, Locked, Unavailable
 from app.plainjson import dump_json, load_json
 from app.settings import Settings
 from app.store import sqlite
@@ -44,6 +44,7 @@ SUPPORTED = (
 # PostgreSQL's words for a transaction that it broke off for another's sake: serialization failure
 # and deadlock.
 BROKEN_OFF = frozenset({"40001", "40P01"})
+LOCK_NOT_AVAILABLE = "55P03"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -297,8 +298,11 @@ def _explained() -> Iterator[None]:
         is_cut = error.connection_invalidated
         if not (isinstance(error, OperationalError) or is_damage or is_bad_url or is_cut):
             raise
-        if getattr(error.orig, "sqlstate", None) in BROKEN_OFF:
+        state = getattr(error.orig, "sqlstate", None)
+        if state in BROKEN_OFF:
             raise _BrokenOff(_could_not(error.orig)) from error
+        if state == LOCK_NOT_AVAILABLE:
+            raise Locked(_could_not(error.orig)) from error
         raise _unavailable(error.orig) from error
     except InterfaceError as error:
         raise _unavailable(error.orig) from error

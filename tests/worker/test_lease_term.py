@@ -12,10 +12,12 @@ from contextlib import closing
 
 import psutil
 import pytest
+from sqlalchemy import text
 
 from app.lifecycle import LEASE_BEATS, Intent, Reason, RunState
 from app.settings import load_settings
 from app.store.artifact_root import MARKER
+from app.store.database import Database
 from tests.store.server import FreezingProxy, PostgresServer
 from tests.worker.eventually import eventually
 from tests.worker.test_launcher import ENDLESS, attempt  # noqa: F401 - a fixture
@@ -119,6 +121,32 @@ def postgres():
         yield server
     finally:
         server.stop()
+
+
+@pytest.mark.postgres
+def test_a_locked_run_takes_no_beat_of_another(make_farm, postgres):
+    url = postgres.new_database()
+    farm = make_farm(database_url=url, beat_seconds=2.0)
+    farm.start_agent(STOKER_SLOTS="2")
+    locked, other = (farm.submit(steps=10**6, pace=0.02) for _ in range(2))
+    farm.wait_for_step(locked, 3)
+    farm.wait_for_step(other, 3)
+    (worker,) = farm.store.workers.list(alive_only=True)
+    somebody = Database(farm.settings, may_last=True)
+    with closing(somebody), somebody.engine.connect() as connection:
+        row = {"id": locked}
+        connection.execute(text("SELECT id FROM runs WHERE id = :id FOR UPDATE"), row)
+        before = farm.step(other)
+        eventually(lambda: farm.step(other) > before, "the other run is beaten")
+        before = farm.step(other)
+        eventually(lambda: farm.step(other) > before, "and again")
+        connection.rollback()
+    assert "out of reach" not in farm.log()
+    (after,) = farm.store.workers.list(alive_only=True)
+    assert after.beat > worker.beat
+    before = farm.step(locked)
+    eventually(lambda: farm.step(locked) > before, "the locked run goes on")
+    assert (farm.run(locked).attempt, farm.run(other).attempt) == (1, 1)
 
 
 @pytest.mark.postgres
