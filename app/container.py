@@ -90,7 +90,7 @@ def _least(limited: list[int], root: Path) -> int | None:
 def _hierarchies(controller: str, root: Path) -> Iterator[tuple[int, Path, str]]:
     """(Version, its top, the path below it) of each hierarchy that has the controller."""
     mounted, known = root / "sys/fs/cgroup", root / "proc/self/cgroup"
-    for line in known.read_text().splitlines() if known.exists() else ():
+    for line in _lines(known):
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             yield 2, mounted, path.lstrip("/")
@@ -153,8 +153,12 @@ def _meminfo(name: str, root: Path) -> int:
 
 def _counter(path: Path, name: str) -> int:
     """The number behind a word in a file of lines; 0 where there is none."""
+    return sum(int(line.split()[1]) for line in _lines(path) if line.split()[:1] == [name])
+
+
+def _lines(path: Path) -> list[str]:
+    """None of a file that cannot be read: not there, or this process has no descriptor left."""
     try:
-        lines = path.read_text().splitlines()
+        return path.read_text().splitlines()
     except OSError:
-        return 0
-    return sum(int(line.split()[1]) for line in lines if line.split()[:1] == [name])
+        return []

@@ -121,6 +121,13 @@ def test_kills_are_counted_on_the_host_and_in_the_own_group(host: Host) -> None:
     assert oom_kills(host.root) == 2 + 4 + 8
 
 
+def test_what_cannot_be_read_counts_nothing(host: Host) -> None:
+    """As in a process that has no descriptor left."""
+    (host.root / "proc/self/cgroup").mkdir(parents=True)
+    assert oom_kills(host.root) == 0
+    assert limits(host.root) == Limits(8, None, None)
+
+
 def test_this_hosts_own_figures_fit_together() -> None:
     assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
     assert 0 < available_memory() <= total_memory()

@@ -94,7 +94,11 @@ def why_waiting(slot: Slot, gpu: GpuSample | None, *, share: bool = False) -> st
     """A sentence for a free slot that cannot take a run now; None when it can. With `share` others
     may compute on its GPU.
     """
-    if not lock_is_free(slot.lock_path):
+    try:
+        is_free = lock_is_free(slot.lock_path)
+    except OSError as error:
+        return f"Nobody can tell whether this slot's device is free: {error}. It is asked again."
+    if not is_free:
         return "Processes of another attempt, or a measurement, still use this slot's device."
     if slot.uuid is None:
         return None
