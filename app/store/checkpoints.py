@@ -87,6 +87,20 @@ def best_of(connection: Connection, run_id: int) -> int | None:
     return connection.execute(scored.order_by(*best_first(checkpoints))).scalar()
 
 
+def why_none(connection: Connection, run_id: int) -> str | None:
+    """That all of a run's checkpoints are damaged; None: that is not so."""
+    states = select(checkpoints.c.state).where(checkpoints.c.run_id == run_id)
+    found = list(connection.execute(states).scalars())
+    damaged = found.count(DAMAGED)
+    if not damaged or SAVED in found:
+        return None
+    many = "its only checkpoint is" if damaged == 1 else f"all of its {damaged} checkpoints are"
+    return (
+        f"{many} damaged. `stoker checkpoints {run_id}` says what is wrong; `stoker restart "
+        f"{run_id} --from scratch` begins anew"
+    )
+
+
 class Checkpoints:
     """The aggregate; what beats write of it is in checkpoint_rows."""
 
@@ -112,10 +126,10 @@ class Checkpoints:
             choose = latest_of if which == "latest" else best_of
             chosen = choose(connection, run_id)
             if chosen is None:
-                raise NotFound(
-                    f"Run {run_id} has no {which} checkpoint: none was saved"
-                    + (" after an evaluation." if which == "best" else " yet.")
-                )
+                unevaluated = "none was saved after an evaluation"
+                why = unevaluated if which == "best" else "none was saved yet"
+                why = why_none(connection, run_id) or why
+                raise NotFound(f"Run {run_id} has no {which} checkpoint: {why}.")
             return _fetch(connection, chosen)
 
     @retried

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, select
 
 from app.errors import InvalidRequest
 from app.store.checkpoint_rows import SAVED
-from app.store.checkpoints import best_of, latest_of
+from app.store.checkpoints import best_of, latest_of, why_none
 from app.store.records import CarryKind, RestorePoint
 from app.store.tables import checkpoints, runs
 
@@ -87,18 +87,23 @@ def require_what_was_asked(
 
     `waits`: a run that the child stems from still trains.
     """
-    asked = origin.restart_from
+    asked, parent = origin.restart_from, origin.parent_id
+    damaged = why_none(connection, parent) if parent is not None and not waits else None
+    if asked in WISHES and damaged is not None:
+        raise InvalidRequest(
+            f"Run {parent} has nothing to go on from: {damaged}.", code="no_such_checkpoint"
+        )
     if asked == "best" and not waits and not _is_evaluated(connection, source):
         raise InvalidRequest(
-            f"Run {origin.parent_id} has no best checkpoint, since none was saved after an "
+            f"Run {parent} has no best checkpoint, since none was saved after an "
             "evaluation. Restart it from latest or from scratch.",
             code="no_such_checkpoint",
         )
     if asked not in (*WISHES, "scratch") and source is None:
         raise InvalidRequest(
-            f"Checkpoint {asked} is not a saved one of run {origin.parent_id} or of the runs that "
+            f"Checkpoint {asked} is not a saved one of run {parent} or of the runs that "
             f"it goes on from; a start from scratch ends that line. `stoker checkpoints "
-            f"{origin.parent_id}` shows what there is.",
+            f"{parent}` shows what there is.",
             code="no_such_checkpoint",
         )
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from app.lifecycle import Reason
 from tests.api.support import SPEC
 
 
@@ -44,3 +45,19 @@ def test_a_folder_that_is_away_is_not_called_damaged(api, settings, player, leas
     path.rename(path.with_name("away"))
     api.get(f"/runs/{lease.run_id}/checkpoints/latest/download").problem("not_found")
     assert listed(api, lease.run_id)[10]["state"] == "saved"
+
+
+@pytest.mark.parametrize("wish", ["latest", "best"])
+def test_what_is_damaged_is_not_said_to_have_never_been_saved(api, player, lease, damaged, wish):
+    for each in listed(api, damaged).values():
+        player.store.checkpoints.note_damage(each["id"], "it was cut short")
+    path = f"/runs/{damaged}/checkpoints/{wish}/download"
+    told = "all of its 2 checkpoints are damaged. `stoker checkpoints 1` says what is wrong"
+    assert told in api.get(path).json()["detail"]
+    api.post(f"/runs/{damaged}/stop")
+    player.finish(lease, Reason.interrupted)
+    answer = api.post(f"/runs/{damaged}/restart", json={"from": wish})
+    assert answer.problem("no_such_checkpoint") == 422
+    assert f"Run 1 has nothing to go on from: {told}" in answer.json()["detail"]
+    assert "`stoker restart 1 --from scratch` begins anew" in answer.json()["detail"]
+    assert api.post(f"/runs/{damaged}/restart", json={"from": "scratch"}).status_code == 201
