@@ -24,7 +24,7 @@ from app.guard.resolve import Resolved, resolve, with_preset_kept
 from app.presets.catalog import Catalog
 from app.spec.arithmetic import gap_of
 from app.spec.data import ChronologicalSplit, ChunkedLoader, Data
-from app.spec.issue import Issue
+from app.spec.issue import MORE, Issue
 from app.spec.layers import Document
 from app.spec.number_formats import number_formats
 from app.spec.requirements import NOTHING_KNOWN, Requirements
@@ -63,10 +63,10 @@ class Plan:
     def require_ok(self) -> Document:
         """The complete spec; SpecRejected with every error when there is one."""
         if self.errors or self.spec is None:
-            detail = "; ".join(issue.message for issue in self.errors[:3])
-            more = len(self.errors) - 3
+            first, left = self.errors[:3], self.errors[3:]
+            more = "and more" if left and left[-1].code == MORE else f"and {len(left)} more"
             raise SpecRejected(
-                detail + (f" (and {more} more)" if more > 0 else ""),
+                " ".join(issue.message for issue in first) + (f" ({more})" if left else ""),
                 [issue.model_dump(mode="json") for issue in self.errors],
             )
         return self.spec

@@ -54,6 +54,10 @@ class Issue(BaseModel):
     )
 
 
+MORE = "more_issues"
+"""The code of the last issue, where there are more than are told."""
+
+
 def at_most(places: Sequence[T], make: Callable[[T], Issue]) -> list[Issue]:
     """The issue of each place; of very many places, of the first ones, and how many more there are.
 
@@ -64,7 +68,7 @@ def at_most(places: Sequence[T], make: Callable[[T], Issue]) -> list[Issue]:
     if left_out:
         issues.append(
             Issue(
-                code="more_issues",
+                code=MORE,
                 severity="error",
                 loc=[],
                 message=f"{left_out:,} more places are wrong.",
