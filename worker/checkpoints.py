@@ -1,6 +1,8 @@
 """Checkpoints on disk, which is the truth: which are there, which to restore, which to remove."""
 
+import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterable, Sequence
@@ -126,14 +128,18 @@ class Reconciled:
 
 
 def reconcile(rows: Iterable[CheckpointRecord], found: Found, artifact_root: Path) -> Reconciled:
-    """Compare what the store knows of a run with what lies on disk, which is the truth."""
+    """Compare what the store knows of a run with what lies on disk, which is the truth.
+
+    One that was found damaged is used again only when its files are whole, which takes reading all
+    of it. Raises Unreadable.
+    """
     known = {row.path: row.state for row in rows}
     good = {str(one.path.relative_to(artifact_root)): one for one in found.good}
     why = {str(path.relative_to(artifact_root)): said for path, said in found.damaged}
     adopted = [
         good[path].as_row(artifact_root)
         for path in sorted(good)
-        if known.get(path, "damaged") == "damaged"
+        if path not in known or (known[path] == "damaged" and _is_whole(good[path]))
     ]
     saved = {path for path, state in known.items() if state == "saved"}
     damaged = {path: why.get(path, "its folder is gone") for path in saved - good.keys()}
@@ -142,6 +148,25 @@ def reconcile(rows: Iterable[CheckpointRecord], found: Found, artifact_root: Pat
     return Reconciled(
         adopted, [DamagedCheckpoint(*item) for item in sorted(damaged.items())], sorted(gone)
     )
+
+
+def _is_whole(checkpoint: DiskCheckpoint) -> bool:
+    """Whether its files are of the sizes and hashes that its manifest names. Raises Unreadable."""
+    files = checkpoint.manifest.get("files", {})
+    try:
+        return all(_is_as_written(checkpoint.path / name, files[name]) for name in files)
+    except OSError as error:
+        raise Unreadable(checkpoint.path, error) from error
+
+
+def _is_as_written(path: Path, entry: dict[str, Any]) -> bool:
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size != entry["bytes"]:
+                return False
+            return hashlib.file_digest(file, "sha256").hexdigest() == str(entry["sha256"])
+    except FileNotFoundError:
+        return False
 
 
 def beyond_retention(

@@ -1,5 +1,6 @@
 """Checkpoints on disk: what counts as one, what is adopted, what is removed."""
 
+import hashlib
 import json
 from dataclasses import replace
 
@@ -121,6 +122,25 @@ def test_disk_is_the_truth_for_rows(tmp_path, run_dir):
     ]
     assert found.gone == [removed.path]
     assert reconcile([row(10), row(20)], on_disk(run_dir), tmp_path).adopted == []
+
+
+@pytest.mark.parametrize(
+    ("there", "adopted"),
+    [(b"12345", [10]), (b"1234", []), (b"12354", []), (None, [])],
+    ids=["whole", "cut", "changed", "gone"],
+)
+def test_what_was_found_damaged_is_used_again_only_when_whole(tmp_path, run_dir, there, adopted):
+    written = {"bytes": 5, "sha256": hashlib.sha256(b"12345").hexdigest()}
+    weights = write(run_dir, 1, 10, facts={"files": {"model.safetensors": written}})
+    weights /= "model.safetensors"
+    if there is None:
+        weights.unlink()
+    else:
+        weights.write_bytes(there)
+    damaged = replace(row(10), state="damaged", damage="model.safetensors is not as it was written")
+    found = reconcile([damaged], on_disk(run_dir), tmp_path)
+    assert [one.step for one in found.adopted] == adopted
+    assert found.damaged == []
 
 
 def test_retention_keeps_the_newest_the_best_and_the_pinned():
