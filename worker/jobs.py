@@ -5,6 +5,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import IO
 
@@ -168,24 +169,29 @@ def _failed(job: JobRecord, error: Exception) -> Outcome:
 
 
 def _start(job: JobRecord, work: Work, now: float) -> Child:
-    """OSError when no child can be started; nothing is held then."""
-    output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
-    try:
-        with tempfile.TemporaryFile() as given:
-            given.write(work.given)
-            given.seek(0)
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "worker.bound", str(os.getpid()), *work.command],
-                stdin=given,
-                stdout=output,
-                stderr=subprocess.STDOUT if work.tells_errors else subprocess.DEVNULL,
-                env=dict(work.environment),
-                start_new_session=True,
-            )
-    except OSError:
-        output.close()
-        work.close()
-        raise
-    for limit, value in work.limits.items():  # they stay through exec
-        resource.prlimit(process.pid, limit, (value, value))
-    return Child(job, work, process, output, os.pidfd_open(process.pid), now + work.seconds)
+    """OSError when no child can be started; nothing is held then, and no process is left."""
+    with ExitStack() as undone:
+        undone.callback(work.close)
+        output = undone.enter_context(tempfile.TemporaryFile())
+        process = _spawn(work, output)
+        undone.callback(process.wait)
+        undone.callback(process.kill)
+        for limit, value in work.limits.items():  # they stay through exec
+            resource.prlimit(process.pid, limit, (value, value))
+        child = Child(job, work, process, output, os.pidfd_open(process.pid), now + work.seconds)
+        undone.pop_all()
+        return child
+
+
+def _spawn(work: Work, output: IO[bytes]) -> "subprocess.Popen[bytes]":
+    with tempfile.TemporaryFile() as given:
+        given.write(work.given)
+        given.seek(0)
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "worker.bound", str(os.getpid()), *work.command],
+            stdin=given,
+            stdout=output,
+            stderr=subprocess.STDOUT if work.tells_errors else subprocess.DEVNULL,
+            env=dict(work.environment),
+            start_new_session=True,
+        )

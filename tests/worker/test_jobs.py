@@ -1,7 +1,11 @@
 """Jobs through a real agent: datasets inspected, artifacts removed, nothing outside the roots."""
 
+import os
+from typing import Any
+
 import h5py
 import numpy as np
+import psutil
 import pytest
 from sqlalchemy import update
 
@@ -9,6 +13,8 @@ from app.lifecycle import Intent, Reason, RunState
 from app.store.jobs import MAX_ATTEMPTS, add_job
 from app.store.tables import jobs
 from tests.worker.eventually import eventually
+from worker.job_work import Outcome, Work
+from worker.jobs import _start
 
 
 def inspected(farm, name, path):
@@ -89,6 +95,24 @@ def ended(farm, job_id):
         "the job ends",
     )
     return job.state, job.error
+
+
+def test_a_child_that_cannot_be_watched_is_ended_and_gives_back_what_was_held():
+    closed: list[bool] = []
+    job: Any = None
+    work = Work(
+        ["sleep", "600"],
+        600.0,
+        lambda _: Outcome(job),
+        os.environ,
+        limits={10**6: 0},  # no such limit: it fails when the child has begun
+        close=lambda: closed.append(True),
+    )
+    before = set(psutil.Process().children()), psutil.Process().num_fds()
+    with pytest.raises(ValueError, match="resource"):
+        _start(job, work, 0.0)
+    assert closed == [True]
+    assert (set(psutil.Process().children()), psutil.Process().num_fds()) == before
 
 
 def test_a_deleted_runs_folder_goes_too(farm):
