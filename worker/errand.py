@@ -5,7 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import structlog
+
 from app.store.artifact_root import MEANWHILE, ArtifactRoot
+
+log = structlog.get_logger("stoker.worker")
 
 T = TypeVar("T")
 
@@ -17,6 +21,7 @@ class Errand(Generic[T]):
     """One call in a thread of its own. The owner looks whether it is done, and takes the result.
 
     The thread is not joined: one that hangs in the kernel ends with the disk, or with the process.
+    One that this host has no room for now is started when the owner looks again.
     """
 
     def __init__(self, call: Callable[[], T]) -> None:
@@ -24,7 +29,16 @@ class Errand(Generic[T]):
         self._done = threading.Event()
         self._error: BaseException | None = None
         self._result: list[T] = []
-        threading.Thread(target=self._run, name="errand", daemon=True).start()
+        self._is_started = False
+        self._start()
+
+    def _start(self) -> None:
+        try:
+            threading.Thread(target=self._run, name="errand", daemon=True).start()
+        except RuntimeError as error:
+            log.warning("a thread cannot be started, it is tried again", why=str(error))
+        else:
+            self._is_started = True
 
     def _run(self) -> None:
         try:
@@ -34,7 +48,9 @@ class Errand(Generic[T]):
         self._done.set()
 
     def is_done(self, patience_seconds: float = 0.0) -> bool:
-        return self._done.wait(patience_seconds)
+        if not self._is_started:
+            self._start()
+        return self._is_started and self._done.wait(patience_seconds)
 
     def result(self) -> T:
         """What the call gave, once it is done; raises what it raised."""

@@ -8,23 +8,37 @@ from worker.checkpoints import beyond_retention, remove_all
 from worker.errand import PATIENCE_SECONDS, Errand
 from worker.start import Workshop
 
+# The end of an attempt waits so long for that of old checkpoints.
+REMOVAL_SECONDS = 10.0
+
 
 class Retention:
-    """Of one run. A disk that does not answer holds up the removal, and nobody else."""
+    """Of one run. A disk that does not answer holds up the removal, and nobody else.
+
+    `is_owed`: a removal that could not begin when it was asked for, and has to be asked for again.
+    """
 
     def __init__(self, shop: Workshop, lease: Lease) -> None:
         self._shop = shop
         self._lease = lease
         self._removal: Errand[list[str]] | None = None
+        self._wait_until: float | None = None
+        self.is_owed = False
 
     @property
     def is_busy(self) -> bool:
         return self._removal is not None and not self._removal.is_done()
 
+    def holds_up(self, now: float) -> bool:
+        """Whether the end of the attempt still waits for a removal; it does so for a while only."""
+        self._wait_until = self._wait_until or now + REMOVAL_SECONDS
+        return now < self._wait_until and (self.is_busy or self.is_owed)
+
     def begin(self, policy: Checkpointing) -> None:
         """Have removed what is too many by now, and what an earlier removal left; only after the
         rows of newer checkpoints are committed.
         """
+        self.is_owed = True
         if self._removal is not None or not self._shop.artifacts.is_here():
             return
         kept_in_store = self._shop.store.checkpoints
@@ -38,6 +52,7 @@ class Retention:
             root = self._shop.settings.artifact_root
             self._removal = Errand(partial(remove_all, root, doomed))
             self._removal.is_done(PATIENCE_SECONDS)
+        self.is_owed = False
 
     def take_removed(self) -> list[str]:
         """What has gone since the last call, for the store to forget."""

@@ -36,7 +36,6 @@ Asked: TypeAlias = Literal["stop", "kill"]
 
 # So often locks, a first step (which is beaten at once) and orders that wait are looked at.
 LOOK_SECONDS = 0.1
-REMOVAL_SECONDS = 10.0  # the end of an attempt waits so long for that of old checkpoints
 # A trainer that said it is done has this long to exit, or the grace time if that is longer.
 EXIT_SECONDS = 10.0
 
@@ -69,7 +68,7 @@ class Supervision:
         self._follower = Follower(self._attempt, self._report)
         self._artifacts = shop.artifacts
         self._seen = Evidence(grace_seconds=shop.settings.stop_grace_seconds)
-        self._oom_kills = oom_kills()
+        self._oom_kills = 0  # as counted before its trainer was started
         self._claimed_at = now
         self._lease_term = lease_term(claimed_at, shop.settings)
         self._kill_at: float | None = None
@@ -77,7 +76,6 @@ class Supervision:
         self._spec: RunSpec | None = None
         self._preparation: Errand[Prepared | None] | None = None
         self._retention = Retention(shop, lease)
-        self._finish_by: float | None = None
         self._gpu: str | None = None  # what the attempt trains on, which may be less than the slot
         self._watchdog: Watchdog | None = None
         self._verdict: Verdict | None = None
@@ -139,6 +137,9 @@ class Supervision:
             else:
                 self._launch(prepared, now)
         except (NotFit, NotFound, Unreadable, OSError) as error:
+            if self.launched is not None:
+                self.fail(error)  # its trainer is ended first
+                return
             self._end(why_not_started(self._shop, error))
 
     def _launch(self, prepared: Prepared, now: float) -> None:
@@ -155,12 +156,13 @@ class Supervision:
             self._end_as(*earlier.completed)
             return
         assert prepared.launch is not None  # noqa: S101 - there is something to train
+        seconds = prepared.spec.policy.hang_timeout_seconds
+        self._watchdog = Watchdog(self._follower.pulse, seconds, now)
+        self._oom_kills = oom_kills()
         self.launched = self._shop.standby.launcher(prepared.launch.environment)
         self.launched.begin(prepared.launch, self._lease_term)
         self._gpu = self.slot.gpu if prepared.on_gpu else None
         self._report.outbox.devices = [self.slot.device if prepared.on_gpu else "cpu"]
-        seconds = prepared.spec.policy.hang_timeout_seconds
-        self._watchdog = Watchdog(self._follower.pulse, seconds, now)
         self.slot.waiting = None
         self.stage = Stage.training
         log.info("run started", run=self.lease.run_id, attempt=self.lease.attempt)
@@ -229,7 +231,7 @@ class Supervision:
 
     def fail(self, error: Exception) -> None:
         """Something went wrong with this attempt alone: end it, with a checkpoint if it can be."""
-        if isinstance(error, NotFound) or self.stage is Stage.ended:
+        if isinstance(error, LeaseLost | NotFound) or self.stage is Stage.ended:
             log.warning("the run cannot be recorded", run=self.lease.run_id, why=repr(error))
             self.abandon()
             return
@@ -322,7 +324,7 @@ class Supervision:
         self._lease_term = lease_term(told_at, self._shop.settings)
         if self.launched is not None:
             self.launched.hold(self._lease_term)
-        if beat.checkpoints and self._spec is not None:
+        if self._spec is not None and (beat.checkpoints or self._retention.is_owed):
             self._retention.begin(self._spec.checkpoint)
         self.obey(intent)
 
@@ -343,18 +345,20 @@ class Supervision:
             self.beat(now)
             if self.stage is Stage.over:
                 return
-        self._finish_by = self._finish_by or now + REMOVAL_SECONDS
-        if self._retention.is_busy and now < self._finish_by:
-            return  # the next beat tells it all
+        if self._retention.holds_up(now):
+            self.beat(now)  # the lease is kept meanwhile
+            return
         self._report.outbox.removed_checkpoints += self._retention.take_removed()
-        reason = self._verdict.reason
+        reason, delay = self._verdict.reason, self._verdict.retry_seconds
+        if self._seen.asked is None or self._seen.fault is not None:
+            delay = retry_delay_seconds(self._shop.store, self.lease.run_id, self._verdict)
         outcome = step_down(self._verdict, self._spec, self.lease.memory_rung, self._report)
         finish = Finish(
             reason=reason,
             message=outcome.message,
             exit_code=self._seen.returncode,
             final=self._report.beat(),
-            retry_delay_seconds=self._retry_delay_seconds(),
+            retry_delay_seconds=delay,
             policy=outcome.policy,
             next_rung=outcome.next_rung,
             needs=outcome.needs,
@@ -366,12 +370,6 @@ class Supervision:
         else:
             log.info("run ended", run=run.id, state=run.state, reason=reason, message=run.message)
         self._leave()
-
-    def _retry_delay_seconds(self) -> float:
-        assert self._verdict is not None  # noqa: S101 - the stage is `ended`
-        if self._seen.asked is not None and self._seen.fault is None:
-            return self._verdict.retry_seconds
-        return retry_delay_seconds(self._shop.store, self.lease.run_id, self._verdict)
 
     def view(self) -> RunView | None:
         """What the exporter shows; None before it has started and after it has ended."""

@@ -6,8 +6,8 @@ core, so that is done once for all of them.
 
 FAKE_TRAINER: another one to start; FAKE_DRIVER: a path whose presence is a loaded NVIDIA driver;
 REMOVAL_OPENS: a FIFO that is opened before a checkpoint is removed; PROBE_SECONDS: how long a
-measurement may last; STARTUP_SECONDS: a trainer without a pulse; SPEC_VERSION: the newest that it
-understands.
+measurement may last; PULSE_UNREADABLE: no trainer's can be read; STARTUP_SECONDS: a trainer without
+a pulse; SPEC_VERSION: the newest that it understands.
 """
 
 import json
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from app.settings import load_settings
-from worker import checkpoints, devices, host, probing, telemetry, watchdog
+from worker import attempt, checkpoints, devices, host, probing, telemetry, watchdog
 from worker.agent import run_agent
 
 
@@ -40,6 +40,14 @@ def be_an_agent() -> int:
             remove(path)
 
         checkpoints.remove = remove_late
+    if "PULSE_UNREADABLE" in os.environ:
+        create = attempt.AttemptDir.create
+
+        def create_broken(self: attempt.AttemptDir, spec: attempt.Document) -> None:
+            create(self, spec)
+            (self.path / "pulse").symlink_to("pulse")
+
+        setattr(attempt.AttemptDir, "create", create_broken)  # noqa: B010 - mypy knows methods
     if "PROBE_SECONDS" in os.environ:
         probing.PROBE_SECONDS = float(os.environ["PROBE_SECONDS"])
     if "SPEC_VERSION" in os.environ:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import time
 from contextlib import closing
@@ -183,6 +184,50 @@ def test_an_error_of_one_attempt_ends_that_attempt_and_no_other(make_farm):
     assert "events.jsonl" in first.message
     farm.wait_for_step(other, farm.step(other) + 3)
     assert farm.run(other).attempt == 1
+
+
+def test_no_attempt_ends_while_its_trainer_lives(make_farm):
+    farm = make_farm(stop_grace_seconds=1.0)
+    farm.start_agent(PULSE_UNREADABLE="1")
+    run_id = farm.submit(pace=3600, on_stop="ignore", policy={"max_retries": 0})
+    run = farm.wait_for_end(run_id)
+    assert farm.processes("worker.launcher") == []
+    assert (run.state, run.reason) == (RunState.failed, Reason.crashed)
+    assert "pulse" in run.message
+
+
+def test_a_host_short_of_descriptors_costs_no_run_and_no_agent(make_farm):
+    farm = make_farm(beat_seconds=2.0)  # the lease outlasts the shortage
+    agent = farm.start_agent(STOKER_SLOTS="2")
+    run_id = farm.submit(steps=10**6, pace=0.02)
+    farm.wait_for_step(run_id, 3)
+    _, most = resource.prlimit(agent.pid, resource.RLIMIT_NOFILE)
+    before = resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, (3, most))
+    seen = len(farm.log())
+    queued = farm.submit(steps=3)
+    eventually(lambda: "Too many open files" in farm.log()[seen:], "the agent feels it")
+    resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, before)
+    assert farm.wait_for_end(queued).state is RunState.succeeded
+    assert agent.poll() is None
+    assert farm.run(run_id).attempt == 1
+
+
+def test_a_lease_that_is_lost_between_beat_and_retention_kills_at_once(make_farm):
+    farm = make_farm(stop_grace_seconds=3600.0)
+    farm.start_agent()
+    with closing(driver.connect(farm.home / "stoker.db", isolation_level=None)) as connection:
+        connection.execute(
+            "CREATE TRIGGER lose AFTER INSERT ON checkpoints WHEN NEW.step = 10 BEGIN "
+            "UPDATE runs SET lease_token = 'another' WHERE id = NEW.run_id; END"
+        )
+    keeps = {"keep_last": 1, "keep_best": 0}
+    farm.submit(steps=11, pace=0.1, on_stop="ignore", at={"11": "hang"}, checkpoint=keeps)
+    trainer = farm.trainer()
+    holders = farm.store.leases.holders
+    eventually(lambda: [h.token for h in holders()] == ["another"], "the lease is lost")
+    eventually(lambda: not psutil.pid_exists(trainer.pid), "the trainer is killed")
+    assert "cannot be recorded" in farm.log(), "retention saw it"
+    assert "an attempt fails here" not in farm.log(), "no stop was asked for first"
 
 
 def test_a_run_that_has_vanished_costs_the_agent_nothing_but_the_attempt(make_farm):

@@ -4,6 +4,7 @@ A FIFO stands for it: to open one for reading blocks in the kernel until somebod
 """
 
 import os
+import threading
 from contextlib import contextmanager
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from app.lifecycle import Intent, RunState
 from app.store.artifact_root import MARKER
 from tests.worker.eventually import eventually
+from worker.errand import Errand
 
 SLOW = {"steps": 10**6, "pace": 0.02}
 
@@ -105,6 +107,68 @@ def test_a_log_that_cannot_be_read_holds_up_neither_the_other_run_nor_the_lease(
     farm.want(run_id, Intent.stop)
     assert farm.wait_for_end(run_id).state is RunState.stopped
     assert farm.run(run_id).attempt == farm.run(other).attempt == 1
+
+
+def test_a_disk_that_goes_between_two_beats_holds_up_nobody(two_slots):
+    farm = two_slots
+    hangs, other = farm.submit(at={"3": "hang"}), farm.submit(**SLOW)
+    farm.wait_for_step(hangs, 3)
+    farm.wait_for_step(other, 3)
+    with hanging(farm.settings.artifact_root / MARKER), hanging(farm.folder(hangs) / "pulse"):
+        wait_for_beats(farm, other, 20)
+        wait_for_beats(farm, hangs, 5)
+    farm.wait_for_step(other, farm.step(other) + 5)
+    assert (farm.run(hangs).attempt, farm.run(other).attempt) == (1, 1)
+
+
+def test_a_call_waits_for_the_thread_that_this_host_has_no_room_for():
+    """A stack as large as the address space stands for the shortage."""
+    usual = threading.stack_size(2**46)
+    try:
+        errand = Errand(lambda: "done")
+        assert not errand.is_done()
+    finally:
+        threading.stack_size(usual)
+    assert errand.is_done(60.0)
+    assert errand.result() == "done"
+
+
+@pytest.fixture
+def slow_removal(make_farm, tmp_path):
+    """A farm that removes no checkpoint until the second call."""
+    farm, fifo = make_farm(), tmp_path / "disk"
+    os.mkfifo(fifo)
+    farm.start_agent(REMOVAL_OPENS=str(fifo))
+
+    def answer():
+        fifo.rename(tmp_path / "before")
+        fifo.touch()
+        release(tmp_path / "before")
+
+    yield farm, answer
+    if not (tmp_path / "before").exists():
+        answer()
+
+
+def saved(farm, run_id):
+    return [c.step for c in farm.store.checkpoints.list(run_id) if c.state == "saved"]
+
+
+KEEPS_ONE = {"keep_last": 1, "keep_best": 0}
+
+
+def test_a_run_keeps_its_lease_while_its_end_waits_for_a_removal(slow_removal):
+    farm, _ = slow_removal
+    run = farm.wait_for_end(farm.submit(steps=20, pace=0.05, checkpoint=KEEPS_ONE))
+    assert (run.state, run.attempt) == (RunState.succeeded, 1)
+
+
+def test_what_became_too_many_during_a_removal_goes_after_it(slow_removal):
+    farm, answer = slow_removal
+    run_id = farm.submit(steps=50, pace=0.1, at={"22": "hang"}, checkpoint=KEEPS_ONE)
+    eventually(lambda: saved(farm, run_id) == [20, 15, 10], "the first removal lasts")
+    answer()
+    eventually(lambda: saved(farm, run_id) == [20], "the others go as well")
 
 
 def test_old_checkpoints_are_removed_beside_the_other_runs(make_farm, tmp_path):
