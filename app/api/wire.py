@@ -46,6 +46,8 @@ class BoundedHttp(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._head_bytes += len(data)
         super().data_received(data)
+        if self._reading is None and self.cycle is not None and self.cycle.response_complete:
+            self._wait_for_request()  # bytes that begin no request end uvicorn's own limit
         if self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response("The head of the request is too long.")
 
@@ -76,6 +78,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self._reading is not None:  # of one that could not be read before
             self._request_is_there()
             self._wait_for_request()
+        self.waits_since = self.loop.time()
         super().on_response_complete()
 
     def pause_writing(self) -> None:

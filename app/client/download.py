@@ -55,9 +55,13 @@ class _Fetch:
         self._folder.mkdir(parents=True, exist_ok=True)
         kept.write_bytes(data)
         try:
-            return parse_manifest(data)
+            manifest = parse_manifest(data)
         except BadManifest as error:
             raise self._damaged(str(error)) from None
+        for name in manifest["files"]:
+            if Path(name).name != name:  # it would be written, and removed, somewhere else
+                raise self._damaged(f"it names a file outside of its folder, {name!r}")
+        return manifest
 
     def file(self, name: str, entry: Mapping[str, Any]) -> Iterator[int]:
         """Bring one file, or what is missing of it; yields how many bytes of it are here."""

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 BUSY_TIMEOUT_SECONDS = 10.0
 # An observer asks whether others could write; if it had to wait, so have they.
 OBSERVER_PATIENCE_SECONDS = 1.0
+# As many as the threads that answer requests: none waits for a connection that another has.
+POOL_CONNECTIONS = 40
 # A transaction on PostgreSQL may take so often the time that one statement waits for a lock.
 CALL_TO_LOCK = 2.0
 DIALECTS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
@@ -203,7 +205,7 @@ def make_engine(database_url: str, busy_seconds: float = BUSY_TIMEOUT_SECONDS) -
         )
     url = url.set(drivername=DIALECTS[backend])
     if backend == "postgresql":
-        return _make_postgres_engine(url)
+        return _make_postgres_engine(url, busy_seconds)
     if url.query:
         raise InvalidRequest(
             "STOKER_DATABASE_URL names a SQLite file with parameters "
@@ -229,13 +231,16 @@ def _unreadable_url() -> InvalidRequest:
     )
 
 
-def _make_postgres_engine(url: URL) -> Engine:
+def _make_postgres_engine(url: URL, busy_seconds: float) -> Engine:
     try:
         from app.store.postgres import NETWORK  # psycopg is there only with PostgreSQL
 
         return create_engine(
             url,
             connect_args=NETWORK,
+            pool_size=POOL_CONNECTIONS,
+            max_overflow=0,
+            pool_timeout=busy_seconds,
             json_serializer=dump_json,
             json_deserializer=load_json,
         )

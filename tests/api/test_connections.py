@@ -147,6 +147,14 @@ def test_a_connection_without_a_word_is_closed_without_one(hurried: ApiProcess) 
         assert received(connection) == b""
 
 
+def test_a_line_end_after_an_answer_gives_a_connection_no_longer_life(hurried: ApiProcess) -> None:
+    with connection_to(hurried) as connection:
+        connection.sendall(request(hurried, "GET /healthz HTTP/1.1"))
+        assert status_of(connection.recv(1 << 16)) == 200
+        connection.sendall(b"\r\n")
+        assert received(connection) == b""
+
+
 def test_a_body_that_was_refused_by_its_head_is_not_waited_for_either(hurried: ApiProcess) -> None:
     head = b"POST /runs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 10\r\n\r\n"
     assert status_of(answer_to(hurried, head)) == 401

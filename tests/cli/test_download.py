@@ -7,6 +7,7 @@ import pytest
 
 from app.client import ClientError, StokerClient
 from app.client.transport import Transport
+from app.manifest import manifest_bytes, parse_manifest
 
 
 @pytest.fixture
@@ -93,6 +94,24 @@ def test_what_changed_on_the_way_is_noticed(client, finished_run, tmp_path, monk
     assert not target.exists()
     client.download(finished_run["id"], "best", target)
     assert target.is_dir()
+
+
+@pytest.mark.parametrize("name", ["../theirs", "/theirs", "a/b"])
+def test_a_manifest_names_no_file_elsewhere(
+    client, finished_run, folder_of, tmp_path, monkeypatch, name
+):
+    theirs = tmp_path / "theirs"
+    theirs.write_bytes(b"not to be touched")
+    manifest = parse_manifest((folder_of / "manifest.json").read_bytes())
+    named = str(theirs) if name == "/theirs" else name
+    manifest["files"] = {named: {"bytes": 1, "sha256": "0" * 64}}
+    forged = manifest_bytes(manifest)
+    with (
+        line(monkeypatch, "manifest.json", change=lambda _: forged),
+        pytest.raises(ClientError, match="a file outside of its folder"),
+    ):
+        client.download(finished_run["id"], "best", tmp_path / "best")
+    assert theirs.read_bytes() == b"not to be touched"
 
 
 def test_a_rest_of_another_checkpoint_is_not_used(client, finished_run, folder_of, tmp_path):
