@@ -59,7 +59,7 @@ class _Fetch:
         except BadManifest as error:
             raise self._damaged(str(error)) from None
         for name in manifest["files"]:
-            if Path(name).name != name:  # it would be written, and removed, somewhere else
+            if not _is_file_name(name):  # it would be written, and removed, somewhere else
                 raise self._damaged(f"it names a file outside of its folder, {name!r}")
         return manifest
 
@@ -102,3 +102,8 @@ class _Fetch:
             "comes damaged again, it is damaged where it lies, and another one has to do "
             "(`stoker checkpoints RUN` lists them)."
         )
+
+
+def _is_file_name(name: str) -> bool:
+    """Whether it can name a file in a folder; a Path takes `..` for a name too."""
+    return Path(name).name == name and name not in ("", "..") and "\0" not in name

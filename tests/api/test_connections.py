@@ -5,6 +5,7 @@ Real sockets to a server process that may have few descriptors and gives a reque
 
 import re
 import resource
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -24,6 +25,10 @@ from tests.worker.eventually import eventually
 FEW, MANY = 150, 300
 FEW_DESCRIPTORS = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({FEW}, {FEW}))\n"
 HURRY = "import app.api.wire; app.api.wire.PATIENCE_SECONDS = 0.5\n"
+LONG_KEPT_ALIVE = (
+    "import functools, uvicorn\n"
+    "uvicorn.Config = functools.partial(uvicorn.Config, timeout_keep_alive=60)\n"
+)
 BEGUN = b"POST /runs HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthor"
 
 
@@ -58,6 +63,18 @@ def received(connection: socket.socket) -> bytes:
     return b"".join(pieces)
 
 
+def one_answer(connection: socket.socket) -> bytes:
+    """Head and body, which may come apart."""
+    answer = b""
+    while piece := connection.recv(1 << 16):
+        answer += piece
+        head, _, body = answer.partition(b"\r\n\r\n")
+        length = re.search(rb"\r\ncontent-length: (\d+)", head)
+        if length is not None and len(body) == int(length[1]):
+            return answer
+    pytest.fail(f"the connection was closed after {answer!r}")
+
+
 @pytest.fixture(scope="module")
 def hurried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiProcess]:
     with ApiProcess(tmp_path_factory.mktemp("hurried"), before=HURRY) as running:
@@ -85,6 +102,27 @@ def test_a_connection_that_is_answered_stays_when_many_others_come(tmp_path: Pat
             patient.sendall(request(server, "GET /datasets/later?wait=2 HTTP/1.1"))
             with opened(server, MANY):
                 assert patient.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+
+
+def test_one_that_was_just_answered_is_not_the_first_to_go(tmp_path: Path) -> None:
+    before = FEW_DESCRIPTORS + LONG_KEPT_ALIVE
+    with ApiProcess(tmp_path, before=before) as server, connection_to(server) as patient:
+        body = b'{"name": "later", "path": "later.h5"}'
+        kind = ("Content-Type: application/json", f"Content-Length: {len(body)}")
+        patient.sendall(request(server, "POST /datasets HTTP/1.1", *kind))
+        with opened(server, 10) as silent:
+            assert health(server) == 200  # they are taken in their order, so these are by now
+            patient.sendall(body)
+            assert status_of(one_answer(patient)) == 202
+            with ExitStack() as more:
+                for _ in range(FEW):
+                    if select.select([silent[0]], [], [], 0)[0]:
+                        break
+                    more.enter_context(connection_to(server))
+                    assert health(server) == 200  # it is taken; not all of them at once
+                assert received(silent[0]) == b"", "the one that has waited longest goes"
+                patient.sendall(request(server, "GET /runs HTTP/1.1"))
+                assert status_of(one_answer(patient)) == 200
 
 
 def test_when_all_are_being_answered_one_more_is_told_so(tmp_path: Path) -> None:
@@ -150,7 +188,7 @@ def test_a_connection_without_a_word_is_closed_without_one(hurried: ApiProcess) 
 def test_a_line_end_after_an_answer_gives_a_connection_no_longer_life(hurried: ApiProcess) -> None:
     with connection_to(hurried) as connection:
         connection.sendall(request(hurried, "GET /healthz HTTP/1.1"))
-        assert status_of(connection.recv(1 << 16)) == 200
+        assert status_of(one_answer(connection)) == 200
         connection.sendall(b"\r\n")
         assert received(connection) == b""
 

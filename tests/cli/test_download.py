@@ -96,7 +96,7 @@ def test_what_changed_on_the_way_is_noticed(client, finished_run, tmp_path, monk
     assert target.is_dir()
 
 
-@pytest.mark.parametrize("name", ["../theirs", "/theirs", "a/b"])
+@pytest.mark.parametrize("name", ["../theirs", "/theirs", "a/b", "..", "", "a\0b"])
 def test_a_manifest_names_no_file_elsewhere(
     client, finished_run, folder_of, tmp_path, monkeypatch, name
 ):
