@@ -200,16 +200,14 @@ def download(
 ) -> None:
     """Copy a checkpoint's files into a folder here, and check them against its manifest.
 
-    A download that broke off goes on when the same command is given again.
+    The folder must not be there, or be empty. A download that broke off goes on when the same
+    checkpoint is asked for again, into the same folder; while the run trains, its latest changes,
+    so name it with --checkpoint.
     """
     if best and checkpoint is not None:
         raise typer.BadParameter("give one of the two", param_hint="--best, --checkpoint")
     which: Which | int = checkpoint or ("best" if best else "latest")
     folder = output or Path(f"run-{run_id}-{which}")
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
-    if folder.exists():
-        raise CommandFailed(f"{folder} is there already; --output names another folder.")
     with connect() as client, _progress(as_json) as told:
         client.download(run_id, which, folder, told)
     files = sorted(path for path in folder.rglob("*") if path.is_file())

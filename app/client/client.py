@@ -14,6 +14,7 @@ from app.client.download import Told, download
 from app.client.errors import ClientError, Document, Problem
 from app.client.events import Event, lines_of, parse_event_stream
 from app.client.transport import Transport
+from app.manifest import MANIFEST
 from app.settings import Settings, load_settings
 
 Which = Literal["latest", "best"]
@@ -263,20 +264,23 @@ class StokerClient:
     ) -> Path:
         """Bring a checkpoint's files to `folder`: the run's latest or best, or one by its id.
 
-        They are checked against the checkpoint's manifest. A download that broke off goes on where
-        it was when it is called again; `told` is given the bytes that are here, and all of them.
+        The folder must not be there, or be empty. The files are checked against the checkpoint's
+        manifest. A download that broke off goes on where it was when the same checkpoint is asked
+        for again: by its id, as the latest of a run that trains is soon another. `told` is given
+        the bytes that are here, and all of them.
         """
         chosen = which if isinstance(which, int) else self._chosen(run_id, which)
-        download(self._transport, chosen, folder, told)
+        download(self._transport, run_id, chosen, folder, told)
         return folder
 
     def _chosen(self, run_id: int, which: Which) -> int:
-        for row in self.checkpoints(run_id):
-            if row[f"is_{which}"]:
-                return int(row["id"])
-        # There is none: the service says why.
         path = f"/runs/{run_id}/checkpoints/{which}/download"
-        return int(self._transport.json("GET", path)["id"])
+        while True:
+            for row in self.checkpoints(run_id):
+                if row[f"is_{which}"]:
+                    return int(row["id"])
+            # The service says why there is none, or one was saved meanwhile.
+            self._transport.send("GET", path, params={"file": MANIFEST})
 
     # -- datasets and the machine -------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """Downloads a checkpoint: file by file, checked against its manifest, from where it broke off."""
 
 import hashlib
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
@@ -20,14 +21,19 @@ Told = Callable[[int, int], None]
 """Is given the bytes that are here and those of the whole checkpoint."""
 
 
-def download(transport: Transport, checkpoint_id: int, folder: Path, told: Told) -> None:
-    """Bring a checkpoint's files to `folder`, which must not be there.
+def download(
+    transport: Transport, run_id: int, checkpoint_id: int, folder: Path, told: Told
+) -> None:
+    """Bring a checkpoint's files to `folder`, which must not be there, or be empty.
 
-    They are gathered in a hidden folder beside it, which takes its name when all are whole. After
-    an error that one stays, and the same call goes on with it. ClientError, OSError.
+    They are gathered in a hidden folder, and leave it when all are whole. After an error it stays,
+    and the next call for the same checkpoint and folder goes on with it. ClientError, OSError.
     """
-    partial = folder.with_name(f".{folder.name}.part")
-    fetch = _Fetch(transport, f"/checkpoints/{checkpoint_id}/download", partial)
+    target = folder.resolve()
+    partial = _gathered_in(target)
+    rest = f"--checkpoint {checkpoint_id} --output {shlex.quote(str(target))}"
+    again = f"stoker download {run_id} {rest}"
+    fetch = _Fetch(transport, f"/checkpoints/{checkpoint_id}/download", partial, again)
     manifest = fetch.manifest()
     files: Mapping[str, Any] = manifest["files"]
     whole, here = sum(int(entry["bytes"]) for entry in files.values()), 0
@@ -35,16 +41,39 @@ def download(transport: Transport, checkpoint_id: int, folder: Path, told: Told)
         for done in fetch.file(name, entry):
             told(here + done, whole)
         here += int(entry["bytes"])
-    partial.rename(folder)
+    if partial.parent != target:
+        partial.rename(target)
+        return
+    for name in (*files, MANIFEST):  # where a manifest is, all is there
+        (partial / name).rename(target / name)
+    partial.rmdir()
+
+
+def _gathered_in(target: Path) -> Path:
+    """The hidden folder for what has come. ClientError when the target cannot be used.
+
+    In an empty folder it lies inside: that may be a mount point, or where somebody is, and so can
+    be neither removed nor replaced.
+    """
+    if not target.exists():
+        return target.with_name(f".{target.name}.part")
+    inside = target / ".download.part"
+    if not target.is_dir() or any(path != inside for path in target.iterdir()):
+        raise ClientError(
+            f"{target} is there already, and is not an empty folder. Nothing in it was changed; "
+            "--output names another one."
+        )
+    return inside
 
 
 class _Fetch:
-    """Of one checkpoint, into one folder."""
+    """Of one checkpoint, into one folder; `again`: the command that goes on with it."""
 
-    def __init__(self, transport: Transport, path: str, folder: Path) -> None:
+    def __init__(self, transport: Transport, path: str, folder: Path, again: str) -> None:
         self._transport = transport
         self._path = path
         self._folder = folder
+        self._again = again
 
     def manifest(self) -> dict[str, Any]:
         """What the service has; what is here already of another checkpoint is thrown away."""
@@ -91,9 +120,11 @@ class _Fetch:
                     raise ClientError(f"The service sent all of {name} instead of its rest.")
                 yield from response.iter_bytes(PIECE_BYTES)
         except httpx.TransportError as error:
+            if name == MANIFEST:  # nothing has come yet
+                raise self._transport.unreachable(error) from None
             raise ClientError(
                 f"The download broke off ({error or type(error).__name__}). What has come is kept "
-                f"in {self._folder}; the same call goes on from there."
+                f"in {self._folder}; `{self._again}` goes on from there."
             ) from None
 
     def _damaged(self, what: str) -> ClientError:

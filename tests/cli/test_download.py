@@ -17,9 +17,15 @@ def client(up):
 
 
 @pytest.fixture
-def folder_of(up, client, finished_run):
-    """Where the service has the run's best checkpoint."""
+def best(client, finished_run):
+    """The run's best checkpoint."""
     (best,) = [row for row in client.checkpoints(finished_run["id"]) if row["is_best"]]
+    return best
+
+
+@pytest.fixture
+def folder_of(up, best):
+    """Where the service has it."""
     return up / "artifacts" / best["path"]
 
 
@@ -62,17 +68,21 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_download_that_broke_off_goes_on(client, finished_run, folder_of, tmp_path, monkeypatch):
-    target, name = tmp_path / "best", "optimizer.safetensors"
+def test_a_download_that_broke_off_goes_on(
+    client, finished_run, best, folder_of, tmp_path, monkeypatch
+):
+    target, name = tmp_path / "the best", "optimizer.safetensors"
     with (
         line(monkeypatch, name, left=1000),
-        pytest.raises(ClientError, match="the same call goes on from there"),
+        pytest.raises(ClientError) as broken,
     ):
         client.download(finished_run["id"], "best", target)
     assert not target.exists()
+    given = f"download {finished_run['id']} --checkpoint {best['id']} --output '{target}'"
+    assert f"`stoker {given}` goes on from there" in broken.value.detail
     told = []
     with line(monkeypatch, name) as asked:
-        client.download(finished_run["id"], "best", target, lambda *said: told.append(said))
+        client.download(finished_run["id"], best["id"], target, lambda *said: told.append(said))
     assert asked == ["bytes=1000-"]
     assert contents(target) == contents(folder_of)
     whole = sum(len(data) for file, data in contents(target).items() if file != "manifest.json")
@@ -121,3 +131,60 @@ def test_a_rest_of_another_checkpoint_is_not_used(client, finished_run, folder_o
     (rest / "model.safetensors").write_bytes(b"of something else")
     client.download(finished_run["id"], "best", target)
     assert contents(target) == contents(folder_of)
+
+
+def test_an_empty_folder_is_filled_and_stays_the_one_it_is(
+    cli, finished_run, folder_of, tmp_path, monkeypatch
+):
+    """It may be a mount point, or where somebody is: it can be neither removed nor replaced."""
+    empty = tmp_path / "here"
+    empty.mkdir()
+    before = empty.stat().st_ino
+    monkeypatch.chdir(empty)
+    command = ("download", str(finished_run["id"]), "--best", "--output", ".")
+    answer = cli(*command, "--json")
+    assert answer.code == 0, answer.err
+    assert set(answer.document["files"]) == set(contents(folder_of))
+    assert empty.stat().st_ino == before
+    assert contents(empty) == contents(folder_of)
+    assert list(tmp_path.iterdir()) == [empty]
+    again = cli(*command)
+    assert again.code == 5
+    assert f"{empty} is there already" in again.err
+    assert contents(empty) == contents(folder_of)
+
+
+def test_a_download_into_an_empty_folder_goes_on_too(
+    client, finished_run, best, folder_of, tmp_path, monkeypatch
+):
+    target, name = tmp_path / "here", "optimizer.safetensors"
+    target.mkdir()
+    with line(monkeypatch, name, left=1000), pytest.raises(ClientError, match="goes on from there"):
+        client.download(finished_run["id"], best["id"], target)
+    assert not (target / "manifest.json").exists()
+    with line(monkeypatch, name) as asked:
+        client.download(finished_run["id"], best["id"], target)
+    assert asked == ["bytes=1000-"]
+    assert contents(target) == contents(folder_of)
+
+
+def test_nothing_that_is_there_is_touched(client, finished_run, tmp_path):
+    folder, file = tmp_path / "folder", tmp_path / "file"
+    folder.mkdir()
+    (folder / "theirs").write_text("kept")
+    file.write_text("kept")
+    for target in (folder, file, file / "below"):
+        with pytest.raises((ClientError, NotADirectoryError)):
+            client.download(finished_run["id"], "best", target)
+    assert contents(folder) == {"theirs": b"kept"}
+    assert file.read_text() == "kept"
+    assert set(tmp_path.iterdir()) == {folder, file}
+
+
+def test_a_checkpoint_that_was_saved_while_it_was_asked_for_is_taken(
+    client, finished_run, folder_of, tmp_path, monkeypatch
+):
+    lists = [[], client.checkpoints(finished_run["id"])]
+    monkeypatch.setattr(client, "checkpoints", lambda _: lists.pop(0))
+    client.download(finished_run["id"], "best", tmp_path / "best")
+    assert contents(tmp_path / "best") == contents(folder_of)
