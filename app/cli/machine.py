@@ -92,7 +92,7 @@ def workers(
             (
                 worker["name"],
                 worker["host"],
-                worker["state"],
+                _worker_is(worker),
                 slot["name"],
                 _slot_does(slot),
                 ago(worker["seen_at"]),
@@ -102,6 +102,12 @@ def workers(
         ],
         "No worker is alive. `stoker up` or `stoker worker` starts one.",
     )
+
+
+def _worker_is(worker: Document) -> str:
+    """Its state; why its artifacts are away stands with its free slots, and in --json."""
+    is_away = worker["state"] in PRESENT and worker["facts"].get("artifacts_away")
+    return f"{worker['state']}, artifacts away" if is_away else str(worker["state"])
 
 
 def _slot_does(slot: Document) -> str:

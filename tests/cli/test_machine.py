@@ -1,6 +1,8 @@
-"""`stoker gpus` shows what an agent writes about its GPUs."""
+"""`stoker gpus` and `stoker workers` show what an agent writes about its GPUs and itself."""
 
 import os
+from contextlib import contextmanager
+from dataclasses import replace
 
 from app.settings import load_settings
 from app.store import open_store
@@ -25,8 +27,9 @@ GPU = GpuSample(
 )
 
 
-def test_gpus_are_listed_with_what_they_do(cli, api):
-    store = open_store(load_settings(home=api))
+@contextmanager
+def registered(home, state="alive", **changes):
+    """A worker as an agent of this process would register it; it is gone afterwards."""
     worker = NewWorker(
         name="box",
         host="box",
@@ -35,14 +38,36 @@ def test_gpus_are_listed_with_what_they_do(cli, api):
         start_time=0.0,
         version="0",
         slots=[],
-        devices=describe_devices([GPU]),
+        devices=[],
         facts={},
     )
-    worker_id = store.workers.register(worker)
+    store = open_store(load_settings(home=home))
+    worker_id = store.workers.register(replace(worker, **changes))
     try:
-        shown = cli("gpus").out
+        store.workers.set_state(worker_id, state)
+        yield
     finally:
         store.workers.set_state(worker_id, "gone")
         store.close()
+
+
+def test_gpus_are_listed_with_what_they_do(cli, api):
+    with registered(api, devices=describe_devices([GPU])):
+        shown = cli("gpus").out
     for part in ("RTX 4090", "87%", "6.0 GiB", "24.0 GiB"):
         assert part in shown
+
+
+def test_workers_say_that_their_artifacts_are_away_also_where_all_slots_are_busy(cli, api):
+    busy = [{"name": "gpu-1", "device": "cuda:0", "run_id": 7, "waiting": None}]
+    away = {"artifacts_away": "The artifact root /mnt/runs may not be mounted."}
+    with registered(api, slots=busy, facts=away):
+        shown = cli("workers").out
+    assert "alive, artifacts away" in shown
+    assert "run 7" in shown
+    with registered(api, slots=busy, facts={"artifacts_away": None}):
+        assert "artifacts away" not in cli("workers").out
+    with registered(api, state="gone", name="former", slots=busy, facts=away):
+        (row,) = [line for line in cli("workers", "--all").out.splitlines() if "former" in line]
+    assert "gone" in row
+    assert "away" not in row, "it is what was so when it ended"
