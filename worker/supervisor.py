@@ -73,6 +73,7 @@ class Supervision:
         self._lease_term = lease_term(claimed_at, shop.settings)
         self._kill_at: float | None = None
         self._abandoned = False
+        self._waits_no_longer = False
         self._spec: RunSpec | None = None
         self._preparation: Errand[Prepared | None] | None = None
         self._retention = Retention(shop, lease)
@@ -208,8 +209,9 @@ class Supervision:
 
     def ask(self, do: Asked, *, drained: bool = False) -> None:
         """End the attempt; a stop may become a kill, never the other way round."""
-        if self.stage is Stage.ended:
-            return  # it has been judged already
+        if self.stage in (Stage.reading, Stage.ended):  # it ended before: how it did so stays
+            self._waits_no_longer = True
+            return
         self._seen.drained |= drained
         if self._seen.asked in (do, "kill"):
             return
@@ -291,7 +293,7 @@ class Supervision:
                 if not self._follower.is_waiting:
                     self.beat(now)
                 return
-        if self._artifacts.is_here() or self._seen.asked is not None:
+        if self._artifacts.is_here() or self._waits_no_longer or self._seen.asked is not None:
             self._follower.complete(self._seen, is_here=self._artifacts.away is None)
             self._end(classify(self._seen))
             return
