@@ -54,7 +54,7 @@ def guard_claim(
     if inspected:
         raise NotHere(
             Reason.slot_busy,
-            f"Back into the queue: the dataset {inspected[0]!r} is being inspected again.",
+            f"Requeued: the dataset {inspected[0]!r} is being inspected again.",
         )
     preset = load_catalog(settings.presets_dir).get(spec.preset)
     facts = facts_of(settings, lease, place)
@@ -74,7 +74,7 @@ def guard_claim(
     whose = "a worker with a GPU" if could == ["cuda"] else "a worker"
     raise NotHere(
         Reason.slot_busy,
-        f"Back into the queue for {whose} that can train it: {_sentences(errors)}",
+        f"Requeued for {whose} that can train it: {_sentences(errors)}",
         needs,
     )
 

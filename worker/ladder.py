@@ -84,7 +84,7 @@ def _ran_out(reason: Reason, report: Report) -> RanOut:
 
 
 def _end_of(rung: Rung, use: Use, ran_out: RanOut) -> str:
-    tried = f"Tried were {'; '.join(rung.changed)}. " if rung.changed else ""
+    tried = f"It tried {'; '.join(rung.changed)}. " if rung.changed else ""
     if ran_out.where == "host" and use.device == "cuda":
         return (
             f"{tried}What else a run on a GPU takes of its host it cannot make smaller: run fewer "

@@ -65,7 +65,7 @@ def _free_gpu(devices: Devices, name: str) -> Slot:
         waiting.append(
             f"GPU {slot.gpu} trains run {slot.run_id}" if slot.run_id else str(slot.waiting)
         )
-    told = "; ".join(waiting) or f"this worker has no {name} by now"
+    told = "; ".join(waiting) or f"this worker no longer has {name}"
     raise ValueError(
         f"{told.rstrip('.')}. A measurement beside others could take the memory that they need, "
         "and would not be right: ask again when a GPU is free, or pause a run"

@@ -33,8 +33,8 @@ def settle_in(folder: Path, run_id: int, attempt: int, created_at: float) -> lis
     if (folder / f"attempt-{attempt}").exists():
         raise NotHere(
             Reason.slot_busy,
-            f"Back into the queue: the folder of an attempt {attempt} is there already. The "
-            "database seems to be a backup that is older; the next attempt has the next number.",
+            f"Requeued: the folder of attempt {attempt} already exists, so the database was "
+            "probably restored from an older backup. The next attempt takes the next number.",
         )
     return warnings
 
@@ -50,7 +50,7 @@ def _read_owner(folder: Path) -> object:
 def _move_aside(folder: Path, run_id: int) -> NewEvent:
     lock = take_lock(folder / "lock")
     if lock is None:
-        raise NotHere(Reason.slot_busy, f"Back into the queue: {folder} is in use by another run.")
+        raise NotHere(Reason.slot_busy, f"Requeued: {folder} is in use by another run.")
     try:
         aside = folder.with_name(f"{folder.name}-moved-aside-{time.time_ns()}")
         folder.rename(aside)

@@ -115,7 +115,7 @@ def require_artifacts(shop: Workshop) -> None:
     if not shop.artifacts.is_here():
         raise NotHere(
             Reason.slot_busy,
-            "Back into the queue: the artifact root went away as the run was about to start. "
+            "Requeued: the artifact root went away as the run was about to start. "
             "`stoker doctor` says why; the run goes on by itself when it is back.",
         )
 
@@ -211,11 +211,13 @@ def _require_nothing_saved(store: Store, lease: Lease, restore: Sequence[dict[st
     for run_id in (*own, *others):
         rows = [row for row in store.checkpoints.list(run_id) if row.state != "removing"]
         if rows:
+            saved = f"{len(rows)} checkpoints, and none can be used any more: they are"
+            if len(rows) == 1:
+                saved = "1 checkpoint, which cannot be used any more: it is"
             raise NotFit(
                 Reason.checkpoint_unusable,
-                f"Run {run_id} has saved {len(rows)} checkpoints, and none can be used any more: "
-                "they are gone or damaged. Nothing starts from scratch by itself. `stoker "
-                f"checkpoints {run_id}` says what is wrong with each. To begin anew: `stoker "
+                f"Run {run_id} has saved {saved} gone or damaged. Nothing starts from scratch by "
+                f"itself. `stoker checkpoints {run_id}` says what is wrong. To begin anew: `stoker "
                 f"restart {lease.run_id} --from scratch`.",
             )
 

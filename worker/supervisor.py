@@ -183,7 +183,7 @@ class Supervision:
         waited = "processes of an earlier attempt are still alive"
         self.slot.waiting = f"Run {self.lease.run_id} waits: {waited}."
         if now - self._claimed_at > self._shop.settings.stop_grace_seconds:
-            self._end(Verdict(Reason.slot_busy, f"Back into the queue: {waited}."))
+            self._end(Verdict(Reason.slot_busy, f"Requeued: {waited}."))
 
     def _hangs(self, now: float) -> bool:
         if self._seen.asked is not None or self._kill_at is not None or self._watchdog is None:

@@ -124,7 +124,7 @@ def test_what_is_refused_for_small_chunks_needs_what_holds_a_batch(settings):
     wide = replace(READY, samples=51_779, fields={**(READY.fields or {}), "features": features})
     spec = {**SPEC, "training": {"batch_size": 4096}, "runtime": {"device": "cuda"}}
     card = replace(gpu("RTX", 8, (8, 6)), memory_used_bytes=0)
-    with pytest.raises(NotHere, match=r"^Back into the queue.*A chunk holds") as refused:
+    with pytest.raises(NotHere, match=r"^Requeued.*A chunk holds") as refused:
         guarded(settings, spec, wide, Place(card, 1))
     needed = refused.value.needs.device_bytes
     assert needed is not None
@@ -138,7 +138,7 @@ def test_what_is_refused_for_small_chunks_needs_what_holds_a_batch(settings):
 def test_what_does_not_fit_here_waits_with_the_reason_and_for_no_gpu_that_it_could_not_use(
     settings, device, place
 ):
-    with pytest.raises(NotHere, match=r"^Back into the queue for a worker that") as refused:
+    with pytest.raises(NotHere, match=r"^Requeued for a worker that") as refused:
         guarded(settings, {**HUGE, "runtime": {"device": device}}, MANY, place)
     assert refused.value.reason is Reason.slot_busy
     assert "The run would take" in refused.value.message

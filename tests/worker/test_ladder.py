@@ -52,7 +52,7 @@ def test_a_ladder_at_its_end_says_what_was_tried(farm):
     run_id = farm.submit(steps=5, memory={"fits_on": 99, "data_bytes": 10**6, "batch": 2})
     run = farm.wait_for_end(run_id)
     assert (run.state, run.reason, run.attempt) == (RunState.failed, Reason.device_oom, 2)
-    assert "ran out of memory while training. Tried were micro-batches of 1. The" in run.message
+    assert "ran out of memory while training. It tried micro-batches of 1. The" in run.message
     assert "Make the model smaller" in run.message
 
 
@@ -108,7 +108,7 @@ def test_on_the_last_rung_it_fails(report):
     outcome = step_down(KILLED, SPEC, rung.as_json(), report)
     assert outcome.policy is FAIL
     assert outcome.next_rung is None
-    assert "Tried were this; that." in outcome.message
+    assert "It tried this; that." in outcome.message
 
 
 def test_what_ran_out_before_the_data_was_opened_is_no_matter_of_the_ladder(tmp_path):

@@ -55,11 +55,23 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(farm):
     farm.store.runs.resume(run_id)
     run = farm.wait_for_end(run_id)
     assert (run.state, run.reason) == (RunState.failed, Reason.checkpoint_unusable)
+    assert "checkpoints, and none can be used any more: they are gone" in run.message
     assert f"stoker restart {run_id} --from scratch" in run.message
     rows = farm.store.checkpoints.list(run_id)
     assert {row.state for row in rows} == {"damaged"}
     assert {row.damage for row in rows} == {"its folder is gone"}
     assert not any(row.is_latest or row.is_best for row in rows)
+
+
+def test_of_one_checkpoint_that_is_gone_is_said_so(farm):
+    run_id = farm.submit(**SLOWLY | {"save_every": 10**6})
+    farm.wait_for_step(run_id, 2)
+    farm.want(run_id, Intent.pause)
+    farm.wait_for_end(run_id)
+    shutil.rmtree(farm.folder(run_id) / "checkpoints")
+    farm.store.runs.resume(run_id)
+    told = f"Run {run_id} has saved 1 checkpoint, which cannot be used any more: it is gone or"
+    assert farm.wait_for_end(run_id).message.startswith(told)
 
 
 def test_a_run_that_ended_unwatched_is_compared_with_its_disk_once(farm):

@@ -63,6 +63,6 @@ def test_a_folder_in_use_is_not_moved(folder):
 def test_the_number_of_an_attempt_that_is_there_is_passed_over(folder):
     settle(folder, 1)
     begin(folder, 2)
-    with pytest.raises(NotHere, match="next number"):
+    with pytest.raises(NotHere, match=r"^Requeued: the folder of attempt 2 already exists"):
         settle(folder, 2)
     assert settle(folder, 3) == []
