@@ -1,6 +1,5 @@
 """Copying the database out and back in: SQLite by its online backup, PostgreSQL by pg_dump."""
 
-import os
 import shutil
 import subprocess
 import time
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from app.cli.failures import CommandFailed, ExitCode
 from app.cli.storage import sqlite_file
+from app.durable import sync
 
 if TYPE_CHECKING:
     from app.settings import Settings
@@ -66,10 +66,10 @@ def put_back(settings: "Settings", backup: Path) -> Path | None:
     try:
         sqlite.create_private(str(incoming))
         shutil.copyfile(backup, incoming)
-        _sync(incoming)
+        sync(incoming)
         kept = _keep(settings, file) if file.exists() else None
         incoming.replace(file)
-        _sync(file.parent)
+        sync(file.parent)
     finally:
         incoming.unlink(missing_ok=True)
     return kept
@@ -93,15 +93,6 @@ def _keep(settings: "Settings", file: Path) -> Path:
         for log in logs:
             log.unlink(missing_ok=True)
     return kept
-
-
-def _sync(path: Path) -> None:
-    """Have a file, or the names in a folder, on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _libpq_url(settings: "Settings") -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import structlog
 from sqlalchemy import select, update
 
+from app.durable import sync
 from app.errors import Unavailable
 from app.plainjson import dump_json
 from app.store.checkpoint_rows import SAVED
@@ -210,7 +211,7 @@ def write_marker(root: Path, database_id: str) -> None:
         os.fsync(file.fileno())
     partial.replace(root / MARKER)
     for folder in (root, root.parent):
-        _sync_names(folder)
+        sync(folder)
 
 
 def highest_run_on_disk(root: Path) -> int:
@@ -230,11 +231,3 @@ def _is_folder(path: Path) -> bool:
         if error.errno in IS_NOT_THERE:
             return False
         raise
-
-
-def _sync_names(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

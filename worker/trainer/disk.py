@@ -1,9 +1,9 @@
 """The five operations that durability rests on, named so that a test can replay their prefixes."""
 
-import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
+
+from app.durable import sync
 
 
 def make_folder(path: Path) -> None:
@@ -18,24 +18,13 @@ def write_file(path: Path, pieces: Iterable[memoryview]) -> None:
 
 
 def sync_file(path: Path) -> None:
-    with _opened(path) as descriptor:
-        os.fsync(descriptor)
+    sync(path)
 
 
 def sync_folder(path: Path) -> None:
     """Make the names inside a folder durable."""
-    with _opened(path) as descriptor:
-        os.fsync(descriptor)
+    sync(path)
 
 
 def rename(source: Path, target: Path) -> None:
     source.rename(target)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
