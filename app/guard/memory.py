@@ -17,9 +17,9 @@ from app.guard.facts import (
 )
 from app.guard.measured import Measured
 from app.guard.memory_model import SequenceSize
+from app.guard.memory_reading import Reading
 from app.guard.memory_room import PHASES, STEPS, Item, Room
 from app.guard.memory_step import Reckon, as_measured, compiler_bytes, on_cpu, on_cuda
-from app.guard.memory_unpacking import unpacking_bytes
 from app.spec.arithmetic import PartSizes, evaluation_batch, resolved_shuffle
 from app.spec.data import ChunkedLoader, Loader
 from app.spec.imports import Imports
@@ -35,13 +35,9 @@ from app.spec.residency import (
 )
 from app.spec.run import RunSpec
 
-# Blocks of 2 MiB of float64 of the statistics, of which each of two threads has two or three.
-STATISTICS_BYTES = 12 * MIB
 # Not measured on a GPU yet: the context that every process has on the device, and what PyTorch and
 # CUDA's libraries take on the host.
 CUDA_CONTEXT_BYTES, CUDA_HOST_BYTES = 512 * MIB, 1024 * MIB
-# The epoch's permutation, and the raw numbers and the sorted rows while it is made.
-ORDER_COPIES = 4
 # While it is asked what lies beside the data, which hangs on it only in when a host unpacks.
 NOT_SETTLED = Residency("stream", "", 0, 0, 0)
 
@@ -121,10 +117,11 @@ def _plan(spec: RunSpec, facts: Facts) -> MemoryPlan:
     model, measured = model_of(spec, dataset), facts.measured
     if measured is not None and not (measured.device == device.kind and measured.holds_for(spec)):
         measured = None
-    samples = sizes.training + sum(need.held_out)
-    unpacking = unpacking_bytes(arrays, samples, device.host.cores, crews)
+    samples, wanted = sizes.training + sum(need.held_out), spec.data.standardize
+    standardizes = wanted.inputs or wanted.targets
+    reading = Reading(arrays, samples, device.host.cores, crews, standardizes)
     imports, batches = device.host.imports, _batches(spec, sizes)
-    run = _Run(spec, *batches, sample_bytes, need, data, model, measured, crews, unpacking, imports)
+    run = _Run(spec, *batches, sample_bytes, need, data, model, measured, crews, reading, imports)
     on_gpu = device.kind == "cuda"
     element_bytes = 2 if on_gpu and precision_of(spec, facts) == "fp16-mixed" else 4
     beside = _beside_on_gpu(run, free, element_bytes) if on_gpu else _beside_on_cpu(run, free)
@@ -259,7 +256,7 @@ class _Run:
     model: SequenceSize
     measured: Measured | None
     crews: Crews | None
-    unpacking: int
+    reading: Reading
     imports: Imports
 
     def reckon_on_cpu(self) -> Reckon:
@@ -306,17 +303,6 @@ class _Run:
             slots = need.slots_bytes(chunk, parts)
             yield Item(name, slots if whole is None else min(slots, whole))
 
-    def reading_items(self) -> Iterable[Item]:
-        """On the host, whatever the device."""
-        data, train = self.data, self.need.train_samples
-        wanted = self.spec.data.standardize
-        if wanted.inputs or wanted.targets:
-            piece = min(PIECE_BYTES, self.need.data_bytes)
-            yield Item("statistics", piece + STATISTICS_BYTES, ("building",))
-        phases = ("building",) if data.kind == "resident" else PHASES
-        yield Item("unpacking", self.unpacking, phases)
-        yield Item("order", ORDER_COPIES * PLACE_BYTES * train, ("training",))
-
     def loader_items(self, *, on_gpu: bool) -> Iterable[Item]:
         """On the host, whatever the device: of the PyTorch loader."""
         if self.crews is not None:
@@ -356,7 +342,7 @@ def _beside_on_cpu(run: _Run, free: int) -> tuple[Item, ...]:
     return (
         *run.model_items(),
         *run.step_items(run.reckon_on_cpu(), free),
-        *run.reading_items(),
+        *run.reading.items(run.need, run.data),
         *run.loader_items(on_gpu=False),
         run.snapshot_item(),
     )
@@ -380,7 +366,7 @@ def _cuda_host(run: _Run, free: int | None) -> Room:
         Item("libraries", libraries),
         Item("compiler", compiler, STEPS),
         *_staged(run),
-        *run.reading_items(),
+        *run.reading.items(run.need, run.data),
         *run.loader_items(on_gpu=True),
         run.snapshot_item(),
     )

@@ -31,6 +31,7 @@ from worker.trainer.data.ragged_files import write_ragged
 
 THREADS = 2
 BUILD = build_of(torch.__version__)
+IN_ONE_PIECE = FieldFacts((), "", "contiguous")
 AVAILABLE_BYTES = 4 * 2**30  # for the plan; none of these specs comes near it
 
 
@@ -42,13 +43,16 @@ class Shape:
     window: int
     features: int
     dtype: str = "float32"
+    stored: FieldFacts = IN_ONE_PIECE
+    """How the inputs lie in the file."""
 
     @property
     def name(self) -> str:
-        return f"d{self.samples}x{self.window}x{self.features}-{self.dtype}"
+        packed = self.stored.compression or "plain"
+        return f"d{self.samples}x{self.window}x{self.features}-{self.dtype}-{packed}"
 
     def facts(self, path: Path) -> DatasetFacts:
-        inputs = FieldFacts((self.window, self.features), self.dtype, "contiguous")
+        inputs = replace(self.stored, shape=(self.window, self.features), dtype=self.dtype)
         fields = {"features": inputs, "targets": FieldFacts((36,), "float32", "contiguous")}
         return DatasetFacts(
             self.name, "ready", self.samples, fields, size_bytes=path.stat().st_size
@@ -60,7 +64,11 @@ class Shape:
         if not path.exists():
             with h5py.File(path, "w") as file:
                 shape = self.samples, self.window, self.features
-                array = file.create_dataset("features", shape, self.dtype)
+                stored = self.stored
+                chunks = (stored.chunk_rows, *shape[1:]) if stored.chunk_rows else None
+                array = file.create_dataset(
+                    "features", shape, self.dtype, chunks=chunks, compression=stored.compression
+                )
                 block = np.arange(self.window * self.features).reshape(shape[1:]) % 7
                 rows = np.broadcast_to(block, (100, *shape[1:])).astype(self.dtype)
                 for start in range(0, self.samples, 100):
@@ -101,6 +109,9 @@ class RaggedShape(Shape):
 
 SMALL, WIDE, NARROW = Shape(1_000, 360, 16), Shape(9_000, 96, 128), Shape(20_000, 96, 16)
 BYTES = Shape(20_000, 360, 16, "uint8")
+# Chunks of 1.5 MiB, unpacked past HDF5 and by HDF5 alone.
+GZIP = replace(NARROW, stored=FieldFacts((), "", "chunked", 256, "gzip"))
+BY_HDF5 = replace(NARROW, stored=FieldFacts((), "", "chunked", 256, "szip"))
 RAGGED = RaggedShape(20_000, 120, 96)  # 242 MiB of values, which filled up would be 879
 
 
@@ -162,6 +173,10 @@ CASES = (
          loader(residency="stream", chunk_size="48MiB")),
     Case("LSTM, one chunk of all", NARROW, {}, 128, loader(residency="stream", chunk_size="1GiB")),
     Case("GRU, 16 MiB chunks, SGD", NARROW, {"encoder": "gru"}, 128,
+         {**loader(residency="stream", chunk_size="16MiB"), **SGD}),
+    Case("GRU, the same, szip", BY_HDF5, {"encoder": "gru"}, 128,
+         {**loader(residency="stream", chunk_size="16MiB"), **SGD}),
+    Case("GRU, the same, gzip", GZIP, {"encoder": "gru"}, 128,
          {**loader(residency="stream", chunk_size="16MiB"), **SGD}),
     Case("LSTM, ragged, resident 242 MiB", RAGGED, {"patch": 8}, 64, loader(residency="resident")),
     Case("LSTM, ragged, 48 MiB chunks", RAGGED, {"patch": 8}, 64,

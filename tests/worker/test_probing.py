@@ -82,6 +82,8 @@ def test_a_gpu_that_cannot_be_used_is_told_and_given_back(make_farm, name):
     start_with_gpu(farm)
     job = ended(farm, order(farm, "cuda", name))
     assert job.state == "failed"
-    told = "PyTorch" if name == "Fake H200" else "no longer has Other GPU"  # there is none behind it
+    told = (
+        "PyTorch" if name == "Fake H200" else "no longer has Other GPU"
+    )  # there is none behind it
     assert told in job.error
     farm.wait_for_end(farm.submit(steps=3))

@@ -1,0 +1,100 @@
+"""What reading the files takes on the host, whatever the device."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from app.guard.crews import Crews
+from app.guard.facts import FieldFacts
+from app.guard.memory_room import PHASES, Item
+from app.spec.residency import (
+    CHUNK_CACHE_BYTES,
+    MIB,
+    MOST_READ_THREADS,
+    PIECE_BYTES,
+    PLACE_BYTES,
+    Need,
+    Residency,
+)
+
+# Blocks of 2 MiB of float64 of the statistics, of which each of two threads has two or three.
+STATISTICS_BYTES = 12 * MIB
+# The epoch's permutation, and the raw numbers and the sorted rows while it is made.
+ORDER_COPIES = 4
+# Chunks that the trainer unpacks past HDF5, whose cache stays empty then. Most take the extra
+# `filters`, without which HDF5 could not unpack them either; but it could lzf.
+PAST_HDF5 = (None, "gzip", "blosc", "blosc2", "lz4", "zstd")
+# Of those, rows that are compared with what HDF5 reads when the file is opened, each in a chunk.
+COMPARED_ROWS = 7
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The arrays of a run, and who reads them."""
+
+    arrays: Sequence[FieldFacts]
+    samples: int
+    """Of all parts."""
+    cores: int | None
+    crews: Crews | None
+    standardizes: bool
+    """Whether means and deviations are taken of the data first."""
+
+    def items(self, need: Need, data: Residency) -> Iterator[Item]:
+        """Of the host. Data that is resident is read once, before the training."""
+        if self.standardizes:
+            piece = min(PIECE_BYTES, need.data_bytes)
+            yield Item("statistics", piece + STATISTICS_BYTES, ("building",))
+            # The heap keeps what this thread has had there: what reads later are other threads.
+            yield Item("statistics_chunk_cache", self.cache_bytes(need.train_samples))
+        yield Item("opening_chunk_cache", self.compared_bytes)
+        phases = ("building",) if data.kind == "resident" else PHASES
+        yield Item("unpacking", self.unpacking_bytes, phases)
+        training, beside = self._readers(need)
+        yield Item("chunk_cache", training * self.cache_bytes(need.train_samples), phases)
+        if need.held_out and data.kind != "resident":
+            kept = beside * self.cache_bytes(max(need.held_out))
+            yield Item("evaluation_chunk_cache", kept, ("evaluating",))
+        yield Item("order", ORDER_COPIES * PLACE_BYTES * need.train_samples, ("training",))
+
+    def cache_bytes(self, samples: int) -> int:
+        """The most that HDF5 keeps unpacked for one reader of so many samples, of arrays that it
+        reads itself.
+        """
+        by_hdf5 = [a for a in self._in_chunks if a.compression not in PAST_HDF5]
+        return sum(min(CHUNK_CACHE_BYTES, samples * array.kept_bytes) for array in by_hdf5)
+
+    @property
+    def compared_bytes(self) -> int:
+        """The same of the arrays that are read past HDF5: of the rows that are compared."""
+        past = [array for array in self._in_chunks if array.compression in PAST_HDF5]
+        rows = (min(COMPARED_ROWS * (a.chunk_rows or 1), self.samples) * a.kept_bytes for a in past)
+        return sum(min(CHUNK_CACHE_BYTES, size) for size in rows)
+
+    @property
+    def _in_chunks(self) -> list[FieldFacts]:
+        return [array for array in self.arrays if array.storage == "chunked"]
+
+    def _readers(self, need: Need) -> tuple[int, int]:
+        """Of the training, and beside them while a part is evaluated."""
+        if self.crews is None or not self.crews.processes:
+            return 1, int(bool(need.held_out))
+        training = self.crews.training.workers
+        return training, self.crews.processes - training
+
+    @property
+    def unpacking_bytes(self) -> int:
+        """Of packed Arrow files: each thread has the column of a record batch packed and unpacked;
+        of the batch that was read last, and of the one that follows it, all columns stay. A process
+        of the PyTorch loader has one thread.
+        """
+        packed = [array for array in self.arrays if array.is_unpacked_in_batches]
+        columns = [array.sample_bytes * (array.chunk_rows or 0) for array in packed]
+        if not columns:
+            return 0
+        batches = -(-self.samples // max(1, packed[0].chunk_rows or 1))
+        most = len(columns) * batches
+        threads = min(MOST_READ_THREADS, self.cores or MOST_READ_THREADS, most)
+        readers = self.crews.processes if self.crews is not None else 0
+        if readers:
+            return readers * 2 * (max(columns) + sum(columns))
+        return 2 * (threads * max(columns) + min(2, batches) * sum(columns) // 2)
