@@ -17,7 +17,7 @@ from app.guard.facts import (
     UnknownFact,
 )
 from app.guard.inheritance import Inherited
-from app.guard.plan import pin_values, settled_values
+from app.guard.plan import gap_was_settled, pin_values, settled_values
 from app.guard.resolve import Resolved, resolve
 from app.lifecycle import RunState
 from app.spec.stored import read_stored
@@ -33,6 +33,7 @@ class Parent:
 
     run_id: int
     spec: Document
+    provenance: Document
     wish: Literal["latest", "best", "scratch"] | int
     inherited: Inherited | None
     """What the restart takes over of its preset; None: it names one itself."""
@@ -125,9 +126,10 @@ def _parent(parent: Parent) -> ParentFacts | None:
     this version cannot read it.
     """
     try:
-        return ParentFacts(read_stored(parent.spec))
+        spec = read_stored(parent.spec)
     except ValueError:
         return None
+    return ParentFacts(spec, gap_was_settled=gap_was_settled(parent.provenance))
 
 
 def _carried(

@@ -56,9 +56,15 @@ def _plan(services: Services, parent_id: int, body: RestartBody) -> tuple[Plan, 
     taken = None
     if not _names_preset(body):
         taken = inherited(request, documents.spec, documents.provenance, services.catalog.get())
-    other_data = services.store.datasets.others_since(parent_id)
-    shape = documents.shape
-    parent = Parent(parent_id, documents.spec, body.from_, taken, other_data, shape)
+    parent = Parent(
+        parent_id,
+        documents.spec,
+        documents.provenance,
+        body.from_,
+        taken,
+        services.store.datasets.others_since(parent_id),
+        documents.shape,
+    )
     return plan_request(services, request, parent), parent
 
 

@@ -207,6 +207,8 @@ class ParentFacts:
     spec: RunSpec
     carried: Carried | None = None
     """None: nothing is saved yet, or the weights alone are taken."""
+    gap_was_settled: bool = True
+    """Whether the gap of its split was left to the guard."""
 
 
 @dataclass(frozen=True)

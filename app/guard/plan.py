@@ -179,6 +179,13 @@ def pin_values(
     return pinned, {**provenance, **sources}
 
 
+def gap_was_settled(provenance: Document) -> bool:
+    """Whether a run with this provenance left the gap of its split to the guard, or is from before
+    there were gaps.
+    """
+    return provenance.get(GAP, {}).get("source", "default") in ("default", "guard")
+
+
 def settled_values(spec: RunSpec, facts: Facts) -> Document:
     """By pointer, what the split and the loader leave open."""
     return {**_settled_gap(spec, facts), **_settled_order(spec, facts)}
@@ -186,14 +193,14 @@ def settled_values(spec: RunSpec, facts: Facts) -> Document:
 
 def _settled_gap(spec: RunSpec, facts: Facts) -> Document:
     """Of windows so many that no two parts share a step, where that leaves enough to train on; a
-    restart of the same data is split as its parent was.
+    restart of the same data is split as its parent was, unless that had asked for a gap.
     """
     split = spec.data.split
     if not isinstance(split, ChronologicalSplit) or split.gap != "auto":
         return {}
-    parent = facts.parent.spec.data if facts.parent else None
-    if parent and _same_cut(parent, spec.data):
-        return {GAP: gap_of(parent.split)}
+    parent = facts.parent
+    if parent and parent.gap_was_settled and _same_cut(parent.spec.data, spec.data):
+        return {GAP: gap_of(parent.spec.data.split)}
     try:
         dataset = dataset_of(spec, facts)
         gap = gap_needed(spec, dataset)

@@ -222,6 +222,10 @@ def one_cycle_run(api, player, *steps: int, epochs: int, reason: Reason = Reason
     return int(run_id)
 
 
+SMALL = {
+    "recipe": {"kind": "sequence", "hidden_size": 8, "patch": 6},
+    "data": {"dataset": "weather"},
+}
 LONGER = [{"op": "replace", "path": "/training/epochs", "value": 40}]
 JUMPS = "learning.rate_jumps_at_restart"
 
@@ -240,18 +244,34 @@ def test_a_restart_that_stretches_an_annealed_cycle_is_refused_with_a_fix(api, p
 
 def test_a_parent_that_a_newer_version_has_written_is_read_all_the_same(api, player, store):
     """Fields that this version does not know must not keep it from those that it does know."""
-    cut = {"data": {"dataset": "weather", "split": {"gap": 3}}}
-    request = {"recipe": {"kind": "sequence", "hidden_size": 8, "patch": 6}, **cut}
-    run_id = api.post("/runs", json=request).json()["id"]
+    run_id = api.post("/runs", json=SMALL).json()["id"]
     spec = {**store.runs.documents(run_id).spec, "of_a_newer_version": {"kind": "later"}}
+    spec["data"]["split"]["gap"] = 3
     with store.database.engine.begin() as connection:
         connection.execute(text("DROP TRIGGER run_documents_update"))
         connection.execute(update(run_documents).values(spec=spec))
-    patch = {"data": {"split": {"gap": "auto"}}}
-    child = api.post(f"/runs/{run_id}/restart", json={"from": "scratch", "patch": patch})
+    child = api.post(f"/runs/{run_id}/restart", json={"from": "scratch"})
     assert child.status_code == 201, child.text
-    child_spec = api.get(f"/runs/{child.json()['id']}/spec").json()["spec"]
-    assert child_spec["data"]["split"]["gap"] == 3  # that of its parent
+    assert gap_of(api, child.json()["id"]) == 3  # that of its parent
+
+
+def test_a_restart_goes_back_from_a_gap_that_was_asked_for_to_the_default(api, player):
+    cut = {"data": {"dataset": "weather", "split": {"gap": 3}}}
+    run_id = api.post("/runs", json={**SMALL, **cut}).json()["id"]
+    again = api.post(f"/runs/{run_id}/restart", json={"from": "scratch"})
+    assert gap_of(api, again.json()["id"]) == 3
+    patch = {"data": {"split": {"gap": None}}}
+    child = api.post(
+        f"/runs/{again.json()['id']}/restart", json={"from": "scratch", "patch": patch}
+    )
+    assert child.status_code == 201, child.text
+    assert gap_of(api, child.json()["id"]) == 0
+    grandchild = api.post(f"/runs/{child.json()['id']}/restart", json={"from": "scratch"})
+    assert gap_of(api, grandchild.json()["id"]) == 0
+
+
+def gap_of(api, run_id):
+    return api.get(f"/runs/{run_id}/spec").json()["spec"]["data"]["split"]["gap"]
 
 
 def test_a_finished_run_that_is_to_train_longer_is_refused_with_a_fix(api, player):

@@ -7,9 +7,9 @@ import pytest
 
 from app.errors import InvalidRequest
 from app.guard.carry import carry_between
-from app.guard.facts import Facts
+from app.guard.facts import Facts, ParentFacts
 from app.guard.patching import apply_json_patch, apply_merge_patch
-from app.guard.plan import make_plan
+from app.guard.plan import gap_was_settled, make_plan
 from app.presets.catalog import load_catalog
 from app.spec.parse import parse_spec
 from tests.guard.world import codes, parent_of, plan_of, weather, world
@@ -143,3 +143,14 @@ def test_a_restart_of_a_run_from_before_there_were_gaps_is_split_as_that_was():
     anew = plan_of(facts=facts).require_ok()
     assert anew["data"]["split"]["gap"] == 395
     assert carry_between(stored, anew).changed == ("/data/split/gap",)
+
+
+@pytest.mark.parametrize(("asked", "gap"), [(3, 395), ("auto", 0)])
+def test_a_restart_can_leave_the_gap_that_its_parent_asked_for(asked, gap):
+    """One that was settled for the parent is kept, for its state is of those parts."""
+    chosen = plan_of({"data": {"split": {"gap": asked}}})
+    spec, _ = parse_spec(chosen.require_ok())
+    assert spec is not None
+    parent = ParentFacts(spec, gap_was_settled=gap_was_settled(chosen.provenance))
+    facts = world(weather(window_steps={"features": 1}), parent=parent)
+    assert plan_of(facts=facts).require_ok()["data"]["split"]["gap"] == gap
