@@ -147,7 +147,7 @@ def _covered(issue: Issue, issues: list[Issue], wrong: list[Issue]) -> bool:
 def _said_aloud(preset: Preset, request: Document, origin: Document) -> Iterator[Issue]:
     """A preset is for how a run computes: what it brings beside that is said, not slipped in."""
     for place, entry in origin.items():
-        if is_how(place) or entry["source"] != f"preset:{preset.name}":
+        if is_how(place, entry["value"]) or entry["source"] != f"preset:{preset.name}":
             continue
         loc, value = JsonPointer(place).parts, entry["value"]
         is_batch = place == "/training/batch_size"

@@ -34,6 +34,8 @@ BUT_NOT = (
     "/data/loader/shuffle", "/data/loader/shuffle_group",
     "/checkpoint/monitor", "/checkpoint/mode",
 )  # fmt: skip
+# The others draw their batches in another order than the loader that a run has by default.
+LOADER, USUAL_LOADER = "/data/loader/kind", "chunked"
 
 
 class Match(BaseModel):
@@ -139,7 +141,7 @@ def _parse(name: str, source: Literal["packaged", "user"], text: str) -> Preset:
         if _is_under(pointer, A_RUNS_OWN):
             raise ValueError(f"{_field(pointer)} is the run's own, and no preset may set it")
     for pointer, value in leaves(preset.spec):
-        if preset.match is not None and value != {} and not is_how(pointer):
+        if preset.match is not None and value != {} and not is_how(pointer, value):
             raise ValueError(
                 f"{_field(pointer)} is not how a run computes, so `auto` may not choose it by the "
                 "device; say it in [named], which holds where a request names the preset, or take "
@@ -154,8 +156,10 @@ def _parse(name: str, source: Literal["packaged", "user"], text: str) -> Preset:
     return preset
 
 
-def is_how(pointer: str) -> bool:
+def is_how(pointer: str, value: object) -> bool:
     """Whether a value of the spec says how a run computes, and nothing of what it learns."""
+    if pointer == LOADER and value != USUAL_LOADER:
+        return False
     return _is_under(pointer, HOW) and not _is_under(pointer, BUT_NOT)
 
 
