@@ -60,11 +60,12 @@ def apply_beat(connection: Connection, token: str, beat: Beat, now: float) -> Ro
         for event in beat.events
     ]
     insert_events(connection, run.id, run.last_event_seq, events)
-    add_points(connection, run.id, run.attempt, beat.metric_points)
     saved = add_checkpoints(connection, run.id, run.attempt, beat.checkpoints)
     damage_checkpoints(connection, run.id, run.attempt, beat.damaged_checkpoints)
     forget_checkpoints(connection, run.id, beat.removed_checkpoints)
     _update_attempt(connection, run, beat, text, saved)
+    # Last: which points count hangs on the step that the attempt went on from.
+    add_points(connection, run.id, run.attempt, beat.metric_points)
     return run
 
 

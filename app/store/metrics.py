@@ -12,7 +12,7 @@ from app.store.database import Database
 from app.store.dialect import upsert
 from app.store.records import MetricPoint, MetricSeries
 from app.store.tables import attempts, metric_points, metric_series, runs
-from app.store.thinning import SeriesState, downsample, is_evaluation, thin
+from app.store.thinning import SeriesState, downsample, is_evaluation, least_missed, thin
 
 MAX_ANCESTORS = 100
 # SQLite takes 32,766 variables a statement.
@@ -132,9 +132,9 @@ def add_points(
         kept, states[name] = thin(group, known.get(name, SeriesState()))
         rows += [_row(run_id, attempt, point) for point in kept]
     upsert(connection, metric_points, rows)
-    for name, state in states.items():
-        if state.is_full and not is_evaluation(name):
-            states[name] = _halve(connection, run_id, name, state)
+    for name in states:
+        while states[name].is_full:
+            states[name] = _with_fewer(connection, run_id, name, states[name])
     changed = [
         {
             "run_id": run_id,
@@ -160,13 +160,22 @@ def _row(run_id: int, attempt: int, point: MetricPoint) -> dict[str, Any]:
     }
 
 
-def _halve(connection: Connection, run_id: int, name: str, state: SeriesState) -> SeriesState:
-    """Delete every second point of a full curve; from now on points come half as often."""
+def _with_fewer(connection: Connection, run_id: int, name: str, state: SeriesState) -> SeriesState:
+    """Delete every second point of a full curve; from now on points come half as often. Those of an
+    evaluation come when there is one: of these every second of the older half goes.
+    """
     key = (metric_points.c.step, metric_points.c.attempt)
     of_series = (metric_points.c.run_id == run_id, metric_points.c.name == name)
-    keys = connection.execute(select(*key).where(*of_series).order_by(*key)).all()
-    surplus = keys[1::2]
+    query = select(*key, metric_points.c.value).where(*of_series).order_by(*key)
+    rows = connection.execute(query).all()
+    keys, gap_seconds = [(step, attempt) for step, attempt, _ in rows], state.gap_seconds
+    if is_evaluation(name):
+        cut = _superseded_after(connection, run_id)
+        seen = [value if step <= cut[attempt] else None for step, attempt, value in rows]
+        surplus = [keys[place] for place in least_missed(seen)]
+    else:
+        surplus, gap_seconds = keys[1::2], gap_seconds * 2
     for i in range(0, len(surplus), DELETED_AT_ONCE):
         some = surplus[i : i + DELETED_AT_ONCE]
         connection.execute(delete(metric_points).where(*of_series, tuple_(*key).in_(some)))
-    return SeriesState(len(keys) - len(surplus), state.gap_seconds * 2, state.last_t)
+    return SeriesState(len(keys) - len(surplus), gap_seconds, state.last_t)

@@ -27,7 +27,7 @@ class SeriesState:
 
 
 def is_evaluation(name: str) -> bool:
-    """Points of evaluations are few and dear: they are always kept."""
+    """Points of evaluations are few and dear: they are kept however near, up to MAX_POINTS."""
     return name.startswith(EVALUATION_PREFIXES)
 
 
@@ -46,6 +46,17 @@ def thin(
         kept.append(point)
         state = replace(state, points=state.points + 1, last_t=point.t)
     return kept, state
+
+
+def least_missed(values: Sequence[float | None]) -> list[int]:
+    """Places of every second value of the older half of a curve, but for its first and its
+    extremes, of which one is the best. None: no number, or superseded.
+    """
+    known = [place for place, value in enumerate(values) if value is not None]
+    dear = {0}
+    if known:
+        dear |= {pick(known, key=lambda place: values[place] or 0.0) for pick in (min, max)}
+    return [place for place in range(len(values) // 2) if place not in dear][::2]
 
 
 def downsample(points: Sequence[Point], max_points: int) -> list[Point]:

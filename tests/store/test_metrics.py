@@ -11,7 +11,7 @@ from app.lifecycle import Reason
 from app.store import thinning
 from app.store.records import Beat, Finish, MetricPoint, Restart
 from app.store.tables import metric_points
-from app.store.thinning import SeriesState, downsample, thin
+from app.store.thinning import SeriesState, downsample, least_missed, thin
 
 from .conftest import World, new_run
 
@@ -40,16 +40,62 @@ def test_points_of_evaluations_are_all_kept(world: World) -> None:
     assert steps_of(world, lease.run_id, "val_mae") == list(range(20))
 
 
+def stored(world: World) -> int:
+    with world.store.database.read() as connection:
+        return connection.execute(select(func.count()).select_from(metric_points)).scalar_one()
+
+
 @pytest.mark.parametrize("name", ["val_loss", "test_mae"])
-def test_no_point_of_an_evaluation_goes_when_there_are_many(
+def test_of_many_evaluations_the_older_half_is_thinned(
     world: World, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(thinning, "MAX_POINTS", 10)
     lease = world.running()
-    for first in (0, 12):
-        news = points(name, *range(first, first + 12))
+    for first in (0, 4, 8, 12):
+        news = points(name, *range(first, first + 4), every=0.01)
         world.store.leases.beat(lease.token, Beat(metric_points=news))
-    assert steps_of(world, lease.run_id, name) == list(range(24))
+    # Of 12 points 1, 3 and 5 went, then of 13 2, 6 and 8: however near they are in time.
+    assert steps_of(world, lease.run_id, name) == [0, 4, 7, *range(9, 16)]
+
+
+@pytest.mark.parametrize("beats", [1, 50])
+def test_the_first_the_last_and_the_best_evaluation_stay_among_ten_thousand(
+    world: World, beats: int
+) -> None:
+    lease, each = world.running(), 25_000 // beats
+    for first in range(0, 25_000, each):
+        news = [
+            MetricPoint("val_loss", step, float(step), abs(step - 777) + 0.5)
+            for step in range(first, first + each)
+        ]
+        world.store.leases.beat(lease.token, Beat(metric_points=news))
+    assert 5_000 < stored(world) <= 10_000
+    curve = world.store.metrics.series(lease.run_id, None, None)["val_loss"]
+    assert (curve[0][0], curve[-1][0]) == (0, 24_999)
+    assert min(curve, key=lambda point: point[2])[0] == 777
+    newest = [step for step, _, _ in curve if step >= 22_500]
+    assert newest == list(range(22_500, 25_000)), "the newest are all there"
+
+
+def test_the_best_is_one_of_those_that_no_later_attempt_has_superseded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thinning, "MAX_POINTS", 10)
+    lease = world.running()
+    first = [MetricPoint("val_loss", step, 0.0, 9.0 - step) for step in range(9)]
+    world.store.leases.beat(lease.token, Beat(metric_points=first))
+    token, best = retry(world, lease.token), 3
+    again = [MetricPoint("val_loss", step, 0.0, 8.0 + step) for step in range(4, 9)]
+    news = Beat(resumed_from_step=best, metric_points=again)
+    world.store.leases.beat(token, news)
+    curve = world.store.metrics.series(lease.run_id, None, None)["val_loss"]
+    assert min(curve, key=lambda point: point[2])[:1] == (best,)
+    assert stored(world) <= 10
+
+
+def test_of_a_curve_without_numbers_every_second_goes() -> None:
+    assert least_missed([None] * 8) == [1, 3]
+    assert least_missed([0.0, -1.0, 5.0, None, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0]) == [3]
 
 
 def test_a_point_that_is_to_be_kept_is_kept_however_near() -> None:
@@ -80,8 +126,7 @@ def test_a_series_of_ten_thousand_is_the_most(world: World) -> None:
     for start in range(0, 22_000, 5_500):
         news = points("train_loss", *range(start, start + 5_500))
         world.store.leases.beat(lease.token, Beat(metric_points=news))
-    with world.store.database.read() as connection:
-        count = connection.execute(select(func.count()).select_from(metric_points)).scalar_one()
+    count = stored(world)
     assert 5_000 <= count <= 10_000
     found = steps_of(world, lease.run_id)
     assert (found[0], len(found)) == (0, count)
