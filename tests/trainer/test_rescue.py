@@ -138,6 +138,43 @@ def test_what_is_not_whole_is_not_saved(
     assert own_checkpoints(run_dir) == []
 
 
+@pytest.mark.parametrize("error", ["infinite score", "memory"])
+@pytest.mark.parametrize("place", ["a weight", "a running statistic"])
+def test_weights_that_are_not_finite_are_not_saved_but_the_best_before_them(
+    lab: Lab,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: str,
+    place: str,
+) -> None:
+    """The loss was finite before the update that broke them, and the best still waits in memory."""
+    monkeypatch.setattr("worker.trainer.trainer.SHARE_OF_WRITING", 1e-9)
+    measured, measure = [], TrainingStep.measure
+
+    def diverge(step: TrainingStep, arrays: Any) -> torch.Tensor:
+        measured.append(step)
+        if len(measured) >= 8:  # from the middle of the third evaluation on
+            model = step.model
+            tensors = model.parameters() if place == "a weight" else model.buffers()
+            next(one for one in tensors if one.is_floating_point()).detach().fill_(torch.nan)
+            if error == "memory":
+                raise MemoryError("Unable to allocate 3.00 GiB for an array")
+        return measure(step, arrays)
+
+    monkeypatch.setattr(TrainingStep, "measure", diverge)
+    run_dir = lab.new_run()
+    best = {"checkpoint": {"every_steps": None, "keep_best": 1}, "evaluation": {"every_steps": 2}}
+    patch = {**NEVER, **best}
+    with pytest.raises(OutOfMemory if error == "memory" else TrainerError) as caught:
+        lab.run(run_dir, patch)
+    if error != "memory":
+        assert caught.value.reason is Reason.nonfinite
+        assert "though the weights are finite" not in caught.value.message
+    found = [path["path"].rpartition("-")[2] for path in own_checkpoints(run_dir)]
+    assert found == ["4", "2"]
+    assert "could not be saved" not in caplog.text
+
+
 def test_a_state_that_cannot_be_saved_hides_no_error(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,7 +79,7 @@ def measure(
 def _not_finite(trainer: Trainer, what: str, score: float) -> TrainerError:
     """Blames the training only if the weights say so."""
     step, state = trainer.step, trainer.state
-    if not all(bool(p.isfinite().all()) for p in step.model.parameters()):
+    if not step.has_finite_weights:
         return not_finite(what, score, state.step, step.learning_rate)
     names = ", ".join((*trainer.spec.data.inputs, *trainer.spec.data.targets))
     return TrainerError(

@@ -79,6 +79,11 @@ class TrainingStep:
     def device(self) -> torch.device:
         return self.precision.device
 
+    @property
+    def has_finite_weights(self) -> bool:
+        """Also of what the model keeps beside them; waits for the device."""
+        return all(bool(one.isfinite().all()) for one in self.model.state_dict().values())
+
     def compile(self, mode: str) -> None:
         """Compile what is computed of a batch; optimizer and clipping are fused kernels already."""
         self._loss, self._measure = compiled(self._loss, mode), compiled(self._measure, mode)

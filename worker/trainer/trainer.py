@@ -142,8 +142,9 @@ class Trainer:
         """Before an error ends the attempt, save what is whole: the state at this step boundary,
         or at least the best one that waits in memory. Raises what goes wrong with it.
         """
-        # A loss that is not finite would be met again by whoever goes on from there.
-        if self._is_whole and bool(self.step.loss_sums.isfinite().all()):
+        # What is not finite would be met again by whoever goes on from there.
+        step, is_whole = self.step, self._is_whole
+        if is_whole and bool(step.loss_sums.isfinite().all()) and step.has_finite_weights:
             self.save()
         self._begin_best()
         self.finish_saving()
