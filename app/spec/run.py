@@ -23,7 +23,8 @@ Priority = Annotated[int, Field(ge=-1_000, le=1_000)]
 RiskCode = Annotated[str, StringConstraints(max_length=100)]
 # What a worker has to understand to train what a spec says. It rises with each field that a worker
 # which passes it over would train something else without; a field that it may pass over leaves it.
-SPEC_VERSION = 1
+# 2: `data.split.gap`. A spec of version 1 has none and is split without, as it was before.
+SPEC_VERSION = 2
 PRESET_NAME = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
 PresetName = Annotated[str, StringConstraints(pattern=PRESET_NAME.pattern)]
 

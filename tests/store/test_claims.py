@@ -250,6 +250,15 @@ def test_a_run_of_before_there_were_requirements_goes_anywhere(world: World) -> 
     assert world.claim(offer) is not None
 
 
+def test_a_spec_with_a_gap_is_left_by_a_worker_that_would_train_without(world: World) -> None:
+    """Such a worker knows version 1; what is submitted now is of version 2."""
+    run = world.submit()
+    assert world.claim(replace(cpu(8), spec_version=1)) is None
+    lease = world.claim(replace(cpu(8), spec_version=2))
+    assert lease is not None
+    assert lease.run_id == run.id
+
+
 NEED = st.one_of(st.none(), st.sampled_from([0, 1, 5, 8, 9, 80, 2**30]))
 NEEDS = st.builds(Requirements, NEED, NEED, NEED, NEED, NEED)
 OFFERS = st.lists(

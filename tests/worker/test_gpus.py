@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.lifecycle import Intent, RunState
 from app.spec.requirements import Requirements
+from app.spec.run import SPEC_VERSION
 from tests.worker.eventually import eventually
 
 # A driver, and the metadata of a torch with CUDA, which this project's tests do without.
@@ -169,15 +170,15 @@ def test_of_two_idle_cards_a_run_goes_to_the_one_that_fits_and_others_wait(make_
 def test_an_older_worker_leaves_a_newer_spec_to_a_newer_worker(make_farm):
     """Two versions of Stoker side by side: the older one takes what it understands."""
     farm = make_farm()
-    farm.start_agent(SPEC_VERSION="1")
-    newer = farm.submit(spec_version=2, steps=10)
+    farm.start_agent(SPEC_VERSION=str(SPEC_VERSION))
+    newer = farm.submit(spec_version=SPEC_VERSION + 1, steps=10)
     known = farm.submit(steps=10)
     assert farm.wait_for_end(known).state is RunState.succeeded
     run = farm.run(newer)
     assert (run.state, run.attempt) == (RunState.queued, 0)
     waiting = eventually(lambda: farm.run(newer).waiting, "the run says why it waits")
     assert "upgrade Stoker there" in waiting.why
-    farm.start_agent(SPEC_VERSION="2")
+    farm.start_agent(SPEC_VERSION=str(SPEC_VERSION + 1))
     done = farm.wait_for_end(newer)
     assert (done.state, done.attempt) == (RunState.succeeded, 1)
     assert done.worker.endswith("-1")
