@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from app.guard.crews import Crews, crews_of
 from app.guard.derived import as_read, device_of, precision_of, sizes_of
 from app.guard.facts import (
     DatasetFacts,
@@ -20,6 +19,7 @@ from app.guard.memory_model import SequenceSize
 from app.guard.memory_reading import Reading
 from app.guard.memory_room import PHASES, STEPS, Item, Room
 from app.guard.memory_step import Reckon, as_measured, compiler_bytes, on_cpu, on_cuda
+from app.guard.worker_pools import WorkerPools, worker_pools_of
 from app.spec.arithmetic import PartSizes, evaluation_batch, resolved_shuffle
 from app.spec.data import ChunkedLoader, Loader
 from app.spec.imports import Imports
@@ -60,7 +60,7 @@ class MemoryPlan:
     assumed: tuple[str, ...]
     measured: Measured | None = None
     """What the step's items follow from, where one was measured."""
-    crews: Crews | None = None
+    pools: WorkerPools | None = None
     """Of the PyTorch loader."""
 
     @property
@@ -109,19 +109,19 @@ def _plan(spec: RunSpec, facts: Facts) -> MemoryPlan:
     loader, arrays = spec.data.loader, fields_of(spec, dataset)
     need, free = need_of(spec, dataset, sizes, loader), free_memory(device)
     sample_bytes = sum(array.sample_bytes for array in arrays)
-    crews: Crews | None = None
+    pools: WorkerPools | None = None
     data = NOT_SETTLED
     if not isinstance(loader, ChunkedLoader):
-        crews = crews_of(spec, loader, sizes, device, arrays)
-        data = loaded(crews)
+        pools = worker_pools_of(spec, loader, sizes, device, arrays)
+        data = loaded(pools)
     model, measured = model_of(spec, dataset), facts.measured
     if measured is not None and not (measured.device == device.kind and measured.holds_for(spec)):
         measured = None
     samples, wanted = sizes.training + sum(need.held_out), spec.data.standardize
     standardizes = wanted.inputs or wanted.targets
-    reading = Reading(arrays, samples, device.host.cores, crews, standardizes)
+    reading = Reading(arrays, samples, device.host.cores, pools, standardizes)
     imports, batches = device.host.imports, _batches(spec, sizes)
-    run = _Run(spec, *batches, sample_bytes, need, data, model, measured, crews, reading, imports)
+    run = _Run(spec, *batches, sample_bytes, need, data, model, measured, pools, reading, imports)
     on_gpu = device.kind == "cuda"
     element_bytes = 2 if on_gpu and precision_of(spec, facts) == "fp16-mixed" else 4
     beside = _beside_on_gpu(run, free, element_bytes) if on_gpu else _beside_on_cpu(run, free)
@@ -134,18 +134,18 @@ def _plan(spec: RunSpec, facts: Facts) -> MemoryPlan:
     settled = data, need, data_memory, beside_bytes, imports, batches[0]
     if not on_gpu:
         room = Room((*_beside_on_cpu(run, free), *run.data_items(touched_only=True)), free)
-        return MemoryPlan(room, None, *settled, run.assumed(), measured, crews)
+        return MemoryPlan(room, None, *settled, run.assumed(), measured, pools)
     on_device = Room((*beside, *run.data_items()), free)
     is_unknown = device.host.available_bytes is None
     host = _cuda_host(run, None if is_unknown else _beside_imports(device.host))
     formulas = "the context, and the host's staging" if measured else "the GPU's figures"
     assumed = (*run.assumed(), f"By formulas that were not measured on a GPU yet: {formulas}.")
-    return MemoryPlan(host, on_device, *settled, assumed, measured, crews)
+    return MemoryPlan(host, on_device, *settled, assumed, measured, pools)
 
 
-def loaded(crews: Crews) -> Residency:
+def loaded(pools: WorkerPools) -> Residency:
     """Batches come to the device one by one: none of its memory is kept for data."""
-    who = f"up to {crews.processes} processes" if crews.processes else "the trainer itself"
+    who = f"up to {pools.processes} processes" if pools.processes else "the trainer itself"
     return Residency("batches", f"read by {who} as the PyTorch loader asks", 0, 0, 0)
 
 
@@ -255,7 +255,7 @@ class _Run:
     data: Residency
     model: SequenceSize
     measured: Measured | None
-    crews: Crews | None
+    pools: WorkerPools | None
     reading: Reading
     imports: Imports
 
@@ -305,8 +305,8 @@ class _Run:
 
     def loader_items(self, *, on_gpu: bool) -> Iterable[Item]:
         """On the host, whatever the device: of the PyTorch loader."""
-        if self.crews is not None:
-            yield from self.crews.items(used_there=not on_gpu)
+        if self.pools is not None:
+            yield from self.pools.items(used_there=not on_gpu)
 
     def snapshot_item(self) -> Item:
         """A copy of the state, which is written while the training goes on."""
@@ -315,7 +315,7 @@ class _Run:
 
     def assumed(self) -> tuple[str, ...]:
         return (
-            f"{'data in batches' if self.crews else f'{self.data.kind} data'}: {self.data.why}.",
+            f"{'data in batches' if self.pools else f'{self.data.kind} data'}: {self.data.why}.",
             self._activations_by(),
             "Bytes above those that the trainer's imports take, "
             f"{self.imports.trainer // MIB} MiB, which the host's budget does not have any more.",
@@ -354,7 +354,7 @@ def _beside_on_gpu(run: _Run, free: int, element_bytes: int) -> tuple[Item, ...]
         *run.model_items(),
         *run.step_items(on_cuda(run.model, element_bytes), free - CUDA_CONTEXT_BYTES),
         # The batch before is let go when the next one is there.
-        Item("next_batch", run.crews.batch_bytes if run.crews else 0, ("training",)),
+        Item("next_batch", run.pools.batch_bytes if run.pools else 0, ("training",)),
     )
 
 
@@ -375,7 +375,7 @@ def _cuda_host(run: _Run, free: int | None) -> Room:
 
 def _staged(run: _Run) -> Iterable[Item]:
     """Of the host, what chunks and resident data go through on their way to a GPU."""
-    if run.crews is not None:
+    if run.pools is not None:
         return
     resident = run.data.kind == "resident"
     streams = 1 if resident else 1 + len(run.need.held_out)

@@ -1,4 +1,4 @@
-"""The largest chunk, batch and crew of loader processes that the free memory has room for."""
+"""The largest chunk, batch and number of loader processes that the free memory has room for."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 from app.guard.facts import Facts
 from app.guard.memory import MemoryPlan, memory_plan
 from app.spec.data import ChunkedLoader, DataLoaderLoader
-from app.spec.loader_crew import PREFETCH_FACTOR
 from app.spec.residency import LEAST_BATCHES_A_CHUNK, MIB, SLOTS
 from app.spec.run import RunSpec
+from app.spec.worker_pool import PREFETCH_FACTOR
 
 MOST_ACCUMULATION = 65_536  # as the schema has it
 # A batch cut into more parts than this would leave too little work in each for any device.
@@ -98,7 +98,7 @@ def largest_chunk(spec: RunSpec, facts: Facts) -> dict[str, Any] | None:
 def without_processes(spec: RunSpec) -> RunSpec:
     """The spec as it is where its loader reads in the trainer."""
     loader = spec.data.loader
-    return with_values(spec, _crew(loader, 0, 1)) if isinstance(loader, DataLoaderLoader) else spec
+    return with_values(spec, _pool(loader, 0, 1)) if isinstance(loader, DataLoaderLoader) else spec
 
 
 def fewer_processes(spec: RunSpec, facts: Facts) -> dict[str, Any]:
@@ -111,11 +111,11 @@ def fewer_processes(spec: RunSpec, facts: Facts) -> dict[str, Any]:
     workers, ahead = loader.num_workers, loader.prefetch_factor or PREFETCH_FACTOR
     ways = [(workers, part) for part in _halves(ahead)] + [(n, 1) for n in _halves(workers)]
     for way in ways:
-        values = _crew(loader, *way)
+        values = _pool(loader, *way)
         room = memory_plan(with_values(spec, values), facts).host
         if room.peak_bytes <= FILL * (room.budget_bytes or 0):
             return values
-    return _crew(loader, 0, 1)
+    return _pool(loader, 0, 1)
 
 
 def _halves(count: int) -> list[int]:
@@ -123,7 +123,7 @@ def _halves(count: int) -> list[int]:
     return [count >> power for power in range(1, count.bit_length())]
 
 
-def _crew(loader: DataLoaderLoader, workers: int, prefetch_factor: int) -> dict[str, Any]:
+def _pool(loader: DataLoaderLoader, workers: int, prefetch_factor: int) -> dict[str, Any]:
     """The values, as far as they are not the loader's already."""
     values = {
         "num_workers": workers,

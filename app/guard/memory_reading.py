@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from app.guard.crews import Crews
 from app.guard.facts import FieldFacts
 from app.guard.memory_room import PHASES, Item
+from app.guard.worker_pools import WorkerPools
 from app.spec.residency import (
     CHUNK_CACHE_BYTES,
     MIB,
@@ -35,7 +35,7 @@ class Reading:
     samples: int
     """Of all parts."""
     cores: int | None
-    crews: Crews | None
+    pools: WorkerPools | None
     standardizes: bool
     """Whether means and deviations are taken of the data first."""
 
@@ -76,10 +76,10 @@ class Reading:
 
     def _readers(self, need: Need) -> tuple[int, int]:
         """Of the training, and beside them while a part is evaluated."""
-        if self.crews is None or not self.crews.processes:
+        if self.pools is None or not self.pools.processes:
             return 1, int(bool(need.held_out))
-        training = self.crews.training.workers
-        return training, self.crews.processes - training
+        training = self.pools.training.workers
+        return training, self.pools.processes - training
 
     @property
     def unpacking_bytes(self) -> int:
@@ -94,7 +94,7 @@ class Reading:
         batches = -(-self.samples // max(1, packed[0].chunk_rows or 1))
         most = len(columns) * batches
         threads = min(MOST_READ_THREADS, self.cores or MOST_READ_THREADS, most)
-        readers = self.crews.processes if self.crews is not None else 0
+        readers = self.pools.processes if self.pools is not None else 0
         if readers:
             return readers * 2 * (max(columns) + sum(columns))
         return 2 * (threads * max(columns) + min(2, batches) * sum(columns) // 2)

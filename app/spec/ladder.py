@@ -131,7 +131,7 @@ def next_step(rung: Rung, use: Use, ran_out: RanOut) -> Step | None:
     loader processes on the host, which changes no result; where that cannot give back what was
     lacking, smaller batches.
     """
-    if ran_out.where == "host" and (step := _smaller_crew(rung, use, ran_out)) is not None:
+    if ran_out.where == "host" and (step := _smaller_pool(rung, use, ran_out)) is not None:
         return step
     if ran_out.where == "host" and use.device == "cuda":
         return _smaller_staging(rung, use, ran_out)
@@ -155,7 +155,7 @@ def _less_data(rung: Rung, use: Use, ran_out: RanOut) -> Step | None:
     )
 
 
-def _smaller_crew(rung: Rung, use: Use, ran_out: RanOut) -> Step | None:
+def _smaller_pool(rung: Rung, use: Use, ran_out: RanOut) -> Step | None:
     """Of the PyTorch loader: batches ahead first, then processes, half of them and half of these,
     down to none. Only the training's are counted: those of other parts are not always there.
     """

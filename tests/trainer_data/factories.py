@@ -12,8 +12,8 @@ import numpy as np
 import psutil
 
 from app.spec.data import DataLoaderLoader
-from app.spec.loader_crew import crew_for
 from app.spec.run import RunSpec
+from app.spec.worker_pool import worker_pool_for
 from worker.trainer.data.batch import Batch, BatchPlan
 from worker.trainer.data.batch_room import BatchRoom
 from worker.trainer.data.dataloader import Asking, Loaded
@@ -124,7 +124,7 @@ def loaded(
     """By the PyTorch loader, with as many processes as are asked for."""
     asked = DataLoaderLoader(kind="dataloader", **settings)
     plan = BatchPlan(len(part), batch_size, drop_last, most_at_once)
-    crew = crew_for(asked, 64, plan.num_micro_batches(plan.usable_samples))
-    landing = HostLanding(BatchRoom(fields_of(path), plan.largest_micro_batch, crew.slots))
+    pool = worker_pool_for(asked, 64, plan.num_micro_batches(plan.usable_samples))
+    landing = HostLanding(BatchRoom(fields_of(path), plan.largest_micro_batch, pool.slots))
     asking = Asking(plan, order, part, landing)
-    return Loaded(plan, asking, landing, open_source or opener(path), crew, asked)
+    return Loaded(plan, asking, landing, open_source or opener(path), pool, asked)

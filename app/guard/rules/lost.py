@@ -3,12 +3,12 @@
 import math
 from collections.abc import Iterator
 
-from app.guard.crews import START_SECONDS
 from app.guard.derived import history_of, sizes_of
 from app.guard.estimate import training_seconds
 from app.guard.facts import Facts, known
 from app.guard.rule import Finding, rule
 from app.guard.wording import duration
+from app.guard.worker_pools import START_SECONDS
 from app.spec.data import DataLoaderLoader
 from app.spec.run import RunSpec
 

@@ -182,19 +182,19 @@ def _less_of_host(spec: RunSpec, facts: Facts) -> dict[str, Any]:
 def loader_over_budget(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     """The PyTorch loader's processes, and the batches that they have ready, fit on the host."""
     plan = memory_plan(spec, facts)
-    room, crews = plan.host, plan.crews
-    if crews is None or not crews.processes:
+    room, pools = plan.host, plan.pools
+    if pools is None or not pools.processes:
         return
     budget = known(room.budget_bytes, "the available memory of the host")
     if not _is_over(room) or _is_over(memory_plan(without_processes(spec), facts).host):
         return
-    taken, batches = crews.processes_bytes(crews.processes), crews.batches_bytes
+    taken, batches = pools.processes_bytes(pools.processes), pools.batches_bytes
     yield Finding(
         ("data", "loader", "num_workers"),
         f"The loader would take {size(taken + batches)} of the host's memory, and the run with it "
         f"{size(room.peak_bytes)}; {size(budget)} are available.",
-        f"Up to {crews.processes} processes have {size(taken)} of their own, and the batches that "
-        f"they are ahead come to {size(batches)}, of {size(crews.batch_bytes)} each in training. "
+        f"Up to {pools.processes} processes have {size(taken)} of their own, and the batches that "
+        f"they are ahead come to {size(batches)}, of {size(pools.batch_bytes)} each in training. "
         "The kernel would end one of them, and the attempt with it.",
         fewer_processes(spec, facts),
     )

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from app.guard.crews import START_SECONDS
 from app.guard.derived import (
     LEAST_LOSS_SECONDS,
     dataset_of,
@@ -20,6 +19,7 @@ from app.guard.memory import memory_plan
 from app.guard.memory_fit import FILL, with_values
 from app.guard.rule import Finding, rule
 from app.guard.wording import duration, share, size
+from app.guard.worker_pools import START_SECONDS
 from app.spec.arithmetic import threads_of_slot
 from app.spec.data import DataLoaderLoader
 from app.spec.run import RunSpec

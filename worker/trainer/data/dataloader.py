@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from app.lifecycle import Reason
 from app.spec.data import DataLoaderLoader
-from app.spec.loader_crew import Crew
+from app.spec.worker_pool import WorkerPool
 from worker.trainer.data.batch import Batch, BatchPlan
 from worker.trainer.data.landing import Landing
 from worker.trainer.data.loader_dataset import Asked, RoomFiller
@@ -75,19 +75,19 @@ class Loaded:
         asking: Asking,
         landing: Landing,
         open_source: OpenSource,
-        crew: Crew,
+        pool: WorkerPool,
         settings: DataLoaderLoader,
     ) -> None:
         """Processes begin with an iteration, and end with it unless they are to stay."""
         self.plan = plan
         self.counters = landing.counters
-        self.counters.queue_depth = 0 if crew.workers else None
+        self.counters.queue_depth = 0 if pool.workers else None
         self._asking = asking
         self._landing = landing
         self._dataset = RoomFiller(open_source, landing.room)
         self._context = context_of(settings.multiprocessing_context)
         self._stay = settings.persistent_workers
-        self._crew = crew
+        self._pool = pool
         self._loader: DataLoader[None] | None = self._new_loader()
         self._batches: Iterator[Any] | None = None
         self._iterations = 0
@@ -118,10 +118,10 @@ class Loaded:
 
     def _new_loader(self) -> DataLoader[None]:
         options: dict[str, Any] = {}
-        if self._crew.workers:
+        if self._pool.workers:
             options = {
-                "num_workers": self._crew.workers,
-                "prefetch_factor": self._crew.prefetch_factor,
+                "num_workers": self._pool.workers,
+                "prefetch_factor": self._pool.prefetch_factor,
                 "persistent_workers": self._stay,
                 "multiprocessing_context": self._context,
                 "worker_init_fn": end_with_trainer,

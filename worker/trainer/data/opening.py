@@ -12,8 +12,8 @@ from app.container import usable_cores
 from app.spec.data import DataLoaderLoader
 from app.spec.imports import IMPORTS, build_of
 from app.spec.ladder import Rung, Use
-from app.spec.loader_crew import Crew, crew_for, process_bytes
 from app.spec.residency import PIECE_BYTES, Need, Residency
+from app.spec.worker_pool import WorkerPool, process_bytes, worker_pool_for
 from worker.trainer.data.batch import Batches, BatchPlan
 from worker.trainer.data.batch_room import BatchRoom
 from worker.trainer.data.checked import Checked
@@ -155,27 +155,27 @@ class LoadedOpener:
         self._plans = plans
         self._device = device
         self._cores = usable_cores()
-        self._crews: dict[PartName, Crew] = {
-            name: crew_for(settings, self._cores, _count(plan), rung)
+        self._pools: dict[PartName, WorkerPool] = {
+            name: worker_pool_for(settings, self._cores, _count(plan), rung)
             for name, plan in plans.items()
         }
 
     def use(self, use: Use) -> Use:
-        crew, imports = self._crews["train"], IMPORTS[build_of(metadata.version("torch"))]
+        pool, imports = self._pools["train"], IMPORTS[build_of(metadata.version("torch"))]
         return replace(
             use,
-            workers=crew.workers,
-            prefetch_factor=crew.prefetch_factor,
+            workers=pool.workers,
+            prefetch_factor=pool.prefetch_factor,
             process_bytes=process_bytes(self._settings, imports),
         )
 
     def open(self, name: PartName, part: Part, order: Order, plan: BatchPlan) -> Batches:
-        crew, dataset = self._crews[name], self._checked[part.dataset]
-        landing = self._landing(BatchRoom(dataset.fields, plan.largest_micro_batch, crew.slots))
+        pool, dataset = self._pools[name], self._checked[part.dataset]
+        landing = self._landing(BatchRoom(dataset.fields, plan.largest_micro_batch, pool.slots))
         # A process reads with one thread, the trainer with several: there are many processes.
-        open_source = partial(dataset.open, threads=1) if crew.workers else dataset.open
+        open_source = partial(dataset.open, threads=1) if pool.workers else dataset.open
         asking = Asking(plan, order, part, landing)
-        return Loaded(plan, asking, landing, open_source, crew, self._settings)
+        return Loaded(plan, asking, landing, open_source, pool, self._settings)
 
     def _landing(self, room: BatchRoom) -> Landing:
         if self._device.type == "cuda":
@@ -183,12 +183,12 @@ class LoadedOpener:
         return HostLanding(room)
 
     def describe(self) -> dict[str, Any]:
-        asked, used = self._settings, any(crew.workers for crew in self._crews.values())
+        asked, used = self._settings, any(pool.workers for pool in self._pools.values())
         return {
             "loader": "dataloader",
-            "num_workers": {name: crew.workers for name, crew in self._crews.items()},
+            "num_workers": {name: pool.workers for name, pool in self._pools.items()},
             "num_workers_asked": asked.num_workers,
-            "prefetch_factor": self._crews["train"].prefetch_factor if used else None,
+            "prefetch_factor": self._pools["train"].prefetch_factor if used else None,
             "persistent_workers": asked.persistent_workers,
             "multiprocessing_context": asked.multiprocessing_context if used else None,
             "pin_memory": asked.pin_memory,
@@ -197,20 +197,20 @@ class LoadedOpener:
     def warnings(self) -> Warnings:
         asked = self._settings.num_workers
         fewer = [
-            f"{crew.workers} for the {PART_WORDS[name]} part ({self._limit(name, crew)})"
-            for name, crew in self._crews.items()
-            if crew.workers < asked
+            f"{pool.workers} for the {PART_WORDS[name]} part ({self._limit(name, pool)})"
+            for name, pool in self._pools.items()
+            if pool.workers < asked
         ]
         if not fewer:
             return []
         told = f"data.loader.num_workers is {asked}, and fewer are started: {', '.join(fewer)}."
         return [("fewer_loader_processes", told)]
 
-    def _limit(self, name: PartName, crew: Crew) -> str:
+    def _limit(self, name: PartName, pool: WorkerPool) -> str:
         batches = _count(self._plans[name])
-        if crew.workers == batches:
+        if pool.workers == batches:
             return f"batches: {batches:,}"
-        if crew.workers == self._cores:
+        if pool.workers == self._cores:
             return f"cores that may be used: {self._cores}"
         return "the memory ladder"
 

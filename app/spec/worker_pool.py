@@ -13,7 +13,7 @@ PREFETCH_FACTOR = 2  # torch's own default
 
 
 @dataclass(frozen=True)
-class Crew:
+class WorkerPool:
     """Of one part. `slots`: batches that are read or under way, and the one that is in use."""
 
     workers: int
@@ -22,7 +22,9 @@ class Crew:
     slots: int
 
 
-def crew_for(loader: DataLoaderLoader, cores: int, batches: int, rung: Rung = NO_RUNG) -> Crew:
+def worker_pool_for(
+    loader: DataLoaderLoader, cores: int, batches: int, rung: Rung = NO_RUNG
+) -> WorkerPool:
     """No more processes than cores that they may use, and than batches there are to read; nor than
     a rung of the memory ladder allows.
     """
@@ -33,7 +35,7 @@ def crew_for(loader: DataLoaderLoader, cores: int, batches: int, rung: Rung = NO
     if rung.prefetch_factor is not None:
         prefetch_factor = min(prefetch_factor, rung.prefetch_factor)
     ahead = min(workers * prefetch_factor, max(0, batches - 1))
-    return Crew(workers, prefetch_factor, ahead + 1)
+    return WorkerPool(workers, prefetch_factor, ahead + 1)
 
 
 def process_bytes(loader: DataLoaderLoader, imports: Imports) -> int:

@@ -8,9 +8,9 @@ from app.guard.memory_room import STEPS, Item
 from app.spec.arithmetic import PartSizes, batches_per_epoch, evaluation_batch
 from app.spec.data import DataLoaderLoader
 from app.spec.imports import Imports
-from app.spec.loader_crew import Crew, crew_for, process_bytes
 from app.spec.residency import LEAST_PLACED_BYTES
 from app.spec.run import RunSpec
+from app.spec.worker_pool import WorkerPool, process_bytes, worker_pool_for
 
 # Until two processes on two idle cores have read their first batch; of a fork server after the
 # first time.
@@ -18,12 +18,12 @@ START_SECONDS = {"spawn": 1.3, "forkserver": 0.1}
 
 
 @dataclass(frozen=True)
-class Crews:
+class WorkerPools:
     """Those of a run's parts, with the bytes of a batch of training and of evaluation."""
 
     loader: DataLoaderLoader
-    training: Crew
-    held_out: tuple[Crew, ...]
+    training: WorkerPool
+    held_out: tuple[WorkerPool, ...]
     """Of validation and test."""
     batch_bytes: int
     evaluation_batch_bytes: int
@@ -36,7 +36,7 @@ class Crews:
     @property
     def processes(self) -> int:
         """At once at most: those of a part that is not in use end, unless they are to stay."""
-        looking = [crew.workers for crew in self.held_out] or [0]
+        looking = [pool.workers for pool in self.held_out] or [0]
         beside = sum(looking) if self.loader.persistent_workers else max(looking)
         return self.training.workers + beside
 
@@ -44,7 +44,7 @@ class Crews:
     def batches_bytes(self) -> int:
         """Room for the batches of all parts, and what each reader sorts one in."""
         training = self.training.slots + self.sorting * max(1, self.training.workers)
-        evaluating = sum(crew.slots for crew in self.held_out)
+        evaluating = sum(pool.slots for pool in self.held_out)
         return training * self.batch_bytes + evaluating * self.evaluation_batch_bytes
 
     def processes_bytes(self, count: int) -> int:
@@ -63,24 +63,24 @@ class Crews:
         yield Item("evaluation_processes", beside, phases)
 
 
-def crews_of(
+def worker_pools_of(
     spec: RunSpec,
     loader: DataLoaderLoader,
     sizes: PartSizes,
     device: DeviceFacts,
     arrays: Sequence[FieldFacts],
-) -> Crews:
+) -> WorkerPools:
     """As the trainer will settle them, on a host whose cores are known; otherwise as asked for."""
     cores = device.host.cores or loader.num_workers
     batch = min(spec.training.batch_size, sizes.training)
     looked_at = evaluation_batch(spec.evaluation, spec.training)
     parts = [count for count in (sizes.validation, sizes.test) if count]
-    held_out = tuple(crew_for(loader, cores, -(-count // looked_at)) for count in parts)
-    training = crew_for(loader, cores, batches_per_epoch(spec.training, sizes.training))
+    held_out = tuple(worker_pool_for(loader, cores, -(-count // looked_at)) for count in parts)
+    training = worker_pool_for(loader, cores, batches_per_epoch(spec.training, sizes.training))
     evaluated = min(looked_at, max(parts, default=0))
     sample_bytes = sum(array.sample_bytes for array in arrays)
     sorting = loader.shuffle == "full" and sample_bytes < LEAST_PLACED_BYTES
     batches = batch * sample_bytes, evaluated * sample_bytes
     ragged = sum(array.lengths is not None for array in arrays)
     index = LENGTH_BYTES * ragged * (sizes.training + sum(parts))
-    return Crews(loader, training, held_out, *batches, device.host.imports, index, sorting)
+    return WorkerPools(loader, training, held_out, *batches, device.host.imports, index, sorting)
