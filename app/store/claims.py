@@ -20,8 +20,8 @@ from sqlalchemy import (
 from app.guard.carry import only_weights
 from app.lifecycle import Intent, RunState
 from app.spec.requirements import ON_GPU, SlotOffer, Use, uses_of
-from app.store.claimants import require_alive
 from app.store.datasets import other_data, pin_datasets
+from app.store.live_workers import require_alive
 from app.store.offers import fits
 from app.store.records import Document, Lease
 from app.store.restart_points import hold_first, origin_of, restore_points

@@ -25,10 +25,10 @@ from app.store.checkpoint_rows import (
     damage_checkpoints,
     forget_checkpoints,
 )
-from app.store.claimants import require_alive
 from app.store.clock import Clock
 from app.store.database import Database, retried
 from app.store.forgetting import forget_jobs
+from app.store.live_workers import require_alive
 from app.store.records import DamagedCheckpoint, Document, Inspection, NewCheckpoint
 from app.store.tables import checkpoints, datasets, jobs
 from app.store.worker_records import JobKind, JobRecord
