@@ -27,7 +27,7 @@ from app.store.checkpoint_rows import (
 )
 from app.store.clock import Clock
 from app.store.database import Database, retried
-from app.store.forgetting import forget_jobs
+from app.store.expiry import expire_jobs
 from app.store.live_workers import require_alive
 from app.store.records import DamagedCheckpoint, Document, Inspection, NewCheckpoint
 from app.store.tables import checkpoints, datasets, jobs
@@ -152,7 +152,7 @@ def add_job(
     worker_id: int | None = None,
 ) -> int:
     """Queue a job within a transaction, for one worker or for whoever comes first; its id."""
-    forget_jobs(connection, now)
+    expire_jobs(connection, now)
     row = {
         "kind": kind,
         "payload": payload,

@@ -12,7 +12,7 @@ from app.lifecycle import TERMINAL, Intent, RunState
 from app.spec.requirements import SlotOffer
 from app.store.datasets import datasets_of, require_datasets
 from app.store.dialect import insert_unless_there
-from app.store.forgetting import forget_keys
+from app.store.expiry import expire_keys
 from app.store.history import likeness_of
 from app.store.intents import escalate
 from app.store.offers import idle_offers
@@ -52,7 +52,7 @@ def claim_key(connection: Connection, given: Idempotency | None, now: float) -> 
     """
     if given is None:
         return None
-    forget_keys(connection, now)
+    expire_keys(connection, now)
     row = {"scope": given.scope, "key": given.key, "body_hash": given.body_hash, "created_at": now}
     if insert_unless_there(connection, idempotency_keys, row):
         return None

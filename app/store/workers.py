@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Row, bindparam, insert, select, update
 from app.errors import NotFound
 from app.store.cursor import parse_cursor
 from app.store.database import OBSERVER_PATIENCE_SECONDS, Database, retried
-from app.store.forgetting import forget_workers
+from app.store.expiry import expire_workers
 from app.store.jobs import requeue_jobs_of
 from app.store.records import Document
 from app.store.tables import workers
@@ -39,7 +39,7 @@ class Workers:
         now = self._clock()
         row = {**asdict(new), "state": "alive", "beat": 0, "started_at": now, "seen_at": now}
         with self._database.write() as connection:
-            forget_workers(connection, now)
+            expire_workers(connection, now)
             statement = insert(workers).values(row).returning(workers.c.id)
             worker_id: int = connection.execute(statement).scalar_one()
         return worker_id

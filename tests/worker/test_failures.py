@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from app.lifecycle import CRASH_LOOP_LOSSES, Intent, Reason, RunState
 from app.store.clock import Clock
-from app.store.forgetting import KEEP_SECONDS
+from app.store.expiry import KEEP_SECONDS
 from app.store.sqlite import driver
 from app.store.store import open_store
 from app.store.worker_records import NewWorker

@@ -8,14 +8,14 @@ KEEP_SECONDS = 7 * 86400.0
 STEP_ROWS = 100
 
 
-def forget_jobs(connection: Connection, now: float) -> None:
+def expire_jobs(connection: Connection, now: float) -> None:
     """Those of the oldest jobs that have long ended."""
     oldest = select(jobs.c.id, jobs.c.finished_at).order_by(jobs.c.id).limit(STEP_ROWS).subquery()
     old = select(oldest.c.id).where(oldest.c.finished_at < now - KEEP_SECONDS)
     connection.execute(delete(jobs).where(jobs.c.id.in_(old)))
 
 
-def forget_keys(connection: Connection, now: float) -> None:
+def expire_keys(connection: Connection, now: float) -> None:
     """Idempotency keys that no client repeats any more."""
     key = tuple_(idempotency_keys.c.scope, idempotency_keys.c.key)
     old = (
@@ -28,7 +28,7 @@ def forget_keys(connection: Connection, now: float) -> None:
     connection.execute(delete(idempotency_keys).where(key.in_(old)))
 
 
-def forget_workers(connection: Connection, now: float) -> None:
+def expire_workers(connection: Connection, now: float) -> None:
     """Dead workers that no run and no job refers to."""
     old = (
         select(workers.c.id)

@@ -3,7 +3,7 @@
 import pytest
 
 from app.errors import NotFound
-from app.store.forgetting import KEEP_SECONDS, STEP_ROWS
+from app.store.expiry import KEEP_SECONDS, STEP_ROWS
 from app.store.jobs import add_job
 from app.store.records import Idempotency
 
