@@ -1,4 +1,4 @@
-"""`stoker plan`: what a submission would become, what is wrong with it, and its mending."""
+"""`stoker plan`: what a submission would become, what is wrong with it, and its fixes."""
 
 import shutil
 from functools import partial
@@ -23,7 +23,7 @@ from app.cli.specfile import (
 )
 
 if TYPE_CHECKING:
-    from app.cli.mending import Mended, Planner
+    from app.cli.fixing import Mended, Planner
     from app.client import StokerClient
 
 Document = dict[str, Any]
@@ -125,7 +125,7 @@ def _mend(
     as_json: bool,
 ) -> None:
     # Imported late: the guard's own patches, which bring pydantic.
-    from app.cli.mending import mend
+    from app.cli.fixing import mend
     from app.cli.spectext import before_and_after, diff_of, keeps_look, written_as
 
     mended = mend(request, ask, warnings=warnings)

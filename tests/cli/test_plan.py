@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.cli.mending import mend
+from app.cli.fixing import mend
 from app.cli.output import size
 from app.cli.planview import print_plan
 from app.cli.specfile import read_request

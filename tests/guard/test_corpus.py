@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.strategies import SearchStrategy
 
-from app.cli.mending import mend
+from app.cli.fixing import mend
 from app.guard.facts import Facts
 from app.guard.plan import Plan, judged, make_plan
 from app.guard.registry import RULES

@@ -6,7 +6,7 @@ from typing import Any
 import jsonpatch
 import pytest
 
-from app.cli.mending import mend
+from app.cli.fixing import mend
 from app.errors import SpecRejected
 from app.guard.facts import DatasetFacts, FieldFacts
 from app.guard.plan import make_plan

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.cli.mending import mend
+from app.cli.fixing import mend
 from app.cli.specfile import parse_yaml, read_spec
 from app.cli.spectext import written_as
 from app.guard.plan import make_plan
