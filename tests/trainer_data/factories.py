@@ -16,10 +16,10 @@ from app.spec.run import RunSpec
 from app.spec.worker_pool import worker_pool_for
 from worker.trainer.data.batch import Batch, BatchPlan
 from worker.trainer.data.batch_room import BatchRoom
+from worker.trainer.data.batch_transfer import HostBatchTransfer
 from worker.trainer.data.dataloader import Asking, Loaded
 from worker.trainer.data.fingerprint import fingerprint
 from worker.trainer.data.hdf5 import Hdf5Source
-from worker.trainer.data.landing import HostLanding
 from worker.trainer.data.order import Order
 from worker.trainer.data.reader import ChunkPlan
 from worker.trainer.data.resident import Resident
@@ -125,6 +125,6 @@ def loaded(
     asked = DataLoaderLoader(kind="dataloader", **settings)
     plan = BatchPlan(len(part), batch_size, drop_last, most_at_once)
     pool = worker_pool_for(asked, 64, plan.num_micro_batches(plan.usable_samples))
-    landing = HostLanding(BatchRoom(fields_of(path), plan.largest_micro_batch, pool.slots))
-    asking = Asking(plan, order, part, landing)
-    return Loaded(plan, asking, landing, open_source or opener(path), pool, asked)
+    transfer = HostBatchTransfer(BatchRoom(fields_of(path), plan.largest_micro_batch, pool.slots))
+    asking = Asking(plan, order, part, transfer)
+    return Loaded(plan, asking, transfer, open_source or opener(path), pool, asked)

@@ -108,7 +108,7 @@ def test_an_epoch_that_is_left_leaves_nothing_of_it_to_the_next(staying):
 
 def test_a_batch_stays_as_it_is_until_the_next_is_asked_for(staying):
     """While the processes read as far ahead as they may."""
-    ahead = staying._landing.room.slots - 1
+    ahead = staying._transfer.room.slots - 1
     for batch in staying.iterate(0):
         left = -(-(100 - batch.position_after) // 8)
         most = min(ahead, left)
@@ -299,7 +299,7 @@ def test_the_processes_end_with_a_trainer_that_is_killed(tmp_path, context):
 
 def all_read(staying):
     """Wait until the processes have read as far as they may."""
-    ahead = staying._landing.room.slots - 1
+    ahead = staying._transfer.room.slots - 1
     eventually(lambda: staying._asking.ready() == ahead, "all that may be read ahead is there")
 
 
@@ -345,7 +345,7 @@ def test_what_waits_is_counted(staying):
     before = staying.counters.bytes_read
     under_way = staying.iterate(0)
     first = next(under_way)
-    slots = staying._landing.room.slots
+    slots = staying._transfer.room.slots
     assert slots == 2 * 2 + 1
     all_read(staying)
     next(under_way)

@@ -15,7 +15,7 @@ from tests.trainer_data.factories import fields_of, opener, write_arrays
 from tests.trainer_data.test_reader import PART, GatedSource
 from worker.trainer.data.batch import BatchPlan
 from worker.trainer.data.batch_room import BatchRoom
-from worker.trainer.data.cuda import CudaLanding, CudaTransfer
+from worker.trainer.data.cuda import CudaBatchTransfer, CudaTransfer
 from worker.trainer.data.order import Order
 from worker.trainer.data.reader import LOOK_SECONDS, ChunkPlan
 from worker.trainer.data.stream import Streamed
@@ -109,12 +109,12 @@ def _made_up_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_batch_that_waits_for_the_device_counts_for_it_but_for_its_copy(tmp_path: Any) -> None:
     path = tmp_path / "numbers.h5"
     write_arrays(path)
-    landing = CudaLanding(CPU, BatchRoom(fields_of(path), 5, 2), pinned=False)
-    landing.bring(0, 5)
-    held_up = landing.counters.held_up
-    assert held_up["h2d"] == pytest.approx(0.02) == landing.copy_seconds
+    transfer = CudaBatchTransfer(CPU, BatchRoom(fields_of(path), 5, 2), pinned=False)
+    transfer.bring(0, 5)
+    held_up = transfer.counters.held_up
+    assert held_up["h2d"] == pytest.approx(0.02) == transfer.copy_seconds
     assert held_up["sync"] >= 0.03
-    landing.wait_until_free(0)  # the copy is done already
+    transfer.wait_until_free(0)  # the copy is done already
     assert held_up["h2d"] == pytest.approx(0.02)
 
 

@@ -111,7 +111,7 @@ class _Staging(_Flight):
         self.host: Arrays = {name: array.numpy() for name, array in self.arrays.items()}
 
 
-class CudaLanding:
+class CudaBatchTransfer:
     """A batch of the room is copied to new memory of the device, on the stream of the training;
     where the room is `pinned`, which is page-locked, while the loop goes on.
     """

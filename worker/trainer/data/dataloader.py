@@ -12,7 +12,7 @@ from app.lifecycle import Reason
 from app.spec.data import DataLoaderLoader
 from app.spec.worker_pool import WorkerPool
 from worker.trainer.data.batch import Batch, BatchPlan
-from worker.trainer.data.landing import Landing
+from worker.trainer.data.batch_transfer import BatchTransfer
 from worker.trainer.data.loader_dataset import Asked, RoomFiller
 from worker.trainer.data.loader_processes import context_of, end_with_trainer
 from worker.trainer.data.order import Order
@@ -28,12 +28,12 @@ class Asking:
     is free when the loop, having taken its batch, asks for another.
     """
 
-    def __init__(self, plan: BatchPlan, order: Order, part: Part, landing: Landing) -> None:
+    def __init__(self, plan: BatchPlan, order: Order, part: Part, transfer: BatchTransfer) -> None:
         self._plan = plan
         self._order = order
         self._part = part
-        self._landing = landing
-        self._room = landing.room
+        self._transfer = transfer
+        self._room = transfer.room
         self._epoch = self._start = 0
         self._asked = self._taken = 0
 
@@ -48,7 +48,7 @@ class Asking:
             if number - self._taken > self._room.slots:
                 raise RuntimeError("torch asks for more batches ahead than it was told to")
             slot = number % self._room.slots
-            self._landing.wait_until_free(slot)
+            self._transfer.wait_until_free(slot)
             rows = self._part.take(self._order.rows(self._epoch, start, stop))
             self._room.rows(slot, size)[:] = rows
             self._asked = number
@@ -58,7 +58,7 @@ class Asking:
         """The next batch, which was read, of so many samples; and the bytes that were read."""
         self._taken += 1
         slot = self._taken % self._room.slots
-        return self._landing.bring(slot, size), self._room.read_bytes(slot, size)
+        return self._transfer.bring(slot, size), self._room.read_bytes(slot, size)
 
     def ready(self) -> int:
         """Batches that are read and not taken yet."""
@@ -73,18 +73,18 @@ class Loaded:
         self,
         plan: BatchPlan,
         asking: Asking,
-        landing: Landing,
+        transfer: BatchTransfer,
         open_source: OpenSource,
         pool: WorkerPool,
         settings: DataLoaderLoader,
     ) -> None:
         """Processes begin with an iteration, and end with it unless they are to stay."""
         self.plan = plan
-        self.counters = landing.counters
+        self.counters = transfer.counters
         self.counters.queue_depth = 0 if pool.workers else None
         self._asking = asking
-        self._landing = landing
-        self._dataset = RoomFiller(open_source, landing.room)
+        self._transfer = transfer
+        self._dataset = RoomFiller(open_source, transfer.room)
         self._context = context_of(settings.multiprocessing_context)
         self._stay = settings.persistent_workers
         self._pool = pool
@@ -114,7 +114,7 @@ class Loaded:
         self._context.end()
         self._batches = self._loader = None
         self._dataset.close()
-        self._landing.close()
+        self._transfer.close()
 
     def _new_loader(self) -> DataLoader[None]:
         options: dict[str, Any] = {}
@@ -165,7 +165,7 @@ class Loaded:
             raise error
         arrays, read_bytes = self._asking.take(size)
         self.counters.bytes_read += read_bytes
-        self.counters.copy_seconds = self._landing.copy_seconds
+        self.counters.copy_seconds = self._transfer.copy_seconds
         return arrays
 
     def _why(self, said: RuntimeError) -> Exception:

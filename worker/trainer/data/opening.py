@@ -16,10 +16,10 @@ from app.spec.residency import PIECE_BYTES, Need, Residency
 from app.spec.worker_pool import WorkerPool, process_bytes, worker_pool_for
 from worker.trainer.data.batch import Batches, BatchPlan
 from worker.trainer.data.batch_room import BatchRoom
+from worker.trainer.data.batch_transfer import BatchTransfer, HostBatchTransfer
 from worker.trainer.data.checked import Checked
-from worker.trainer.data.cuda import CudaLanding, CudaTransfer
+from worker.trainer.data.cuda import CudaBatchTransfer, CudaTransfer
 from worker.trainer.data.dataloader import Asking, Loaded
-from worker.trainer.data.landing import HostLanding, Landing
 from worker.trainer.data.order import Order
 from worker.trainer.data.reader import ChunkPlan
 from worker.trainer.data.resident import Resident
@@ -171,16 +171,16 @@ class LoadedOpener:
 
     def open(self, name: PartName, part: Part, order: Order, plan: BatchPlan) -> Batches:
         pool, dataset = self._pools[name], self._checked[part.dataset]
-        landing = self._landing(BatchRoom(dataset.fields, plan.largest_micro_batch, pool.slots))
+        transfer = self._transfer(BatchRoom(dataset.fields, plan.largest_micro_batch, pool.slots))
         # A process reads with one thread, the trainer with several: there are many processes.
         open_source = partial(dataset.open, threads=1) if pool.workers else dataset.open
-        asking = Asking(plan, order, part, landing)
-        return Loaded(plan, asking, landing, open_source, pool, self._settings)
+        asking = Asking(plan, order, part, transfer)
+        return Loaded(plan, asking, transfer, open_source, pool, self._settings)
 
-    def _landing(self, room: BatchRoom) -> Landing:
+    def _transfer(self, room: BatchRoom) -> BatchTransfer:
         if self._device.type == "cuda":
-            return CudaLanding(self._device, room, pinned=self._settings.pin_memory)
-        return HostLanding(room)
+            return CudaBatchTransfer(self._device, room, pinned=self._settings.pin_memory)
+        return HostBatchTransfer(room)
 
     def describe(self) -> dict[str, Any]:
         asked, used = self._settings, any(pool.workers for pool in self._pools.values())

@@ -8,7 +8,7 @@ from worker.trainer.data.batch_room import BatchRoom
 from worker.trainer.data.counters import Counters
 
 
-class Landing(Protocol):
+class BatchTransfer(Protocol):
     """Brings the batches of a room to the loop, one after the other."""
 
     @property
@@ -33,7 +33,7 @@ class Landing(Protocol):
         """Wait for copies under way; the room may be given back then."""
 
 
-class HostLanding:
+class HostBatchTransfer:
     """The device is the host: a batch is a view of its slot."""
 
     copy_seconds: float | None = None
