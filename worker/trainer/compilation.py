@@ -12,8 +12,8 @@ from worker.trainer.compiler import Counts, count, end_helpers, quiet
 from worker.trainer.data.loader import DataSet
 from worker.trainer.data.transfer import made_up
 from worker.trainer.preparing import Preparing
+from worker.trainer.preserved_state import state_preserved
 from worker.trainer.step import TrainingStep
-from worker.trainer.traceless import without_a_trace
 
 # So many graphs that were not foreseen are no trouble.
 FEW_GRAPHS = 3
@@ -53,7 +53,7 @@ def compile_step(
     began, mode = time.monotonic(), spec.runtime.compile.mode
     step.compile(mode)
     device = step.precision.device
-    with quiet(), without_a_trace(step, (*step.model.buffers(), step.loss_sums)):
+    with quiet(), state_preserved(step, (*step.model.buffers(), step.loss_sums)):
         for size in data.train.plan.sizes:
             step.accumulate(made_up(data.fields, size, device), size, 1.0)
             preparing.piece_done()

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker.trainer.preserved_state import state_preserved
 from worker.trainer.randomness import RandomState
 from worker.trainer.static_step import MicroBatchShape
 from worker.trainer.step import TrainingStep
-from worker.trainer.traceless import without_a_trace
 
 STEPS = 4
 # Of the losses and gradient norms, and of the way that weights and moments went. One step with the
@@ -51,7 +51,7 @@ def try_steps(
     device, figures = step.precision.device, []
     state = _state(step)
     kept = [tensor for tensors in state.values() for tensor in tensors]
-    with without_a_trace(step, (*kept, step.loss_sums, step.grad_norm)):
+    with state_preserved(step, (*kept, step.loss_sums, step.grad_norm)):
         before, began = _on_host(state), _now(device)
         with _waiting_is_an_error(device, allowed=may_wait):
             for number in range(STEPS):

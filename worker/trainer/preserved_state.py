@@ -12,7 +12,7 @@ from worker.trainer.step import TrainingStep
 
 
 @contextmanager
-def without_a_trace(step: TrainingStep, kept: Iterable[Tensor]) -> Iterator[None]:
+def state_preserved(step: TrainingStep, kept: Iterable[Tensor]) -> Iterator[None]:
     """Afterwards the tensors that are `kept`, the random numbers, the task's state, the count of
     losses and the scale are what they were, and there are no gradients. Synchronizes with the
     device.
