@@ -34,7 +34,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 LOCK_RETRY_SECONDS = 0.1
 # Timers stand still while a host sleeps, and a lease term's clock does not: so it is looked at.
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 # When memory runs out the kernel should take the trainer, never the agent or the API.
 # One that only waits goes first of all.
 TRAINER_OOM_SCORE_ADJ = "500"
@@ -213,7 +213,7 @@ def _end_of(kill_at: float | None, control: Control) -> float:
 def _until(kill_at: float | None, control: Control) -> float:
     """Seconds for which there is nothing to do without an order."""
     due = control.lease_term.stop_at if kill_at is None else _end_of(kill_at, control)
-    return min(LOOK_SECONDS, max(0.0, due - boottime()))
+    return min(POLL_SECONDS, max(0.0, due - boottime()))
 
 
 def has_ended(pidfd: int, timeout: float | None) -> bool:

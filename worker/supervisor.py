@@ -35,7 +35,7 @@ log = structlog.get_logger("stoker.worker")
 Asked: TypeAlias = Literal["stop", "kill"]
 
 # So often locks, a first step (which is beaten at once) and orders that wait are looked at.
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 # A trainer that said it is done has this long to exit, or the grace time if that is longer.
 EXIT_SECONDS = 10.0
 
@@ -91,14 +91,14 @@ class Supervision:
     def due(self, now: float) -> float | None:
         """When `tick` has to be called next, apart from the beat; None: not before it."""
         if self.stage is Stage.waiting:
-            return now + LOOK_SECONDS
+            return now + POLL_SECONDS
         if self.stage is Stage.reading and self._artifacts.away is None:
-            at = now + LOOK_SECONDS if self._follower.is_waiting else now
+            at = now + POLL_SECONDS if self._follower.is_waiting else now
             return None if self._report.is_unsure else at
         if self.stage is not Stage.training:
             return None
         is_deaf = self.launched is not None and self.launched.has_unsent
-        soon = now + LOOK_SECONDS if self.starts or is_deaf else None
+        soon = now + POLL_SECONDS if self.starts or is_deaf else None
         return min((at for at in (self._kill_at, soon) if at is not None), default=None)
 
     def tick(self, now: float) -> None:

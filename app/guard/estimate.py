@@ -37,13 +37,15 @@ def training_seconds(spec: RunSpec, sizes: PartSizes, history: HistoryFacts) -> 
     """
     steps = total_steps(spec.training, sizes.training)
     trained = steps / history.iterations_per_second
-    looks, wanted = max(0, evaluations_of(spec, sizes) - 1), spec.checkpoint
-    saves = looks if wanted.keep_best else 0
+    evaluations, wanted = max(0, evaluations_of(spec, sizes) - 1), spec.checkpoint
+    saves = evaluations if wanted.keep_best else 0
     saves += max(0, steps - 1) // wanted.every_steps if wanted.every_steps else 0
     saves += int(trained / wanted.every_seconds) if wanted.every_seconds else 0
     return (
         trained
-        + looks * evaluated_samples(spec, sizes.validation) * (history.evaluation_seconds or 0.0)
+        + evaluations
+        * evaluated_samples(spec, sizes.validation)
+        * (history.evaluation_seconds or 0.0)
         + saves * (history.checkpoint_seconds or 0.0)
     )
 

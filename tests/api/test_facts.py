@@ -177,7 +177,7 @@ def test_time_is_reckoned_with_what_like_runs_needed(api, player):
     run_id = trained(api, player, steps=1000, seconds=500.0)
     estimate = plan(api)["estimate"]
     assert estimate["from_runs"] == [run_id]
-    # 50 steps at 2 a second, 2 looks at 200 samples, as many new bests.
+    # 50 steps at 2 a second, 2 evaluations of 200 samples, as many new bests.
     assert estimate["seconds"] == pytest.approx(25 + 0.4 + 2 * 0.5, abs=0.3)
     longer = plan(api, training={"epochs": 20, "batch_size": 32})["estimate"]
     assert longer["seconds"] > 250

@@ -1,4 +1,4 @@
-"""What a run pays beside its steps, by how long it is: looks, saves, its limit."""
+"""What a run pays beside its steps, by how long it is: evaluations, saves, its limit."""
 
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,7 @@ def long(**evaluation: Any) -> dict[str, Any]:
 
 
 def test_the_timetable_that_looks_at_the_same_steps_is_judged_alike():
-    """24 steps an epoch: every sixth is four looks an epoch, with or without that at its end."""
+    """24 steps an epoch: every sixth is four evaluations an epoch, with that at its end or not."""
     training = {"training": {"epochs": 100, "batch_size": 134}}
     for every_epochs in (None, 1, 2, 100):
         four = {"evaluation": {"every_steps": 6, "every_epochs": every_epochs}}
@@ -98,13 +98,13 @@ def test_a_run_of_seconds_needs_no_checkpoint_on_the_way():
 def test_the_best_may_come_as_often_as_they_like_and_what_is_asked_for_may_not():
     """An epoch takes 1.3 seconds here, and so do two saves."""
     slow, epochs = past(checkpoint_seconds=0.65), {"training": {"epochs": 10_000}}
-    looks = {**epochs, "evaluation": {"every_epochs": 1}}
-    assert codes(plan_of(looks, slow)) == []
-    assert codes(plan_of({**looks, "checkpoint": {"every_steps": 26}}, slow)) == [SAVES]
+    evaluated = {**epochs, "evaluation": {"every_epochs": 1}}
+    assert codes(plan_of(evaluated, slow)) == []
+    assert codes(plan_of({**evaluated, "checkpoint": {"every_steps": 26}}, slow)) == [SAVES]
 
 
 def test_the_limit_of_a_run_is_compared_with_all_that_its_clock_counts():
-    """6.5 seconds of steps, 4 looks before the end at 804 samples, and as many saves."""
+    """6.5 seconds of steps, 4 evaluations of 804 samples before the end, and as many saves."""
     slow = past(evaluation_seconds=0.01)
     assert codes(plan_of({"policy": {"max_duration_seconds": 10.0}}, slow)) == [TOO_SHORT]
     spent = 6.5 + 4 * 804 * 0.01 + 4 * 0.05
@@ -117,7 +117,7 @@ def test_the_limit_of_a_run_is_compared_with_all_that_its_clock_counts():
 
 
 def test_evaluation_is_refused_only_where_it_was_measured_and_told_long_before():
-    """By hundreds of looks at 804 samples, beside 130 seconds of steps."""
+    """By hundreds of evaluations of 804 samples, beside 130 seconds of steps."""
     asked = long(every_steps=2)
 
     def found(**changes: Any) -> list[str]:

@@ -102,7 +102,7 @@ ANNEALS, ACTS = "learning.never_anneals", "correctness.never_evaluated"
 @pytest.mark.parametrize(
     ("schedule", "epochs", "patience", "code", "fixed"),
     [
-        # 5 looks: the first is the best so far, and the fifth is the end.
+        # 5 evaluations: the first is the best so far, and the fifth is the end.
         ("onecycle", 5, 3, ANNEALS, None),
         ("onecycle", 5, 4, ACTS, None),
         ("onecycle", 5, 100, ACTS, None),

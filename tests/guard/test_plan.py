@@ -71,7 +71,7 @@ def test_what_a_device_that_nobody_knows_computes_in_is_not_said():
 @pytest.mark.parametrize(
     ("change", "seconds"),
     [
-        # 130 steps at 20 a second, 5 looks at 804 samples, as many new bests, the rest.
+        # 130 steps at 20 a second, 5 evaluations of 804 samples, as many new bests, the rest.
         ({}, 6.5 + 5 * 804 * 0.001 + 5 * 0.05 + 3),
         ({"checkpoint": {"keep_best": 0, "every_steps": 10}}, 6.5 + 4.02 + 13 * 0.05 + 3),
         ({"evaluation": {"max_batches": 2}}, 6.5 + 5 * 256 * 0.001 + 5 * 0.05 + 3),

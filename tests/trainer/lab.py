@@ -21,7 +21,7 @@ from worker.trainer.pulse import PHASES, PULSE_FORMAT, Pulse
 from worker.trainer.stop import StopFlag
 
 WINDOW, FEATURES, HORIZON, SAMPLES = 12, 3, 4, 60
-# Looks at the stop flag before the first step: after restoring, three parts, their statistics.
+# Polls of the stop flag before the first step: after restoring, three parts, their statistics.
 BUILDING_POLLS = 5
 DISK = {
     name: getattr(disk, name)

@@ -86,7 +86,7 @@ def test_a_run_interrupted_while_its_best_waits_ends_as_one_that_was_not(
 
 
 class Clock(StopAtPoll):
-    """Time that goes on by a second at each look at the stop flag, and by what a write takes."""
+    """Time that goes on by a second at each poll of the stop flag, and by what a write takes."""
 
     def __init__(self) -> None:
         super().__init__()

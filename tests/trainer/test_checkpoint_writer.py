@@ -28,7 +28,7 @@ EVERY_THIRD = {"checkpoint": {"every_steps": 3, "keep_best": 0}, "evaluation": {
 
 
 class Watched(StopAtPoll):
-    """Counts the looks at the flag, of which there is one at each step boundary."""
+    """Counts the polls of the flag, of which there is one at each step boundary."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,15 +40,15 @@ class Watched(StopAtPoll):
             self.changed.notify_all()
             return super().requested
 
-    def wait_for_more(self, looks: int) -> bool:
+    def wait_for_more(self, polls: int) -> bool:
         """Whether so many more come while the caller waits."""
         with self.changed:
-            wanted = self.polls + looks
+            wanted = self.polls + polls
             return self.changed.wait_for(lambda: self.polls >= wanted, PATIENCE_SECONDS)
 
 
 @contextmanager
-def slow_disk(stop: Watched, patch: pytest.MonkeyPatch, looks: int) -> Iterator[list[bool]]:
+def slow_disk(stop: Watched, patch: pytest.MonkeyPatch, polls: int) -> Iterator[list[bool]]:
     """The files of each checkpoint but the last are begun so many steps late."""
     went_on: list[bool] = []
     begun = threading.Semaphore(0)
@@ -57,7 +57,7 @@ def slow_disk(stop: Watched, patch: pytest.MonkeyPatch, looks: int) -> Iterator[
     def make_late(path: Path) -> None:
         if path.name in (".step-3.tmp", ".step-6.tmp"):
             begun.release()
-            went_on.append(stop.wait_for_more(looks))
+            went_on.append(stop.wait_for_more(polls))
         make_folder(path)
 
     def begin_and_let_it_come_so_far(writer: CheckpointWriter, write: Callable[[], object]) -> None:
@@ -90,7 +90,7 @@ def test_training_goes_on_and_the_checkpoint_is_of_its_step(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     straight, stop = lab.run(patch=EVERY_THIRD), Watched()
-    with slow_disk(stop, monkeypatch, looks=2) as went_on:
+    with slow_disk(stop, monkeypatch, polls=2) as went_on:
         slow = lab.run(patch=EVERY_THIRD, stop=stop)
     assert went_on == [True, True]
     assert checkpoints(slow) == checkpoints(straight)

@@ -40,7 +40,7 @@ COMPILED: dict[str, Any] = {
     "evaluation": {"batch_size": 12},
     "runtime": COMPILE,
 }
-# Looks at the stop flag before the first step: after restoring, two parts, their statistics, and
+# Polls of the stop flag before the first step: after restoring, two parts, their statistics, and
 # the three shapes.
 POLLS = 7
 

@@ -26,7 +26,7 @@ from worker.trainer.trial import STEPS
 
 STREAMED = {"kind": "chunked", "residency": "stream", "chunk_size": "4KiB"}
 NEVER = {"runtime": {"cuda_graphs": "never"}}
-# Looks at the stop flag from the phase on: samples, twice launched, recorded, tried.
+# Polls of the stop flag from the phase on: samples, twice launched, recorded, tried.
 RECORDING_POLLS = 5
 
 

@@ -219,7 +219,7 @@ def test_a_process_that_is_signalled_resumes_bit_exactly(lab: Lab, number: int) 
 
 @pytest.mark.parametrize("later", range(4, 12))
 def test_the_step_that_a_stopped_run_ends_at_is_saved(lab: Lab, later: int) -> None:
-    """Whenever the stop arrives, also between two looks at it in one step boundary."""
+    """Whenever the stop arrives, also between two polls of it in one step boundary."""
     rarely = {"checkpoint": {"every_steps": None}}
     stopped = lab.run(patch=rarely, stop=StopAtPoll(BUILDING_POLLS + later))
     assert stopped.end is not None

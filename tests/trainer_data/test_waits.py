@@ -17,24 +17,24 @@ from worker.trainer.data.batch import BatchPlan
 from worker.trainer.data.batch_room import BatchRoom
 from worker.trainer.data.cuda import CudaBatchTransfer, CudaTransfer
 from worker.trainer.data.order import Order
-from worker.trainer.data.reader import LOOK_SECONDS, ChunkPlan
+from worker.trainer.data.reader import POLL_SECONDS, ChunkPlan
 from worker.trainer.data.stream import Streamed
 from worker.trainer.data.transfer import HostTransfer
 from worker.trainer.phases import PARTS, PhaseClock
 
-LOOKS = 50
+POLLS = 50
 CPU = torch.device("cpu")
 
 
 class BusyDevice(HostTransfer):
-    """For so many looks the device has work, for as many a copy is missing, then the file is; the
+    """For so many polls the device has work, for as many a copy is missing, then the file is; the
     gate of the source is opened when it has been looked at so often once more.
     """
 
     gate: threading.Event
 
     def why_waiting(self) -> Any:
-        told: Iterator[Any] = iter(["sync"] * LOOKS + ["h2d"] * LOOKS + [None] * LOOKS)
+        told: Iterator[Any] = iter(["sync"] * POLLS + ["h2d"] * POLLS + [None] * POLLS)
 
         def why() -> Any:
             try:
@@ -61,7 +61,7 @@ def test_each_part_of_a_wait_counts_for_its_cause_and_all_make_up_the_time(tmp_p
     assert seconds.keys() == set(PARTS)
     assert sum(seconds.values()) == pytest.approx(elapsed, rel=0.02)
     for part in ("sync", "h2d", "data_wait"):
-        assert seconds[part] >= LOOKS * LOOK_SECONDS
+        assert seconds[part] >= POLLS * POLL_SECONDS
     assert stream.counters.held_up == {}
 
 

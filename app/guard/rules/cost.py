@@ -38,9 +38,9 @@ LARGEST_BATCH = 1_048_576  # as the schema has it
 class _Evaluating:
     """The evaluations before the end; the last one is every run's."""
 
-    looks: int
+    evaluations: int
     samples: int
-    """Of one look."""
+    """Of one evaluation."""
     trained: float
     """Cost of the steps: seconds where the history is known, else training samples."""
     for_a_sample: float
@@ -48,7 +48,7 @@ class _Evaluating:
 
     @property
     def cost(self) -> float:
-        return self.looks * self.samples * self.for_a_sample
+        return self.evaluations * self.samples * self.for_a_sample
 
     @property
     def share(self) -> float:
@@ -63,16 +63,16 @@ class _Evaluating:
 def _evaluating(spec: RunSpec, facts: Facts) -> _Evaluating:
     """By what like runs took; without them by samples and passes. UnknownFact."""
     sizes, steps, history = sizes_of(spec, facts), steps_of(spec, facts), history_of(facts)
-    looks = max(0, evaluations_of(spec, sizes) - 1)
+    evaluations = max(0, evaluations_of(spec, sizes) - 1)
     samples = evaluated_samples(spec, sizes.validation)
     trained = epochs_of(spec, facts) * sizes.training
     if history is None:
-        return _Evaluating(looks, samples, trained, FORWARD_SHARE)
+        return _Evaluating(evaluations, samples, trained, FORWARD_SHARE)
     seconds = steps / history.iterations_per_second
     for_a_sample = history.evaluation_seconds
     if for_a_sample is None:
         for_a_sample = FORWARD_SHARE * seconds / trained if trained else 0.0
-    return _Evaluating(looks, samples, seconds, for_a_sample)
+    return _Evaluating(evaluations, samples, seconds, for_a_sample)
 
 
 @rule(
@@ -94,7 +94,7 @@ def evaluation_is_short(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     yield Finding(
         ("evaluation",),
         f"About {share(found.share)} of the time would go into evaluation.",
-        f"{found.looks:,} looks at {found.samples:,} samples before the end, beside "
+        f"{found.evaluations:,} evaluations of {found.samples:,} samples before the end, beside "
         f"{steps_of(spec, facts):,} steps; "
         + (
             f"they would take {duration(found.cost)}, as in like runs."
@@ -119,7 +119,7 @@ def _rarer_evaluation(spec: RunSpec, facts: Facts, found: _Evaluating) -> dict[s
         if _evaluating(rarer, facts).share <= MOST_EVALUATION:
             return by_epochs
     batch = evaluation_batch(wanted, spec.training)
-    batches = found.most_samples // (found.looks * batch)
+    batches = found.most_samples // (found.evaluations * batch)
     if batches * batch >= enough_samples(spec):
         return {"/evaluation/max_batches": batches}
     epochs, most_looks = spec.training.epochs, found.most_samples // found.samples

@@ -34,15 +34,15 @@ def never_evaluated(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
             EACH_EPOCH if _can_act(with_values(spec, EACH_EPOCH), facts) else WITHOUT,
         )
         return
-    looks = evaluations_of(spec, sizes_of(spec, facts))
-    if 0 < looks < stopping.patience + 2:
+    evaluations = evaluations_of(spec, sizes_of(spec, facts))
+    if 0 < evaluations < stopping.patience + 2:
         yield Finding(
             ("early_stopping", "patience"),
             f"Early stopping with a patience of {stopping.patience:,} can never act: the run has "
-            f"{looks:,} {'evaluation' if looks == 1 else 'evaluations'}.",
+            f"{evaluations:,} {'evaluation' if evaluations == 1 else 'evaluations'}.",
             f"The first is the best so far, so that it acts at evaluation {stopping.patience + 1:,}"
             " at the earliest, and at the last one the run ends anyway: it trains all its steps.",
-            _that_acts(spec, facts, looks),
+            _that_acts(spec, facts, evaluations),
             severity="warning",
         )
 
@@ -56,9 +56,9 @@ def _can_act(spec: RunSpec, facts: Facts) -> bool:
     return evaluations_of(spec, sizes_of(spec, facts)) >= patience + 2
 
 
-def _that_acts(spec: RunSpec, facts: Facts, looks: int) -> dict[str, Any]:
+def _that_acts(spec: RunSpec, facts: Facts, evaluations: int) -> dict[str, Any]:
     """The largest patience that may run out, if the rate has annealed by then."""
-    patience = looks - 2
+    patience = evaluations - 2
     if patience < 1:
         return WITHOUT
     step = evaluation_step(spec, facts, patience + 1)

@@ -92,8 +92,8 @@ def workers_start_anew(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         return
     if loader.persistent_workers:
         return
-    looks = evaluations_of(spec, sizes_of(spec, facts))
-    starts = math.ceil(epochs_of(spec, facts)) + looks
+    evaluations = evaluations_of(spec, sizes_of(spec, facts))
+    starts = math.ceil(epochs_of(spec, facts)) + evaluations
     once = START_SECONDS[loader.multiprocessing_context]
     lost, history = starts * once, history_of(facts)
     trained = steps_of(spec, facts) / history.iterations_per_second if history else 0.0
@@ -104,7 +104,7 @@ def workers_start_anew(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         ("data", "loader", "persistent_workers"),
         f"The loader's processes would be started {starts:,} times, and take {duration(lost)}"
         f"{of_all}.",
-        f"They end with each epoch and with each of {looks:,} evaluations, and begin anew, "
+        f"They end with each epoch and with each of {evaluations:,} evaluations, and begin anew, "
         f"{duration(once)} each time on idle cores. Those that stay begin once for each part.",
         {"/data/loader/persistent_workers": True},
     )

@@ -108,12 +108,12 @@ def patience_to_anneal(spec: RunSpec, facts: Facts) -> int | None:
     """The least with which early stopping acts only once the rate has annealed; None where it would
     not act at all then. UnknownFact.
     """
-    steps, looks = steps_of(spec, facts), evaluations_of(spec, sizes_of(spec, facts))
+    steps, evaluations = steps_of(spec, facts), evaluations_of(spec, sizes_of(spec, facts))
 
     def anneals(patience: int) -> bool:
         return is_annealed(spec.schedule, evaluation_step(spec, facts, patience + 1), steps)
 
-    able = range(1, looks - 1)
+    able = range(1, evaluations - 1)
     found = bisect_left(able, True, key=anneals)
     return able[found] if found < len(able) else None
 
@@ -129,9 +129,9 @@ def never_anneals(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     stopping, schedule = spec.early_stopping, spec.schedule
     if stopping is None or isinstance(schedule, Constant | Plateau):
         return
-    steps, looks = steps_of(spec, facts), evaluations_of(spec, sizes_of(spec, facts))
+    steps, evaluations = steps_of(spec, facts), evaluations_of(spec, sizes_of(spec, facts))
     patience = stopping.patience
-    if looks < patience + 2:
+    if evaluations < patience + 2:
         return  # it cannot act at all: correctness.never_evaluated
     step = evaluation_step(spec, facts, patience + 1)
     if is_annealed(schedule, step, steps):
@@ -142,8 +142,8 @@ def never_anneals(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         f"Early stopping may end the run at step {step:,} of {steps:,}, with the rate at "
         f"{share(learning_rate(schedule, 1.0, step, steps))} of its peak.",
         f"A score often stands still while the rate is high and falls with it, and {patience} of "
-        f"{looks} evaluations without a better one end the run. The best checkpoint is kept in any "
-        "case. "
+        f"{evaluations} evaluations without a better one end the run. The best checkpoint is kept "
+        "in any case. "
         + (
             "At a constant rate it may act at any time, and so it may where more evaluations come "
             "after the fall."

@@ -71,8 +71,8 @@ def _looks(path: Path) -> dict[str, int]:
             f"There is no file {error.filename}; put it back or register another dataset."
         ) from None
     newest = max(stat.st_mtime_ns for stat in stats)
-    looks = {"size": sum(stat.st_size for stat in stats), "mtime_ns": newest}
-    return looks | {"files": len(stats)} if is_arrow(path) else looks
+    found = {"size": sum(stat.st_size for stat in stats), "mtime_ns": newest}
+    return found | {"files": len(stats)} if is_arrow(path) else found
 
 
 def _hash_of_arrow(path: Path) -> str:

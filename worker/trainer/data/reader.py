@@ -17,8 +17,8 @@ from worker.trainer.data.transfer import Slot, Transfer, fitting, rows_of
 # While a chunk is used up the next is read: a model that takes samples at an eighth of the rate at
 # which they are read never waits for one.
 GROWTH = 8
-# Between two looks at what a wait is for.
-LOOK_SECONDS = 0.001
+# Between two polls of what a wait is for.
+POLL_SECONDS = 0.001
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class ChunkReader:
         while True:
             cause, began = why(), time.perf_counter()
             try:
-                return self._ready.get(timeout=LOOK_SECONDS)
+                return self._ready.get(timeout=POLL_SECONDS)
             except queue.Empty:
                 pass
             finally:
