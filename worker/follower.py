@@ -30,6 +30,13 @@ class Follower:
     def is_waiting(self) -> bool:
         return self._errand is not None
 
+    @property
+    def has_untold(self) -> bool:
+        """Whether the trainer may have left more than was taken: it was cut off, or what it wrote
+        last could not be read.
+        """
+        return self._report.end is None or not self.is_through
+
     def pulse(self) -> tuple[int, int] | None:
         """As it was read last."""
         return self._pulse

@@ -1,24 +1,25 @@
-"""The child of a job: what lies on disk of a run that ended while nobody watched it.
+"""The child of a job: what lies on disk of a run that ended before all of it was told.
 
 `python -m worker.reconcile ARTIFACT_ROOT DATABASE_ID RUN_DIR` reads the rows that the store knows
-from standard input, as JSON, and prints what the store has yet to learn. It ends with 1 and a
-sentence when that cannot be said now.
+from standard input, as JSON, and prints what the store has yet to learn. Removals that had begun
+are finished. It ends with 1 and a sentence when that cannot be said now.
 """
 
 import json
 import os
 import sys
 import time
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from app.store.artifact_root import is_marked
 from app.store.records import CheckpointRecord
-from worker.checkpoints import Unreadable, on_disk, reconcile
+from worker.checkpoints import Reconciled, Unreadable, on_disk, reconcile, remove
 from worker.slots import take_lock
 
-# The trainer of a lost worker gets the grace time to save what it has.
-LOCK_SECONDS = 300.0
+# Whoever holds it may be saving for minutes, and this is the worker's only place for a job.
+LOCK_SECONDS = 3.0
 LOCK_RETRY_SECONDS = 0.2
 
 
@@ -26,13 +27,17 @@ def main(artifact_root: Path, database_id: str, run_dir: Path) -> int:
     rows = [CheckpointRecord(**row) for row in json.load(sys.stdin)]
     if not is_marked(artifact_root, database_id):
         return _cannot_say(f"the artifact root {artifact_root} is away")
-    lock = _wait_for_lock(run_dir / "lock") if run_dir.is_dir() else None
-    if run_dir.is_dir() and lock is None:
-        return _cannot_say("processes of the run are still alive, and may be saving")
+    lock = None
     try:
-        found = reconcile(rows, on_disk(run_dir), artifact_root)
+        if run_dir.is_dir():
+            lock = _wait_for_lock(run_dir / "lock")
+            if lock is None:
+                return _cannot_say("processes of the run are still alive, and may be saving")
+        found = _compare(rows, artifact_root, run_dir)
     except Unreadable as error:
         return _cannot_say(str(error))
+    except OSError as error:  # such as of a folder that is being removed
+        return _cannot_say(f"{error.filename} cannot be opened ({error.strerror})")
     finally:
         if lock is not None:
             os.close(lock)
@@ -42,8 +47,28 @@ def main(artifact_root: Path, database_id: str, run_dir: Path) -> int:
     return 0
 
 
+def _compare(rows: Sequence[CheckpointRecord], artifact_root: Path, run_dir: Path) -> Reconciled:
+    """What was to be removed and cannot be is judged as if it had been kept. Raises Unreadable."""
+    doomed = [row for row in rows if row.state == "removing"]
+    kept = {row.path for row in doomed if not _is_removed(artifact_root / row.path)}
+    known = [_as_it_was(row) if row.path in kept else row for row in rows]
+    return reconcile(known, on_disk(run_dir), artifact_root)
+
+
+def _as_it_was(row: CheckpointRecord) -> CheckpointRecord:
+    return replace(row, state="saved" if row.damage is None else "damaged")
+
+
+def _is_removed(path: Path) -> bool:
+    try:
+        remove(path)
+    except OSError:
+        return False
+    return True
+
+
 def _cannot_say(why: str) -> int:
-    sys.stderr.write(why)
+    sys.stderr.write(f"What the run has left cannot be looked at now: {why.rstrip('.')}.")
     return 1
 
 

@@ -18,7 +18,7 @@ from app.store.store import Store
 from worker.attempt import AttemptDir
 from worker.checkpoints import Reconciled, Unreadable, on_disk, reconcile, remove_leftovers
 from worker.claim_guard import Place, guard_claim, memory_beside, new_findings
-from worker.classify import Verdict, failed_here
+from worker.classify import Evidence, Verdict, classify, failed_here
 from worker.devices import Devices
 from worker.errand import WatchedRoot
 from worker.launch.local import trainer_environment
@@ -32,6 +32,7 @@ from worker.preparation import (
     restore_list,
     run_dir,
 )
+from worker.report import Report
 from worker.run_folder import settle_in
 from worker.slots import Slot, lock_is_free, take_lock
 
@@ -182,6 +183,18 @@ def _prepared(
     )
     warnings = [*told, *_warnings(lease.restore_points, restore)]
     return Prepared(spec, earlier, launch, on_gpu, warnings)
+
+
+def verdict_of_completed(report: Report, attempt: int, last_words: list[dict[str, Any]]) -> Verdict:
+    """An earlier attempt had trained to the end, but nobody could record it then."""
+    report.take(last_words)
+    verdict = classify(Evidence(end=report.end))
+    message = (
+        f"{verdict.message} Attempt {attempt} had come so far when its worker was lost; it was "
+        "recorded later, and nothing was trained again."
+    )
+    report.outbox.log_text += f"{message}\n"
+    return Verdict(verdict.reason, message)
 
 
 def why_not_started(shop: Workshop, error: NotFit | NotFound | Unreadable | OSError) -> Verdict:

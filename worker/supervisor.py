@@ -3,7 +3,7 @@
 from collections.abc import Set as AbstractSet
 from enum import StrEnum
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import structlog
 
@@ -27,7 +27,7 @@ from worker.preparation import NotFit, run_dir
 from worker.report import Report
 from worker.retention import Retention
 from worker.slots import Slot
-from worker.start import Prepared, Workshop, prepare, why_not_started
+from worker.start import Prepared, Workshop, prepare, verdict_of_completed, why_not_started
 from worker.watchdog import DUMP_SECONDS, Watchdog
 
 log = structlog.get_logger("stoker.worker")
@@ -154,7 +154,7 @@ class Supervision:
             self._end(prepared.failure)
             return
         if earlier.completed is not None:
-            self._end_as(*earlier.completed)
+            self._end(verdict_of_completed(self._report, *earlier.completed))
             return
         assert prepared.launch is not None  # noqa: S101 - there is something to train
         seconds = prepared.spec.policy.hang_timeout_seconds
@@ -167,17 +167,6 @@ class Supervision:
         self.slot.waiting = None
         self.stage = Stage.training
         log.info("run started", run=self.lease.run_id, attempt=self.lease.attempt)
-
-    def _end_as(self, attempt: int, last_words: list[dict[str, Any]]) -> None:
-        """An earlier attempt had trained to the end, but nobody could record it then."""
-        self._report.take(last_words)
-        verdict = classify(Evidence(end=self._report.end))
-        message = (
-            f"{verdict.message} Attempt {attempt} had come so far when its worker was lost; it was "
-            "recorded later, and nothing was trained again."
-        )
-        self._report.outbox.log_text += f"{message}\n"
-        self._end(Verdict(verdict.reason, message))
 
     def _wait(self, now: float) -> None:
         waited = "processes of an earlier attempt are still alive"
@@ -354,6 +343,8 @@ class Supervision:
         reason, delay = self._verdict.reason, self._verdict.retry_seconds
         if self._seen.asked is None or self._seen.fault is not None:
             delay = retry_delay_seconds(self._shop.store, self.lease.run_id, self._verdict)
+        was_launched = self._watchdog is not None
+        was_looked_at = self._spec is not None or self.lease.attempt == 1
         outcome = step_down(self._verdict, self._spec, self.lease.memory_rung, self._report)
         finish = Finish(
             reason=reason,
@@ -364,6 +355,7 @@ class Supervision:
             policy=outcome.policy,
             next_rung=outcome.next_rung,
             needs=outcome.needs,
+            untold=self._follower.has_untold if was_launched else not was_looked_at,
         )
         try:
             run = self._shop.store.leases.finish(self.lease.token, finish)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, exists, insert, select, update
 
 from app.store.records import DamagedCheckpoint, NewCheckpoint
 from app.store.tables import checkpoints, run_documents
@@ -89,6 +89,12 @@ def forget_checkpoints(connection: Connection, run_id: int, paths: Sequence[str]
         connection.execute(
             delete(checkpoints).where(checkpoints.c.run_id == run_id, checkpoints.c.path.in_(paths))
         )
+
+
+def has_removing(connection: Connection, run_id: int) -> bool:
+    """Whether the removal of one has begun, and is not known to be done."""
+    query = select(exists().where(checkpoints.c.run_id == run_id, checkpoints.c.state == REMOVING))
+    return bool(connection.execute(query).scalar())
 
 
 def _attempt_of(path: str, otherwise: int) -> int:

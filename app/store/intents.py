@@ -6,6 +6,7 @@ from sqlalchemy import Connection, Row
 
 from app.errors import ActionNotAllowed
 from app.lifecycle import REQUESTED, TERMINAL, Intent, RunState, allowed_actions
+from app.store.jobs import order_reconciliation
 from app.store.transitions import move
 
 RANK = {intent: rank for rank, intent in enumerate(Intent)}
@@ -41,6 +42,8 @@ def escalate(
         retry_at=None,
         finished_at=now if target in TERMINAL else None,
     )
+    if target in TERMINAL and run.attempt:  # its last worker may have been lost before it looked
+        order_reconciliation(connection, run.id, run.attempt, now)
 
 
 def resume(connection: Connection, run: Row[Any], now: float) -> bool:

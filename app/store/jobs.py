@@ -30,15 +30,18 @@ from app.store.database import Database, retried
 from app.store.expiry import expire_jobs
 from app.store.live_workers import require_alive
 from app.store.records import DamagedCheckpoint, Document, Inspection, NewCheckpoint
-from app.store.tables import checkpoints, datasets, jobs
+from app.store.tables import checkpoints, datasets, jobs, runs
 from app.store.worker_records import JobKind, JobRecord
 
 MAX_ATTEMPTS = 3
+# Processes of a run may be saving, or hang in the kernel: its folder is asked for during hours.
+RECONCILE_ATTEMPTS = 100
 # Done only where the artifact root is at hand, and tried again: a disk may be back later.
 OF_ARTIFACTS = ("remove_artifacts", "reconcile_checkpoints")
 PROBE_LOST = "The worker ended, or was lost, before it had measured. Ask again."
 # After the first failure; a disk or a mount may be back later. It grows sixfold each time.
 RETRY_SECONDS = 10.0
+LONGEST_RETRY_SECONDS = 300.0
 # Asked at each beat, and to build it costs more than to execute it.
 _OLDEST_DUE = (
     select(jobs.c.id)
@@ -50,6 +53,9 @@ _OLDEST_DUE = (
     )
     .order_by(jobs.c.id)
     .limit(1)
+)
+_MOST_ATTEMPTS = case(
+    (jobs.c.kind == "reconcile_checkpoints", RECONCILE_ATTEMPTS), else_=MAX_ATTEMPTS
 )
 _COLUMNS = [jobs.c[name] for name in JobRecord.__dataclass_fields__]
 
@@ -106,19 +112,19 @@ class Jobs:
         mine = (jobs.c.id == job_id, jobs.c.worker_id == worker_id, jobs.c.state == "running")
         with self._database.write(ring=True) as connection:
             job = connection.execute(
-                select(jobs.c.kind, jobs.c.attempts).where(*mine).with_for_update()
+                select(jobs.c.kind, jobs.c.attempts, _MOST_ATTEMPTS.label("most"))
+                .where(*mine)
+                .with_for_update()
             ).one_or_none()
             if job is None:
                 raise LeaseLost(f"Job {job_id} is not worker {worker_id}'s any more.")
-            may_retry = job.kind in OF_ARTIFACTS and job.attempts < MAX_ATTEMPTS
-            if error is not None and may_retry:
-                retry_at = self._clock.of(connection) + RETRY_SECONDS * 6.0 ** (job.attempts - 1)
+            if error is not None and job.kind in OF_ARTIFACTS and job.attempts < job.most:
+                wait = min(RETRY_SECONDS * 6.0 ** (job.attempts - 1), LONGEST_RETRY_SECONDS)
+                retry_at = self._clock.of(connection) + wait
                 return _requeue(connection, *mine, error=error, retry_at=retry_at)[0]
             (ended,) = _end(connection, *mine, error=error, now=self._clock(), result=result)
             if inspection is not None:
                 _record_inspection(connection, ended, inspection)
-            if job.kind == "reconcile_checkpoints" and result is not None:
-                _reconcile(connection, ended.payload, result)
             return ended
 
     @retried
@@ -166,6 +172,16 @@ def add_job(
     return job_id
 
 
+def order_reconciliation(connection: Connection, run_id: int, attempt: int, now: float) -> None:
+    """Have a worker compare, once, what is known of a run's checkpoints with what lies on disk.
+
+    For a run that is held by nobody after this attempt, and of whose folders not all was told.
+    """
+    payload = {"run_id": run_id, "attempt": attempt}
+    if not has_open_job(connection, "reconcile_checkpoints", payload):
+        add_job(connection, "reconcile_checkpoints", payload, now)
+
+
 def has_open_job(connection: Connection, kind: JobKind, payload: Document) -> bool:
     """Whether the same is queued or under way already."""
     query = select(jobs.c.payload).where(
@@ -184,10 +200,10 @@ def requeue_jobs_of(connection: Connection, worker_id: int, now: float) -> None:
     _end(connection, *probes, error=PROBE_LOST, now=now)  # it was about this worker's device
     mine = (jobs.c.worker_id == worker_id, jobs.c.state == "running")
     error = (
-        f"The worker was lost {MAX_ATTEMPTS} times while it did this; it is not tried again. Its "
+        "The worker was lost while it did this, as others were before; it is not tried again. Its "
         "log may say why."
     )
-    _end(connection, *mine, jobs.c.attempts >= MAX_ATTEMPTS, error=error, now=now)
+    _end(connection, *mine, jobs.c.attempts >= _MOST_ATTEMPTS, error=error, now=now)
     _requeue(connection, *mine, error=None, retry_at=None)
 
 
@@ -225,6 +241,8 @@ def _end(
     for job in ended:
         if job.kind == "remove_artifacts":
             _settle_removal(connection, job)
+        elif job.kind == "reconcile_checkpoints":
+            _settle_reconciliation(connection, job)
         elif job.kind == "inspect_dataset" and error is not None:
             _record_inspection(connection, job, Inspection("invalid", message=error))
     return ended
@@ -234,19 +252,32 @@ def _settle_removal(connection: Connection, job: JobRecord) -> None:
     checkpoint = checkpoints.c.id == job.payload["checkpoint_id"]
     if job.state == "done":
         connection.execute(delete(checkpoints).where(checkpoint))
-    else:  # what is still there can be used, and asked to be removed, again
-        given_up = update(checkpoints).where(checkpoint, checkpoints.c.state == REMOVING)
-        as_it_was = case((checkpoints.c.damage.is_(None), SAVED), else_=DAMAGED)
-        connection.execute(given_up.values(state=as_it_was))
+    else:
+        _give_up_removal(connection, checkpoint)
 
 
-def _reconcile(connection: Connection, payload: Document, found: Document) -> None:
-    """Take in what a worker found of a run that ended while nobody watched it."""
-    run_id, attempt = payload["run_id"], payload["attempt"]
+def _give_up_removal(connection: Connection, which: ColumnElement[bool]) -> None:
+    """What is still there can be used, and asked to be removed, again."""
+    as_it_was = case((checkpoints.c.damage.is_(None), SAVED), else_=DAMAGED)
+    given_up = update(checkpoints).where(which, checkpoints.c.state == REMOVING)
+    connection.execute(given_up.values(state=as_it_was))
+
+
+def _settle_reconciliation(connection: Connection, job: JobRecord) -> None:
+    """Take in what a worker found, if anything. Nothing of it counts once the run was deleted, or
+    claimed again: whoever has it looks for himself.
+    """
+    run_id, attempt = job.payload["run_id"], job.payload["attempt"]
+    as_ordered = (runs.c.id == run_id, runs.c.attempt == attempt, runs.c.deleted_at.is_(None))
+    held = select(runs.c.id).where(*as_ordered).with_for_update()
+    if connection.execute(held).scalar() is None:
+        return
+    found = job.result or {"adopted": [], "damaged": [], "gone": []}
+    forget_checkpoints(connection, run_id, found["gone"])
+    _give_up_removal(connection, checkpoints.c.run_id == run_id)
     add_checkpoints(connection, run_id, attempt, [NewCheckpoint(**one) for one in found["adopted"]])
     damaged = [DamagedCheckpoint(**one) for one in found["damaged"]]
     damage_checkpoints(connection, run_id, attempt, damaged)
-    forget_checkpoints(connection, run_id, found["gone"])
 
 
 def _record_inspection(connection: Connection, job: JobRecord, found: Inspection) -> None:

@@ -1,16 +1,18 @@
 """Leases: an agent claims a run, beats, finishes. Every write is fenced by the lease's token."""
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
-from sqlalchemy import and_, select
+from sqlalchemy import Connection, Row, and_, select
 
 from app.lifecycle import Intent, Reason, RunState
 from app.spec.requirements import SlotOffer
 from app.store.beats import apply_beat
+from app.store.checkpoint_rows import has_removing
 from app.store.claims import choose_run, take
 from app.store.clock import Clock
 from app.store.database import OBSERVER_PATIENCE_SECONDS, Database, retried
-from app.store.jobs import add_job
+from app.store.jobs import order_reconciliation
 from app.store.records import Beat, Finish, Holder, Lease, RunRecord
 from app.store.run_rows import fetch
 from app.store.tables import runs, workers
@@ -84,7 +86,9 @@ class Leases:
                 next_rung=finish.next_rung,
                 needs=finish.needs,
             )
-            end_attempt(connection, runs.c.lease_token == token, ending, now)
+            moved = end_attempt(connection, runs.c.lease_token == token, ending, now)
+            if moved is not None and (finish.untold or has_removing(connection, run.id)):
+                _order_reconciliation(connection, moved, now)
             return fetch(connection, run.id)
 
     def holders(self) -> list[Holder]:
@@ -121,9 +125,11 @@ class Leases:
             moved = end_attempt(connection, as_seen, ending, now)
             if moved is None:
                 return False
-            if moved.state != RunState.queued:
-                # Nobody will look at its folders again: what its trainer still saved, and what
-                # retention was about to remove, a worker tells once.
-                payload = {"run_id": moved.id, "attempt": moved.attempt}
-                add_job(connection, "reconcile_checkpoints", payload, now)
+            _order_reconciliation(connection, moved, now)
             return True
+
+
+def _order_reconciliation(connection: Connection, moved: Row[Any], now: float) -> None:
+    """Of a run that nobody holds now; whoever claims it again looks at its folders first."""
+    if moved.state != RunState.queued:
+        order_reconciliation(connection, moved.id, moved.attempt, now)

@@ -296,6 +296,8 @@ class Finish:
     next_rung: NextRung | None = None
     needs: Requirements = NOTHING_KNOWN
     """What the next attempt needs at least, as this one has found; the run's own needs rise."""
+    untold: bool = False
+    """Whether its folders may hold what no beat told: not looked at, or not read to the end."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ class JobRecord:
     """Work for an agent's child. Payloads: inspect_dataset `{name, path}`; remove_artifacts
     `{run_id, paths: [relative to ARTIFACT_ROOT], checkpoint_id: int | null}`; probe_step `{spec,
     fields, device: cpu | cuda, name, batch_size, evaluation_batch_size}`, with what was measured as
-    its `result`.
+    its `result`; reconcile_checkpoints `{run_id, attempt}`, with what the store had yet to learn.
     """
 
     id: int

@@ -1,9 +1,16 @@
 """Checkpoints: pins, the best and the latest, and who may remove them."""
 
+from collections.abc import Callable
+
 import pytest
+from sqlalchemy import select
 
 from app.errors import Conflict, LeaseLost
-from app.store.records import Beat, NewCheckpoint
+from app.lifecycle import Intent, Reason
+from app.store.jobs import LONGEST_RETRY_SECONDS, RECONCILE_ATTEMPTS
+from app.store.records import Beat, Document, Finish, Lease, NewCheckpoint
+from app.store.tables import jobs
+from app.store.worker_records import JobRecord
 
 from .conftest import World
 
@@ -58,3 +65,158 @@ def test_best_is_by_the_specs_monitor(world: World, mode: str, best: int) -> Non
     assert [row.step for row in rows if row.is_best] == [best]
     assert [row.step for row in rows if row.is_latest] == [5]
     assert world.store.checkpoints.resolve(lease.run_id, "best").step == best
+
+
+def path_of(lease: Lease, step: int) -> str:
+    return f"runs/{lease.run_id}/attempt-{lease.attempt}/checkpoints/step-{step}"
+
+
+def save(world: World, lease: Lease, *steps: int) -> None:
+    saved = [NewCheckpoint(step, 0, path_of(lease, step), 1, {}, 0.0) for step in steps]
+    world.store.leases.beat(lease.token, Beat(checkpoints=saved))
+
+
+def states(world: World, lease: Lease) -> dict[int, str]:
+    return {row.step: row.state for row in world.store.checkpoints.list(lease.run_id)}
+
+
+def lose(world: World) -> None:
+    (holder,) = world.store.leases.holders()
+    assert world.store.leases.declare_lost(holder.token, holder.beat)
+
+
+def is_lost_then_stopped(world: World, lease: Lease) -> None:
+    lose(world)
+    world.store.runs.set_intent(lease.run_id, Intent.stop)
+
+
+def is_lost_while_stopping(world: World, lease: Lease) -> None:
+    world.store.runs.set_intent(lease.run_id, Intent.stop)
+    lose(world)
+
+
+def is_lost_while_pausing_then_stopped(world: World, lease: Lease) -> None:
+    world.store.runs.set_intent(lease.run_id, Intent.pause)
+    lose(world)
+    world.store.runs.set_intent(lease.run_id, Intent.stop)
+
+
+def ends_untold(world: World, lease: Lease) -> None:
+    world.store.leases.finish(lease.token, Finish(Reason.completed, "", untold=True))
+
+
+def gives_up_a_removal(world: World, lease: Lease) -> None:
+    world.store.checkpoints.begin_removal(lease.token, [path_of(lease, 1)])
+    world.store.leases.finish(lease.token, Finish(Reason.completed, ""))
+
+
+Way = Callable[[World, Lease], None]
+WAYS: list[Way] = [
+    is_lost_then_stopped,
+    is_lost_while_stopping,
+    is_lost_while_pausing_then_stopped,
+    ends_untold,
+    gives_up_a_removal,
+]
+
+
+def open_jobs(world: World) -> list[tuple[str, dict[str, int]]]:
+    """Those that are not about the dataset."""
+    query = select(jobs.c.kind, jobs.c.payload).where(
+        jobs.c.kind != "inspect_dataset", jobs.c.state.in_(["queued", "running"])
+    )
+    with world.database.read() as connection:
+        return [(row.kind, row.payload) for row in connection.execute(query)]
+
+
+def take_reconciliation(world: World) -> JobRecord:
+    while (job := world.store.jobs.claim(world.worker)) is not None:
+        if job.kind == "reconcile_checkpoints":
+            return job
+    raise AssertionError("there is none")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_ended_run_of_which_not_all_was_told_is_compared_with_its_disk(
+    world: World, way: Way
+) -> None:
+    lease = world.running()
+    save(world, lease, 1, 2)
+    way(world, lease)
+    payload = {"run_id": lease.run_id, "attempt": 1}
+    assert open_jobs(world) == [("reconcile_checkpoints", payload)]
+
+
+def test_one_that_was_watched_to_its_end_or_goes_on_is_not(world: World) -> None:
+    lease = world.running()
+    save(world, lease, 1)
+    world.store.leases.finish(lease.token, Finish(Reason.crashed, "", untold=True))
+    assert world.store.runs.get(lease.run_id).state == "queued"
+    again = world.claim()
+    assert again is not None
+    world.store.leases.finish(again.token, Finish(Reason.completed, ""))
+    world.store.runs.set_intent(world.submit().id, Intent.stop)
+    assert open_jobs(world) == []
+
+
+def test_a_removal_that_nobody_ends_is_over_once_the_disk_was_looked_at(world: World) -> None:
+    lease = world.running()
+    save(world, lease, 1, 2, 3, 4)
+    doomed = [path_of(lease, step) for step in (1, 2, 3)]
+    world.store.checkpoints.begin_removal(lease.token, doomed)
+    world.store.leases.finish(lease.token, Finish(Reason.completed, ""))
+    job = take_reconciliation(world)
+    found = {"path": doomed[2], "why": "its manifest is gone"}
+    result = {"adopted": [], "damaged": [found], "gone": [doomed[0]]}
+    world.store.jobs.finish(job.id, world.worker, result=result)
+    assert states(world, lease) == {2: "saved", 3: "damaged", 4: "saved"}
+
+
+def test_what_was_found_counts_no_more_once_the_run_goes_on(world: World) -> None:
+    lease = world.running()
+    save(world, lease, 1)
+    world.store.runs.set_intent(lease.run_id, Intent.pause)
+    lose(world)
+    job = take_reconciliation(world)
+    world.store.runs.resume(lease.run_id)
+    again = world.claim()
+    assert again is not None
+    world.store.checkpoints.begin_removal(again.token, [path_of(lease, 1)])
+    result: Document = {"adopted": [], "damaged": [], "gone": []}
+    assert world.store.jobs.finish(job.id, world.worker, result=result).state == "done"
+    assert states(world, lease) == {1: "removing"}
+
+
+def test_what_was_found_of_a_run_that_is_deleted_meanwhile_is_left_out(world: World) -> None:
+    lease = world.running()
+    ends_untold(world, lease)
+    job = take_reconciliation(world)
+    world.store.runs.delete(lease.run_id)
+    new = {"step": 5, "epoch": 0, "path": path_of(lease, 5), "bytes": 1, "metrics": {},
+           "created_at": 0.0}  # fmt: skip
+    result = {"adopted": [new], "damaged": [], "gone": []}
+    assert world.store.jobs.finish(job.id, world.worker, result=result).state == "done"
+    assert states(world, lease) == {}
+
+
+def test_a_disk_that_cannot_be_looked_at_is_tried_again_for_hours(world: World) -> None:
+    lease = world.running()
+    save(world, lease, 1)
+    gives_up_a_removal(world, lease)
+    waits = []
+    for _ in range(RECONCILE_ATTEMPTS):
+        job = take_reconciliation(world)
+        ended = world.store.jobs.finish(job.id, world.worker, error="It is locked.")
+        with world.database.read() as connection:
+            due = select(jobs.c.retry_at).where(jobs.c.id == job.id)
+            retry_at = connection.execute(due).scalar()
+        if ended.state == "queued":
+            assert states(world, lease) == {1: "removing"}
+            assert retry_at is not None
+            waits.append(retry_at - world.clock.now)
+            world.clock.now = retry_at
+    assert ended.state == "failed"
+    assert waits[:2] == [10.0, 60.0]
+    assert max(waits) == LONGEST_RETRY_SECONDS
+    assert 6 * 3600 < sum(waits) < 12 * 3600
+    assert states(world, lease) == {1: "saved"}, "it can be used, and asked to be removed, again"

@@ -112,9 +112,15 @@ def test_who_wants_a_run_ended_does_not_wait_for_the_disk(farm):
     farm.wait_for_step(run_id, 10)
     disk.unmount()
     eventually(lambda: "how run" in str(worker_of(farm).slots[0]["waiting"]).lower(), "it waits")
+    unseen = disk.aside / "runs" / str(run_id) / "attempt-1" / "checkpoints" / "step-3999"
+    unseen.mkdir(parents=True)  # saved as the disk went: nobody could read that it was
+    manifest = {"run_id": run_id, "attempt": 1, "step": 3999}
+    (unseen / "manifest.json").write_text(json.dumps(manifest))
     farm.want(run_id, Intent.stop)
     assert farm.wait_for_end(run_id).state is RunState.stopped
     disk.mount()
+    told = lambda: max((row.step for row in farm.store.checkpoints.list(run_id)), default=0)  # noqa: E731
+    eventually(lambda: told() == 3999, "it is told when the disk is back")
 
 
 @pytest.mark.parametrize("emptied", [True, False])

@@ -1,9 +1,14 @@
 """Runs whose checkpoints are unreadable, damaged or gone, as real agents deal with them."""
 
+import os
 import shutil
 
+from sqlalchemy import select, update
+
 from app.lifecycle import Intent, Reason, RunState
+from app.store.tables import jobs
 from tests.worker.eventually import eventually
+from worker.slots import take_lock
 
 SLOWLY = {"steps": 10**6, "save_every": 5, "pace": 0.02}
 
@@ -74,20 +79,115 @@ def test_of_one_checkpoint_that_is_gone_is_said_so(farm):
     assert farm.wait_for_end(run_id).message.startswith(told)
 
 
-def test_a_run_that_ended_unwatched_is_compared_with_its_disk_once(farm):
+def on_disk(farm, run_id):
+    folders = farm.folder(run_id).parent.glob("attempt-*/checkpoints/step-*")
+    return {int(path.name.partition("-")[2]) for path in folders}
+
+
+def is_told(farm, run_id):
+    """Whether rows and folders are the same, and no removal is open."""
+    told = states(farm, run_id)
+    return told.keys() == on_disk(farm, run_id) and set(told.values()) <= {"saved"}
+
+
+def lose_the_agent(farm, run_id):
     """Its agent is killed; its trainer saves as it should, and nobody is left to tell of that."""
-    run_id = farm.submit(**SLOWLY, checkpoint={"keep_last": 9})
     farm.wait_for_step(run_id, 12)
-    (agent,) = farm.agents
     launcher = farm.launcher()
-    farm.want(run_id, Intent.stop)
-    agent.kill()
-    agent.wait()
+    farm.agents[-1].kill()
+    farm.agents[-1].wait()
     launcher.wait(30)
-    folders = (farm.folder(run_id) / "checkpoints").glob("step-*")
-    on_disk = {int(path.name.partition("-")[2]) for path in folders}
-    assert max(on_disk) > max(states(farm, run_id), default=0)
+    assert not is_told(farm, run_id)
+
+
+def test_a_run_that_ended_unwatched_is_compared_with_its_disk_once(farm):
+    run_id = farm.submit(**SLOWLY, checkpoint={"keep_last": 9})
+    lose_the_agent(farm, run_id)
+    farm.want(run_id, Intent.stop)
     farm.start_agent()
     assert farm.wait_for_end(run_id).state is RunState.stopped
-    eventually(lambda: states(farm, run_id).keys() == on_disk, "its checkpoints are told")
-    assert farm.store.checkpoints.resolve(run_id, "latest").step == max(on_disk)
+    eventually(lambda: is_told(farm, run_id), "its checkpoints are told")
+    newest = max(on_disk(farm, run_id))
+    assert farm.store.checkpoints.resolve(run_id, "latest").step == newest
+
+
+def test_a_run_that_was_lost_and_then_stopped_in_the_queue_is_too(farm):
+    run_id = farm.submit(**SLOWLY, checkpoint={"keep_last": 9})
+    lose_the_agent(farm, run_id)
+    (holder,) = farm.store.leases.holders()
+    assert farm.store.leases.declare_lost(holder.token, holder.beat)
+    assert farm.want(run_id, Intent.stop)[0].state is RunState.stopped
+    farm.start_agent()
+    eventually(lambda: is_told(farm, run_id), "its checkpoints are told")
+
+
+def test_a_run_that_is_stopped_while_it_is_prepared_is_too(farm):
+    run_id = farm.submit(**SLOWLY, checkpoint={"keep_last": 9})
+    lose_the_agent(farm, run_id)
+    somebody = take_lock(farm.folder(run_id).parent / "lock")
+    assert somebody is not None
+    farm.start_agent()
+    farm.wait_for_attempt(run_id, 2)
+    farm.want(run_id, Intent.stop)
+    assert farm.wait_for_end(run_id).state is RunState.stopped
+    assert not farm.folder(run_id, attempt=2).exists()
+    os.close(somebody)
+    eventually(lambda: is_told(farm, run_id), "its checkpoints are told")
+
+
+def job_of(farm, kind="reconcile_checkpoints"):
+    with farm.store.database.read() as connection:
+        query = select(jobs.c.id).where(jobs.c.kind == kind)
+        job_id = connection.execute(query).scalar()
+    return None if job_id is None else farm.store.jobs.get(job_id)
+
+
+def try_again_now(farm):
+    with farm.store.database.write(ring=True) as connection:
+        connection.execute(update(jobs).values(retry_at=None))
+
+
+def test_a_removal_that_the_end_did_not_wait_for_is_made_good(farm):
+    run_id = farm.submit(**SLOWLY, checkpoint={"keep_last": 1})
+    farm.wait_for_step(run_id, 12)
+    trainer = farm.trainer()
+    trainer.suspend()
+    manifests = farm.folder(run_id).glob("checkpoints/step-*/manifest.json")
+    manifest = max(manifests, key=lambda path: path.stat().st_mtime_ns)
+    step = int(manifest.parent.name.partition("-")[2])
+    aside = manifest.with_name("aside")
+    manifest.rename(aside)
+    manifest.mkdir()  # so that it can be neither removed nor read
+    trainer.resume()
+    eventually(lambda: states(farm, run_id).get(step) == "removing", "its removal begins")
+    farm.want(run_id, Intent.stop)
+    assert farm.wait_for_end(run_id).state is RunState.stopped
+    job = eventually(lambda: (job := job_of(farm)) and job.error and job, "it cannot be looked at")
+    assert job.state == "queued"
+    assert f"step-{step}/manifest.json could not be read" in job.error
+    assert states(farm, run_id)[step] == "removing"
+    manifest.rmdir()
+    aside.rename(manifest)
+    try_again_now(farm)
+    eventually(lambda: is_told(farm, run_id), "it is removed, and forgotten")
+    assert step not in on_disk(farm, run_id)
+
+
+def test_a_run_whose_trainer_lives_on_holds_up_no_other_job(farm):
+    run_id = farm.submit(**SLOWLY, checkpoint={"keep_last": 9})
+    lose_the_agent(farm, run_id)
+    somebody = take_lock(farm.folder(run_id).parent / "lock")
+    assert somebody is not None
+    (holder,) = farm.store.leases.holders()
+    assert farm.store.leases.declare_lost(holder.token, holder.beat)
+    farm.want(run_id, Intent.stop)
+    farm.store.datasets.register("other", "other.h5")
+    farm.start_agent()
+    found = lambda: farm.store.datasets.get("other").state == "invalid"  # noqa: E731
+    eventually(found, "another job is done meanwhile")
+    job = job_of(farm)
+    assert job.state == "queued"
+    assert "processes of the run are still alive" in job.error
+    os.close(somebody)
+    try_again_now(farm)
+    eventually(lambda: is_told(farm, run_id), "its checkpoints are told")
