@@ -95,10 +95,9 @@ def removal(job: JobRecord, artifacts: WatchedRoot) -> Work:
         raise ValueError("The artifact root itself is never removed")
 
     def outcome(end: End) -> Outcome:
-        text = end.text.decode("utf-8", "replace").strip()[:1000]
-        if not end.returncode and not artifacts.is_here():
-            return Outcome(job, error=WENT_AWAY)
-        return Outcome(job, error=text if end.returncode else None)
+        if end.returncode:
+            return Outcome(job, error=_why_not("The removal", REMOVE_SECONDS, end))
+        return Outcome(job, error=None if artifacts.is_here() else WENT_AWAY)
 
     command = ["rm", "-rf", "--one-file-system", "--", *map(str, paths)]
     return Work(command, REMOVE_SECONDS, outcome, _environment(), tells_errors=True)
@@ -113,7 +112,7 @@ def reconciliation(job: JobRecord, artifacts: WatchedRoot, rows: list[Checkpoint
 
     def outcome(end: End) -> Outcome:
         if end.returncode:
-            return Outcome(job, error=end.text.decode("utf-8", "replace").strip()[-1000:])
+            return Outcome(job, error=_why_not("The look at its folders", RECONCILE_SECONDS, end))
         if not artifacts.is_here():
             return Outcome(job, error=WENT_AWAY)
         return Outcome(job, result=json.loads(end.text))
@@ -127,6 +126,20 @@ def reconciliation(job: JobRecord, artifacts: WatchedRoot, rows: list[Checkpoint
         given=json.dumps([asdict(row) for row in rows]).encode(),
         tells_errors=True,
     )
+
+
+def _why_not(what: str, seconds: float, end: End) -> str:
+    """Why a child that works on artifacts has failed: as it says, or what can be seen of it."""
+    said = end.text.decode("utf-8", "replace").strip()[-1000:]
+    if end.too_slow:
+        how = f"took longer than {seconds:g} seconds and was ended"
+        why = "The disk below the artifact root is slow or hangs: look at it."
+    elif said:
+        return said
+    else:
+        how = f"died (exit code {end.returncode})"
+        why = "The host may have run out of memory; its kernel's log says so."
+    return f"{what} {how}; the rest is as it was. {why} It is tried again, but not for ever."
 
 
 def _environment() -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Jobs through a real agent: datasets inspected, artifacts removed, nothing outside the roots."""
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -10,10 +11,12 @@ import pytest
 from sqlalchemy import update
 
 from app.lifecycle import Intent, Reason, RunState
+from app.store.artifact_root import ArtifactRoot
 from app.store.jobs import MAX_ATTEMPTS, add_job
 from app.store.tables import jobs
 from tests.worker.eventually import eventually
-from worker.job_work import Outcome, Work
+from worker.errand import WatchedRoot
+from worker.job_work import End, Outcome, Work, reconciliation, removal
 from worker.jobs import _start
 
 
@@ -113,6 +116,29 @@ def test_a_child_that_cannot_be_watched_is_ended_and_gives_back_what_was_held():
         _start(job, work, 0.0)
     assert closed == [True]
     assert (set(psutil.Process().children()), psutil.Process().num_fds()) == before
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        (End(b"", -9, True), "took longer than"),
+        (End(b"half a line", -9, True), "took longer than"),
+        (End(b"", -9, False), "died (exit code -9)"),
+        (End(b"It is locked.", 1, False), "It is locked."),
+    ],
+)
+def test_work_on_artifacts_that_fails_says_why(make_farm, end, told):
+    farm = make_farm()
+    artifacts = WatchedRoot(ArtifactRoot(farm.store.database, farm.settings.artifact_root))
+    artifacts.look()
+    job: Any = SimpleNamespace(payload={"paths": ["runs/1"], "run_id": 1}, id=1)
+    for work in (removal(job, artifacts), reconciliation(job, artifacts, [])):
+        error = str(work.outcome(end).error)
+        assert told in error
+        assert error.endswith(".")
+    if end.too_slow:
+        assert "look at it" in error
+        assert "tried again" in error
 
 
 def test_a_deleted_runs_folder_goes_too(farm):
