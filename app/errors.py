@@ -7,7 +7,8 @@ StokerError
 ├── PreconditionFailed (412)  NotAvailableYet (422)
 ├── LeaseLost                 an agent's write came after its lease had ended
 └── Unavailable (503)         database or worker out of reach
-    └── Locked                somebody else holds the row
+    ├── Locked                somebody else holds the row
+    └── FileLocked            somebody else holds the whole SQLite file
 """
 
 from collections.abc import Mapping, Sequence
@@ -81,6 +82,10 @@ class Unavailable(StokerError):
 
 class Locked(Unavailable):
     """The database answers, but another transaction did not let go of a row in time."""
+
+
+class FileLocked(Unavailable):
+    """Another transaction did not let go of the SQLite file in time; nothing else is wrong."""
 
 
 class LeaseLost(StokerError):

@@ -33,6 +33,7 @@ from worker.jobs import JobRunner
 from worker.launch.local import PACKAGES, trainer_environment
 from worker.launch.standby import Standby
 from worker.launcher import PR_SET_CHILD_SUBREAPER, prctl
+from worker.lease_term import BUSY_SECONDS
 from worker.orders import boottime
 from worker.orphans import Orphans
 from worker.preparation import threads_of
@@ -46,9 +47,6 @@ log = structlog.get_logger("stoker.worker")
 
 # Rings of the doorbell closer together than this are answered by one look at the database.
 LOOK_GAP_SECONDS = 0.02
-# For a SQLite file that others hold: far below the lease, so that signals are served meanwhile.
-# What could not be told is told by the next beat.
-BUSY_SECONDS = 5.0
 
 
 class Agent:
@@ -244,6 +242,8 @@ class Agent:
         """Tell the store that this agent and its runs live, and what is new of each."""
         with self._boundary.store():
             self._tell(now)
+        for supervision in self._supervisions if self._boundary.is_file_locked else ():
+            supervision.hold_on()
         if not self._signals_seen and not any(s.starts for s in self._supervisions):
             self._standby.refill()  # not beside a start, which would last longer
         self._publish()

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import structlog
 
-from app.errors import Locked, StokerError, Unavailable
+from app.errors import FileLocked, Locked, StokerError, Unavailable
 from worker.supervisor import Supervision
 
 log = structlog.get_logger("stoker.worker")
@@ -15,11 +15,13 @@ class Boundary:
     """Wraps what the agent does; tells once that the database has gone, and that it is back.
 
     `is_away`: the last call found no database. Each that does so may last as long as its time
-    limit, so until one succeeds there is one a beat.
+    limit, so until one succeeds there is one a beat. `is_file_locked`: it is a SQLite file that
+    somebody else holds, and nothing else is wrong.
     """
 
     def __init__(self) -> None:
         self.is_away = False
+        self.is_file_locked = False
 
     @contextmanager
     def outage(self) -> Iterator[None]:
@@ -61,8 +63,9 @@ class Boundary:
         if not self.is_away:
             log.warning("the database is out of reach, training goes on", why=error.detail)
         self.is_away = True
+        self.is_file_locked = isinstance(error, FileLocked)
 
     def _find(self) -> None:
         if self.is_away:
             log.info("the database is back")
-        self.is_away = False
+        self.is_away = self.is_file_locked = False

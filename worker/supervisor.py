@@ -21,7 +21,7 @@ from worker.exporter import RunView
 from worker.follower import Follower
 from worker.ladder import step_down
 from worker.launch.local import Launched
-from worker.lease_term import lease_term
+from worker.lease_term import lease_term, lock_patience
 from worker.orders import boottime
 from worker.preparation import NotFit, run_dir
 from worker.report import Report
@@ -71,6 +71,7 @@ class Supervision:
         self._oom_kills = 0  # as counted before its trainer was started
         self._claimed_at = now
         self._lease_term = lease_term(claimed_at, shop.settings)
+        self._patience = lock_patience(shop.settings, len(shop.devices.slots))
         self._kill_at: float | None = None
         self._abandoned = False
         self._waits_no_longer = False
@@ -307,17 +308,25 @@ class Supervision:
         beat = self._report.beat()
         told_at = boottime()
         try:
-            intent = self._shop.store.leases.beat(self.lease.token, beat)
+            intent = self._shop.store.leases.beat(self.lease.token, beat, self._patience)
         except LeaseLost:
             self.abandon()
             return
         self._report.told()
-        self._lease_term = lease_term(told_at, self._shop.settings)
-        if self.launched is not None:
-            self.launched.hold(self._lease_term)
+        self._extend(told_at)
         if self._spec is not None and (beat.checkpoints or self._retention.is_owed):
             self._retention.begin(self._spec.checkpoint)
         self.obey(intent)
+
+    def hold_on(self) -> None:
+        """Go on although no beat was stored: somebody on this host holds the SQLite file."""
+        if not self._abandoned:
+            self._extend(boottime())
+
+    def _extend(self, told_at: float) -> None:
+        self._lease_term = lease_term(told_at, self._shop.settings)
+        if self.launched is not None:
+            self.launched.hold(self._lease_term)
 
     def _gather(self, now: float) -> None:
         self._follower.read()
@@ -343,8 +352,7 @@ class Supervision:
         reason, delay = self._verdict.reason, self._verdict.retry_seconds
         if self._seen.asked is None or self._seen.fault is not None:
             delay = retry_delay_seconds(self._shop.store, self.lease.run_id, self._verdict)
-        was_launched = self._watchdog is not None
-        was_looked_at = self._spec is not None or self.lease.attempt == 1
+        is_unseen = self._spec is None and self.lease.attempt > 1  # what earlier ones left
         outcome = step_down(self._verdict, self._spec, self.lease.memory_rung, self._report)
         finish = Finish(
             reason=reason,
@@ -355,10 +363,10 @@ class Supervision:
             policy=outcome.policy,
             next_rung=outcome.next_rung,
             needs=outcome.needs,
-            untold=self._follower.has_untold if was_launched else not was_looked_at,
+            untold=is_unseen if self._watchdog is None else self._follower.has_untold,
         )
         try:
-            run = self._shop.store.leases.finish(self.lease.token, finish)
+            run = self._shop.store.leases.finish(self.lease.token, finish, self._patience)
         except LeaseLost:
             log.warning("the lease has ended before this was told", run=self.lease.run_id)
         else:

@@ -19,7 +19,7 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from app.errors import InvalidRequest, Locked, Unavailable
+from app.errors import FileLocked, InvalidRequest, Locked, Unavailable
 from app.plainjson import dump_json, load_json
 from app.settings import Settings
 from app.store import sqlite
@@ -146,12 +146,14 @@ class Database:
         for the file's lock starves some.
         """
         if not self.is_sqlite:
-            yield from self._transaction(notify=ring, lock_seconds=patience_seconds)
+            is_usual = patience_seconds == self._busy_seconds
+            limit = None if is_usual else patience_seconds
+            yield from self._transaction(notify=ring, lock_seconds=limit)
             return
         patience = self._busy_seconds if patience_seconds is None else patience_seconds
         deadline = time.monotonic() + patience
         if not self._writer.acquire(timeout=patience):
-            raise _unavailable("database is locked")
+            raise FileLocked(_could_not("database is locked"))
         try:
             left = max(0.0, deadline - time.monotonic())
             yield from self._transaction(patience=left, foreign_keys=foreign_keys)
@@ -308,6 +310,8 @@ def _explained() -> Iterator[None]:
             raise _BrokenOff(_could_not(error.orig)) from error
         if state == LOCK_NOT_AVAILABLE:
             raise Locked(_could_not(error.orig)) from error
+        if sqlite.is_busy(error.orig):
+            raise FileLocked(_could_not(error.orig)) from error
         raise _unavailable(error.orig) from error
     except InterfaceError as error:
         raise _unavailable(error.orig) from error

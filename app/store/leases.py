@@ -66,15 +66,20 @@ class Leases:
             )
 
     @retried
-    def beat(self, token: str, beat: Beat) -> Intent:
-        """Write what is new, as one transaction; what the user wants by now. LeaseLost."""
-        with self._database.write() as connection:
+    def beat(self, token: str, beat: Beat, patience_seconds: float | None = None) -> Intent:
+        """Write what is new, as one transaction; what the user wants by now. LeaseLost.
+
+        `patience_seconds`: how long to wait for others' locks, if not as usual; also of `finish`.
+        """
+        with self._database.write(patience_seconds=patience_seconds) as connection:
             return Intent(apply_beat(connection, token, beat, self._clock()).intent)
 
     @retried
-    def finish(self, token: str, finish: Finish) -> RunRecord:
+    def finish(
+        self, token: str, finish: Finish, patience_seconds: float | None = None
+    ) -> RunRecord:
         """End the attempt; where the run goes depends on the intent as it is then. LeaseLost."""
-        with self._database.write(ring=True) as connection:
+        with self._database.write(ring=True, patience_seconds=patience_seconds) as connection:
             now = self._clock.of(connection)
             run = apply_beat(connection, token, finish.final, now)
             ending = Ending(

@@ -15,6 +15,7 @@ __all__ = [
     "driver",
     "fault_of",
     "has_wal_reset_bug",
+    "is_busy",
     "journal_mode",
     "without_foreign_keys",
 ]
@@ -30,6 +31,7 @@ except ImportError:
 ROLLBACK = "PERSIST"
 # All zero in a rollback journal that stays.
 JOURNAL_HEADER_BYTES = 28
+BUSY_CODE = 5  # SQLITE_BUSY
 
 
 def has_wal_reset_bug(version: tuple[int, int, int]) -> bool:
@@ -72,6 +74,11 @@ def begin_immediate(connection: Any, patience_seconds: float, busy_seconds: floa
     finally:
         cursor = connection.cursor()
         cursor.execute(f"PRAGMA busy_timeout={round(busy_seconds * 1000)}").close()
+
+
+def is_busy(error: object) -> bool:
+    """Whether somebody else held the file; the lower byte of a code is the kind of error."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == BUSY_CODE
 
 
 def without_foreign_keys(connection: Any) -> None:

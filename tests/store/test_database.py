@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import Unavailable
+from app.errors import FileLocked, Unavailable
 from app.settings import Settings, load_settings
 from app.store import migrate, sqlite
 from app.store.database import BUSY_TIMEOUT_SECONDS, make_engine
@@ -121,6 +121,26 @@ def test_writers_behind_a_lock_wait_side_by_side(settings: Settings) -> None:
         other.rollback()
         other.close()
         assert store.tokens.create("mine")
+
+
+def test_a_file_that_another_process_holds_is_told_from_one_that_cannot_be_written(
+    settings: Settings,
+) -> None:
+    """A worker's runs go on while the file is locked, and on nothing else."""
+    with (
+        closing(open_store(settings, busy_seconds=0.1)) as store,
+        closing(driver.connect(str(settings.home / "stoker.db"))) as other,
+    ):
+        other.execute("BEGIN IMMEDIATE").close()
+        with pytest.raises(FileLocked):
+            store.tokens.create("mine")
+        other.rollback()
+        store.tokens.create("mine")
+        with store.database.write() as connection:
+            connection.exec_driver_sql("PRAGMA query_only = ON")
+        with pytest.raises(Unavailable) as caught:
+            store.tokens.create("yours")
+    assert not isinstance(caught.value, FileLocked)
 
 
 def test_a_request_waits_ten_seconds_for_a_lock_at_the_most() -> None:

@@ -18,10 +18,11 @@ from app.lifecycle import LEASE_BEATS, Intent, Reason, RunState
 from app.settings import load_settings
 from app.store.artifact_root import MARKER
 from app.store.database import Database
+from app.store.sqlite import driver
 from tests.store.server import FreezingProxy, PostgresServer
 from tests.worker.eventually import eventually
 from tests.worker.test_launcher import ENDLESS, attempt  # noqa: F401 - a fixture
-from worker.lease_term import lease_term
+from worker.lease_term import lease_term, lock_patience
 from worker.orders import LeaseTerm, boottime
 
 IGNORES = {**ENDLESS, "on_stop": "ignore"}
@@ -147,6 +148,55 @@ def test_a_locked_run_takes_no_beat_of_another(make_farm, postgres):
     before = farm.step(locked)
     eventually(lambda: farm.step(locked) > before, "the locked run goes on")
     assert (farm.run(locked).attempt, farm.run(other).attempt) == (1, 1)
+
+
+@pytest.mark.postgres
+def test_runs_that_are_all_locked_take_no_lease_of_the_last_one(make_farm, postgres):
+    """Its beat comes after theirs: if each waited for five seconds, its lease would be over."""
+    url = postgres.new_database()
+    farm = make_farm(database_url=url, beat_seconds=1.0)
+    farm.start_agent(STOKER_SLOTS="6")
+    *locked, last = (farm.submit(steps=10**6, pace=0.1) for _ in range(6))
+    for run_id in (*locked, last):
+        farm.wait_for_step(run_id, 3)
+    somebody = Database(farm.settings, may_last=True)
+    with closing(somebody), somebody.engine.connect() as connection:
+        for run_id in locked:
+            row = {"id": run_id}
+            connection.execute(text("SELECT id FROM runs WHERE id = :id FOR UPDATE"), row)
+        for _ in range(3):
+            before = farm.step(last)
+            eventually(lambda before=before: farm.step(last) > before, "the last one is beaten")
+        connection.rollback()
+    assert farm.run(last).attempt == 1
+
+
+def test_the_locks_of_all_runs_take_a_third_of_a_lease_together(tmp_path):
+    settings = load_settings(home=tmp_path, beat_seconds=2.0)
+    assert lock_patience(settings, 1) == 5.0
+    assert lock_patience(settings, 8) == pytest.approx(10 / 8)
+
+
+def test_a_sqlite_file_that_somebody_locks_for_longer_than_a_lease_costs_no_attempt(make_farm):
+    farm = make_farm(beat_seconds=0.5)
+    for _ in range(2):
+        farm.start_agent()
+    run_id = farm.submit(steps=10**6, pace=0.02)
+    farm.wait_for_step(run_id, 3)
+    trainer = farm.trainer()
+    somebody = driver.connect(str(farm.home / "stoker.db"))
+    with closing(somebody):
+        somebody.isolation_level = None
+        somebody.execute("BEGIN IMMEDIATE")
+        over = lease_term(boottime(), farm.settings).kill_at
+        while boottime() < over + 2:
+            time.sleep(0.1)
+        assert "out of reach" in farm.log()
+        assert trainer.is_running()
+    before = farm.step(run_id)
+    eventually(lambda: farm.step(run_id) > before, "the run is beaten again")
+    assert farm.run(run_id).attempt == 1
+    assert trainer.is_running()
 
 
 @pytest.mark.postgres
