@@ -7,13 +7,14 @@ JSON with sorted keys, "files": {name: {"bytes": size, "sha256": hash}}, "step":
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
 
 
 class BadManifest(ValueError):
-    """It cannot be understood, or is not as it was written."""
+    """It cannot be understood, or is not as it was written, or not of the place where it lies."""
 
 
 def manifest_bytes(body: Mapping[str, Any]) -> bytes:
@@ -23,15 +24,49 @@ def manifest_bytes(body: Mapping[str, Any]) -> bytes:
 
 
 def parse_manifest(data: bytes) -> dict[str, Any]:
-    """The manifest without its checksum. BadManifest."""
+    """The manifest without its checksum; its `files` are as said above. BadManifest."""
     try:
         document = json.loads(data)
         checksum = document.pop("checksum")
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise BadManifest(f"{MANIFEST} is no manifest: {error}") from error
     if checksum != _checksum(document):
         raise BadManifest(f"{MANIFEST} is not as it was written")
+    files = document.get("files")
+    if not isinstance(files, dict) or not all(map(_is_entry, files.values())):
+        raise BadManifest(f"{MANIFEST} does not say which files there are, with size and hash")
+    for name in files:
+        if not _is_file_name(name):  # whoever reads or writes it would do so somewhere else
+            raise BadManifest(f"{MANIFEST} names a file outside of its folder, {name!r}")
     return dict(document)
+
+
+def require_place(folder: Path, body: Mapping[str, Any]) -> None:
+    """Raises BadManifest when it is of another run, attempt or step than ROOT/runs/<id>/
+    attempt-<n>/checkpoints/step-<n>: somebody put it there, and to train on from it would pass for
+    this run's own work.
+    """
+    place = folder.parents[2].name, folder.parent.parent.name, folder.name
+    run, attempt, step = (body.get(name) for name in ("run_id", "attempt", "step"))
+    if (f"{run}", f"attempt-{attempt}", f"step-{step}") != place:
+        raise BadManifest(
+            f"its manifest is of run {run}, attempt {attempt}, step {step}, which is not where it "
+            "lies"
+        )
+
+
+def _is_file_name(name: str) -> bool:
+    """Whether it can name a file in a folder; a Path takes `..` for a name too."""
+    return Path(name).name == name and name not in ("", "..") and "\0" not in name
+
+
+def _is_entry(entry: object) -> bool:
+    return (
+        isinstance(entry, dict)
+        and type(entry.get("bytes")) is int
+        and entry["bytes"] >= 0
+        and isinstance(entry.get("sha256"), str)
+    )
 
 
 def _checksum(body: Mapping[str, Any]) -> str:

@@ -1,7 +1,6 @@
 """Checkpoints on disk, which is the truth: which are there, which to restore, which to remove."""
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -12,6 +11,7 @@ from typing import Any
 
 import structlog
 
+from app.manifest import MANIFEST, BadManifest, parse_manifest, require_place
 from app.spec.training import Checkpointing
 from app.store.records import CheckpointRecord, DamagedCheckpoint, NewCheckpoint
 
@@ -94,24 +94,16 @@ def _look_at(path: Path, attempt: int, step: int, found: Found) -> None:
     so its presence is the proof. OSError when that cannot be said.
     """
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
-        written_at = (path / "manifest.json").stat().st_mtime
+        manifest = parse_manifest((path / MANIFEST).read_bytes())
+        require_place(path, manifest)
+        written_at = (path / MANIFEST).stat().st_mtime
         size = sum(file.stat().st_size for file in path.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         why = "it is a link that leads nowhere" if path.is_symlink() else "its manifest is gone"
         found.damaged.append((path, why))
         return
-    except ValueError as error:
-        found.damaged.append((path, f"its manifest cannot be understood: {error}"))
-        return
-    if not isinstance(manifest, dict):
-        found.damaged.append((path, "its manifest cannot be understood"))
-        return
-    place = {"run_id": int(path.parents[2].name), "attempt": attempt, "step": step}
-    said = {name: manifest.get(name) for name in place}
-    if said != place:
-        listed = ", ".join(f"{name} {value}" for name, value in said.items())
-        found.damaged.append((path, f"its manifest is of {listed}, which is not where it lies"))
+    except BadManifest as error:
+        found.damaged.append((path, str(error)))
         return
     found.good.append(DiskCheckpoint(path, attempt, step, manifest, size, written_at))
 
@@ -152,7 +144,7 @@ def reconcile(rows: Iterable[CheckpointRecord], found: Found, artifact_root: Pat
 
 def _is_whole(checkpoint: DiskCheckpoint) -> bool:
     """Whether its files are of the sizes and hashes that its manifest names. Raises Unreadable."""
-    files = checkpoint.manifest.get("files", {})
+    files = checkpoint.manifest["files"]
     try:
         return all(_is_as_written(checkpoint.path / name, files[name]) for name in files)
     except OSError as error:
@@ -186,7 +178,7 @@ def beyond_retention(
 
 def remove(path: Path) -> None:
     """Remove a checkpoint folder, the manifest first, since without it it is no checkpoint."""
-    (path / "manifest.json").unlink(missing_ok=True)
+    (path / MANIFEST).unlink(missing_ok=True)
     if path.exists():
         shutil.rmtree(path)
 

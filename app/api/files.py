@@ -69,7 +69,7 @@ class CheckpointFiles:
             return str(error)
         except (KeyError, OSError):
             return None  # it is being removed, or its disk is away
-        for name, entry in manifest.get("files", {}).items():
+        for name, entry in manifest["files"].items():
             if sizes.get(name) != entry["bytes"]:
                 has = f"has {sizes[name]} bytes" if name in sizes else "is gone"
                 return f"{name} {has}, and {entry['bytes']} were written"

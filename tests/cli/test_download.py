@@ -124,6 +124,28 @@ def test_a_manifest_names_no_file_elsewhere(
     assert theirs.read_bytes() == b"not to be touched"
 
 
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"files": None},
+        {"files": ["model.safetensors"]},
+        {"files": {"model.safetensors": {"sha256": "0" * 64}}},
+        {"files": {"model.safetensors": {"bytes": 1}}},
+        {"files": {"model.safetensors": {"bytes": "1", "sha256": "0" * 64}}},
+    ],
+)
+def test_a_manifest_that_does_not_say_what_is_whole_is_refused(
+    client, finished_run, tmp_path, monkeypatch, facts
+):
+    forged = manifest_bytes({"step": 1, **facts})
+    with (
+        line(monkeypatch, "manifest.json", change=lambda _: forged),
+        pytest.raises(ClientError, match=r"not the checkpoint that was saved: manifest\.json does"),
+    ):
+        client.download(finished_run["id"], "best", tmp_path / "best")
+    assert not (tmp_path / "best").exists()
+
+
 def test_a_rest_of_another_checkpoint_is_not_used(client, finished_run, folder_of, tmp_path):
     target, rest = tmp_path / "best", tmp_path / ".best.part"
     rest.mkdir()

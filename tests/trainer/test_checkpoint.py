@@ -21,10 +21,20 @@ from worker.trainer.eventlog import EventLog
 from worker.trainer.step import TrainingStep
 
 
-def snapshot(step: int) -> Snapshot:
+def snapshot(step: int, attempt: int = 1) -> Snapshot:
+    """Of run 7."""
     values = torch.arange(6, dtype=torch.float32) + step
     parts = {"model": {"head.weight": values}, "optimizer": {}, "state": {"loss": values[:1]}}
-    return Snapshot(parts, {"step": step, "metrics": {"val_loss": 0.1 + step}})
+    place = {"run_id": 7, "attempt": attempt, "step": step}
+    return Snapshot(parts, {**place, "metrics": {"val_loss": 0.1 + step}})
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Path:
+    """The folder of the checkpoints of run 7's first attempt."""
+    attempt = tmp_path / "runs" / "7" / "attempt-1"
+    attempt.mkdir(parents=True)
+    return attempt / "checkpoints"
 
 
 @pytest.fixture
@@ -42,7 +52,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, lis
                 path.mkdir()
                 recorder.note("make_folder", path)
         folder = attempt / "checkpoints" / f"step-{number}"
-        publish(snapshot(number), folder)
+        publish(snapshot(number, number), folder)
         recorder.note("announced", folder)
     return root, recorder.operations
 
@@ -90,8 +100,8 @@ def test_the_manifest_comes_last_and_everything_is_synced_before_the_rename(
     ]
 
 
-def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints" / "step-3"
+def test_what_is_saved_is_what_is_loaded(checkpoints: Path) -> None:
+    folder = checkpoints / "step-3"
     size = publish(snapshot(3), folder)
     loaded = load(folder)
     assert torch.equal(
@@ -121,16 +131,16 @@ def damage_manifest_number(folder: Path) -> None:
         damage_manifest_number,
     ],
 )
-def test_any_harm_is_noticed(tmp_path: Path, harm: Callable[[Path], object]) -> None:
-    folder = tmp_path / "checkpoints" / "step-3"
+def test_any_harm_is_noticed(checkpoints: Path, harm: Callable[[Path], object]) -> None:
+    folder = checkpoints / "step-3"
     publish(snapshot(3), folder)
     harm(folder)
     with pytest.raises(TornCheckpoint):
         load(folder)
 
 
-def test_every_flipped_bit_of_the_weights_is_noticed(tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints" / "step-3"
+def test_every_flipped_bit_of_the_weights_is_noticed(checkpoints: Path) -> None:
+    folder = checkpoints / "step-3"
     publish(snapshot(3), folder)
     path = folder / "model.safetensors"
     good = path.read_bytes()
@@ -143,9 +153,9 @@ def test_every_flipped_bit_of_the_weights_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_newer_format_is_refused_but_not_put_aside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "checkpoints" / "step-3"
+    folder = checkpoints / "step-3"
     monkeypatch.setattr(checkpoint, "FORMAT", 2)
     publish(snapshot(3), folder)
     monkeypatch.setattr(checkpoint, "FORMAT", 1)
@@ -157,9 +167,9 @@ def test_a_newer_format_is_refused_but_not_put_aside(
 @pytest.mark.parametrize("name", DISK)
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_keeps_the_last_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int
 ) -> None:
-    folder = tmp_path / "checkpoints"
+    folder = checkpoints
     publish(snapshot(1), folder / "step-1")
 
     def full(path: Path, *_arguments: object) -> None:
@@ -235,9 +245,9 @@ def test_weights_that_are_not_finite_are_never_kept(
 
 
 def test_weights_that_are_not_finite_are_refused_before_anything_is_written(
-    tmp_path: Path,
+    checkpoints: Path,
 ) -> None:
-    folder = tmp_path / "checkpoints"
+    folder = checkpoints
     publish(snapshot(1), folder / "step-1")
     broken = snapshot(2)
     broken.parts["model"]["head.weight"][3] = torch.nan

@@ -46,7 +46,7 @@ def of_another_run(folder: Path) -> None:
     stranger.rename(folder)
 
 
-def resign(folder: Path, **facts: int) -> None:
+def resign(folder: Path, **facts: object) -> None:
     """A manifest that says something else, and is whole."""
     manifest = json.loads((folder / "manifest.json").read_text())
     del manifest["checksum"]
@@ -55,6 +55,10 @@ def resign(folder: Path, **facts: int) -> None:
 
 def of_another_step(folder: Path) -> None:
     resign(folder, step=5)
+
+
+def of_no_files(folder: Path) -> None:
+    resign(folder, files={})
 
 
 def no_json(folder: Path) -> None:
@@ -74,6 +78,7 @@ HARMS: list[Callable[[Path], None]] = [
     lambda folder: shutil.rmtree(folder),
     of_another_run,
     of_another_step,
+    of_no_files,
     dangling,
 ]
 

@@ -10,6 +10,7 @@ With --standby it waits for its folder first, as the real one does.
 """
 
 import faulthandler
+import hashlib
 import json
 import os
 import signal
@@ -17,6 +18,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from app.manifest import manifest_bytes
 
 DAEMON = "import time; time.sleep(600)"
 
@@ -132,15 +135,18 @@ class FakeTrainer:
             return
         folder.mkdir(parents=True)
         metrics = {"val_loss": 2 / self.step}
-        (folder / "model.safetensors").write_bytes(b"0" * 100)
-        (folder / "manifest.json").write_text(
-            json.dumps(
+        weights = b"0" * 100
+        written = {"bytes": len(weights), "sha256": hashlib.sha256(weights).hexdigest()}
+        (folder / "model.safetensors").write_bytes(weights)
+        (folder / "manifest.json").write_bytes(
+            manifest_bytes(
                 {
                     "run_id": self.document["run_id"],
                     "attempt": self.document["attempt"],
                     "step": self.step,
                     "epoch": 0,
                     "metrics": metrics,
+                    "files": {"model.safetensors": written},
                 }
             )
         )

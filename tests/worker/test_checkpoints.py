@@ -1,11 +1,11 @@
 """Checkpoints on disk: what counts as one, what is adopted, what is removed."""
 
 import hashlib
-import json
 from dataclasses import replace
 
 import pytest
 
+from app.manifest import manifest_bytes
 from app.spec.training import Checkpointing
 from app.store.records import CheckpointRecord
 from worker.checkpoints import (
@@ -18,14 +18,19 @@ from worker.checkpoints import (
     remove_leftovers,
 )
 
+WEIGHTS = b"12345"
+ENTRY = {"bytes": len(WEIGHTS), "sha256": hashlib.sha256(WEIGHTS).hexdigest()}
+
 
 def write(run_dir, attempt, step, *, manifest=None, facts=None):
     folder = run_dir / f"attempt-{attempt}" / "checkpoints" / f"step-{step}"
     folder.mkdir(parents=True)
-    (folder / "model.safetensors").write_bytes(b"12345")
+    (folder / "model.safetensors").write_bytes(WEIGHTS)
     place = {"run_id": int(run_dir.name), "attempt": attempt, "step": step}
-    whole = json.dumps({**place, "epoch": 0, "metrics": {}, **(facts or {})})
-    (folder / "manifest.json").write_text(whole if manifest is None else manifest)
+    files = {"model.safetensors": ENTRY}
+    body = {**place, "epoch": 0, "metrics": {}, "files": files, **(facts or {})}
+    whole = manifest_bytes({name: fact for name, fact in body.items() if fact is not None})
+    (folder / "manifest.json").write_bytes(whole if manifest is None else manifest)
     return folder
 
 
@@ -68,9 +73,29 @@ def test_the_checkpoint_with_most_progress_comes_first(run_dir):
 @pytest.mark.parametrize(
     ("written", "why"),
     [
-        ({"manifest": "{torn"}, "cannot be understood"),
-        ({"manifest": "[]"}, "cannot be understood"),
-        ({"facts": {"run_id": 7}}, "run_id 7"),
+        ({"manifest": b"{torn"}, "no manifest"),
+        ({"manifest": b"[]"}, "no manifest"),
+        ({"manifest": b"\xff"}, "no manifest"),
+        ({"manifest": b"[" * 100_000}, "no manifest"),
+        ({"manifest": b'{"run_id": 1, "attempt": 1, "step": 10}'}, "no manifest"),
+        ({"manifest": b'{"checksum": "", "run_id": 1}'}, "not as it was written"),
+        *(
+            ({"facts": {"files": files}}, "which files there are")
+            for files in (
+                None,
+                ["model.safetensors"],
+                {"model.safetensors": "12345"},
+                {"model.safetensors": {"sha256": ENTRY["sha256"]}},
+                {"model.safetensors": {"bytes": 5}},
+                {"model.safetensors": {**ENTRY, "bytes": "5"}},
+                {"model.safetensors": {**ENTRY, "bytes": -5}},
+                {"model.safetensors": {**ENTRY, "sha256": 5}},
+            )
+        ),
+        ({"facts": {"files": {"../theirs": ENTRY}}}, "outside of its folder"),
+        ({"facts": {"files": {"a\0b": ENTRY}}}, "outside of its folder"),
+        ({"facts": {"run_id": 7}}, "run 7"),
+        ({"facts": {"run_id": None}}, "run None"),
         ({"facts": {"attempt": 2}}, "attempt 2"),
         ({"facts": {"step": 9}}, "step 9"),
     ],
@@ -105,7 +130,7 @@ def test_a_temporary_or_quarantined_folder_is_no_checkpoint(run_dir, name):
 def test_disk_is_the_truth_for_rows(tmp_path, run_dir):
     write(run_dir, 1, 10, facts={"epoch": 2, "metrics": {"val_loss": 0.5}})
     write(run_dir, 1, 20)
-    torn = write(run_dir, 1, 30, manifest="{")
+    torn = write(run_dir, 1, 30, manifest=b"{")
     whole_again = replace(row(20), state="damaged", damage="its folder is gone")
     removed = replace(row(7), state="removing")
     known = [row(5), whole_again, row(30), removed]
@@ -117,7 +142,7 @@ def test_disk_is_the_truth_for_rows(tmp_path, run_dir):
     assert found.adopted[0].path == "runs/1/attempt-1/checkpoints/step-10"
     assert found.adopted[0].bytes > 5
     assert [(one.path, one.why.split(":")[0]) for one in found.damaged] == [
-        (str(torn.relative_to(tmp_path)), "its manifest cannot be understood"),
+        (str(torn.relative_to(tmp_path)), "manifest.json is no manifest"),
         (row(5).path, "its folder is gone"),
     ]
     assert found.gone == [removed.path]
@@ -126,13 +151,11 @@ def test_disk_is_the_truth_for_rows(tmp_path, run_dir):
 
 @pytest.mark.parametrize(
     ("there", "adopted"),
-    [(b"12345", [10]), (b"1234", []), (b"12354", []), (None, [])],
+    [(WEIGHTS, [10]), (b"1234", []), (b"12354", []), (None, [])],
     ids=["whole", "cut", "changed", "gone"],
 )
 def test_what_was_found_damaged_is_used_again_only_when_whole(tmp_path, run_dir, there, adopted):
-    written = {"bytes": 5, "sha256": hashlib.sha256(b"12345").hexdigest()}
-    weights = write(run_dir, 1, 10, facts={"files": {"model.safetensors": written}})
-    weights /= "model.safetensors"
+    weights = write(run_dir, 1, 10) / "model.safetensors"
     if there is None:
         weights.unlink()
     else:

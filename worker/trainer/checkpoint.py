@@ -20,7 +20,7 @@ import safetensors.torch
 from torch import Tensor
 
 from app.lifecycle import Reason
-from app.manifest import MANIFEST, BadManifest, manifest_bytes, parse_manifest
+from app.manifest import MANIFEST, BadManifest, manifest_bytes, parse_manifest, require_place
 from worker.trainer import disk
 from worker.trainer.errors import TrainerError
 from worker.trainer.finite import is_finite
@@ -133,12 +133,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     try:
         document = parse_manifest(_read(folder / MANIFEST))
+        require_place(folder, document)
     except BadManifest as error:
         raise TornCheckpoint(str(error)) from error
-    if document["format"] != FORMAT:
+    if (written := document.get("format")) != FORMAT:
         raise TrainerError(
             Reason.checkpoint_unusable,
-            f"The checkpoint {folder} has format {document['format']}, and this version of Stoker "
+            f"The checkpoint {folder} has format {written}, and this version of Stoker "
             f"reads format {FORMAT}. Use the version that wrote it, or restart from scratch.",
         )
     return document
@@ -152,7 +153,9 @@ def load(folder: Path, parts: tuple[str, ...] = PARTS) -> Snapshot:
 
 def _load_part(folder: Path, part: str, manifest: Mapping[str, Any]) -> Tensors:
     name = f"{part}.safetensors"
-    entry = manifest["files"][name]
+    entry = manifest["files"].get(name)
+    if entry is None:
+        raise TornCheckpoint(f"{MANIFEST} does not name {name}")
     data = _read(folder / name)
     if len(data) != entry["bytes"]:
         raise TornCheckpoint(f"{name} has {len(data)} bytes instead of {entry['bytes']}")
@@ -170,18 +173,6 @@ def _read(path: Path) -> bytes:
         raise TornCheckpoint(f"{'the folder' if is_gone else path.name} is gone") from error
     except OSError as error:
         raise unreadable(path, error) from error
-
-
-def require_place(folder: Path, body: Mapping[str, Any]) -> None:
-    """Raises TornCheckpoint when the manifest is of another run, attempt or step than the folder:
-    somebody put it there, and to train on from it would pass for this run's own work.
-    """
-    run, attempt, step = folder.parents[2].name, folder.parent.parent.name, folder.name
-    said = str(body["run_id"]), f"attempt-{body['attempt']}", f"step-{body['step']}"
-    if said != (run, attempt, step):
-        raise TornCheckpoint(
-            f"its manifest is of run {said[0]}, {said[1]}, {said[2]}, which is not where it lies"
-        )
 
 
 def quarantine(folder: Path) -> Path:

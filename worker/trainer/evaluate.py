@@ -7,7 +7,7 @@ from itertools import islice
 import torch
 
 from app.lifecycle import Reason
-from worker.trainer.checkpoint import TornCheckpoint, load, require_place
+from worker.trainer.checkpoint import TornCheckpoint, load
 from worker.trainer.data.batch import Batch, Batches
 from worker.trainer.errors import TrainerError
 from worker.trainer.report import not_finite
@@ -117,7 +117,6 @@ def _load_best(trainer: Trainer) -> tuple[int, int]:
     if folder is not None:
         try:
             best = load(folder, ("model",))
-            require_place(folder, best.body)
             restore_weights(trainer.step.model, best.parts["model"])
         except TornCheckpoint as error:
             problem = str(error)

@@ -5,14 +5,7 @@ from pathlib import Path
 
 from app.lifecycle import Reason
 from worker.trainer.attempt import Attempt, RestoreCandidate
-from worker.trainer.checkpoint import (
-    PARTS,
-    Snapshot,
-    TornCheckpoint,
-    load,
-    quarantine,
-    require_place,
-)
+from worker.trainer.checkpoint import PARTS, Snapshot, TornCheckpoint, load, quarantine
 from worker.trainer.errors import TrainerError
 from worker.trainer.eventlog import EventLog
 
@@ -55,7 +48,6 @@ def find_start(attempt: Attempt, events: EventLog) -> Start | None:
         try:
             parts = PARTS if candidate.carry == "full" else ("model",)
             snapshot = load(candidate.path, parts)
-            require_place(candidate.path, snapshot.body)
         except TornCheckpoint as error:
             passed_over.append(PassedOver(candidate.path, str(error)))
             _put_aside(candidate, str(error), events)
