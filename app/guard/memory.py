@@ -303,15 +303,16 @@ class _Run:
             slots = need.slots_bytes(chunk, parts)
             yield Item(name, slots if whole is None else min(slots, whole))
 
-    def loader_items(self, *, on_gpu: bool) -> Iterable[Item]:
-        """On the host, whatever the device: of the PyTorch loader."""
+    def host_items(self, *, on_gpu: bool) -> Iterable[Item]:
+        """On the host, whatever the device: of reading, and copies of the state."""
+        yield from self.reading.items(self.need, self.data)
         if self.pools is not None:
             yield from self.pools.items(used_there=not on_gpu)
-
-    def snapshot_item(self) -> Item:
-        """A copy of the state, which is written while the training goes on."""
         state = self.model.weights_bytes + self.model.optimizer_bytes
-        return Item("checkpoint_snapshot", state, STEPS)
+        yield Item("checkpoint_snapshot", state, STEPS)
+        # At a stop a GPU's state is copied besides; on a CPU it is written from where it lies.
+        if on_gpu and self.need.held_out and self.spec.checkpoint.keep_best:
+            yield Item("waiting_best", state, ("checkpointing",))
 
     def assumed(self) -> tuple[str, ...]:
         return (
@@ -342,9 +343,7 @@ def _beside_on_cpu(run: _Run, free: int) -> tuple[Item, ...]:
     return (
         *run.model_items(),
         *run.step_items(run.reckon_on_cpu(), free),
-        *run.reading.items(run.need, run.data),
-        *run.loader_items(on_gpu=False),
-        run.snapshot_item(),
+        *run.host_items(on_gpu=False),
     )
 
 
@@ -366,9 +365,7 @@ def _cuda_host(run: _Run, free: int | None) -> Room:
         Item("libraries", libraries),
         Item("compiler", compiler, STEPS),
         *_staged(run),
-        *run.reading.items(run.need, run.data),
-        *run.loader_items(on_gpu=True),
-        run.snapshot_item(),
+        *run.host_items(on_gpu=True),
     )
     return Room(items, free)
 

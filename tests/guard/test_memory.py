@@ -88,6 +88,16 @@ def test_on_a_gpu_model_and_data_are_on_the_device_and_the_staging_on_the_host()
     assert any("not measured on a GPU" in line for line in plan.assumed)
 
 
+def test_a_stop_copies_a_gpus_state_beside_a_best_one_that_waits():
+    """On a CPU it is written from where it lies."""
+    specs = [spec_of(checkpoint={"keep_best": kept}) for kept in (1, 0)]
+    found, none = (memory_plan(spec, world(devices=(RTX,))).host for spec in specs)
+    (copy,) = (item.bytes for item in none.items if item.name == "checkpoint_snapshot")
+    more = {phase: found.peaks[phase] - none.peaks[phase] for phase in PHASES}
+    assert more == {**dict.fromkeys(PHASES, 0), "checkpointing": copy}
+    assert "waiting_best" not in memory_plan(spec_of(), world()).as_json()["host"]["items"]
+
+
 @pytest.mark.parametrize("below", [1, IMPORTS["cpu"].trainer - 1])
 def test_what_the_imports_take_is_not_free(below):
     """The plan is of bytes above them, so it has to fit into what they leave."""

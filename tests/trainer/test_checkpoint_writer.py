@@ -3,6 +3,7 @@
 import errno
 import json
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,9 +116,9 @@ def test_the_next_checkpoint_waits_for_the_one_before(
             written.append(target.name)
         rename(source, target)
 
-    def capture_noted(*arguments: Any) -> Snapshot:
+    def capture_noted(*arguments: Any, in_place: bool) -> Snapshot:
         copied.append(len(written))
-        return capture(*arguments)
+        return capture(*arguments, in_place=in_place)
 
     monkeypatch.setattr(disk, "rename", rename_late)
     monkeypatch.setattr("worker.trainer.trainer.capture", capture_noted)
@@ -132,8 +133,8 @@ def test_the_memory_of_the_copy_before_is_used_again(
 ) -> None:
     places = []
 
-    def capture_noted(*arguments: Any) -> Snapshot:
-        snapshot = capture(*arguments)
+    def capture_noted(*arguments: Any, in_place: bool) -> Snapshot:
+        snapshot = capture(*arguments, in_place=in_place)
         places.append([t.data_ptr() for part in snapshot.parts.values() for t in part.values()])
         return snapshot
 
@@ -141,6 +142,31 @@ def test_the_memory_of_the_copy_before_is_used_again(
     lab.run(patch=EVERY_THIRD)
     assert len(places) == 3
     assert places[0] == places[1] == places[2]
+
+
+def test_a_stop_takes_no_memory_for_its_state(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU it is written from where it lies, and the copy before is given back first."""
+    copies: list[weakref.ref[torch.Tensor]] = []
+    at_the_stop = []
+
+    def capture_noted(step: Any, *arguments: Any, in_place: bool) -> Snapshot:
+        if in_place:
+            for _ in range(1000):  # the thread that wrote it may still be letting it go
+                if copies[0]() is None:
+                    break
+                threading.Event().wait(0.01)
+            at_the_stop.append(copies[0]() is None)
+        snapshot = capture(step, *arguments, in_place=in_place)
+        there, weight = snapshot.parts["model"]["head.weight"], step.model.get_parameter
+        if in_place:
+            at_the_stop.append(there.data_ptr() == weight("head.weight").data_ptr())
+        copies.append(weakref.ref(there))
+        return snapshot
+
+    monkeypatch.setattr("worker.trainer.trainer.capture", capture_noted)
+    outcome = lab.run(patch=EVERY_THIRD, stop=StopAtPoll(BUILDING_POLLS + 8))
+    assert len(outcome.of_kind("checkpoint")) == 2
+    assert at_the_stop == [True, True]
 
 
 def test_a_stop_ends_only_when_the_checkpoint_is_durable(
@@ -226,8 +252,8 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """The steps whose copies hold a weight that is not a number, of which no loss tells."""
     steps: set[int] = set()
 
-    def capture_poisoned(step: Any, state: Any, *others: Any) -> Snapshot:
-        snapshot = capture(step, state, *others)
+    def capture_poisoned(step: Any, state: Any, *others: Any, in_place: bool) -> Snapshot:
+        snapshot = capture(step, state, *others, in_place=in_place)
         if state.step in steps:
             snapshot.parts["model"]["head.weight"][0, 0] = torch.nan
         return snapshot

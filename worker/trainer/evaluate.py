@@ -12,7 +12,7 @@ from worker.trainer.data.batch import Batch, Batches
 from worker.trainer.errors import TrainerError
 from worker.trainer.report import not_finite
 from worker.trainer.snapshot import restore_weights
-from worker.trainer.state import Best, Scores, improves
+from worker.trainer.state import Scores, improves
 from worker.trainer.trainer import Trainer
 
 
@@ -31,10 +31,8 @@ def validate(trainer: Trainer) -> None:
     state.last |= named
     epoch = state.running_epoch()
     trainer.log.evaluation("validation", scores["loss"], named, state.step, epoch)
-    value = named[spec.checkpoint.monitor]
-    if improves(value, state.best.value if state.best else None, spec.checkpoint.mode):
-        state.best = Best(state.step, epoch, value, named)
-        trainer.best_folder = None  # until its checkpoint is begun
+    if state.note_best(spec.checkpoint) and spec.checkpoint.keep_best == 0:
+        trainer.best_folder = None  # unless it is saved for another reason
     if stopping := spec.early_stopping:
         value = named[stopping.monitor]
         if improves(value, state.patience_best, stopping.mode, stopping.min_delta):

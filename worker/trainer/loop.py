@@ -40,7 +40,7 @@ def train(trainer: Trainer) -> Reason:
         if trainer.writer.has_failed:
             trainer.finish_saving()
         if trainer.checkpoint_due() or stopping:
-            trainer.save()
+            trainer.save(stopping=stopping)
         else:
             trainer.keep_best()
         ending = agenda.ending(state)

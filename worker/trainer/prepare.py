@@ -44,7 +44,7 @@ from worker.trainer.recording import (
 )
 from worker.trainer.report import Report
 from worker.trainer.snapshot import carry_weights, restore
-from worker.trainer.start import Start, find_start
+from worker.trainer.start import Start, find_best, find_start
 from worker.trainer.state import TrainState, Yardstick
 from worker.trainer.step import Precision, TrainingStep
 from worker.trainer.stop import StopFlag
@@ -248,11 +248,12 @@ def _applied(trainer: Trainer) -> dict[str, Any]:
 
 
 def _started_from(trainer: Trainer, start: Start) -> None:
-    body, candidate, log = start.snapshot.body, start.candidate, trainer.log
+    body, candidate, log, state = start.snapshot.body, start.candidate, trainer.log, trainer.state
+    best = state.best
     if start.is_full:
-        trainer.best_folder = start.best_folder if trainer.state.best else None
+        trainer.best_folder = find_best(start, state, trainer.spec.checkpoint)
         if candidate.own:
-            trainer.saved = trainer.state.step, trainer.state.evaluated_step
+            trainer.saved = state.step, state.evaluated_step
     log.events.emit(
         "restored",
         path=str(candidate.path),
@@ -261,3 +262,11 @@ def _started_from(trainer: Trainer, start: Start) -> None:
         own=candidate.own,
         passed_over=[{"path": str(one.path), "why": one.why} for one in start.passed_over],
     )
+    if best and state.best != best:
+        now = f"that of step {state.best.step}" if state.best else "chosen among those to come"
+        log.warning(
+            "best_weights_gone",
+            f"The weights of the best evaluation so far (step {best.step}) are not on the disk, "
+            "most likely because the attempt before was killed while it stopped, before they were "
+            f"written. The best evaluation is now {now}.",
+        )

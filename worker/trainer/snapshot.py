@@ -21,11 +21,14 @@ def capture(
     state: TrainState,
     facts: dict[str, Any],
     before: Mapping[str, Tensors] | None = None,
+    *,
+    in_place: bool = False,
 ) -> Snapshot:
     """A stable copy: later steps do not change it. Synchronizes with the device.
 
     `facts` go into the manifest as they are. `before`: the parts of a snapshot that is not needed
-    any more; their memory is used again.
+    any more; their memory is used again. `in_place`, when there are no later steps: what lies on
+    the CPU is not copied, and `before` is not used.
     """
     live: dict[str, Tensors] = {
         "model": step.model.state_dict(),
@@ -37,7 +40,10 @@ def capture(
         },
     }
     before = before or {}
-    parts = {name: _to_cpu(part, before.get(name, {})) for name, part in live.items()}
+    parts = {
+        name: _on_cpu(part) if in_place else _to_cpu(part, before.get(name, {}))
+        for name, part in live.items()
+    }
     body = {
         **facts,
         "step": state.step,
@@ -117,6 +123,11 @@ def _restore_optimizer(step: TrainingStep, tensors: Tensors) -> None:
         state.setdefault(index[name], {})[key] = tensor
     document = step.optimizer.state_dict() | {"state": state}
     step.optimizer.load_state_dict(document)
+
+
+def _on_cpu(tensors: Tensors) -> Tensors:
+    """Themselves where they are there already; contiguous, as they are in a file."""
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def _to_cpu(tensors: Tensors, before: Tensors) -> Tensors:

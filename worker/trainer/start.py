@@ -4,10 +4,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.lifecycle import Reason
+from app.spec.training import Checkpointing
 from worker.trainer.attempt import Attempt, RestoreCandidate
-from worker.trainer.checkpoint import PARTS, Snapshot, TornCheckpoint, load, quarantine
+from worker.trainer.checkpoint import (
+    PARTS,
+    Snapshot,
+    TornCheckpoint,
+    load,
+    quarantine,
+    read_manifest,
+)
 from worker.trainer.errors import TrainerError
 from worker.trainer.eventlog import EventLog
+from worker.trainer.state import TrainState
 
 
 @dataclass(frozen=True)
@@ -30,11 +39,6 @@ class Start:
     def is_full(self) -> bool:
         return self.candidate.carry == "full"
 
-    @property
-    def best_folder(self) -> Path | None:
-        relative = self.snapshot.body["best_folder"]
-        return (self.candidate.path / relative).resolve() if relative else None
-
 
 def find_start(attempt: Attempt, events: EventLog) -> Start | None:
     """None: there was nothing to start from, so the training begins.
@@ -56,6 +60,41 @@ def find_start(attempt: Attempt, events: EventLog) -> Start | None:
     if passed_over:
         raise _none_is_good(attempt, passed_over)
     return None
+
+
+def find_best(start: Start, state: TrainState, kept: Checkpointing) -> Path | None:
+    """Where the weights of `state.best` are; None: nowhere.
+
+    A stop writes its checkpoint first, and a best state that waited second. If there was no time
+    for that, `state.best` becomes the best of those that are there, unless none are to be kept.
+    Raises TrainerError checkpoint_error.
+    """
+    if state.best is None or state.best_by is None:
+        return None
+    path, relative = start.candidate.path, start.snapshot.body["best_folder"]
+    beside = path.with_name(f"step-{state.best.step}")
+    if _state_in(beside):
+        return beside
+    named = (path / relative).resolve() if relative else None  # the best when this was copied
+    before = _state_in(named) if named else None
+    if before and before.step == state.best.step:
+        return named
+    if kept.keep_best == 0:
+        return None
+    if before:
+        before.judge_by(state.best_by, None)
+    state.best = before.best if before else None
+    if state.evaluated_step == state.step and state.note_best(kept):
+        return path
+    return named if state.best else None
+
+
+def _state_in(folder: Path) -> TrainState | None:
+    """What a checkpoint says of the training; None when it is not there, or damaged."""
+    try:
+        return TrainState.from_json(read_manifest(folder)["state"])
+    except TornCheckpoint:
+        return None
 
 
 def _put_aside(candidate: RestoreCandidate, why: str, events: EventLog) -> None:

@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
+from app.spec.training import Checkpointing
+
 Scores = dict[str, float]
 
 
@@ -95,6 +97,15 @@ class TrainState:
             self.patience_used = 0
         self.best_by, self.patience_by = best_by, patience_by
         return lost
+
+    def note_best(self, kept: Checkpointing) -> bool:
+        """Whether the evaluation of this step is the best so far; if so, it is `best` now."""
+        scores = {name: value for name, value in self.last.items() if name.startswith("val_")}
+        value = scores[kept.monitor]
+        if not improves(value, self.best.value if self.best else None, kept.mode):
+            return False
+        self.best = Best(self.step, self.running_epoch(), value, scores)
+        return True
 
     def metrics(self) -> Scores:
         """What is known of the weights of this very step."""

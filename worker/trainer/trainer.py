@@ -51,8 +51,8 @@ class Copied:
 
 @dataclass
 class Trainer:
-    """`saved` is (step, evaluated_step) of the newest checkpoint of this run, which may still be
-    on its way to the disk."""
+    """`saved` is (step, evaluated_step) of the newest checkpoint of this run, `best_folder` that of
+    the best one that was begun; both may still be on their way to the disk."""
 
     attempt: Attempt
     agenda: Agenda
@@ -98,22 +98,26 @@ class Trainer:
         unsaved_seconds = time.monotonic() - self._saved_at
         return self.agenda.checkpoint_due(self.state, self.saved, unsaved_seconds)
 
-    def save(self) -> None:
+    def save(self, *, stopping: bool = False) -> None:
         """Begin a checkpoint of this step, unless there is nothing new to save.
 
         Training waits for the checkpoint before, if that is still being written, and for a copy
-        of its state; not for this one to be written.
+        of its state; not for this one to be written. A best state that waits goes first: a kill
+        between both keeps the best, and the steps since then are made again. At a stop, after
+        which nothing is trained, it comes second: a stop has only so much time, and after one write
+        no step is lost.
         """
         if self._key() == self.saved:
             return
-        is_copied = self._best is not None and self._best.key == self._key()
-        self._begin_best()  # before any other, which says where the best lies
-        if not is_copied:
-            self._begin(self._copy())
+        if self._best is None or self._best.key != self._key():
+            if not stopping:
+                self._begin_best()
+            self._begin(self._copy(in_place=stopping))
+        self._begin_best()
 
     def keep_best(self) -> None:
         """Copy a new best state, and write it once that takes little of the time. Until then it
-        waits in memory; a better one takes its place, and whatever is saved next it goes before.
+        waits in memory; a better one takes its place, and the next save writes it too.
         """
         best = self.state.best
         if best and best.step == self.state.step and self._is_wanted():
@@ -157,31 +161,36 @@ class Trainer:
         copied = self._best.key if self._best else None
         return self.spec.checkpoint.keep_best > 0 and self._key() not in (self.saved, copied)
 
-    def _copy(self) -> Copied:
-        """In the memory of the copy before, which is waited for."""
+    def _copy(self, *, in_place: bool = False) -> Copied:
+        """In the memory of the copy before, which is waited for; for `in_place` see `capture`."""
         log, asked = self.log, time.monotonic()
         folder = self.attempt.folder / "checkpoints" / f"step-{self.state.step}"
         with log.within("checkpointing"), log.clock.part("checkpoint"):
             self.writer.wait()
             began = time.monotonic()
-            if self.state.best is not None and self.state.best.step == self.state.step:
-                self.best_folder = folder
-            facts = self._manifest_facts(folder)
-            snapshot = capture(self.step, self.state, facts, self._copies)
-            self._copies = snapshot.parts
+            facts, before = self._manifest_facts(folder), self._copies
+            if in_place:
+                self._copies = before = {}  # a best state that waits keeps its own
+            snapshot = capture(self.step, self.state, facts, before, in_place=in_place)
+            if not in_place:
+                self._copies = snapshot.parts
         now = time.monotonic()
         return Copied(snapshot, folder, self._key(), now, now - began, now - asked)
 
     def _begin_best(self) -> None:
         """Begin to write the best state that waits, if there is one that is not outdone."""
-        copied, self._best = self._best, None
-        best = self.state.best
-        if copied and best and best.step == copied.key[0]:
-            self._begin(copied)
+        if self._best and self._is_best(self._best):
+            self._begin(self._best)
+        self._best = None  # only now: if the write before has failed, `rescue` writes this one
+
+    def _is_best(self, copied: Copied) -> bool:
+        return self.state.best is not None and self.state.best.step == copied.key[0]
 
     def _begin(self, copied: Copied) -> None:
         self.finish_saving()
-        self.saved, self._saved_at = copied.key, copied.at
+        self.saved, self._saved_at = max(self.saved, copied.key), copied.at
+        if self._is_best(copied):
+            self.best_folder = copied.folder
         self._begun_at = time.monotonic()
         self.writer.begin(partial(self._write, copied))
 
