@@ -18,6 +18,7 @@ from app.guard.facts import Facts, UnknownFact
 from app.guard.memory import CUDA_CONTEXT_BYTES, MemoryPlan, memory_plan, planned_memory
 from app.guard.memory_compared import compared
 from app.guard.memory_model import SequenceSize
+from app.guard.memory_room import PHASES
 from app.spec.imports import IMPORTS
 from app.spec.layers import overlay
 from app.spec.residency import memory_for_data
