@@ -26,7 +26,7 @@ WaitOption = Annotated[
 ]
 # The state in which an action has nothing more to do.
 AT_REST = {"stop": "stopped", "kill": "stopped", "pause": "paused"}
-ENDED = {"succeeded": "has succeeded", "failed": "has failed", "stopped": "is stopped"}
+ENDED = ("succeeded", "failed", "stopped")
 
 
 def stop(run_id: RunId, wait: WaitOption = None, as_json: JsonOption = False) -> None:
@@ -83,7 +83,7 @@ def restart(
     if as_json:
         print_json(run)
         return
-    typer.echo(f"Run {run_id} goes on as run {run['id']}, which is {in_words(run['status'])}.")
+    typer.echo(f"Run {run_id} goes on as run {run['id']}, which {in_words(run['status'])}.")
     _explain_carry(run["carry"], source)
     print_lines(issue_lines(warnings))
     typer.echo(f"  stoker watch {run['id']}")
@@ -119,8 +119,10 @@ def _act(run_id: int, action: Action, wait_seconds: float | None, as_json: bool)
     if as_json:
         print_json(run)
         return
-    already = " already" if state_before == AT_REST.get(action) else ""
-    typer.echo(f"Run {run_id} is {in_words(run['status'])}{already}.")
+    said = in_words(run["status"])
+    if state_before == AT_REST.get(action):
+        said = said.replace(" ", " already ", 1)
+    typer.echo(f"Run {run_id} {said}.")
 
 
 def _problem_type() -> "type[Problem]":
@@ -140,9 +142,9 @@ def _refusal(
     if action == "delete":
         said = f"Run {run_id} is {state}; only one that has ended can be deleted."
     elif state in ENDED:
-        said = f"Run {run_id} {ENDED[state]}; there is nothing to {action}."
+        said = f"Run {run_id} {in_words(state)}; there is nothing to {action}."
     else:
-        said = f"Run {run_id} is {state} and cannot {action} now."
+        said = f"Run {run_id} is {state}; you cannot {action} it now."
     return CommandFailed(f"{said} Possible now:{allowed}")
 
 

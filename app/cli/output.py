@@ -130,12 +130,15 @@ def metric_line(values: Mapping[str, object]) -> str:
 
 
 def in_words(status: str) -> str:
-    """A status as the end of "Run 7 is …"."""
-    return {
+    """A status as what follows "Run 7 …"."""
+    if status in ("succeeded", "failed", "stopped"):
+        return f"has {status}"
+    word = {
         "killing": "being killed",
         "waiting_for_parent": "waiting for its parent",
         "waiting_for_memory": "waiting for memory",
     }.get(status, status)
+    return f"is {word}"
 
 
 def best_score(best: Mapping[str, object] | None) -> str | None:

@@ -1,6 +1,7 @@
 """Submitting runs and looking at them: submit, ls, show."""
 
 import shlex
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -53,7 +54,9 @@ def submit(
     if as_json:
         print_json(run)
         return
-    typer.echo(f"Run {run['id']} {_named(run)}is {in_words(run['status'])}.")
+    typer.echo(f"Run {run['id']} {_named(run)}{in_words(run['status'])}.")
+    if run["state"] == "queued" and run["message"]:
+        print_lines([f"  It waits: {run['message']}"])
     print_lines(issue_lines(warnings))
     typer.echo(f"  stoker watch {run['id']}")
 
@@ -110,6 +113,21 @@ def ls(
     )
     if page["next_cursor"]:
         typer.echo(f"older ones: stoker ls --after {page['next_cursor']}")
+    if why := why_they_wait(page["data"]):
+        print_lines([why], err=True)
+
+
+def why_they_wait(runs: list[Document]) -> str | None:
+    """One line with what most of the queued runs wait for; None where nothing is said of any."""
+    told = {run["id"]: run["message"] for run in runs if run["state"] == "queued"}
+    counted = Counter(message for message in told.values() if message)
+    if not counted:
+        return None
+    [(why, count)] = counted.most_common(1)
+    ids = ", ".join(str(run_id) for run_id, message in sorted(told.items()) if message == why)
+    who = f"Runs {ids} wait" if count > 1 else f"Run {ids} waits"
+    others = " `stoker queue` says why the others wait." if count < counted.total() else ""
+    return f"{who}: {why}{others}"
 
 
 def show(run_id: RunId, as_json: JsonOption = False) -> None:
@@ -120,7 +138,7 @@ def show(run_id: RunId, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(run)
         return
-    typer.echo(f"Run {run['id']} {_named(run)}is {in_words(run['status'])}.")
+    typer.echo(f"Run {run['id']} {_named(run)}{in_words(run['status'])}.")
     print_facts(_facts(run, documents))
     # Until its end a run has told no result, and a killed one never; but what was best so far.
     result = run.get("result") or {"best": (run.get("progress") or {}).get("best")}

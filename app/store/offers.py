@@ -1,8 +1,10 @@
 """What slots offer to queued runs: as agents tell it, and in the statements that match them."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, false, not_, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, and_, false, not_, or_, select
 
 from app.spec.requirements import Measure, SlotOffer, Use, uses_of
 from app.store.records import Document
@@ -17,11 +19,30 @@ _ALIVE = select(workers.c.name, workers.c.slots, workers.c.devices, workers.c.fa
 
 
 def idle_offers(connection: Connection) -> list[SlotOffer]:
-    """The slots of all workers that train nothing, as of their last beats."""
+    """The slots of all workers that train nothing, as of their last beats; all slots, as blocked
+    ones, where none is idle and no worker has its artifacts: runs do not wait for their turn then.
+    """
+    rows = connection.execute(_ALIVE.order_by(workers.c.id)).all()
+    idle = [
+        offer for row in rows for offer in offers_of(row.name, row.slots, row.devices, row.facts)
+    ]
+    if not idle and all(row.facts.get("artifacts_away") for row in rows):
+        return [offer for row in rows for offer in _while_away(row)]
+    return idle
+
+
+def _while_away(worker: Row[Any]) -> list[SlotOffer]:
+    """What it has free beside its runs is no matter: nothing is claimed."""
+    slots = [{**slot, "run_id": None} for slot in worker.slots]
     return [
-        offer
-        for row in connection.execute(_ALIVE.order_by(workers.c.id))
-        for offer in offers_of(row.name, row.slots, row.devices, row.facts)
+        replace(
+            offer,
+            free_bytes=None,
+            host_free_bytes=None,
+            disk_free_bytes=None,
+            blocked=worker.facts["artifacts_away"],
+        )
+        for offer in offers_of(worker.name, slots, worker.devices, worker.facts)
     ]
 
 

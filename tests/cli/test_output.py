@@ -21,8 +21,11 @@ def test_numbers(value, text):
 
 
 def test_a_status_ends_a_sentence():
-    shown = ["running", "killing", "waiting_for_parent"]
-    assert [in_words(one) for one in shown] == ["running", "being killed", "waiting for its parent"]
+    shown = ["running", "killing", "waiting_for_parent", "paused", "succeeded", "stopped"]
+    assert [in_words(one) for one in shown] == [
+        "is running", "is being killed", "is waiting for its parent", "is paused", "has succeeded",
+        "has stopped",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,16 @@ from typing import Any
 import pytest
 from sqlalchemy import insert, update
 
+from app.cli.runs import why_they_wait
 from app.client import StokerClient
 from app.settings import load_settings
+from app.spec.run import SPEC_VERSION
 from app.store import open_store
 from app.store.checkpoint_rows import add_checkpoints
 from app.store.records import NewCheckpoint
 from app.store.tables import attempts, runs
 from tests.cli.conftest import SPEC
+from tests.cli.test_machine import registered
 from tests.store.conftest import new_run
 
 
@@ -28,6 +31,34 @@ def test_submit_says_what_to_do_next(cli, api, spec_file):
     assert answer.code == 0
     assert "(waves) is queued" in answer.out
     assert "stoker watch" in answer.out
+
+
+def test_submit_and_ls_say_that_runs_wait_for_their_artifacts(cli, api, spec_file):
+    away = {"artifacts_away": "The artifact root /mnt/runs may not be mounted."}
+    slots = [{"name": "cpu-0", "device": "cpu", "run_id": 7, "waiting": None}]
+    facts = {**away, "spec_version": SPEC_VERSION}
+    with registered(api, slots=slots, facts=facts):
+        submitted = cli("submit", str(spec_file))
+        second = cli("submit", str(spec_file), "--json").document
+        listed = cli("ls", "--limit", "2")
+        as_json = cli("ls", "--limit", "2", "--json")
+    assert f"  It waits: {away['artifacts_away']}\n" in submitted.out
+    assert second["message"] == away["artifacts_away"], "also to who calls the API by hand"
+    ids = f"{second['id'] - 1}, {second['id']}"
+    assert listed.err == f"Runs {ids} wait: {away['artifacts_away']}\n"
+    assert as_json.err == ""
+    assert cli("ls").err == ""
+
+
+def test_ls_names_the_commonest_reason_to_wait_in_one_line():
+    def run(run_id, message, status="queued"):
+        return {"id": run_id, "status": status, "state": "queued", "message": message}
+
+    page = [run(9, "A."), run(8, "B.", "waiting_for_memory"), run(7, "B."), run(6, None)]
+    assert why_they_wait(page) == "Runs 7, 8 wait: B. `stoker queue` says why the others wait."
+    assert why_they_wait(page[:1]) == "Run 9 waits: A."
+    assert why_they_wait(page[3:]) is None
+    assert why_they_wait([{**run(5, "Stopped."), "state": "stopped"}]) is None
 
 
 def test_set_changes_the_spec(cli, api, spec_file):
@@ -223,7 +254,7 @@ def test_pause_resume_stop(cli, api, run_id):
     assert cli("pause", str(run_id)).out == f"Run {run_id} is paused.\n"
     assert cli("watch", str(run_id)).code == 4
     assert cli("resume", str(run_id), "--json").document["state"] == "queued"
-    assert cli("stop", str(run_id), "--wait", "5").out == f"Run {run_id} is stopped.\n"
+    assert cli("stop", str(run_id), "--wait", "5").out == f"Run {run_id} has stopped.\n"
     assert cli("watch", str(run_id)).code == 3
 
 
@@ -232,17 +263,17 @@ def test_an_action_that_is_not_allowed_says_which_are(cli, api, run_id):
     answer = cli("pause", str(run_id))
     assert answer.code == 5
     assert answer.err == (
-        f"error: Run {run_id} is stopped; there is nothing to pause. Possible now:\n"
+        f"error: Run {run_id} has stopped; there is nothing to pause. Possible now:\n"
         f"  stoker restart {run_id}\n  stoker delete {run_id}\n"
     )
 
 
 def test_what_is_done_already_is_said_and_is_no_error(cli, api, run_id):
     assert cli("pause", str(run_id)).out == f"Run {run_id} is paused.\n"
-    assert cli("pause", str(run_id)).out == f"Run {run_id} is paused already.\n"
-    assert cli("stop", str(run_id)).out == f"Run {run_id} is stopped.\n"
+    assert cli("pause", str(run_id)).out == f"Run {run_id} is already paused.\n"
+    assert cli("stop", str(run_id)).out == f"Run {run_id} has stopped.\n"
     again = cli("stop", str(run_id))
-    assert (again.code, again.out) == (0, f"Run {run_id} is stopped already.\n")
+    assert (again.code, again.out) == (0, f"Run {run_id} has already stopped.\n")
 
 
 def test_delete_asks_and_wants_an_ended_run(cli, api, run_id):

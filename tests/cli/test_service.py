@@ -271,7 +271,7 @@ def test_stop_pause_resume_restart_while_it_trains(cli, up, long_spec_file):
     assert cli("watch", str(run_id)).code == 3
     child_id = cli("show", str(run_id), "--json").document["child_ids"][0]
     wait_for_training(child_id)
-    assert cli("kill", str(child_id), "--wait", "60").out == f"Run {child_id} is stopped.\n"
+    assert cli("kill", str(child_id), "--wait", "60").out == f"Run {child_id} has stopped.\n"
 
 
 def test_workers_and_their_slots(cli, up):

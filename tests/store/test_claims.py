@@ -228,6 +228,20 @@ def test_a_card_that_somebody_else_holds_is_named(world: World) -> None:
     assert statuses(world, short.id) == ["waiting_for_memory"]
 
 
+def test_a_run_waits_for_artifacts_that_are_away_also_where_every_slot_is_busy(
+    world: World,
+) -> None:
+    away = {"artifacts_away": "The artifact root /mnt/runs may not be mounted."}
+    run = world.submit(device="cuda", requirements=Requirements(device_bytes=20 * GIB))
+    have(world, (SMALL, 7), (LARGE, 8), **away)
+    told = world.store.runs.get(run.id).waiting
+    assert told is not None
+    assert (told.for_memory, told.why) == (False, away["artifacts_away"])
+    assert statuses(world, run.id) == ["queued"]
+    world.register_worker("another, whose slots are busy")
+    assert world.store.runs.get(run.id).waiting is None, "its turn comes there"
+
+
 def test_what_others_will_not_give_back_is_no_memory_to_wait_for(world: World) -> None:
     have(world, (SMALL, None))
     newer = world.submit(spec_version=SPEC_VERSION + 1)
