@@ -8,6 +8,16 @@ from typing import Any, Literal
 from app.lifecycle import Reason
 from app.spec.requirements import NOTHING_KNOWN, Requirements
 
+# What an attempt may end with because its artifact root is away: it reads and writes there.
+OF_THE_ROOT = frozenset(
+    {
+        Reason.checkpoint_write_error,
+        Reason.checkpoint_unusable,
+        Reason.trainer_error,
+        Reason.crashed,
+    }
+)
+
 
 @dataclass
 class Evidence:
@@ -17,7 +27,8 @@ class Evidence:
     None when no launcher lived to report it; `launcher_returncode` is the launcher's own;
     `busy` the launcher's sentence about a held lock;
     `lapsed`: no beat was stored for so long that the launcher stopped the trainer;
-    `fault` an error of the worker itself in dealing with this attempt.
+    `fault` an error of the worker itself in dealing with this attempt; `root_was_away`: the
+    artifact root was, when its last process had ended.
     """
 
     end: dict[str, Any] | None = None
@@ -33,6 +44,7 @@ class Evidence:
     oom_kills: int = 0
     grace_seconds: float = 0.0
     last_log_line: str | None = None
+    root_was_away: bool = False
 
     def hear(self, message: dict[str, Any]) -> None:
         """Note what the launcher has said."""
@@ -57,7 +69,20 @@ class Verdict:
 
 
 def classify(seen: Evidence) -> Verdict:
-    """The reason an attempt ended; what the trainer said of itself goes first."""
+    """The reason an attempt ended; what the trainer said of itself goes first, unless all that
+    failed may have been the artifact root.
+    """
+    verdict = _by_itself(seen)
+    if not seen.root_was_away or verdict.reason not in OF_THE_ROOT:
+        return verdict
+    return Verdict(
+        Reason.checkpoint_error,
+        "The artifact root was away when the attempt ended. It is tried again from the latest "
+        f"checkpoint, and that uses up no retry. How it ended: {verdict.message}",
+    )
+
+
+def _by_itself(seen: Evidence) -> Verdict:
     said = _said_by_trainer(seen.end)
     if said is not None and said.reason is Reason.killed and seen.oom_kills > 0:
         return Verdict(Reason.host_oom, f"{said.message} The kernel did that here.")

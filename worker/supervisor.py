@@ -192,10 +192,8 @@ class Supervision:
 
     def obey(self, intent: Intent) -> None:
         """Carry out what the user wants of the run."""
-        if intent is Intent.kill:
-            self.ask("kill")
-        elif intent is not Intent.run:
-            self.ask("stop")
+        if intent is not Intent.run:
+            self.ask("kill" if intent is Intent.kill else "stop")
 
     def ask(self, do: Asked, *, drained: bool = False) -> None:
         """End the attempt; a stop may become a kill, never the other way round."""
@@ -261,6 +259,7 @@ class Supervision:
         self.heard()
         self._seen.launcher_returncode = self.launched.returncode()
         self._seen.oom_kills = oom_kills() - self._oom_kills
+        self._seen.root_was_away = not self._artifacts.is_here()
         self.launched.close()
         self.launched = None
         self._kill_at = None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.cli.backup import back_up, put_back
-from app.lifecycle import Intent, RunState
+from app.lifecycle import Intent, Reason, RunState
 from app.store.artifact_root import MARKER, ArtifactRoot
 from app.store.restored import read_replaced, take_over
 from app.store.store import open_store
@@ -81,7 +81,10 @@ def test_a_disk_that_goes_while_a_run_trains_costs_nothing(farm):
     disk.mount()
     assert farm.wait_for_end(run_id).state is RunState.succeeded, farm.log()
     assert farm.wait_for_end(other).state is RunState.succeeded
-    second = farm.store.attempts.list(run_id)[1]
+    first, second = farm.store.attempts.list(run_id)
+    assert first.reason is Reason.checkpoint_error
+    assert "artifact root was away" in first.message
+    assert farm.run(run_id).retries_used == 0
     assert second.resumed_from_step > 0
     assert says_away(farm) is None
     assert not warnings(farm, run_id)

@@ -50,6 +50,24 @@ def test_reason(seen, reason):
     assert classify(seen).reason is reason
 
 
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (None, Reason.checkpoint_error),
+        ({"reason": "checkpoint_write_error", "message": "No."}, Reason.checkpoint_error),
+        ({"reason": "checkpoint_unusable", "message": "No."}, Reason.checkpoint_error),
+        ({"reason": "trainer_error", "message": "No."}, Reason.checkpoint_error),
+        ({"reason": "nonfinite", "message": "No."}, Reason.nonfinite),
+        (DONE, Reason.completed),
+    ],
+)
+def test_what_may_come_of_an_artifact_root_that_is_away_is_told_so(end, expected):
+    found = classify(Evidence(end=end, returncode=1, last_log_line="No.", root_was_away=True))
+    assert found.reason is expected
+    assert ("artifact root was away" in found.message) == (expected is Reason.checkpoint_error)
+    assert expected is not Reason.checkpoint_error or found.message.endswith("No.")
+
+
 def test_a_crash_names_the_signal_and_the_last_line_of_the_log():
     seen = Evidence(returncode=-signal.SIGSEGV, last_log_line="cannot map file")
     assert "SIGSEGV" in classify(seen).message
