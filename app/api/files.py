@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 from zipfile import ZIP_STORED, ZipFile, ZipInfo
@@ -13,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from app.api.problems import RangeNotSatisfiable, response_of
+from app.api.services import Services
 from app.errors import Conflict, InvalidRequest, NotFound, StokerError
 from app.manifest import MANIFEST, BadManifest, parse_manifest
 from app.store.artifact_root import ArtifactRoot
@@ -23,7 +25,7 @@ LARGE_BYTES = 1 << 31  # from here on a zip needs its 64-bit form
 EARLIEST = 315_619_200  # a zip knows no time before 1980
 
 
-def damaged(record: CheckpointRecord) -> Conflict:
+def _damaged(record: CheckpointRecord) -> Conflict:
     """The answer for a checkpoint that cannot be used."""
     return Conflict(
         f"Checkpoint {record.id} is damaged: {record.damage}. It cannot be used. GET "
@@ -43,7 +45,7 @@ class CheckpointFiles:
         folder = (artifact_root / record.path).resolve()
         inside = folder.is_relative_to(artifact_root.resolve())
         if record.damage is not None:
-            raise damaged(record)
+            raise _damaged(record)
         if record.state != "saved" or not inside or not folder.is_dir():
             raise NotFound(
                 f"The files of checkpoint {record.id} are gone. GET /runs/{record.run_id}"
@@ -152,6 +154,17 @@ class _OpenFileResponse(FileResponse):
             "The header Range cannot be read; it looks like `bytes=0-999`, or `bytes=1000-` for "
             "all that follows."
         )
+
+
+def whole_files(services: Services, record: CheckpointRecord) -> CheckpointFiles:
+    """Its files; Conflict, and noted for all, where they are not those that were saved. NotFound
+    where they are gone, Unavailable while the artifact root is away.
+    """
+    files = CheckpointFiles(services.artifacts, record)
+    if (why := files.damage()) is not None:
+        services.store.checkpoints.note_damage(record.id, why)
+        raise _damaged(replace(record, damage=why))
+    return files
 
 
 def _zip_pieces(files: ExitStack, opened: Mapping[str, IO[bytes]], label: str) -> Iterator[bytes]:

@@ -3,11 +3,12 @@
 from typing import Any
 
 from app.api.bounds import checked
+from app.api.files import whole_files
 from app.api.knowledge import Parent
 from app.api.models.runs import RestartBody
 from app.api.services import Services
 from app.api.submitting import made_before, new_run_of, plan_request
-from app.errors import InvalidRequest, SpecRejected
+from app.errors import Conflict, InvalidRequest, NotFound, SpecRejected, Unavailable
 from app.guard.carry import Carry, carry_between, from_scratch
 from app.guard.inheritance import inherited
 from app.guard.patching import apply_json_patch, apply_merge_patch
@@ -16,6 +17,9 @@ from app.spec.issue import Issue
 from app.store.records import Idempotency, NewRun, Restart, RunRecord
 
 Document = dict[str, Any]
+
+# Checkpoints that an answer lists, the newest.
+MOST_NAMED = 10
 
 
 def restart(
@@ -52,6 +56,7 @@ def plan_restart(
 def _plan(services: Services, parent_id: int, body: RestartBody) -> tuple[Plan, Parent]:
     """The plan of the patched request as the world is now, and what is known of the parent."""
     documents = services.store.runs.documents(parent_id)
+    _require_whole(services, parent_id, body.from_)
     request = _patched(documents.request, body)
     taken = None
     if not _names_preset(body):
@@ -66,6 +71,31 @@ def _plan(services: Services, parent_id: int, body: RestartBody) -> tuple[Plan, 
         documents.shape,
     )
     return plan_request(services, request, parent), parent
+
+
+def _require_whole(services: Services, parent_id: int, from_: str | int) -> None:
+    """InvalidRequest where the checkpoint that was named is damaged or gone, with what is left."""
+    if isinstance(from_, str):
+        return
+    try:
+        whole_files(services, services.store.checkpoints.get(from_))
+    except Unavailable:
+        return  # the child waits for its artifacts, too
+    except Conflict:
+        why = f"is damaged: {services.store.checkpoints.get(from_).damage}"
+    except NotFound:
+        why = "is not there, or not any more"
+    else:
+        return
+    saved = [one for one in services.store.checkpoints.list(parent_id) if one.state == "saved"]
+    left = [f"step {one.step} (checkpoint {one.id})" for one in saved if one.id != from_]
+    told = (
+        f"To go on from: {', '.join(left[:MOST_NAMED])}."
+        if left
+        else f"Run {parent_id} has no other; `stoker restart {parent_id} --from scratch` begins "
+        "anew."
+    )
+    raise InvalidRequest(f"Checkpoint {from_} {why}. {told}", code="no_such_checkpoint")
 
 
 def _order(parent: Parent, plan: Plan, body: RestartBody) -> tuple[Restart, NewRun]:

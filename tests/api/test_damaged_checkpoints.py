@@ -5,6 +5,8 @@ import pytest
 from app.lifecycle import Reason
 from tests.api.support import SPEC
 
+LONGER = {"patch": {"training": {"epochs": 100}, "schedule": {"kind": "constant"}}}
+
 
 @pytest.fixture
 def lease(api, player):
@@ -45,6 +47,42 @@ def test_a_folder_that_is_away_is_not_called_damaged(api, settings, player, leas
     path.rename(path.with_name("away"))
     api.get(f"/runs/{lease.run_id}/checkpoints/latest/download").problem("not_found")
     assert listed(api, lease.run_id)[10]["state"] == "saved"
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_restart_from_one_that_is_damaged_is_refused_with_those_that_are_not(
+    api, damaged, dry_run
+):
+    newer, older = (listed(api, damaged)[step]["id"] for step in (20, 10))
+    for _ in range(2):  # found on the disk, and then known
+        body, query = {"from": newer}, {"dry_run": dry_run}
+        answer = api.post(f"/runs/{damaged}/restart", json=body, params=query)
+        assert answer.problem("no_such_checkpoint") == 422
+        told = "model.safetensors has 6999 bytes, and 7000 were written"
+        assert answer.json()["detail"] == (
+            f"Checkpoint {newer} is damaged: {told}. To go on from: step 10 (checkpoint {older})."
+        )
+    assert listed(api, damaged)[20]["state"] == "damaged"
+    run = api.get(f"/runs/{damaged}").json()
+    assert (run["intent"], run["child_ids"]) == ("run", []), "its parent trains on"
+    again = api.post(f"/runs/{damaged}/restart", json={"from": older, **LONGER})
+    assert again.status_code == 201, again.json()
+
+
+def test_a_restart_from_one_that_is_gone_is_refused_but_not_while_all_are_away(
+    api, settings, player, lease
+):
+    path = settings.artifact_root / player.checkpoint(lease, 10)
+    only = listed(api, lease.run_id)[10]["id"]
+    path.rename(path.with_name("gone"))
+    answer = api.post(f"/runs/{lease.run_id}/restart", json={"from": only})
+    assert answer.problem("no_such_checkpoint") == 422
+    assert "is not there, or not any more. Run 1 has no other" in answer.json()["detail"]
+    assert listed(api, lease.run_id)[10]["state"] == "saved"
+    settings.artifact_root.rename(settings.artifact_root.with_name("unmounted"))
+    assert (
+        api.post(f"/runs/{lease.run_id}/restart", json={"from": only, **LONGER}).status_code == 201
+    )
 
 
 @pytest.mark.parametrize("wish", ["latest", "best"])

@@ -1,22 +1,19 @@
 """Checkpoints: list, get, download, pin, unpin, delete."""
 
-from dataclasses import replace
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Response
 
 from app.api.deps import CheckpointId, Cursor, Limit, RunId, ServicesDep
-from app.api.files import CheckpointFiles, damaged
+from app.api.files import whole_files
 from app.api.models.base import Page
 from app.api.models.records import Checkpoint
 from app.api.openapi import problems
 from app.api.paging import page_of
 from app.api.problems import RangeNotSatisfiable
 from app.api.serializers import checkpoint_document
-from app.api.services import Services
 from app.api.strict import StrictRoute
 from app.errors import Conflict, InvalidRequest, NotFound
-from app.store.records import CheckpointRecord
 
 router = APIRouter(tags=["checkpoints"], route_class=StrictRoute)
 
@@ -65,7 +62,8 @@ def download_of_run(
     services: ServicesDep, run_id: RunId, which: Literal["latest", "best"], file: FileName = None
 ) -> Response:
     services.store.runs.get(run_id)
-    return _served(services, services.store.checkpoints.resolve(run_id, which), file)
+    record = services.store.checkpoints.resolve(run_id, which)
+    return whole_files(services, record).response(file)
 
 
 @router.get(
@@ -87,16 +85,7 @@ def get_checkpoint(services: ServicesDep, checkpoint_id: CheckpointId) -> Checkp
 )
 def download(services: ServicesDep, checkpoint_id: CheckpointId, file: FileName = None) -> Response:
     """A zip of the folder (stored, not compressed), or with `file` one file of it."""
-    return _served(services, services.store.checkpoints.get(checkpoint_id), file)
-
-
-def _served(services: Services, record: CheckpointRecord, file: str | None) -> Response:
-    """Its files; Conflict, and noted for all, where they are not those that were saved."""
-    files = CheckpointFiles(services.artifacts, record)
-    if (why := files.damage()) is not None:
-        services.store.checkpoints.note_damage(record.id, why)
-        raise damaged(replace(record, damage=why))
-    return files.response(file)
+    return whole_files(services, services.store.checkpoints.get(checkpoint_id)).response(file)
 
 
 @router.post(
