@@ -1,5 +1,6 @@
 """`stoker data`: a sample, a look into a file, registering and forgetting it, the list."""
 
+import errno
 import json
 import re
 from pathlib import Path
@@ -77,11 +78,7 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Look into a data file, in a child process that a broken file may crash."""
-    if not path.exists():
-        inside = read_settings().data_root / path
-        if not inside.exists():
-            raise CommandFailed(f"{path} is not there, and neither is {inside}.")
-        path = inside
+    path = _found(path)
     document = json.loads(run_worker_module("worker.trainer.inspect", str(path), "--json"))
     problems = document.get("problems") or []
     if as_json:
@@ -90,6 +87,28 @@ def inspect(
         _print_inspection(path, document)
     if problems:
         raise typer.Exit(ExitCode.refused)
+
+
+def _found(path: Path) -> Path:
+    """What lies there, seen from where one is, else from DATA_ROOT."""
+    inside = read_settings().data_root / path
+    for place in (path, inside):
+        try:
+            place.stat()
+        except FileNotFoundError:
+            if place.is_symlink():
+                raise CommandFailed(
+                    f"{place} is a link to {place.readlink()}, which is not there."
+                ) from None
+        except NotADirectoryError:
+            continue
+        except OSError as error:
+            in_circle = "its links lead in a circle; point them to the data"
+            why = in_circle if error.errno == errno.ELOOP else error.strerror
+            raise CommandFailed(f"{place} cannot be read: {why}.") from None
+        else:
+            return place
+    raise CommandFailed(f"{path} is not there, and neither is {inside}.")
 
 
 def _print_inspection(path: Path, document: Document) -> None:

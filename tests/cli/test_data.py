@@ -37,6 +37,30 @@ def test_inspect_a_file_that_is_not_there(cli, home):
     assert "nowhere.h5" in answer.err
 
 
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [("link.h5", "its links lead in a circle"), ("gone.h5", "a link to gone.h5, which is not")],
+)
+def test_a_link_that_leads_nowhere_is_a_sentence(cli, home, tmp_path, target, told):
+    for folder in (tmp_path, home / "data"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "link.h5").symlink_to(target)
+    for path in (str(tmp_path / "link.h5"), "link.h5"):
+        answer = cli("data", "inspect", path)
+        assert answer.code == 5
+        assert told in answer.err
+        assert answer.err.count("\n") == 1
+
+
+def test_a_link_to_itself_is_not_registered(cli, up):
+    (up / "data" / "circle.h5").symlink_to("circle.h5")
+    answer = cli("data", "register", "circle", "circle.h5")
+    assert answer.code == 5
+    assert "'circle.h5' is a link that leads back to itself" in answer.err
+    assert answer.err.count("\n") == 1
+    assert "circle" not in cli("data", "ls").out
+
+
 def test_inspect_finds_what_lies_under_the_data_root(cli, home):
     write_waves(home / "data" / "waves.h5", samples=50)
     assert cli("data", "inspect", "waves.h5", "--json").document["samples"] == 50

@@ -60,6 +60,12 @@ def _below(data_root: FilePath, given: str) -> str:
             "what lies there can be read. Move or copy the file there and give the path within.",
             code="path_outside_data_root",
         )
+    if full.is_symlink():  # what is left of one that was followed
+        raise InvalidRequest(
+            f"{given[:200]!r} is a link that leads back to itself, so nothing was registered. "
+            "Point the link to the data, or give the path of the data.",
+            code="no_such_file",
+        )
     if root.is_dir() and not os.path.lexists(full):  # without the folder, only a worker can tell
         raise InvalidRequest(
             f"There is no file {given[:200]!r} under DATA_ROOT ({data_root}), so nothing was "
