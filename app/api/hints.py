@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from app.spec.issue import Issue, at_most
+from app.spec.names import closest
 
 # Parts that pydantic puts into a location to say which member of a union it tried.
 UNION_TAG = re.compile(r"literal\['.*|constrained-int")
@@ -73,10 +74,9 @@ def unknown_name(kind: str, loc: list[str | int], known: Iterable[str]) -> Issue
     """The issue of a name that nothing would heed; `kind` is the word for it: parameter, field."""
     name = str(loc[-1])
     names = sorted(known)
-    plain = name.lower().replace("-", "_")
-    close = get_close_matches(plain, names, n=1, cutoff=0.7)
-    if close:
-        hint = f"Did you mean {close[0]}?"
+    meant = closest(name, names, cutoff=0.7)
+    if meant is not None:
+        hint = f"Did you mean {meant}?"
     elif names:
         hint = f"There are {', '.join(names)}."
     else:

@@ -1,5 +1,6 @@
 """What people write for a field that has another name here: other trainers' names, and typos."""
 
+from collections.abc import Iterable
 from difflib import get_close_matches
 
 # Names that users of Lightning, Transformers, Keras and PyTorch know, and where they live here.
@@ -8,6 +9,7 @@ ALIASES: dict[str, str] = {
     "accumulate_grad_batches": "/training/gradient_accumulation_steps",
     "batch_size": "/training/batch_size",
     "clip_norm": "/training/clip_grad_norm",
+    "d_model": "/recipe/hidden_size",
     "dataset": "/data/dataset",
     "device": "/runtime/device",
     "dtype": "/runtime/precision",
@@ -18,13 +20,18 @@ ALIASES: dict[str, str] = {
     "grad_accum": "/training/gradient_accumulation_steps",
     "gradient_accumulation_steps": "/training/gradient_accumulation_steps",
     "gradient_clip_val": "/training/clip_grad_norm",
+    "hidden_dim": "/recipe/hidden_size",
+    "hidden_size": "/recipe/hidden_size",
     "learning_rate": "/optimizer/lr",
     "logging_steps": "/training/log_every_steps",
     "lr": "/optimizer/lr",
     "max_epochs": "/training/epochs",
     "max_grad_norm": "/training/clip_grad_norm",
     "max_steps": "/training/max_steps",
+    "n_layers": "/recipe/num_layers",
     "num_epochs": "/training/epochs",
+    "num_hidden_layers": "/recipe/num_layers",
+    "num_layers": "/recipe/num_layers",
     "num_train_epochs": "/training/epochs",
     "num_workers": "/data/loader/num_workers",
     "per_device_eval_batch_size": "/evaluation/batch_size",
@@ -36,6 +43,7 @@ ALIASES: dict[str, str] = {
     "scheduler": "/schedule",
     "seed": "/training/seed",
     "train_batch_size": "/training/batch_size",
+    "units": "/recipe/hidden_size",
     "val_check_interval": "/evaluation/every_steps",
     "val_fraction": "/data/split/validation_fraction",
     "warmup_ratio": "/schedule/warmup_fraction",
@@ -65,11 +73,22 @@ VALUE_ALIASES: dict[str, dict[str, str]] = {
 }
 
 
+def closest(name: str, known: Iterable[str], cutoff: float) -> str | None:
+    """The known name that is spelt much like this one, or the only one that has all of its words,
+    at the beginning before elsewhere.
+    """
+    plain, names = name.lower().replace("-", "_"), list(known)
+    close = get_close_matches(plain, names, n=1, cutoff=cutoff)
+    begins = [one for one in names if one.startswith(f"{plain}_")]
+    holds = [one for one in names if set(plain.split("_")) <= set(one.split("_"))]
+    return next((found[0] for found in (close, begins, holds) if len(found) == 1), None)
+
+
 def suggest_field(parent: str, name: str, siblings: list[str]) -> str | None:
     """The pointer that was probably meant by an unknown field `name` under `parent`."""
-    close = get_close_matches(name, siblings, n=1, cutoff=0.75)
-    if close:
-        return f"{parent}/{close[0]}"
+    close = closest(name, siblings, cutoff=0.75)
+    if close is not None:
+        return f"{parent}/{close}"
     alias = ALIASES.get(name.lower())
     if alias is None or alias == f"{parent}/{name}":
         return None

@@ -20,6 +20,10 @@ def issues_of(change):
         ({"training": {"epochz": 3}}, ["training", "epochz"], "unknown_field"),
         ({"optimizer": {"learning_rate": 0.1}}, ["optimizer", "learning_rate"], "unknown_field"),
         ({"per_device_train_batch_size": 8}, ["per_device_train_batch_size"], "unknown_field"),
+        ({"recipe": {"kind": "sequence", "hidden": 8}}, ["recipe", "hidden"], "unknown_field"),
+        ({"recipe": {"kind": "sequence", "layers": 2}}, ["recipe", "layers"], "unknown_field"),
+        ({"recipe": {"kind": "sequence", "d_model": 8}}, ["recipe", "d_model"], "unknown_field"),
+        ({"hidden_dim": 8}, ["hidden_dim"], "unknown_field"),
         ({"runtime": {"precision": "16-mixed"}}, ["runtime", "precision"], "wrong_value"),
         ({"schedule": {"kind": "cosine"}}, ["schedule", "kind"], "wrong_value"),
         ({"recipe": {"kind": "sequense"}}, ["recipe", "kind"], "wrong_value"),
@@ -33,6 +37,13 @@ def test_a_suggested_fix_makes_the_spec_valid(change, loc, code):
         {**SMALLEST, **change}, [op.model_dump(mode="json") for op in issue.fix]
     )
     assert parse_spec(with_default_kinds(fixed))[1] == []
+
+
+@pytest.mark.parametrize("name", ["ca", "every", "keep"])
+def test_a_name_that_could_be_two_fields_is_not_guessed_at(name):
+    (issue,) = issues_of({"checkpoint": {name: 3}})
+    assert "Did you mean" not in issue.message
+    assert issue.fix == []
 
 
 @pytest.mark.parametrize(
