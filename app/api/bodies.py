@@ -194,7 +194,8 @@ def _finite(text: str) -> float:
 
 def _unreadable(language: str, why: str) -> InvalidRequest:
     return InvalidRequest(
-        f"The body cannot be read as {language}: {why}.", code=f"invalid_{language.lower()}"
+        f"The body cannot be read as {language}: {why}. Correct it there, and send it again.",
+        code=f"invalid_{language.lower()}",
     )
 
 

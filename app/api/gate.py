@@ -60,7 +60,8 @@ class Gate:
         origin = headers.get("origin")
         if origin is not None and _netloc(origin) != hosts[0].lower():
             raise Forbidden(
-                f"A page of {origin[:200]!r} may not call this service; only its own may.",
+                f"A page of {origin[:200]!r} may not call this service; only its own may. Programs "
+                "call it without the header Origin.",
                 code="origin_not_allowed",
             )
 
@@ -75,7 +76,10 @@ async def check_token(headers: Headers, services: Services) -> None:
         )
     # Asked anew each time, so that a revoked token opens nothing from then on.
     if await _token_of(secret.strip(), services) is None:
-        raise Unauthorized("The token is not known: it may be revoked, or of another installation.")
+        raise Unauthorized(
+            "The token is not known: it may be revoked, or of another installation. `stoker token "
+            "create NAME`, on the service's machine, makes another."
+        )
 
 
 async def _token_of(secret: str, services: Services) -> TokenRecord | None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from app.errors import InvalidRequest
+from app.store.cursor import not_a_cursor
 
 T = TypeVar("T")
 CURSOR = re.compile(r"-?[0-9]{1,18}(,-?[0-9]{1,18})*")
@@ -20,7 +20,7 @@ def page_of(
     if after is not None:
         start = _parse(after)
         if records and len(start) != len(key(records[0])):
-            raise _no_cursor(after)
+            raise not_a_cursor(after)
         records = [record for record in records if key(record) > start]
     page = list(records[:limit])
     has_more = len(records) > limit
@@ -29,11 +29,5 @@ def page_of(
 
 def _parse(cursor: str) -> tuple[int, ...]:
     if CURSOR.fullmatch(cursor) is None:
-        raise _no_cursor(cursor)
+        raise not_a_cursor(cursor)
     return tuple(int(part) for part in cursor.split(","))
-
-
-def _no_cursor(given: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"{given[:40]!r} is not a cursor: give `next_cursor` of the page before as it is."
-    )

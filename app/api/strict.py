@@ -80,7 +80,8 @@ def _check_query(request: Request, known: frozenset[str]) -> None:
     for name, count in counts.items():
         if count > 1:
             raise InvalidRequest(
-                f"The parameter {name} is given {count} times, and only one could be heeded."
+                f"The parameter {name} is given {count} times, and only one could count. Give it "
+                "once."
             )
 
 

@@ -34,10 +34,13 @@ def apply_json_patch(request: Document, operations: list[dict[str, Any]]) -> Doc
         if not _is_bounded(patched):
             raise InvalidRequest(
                 f"Operation {position} of the patch makes a request of over {MAX_VALUES:,} values, "
-                f"or nested deeper than {MAX_DEPTH} levels."
+                f"or nested deeper than {MAX_DEPTH} levels. Copy smaller parts of it."
             )
     if not isinstance(patched, dict):
-        raise InvalidRequest("The patch would leave something that is not a run spec.")
+        raise InvalidRequest(
+            "The patch would leave something that is no run spec. What replaces the whole request, "
+            'at the path "", has to be an object with at least recipe and data.'
+        )
     return patched
 
 

@@ -118,8 +118,8 @@ def _without_preset(name: str, catalog: Catalog) -> Issue:
         severity="error",
         loc=["preset"],
         message=broken or there,
-        why="Without it the run would have other settings than those that were asked for. `auto` "
-        "takes the preset of the device.",
+        why="Without it the run would have other settings than those that were asked for. `stoker "
+        "presets` lists them, and `auto` takes the one for the device.",
         fix=[PatchOp(op="replace", path="/preset", value=close[0])] if close else [],
     )
 

@@ -67,7 +67,7 @@ def _issue(
             severity="error",
             loc=loc,
             message=f"{_dotted(loc)} is missing.",
-            why="A run needs at least recipe.kind and data.dataset.",
+            why=_what_it_is(loc, document) or "A run needs at least recipe.kind and data.dataset.",
         )
     return _wrong_value(loc, same, document)
 
@@ -306,7 +306,8 @@ def _not_finite(loc: list[str | int]) -> Issue:
         severity="error",
         loc=loc,
         message=f"{_dotted(loc)} is not a finite number.",
-        why="NaN and infinity are not JSON, and no setting has a meaning with them.",
+        why="NaN and infinity are not JSON, and no setting has a meaning with them. Give a number, "
+        "or leave it out for the default.",
     )
 
 

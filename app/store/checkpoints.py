@@ -126,8 +126,11 @@ class Checkpoints:
             choose = latest_of if which == "latest" else best_of
             chosen = choose(connection, run_id)
             if chosen is None:
-                unevaluated = "none was saved after an evaluation"
-                why = unevaluated if which == "best" else "none was saved yet"
+                why = (
+                    "none was saved after an evaluation; ask for latest"
+                    if which == "best"
+                    else f"none was saved yet; `stoker show {run_id}` says how far it is"
+                )
                 why = why_none(connection, run_id) or why
                 raise NotFound(f"Run {run_id} has no {which} checkpoint: {why}.")
             return _fetch(connection, chosen)
@@ -138,7 +141,10 @@ class Checkpoints:
         with self._database.write() as connection:
             row = _lock(connection, checkpoint_id)
             if pinned and row.state == REMOVING:
-                raise Conflict(f"Checkpoint {checkpoint_id} is being removed; it is too late.")
+                raise Conflict(
+                    f"Checkpoint {checkpoint_id} is being removed, so it is too late to keep it. "
+                    f"`stoker checkpoints {row.run_id}` shows the others."
+                )
             connection.execute(
                 update(checkpoints).where(checkpoints.c.id == checkpoint_id).values(pinned=pinned)
             )

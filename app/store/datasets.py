@@ -216,4 +216,7 @@ def _will_be_inspected(connection: Connection, job_id: int | None) -> bool:
 
 
 def _missing(name: str) -> NotFound:
-    return NotFound(f"There is no dataset {name!r}. `stoker data register` names one.")
+    return NotFound(
+        f"There is no dataset {name!r}. `stoker data ls` shows those there are, and `stoker data "
+        "register` adds one."
+    )

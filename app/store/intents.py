@@ -9,6 +9,7 @@ from app.lifecycle import REQUESTED, TERMINAL, Intent, RunState, allowed_actions
 from app.store.jobs import order_reconciliation
 from app.store.transitions import move
 
+DONE = {"pause": "paused", "stop": "stopped", "kill": "killed", "resume": "resumed"}
 RANK = {intent: rank for rank, intent in enumerate(Intent)}
 
 
@@ -87,12 +88,14 @@ def _require(run: Row[Any], verb: str) -> None:
         return
     now = run.state if run.intent == Intent.run or run.state != RunState.running else run.intent
     raise ActionNotAllowed(
-        f"Run {run.id} cannot {verb}: it is {_doing(now)}. What it accepts now: "
-        f"{', '.join(allowed)}.",
+        f"Run {run.id} cannot be {DONE[verb]}: it {_doing(now)}. Possible now: "
+        f"{', '.join(allowed)} (POST /runs/{run.id}/{allowed[0]}).",
         allowed_actions=allowed,
     )
 
 
 def _doing(state_or_intent: str) -> str:
+    if state_or_intent in TERMINAL:
+        return f"has {state_or_intent}"
     asked = {"pause": "about to pause", "stop": "about to stop", "kill": "being killed"}
-    return asked.get(state_or_intent, state_or_intent)
+    return f"is {asked.get(state_or_intent, state_or_intent)}"

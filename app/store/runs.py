@@ -22,7 +22,7 @@ from app.errors import InvalidRequest, StokerError, Unavailable
 from app.guard.memory_compared import compared
 from app.lifecycle import Intent, RunState
 from app.store import intents
-from app.store.cursor import parse_cursor
+from app.store.cursor import not_a_cursor, parse_cursor
 from app.store.database import Database, retried
 from app.store.records import (
     Idempotency,
@@ -361,7 +361,7 @@ def _behind(connection: Connection, cursor: str) -> ColumnElement[bool]:
     )
     last = connection.execute(wanted).one_or_none()
     if last is None:
-        raise InvalidRequest(f"{cursor!r} is not a cursor: no page of the queue gave it.")
+        raise not_a_cursor(cursor)
     same = runs.c.priority == last.priority
     return or_(
         runs.c.priority < last.priority,

@@ -39,8 +39,8 @@ def dataset_not_found(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         yield Finding(
             loc,
             f"There is no dataset {name!r}.{hint}",
-            "A run reads a registered dataset; register it with POST /datasets or "
-            "`stoker data register`.",
+            "A run reads a registered dataset. `stoker data ls` shows those there are; POST "
+            "/datasets or `stoker data register` adds one.",
             {pointer(loc): close[0]} if close else {},
         )
 

@@ -167,7 +167,7 @@ def target_is_input(spec: RunSpec, _: Facts) -> Iterator[Finding]:
                 ("data", "targets", position),
                 f"{name!r} is both input and target.",
                 "The model would be shown what it is to forecast, and its score would be that of "
-                "copying.",
+                "copying. Take it out of data.inputs, or forecast another array.",
             )
 
 
