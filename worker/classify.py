@@ -85,7 +85,9 @@ def classify(seen: Evidence) -> Verdict:
 def _by_itself(seen: Evidence) -> Verdict:
     said = _said_by_trainer(seen.end)
     if said is not None and said.reason is Reason.killed and seen.oom_kills > 0:
-        return Verdict(Reason.host_oom, f"{said.message} The kernel did that here.")
+        return Verdict(
+            Reason.host_oom, f"{said.message} Here it was the kernel, for want of memory."
+        )
     if said is not None and said.reason is not Reason.interrupted:
         return said
     if seen.fault is not None:

@@ -155,7 +155,7 @@ def _found(end: End) -> Inspection:
         limit = f"took longer than {INSPECT_SECONDS:g} seconds"
         how = limit if end.too_slow else f"died (exit code {end.returncode})"
         message = (
-            f"The inspection {how}: the data is damaged, or far from what readers of its kind "
+            f"The inspection {how}: the data is damaged, or far from what its readers "
             "expect. Write it again, then register it again."
         )
         problem = {"code": "unreadable", "message": message}

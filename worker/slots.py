@@ -97,7 +97,9 @@ def why_waiting(slot: Slot, gpu: GpuSample | None, *, share: bool = False) -> st
     try:
         is_free = lock_is_free(slot.lock_path)
     except OSError as error:
-        return f"Nobody can tell whether this slot's device is free: {error}. It is asked again."
+        return (
+            f"Whether this slot's device is free cannot be told: {error}. It will be asked again."
+        )
     if not is_free:
         return "Processes of another attempt, or a measurement, still use this slot's device."
     if slot.uuid is None:

@@ -229,7 +229,7 @@ def _require_nothing_saved(store: Store, lease: Lease, restore: Sequence[dict[st
                 saved = "1 checkpoint, which cannot be used any more: it is"
             raise NotFit(
                 Reason.checkpoint_unusable,
-                f"Run {run_id} has saved {saved} gone or damaged. Nothing starts from scratch by "
+                f"Run {run_id} has saved {saved} gone or damaged. No run starts from scratch by "
                 f"itself. `stoker checkpoints {run_id}` says what is wrong. To begin anew: `stoker "
                 f"restart {lease.run_id} --from scratch`.",
             )

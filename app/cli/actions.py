@@ -22,7 +22,9 @@ Action = Literal["stop", "kill", "pause", "resume"]
 
 WaitOption = Annotated[
     float | None,
-    typer.Option("--wait", min=0, metavar="SECONDS", help="Answer when it is done, or then."),
+    typer.Option(
+        "--wait", min=0, metavar="SECONDS", help="Wait for it to be done, this long at most."
+    ),
 ]
 # The state in which an action has nothing more to do.
 AT_REST = {"stop": "stopped", "kill": "stopped", "pause": "paused"}
@@ -61,9 +63,11 @@ def restart(
     force: Annotated[
         bool, typer.Option("--force", help="Kill an active run instead of letting it save.")
     ] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Watch it; end as the run does.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Follow it; the exit code is the outcome.")
+    ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what it would become.")
+        bool, typer.Option("--dry-run", help="Only show what would come of it.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -106,7 +110,7 @@ def delete(
     if as_json:
         print_json({"deleted": run_id})
     else:
-        typer.echo(f"Run {run_id} is deleted; a worker removes its files.")
+        typer.echo(f"Run {run_id} is deleted; a worker will remove its files.")
 
 
 def _act(run_id: int, action: Action, wait_seconds: float | None, as_json: bool) -> None:
@@ -175,7 +179,7 @@ def _shape_explained(run_id: int) -> "Iterator[None]":
         for issue in problem.issues:
             if issue["code"] == "shape_changed":
                 raise CommandFailed(
-                    f"Another {'.'.join(map(str, issue['loc']))} gives the model another shape, so "
+                    f"A new {'.'.join(map(str, issue['loc']))} changes the shape of the model, so "
                     f"the weights of run {run_id} do not fit. Leave it as it was, or train anew "
                     "with: --from scratch"
                 ) from None
@@ -214,7 +218,7 @@ def _carried(carry: dict[str, Any], source: "Which | Literal['scratch'] | int") 
     what = "the whole training state" if carry["kind"] == "full" else "the weights alone"
     if carry["waits_for_parent"] and source in ("latest", "best"):
         which = "latest" if source == "latest" else "best by then"
-        return f"It takes over {what}, as saved ({which}) when the run before has stopped."
+        return f"It takes over {what}, as saved ({which}) once its parent has stopped."
     if carry["step"] is None:
         return "Nothing is saved that it could go on from: it starts from the beginning."
     return f"It takes over {what}, as of step {number(carry['step'])}."

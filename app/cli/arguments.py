@@ -11,7 +11,8 @@ def _run_id(text: str) -> int:
     is_whole = text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS
     if not is_whole or int(text) < 1:
         raise typer.BadParameter(
-            f"{text!r} is no run's id; ids are whole numbers from 1, which `stoker ls` lists.",
+            f"{text!r} is not a run's id: ids are whole numbers from 1 on, and `stoker ls` lists "
+            "them.",
             param_hint="RUN",
         )
     return int(text)

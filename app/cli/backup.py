@@ -43,7 +43,7 @@ def require_backup(settings: "Settings", backup: Path) -> None:
     with backup.open("rb") as start:
         if start.read(len(header)) != header:
             kind = "a SQLite database" if header == SQLITE_HEADER else "a dump of PostgreSQL"
-            raise CommandFailed(f"{backup} is not {kind}, so it is no backup of this one.")
+            raise CommandFailed(f"{backup} is not {kind}, so it is not a backup of this one.")
     if header == SQLITE_HEADER:
         from app.store import sqlite  # SQLAlchemy's neighbour: late, as in connect
 

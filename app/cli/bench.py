@@ -15,13 +15,19 @@ from app.cli.output import JsonOption
 
 def bench(
     parts: Annotated[
-        list[str] | None, typer.Argument(metavar="[PART]...", help="What to measure; all, if none.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[PART]...", help="What to measure; everything, if nothing is named."
+        ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Only what fell apart, in less than 3 minutes.")
+        bool, typer.Option("--quick", help="Only what has broken before, in under 3 minutes.")
     ] = False,
     device: Annotated[
-        str, typer.Option(metavar="cpu|cuda", help="Where loading and training bring batches.")
+        str,
+        typer.Option(
+            metavar="cpu|cuda", help="The device that batches are loaded to and trained on."
+        ),
     ] = "cpu",
     as_json: JsonOption = False,
 ) -> None:

@@ -117,7 +117,7 @@ def check_pages() -> Iterator[Finding]:
         yield Finding(
             "pages",
             "warning",
-            "transparent huge pages are off: a training on the CPU may take half as long again",
+            "transparent huge pages are off: training on the CPU may take half as long again",
             f"echo madvise | sudo tee {HUGE_PAGES}",
         )
     else:
@@ -207,10 +207,10 @@ def check_presets(settings: "Settings") -> Iterator[Finding]:
 
 def check_guard(settings: "Settings") -> Iterator[Finding]:
     if settings.guard == "warn":
-        found = "STOKER_GUARD=warn: specs that would run slow are only warned of"
+        found = "STOKER_GUARD=warn: specs that would run slowly only get a warning"
         yield Finding("guard", "warning", found, "to have them refused: STOKER_GUARD=enforce")
     else:
-        yield Finding("guard", "ok", "specs that would run slow or wrong are refused")
+        yield Finding("guard", "ok", "specs that would run slowly or wrongly are refused")
 
 
 def check_disk(settings: "Settings") -> Iterator[Finding]:

@@ -23,16 +23,23 @@ def convert(
     ],
     out: Annotated[Path, typer.Argument(help="The HDF5 file to write.")],
     window: Annotated[
-        int | None, typer.Option(min=1, help="Cut rows in time: rows that a sample looks back on.")
+        int | None,
+        typer.Option(
+            min=1, help="Cut rows in time into samples: how many rows each looks back on."
+        ),
     ] = None,
     horizon: Annotated[
-        int | None, typer.Option(min=1, help="With --window: rows that follow, to forecast.")
+        int | None,
+        typer.Option(min=1, help="With --window: how many of the following rows to forecast."),
     ] = None,
     target: Annotated[
         str | None, typer.Option(help="With --window: the column to forecast.")
     ] = None,
     every: Annotated[
-        int, typer.Option(min=1, help="With --window: rows from one sample to the next.")
+        int,
+        typer.Option(
+            min=1, help="With --window: how many rows lie between one sample and the next."
+        ),
     ] = 1,
     array: Annotated[
         str | None, typer.Option(help="With --window: the series of an HDF5 file.")
@@ -71,7 +78,7 @@ def _require_convertible(path: Path, out: Path, *, force: bool) -> None:
     if not path.exists():
         raise CommandFailed(f"There is no file {path}.")
     if out.exists() and not force:
-        raise CommandFailed(f"{out} is there already; --force replaces it.")
+        raise CommandFailed(f"{out} exists already; --force replaces it.")
     if out.exists() and out.samefile(path):
         raise CommandFailed("A file cannot be converted into itself; name another for OUT.")
 

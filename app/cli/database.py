@@ -48,7 +48,7 @@ def backup(
     settings = read_settings()
     _require_created(settings)
     if file.exists():
-        raise CommandFailed(f"{file} is there already; give another name.")
+        raise CommandFailed(f"{file} exists already; give another name.")
     back_up(settings, file)
     if as_json:
         print_json({"file": str(file), "bytes": file.stat().st_size})
@@ -78,12 +78,12 @@ def restore(
         return
     typer.echo(f"{file} is restored; `stoker db upgrade` brings an older one up to date.")
     if kept is not None:
-        typer.echo(f"What was there before: {kept}")
+        typer.echo(f"The database that was there before is now {kept}")
 
 
 @app.command()
 def check(as_json: JsonOption = False) -> None:
-    """Check schema and integrity; ends with 1 on a problem."""
+    """Check schema and integrity; exits with 1 on a problem."""
     settings = read_settings()
     _require_created(settings)
     report(check_database(settings), as_json=as_json)
@@ -171,12 +171,12 @@ def _require_ended(settings: "Settings") -> None:
     from app.client import StokerClient, read_api_file  # httpx: late, as in connect
 
     if holder_of(settings) is not None:
-        raise CommandFailed("The service is running; end it first: stoker down")
+        raise CommandFailed("The service is running; stop it first: stoker down")
     written = read_api_file(settings)
     if written is None:
         return
     with StokerClient(written["url"]) as client:
         if client.alive():
             raise CommandFailed(
-                f"An API answers at {client.url}; end it and its workers first, then restore."
+                f"An API answers at {client.url}; stop it and its workers first, then restore."
             )

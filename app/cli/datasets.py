@@ -36,7 +36,7 @@ def sample(
 ) -> None:
     """Prepare a dataset of real measurements under DATA_ROOT and register it."""
     if name not in SAMPLES:
-        raise CommandFailed(f"There is no sample {name!r}; there is: {', '.join(SAMPLES)}.")
+        raise CommandFailed(f"There is no sample {name!r}; the samples are: {', '.join(SAMPLES)}.")
     settings = read_settings()
     path = settings.data_root / f"{name}.h5"
     if force or not path.exists():
@@ -46,7 +46,7 @@ def sample(
     if as_json:
         print_json({"name": name, "path": str(path), "dataset": dataset})
         return
-    typer.echo(f"{path} is there, {size(path.stat().st_size)}.")
+    typer.echo(f"{path} is ready, {size(path.stat().st_size)}.")
     if dataset is None:
         typer.echo(f"No API is running. When one is: stoker data register {name} {path.name}")
     else:
@@ -198,7 +198,7 @@ def register(
         print_json(dataset)
     else:
         if before not in (None, dataset["path"]):
-            typer.echo(f"Dataset {name} was {before} until now; it is {dataset['path']}.")
+            typer.echo(f"Dataset {name} was {before} until now, and is now {dataset['path']}.")
         _say_outcome(dataset)
         _say_smaller(dataset)
     if dataset["state"] == "invalid":
@@ -213,7 +213,10 @@ def _say_outcome(dataset: Document) -> None:
         for problem in dataset["problems"]:
             typer.secho(f"warning: {_problem_text(problem)}", err=True, fg="yellow")
     elif dataset["state"] == "inspecting":
-        typer.echo(f"Dataset {name} waits for a worker to inspect it; `stoker data ls` shows when.")
+        typer.echo(
+            f"Dataset {name} is waiting for a worker to inspect it; `stoker data ls` shows "
+            "its state."
+        )
     else:
         typer.secho(f"Dataset {name} is invalid: {dataset['message']}", err=True, fg="red")
         for problem in dataset["problems"]:

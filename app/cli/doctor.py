@@ -7,13 +7,13 @@ from app.cli.output import JsonOption
 
 
 def doctor(as_json: JsonOption = False) -> None:
-    """Check environment, driver, disk, database, ports and token; ends with 1 on a problem."""
+    """Check environment, driver, disk, database, ports and token; exits with 1 on a problem."""
     from app.settings import SettingsError  # pydantic: late, as in connect
 
     try:
         settings = read_settings()
     except SettingsError as error:
-        advice = "mend it in the environment or in HOME/stoker.toml; most checks need it"
+        advice = "correct it in the environment or in HOME/stoker.toml; most checks need it"
         wrong = Finding("settings", "problem", error.detail, advice)
         report([wrong, *run_machine_checks()], as_json=as_json)
         return

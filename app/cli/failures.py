@@ -90,8 +90,8 @@ def fail(detail: str, exit_code: ExitCode, hints: list[str]) -> NoReturn:
 def require_yes(consequence: str) -> None:
     """Ask before something is lost; where nobody can be asked, --yes is needed."""
     if not sys.stdin.isatty():
-        raise CommandFailed(f"{consequence} There is no terminal to ask at; --yes goes on.")
-    typer.confirm(f"{consequence} Go on?", abort=True)
+        raise CommandFailed(f"{consequence} There is no terminal to ask on; --yes goes ahead.")
+    typer.confirm(f"{consequence} Continue?", abort=True)
 
 
 def explain(error: Exception) -> tuple[str, ExitCode, list[str]] | None:

@@ -87,7 +87,7 @@ for name, group in GROUPS.items():
 
 @app.callback(invoke_without_command=True)
 def stoker(
-    version: bool = typer.Option(False, "--version", help="Print the version and leave."),
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
 ) -> None:
     """A training service that keeps GPUs fed."""
     if version:

@@ -107,7 +107,7 @@ def _target(source: SpecFile, output: Path | None, in_place: bool) -> tuple[Path
     if output is None:
         return None
     if output.exists():
-        raise CommandFailed(f"{output} is there already; -o writes new files only.")
+        raise CommandFailed(f"{output} exists already; -o writes new files only.")
     if not output.parent.is_dir():
         raise CommandFailed(f"{output.parent} is no folder that is there.")
     if output.suffix.lower() not in (".yaml", ".yml", ".json"):

@@ -18,7 +18,9 @@ def print_plan(answer: Document, *, everything: bool) -> None:
     typer.echo("This would be refused." if is_refused else "This would be accepted.")
     print_lines(issue_lines(answer["issues"]))
     if "spec" not in answer:
-        typer.echo("\nNo rule has looked at it yet: they judge a spec that can be read.")
+        typer.echo(
+            "\nThe rules have not looked at it yet: they judge only a spec that can be read."
+        )
         return
     _print_unchecked(answer["unchecked"])
     memory = answer["memory"]
@@ -38,7 +40,7 @@ def _print_unchecked(unchecked: list[Document]) -> None:
     for entry in unchecked:
         by_fact.setdefault(entry["missing"], []).append(entry["code"])
     if by_fact:
-        typer.echo("\nCould not be checked, for nobody knows")
+        typer.echo("\nNot checked, because this is not known")
         print_lines([f"  {fact}: {', '.join(codes)}" for fact, codes in by_fact.items()])
 
 
@@ -80,7 +82,7 @@ def _time(estimate: Document) -> str:
 
 def _print_memory(memory: Document) -> None:
     """What is planned against the budget, and what it is made of, the largest first."""
-    typer.echo("\nMemory of the training, above the trainer's imports:")
+    typer.echo("\nMemory for training, on top of the trainer's libraries:")
     for place in ("device", "host"):
         room = memory.get(place)
         if room is None:
@@ -93,7 +95,7 @@ def _print_memory(memory: Document) -> None:
         )
         phase = max(room["phases"], key=room["phases"].get)
         peak = f"{size(room['planned_bytes'])} at the peak, while {phase}"
-        typer.echo(f"  {place}: {peak}, {against}; of these each phase holds some:")
+        typer.echo(f"  {place}: {peak}, {against}. No phase holds all of these at once:")
         items = sorted(room["items"].items(), key=lambda item: -item[1])
         width = max((len(name) for name, _ in items), default=0)
         for name, count in items:

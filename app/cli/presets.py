@@ -33,9 +33,9 @@ def presets(
         "No presets.",
     )
     if page["broken"]:
-        typer.echo("\nThese cannot be used until their files are mended:")
+        typer.echo("\nThese cannot be used until their files are corrected:")
         print_lines(["  " + row["message"] for row in page["broken"]])
-    typer.echo("\nOne in full: stoker presets NAME. Your own go into presets/*.toml in the home.")
+    typer.echo("\nOne in full: stoker presets NAME. Your own go into HOME/presets/*.toml.")
 
 
 def _show(page: Document, name: str, *, as_json: bool) -> None:
@@ -56,7 +56,7 @@ def _show(page: Document, name: str, *, as_json: bool) -> None:
         [
             ("what it is", row["description"]),
             ("from", "HOME/presets" if row["source"] == "user" else "Stoker itself"),
-            ("picked for", _match(row["match"]) or "nobody: name it in the spec"),
+            ("picked for", _match(row["match"]) or "no device by itself: name it in the spec"),
         ]
     )
     layers = (

@@ -79,5 +79,5 @@ def parse_size(text: str) -> int:
 def _parse(text: str, units: dict[str, int], option: str, examples: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]+)", text.strip())
     if match is None or match[2] not in units:
-        raise typer.BadParameter(f"{text!r} is not like {examples}", param_hint=option)
+        raise typer.BadParameter(f"{text!r} is not of the form {examples}", param_hint=option)
     return float(match[1]) * units[match[2]]

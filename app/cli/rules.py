@@ -69,7 +69,7 @@ def _print_rest(page: Document) -> None:
         [(row["what"], row["how"]) for row in page["by_construction"]],
         "None.",
     )
-    typer.echo("\nTo come with options that are not there yet:")
+    typer.echo("\nPlanned, for options that do not exist yet:")
     print_explained(
         ["option", "rules"],
         [(row["option"], "; ".join(row["rules"])) for row in page["to_come"]],

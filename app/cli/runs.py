@@ -36,7 +36,9 @@ Document = dict[str, Any]
 def submit(
     spec: SpecPath,
     assignments: SetOption = NO_CHANGES,
-    watch: Annotated[bool, typer.Option("--watch", help="Watch it; end as the run does.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Follow it; the exit code is the outcome.")
+    ] = False,
     wait: Annotated[
         float | None,
         typer.Option(help="Seconds to wait for a dataset that is still being inspected."),
@@ -176,9 +178,9 @@ def _facts(run: Document, documents: Document) -> list[tuple[str, object]]:
 
 def _memory(memory: Document) -> str:
     """What was planned, and what an attempt has measured; empty where neither is known."""
-    told = (("planned_bytes", "planned"), ("measured_bytes", "at the peak"))
+    told = (("planned_bytes", "planned"), ("measured_bytes", "measured at the peak"))
     listed = [f"{size(memory[name])} {words}" for name, words in told if memory[name] is not None]
-    return f"{', '.join(listed)}, above the imports" if listed else ""
+    return f"{', '.join(listed)}, on top of the trainer's libraries" if listed else ""
 
 
 def _memory_rung(applied: list[Document | None]) -> str | None:

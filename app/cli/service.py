@@ -38,14 +38,14 @@ def up(
     port: PortOption = None,
     home: HomeOption = None,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Go on in the background; `stoker down` ends it.")
+        bool, typer.Option("--detach", help="Run in the background; `stoker down` ends it.")
     ] = False,
     log_file: Annotated[
-        Path | None, typer.Option(help="Write there, not here; rotated at 10 MiB.")
+        Path | None, typer.Option(help="Write output to this file instead; rotated at 10 MiB.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Start API, worker and exporter; Ctrl-C saves the runs that train and ends all."""
+    """Start API, worker and exporter; Ctrl-C saves the runs that train and stops everything."""
     _set_environment(host, port, home)
     require_worker_extra()
     settings = read_settings()
@@ -164,7 +164,7 @@ def down(
     elif holder is None:
         typer.echo(f"`stoker up` is not running for {settings.home}.")
     else:
-        typer.echo("Stoker has ended; runs that were training go on at the next start.")
+        typer.echo("Stoker has stopped; runs that were training go on at the next start.")
 
 
 def api(host: HostOption = None, port: PortOption = None) -> None:

@@ -176,7 +176,7 @@ def _read(path: str) -> tuple[str, str]:
             with Path(path).open("rb") as file:
                 raw = file.read(MOST_BYTES + 1)
         if len(raw) > MOST_BYTES:
-            raise CommandFailed(f"{name} is larger than 1 MiB; no spec is, and none is taken.")
+            raise CommandFailed(f"{name} is larger than 1 MiB, which no spec needs to be.")
         return name, raw.decode("utf-8")
     except UnicodeDecodeError:
         raise CommandFailed(f"{name} is not a text file in UTF-8, so it is no spec.") from None
@@ -193,7 +193,7 @@ def _parse(name: str, kind: Format, text: str) -> Document:
     try:
         document = readers[kind](text)
     except RecursionError:
-        raise CommandFailed(f"{name} is nested too deeply; no spec is.") from None
+        raise CommandFailed(f"{name} is nested too deeply for a spec.") from None
     except ValueError as error:
         raise CommandFailed(f"{name} cannot be read: {error}.") from None
     if not isinstance(document, dict):

@@ -57,5 +57,5 @@ def check_artifacts(settings: "Settings") -> list[Finding]:
     with closing(open_store(settings)) as store:
         away = ArtifactRoot(store.database, settings.artifact_root).why_away()
     if away is None:
-        return [Finding("artifacts", "ok", f"{settings.artifact_root} is this database's")]
-    return [Finding("artifacts", "problem", away, "`stoker workers` shows which workers wait")]
+        return [Finding("artifact id", "ok", f"{settings.artifact_root} belongs to this database")]
+    return [Finding("artifact id", "problem", away, "`stoker workers` shows which workers wait")]

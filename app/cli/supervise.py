@@ -110,7 +110,9 @@ class Supervisor:
                         "say why; runs that were training have saved their state.",
                         ExitCode.failed,
                     )
-                self._say("stoker", f"the {child.name} ended ({child.how_it_ended()}): once more")
+                self._say(
+                    "stoker", f"the {child.name} ended ({child.how_it_ended()}); starting it again"
+                )
                 self._outputs.follow(child)
 
     def _drain(self) -> None:
@@ -118,7 +120,7 @@ class Supervisor:
         patience = self._settings.stop_grace_seconds + WORKER_MARGIN_SECONDS
         for child, seconds in ((self._worker, patience), (self._api, API_DRAIN_SECONDS)):
             if child.is_running():
-                self._say("stoker", f"ending the {child.name}")
+                self._say("stoker", f"stopping the {child.name}")
                 self._end(child, seconds)
         self._pump(0)
 

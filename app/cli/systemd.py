@@ -122,7 +122,7 @@ def _escaped(text: str) -> str:
     """
     if not text.isprintable():
         raise CommandFailed(
-            f"{text!r} holds a control character, which a unit file cannot say. Change the "
+            f"{text!r} holds a control character, which a unit file cannot hold. Change the "
             "setting, or go to a folder with another name."
         )
     return text.replace("%", "%%")

@@ -38,7 +38,7 @@ def watch_run(client: "StokerClient", run_id: int, *, as_json: bool) -> ExitCode
     finally:
         view.close()
     if run is None:
-        typer.echo(f"Run {run_id} goes on; `stoker watch {run_id}` looks at it again.", err=True)
+        typer.echo(f"Run {run_id} goes on; `stoker watch {run_id}` follows it again.", err=True)
         return ExitCode.interrupted
     _print_outcome(run)
     return OUTCOMES[run["state"]]

@@ -139,8 +139,8 @@ def _risk_issues(spec: RunSpec, request: Document, rules: Sequence[Rule]) -> Ite
             + ("cannot be overridden." if firm else _unknown(code, [*codes, *groups])),
             why="What the rule finds would make the run wrong, not only slow."
             if firm
-            else "A risk nobody knows cannot be accepted. `stoker rules` lists the codes; the "
-            f"groups are {', '.join(groups)}.",
+            else "A risk that does not exist cannot be accepted. `stoker rules` lists the codes; "
+            f"the groups are {', '.join(groups)}.",
             fix=patch_for(request, {"/accept_risks": mended}),
         )
 

@@ -113,7 +113,7 @@ def test_register_by_relative_and_absolute_path(cli, up):
     assert "more" in cli("data", "ls").out
     write_waves(up / "data" / "even-more.h5", samples=60)
     moved = cli("data", "register", "more", "even-more.h5").out
-    assert "Dataset more was more.h5 until now; it is even-more.h5.\n" in moved
+    assert "Dataset more was more.h5 until now, and is now even-more.h5.\n" in moved
     assert "60 samples" in moved
 
 

@@ -188,7 +188,7 @@ def test_nothing_is_restored_under_a_running_api(cli, api, tmp_path):
     assert cli("db", "backup", str(tmp_path / "copy.db")).code == 0
     answer = cli("db", "restore", str(tmp_path / "copy.db"), "--yes")
     assert answer.code == 5
-    assert "end it" in answer.err
+    assert "stop it" in answer.err
 
 
 def test_a_damaged_database_is_found(cli, database):

@@ -47,6 +47,8 @@ def test_a_running_service_is_seen(cli, up):
     assert found["service"]["found"].startswith("ready at http://127.0.0.1:")
     assert found["ports"]["found"] == "in use by this service"
     assert found["database"]["status"] == "ok"
+    named = [finding["check"] for finding in cli("doctor", "--json").document["findings"]]
+    assert len(named) == len(set(named)), "one name for each line"
 
 
 def test_a_token_that_others_can_read(cli, home):
@@ -60,7 +62,9 @@ def test_a_token_that_others_can_read(cli, home):
 
 
 def test_a_guard_that_only_warns_is_said(cli, home, monkeypatch):
-    assert "specs that would run slow or wrong are refused" in " ".join(cli("doctor").out.split())
+    assert "specs that would run slowly or wrongly are refused" in " ".join(
+        cli("doctor").out.split()
+    )
     monkeypatch.setenv("STOKER_GUARD", "warn")
     assert "STOKER_GUARD=warn" in cli("doctor").out
 

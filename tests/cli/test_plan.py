@@ -262,7 +262,7 @@ def test_json_and_toml_are_mended_too(cli, api, tmp_path):
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        (("-o", "{}/spec.yaml"), 5, "is there already"),
+        (("-o", "{}/spec.yaml"), 5, "exists already"),
         (("-o", "{}/no/folder.yaml"), 5, "no folder"),
         (("-o", "{}/spec.toml"), 5, ".yaml, .yml or .json"),
         (("-o", "{}/x.yaml", "--in-place"), 2, "one of the two"),

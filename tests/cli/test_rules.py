@@ -82,7 +82,7 @@ def test_one_preset_is_shown_with_its_defaults(cli, api):
     assert "It sets nothing" in cli("presets", "cpu").out
     assert cli("presets", "tiny", "--json").document["source"] == "user"
     assert "named in" not in out
-    assert "nobody: name it in the spec" in cli("presets", "tiny").out
+    assert "no device by itself: name it in the spec" in cli("presets", "tiny").out
 
 
 def test_a_preset_that_is_not_there_is_told_with_those_that_are(cli, api):

@@ -147,9 +147,13 @@ def test_ls_and_show(cli, api, run_id):
 @pytest.mark.parametrize(
     ("planned", "measured", "line"),
     [
-        (2**20, None, "1.0 MiB planned, above the imports"),
-        (2**20, 3 * 2**19, "1.0 MiB planned, 1.5 MiB at the peak, above the imports"),
-        (None, 2**20, "1.0 MiB at the peak, above the imports"),
+        (2**20, None, "1.0 MiB planned, on top of the trainer's libraries"),
+        (
+            2**20,
+            3 * 2**19,
+            "1.0 MiB planned, 1.5 MiB measured at the peak, on top of the trainer's libraries",
+        ),
+        (None, 2**20, "1.0 MiB measured at the peak, on top of the trainer's libraries"),
         (None, None, None),
     ],
 )
@@ -242,7 +246,7 @@ def test_what_is_no_id_is_a_sentence(cli, api):
     for command in ("show", "watch", "logs", "stop"):
         answer = cli(command, "abc")
         assert answer.code == 2
-        assert "'abc' is no run's id" in " ".join(answer.err.replace("│", " ").split())
+        assert "'abc' is not a run's id" in " ".join(answer.err.replace("│", " ").split())
 
 
 @pytest.mark.parametrize("arguments", [("show", "seven"), ("show", "0"), ("show",), ("nothing",)])

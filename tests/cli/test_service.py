@@ -70,7 +70,7 @@ def test_ctrl_c_drains_everything(foreground):
     up.process.send_signal(signal.SIGINT)
     assert up.process.wait(60) == 0
     text = up.text()
-    assert text.index("ending the worker") < text.index("ending the api")
+    assert text.index("stopping the worker") < text.index("stopping the api")
     assert Service(up.home).left_running() == []
 
 
@@ -87,7 +87,7 @@ def test_a_child_that_dies_is_started_again(foreground):
     [first] = up.children("app.cli api")
     with StokerClient(_url(up.home)) as client:
         os.kill(first, signal.SIGKILL)
-        eventually(lambda: "once more" in up.text(), "it is started again")
+        eventually(lambda: "starting it again" in up.text(), "it is started again")
         eventually(client.ready, "the service is ready again, at the same address")
     assert up.children("app.cli api") != [first]
 
@@ -202,7 +202,11 @@ def test_logs_metrics_and_checkpoints(cli, up, finished_run):
     assert "latest" in cli("checkpoints", run_id).out
     shown = cli("show", run_id).out
     assert shown.count("val_mae") >= 1
-    assert re.search(r"  memory +\S+ MiB planned, \S+ MiB at the peak, above the imports\n", shown)
+    assert re.search(
+        r"  memory +\S+ MiB planned, \S+ MiB measured at the peak, on top of the trainer's "
+        r"libraries\n",
+        shown,
+    )
 
 
 def everything_on(terminal: int) -> str:
@@ -267,7 +271,7 @@ def test_stop_pause_resume_restart_while_it_trains(cli, up, long_spec_file):
     cli("resume", str(run_id))
     wait_for_training(run_id)
     child = cli("restart", str(run_id))
-    assert "as saved (latest) when the run before has stopped" in child.out
+    assert "as saved (latest) once its parent has stopped" in child.out
     assert cli("watch", str(run_id)).code == 3
     child_id = cli("show", str(run_id), "--json").document["child_ids"][0]
     wait_for_training(child_id)

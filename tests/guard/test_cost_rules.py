@@ -169,5 +169,5 @@ def test_a_part_of_the_operations_is_said_as_people_say_it(parts, said):
     training = {"batch_size": 32, "gradient_accumulation_steps": parts}
     plan = plan_of({"training": training}, world(devices=(RTX,)))
     (issue,) = (one for one in plan.issues if one.code == "speed.needless_accumulation")
-    assert issue.message.startswith(f"A step is put together from {parts} batches")
+    assert issue.message.startswith(f"A step is accumulated from {parts} batches")
     assert issue.why.endswith(f"launch {said} of the operations.")

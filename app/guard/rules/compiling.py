@@ -28,8 +28,10 @@ def cannot_compile(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     if device.kind == "cuda" and (device.capability or TRITON_SINCE) < TRITON_SINCE:
         yield Finding(
             WHERE,
-            f"Steps cannot be compiled for {device.name}: Triton does not know GPUs as old.",
-            "Compute capability {}.{}, where it takes 7.0.".format(*(device.capability or (0, 0))),
+            f"Steps cannot be compiled for {device.name}: Triton does not support GPUs that old.",
+            "Its compute capability is {}.{}, and 7.0 is needed.".format(
+                *(device.capability or (0, 0))
+            ),
             EAGERLY,
         )
         return
@@ -58,9 +60,10 @@ def compiled_recurrence(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     encoder = spec.recipe.encoder.upper()
     yield Finding(
         WHERE,
-        f"PyTorch leaves the {encoder} out of what it compiles, and that is nearly all the work.",
-        "Steps were no faster for it (1.01 to 1.13 times as long, measured on a CPU), and a run "
-        "begins seconds later where they were compiled before, else up to a minute.",
+        f"PyTorch does not compile the {encoder}, which is nearly all of the work.",
+        "Steps were no faster for it (they took 1.01 to 1.13 times as long, measured on a CPU), "
+        "and the run starts later: by seconds if they were compiled before, else by a minute at "
+        "most.",
         EAGERLY,
     )
 
@@ -81,8 +84,8 @@ def compilation_outlasts_steps(spec: RunSpec, facts: Facts) -> Iterator[Finding]
         return
     yield Finding(
         WHERE,
-        f"All steps would take {duration(steps)}, and to compile them {duration(compiling)}.",
-        "No step can be so much faster that the run ends earlier.",
+        f"All steps would take {duration(steps)}, and compiling them {duration(compiling)}.",
+        "No step can become so much faster that the run ends sooner.",
         EAGERLY,
     )
 

@@ -163,8 +163,9 @@ def frequent_checkpoints(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
             ("checkpoint", name),
             f"A checkpoint every {duration(interval)} takes {share(min(1.0, paid / interval))} of "
             "the time.",
-            f"One holds a run like it up for {paid:.2g} s; with one every {duration(fastest)} a "
-            f"kill loses no more than that, and {share(seconds / fastest)} of the time is paid.",
+            f"Each holds up a run like this for {paid:.2g} s. With one every {duration(fastest)}, "
+            f"a kill loses no more than that, and they take {share(seconds / fastest)} of the "
+            "time.",
             {f"/checkpoint/{name}": math.ceil(fastest * unit)},
         )
 
@@ -192,7 +193,7 @@ def needless_accumulation(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     room = plan.model_room
     yield Finding(
         ("training", "gradient_accumulation_steps"),
-        f"A step is put together from {parts:,} batches, and one of {whole:,} samples fits.",
+        f"A step is accumulated from {parts:,} batches, although one of {whole:,} samples fits.",
         f"It would take {size(room.peak_bytes)} of the {size(room.budget_bytes or 0)} that are "
         f"available, give the same gradients, and launch {one_of(parts)} of the operations.",
         fix,

@@ -76,7 +76,7 @@ def _watched(spec: RunSpec) -> Iterator[tuple[str, str, str]]:
 @rule(
     "correctness.unknown_monitor",
     overridable=False,
-    stands_on="A monitor that nobody computes never improves.",
+    stands_on="A monitor that is never computed never improves.",
 )
 def unknown_monitor(spec: RunSpec, _: Facts) -> Iterator[Finding]:
     """A monitored metric is one that the evaluation computes."""
@@ -92,7 +92,7 @@ def unknown_monitor(spec: RunSpec, _: Facts) -> Iterator[Finding]:
             fix["/evaluation/metrics"] = [*metrics, meant.removeprefix("val_")]
         yield Finding(
             (block, "monitor"),
-            f"Nobody computes {monitor!r}; the evaluation gives {', '.join(computed)}.",
+            f"Nothing computes {monitor!r}; the evaluation gives {', '.join(computed)}.",
             "Nothing would ever be best. "
             f"evaluation.metrics may have {', '.join(get_args(MetricName))}.",
             fix,

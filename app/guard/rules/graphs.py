@@ -61,7 +61,7 @@ def step_not_recordable(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     else:
         return
     yield Finding(
-        WHERE, "The steps of this run cannot be recorded, and must be.", why, WHERE_IT_CAN
+        WHERE, "The steps of this run must be recorded, and cannot be.", why, WHERE_IT_CAN
     )
 
 

@@ -55,8 +55,8 @@ def drop_last_drops(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     yield Finding(
         ("training", "drop_last"),
         f"drop_last leaves out {dropped:,} of {training:,} samples in every epoch.",
-        f"{share(dropped / training)} of the data is paid for and not used; a smaller last batch "
-        "costs nothing here.",
+        f"{share(dropped / training)} of the data is not learned from; a smaller last batch costs "
+        "nothing here.",
         {"/training/drop_last": False},
     )
 

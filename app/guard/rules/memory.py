@@ -62,7 +62,7 @@ def over_budget(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         ("training", "batch_size"),
         f"The run would take {least}{size(room.peak_bytes)}, and {size(room.budget_bytes or 0)} "
         f"are available on the {where}.",
-        f"It would end out of memory. {_largest(room)}{tried}{other}",
+        f"It would run out of memory. {_largest(room)}{tried}{other}",
         fix,
     )
 
@@ -194,8 +194,8 @@ def loader_over_budget(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         f"The loader would take {size(taken + batches)} of the host's memory, and the run with it "
         f"{size(room.peak_bytes)}; {size(budget)} are available.",
         f"Up to {pools.processes} processes have {size(taken)} of their own, and the batches that "
-        f"they are ahead come to {size(batches)}, of {size(pools.batch_bytes)} each in training. "
-        "The kernel would end one of them, and the attempt with it.",
+        f"they have read ahead come to {size(batches)}, of {size(pools.batch_bytes)} each in "
+        "training. The kernel would end one of them, and the attempt with it.",
         fewer_processes(spec, facts),
     )
 

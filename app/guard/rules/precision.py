@@ -73,7 +73,7 @@ def precision_not_supported(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         ("runtime", "precision"),
         f"{device.name} (compute capability {capability[0]}.{capability[1]}) does not compute in "
         f"{'TF32' if in_tf32 else 'bf16'}.",
-        "It would compute in float32 without a word."
+        "It would silently compute in float32."
         if in_tf32
         else "It would emulate every operation in float32, slower than float32 itself"
         + ("; what it is fast in is fp16." if has_fast_fp16 else "."),
