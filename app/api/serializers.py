@@ -4,7 +4,7 @@ from typing import Any
 
 from app.api.models.records import Attempt, Checkpoint, Dataset, Worker
 from app.api.models.runs import Carry, Environment, Progress, Result, Run
-from app.lifecycle import allowed_actions, derive_status
+from app.lifecycle import TERMINAL, allowed_actions, derive_status
 from app.store.records import (
     AttemptRecord,
     CheckpointRecord,
@@ -41,11 +41,21 @@ def run_document(run: RunRecord) -> Run:
         child_ids=list(run.child_ids),
         environment=_of(Environment, run.environment),
         progress=_of(Progress, run.progress),
-        result=_of(Result, run.result),
+        result=_of(Result, _result(run)),
         carry=_of(Carry, run.carry),
         allowed_actions=allowed_actions(run.state, run.intent),
         links=links,
     )
+
+
+def _result(run: RunRecord) -> dict[str, Any] | None:
+    """What its trainer said at the end; of a run that ended without a word, as one that was killed,
+    what was known of it last.
+    """
+    if run.result is not None or run.state not in TERMINAL or not run.progress:
+        return run.result
+    last = {name: run.progress[name] for name in ("step", "epoch") if name in run.progress}
+    return {"last": last, "best": run.progress.get("best"), "test": None}
 
 
 _PLAIN = (

@@ -142,7 +142,7 @@ def show(run_id: RunId, as_json: JsonOption = False) -> None:
         return
     typer.echo(f"Run {run['id']} {_named(run)}{in_words(run['status'])}.")
     print_facts(_facts(run, documents))
-    # Until its end a run has told no result, and a killed one never; but what was best so far.
+    # Until its end a run has no result; but what was best so far.
     result = run.get("result") or {"best": (run.get("progress") or {}).get("best")}
     for name in ("best", "last", "test"):
         if values := result.get(name):

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, false, not_, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, false, not_, or_, select
 
 from app.spec.requirements import Measure, SlotOffer, Use, uses_of
 from app.store.records import Document
@@ -27,22 +26,24 @@ def idle_offers(connection: Connection) -> list[SlotOffer]:
         offer for row in rows for offer in offers_of(row.name, row.slots, row.devices, row.facts)
     ]
     if not idle and all(row.facts.get("artifacts_away") for row in rows):
-        return [offer for row in rows for offer in _while_away(row)]
+        return [offer for row in rows for offer in _while_away(*row)]
     return idle
 
 
-def _while_away(worker: Row[Any]) -> list[SlotOffer]:
-    """What it has free beside its runs is no matter: nothing is claimed."""
-    slots = [{**slot, "run_id": None} for slot in worker.slots]
+def _while_away(
+    worker: str, slots: Sequence[Document], devices: Sequence[Document], facts: Document
+) -> list[SlotOffer]:
+    """What it has free beside its runs does not matter: nothing is claimed."""
+    slots = [{**slot, "run_id": None} for slot in slots]
     return [
         replace(
             offer,
             free_bytes=None,
             host_free_bytes=None,
             disk_free_bytes=None,
-            blocked=worker.facts["artifacts_away"],
+            blocked=facts["artifacts_away"],
         )
-        for offer in offers_of(worker.name, slots, worker.devices, worker.facts)
+        for offer in offers_of(worker, slots, devices, facts)
     ]
 
 

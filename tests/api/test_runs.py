@@ -240,3 +240,21 @@ def test_a_run_that_is_over_can_be_deleted_and_its_id_is_not_used_again(api, pla
 @pytest.mark.parametrize("tail", ["", "/spec", "/events", "/logs", "/metrics", "/attempts"])
 def test_what_is_not_there_is_a_404(api, run_id, tail):
     assert api.get(f"/runs/{run_id}{tail}").problem("not_found") == 404
+
+
+def test_a_killed_run_tells_what_was_known_of_it(api, player):
+    run_id = api.post("/runs", json=SPEC).json()["id"]
+    lease = player.claim()
+    best = {"step": 4, "epoch": 0, "val_loss": 0.5}
+    player.progress(lease, step=6, steps=7, epoch=0, best=best)
+    api.post(f"/runs/{run_id}/kill")
+    assert api.get(f"/runs/{run_id}").json()["result"] is None, "it is not over"
+    player.finish(lease, Reason.killed)
+    run = api.get(f"/runs/{run_id}").json()
+    assert (run["state"], run["reason"]) == ("stopped", "kill_requested")
+    assert run["result"] == {"last": {"step": 6, "epoch": 0}, "best": best, "test": None}
+
+
+def test_a_run_that_never_began_has_no_result(api, player):
+    run_id = api.post("/runs", json=SPEC).json()["id"]
+    assert api.post(f"/runs/{run_id}/kill").json()["result"] is None

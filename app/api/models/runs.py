@@ -56,7 +56,9 @@ class Progress(Answer):
 
 
 class Result(Answer):
-    """What the run delivered: metrics of the last and best evaluation, and of the test."""
+    """What the run delivered: metrics of the last and best evaluation, and of the test. Of a run
+    that was killed or crashed, the step that it was last known to have made, and the best so far.
+    """
 
     model_config = ConfigDict(extra="allow")
 
