@@ -34,7 +34,7 @@ fmt: $(DEVELOPMENT) ## put the code into its one format
 	@$(BIN)/ruff check --quiet --fix
 	@$(BIN)/ruff format --quiet
 
-bench: $(RUNTIME) ## measure this machine: rules, loading, training, checkpoints, the service, the demo
+bench: $(RUNTIME) ## measure this machine: rules, loading, training, checkpoints, memory plans, the service, the demo
 	@$(BIN)/python -m benchmarks --json benchmarks/results
 
 peers: $(RUNTIME) ## install what `make bench` compares with and needs an environment of its own

@@ -23,6 +23,7 @@ from benchmarks import (
     claims_figures,
     compile_figures,
     demo_figures,
+    memory_figures,
     restart_figures,
     rules_figures,
     script_figures,
@@ -46,6 +47,7 @@ MEASURED: Mapping[str, Callable[[Effort, str], list[Figure]]] = {
     "sorted": lambda effort, device: sorted_data.measure(effort),
     "compile": lambda effort, device: compile_figures.measure(),
     "checkpoint": lambda effort, device: checkpoint_figures.measure(),
+    "memory": lambda effort, device: memory_figures.measure(),
     "demo": lambda effort, device: demo_figures.measure(),
 }
 OF_THE_SERVICE = ("api", "stop", "restart", "script", "agent", "claims")

@@ -9,9 +9,9 @@ from app.guard.facts import Facts, Lengths
 from app.guard.plan import Plan
 from app.spec.imports import IMPORTS
 from app.spec.issue import Issue
-from tests.guard import loader_memory
+from benchmarks import process_memory
+from benchmarks.memory_cases import BUILD
 from tests.guard.cases import LARGE, USUAL, by_torch, training, with_host
-from tests.guard.memory_specs import BUILD
 from tests.guard.world import (
     CPU,
     FIELDS,
@@ -51,14 +51,15 @@ def fix_of(plan: Plan, code: str) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_a_process_takes_what_the_plan_says(context):
+    """On any machine within a factor; `python -m benchmarks memory` looks how near."""
     imports = IMPORTS[BUILD]
     planned = {"spawn": imports.spawned, "forkserver": imports.forked}[context]
-    found, server = loader_memory.measure(context)
-    assert len(found) == 2
-    for each in found:
-        assert each.uss == pytest.approx(planned, rel=0.15, abs=4 * MIB)
+    found = process_memory.loader_processes(context)
+    assert len(found.own) == 2
+    assert all(planned / 2 < own < planned * 2 for own in found.own)
     if context == "forkserver":
-        assert server == pytest.approx(imports.fork_server, rel=0.15)
+        assert found.fork_server is not None
+        assert imports.fork_server / 2 < found.fork_server < imports.fork_server * 2
 
 
 def test_a_loader_without_processes_has_a_batch_and_one_to_sort_small_samples_in():

@@ -10,7 +10,7 @@ import pytest
 
 from app.spec.imports import IMPORTS
 from app.spec.run import RunSpec
-from tests.guard.memory_specs import BUILD
+from benchmarks.memory_cases import BUILD
 
 FIELDS = {
     "features": {"shape": [24, 3], "dtype": "float32"},

@@ -1,6 +1,5 @@
-"""Fixed CPU specs whose plan is held against what training them takes, and how both are found.
-
-`python -m tests.guard.memory_specs` shows the table of docs/memory.md.
+"""Fixed CPU specs whose memory plan is held against what training them takes, and how both are
+found.
 """
 
 import json
@@ -208,7 +207,7 @@ def train(case: Case, folder: Path) -> dict[str, Any]:
             "run_id": 1,
             "attempt": 1,
             "spec": case.spec(),
-            "datasets": {case.data.name: {"path": str(path), "fingerprint": fingerprint(path)}},
+            "datasets": {case.data.name: dataset_of(path)},
             "device": "cpu",
             "threads": THREADS,
             "run_dir": str(run_dir),
@@ -218,10 +217,16 @@ def train(case: Case, folder: Path) -> dict[str, Any]:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, env=_as_worker()
         )
-        assert done.returncode == 0, done.stderr[-2_000:]
+        if done.returncode != 0:
+            raise RuntimeError(f"{case.name} was not trained: {done.stderr[-2_000:]}")
         events = [json.loads(line) for line in (attempt / "events.jsonl").read_text().splitlines()]
     progress = [event for event in events if event["kind"] == "progress"][-1]
     return compared(planned(case, path), progress["peak_memory"])
+
+
+def dataset_of(path: Path) -> dict[str, Any]:
+    """A dataset as spec.json has it."""
+    return {"path": str(path), "fingerprint": fingerprint(path)}
 
 
 def planned(case: Case, path: Path, measured: Measured | None = None) -> dict[str, Any]:
@@ -251,18 +256,3 @@ def probed(case: Case, folder: Path) -> Measured:
 
 def _as_worker() -> dict[str, str]:
     return {**os.environ, **memory_settings(platform.libc_ver()), "OMP_NUM_THREADS": str(THREADS)}
-
-
-def main() -> None:
-    """Print the table."""
-    print("| Spec | Planned, MiB | Measured, MiB | Ratio |\n|---|---|---|---|")  # noqa: T201
-    with tempfile.TemporaryDirectory() as folder:
-        for case in CASES:
-            found = train(case, Path(folder))
-            mib = [f"{found[name] / 2**20:,.0f}" for name in ("planned_bytes", "measured_bytes")]
-            row = f"| {case.name} | {' | '.join(mib)} | {found['ratio']:.2f} |"
-            print(row, flush=True)  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,77 @@
+"""Plans of memory beside what was measured: those of fixed specs, and what processes take.
+
+A ratio varies with the machine and its libraries (docs/memory.md), so no test asks for 15 %.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from app.spec.imports import IMPORTS
+from benchmarks.figures import Figure, not_measured
+from benchmarks.memory_cases import (
+    BUILD,
+    CASES,
+    NARROW,
+    PLAIN_SGD,
+    SMALL,
+    Case,
+    planned,
+    probed,
+    train,
+)
+from benchmarks.process_memory import compiler, imports_of_a_trainer, loader_processes
+
+MIB = 2**20
+TOLERANCE = 0.15
+COMMAND = "python -m benchmarks memory"
+# A probe makes few steps, so these are trained for as few.
+PROBED = (
+    Case("LSTM, batch 128", SMALL, {}, 128),
+    Case("LSTM, batch 512", SMALL, {}, 512),
+    Case("GRU, no momentum", NARROW, {"encoder": "gru"}, 128, PLAIN_SGD),
+)
+
+
+def measure() -> list[Figure]:
+    """How far each plan is from what was measured, as a share of it."""
+    with tempfile.TemporaryDirectory(prefix="stoker-bench-") as made:
+        folder = Path(made)
+        return [*_of_processes(), *_of_plans(folder), *_by_probes(folder)]
+
+
+def _of_processes() -> Iterator[Figure]:
+    """Before they hold any data."""
+    imports = IMPORTS[BUILD]
+    yield _off("imports of a trainer", imports.trainer, imports_of_a_trainer())
+    if shutil.which("g++") is None:
+        yield not_measured("the compiler", "needs a C++ compiler: g++", COMMAND)
+    else:
+        yield _off("the compiler", imports.compiler, compiler())
+    for context, each in (("spawn", imports.spawned), ("forkserver", imports.forked)):
+        found = loader_processes(context)
+        yield _off(f"a loader's process, {context}", each, max(found.own))
+        if found.fork_server is not None:
+            yield _off("the fork server", imports.fork_server, found.fork_server)
+
+
+def _of_plans(folder: Path) -> Iterator[Figure]:
+    """By the coefficients of the guard; each is trained in a process of its own."""
+    for case in CASES:
+        found = train(case, folder)
+        yield _off(case.name, found["planned_bytes"], found["measured_bytes"])
+
+
+def _by_probes(folder: Path) -> Iterator[Figure]:
+    """By one real step, before a training."""
+    for case in PROBED:
+        plan = planned(case, case.data.write(folder), probed(case, folder))
+        peak = train(case, folder)["measured_bytes"]
+        yield _off(f"by a probe: {case.name}", plan["host"]["planned_bytes"], peak)
+
+
+def _off(name: str, plan: int, measured: int) -> Figure:
+    also = {"MiB planned": plan / MIB, "MiB measured": measured / MIB, "ratio": plan / measured}
+    value = abs(plan / measured - 1)
+    return Figure(f"off the peak: {name}", value, "", TOLERANCE, 1, COMMAND, also=also)
