@@ -17,12 +17,14 @@ ROUTES = [
 ]
 
 
-@pytest.mark.parametrize(("method", "path"), ROUTES)
-def test_an_unknown_parameter_is_refused_everywhere(api, method, path):
-    answer = api.request(method, path, params={"no_such_parameter": "1"})
-    assert answer.problem("invalid_request") == 422
-    (issue,) = answer.json()["issues"]
-    assert issue["loc"] == ["query", "no_such_parameter"]
+def test_an_unknown_parameter_is_refused_everywhere(api):
+    assert len(ROUTES) > 30
+    for method, path in ROUTES:
+        answer = api.request(method, path, params={"no_such_parameter": "1"})
+        assert answer.status_code == 422, (method, path)
+        answer.problem("invalid_request")
+        (issue,) = answer.json()["issues"]
+        assert issue["loc"] == ["query", "no_such_parameter"], (method, path)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,7 @@ def test_a_wrong_value_is_refused_with_those_that_are_possible(
 
 @pytest.mark.parametrize(("path", "methods"), [
     ("/runs", "GET, POST"), ("/runs/1", "GET, PATCH, DELETE"), ("/openapi.json", "GET"),
-    ("/runs/1/metrics", "GET"),
+    ("/runs/1/metrics", "GET"), ("/queue", "GET"),
 ])  # fmt: skip
 def test_a_wrong_method_is_refused_with_all_that_are_right(api, path, methods):
     answer = api.request("PUT", path)

@@ -90,11 +90,11 @@ FULL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("width", range(12, 100))
-def test_the_time_left_is_never_cut(width):
-    line = figures(FULL, width)
-    assert len(line) <= width
-    assert line.endswith("3:02:05 left")
+def test_the_time_left_is_never_cut():
+    for width in range(12, 100):
+        line = figures(FULL, width)
+        assert len(line) <= width
+        assert line.endswith("3:02:05 left"), width
 
 
 def test_a_plain_line_says_each_thing_once():

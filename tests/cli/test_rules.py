@@ -50,9 +50,9 @@ def test_a_code_before_the_rules_is_explained_too(cli, api):
     assert "found in the request before any rule" in cli("rules", "unknown_field").out
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
-def test_every_rule_can_be_explained(cli, api, rule):
-    assert rule.stands_on in cli("rules", rule.code).out
+def test_every_rule_can_be_explained(cli, api):
+    shown = {rule.code: cli("rules", rule.code).out for rule in RULES}
+    assert [rule.code for rule in RULES if rule.stands_on not in shown[rule.code]] == []
 
 
 def test_a_rule_that_is_not_there_is_guessed(cli, api):
