@@ -80,9 +80,9 @@ def test_a_dataset_that_a_run_names_is_not_forgotten(api, player, over):
 @pytest.mark.parametrize(
     "body",
     [
-        {}, {"name": "waves"}, {"name": "Waves!", "path": "a"}, {"name": "../x", "path": "a"},
+        {}, {"name": "Waves!", "path": "a"}, {"name": "../x", "path": "a"},
         {"name": "waves", "path": ""}, {"name": "waves", "path": 1}, [],
-        {"name": "waves", "path": "a.h5", "fields": []}, {"name": "w", "path": "x" * 5000},
+        {"name": "w", "path": "x" * 5000},
     ],
     ids=str,
 )  # fmt: skip

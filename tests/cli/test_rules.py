@@ -55,6 +55,12 @@ def test_every_rule_can_be_explained(cli, api):
     assert [rule.code for rule in RULES if rule.stands_on not in shown[rule.code]] == []
 
 
+def test_a_rule_without_a_fix_says_so(cli, api):
+    out = cli("rules", "speed.no_worker").out
+    assert out.endswith("No change of the spec mends it.\n")
+    assert "Its fix" not in out
+
+
 def test_a_rule_that_is_not_there_is_guessed(cli, api):
     answer = cli("rules", "no_warmupp")
     assert answer.code == 5
