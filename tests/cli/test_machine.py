@@ -71,3 +71,9 @@ def test_workers_say_that_their_artifacts_are_away_also_where_all_slots_are_busy
         (row,) = [line for line in cli("workers", "--all").out.splitlines() if "former" in line]
     assert "gone" in row
     assert "away" not in row, "it is what was so when it ended"
+
+
+def test_a_machine_without_workers(cli, api):
+    assert "No worker" in cli("workers").out
+    assert "No worker sees a GPU" in cli("gpus").out
+    assert cli("workers", "--json").document == {"data": []}

@@ -81,6 +81,12 @@ def test_presets_that_cannot_be_used_are_named(cli, api):
         broken.unlink()
 
 
+def test_presets_are_listed_with_the_users_own(cli, api):
+    listed = cli("presets")
+    assert "h200" in listed.out
+    assert "tiny" in [preset["name"] for preset in cli("presets", "--json").document["data"]]
+
+
 def test_one_preset_is_shown_with_its_defaults(cli, api):
     out = cli("presets", "rtx-24g").out
     assert "GPU, 24 GiB or more" in out

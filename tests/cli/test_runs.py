@@ -93,20 +93,6 @@ def test_a_fix_that_is_shown_can_be_used(cli, api, spec_file):
     assert cli("plan", str(spec_file), "--set", "optimizer.lr=0.01").code == 0
 
 
-def test_an_unknown_dataset_is_named(cli, api, spec_file):
-    answer = cli("submit", str(spec_file), "--set", "data.dataset=nowhere")
-    assert answer.code == 5
-    assert "nowhere" in answer.err
-
-
-@pytest.mark.parametrize("value", [".nan", ".inf", "'1e400'"])
-def test_numbers_that_are_none_are_refused(cli, api, spec_file, value):
-    answer = cli("submit", str(spec_file), "--set", f"optimizer.lr={value}")
-    assert answer.code == 5
-    assert "optimizer.lr" in answer.err
-    assert "Traceback" not in answer.err
-
-
 def test_a_plan_creates_nothing(cli, api, spec_file):
     def newest() -> list[int]:
         return [run["id"] for run in cli("ls", "--json").document["data"]]
@@ -373,18 +359,6 @@ def test_the_queue_is_in_the_order_of_claims(cli, api, spec_file):
     waiting = [run["id"] for run in cli("queue", "--json").document["data"]]
     assert waiting[:2] == ids[::-1]
     assert "901" in cli("queue").out
-
-
-def test_a_machine_without_workers(cli, api):
-    assert "No worker" in cli("workers").out
-    assert "No worker sees a GPU" in cli("gpus").out
-    assert cli("workers", "--json").document == {"data": []}
-
-
-def test_presets_are_listed_with_the_users_own(cli, api):
-    listed = cli("presets")
-    assert "h200" in listed.out
-    assert "tiny" in [preset["name"] for preset in cli("presets", "--json").document["data"]]
 
 
 def test_a_token_that_is_wrong_is_a_sentence(cli, api, monkeypatch):

@@ -56,6 +56,12 @@ def test_an_assignment_that_is_none_is_refused(text: str):
         parse_assignment(text)
 
 
+@pytest.mark.parametrize("value", [".nan", "-.inf", "1e400"])
+def test_a_number_that_is_none_is_not_assigned(value: str):
+    with pytest.raises(CommandFailed, match=r"--set: optimizer\.lr is not a finite number"):
+        parse_assignment(f"optimizer.lr={value}")
+
+
 def test_assignments_make_a_merge_patch():
     assert patch_of(["training.epochs=8", "training.seed=1", "early_stopping=null"]) == {
         "training": {"epochs": 8, "seed": 1},
