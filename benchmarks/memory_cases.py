@@ -1,6 +1,4 @@
-"""Fixed CPU specs whose memory plan is held against what training them takes, and how both are
-found.
-"""
+"""Fixed CPU specs whose plan of memory is held against what training them takes."""
 
 import json
 import os
