@@ -16,31 +16,32 @@ Document = dict[str, Any]
 WINDOWS = (".h5", ".hdf5", ".hdf", ".feather", ".arrow", ".ipc")
 
 
+Window = Annotated[
+    int | None,
+    typer.Option(min=1, help="Cut rows in time into samples: how many rows each looks back on."),
+]
+Horizon = Annotated[
+    int | None,
+    typer.Option(min=1, help="With --window: how many of the following rows to forecast."),
+]
+Every = Annotated[
+    int,
+    typer.Option(min=1, help="With --window: how many rows lie between one sample and the next."),
+]
+
+
 def convert(
     path: Annotated[
         Path,
         typer.Argument(help="HDF5, or Arrow files in a folder; with --window also CSV."),
     ],
     out: Annotated[Path, typer.Argument(help="The HDF5 file to write.")],
-    window: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Cut rows in time into samples: how many rows each looks back on."
-        ),
-    ] = None,
-    horizon: Annotated[
-        int | None,
-        typer.Option(min=1, help="With --window: how many of the following rows to forecast."),
-    ] = None,
+    window: Window = None,
+    horizon: Horizon = None,
     target: Annotated[
         str | None, typer.Option(help="With --window: the column to forecast.")
     ] = None,
-    every: Annotated[
-        int,
-        typer.Option(
-            min=1, help="With --window: how many rows lie between one sample and the next."
-        ),
-    ] = 1,
+    every: Every = 1,
     array: Annotated[
         str | None, typer.Option(help="With --window: the series of an HDF5 file.")
     ] = None,
