@@ -19,6 +19,7 @@ RUN groupadd --gid 10001 stoker \
     && install --directory --owner=stoker --group=stoker /var/lib/stoker /data
 WORKDIR /usr/src/stoker
 COPY pyproject.toml README.md LICENSE ./
+COPY stoker stoker
 COPY app app
 COPY worker worker
 COPY migrations migrations

@@ -20,9 +20,9 @@ from pydantic_settings import (
 )
 
 from app.errors import InvalidRequest
+from stoker.address import DEFAULT_HOME
 
-DEFAULT_HOME = Path("~/.stoker")
-# Read by app.client: how a client finds a service that is elsewhere.
+# Read by stoker.address: how a client finds a service that is elsewhere.
 CLIENT_NAMES = {"URL", "TOKEN"}
 # What Kubernetes tells each container of every service, here of those named stoker or stoker-….
 KUBERNETES_NAME = re.compile(

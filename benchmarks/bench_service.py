@@ -13,8 +13,8 @@ from typing import Any
 
 import psutil
 
-from app.client import StokerClient
 from benchmarks.heap import callers_environment
+from stoker import Client
 
 START_SECONDS = 60.0
 END_SECONDS = 90.0
@@ -29,7 +29,7 @@ class BenchService:
     home: Path
     environment: dict[str, str]
     api: psutil.Process
-    client: StokerClient
+    client: Client
 
     @contextmanager
     def worker(self) -> Iterator[psutil.Process]:
@@ -100,7 +100,7 @@ def bench_service() -> Iterator[BenchService]:
             process = psutil.Process(api.pid)
             wait_until((home / "api.json").exists, "the API writes its address", process)
             url = json.loads((home / "api.json").read_text())["url"]
-            with StokerClient(url, (home / "token").read_text().strip()) as client:
+            with Client(url, (home / "token").read_text().strip()) as client:
                 yield BenchService(home, environment, process, client)
         finally:
             end(api)

@@ -26,7 +26,7 @@ import psutil
 from app.cli.output import number, size
 from app.cli.progress import Teller, make_view
 from app.cli.specfile import read_request
-from app.client import ClientError, StokerClient
+from stoker import Client, ClientError
 
 SPEC = Path(__file__).parent.parent / "examples" / "weather-lstm.yaml"
 LEAST_IMPROVEMENT = 0.10
@@ -63,7 +63,7 @@ class Demo:
         with self.stage("sample data"):
             persistence = self.prepare_data()
         token = (self.home / "token").read_text().strip()
-        with StokerClient(url, token) as client:
+        with Client(url, token) as client:
             request = read_request(str(SPEC), [])
             self.check_parts(client.plan(request), persistence)
             with self.stage("train, stop half-way"):
@@ -170,7 +170,7 @@ class Demo:
             self.times.append((name, time.monotonic() - began))
 
 
-def train_and_stop(client: StokerClient, request: Document) -> Document:
+def train_and_stop(client: Client, request: Document) -> Document:
     """Submit, watch, and stop at half of the steps; the run as it was stopped."""
     run = client.submit(request)
     say(f"POST /runs → run {run['id']}, {run['status']}")
@@ -198,7 +198,7 @@ def _is_half_way(progress: Document) -> bool:
     return steps is not None and progress.get("phase") == "training" and 2 * step >= steps
 
 
-def restart_to_the_end(client: StokerClient, parent: Document) -> Document:
+def restart_to_the_end(client: Client, parent: Document) -> Document:
     """Restart from the latest checkpoint and watch; the run as it succeeded."""
     run = client.restart(parent["id"])
     say(f"POST /runs/{parent['id']}/restart → run {run['id']}, {run['carry']['kind']} state")
@@ -215,7 +215,7 @@ def restart_to_the_end(client: StokerClient, parent: Document) -> Document:
     return finished
 
 
-def print_result(client: StokerClient, runs: tuple[Document, Document], persistence: float) -> None:
+def print_result(client: Client, runs: tuple[Document, Document], persistence: float) -> None:
     """What came out, beside the naive forecast; DemoFailed when it is not clearly better."""
     finished = runs[1]
     best, last = finished["result"]["best"], finished["result"]["last"]
@@ -235,7 +235,7 @@ def print_result(client: StokerClient, runs: tuple[Document, Document], persiste
         )
 
 
-def median_rates(client: StokerClient, runs: tuple[Document, Document]) -> str:
+def median_rates(client: Client, runs: tuple[Document, Document]) -> str:
     """Training speed over both runs."""
     shown = []
     for name, unit in (("iterations_per_second", "it/s"), ("samples_per_second", "samples/s")):

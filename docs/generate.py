@@ -17,7 +17,7 @@ DOCUMENT = ROOT / "docs" / "architecture.md"
 
 
 def draw_floors(contracts: list[dict[str, Any]]) -> str:
-    """The layers of `app` from top to bottom, and beside them the two sides of the worker."""
+    """The layers of `app` from top to bottom, what all stand on, and the worker's two sides."""
     by_id = {contract["id"]: contract for contract in contracts}
     floors = [re.findall(r"\w+", layer) for layer in by_id["floors"]["layers"] if "(" not in layer]
     forbidden_to_agent = {name.split(".")[-1] for name in by_id["agent-side"]["forbidden_modules"]}
@@ -28,7 +28,12 @@ def draw_floors(contracts: list[dict[str, Any]]) -> str:
     for number, names in enumerate(floors):
         lines.append(f'    floor{number}["{" · ".join(names)}"]')
     lines += [f"    floor{number} --> floor{number + 1}" for number in range(len(floors) - 1)]
-    lines += ["  end", "  subgraph worker", '    agent["agent, launcher, exporter"]']
+    lines += [
+        "  end",
+        '  stoker["stoker: what people import"]',
+        f"  floor{len(floors) - 1} --> stoker",
+    ]
+    lines += ["  subgraph worker", '    agent["agent, launcher, exporter"]']
     lines += ['    trainer["trainer: torch, h5py, numpy"]', "  end"]
     lines.append("  agent -. starts as a process .-> trainer")
     for source, forbidden in (("agent", forbidden_to_agent), ("trainer", forbidden_to_trainer)):

@@ -14,14 +14,23 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
-PRODUCT = ("app", "worker", "migrations", "benchmarks")
+PRODUCT = ("stoker", "app", "worker", "migrations", "benchmarks")
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 50
 MAX_LOOP_LINES = 60  # the training loop is read in one screen
 MAX_MEDIAN_LINES = 130
 
 TOP_LEVEL = {
-    *("pyproject.toml", "app", "worker", "migrations", "tests", "Dockerfile", "compose.yaml"),
+    *(
+        "pyproject.toml",
+        "stoker",
+        "app",
+        "worker",
+        "migrations",
+        "tests",
+        "Dockerfile",
+        "compose.yaml",
+    ),
     *("README.md", "Makefile", "CHANGELOG.md", "LICENSE", "CONTRIBUTING.md", "SECURITY.md"),
     *(".ci", "docs", "monitoring", "benchmarks", "examples", ".gitignore", ".dockerignore"),
 }

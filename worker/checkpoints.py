@@ -11,9 +11,9 @@ from typing import Any
 
 import structlog
 
-from app.manifest import MANIFEST, BadManifest, parse_manifest, require_place
 from app.spec.training import Checkpointing
 from app.store.records import CheckpointRecord, DamagedCheckpoint, NewCheckpoint
+from stoker.manifest import MANIFEST, BadManifest, parse_manifest, require_place
 
 log = structlog.get_logger("stoker.worker")
 

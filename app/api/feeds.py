@@ -6,10 +6,10 @@ The run's row is read before what follows the cursor: a run seen as over has not
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from app.api.models.base import rfc3339
 from app.lifecycle import TERMINAL
 from app.store.records import EventRecord, RunRecord
 from app.store.store import Store
+from stoker.models.base import rfc3339
 
 EVENTS_AT_ONCE = 500
 LOG_BYTES_AT_ONCE = 64 << 10

@@ -16,9 +16,9 @@ from starlette.types import Message, Receive, Scope, Send
 from app.api.problems import RangeNotSatisfiable, response_of
 from app.api.services import Services
 from app.errors import Conflict, InvalidRequest, NotFound, StokerError
-from app.manifest import MANIFEST, BadManifest, parse_manifest
 from app.store.artifact_root import ArtifactRoot
 from app.store.records import CheckpointRecord
+from stoker.manifest import MANIFEST, BadManifest, parse_manifest
 
 PIECE_BYTES = 1 << 20
 LARGE_BYTES = 1 << 31  # from here on a zip needs its 64-bit form

@@ -5,7 +5,6 @@ from typing import Any
 from app.api.bounds import checked
 from app.api.files import whole_files
 from app.api.knowledge import Parent
-from app.api.models.runs import RestartBody
 from app.api.services import Services
 from app.api.submitting import made_before, new_run_of, plan_request
 from app.errors import Conflict, InvalidRequest, NotFound, SpecRejected, Unavailable
@@ -15,6 +14,7 @@ from app.guard.patching import apply_json_patch, apply_merge_patch
 from app.guard.plan import Plan
 from app.spec.issue import Issue
 from app.store.records import Idempotency, NewRun, Restart, RunRecord
+from stoker.models.runs import RestartBody
 
 Document = dict[str, Any]
 

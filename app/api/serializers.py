@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from app.api.models.records import Attempt, Checkpoint, Dataset, Worker
-from app.api.models.runs import Carry, Environment, Progress, Result, Run
 from app.lifecycle import TERMINAL, allowed_actions, derive_status
 from app.store.records import (
     AttemptRecord,
@@ -12,6 +10,8 @@ from app.store.records import (
     RunRecord,
 )
 from app.store.worker_records import WorkerRecord
+from stoker.models.records import Attempt, Checkpoint, Dataset, Worker
+from stoker.models.runs import Carry, Environment, Progress, Result, Run
 
 RUN_LINKS = ("spec", "events", "logs", "metrics", "attempts", "checkpoints")
 

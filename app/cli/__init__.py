@@ -1,1 +1,1 @@
-"""The `stoker` command: a file a topic, all of it over app.client or app.store."""
+"""The `stoker` command: a file a topic, all of it over stoker.Client or app.store."""

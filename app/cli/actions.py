@@ -16,7 +16,7 @@ from app.cli.watch import watch_run
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from app.client import Problem, StokerClient, Which
+    from stoker import Client, Problem, Which
 
 Action = Literal["stop", "kill", "pause", "resume"]
 
@@ -130,13 +130,13 @@ def _act(run_id: int, action: Action, wait_seconds: float | None, as_json: bool)
 
 
 def _problem_type() -> "type[Problem]":
-    from app.client import Problem  # imported late, as in connect
+    from stoker import Problem  # imported late, as in connect
 
     return Problem
 
 
 def _refusal(
-    client: "StokerClient", run_id: int, action: str, problem: "Problem"
+    client: "Client", run_id: int, action: str, problem: "Problem"
 ) -> "CommandFailed | Problem":
     """An action that the run's state does not allow, as a person would say it."""
     if problem.code != "action_not_allowed":

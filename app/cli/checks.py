@@ -21,8 +21,8 @@ from app.cli.storage import check_artifacts, check_database
 from app.presets.catalog import load_catalog
 
 if TYPE_CHECKING:
-    from app.client import StokerClient
     from app.settings import Settings
+    from stoker import Client
 
 NOT_RUNNING = Finding("service", "warning", "it is not running", "to start it: stoker up")
 LEAST_FREE_BYTES = 5 * 2**30
@@ -239,13 +239,13 @@ def check_caches(settings: "Settings") -> Iterator[Finding]:
 
 
 def check_service(settings: "Settings") -> Iterator[Finding]:
-    from app.client import StokerClient, find_token, read_api_file  # httpx: late, as in connect
+    from stoker import Client, find_token, read_api_file  # httpx: late, as in connect
 
-    written = read_api_file(settings)
+    written = read_api_file(settings.home)
     if written is None:
         yield NOT_RUNNING
         return
-    with StokerClient(written["url"], find_token(settings)) as client:
+    with Client(written["url"], find_token(settings.home)) as client:
         is_ready, is_alive = client.ready(), client.alive()
         refusal = _token_refusal(client) if is_alive else None
     if is_ready:
@@ -269,9 +269,9 @@ def check_service(settings: "Settings") -> Iterator[Finding]:
         )
 
 
-def _token_refusal(client: "StokerClient") -> str | None:
+def _token_refusal(client: "Client") -> str | None:
     """Why a running API does not take the token of this command line; None when it does."""
-    from app.client import ClientError, Problem  # httpx: late, as in connect
+    from stoker import ClientError, Problem  # httpx: late, as in connect
 
     try:
         client.version()

@@ -12,9 +12,9 @@ from app.cli.failures import CommandFailed
 from app.cli.storage import is_created
 
 if TYPE_CHECKING:
-    from app.client import StokerClient
     from app.settings import Settings
     from app.store import Store
+    from stoker import Client
 
 
 def read_settings(**overrides: object) -> "Settings":
@@ -23,11 +23,11 @@ def read_settings(**overrides: object) -> "Settings":
     return load_settings(**overrides)
 
 
-def connect() -> "StokerClient":
+def connect() -> "Client":
     """A client of the service of these settings."""
-    from app.client import StokerClient
+    from stoker import Client
 
-    return StokerClient()
+    return Client(home=read_settings().home)
 
 
 @contextmanager

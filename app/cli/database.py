@@ -168,14 +168,14 @@ def _require_created(settings: "Settings") -> None:
 
 def _require_ended(settings: "Settings") -> None:
     """Refuse while a process of the service could still write into the database."""
-    from app.client import StokerClient, read_api_file  # httpx: late, as in connect
+    from stoker import Client, read_api_file  # httpx: late, as in connect
 
     if holder_of(settings) is not None:
         raise CommandFailed("The service is running; stop it first: stoker down")
-    written = read_api_file(settings)
+    written = read_api_file(settings.home)
     if written is None:
         return
-    with StokerClient(written["url"]) as client:
+    with Client(written["url"]) as client:
         if client.alive():
             raise CommandFailed(
                 f"An API answers at {client.url}; stop it and its workers first, then restore."

@@ -55,10 +55,10 @@ def sample(
 
 def _register_if_service_runs(settings: "Settings", name: str, path: Path) -> Document | None:
     """The dataset as the service has it; it refuses a file outside its own DATA_ROOT."""
-    from app.client import ServiceUnreachable, StokerClient  # imported late, as in connect
+    from stoker import Client, ServiceUnreachable  # imported late, as in connect
 
     try:
-        with StokerClient(settings=settings) as client:
+        with Client(home=settings.home) as client:
             return client.register_dataset(
                 name, str(path.resolve()), wait_seconds=REGISTRATION_WAIT_SECONDS
             )

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from app.cli.output import print_lines, wrapped
 
 if TYPE_CHECKING:
-    from app.client import Problem
+    from stoker import Problem
 
 WAYS_BACK_IN = (
     "  On the service's machine `stoker token create NAME` prints a new one, which goes into "
@@ -97,8 +97,8 @@ def require_yes(consequence: str) -> None:
 def explain(error: Exception) -> tuple[str, ExitCode, list[str]] | None:
     """Sentence, exit code and further lines for an error of ours; None for any other."""
     # Imported late: httpx and pydantic would slow down every `stoker --help`.
-    from app.client import ClientError, Problem, ServiceUnreachable
     from app.errors import StokerError
+    from stoker import ClientError, Problem, ServiceUnreachable
 
     match error:
         case CommandFailed():

@@ -24,7 +24,7 @@ from app.cli.specfile import (
 
 if TYPE_CHECKING:
     from app.cli.fixing import Mended, Planner
-    from app.client import StokerClient
+    from stoker import Client
 
 Document = dict[str, Any]
 # A worker gives a probe 240; what is before it in its queue needs some too.
@@ -79,9 +79,9 @@ def plan(
         raise typer.Exit(ExitCode.refused)
 
 
-def planned(client: "StokerClient", request: Document, *, probe: bool = False) -> Document:
+def planned(client: "Client", request: Document, *, probe: bool = False) -> Document:
     """The plan, also of what the service cannot parse: then it is its findings alone."""
-    from app.client import Problem  # imported late, as in connect
+    from stoker import Problem  # imported late, as in connect
 
     try:
         return client.plan(request, probe_seconds=PROBE_SECONDS if probe else None)

@@ -12,7 +12,7 @@ from app.cli.output import STATUS_STYLES, best_score, duration, number
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from app.client import Event
+    from stoker import Event
 
 Document = dict[str, Any]
 PLAIN_LINE_SECONDS = 2.0

@@ -33,8 +33,8 @@ from app.cli.output import (
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-    from app.client import StokerClient, Which
-    from app.client.download import Told
+    from stoker import Client, Which
+    from stoker.download import Told
 
 LOG_WAIT_SECONDS = 20.0
 ENDED = ("succeeded", "failed", "stopped", "paused")
@@ -66,9 +66,7 @@ def logs(
             sys.stdout.flush()
 
 
-def _followed(
-    client: "StokerClient", run_id: int, attempt: int | None
-) -> "Iterator[dict[str, Any]]":
+def _followed(client: "Client", run_id: int, attempt: int | None) -> "Iterator[dict[str, Any]]":
     """All pieces until the run has ended, as they come."""
     offset = yield from _rest(client, run_id, attempt)
     while not _has_ended(client, run_id):
@@ -77,7 +75,7 @@ def _followed(
 
 
 def _rest(
-    client: "StokerClient",
+    client: "Client",
     run_id: int,
     attempt: int | None,
     offset: int = 0,
@@ -92,7 +90,7 @@ def _rest(
         yield piece
 
 
-def _has_ended(client: "StokerClient", run_id: int) -> bool:
+def _has_ended(client: "Client", run_id: int) -> bool:
     return client.run(run_id)["state"] in ENDED
 
 
@@ -133,7 +131,7 @@ def metrics(
     )
 
 
-def _no_series(client: "StokerClient", run_id: int, unknown: list[str]) -> str:
+def _no_series(client: "Client", run_id: int, unknown: list[str]) -> str:
     known = ", ".join(sorted(client.metrics(run_id, max_points=2)))
     there = f"there are {known}" if known else "it has none yet"
     return f"Run {run_id} has no metric {', '.join(unknown)}; {there}."

@@ -28,7 +28,7 @@ from app.cli.specfile import NO_CHANGES, SetOption, SpecPath, read_request
 from app.cli.watch import watch_run
 
 if TYPE_CHECKING:
-    from app.client import StokerClient
+    from stoker import Client
 
 Document = dict[str, Any]
 
@@ -64,10 +64,10 @@ def submit(
 
 
 def _submitted(
-    client: "StokerClient", request: Document, wait: float | None, fixing: str | None
+    client: "Client", request: Document, wait: float | None, fixing: str | None
 ) -> Document:
     """The new run; a refusal ends with the command that mends the spec, where there is a fix."""
-    from app.client import Problem  # imported late, as in connect
+    from stoker import Problem  # imported late, as in connect
 
     try:
         return client.submit(request, wait_seconds=wait)

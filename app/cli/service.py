@@ -114,15 +114,15 @@ def _start_detached(settings: "Settings", as_json: bool) -> None:
 
 def _await_ready(settings: "Settings", process: "subprocess.Popen[str]", log: Path) -> str:
     # Imported late: start-up of every command.
-    from app.client import StokerClient, find_token, read_api_file
+    from stoker import Client, find_token, read_api_file
 
     deadline = time.monotonic() + DETACHED_START_SECONDS
     while process.poll() is None:
         holder = holder_of(settings)
-        written = read_api_file(settings)
+        written = read_api_file(settings.home)
         ours = holder is not None and holder.pid == process.pid
         if ours and written is not None and _is_child(written["pid"], process.pid):
-            with StokerClient(written["url"], find_token(settings)) as client:
+            with Client(written["url"], find_token(settings.home)) as client:
                 if client.ready() or client.lacks_only_artifacts():
                     return client.url
         if time.monotonic() > deadline:

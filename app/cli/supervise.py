@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from app.cli.children import Child, Outputs
 from app.cli.failures import CommandFailed, ExitCode
-from app.client import StokerClient, find_token, read_api_file
+from stoker import Client, find_token, read_api_file
 
 if TYPE_CHECKING:
     from app.settings import Settings
@@ -86,10 +86,10 @@ class Supervisor:
 
         An artifact root that is away is waited for by the worker: it may come back by itself.
         """
-        written = read_api_file(self._settings)
+        written = read_api_file(self._settings.home)
         if written is None or written["pid"] != self._api.pid:
             return None
-        with StokerClient(written["url"], find_token(self._settings)) as client:
+        with Client(written["url"], find_token(self._settings.home)) as client:
             if client.ready():
                 return client.url
             if not client.lacks_only_artifacts():

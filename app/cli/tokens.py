@@ -83,9 +83,9 @@ def revoke(
 
 def _own_token_id(settings: "Settings", store: "Store") -> int | None:
     """The id of the token that commands here would send; None when it opens nothing anyway."""
-    from app.client import find_token  # imported late, as in connect
+    from stoker import find_token  # imported late, as in connect
 
-    secret = find_token(settings)
+    secret = find_token(settings.home)
     record = None if secret is None else store.tokens.verify(secret)
     return None if record is None else record.id
 

@@ -12,7 +12,7 @@ from app.cli.output import STATUS_STYLES, JsonOption, between, metric_line
 from app.cli.progress import Teller, View, make_view
 
 if TYPE_CHECKING:
-    from app.client import Event, StokerClient
+    from stoker import Client, Event
 
 Document = dict[str, Any]
 
@@ -26,7 +26,7 @@ def watch(
         raise typer.Exit(watch_run(client, run_id, as_json=as_json))
 
 
-def watch_run(client: "StokerClient", run_id: int, *, as_json: bool) -> ExitCode:
+def watch_run(client: "Client", run_id: int, *, as_json: bool) -> ExitCode:
     """Show a run until it is over or paused; the exit code that says how it ended."""
     if as_json:
         return _print_events(client, run_id)
@@ -44,7 +44,7 @@ def watch_run(client: "StokerClient", run_id: int, *, as_json: bool) -> ExitCode
     return OUTCOMES[run["state"]]
 
 
-def follow(client: "StokerClient", run_id: int, view: View) -> Document:
+def follow(client: "Client", run_id: int, view: View) -> Document:
     """Feed a view with a run's events until it is over or paused; returns the run as it is then."""
     teller = Teller(view)
     for event in client.events(run_id):
@@ -59,7 +59,7 @@ def _says_paused(event: "Event") -> bool:
     return event.kind == "state" and event.data["to"] == "paused"
 
 
-def _print_events(client: "StokerClient", run_id: int) -> ExitCode:
+def _print_events(client: "Client", run_id: int) -> ExitCode:
     """A line of JSON for each event, and one for the run at the end."""
     for event in client.events(run_id):
         typer.echo(json.dumps({"seq": event.seq, "kind": event.kind, "data": event.data}))

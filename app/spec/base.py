@@ -35,4 +35,3 @@ LearningRate = Annotated[float, Field(gt=0.0, le=10.0)]
 FieldName = Annotated[
     str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$")
 ]
-DatasetName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]

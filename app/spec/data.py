@@ -5,7 +5,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from app.spec.base import DatasetName, FieldName, OpenFraction, SpecModel, disagreement
+from app.spec.base import FieldName, OpenFraction, SpecModel, disagreement
+from stoker.models.base import DatasetName
 
 CHUNK_SIZE = re.compile(
     r"^(auto|[1-9][0-9]{0,5}(\.[0-9]{1,3})?(KiB|MiB|GiB|TiB)|[1-9][0-9]?%|100%)$"

@@ -11,14 +11,9 @@ from app.spec.optimization import AdamW, Averaging, NoAveraging, OneCycle, Optim
 from app.spec.recipe import Recipe
 from app.spec.runtime import Runtime
 from app.spec.training import Checkpointing, EarlyStopping, Evaluation, Policy, Training
+from stoker.models.base import Labels, Priority, RunName, Text
 
-Text = Annotated[str, StringConstraints(max_length=10_000)]
 RowId = Annotated[int, Field(ge=1, le=2**53)]
-RunName = Annotated[str, StringConstraints(max_length=200)]
-LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$")]
-LabelValue = Annotated[str, StringConstraints(max_length=200)]
-Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=64)]
-Priority = Annotated[int, Field(ge=-1_000, le=1_000)]
 # Which codes there are is the guard's to say, with those that are meant.
 RiskCode = Annotated[str, StringConstraints(max_length=100)]
 # What a worker has to understand to train what a spec says. It rises with each field that a worker

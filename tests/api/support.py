@@ -17,7 +17,6 @@ from fastapi import FastAPI
 
 from app.api.services import Services
 from app.lifecycle import Reason
-from app.manifest import manifest_bytes
 from app.settings import Settings
 from app.spec.requirements import SlotOffer
 from app.store.artifact_root import ArtifactRoot
@@ -33,6 +32,7 @@ from app.store.records import (
 )
 from app.store.store import Store
 from app.store.worker_records import NewWorker
+from stoker.manifest import manifest_bytes
 
 SPEC: dict[str, Any] = {
     "recipe": {"kind": "sequence", "hidden_size": 8, "patch": 6},

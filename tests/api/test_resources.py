@@ -6,10 +6,10 @@ import pytest
 
 from app import __version__
 from app.api.telemetry import Telemetry
-from app.client import StokerClient
 from app.lifecycle import Reason
 from app.spec.recipe import RECIPES
 from app.store.records import Beat
+from stoker import Client
 from tests.api.process import ApiProcess
 from tests.api.support import SPEC, Player
 
@@ -195,11 +195,11 @@ def test_checkpoints_come_in_pages_also_when_one_goes(api, player):
 
 
 def test_the_client_reads_lists_to_their_end(settings, store, player, monkeypatch):
-    monkeypatch.setattr("app.client.client.LARGEST_PAGE", 2)
+    monkeypatch.setattr("stoker.client.LARGEST_PAGE", 2)
     store.workers.set_state(Player(store, settings).worker_id, "gone")
     with ApiProcess(settings.home) as server:
         ids = [server.client.post("/runs", json=SPEC).json()["id"] for _ in range(5)]
-        with StokerClient(server.url, server.token) as client:
+        with Client(server.url, server.token) as client:
             assert [run["id"] for run in client.queue()] == ids
             assert [row["id"] for row in client.workers()] == [player.worker_id]
             assert len(client.workers(include_ended=True)) == 2

@@ -1,8 +1,8 @@
 """GET /rules: every rule with its example, and what needs no rule."""
 
-from app.api.models.rules import RulePage
 from app.guard.documentation import EARLY, IMPOSSIBLE, TO_COME
 from app.guard.registry import RULES
+from stoker.models.rules import RulePage
 from tests.api.support import SPEC
 
 

@@ -7,10 +7,10 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from app.client.events import Event, lines_of, parse_event_stream
 from app.lifecycle import Reason
 from app.settings import load_settings
 from app.store.store import open_store
+from stoker.events import Event, lines_of, parse_event_stream
 from tests.api.process import ApiProcess
 from tests.api.support import SPEC, Player
 

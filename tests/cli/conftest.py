@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from app.cli.main import app
-from app.client import StokerClient
+from stoker import Client
 from tests.e2e.service import eventually, write_waves
 
 SPEC = {
@@ -177,7 +177,7 @@ def long_spec_file(tmp_path: Path) -> Path:
 
 def wait_for_training(run_id: int) -> None:
     """Return when the run has done its first steps."""
-    with StokerClient() as client:
+    with Client() as client:
         end = time.monotonic() + 60
         while time.monotonic() < end:
             run = client.run(run_id)
@@ -189,7 +189,7 @@ def wait_for_training(run_id: int) -> None:
 
 
 def _answers(home: Path) -> bool:
-    with StokerClient(json.loads((home / "api.json").read_text())["url"]) as client:
+    with Client(json.loads((home / "api.json").read_text())["url"]) as client:
         try:
             client.version()
         except Exception:  # noqa: BLE001 - not yet, or it wants a token: then it answers

@@ -7,9 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from app.client import ClientError, Event, Problem, ServiceUnreachable, StokerClient
-from app.client.events import lines_of, parse_event_stream
-from app.settings import SettingsError
+from stoker import Client, ClientError, Event, Problem, ServiceUnreachable
+from stoker.events import lines_of, parse_event_stream
 
 Handle = Callable[[BaseHTTPRequestHandler, int], None]
 
@@ -62,7 +61,7 @@ def test_a_lost_stream_goes_on_after_the_last_event(serve):
         request.end_headers()
         request.wfile.write(texts[number].encode())
 
-    with StokerClient(serve(handle)) as client:
+    with Client(serve(handle)) as client:
         events = list(client.events(1))
     assert [(event.seq, event.kind) for event in events] == [
         (1, "state"),
@@ -100,7 +99,7 @@ def test_short_pages_are_followed_until_there_are_so_many(serve, limit, ids, cur
         page = {"data": [{"id": run_id} for run_id in found], "next_cursor": after}
         answer(request, 200, "application/json", json.dumps(page))
 
-    with StokerClient(serve(handle)) as client:
+    with Client(serve(handle)) as client:
         page = client.runs(limit=limit, label="x")
     assert page == {"data": [{"id": run_id} for run_id in ids], "next_cursor": cursor}
     assert paths == [f"/runs?{query}" for query in asked]
@@ -110,7 +109,7 @@ def test_a_stream_that_never_comes_back_is_given_up(serve):
     def handle(request: BaseHTTPRequestHandler, number: int) -> None:
         request.connection.close()
 
-    with StokerClient(serve(handle)) as client:
+    with Client(serve(handle)) as client:
         events = client.events(1, patience_seconds=0.1)
         assert next(events).kind == "connection_lost"
         with pytest.raises(ServiceUnreachable):
@@ -126,7 +125,7 @@ def test_a_stream_waits_for_a_service_that_starts_again(serve):
         else:
             answer(request, 200, "text/event-stream", "event: end\ndata: {}\n\n")
 
-    with StokerClient(serve(handle)) as client:
+    with Client(serve(handle)) as client:
         assert [event.kind for event in client.events(1)] == ["connection_lost", "end"]
 
 
@@ -141,7 +140,7 @@ def test_watching_says_that_the_connection_is_lost_and_ends_with_six(serve, cli,
             request.connection.close()
 
     monkeypatch.setenv("STOKER_URL", serve(handle))
-    monkeypatch.setattr("app.client.client.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("stoker.client.PATIENCE_SECONDS", 0.1)
     answer = cli("watch", "1")
     assert answer.code == 6
     assert answer.out.splitlines() == ["queued", "connection lost, trying again"]
@@ -160,7 +159,7 @@ def test_a_problem_carries_what_the_service_said(serve):
     def handle(request: BaseHTTPRequestHandler, number: int) -> None:
         answer(request, 409, "application/problem+json", json.dumps(problem))
 
-    with StokerClient(serve(handle)) as client, pytest.raises(Problem) as raised:
+    with Client(serve(handle)) as client, pytest.raises(Problem) as raised:
         client.run(1)
     assert raised.value.status == 409
     assert raised.value.code == "action_not_allowed"
@@ -173,20 +172,20 @@ def test_another_program_on_the_port_is_recognized(serve, status):
     def handle(request: BaseHTTPRequestHandler, number: int) -> None:
         answer(request, status, "text/html", "<h1>hello</h1>")
 
-    with StokerClient(serve(handle)) as client, pytest.raises(Problem, match="another program"):
+    with Client(serve(handle)) as client, pytest.raises(Problem, match="another program"):
         client.run(1)
 
 
 @pytest.mark.parametrize("url", ["box:8000", "http://[::", "http://", "ftp://box"])
 def test_what_is_no_address_is_a_sentence(url):
-    with pytest.raises(ServiceUnreachable), StokerClient(url) as client:
+    with pytest.raises(ServiceUnreachable), Client(url) as client:
         client.run(1)
 
 
 def test_no_service_is_a_sentence_with_what_to_do(home):
     with pytest.raises(ServiceUnreachable, match="stoker up"):
-        StokerClient()
-    with StokerClient("http://127.0.0.1:9") as client:
+        Client()
+    with Client("http://127.0.0.1:9") as client:
         assert client.ready() is False
         with pytest.raises(ServiceUnreachable, match="does not answer"):
             client.run(1)
@@ -194,7 +193,7 @@ def test_no_service_is_a_sentence_with_what_to_do(home):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), b"bytes", {1, 2}])
 def test_what_json_cannot_say_is_refused_before_it_is_sent(value):
-    with StokerClient("http://127.0.0.1:9") as client, pytest.raises(ClientError, match="JSON"):
+    with Client("http://127.0.0.1:9") as client, pytest.raises(ClientError, match="JSON"):
         client.submit({"optimizer": {"lr": value}})
 
 
@@ -202,10 +201,10 @@ def test_address_and_token_come_from_the_environment_first(home, monkeypatch):
     home.mkdir()
     (home / "api.json").write_text('{"url": "http://127.0.0.1:1", "pid": 1}')
     (home / "token").write_text("of-the-file\n")
-    with StokerClient() as client:
+    with Client() as client:
         assert client.url == "http://127.0.0.1:1"
     monkeypatch.setenv("STOKER_URL", "http://127.0.0.1:2/")
-    with StokerClient() as client:
+    with Client() as client:
         assert client.url == "http://127.0.0.1:2"
 
 
@@ -214,15 +213,15 @@ def test_a_broken_address_file_is_a_sentence(home, text):
     home.mkdir()
     (home / "api.json").write_text(text)
     with pytest.raises(ServiceUnreachable, match=r"api\.json cannot be read"):
-        StokerClient()
+        Client()
 
 
 @pytest.mark.parametrize("token", ["", "zwölf-geheim", "two geheim", "a\ngeheim"])
 def test_what_is_no_token_is_a_sentence_that_does_not_show_it(home, monkeypatch, token):
     monkeypatch.setenv("STOKER_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("STOKER_TOKEN", token)
-    with pytest.raises(SettingsError, match="STOKER_TOKEN holds no token") as refusal:
-        StokerClient()
+    with pytest.raises(ClientError, match="STOKER_TOKEN holds no token") as refusal:
+        Client()
     assert "geheim" not in str(refusal.value)
 
 

@@ -5,14 +5,14 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from app.client import ClientError, StokerClient
-from app.client.transport import Transport
-from app.manifest import manifest_bytes, parse_manifest
+from stoker import Client, ClientError
+from stoker.manifest import manifest_bytes, parse_manifest
+from stoker.transport import Transport
 
 
 @pytest.fixture
 def client(up):
-    with StokerClient() as client:
+    with Client() as client:
         yield client
 
 

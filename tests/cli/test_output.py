@@ -8,7 +8,7 @@ import pytest
 from app.cli.output import ago, best_score, between, duration, in_words, number, size
 from app.cli.progress import Figures, LiveView, Teller, figures, note_of, plain_line, where
 from app.cli.results import sparkline
-from app.client import Event
+from stoker import Event
 
 
 @pytest.mark.parametrize(

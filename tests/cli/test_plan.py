@@ -12,13 +12,13 @@ from app.cli.fixing import mend
 from app.cli.output import size
 from app.cli.planview import print_plan
 from app.cli.specfile import read_request
-from app.client import StokerClient
 from app.guard.measured import Measured
 from app.guard.memory import memory_plan
 from app.guard.plan import Plan, make_plan
 from app.guard.wording import share
 from app.spec.run import RunSpec
 from app.store.history import LEAST_SECONDS, LEAST_STEPS
+from stoker import Client
 from tests.cli.conftest import SPEC
 from tests.guard.cases import CASES
 from tests.guard.world import CATALOG, REQUEST, world
@@ -339,7 +339,7 @@ def test_a_submission_says_what_was_let_pass_and_show_says_it_again(cli, api, sp
     assert answer.code == 0
     assert "warning learning.monitor_upside_down at checkpoint.mode" in answer.out
     assert "accepted by accept_risks" in answer.out
-    with StokerClient() as client:
+    with Client() as client:
         run_id = client.runs(limit=1)["data"][0]["id"]
     assert "accepted risks  learning.monitor_upside_down" in cli("show", str(run_id)).out
 
@@ -351,7 +351,7 @@ def test_a_refused_submission_names_the_command_that_mends_it(cli, api, written)
 
 
 def test_the_trainers_spec_is_the_stored_one(up, finished_run):
-    with StokerClient() as client:
+    with Client() as client:
         stored = client.spec(finished_run["id"])["spec"]
     folder = up / "artifacts" / "runs" / str(finished_run["id"]) / "attempt-1"
     assert json.loads((folder / "spec.json").read_text())["spec"] == stored

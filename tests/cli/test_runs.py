@@ -7,13 +7,13 @@ import pytest
 from sqlalchemy import insert, update
 
 from app.cli.runs import why_they_wait
-from app.client import StokerClient
 from app.settings import load_settings
 from app.spec.run import SPEC_VERSION
 from app.store import open_store
 from app.store.checkpoint_rows import add_checkpoints
 from app.store.records import NewCheckpoint
 from app.store.tables import attempts, runs
+from stoker import Client
 from tests.cli.conftest import SPEC
 from tests.cli.test_machine import registered
 from tests.store.conftest import new_run
@@ -65,7 +65,7 @@ def test_set_changes_the_spec(cli, api, spec_file):
     answer = cli(
         "submit", str(spec_file), "--set", "training.epochs=8", "--set", "name=other", "--json"
     )
-    with StokerClient() as client:
+    with Client() as client:
         spec = client.spec(answer.document["id"])["spec"]
     assert spec["training"]["epochs"] == 8
     assert spec["name"] == "other"
@@ -296,7 +296,7 @@ def test_restart_with_changes(cli, api, run_id):
     )
     child = answer.document
     assert child["parent_id"] == run_id
-    with StokerClient() as client:
+    with Client() as client:
         assert client.spec(child["id"])["spec"]["optimizer"]["lr"] == 0.01
     assert f"restarted as  {child['id']}" in cli("show", str(run_id)).out
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from app.client import StokerClient
+from stoker import Client
 from tests.cli.conftest import environment_of, stoker, wait_for_training
 from tests.e2e.service import Service, eventually, write_waves
 
@@ -85,7 +85,7 @@ def test_a_child_that_dies_is_started_again(foreground):
     up = foreground()
     up.wait_until_ready()
     [first] = up.children("app.cli api")
-    with StokerClient(_url(up.home)) as client:
+    with Client(_url(up.home)) as client:
         os.kill(first, signal.SIGKILL)
         eventually(lambda: "starting it again" in up.text(), "it is started again")
         eventually(client.ready, "the service is ready again, at the same address")

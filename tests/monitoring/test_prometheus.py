@@ -15,7 +15,7 @@ import httpx
 import pytest
 from ruamel.yaml import YAML
 
-from app.client import StokerClient
+from stoker import Client
 
 MONITORING = Path(__file__).parents[2] / "monitoring"
 PATIENCE_SECONDS = 60
@@ -90,7 +90,7 @@ def exporter_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def client(home, exporter_port) -> Iterator[StokerClient]:
+def client(home, exporter_port) -> Iterator[Client]:
     """A client of a service with the weather sample."""
     own = {
         "STOKER_HOME": str(home),
@@ -110,7 +110,7 @@ def client(home, exporter_port) -> Iterator[StokerClient]:
         sample = [sys.executable, "-m", "app.cli", "data", "sample", "weather"]
         subprocess.run(sample, env=environment, check=True, capture_output=True)
         token = (home / "token").read_text().strip()
-        with StokerClient(line.split("ready: ")[1].strip(), token) as opened:
+        with Client(line.split("ready: ")[1].strip(), token) as opened:
             yield opened
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.lifecycle import Reason
-from app.manifest import manifest_bytes
+from stoker.manifest import manifest_bytes
 from tests.trainer.lab import Lab, Outcome, own_checkpoints, read_events
 from worker.trainer.errors import TrainerError
 

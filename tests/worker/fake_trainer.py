@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from app.manifest import manifest_bytes
+from stoker.manifest import manifest_bytes
 
 DAEMON = "import time; time.sleep(600)"
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from app.manifest import manifest_bytes
 from app.spec.training import Checkpointing
 from app.store.records import CheckpointRecord
+from stoker.manifest import manifest_bytes
 from worker.checkpoints import (
     Found,
     Unreadable,

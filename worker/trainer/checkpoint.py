@@ -20,7 +20,7 @@ import safetensors.torch
 from torch import Tensor
 
 from app.lifecycle import Reason
-from app.manifest import MANIFEST, BadManifest, manifest_bytes, parse_manifest, require_place
+from stoker.manifest import MANIFEST, BadManifest, manifest_bytes, parse_manifest, require_place
 from worker.trainer import disk
 from worker.trainer.errors import TrainerError
 from worker.trainer.finite import is_finite

@@ -6,7 +6,6 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from app.api.deps import IdempotencyKey, IfMatch, RunId, ServicesDep, Wait
-from app.api.models.runs import BulkAnswer, BulkBody, BulkResult, Plan, RestartBody, Run, Verb
 from app.api.openapi import problems
 from app.api.problems import document_of
 from app.api.restarting import plan_restart, restart
@@ -29,6 +28,7 @@ from app.errors import (
 )
 from app.lifecycle import TERMINAL, Intent, RunState
 from app.store.records import RunFilter, RunRecord
+from stoker.models.runs import BulkAnswer, BulkBody, BulkResult, Plan, RestartBody, Run, Verb
 
 router = APIRouter(tags=["actions"], route_class=StrictRoute)
 

@@ -7,10 +7,10 @@ from fastapi import APIRouter, Request
 
 from app import __version__
 from app.api.deps import ServicesDep
-from app.api.models.base import Page
-from app.api.models.records import BrokenPreset, Preset, PresetPage, Recipe, Version
 from app.api.strict import StrictRoute
 from app.spec.recipe import RECIPES
+from stoker.models.base import Page
+from stoker.models.records import BrokenPreset, Preset, PresetPage, Recipe, Version
 
 router = APIRouter(tags=["catalogue"], route_class=StrictRoute)
 

@@ -6,14 +6,14 @@ from fastapi import APIRouter, Query, Response
 
 from app.api.deps import CheckpointId, Cursor, Limit, RunId, ServicesDep
 from app.api.files import whole_files
-from app.api.models.base import Page
-from app.api.models.records import Checkpoint
 from app.api.openapi import problems
 from app.api.paging import page_of
 from app.api.problems import RangeNotSatisfiable
 from app.api.serializers import checkpoint_document
 from app.api.strict import StrictRoute
 from app.errors import Conflict, InvalidRequest, NotFound
+from stoker.models.base import Page
+from stoker.models.records import Checkpoint
 
 router = APIRouter(tags=["checkpoints"], route_class=StrictRoute)
 

@@ -9,9 +9,6 @@ from starlette.concurrency import run_in_threadpool
 
 from app.api.deps import Cursor, Limit, Position, QueryText, RunId, ServicesDep, Wait
 from app.api.feeds import EventFeed, LogFeed
-from app.api.models.base import LARGEST_ID, Page, rfc3339
-from app.api.models.records import Attempt, Event, EventPage, LogPiece, Series
-from app.api.models.runs import RunDocuments
 from app.api.openapi import problems
 from app.api.paging import page_of
 from app.api.serializers import attempt_document
@@ -19,6 +16,9 @@ from app.api.sse import stream, wait_for_news
 from app.api.strict import StrictRoute
 from app.errors import InvalidRequest, NotFound
 from app.store.records import MetricSeries
+from stoker.models.base import LARGEST_ID, Page, rfc3339
+from stoker.models.records import Attempt, Event, EventPage, LogPiece, Series
+from stoker.models.runs import RunDocuments
 
 router = APIRouter(tags=["run documents"], route_class=StrictRoute)
 

@@ -5,13 +5,13 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from app.api.deps import Cursor, Limit, ServicesDep
-from app.api.models.base import Page
-from app.api.models.records import Worker
-from app.api.models.runs import Run
 from app.api.openapi import problems
 from app.api.serializers import run_document, worker_document
 from app.api.strict import StrictRoute
 from app.errors import InvalidRequest
+from stoker.models.base import Page
+from stoker.models.records import Worker
+from stoker.models.runs import Run
 
 router = APIRouter(tags=["fleet"], route_class=StrictRoute)
 

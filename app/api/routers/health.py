@@ -3,9 +3,9 @@
 from fastapi import APIRouter, Response
 
 from app.api.deps import HasToken, ServicesDep
-from app.api.models.records import Health, Readiness
 from app.api.strict import StrictRoute
 from app.errors import StokerError, Unavailable
+from stoker.models.records import Health, Readiness
 
 router = APIRouter(tags=["health"], route_class=StrictRoute)
 

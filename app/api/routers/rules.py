@@ -4,9 +4,9 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from app.api.models.rules import ByConstruction, EarlyCode, Rule, RulePage, RulesToCome
 from app.api.strict import StrictRoute
 from app.guard.documentation import EARLY, IMPOSSIBLE, TO_COME, describe_rules
+from stoker.models.rules import ByConstruction, EarlyCode, Rule, RulePage, RulesToCome
 
 router = APIRouter(tags=["catalogue"], route_class=StrictRoute)
 

@@ -18,8 +18,6 @@ from app.api.deps import (
 )
 from app.api.examples import RUN_BODY
 from app.api.intake import create
-from app.api.models.base import LARGEST_ID, Page
-from app.api.models.runs import Carry, Plan, Run, RunChanges, StateName, Status, Unchecked
 from app.api.openapi import problems
 from app.api.probing import plan_with_probe
 from app.api.problems import PayloadTooLarge, UnsupportedMediaType
@@ -45,6 +43,8 @@ from app.errors import (
 from app.guard import plan as guard
 from app.lifecycle import RunState
 from app.store.records import RunFilter, RunRecord
+from stoker.models.base import LARGEST_ID, Page
+from stoker.models.runs import Carry, Plan, Run, RunChanges, StateName, Status, Unchecked
 
 router = APIRouter(tags=["runs"], route_class=StrictRoute)
 

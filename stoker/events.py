@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from app.client.errors import Document
+from stoker.errors import Document
 
 
 @dataclass(frozen=True)

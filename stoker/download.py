@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 
-from app.client.errors import ClientError
-from app.client.transport import Transport
-from app.manifest import MANIFEST, BadManifest, parse_manifest
+from stoker.errors import ClientError
+from stoker.manifest import MANIFEST, BadManifest, parse_manifest
+from stoker.transport import Transport
 
 SILENCE_SECONDS = 60.0
 PIECE_BYTES = 1 << 20

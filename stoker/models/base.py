@@ -1,13 +1,20 @@
-"""The bases of answers and bodies, and the types they share."""
+"""The bases of answers and bodies, and the types that they and the run spec share."""
 
 from datetime import UTC, datetime
 from typing import Annotated, Generic, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 LARGEST_ID = 2**63 - 1
 LONGEST_FILTER = 200  # characters; databases refuse to look for very long texts
 Id = Annotated[int, Field(ge=1, le=LARGEST_ID)]
+Text = Annotated[str, StringConstraints(max_length=10_000)]
+RunName = Annotated[str, StringConstraints(max_length=200)]
+LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$")]
+LabelValue = Annotated[str, StringConstraints(max_length=200)]
+Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=64)]
+Priority = Annotated[int, Field(ge=-1_000, le=1_000)]
+DatasetName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 
 
 def rfc3339(seconds: float) -> str:

@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from app.api.models.base import Answer, Page
-from app.spec.issue import Issue
+from stoker.models.base import Answer, Page
+from stoker.models.issue import Issue
 
 Severity = Literal["error", "warning"]
 

@@ -4,10 +4,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from app.api.models.base import LONGEST_FILTER, Answer, Body, Id, Time
-from app.lifecycle import Intent, Reason, RunState
-from app.spec.issue import Issue
-from app.spec.run import Labels, Priority, RunName, Text
+from stoker.models.base import (
+    LONGEST_FILTER,
+    Answer,
+    Body,
+    Id,
+    Labels,
+    Priority,
+    RunName,
+    Text,
+    Time,
+)
+from stoker.models.issue import Issue
+from stoker.states import Intent, Reason, RunState
 
 Status = Literal[
     "queued", "waiting_for_parent", "waiting_for_memory", "retrying", "starting", "running",

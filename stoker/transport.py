@@ -7,8 +7,8 @@ from typing import Any
 
 import httpx
 
-from app.client.address import Address
-from app.client.errors import ClientError, Document, Problem, ServiceUnreachable
+from stoker.address import Address
+from stoker.errors import ClientError, Document, Problem, ServiceUnreachable
 
 # A waiting call is given this much longer than it asked the service to wait.
 MARGIN_SECONDS = 30.0

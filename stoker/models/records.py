@@ -4,8 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from app.api.models.base import Answer, Body, Page, Time
-from app.spec.base import DatasetName
+from stoker.models.base import Answer, Body, DatasetName, Page, Time
 
 Document = dict[str, Any]
 

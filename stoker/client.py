@@ -9,13 +9,12 @@ from urllib.parse import quote
 
 import httpx
 
-from app.client.address import Address, find_address
-from app.client.download import Told, download
-from app.client.errors import ClientError, Document, Problem
-from app.client.events import Event, lines_of, parse_event_stream
-from app.client.transport import Transport
-from app.manifest import MANIFEST
-from app.settings import Settings, load_settings
+from stoker.address import Address, find_address
+from stoker.download import Told, download
+from stoker.errors import ClientError, Document, Problem
+from stoker.events import Event, lines_of, parse_event_stream
+from stoker.manifest import MANIFEST
+from stoker.transport import Transport
 
 Which = Literal["latest", "best"]
 
@@ -26,7 +25,7 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
 LARGEST_PAGE = 500
 
 
-class StokerClient:
+class Client:
     """The calls of the HTTP contract. Answers are the JSON documents of the service."""
 
     def __init__(
@@ -34,12 +33,10 @@ class StokerClient:
         url: str | None = None,
         token: str | None = None,
         *,
-        settings: Settings | None = None,
+        home: Path | None = None,
         timeout_seconds: float = 30.0,
     ) -> None:
-        address = (
-            Address(url, token) if url is not None else find_address(settings or load_settings())
-        )
+        address = Address(url, token) if url is not None else find_address(home)
         self.url = address.url
         self._transport = Transport(address, timeout_seconds)
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from app.client.errors import Document, ServiceUnreachable
-from app.settings import Settings, SettingsError
+from stoker.errors import ClientError, Document, ServiceUnreachable
+
+DEFAULT_HOME = Path("~/.stoker")
 
 
 @dataclass(frozen=True)
@@ -19,26 +20,29 @@ class Address:
     token: str | None
 
 
-def find_address(settings: Settings) -> Address:
+def find_address(home: Path | None = None) -> Address:
     """The address from STOKER_URL and STOKER_TOKEN, else from the files a local API left in HOME.
 
-    Raises ServiceUnreachable when neither is there, SettingsError when STOKER_URL is no address.
+    `home`: the service's home on this machine; STOKER_HOME unless given, else ~/.stoker.
+    Raises ServiceUnreachable when neither is there, ClientError when STOKER_URL is no address.
     """
+    home = home or Path(os.environ.get("STOKER_HOME") or DEFAULT_HOME).expanduser().absolute()
     given = os.environ.get("STOKER_URL")
-    url = _checked(given) if given else _local_url(settings)
-    return Address(url.rstrip("/"), find_token(settings))
+    url = _checked(given) if given else _local_url(home)
+    return Address(url.rstrip("/"), find_token(home))
 
 
-def find_token(settings: Settings) -> str | None:
-    """The token from STOKER_TOKEN, else from HOME; None when there is none or none is needed.
+def find_token(home: Path) -> str | None:
+    """The token from STOKER_TOKEN, else from HOME; None when there is none.
 
-    Raises SettingsError when it is none that could be sent; the text does not show it.
+    Raises ClientError when it is none that could be sent; the text does not show it.
     """
     token, source = os.environ.get("STOKER_TOKEN"), "STOKER_TOKEN"
-    if token is None and settings.auth == "token" and settings.token_path.exists():
-        token, source = _read_token(settings.token_path), str(settings.token_path)
+    path = home / "token"
+    if token is None and path.exists():
+        token, source = _read_token(path), str(path)
     if token is not None and re.fullmatch(r"[\x21-\x7e]+", token.strip()) is None:
-        raise SettingsError(
+        raise ClientError(
             f"{source} holds no token: one is a single word such as stoker_…; "
             "`stoker token create` makes one."
         )
@@ -52,26 +56,26 @@ def _checked(url: str) -> str:
     except ValueError:
         is_one = False
     if not is_one:
-        raise SettingsError(
+        raise ClientError(
             f"STOKER_URL={url[:200]} is no address of a service; one looks like "
             "http://127.0.0.1:8000."
         )
     return url
 
 
-def _local_url(settings: Settings) -> str:
-    written = read_api_file(settings)
+def _local_url(home: Path) -> str:
+    written = read_api_file(home)
     if written is None:
         raise ServiceUnreachable(
-            f"No API is running for {settings.home}. Start one with `stoker up`, or set "
+            f"No API is running for {home}. Start one with `stoker up`, or set "
             "STOKER_HOME (another home on this machine) or STOKER_URL and STOKER_TOKEN."
         )
     return str(written["url"])
 
 
-def read_api_file(settings: Settings) -> Document | None:
+def read_api_file(home: Path) -> Document | None:
     """`{url, pid}`, which a local API keeps in HOME while it runs; None when it is not there."""
-    path = settings.home / "api.json"
+    path = home / "api.json"
     try:
         written = json.loads(path.read_text())
     except FileNotFoundError:

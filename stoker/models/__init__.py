@@ -1,0 +1,78 @@
+"""What the service says and is told, as models: `models.Run.model_validate(client.run(7))`."""
+
+from typing import TYPE_CHECKING
+
+from stoker.lazy import lazily
+
+if TYPE_CHECKING:
+    from stoker.models.base import Answer, Body, Page, Time
+    from stoker.models.issue import Issue, PatchOp
+    from stoker.models.records import (
+        Attempt,
+        BrokenPreset,
+        Checkpoint,
+        Dataset,
+        DatasetBody,
+        DatasetField,
+        DatasetLayout,
+        Event,
+        EventPage,
+        Health,
+        Lengths,
+        LogPiece,
+        Preset,
+        PresetPage,
+        Readiness,
+        Recipe,
+        Series,
+        Version,
+        Worker,
+    )
+    from stoker.models.rules import (
+        ByConstruction,
+        EarlyCode,
+        Rule,
+        RuleExample,
+        RulePage,
+        RulesToCome,
+        Severity,
+    )
+    from stoker.models.runs import (
+        BulkAnswer,
+        BulkBody,
+        BulkFilter,
+        BulkResult,
+        Carry,
+        Environment,
+        Memory,
+        PatchOperation,
+        Plan,
+        Progress,
+        RestartBody,
+        Result,
+        Run,
+        RunChanges,
+        RunDocuments,
+        StateName,
+        Status,
+        Unchecked,
+        Verb,
+    )
+
+__all__ = [
+    "Answer", "Attempt", "Body", "BrokenPreset", "BulkAnswer", "BulkBody", "BulkFilter",
+    "BulkResult", "ByConstruction", "Carry", "Checkpoint", "Dataset", "DatasetBody",
+    "DatasetField", "DatasetLayout", "EarlyCode", "Environment", "Event", "EventPage", "Health",
+    "Issue", "Lengths", "LogPiece", "Memory", "Page", "PatchOp", "PatchOperation", "Plan",
+    "Preset", "PresetPage", "Progress", "Readiness", "Recipe", "RestartBody", "Result", "Rule",
+    "RuleExample", "RulePage", "RulesToCome", "Run", "RunChanges", "RunDocuments", "Series",
+    "Severity", "StateName", "Status", "Time", "Unchecked", "Verb", "Version", "Worker",
+]  # fmt: skip
+
+# Late: pydantic takes a while for all of them, and most who import one need no others.
+_MODULES = ["base", "issue", "rules", "records", "runs"]
+__getattr__ = lazily(__name__, _MODULES, __all__)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES, *__all__})
