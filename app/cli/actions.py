@@ -12,11 +12,12 @@ from app.cli.output import JsonOption, in_words, number, print_json, print_lines
 from app.cli.planview import print_plan
 from app.cli.specfile import NO_CHANGES, SetOption, patch_of
 from app.cli.watch import watch_run
+from stoker import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stoker import Client, Problem, Which
+    from stoker import Client, Which
 
 Action = Literal["stop", "kill", "pause", "resume"]
 
@@ -130,13 +131,11 @@ def _act(run_id: int, action: Action, wait_seconds: float | None, as_json: bool)
 
 
 def _problem_type() -> "type[Problem]":
-    from stoker import Problem  # imported late, as in connect
-
     return Problem
 
 
 def _refusal(
-    client: "Client", run_id: int, action: str, problem: "Problem"
+    client: "Client", run_id: int, action: str, problem: Problem
 ) -> "CommandFailed | Problem":
     """An action that the run's state does not allow, as a person would say it."""
     if problem.code != "action_not_allowed":

@@ -19,6 +19,7 @@ from app.cli.home_lock import holder_of
 from app.cli.output import size
 from app.cli.storage import check_artifacts, check_database
 from app.presets.catalog import load_catalog
+from stoker import ClientError, Problem, find_token, read_api_file
 
 if TYPE_CHECKING:
     from app.settings import Settings
@@ -239,7 +240,7 @@ def check_caches(settings: "Settings") -> Iterator[Finding]:
 
 
 def check_service(settings: "Settings") -> Iterator[Finding]:
-    from stoker import Client, find_token, read_api_file  # httpx: late, as in connect
+    from stoker import Client  # httpx: late, as in connect
 
     written = read_api_file(settings.home)
     if written is None:
@@ -271,8 +272,6 @@ def check_service(settings: "Settings") -> Iterator[Finding]:
 
 def _token_refusal(client: "Client") -> str | None:
     """Why a running API does not take the token of this command line; None when it does."""
-    from stoker import ClientError, Problem  # httpx: late, as in connect
-
     try:
         client.version()
     except Problem as problem:

@@ -14,6 +14,7 @@ from app.cli.home_lock import holder_of
 from app.cli.output import JsonOption, print_json, size
 from app.cli.prune import choose, delete, parse_age, parse_size
 from app.cli.storage import check_database, is_created
+from stoker import read_api_file
 
 if TYPE_CHECKING:
     from app.settings import Settings
@@ -168,7 +169,7 @@ def _require_created(settings: "Settings") -> None:
 
 def _require_ended(settings: "Settings") -> None:
     """Refuse while a process of the service could still write into the database."""
-    from stoker import Client, read_api_file  # httpx: late, as in connect
+    from stoker import Client  # httpx: late, as in connect
 
     if holder_of(settings) is not None:
         raise CommandFailed("The service is running; stop it first: stoker down")

@@ -13,6 +13,7 @@ from app.cli.conversion import convert
 from app.cli.failures import CommandFailed, ExitCode, StokerGroup
 from app.cli.output import JsonOption, ago, number, print_facts, print_json, print_table, size
 from app.cli.worker_module import run_worker_module
+from stoker import ServiceUnreachable
 
 if TYPE_CHECKING:
     from app.settings import Settings
@@ -55,7 +56,7 @@ def sample(
 
 def _register_if_service_runs(settings: "Settings", name: str, path: Path) -> Document | None:
     """The dataset as the service has it; it refuses a file outside its own DATA_ROOT."""
-    from stoker import Client, ServiceUnreachable  # imported late, as in connect
+    from stoker import Client  # httpx: late, as in connect
 
     try:
         with Client(home=settings.home) as client:

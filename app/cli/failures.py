@@ -5,15 +5,14 @@ import os
 import sys
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 from app.cli.output import print_lines, wrapped
-
-if TYPE_CHECKING:
-    from stoker import Problem
+from app.errors import StokerError, Unauthorized, Unavailable
+from stoker import ClientError, Problem, ServiceUnreachable
 
 WAYS_BACK_IN = (
     "  On the service's machine `stoker token create NAME` prints a new one, which goes into "
@@ -96,10 +95,6 @@ def require_yes(consequence: str) -> None:
 
 def explain(error: Exception) -> tuple[str, ExitCode, list[str]] | None:
     """Sentence, exit code and further lines for an error of ours; None for any other."""
-    # Imported late: httpx and pydantic would slow down every `stoker --help`.
-    from app.errors import StokerError
-    from stoker import ClientError, Problem, ServiceUnreachable
-
     match error:
         case CommandFailed():
             return error.detail, error.exit_code, error.hints
@@ -115,10 +110,8 @@ def explain(error: Exception) -> tuple[str, ExitCode, list[str]] | None:
     return None
 
 
-def _explain_problem(error: "Problem") -> tuple[str, ExitCode, list[str]]:
+def _explain_problem(error: Problem) -> tuple[str, ExitCode, list[str]]:
     """What the service refused. The findings say all that its sentence would, each with its fix."""
-    from app.errors import Unauthorized, Unavailable  # late, as in explain
-
     if error.status == Unauthorized.status:
         return error.detail, ExitCode.refused, [WAYS_BACK_IN]
     code = ExitCode.unreachable if error.status == Unavailable.status else ExitCode.refused

@@ -21,6 +21,7 @@ from app.cli.specfile import (
     read_spec,
     with_assignments,
 )
+from stoker import Problem
 
 if TYPE_CHECKING:
     from app.cli.fixing import Mended, Planner
@@ -81,8 +82,6 @@ def plan(
 
 def planned(client: "Client", request: Document, *, probe: bool = False) -> Document:
     """The plan, also of what the service cannot parse: then it is its findings alone."""
-    from stoker import Problem  # imported late, as in connect
-
     try:
         return client.plan(request, probe_seconds=PROBE_SECONDS if probe else None)
     except Problem as problem:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import typer
 
 from app.cli.output import STATUS_STYLES, best_score, duration, number
+from stoker import Event
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
-
-    from stoker import Event
 
 Document = dict[str, Any]
 PLAIN_LINE_SECONDS = 2.0
@@ -67,7 +66,7 @@ class Teller:
         self._is_running = False
         self._noted_step = 0
 
-    def tell(self, event: "Event") -> None:
+    def tell(self, event: Event) -> None:
         if event.kind == "progress":
             if self._is_running and (event.data.get("step") or 0) >= self._noted_step:
                 self._view.progress(event.data)

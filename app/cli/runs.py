@@ -26,6 +26,7 @@ from app.cli.output import (
 )
 from app.cli.specfile import NO_CHANGES, SetOption, SpecPath, read_request
 from app.cli.watch import watch_run
+from stoker import Problem
 
 if TYPE_CHECKING:
     from stoker import Client
@@ -67,8 +68,6 @@ def _submitted(
     client: "Client", request: Document, wait: float | None, fixing: str | None
 ) -> Document:
     """The new run; a refusal ends with the command that mends the spec, where there is a fix."""
-    from stoker import Problem  # imported late, as in connect
-
     try:
         return client.submit(request, wait_seconds=wait)
     except Problem as problem:

@@ -16,6 +16,7 @@ from app.cli.failures import CommandFailed, ExitCode
 from app.cli.home_lock import HomeLock, end_holder, holder_of, making
 from app.cli.output import JsonOption, print_json
 from app.loading import unsearched
+from stoker import find_token, read_api_file
 
 if TYPE_CHECKING:
     from app.cli.supervise import Say
@@ -113,8 +114,7 @@ def _start_detached(settings: "Settings", as_json: bool) -> None:
 
 
 def _await_ready(settings: "Settings", process: "subprocess.Popen[str]", log: Path) -> str:
-    # Imported late: start-up of every command.
-    from stoker import Client, find_token, read_api_file
+    from stoker import Client  # httpx: late, as in connect
 
     deadline = time.monotonic() + DETACHED_START_SECONDS
     while process.poll() is None:

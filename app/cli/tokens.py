@@ -8,6 +8,7 @@ import typer
 from app.cli.connect import open_database, read_settings
 from app.cli.failures import CommandFailed, StokerGroup
 from app.cli.output import JsonOption, ago, print_json, print_table
+from stoker import find_token
 
 if TYPE_CHECKING:
     from app.settings import Settings
@@ -83,8 +84,6 @@ def revoke(
 
 def _own_token_id(settings: "Settings", store: "Store") -> int | None:
     """The id of the token that commands here would send; None when it opens nothing anyway."""
-    from stoker import find_token  # imported late, as in connect
-
     secret = find_token(settings.home)
     record = None if secret is None else store.tokens.verify(secret)
     return None if record is None else record.id

@@ -10,9 +10,10 @@ from app.cli.connect import connect
 from app.cli.failures import OUTCOMES, ExitCode
 from app.cli.output import STATUS_STYLES, JsonOption, between, metric_line
 from app.cli.progress import Teller, View, make_view
+from stoker import Event
 
 if TYPE_CHECKING:
-    from stoker import Client, Event
+    from stoker import Client
 
 Document = dict[str, Any]
 
@@ -54,7 +55,7 @@ def follow(client: "Client", run_id: int, view: View) -> Document:
     return client.run(run_id)
 
 
-def _says_paused(event: "Event") -> bool:
+def _says_paused(event: Event) -> bool:
     """Whether the run came to rest here; it may have been resumed since."""
     return event.kind == "state" and event.data["to"] == "paused"
 
