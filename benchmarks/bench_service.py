@@ -43,7 +43,7 @@ class BenchService:
             end(process)
 
     def _has_worker(self) -> bool:
-        return any(worker["state"] == "alive" for worker in self.client.workers())
+        return any(worker["state"] == "alive" for worker in self.client.workers()["data"])
 
     def prepare_data(self) -> None:
         """Build the weather sample and have the worker inspect it."""

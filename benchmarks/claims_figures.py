@@ -137,7 +137,7 @@ def trained_seconds(service: BenchService, name: str, change: Document) -> float
     """Seconds of a run that is let through: its steps and all that comes between them."""
     request = merge_patch(spec(name, epochs=5), {**change, "accept_risks": ["speed.*"]})
     run_id = service.client.submit(request)["id"]
-    for _ in service.client.events(run_id):  # until its end
+    for _ in service.client.watch(run_id):  # until its end
         pass
     run = service.client.run(run_id)
     if run["state"] != "succeeded":

@@ -177,7 +177,7 @@ def train_and_stop(client: Client, request: Document) -> Document:
     view = make_view()
     try:
         teller = Teller(view, "  ")
-        for event in client.events(run["id"]):
+        for event in client.watch(run["id"]):
             teller.tell(event)
             if event.kind == "progress" and _is_half_way(event.data):
                 break
@@ -188,7 +188,8 @@ def train_and_stop(client: Client, request: Document) -> Document:
     if stopped["state"] != "stopped":
         raise DemoFailed(f"run {run['id']} should be stopped, but is {stopped['status']}")
     seconds = time.monotonic() - began
-    [latest] = [c for c in client.checkpoints(run["id"]) if c["is_latest"]]
+    saved = client.every(client.checkpoints, run["id"])
+    [latest] = [checkpoint for checkpoint in saved if checkpoint["is_latest"]]
     say(f"POST /runs/{run['id']}/stop → stopped in {seconds:.2f} s, saved at step {latest['step']}")
     return stopped
 
@@ -205,7 +206,7 @@ def restart_to_the_end(client: Client, parent: Document) -> Document:
     view = make_view()
     try:
         teller = Teller(view, "  ")
-        for event in client.events(run["id"]):
+        for event in client.watch(run["id"]):
             teller.tell(event)
     finally:
         view.close()
@@ -225,7 +226,7 @@ def print_result(client: Client, runs: tuple[Document, Document], persistence: f
     say(f"best           {best['val_mae']:.2f} °C at step {best['step']}")
     say(f"last           {last['val_mae']:.2f} °C at step {last['step']}")
     say(f"improvement    {improvement:.1%}")
-    for row in client.checkpoints(finished["id"]):
+    for row in client.every(client.checkpoints, finished["id"]):
         which = " and ".join(name for name in ("latest", "best") if row[f"is_{name}"])
         say(f"checkpoint     step {row['step']}, {size(row['bytes'])}, {which or 'kept'}")
     say(f"speed          {median_rates(client, runs)}")
@@ -239,7 +240,8 @@ def median_rates(client: Client, runs: tuple[Document, Document]) -> str:
     """Training speed over both runs."""
     shown = []
     for name, unit in (("iterations_per_second", "it/s"), ("samples_per_second", "samples/s")):
-        points = [p for run in runs for p in client.metrics(run["id"], names=[name]).get(name, [])]
+        curves = [client.metrics(run["id"], names=[name])["series"] for run in runs]
+        points = [point for series in curves for point in series.get(name, [])]
         if points:
             shown.append(f"{number(statistics.median(value for _, _, value in points))} {unit}")
     return ", ".join(shown) or "not measured"

@@ -88,7 +88,7 @@ def _ended_run(service: BenchService) -> int:
     """A run that has trained and is over, for the histories to be copies of."""
     with service.worker():
         run_id = int(service.client.submit(spec("first", epochs=1))["id"])
-        for _ in service.client.events(run_id):  # until its end
+        for _ in service.client.watch(run_id):  # until its end
             pass
     return run_id
 

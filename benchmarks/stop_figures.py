@@ -43,7 +43,7 @@ def measure(service: BenchService) -> list[Figure]:
 
 def checkpoint_seconds(service: BenchService, run_id: int) -> float:
     """How long the last checkpoint took to write, by the run's own events."""
-    events = service.client.events(run_id)
+    events = service.client.watch(run_id)
     saved = [event.data["seconds"] for event in events if event.kind == "checkpoint"
              and event.data["action"] == "saved"]  # fmt: skip
     return float(saved[-1])

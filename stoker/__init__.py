@@ -4,7 +4,7 @@ from stoker import Client
 
 with Client() as client:
     run = client.submit({"recipe": {"kind": "sequence"}, "data": {"dataset": "weather"}})
-    for event in client.events(run["id"]):
+    for event in client.watch(run["id"]):
         print(event.kind, event.data)
 
 `import stoker` loads only the standard library; httpx comes with the client, pydantic with
@@ -21,7 +21,8 @@ from stoker.states import Intent, Reason, RunState
 
 if TYPE_CHECKING:
     from stoker import models
-    from stoker.client import Client, Which
+    from stoker.calls.base import Which
+    from stoker.client import Client
 
 __all__ = [
     "Address",
@@ -41,7 +42,7 @@ __all__ = [
     "read_api_file",
 ]
 
-__getattr__ = lazily(__name__, ["client", "models"], __all__)
+__getattr__ = lazily(__name__, ["client", "calls.base", "models"], __all__)
 
 
 def __dir__() -> list[str]:

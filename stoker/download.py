@@ -21,6 +21,16 @@ Told = Callable[[int, int], None]
 """Is given the bytes that are here and those of the whole checkpoint."""
 
 
+def pieces_of(transport: Transport, path: str, file: str | None) -> Iterator[bytes]:
+    """What a path serves, or one file of it, as it comes. ClientError."""
+    params = {} if file is None else {"file": file}
+    try:
+        with transport.stream(path, {}, SILENCE_SECONDS, params=params) as response:
+            yield from response.iter_bytes(PIECE_BYTES)
+    except httpx.TransportError as error:
+        raise transport.unreachable(error) from None
+
+
 def download(
     transport: Transport, run_id: int, checkpoint_id: int, folder: Path, told: Told
 ) -> None:

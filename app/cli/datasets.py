@@ -193,7 +193,8 @@ def register(
         )
     with connect() as client:
         # As it was given: DATA_ROOT is the service's, which may differ from this command's.
-        before = {known["name"]: known["path"] for known in client.datasets()}.get(name)
+        known = client.every(client.datasets)
+        before = {row["name"]: row["path"] for row in known}.get(name)
         dataset = client.register_dataset(name, path, wait_seconds=wait or None)
     if as_json:
         print_json(dataset)
@@ -230,7 +231,7 @@ def _say_outcome(dataset: Document) -> None:
 def ls(as_json: JsonOption = False) -> None:
     """List registered datasets."""
     with connect() as client:
-        rows = client.datasets()
+        rows = list(client.every(client.datasets))
     if as_json:
         print_json({"data": rows})
         return

@@ -15,7 +15,7 @@ PRESENT = ("alive", "draining")
 def gpus(as_json: JsonOption = False) -> None:
     """List the GPUs that workers see, and who uses them."""
     with connect() as client:
-        workers = client.workers()
+        workers = list(client.every(client.workers))
     devices = [
         {"worker": worker["name"], **device}
         for worker in workers
@@ -52,7 +52,7 @@ def _percent(ratio: float | None) -> str | None:
 def queue(as_json: JsonOption = False) -> None:
     """List waiting runs in the order in which they will be claimed."""
     with connect() as client:
-        waiting = client.queue()
+        waiting = list(client.every(client.queue))
     if as_json:
         print_json({"data": waiting})
         return
@@ -82,7 +82,7 @@ def workers(
 ) -> None:
     """List workers and what their slots do."""
     with connect() as client:
-        rows = client.workers(include_ended=include_ended)
+        rows = list(client.every(client.workers, include_ended=include_ended))
     if as_json:
         print_json({"data": rows})
         return

@@ -17,7 +17,7 @@ def presets(
 ) -> None:
     """List presets: layers of defaults for a class of hardware."""
     with connect() as client:
-        page = client.preset_page()
+        page = client.presets()
     if name is not None:
         _show(page, name, as_json=as_json)
         return

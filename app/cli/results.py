@@ -109,7 +109,7 @@ def metrics(
         if csv and not names:
             sys.stdout.write(client.metrics_csv(run_id))
             return
-        series = client.metrics(run_id, names=names, max_points=1000)
+        series = client.metrics(run_id, names=names, max_points=1000)["series"]
         unknown = [name for name in names if name not in series]
         if unknown:
             raise CommandFailed(_no_series(client, run_id, unknown))
@@ -132,7 +132,7 @@ def metrics(
 
 
 def _no_series(client: "Client", run_id: int, unknown: list[str]) -> str:
-    known = ", ".join(sorted(client.metrics(run_id, max_points=2)))
+    known = ", ".join(sorted(client.metrics(run_id, max_points=2)["series"]))
     there = f"there are {known}" if known else "it has none yet"
     return f"Run {run_id} has no metric {', '.join(unknown)}; {there}."
 
@@ -152,7 +152,7 @@ def sparkline(values: list[float], width: int = WIDEST_COURSE) -> str:
 def checkpoints(run_id: RunId, as_json: JsonOption = False) -> None:
     """List a run's checkpoints."""
     with connect() as client:
-        rows = client.checkpoints(run_id)
+        rows = list(client.every(client.checkpoints, run_id))
     if as_json:
         print_json({"data": rows})
         return

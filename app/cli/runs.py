@@ -101,7 +101,7 @@ def ls(
     as_json: JsonOption = False,
 ) -> None:
     """List runs, newest first."""
-    filters = {"state": state, "status": status, "recipe": recipe, "label": label}
+    filters: dict[str, Any] = {"state": state, "status": status, "recipe": recipe, "label": label}
     with connect() as client:
         page = client.runs(limit=limit, after=after, q=search, parent_id=parent, **filters)
     if as_json:

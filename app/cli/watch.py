@@ -48,7 +48,7 @@ def watch_run(client: "Client", run_id: int, *, as_json: bool) -> ExitCode:
 def follow(client: "Client", run_id: int, view: View) -> Document:
     """Feed a view with a run's events until it is over or paused; returns the run as it is then."""
     teller = Teller(view)
-    for event in client.events(run_id):
+    for event in client.watch(run_id):
         teller.tell(event)
         if _says_paused(event) and (run := client.run(run_id))["state"] == "paused":
             return run
@@ -62,7 +62,7 @@ def _says_paused(event: Event) -> bool:
 
 def _print_events(client: "Client", run_id: int) -> ExitCode:
     """A line of JSON for each event, and one for the run at the end."""
-    for event in client.events(run_id):
+    for event in client.watch(run_id):
         typer.echo(json.dumps({"seq": event.seq, "kind": event.kind, "data": event.data}))
         if _says_paused(event) and client.run(run_id)["state"] == "paused":
             break

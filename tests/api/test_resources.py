@@ -3,13 +3,14 @@
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from app import __version__
 from app.api.telemetry import Telemetry
 from app.lifecycle import Reason
 from app.spec.recipe import RECIPES
 from app.store.records import Beat
-from stoker import Client
+from stoker import Client, Document, models
 from tests.api.process import ApiProcess
 from tests.api.support import SPEC, Player
 
@@ -195,15 +196,43 @@ def test_checkpoints_come_in_pages_also_when_one_goes(api, player):
 
 
 def test_the_client_reads_lists_to_their_end(settings, store, player, monkeypatch):
-    monkeypatch.setattr("stoker.client.LARGEST_PAGE", 2)
+    monkeypatch.setattr("stoker.calls.base.LARGEST_PAGE", 2)
     store.workers.set_state(Player(store, settings).worker_id, "gone")
     with ApiProcess(settings.home) as server:
         ids = [server.client.post("/runs", json=SPEC).json()["id"] for _ in range(5)]
         with Client(server.url, server.token) as client:
-            assert [run["id"] for run in client.queue()] == ids
-            assert [row["id"] for row in client.workers()] == [player.worker_id]
-            assert len(client.workers(include_ended=True)) == 2
-            assert len(client.presets()) > 2
+            assert [run["id"] for run in client.every(client.queue)] == ids
+            assert [row["id"] for row in client.every(client.workers)] == [player.worker_id]
+            assert len(list(client.every(client.workers, include_ended=True))) == 2
+
+
+def test_what_the_client_answers_fits_the_models(settings, player):
+    with ApiProcess(settings.home) as server, Client(server.url, server.token) as client:
+        run_id = client.submit(SPEC)["id"]
+        player.checkpoint(lease := player.claim(), 10)
+        player.log(lease, "one line\n")
+        answers: list[tuple[type[BaseModel], Document]] = [
+            (models.Run, client.run(run_id)),
+            (models.Page[models.Run], client.runs()),
+            (models.Plan, client.plan(SPEC)),
+            (models.RunDocuments, client.spec(run_id)),
+            (models.EventPage, client.events(run_id)),
+            (models.Page[models.Attempt], client.attempts(run_id)),
+            (models.LogPiece, client.logs(run_id)),
+            (models.Series, client.metrics(run_id)),
+            (models.Page[models.Checkpoint], client.checkpoints(run_id)),
+            (models.BulkAnswer, client.bulk("stop", {"ids": [run_id, 999]})),
+            (models.Dataset, client.dataset("weather")),
+            (models.Page[models.Worker], client.workers()),
+            (models.PresetPage, client.presets()),
+            (models.RulePage, client.rules()),
+            (models.Page[models.Recipe], client.recipes()),
+            (models.Version, client.version()),
+            (models.Health, client.health()),
+            (models.Readiness, client.readiness()),
+        ]
+    for model, answer in answers:
+        assert model.model_validate(answer).model_dump(mode="json") == answer, model
 
 
 def test_version(api):

@@ -62,7 +62,7 @@ def test_a_lost_stream_goes_on_after_the_last_event(serve):
         request.wfile.write(texts[number].encode())
 
     with Client(serve(handle)) as client:
-        events = list(client.events(1))
+        events = list(client.watch(1))
     assert [(event.seq, event.kind) for event in events] == [
         (1, "state"),
         (None, "connection_lost"),
@@ -110,7 +110,7 @@ def test_a_stream_that_never_comes_back_is_given_up(serve):
         request.connection.close()
 
     with Client(serve(handle)) as client:
-        events = client.events(1, patience_seconds=0.1)
+        events = client.watch(1, patience_seconds=0.1)
         assert next(events).kind == "connection_lost"
         with pytest.raises(ServiceUnreachable):
             next(events)
@@ -126,7 +126,7 @@ def test_a_stream_waits_for_a_service_that_starts_again(serve):
             answer(request, 200, "text/event-stream", "event: end\ndata: {}\n\n")
 
     with Client(serve(handle)) as client:
-        assert [event.kind for event in client.events(1)] == ["connection_lost", "end"]
+        assert [event.kind for event in client.watch(1)] == ["connection_lost", "end"]
 
 
 def test_watching_says_that_the_connection_is_lost_and_ends_with_six(serve, cli, home, monkeypatch):
@@ -140,7 +140,7 @@ def test_watching_says_that_the_connection_is_lost_and_ends_with_six(serve, cli,
             request.connection.close()
 
     monkeypatch.setenv("STOKER_URL", serve(handle))
-    monkeypatch.setattr("stoker.client.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("stoker.stream.PATIENCE_SECONDS", 0.1)
     answer = cli("watch", "1")
     assert answer.code == 6
     assert answer.out.splitlines() == ["queued", "connection lost, trying again"]

@@ -19,7 +19,7 @@ def client(up):
 @pytest.fixture
 def best(client, finished_run):
     """The run's best checkpoint."""
-    (best,) = [row for row in client.checkpoints(finished_run["id"]) if row["is_best"]]
+    (best,) = [row for row in client.checkpoints(finished_run["id"])["data"] if row["is_best"]]
     return best
 
 
@@ -206,7 +206,8 @@ def test_nothing_that_is_there_is_touched(client, finished_run, tmp_path):
 def test_a_checkpoint_that_was_saved_while_it_was_asked_for_is_taken(
     client, finished_run, folder_of, tmp_path, monkeypatch
 ):
-    lists = [[], client.checkpoints(finished_run["id"])]
-    monkeypatch.setattr(client, "checkpoints", lambda _: lists.pop(0))
+    saved = client.checkpoints(finished_run["id"])
+    lists = [{"data": [], "next_cursor": None}, saved]
+    monkeypatch.setattr(client, "checkpoints", lambda _, limit: lists.pop(0))
     client.download(finished_run["id"], "best", tmp_path / "best")
     assert contents(tmp_path / "best") == contents(folder_of)
