@@ -208,6 +208,23 @@ def test_address_and_token_come_from_the_environment_first(home, monkeypatch):
         assert client.url == "http://127.0.0.1:2"
 
 
+def test_a_home_can_be_named_and_what_a_run_finds_in_its_environment_is_no_hindrance(
+    tmp_path, monkeypatch
+):
+    monkeypatch.delenv("STOKER_URL", raising=False)
+    monkeypatch.setenv("STOKER_RUN_ID", "7")  # which is no setting of a service
+    (tmp_path / "api.json").write_text('{"url": "http://127.0.0.1:3", "pid": 1}')
+    with Client(home=tmp_path) as client:
+        assert client.url == "http://127.0.0.1:3"
+
+
+def test_a_misspelt_setting_is_refused_and_not_passed_over(cli, monkeypatch):
+    monkeypatch.setenv("STOKER_HOEM", "/srv/stoker")
+    answer = cli("ls")
+    assert answer.code == 5
+    assert "STOKER_HOEM is not a setting; did you mean HOME?" in answer.err
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]"])
 def test_a_broken_address_file_is_a_sentence(home, text):
     home.mkdir()
