@@ -23,12 +23,18 @@ Told = Callable[[int, int], None]
 
 def pieces_of(transport: Transport, path: str, file: str | None) -> Iterator[bytes]:
     """What a path serves, or one file of it, as it comes. ClientError."""
-    params = {} if file is None else {"file": file}
+    params, has_begun = {} if file is None else {"file": file}, False
     try:
         with transport.stream(path, {}, SILENCE_SECONDS, params=params) as response:
+            has_begun = True
             yield from response.iter_bytes(PIECE_BYTES)
     except httpx.TransportError as error:
-        raise transport.unreachable(error) from None
+        if not has_begun:
+            raise transport.unreachable(error) from None
+        raise ClientError(
+            f"The download broke off ({error or type(error).__name__}), so what came is not whole. "
+            "Ask for it again; Client.download goes on where it was."
+        ) from None
 
 
 def download(

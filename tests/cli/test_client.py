@@ -147,6 +147,18 @@ def test_watching_says_that_the_connection_is_lost_and_ends_with_six(serve, cli,
     assert "does not answer" in answer.err
 
 
+def test_a_checkpoint_that_stops_coming_is_a_sentence(serve):
+    def handle(request: BaseHTTPRequestHandler, number: int) -> None:
+        request.send_response(200)
+        request.send_header("Content-Length", "100")
+        request.end_headers()
+        request.wfile.write(b"ten bytes.")
+        request.connection.close()
+
+    with Client(serve(handle)) as client, pytest.raises(ClientError, match="broke off"):
+        list(client.download_checkpoint(1))
+
+
 def test_a_problem_carries_what_the_service_said(serve):
     problem = {
         "status": 409,

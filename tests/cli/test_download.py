@@ -1,6 +1,9 @@
 """Downloads by the client: whole or not at all, and from where they broke off."""
 
+import io
+import zipfile
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -211,3 +214,12 @@ def test_a_checkpoint_that_was_saved_while_it_was_asked_for_is_taken(
     monkeypatch.setattr(client, "checkpoints", lambda _, limit: lists.pop(0))
     client.download(finished_run["id"], "best", tmp_path / "best")
     assert contents(tmp_path / "best") == contents(folder_of)
+
+
+def test_it_comes_as_a_zip_or_one_file_of_it(client, finished_run, best, folder_of):
+    archive = b"".join(client.download_checkpoint(best["id"]))
+    with zipfile.ZipFile(io.BytesIO(archive)) as packed:
+        files = {Path(name).name: packed.read(name) for name in packed.namelist()}
+    assert files == contents(folder_of)
+    one = client.download_run_checkpoint(finished_run["id"], "best", file="manifest.json")
+    assert b"".join(one) == (folder_of / "manifest.json").read_bytes()
