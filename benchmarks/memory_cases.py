@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts, HostFacts, Lengths
 from app.guard.measured import Measured
 from app.guard.memory import memory_plan, probe_order
-from app.guard.memory_compared import compared
 from app.spec.imports import build_of
 from app.spec.layers import Document, overlay
 from app.spec.run import RunSpec
+from app.store.measured_memory import compared
 from worker.launch.local import memory_settings
 from worker.trainer.data.fingerprint import fingerprint
 from worker.trainer.data.ragged_files import write_ragged

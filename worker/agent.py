@@ -13,13 +13,13 @@ import app
 from app.container import available_memory
 from app.errors import NotFound
 from app.logs import configure_logging
+from app.service.liveness import Observer
 from app.settings import Settings
 from app.spec.requirements import SlotOffer
 from app.store.artifact_root import ArtifactRoot
 from app.store.doorbell import Doorbell
 from app.store.identity import this_process
 from app.store.migrate import upgrade
-from app.store.observer import Observer
 from app.store.offers import offers_of
 from app.store.store import Store, open_store
 from app.store.worker_records import NewWorker

@@ -18,9 +18,9 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 from starlette.concurrency import run_in_threadpool
 
-from app.api.bounds import MAX_DEPTH, MAX_NODES, TOO_DEEP, TOO_MANY, checked
 from app.api.problems import PayloadTooLarge, UnsupportedMediaType
 from app.errors import InvalidRequest
+from app.spec.bounds import MAX_DEPTH, MAX_NODES, TOO_DEEP, TOO_MANY, checked
 
 MAX_YAML_BYTES = 128 << 10  # the pure Python reader takes about 5 s/MiB
 SMALL_JSON_BYTES = 8 << 10  # read in less time than it takes to hand it to a thread and back

@@ -6,8 +6,8 @@ from typing import Annotated
 from fastapi import Depends, Header, Path, Query, Request
 
 from app.api.gate import check_token
-from app.api.services import Services
 from app.errors import InvalidRequest, StokerError
+from app.service.services import Services
 from stoker.models.base import LARGEST_ID, LONGEST_FILTER
 
 LONGEST_WAIT_SECONDS = 300.0

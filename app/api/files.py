@@ -14,8 +14,8 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from app.api.problems import RangeNotSatisfiable, response_of
-from app.api.services import Services
 from app.errors import Conflict, InvalidRequest, NotFound, StokerError
+from app.service.services import Services
 from app.store.artifact_root import ArtifactRoot
 from app.store.records import CheckpointRecord
 from stoker.manifest import MANIFEST, BadManifest, parse_manifest

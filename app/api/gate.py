@@ -14,8 +14,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.problems import PayloadTooLarge, response_of
-from app.api.services import Services
 from app.errors import Forbidden, StokerError, Unauthorized, Unavailable
+from app.service.services import Services
 from app.settings import LOOPBACK_NAMES, Settings
 from app.store.records import TokenRecord
 

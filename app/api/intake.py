@@ -13,10 +13,10 @@ from itertools import islice
 
 from starlette.concurrency import run_in_threadpool
 
-from app.api.knowledge import Moment, moment_of
-from app.api.services import Made, Services, Waiting
-from app.api.submitting import Document, made_before, new_run_of, plan_request
 from app.errors import Unavailable
+from app.service.facts import Moment, moment_of
+from app.service.services import Made, Services, Waiting
+from app.service.submit import Document, made_before, new_run_of, plan_request
 from app.store.records import Idempotency, Submission
 
 MOST_WAITING = 1000

@@ -21,9 +21,9 @@ from app.api.routers import (
     runs,
 )
 from app.api.server import run_server
-from app.api.services import Services
 from app.api.token_file import ensure_token
 from app.logs import configure_logging
+from app.service.services import Services
 from app.settings import Settings
 from app.store.migrate import upgrade
 from app.store.store import Store, open_store

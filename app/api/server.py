@@ -14,11 +14,11 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
-from app.api.services import Services
 from app.api.token_file import write_atomically
 from app.api.wire import BoundedHttp
 from app.errors import StokerError
 from app.logs import quiet
+from app.service.services import Services
 from app.settings import Settings
 
 GRACE_SECONDS = 5

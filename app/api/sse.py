@@ -8,10 +8,10 @@ from fastapi.responses import StreamingResponse
 from pydantic_core import to_json
 from starlette.concurrency import run_in_threadpool
 
-from app.api.feeds import Feed, Message, Reading
-from app.api.tailer import Tailer
 from app.api.waiting import until, while_connected
 from app.errors import NotFound, StokerError
+from app.service.feeds import Feed, Message, Reading
+from app.service.tailer import Tailer
 
 HEARTBEAT_SECONDS = 15.0
 RECONNECT_MILLISECONDS = 1000

@@ -11,7 +11,7 @@ from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from app.api.tailer import Tailer
+from app.service.tailer import Tailer
 
 T = TypeVar("T")
 

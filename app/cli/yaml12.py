@@ -11,7 +11,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import AliasEvent
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
-from app.api.bounds import MAX_NODES, TOO_MANY
+from app.spec.bounds import MAX_NODES, TOO_MANY
 
 TAG_PREFIX = "tag:yaml.org,2002:"
 WIDEST_LINE = 4096  # a value is not broken over lines

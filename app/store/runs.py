@@ -19,11 +19,11 @@ from sqlalchemy import (
 )
 
 from app.errors import InvalidRequest, StokerError, Unavailable
-from app.guard.memory_compared import compared
 from app.lifecycle import Intent, RunState
 from app.store import intents
 from app.store.cursor import not_a_cursor, parse_cursor
 from app.store.database import Database, retried
+from app.store.measured_memory import compared
 from app.store.records import (
     Idempotency,
     NewRun,

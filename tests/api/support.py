@@ -15,8 +15,8 @@ import httpx
 from anyio.from_thread import start_blocking_portal
 from fastapi import FastAPI
 
-from app.api.services import Services
 from app.lifecycle import Reason
+from app.service.services import Services
 from app.settings import Settings
 from app.spec.requirements import SlotOffer
 from app.store.artifact_root import ArtifactRoot

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from app.api import bodies
 from app.api.bodies import MAX_YAML_BYTES, parse_json, parse_yaml
-from app.api.bounds import MAX_DEPTH, MAX_NODES, checked
 from app.api.problems import PayloadTooLarge
 from app.errors import InvalidRequest
+from app.spec.bounds import MAX_DEPTH, MAX_NODES, checked
 
 BAD_JSON = {
     "empty": b"",

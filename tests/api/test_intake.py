@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from sqlalchemy import event, text
 
-from app.api import intake, knowledge
-from app.api.services import Services
+from app.api import intake
+from app.service import facts as knowledge
+from app.service.services import Services
 from app.settings import Settings
 from app.store.store import Store
 from tests.api.support import SPEC, Answer, Api, Player, spec_with

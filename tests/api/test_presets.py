@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from app.api.services import Cached
 from app.presets.catalog import load_catalog
+from app.service.services import Cached
 from tests.api.support import SPEC
 
 GIB = 2**30

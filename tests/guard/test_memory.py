@@ -13,13 +13,13 @@ import torch
 from app.guard import memory_fit
 from app.guard.facts import Facts, UnknownFact
 from app.guard.memory import CUDA_CONTEXT_BYTES, MemoryPlan, memory_plan, planned_memory
-from app.guard.memory_compared import compared
 from app.guard.memory_model import SequenceSize
 from app.guard.memory_room import PHASES
 from app.spec.imports import IMPORTS
 from app.spec.layers import overlay
 from app.spec.residency import memory_for_data
 from app.spec.run import RunSpec
+from app.store.measured_memory import compared
 from benchmarks import process_memory
 from benchmarks.memory_cases import BUILD, CASES, Case, RaggedShape, facts_of, loader, train
 from benchmarks.memory_cases import spec_of as spec_of_case

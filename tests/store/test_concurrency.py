@@ -21,12 +21,12 @@ from sqlalchemy.exc import InternalError
 
 from app.errors import Conflict, Unavailable
 from app.lifecycle import Intent, Reason
+from app.service.liveness import Observer
 from app.settings import Settings
 from app.store import Store, migrate, open_store
 from app.store.checkpoints import mark_removing
 from app.store.clock import Clock
 from app.store.database import retried
-from app.store.observer import Observer
 from app.store.records import (
     Beat,
     Finish,

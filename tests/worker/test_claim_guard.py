@@ -8,8 +8,8 @@ from app.guard.facts import Facts
 from app.guard.plan import make_plan
 from app.lifecycle import Reason
 from app.presets.catalog import load_catalog
+from app.service.inventory import dataset_facts
 from app.settings import Settings
-from app.store.facts import dataset_facts
 from tests.worker.test_preparation import WAVES, lease
 from worker.claim_guard import Place, facts_of, guard_claim, new_findings
 from worker.preparation import NotFit, NotHere, parse_spec

@@ -8,12 +8,9 @@ from starlette.concurrency import run_in_threadpool
 from app.api.deps import IdempotencyKey, IfMatch, RunId, ServicesDep, Wait
 from app.api.openapi import problems
 from app.api.problems import document_of
-from app.api.restarting import plan_restart, restart
 from app.api.routers.runs import planned, require_no_wait, shown
 from app.api.serializers import run_document
-from app.api.services import Services
 from app.api.strict import StrictRoute
-from app.api.submitting import idempotency_of, when_ready
 from app.api.waiting import until, while_connected
 from app.errors import (
     ActionNotAllowed,
@@ -27,6 +24,9 @@ from app.errors import (
     StokerError,
 )
 from app.lifecycle import TERMINAL, Intent, RunState
+from app.service.restart import plan_restart, restart
+from app.service.services import Services
+from app.service.submit import idempotency_of, when_ready
 from app.store.records import RunFilter, RunRecord
 from stoker.models.runs import BulkAnswer, BulkBody, BulkResult, Plan, RestartBody, Run, Verb
 

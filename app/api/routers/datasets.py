@@ -10,10 +10,10 @@ from starlette.concurrency import run_in_threadpool
 from app.api.deps import Cursor, Limit, ServicesDep, Wait
 from app.api.openapi import problems
 from app.api.serializers import dataset_document
-from app.api.services import Services
 from app.api.strict import StrictRoute
 from app.api.waiting import until, while_connected
 from app.errors import Conflict, InvalidRequest, NotFound
+from app.service.services import Services
 from stoker.models.base import Page
 from stoker.models.records import Dataset, DatasetBody
 

@@ -19,17 +19,9 @@ from app.api.deps import (
 from app.api.examples import RUN_BODY
 from app.api.intake import create
 from app.api.openapi import problems
-from app.api.probing import plan_with_probe
 from app.api.problems import PayloadTooLarge, UnsupportedMediaType
 from app.api.serializers import run_document
-from app.api.services import Made, Services
 from app.api.strict import StrictRoute
-from app.api.submitting import (
-    idempotency_of,
-    plan_request,
-    require_object,
-    when_ready,
-)
 from app.api.waiting import while_connected
 from app.errors import (
     ActionNotAllowed,
@@ -42,6 +34,14 @@ from app.errors import (
 )
 from app.guard import plan as guard
 from app.lifecycle import RunState
+from app.service.probe import plan_with_probe
+from app.service.services import Made, Services
+from app.service.submit import (
+    idempotency_of,
+    plan_request,
+    require_object,
+    when_ready,
+)
 from app.store.records import RunFilter, RunRecord
 from stoker.models.base import LARGEST_ID, Page
 from stoker.models.runs import Carry, Plan, Run, RunChanges, StateName, Status, Unchecked

@@ -4,7 +4,6 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from app.api.services import Services
 from app.guard.carry import carry_between
 from app.guard.derived import device_of, steps_of
 from app.guard.facts import (
@@ -20,8 +19,9 @@ from app.guard.inheritance import Inherited
 from app.guard.plan import gap_was_settled, pin_values, settled_values
 from app.guard.resolve import Resolved, resolve
 from app.lifecycle import RunState
+from app.service.inventory import dataset_facts, worker_devices
+from app.service.services import Services
 from app.spec.stored import read_stored
-from app.store.facts import dataset_facts, worker_devices
 from app.store.history import likeness_of
 
 Document = dict[str, Any]

@@ -15,8 +15,8 @@ from typing import Any
 import structlog
 
 from app.errors import Unavailable
+from app.service.liveness import Observer
 from app.store.doorbell import BellListener, Doorbell
-from app.store.observer import Observer
 from app.store.store import Store
 
 POLL_SECONDS = 0.5

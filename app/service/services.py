@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from app.api.tailer import Tailer
 from app.api.telemetry import Telemetry
 from app.errors import Conflict
 from app.guard.facts import DatasetFacts
 from app.presets.catalog import Catalog, load_catalog
+from app.service.inventory import dataset_facts
+from app.service.tailer import Tailer
 from app.settings import Settings
 from app.store.artifact_root import ArtifactRoot
 from app.store.doorbell import Doorbell
-from app.store.facts import dataset_facts
 from app.store.records import Idempotency, RunRecord
 from app.store.store import Store
 from app.store.worker_records import WorkerRecord

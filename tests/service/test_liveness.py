@@ -10,13 +10,12 @@ from sqlalchemy.engine import make_url
 
 from app.errors import Unavailable
 from app.lifecycle import Intent
+from app.service.liveness import Observer
 from app.store.database import Database
-from app.store.observer import Observer
 from app.store.records import Beat
 from app.store.sqlite import driver
 from app.store.tables import runs, workers
-
-from .conftest import Clock, World
+from tests.store.conftest import Clock, World
 
 # The longest that a healthy holder is silent: fifteen intervals (house plan, lifecycle).
 READS = 15

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from typing import Any
 
-from app.api.knowledge import Moment, Parent, facts_for
-from app.api.services import Made, Services
 from app.errors import DatasetNotReady, InvalidRequest
 from app.guard.facts import Facts
 from app.guard.plan import Plan, make_plan
 from app.guard.resolve import Resolved
+from app.service.facts import Moment, Parent, facts_for
+from app.service.services import Made, Services
 from app.spec.issue import Issue
 from app.store.records import Idempotency, NewRun, RunRecord
 

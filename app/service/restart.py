@@ -2,16 +2,16 @@
 
 from typing import Any
 
-from app.api.bounds import checked
 from app.api.files import whole_files
-from app.api.knowledge import Parent
-from app.api.services import Services
-from app.api.submitting import made_before, new_run_of, plan_request
 from app.errors import Conflict, InvalidRequest, NotFound, SpecRejected, Unavailable
 from app.guard.carry import Carry, carry_between, from_scratch
 from app.guard.inheritance import inherited
 from app.guard.patching import apply_json_patch, apply_merge_patch
 from app.guard.plan import Plan
+from app.service.facts import Parent
+from app.service.services import Services
+from app.service.submit import made_before, new_run_of, plan_request
+from app.spec.bounds import checked
 from app.spec.issue import Issue
 from app.store.records import Idempotency, NewRun, Restart, RunRecord
 from stoker.models.runs import RestartBody

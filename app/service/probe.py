@@ -6,9 +6,6 @@ from typing import Any
 import anyio
 from starlette.concurrency import run_in_threadpool
 
-from app.api.knowledge import facts_for
-from app.api.services import Services
-from app.api.submitting import plan_under, require_ready
 from app.api.waiting import until
 from app.errors import Conflict, SpecRejected
 from app.guard.derived import device_of
@@ -17,8 +14,11 @@ from app.guard.measured import Measured
 from app.guard.memory import memory_plan, probe_order
 from app.guard.plan import Plan
 from app.guard.resolve import Resolved
+from app.service.facts import facts_for
+from app.service.inventory import worker_devices
+from app.service.services import Services
+from app.service.submit import plan_under, require_ready
 from app.spec.run import RunSpec
-from app.store.facts import worker_devices
 from app.store.worker_records import JobRecord, WorkerRecord
 
 Document = dict[str, Any]

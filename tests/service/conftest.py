@@ -1,0 +1,13 @@
+"""The stores of tests/store, for what stands on them."""
+
+from tests.store.conftest import (
+    kind,
+    postgres,
+    settings,
+    sqlite_template,
+    store,
+    upgraded_postgres,
+    world,
+)
+
+__all__ = ["kind", "postgres", "settings", "sqlite_template", "store", "upgraded_postgres", "world"]
