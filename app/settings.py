@@ -96,6 +96,7 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severe log line that is written."
     )
+    access_log: bool = Field(default=False, description="A log line for each request.")
 
     @classmethod
     def settings_customise_sources(

@@ -15,15 +15,16 @@ NEEDS = (
 
 def protect_needs() -> None:
     """Have the trigger look at the new columns too."""
-    _look_at((*FIXED, *NEEDS))
+    look_at((*FIXED, *NEEDS))
 
 
 def unprotect_needs() -> None:
     """Have it look at those from before."""
-    _look_at(FIXED)
+    look_at(FIXED)
 
 
-def _look_at(fixed: Sequence[str]) -> None:
+def look_at(fixed: Sequence[str]) -> None:
+    """Have the trigger refuse changes of these columns, and of no others."""
     made = "CREATE TRIGGER runs_terminal_update BEFORE UPDATE ON runs"
     if op.get_bind().dialect.name == "sqlite":
         changed = " OR ".join(f"OLD.{name} IS NOT NEW.{name}" for name in fixed)

@@ -18,7 +18,7 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 from starlette.concurrency import run_in_threadpool
 
-from app.api.problems import PayloadTooLarge, UnsupportedMediaType
+from app.api.problems import PayloadTooLarge
 from app.errors import InvalidRequest
 from app.spec.bounds import MAX_DEPTH, MAX_NODES, TOO_DEEP, TOO_MANY, checked
 
@@ -29,7 +29,8 @@ MERGE_TAG = "tag:yaml.org,2002:merge"
 # Possessive, and a text without an end goes on to that of the body: no byte is looked at twice.
 TEXT_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[][{}]', re.DOTALL)
 BRACKETS = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
-YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml")
+YAML_TYPE = "application/yaml"
+YAML_TYPES = (YAML_TYPE, "application/x-yaml", "text/yaml")
 
 
 def parse_json(body: bytes) -> Any:
@@ -142,13 +143,12 @@ def _check_key(key: Node) -> None:
 
 
 async def read_document(request: Request) -> Any:
-    """The body as a JSON value, by its media type: JSON or YAML."""
-    kind = media_type(request)
-    body = await request.body()
-    if kind in YAML_TYPES:
-        return await run_in_threadpool(parse_yaml, body)
-    require_json(kind)
-    return await read_json(body)
+    """The body as a JSON value, by its media type: JSON, which is read already, or YAML."""
+    if is_yaml(media_type(request)):
+        return await run_in_threadpool(parse_yaml, await request.body())
+    if not await request.body():
+        raise InvalidRequest("The body is missing: send a run spec as JSON or YAML.")
+    return await request.json()
 
 
 async def read_json(body: bytes) -> Any:
@@ -163,14 +163,14 @@ def media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def require_json(kind: str) -> None:
-    """UnsupportedMediaType unless the media type is JSON."""
-    if kind != "application/json" and not (
+def is_json(kind: str) -> bool:
+    return kind == "application/json" or (
         kind.startswith("application/") and kind.endswith("+json")
-    ):
-        raise UnsupportedMediaType(
-            f"The body's Content-Type is {kind or 'not given'}; send application/json."
-        )
+    )
+
+
+def is_yaml(kind: str) -> bool:
+    return kind in YAML_TYPES
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

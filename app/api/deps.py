@@ -4,9 +4,9 @@ import re
 from typing import Annotated
 
 from fastapi import Depends, Header, Path, Query, Request
+from pydantic import AwareDatetime, BeforeValidator, Field
 
-from app.api.gate import check_token
-from app.errors import InvalidRequest, StokerError
+from app.errors import InvalidRequest
 from app.service.services import Services
 from stoker.models.base import LARGEST_ID, LONGEST_FILTER
 
@@ -21,18 +21,6 @@ QueryText = Annotated[str, Query(max_length=LONGEST_FILTER, pattern=r"^[^\x00]*$
 async def services_of(request: Request) -> Services:
     services: Services = request.app.state.services
     return services
-
-
-async def has_token(request: Request) -> bool:
-    """Of a call that is open to all: whether it may be told what only holders of a token may."""
-    services: Services = request.app.state.services
-    if services.settings.auth == "none":
-        return True
-    try:
-        await check_token(request.headers, services)
-    except StokerError:
-        return False
-    return True
 
 
 async def if_match(
@@ -58,7 +46,6 @@ async def if_match(
 
 
 ServicesDep = Annotated[Services, Depends(services_of)]
-HasToken = Annotated[bool, Depends(has_token)]
 IfMatch = Annotated[int | None, Depends(if_match)]
 IdempotencyKey = Annotated[
     str | None,
@@ -78,6 +65,20 @@ Limit = Annotated[int, Query(ge=1, le=LARGEST_PAGE, description="At most so many
 Cursor = Annotated[
     str | None,
     Query(max_length=200, pattern=r"^[^\x00]*$", description="The last page's next_cursor."),
+]
+
+
+def _require_written(value: object) -> object:
+    """ValueError for a number, which would be read as unix seconds."""
+    if not isinstance(value, str) or "T" not in value.upper():
+        raise ValueError("it must be a time with its zone, such as 2026-03-01T12:00:00Z")
+    return value
+
+
+Moment = Annotated[
+    AwareDatetime,
+    BeforeValidator(_require_written),
+    Field(examples=["2026-03-01T12:00:00Z"]),
 ]
 Position = Annotated[
     int, Query(ge=0, le=LARGEST_ID, description="Only what came after; 0 for everything.")

@@ -4,8 +4,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
-from pathlib import Path
 from typing import IO
 from zipfile import ZIP_STORED, ZipFile, ZipInfo
 
@@ -14,105 +12,27 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from app.api.problems import RangeNotSatisfiable, response_of
-from app.errors import Conflict, InvalidRequest, NotFound, StokerError
-from app.service.services import Services
-from app.store.artifact_root import ArtifactRoot
-from app.store.records import CheckpointRecord
-from stoker.manifest import MANIFEST, BadManifest, parse_manifest
+from app.errors import InvalidRequest, StokerError
+from app.service.checkpoint_files import CheckpointFiles
 
 PIECE_BYTES = 1 << 20
 LARGE_BYTES = 1 << 31  # from here on a zip needs its 64-bit form
 EARLIEST = 315_619_200  # a zip knows no time before 1980
 
 
-def _damaged(record: CheckpointRecord) -> Conflict:
-    """The answer for a checkpoint that cannot be used."""
-    return Conflict(
-        f"Checkpoint {record.id} is damaged: {record.damage}. It cannot be used. GET "
-        f"/runs/{record.run_id}/checkpoints lists those that can be had.",
-        code="checkpoint_damaged",
+def download(files: CheckpointFiles, name: str | None) -> Response:
+    """The file of that name, or a zip of all; NotFound when there is no such file."""
+    with ExitStack() as opened:
+        if name is not None:
+            file = files.open(opened, name)
+            return _OpenFileResponse(file, opened.pop_all(), f"{files.label}-{name}")
+        sources = {one: files.open(opened, one) for one in files.names}
+        pieces = _zip_pieces(opened.pop_all(), sources, files.label)
+    return StreamingResponse(
+        pieces,
+        media_type="application/zip",
+        headers={"Content-Disposition": f'attachment; filename="{files.label}.zip"'},
     )
-
-
-class CheckpointFiles:
-    """The regular files directly in a checkpoint's folder; no link, no other path is followed."""
-
-    def __init__(self, artifacts: ArtifactRoot, record: CheckpointRecord) -> None:
-        artifacts.require()
-        artifact_root = artifacts.path
-        self._record = record
-        self._label = f"run-{record.run_id}-step-{record.step}"
-        folder = (artifact_root / record.path).resolve()
-        inside = folder.is_relative_to(artifact_root.resolve())
-        if record.damage is not None:
-            raise _damaged(record)
-        if record.state != "saved" or not inside or not folder.is_dir():
-            raise NotFound(
-                f"The files of checkpoint {record.id} are gone. GET /runs/{record.run_id}"
-                "/checkpoints lists those that can be had."
-            )
-        try:
-            self._paths = {
-                path.name: path
-                for path in sorted(folder.iterdir())
-                if path.is_file() and not path.is_symlink()
-            }
-        except OSError:
-            raise self._removed() from None
-
-    def damage(self) -> str | None:
-        """What the manifest says of the files that is not so, told by their sizes; None: nothing,
-        or it cannot be read now. Whoever downloads them compares the hashes.
-        """
-        try:
-            manifest = parse_manifest(self._paths[MANIFEST].read_bytes())
-            sizes = {name: path.stat().st_size for name, path in self._paths.items()}
-        except BadManifest as error:
-            return str(error)
-        except (KeyError, OSError):
-            return None  # it is being removed, or its disk is away
-        for name, entry in manifest["files"].items():
-            if sizes.get(name) != entry["bytes"]:
-                has = f"has {sizes[name]} bytes" if name in sizes else "is gone"
-                return f"{name} {has}, and {entry['bytes']} were written"
-        return None
-
-    def response(self, name: str | None) -> Response:
-        """The file of that name, or a zip of all; NotFound when there is no such file."""
-        if name is None:
-            return self._zip()
-        path = self._paths.get(name)
-        if path is None:
-            raise NotFound(
-                f"Checkpoint {self._record.id} has no file {name[:100]!r}; "
-                f"it has {', '.join(self._paths)}."
-            )
-        with ExitStack() as files:
-            file = self._open(files, path)
-            return _OpenFileResponse(file, files.pop_all(), f"{self._label}-{name}")
-
-    def _zip(self) -> StreamingResponse:
-        with ExitStack() as files:
-            opened = {name: self._open(files, path) for name, path in self._paths.items()}
-            pieces = _zip_pieces(files.pop_all(), opened, self._label)
-        return StreamingResponse(
-            pieces,
-            media_type="application/zip",
-            headers={"Content-Disposition": f'attachment; filename="{self._label}.zip"'},
-        )
-
-    def _open(self, files: ExitStack, path: Path) -> IO[bytes]:
-        """Opened before the answer begins, so that retention cannot take it away in the middle."""
-        try:
-            return files.enter_context(path.open("rb"))
-        except OSError:
-            raise self._removed() from None
-
-    def _removed(self) -> NotFound:
-        return NotFound(
-            f"Checkpoint {self._record.id} was removed just now. GET /runs/{self._record.run_id}"
-            "/checkpoints lists those that are left."
-        )
 
 
 class _OpenFileResponse(FileResponse):
@@ -154,17 +74,6 @@ class _OpenFileResponse(FileResponse):
             "The header Range cannot be read; it looks like `bytes=0-999`, or `bytes=1000-` for "
             "all that follows."
         )
-
-
-def whole_files(services: Services, record: CheckpointRecord) -> CheckpointFiles:
-    """Its files; Conflict, and noted for all, where they are not those that were saved. NotFound
-    where they are gone, Unavailable while the artifact root is away.
-    """
-    files = CheckpointFiles(services.artifacts, record)
-    if (why := files.damage()) is not None:
-        services.store.checkpoints.note_damage(record.id, why)
-        raise _damaged(replace(record, damage=why))
-    return files
 
 
 def _zip_pieces(files: ExitStack, opened: Mapping[str, IO[bytes]], label: str) -> Iterator[bytes]:

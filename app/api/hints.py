@@ -4,11 +4,9 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from functools import cache
 from typing import Any
 
-from pydantic import TypeAdapter
-
+from app.api.operations import Operation
 from app.spec.issue import Issue, at_most
 from app.spec.names import closest
 
@@ -17,8 +15,8 @@ UNION_TAG = re.compile(r"literal\['.*|constrained-int")
 MOST_SHOWN = 60  # characters of a value
 
 
-def complaints(errors: Sequence[Mapping[str, Any]], model: Any) -> list[Issue]:
-    """An issue for each place, of pydantic's errors; `model` is the body's, None without a body."""
+def complaints(errors: Sequence[Mapping[str, Any]], operation: Operation | None) -> list[Issue]:
+    """An issue for each place, of pydantic's errors; `operation`: what the call takes, if known."""
     by_place: dict[tuple[str | int, ...], list[Mapping[str, Any]]] = {}
     for error in errors:
         *place, last = error["loc"]
@@ -26,14 +24,17 @@ def complaints(errors: Sequence[Mapping[str, Any]], model: Any) -> list[Issue]:
             place.append(last)
         by_place.setdefault(tuple(place), []).append(error)
     return at_most(
-        list(by_place.items()), lambda place: _complaint(list(place[0]), place[1], model)
+        list(by_place.items()), lambda place: _complaint(list(place[0]), place[1], operation)
     )
 
 
-def _complaint(loc: list[str | int], same: list[Mapping[str, Any]], model: Any) -> Issue:
+def _complaint(
+    loc: list[str | int], same: list[Mapping[str, Any]], operation: Operation | None
+) -> Issue:
     """The issue of one place, where each member of a union may have its own error."""
     if same[0]["type"] == "extra_forbidden":
-        return unknown_name("field", loc, fields_at(model, loc[1:-1]))
+        known = set() if operation is None else operation.fields_at(loc[1:-1])
+        return unknown_name("field", loc, known)
     where = ".".join(str(part) for part in loc)
     if same[0]["type"] == "missing":
         message = f"{where} is missing."
@@ -88,35 +89,3 @@ def unknown_name(kind: str, loc: list[str | int], known: Iterable[str]) -> Issue
         message=f"There is no {kind} {name[:80]}. {hint}",
         why="It would be ignored, and the request would not do what it says.",
     )
-
-
-def fields_at(model: Any, place: Iterable[str | int]) -> set[str]:
-    """Names that the object at this place of a body may have; empty when there is no such place."""
-    schema = _schema(model)
-    nodes = _options(schema, schema)
-    for part in place:
-        nodes = [
-            option
-            for node in nodes
-            for option in _options(
-                node.get("items", {})
-                if isinstance(part, int)
-                else node.get("properties", {}).get(part, {}),
-                schema,
-            )
-        ]
-    return {name for node in nodes for name in node.get("properties", {})}
-
-
-def _options(node: dict[str, Any], schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """The node itself, or the members of its union, with references followed."""
-    if "$ref" in node:
-        return _options(schema["$defs"][node["$ref"].rsplit("/", 1)[1]], schema)
-    if "anyOf" in node:
-        return [option for member in node["anyOf"] for option in _options(member, schema)]
-    return [node]
-
-
-@cache
-def _schema(model: Any) -> dict[str, Any]:
-    return TypeAdapter(model).json_schema()

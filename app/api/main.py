@@ -2,13 +2,18 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
+from fastapi_offline import FastAPIOffline
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
 from app import __version__
 from app.api import problems
-from app.api.gate import Gate
-from app.api.openapi import DescribedApp
+from app.api.auth import caller
+from app.api.middleware import MAX_BODY_BYTES, Gate, HeadAsGet, Observed
+from app.api.openapi import COMMON, DESCRIPTION, described
+from app.api.openapi import problems as answering
 from app.api.routers import (
     actions,
     catalog,
@@ -21,14 +26,17 @@ from app.api.routers import (
     runs,
 )
 from app.api.server import run_server
+from app.api.strict import refuse_unknown
+from app.api.telemetry import Telemetry
 from app.api.token_file import ensure_token
+from app.errors import Unauthorized
 from app.logs import configure_logging
 from app.service.services import Services
 from app.settings import Settings
 from app.store.migrate import upgrade
 from app.store.store import Store, open_store
 
-ROUTERS = (runs, actions, documents, checkpoints, datasets, catalog, rules, fleet, health)
+ROUTERS = (runs, actions, documents, checkpoints, datasets, catalog, rules, fleet)
 
 
 def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
@@ -42,32 +50,48 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         if store is None:
             upgrade(settings)
-            app.state.services = Services(settings, open_store(settings))
+            _furnish(app, settings, open_store(settings))
         services: Services = app.state.services
-        services.tailer.start()
+        services.start()
         try:
             yield
         finally:
-            services.tailer.stop()
+            services.stop()
             if store is None:
                 services.store.close()
 
-    app = DescribedApp(
+    app = FastAPIOffline(  # its /docs needs no other host
+        redoc_url=None,
+        static_url="/docs/static",
         title="Stoker",
         version=__version__,
+        description=DESCRIPTION,
         lifespan=lifespan,
-        openapi_url=None,  # the catalogue has it, as strict as the others
-        docs_url=None,  # its page loads scripts from elsewhere
-        redoc_url=None,
         redirect_slashes=False,
     )
     if store is not None:
-        app.state.services = Services(settings, store)
+        _furnish(app, settings, store)
     problems.install(app)
+    # The last one is the outermost.
+    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MAX_BODY_BYTES)
     app.add_middleware(Gate, settings=settings)
+    app.add_middleware(Observed, settings=settings)
+    app.add_middleware(HeadAsGet)
+    strict = Depends(refuse_unknown)
     for module in ROUTERS:
-        app.include_router(module.router)
+        app.include_router(
+            module.router,
+            dependencies=[Depends(caller), strict],
+            responses=answering(*COMMON, Unauthorized),
+        )
+    app.include_router(health.router, dependencies=[strict], responses=answering(*COMMON))
+    app.openapi = partial(described, app)  # type: ignore[method-assign]  # as FastAPI has it
     return app
+
+
+def _furnish(app: FastAPI, settings: Settings, store: Store) -> None:
+    app.state.services = Services(settings, store)
+    app.state.telemetry = Telemetry(store)
 
 
 def serve(settings: Settings) -> None:

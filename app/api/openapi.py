@@ -5,8 +5,6 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from app import __version__
-from app.api.gate import OPEN_PATHS
 from app.api.problems import (
     MEDIA_TYPE,
     MethodNotAllowed,
@@ -58,6 +56,11 @@ EXAMPLES: dict[type[StokerError], str] = {
     StokerError: "The service made a mistake while answering.",
 }
 
+COMMON = (InvalidRequest, Forbidden, StokerError, Unavailable)
+"""What any call can answer."""
+BODY = (PayloadTooLarge, UnsupportedMediaType)
+"""What a call that reads a body can answer as well."""
+
 RUN_REFERENCE = {"$ref": "#/components/schemas/Run"}
 ETAG = {
     "description": "The run's version, for If-Match.",
@@ -102,50 +105,28 @@ def _example(kind: type[StokerError]) -> dict[str, Any]:
     return example
 
 
-class DescribedApp(FastAPI):
-    """An application whose document is the completed one."""
+def described(app: FastAPI) -> dict[str, Any]:
+    """The app's document, with the schemas that it only refers to and the ETag of each run.
 
-    def openapi(self) -> dict[str, Any]:
-        if self.openapi_schema is None:
-            self.openapi_schema = _complete(
-                get_openapi(
-                    title="Stoker", version=__version__, description=DESCRIPTION, routes=self.routes
-                )
-            )
-        return self.openapi_schema
-
-
-def _complete(document: dict[str, Any]) -> dict[str, Any]:
-    components = document.setdefault("components", {})
-    schemas = components.setdefault("schemas", {})
-    for model in (Problem, RunSpec):
-        schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-        schemas.update(schema.pop("$defs", {}))
-        schemas[model.__name__] = schema
-    for unused in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(unused, None)
-    components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-    for path, operations in document["paths"].items():
-        for operation in operations.values():
-            _complete_operation(path, operation)
-    return document
+    As FastAPI's "Extending OpenAPI" has it: made once, and kept on the app.
+    """
+    if app.openapi_schema is None:
+        document = get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes
+        )
+        schemas = document["components"]["schemas"]
+        for model in (Problem, RunSpec):
+            schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas.update(schema.pop("$defs", {}))
+            schemas[model.__name__] = schema
+        for path in document["paths"].values():
+            for operation in path.values():
+                _tell_etag(operation["responses"])
+        app.openapi_schema = document
+    return app.openapi_schema
 
 
-def _complete_operation(path: str, operation: dict[str, Any]) -> None:
-    kinds: list[type[StokerError]] = [Forbidden, StokerError, Unavailable]
-    if path not in OPEN_PATHS:
-        kinds.append(Unauthorized)
-        operation["security"] = [{"token": []}]
-    if "{" in path:
-        kinds.append(NotFound)
-    if "requestBody" in operation:
-        kinds += [PayloadTooLarge, UnsupportedMediaType]
-    responses = operation["responses"]
-    if "application/json" in responses.get("422", {}).get("content", {}):  # FastAPI's own
-        del responses["422"]
-    kinds.append(InvalidRequest)
-    for status, response in problems(*kinds).items():
-        responses.setdefault(str(status), response)
+def _tell_etag(responses: dict[str, Any]) -> None:
     for response in responses.values():
         shown = response.get("content", {}).get("application/json", {}).get("schema")
         if shown == RUN_REFERENCE:

@@ -1,6 +1,8 @@
 """Errors as the client sees them: RFC 9457 problem documents, never a traceback."""
 
+import re
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 from uuid import uuid4
 
@@ -14,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from app.api.hints import complaints
+from app.api.operations import operation_of
 from app.errors import InvalidRequest, NotFound, StokerError
 from app.spec.issue import Issue
 
@@ -21,6 +24,7 @@ MEDIA_TYPE = "application/problem+json"
 MOST_SHOWN = 200  # characters of what a client sent
 CLIENT_HAS_LEFT = 499  # as nginx counts it; nobody receives it
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+LARGEST_BODY = "1 MiB"
 log = structlog.get_logger("stoker.api")
 
 
@@ -111,25 +115,41 @@ async def _unexpected_error(request: Request, error: Exception) -> ProblemRespon
 async def _validation_error(request: Request, error: Exception) -> ProblemResponse:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - as above
     details = error.errors()
-    body = getattr(request.scope.get("route"), "body_field", None)
-    model = None if body is None else body.field_info.annotation
-    issues = [issue.model_dump(mode="json") for issue in complaints(details, model)]
+    if any(detail["loc"][0] == "path" for detail in details):
+        return response_of(_nothing_at(request))
+    issues = [issue.model_dump(mode="json") for issue in complaints(details, operation_of(request))]
     summary = "; ".join(str(issue["message"]).rstrip(".") for issue in issues[:3])
     end = "" if summary.endswith("?") else "."
     return response_of(InvalidRequest(f"The request is not valid: {summary}{end}", issues=issues))
 
 
 async def _http_error(request: Request, error: Exception) -> ProblemResponse:
+    """Of the framework itself, with what it means here; of an endpoint, as it was raised."""
     assert isinstance(error, HTTPException)  # noqa: S101 - as above
-    if error.status_code == 404:
+    status, phrase = error.status_code, HTTPStatus(error.status_code).phrase
+    if status == 413:
+        return response_of(too_large())
+    if status == 404 and error.detail == phrase:
         return response_of(_nothing_at(request))
-    if error.status_code == 405:
+    if status == 405:
         methods = ", ".join(_methods_at(request))
         path, method = request.scope["path"][:MOST_SHOWN], request.method[:MOST_SHOWN]
         refusal = MethodNotAllowed(f"{path} does not take {method}, only {methods}.")
         return response_of(refusal, {"Allow": methods})
-    unreadable = InvalidRequest(f"The request could not be read: {error.detail}.")
-    return response_of(unreadable, error.headers)
+    code = re.sub(r"[^a-z]+", "_", phrase.lower())
+    document = {
+        "type": f"urn:stoker:problem:{code}",
+        "title": phrase,
+        "status": status,
+        "detail": error.detail,
+        "code": code,
+    }
+    return ProblemResponse(document, status_code=status, headers=error.headers)
+
+
+def too_large() -> PayloadTooLarge:
+    """The refusal of a body that is larger than any request needs."""
+    return PayloadTooLarge(f"The body is larger than {LARGEST_BODY}; no request needs that much.")
 
 
 def _nothing_at(request: Request) -> NotFound:

@@ -60,7 +60,7 @@ def _result(run: RunRecord) -> dict[str, Any] | None:
 
 _PLAIN = (
     "id", "name", "notes", "labels", "priority", "recipe", "mode", "dataset", "state", "intent",
-    "reason", "version", "parent_id", "attempt", "worker", "devices", "created_at",
+    "reason", "version", "parent_id", "attempt", "worker", "devices", "created_at", "created_by",
     "started_at", "finished_at", "retry_at", "diagnosis", "accepted_risks",
 )  # fmt: skip
 

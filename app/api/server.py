@@ -14,8 +14,8 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
+from app.api.connections import MOST_HEAD_BYTES, BoundedHttp
 from app.api.token_file import write_atomically
-from app.api.wire import BoundedHttp
 from app.errors import StokerError
 from app.logs import quiet
 from app.service.services import Services
@@ -33,7 +33,19 @@ class AddressInUse(StokerError):
 
 
 class _Server(uvicorn.Server):
-    """Sends streams home before it waits for connections to end."""
+    """Leaves its address once it is bound, and sends streams home before connections must end."""
+
+    def __init__(self, config: uvicorn.Config, settings: Settings) -> None:
+        super().__init__(config)
+        self._settings = settings
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        port = self.servers[0].sockets[0].getsockname()[1]
+        url = f"http://{_url_host(self._settings.host)}:{port}"
+        address = json.dumps({"url": url, "pid": os.getpid()}) + "\n"
+        write_atomically(self._settings.home / "api.json", address)
+        structlog.get_logger("stoker.api").info("the API listens", url=url)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         app = self.config.app
@@ -52,29 +64,35 @@ def run_server(settings: Settings, app: FastAPI) -> None:
     _search_less_for_garbage()
     connections = _connections_for(_all_descriptors())
     quiet("uvicorn.error", "asyncio")
-    with _bind(settings) as listener:
-        port = listener.getsockname()[1]
-        url = f"http://{_url_host(settings.host)}:{port}"
-        config = uvicorn.Config(
-            app,
-            http=BoundedHttp,
-            log_config=None,
-            access_log=False,
-            lifespan="on",
-            server_header=False,
-            timeout_graceful_shutdown=GRACE_SECONDS,
-            limit_concurrency=connections,
-            # Also how many are taken at a time, before any can be closed for another.
-            backlog=min(LISTEN_BACKLOG, connections // 2),
-        )
-        address = settings.home / "api.json"
-        write_atomically(address, json.dumps({"url": url, "pid": os.getpid()}) + "\n")
-        structlog.get_logger("stoker.api").info("the API listens", url=url)
-        try:
-            _Server(config).run(sockets=[listener])
-        finally:
-            if _is_ours(settings):
-                address.unlink()
+    config = uvicorn.Config(
+        app,
+        host=settings.host.strip("[]"),
+        port=settings.port,
+        http=BoundedHttp,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        limit_concurrency=connections,
+        h11_max_incomplete_event_size=MOST_HEAD_BYTES,
+        # Also how many are taken at a time, before any can be closed for another.
+        backlog=min(LISTEN_BACKLOG, connections // 2),
+    )
+    server = _Server(config, settings)
+    try:
+        server.run()
+    except SystemExit:
+        if server.started or server.lifespan.should_exit:
+            raise
+        raise AddressInUse(
+            f"{settings.host}:{settings.port} cannot be bound; the line above has the system's "
+            "word for it. Another program may have it: choose another STOKER_PORT, or 0 for a free "
+            "one."
+        ) from None
+    finally:
+        if _is_ours(settings):
+            (settings.home / "api.json").unlink()
 
 
 def _search_less_for_garbage() -> None:
@@ -107,24 +125,6 @@ def _leave_in_order() -> None:
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, leave)
-
-
-def _bind(settings: Settings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # asyncio sends without delay only on sockets that say they are TCP; otherwise an answer's body
-    # waits up to 40 ms for the client to acknowledge its head.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((settings.host.strip("[]"), settings.port))
-        listener.listen(LISTEN_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise AddressInUse(
-            f"{settings.host}:{settings.port} cannot be bound ({error.strerror}): another program "
-            "may have it. Choose another STOKER_PORT, or 0 for a free one."
-        ) from None
-    return listener
 
 
 def _url_host(host: str) -> str:

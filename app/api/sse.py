@@ -1,17 +1,18 @@
 """Streams and long polls over a feed: they wait on the tailer and hold nothing of the database."""
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 from pydantic_core import to_json
-from starlette.concurrency import run_in_threadpool
 
-from app.api.waiting import until, while_connected
+from app.api.waiting import watching
 from app.errors import NotFound, StokerError
 from app.service.feeds import Feed, Message, Reading
 from app.service.tailer import Tailer
+from app.service.waiting import until
 
 HEARTBEAT_SECONDS = 15.0
 RECONNECT_MILLISECONDS = 1000
@@ -37,9 +38,9 @@ def stream(tailer: Tailer, feed: Feed, run_id: int, cursor: int) -> StreamingRes
 async def _follow(tailer: Tailer, feed: Feed, run_id: int, cursor: int) -> AsyncIterator[bytes]:
     yield f"retry: {RECONNECT_MILLISECONDS}\n\n".encode()
     with tailer.watch(run_id) as watch:
-        while not tailer.draining:
+        while not watch.is_over:
             try:
-                reading = await run_in_threadpool(feed.read, cursor)
+                reading = await until(watch, partial(feed.read, cursor), _tells, HEARTBEAT_SECONDS)
             except NotFound:
                 yield format_message(Message("end", {"state": "deleted"}))
                 return
@@ -52,8 +53,12 @@ async def _follow(tailer: Tailer, feed: Feed, run_id: int, cursor: int) -> Async
             if reading.is_over:
                 yield format_message(Message("end", _outcome(reading)))
                 return
-            if not reading.has_more and not await watch.moved(HEARTBEAT_SECONDS):
+            if not reading.messages:
                 yield HEARTBEAT
+
+
+def _tells(reading: Reading) -> bool:
+    return bool(reading.messages) or reading.is_over
 
 
 def _outcome(reading: Reading) -> dict[str, Any]:
@@ -65,11 +70,10 @@ async def wait_for_news(
     request: Request, tailer: Tailer, feed: Feed, run_id: int, cursor: int, wait_seconds: float
 ) -> None:
     """Return when something that keeps its place follows the cursor, or the time is over."""
-    async with while_connected(request):
+    async with watching(request, tailer, run_id) as watch:
         await until(
-            tailer,
+            watch,
             lambda: feed.read(cursor),
             lambda reading: reading.cursor != cursor or reading.is_over,
             wait_seconds,
-            run_id,
         )

@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from app import __version__
+from app.errors import Unavailable
 from app.lifecycle import RunState
 from app.store.store import Store
 
@@ -42,13 +44,13 @@ class Telemetry:
         info.labels(__version__).set(1)
         self._registry.register(_RunCounts(store))
 
-    def observe_request(self, method: str, route: str, status: int, started: float) -> None:
-        """Count a request that began at `started` (monotonic seconds)."""
+    def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count a request whose answer began after so many seconds."""
         known = method if method in ("GET", "POST", "PATCH", "DELETE", "HEAD") else "other"
-        self._requests.labels(known, route, str(status)).observe(time.monotonic() - started)
+        self._requests.labels(known, route, str(status)).observe(seconds)
 
-    def watch_starts(self) -> None:
-        """Observe the wait of each run whose first attempt began since the last call."""
+    def _watch_starts(self) -> None:
+        """Observe the wait of each run whose first attempt began since the last scrape."""
         is_first = self._last_look is None
         now = time.time()
         moment = now if self._last_look is None else self._last_look
@@ -61,6 +63,8 @@ class Telemetry:
 
     def exposition(self) -> bytes:
         """All metrics as Prometheus text."""
+        with suppress(Unavailable):
+            self._watch_starts()
         return generate_latest(self._registry)
 
 

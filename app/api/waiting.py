@@ -1,31 +1,30 @@
 """Requests that wait: until it is done, the time is over, the client leaves or the service ends."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TypeVar
 
 import anyio
 from fastapi import Request
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from app.service.tailer import Tailer
-
-T = TypeVar("T")
+from app.service.tailer import Tailer, Watch
 
 
 @asynccontextmanager
-async def while_connected(request: Request) -> AsyncIterator[None]:
-    """End what is inside when the client leaves, with ClientDisconnect. The body was read before.
+async def watching(
+    request: Request, tailer: Tailer, run_id: int | None = None
+) -> AsyncIterator[Watch]:
+    """Watch a run, or (None) every commit, for as long as the client is there.
 
-    A thread that works for it at that moment is waited for.
+    What is inside ends when it leaves, with ClientDisconnect; a thread that works for it at that
+    moment is waited for. The body was read before.
     """
     with anyio.CancelScope() as scope:
         listener = asyncio.create_task(_listen(request, scope))
         try:
-            yield
+            with tailer.watch(run_id) as watch:
+                yield watch
         finally:
             listener.cancel()
     if scope.cancelled_caught:
@@ -36,24 +35,3 @@ async def _listen(request: Request, scope: anyio.CancelScope) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
     scope.cancel()
-
-
-async def until(
-    tailer: Tailer,
-    read: Callable[[], T],
-    is_done: Callable[[T], bool],
-    wait_seconds: float,
-    run_id: int | None = None,
-) -> T:
-    """What `read` gives once it is done; or as it is when the time is over or the service ends.
-
-    It is read in a thread, again after each change of the run, or (None) after each commit.
-    """
-    deadline = time.monotonic() + wait_seconds
-    with tailer.watch(run_id) as watch:
-        while True:
-            found = await run_in_threadpool(read)
-            if is_done(found) or tailer.draining:
-                return found
-            if not await watch.moved(deadline - time.monotonic()):
-                return found

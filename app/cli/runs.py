@@ -91,19 +91,36 @@ def ls(
     state: Annotated[
         str | None, typer.Option(help="queued, running, paused, succeeded, failed or stopped.")
     ] = None,
-    status: Annotated[str | None, typer.Option(help="The word of the status column.")] = None,
+    status: Annotated[
+        list[str] | None, typer.Option(help="The word of the status column; may come again.")
+    ] = None,
     recipe: Annotated[str | None, typer.Option(help="Only this recipe.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Only with this data.")] = None,
     label: Annotated[str | None, typer.Option(help="KEY or KEY=VALUE.")] = None,
     search: Annotated[str | None, typer.Option("--search", "-q", help="In name or notes.")] = None,
     parent: Annotated[int | None, typer.Option(help="Only restarts of this run.")] = None,
+    since: Annotated[str | None, typer.Option(help="From 2026-03-01T12:00:00Z on.")] = None,
+    before: Annotated[str | None, typer.Option(help="Made before such a time.")] = None,
+    by: Annotated[str | None, typer.Option(help="Only of the token with this name.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=500)] = 20,
     after: Annotated[str | None, typer.Option(help="Cursor of the next page.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List runs, newest first."""
-    filters: dict[str, Any] = {"state": state, "status": status, "recipe": recipe, "label": label}
+    filters: dict[str, Any] = {
+        "state": state,
+        "status": status,
+        "recipe": recipe,
+        "dataset": dataset,
+        "label": label,
+        "q": search,
+        "parent_id": parent,
+        "created_after": since,
+        "created_before": before,
+        "created_by": by,
+    }
     with connect() as client:
-        page = client.runs(limit=limit, after=after, q=search, parent_id=parent, **filters)
+        page = client.runs(limit=limit, after=after, **filters)
     if as_json:
         print_json(page)
         return

@@ -1,15 +1,12 @@
 """What the guard is told of the world as it is when a request comes."""
 
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from app.guard.carry import carry_between
 from app.guard.derived import device_of, steps_of
 from app.guard.facts import (
     Carried,
-    DatasetFacts,
-    DeviceFacts,
     Facts,
     HistoryFacts,
     ParentFacts,
@@ -22,7 +19,6 @@ from app.lifecycle import RunState
 from app.service.inventory import dataset_facts, worker_devices
 from app.service.services import Services
 from app.spec.stored import read_stored
-from app.store.history import likeness_of
 
 Document = dict[str, Any]
 
@@ -43,51 +39,27 @@ class Parent:
     """What gave its model the shape; None: it was not known then."""
 
 
-@dataclass(frozen=True)
-class Moment:
-    """What was read for requests that are planned together."""
-
-    named: Mapping[str, DatasetFacts]
-    """The datasets that they name, as they are now."""
-    devices: tuple[DeviceFacts, ...]
-    """Of the workers that are alive."""
-    histories: dict[Hashable, HistoryFacts | None] = field(default_factory=dict)
-    """What like runs have told, as it is asked for."""
-
-
-def moment_of(services: Services, requests: Iterable[Document]) -> Moment:
-    """The moment of some requests: this one."""
-    names = {name for request in requests for name in _named_datasets(request)}
-    found = services.store.datasets.named(names) if names else {}
-    return Moment(
-        {name: dataset_facts(record) for name, record in found.items()},
-        tuple(device for worker in services.workers.get() for device in worker_devices(worker)),
-    )
-
-
 def facts_for(
-    services: Services,
-    request: Document,
-    parent: Parent | None = None,
-    moment: Moment | None = None,
+    services: Services, request: Document, parent: Parent | None = None
 ) -> tuple[Facts, Resolved]:
     """The facts as of now, and what the request comes to under them.
 
-    `moment`: of the request and others, where it was looked up already. What was learned from runs
-    that are like it can be asked for only once it is resolved.
+    What was learned from runs that are like it can be asked for only once it is resolved.
     """
-    moment = moment or moment_of(services, [request])
-    datasets = dict(services.datasets.get())
-    for name in _named_datasets(request):
-        datasets.pop(name, None)
-    facts = Facts(datasets={**datasets, **moment.named}, devices=moment.devices)
+    names = _named_datasets(request)
+    named = services.store.datasets.named(names) if names else {}
+    others = {name: known for name, known in services.datasets.get().items() if name not in names}
+    facts = Facts(
+        datasets={**others, **{name: dataset_facts(record) for name, record in named.items()}},
+        devices=tuple(one for worker in services.workers.get() for one in worker_devices(worker)),
+    )
     inherited = None if parent is None else parent.inherited
     resolved = resolve(request, services.catalog.get(), facts, inherited)
     before = None if parent is None else _parent(parent)
     settled = _settled(resolved, replace(facts, parent=before))
     learned = replace(
         facts,
-        history=_history(services, resolved, settled, facts, moment),
+        history=_history(services, resolved, settled, facts),
         history_looked_for=True,
         parent=before and replace(before, carried=_carried(services, parent, settled, facts)),
     )
@@ -106,7 +78,6 @@ def _history(
     resolved: Resolved,
     settled: Document | None,
     facts: Facts,
-    moment: Moment,
 ) -> HistoryFacts | None:
     """How fast like runs were on the device that this one would get."""
     if resolved.spec is None or settled is None:
@@ -115,10 +86,8 @@ def _history(
         device = device_of(resolved.spec, facts)
     except UnknownFact:
         return None
-    key = likeness_of(settled), device.kind, device.name
-    if key not in moment.histories:
-        moment.histories[key] = services.store.history.like(settled, device)
-    return moment.histories[key]
+    pace = services.store.history.like(settled, device.kind, device.name)
+    return None if pace is None else HistoryFacts(**asdict(pace))
 
 
 def _parent(parent: Parent) -> ParentFacts | None:

@@ -6,10 +6,14 @@ be written, begins every count anew, for holders wait for the same lock.
 """
 
 import math
+import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+import structlog
+
+from app.errors import Unavailable
 from app.lifecycle import LEASE_BEATS
 from app.store.identity import ProcessIdentity, is_known_dead
 from app.store.records import Holder
@@ -22,6 +26,8 @@ SILENT_READS = 2
 LATE_SECONDS = 1.0
 
 Key = str | int  # a lease's token, or a worker's id
+
+log = structlog.get_logger("stoker.service")
 
 
 @dataclass(frozen=True)
@@ -104,3 +110,38 @@ def _sight(last: _Sighting | None, beat: int) -> _Sighting:
     if last is None or last.beat != beat:
         return _Sighting(beat, 0)
     return _Sighting(beat, last.reads + 1)
+
+
+class ObserverThread:
+    """The API's observer, in a thread of its own: it writes, and nobody is to wait for it."""
+
+    def __init__(self, store: Store, beat_seconds: float) -> None:
+        self._observer = Observer(store, beat_seconds)
+        self._beat_seconds = beat_seconds
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._over.clear()
+        self._thread = threading.Thread(target=self._work, name="observer", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and join it."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _work(self) -> None:
+        while not self._over.wait(self._beat_seconds):
+            try:
+                self._observer.observe()
+            except Unavailable as error:
+                log.warning("the observer could not read; it tries again", why=error.detail)
+            except Exception:  # the thread must outlive a database that is away for a while
+                log.exception("the observer could not read; it tries again")

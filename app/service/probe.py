@@ -4,9 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import anyio
-from starlette.concurrency import run_in_threadpool
+from anyio.to_thread import run_sync
 
-from app.api.waiting import until
 from app.errors import Conflict, SpecRejected
 from app.guard.derived import device_of
 from app.guard.facts import DeviceFacts, Facts, UnknownFact
@@ -18,6 +17,8 @@ from app.service.facts import facts_for
 from app.service.inventory import worker_devices
 from app.service.services import Services
 from app.service.submit import plan_under, require_ready
+from app.service.tailer import Watch
+from app.service.waiting import until
 from app.spec.run import RunSpec
 from app.store.worker_records import JobRecord, WorkerRecord
 
@@ -27,25 +28,23 @@ PROBE_WAIT_SECONDS = 270.0
 
 
 async def plan_with_probe(
-    services: Services, request: Document, wait_seconds: float | None
+    services: Services, watch: Watch, request: Document, wait_seconds: float | None
 ) -> Plan:
     """The plan, judged by what one step took. What else is wrong with the spec comes first.
 
     SpecRejected, DatasetNotReady; Conflict when nobody measures, or not within the time.
     """
     wait = PROBE_WAIT_SECONDS if wait_seconds is None else wait_seconds
-    facts, resolved = await run_in_threadpool(facts_for, services, request)
-    spec = await run_in_threadpool(_plannable, services, request, facts, resolved)
-    worker, order = await run_in_threadpool(_order_for, services, spec, facts)
+    facts, resolved = await run_sync(facts_for, services, request)
+    spec = await run_sync(_plannable, services, request, facts, resolved)
+    worker, order = await run_sync(_order_for, services, spec, facts)
     with anyio.CancelScope(shield=True):  # a client that leaves meanwhile: its job is known here
-        job_id = await run_in_threadpool(services.store.jobs.order_probe, worker.id, order)
+        job_id = await run_sync(services.store.jobs.order_probe, worker.id, order)
     try:
-        job = await until(
-            services.tailer, lambda: services.store.jobs.get(job_id), _has_ended, wait
-        )
+        job = await until(watch, lambda: services.store.jobs.get(job_id), _has_ended, wait)
     finally:
         with anyio.CancelScope(shield=True):
-            await run_in_threadpool(services.store.jobs.withdraw, job_id)
+            await run_sync(services.store.jobs.withdraw, job_id)
     if not _has_ended(job):
         raise Conflict(
             f"Worker {worker.name} had not measured a step within {wait:g} seconds; it may be busy "
@@ -55,7 +54,7 @@ async def plan_with_probe(
     if job.result is None or job.finished_at is None:
         raise Conflict(f"Nothing was measured on {worker.name}: {job.error}", code="probe_failed")
     measured = Measured.from_result(spec, worker.name, job.finished_at, job.result)
-    return await run_in_threadpool(
+    return await run_sync(
         plan_under, services, request, replace(facts, measured=measured), resolved
     )
 

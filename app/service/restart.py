@@ -2,18 +2,18 @@
 
 from typing import Any
 
-from app.api.files import whole_files
 from app.errors import Conflict, InvalidRequest, NotFound, SpecRejected, Unavailable
 from app.guard.carry import Carry, carry_between, from_scratch
 from app.guard.inheritance import inherited
 from app.guard.patching import apply_json_patch, apply_merge_patch
 from app.guard.plan import Plan
+from app.service.checkpoint_files import whole_files
 from app.service.facts import Parent
 from app.service.services import Services
-from app.service.submit import made_before, new_run_of, plan_request
+from app.service.submit import Made, idempotency_of, made_before, new_run_of, plan_request
 from app.spec.bounds import checked
 from app.spec.issue import Issue
-from app.store.records import Idempotency, NewRun, Restart, RunRecord
+from app.store.records import NewRun, Restart
 from stoker.models.runs import RestartBody
 
 Document = dict[str, Any]
@@ -26,16 +26,22 @@ def restart(
     services: Services,
     parent_id: int,
     body: RestartBody,
-    idempotency: Idempotency | None,
+    key: str | None,
     if_version: int | None,
-) -> tuple[RunRecord, bool]:
+    created_by: str | None,
+) -> Made:
     """Guard the patched request and store the child, with the parent's stop; (run, is new)."""
-    made = made_before(services, idempotency)
-    if made is not None:
-        return made, False
-    plan, parent = _plan(services, parent_id, body)
-    order, new = _order(parent, plan, body)
-    return services.store.runs.restart(order, new, idempotency=idempotency, if_version=if_version)
+    scope = f"runs/{parent_id}/restart"
+    with services.in_flight.only_one(scope, key):
+        idempotency = idempotency_of(key, scope, body.model_dump(mode="json", by_alias=True))
+        made = made_before(services, idempotency)
+        if made is not None:
+            return made, False
+        plan, parent = _plan(services, parent_id, body)
+        order, new = _order(parent, plan, body, created_by)
+        return services.store.runs.restart(
+            order, new, idempotency=idempotency, if_version=if_version
+        )
 
 
 def plan_restart(
@@ -98,8 +104,10 @@ def _require_whole(services: Services, parent_id: int, from_: str | int) -> None
     raise InvalidRequest(f"Checkpoint {from_} {why}. {told}", code="no_such_checkpoint")
 
 
-def _order(parent: Parent, plan: Plan, body: RestartBody) -> tuple[Restart, NewRun]:
-    new = new_run_of(plan)
+def _order(
+    parent: Parent, plan: Plan, body: RestartBody, created_by: str | None = None
+) -> tuple[Restart, NewRun]:
+    new = new_run_of(plan, created_by)
     carry = _carry(parent, new, body).as_json()
     return Restart(parent_id=parent.run_id, from_=body.from_, carry=carry, force=body.force), new
 

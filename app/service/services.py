@@ -1,24 +1,21 @@
-"""What one API process holds: settings, store, tailer, and briefly cached knowledge."""
+"""What the service works with: settings, store, and briefly cached knowledge of the world."""
 
-import asyncio
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from app.api.telemetry import Telemetry
 from app.errors import Conflict
 from app.guard.facts import DatasetFacts
 from app.presets.catalog import Catalog, load_catalog
 from app.service.inventory import dataset_facts
+from app.service.liveness import ObserverThread
 from app.service.tailer import Tailer
 from app.settings import Settings
 from app.store.artifact_root import ArtifactRoot
 from app.store.doorbell import Doorbell
-from app.store.records import Idempotency, RunRecord
 from app.store.store import Store
 from app.store.worker_records import WorkerRecord
 
@@ -89,49 +86,39 @@ class InFlight:
             with self._lock:
                 self._keys.discard(mine)
 
-
-Made = tuple[RunRecord, bool]
-"""A run, and whether it is new."""
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """A request for a run, and where its answer goes."""
-
-    request: dict[str, Any]
-    idempotency: Idempotency | None
-    made: "asyncio.Future[Made]"
-
-
-@dataclass
-class Intake:
-    """Requests that wait, and the task that works them off; see intake.py."""
-
-    queue: deque[Waiting] = field(default_factory=deque)
-    task: "asyncio.Task[None] | None" = None
+    def has(self, scope: str, key: str) -> bool:
+        """Whether a request with the key is being answered."""
+        return (scope, key) in self._keys
 
 
 @dataclass
 class Services:
-    """Everything the endpoints work with; one object an application."""
+    """Everything that requests are answered with; one object a process."""
 
     settings: Settings
     store: Store
     artifacts: ArtifactRoot = field(init=False)
-    telemetry: Telemetry = field(init=False)
     tailer: Tailer = field(init=False)
+    observer: ObserverThread = field(init=False)
     catalog: Cached[Catalog] = field(init=False)
     workers: LiveWorkers = field(init=False)
     datasets: Cached[dict[str, DatasetFacts]] = field(init=False)
     in_flight: InFlight = field(default_factory=InFlight)
-    intake: Intake = field(default_factory=Intake)
+
+    def start(self) -> None:
+        """Begin to watch for those that wait, and those that beat no more; in the event loop."""
+        self.tailer.start()
+        self.observer.start()
+
+    def stop(self) -> None:
+        self.observer.stop()
+        self.tailer.stop()
 
     def __post_init__(self) -> None:
         store, settings = self.store, self.settings
         self.artifacts = ArtifactRoot(store.database, settings.artifact_root)
-        self.telemetry = Telemetry(store)
-        self.tailer = Tailer(store, Doorbell(settings), settings.beat_seconds)
-        self.tailer.each_beat(self.telemetry.watch_starts)
+        self.tailer = Tailer(store, Doorbell(settings))
+        self.observer = ObserverThread(store, settings.beat_seconds)
         self.catalog = Cached(lambda: load_catalog(settings.presets_dir))
         self.workers = LiveWorkers(store)
         self.datasets = Cached(lambda: _dataset_facts(store))

@@ -1,8 +1,7 @@
 """From a posted request to a plan and a row."""
 
 import json
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
@@ -10,8 +9,10 @@ from app.errors import DatasetNotReady, InvalidRequest
 from app.guard.facts import Facts
 from app.guard.plan import Plan, make_plan
 from app.guard.resolve import Resolved
-from app.service.facts import Moment, Parent, facts_for
-from app.service.services import Made, Services
+from app.service.facts import Parent, facts_for
+from app.service.services import Services
+from app.service.tailer import Watch
+from app.service.waiting import until
 from app.spec.issue import Issue
 from app.store.records import Idempotency, NewRun, RunRecord
 
@@ -28,14 +29,9 @@ def require_object(document: Any) -> Document:
     return document
 
 
-def plan_request(
-    services: Services,
-    request: Document,
-    parent: Parent | None = None,
-    moment: Moment | None = None,
-) -> Plan:
-    """The plan of a request as the world is now; `parent`: of a restart; `moment`: see there."""
-    return plan_under(services, request, *facts_for(services, request, parent, moment))
+def plan_request(services: Services, request: Document, parent: Parent | None = None) -> Plan:
+    """The plan of a request as the world is now; `parent`: of a restart."""
+    return plan_under(services, request, *facts_for(services, request, parent))
 
 
 def plan_under(services: Services, request: Document, facts: Facts, resolved: Resolved) -> Plan:
@@ -45,21 +41,42 @@ def plan_under(services: Services, request: Document, facts: Facts, resolved: Re
     )
 
 
-async def when_ready(
-    services: Services, wait_seconds: float, submit: Callable[[], Awaitable[Made]]
-) -> Made:
-    """What `submit` gives, tried again for so long while a dataset is still being inspected."""
-    deadline = time.monotonic() + wait_seconds
-    with services.tailer.watch() as commits:
-        while True:
-            try:
-                return await submit()
-            except DatasetNotReady as error:
-                codes = {issue["code"] for issue in error.extensions["issues"]}
-                if codes != {"correctness.dataset_not_ready"} or services.tailer.draining:
-                    raise
-                if not await commits.moved(deadline - time.monotonic()):
-                    raise
+Made = tuple[RunRecord, bool]
+"""A run, and whether it is new."""
+
+
+def submit(services: Services, request: Document, key: str | None, created_by: str | None) -> Made:
+    """Guard the request and queue the run; with an idempotency key, at most once."""
+    with services.in_flight.only_one("runs", key):
+        idempotency = idempotency_of(key, "runs", request)
+        made = made_before(services, idempotency)
+        if made is not None:
+            return made, False
+        new = new_run_of(plan_request(services, request), created_by)
+        return services.store.runs.create(new, idempotency=idempotency)
+
+
+async def when_ready(watch: Watch, wait_seconds: float, order: Callable[[], Made]) -> Made:
+    """What `order` makes, tried again for so long while a dataset is still being inspected."""
+
+    def attempt() -> Made | DatasetNotReady:
+        try:
+            return order()
+        except DatasetNotReady as error:
+            return error
+
+    made = await until(watch, attempt, _is_settled, wait_seconds)
+    if isinstance(made, DatasetNotReady):
+        raise made
+    return made
+
+
+def _is_settled(made: Made | DatasetNotReady) -> bool:
+    """Whether to wait would change nothing."""
+    if not isinstance(made, DatasetNotReady):
+        return True
+    codes = {issue["code"] for issue in made.extensions["issues"]}
+    return codes != {"correctness.dataset_not_ready"}
 
 
 def made_before(services: Services, idempotency: Idempotency | None) -> RunRecord | None:
@@ -76,8 +93,8 @@ def idempotency_of(key: str | None, scope: str, document: Any) -> Idempotency | 
     return Idempotency(key=key, body_hash=sha256(canonical.encode()).hexdigest(), scope=scope)
 
 
-def new_run_of(plan: Plan) -> NewRun:
-    """The run as it is stored; DatasetNotReady, SpecRejected."""
+def new_run_of(plan: Plan, created_by: str | None = None) -> NewRun:
+    """The run as it is stored; DatasetNotReady, SpecRejected. `created_by`: the token's name."""
     require_ready(plan.errors)
     spec = plan.require_ok()
     return NewRun(
@@ -98,6 +115,7 @@ def new_run_of(plan: Plan) -> NewRun:
         shape=plan.shape,
         gpus=spec["runtime"]["gpus"],
         max_retries=spec["policy"]["max_retries"],
+        created_by=created_by,
     )
 
 

@@ -1,21 +1,18 @@
 """One thread that watches the database for everybody who waits: streams, long polls, ?wait.
 
-The doorbell wakes it after each commit; polling is the fallback. It reads the marks of the runs
-that are watched in one cheap query, and tells the event loop which of them moved. It also runs the
-observer, which declares dead lease holders lost.
+The doorbell wakes it after each commit; polling is the fallback. It only reads, the marks of the
+runs that are watched in one cheap query, and tells the event loop which of them moved.
 """
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
 import structlog
 
 from app.errors import Unavailable
-from app.service.liveness import Observer
 from app.store.doorbell import BellListener, Doorbell
 from app.store.store import Store
 
@@ -24,14 +21,16 @@ POLL_SECONDS = 0.5
 GAP_SECONDS = 0.02
 AFTER_ERROR_SECONDS = 1.0
 
-log = structlog.get_logger("stoker.api")
+log = structlog.get_logger("stoker.service")
 
 
 class Watch:
     """One waiter's view of the tailer; belongs to the event loop."""
 
-    def __init__(self, run_id: int | None) -> None:
+    def __init__(self, run_id: int | None, is_over: bool) -> None:
         self.run_id = run_id
+        self.is_over = is_over
+        """The service ends: nobody is to wait any longer."""
         self.mark: Any = None
         self._moved = asyncio.Event()
 
@@ -52,21 +51,14 @@ class Watch:
 class Tailer:
     """Owns the thread; `start` and `stop` belong to the application's lifespan."""
 
-    def __init__(self, store: Store, doorbell: Doorbell, beat_seconds: float) -> None:
+    def __init__(self, store: Store, doorbell: Doorbell) -> None:
         self._store = store
         self._doorbell = doorbell
-        self._beat_seconds = beat_seconds
-        self._observer = Observer(store, beat_seconds)
         self._watches: set[Watch] = set()
-        self._each_beat: list[Callable[[], None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
-        self.draining = False
-
-    def each_beat(self, call: Callable[[], None]) -> None:
-        """Have something read briefly after wake-ups, at most once a beat; give it before start."""
-        self._each_beat.append(call)
+        self._is_draining = False
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -84,8 +76,9 @@ class Tailer:
 
     def drain(self) -> None:
         """Send all waiters home: the service is about to end."""
-        self.draining = True
+        self._is_draining = True
         for watch in self._watches:
+            watch.is_over = True
             watch.wake()
 
     @property
@@ -95,7 +88,7 @@ class Tailer:
     @contextmanager
     def watch(self, run_id: int | None = None) -> Iterator[Watch]:
         """Watch one run, or (None) every commit. Begin the watch first, then read."""
-        watch = Watch(run_id)
+        watch = Watch(run_id, self._is_draining)
         self._watches.add(watch)
         try:
             yield watch
@@ -115,16 +108,10 @@ class Tailer:
                 self._over.wait(AFTER_ERROR_SECONDS)
 
     def _follow(self, listener: BellListener) -> None:
-        next_beat = 0.0
         while not self._over.is_set():
             listener.wait(POLL_SECONDS)
             listener.drain()
             self._tell()
-            if time.monotonic() >= next_beat:
-                next_beat = time.monotonic() + self._beat_seconds
-                self._observer.observe()
-                for call in self._each_beat:
-                    call()
             self._over.wait(GAP_SECONDS)
 
     def _tell(self) -> None:

@@ -1,8 +1,23 @@
-"""Cursors of keyset pages: the id of the last row of the page before."""
+"""Cursors of keyset pages: the key of the last row of the page before, its numbers joined."""
+
+import re
 
 from app.errors import InvalidRequest
 
-MAX_DIGITS = 18  # an id is a 64-bit integer
+CURSOR = re.compile(r"-?[0-9]{1,18}(,-?[0-9]{1,18})*")
+
+
+def cursor_of(*key: int) -> str:
+    """The cursor of a row; a key keeps its place when the row is gone."""
+    return ",".join(map(str, key))
+
+
+def parse_key(cursor: str, length: int) -> tuple[int, ...]:
+    """The key in a cursor; InvalidRequest when no page of such keys gave it."""
+    key = tuple(map(int, cursor.split(","))) if CURSOR.fullmatch(cursor) else ()
+    if len(key) != length:
+        raise not_a_cursor(cursor)
+    return key
 
 
 def not_a_cursor(given: str) -> InvalidRequest:
@@ -13,7 +28,8 @@ def not_a_cursor(given: str) -> InvalidRequest:
 
 
 def parse_cursor(cursor: str) -> int:
-    """The id in a cursor; InvalidRequest when no page gave it."""
-    if not (cursor.isascii() and cursor.isdigit() and len(cursor) <= MAX_DIGITS):
+    """The id in the cursor of a list in the order of ids; InvalidRequest."""
+    (last_id,) = parse_key(cursor, 1)
+    if last_id < 0:
         raise not_a_cursor(cursor)
-    return int(cursor)
+    return last_id

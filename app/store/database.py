@@ -4,8 +4,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property, partial, wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from functools import partial, wraps
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, create_engine, event, text
 from sqlalchemy.engine import URL, Engine, make_url
@@ -99,7 +99,6 @@ class Database:
         self._url = settings.database_url
         self._bell = Doorbell(settings)
         self._writer = threading.Lock()
-        self._hasty_lock = threading.Lock()
 
     @property
     def is_sqlite(self) -> bool:
@@ -113,19 +112,6 @@ class Database:
         """
         with _explained(), self._reader.connect() as connection, connection.begin():
             yield connection
-
-    def rows_at_once(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """What a SELECT finds in a SQLite file, waiting for nobody: an event loop can afford it.
-
-        By the driver itself: each request asks, and the layers above take ten times as long.
-        Unavailable while somebody commits.
-        """
-        try:
-            with self._hasty_lock:
-                rows: list[tuple[Any, ...]] = self._hasty.execute(statement, parameters).fetchall()
-        except sqlite.driver.Error as error:
-            raise _unavailable(error) from error
-        return rows
 
     @contextmanager
     def write(
@@ -185,16 +171,10 @@ class Database:
                 with _explained_commit():
                     transaction.commit()
 
-    @cached_property
-    def _hasty(self) -> Any:
-        return sqlite.connect(make_url(self._url).database or "", busy_seconds=0.0)
-
     def close(self) -> None:
         self.engine.dispose()
         if self._limit is not None:
             self._limit.close()
-        if "_hasty" in vars(self):
-            self._hasty.close()
 
 
 def make_engine(database_url: str, busy_seconds: float = BUSY_TIMEOUT_SECONDS) -> Engine:

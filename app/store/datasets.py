@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, bindparam, delete, select, update
 
 from app.errors import Conflict, InvalidRequest, NotFound
-from app.store.cursor import parse_cursor
+from app.store.cursor import cursor_of, parse_cursor
 from app.store.database import Database, retried
 from app.store.dialect import insert_unless_there
 from app.store.jobs import add_job
@@ -103,7 +103,7 @@ class Datasets:
         with self._database.read() as connection:
             rows = connection.execute(query.limit(limit + 1)).all()
         records = [record_of(row) for row in rows[:limit]]
-        return Page(records, str(records[-1].id) if len(rows) > limit else None)
+        return Page(records, cursor_of(records[-1].id) if len(rows) > limit else None)
 
 
 def record_of(row: Row[Any], **changes: Any) -> DatasetRecord:

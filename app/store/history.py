@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from hashlib import sha256
 from itertools import islice
 from statistics import median
@@ -9,7 +10,6 @@ from typing import Any
 
 from sqlalchemy import Row, Select, and_, bindparam, select
 
-from app.guard.facts import DeviceFacts, HistoryFacts
 from app.lifecycle import RunState
 from app.store.database import Database
 from app.store.records import Document
@@ -62,21 +62,44 @@ _FIGURES: Select[Any] = (
 )
 
 
+@dataclass(frozen=True)
+class Pace:
+    """What like runs did: medians over the newest of them, in seconds unless said."""
+
+    runs: tuple[int, ...]
+    """Their ids, newest first."""
+    iterations_per_second: float
+    checkpoint_seconds: float | None = None
+    """For which one holds the training up."""
+    written_seconds: float | None = None
+    """Until one is durable."""
+    evaluation_seconds: float | None = None
+    """For one sample."""
+    other_seconds: float | None = None
+    """From the start of an attempt to its end, beside steps, evaluations and checkpoints."""
+    compiling_seconds: float | None = None
+    """A part of these."""
+
+
 class History:
     """Read from the last attempts of runs: what their progress says they spent their time on."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def like(self, spec: Document, device: DeviceFacts) -> HistoryFacts | None:
-        """Medians over the newest runs that are alike and were on such a device; None: no run.
+    def like(self, spec: Document, kind: str, name: str) -> Pace | None:
+        """Medians over the newest runs that are alike and were on any CPU, or a GPU of that name.
+
+        None: there is no such run. `kind`: cpu or cuda.
 
         Reads a bounded number of rows through an index, however many runs there are.
         """
         with self._database.read() as connection:
             # Looked at one by one: their documents take longer to decode than the rest.
             rows = connection.execute(_FIGURES, {"likeness": likeness_of(spec)})
-            telling = (row for row in rows if _is_on(row.environment, device) and _is_telling(row))
+            telling = (
+                row for row in rows if _is_on(row.environment, kind, name) and _is_telling(row)
+            )
             alike = list(islice(telling, COUNTED))
             rows.close()
         return _medians(alike) if alike else None
@@ -94,13 +117,12 @@ def _at(document: Any, keys: Iterable[str]) -> Any:
     return document
 
 
-def _is_on(environment: Document | None, device: DeviceFacts) -> bool:
-    """Whether an attempt was on such a device: any CPU, or a GPU of that name."""
+def _is_on(environment: Document | None, kind: str, name: str) -> bool:
     if environment is None:
         return False
     if environment.get("cuda") is None:
-        return device.kind == "cpu"
-    return device.kind == "cuda" and environment.get("device") == device.name
+        return kind == "cpu"
+    return kind == "cuda" and environment.get("device") == name
 
 
 def _is_telling(row: Row[Any]) -> bool:
@@ -120,8 +142,8 @@ def _spent(row: Row[Any], part: str) -> float:
     return float(_at(row.progress, ("phase_seconds", part)) or 0.0)
 
 
-def _medians(alike: list[Row[Any]]) -> HistoryFacts:
-    return HistoryFacts(
+def _medians(alike: list[Row[Any]]) -> Pace:
+    return Pace(
         runs=tuple(row.id for row in alike),
         iterations_per_second=median(
             row.progress["totals"]["train_iterations"] / _trained_seconds(row) for row in alike

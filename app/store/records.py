@@ -44,6 +44,8 @@ class NewRun:
     max_retries: int
     memory: Document | None = None
     """The memory plan; None where a fact for it was missing."""
+    created_by: str | None = None
+    """Name of the token that asked for it; None where none was asked for."""
     requirements: Requirements = NOTHING_KNOWN
     spec_version: int = SPEC_VERSION
     shape: Document | None = None
@@ -70,23 +72,22 @@ class Idempotency:
 
 
 @dataclass(frozen=True)
-class Submission:
-    """A run to be made, at most once where it has a key."""
-
-    new: NewRun
-    idempotency: Idempotency | None = None
-
-
-@dataclass(frozen=True)
 class RunFilter:
-    """`label` is `key` or `key=value`; `q` is looked for in name and notes."""
+    """`label` is `key` or `key=value`; `q` is looked for in name and notes.
+
+    `statuses`: one of them; none: any. Times in unix seconds, from the first to before the second.
+    """
 
     state: RunState | None = None
-    status: str | None = None
+    statuses: tuple[str, ...] = ()
     recipe: str | None = None
+    dataset: str | None = None
     label: str | None = None
     q: str | None = None
     parent_id: int | None = None
+    created_after: float | None = None
+    created_before: float | None = None
+    created_by: str | None = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ class RunRecord:
     worker: str | None
     devices: list[str]
     environment: Document | None
+    created_by: str | None
     created_at: float
     started_at: float | None
     finished_at: float | None

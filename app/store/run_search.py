@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, exists, func, not_, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, exists, func, not_, or_, select
 
 from app.errors import InvalidRequest
 from app.lifecycle import Intent, RunState
@@ -19,6 +19,9 @@ LOOKED_AT = 10_000
 
 Condition = ColumnElement[bool]
 _NEWEST = select(func.max(runs.c.id))
+# Clocks that were set back by more may hide a run from a filter by time.
+CLOCK_STEP_SECONDS = 3600.0
+_NO_ID = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -53,14 +56,12 @@ def search_for(connection: Connection, wanted: RunFilter) -> Search:
     searches = _searches(wanted)
     first, *others = searches or [Search(runs.c.id, [], [])]
     shown = [condition for other in others for condition in other.shown]
-    if wanted.status is not None:
-        shown += _STATUSES[wanted.status][1]
-    if wanted.status in _BY_OFFERS:
-        is_short = is_short_of_memory(idle_offers(connection))
-        shown.append(is_short if _BY_OFFERS[wanted.status] else not_(is_short))
+    if wanted.statuses:
+        shown.append(_is_one_of(connection, wanted.statuses))
     if wanted.q:
         shown.append(or_(_contains(runs.c.name, wanted.q), _contains(runs.c.notes, wanted.q)))
-    return Search(first.key, first.found, shown)
+    ids, times = _created(connection, wanted, first.key)
+    return Search(first.key, [*first.found, *ids], [*shown, *times])
 
 
 def _searches(wanted: RunFilter) -> list[Search]:
@@ -68,17 +69,23 @@ def _searches(wanted: RunFilter) -> list[Search]:
 
     `shown` says the same as `found`, so written that no index is used for it.
     """
-    states = set() if wanted.state is None else {wanted.state}
-    if wanted.status is not None:
-        states.add(_state_of(wanted.status))
-    by_state = [_by_column(runs.c.state, state) for state in states]
-    by_label = [] if wanted.label is None else [_by_label(wanted.label)]
+    by_states = [] if wanted.state is None else [_by_column(runs.c.state, wanted.state)]
+    states = {_state_of(status) for status in wanted.statuses}
     few = states <= set(ACTIVE_VALUES)
+    if len(states) == 1 or (states and few):  # several are sorted: of those that are active
+        by_states.append(Search(runs.c.id, [runs.c.state.in_(sorted(states))], []))
+    by_label = [] if wanted.label is None else [_by_label(wanted.label)]
+    few = few and (wanted.state is None or wanted.state in ACTIVE_VALUES)
+    columns = (
+        (runs.c.created_by, wanted.created_by),
+        (runs.c.dataset, wanted.dataset),
+        (runs.c.recipe, wanted.recipe),
+    )
     return [
         *([] if wanted.parent_id is None else [_by_column(runs.c.parent_id, wanted.parent_id)]),
-        *(by_state if few else by_label),
-        *(by_label if few else by_state),
-        *([] if wanted.recipe is None else [_by_column(runs.c.recipe, wanted.recipe)]),
+        *(by_states if few else by_label),
+        *(by_label if few else by_states),
+        *(_by_column(column, value) for column, value in columns if value is not None),
     ]
 
 
@@ -93,6 +100,26 @@ def _by_label(label: str) -> Search:
         found.append(run_labels.c.value == value)
     shown = exists().where(run_labels.c.run_id == runs.c.id, *found)
     return Search(run_labels.c.run_id, found, [shown])
+
+
+def _created(
+    connection: Connection, wanted: RunFilter, key: ColumnElement[int]
+) -> tuple[list[Condition], list[Condition]]:
+    """(bounds of the ids, the times themselves): ids rise with the time, as clocks have it."""
+    ids: list[Condition] = []
+    times: list[Condition] = []
+    at = runs.c.created_at
+    if wanted.created_after is not None:
+        times.append(at >= wanted.created_after)
+        reaches = at >= wanted.created_after - CLOCK_STEP_SECONDS
+        first = select(runs.c.id).where(reaches).order_by(at, runs.c.id).limit(1)
+        ids.append(key >= (connection.execute(first).scalar() or _NO_ID))
+    if wanted.created_before is not None:
+        times.append(at < wanted.created_before)
+        reaches = at < wanted.created_before + CLOCK_STEP_SECONDS
+        last = select(runs.c.id).where(reaches).order_by(at.desc(), runs.c.id.desc()).limit(1)
+        ids.append(key <= (connection.execute(last).scalar() or 0))
+    return ids, times
 
 
 _AS_MEANT = runs.c.intent == Intent.run.value
@@ -112,6 +139,20 @@ _STATUSES: dict[str, tuple[RunState, list[Condition]]] = {
 }
 # Of those that wait for no parent: whether the idle slots lack memory for them.
 _BY_OFFERS = {"waiting_for_memory": True, "retrying": False, "queued": False}
+
+
+def _is_one_of(connection: Connection, statuses: Sequence[str]) -> Condition:
+    is_short = None
+    if not _BY_OFFERS.keys().isdisjoint(statuses):
+        is_short = is_short_of_memory(idle_offers(connection))
+    each = []
+    for status in statuses:
+        state, conditions = _STATUSES[status]
+        held = [func.coalesce(runs.c.state, runs.c.state) == state.value, *conditions]
+        if is_short is not None and status in _BY_OFFERS:
+            held.append(is_short if _BY_OFFERS[status] else not_(is_short))
+        each.append(and_(*held))
+    return or_(*each)
 
 
 def _state_of(status: str) -> RunState:

@@ -18,10 +18,10 @@ from sqlalchemy import (
     update,
 )
 
-from app.errors import InvalidRequest, StokerError, Unavailable
+from app.errors import InvalidRequest, StokerError
 from app.lifecycle import Intent, RunState
 from app.store import intents
-from app.store.cursor import not_a_cursor, parse_cursor
+from app.store.cursor import cursor_of, not_a_cursor, parse_cursor
 from app.store.database import Database, retried
 from app.store.measured_memory import compared
 from app.store.records import (
@@ -32,7 +32,6 @@ from app.store.records import (
     RunDocuments,
     RunFilter,
     RunRecord,
-    Submission,
     WatchMark,
 )
 from app.store.removal import order_removal, remove_run
@@ -50,9 +49,9 @@ from app.store.submission import (
     claim_key,
     find_key,
     insert_restart,
+    insert_run,
     remember_key,
     set_labels,
-    submit,
 )
 from app.store.tables import (
     ACTIVE_VALUES,
@@ -95,31 +94,19 @@ class Runs:
 
     # --- submit -----------------------------------------------------------------------------
 
+    @retried
     def create(
         self, new: NewRun, *, idempotency: Idempotency | None = None
     ) -> tuple[RunRecord, bool]:
         """Queue a run; (run, whether it is new). InvalidRequest: a key used with another body."""
-        [made] = self._create_together([Submission(new, idempotency)])
-        return made
-
-    def create_all(
-        self, submissions: Sequence[Submission]
-    ) -> Sequence[tuple[RunRecord, bool] | Exception]:
-        """Each as by `create`, all in one transaction: what it would give, or would raise.
-
-        One that is refused undoes no other: then each gets a transaction of its own.
-        """
-        try:
-            return self._create_together(submissions)
-        except Exception as error:  # noqa: BLE001 - it is given back
-            if len(submissions) == 1 or isinstance(error, Unavailable):
-                return [error] * len(submissions)
-        return [made for one in submissions for made in self.create_all([one])]
-
-    @retried
-    def _create_together(self, submissions: Sequence[Submission]) -> list[tuple[RunRecord, bool]]:
         with self._database.write(ring=True) as connection:
-            return submit(connection, submissions, self._clock())
+            now = self._clock()
+            known = claim_key(connection, idempotency, now)
+            if known is not None:
+                return fetch(connection, known), False
+            run_id = insert_run(connection, new, now)
+            remember_key(connection, idempotency, run_id)
+            return fetch(connection, run_id), True
 
     @retried
     def restart(
@@ -202,7 +189,7 @@ class Runs:
             rows = connection.execute(query.limit(limit + 1)).all()
             records = to_records(connection, rows[:limit])
         last = records[-1].id if len(rows) > limit else end
-        return Page(records, None if last is None else str(last))
+        return Page(records, None if last is None else cursor_of(last))
 
     def find_ids(self, wanted: RunFilter, limit: int) -> Sequence[int]:
         """Ids of the newest runs that match."""
@@ -255,7 +242,7 @@ class Runs:
                 )
             if "labels" in changes:
                 connection.execute(delete(run_labels).where(run_labels.c.run_id == run_id))
-                set_labels(connection, {run_id: changes["labels"]})
+                set_labels(connection, run_id, changes["labels"])
             return fetch(connection, run_id)
 
     @retried
@@ -344,7 +331,7 @@ class Runs:
                 query = query.where(_behind(connection, after))
             rows = connection.execute(query).all()
             records = to_records(connection, rows[:limit])
-        return Page(records, str(records[-1].id) if len(rows) > limit else None)
+        return Page(records, cursor_of(records[-1].id) if len(rows) > limit else None)
 
     def next_queue_position(self, priority: int) -> int:
         """The position that a run of this priority would have if it were submitted now."""

@@ -1,31 +1,25 @@
 """How runs come to be: new ones, and restarts, each at most once for an idempotency key."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from operator import attrgetter
 from typing import Any, cast
 
 from sqlalchemy import Connection, Row, func, insert, select, update
 
 from app.errors import InvalidRequest
 from app.lifecycle import TERMINAL, Intent, RunState
-from app.spec.requirements import SlotOffer
 from app.store.datasets import datasets_of, require_datasets
 from app.store.dialect import insert_unless_there
 from app.store.expiry import expire_keys
 from app.store.history import likeness_of
 from app.store.intents import escalate
-from app.store.offers import idle_offers
 from app.store.records import (
     Document,
     Idempotency,
     NewRun,
     Restart,
-    RunRecord,
-    Submission,
 )
 from app.store.restart_points import Origin, hold_first, require_what_was_asked
-from app.store.run_rows import fetch, lock, waiting_of
+from app.store.run_rows import lock
 from app.store.tables import (
     TERMINAL_VALUES,
     events,
@@ -38,11 +32,10 @@ from app.store.tables import (
 
 # Built once: to build them costs more than to execute them. A restart takes its parent's place; ids
 # rise, so a new run's place is behind all others.
-_INSERT = insert(runs).returning(runs.c.id, runs.c.name, runs.c.notes, sort_by_parameter_order=True)
+_INSERT = insert(runs).returning(runs.c.id)
 _NEXT_PLACE = select(func.coalesce(func.max(runs.c.id), 0) + 1)
 _INSERT_DOCUMENTS, _INSERT_DATASETS = insert(run_documents), insert(run_datasets)
 _INSERT_EVENTS, _INSERT_LABELS = insert(events), insert(run_labels)
-_TOLD = tuple(RunRecord.__dataclass_fields__)
 
 
 def claim_key(connection: Connection, given: Idempotency | None, now: float) -> int | None:
@@ -83,82 +76,24 @@ def _is_key(given: Idempotency) -> tuple[Any, ...]:
     return idempotency_keys.c.scope == given.scope, idempotency_keys.c.key == given.key
 
 
-def submit(
-    connection: Connection, submissions: Sequence[Submission], now: float
-) -> list[tuple[RunRecord, bool]]:
-    """Queue runs, each at most once for its key; (run, whether it is new) of each."""
-    # In one order, since two servers may be given the same keys, and neither is to wait for the
-    # other in vain.
-    given = {one.idempotency for one in submissions if one.idempotency is not None}
-    keys = sorted(given, key=attrgetter("scope", "key"))
-    known = {key: claim_key(connection, key, now) for key in keys}
-    new: list[NewRun] = []
-    mine: dict[Idempotency, int] = {}
-    made: list[tuple[RunRecord | int, bool]] = []  # an int: the place among the new ones
-    for one in submissions:
-        key = one.idempotency
-        run_id = None if key is None else known[key]
-        if run_id is not None:
-            made.append((fetch(connection, run_id), False))
-        elif key in mine:
-            made.append((mine[key], False))
-        else:
-            made.append((len(new), True))
-            if key is not None:
-                mine[key] = len(new)
-            new.append(one.new)
-    queued = _queue(connection, new, now) if new else []
-    for key, number in mine.items():
-        remember_key(connection, key, queued[number].id)
-    return [(queued[run] if isinstance(run, int) else run, is_new) for run, is_new in made]
-
-
-def _queue(connection: Connection, new: Sequence[NewRun], now: float) -> list[RunRecord]:
-    """Insert queued runs, with statements for all of them together: one costs more than a row."""
-    require_datasets(connection, {name for one in new for name in datasets_of(one)})
+def insert_run(connection: Connection, new: NewRun, now: float) -> int:
+    """Queue a run behind all others; its id."""
     place = connection.execute(_NEXT_PLACE).scalar_one()
-    values = [{**_fresh(one, now), "place": place + number} for number, one in enumerate(new)]
-    rows = connection.execute(_INSERT, values).all()
-    _insert_belongings(connection, [(row.id, one) for row, one in zip(rows, new, strict=True)], now)
-    offers = idle_offers(connection)
-    return [_told(one, row, offers) for one, row in zip(values, rows, strict=True)]
+    return _insert(connection, new, {**_fresh(new, now), "place": place}, now)
 
 
-def _told(values: Document, row: Row[Any], offers: list[SlotOffer]) -> RunRecord:
-    """A run as it was stored, with its texts as the database holds them."""
-    told = {
-        **row._asdict(),
-        "state": RunState.queued,
-        "intent": Intent.run,
-        "child_ids": (),
-        "waits_for_parent": False,
-        "waiting": waiting_of(values, offers),
-    }
-    return RunRecord(**{**{name: values.get(name) for name in _TOLD}, **told})
-
-
-def _insert_restarted(connection: Connection, new: NewRun, now: float, restart_of: Document) -> int:
+def _insert(connection: Connection, new: NewRun, values: Document, now: float) -> int:
     """Insert a queued run with its documents, labels and first events; its id."""
     require_datasets(connection, datasets_of(new))
-    row = connection.execute(_INSERT, {**_fresh(new, now), **restart_of}).one()
-    _insert_belongings(connection, [(row.id, new)], now)
-    return cast("int", row.id)
-
-
-def _insert_belongings(
-    connection: Connection, new_runs: Sequence[tuple[int, NewRun]], now: float
-) -> None:
-    """What hangs on new runs."""
+    run_id = cast("int", connection.execute(_INSERT, values).scalar_one())
     names = ("request", "spec", "provenance", "issues", "memory", "shape")
-    documents, reads, told = [], [], []
-    for run_id, new in new_runs:
-        documents.append({"run_id": run_id, **{name: getattr(new, name) for name in names}})
-        reads += [{"run_id": run_id, "name": name} for name in sorted(datasets_of(new))]
-        told += _first_events(run_id, new, now)
+    documents = {"run_id": run_id, **{name: getattr(new, name) for name in names}}
     connection.execute(_INSERT_DOCUMENTS, documents)
+    reads = [{"run_id": run_id, "name": name} for name in sorted(datasets_of(new))]
     connection.execute(_INSERT_DATASETS, reads)
-    connection.execute(_INSERT_EVENTS, told)
-    set_labels(connection, {run_id: new.labels for run_id, new in new_runs})
+    connection.execute(_INSERT_EVENTS, _first_events(run_id, new, now))
+    set_labels(connection, run_id, new.labels)
+    return run_id
 
 
 def _first_events(run_id: int, new: NewRun, now: float) -> list[Document]:
@@ -170,13 +105,9 @@ def _first_events(run_id: int, new: NewRun, now: float) -> list[Document]:
     ]
 
 
-def set_labels(connection: Connection, labels: Mapping[int, dict[str, str]]) -> None:
-    """Add the rows that filters by label look at; `labels` by the id of the run."""
-    rows = [
-        {"run_id": run_id, "key": key, "value": value}
-        for run_id, own in labels.items()
-        for key, value in own.items()
-    ]
+def set_labels(connection: Connection, run_id: int, labels: dict[str, str]) -> None:
+    """Add the rows that filters by label look at."""
+    rows = [{"run_id": run_id, "key": key, "value": value} for key, value in labels.items()]
     if rows:
         connection.execute(_INSERT_LABELS, rows)
 
@@ -201,6 +132,7 @@ def _fresh(new: NewRun, now: float) -> Document:
         "log_bytes": 0,
         "likeness": likeness_of(new.spec),
         "created_at": now,
+        "created_by": new.created_by,
     }
 
 
@@ -223,8 +155,9 @@ def insert_restart(
     }
     if parent.state in TERMINAL:
         place = connection.execute(_NEXT_PLACE).scalar_one()
-        return _insert_restarted(connection, new, now, {**restart_of, "place": place})
-    child_id = _insert_restarted(connection, new, now, {**restart_of, "place": parent.place})
+        return _insert(connection, new, {**_fresh(new, now), **restart_of, "place": place}, now)
+    values = {**_fresh(new, now), **restart_of, "place": parent.place}
+    child_id = _insert(connection, new, values, now)
     intent = Intent.kill if restart.force else Intent.stop
     escalate(connection, parent, intent, now, message=f"Restarted as run {child_id}.")
     return child_id

@@ -177,6 +177,7 @@ runs = _table(
     Column("last_event_seq", Integer, nullable=False),
     Column("log_bytes", BigInteger, nullable=False),
     Column("created_at", Double, nullable=False),
+    Column("created_by", PlainText),
     Column("started_at", Double),
     Column("finished_at", Double),
     Column("deleted_at", Double),
@@ -184,6 +185,9 @@ runs = _table(
     Column("likeness", Text),
     Index(None, "state", "id"),
     Index(None, "recipe", "id"),
+    Index(None, "dataset", "id"),
+    Index(None, "created_by", "id"),
+    Index(None, "created_at", "id"),
 )
 for _column in (
     runs.c.parent_id,

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Row, bindparam, insert, select, update
-from sqlalchemy.dialects import sqlite
 
 from app.errors import NotFound
 from app.store.database import Database, retried
@@ -20,7 +19,6 @@ _COLUMNS = [tokens.c[name] for name in TokenRecord.__dataclass_fields__]
 _VALID = select(*_COLUMNS).where(
     tokens.c.secret_hash == bindparam("hash"), tokens.c.revoked_at.is_(None)
 )
-_VALID_IN_SQLITE = str(_VALID.compile(dialect=sqlite.dialect()))
 
 
 class Tokens:
@@ -44,11 +42,6 @@ class Tokens:
         with self._database.read() as connection:
             row = connection.execute(_VALID, {"hash": _hash(secret)}).one_or_none()
         return None if row is None else _to_record(row)
-
-    def verify_at_once(self, secret: str) -> TokenRecord | None:
-        """As `verify`, from a SQLite file; Unavailable where that would have to be waited for."""
-        rows = self._database.rows_at_once(_VALID_IN_SQLITE, _hash(secret))
-        return TokenRecord(*rows[0]) if rows else None
 
     def list(self) -> list[TokenRecord]:
         """All, also the revoked ones, oldest first."""

@@ -45,23 +45,33 @@ class RunCalls(Calls):
         limit: int = 50,
         after: str | None = None,
         state: "StateName | None" = None,
-        status: "Status | None" = None,
+        status: "Status | Sequence[Status] | None" = None,
         recipe: str | None = None,
+        dataset: str | None = None,
         label: str | None = None,
         q: str | None = None,
         parent_id: int | None = None,
+        created_after: str | None = None,
+        created_before: str | None = None,
+        created_by: str | None = None,
     ) -> Document:
         """So many runs, newest first, as one page, also where the service gives them in several.
 
-        `label` is `key=value`, or `key` for any value; `q` a part of the name or the notes.
+        `status`: one, or several of which any will do; `label` is `key=value`, or `key` for any
+        value; `q` a part of the name or the notes. Times are RFC 3339, with their zone;
+        `created_by` is the name of a token.
         """
         filters = {
             "state": state,
             "status": status,
             "recipe": recipe,
+            "dataset": dataset,
             "label": label,
             "q": q,
             "parent_id": parent_id,
+            "created_after": created_after,
+            "created_before": created_before,
+            "created_by": created_by,
         }
         rows: list[Document] = []
         while True:

@@ -24,6 +24,8 @@ Status = Literal[
 ]  # fmt: skip
 StateName = Literal["queued", "running", "paused", "succeeded", "failed", "stopped"]
 Verb = Literal["stop", "kill", "pause", "resume"]
+BulkVerb = Literal["stop", "kill", "pause", "resume", "delete"]
+Which = Literal["latest", "best"]
 Document = dict[str, Any]
 
 
@@ -125,6 +127,8 @@ class Run(Answer):
     devices: list[str]
     environment: Environment | None
     created_at: Time
+    created_by: str | None
+    """Name of the token that asked for it; null: none was needed, or it was not kept yet."""
     started_at: Time | None
     finished_at: Time | None
     retry_at: Time | None = None

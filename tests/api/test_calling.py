@@ -1,130 +1,140 @@
-"""How endpoints are called; what they are sent and answer is in the tests of each."""
+"""Endpoints are FastAPI's: whatever its documentation shows works here, and is answered our way."""
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import pytest
-from fastapi import BackgroundTasks, Body, Cookie, Depends, FastAPI, Header, Query, Response
-from pydantic import BaseModel
+from fastapi import BackgroundTasks, Cookie, Depends, FastAPI, HTTPException, Query, Response
+from pydantic import BaseModel, ConfigDict
 
-from app.api import problems
-from app.api.strict import StrictRoute
+from app.api.deps import services_of
+from app.api.strict import StrictRoute, refuse_unknown
 from tests.api.support import Api
 
 
-def app_of(endpoint: Callable[..., Any], **route: Any) -> FastAPI:
-    app = FastAPI()
-    problems.install(app)
-    app.router.route_class = StrictRoute
-    app.post("/", **route)(endpoint)
-    return app
-
-
 class Wish(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
     size: int = 1
 
 
-def test_values_are_checked_and_those_not_sent_are_the_defaults() -> None:
+class Chosen(BaseModel):
+    many: Annotated[int, Query(ge=1)] = 2
+    kinds: list[str] = []
+
+
+class Doubled:
+    """A dependency that is a class."""
+
+    def __init__(self, many: int = 2) -> None:
+        self.twice = 2 * many
+
+
+@pytest.fixture
+def app(api: Api) -> FastAPI:
+    """The service's own application, for further endpoints."""
+    return api.app
+
+
+@pytest.fixture
+def route(app: FastAPI) -> Any:
+    """Adds an endpoint as the service's routers do."""
+
+    def add(path: str, **options: Any) -> Any:
+        router = app.router
+        router.route_class = StrictRoute
+        name = path.strip("/")
+        return app.post(path, operation_id=name, dependencies=[Depends(refuse_unknown)], **options)
+
+    return add
+
+
+def test_values_are_checked_and_those_not_sent_are_the_defaults(api: Api, route: Any) -> None:
+    @route("/wished")
     async def wished(
-        wish: Wish,
-        many: Annotated[int, Query(ge=1)] = 2,
-        who: Annotated[str, Header(alias="X-Who")] = "nobody",
+        wish: Wish, chosen: Annotated[Chosen, Query()], biscuit: Annotated[str, Cookie()] = "none"
     ) -> dict[str, Any]:
-        return {"size": wish.size, "many": many, "who": who}
+        return {"size": wish.size, **chosen.model_dump(), "biscuit": biscuit}
 
-    with Api(app_of(wished), None) as api:
-        assert api.post("/", json={}).json() == {"size": 1, "many": 2, "who": "nobody"}
-        answer = api.post("/?many=3", json={"size": 4}, headers={"X-Who": "me"})
-        assert answer.json() == {"size": 4, "many": 3, "who": "me"}
-        assert answer.headers["content-type"] == "application/json"
-        wrong = api.post("/?many=0", json={"size": "x"}).json()
-        assert [issue["loc"] for issue in wrong["issues"]] == [["query", "many"], ["body", "size"]]
-        nothing = api.post("/").json()
-        assert [issue["loc"] for issue in nothing["issues"]] == [["body"]]
+    answer = api.post("/wished", json={})
+    assert answer.json() == {"size": 1, "many": 2, "kinds": [], "biscuit": "none"}
+    answer = api.post(
+        "/wished?many=3&kinds=a&kinds=b", json={"size": 4}, headers={"Cookie": "biscuit=round"}
+    )
+    assert answer.json() == {"size": 4, "many": 3, "kinds": ["a", "b"], "biscuit": "round"}
+    wrong = api.post("/wished?many=0", json={"size": "x"}).json()
+    assert [issue["loc"] for issue in wrong["issues"]] == [["query", "many"], ["body", "size"]]
+    assert "Did you mean size?" in api.post("/wished", json={"sise": 1}).text
+    assert "Did you mean kinds?" in api.post("/wished?kind=a", json={}).text
+    assert [issue["loc"] for issue in api.post("/wished").json()["issues"]] == [["body"]]
 
 
-def test_a_function_whose_inputs_are_wrong_is_not_called() -> None:
-    called = []
+def test_dependencies_may_be_functions_classes_and_generators(api: Api, route: Any) -> None:
+    told = []
 
-    async def first(many: Annotated[int, Query(ge=1)]) -> int:
-        called.append(many)
+    def opened() -> Iterator[str]:
+        told.append("open")
+        yield "it"
+        told.append("closed")
+
+    def plain(many: int = 2) -> int:
         return many
 
-    async def whole(many: Annotated[int, Depends(first)], other: int) -> int:
-        called.append(other)
-        return many + other
+    @route("/depends")
+    def depends(
+        one: Annotated[str, Depends(opened)],
+        many: Annotated[int, Depends(plain)],
+        doubled: Annotated[Doubled, Depends()],
+    ) -> list[Any]:
+        told.append("called")
+        return [one, many, doubled.twice]
 
-    with Api(app_of(whole), None) as api:
-        places = [issue["loc"][1] for issue in api.post("/?many=0").json()["issues"]]
-        assert (places, called) == (["many", "other"], [])
-        assert api.post("/?many=1&other=2").json() == 3
+    assert api.post("/depends?many=3").json() == ["it", 3, 6]
+    assert told == ["open", "called", "closed"]
 
 
-def test_a_synchronous_endpoint_is_called_and_its_answer_written_in_one_thread() -> None:
-    threads = []
+def test_a_dependency_can_be_overridden(api: Api, app: FastAPI) -> None:
+    app.dependency_overrides[services_of] = lambda: None
+    assert api.get("/runs").problem("internal_error") == 500
+    app.dependency_overrides.clear()
+    assert api.get("/runs").status_code == 200
 
-    class Noted(BaseModel):
-        @property
-        def seen(self) -> int:
-            threads.append(threading.current_thread())
-            return 7
 
-    class Shown(BaseModel):
-        seen: int
+def test_an_endpoint_without_annotations_answers_with_what_it_returns(api: Api, route: Any) -> None:
+    done: list[str] = []
 
-    def noted(response: Response) -> Any:
-        threads.append(threading.current_thread())
+    @route("/bare", status_code=202)
+    def bare(tasks: BackgroundTasks, response: Response) -> Any:
+        tasks.add_task(done.append, "afterwards")
         response.headers["ETag"] = '"1"'
-        response.status_code = 202
-        return Noted()
+        return {"seen": 7}
 
-    with Api(app_of(noted, response_model=Shown), None) as api:
-        answer = api.post("/")
-        assert threads[0] is not api.loop_thread
+    answer = api.post("/bare")
     assert (answer.status_code, answer.headers["etag"], answer.json()) == (202, '"1"', {"seen": 7})
-    assert len(set(threads)) == 1
-
-
-def test_an_answer_that_is_not_what_was_promised_is_the_services_mistake() -> None:
-    async def broken() -> Any:
-        return {"size": "many"}
-
-    with Api(app_of(broken, response_model=Wish), None) as api:
-        assert api.post("/").problem("internal_error") == 500
-
-
-def with_tasks(tasks: BackgroundTasks) -> None: ...
-
-
-def with_cookie(biscuit: Annotated[str, Cookie()]) -> None: ...
-
-
-def with_bodies(one: Annotated[int, Body()], other: Annotated[int, Body()]) -> None: ...
-
-
-def with_several(name: Annotated[list[str], Query()]) -> None: ...
-
-
-def closing() -> Iterator[int]:
-    yield 1
-
-
-def with_something_to_close(opened: Annotated[int, Depends(closing)]) -> None: ...
+    assert done == ["afterwards"]
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "why"),
-    [
-        (with_tasks, "background_tasks_param_name"),
-        (with_cookie, "cookie_params"),
-        (with_bodies, "more than one body"),
-        (with_several, "several name"),
-        (with_something_to_close, "not async"),
-    ],
+    ("status", "code"), [(503, "service_unavailable"), (404, "not_found"), (418, "i_m_a_teapot")]
 )
-def test_what_would_not_be_looked_for_cannot_be_declared(
-    endpoint: Callable[..., Any], why: str
+def test_an_http_exception_keeps_its_status_and_its_words(
+    api: Api, route: Any, status: int, code: str
 ) -> None:
-    with pytest.raises(TypeError, match=why):
-        app_of(endpoint)
+    @route("/raises")
+    async def raises() -> None:
+        raise HTTPException(status, "Come back after lunch.", headers={"Retry-After": "60"})
+
+    answer = api.post("/raises")
+    assert answer.problem(code) == status
+    assert answer.json()["detail"] == "Come back after lunch."
+    assert answer.headers["retry-after"] == "60"
+
+
+def test_an_answer_that_is_not_what_was_promised_is_the_services_mistake(
+    api: Api, route: Any
+) -> None:
+    @route("/broken", response_model=Wish)
+    async def broken() -> Any:
+        return {"size": "many"}
+
+    assert api.post("/broken").problem("internal_error") == 500

@@ -32,9 +32,16 @@ def test_generated_requests_are_answered_as_documented(settings, store, player, 
         command = [
             *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run"),
             *(f"{server.url}/openapi.json", "--header", f"Authorization: Bearer {server.token}"),
-            *("--phases", "examples,coverage,fuzzing", "--max-examples", "8", "--seed", "1"),
+            *("--phases", "examples,coverage,fuzzing,stateful", "--max-examples", "8"),
             *("--checks", CHECKS, "--request-timeout", "10", "--max-time", "20", "--no-color"),
-            *("--continue-on-failure", "--suppress-health-check", "all", "--no-shrink"),
+            *(
+                "--seed",
+                "1",
+                "--continue-on-failure",
+                "--suppress-health-check",
+                "all",
+                "--no-shrink",
+            ),
         ]
         result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=140)
         assert result.returncode == 0, result.stdout[-20_000:] + result.stderr[-2_000:]

@@ -24,7 +24,7 @@ from tests.worker.eventually import eventually
 
 FEW, MANY = 150, 300
 FEW_DESCRIPTORS = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({FEW}, {FEW}))\n"
-HURRY = "import app.api.wire; app.api.wire.PATIENCE_SECONDS = 0.5\n"
+HURRY = "import app.api.connections; app.api.connections.PATIENCE_SECONDS = 0.5\n"
 LONG_KEPT_ALIVE = (
     "import functools, uvicorn\n"
     "uvicorn.Config = functools.partial(uvicorn.Config, timeout_keep_alive=60)\n"
@@ -190,12 +190,13 @@ def test_a_line_end_after_an_answer_gives_a_connection_no_longer_life(hurried: A
         connection.sendall(request(hurried, "GET /healthz HTTP/1.1"))
         assert status_of(one_answer(connection)) == 200
         connection.sendall(b"\r\n")
-        assert received(connection) == b""
+        answer = received(connection)
+    assert not answer or status_of(answer) == 400
 
 
 def test_a_body_that_was_refused_by_its_head_is_not_waited_for_either(hurried: ApiProcess) -> None:
-    head = b"POST /runs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 10\r\n\r\n"
-    assert status_of(answer_to(hurried, head)) == 401
+    head = b"POST /runs HTTP/1.1\r\nHost: elsewhere\r\nContent-Length: 10\r\n\r\n"
+    assert status_of(answer_to(hurried, head)) == 403
 
 
 def test_an_answer_may_take_longer_than_a_request(hurried: ApiProcess) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from app.api.files import CheckpointFiles
+from app.api.files import download
 from app.errors import NotFound
 from app.lifecycle import Reason
+from app.service.checkpoint_files import CheckpointFiles
 from app.store.artifact_root import ArtifactRoot
 from app.store.records import Beat, MetricPoint
 from tests.api.support import SPEC
@@ -146,7 +147,7 @@ class TestAFolderThatRetentionRemoves:
         files, folder = self.files(settings, player, lease)
         shutil.rmtree(folder)
         with pytest.raises(NotFound, match="removed just now"):
-            files.response(name)
+            download(files, name)
 
     def test_while_its_names_are_read(self, api, settings, player, lease, name, monkeypatch):
         self.files(settings, player, lease)
@@ -161,14 +162,13 @@ class TestAFolderThatRetentionRemoves:
 
     def test_while_it_is_sent(self, api, settings, player, lease, name, monkeypatch):
         _, folder = self.files(settings, player, lease)
-        respond = CheckpointFiles.response
 
         def respond_and_remove(files, wanted):
-            answer = respond(files, wanted)
+            answer = download(files, wanted)
             shutil.rmtree(folder)
             return answer
 
-        monkeypatch.setattr(CheckpointFiles, "response", respond_and_remove)
+        monkeypatch.setattr("app.api.routers.checkpoints.downloaded", respond_and_remove)
         params = {} if name is None else {"file": name}
         answer = api.get(f"/runs/{lease.run_id}/checkpoints/latest/download", params=params)
         assert answer.status_code == 200

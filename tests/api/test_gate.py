@@ -1,5 +1,6 @@
 """Token, Host and Origin; and errors that no endpoint answers."""
 
+import re
 from contextlib import closing
 
 import pytest
@@ -8,21 +9,45 @@ from structlog.testing import capture_logs
 from app.api.main import create_app
 from app.settings import load_settings
 from app.store.sqlite import driver
-from tests.api.support import Api
+from tests.api.support import SPEC, Api
 
 
 @pytest.mark.parametrize("value", [None, "", "Bearer", "Bearer wrong", "Basic abc", "Bearer \xff"])
 def test_without_a_known_token_nothing_opens(api, value):
     headers = {} if value is None else {"Authorization": value.encode("latin-1")}
-    for path in ("/runs", "/openapi.json", "/no/such/path"):
+    for path in ("/runs", "/version", "/runs/1/events"):
         answer = api.get(path, headers=headers, with_token=False)
         assert answer.problem("unauthorized") == 401
         assert answer.headers["www-authenticate"] == "Bearer"
 
 
-def test_health_and_metrics_are_open(api, player):
-    for path in ("/healthz", "/readyz", "/metrics"):
+def test_health_metrics_and_the_reference_are_open(api, player):
+    for path in ("/healthz", "/readyz", "/metrics", "/docs", "/openapi.json"):
         assert api.get(path, with_token=False).status_code == 200
+
+
+def test_the_reference_asks_no_other_host(api):
+    page = api.get("/docs", with_token=False).text
+    places = re.findall(r"""(?:src|href)=["']([^"']+)|url: ['"]([^'"]+)""", page)
+    assert len(places) >= 4
+    for place in map("".join, places):
+        assert place.startswith("/"), place
+        assert api.get(place, with_token=False).status_code == 200, place
+
+
+@pytest.mark.parametrize("path", ["/runs", "/healthz", "/runs/1/events", "/metrics", "/docs"])
+def test_head_is_answered_as_get_without_the_body(api, player, path):
+    api.post("/runs", json=SPEC)
+    got, head = api.get(path), api.request("HEAD", path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == got.headers["content-type"]
+
+
+def test_the_head_of_a_stream_is_not_waited_for(api, player):
+    api.post("/runs", json=SPEC)
+    head = api.request("HEAD", "/runs/1/events", headers={"Accept": "text/event-stream"})
+    assert head.headers["content-type"].startswith("text/event-stream")
+    assert api.request("HEAD", "/runs/7").status_code == 404
 
 
 def test_a_revoked_token_opens_nothing_from_then_on(api, store):
@@ -99,7 +124,7 @@ def test_the_own_origin_is_let_in(api):
 
 
 def test_a_wrong_path_is_a_problem(api):
-    for path in ("/nothing", "/runs/"):
+    for path in ("/nothing", "/runs/", "/redoc"):
         assert api.get(path).problem("not_found") == 404
 
 
@@ -134,3 +159,21 @@ def test_an_unexpected_error_tells_the_client_nothing_but_where_to_look(api, sto
 async def _aiter(pieces):
     for piece in pieces:
         yield piece
+
+
+def test_a_mistake_of_the_service_is_counted(api, store, monkeypatch):
+    monkeypatch.setattr(store.runs, "get", None)
+    assert api.get("/runs/1").status_code == 500
+    counted = 'stoker_http_request_duration_seconds_count{method="GET",route="/runs/{run_id}",'
+    assert f'{counted}status="500"}} 1.0' in api.get("/metrics").text
+
+
+@pytest.mark.parametrize("is_asked_for", [True, False])
+def test_a_line_a_request_is_logged_when_asked_for(settings, store, is_asked_for):
+    settings = settings.model_copy(update={"access_log": is_asked_for, "auth": "none"})
+    with Api(create_app(settings, store), None) as api, capture_logs() as logged:
+        assert api.get("/runs/7").status_code == 404
+    lines = [entry for entry in logged if entry["event"] == "request"]
+    assert [(one["method"], one["path"], one["status"]) for one in lines] == (
+        [("GET", "/runs/7", 404)] if is_asked_for else []
+    )

@@ -53,6 +53,11 @@ def test_a_file_that_is_not_there_leaves_no_dataset(api, settings):
     assert api.get("/datasets/waves").problem("not_found") == 404
 
 
+def test_a_name_that_no_file_can_have_is_not_there(api):
+    answer = api.post("/datasets", json={"name": "long", "path": "x" * 300})
+    assert answer.problem("no_such_file") == 422
+
+
 def test_where_the_data_root_is_on_another_host_its_worker_judges(api, settings):
     settings.data_root.rmdir()
     assert api.post("/datasets", json={"name": "waves", "path": "waves.h5"}).status_code == 202
@@ -307,37 +312,37 @@ def test_prometheus_metrics(api, player):
 
 def test_the_wait_in_the_queue_is_observed_once_a_run_starts(api, player):
     api.post("/runs", json=SPEC)
-    telemetry = Telemetry(player.store)  # of its own: the tailer calls that of the API
-    telemetry.watch_starts()
+    telemetry = Telemetry(player.store)
+    telemetry.exposition()
     player.claim()
-    telemetry.watch_starts()
-    telemetry.watch_starts()
+    telemetry.exposition()
+    telemetry.exposition()
     assert b"stoker_run_queue_wait_seconds_count 1.0" in telemetry.exposition()
 
 
 def test_the_wait_of_a_run_that_is_over_within_a_beat_is_observed_too(api, player):
-    telemetry = Telemetry(player.store)  # of its own: the tailer calls that of the API
+    telemetry = Telemetry(player.store)
     for _ in range(2):
         api.post("/runs", json=SPEC)
     player.finish(player.claim(), Reason.completed)
-    telemetry.watch_starts()
+    telemetry.exposition()
     player.finish(player.claim(), Reason.completed)
-    telemetry.watch_starts()
-    telemetry.watch_starts()
+    telemetry.exposition()
+    telemetry.exposition()
     assert b"stoker_run_queue_wait_seconds_count 1.0" in telemetry.exposition()
 
 
 def test_a_second_attempt_is_no_second_start(api, player):
-    telemetry = Telemetry(player.store)  # of its own: the tailer calls that of the API
+    telemetry = Telemetry(player.store)
     run_id = api.post("/runs", json=SPEC).json()["id"]
-    telemetry.watch_starts()
+    telemetry.exposition()
     lease = player.claim()
     api.post(f"/runs/{run_id}/pause")
     player.finish(lease)
-    telemetry.watch_starts()
+    telemetry.exposition()
     api.post(f"/runs/{run_id}/resume")
     player.claim()
-    telemetry.watch_starts()
+    telemetry.exposition()
     assert b"stoker_run_queue_wait_seconds_count 1.0" in telemetry.exposition()
 
 

@@ -4,13 +4,17 @@ import pytest
 from fastapi.routing import APIRoute
 
 from app.api.main import ROUTERS
+from app.api.routers import health
 from tests.api.support import SPEC, spec_with
 
 VERY_MANY = 10_000
 
 ROUTES = [
-    (method, route.path.format(run_id=1, checkpoint_id=1, name="w", which="best", action="stop"))
-    for module in ROUTERS
+    (
+        method,
+        route.path_format.format(run_id=1, checkpoint_id=1, name="w", which="best", action="stop"),
+    )
+    for module in (*ROUTERS, health)
     for route in module.router.routes
     if isinstance(route, APIRoute)
     for method in route.methods or ()

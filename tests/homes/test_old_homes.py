@@ -73,7 +73,9 @@ def test_its_runs_resume_and_restart(home):
         service.start_api()
         for run_id, (name, state, step) in RUNS.items():
             run = service.run(run_id)
-            assert (run["name"], run["state"]) == (name, state)
+            assert run["name"] == name
+            # The holder of a running one is gone, which the API's observer sees at its first beat.
+            assert run["state"] in ({state, "queued"} if state == "running" else {state})
             assert newest(service, run_id) == step
             for part in ("spec", "events", "logs", "metrics", "attempts"):
                 assert service.http.get(f"/runs/{run_id}/{part}").status_code == 200, part

@@ -171,7 +171,7 @@ def have(world: World, *slots: tuple[SlotOffer, int | None], **facts: Any) -> No
 def statuses(world: World, run_id: int) -> list[str]:
     """Every status under which the run is found."""
     words = ("queued", "retrying", "waiting_for_memory", "waiting_for_parent")
-    return [w for w in words if run_id in world.store.runs.find_ids(RunFilter(status=w), 9)]
+    return [w for w in words if run_id in world.store.runs.find_ids(RunFilter(statuses=(w,)), 9)]
 
 
 def test_a_run_that_no_idle_slot_fits_says_why(world: World) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from app.guard.facts import DeviceFacts
 from app.lifecycle import Reason
 from app.spec.layers import overlay
 from app.store.history import COUNTED
@@ -13,8 +12,8 @@ from app.store.records import Beat, Finish, NewCheckpoint
 
 from .conftest import World, new_run
 
-CPU = DeviceFacts("cpu", "cpu")
-H100 = DeviceFacts("cuda", "NVIDIA H100")
+CPU = "cpu", "cpu"
+H100 = "cuda", "NVIDIA H100"
 SPEC: dict[str, Any] = {
     "name": "lstm",
     "recipe": {"kind": "sequence", "hidden_size": 64},
@@ -77,16 +76,16 @@ def train(
 
 
 def test_without_a_like_run_there_is_nothing_to_tell(world: World) -> None:
-    assert world.store.history.like(SPEC, CPU) is None
+    assert world.store.history.like(SPEC, *CPU) is None
     world.submit(spec=SPEC)
-    assert world.store.history.like(SPEC, CPU) is None
+    assert world.store.history.like(SPEC, *CPU) is None
 
 
 def test_the_figures_are_medians_over_like_runs(world: World) -> None:
     first = train(world, Done(seconds=10.0, saves=2))
     second = train(world, Done(seconds=40.0))
     third = train(world, Done(seconds=20.0), {"training": {"epochs": 9}, "name": "longer"})
-    history = world.store.history.like(SPEC, CPU)
+    history = world.store.history.like(SPEC, *CPU)
     assert history is not None
     assert history.runs == (third, second, first)
     assert history.iterations_per_second == pytest.approx(10.0)
@@ -101,7 +100,7 @@ def test_how_long_compiling_took_is_told_of_runs_that_compiled(world: World) -> 
     change = {"runtime": {"compile": {"mode": "default"}}}
     for seconds in (20.0, 4.0, 70.0):
         train(world, Done(compiling=seconds), change)
-    history = world.store.history.like(overlay(SPEC, change), CPU)
+    history = world.store.history.like(overlay(SPEC, change), *CPU)
     assert history is not None
     assert history.compiling_seconds == pytest.approx(20.0)
 
@@ -124,24 +123,24 @@ def test_how_long_compiling_took_is_told_of_runs_that_compiled(world: World) -> 
 )
 def test_a_run_that_takes_another_time_for_a_step_is_not_like_it(world: World, change: Any) -> None:
     train(world, Done(), change)
-    assert world.store.history.like(SPEC, CPU) is None
-    assert world.store.history.like(overlay(SPEC, change), CPU) is not None
+    assert world.store.history.like(SPEC, *CPU) is None
+    assert world.store.history.like(overlay(SPEC, change), *CPU) is not None
 
 
 def test_another_dataset_is_not_like_it(world: World) -> None:
     world.store.datasets.register("winter", "winter.h5")
     train(world, Done(), {"data": {"dataset": "winter"}})
-    assert world.store.history.like(SPEC, CPU) is None
+    assert world.store.history.like(SPEC, *CPU) is None
 
 
 def test_a_device_is_like_another_of_its_name(world: World) -> None:
     on_gpu = train(world, Done(), environment=ON_H100)
     on_cpu = train(world, Done())
     for device, expected in ((H100, on_gpu), (CPU, on_cpu)):
-        history = world.store.history.like(SPEC, device)
+        history = world.store.history.like(SPEC, *device)
         assert history is not None
         assert history.runs == (expected,)
-    assert world.store.history.like(SPEC, DeviceFacts("cuda", "NVIDIA T4")) is None
+    assert world.store.history.like(SPEC, "cuda", "NVIDIA T4") is None
 
 
 @pytest.mark.parametrize(
@@ -158,12 +157,12 @@ def test_only_an_attempt_that_trained_for_long_enough_counts(
     world: World, done: Done, counts: bool
 ) -> None:
     train(world, done)
-    assert (world.store.history.like(SPEC, CPU) is not None) is counts
+    assert (world.store.history.like(SPEC, *CPU) is not None) is counts
 
 
 def test_a_run_under_way_tells_its_pace_and_not_how_long_it_took(world: World) -> None:
     run_id = train(world, Done(), ends=False)
-    history = world.store.history.like(SPEC, CPU)
+    history = world.store.history.like(SPEC, *CPU)
     assert history is not None
     assert (history.runs, history.other_seconds) == ((run_id,), None)
     assert history.checkpoint_seconds is None
@@ -175,21 +174,21 @@ def test_an_attempt_that_begins_anew_tells_nothing_yet(world: World) -> None:
     beat = Beat(progress=progress_of(Done(steps=500)), environment=ON_CPU)
     world.store.leases.beat(lease.token, beat)
     world.store.leases.finish(lease.token, Finish(Reason.crashed, "It died."))
-    assert world.store.history.like(SPEC, CPU) is not None
+    assert world.store.history.like(SPEC, *CPU) is not None
     world.clock.now += 3600
     assert world.claim() is not None
-    assert world.store.history.like(SPEC, CPU) is None
+    assert world.store.history.like(SPEC, *CPU) is None
 
 
 def test_a_deleted_run_tells_nothing(world: World) -> None:
     run_id = train(world, Done())
     world.store.runs.delete(run_id)
-    assert world.store.history.like(SPEC, CPU) is None
+    assert world.store.history.like(SPEC, *CPU) is None
 
 
 def test_the_newest_runs_count(world: World) -> None:
     ids = [train(world, Done(seconds=100.0 if i < 3 else 10.0)) for i in range(COUNTED + 3)]
-    history = world.store.history.like(SPEC, CPU)
+    history = world.store.history.like(SPEC, *CPU)
     assert history is not None
     assert history.runs == tuple(reversed(ids[3:]))
     assert history.iterations_per_second == pytest.approx(20.0)
@@ -201,8 +200,8 @@ def test_runs_of_an_earlier_version_are_passed_over(world: World) -> None:
         lease = world.running(spec=spec)
         beat = Beat(progress={"phase": "training", "step": 900}, environment=ON_CPU)
         world.store.leases.beat(lease.token, beat)
-    assert world.store.history.like(SPEC, CPU) is None
+    assert world.store.history.like(SPEC, *CPU) is None
     known = train(world, Done())
-    history = world.store.history.like(SPEC, CPU)
+    history = world.store.history.like(SPEC, *CPU)
     assert history is not None
     assert history.runs == (known,)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from sqlalchemy import event, insert, text
 
-from app.guard.facts import DeviceFacts
 from app.lifecycle import RunState
 from app.store.history import likeness_of
 from app.store.records import RunFilter
@@ -24,14 +23,18 @@ SEARCHES = (
     (RunFilter(q="new"), None),
     (RunFilter(state=RunState.failed), "ix_runs_state_id"),
     (RunFilter(state=RunState.succeeded, q="new"), "ix_runs_state_id"),
-    (RunFilter(status="starting"), "ix_runs_state_id"),
-    (RunFilter(status="retrying", recipe="sequence"), "ix_runs_state_id"),
-    (RunFilter(status="succeeded", label="sweep=s7"), "ix_run_labels_key_value_run_id"),
+    (RunFilter(statuses=("starting",)), "ix_runs_state_id"),
+    (RunFilter(statuses=("retrying",), recipe="sequence"), "ix_runs_state_id"),
+    (RunFilter(statuses=("succeeded",), label="sweep=s7"), "ix_run_labels_key_value_run_id"),
     (RunFilter(recipe="molecule"), "ix_runs_recipe_id"),
     (RunFilter(recipe="molecule", q="new"), "ix_runs_recipe_id"),
     (RunFilter(label="sweep"), "ix_run_labels_key_run_id"),
     (RunFilter(label="sweep=s7"), "ix_run_labels_key_value_run_id"),
     (RunFilter(label="sweep=s7", recipe="sequence"), "ix_run_labels_key_value_run_id"),
+    (RunFilter(dataset="tides"), "ix_runs_dataset_id"),
+    (RunFilter(created_by="ada"), "ix_runs_created_by_id"),
+    (RunFilter(created_by="ada", recipe="sequence"), "ix_runs_created_by_id"),
+    (RunFilter(statuses=("failed", "stopped")), None),
     (RunFilter(parent_id=3), "ix_runs_parent_id"),
     (RunFilter(parent_id=3, state=RunState.succeeded, label="sweep"), "ix_runs_parent_id"),
 )
@@ -101,14 +104,14 @@ def test_lists_claims_and_counts_read_indexes(old_world: World) -> None:
         store.runs.list(RunFilter(state=RunState.failed), 50)
         store.runs.list(RunFilter(recipe="molecule"), 50)
         store.runs.list(RunFilter(parent_id=3), 50)
-        store.runs.list(RunFilter(status="retrying"), 50)
+        store.runs.list(RunFilter(statuses=("retrying",)), 50)
         store.runs.queue()
         assert store.runs.counts_by_state() == {"queued": 1}  # the old ones never ended here
         store.runs.finished_counts()
         store.runs.next_queue_position(0)
         store.runs.watch_marks([run.id])
         store.leases.holders()
-        assert store.history.like(LIKE, DeviceFacts("cpu", "cpu")) is None
+        assert store.history.like(LIKE, "cpu", "cpu") is None
         store.workers.pulses()
         lease = store.leases.claim(old_world.worker, [CPU])
     assert lease is not None

@@ -223,7 +223,7 @@ class TestTheRestartOfARunThatWaits:
         c = restart(world, b.id)
         assert world.store.runs.get(b.id).state == "stopped"
         assert c.waits_for_parent
-        assert world.store.runs.find_ids(RunFilter(status="waiting_for_parent"), 9) == [c.id]
+        assert world.store.runs.find_ids(RunFilter(statuses=("waiting_for_parent",)), 9) == [c.id]
         assert world.claim() is None
         save(world, a, 20)
         assert 20 in held(world, a.run_id)

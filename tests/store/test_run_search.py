@@ -11,15 +11,30 @@ from app.store import run_search
 from app.store.records import Page, RunFilter, RunRecord
 from app.store.tables import runs
 
-from .conftest import World
+from .conftest import Clock, World
 
+START, DAY = Clock.now, 86400.0
 FILTERS: list[dict[str, Any]] = [
     {},
     {"state": RunState.stopped},
     {"state": RunState.queued, "label": "team"},
-    {"status": "stopped", "label": "team=sky"},
-    {"status": "retrying"},
-    {"status": "paused", "state": RunState.queued},
+    {"statuses": ("stopped",), "label": "team=sky"},
+    {"statuses": ("retrying",)},
+    {"statuses": ("paused",), "state": RunState.queued},
+    {"statuses": ("stopped", "queued")},
+    {"statuses": ("queued", "running"), "label": "team"},
+    {"statuses": ("stopped", "failed"), "created_by": "ada"},
+    {"created_by": "ada"},
+    {"created_by": "ada", "recipe": "molecule"},
+    {"dataset": "tides"},
+    {"dataset": "weather", "label": "team=sea"},
+    {"dataset": "nothing"},
+    {"created_after": START + 5 * DAY},
+    {"created_before": START + 5 * DAY},
+    {"created_after": START + 5 * DAY, "created_before": START + 9 * DAY, "q": "even"},
+    {"created_after": START + 3 * DAY, "label": "team"},
+    {"created_after": START + 99 * DAY},
+    {"created_before": START},
     {"label": "team"},
     {"label": "team=sky", "recipe": "molecule"},
     {"recipe": "molecule"},
@@ -35,8 +50,12 @@ FILTERS: list[dict[str, Any]] = [
 @pytest.fixture
 def many(world: World) -> World:
     """Runs of all kinds, a third of them deleted."""
+    world.store.datasets.register("tides", "tides.h5")
     for number in range(24):
+        world.clock.now = START + number * DAY
         world.submit(
+            created_by=("ada", "bob", None)[number % 3],
+            dataset="tides" if number % 6 == 5 else "weather",
             name="even" if number % 2 == 0 else "odd",
             recipe="molecule" if number % 4 < 2 else "sequence",
             labels=({}, {"team": "sky"}, {"team": "sea", "x": "1"})[number % 3],
@@ -56,7 +75,10 @@ def is_wanted(run: RunRecord, wanted: dict[str, Any]) -> bool:
     key, _, value = wanted.get("label", "").partition("=")
     return (
         run.state == wanted.get("state", run.state)
-        and run.state == wanted.get("status", run.state)
+        and run.state in wanted.get("statuses", (run.state,))
+        and run.dataset == wanted.get("dataset", run.dataset)
+        and run.created_by == wanted.get("created_by", run.created_by)
+        and wanted.get("created_after", 0) <= run.created_at < wanted.get("created_before", 2e10)
         and run.recipe == wanted.get("recipe", run.recipe)
         and run.parent_id == wanted.get("parent_id", run.parent_id)
         and wanted.get("q", "") in run.name

@@ -20,7 +20,6 @@ from app.store.records import (
     NewCheckpoint,
     Restart,
     RunFilter,
-    Submission,
 )
 
 from .conftest import World, new_run
@@ -76,14 +75,14 @@ def test_filters(world: World) -> None:
     assert ids(q="%") == [labelled.id]
     assert ids(q="mile") == [labelled.id]
     assert ids(state=RunState.paused) == [other.id]
-    assert ids(status="queued") == [labelled.id, plain.id]
+    assert ids(statuses=("queued",)) == [labelled.id, plain.id]
     with pytest.raises(InvalidRequest, match="no status 'dancing'"):
-        ids(status="dancing")
+        ids(statuses=("dancing",))
 
 
 def test_every_derived_status_is_found(world: World) -> None:
     def with_status(status: str) -> list[int]:
-        return [run.id for run in world.store.runs.list(RunFilter(status=status), 10).data]
+        return [run.id for run in world.store.runs.list(RunFilter(statuses=(status,)), 10).data]
 
     lease = world.running()
     child, _ = world.store.runs.restart(
@@ -120,21 +119,17 @@ def test_changes_move_the_version_and_are_guarded_by_it(world: World) -> None:
 
 
 def test_a_new_run_is_told_as_it_will_be_read(world: World) -> None:
-    """It is not read back, since that takes longer."""
     for labels in ({}, {"sweep": "s7"}):
         run = world.submit(name="a\x00b", notes="é", labels=labels, priority=3, gpus=0)
         assert run == world.store.runs.get(run.id)
 
 
-def test_runs_stored_together_have_places_one_after_another(world: World) -> None:
-    made = world.store.runs.create_all([Submission(new_run(name=name)) for name in "abc"])
-    first, second, third = (run for run, _ in made)  # type: ignore[misc]
-    assert [run.name for run in (first, second, third)] == ["a", "b", "c"]
-    last = world.submit(name="d")
+def test_a_child_takes_the_place_of_its_parent_in_the_queue(world: World) -> None:
+    first, second, third = (world.submit(name=name) for name in "abc")
     order = Restart(second.id, "scratch", {"kind": "scratch"})
     child, _ = world.store.runs.restart(order, new_run(name="b again"))
     waiting = [run.id for run in world.store.runs.queue().data]
-    assert waiting == [first.id, child.id, third.id, last.id]
+    assert waiting == [first.id, child.id, third.id]
 
 
 def test_text_that_a_database_cannot_hold_is_made_holdable(world: World) -> None:
@@ -290,7 +285,7 @@ def test_positions_in_the_queue(world: World) -> None:
 
 def test_only_what_is_tried_again_is_retrying(world: World) -> None:
     def ids(status: str) -> list[int]:
-        return list(world.store.runs.find_ids(RunFilter(status=status), 9))
+        return list(world.store.runs.find_ids(RunFilter(statuses=(status,)), 9))
 
     lease = world.running()
     world.store.runs.set_intent(1, Intent.pause)
@@ -314,51 +309,3 @@ def test_the_memory_plan_is_kept_and_compared_with_the_peak_that_was_told(world:
     world.store.leases.beat(lease.token, Beat(progress={"phase": "training", "peak_memory": peak}))
     assert world.store.runs.documents(run.id).memory["ratio"] == 1.5
     assert world.store.runs.documents(world.submit().id).memory["plan"] is None
-
-
-class TestTogether:
-    """Runs that are stored in one transaction."""
-
-    KEY = Idempotency("key", "hash", "POST /runs")
-
-    def test_one_that_is_refused_undoes_no_other(self, world: World) -> None:
-        given = [Submission(new_run(dataset=name)) for name in ("weather", "moon", "weather")]
-        first, refused, last = world.store.runs.create_all(given)
-        assert isinstance(refused, InvalidRequest)
-        assert "no dataset 'moon'" in refused.detail
-        assert isinstance(first, tuple)
-        assert isinstance(last, tuple)
-        assert world.store.runs.find_ids(RunFilter(), 9) == [last[0].id, first[0].id]
-        assert world.store.runs.get(first[0].id) == first[0]
-
-    def test_the_same_key_makes_one_run(self, world: World) -> None:
-        key, other = Submission(new_run(), self.KEY), Submission(new_run())
-        made = world.store.runs.create_all([key, other, key])
-        runs = [one[0].id for one in made if isinstance(one, tuple)]
-        assert [one[1] for one in made if isinstance(one, tuple)] == [True, True, False]
-        assert runs[0] == runs[2] != runs[1]
-        assert world.store.runs.made_by(self.KEY) is not None
-        [(again, is_new)] = world.store.runs.create_all([key])  # type: ignore[misc]
-        assert (again.id, is_new) == (runs[0], False)
-
-    def test_the_same_key_with_another_body_is_refused(self, world: World) -> None:
-        misused = Submission(new_run(), Idempotency("key", "other", "POST /runs"))
-        made = world.store.runs.create_all(
-            [Submission(new_run(), self.KEY), misused, Submission(new_run())]
-        )
-        assert [isinstance(one, tuple) for one in made] == [True, False, True]
-        assert isinstance(made[1], InvalidRequest)
-        assert made[1].problem_code == "idempotency_key_reused"
-        assert len(world.store.runs.find_ids(RunFilter(), 9)) == 2
-
-    def test_what_hangs_on_each_is_its_own(self, world: World) -> None:
-        names = ["a", "b", "c"]
-        given = [Submission(new_run(name=name, labels={name: "1"}, request={"is": name}))
-                 for name in names]  # fmt: skip
-        for name, one in zip(names, world.store.runs.create_all(given), strict=True):
-            assert isinstance(one, tuple)
-            run = one[0]
-            assert run.name == name
-            assert world.store.runs.documents(run.id).request == {"is": name}
-            assert world.store.runs.find_ids(RunFilter(label=name), 9) == [run.id]
-            assert [event.seq for event in world.store.events.list(run.id)] == [1]

@@ -1,1 +1,5 @@
 """The endpoints, a router a resource."""
+
+from app.api import paths
+
+paths.register()

@@ -1,17 +1,18 @@
 """What can be asked of a run: stop, kill, pause, resume, restart, one at a time or in bulk."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from app.api.auth import Caller
 from app.api.deps import IdempotencyKey, IfMatch, RunId, ServicesDep, Wait
-from app.api.openapi import problems
+from app.api.openapi import BODY, problems
 from app.api.problems import document_of
 from app.api.routers.runs import planned, require_no_wait, shown
 from app.api.serializers import run_document
 from app.api.strict import StrictRoute
-from app.api.waiting import until, while_connected
+from app.api.waiting import watching
 from app.errors import (
     ActionNotAllowed,
     Conflict,
@@ -26,9 +27,19 @@ from app.errors import (
 from app.lifecycle import TERMINAL, Intent, RunState
 from app.service.restart import plan_restart, restart
 from app.service.services import Services
-from app.service.submit import idempotency_of, when_ready
+from app.service.submit import when_ready
+from app.service.waiting import until
 from app.store.records import RunFilter, RunRecord
-from stoker.models.runs import BulkAnswer, BulkBody, BulkResult, Plan, RestartBody, Run, Verb
+from stoker.models.runs import (
+    BulkAnswer,
+    BulkBody,
+    BulkResult,
+    BulkVerb,
+    Plan,
+    RestartBody,
+    Run,
+    Verb,
+)
 
 router = APIRouter(tags=["actions"], route_class=StrictRoute)
 
@@ -37,14 +48,13 @@ INTENTS = {"stop": Intent.stop, "kill": Intent.kill, "pause": Intent.pause}
 
 
 @router.post(
-    "/runs/bulk/{action}",
+    "/runs/bulk/{action:bulk_verb}",
     operation_id="bulk",
     summary="Act on many runs",
-    responses=problems(InvalidRequest),
+    responses=problems(InvalidRequest, NotFound, *BODY),
 )
 def bulk(
-    services: ServicesDep, action: Literal["stop", "kill", "pause", "resume", "delete"],
-    body: BulkBody,
+    services: ServicesDep, action: BulkVerb, body: BulkBody
 ) -> BulkAnswer:  # fmt: skip
     """Every run gets its own result; a refusal of one does not touch the others."""
     ids = body.ids if body.ids is not None else _chosen(services, body)
@@ -59,6 +69,8 @@ def _chosen(services: Services, body: BulkBody) -> list[int]:
     """Ids of the newest that match, with one more than are handled if there is one."""
     given = body.filter.model_dump() if body.filter is not None else {}
     given["state"] = RunState(given["state"]) if given.get("state") else None
+    status = given.pop("status", None)
+    given["statuses"] = () if status is None else (status,)
     return list(services.store.runs.find_ids(RunFilter(**given), BULK_LIMIT + 1))
 
 
@@ -80,7 +92,7 @@ def _act(services: Services, run_id: int, verb: str, version: int | None) -> tup
 
 
 @router.post(
-    "/runs/{run_id}/restart",
+    "/runs/{run_id:int}/restart",
     operation_id="restart_run",
     summary="A new run that goes on from this one",
     status_code=201,
@@ -92,7 +104,7 @@ def _act(services: Services, run_id: int, verb: str, version: int | None) -> tup
         },
         **problems(
             NotFound, ActionNotAllowed, Conflict, DatasetNotReady, PreconditionFailed,
-            InvalidRequest, SpecRejected, NotAvailableYet,
+            InvalidRequest, SpecRejected, NotAvailableYet, *BODY,
         ),
     },
 )  # fmt: skip
@@ -106,6 +118,7 @@ async def restart_run(
     dry_run: Annotated[bool, Query(description="Only say what it would become.")] = False,
     wait: Wait = None,
     key: IdempotencyKey = None,
+    token: Caller = None,
 ) -> Run | Plan:
     """Patch the parent's request, guard it, stop an active parent, and queue the child.
 
@@ -127,27 +140,18 @@ async def restart_run(
         return await run_in_threadpool(
             lambda: planned(services, *plan_restart(services, run_id, order, version))
         )
-    async with while_connected(request):
+    async with watching(request, services.tailer) as watch:
         run, is_new = await when_ready(
-            services,
+            watch,
             wait or 0.0,
-            lambda: run_in_threadpool(_restart, services, run_id, order, key, version),
+            lambda: restart(services, run_id, order, key, version, token.name if token else None),
         )
     response.status_code = 201 if is_new else 200
     return shown(run, response)
 
 
-def _restart(
-    services: Services, run_id: int, order: RestartBody, key: str | None, version: int | None
-) -> tuple[RunRecord, bool]:
-    scope = f"runs/{run_id}/restart"
-    with services.in_flight.only_one(scope, key):
-        idempotency = idempotency_of(key, scope, order.model_dump(mode="json", by_alias=True))
-        return restart(services, run_id, order, idempotency, version)
-
-
 @router.post(
-    "/runs/{run_id}/{action}",
+    "/runs/{run_id:int}/{action:verb}",
     operation_id="act",
     summary="Stop, kill, pause or resume a run",
     status_code=202,
@@ -171,13 +175,12 @@ async def act(
     """
     run, changed = await run_in_threadpool(_act, services, run_id, action, version)
     if wait is not None:
-        async with while_connected(request):
+        async with watching(request, services.tailer, run_id) as watch:
             run = await until(
-                services.tailer,
+                watch,
                 lambda: services.store.runs.get(run_id),
                 lambda now: _is_done(now, action),
                 wait,
-                run_id,
             )
         changed = not _is_done(run, action)
     response.status_code = 202 if changed else 200

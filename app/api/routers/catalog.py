@@ -1,9 +1,8 @@
 """What specs can name: recipes and presets; what calls there are, and of which version."""
 
 import platform
-from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 
 from app import __version__
 from app.api.deps import ServicesDep
@@ -45,9 +44,3 @@ def list_presets(services: ServicesDep) -> PresetPage:
 @router.get("/version", operation_id="get_version", summary="Version of the service")
 def get_version() -> Version:
     return Version(version=__version__, python=platform.python_version())
-
-
-@router.get("/openapi.json", include_in_schema=False)
-def get_openapi_document(request: Request) -> dict[str, Any]:
-    document: dict[str, Any] = request.app.openapi()
-    return document

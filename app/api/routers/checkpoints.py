@@ -1,19 +1,21 @@
 """Checkpoints: list, get, download, pin, unpin, delete."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
 from app.api.deps import CheckpointId, Cursor, Limit, RunId, ServicesDep
-from app.api.files import whole_files
+from app.api.files import download as downloaded
 from app.api.openapi import problems
 from app.api.paging import page_of
 from app.api.problems import RangeNotSatisfiable
 from app.api.serializers import checkpoint_document
 from app.api.strict import StrictRoute
 from app.errors import Conflict, InvalidRequest, NotFound
+from app.service.checkpoint_files import whole_files
 from stoker.models.base import Page
 from stoker.models.records import Checkpoint
+from stoker.models.runs import Which
 
 router = APIRouter(tags=["checkpoints"], route_class=StrictRoute)
 
@@ -37,7 +39,7 @@ DOWNLOADS = {
 
 
 @router.get(
-    "/runs/{run_id}/checkpoints",
+    "/runs/{run_id:int}/checkpoints",
     operation_id="list_checkpoints",
     summary="Checkpoints of a run, newest first",
     responses=problems(NotFound, InvalidRequest),
@@ -52,22 +54,22 @@ def list_checkpoints(
 
 
 @router.get(
-    "/runs/{run_id}/checkpoints/{which}/download",
+    "/runs/{run_id:int}/checkpoints/{which:which}/download",
     operation_id="download_run_checkpoint",
     summary="Download the latest or best checkpoint of a run",
     response_class=Response,
     responses=DOWNLOADS,
 )
 def download_of_run(
-    services: ServicesDep, run_id: RunId, which: Literal["latest", "best"], file: FileName = None
+    services: ServicesDep, run_id: RunId, which: Which, file: FileName = None
 ) -> Response:
     services.store.runs.get(run_id)
     record = services.store.checkpoints.resolve(run_id, which)
-    return whole_files(services, record).response(file)
+    return downloaded(whole_files(services, record), file)
 
 
 @router.get(
-    "/checkpoints/{checkpoint_id}",
+    "/checkpoints/{checkpoint_id:int}",
     operation_id="get_checkpoint",
     summary="Get a checkpoint",
     responses=problems(NotFound),
@@ -77,7 +79,7 @@ def get_checkpoint(services: ServicesDep, checkpoint_id: CheckpointId) -> Checkp
 
 
 @router.get(
-    "/checkpoints/{checkpoint_id}/download",
+    "/checkpoints/{checkpoint_id:int}/download",
     operation_id="download_checkpoint",
     summary="Download a checkpoint",
     response_class=Response,
@@ -85,11 +87,12 @@ def get_checkpoint(services: ServicesDep, checkpoint_id: CheckpointId) -> Checkp
 )
 def download(services: ServicesDep, checkpoint_id: CheckpointId, file: FileName = None) -> Response:
     """A zip of the folder (stored, not compressed), or with `file` one file of it."""
-    return whole_files(services, services.store.checkpoints.get(checkpoint_id)).response(file)
+    record = services.store.checkpoints.get(checkpoint_id)
+    return downloaded(whole_files(services, record), file)
 
 
 @router.post(
-    "/checkpoints/{checkpoint_id}/pin",
+    "/checkpoints/{checkpoint_id:int}/pin",
     operation_id="pin_checkpoint",
     summary="Keep a checkpoint from being removed by retention",
     responses=problems(NotFound, Conflict),
@@ -99,7 +102,7 @@ def pin(services: ServicesDep, checkpoint_id: CheckpointId) -> Checkpoint:
 
 
 @router.post(
-    "/checkpoints/{checkpoint_id}/unpin",
+    "/checkpoints/{checkpoint_id:int}/unpin",
     operation_id="unpin_checkpoint",
     summary="Let retention remove a checkpoint again",
     responses=problems(NotFound, Conflict),
@@ -109,7 +112,7 @@ def unpin(services: ServicesDep, checkpoint_id: CheckpointId) -> Checkpoint:
 
 
 @router.delete(
-    "/checkpoints/{checkpoint_id}",
+    "/checkpoints/{checkpoint_id:int}",
     operation_id="delete_checkpoint",
     summary="Have a checkpoint removed",
     status_code=202,

@@ -8,12 +8,13 @@ from fastapi import APIRouter, Path, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from app.api.deps import Cursor, Limit, ServicesDep, Wait
-from app.api.openapi import problems
+from app.api.openapi import BODY, problems
 from app.api.serializers import dataset_document
 from app.api.strict import StrictRoute
-from app.api.waiting import until, while_connected
+from app.api.waiting import watching
 from app.errors import Conflict, InvalidRequest, NotFound
 from app.service.services import Services
+from app.service.waiting import until
 from stoker.models.base import Page
 from stoker.models.records import Dataset, DatasetBody
 
@@ -29,7 +30,7 @@ Name = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$", description="
     status_code=202,
     responses={
         200: {"model": Dataset, "description": "With `wait`: inspected by now"},
-        **problems(InvalidRequest, NotFound, Conflict),
+        **problems(InvalidRequest, NotFound, Conflict, *BODY),
     },
 )
 async def register(
@@ -60,7 +61,7 @@ def _below(data_root: FilePath, given: str) -> str:
             "what lies there can be read. Move or copy the file there and give the path within.",
             code="path_outside_data_root",
         )
-    if full.is_symlink():  # what is left of one that was followed
+    if os.path.islink(full):  # noqa: PTH114 - left of one that was followed; pathlib raises for long names
         raise InvalidRequest(
             f"{given[:200]!r} is a link that leads back to itself, so nothing was registered. "
             "Point the link to the data, or give the path of the data.",
@@ -78,9 +79,9 @@ def _below(data_root: FilePath, given: str) -> str:
 async def _when_inspected(
     request: Request, services: Services, name: str, wait_seconds: float
 ) -> Dataset:
-    async with while_connected(request):
+    async with watching(request, services.tailer) as watch:
         record = await until(
-            services.tailer,
+            watch,
             lambda: services.store.datasets.get(name),
             lambda now: now.state != "inspecting",
             wait_seconds,

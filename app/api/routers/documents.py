@@ -15,6 +15,7 @@ from app.api.sse import stream, wait_for_news
 from app.api.strict import StrictRoute
 from app.errors import InvalidRequest, NotFound
 from app.service.feeds import EventFeed, LogFeed
+from app.store.cursor import cursor_of
 from app.store.records import MetricSeries
 from stoker.models.base import LARGEST_ID, Page, rfc3339
 from stoker.models.records import Attempt, Event, EventPage, LogPiece, Series
@@ -63,7 +64,7 @@ def _refuse_in_stream(request: Request, *names: str) -> None:
 
 
 @router.get(
-    "/runs/{run_id}/spec",
+    "/runs/{run_id:int}/spec",
     operation_id="get_run_spec",
     summary="Request, complete spec, source of every value, and what attempts really used",
     responses=problems(NotFound),
@@ -73,7 +74,7 @@ def get_spec(services: ServicesDep, run_id: RunId) -> RunDocuments:
 
 
 @router.get(
-    "/runs/{run_id}/events",
+    "/runs/{run_id:int}/events",
     operation_id="list_events",
     summary="Events of a run, as JSON or as a stream",
     response_model=EventPage,
@@ -106,13 +107,13 @@ async def list_events(
     last_seq = records[-1].seq if records else after
     return EventPage(
         data=[Event.model_validate(record) for record in records],
-        next_cursor=str(last_seq) if len(records) == limit else None,
+        next_cursor=cursor_of(last_seq) if len(records) == limit else None,
         last_seq=last_seq,
     )
 
 
 @router.get(
-    "/runs/{run_id}/logs",
+    "/runs/{run_id:int}/logs",
     operation_id="read_logs",
     summary="The trainer's output, as JSON or as a stream",
     response_model=LogPiece,
@@ -149,7 +150,7 @@ async def read_logs(
 
 
 @router.get(
-    "/runs/{run_id}/metrics",
+    "/runs/{run_id:int}/metrics",
     operation_id="get_metrics",
     summary="Metric curves, as JSON or CSV",
     response_model=Series,
@@ -191,7 +192,7 @@ def _csv(series: MetricSeries) -> Iterator[str]:
 
 
 @router.get(
-    "/runs/{run_id}/attempts",
+    "/runs/{run_id:int}/attempts",
     operation_id="list_attempts",
     summary="Executions of a run",
     responses=problems(NotFound, InvalidRequest),

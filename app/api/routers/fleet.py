@@ -9,6 +9,7 @@ from app.api.openapi import problems
 from app.api.serializers import run_document, worker_document
 from app.api.strict import StrictRoute
 from app.errors import InvalidRequest
+from app.store.cursor import cursor_of
 from stoker.models.base import Page
 from stoker.models.records import Worker
 from stoker.models.runs import Run
@@ -33,7 +34,7 @@ def list_workers(
     """Those that live, draining ones too; with `all` every one that there ever was."""
     records = services.store.workers.list(not all_, limit + 1, after)
     page = [worker_document(record) for record in records[:limit]]
-    return Page(data=page, next_cursor=str(page[-1].id) if len(records) > limit else None)
+    return Page(data=page, next_cursor=cursor_of(page[-1].id) if len(records) > limit else None)
 
 
 @router.get(

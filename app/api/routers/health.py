@@ -1,8 +1,9 @@
 """Liveness, readiness, and the metrics of the API; no token is asked for."""
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
-from app.api.deps import HasToken, ServicesDep
+from app.api.auth import IsTrusted
+from app.api.deps import ServicesDep
 from app.api.strict import StrictRoute
 from app.errors import StokerError, Unavailable
 from stoker.models.records import Health, Readiness
@@ -11,7 +12,7 @@ router = APIRouter(tags=["health"], route_class=StrictRoute)
 
 
 @router.get("/healthz", operation_id="get_health", summary="Whether the process answers")
-def get_health() -> Health:
+async def get_health() -> Health:
     return Health(status="ok")
 
 
@@ -20,7 +21,7 @@ def get_health() -> Health:
     operation_id="get_readiness",
     summary="Whether runs can be stored and trained",
 )
-def get_readiness(services: ServicesDep, has_token: HasToken) -> Readiness:
+def get_readiness(services: ServicesDep, is_trusted: IsTrusted) -> Readiness:
     """503 when database, migrations, workers or their artifacts are not well.
 
     `checks` say what it is, to whoever sends a token: they tell what a stranger need not know.
@@ -42,17 +43,17 @@ def get_readiness(services: ServicesDep, has_token: HasToken) -> Readiness:
         checks["database"] = error.detail
     except Exception as error:  # noqa: BLE001 - whatever is wrong with it, it is not ready
         checks["database"] = f"it cannot be read ({type(error).__name__}); run `stoker db check`"
-    if not services.tailer.is_alive:
-        checks["tailer"] = "the thread that watches the database has ended; restart the API"
+    if not (services.tailer.is_alive and services.observer.is_alive):
+        checks["threads"] = "a thread that watches the database has ended; restart the API"
     wrong = [f"{name}: {text}" for name, text in checks.items() if text != "ok"]
-    if wrong and not has_token:
+    if wrong and not is_trusted:
         raise Unavailable(
             "Something that runs need is not well. Ask with a token, and `checks` say what.",
             code="not_ready",
         )
     if wrong:
         raise Unavailable("; ".join(wrong), code="not_ready", checks=checks, workers_alive=alive)
-    if not has_token:
+    if not is_trusted:
         return Readiness(status="ready", checks=None, workers_alive=None)
     return Readiness(status="ready", checks=checks, workers_alive=alive)
 
@@ -64,9 +65,11 @@ def get_readiness(services: ServicesDep, has_token: HasToken) -> Readiness:
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
-def get_service_metrics(services: ServicesDep) -> Response:
+def get_service_metrics(request: Request) -> Response:
     """Runs by state and outcome, queue waits, request durations; workers have their own port.
 
     While the database is away `stoker_database_up` is 0, and what it would tell is absent.
     """
-    return Response(services.telemetry.exposition(), media_type="text/plain; version=0.0.4")
+    return Response(
+        request.app.state.telemetry.exposition(), media_type="text/plain; version=0.0.4"
+    )

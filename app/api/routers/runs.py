@@ -1,28 +1,29 @@
 """Runs: create, plan, list, get, change, delete."""
 
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from app.api.auth import Caller
 from app.api.bodies import read_document
 from app.api.deps import (
     Cursor,
     IdempotencyKey,
     IfMatch,
     Limit,
+    Moment,
     QueryText,
     RunId,
     ServicesDep,
     Wait,
 )
 from app.api.examples import RUN_BODY
-from app.api.intake import create
-from app.api.openapi import problems
-from app.api.problems import PayloadTooLarge, UnsupportedMediaType
+from app.api.openapi import BODY, problems
 from app.api.serializers import run_document
 from app.api.strict import StrictRoute
-from app.api.waiting import while_connected
+from app.api.waiting import watching
 from app.errors import (
     ActionNotAllowed,
     Conflict,
@@ -35,13 +36,8 @@ from app.errors import (
 from app.guard import plan as guard
 from app.lifecycle import RunState
 from app.service.probe import plan_with_probe
-from app.service.services import Made, Services
-from app.service.submit import (
-    idempotency_of,
-    plan_request,
-    require_object,
-    when_ready,
-)
+from app.service.services import Services
+from app.service.submit import plan_request, require_object, submit, when_ready
 from app.store.records import RunFilter, RunRecord
 from stoker.models.base import LARGEST_ID, Page
 from stoker.models.runs import Carry, Plan, Run, RunChanges, StateName, Status, Unchecked
@@ -58,10 +54,7 @@ router = APIRouter(tags=["runs"], route_class=StrictRoute)
     openapi_extra={"requestBody": RUN_BODY},
     responses={
         200: {"model": Run | Plan, "description": "The plan; or the run of an earlier request"},
-        **problems(
-            SpecRejected, InvalidRequest, DatasetNotReady, Conflict, PayloadTooLarge,
-            UnsupportedMediaType,
-        ),
+        **problems(SpecRejected, InvalidRequest, DatasetNotReady, Conflict, *BODY),
     },
 )  # fmt: skip
 async def create_run(
@@ -75,6 +68,7 @@ async def create_run(
     ] = False,
     wait: Wait = None,
     key: IdempotencyKey = None,
+    token: Caller = None,
 ) -> Run | Plan:
     """Resolve the spec, put it before the guard, and queue it.
 
@@ -91,23 +85,18 @@ async def create_run(
     if dry_run:
         response.status_code = 200
         if probe:
-            async with while_connected(request):
-                measured = await plan_with_probe(services, order, wait)
+            async with watching(request, services.tailer) as watch:
+                measured = await plan_with_probe(services, watch, order, wait)
             return await run_in_threadpool(planned, services, measured)
         require_no_wait(wait)
         return await run_in_threadpool(lambda: planned(services, plan_request(services, order)))
-    if wait:
-        async with while_connected(request):
-            run, is_new = await when_ready(services, wait, lambda: _create(services, order, key))
-    else:
-        run, is_new = await _create(services, order, key)
+    name = token.name if token else None
+    async with watching(request, services.tailer) as watch:
+        run, is_new = await when_ready(
+            watch, wait or 0.0, lambda: submit(services, order, key, name)
+        )
     response.status_code = 201 if is_new else 200
     return shown(run, response)
-
-
-async def _create(services: Services, request: dict[str, Any], key: str | None) -> Made:
-    with services.in_flight.only_one("runs", key):
-        return await create(services, request, idempotency_of(key, "runs", request))
 
 
 def require_no_wait(wait: float | None) -> None:
@@ -152,11 +141,17 @@ def list_runs(
     limit: Limit = 50,
     after: Cursor = None,
     state: Annotated[StateName | None, Query(description="Only in this state.")] = None,
-    status: Annotated[Status | None, Query(description="Only with this status.")] = None,
+    status: Annotated[
+        list[Status] | None, Query(description="Only with one of these; may come several times.")
+    ] = None,
     recipe: QueryText | None = None,
+    dataset: QueryText | None = None,
     label: Annotated[QueryText | None, Query(description="`key=value`, or `key`.")] = None,
     q: Annotated[QueryText | None, Query(description="Part of the name or notes.")] = None,
     parent_id: Annotated[int | None, Query(ge=1, le=LARGEST_ID)] = None,
+    created_after: Annotated[Moment | None, Query(description="At this time or later.")] = None,
+    created_before: Annotated[Moment | None, Query(description="Before this time.")] = None,
+    created_by: Annotated[QueryText | None, Query(description="Name of the token.")] = None,
 ) -> Page[Run]:
     """A page looks at 10,000 runs at most, so that it takes as long in any history: it may hold
     fewer than asked for, also none, and still have a `next_cursor`. Only null says that it is the
@@ -164,27 +159,35 @@ def list_runs(
     """
     chosen = RunFilter(
         state=RunState(state) if state else None,
-        status=status,
+        statuses=tuple(status or ()),
         recipe=recipe,
+        dataset=dataset,
         label=label,
         q=q,
         parent_id=parent_id,
+        created_after=_unix(created_after),
+        created_before=_unix(created_before),
+        created_by=created_by,
     )
     page = services.store.runs.list(chosen, limit, after)
     return Page(data=[run_document(run) for run in page.data], next_cursor=page.next_cursor)
 
 
-@router.get("/runs/{run_id}", operation_id="get_run", summary="Get a run",
+def _unix(moment: datetime | None) -> float | None:
+    return None if moment is None else moment.timestamp()
+
+
+@router.get("/runs/{run_id:int}", operation_id="get_run", summary="Get a run",
             responses=problems(NotFound))  # fmt: skip
 def get_run(services: ServicesDep, response: Response, run_id: RunId) -> Run:
     return shown(services.store.runs.get(run_id), response)
 
 
 @router.patch(
-    "/runs/{run_id}",
+    "/runs/{run_id:int}",
     operation_id="change_run",
     summary="Change name, notes, labels or priority",
-    responses=problems(InvalidRequest, NotFound, PreconditionFailed),
+    responses=problems(InvalidRequest, NotFound, PreconditionFailed, *BODY),
 )
 def change_run(
     services: ServicesDep, response: Response, run_id: RunId, body: RunChanges, version: IfMatch
@@ -194,7 +197,7 @@ def change_run(
 
 
 @router.delete(
-    "/runs/{run_id}",
+    "/runs/{run_id:int}",
     operation_id="delete_run",
     summary="Delete a run that is over, with its artifacts",
     status_code=204,

@@ -1,0 +1,77 @@
+"""What the OpenAPI document says of an operation: FastAPI's word for what an endpoint takes."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI, Request
+
+Document = dict[str, Any]
+NOTHING: Document = {}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One call of the API, as the document describes it."""
+
+    parameters: Mapping[str, bool]
+    """Names in the query, and whether each may come several times."""
+    media_types: frozenset[str]
+    """Of its body; empty: it takes none."""
+    body: Document
+    """The JSON schema of its body."""
+    components: Document
+    """The schemas that it refers to, by name."""
+
+    def fields_at(self, place: Iterable[str | int]) -> set[str]:
+        """Names that the object at this place of the body may have; empty: there is none."""
+        nodes = self._options(self.body)
+        for part in place:
+            inner = [
+                node.get("items", NOTHING)
+                if isinstance(part, int)
+                else node.get("properties", NOTHING).get(part, NOTHING)
+                for node in nodes
+            ]
+            nodes = [option for node in inner for option in self._options(node)]
+        return {name for node in nodes for name in node.get("properties", ())}
+
+    def _options(self, node: Document) -> list[Document]:
+        """The node itself, or the members of its union, with references followed."""
+        if "$ref" in node:
+            return self._options(self.components[node["$ref"].rsplit("/", 1)[1]])
+        if "anyOf" in node:
+            return [option for member in node["anyOf"] for option in self._options(member)]
+        return [node]
+
+
+def operation_of(request: Request) -> Operation | None:
+    """That of the route which was found; None: the document leaves it out."""
+    app: FastAPI = request.app
+    known: dict[str, Operation] | None = getattr(app.state, "operations", None)
+    if known is None:
+        known = app.state.operations = _operations(app.openapi())
+    return known.get(getattr(request.scope.get("route"), "operation_id", None) or "")
+
+
+def _operations(document: Document) -> dict[str, Operation]:
+    components = document.get("components", NOTHING).get("schemas", NOTHING)
+    return {
+        operation["operationId"]: _operation(operation, components)
+        for path in document["paths"].values()
+        for operation in path.values()
+    }
+
+
+def _operation(operation: Document, components: Document) -> Operation:
+    content = operation.get("requestBody", NOTHING).get("content", NOTHING)
+    return Operation(
+        parameters={
+            parameter["name"]: parameter["schema"].get("type") == "array"
+            for parameter in operation.get("parameters", ())
+            if parameter["in"] == "query"
+        },
+        media_types=frozenset(content),
+        body=content.get("application/json", NOTHING).get("schema", NOTHING),
+        components=components,
+    )

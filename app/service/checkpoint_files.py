@@ -1,0 +1,101 @@
+"""The files of a saved checkpoint: found, compared with what was written, and opened."""
+
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import IO
+
+from app.errors import Conflict, NotFound
+from app.service.services import Services
+from app.store.artifact_root import ArtifactRoot
+from app.store.records import CheckpointRecord
+from stoker.manifest import MANIFEST, BadManifest, parse_manifest
+
+
+def _damaged(record: CheckpointRecord) -> Conflict:
+    """The answer for a checkpoint that cannot be used."""
+    return Conflict(
+        f"Checkpoint {record.id} is damaged: {record.damage}. It cannot be used. GET "
+        f"/runs/{record.run_id}/checkpoints lists those that can be had.",
+        code="checkpoint_damaged",
+    )
+
+
+class CheckpointFiles:
+    """The regular files directly in a checkpoint's folder; no link, no other path is followed."""
+
+    def __init__(self, artifacts: ArtifactRoot, record: CheckpointRecord) -> None:
+        artifacts.require()
+        artifact_root = artifacts.path
+        self._record = record
+        self.label = f"run-{record.run_id}-step-{record.step}"
+        folder = (artifact_root / record.path).resolve()
+        inside = folder.is_relative_to(artifact_root.resolve())
+        if record.damage is not None:
+            raise _damaged(record)
+        if record.state != "saved" or not inside or not folder.is_dir():
+            raise NotFound(
+                f"The files of checkpoint {record.id} are gone. GET /runs/{record.run_id}"
+                "/checkpoints lists those that can be had."
+            )
+        try:
+            self._paths = {
+                path.name: path
+                for path in sorted(folder.iterdir())
+                if path.is_file() and not path.is_symlink()
+            }
+        except OSError:
+            raise self._removed() from None
+
+    def damage(self) -> str | None:
+        """What the manifest says of the files that is not so, told by their sizes; None: nothing,
+        or it cannot be read now. Whoever downloads them compares the hashes.
+        """
+        try:
+            manifest = parse_manifest(self._paths[MANIFEST].read_bytes())
+            sizes = {name: path.stat().st_size for name, path in self._paths.items()}
+        except BadManifest as error:
+            return str(error)
+        except (KeyError, OSError):
+            return None  # it is being removed, or its disk is away
+        for name, entry in manifest["files"].items():
+            if sizes.get(name) != entry["bytes"]:
+                has = f"has {sizes[name]} bytes" if name in sizes else "is gone"
+                return f"{name} {has}, and {entry['bytes']} were written"
+        return None
+
+    def open(self, files: ExitStack, name: str) -> IO[bytes]:
+        """The file of that name, closed with `files`; NotFound when there is no such file.
+
+        Opened before an answer begins, so that retention cannot take it away in the middle.
+        """
+        path = self._paths.get(name)
+        if path is None:
+            raise NotFound(
+                f"Checkpoint {self._record.id} has no file {name[:100]!r}; "
+                f"it has {', '.join(self._paths)}."
+            )
+        try:
+            return files.enter_context(path.open("rb"))
+        except OSError:
+            raise self._removed() from None
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._paths)
+
+    def _removed(self) -> NotFound:
+        return NotFound(
+            f"Checkpoint {self._record.id} was removed just now. GET /runs/{self._record.run_id}"
+            "/checkpoints lists those that are left."
+        )
+
+
+def whole_files(services: Services, record: CheckpointRecord) -> CheckpointFiles:
+    """Its files; Conflict, and noted for all, where they are not those that were saved. NotFound
+    where they are gone, Unavailable while the artifact root is away.
+    """
+    files = CheckpointFiles(services.artifacts, record)
+    if (why := files.damage()) is not None:
+        services.store.checkpoints.note_damage(record.id, why)
+        raise _damaged(replace(record, damage=why))
+    return files
