@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts, HostFacts, Lengths
 from app.guard.measured import Measured
 from app.guard.memory import memory_plan, probe_order
-from app.spec.imports import build_of
+from app.planning.imports import build_of
 from app.spec.layers import Document, overlay
 from app.spec.run import RunSpec
 from app.store.measured_memory import compared

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from app.spec.imports import IMPORTS
+from app.planning.imports import IMPORTS
 from benchmarks.figures import Figure, not_measured
 from benchmarks.memory_cases import (
     BUILD,

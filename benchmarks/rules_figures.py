@@ -16,10 +16,10 @@ from app.guard.facts import (
     HostFacts,
     UnknownFact,
 )
+from app.guard.presets.catalog import load_catalog
 from app.guard.registry import RULES
 from app.guard.resolve import resolve
 from app.guard.rule import Rule
-from app.presets.catalog import load_catalog
 from app.spec.layers import Document, merge_patch
 from app.spec.run import RunSpec
 from benchmarks.figures import Figure

@@ -13,9 +13,9 @@ import app
 from app.container import available_memory
 from app.errors import NotFound
 from app.logs import configure_logging
+from app.planning.requirements import SlotOffer
 from app.service.liveness import Observer
 from app.settings import Settings
-from app.spec.requirements import SlotOffer
 from app.store.artifact_root import ArtifactRoot
 from app.store.doorbell import Doorbell
 from app.store.identity import this_process

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from app.guard.facts import DeviceFacts, Facts, UnknownFact
 from app.guard.judge import Judgement, judge
 from app.guard.memory import memory_plan
+from app.guard.presets.catalog import load_catalog
 from app.guard.requirements import requirements_of
 from app.lifecycle import Reason
-from app.presets.catalog import load_catalog
+from app.planning.requirements import NOTHING_KNOWN, Requirements
 from app.service.inventory import dataset_facts, device_facts, host_facts
 from app.settings import Settings
 from app.spec.issue import Issue
-from app.spec.requirements import NOTHING_KNOWN, Requirements
 from app.spec.run import RunSpec
 from app.store.records import Document, Lease, NewEvent
 from worker.host import host_now, host_setup

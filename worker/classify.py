@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from app.lifecycle import Reason
-from app.spec.requirements import NOTHING_KNOWN, Requirements
+from app.planning.requirements import NOTHING_KNOWN, Requirements
 
 # What an attempt may end with because its artifact root is away: it reads and writes there.
 OF_THE_ROOT = frozenset(

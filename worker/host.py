@@ -12,7 +12,7 @@ import psutil
 
 import app
 from app.container import available_memory, limits, total_memory, usable_cores
-from app.spec.imports import build_of
+from app.planning.imports import build_of
 from app.spec.run import SPEC_VERSION
 from worker.toolchain import missing_tools
 

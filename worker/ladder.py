@@ -4,8 +4,8 @@ from dataclasses import asdict, dataclass
 
 from app.guard.memory import CUDA_CONTEXT_BYTES
 from app.lifecycle import FAIL, FREE_RETRY, Reason, ReasonPolicy
-from app.spec.ladder import RanOut, Rung, Use, next_step
-from app.spec.requirements import NOTHING_KNOWN, Requirements
+from app.planning.ladder import RanOut, Rung, Use, next_step
+from app.planning.requirements import NOTHING_KNOWN, Requirements
 from app.spec.run import RunSpec
 from app.store.records import Document, NextRung
 from worker.classify import Verdict

@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 from app.container import usable_cores
 from app.lifecycle import Reason
+from app.planning.arithmetic import threads_of_slot
+from app.planning.requirements import NOTHING_KNOWN, Requirements
 from app.settings import Settings
-from app.spec.arithmetic import threads_of_slot
-from app.spec.requirements import NOTHING_KNOWN, Requirements
 from app.spec.run import RunSpec
 from app.spec.stored import read_stored
 from app.store.records import DatasetRecord, Lease

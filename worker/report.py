@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from app.spec.ladder import Use
+from app.planning.ladder import Use
 from app.store.records import (
     Beat,
     DamagedCheckpoint,

@@ -18,7 +18,7 @@ from app.cli.findings import Finding
 from app.cli.home_lock import holder_of
 from app.cli.output import size
 from app.cli.storage import check_artifacts, check_database
-from app.presets.catalog import load_catalog
+from app.guard.presets.catalog import load_catalog
 from stoker import ClientError, Problem, find_token, read_api_file
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from app.guard.facts import DatasetFacts, DeviceFacts, Facts, HistoryFacts, UnknownFact, known
 from app.guard.rule import Loc
-from app.spec.arithmetic import (
+from app.planning.arithmetic import (
     PartSizes,
     evaluation_batch,
     evaluations,

@@ -89,7 +89,7 @@ IMPOSSIBLE = (
     Impossible(
         "A first step at a learning rate of 0.",
         "A warm-up begins one step up, and one cycle at lr over div_factor.",
-        "tests/spec/test_schedule.py::test_no_schedule_begins_at_a_rate_of_0",
+        "tests/planning/test_schedule.py::test_no_schedule_begins_at_a_rate_of_0",
     ),
     Impossible(
         "Fractions of a split that leave nothing to train on.",

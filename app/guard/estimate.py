@@ -2,7 +2,7 @@
 
 from app.guard.derived import evaluated_samples, evaluations_of, sizes_of
 from app.guard.facts import Facts, HistoryFacts, UnknownFact
-from app.spec.arithmetic import PartSizes, steps_per_epoch, total_steps
+from app.planning.arithmetic import PartSizes, steps_per_epoch, total_steps
 from app.spec.layers import Document
 from app.spec.run import RunSpec
 

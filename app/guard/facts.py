@@ -6,8 +6,8 @@ from math import ceil, prod
 from typing import Literal, TypeVar
 
 from app.guard.measured import Measured
-from app.presets.catalog import Match
-from app.spec.imports import IMPORTS, Build, Imports
+from app.guard.presets.catalog import Match
+from app.planning.imports import IMPORTS, Build, Imports
 from app.spec.run import RunSpec
 
 DTYPE_BYTES = {

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from jsonpointer import JsonPointer
 
-from app.presets.catalog import Catalog, Preset
+from app.guard.presets.catalog import Catalog, Preset
 from app.spec.layers import Document, overlay, with_default_kinds
 
 

@@ -20,10 +20,9 @@ from app.guard.memory_reading import Reading
 from app.guard.memory_room import PHASES, STEPS, Item, Room
 from app.guard.memory_step import Reckon, as_measured, compiler_bytes, on_cpu, on_cuda
 from app.guard.worker_pools import WorkerPools, worker_pools_of
-from app.spec.arithmetic import PartSizes, evaluation_batch, resolved_shuffle
-from app.spec.data import ChunkedLoader, Loader
-from app.spec.imports import Imports
-from app.spec.residency import (
+from app.planning.arithmetic import PartSizes, evaluation_batch, resolved_shuffle
+from app.planning.imports import Imports
+from app.planning.residency import (
     MIB,
     PIECE_BYTES,
     PLACE_BYTES,
@@ -33,6 +32,7 @@ from app.spec.residency import (
     memory_for_data,
     settle_residency,
 )
+from app.spec.data import ChunkedLoader, Loader
 from app.spec.run import RunSpec
 
 # Not measured on a GPU yet: the context that every process has on the device, and what PyTorch and

@@ -5,10 +5,10 @@ from typing import Any
 
 from app.guard.facts import Facts
 from app.guard.memory import MemoryPlan, memory_plan
+from app.planning.residency import LEAST_BATCHES_A_CHUNK, MIB, SLOTS
+from app.planning.worker_pool import PREFETCH_FACTOR
 from app.spec.data import ChunkedLoader, DataLoaderLoader
-from app.spec.residency import LEAST_BATCHES_A_CHUNK, MIB, SLOTS
 from app.spec.run import RunSpec
-from app.spec.worker_pool import PREFETCH_FACTOR
 
 MOST_ACCUMULATION = 65_536  # as the schema has it
 # A batch cut into more parts than this would leave too little work in each for any device.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from app.guard.facts import FieldFacts
 from app.guard.memory_room import PHASES, Item
 from app.guard.worker_pools import WorkerPools
-from app.spec.residency import (
+from app.planning.residency import (
     CHUNK_CACHE_BYTES,
     MIB,
     MOST_READ_THREADS,

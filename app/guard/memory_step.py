@@ -12,8 +12,8 @@ from app.guard.memory_model import (
     SequenceSize,
 )
 from app.guard.memory_room import STEPS, Item
-from app.spec.imports import Imports
-from app.spec.residency import MIB
+from app.planning.imports import Imports
+from app.planning.residency import MIB
 from app.spec.run import RunSpec
 
 # What PyTorch's kernels and threads hold, and what the heap does not give back, over 40 steps with

@@ -19,15 +19,15 @@ from app.guard.judge import Strictness, Unchecked, judge
 from app.guard.memory import order_of, planned_memory
 from app.guard.memory_fit import with_values
 from app.guard.patching import apply_json_patch
+from app.guard.presets.catalog import Catalog
 from app.guard.requirements import device_wanted, requirements_of, where_it_fits
 from app.guard.resolve import Resolved, resolve, with_preset_kept
-from app.presets.catalog import Catalog
-from app.spec.arithmetic import gap_of
+from app.planning.arithmetic import gap_of
+from app.planning.number_formats import number_formats
+from app.planning.requirements import NOTHING_KNOWN, Requirements
 from app.spec.data import ChronologicalSplit, ChunkedLoader, Data
 from app.spec.issue import MORE, Issue
 from app.spec.layers import Document
-from app.spec.number_formats import number_formats
-from app.spec.requirements import NOTHING_KNOWN, Requirements
 from app.spec.run import RunSpec
 
 # A fix that may not bring another issue takes that one's fix along, and so on so many times.

@@ -7,9 +7,9 @@ from typing import Literal
 from app.guard.facts import DeviceFacts, Facts, HostFacts, UnknownFact
 from app.guard.memory import CUDA_CONTEXT_BYTES, MemoryPlan, memory_plan
 from app.guard.memory_fit import with_values
+from app.planning.requirements import Requirements, SlotOffer, lacking, uses_of
+from app.planning.residency import MIB, memory_for_data, settle_residency
 from app.spec.data import ChunkedLoader
-from app.spec.requirements import Requirements, SlotOffer, lacking, uses_of
-from app.spec.residency import MIB, memory_for_data, settle_residency
 from app.spec.run import RunSpec
 
 Kind = Literal["cpu", "cuda"]

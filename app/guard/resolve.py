@@ -12,7 +12,7 @@ from app.guard.facts import Facts
 from app.guard.fixes import keeping_preset, patch_for
 from app.guard.inheritance import Inherited
 from app.guard.patching import apply_json_patch
-from app.presets.catalog import Catalog, Preset, is_how
+from app.guard.presets.catalog import Catalog, Preset, is_how
 from app.spec.availability import unavailable_issues
 from app.spec.issue import MOST_ISSUES, Issue, PatchOp, pointer
 from app.spec.layers import Document, overlay, provenance, with_default_kinds

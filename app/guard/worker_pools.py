@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from app.guard.facts import LENGTH_BYTES, DeviceFacts, FieldFacts
 from app.guard.memory_room import STEPS, Item
-from app.spec.arithmetic import PartSizes, batches_per_epoch, evaluation_batch
+from app.planning.arithmetic import PartSizes, batches_per_epoch, evaluation_batch
+from app.planning.imports import Imports
+from app.planning.residency import LEAST_PLACED_BYTES
+from app.planning.worker_pool import WorkerPool, process_bytes, worker_pool_for
 from app.spec.data import DataLoaderLoader
-from app.spec.imports import Imports
-from app.spec.residency import LEAST_PLACED_BYTES
 from app.spec.run import RunSpec
-from app.spec.worker_pool import WorkerPool, process_bytes, worker_pool_for
 
 # Until two processes on two idle cores have read their first batch; of a fork server after the
 # first time.

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from app.guard.facts import DatasetFacts, DeviceFacts, FieldFacts, HostFacts, Lengths
-from app.spec.imports import build_of
+from app.planning.imports import build_of
 from app.store.records import DatasetRecord
 from app.store.worker_records import WorkerRecord
 

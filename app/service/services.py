@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from app.errors import Conflict
 from app.guard.facts import DatasetFacts
-from app.presets.catalog import Catalog, load_catalog
+from app.guard.presets.catalog import Catalog, load_catalog
 from app.service.inventory import dataset_facts
 from app.service.liveness import ObserverThread
 from app.service.tailer import Tailer

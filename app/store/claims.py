@@ -19,7 +19,7 @@ from sqlalchemy import (
 
 from app.guard.carry import only_weights
 from app.lifecycle import Intent, RunState
-from app.spec.requirements import ON_GPU, SlotOffer, Use, uses_of
+from app.planning.requirements import ON_GPU, SlotOffer, Use, uses_of
 from app.store.datasets import other_data, pin_datasets
 from app.store.live_workers import require_alive
 from app.store.offers import fits

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, and_, select
 
 from app.lifecycle import Intent, Reason, RunState
-from app.spec.requirements import SlotOffer
+from app.planning.requirements import SlotOffer
 from app.store.beats import apply_beat
 from app.store.checkpoint_rows import has_removing
 from app.store.claims import choose_run, take

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from sqlalchemy import ColumnElement, Connection, and_, false, not_, or_, select
 
-from app.spec.requirements import Measure, SlotOffer, Use, uses_of
+from app.planning.requirements import Measure, SlotOffer, Use, uses_of
 from app.store.records import Document
 from app.store.tables import runs, workers
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from app.lifecycle import Intent, Reason, ReasonPolicy, RunState
-from app.spec.requirements import NOTHING_KNOWN, Requirements, Waiting
+from app.planning.requirements import NOTHING_KNOWN, Requirements, Waiting
 from app.spec.run import SPEC_VERSION
 
 Document = dict[str, Any]

@@ -134,7 +134,7 @@ runs = _table(
     Column("dataset", PlainText, nullable=False),
     Column("device", Text, nullable=False),
     Column("gpus", Integer, nullable=False),
-    # What it needs of a place, see spec/requirements.py; null: not known, any place will do.
+    # What it needs of a place, see planning/requirements.py; null: not known, any place will do.
     Column("needs_device_bytes", BigInteger),
     Column("needs_capability", Integer),
     Column("needs_host_bytes", BigInteger),

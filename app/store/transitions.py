@@ -27,7 +27,7 @@ from app.lifecycle import (
     RunState,
     finish_target,
 )
-from app.spec.requirements import NOTHING_KNOWN, Requirements
+from app.planning.requirements import NOTHING_KNOWN, Requirements
 from app.store.records import NextRung
 from app.store.tables import TERMINAL_VALUES, attempts, events, runs
 

@@ -16,9 +16,9 @@ from anyio.from_thread import start_blocking_portal
 from fastapi import FastAPI
 
 from app.lifecycle import Reason
+from app.planning.requirements import SlotOffer
 from app.service.services import Services
 from app.settings import Settings
-from app.spec.requirements import SlotOffer
 from app.store.artifact_root import ArtifactRoot
 from app.store.identity import this_process
 from app.store.records import (

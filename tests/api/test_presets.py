@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.presets.catalog import load_catalog
+from app.guard.presets.catalog import load_catalog
 from app.service.services import Cached
 from tests.api.support import SPEC
 

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import func, select
 
 from app.lifecycle import RunState
-from app.spec.imports import IMPORTS, build_of
+from app.planning.imports import IMPORTS, build_of
 from app.store.tables import jobs
 from tests.api.support import SPEC, spec_with
 from tests.worker.eventually import eventually

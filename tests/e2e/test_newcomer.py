@@ -10,7 +10,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 # The second command runs this very test: inside it, only quick tests are run, in one process.
-QUICK_TESTS = "--maxprocesses 1 tests/presets tests/guard/test_rules.py tests/test_lifecycle.py"
+QUICK_TESTS = (
+    "--maxprocesses 1 tests/guard/presets tests/guard/test_rules.py tests/test_lifecycle.py"
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

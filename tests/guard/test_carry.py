@@ -10,7 +10,7 @@ from app.guard.carry import carry_between
 from app.guard.facts import Facts, ParentFacts
 from app.guard.patching import apply_json_patch, apply_merge_patch
 from app.guard.plan import gap_was_settled, make_plan
-from app.presets.catalog import load_catalog
+from app.guard.presets.catalog import load_catalog
 from app.spec.parse import parse_spec
 from tests.guard.world import codes, parent_of, plan_of, weather, world
 

@@ -10,7 +10,7 @@ from app.guard.derived import precision_of
 from app.guard.facts import DeviceFacts, known
 from app.guard.plan import Plan
 from app.guard.rules.precision import precision_needs_gpu, precision_not_supported
-from app.spec.imports import IMPORTS
+from app.planning.imports import IMPORTS
 from app.spec.parse import parse_spec
 from app.spec.run import RunSpec
 from app.spec.runtime import Runtime

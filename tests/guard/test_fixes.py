@@ -7,7 +7,7 @@ import pytest
 from app.guard.facts import Facts
 from app.guard.patching import apply_json_patch
 from app.guard.plan import Plan, make_plan
-from app.presets.catalog import Catalog, Preset
+from app.guard.presets.catalog import Catalog, Preset
 from app.spec.layers import overlay
 from tests.guard.cases import CASES
 from tests.guard.unnamed import unnamed_changes

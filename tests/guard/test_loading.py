@@ -9,10 +9,10 @@ import pytest
 
 from app.guard.facts import DatasetFacts, FieldFacts
 from app.guard.rules.loading import Reading, read_amplification, reading_of
-from app.spec.arithmetic import block_samples
+from app.planning.arithmetic import block_samples
+from app.planning.residency import CHUNK_CACHE_BYTES, PIECE_BYTES
 from app.spec.data import ChunkedLoader
 from app.spec.layers import overlay
-from app.spec.residency import CHUNK_CACHE_BYTES, PIECE_BYTES
 from app.spec.run import RunSpec
 from tests.guard.cases import CHUNKED, LARGE, Change, by_torch
 from tests.guard.world import FIELDS, GIB, REQUEST, codes, plan_of, weather, with_field, world

@@ -11,7 +11,7 @@ from app.guard.measured import Measured
 from app.guard.memory import memory_plan
 from app.guard.memory_fit import with_values
 from app.guard.patching import apply_json_patch
-from app.spec.imports import IMPORTS
+from app.planning.imports import IMPORTS
 from app.spec.run import RunSpec
 from benchmarks.memory_cases import CASES, SMALL, Case, facts_of, planned, probed, spec_of, train
 from tests.guard.cases import with_host

@@ -15,9 +15,9 @@ from app.guard.facts import Facts, UnknownFact
 from app.guard.memory import CUDA_CONTEXT_BYTES, MemoryPlan, memory_plan, planned_memory
 from app.guard.memory_model import SequenceSize
 from app.guard.memory_room import PHASES
-from app.spec.imports import IMPORTS
+from app.planning.imports import IMPORTS
+from app.planning.residency import memory_for_data
 from app.spec.layers import overlay
-from app.spec.residency import memory_for_data
 from app.spec.run import RunSpec
 from app.store.measured_memory import compared
 from benchmarks import process_memory

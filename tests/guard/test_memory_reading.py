@@ -9,8 +9,8 @@ import pytest
 from app.guard.facts import Facts
 from app.guard.memory import MemoryPlan, memory_plan
 from app.guard.memory_room import PHASES
+from app.planning.residency import CHUNK_CACHE_BYTES
 from app.spec.layers import overlay
-from app.spec.residency import CHUNK_CACHE_BYTES
 from app.spec.run import RunSpec
 from tests.guard.world import CPU, FIELDS, REQUEST, RTX, weather, world
 

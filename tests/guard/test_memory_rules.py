@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.spec.imports import IMPORTS
+from app.planning.imports import IMPORTS
 from tests.guard.cases import LARGE
 from tests.guard.world import CPU, GIB, HOST, RTX, codes, plan_of, world
 

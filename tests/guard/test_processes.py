@@ -7,7 +7,7 @@ import pytest
 
 from app.guard.facts import Facts, Lengths
 from app.guard.plan import Plan
-from app.spec.imports import IMPORTS
+from app.planning.imports import IMPORTS
 from app.spec.issue import Issue
 from benchmarks import process_memory
 from benchmarks.memory_cases import BUILD

@@ -12,7 +12,7 @@ from app.cli.specfile import assign, parse_assignment
 from app.errors import StokerError
 from app.guard.patching import apply_json_patch, apply_merge_patch
 from app.guard.plan import make_plan
-from app.presets.catalog import Catalog, Preset
+from app.guard.presets.catalog import Catalog, Preset
 from app.settings import load_settings
 from app.spec.layers import DEFAULT_KINDS, leaves
 from app.spec.names import ALIASES

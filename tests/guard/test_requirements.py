@@ -8,10 +8,10 @@ import pytest
 from app.guard.facts import DeviceFacts, Facts, HostFacts
 from app.guard.memory import memory_plan
 from app.guard.requirements import device_wanted, requirements_of
-from app.spec.imports import IMPORTS
+from app.planning.imports import IMPORTS
+from app.planning.requirements import Requirements
+from app.planning.residency import MIB
 from app.spec.parse import parse_spec
-from app.spec.requirements import Requirements
-from app.spec.residency import MIB
 from app.spec.run import RunSpec
 from tests.guard.world import (
     A100,

@@ -16,7 +16,7 @@ from app.guard.facts import (
     ParentFacts,
 )
 from app.guard.plan import Plan, make_plan
-from app.presets.catalog import load_catalog
+from app.guard.presets.catalog import load_catalog
 from app.spec.issue import Issue
 from app.spec.layers import overlay
 from app.spec.parse import parse_spec

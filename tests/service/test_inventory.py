@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from app.guard.facts import DeviceFacts, FieldFacts, HostFacts, Lengths
+from app.planning.imports import build_of
 from app.service.inventory import dataset_facts, worker_devices
-from app.spec.imports import build_of
 from app.store.records import DatasetRecord, Document, Inspection
 from tests.store.conftest import World
 from worker.host import host_now, host_setup

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
+from app.planning.requirements import SlotOffer
 from app.settings import Settings, load_settings
-from app.spec.requirements import SlotOffer
 from app.store import Store, clock, migrate
 from app.store.database import Database
 from app.store.identity import this_process

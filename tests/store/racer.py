@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from app.lifecycle import Intent, Reason
+from app.planning.requirements import SlotOffer
 from app.settings import Settings, load_settings
-from app.spec.requirements import SlotOffer
 from app.store import Store, migrate, open_store
 from app.store.identity import this_process
 from app.store.records import (

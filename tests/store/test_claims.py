@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.lifecycle import Intent, Reason
-from app.spec.requirements import Requirements, SlotOffer, why_waiting
+from app.planning.requirements import Requirements, SlotOffer, why_waiting
 from app.spec.run import SPEC_VERSION
 from app.store.offers import offers_of
 from app.store.records import Document, Finish, RunFilter

@@ -4,7 +4,7 @@ import pytest
 
 from app.errors import LeaseLost
 from app.lifecycle import Intent, Reason, RunState
-from app.spec.requirements import SlotOffer
+from app.planning.requirements import SlotOffer
 from app.store.records import (
     Beat,
     Finish,

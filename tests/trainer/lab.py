@@ -11,7 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from app.spec.ladder import NO_RUNG, Rung
+from app.planning.ladder import NO_RUNG, Rung
 from worker.trainer import disk
 from worker.trainer.data.fingerprint import fingerprint
 from worker.trainer.eventlog import EventLog

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.lifecycle import Reason
-from app.spec.arithmetic import evaluations
+from app.planning.arithmetic import evaluations
 from app.spec.run import RunSpec
 from tests.trainer.lab import BASE_SPEC, merged
 from worker.trainer.agenda import Agenda

@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 
 from app.lifecycle import Reason
-from app.spec.ladder import Rung, Use
+from app.planning.ladder import Rung, Use
 from tests.trainer.lab import BUILDING_POLLS, Lab, Outcome, StopAtPoll, merged, read_events
 from worker.trainer import snapshot
 from worker.trainer.data.transfer import HostTransfer

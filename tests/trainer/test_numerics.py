@@ -12,8 +12,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from app.planning.schedule import learning_rate
 from app.spec.run import RunSpec
-from app.spec.schedule import learning_rate
 from tests.trainer.lab import BASE_SPEC, BUILDING_POLLS, Lab, Outcome, StopAtPoll, merged, unstopped
 from worker.trainer.data.batch import Batch
 from worker.trainer.data.loader import open_data

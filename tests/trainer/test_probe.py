@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from app.spec.imports import IMPORTS
+from app.planning.imports import IMPORTS
 from app.spec.run import RunSpec
 from benchmarks.memory_cases import BUILD
 

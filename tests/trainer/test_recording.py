@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from app.lifecycle import Reason
-from app.spec.ladder import NO_RUNG, Rung
+from app.planning.ladder import NO_RUNG, Rung
 from app.spec.run import RunSpec
 from tests.trainer.lab import BUILDING_POLLS, Lab, Outcome, StopAtPoll, merged
 from tests.trainer.test_numerics import spec_of

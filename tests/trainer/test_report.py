@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from app.container import Limits
-from app.spec.residency import memory_for_data
+from app.planning.residency import memory_for_data
 from tests.trainer.lab import BUILDING_POLLS, Lab, StopAtPoll, read_pulse
 from worker.trainer.data.residency import device_memory
 from worker.trainer.eventlog import EventLog, LossFile

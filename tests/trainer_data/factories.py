@@ -11,9 +11,9 @@ import h5py
 import numpy as np
 import psutil
 
+from app.planning.worker_pool import worker_pool_for
 from app.spec.data import DataLoaderLoader
 from app.spec.run import RunSpec
-from app.spec.worker_pool import worker_pool_for
 from worker.trainer.data.batch import Batch, BatchPlan
 from worker.trainer.data.batch_room import BatchRoom
 from worker.trainer.data.batch_transfer import HostBatchTransfer

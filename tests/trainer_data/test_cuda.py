@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from app.spec.ladder import NO_RUNG, Rung
+from app.planning.ladder import NO_RUNG, Rung
 from tests.trainer_data.factories import (
     entry,
     fields_of,

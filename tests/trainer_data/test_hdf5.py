@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
-from app.spec.residency import CHUNK_CACHE_BYTES
+from app.planning.residency import CHUNK_CACHE_BYTES
 from tests.trainer_data.factories import NAMES, write_arrays
 from worker.trainer.data.hdf5 import Hdf5Source, Stamp
 from worker.trainer.data.hdf5_file import open_file

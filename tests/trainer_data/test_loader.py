@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from app.spec import arithmetic
-from app.spec.ladder import NO_RUNG, Rung
+from app.planning import arithmetic
+from app.planning.ladder import NO_RUNG, Rung
 from tests.trainer_data.factories import entry, make_spec, rows_of, write_arrays
 from worker.trainer.data.loader import open_data
 from worker.trainer.data.read_threads import READ_THREADS

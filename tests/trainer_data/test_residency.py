@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from app.planning.residency import GIB, MIB, SLOTS, Memory, Need, slots_for
 from app.spec.data import ChunkedLoader
-from app.spec.residency import GIB, MIB, SLOTS, Memory, Need, slots_for
 from worker.trainer.data import residency
 from worker.trainer.data.residency import choose_residency, device_memory
 from worker.trainer.data.shuffle import Shuffle, resolve_shuffle

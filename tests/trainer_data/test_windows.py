@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from app.spec.residency import Need
+from app.planning.residency import Need
 from tests.trainer_data.factories import entry, kept, make_spec
 from worker.trainer.convert import convert, main
 from worker.trainer.data.group_source import Groups, GroupSource, open_source
@@ -186,7 +186,7 @@ def test_a_series_is_resident_where_its_windows_would_stream(tmp_path, unstopped
 
 @pytest.mark.parametrize("kind", ["one step", "several series", "flat", "planes", "bytes"])
 def test_statistics_are_those_of_the_windows(tmp_path, unstopped, kind, monkeypatch):
-    monkeypatch.setattr("app.spec.residency.PIECE_BYTES", 500)
+    monkeypatch.setattr("app.planning.residency.PIECE_BYTES", 500)
     monkeypatch.setattr("worker.trainer.data.transfer.PIECE_BYTES", 500)
     found = []
     for path in write_pair(tmp_path, FEATURES[kind]):

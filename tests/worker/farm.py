@@ -9,8 +9,8 @@ import psutil
 from sqlalchemy import text, update
 
 from app.lifecycle import Intent, RunState
+from app.planning.requirements import NOTHING_KNOWN
 from app.settings import load_settings
-from app.spec.requirements import NOTHING_KNOWN
 from app.spec.run import SPEC_VERSION, RunSpec
 from app.store.migrate import upgrade
 from app.store.records import NewRun

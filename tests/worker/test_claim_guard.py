@@ -6,8 +6,8 @@ import pytest
 
 from app.guard.facts import Facts
 from app.guard.plan import make_plan
+from app.guard.presets.catalog import load_catalog
 from app.lifecycle import Reason
-from app.presets.catalog import load_catalog
 from app.service.inventory import dataset_facts
 from app.settings import Settings
 from tests.worker.test_preparation import WAVES, lease

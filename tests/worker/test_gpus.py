@@ -8,7 +8,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.lifecycle import Intent, RunState
-from app.spec.requirements import Requirements
+from app.planning.requirements import Requirements
 from app.spec.run import SPEC_VERSION
 from tests.worker.eventually import eventually
 

@@ -7,8 +7,8 @@ import pytest
 
 from app.guard.memory import CUDA_CONTEXT_BYTES
 from app.lifecycle import CRASH_LOOP_LOSSES, FAIL, FREE_RETRY, Reason, RunState
-from app.spec.ladder import Rung, Use
-from app.spec.requirements import NOTHING_KNOWN, Requirements
+from app.planning.ladder import Rung, Use
+from app.planning.requirements import NOTHING_KNOWN, Requirements
 from app.spec.run import RunSpec
 from worker.classify import Evidence, classify
 from worker.ladder import step_down

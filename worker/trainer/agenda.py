@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from app.lifecycle import Reason
-from app.spec.arithmetic import is_due, log_interval, steps_per_epoch, total_steps
+from app.planning.arithmetic import is_due, log_interval, steps_per_epoch, total_steps
 from app.spec.run import RunSpec
 from worker.trainer.state import TrainState
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import ValidationError
 
 from app.lifecycle import Reason
-from app.spec.ladder import Rung
+from app.planning.ladder import Rung
 from app.spec.run import RunSpec
 from app.spec.stored import read_stored
 from worker.trainer.errors import TrainerError

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from app.spec.schedule import LARGEST_JUMP, learning_rate, schedule_version
+from app.planning.schedule import LARGEST_JUMP, learning_rate, schedule_version
 from worker.trainer.data.order import ORDER_VERSION
 from worker.trainer.exactness import keeps_dropout_to_itself
 from worker.trainer.start import Start

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from app.lifecycle import Reason
-from app.spec.schedule import learning_rate
+from app.planning.schedule import learning_rate
 from worker.trainer.data.batch import Batch, Batches
 from worker.trainer.evaluate import validate
 from worker.trainer.state import TrainState

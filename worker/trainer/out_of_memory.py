@@ -6,7 +6,7 @@ import re
 import torch
 
 from app.lifecycle import Reason
-from app.spec.residency import LEAST_RESERVE_BYTES, UNITS, in_gib
+from app.planning.residency import LEAST_RESERVE_BYTES, UNITS, in_gib
 from worker.trainer.errors import OutOfMemory
 from worker.trainer.memory import host_free_bytes
 

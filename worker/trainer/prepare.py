@@ -8,7 +8,7 @@ import torch
 
 from app.container import limits
 from app.lifecycle import Reason
-from app.spec.number_formats import number_formats
+from app.planning.number_formats import number_formats
 from app.spec.run import RunSpec
 from worker.trainer.agenda import Agenda
 from worker.trainer.attempt import Attempt

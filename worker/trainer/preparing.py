@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from app.spec.ladder import Use
+from app.planning.ladder import Use
 from worker.trainer.eventlog import EventLog
 from worker.trainer.pulse import Pulse
 from worker.trainer.stop import StopFlag

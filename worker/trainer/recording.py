@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from app.spec.ladder import Rung
-from app.spec.residency import in_gib
+from app.planning.ladder import Rung
+from app.planning.residency import in_gib
 from app.spec.run import RunSpec
 from app.spec.runtime import MOST_RECORDED
 from worker.trainer.data.loader import DataSet

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from app.planning.schedule import schedule_version
 from app.spec.run import RunSpec
-from app.spec.schedule import schedule_version
 from worker.trainer.agenda import Agenda
 from worker.trainer.attempt import Attempt
 from worker.trainer.checkpoint import Snapshot, Tensors, publish

@@ -22,7 +22,7 @@ from app.guard.memory_fit import has_room, with_values
 from app.guard.rule import Finding, rule
 from app.guard.rules.lost import MOST_LOST_SECONDS
 from app.guard.wording import duration, one_of, share, size
-from app.spec.arithmetic import evaluation_batch
+from app.planning.arithmetic import evaluation_batch
 from app.spec.run import RunSpec
 
 # A sample of evaluation has the forward pass alone: about a third of a training step's flops.

@@ -6,7 +6,7 @@ from app.guard.derived import device_of
 from app.guard.facts import Facts, known
 from app.guard.rule import Finding, rule
 from app.guard.wording import size
-from app.spec.arithmetic import threads_of_slot
+from app.planning.arithmetic import threads_of_slot
 from app.spec.run import RunSpec
 
 

@@ -10,7 +10,7 @@ from app.guard.facts import Facts, known
 from app.guard.rates import USUAL_BATCH, usual_rate
 from app.guard.rule import Finding, rule
 from app.guard.wording import duration, share, two_digits
-from app.spec.arithmetic import steps_per_epoch, total_steps
+from app.planning.arithmetic import steps_per_epoch, total_steps
 from app.spec.optimization import Adam
 from app.spec.run import RunSpec
 

@@ -11,9 +11,9 @@ from app.guard.memory import MemoryPlan, fields_of, memory_plan, order_of
 from app.guard.memory_fit import with_values
 from app.guard.rule import Finding, Loc, rule
 from app.guard.wording import duration, size
-from app.spec.arithmetic import block_samples
+from app.planning.arithmetic import block_samples
+from app.planning.residency import CHUNK_CACHE_BYTES, PIECE_BYTES
 from app.spec.data import ChunkedLoader
-from app.spec.residency import CHUNK_CACHE_BYTES, PIECE_BYTES
 from app.spec.run import RunSpec
 
 MOST_AMPLIFICATION = 2.0

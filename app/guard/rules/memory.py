@@ -18,8 +18,8 @@ from app.guard.memory_fit import (
 from app.guard.memory_room import Room
 from app.guard.rule import Finding, Loc, rule
 from app.guard.wording import size
+from app.planning.residency import LEAST_RESERVE_BYTES
 from app.spec.data import ChunkedLoader
-from app.spec.residency import LEAST_RESERVE_BYTES
 from app.spec.run import RunSpec
 
 LARGE_WINDOWS_BYTES = 2**30

@@ -7,7 +7,7 @@ from app.guard.derived import enough_samples, evaluated_samples, sizes_of
 from app.guard.facts import Facts
 from app.guard.rule import Finding, rule
 from app.guard.wording import share
-from app.spec.arithmetic import evaluation_batch, steps_per_epoch
+from app.planning.arithmetic import evaluation_batch, steps_per_epoch
 from app.spec.run import RunSpec
 
 LARGEST_HELD_OUT = 0.25

@@ -20,7 +20,7 @@ from app.guard.memory_fit import FILL, with_values
 from app.guard.rule import Finding, rule
 from app.guard.wording import duration, share, size
 from app.guard.worker_pools import START_SECONDS
-from app.spec.arithmetic import threads_of_slot
+from app.planning.arithmetic import threads_of_slot
 from app.spec.data import DataLoaderLoader
 from app.spec.run import RunSpec
 

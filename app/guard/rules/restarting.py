@@ -8,9 +8,9 @@ from app.guard.derived import sizes_of, steps_of
 from app.guard.facts import Facts
 from app.guard.rule import Finding, rule
 from app.guard.wording import share, two_digits
-from app.spec.arithmetic import steps_per_epoch
+from app.planning.arithmetic import steps_per_epoch
+from app.planning.schedule import LARGEST_JUMP, learning_rate
 from app.spec.run import RunSpec
-from app.spec.schedule import LARGEST_JUMP, learning_rate
 
 
 @rule(

@@ -10,9 +10,9 @@ from app.guard.facts import Facts
 from app.guard.rates import USUAL_BATCH, usual_rate
 from app.guard.rule import Finding, rule
 from app.guard.wording import share, two_digits
+from app.planning.schedule import learning_rate
 from app.spec.optimization import Constant, Plateau, Schedule
 from app.spec.run import RunSpec
-from app.spec.schedule import learning_rate
 
 LARGE_BATCH = 1024
 WARMUP_FRACTION = 0.05

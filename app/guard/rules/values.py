@@ -13,7 +13,7 @@ from app.guard.derived import (
 from app.guard.facts import DatasetFacts, Facts, FieldFacts, known
 from app.guard.memory import order_of
 from app.guard.rule import Finding, Loc, rule
-from app.spec.arithmetic import gap_of
+from app.planning.arithmetic import gap_of
 from app.spec.data import ChronologicalSplit, ChunkedLoader, DatasetsSplit, RandomSplit
 from app.spec.run import RunSpec
 

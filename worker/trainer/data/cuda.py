@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from app.lifecycle import Reason
-from app.spec.residency import PIECE_BYTES
+from app.planning.residency import PIECE_BYTES
 from worker.trainer.data.batch_room import BatchRoom
 from worker.trainer.data.counters import Cause, Counters
 from worker.trainer.data.group_source import as_groups

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from app.lifecycle import Reason
+from app.planning.worker_pool import WorkerPool
 from app.spec.data import DataLoaderLoader
-from app.spec.worker_pool import WorkerPool
 from worker.trainer.data.batch import Batch, BatchPlan
 from worker.trainer.data.batch_transfer import BatchTransfer
 from worker.trainer.data.loader_dataset import Asked, RoomFiller

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import h5py
 
-from app.spec.residency import CHUNK_CACHE_BYTES
+from app.planning.residency import CHUNK_CACHE_BYTES
 from worker.trainer.data.filters import missing_filter
 from worker.trainer.errors import DataError
 

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.spec.arithmetic import evaluation_batch
+from app.planning.arithmetic import evaluation_batch
+from app.planning.ladder import NO_RUNG, Rung, Use
+from app.planning.residency import PIECE_BYTES, Need
 from app.spec.data import ChunkedLoader, Data
-from app.spec.ladder import NO_RUNG, Rung, Use
-from app.spec.residency import PIECE_BYTES, Need
 from app.spec.run import RunSpec
 from worker.trainer.data.batch import Batches, BatchPlan
 from worker.trainer.data.checked import Checked, check_all

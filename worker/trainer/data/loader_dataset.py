@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from app.spec.residency import LEAST_PLACED_BYTES
+from app.planning.residency import LEAST_PLACED_BYTES
 from worker.trainer.data.batch_room import BatchRoom
 from worker.trainer.data.rows import in_file_order, inverse, read_rows
 from worker.trainer.data.source import OpenSource, Source

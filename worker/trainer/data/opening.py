@@ -9,11 +9,11 @@ from typing import Any, Literal, Protocol
 import torch
 
 from app.container import usable_cores
+from app.planning.imports import IMPORTS, build_of
+from app.planning.ladder import Rung, Use
+from app.planning.residency import PIECE_BYTES, Need, Residency
+from app.planning.worker_pool import WorkerPool, process_bytes, worker_pool_for
 from app.spec.data import DataLoaderLoader
-from app.spec.imports import IMPORTS, build_of
-from app.spec.ladder import Rung, Use
-from app.spec.residency import PIECE_BYTES, Need, Residency
-from app.spec.worker_pool import WorkerPool, process_bytes, worker_pool_for
 from worker.trainer.data.batch import Batches, BatchPlan
 from worker.trainer.data.batch_room import BatchRoom
 from worker.trainer.data.batch_transfer import BatchTransfer, HostBatchTransfer

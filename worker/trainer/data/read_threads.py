@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from app.container import usable_cores
-from app.spec.residency import MOST_READ_THREADS
+from app.planning.residency import MOST_READ_THREADS
 
 # HDF5 reads with one thread at a time. From the page cache, on 2 cores: h5py 6.2 GiB/s, one thread
 # 7.7, two 9.5, four 8.7.

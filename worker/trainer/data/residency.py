@@ -5,9 +5,16 @@ from dataclasses import replace
 import torch
 
 from app.container import available_memory
+from app.planning.ladder import NO_RUNG, Rung
+from app.planning.residency import (
+    Memory,
+    Need,
+    Residency,
+    in_gib,
+    memory_for_data,
+    settle_residency,
+)
 from app.spec.data import ChunkedLoader
-from app.spec.ladder import NO_RUNG, Rung
-from app.spec.residency import Memory, Need, Residency, in_gib, memory_for_data, settle_residency
 from worker.trainer.errors import SpecMismatch
 
 

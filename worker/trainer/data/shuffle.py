@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from app.spec.arithmetic import block_samples, resolved_shuffle
+from app.planning.arithmetic import block_samples, resolved_shuffle
 from app.spec.data import Loader
 from worker.trainer.data.order import Order, ShuffleKind
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from app.spec.arithmetic import PartSizes, gap_of, part_sizes
+from app.planning.arithmetic import PartSizes, gap_of, part_sizes
 from app.spec.data import ChronologicalSplit, Data, DatasetsSplit, FieldSplit, RandomSplit
 from worker.trainer.data.order import Purpose, permutation
 from worker.trainer.data.source import Rows

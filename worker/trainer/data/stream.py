@@ -4,7 +4,7 @@ import math
 from collections.abc import Generator
 from dataclasses import replace
 
-from app.spec.residency import SLOTS
+from app.planning.residency import SLOTS
 from worker.trainer.data.batch import Batch, BatchPlan
 from worker.trainer.data.counters import Counters
 from worker.trainer.data.reader import GROWTH, ChunkPlan, ChunkReader, Rooms
@@ -18,7 +18,7 @@ class Streamed:
         """Takes the memory of both slots at once, of one where a chunk is the whole part: what
         does not fit fails here, not hours later at the first evaluation, and a slot is never made
         in inference mode, where the reader's thread could not write to it. An evaluation's slots
-        so stay between evaluations: at most 2 × EVALUATION_CHUNK_BYTES (app.spec.residency) for
+        so stay between evaluations: at most 2 × EVALUATION_CHUNK_BYTES (app.planning.residency) for
         each held-out part.
         """
         self.plan = plan

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.spec.residency import LEAST_PLACED_BYTES, PIECE_BYTES
+from app.planning.residency import LEAST_PLACED_BYTES, PIECE_BYTES
 from worker.trainer.data.counters import Cause
 from worker.trainer.data.group_source import as_groups
 from worker.trainer.data.ragged import RaggedValues, one_behind_another

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.spec.arithmetic import log_interval, part_sizes, steps_per_epoch, total_steps
+from app.planning.arithmetic import log_interval, part_sizes, steps_per_epoch, total_steps
 from app.spec.data import ChronologicalSplit
 from app.spec.training import Training
 

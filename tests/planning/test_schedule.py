@@ -6,6 +6,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
+from app.planning.schedule import learning_rate, schedule_version
 from app.spec.optimization import (
     Constant,
     CosineWarmup,
@@ -14,7 +15,6 @@ from app.spec.optimization import (
     Plateau,
     Schedule,
 )
-from app.spec.schedule import learning_rate, schedule_version
 
 
 def rates(schedule: OneCycle | Constant | CosineWarmup | LinearWarmup, total: int) -> list[float]:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.planning.ladder import NO_RUNG, RanOut, Rung, Step, Use, next_step
+from app.planning.residency import GIB, MIB, Memory, Need, settle_residency
 from app.spec.data import ChunkedLoader
-from app.spec.ladder import NO_RUNG, RanOut, Rung, Step, Use, next_step
-from app.spec.residency import GIB, MIB, Memory, Need, settle_residency
 
 SAMPLE = 240_488  # bytes of a row of the reference table, and of its place
 ON_GPU = Use("cuda", "stream", 60 * GIB, SAMPLE, 2, 128, 128, 32 * MIB)

@@ -5,9 +5,9 @@ Pure arithmetic: the trainer goes by it, and the guard's memory plan reckons by 
 
 from dataclasses import dataclass
 
+from app.planning.imports import Imports
+from app.planning.ladder import NO_RUNG, Rung
 from app.spec.data import DataLoaderLoader
-from app.spec.imports import Imports
-from app.spec.ladder import NO_RUNG, Rung
 
 PREFETCH_FACTOR = 2  # torch's own default
 

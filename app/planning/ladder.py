@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, Literal, Self
 
+from app.planning.residency import LEAST_BATCHES_A_CHUNK, MIB, SLOTS, Memory, in_gib
 from app.spec.data import ChunkedLoader
-from app.spec.residency import LEAST_BATCHES_A_CHUNK, MIB, SLOTS, Memory, in_gib
 
 # Where nobody has said how much was lacking, as of a process that the kernel has killed: a rung
 # that gives back less than this would be lost in what the libraries take for themselves.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from app.spec.residency import MIB
+from app.planning.residency import MIB
 
 Build = Literal["cpu", "cuda"]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from app.guard.facts import DeviceFacts, Facts
 from app.guard.memory import memory_plan
 from app.guard.plan import make_plan
-from app.presets.catalog import GIB, Preset, load_catalog
+from app.guard.presets.catalog import GIB, Preset, load_catalog
 from app.spec.parse import parse_spec
 from tests.guard.world import CPU, HOST, REQUEST, RTX, WEATHER, plan_of, world
 
@@ -120,7 +120,7 @@ def test_a_preset_that_no_spec_could_name_is_broken(tmp_path, name):
 
 
 def test_the_documents_example_is_a_preset_that_auto_takes(tmp_path):
-    text = (Path(__file__).parents[2] / "docs" / "presets.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "presets.md").read_text()
     [name] = re.findall(r"`HOME/presets/([a-z0-9-]+)\.toml`", text)
     [example] = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     (tmp_path / f"{name}.toml").write_text(example)

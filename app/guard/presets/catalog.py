@@ -114,7 +114,8 @@ def _rank(preset: Preset) -> tuple[float, bool, str]:
 
 def load_catalog(user_dir: Path) -> Catalog:
     """Read every preset: the packaged ones, then the user's."""
-    packaged = [item for item in files("app.presets").iterdir() if item.name.endswith(".toml")]
+    there = files("app.guard.presets").iterdir()
+    packaged = [item for item in there if item.name.endswith(".toml")]
     own = sorted(user_dir.glob("*.toml")) if user_dir.is_dir() else []
     presets: dict[str, Preset] = {}
     broken: dict[str, str] = {}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from app.spec.residency import in_gib
+from app.planning.residency import in_gib
 from app.spec.run import SPEC_VERSION
 
 

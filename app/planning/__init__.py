@@ -1,0 +1,1 @@
+"""Arithmetic of a spec that guard, trainer, store and agent share: pure functions of numbers."""
