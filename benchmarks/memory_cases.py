@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from app.guard.case import Case
 from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts, HostFacts, Lengths
-from app.guard.measured import Measured
-from app.guard.memory import memory_plan, probe_order
+from app.guard.memory.measured import Measured
+from app.guard.memory.memory_plan import probe_order
 from app.planning.imports import build_of
 from app.spec.layers import Document, overlay
 from app.spec.run import RunSpec
@@ -113,7 +114,7 @@ RAGGED = RaggedShape(20_000, 120, 96)  # 242 MiB of values, which filled up woul
 
 
 @dataclass(frozen=True)
-class Case:
+class MemoryCase:
     name: str
     data: Shape
     recipe: dict[str, Any]
@@ -159,42 +160,44 @@ SGD = {"optimizer": {"kind": "sgd"}}
 PLAIN_SGD = {"optimizer": {"kind": "sgd", "momentum": 0.0}}
 ADAM = {"optimizer": {"kind": "adam"}}
 CASES = (
-    Case("the defaults, small data", SMALL, {}, 128,
+    MemoryCase("the defaults, small data", SMALL, {}, 128,
          {"training": {"max_steps": 40, "epochs": 10}, "evaluation": {"every_steps": 12}}),
-    Case("LSTM, plain SGD, resident uint8", BYTES, {"hidden_size": 32}, 64, PLAIN_SGD),
-    Case("LSTM, resident 420 MiB", WIDE, {"patch": 8}, 64, loader(residency="resident")),
-    Case("PyTorch's loader, by the trainer", WIDE, {"patch": 8}, 256, by_torch()),
-    Case("PyTorch's loader, 2 processes 4 ahead", WIDE, {"patch": 8}, 256,
+    MemoryCase("LSTM, plain SGD, resident uint8", BYTES, {"hidden_size": 32}, 64, PLAIN_SGD),
+    MemoryCase("LSTM, resident 420 MiB", WIDE, {"patch": 8}, 64, loader(residency="resident")),
+    MemoryCase("PyTorch's loader, by the trainer", WIDE, {"patch": 8}, 256, by_torch()),
+    MemoryCase("PyTorch's loader, 2 processes 4 ahead", WIDE, {"patch": 8}, 256,
          by_torch(num_workers=2, prefetch_factor=4, persistent_workers=True)),
-    Case("LSTM, 48 MiB chunks", WIDE, {"patch": 8}, 64,
-         loader(residency="stream", chunk_size="48MiB")),
-    Case("LSTM, one chunk of all", NARROW, {}, 128, loader(residency="stream", chunk_size="1GiB")),
-    Case("GRU, 16 MiB chunks, SGD", NARROW, {"encoder": "gru"}, 128,
-         {**loader(residency="stream", chunk_size="16MiB"), **SGD}),
-    Case("GRU, the same, szip", BY_HDF5, {"encoder": "gru"}, 128,
-         {**loader(residency="stream", chunk_size="16MiB"), **SGD}),
-    Case("GRU, the same, gzip", GZIP, {"encoder": "gru"}, 128,
-         {**loader(residency="stream", chunk_size="16MiB"), **SGD}),
-    Case("LSTM, ragged, resident 242 MiB", RAGGED, {"patch": 8}, 64, loader(residency="resident")),
-    Case("LSTM, ragged, 48 MiB chunks", RAGGED, {"patch": 8}, 64,
-         loader(residency="stream", chunk_size="48MiB")),
-    Case("LSTM, ragged, PyTorch's loader", RAGGED, {"patch": 8}, 256,
+    MemoryCase("LSTM, 48 MiB chunks", WIDE, {"patch": 8}, 64,
+            loader(residency="stream", chunk_size="48MiB")),
+    MemoryCase("LSTM, one chunk of all", NARROW, {}, 128,
+            loader(residency="stream", chunk_size="1GiB")),
+    MemoryCase("GRU, 16 MiB chunks, SGD", NARROW, {"encoder": "gru"}, 128,
+            {**loader(residency="stream", chunk_size="16MiB"), **SGD}),
+    MemoryCase("GRU, the same, szip", BY_HDF5, {"encoder": "gru"}, 128,
+            {**loader(residency="stream", chunk_size="16MiB"), **SGD}),
+    MemoryCase("GRU, the same, gzip", GZIP, {"encoder": "gru"}, 128,
+            {**loader(residency="stream", chunk_size="16MiB"), **SGD}),
+    MemoryCase("LSTM, ragged, resident 242 MiB", RAGGED, {"patch": 8}, 64,
+            loader(residency="resident")),
+    MemoryCase("LSTM, ragged, 48 MiB chunks", RAGGED, {"patch": 8}, 64,
+            loader(residency="stream", chunk_size="48MiB")),
+    MemoryCase("LSTM, ragged, PyTorch's loader", RAGGED, {"patch": 8}, 256,
          overlay(by_torch(), {"training": {"max_steps": 24}})),
-    Case("LSTM of 3 layers, Adam", SMALL, {"hidden_size": 128, "num_layers": 3}, 128, ADAM),
-    Case("LSTM, 25 million weights, AdamW", SMALL,
+    MemoryCase("LSTM of 3 layers, Adam", SMALL, {"hidden_size": 128, "num_layers": 3}, 128, ADAM),
+    MemoryCase("LSTM, 25 million weights, AdamW", SMALL,
          {"hidden_size": 1152, "num_layers": 2, "patch": 120}, 16),
-    Case("LSTM, 25 million weights, SGD", SMALL,
+    MemoryCase("LSTM, 25 million weights, SGD", SMALL,
          {"hidden_size": 1152, "num_layers": 2, "patch": 120}, 16, SGD),
-    Case("GRU, 19 million weights, AdamW", SMALL,
+    MemoryCase("GRU, 19 million weights, AdamW", SMALL,
          {"encoder": "gru", "hidden_size": 1152, "num_layers": 2, "patch": 120}, 16),
-    Case("LSTM, every step, batch 256", SMALL, {"hidden_size": 96, "patch": 1}, 256),
-    Case("GRU, every step, batch 256", SMALL, {"encoder": "gru", "patch": 1}, 256),
-    Case("GRU of 2 layers, batch 256", SMALL,
+    MemoryCase("LSTM, every step, batch 256", SMALL, {"hidden_size": 96, "patch": 1}, 256),
+    MemoryCase("GRU, every step, batch 256", SMALL, {"encoder": "gru", "patch": 1}, 256),
+    MemoryCase("GRU of 2 layers, batch 256", SMALL,
          {"encoder": "gru", "hidden_size": 96, "num_layers": 2, "patch": 2}, 256, SGD),
 )  # fmt: skip
 
 
-def train(case: Case, folder: Path) -> dict[str, Any]:
+def train(case: MemoryCase, folder: Path) -> dict[str, Any]:
     """`{planned_bytes, measured_bytes, ratio}` of a spec, trained in a process of its own."""
     path = case.data.write(folder)
     with tempfile.TemporaryDirectory(dir=folder) as made:
@@ -227,24 +230,25 @@ def dataset_of(path: Path) -> dict[str, Any]:
     return {"path": str(path), "fingerprint": fingerprint(path)}
 
 
-def planned(case: Case, path: Path, measured: Measured | None = None) -> dict[str, Any]:
+def planned(case: MemoryCase, path: Path, measured: Measured | None = None) -> dict[str, Any]:
     """The plan as it is stored with a run."""
-    return memory_plan(spec_of(case), replace(facts_of(case, path), measured=measured)).as_json()
+    return Case(spec_of(case), replace(facts_of(case, path), measured=measured)).memory.as_json()
 
 
-def spec_of(case: Case) -> RunSpec:
+def spec_of(case: MemoryCase) -> RunSpec:
     return RunSpec.model_validate_json(json.dumps(case.spec()))
 
 
-def facts_of(case: Case, path: Path) -> Facts:
+def facts_of(case: MemoryCase, path: Path) -> Facts:
     host = HostFacts(torch_build=BUILD, available_bytes=AVAILABLE_BYTES)
     return Facts({case.data.name: case.data.facts(path)}, (DeviceFacts("cpu", "cpu", host=host),))
 
 
-def probed(case: Case, folder: Path) -> Measured:
+def probed(case: MemoryCase, folder: Path) -> Measured:
     """One real step, as the child of an agent makes it."""
     spec, facts = spec_of(case), facts_of(case, case.data.write(folder))
-    order = {**probe_order(spec, facts), "threads": THREADS}
+    planned = Case(spec, facts)
+    order = {**probe_order(planned.workload, planned.device), "threads": THREADS}
     command = [sys.executable, "-P", "-m", "worker.trainer.probe"]
     done = subprocess.run(command, input=json.dumps(order), capture_output=True, text=True,
                           check=True, env=_as_worker())  # fmt: skip

@@ -16,7 +16,7 @@ from benchmarks.memory_cases import (
     NARROW,
     PLAIN_SGD,
     SMALL,
-    Case,
+    MemoryCase,
     planned,
     probed,
     train,
@@ -28,9 +28,9 @@ TOLERANCE = 0.15
 COMMAND = "python -m benchmarks memory"
 # A probe makes few steps, so these are trained for as few.
 PROBED = (
-    Case("LSTM, batch 128", SMALL, {}, 128),
-    Case("LSTM, batch 512", SMALL, {}, 512),
-    Case("GRU, no momentum", NARROW, {"encoder": "gru"}, 128, PLAIN_SGD),
+    MemoryCase("LSTM, batch 128", SMALL, {}, 128),
+    MemoryCase("LSTM, batch 512", SMALL, {}, 512),
+    MemoryCase("GRU, no momentum", NARROW, {"encoder": "gru"}, 128, PLAIN_SGD),
 )
 
 

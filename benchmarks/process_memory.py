@@ -16,7 +16,7 @@ import psutil
 import torch
 
 from benchmarks.figures import ROOT
-from benchmarks.memory_cases import SMALL, Case, by_torch, dataset_of, spec_of
+from benchmarks.memory_cases import SMALL, MemoryCase, by_torch, dataset_of, spec_of
 from benchmarks.steps import unstopped
 from worker.trainer.data.loader import open_data
 
@@ -77,7 +77,7 @@ def _output(code: str, *arguments: str, **environment: str) -> str:
 def measured_here(context: str) -> LoaderProcesses:
     """The same, as children of this process."""
     settings = by_torch(num_workers=2, multiprocessing_context=context)
-    case = Case("processes", SMALL, {}, 8, settings)
+    case = MemoryCase("processes", SMALL, {}, 8, settings)
     with tempfile.TemporaryDirectory() as folder, unstopped() as preparing:
         dataset = dataset_of(case.data.write(Path(folder)))
         found = open_data(spec_of(case), {SMALL.name: dataset}, torch.device("cpu"), preparing)

@@ -12,7 +12,7 @@ from app.guard.documentation import EARLY, IMPOSSIBLE, TO_COME
 from app.guard.patching import apply_json_patch
 from app.guard.registry import RULES
 from docs.asked import ASKED
-from tests.guard.cases import CASES, Case
+from tests.guard.cases import CASES, Example
 from tests.guard.world import plan_of
 
 ROOT = Path(__file__).parents[1]
@@ -37,7 +37,7 @@ rules that may be overridden, and shows that it did.
 """
 
 
-def example_of(code: str, case: Case) -> dict[str, Any]:
+def example_of(code: str, case: Example) -> dict[str, Any]:
     """A request that the rule finds something in, what it says, and the request with the fix."""
     plan = plan_of(case.found, case.facts)
     issue = next(issue for issue in plan.issues if issue.code == code)

@@ -4,11 +4,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from app.guard.case import Case
 from app.guard.facts import DeviceFacts, Facts, UnknownFact
 from app.guard.judge import Judgement, judge
-from app.guard.memory import memory_plan
+from app.guard.needs import requirements_of
 from app.guard.presets.catalog import load_catalog
-from app.guard.requirements import requirements_of
 from app.lifecycle import Reason
 from app.planning.requirements import NOTHING_KNOWN, Requirements
 from app.service.inventory import dataset_facts, device_facts, host_facts
@@ -59,15 +59,16 @@ def guard_claim(
     preset = load_catalog(settings.presets_dir).get(spec.preset)
     facts = facts_of(settings, lease, place)
     facts = replace(facts, preset=preset.match if preset is not None else None)
-    here = judge(spec, facts, lease.spec, settings.guard)
+    case = Case(spec, facts)
+    here = judge(case, lease.spec, settings.guard)
     errors = _not_waived(here, known)
     if not errors:
         return here.issues
     elsewhere = (
-        (device.kind, judge(spec, replace(facts, devices=(device,)), lease.spec, settings.guard))
+        (device.kind, judge(_only(device, case), lease.spec, settings.guard))
         for device in ELSEWHERE[spec.runtime.device]
     )
-    needs = _needs_found(spec, facts, errors)
+    needs = _needs_found(case, errors)
     could = [kind for kind, there in elsewhere if not _not_waived(there, known)]
     if not could:
         raise NotFit(Reason.spec_error, _sentences(errors))
@@ -79,13 +80,17 @@ def guard_claim(
     )
 
 
-def _needs_found(spec: RunSpec, facts: Facts, errors: Sequence[Issue]) -> Requirements:
+def _only(device: DeviceFacts, case: Case) -> Case:
+    return Case(case.spec, replace(case.facts, devices=(device,)))
+
+
+def _needs_found(case: Case, errors: Sequence[Issue]) -> Requirements:
     """What it needs by the plan of this place, and where that was refused for its memory, or for
     chunks that are small for want of it, more than there is free of it: so that it is not given to
     such a place again.
     """
     codes = {e.code for e in errors if e.code.startswith("memory.") or e.code == SMALL_CHUNK}
-    device = facts.best_device(spec.runtime.device, spec.runtime.precision)
+    device = case.best_device
     if device is None or not codes:
         return NOTHING_KNOWN
     on_gpu, host = device.kind == "cuda", device.host
@@ -102,7 +107,7 @@ def _needs_found(spec: RunSpec, facts: Facts, errors: Sequence[Issue]) -> Requir
         else "device_bytes"
         for code in codes
     }  # fmt: skip
-    planned = requirements_of(spec, facts, whole_batch=SMALL_CHUNK in codes)
+    planned = requirements_of(case, whole_batch=SMALL_CHUNK in codes)
     found = {
         name: max(have + 1, getattr(planned, name) or 0)
         for name, have in there.items()
@@ -114,7 +119,7 @@ def _needs_found(spec: RunSpec, facts: Facts, errors: Sequence[Issue]) -> Requir
 def memory_beside(settings: Settings, lease: Lease, spec: RunSpec, place: Place) -> int | None:
     """What the memory plan has beside the data here; None where nobody can plan it."""
     try:
-        return memory_plan(spec, facts_of(settings, lease, place)).beside_bytes
+        return Case(spec, facts_of(settings, lease, place)).memory.beside_bytes
     except UnknownFact:
         return None
 

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 
-from app.guard.memory import CUDA_CONTEXT_BYTES
+from app.guard.memory.items import CUDA_CONTEXT_BYTES
 from app.lifecycle import FAIL, FREE_RETRY, Reason, ReasonPolicy
 from app.planning.ladder import RanOut, Rung, Use, next_step
 from app.planning.requirements import NOTHING_KNOWN, Requirements

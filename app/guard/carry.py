@@ -1,13 +1,10 @@
 """What a restarted run takes over from its parent: the whole state, the weights, or nothing."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from app.guard.derived import as_read
-from app.guard.facts import Facts, FieldFacts, UnknownFact, known
 from app.spec.layers import Document, leaves
-from app.spec.run import RunSpec
 
 # Changes that leave the meaning of optimizer state, schedule position and order untouched.
 FULL = (
@@ -27,6 +24,8 @@ SHAPE = (
     "/recipe/kind", "/recipe/encoder", "/recipe/hidden_size", "/recipe/num_layers", "/recipe/patch",
     "/data/inputs", "/data/targets", "/data/standardize",
 )  # fmt: skip
+# The fields of a recipe among them.
+RECIPE_SHAPE = tuple(root.removeprefix("/recipe/") for root in SHAPE if root.startswith("/recipe/"))
 # Where a spec names a dataset.
 DATASETS = ("/data/dataset", "/data/split/validation", "/data/split/test")
 STARTS_ANEW = ("optimizer state", "learning-rate schedule", "order of samples", "step count")
@@ -51,26 +50,6 @@ def only_weights(changed: tuple[str, ...]) -> Carry:
     """The model is the same, what was learned of the training itself has no meaning any more."""
     why = f"The model has the same shape, but {_named(changed)} changed."
     return Carry("weights", STARTS_ANEW, changed, why)
-
-
-def declared_shape(spec: RunSpec, facts: Facts) -> Document | None:
-    """What gives the model its shape, as the recipe declares it: its own fields, how many values a
-    step of each input has, and the shape of each target; None while a fact is missing. How many
-    steps a sample has changes no weights.
-    """
-    try:
-        arrays = as_read(spec, facts).fields
-        inputs = {name: list(_field(arrays, name).shape[1:]) for name in spec.data.inputs}
-        targets = {name: list(_field(arrays, name).shape) for name in spec.data.targets}
-    except UnknownFact:
-        return None
-    names = (root.removeprefix("/recipe/") for root in SHAPE if root.startswith("/recipe/"))
-    recipe = {name: getattr(spec.recipe, name) for name in names}
-    return {"recipe": recipe, "inputs": inputs, "targets": targets}
-
-
-def _field(arrays: Mapping[str, FieldFacts], name: str) -> FieldFacts:
-    return known(arrays.get(name), f"the array {name!r}")
 
 
 def carry_between(

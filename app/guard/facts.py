@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import ceil, prod
 from typing import Literal, TypeVar
 
-from app.guard.measured import Measured
+from app.guard.memory.measured import Measured
 from app.guard.presets.catalog import Match
 from app.planning.imports import IMPORTS, Build, Imports
 from app.spec.run import RunSpec
@@ -167,6 +167,15 @@ class DeviceFacts:
             return precision not in ("tf32", "fp16-mixed")
         # TF32 came with Ampere, as bf16 did.
         return self.bf16 if precision in ("tf32", "bf16-mixed") else True
+
+    def settled_precision(self, wanted: str) -> str:
+        """`runtime.precision` with auto settled as the trainer settles it here; UnknownFact."""
+        if wanted != "auto":
+            return wanted
+        if self.kind == "cpu":
+            return "fp32"
+        has_bf16 = known(self.bf16, f"the compute capability of {self.name}")
+        return "bf16-mixed" if has_bf16 else "fp32"
 
 
 @dataclass(frozen=True)

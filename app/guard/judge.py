@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Literal
 
-from app.guard.facts import Facts, UnknownFact
+from app.guard.case import Case
+from app.guard.facts import UnknownFact
 from app.guard.fixes import patch_for
 from app.guard.registry import RULES
 from app.guard.rule import Finding, Rule, Severity
@@ -39,8 +40,7 @@ class Judgement:
 
 
 def judge(
-    spec: RunSpec,
-    facts: Facts,
+    case: Case,
     request: Document,
     strictness: Strictness = "enforce",
     rules: Sequence[Rule] = RULES,
@@ -54,15 +54,15 @@ def judge(
     unchecked: list[Unchecked] = []
     for rule in rules:
         try:
-            found = list(rule.find(spec, facts))
+            found = list(rule.find(case))
         except UnknownFact as unknown:
             unchecked.append(Unchecked(rule.code, str(unknown)))
             continue
         for finding in found:
-            accepted = rule.overridable and accepts(spec.accept_risks, rule.code)
-            waiver = None if accepted else _waiver(rule, finding, spec, facts, strictness)
+            accepted = rule.overridable and accepts(case.spec.accept_risks, rule.code)
+            waiver = None if accepted else _waiver(rule, finding, case, strictness)
             issues.append(_issue(rule, finding, request, accepted, waiver))
-    return Judgement([*issues, *_risk_issues(spec, request, rules)], unchecked)
+    return Judgement([*issues, *_risk_issues(case.spec, request, rules)], unchecked)
 
 
 def accepts(accept_risks: Sequence[str], code: str) -> bool:
@@ -70,33 +70,30 @@ def accepts(accept_risks: Sequence[str], code: str) -> bool:
     return code in accept_risks or f"{code.split('.')[0]}.*" in accept_risks
 
 
-def _waiver(
-    rule: Rule, finding: Finding, spec: RunSpec, facts: Facts, strictness: Strictness
-) -> Waiver | None:
+def _waiver(rule: Rule, finding: Finding, case: Case, strictness: Strictness) -> Waiver | None:
     """Who lets a slowness pass."""
     if rule.topic != "speed" or _severity(rule, finding) != "error":
         return None
     if strictness == "warn":
         return "site"
     # Less was known when the parent was accepted; to go on with it must not hang on that.
-    return "parent" if _parent_has(rule, finding, spec, facts) else None
+    return "parent" if _parent_has(rule, finding, case) else None
 
 
 def _severity(rule: Rule, finding: Finding) -> Severity:
     return finding.severity or rule.severity
 
 
-def _parent_has(rule: Rule, finding: Finding, spec: RunSpec, facts: Facts) -> bool:
+def _parent_has(rule: Rule, finding: Finding, case: Case) -> bool:
     """The same value there, found as well, and no risk that was accepted for it."""
-    parent = facts.parent
+    parent = case.parent
     if parent is None or accepts(parent.spec.accept_risks, rule.code):
         return False
-    specs = (one.model_dump(mode="json") for one in (spec, parent.spec))
-    value, parents_value = (value_at(one, finding.loc) for one in specs)
+    value, parents_value = (value_at(one.document, finding.loc) for one in (case, parent))
     if value != parents_value:
         return False
     try:
-        return finding.loc in [parents.loc for parents in rule(parent.spec, facts)]
+        return finding.loc in [parents.loc for parents in rule(parent)]
     except UnknownFact:
         return False
 

@@ -5,22 +5,14 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from app.errors import SpecRejected
-from app.guard.carry import declared_shape
-from app.guard.derived import (
-    dataset_of,
-    device_of,
-    gap_needed,
-    has_room_for_gap,
-    precision_of,
-)
+from app.guard.case import Case, with_values
 from app.guard.estimate import estimate_of
-from app.guard.facts import Facts, UnknownFact, known
+from app.guard.facts import Facts, UnknownFact
+from app.guard.gap import leaves_enough
 from app.guard.judge import Strictness, Unchecked, judge
-from app.guard.memory import order_of, planned_memory
-from app.guard.memory_fit import with_values
+from app.guard.needs import device_wanted, requirements_of, where_it_fits
 from app.guard.patching import apply_json_patch
 from app.guard.presets.catalog import Catalog
-from app.guard.requirements import device_wanted, requirements_of, where_it_fits
 from app.guard.resolve import Resolved, resolve, with_preset_kept
 from app.planning.arithmetic import gap_of
 from app.planning.number_formats import number_formats
@@ -28,7 +20,6 @@ from app.planning.requirements import NOTHING_KNOWN, Requirements
 from app.spec.data import ChronologicalSplit, ChunkedLoader, Data
 from app.spec.issue import MORE, Issue
 from app.spec.layers import Document
-from app.spec.run import RunSpec
 
 # A fix that may not bring another issue takes that one's fix along, and so on so many times.
 MOST_FIXES_TOGETHER = 4
@@ -84,13 +75,14 @@ def make_plan(
     Each fix was tried: with it, its issue is gone and none as severe has come; what is only warned
     of may be what was meant, and is no reason against the fix of an error. One that would bring
     another takes that one's fix along, and one that does not help is not offered. `resolved`: of
-    the request, from a caller who has it already.
+    the request, and settled, from a caller who has it already.
     """
-    resolved = resolved or resolve(request, catalog, facts)
+    resolved = resolved or settle(resolve(request, catalog, facts), facts)
     inherited = resolved.inherited
 
     def plan(changed: Document) -> Plan:
-        return judged(changed, resolve(changed, catalog, facts, inherited), facts, strictness)
+        settled = settle(resolve(changed, catalog, facts, inherited), facts)
+        return judged(changed, settled, facts, strictness)
 
     first = judged(request, resolved, facts, strictness)
     if first.spec is None:
@@ -101,40 +93,43 @@ def make_plan(
 def judged(
     request: Document, resolved: Resolved, facts: Facts, strictness: Strictness = "enforce"
 ) -> Plan:
-    """The plan with the fixes as the rules give them, untried."""
+    """The plan of a request that is resolved and settled, with the fixes as the rules give them,
+    untried.
+    """
     if resolved.spec is None or resolved.document is None:
         return Plan(request, None, {}, resolved.issues)
     if resolved.preset is not None:
         facts = replace(facts, preset=resolved.preset.match)
-    # The rules judge what is stored: what is settled now is that of every attempt.
-    settled = settled_values(resolved.spec, facts)
-    spec = with_values(resolved.spec, settled)
-    document, provenance = pin_values(resolved.document, resolved.provenance, settled)
-    requirements = requirements_of(spec, facts)
-    facts = where_it_fits(spec, requirements, facts)
-    judgement = judge(spec, facts, request, strictness)
+    case = Case(resolved.spec, facts)
+    requirements = requirements_of(case)
+    case = where_it_fits(case, requirements)
+    judgement = judge(case, request, strictness)
     found = [with_preset_kept(issue, request, resolved.preset) for issue in judgement.issues]
     return Plan(
         request,
-        document,
-        provenance,
+        resolved.document,
+        resolved.provenance,
         [*resolved.issues, *found],
         judgement.unchecked,
-        estimate_of(spec, facts),
-        planned_memory(spec, facts),
-        _computes_in(spec, facts),
-        device_wanted(spec),
+        estimate_of(case),
+        if_known(lambda: case.memory.as_json()),
+        if_known(lambda: _computes_in(case)),
+        device_wanted(case.spec),
         requirements,
-        declared_shape(spec, facts),
+        if_known(lambda: case.shape),
     )
 
 
-def _computes_in(spec: RunSpec, facts: Facts) -> Document | None:
+def if_known(derive: Callable[[], Document]) -> Document | None:
+    """What is derived; None while a fact for it is missing, which the rules name."""
     try:
-        kind, precision = device_of(spec, facts).kind, precision_of(spec, facts)
+        return derive()
     except UnknownFact:
         return None
-    return dict(number_formats(spec.recipe, precision, kind))
+
+
+def _computes_in(case: Case) -> Document:
+    return dict(number_formats(case.spec.recipe, case.precision, case.device.kind))
 
 
 def _with_tried_fix(issue: Issue, first: Plan, plan: Callable[[Document], Plan]) -> Issue:
@@ -164,19 +159,28 @@ def _identity(issue: Issue) -> tuple[str, tuple[str | int, ...]]:
     return issue.code, tuple(issue.loc)
 
 
-def pin_values(
-    document: Document, provenance: Document, settled: Document
-) -> tuple[Document, Document]:
-    """Fix which samples are trained on, and what is shuffled together: how the data is read may
-    change later, these may not.
+def settle(resolved: Resolved, facts: Facts) -> Resolved:
+    """What split and loader leave open is fixed by the data as it is now: how it is read may change
+    later, but not which samples are trained on, and what is shuffled together.
+
+    The rules judge what is stored, so this comes before them, with a case of its own.
     """
-    pinned = document
-    for place, value in settled.items():
+    if resolved.spec is None or resolved.document is None:
+        return resolved
+    case = Case(resolved.spec, facts)
+    values = {**_settled_gap(case), **_settled_order(case)}
+    pinned = resolved.document
+    for place, value in values.items():
         _, block, part, name = place.split("/")
         within = pinned[block]
         pinned = {**pinned, block: {**within, part: {**within[part], name: value}}}
-    sources = {p: {"value": value, "source": "guard"} for p, value in settled.items()}
-    return pinned, {**provenance, **sources}
+    sources = {place: {"value": value, "source": "guard"} for place, value in values.items()}
+    return replace(
+        resolved,
+        spec=with_values(resolved.spec, values),
+        document=pinned,
+        provenance={**resolved.provenance, **sources},
+    )
 
 
 def gap_was_settled(provenance: Document) -> bool:
@@ -186,26 +190,18 @@ def gap_was_settled(provenance: Document) -> bool:
     return provenance.get(GAP, {}).get("source", "default") in ("default", "guard")
 
 
-def settled_values(spec: RunSpec, facts: Facts) -> Document:
-    """By pointer, what the split and the loader leave open."""
-    return {**_settled_gap(spec, facts), **_settled_order(spec, facts)}
-
-
-def _settled_gap(spec: RunSpec, facts: Facts) -> Document:
+def _settled_gap(case: Case) -> Document:
     """Of windows so many that no two parts share a step, where that leaves enough to train on; a
     restart of the same data is split as its parent was, unless that had asked for a gap.
     """
-    split = spec.data.split
+    split, parent = case.spec.data.split, case.facts.parent
     if not isinstance(split, ChronologicalSplit) or split.gap != "auto":
         return {}
-    parent = facts.parent
-    if parent and parent.gap_was_settled and _same_cut(parent.spec.data, spec.data):
+    if parent and parent.gap_was_settled and _same_cut(parent.spec.data, case.spec.data):
         return {GAP: gap_of(parent.spec.data.split)}
     try:
-        dataset = dataset_of(spec, facts)
-        gap = gap_needed(spec, dataset)
-        samples = known(dataset.samples, f"the samples of the dataset {dataset.name}")
-        return {GAP: gap if has_room_for_gap(split, gap, samples) else 0}
+        gap = case.gap_needed
+        return {GAP: gap if leaves_enough(split, gap, case.samples) else 0}
     except UnknownFact:
         return {GAP: 0}  # the rule against leaks tells what it lacks
 
@@ -217,13 +213,15 @@ def _same_cut(one: Data, other: Data) -> bool:
     )
 
 
-def _settled_order(spec: RunSpec, facts: Facts) -> Document:
+def _settled_order(case: Case) -> Document:
     """Of the loader; nothing while a fact is unknown."""
-    loader = spec.data.loader
+    loader = case.spec.data.loader
     if not isinstance(loader, ChunkedLoader):
         return {}
+    if loader.shuffle != "auto" and (loader.shuffle, loader.shuffle_group) != ("block", "auto"):
+        return {}
     try:
-        shuffle, group = order_of(spec, dataset_of(spec, facts), loader)
+        shuffle, group = case.order
     except UnknownFact:
         return {}
     settled: Document = {"shuffle": shuffle, "shuffle_group": group}

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from app.guard.facts import Facts
-from app.spec.run import RunSpec
+from app.guard.case import Case, Loc
 
-Loc = tuple[str | int, ...]
 Severity = Literal["error", "warning"]
+# Less than this in a whole run is no loss, whatever share it is: short runs may look and save.
+LEAST_LOSS_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Finding:
     """None: the rule's. A warning where a rule of errors has estimated and not measured."""
 
 
-Find = Callable[[RunSpec, Facts], Iterator[Finding]]
+Find = Callable[[Case], Iterator[Finding]]
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Rule:
     """One rule. An error says what cannot be, or a loss beyond the rule's bound that was measured
     or exactly computed, with its number; everything else is a warning with its number.
 
-    Called with a complete spec and the facts, it gives what it finds. It raises UnknownFact where
-    it would need one that nobody has said.
+    Called with a case, it gives what it finds. It raises UnknownFact where it would need a fact
+    that nobody has said.
     """
 
     code: str
@@ -58,8 +58,8 @@ class Rule:
     def topic(self) -> str:
         return self.code.split(".")[0]
 
-    def __call__(self, spec: RunSpec, facts: Facts) -> Iterator[Finding]:
-        return self.find(spec, facts)
+    def __call__(self, case: Case) -> Iterator[Finding]:
+        return self.find(case)
 
 
 def rule(

@@ -140,9 +140,9 @@ def settle_residency(loader: ChunkedLoader, need: Need, memory: Memory) -> Resid
     resident = loader.residency == "resident" or (loader.residency == "auto" and fits)
     chunk, evaluation = _chunks(loader.chunk_size, need, memory)
     stream_bytes = need.stream_bytes(chunk, evaluation)
-    why = f"{in_gib(need.kept_bytes)} of data, {in_gib(memory.budget_bytes)} of memory for it"
-    if loader.residency != "auto":
-        why = "asked for"
+    why = "asked for"
+    if loader.residency == "auto":
+        why = f"{in_gib(need.kept_bytes)} of data, {in_gib(memory.budget_bytes)} of memory for it"
     if resident:
         return Residency("resident", why, chunk, evaluation, need.resident_bytes)
     return Residency("stream", why, chunk, evaluation, stream_bytes)

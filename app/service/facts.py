@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from app.guard.carry import carry_between
-from app.guard.derived import device_of, steps_of
+from app.guard.case import Case
 from app.guard.facts import (
     Carried,
     Facts,
@@ -13,7 +13,7 @@ from app.guard.facts import (
     UnknownFact,
 )
 from app.guard.inheritance import Inherited
-from app.guard.plan import gap_was_settled, pin_values, settled_values
+from app.guard.plan import gap_was_settled, settle
 from app.guard.resolve import Resolved, resolve
 from app.lifecycle import RunState
 from app.service.inventory import dataset_facts, worker_devices
@@ -42,7 +42,7 @@ class Parent:
 def facts_for(
     services: Services, request: Document, parent: Parent | None = None
 ) -> tuple[Facts, Resolved]:
-    """The facts as of now, and what the request comes to under them.
+    """The facts as of now, and what the request comes to under them, settled.
 
     What was learned from runs that are like it can be asked for only once it is resolved.
     """
@@ -54,39 +54,28 @@ def facts_for(
         devices=tuple(one for worker in services.workers.get() for one in worker_devices(worker)),
     )
     inherited = None if parent is None else parent.inherited
-    resolved = resolve(request, services.catalog.get(), facts, inherited)
     before = None if parent is None else _parent(parent)
-    settled = _settled(resolved, replace(facts, parent=before))
+    resolved = resolve(request, services.catalog.get(), facts, inherited)
+    settled = settle(resolved, replace(facts, parent=before))
+    carried = _carried(services, parent, settled.document, facts)
     learned = replace(
         facts,
-        history=_history(services, resolved, settled, facts),
+        history=_history(services, settled, facts),
         history_looked_for=True,
-        parent=before and replace(before, carried=_carried(services, parent, settled, facts)),
+        parent=before and replace(before, carried=carried),
     )
-    return learned, resolved
+    return learned, settled
 
 
-def _settled(resolved: Resolved, facts: Facts) -> Document | None:
-    """The spec as it would be stored; None for one that could not be parsed."""
-    if resolved.spec is None or resolved.document is None:
-        return None
-    return pin_values(resolved.document, {}, settled_values(resolved.spec, facts))[0]
-
-
-def _history(
-    services: Services,
-    resolved: Resolved,
-    settled: Document | None,
-    facts: Facts,
-) -> HistoryFacts | None:
+def _history(services: Services, settled: Resolved, facts: Facts) -> HistoryFacts | None:
     """How fast like runs were on the device that this one would get."""
-    if resolved.spec is None or settled is None:
+    if settled.spec is None or settled.document is None:
         return None
     try:
-        device = device_of(resolved.spec, facts)
+        device = Case(settled.spec, facts).device
     except UnknownFact:
         return None
-    pace = services.store.history.like(settled, device.kind, device.name)
+    pace = services.store.history.like(settled.document, device.kind, device.name)
     return None if pace is None else HistoryFacts(**asdict(pace))
 
 
@@ -114,7 +103,7 @@ def _carried(
         return None
     try:
         saved_by = read_stored(services.store.runs.documents(source.run_id).spec)
-        steps = steps_of(saved_by, facts)
+        steps = Case(saved_by, facts).steps
     except (ValueError, UnknownFact):
         return None
     state = services.store.runs.get(source.run_id).state

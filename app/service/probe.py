@@ -7,10 +7,10 @@ import anyio
 from anyio.to_thread import run_sync
 
 from app.errors import Conflict, SpecRejected
-from app.guard.derived import device_of
+from app.guard.case import Case
 from app.guard.facts import DeviceFacts, Facts, UnknownFact
-from app.guard.measured import Measured
-from app.guard.memory import memory_plan, probe_order
+from app.guard.memory.measured import Measured
+from app.guard.memory.memory_plan import probe_order
 from app.guard.plan import Plan
 from app.guard.resolve import Resolved
 from app.service.facts import facts_for
@@ -75,17 +75,17 @@ def _plannable(services: Services, request: Document, facts: Facts, resolved: Re
 
 def _order_for(services: Services, spec: RunSpec, facts: Facts) -> tuple[WorkerRecord, Document]:
     """Who measures, and what; the measurement would be for nothing where there is no plan of it."""
+    case = Case(spec, facts)
     try:
-        worker = _worker_for(services, spec, facts)
-        memory_plan(spec, facts)
-        return worker, probe_order(spec, facts)
+        worker = _worker_for(services, case.device)
+        _ = case.memory
+        return worker, probe_order(case.workload, case.device)
     except UnknownFact as unknown:
         raise _nobody(f"nobody knows {unknown}") from None
 
 
-def _worker_for(services: Services, spec: RunSpec, facts: Facts) -> WorkerRecord:
+def _worker_for(services: Services, wanted: DeviceFacts) -> WorkerRecord:
     """One that has the device which the run would get, and PyTorch for it."""
-    wanted = device_of(spec, facts)
     having = [
         worker
         for worker in services.workers.get()

@@ -10,10 +10,10 @@ def compared(plan: Mapping[str, Any] | None, peak: Mapping[str, Any] | None) -> 
     `plan` is a plan's JSON, `peak` the trainer's `peak_memory`; what is not known is null.
     """
     on_device = peak is not None and peak.get("device_bytes") is not None
-    room = (plan or {}).get("device" if on_device else "host")
+    budget = (plan or {}).get("device" if on_device else "host")
     measured = (peak or {}).get("device_bytes" if on_device else "host_bytes")
-    planned = room["planned_bytes"] if room else None
-    if on_device and room:
-        planned -= room["items"]["context"]  # which is not PyTorch's
+    planned = budget["planned_bytes"] if budget else None
+    if on_device and budget:
+        planned -= budget["items"]["context"]  # which is not PyTorch's
     ratio = planned / measured if planned is not None and measured else None
     return {"planned_bytes": planned, "measured_bytes": measured, "ratio": ratio, "plan": plan}

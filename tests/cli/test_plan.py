@@ -12,8 +12,8 @@ from app.cli.fixing import mend
 from app.cli.output import size
 from app.cli.planview import print_plan
 from app.cli.specfile import read_request
-from app.guard.measured import Measured
-from app.guard.memory import memory_plan
+from app.guard.case import Case
+from app.guard.memory.measured import Measured
 from app.guard.plan import Plan, make_plan
 from app.guard.wording import share
 from app.spec.run import RunSpec
@@ -98,7 +98,7 @@ def answer_of(plan: Plan, memory: dict[str, Any]) -> dict[str, Any]:
 def test_the_memory_plan_is_shown_with_its_largest_part_first(capsys):
     plan = make_plan(REQUEST, world(), CATALOG)
     spec = RunSpec.model_validate_json(json.dumps(plan.require_ok()))
-    memory = memory_plan(spec, world()).as_json()
+    memory = Case(spec, world()).memory.as_json()
     answer = answer_of(plan, memory)
     print_plan(answer, everything=False)
     out = capsys.readouterr().out
@@ -129,7 +129,7 @@ def test_a_measurement_is_shown(capsys):
     plan = make_plan(REQUEST, world(), CATALOG)
     spec = RunSpec.model_validate_json(json.dumps(plan.require_ok()))
     measured = Measured(spec, "host-0", 0.0, "cpu", ((16, 2**27), (128, 2**28)), 2**28)
-    memory = memory_plan(spec, replace(world(), measured=measured)).as_json()
+    memory = Case(spec, replace(world(), measured=measured)).memory.as_json()
     answer = answer_of(plan, memory)
     print_plan(answer, everything=False)
     out = capsys.readouterr().out

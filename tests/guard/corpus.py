@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from app.guard.case import Case
 from app.guard.facts import Facts, UnknownFact
 from app.guard.registry import RULES
 from app.guard.resolve import resolve
@@ -85,8 +86,9 @@ def all_found(codes: list[str], request: dict[str, Any], facts: Facts) -> bool:
         return False
     if resolved.preset is not None:
         facts = replace(facts, preset=resolved.preset.match)
+    judged = Case(resolved.spec, facts)
     try:
-        return all(any(True for _ in BY_CODE[code](resolved.spec, facts)) for code in codes)
+        return all(any(True for _ in BY_CODE[code](judged)) for code in codes)
     except UnknownFact:
         return False
 

@@ -12,7 +12,7 @@ from hypothesis.strategies import SearchStrategy
 
 from app.cli.fixing import mend
 from app.guard.facts import Facts
-from app.guard.plan import Plan, judged, make_plan
+from app.guard.plan import Plan, judged, make_plan, settle
 from app.guard.registry import RULES
 from app.guard.resolve import resolve
 from tests.guard.cases import CASES
@@ -77,7 +77,7 @@ def check_kept(raw: Plan, plan: Plan, facts: Facts) -> None:
 
 
 def judged_with(request: dict[str, Any], facts: Facts) -> Plan:
-    return judged(request, resolve(request, CATALOG, facts), facts)
+    return judged(request, settle(resolve(request, CATALOG, facts), facts), facts)
 
 
 def check_convergence(plan: Plan, facts: Facts) -> None:

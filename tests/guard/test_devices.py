@@ -6,7 +6,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from app.guard.derived import precision_of
+from app.guard.case import Case
 from app.guard.facts import DeviceFacts, known
 from app.guard.plan import Plan
 from app.guard.rules.precision import precision_needs_gpu, precision_not_supported
@@ -46,7 +46,7 @@ def test_every_device_trains_the_default_request_as_fast_as_it_computes(device):
     assert plan.issues == []
     spec = spec_of(plan)
     assert (spec.preset != "auto") == (device.kind == "cpu" or device.total_memory_bytes > 7 * GIB)
-    assert precision_of(spec, facts) == ("bf16-mixed" if device.bf16 else "fp32")
+    assert Case(spec, facts).precision == ("bf16-mixed" if device.bf16 else "fp32")
 
 
 @pytest.mark.parametrize("wanted", ["auto", "cuda"])
@@ -101,9 +101,9 @@ def test_the_guard_refuses_what_the_trainer_would_refuse(device, precision, monk
     document: dict[str, Any] = {**REQUEST, "runtime": {"precision": precision}}
     spec, _ = parse_spec(document)
     assert spec is not None
-    facts = world(devices=(device,))
+    case = Case(spec, world(devices=(device,)))
     rules = (precision_needs_gpu, precision_not_supported)
-    assert any(list(rule(spec, facts)) for rule in rules) == refused
+    assert any(list(rule(case)) for rule in rules) == refused
 
 
 @pytest.mark.parametrize(

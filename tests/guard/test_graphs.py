@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.guard.memory import memory_plan
+from app.guard.case import Case
 from app.spec.layers import overlay
 from app.spec.parse import parse_spec
 from tests.guard.world import REQUEST, RTX, codes, plan_of, world
@@ -44,7 +44,7 @@ def test_a_graph_that_must_be_has_its_memory_planned():
         change = wanting(graphs, {"training": {"gradient_accumulation_steps": 2}})
         spec, _ = parse_spec(overlay(REQUEST, change))
         assert spec is not None
-        room = memory_plan(spec, ON_RTX).device
+        room = Case(spec, ON_RTX).memory.device
         assert room is not None
         peaks[graphs] = {item.name: item.bytes for item in room.items}
     graph = peaks["always"].pop("recorded_step")

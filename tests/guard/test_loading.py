@@ -7,8 +7,9 @@ from itertools import chain
 
 import pytest
 
+from app.guard.case import Case
 from app.guard.facts import DatasetFacts, FieldFacts
-from app.guard.rules.loading import Reading, read_amplification, reading_of
+from app.guard.reads import Reading, read_amplification
 from app.planning.arithmetic import block_samples
 from app.planning.residency import CHUNK_CACHE_BYTES, PIECE_BYTES
 from app.spec.data import ChunkedLoader
@@ -146,7 +147,7 @@ def test_processes_that_take_turns_unpack_each_record_batch_for_themselves(setti
     """However large it is: none is unpacked twice by one of them."""
     asked = by_torch(shuffle="none", **settings)
     spec = RunSpec.model_validate_json(json.dumps(overlay(REQUEST, asked)))
-    reading = reading_of(spec, world())
+    reading = Case(spec, world()).reading
     assert reading is not None
     assert read_amplification(PACKED, 65_536, reading) == factor
 

@@ -6,14 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from app.guard import memory_step
-from app.guard.measured import Measured
-from app.guard.memory import memory_plan
-from app.guard.memory_fit import with_values
+from app.guard.case import Case, with_values
+from app.guard.memory import step
+from app.guard.memory.measured import Measured
 from app.guard.patching import apply_json_patch
 from app.planning.imports import IMPORTS
 from app.spec.run import RunSpec
-from benchmarks.memory_cases import CASES, SMALL, Case, facts_of, planned, probed, spec_of, train
+from benchmarks.memory_cases import (
+    CASES,
+    SMALL,
+    MemoryCase,
+    facts_of,
+    planned,
+    probed,
+    spec_of,
+    train,
+)
 from tests.guard.cases import with_host
 from tests.guard.world import GIB, REQUEST, RTX, plan_of, world
 
@@ -35,7 +43,7 @@ MEASURED = Measured(
 
 def plan(measured=MEASURED, **values):
     spec = with_values(SPEC, {f"/{name.replace('__', '/')}": v for name, v in values.items()})
-    return memory_plan(spec, replace(facts_of(CASES[0], PATH), measured=measured))
+    return Case(spec, replace(facts_of(CASES[0], PATH), measured=measured)).memory
 
 
 def step_bytes(found) -> int:
@@ -87,8 +95,8 @@ def test_a_measurement_tells_nothing_of_another_model(values):
 def test_where_memory_ran_out_the_plan_is_above_what_is_free(phase, batch):
     ran_out = Measured(SPEC, "worker", 0.0, "cpu", ran_out=(phase, batch, "It ran out."))
     found = plan(ran_out)
-    assert found.host.budget_bytes is not None
-    assert found.host.peak_bytes > found.host.budget_bytes
+    assert found.host.available_bytes is not None
+    assert found.host.peak_bytes > found.host.available_bytes
     assert "larger still" in " ".join(found.assumed)
 
 
@@ -100,7 +108,7 @@ def test_on_a_gpu_the_step_is_what_pytorch_allocated_beside_the_context_and_the_
         evaluation=(128, 400 * MIB),
     )
     assert facts.measured is not None
-    found = memory_plan(facts.measured.spec, facts)
+    found = Case(facts.measured.spec, facts).memory
     assert found.device is not None
     items = {item.name: item.bytes for item in found.device.items}
     beside = items["context"] + items["resident_data"]
@@ -113,19 +121,19 @@ def test_on_a_gpu_the_step_is_what_pytorch_allocated_beside_the_context_and_the_
 def test_a_compiler_that_was_measured_with_the_step_is_not_counted_again():
     spec = with_values(SPEC, {"/runtime/compile/mode": "default"})
     measured = replace(MEASURED, spec=spec)
-    found = memory_plan(spec, replace(facts_of(CASES[0], PATH), measured=measured))
+    found = Case(spec, replace(facts_of(CASES[0], PATH), measured=measured)).memory
     assert step_bytes(found) == pytest.approx(760 * MIB, abs=8)
     facts = as_measured(world(devices=(RTX,)), device="cuda")
     assert facts.measured is not None
     spec = with_values(facts.measured.spec, {"/runtime/compile/mode": "default"})
-    host = memory_plan(spec, replace(facts, measured=replace(facts.measured, spec=spec))).host
+    host = Case(spec, replace(facts, measured=replace(facts.measured, spec=spec))).memory.host
     assert {item.name: item.bytes for item in host.items}["compiler"] == 0
 
 
 def test_what_a_cpu_took_tells_nothing_of_a_gpu():
     facts = as_measured(world(devices=(RTX,)))
     assert facts.measured is not None
-    assert memory_plan(facts.measured.spec, facts).measured is None
+    assert Case(facts.measured.spec, facts).memory.measured is None
 
 
 def as_measured(facts, **found):
@@ -160,10 +168,10 @@ def test_a_measured_plan_is_near_a_real_trainings_peak_whatever_the_coefficients
     tmp_path, monkeypatch
 ):
     """On any machine within a factor; `python -m benchmarks memory` looks how near."""
-    case = Case("LSTM, batch 512", SMALL, {}, 512)
+    case = MemoryCase("LSTM, batch 512", SMALL, {}, 512)
     for name in ("TRAINING_ON_CPU", "EVALUATION_ON_CPU"):  # as of a recipe nobody has fitted
-        wrong = {k: replace(c, each_layer=99.0) for k, c in getattr(memory_step, name).items()}
-        monkeypatch.setattr(memory_step, name, wrong)
+        wrong = {k: replace(c, each_layer=99.0) for k, c in getattr(step, name).items()}
+        monkeypatch.setattr(step, name, wrong)
     peak = train(case, tmp_path)["measured_bytes"]
     assert planned(case, PATH)["host"]["planned_bytes"] > 2 * peak
     by_a_probe = planned(case, PATH, probed(case, tmp_path))["host"]["planned_bytes"]

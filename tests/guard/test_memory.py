@@ -10,18 +10,22 @@ from typing import Any
 import pytest
 import torch
 
-from app.guard import memory_fit
+from app.guard import case as guard_case
+from app.guard.case import Case
 from app.guard.facts import Facts, UnknownFact
-from app.guard.memory import CUDA_CONTEXT_BYTES, MemoryPlan, memory_plan, planned_memory
-from app.guard.memory_model import SequenceSize
-from app.guard.memory_room import PHASES
+from app.guard.memory.budget import PHASES
+from app.guard.memory.fitting import fitting, fitting_batch
+from app.guard.memory.items import CUDA_CONTEXT_BYTES
+from app.guard.memory.memory_plan import MemoryPlan, memory_plan
+from app.guard.memory.model_size import SequenceSize
+from app.guard.memory.workload import Workload
 from app.planning.imports import IMPORTS
 from app.planning.residency import memory_for_data
 from app.spec.layers import overlay
 from app.spec.run import RunSpec
 from app.store.measured_memory import compared
 from benchmarks import process_memory
-from benchmarks.memory_cases import BUILD, CASES, Case, RaggedShape, facts_of, loader, train
+from benchmarks.memory_cases import BUILD, CASES, MemoryCase, RaggedShape, facts_of, loader, train
 from benchmarks.memory_cases import spec_of as spec_of_case
 from tests.guard.cases import with_host
 from tests.guard.world import (
@@ -67,19 +71,19 @@ def test_parameters_are_those_of_the_model(encoder: str, hidden: int, layers: in
     [({"kind": "adamw"}, 2), ({"kind": "sgd"}, 1), ({"kind": "sgd", "momentum": 0.0}, 0)],
 )
 def test_the_optimizer_has_so_many_moments_of_every_weight(optimizer, moments):
-    items = memory_plan(spec_of(optimizer=optimizer), world()).as_json()["host"]["items"]
+    items = Case(spec_of(optimizer=optimizer), world()).memory.as_json()["host"]["items"]
     assert items.get("optimizer", 0) == moments * items["gradients"]
 
 
 def test_the_peak_is_that_of_one_phase_and_not_of_all_together():
-    host = memory_plan(spec_of(), world()).host
+    host = Case(spec_of(), world()).memory.host
     assert host.peak_bytes == max(host.peaks.values()) < sum(item.bytes for item in host.items)
 
 
 def test_on_a_gpu_model_and_data_are_on_the_device_and_the_staging_on_the_host():
-    plan = memory_plan(spec_of(), world(devices=(RTX,)))
+    plan = Case(spec_of(), world(devices=(RTX,))).memory
     assert plan.device is not None
-    assert plan.device.budget_bytes == RTX.free_memory_bytes
+    assert plan.device.available_bytes == RTX.free_memory_bytes
     assert {"weights", "activations", "resident_data"} <= {item.name for item in plan.device.items}
     assert "staging" in {item.name for item in plan.host.items}
     assert any("not measured on a GPU" in line for line in plan.assumed)
@@ -88,11 +92,11 @@ def test_on_a_gpu_model_and_data_are_on_the_device_and_the_staging_on_the_host()
 def test_a_stop_copies_a_gpus_state_beside_a_best_one_that_waits():
     """On a CPU it is written from where it lies."""
     specs = [spec_of(checkpoint={"keep_best": kept}) for kept in (1, 0)]
-    found, none = (memory_plan(spec, world(devices=(RTX,))).host for spec in specs)
+    found, none = (Case(spec, world(devices=(RTX,))).memory.host for spec in specs)
     (copy,) = (item.bytes for item in none.items if item.name == "checkpoint_snapshot")
     more = {phase: found.peaks[phase] - none.peaks[phase] for phase in PHASES}
     assert more == {**dict.fromkeys(PHASES, 0), "checkpointing": copy}
-    assert "waiting_best" not in memory_plan(spec_of(), world()).as_json()["host"]["items"]
+    assert "waiting_best" not in Case(spec_of(), world()).memory.as_json()["host"]["items"]
 
 
 @pytest.mark.parametrize("below", [1, IMPORTS["cpu"].trainer - 1])
@@ -103,16 +107,16 @@ def test_what_the_imports_take_is_not_free(below):
         "training": {"batch_size": 32},
         "data": {"loader": {"kind": "chunked", "residency": "stream", "chunk_size": "8MiB"}},
     }
-    peak = memory_plan(spec_of(**change), with_host(available_bytes=4 * GIB)).host.peak_bytes
+    peak = Case(spec_of(**change), with_host(available_bytes=4 * GIB)).memory.host.peak_bytes
     fits = with_host(available_bytes=peak + IMPORTS["cpu"].trainer)
-    assert memory_plan(spec_of(**change), fits).fits
+    assert Case(spec_of(**change), fits).memory.fits
     short = with_host(available_bytes=peak + IMPORTS["cpu"].trainer - below)
     assert "memory.over_budget" in codes(plan_of(change, short))
 
 
 def test_of_the_host_of_a_gpu_the_imports_are_taken_off_too():
-    host = memory_plan(spec_of(), world(devices=(RTX,))).host
-    assert host.budget_bytes == (RTX.host.available_bytes or 0) - IMPORTS["cpu"].trainer
+    host = Case(spec_of(), world(devices=(RTX,))).memory.host
+    assert host.available_bytes == (RTX.host.available_bytes or 0) - IMPORTS["cpu"].trainer
 
 
 @pytest.mark.parametrize("residency", ["auto", "resident"])
@@ -155,8 +159,8 @@ def test_the_compiler_takes_what_the_plan_says():
 @pytest.mark.parametrize("device", [CPU, RTX])
 def test_a_compiled_run_plans_the_compiler_on_the_host(device):
     facts = world(devices=(device,))
-    eager = memory_plan(spec_of(), facts)
-    plan = memory_plan(spec_of(runtime={"compile": {"mode": "default"}}), facts)
+    eager = Case(spec_of(), facts).memory
+    plan = Case(spec_of(runtime={"compile": {"mode": "default"}}), facts).memory
     assert plan.host.peaks["training"] == eager.host.peaks["training"] + IMPORTS["cpu"].compiler
     if plan.device is not None and eager.device is not None:
         assert plan.device.peak_bytes == eager.device.peak_bytes
@@ -174,8 +178,8 @@ def test_a_compiled_run_plans_the_compiler_on_the_host(device):
 )
 def test_a_missing_fact_is_named_and_the_plan_of_the_request_is_none(facts, missing):
     with pytest.raises(UnknownFact, match=missing):
-        memory_plan(spec_of(), facts)
-    assert planned_memory(spec_of(), facts) is None
+        _ = Case(spec_of(), facts).memory
+    assert plan_of(facts=facts).memory is None
 
 
 def test_the_plan_of_a_request_is_json_with_its_memory():
@@ -189,10 +193,10 @@ def test_the_plan_of_a_request_is_json_with_its_memory():
 def test_windows_that_are_kept_as_a_series_take_its_memory():
     steps = 50_359
     series = replace(FIELDS["features"], series_steps=steps)
-    expanded = memory_plan(spec_of(), world(weather(samples=50_000, size_bytes=10**9)))
-    kept = memory_plan(
+    expanded = Case(spec_of(), world(weather(samples=50_000, size_bytes=10**9))).memory
+    kept = Case(
         spec_of(), world(weather(samples=50_000, fields={**FIELDS, "features": series}))
-    )
+    ).memory
     # Two parts hold the window between them twice; each sample has a start and its targets.
     needed = (steps + 360) * 15 * 4 + 50_000 * (8 + 36 * 4) + 40_000 * 8
     assert (kept.data.kind, kept.data.needed_bytes) == ("resident", needed)
@@ -208,9 +212,9 @@ def bytes_of(slot: Slot) -> int:
 @pytest.mark.parametrize("chunk_size", ["2KiB", "16KiB", "1MiB"])
 def test_a_plan_has_the_chunks_of_ragged_samples_that_the_trainer_makes(tmp_path, chunk_size):
     data = RaggedShape(1_000, 120, 3, "uint8")
-    case = Case("ragged", data, {}, 16, loader(residency="stream", chunk_size=chunk_size))
+    case = MemoryCase("ragged", data, {}, 16, loader(residency="stream", chunk_size=chunk_size))
     path = data.write(tmp_path)
-    planned = memory_plan(spec_of_case(case), facts_of(case, path))
+    planned = Case(spec_of_case(case), facts_of(case, path)).memory
     found = open_data(
         spec_of_case(case), {data.name: entry(path)}, torch.device("cpu"), preparing(tmp_path)
     )
@@ -226,10 +230,10 @@ def test_a_plan_has_the_chunks_of_ragged_samples_that_the_trainer_makes(tmp_path
 
 
 def test_planned_and_measured_are_compared_where_the_model_was():
-    on_cpu = memory_plan(spec_of(), world()).as_json()
+    on_cpu = Case(spec_of(), world()).memory.as_json()
     found = compared(on_cpu, {"host_bytes": 10**8, "device_bytes": None})
     assert found["ratio"] == on_cpu["host"]["planned_bytes"] / 10**8
-    on_gpu = memory_plan(spec_of(), world(devices=(RTX,))).as_json()
+    on_gpu = Case(spec_of(), world(devices=(RTX,))).memory.as_json()
     items = on_gpu["device"]["items"]
     found = compared(on_gpu, {"host_bytes": 1, "device_bytes": 10**8})
     assert found["planned_bytes"] == on_gpu["device"]["planned_bytes"] - items["context"]
@@ -250,8 +254,8 @@ def test_what_is_too_large_gets_the_largest_batch_that_fits_and_keeps_the_effect
     )
     assert batch * steps == 512
     larger = spec_of(recipe=change["recipe"], training={"batch_size": 2 * batch})
-    room = memory_plan(larger, facts).host
-    assert room.peak_bytes > 0.85 * (room.budget_bytes or 0)
+    host = Case(larger, facts).memory.host
+    assert host.peak_bytes > 0.85 * (host.available_bytes or 0)
 
 
 @pytest.mark.parametrize(
@@ -275,21 +279,21 @@ def test_few_plans_are_made_in_search_of_what_fits(batch, hidden, monkeypatch):
     """Halving: so many for 32 parts at the utmost, and as many for 16 powers of two."""
     plans: list[RunSpec] = []
 
-    def counted(spec: RunSpec, facts: Facts) -> MemoryPlan:
-        plans.append(spec)
-        return memory_plan(spec, facts)
+    def counted(work: Workload, *rest: Any) -> MemoryPlan:
+        plans.append(work.spec)
+        return memory_plan(work, *rest)
 
-    monkeypatch.setattr(memory_fit, "memory_plan", counted)
+    monkeypatch.setattr(guard_case, "memory_plan", counted)
     change = {"recipe": {"hidden_size": hidden, "patch": 1}, "training": {"batch_size": batch}}
-    plan_spec, facts = spec_of(**change), with_host(available_bytes=2 * GIB)
-    values = memory_fit.fitting(plan_spec, facts)
+    case = Case(spec_of(**change), with_host(available_bytes=2 * GIB))
+    values = fitting(case)
     assert len(plans) <= 20
     if values:
-        assert memory_plan(memory_fit.with_values(plan_spec, values), facts).fits
+        assert case.with_values(values).memory.fits
         whole = values["/training/batch_size"] * values["/training/gradient_accumulation_steps"]
         assert whole == batch
     else:
-        memory_fit.fitting_batch(plan_spec, facts)
+        fitting_batch(case)
         assert len(plans) <= 24
 
 
@@ -300,7 +304,7 @@ def test_data_makes_room_before_the_batch_does():
         "data": {"loader": {"kind": "chunked", "residency": "resident"}},
     }
     data = weather(samples=40_000, size_bytes=870_000_000)
-    peak = memory_plan(spec_of(**change), world(data)).host.peak_bytes
+    peak = Case(spec_of(**change), world(data)).memory.host.peak_bytes
     facts = replace(with_host(available_bytes=int(0.98 * peak)), datasets={"weather": data})
     issue = next(i for i in plan_of(change, facts).issues if i.code == "memory.over_budget")
     assert {op.path for op in issue.fix} == {
@@ -333,7 +337,7 @@ def test_the_reference_table_stays_on_a_card_of_16_gb_and_the_trainer_is_told_th
     )
     card = replace(RTX, total_memory_bytes=16 * GIB, free_memory_bytes=int(15.4 * GIB))
     facts = world(table, devices=(card,))
-    plan = memory_plan(spec_of(), facts)
+    plan = Case(spec_of(), facts).memory
     assert plan.device is not None
     assert plan.fits
     assert plan.data.kind == "resident"
@@ -341,5 +345,5 @@ def test_the_reference_table_stays_on_a_card_of_16_gb_and_the_trainer_is_told_th
     # The trainer measures what is free once its context is there.
     free = int(15.4 * GIB) - CUDA_CONTEXT_BYTES
     assert memory_for_data(free, plan.beside_bytes, on_gpu=True) == plan.data_memory
-    wide = memory_plan(spec_of(recipe={"hidden_size": 2048, "patch": 1}), facts)
+    wide = Case(spec_of(recipe={"hidden_size": 2048, "patch": 1}), facts).memory
     assert wide.data.kind == "stream"

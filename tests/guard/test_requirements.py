@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from app.guard.case import Case
 from app.guard.facts import DeviceFacts, Facts, HostFacts
-from app.guard.memory import memory_plan
-from app.guard.requirements import device_wanted, requirements_of
+from app.guard.needs import device_wanted, requirements_of
 from app.planning.imports import IMPORTS
 from app.planning.requirements import Requirements
 from app.planning.residency import MIB
@@ -47,7 +47,7 @@ def spec_of(change: dict[str, Any]) -> RunSpec:
 
 
 def fits(spec: RunSpec, device: DeviceFacts) -> bool:
-    return memory_plan(spec, world(MANY, devices=(device,))).fits
+    return Case(spec, world(MANY, devices=(device,))).memory.fits
 
 
 @pytest.mark.parametrize("change", SPECS, ids=str)
@@ -55,7 +55,7 @@ def test_what_is_needed_of_a_gpu_is_the_least_that_fits(change):
     spec = spec_of(change)
     host = replace(HOST, memory_bytes=2**40, available_bytes=2**40)
     card = replace(RTX, host=host)
-    needs = requirements_of(spec, world(MANY, devices=(card,)))
+    needs = requirements_of(Case(spec, world(MANY, devices=(card,))))
     assert needs.device_bytes is not None
     assert fits(spec, replace(card, free_memory_bytes=needs.device_bytes))
     assert not fits(spec, replace(card, free_memory_bytes=needs.device_bytes - MIB))
@@ -67,7 +67,7 @@ def test_what_is_needed_of_a_gpu_is_the_least_that_fits(change):
 @pytest.mark.parametrize("change", SPECS, ids=str)
 def test_what_is_needed_of_a_host_is_the_least_that_fits(change):
     spec = spec_of({**change, "runtime": {"device": "cpu"}})
-    needs = requirements_of(spec, world(MANY))
+    needs = requirements_of(Case(spec, world(MANY)))
     assert needs.cpu_bytes is not None
 
     def with_free(count: int) -> DeviceFacts:
@@ -78,11 +78,11 @@ def test_what_is_needed_of_a_host_is_the_least_that_fits(change):
 
 
 def test_a_run_for_one_kind_of_device_needs_nothing_of_the_other():
-    on_cpu = requirements_of(spec_of({"runtime": {"device": "cpu"}}), world())
+    on_cpu = requirements_of(Case(spec_of({"runtime": {"device": "cpu"}}), world()))
     assert (on_cpu.device_bytes, on_cpu.host_bytes) == (None, None)
-    on_gpu = requirements_of(spec_of({"runtime": {"device": "cuda"}}), world(devices=(RTX,)))
+    on_gpu = requirements_of(Case(spec_of({"runtime": {"device": "cuda"}}), world(devices=(RTX,))))
     assert on_gpu.cpu_bytes is None
-    either = requirements_of(spec_of({}), world())
+    either = requirements_of(Case(spec_of({}), world()))
     assert None not in (either.device_bytes, either.host_bytes, either.cpu_bytes)
 
 
@@ -94,20 +94,20 @@ def test_a_run_for_one_kind_of_device_needs_nothing_of_the_other():
 def test_a_precision_needs_a_device_that_computes_so(precision, device, capability):
     spec = spec_of({"runtime": {"precision": precision}})
     assert device_wanted(spec) == device
-    assert requirements_of(spec, world()).capability == capability
+    assert requirements_of(Case(spec, world())).capability == capability
 
 
 def test_what_is_not_known_is_not_needed():
     spec = spec_of({})
-    assert requirements_of(spec, Facts()) == Requirements()
-    nobody = requirements_of(spec, world(devices=()))
+    assert requirements_of(Case(spec, Facts())) == Requirements()
+    nobody = requirements_of(Case(spec, world(devices=())))
     assert nobody.cpu_bytes is not None  # the imports of the smallest build of PyTorch, then
     assert nobody.cpu_bytes >= IMPORTS["cpu"].trainer
 
 
 def test_the_checkpoints_that_are_kept_need_disk():
-    one = requirements_of(spec_of({"checkpoint": {"keep_last": 1, "keep_best": 0}}), world())
-    five = requirements_of(spec_of({"checkpoint": {"keep_last": 3, "keep_best": 1}}), world())
+    one = requirements_of(Case(spec_of({"checkpoint": {"keep_last": 1, "keep_best": 0}}), world()))
+    five = requirements_of(Case(spec_of({"checkpoint": {"keep_last": 3, "keep_best": 1}}), world()))
     assert one.disk_bytes is not None
     assert five.disk_bytes == one.disk_bytes // 2 * 5
 
@@ -145,8 +145,8 @@ def test_a_run_whose_slow_chunks_were_accepted_needs_no_more_than_its_card_has()
     assert plan.requirements.device_bytes <= 8 * GIB
     spec, _ = parse_spec(plan.require_ok())
     assert spec is not None
-    whole = requirements_of(spec, facts, whole_batch=True).device_bytes
+    whole = requirements_of(Case(spec, facts), whole_batch=True).device_bytes
     assert whole is not None
     for free, holds in ((whole, True), (whole - MIB, False)):
         there = replace(facts, devices=(replace(card, free_memory_bytes=free),))
-        assert memory_plan(spec, there).data.holds(4096) is holds
+        assert Case(spec, there).memory.data.holds(4096) is holds

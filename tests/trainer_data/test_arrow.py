@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from app.guard.facts import FieldFacts
-from app.guard.rules.loading import Reading, read_amplification
+from app.guard.reads import Reading, read_amplification
 from tests.trainer_data.arrow_files import PACKINGS, table, write, write_folder, write_hdf5
 from tests.trainer_data.factories import entry, kept, make_spec
 from worker.trainer.data import arrow_open
@@ -250,7 +250,7 @@ def test_a_record_batch_is_unpacked_as_often_as_the_guard_reckons(
     """Each time it is read from one chunk to the next, but not from one piece to the next, however
     large it is.
     """
-    monkeypatch.setattr("app.guard.rules.loading.CHUNK_CACHE_BYTES", 1)
+    monkeypatch.setattr("app.guard.reads.CHUNK_CACHE_BYTES", 1)
     folder = write_folder(tmp_path / "data", ARRAYS)
     unpacked = []
 

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from app.guard.memory import CUDA_CONTEXT_BYTES
+from app.guard.memory.items import CUDA_CONTEXT_BYTES
 from app.lifecycle import CRASH_LOOP_LOSSES, FAIL, FREE_RETRY, Reason, RunState
 from app.planning.ladder import Rung, Use
 from app.planning.requirements import NOTHING_KNOWN, Requirements

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
-from app.guard.derived import LEAST_LOSS_SECONDS, device_of, steps_of
-from app.guard.facts import Facts, known
-from app.guard.rule import Finding, rule
+from app.guard.case import Case
+from app.guard.facts import known
+from app.guard.rule import LEAST_LOSS_SECONDS, Finding, rule
 from app.guard.wording import duration
-from app.spec.run import RunSpec
 
 WHERE = ("runtime", "compile", "mode")
 EAGERLY = {"/runtime/compile/mode": "none"}
@@ -20,11 +19,11 @@ TRITON_SINCE = (7, 0)
     stands_on="PyTorch writes C++ for a CPU, and for a GPU Triton, which knows compute capability "
     "7.0 and newer; it builds both where the run trains.",
 )
-def cannot_compile(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def cannot_compile(case: Case) -> Iterator[Finding]:
     """Where steps are to be compiled, the host has a compiler for its device."""
-    if spec.runtime.compile.mode == "none":
+    if case.spec.runtime.compile.mode == "none":
         return
-    device = device_of(spec, facts)
+    device = case.device
     if device.kind == "cuda" and (device.capability or TRITON_SINCE) < TRITON_SINCE:
         yield Finding(
             WHERE,
@@ -53,8 +52,9 @@ def cannot_compile(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     "each, four times: medians of 1.01 to 1.13 for compiled over eager. On a GPU not measured.",
     measured_by="compiled_recurrence",
 )
-def compiled_recurrence(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def compiled_recurrence(case: Case) -> Iterator[Finding]:
     """A model whose work is an LSTM or a GRU is not compiled."""
+    spec = case.spec
     if spec.runtime.compile.mode == "none" or spec.recipe.kind != "sequence":
         return
     encoder = spec.recipe.encoder.upper()
@@ -73,13 +73,13 @@ def compiled_recurrence(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     stands_on="Seconds that compiling took in like runs of this service's history; what the cache "
     "had then took less. Not a claim about steps, so not timed here.",
 )
-def compilation_outlasts_steps(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def compilation_outlasts_steps(case: Case) -> Iterator[Finding]:
     """Compiling takes less time than the steps, or than a minute."""
-    if spec.runtime.compile.mode == "none":
+    if case.spec.runtime.compile.mode == "none":
         return
-    history = known(facts.history, "how fast runs like it are")
+    history = case.like_runs
     compiling = known(history.compiling_seconds, "how long the steps of runs like it compile")
-    steps = steps_of(spec, facts) / history.iterations_per_second
+    steps = case.steps / history.iterations_per_second
     if compiling <= max(steps, LEAST_LOSS_SECONDS):
         return
     yield Finding(

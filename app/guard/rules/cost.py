@@ -4,26 +4,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from app.guard.derived import (
-    LEAST_LOSS_SECONDS,
-    device_of,
-    effective_batch,
-    enough_samples,
-    epochs_of,
-    evaluated_samples,
-    evaluations_of,
-    history_of,
-    sizes_of,
-    steps_of,
-)
-from app.guard.facts import Facts, known
-from app.guard.memory import memory_plan
-from app.guard.memory_fit import has_room, with_values
-from app.guard.rule import Finding, rule
+from app.guard.case import Case
+from app.guard.facts import known
+from app.guard.memory.fitting import fits_well
+from app.guard.rule import LEAST_LOSS_SECONDS, Finding, rule
 from app.guard.rules.lost import MOST_LOST_SECONDS
 from app.guard.wording import duration, one_of, share, size
-from app.planning.arithmetic import evaluation_batch
-from app.spec.run import RunSpec
 
 # A sample of evaluation has the forward pass alone: about a third of a training step's flops.
 FORWARD_SHARE = 1 / 3
@@ -60,12 +46,12 @@ class _Evaluating:
         return int(self.trained * MOST_EVALUATION / (1 - MOST_EVALUATION) / self.for_a_sample)
 
 
-def _evaluating(spec: RunSpec, facts: Facts) -> _Evaluating:
+def _evaluating(case: Case) -> _Evaluating:
     """By what like runs took; without them by samples and passes. UnknownFact."""
-    sizes, steps, history = sizes_of(spec, facts), steps_of(spec, facts), history_of(facts)
-    evaluations = max(0, evaluations_of(spec, sizes) - 1)
-    samples = evaluated_samples(spec, sizes.validation)
-    trained = epochs_of(spec, facts) * sizes.training
+    sizes, steps, history = case.sizes, case.steps, case.history
+    evaluations = max(0, case.evaluations - 1)
+    samples = case.evaluated_samples
+    trained = case.epochs * sizes.training
     if history is None:
         return _Evaluating(evaluations, samples, trained, FORWARD_SHARE)
     seconds = steps / history.iterations_per_second
@@ -81,59 +67,58 @@ def _evaluating(spec: RunSpec, facts: Facts) -> _Evaluating:
     "had validation at 2.1 s a batch. Where like runs were timed, their figures.",
     measured_by="evaluation_share",
 )
-def evaluation_is_short(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def evaluation_is_short(case: Case) -> Iterator[Finding]:
     """Before a run's end, evaluation takes at most a quarter of its time, or a minute; where it was
     measured to take more than half of it, and ten minutes, the run is refused."""
-    found = _evaluating(spec, facts)
+    found = _evaluating(case)
     if found.share <= MOST_EVALUATION:
         return
-    if facts.history is not None and found.cost <= LEAST_LOSS_SECONDS:
+    if case.facts.history is not None and found.cost <= LEAST_LOSS_SECONDS:
         return
-    measured = facts.history is not None and facts.history.evaluation_seconds is not None
+    measured = case.facts.history is not None and case.facts.history.evaluation_seconds is not None
     refused = found.share > REFUSED_EVALUATION and found.cost > MOST_LOST_SECONDS
     yield Finding(
         ("evaluation",),
         f"About {share(found.share)} of the time would go into evaluation.",
         f"{found.evaluations:,} evaluations of {found.samples:,} samples before the end, beside "
-        f"{steps_of(spec, facts):,} steps; "
+        f"{case.steps:,} steps; "
         + (
             f"they would take {duration(found.cost)}, as in like runs."
             if measured
             else "a sample of evaluation costs about a third of one of training."
         ),
-        _rarer_evaluation(spec, facts, found),
+        _rarer_evaluation(case, found),
         severity=None if measured and refused else "warning",
     )
 
 
-def _rarer_evaluation(spec: RunSpec, facts: Facts, found: _Evaluating) -> dict[str, int | None]:
+def _rarer_evaluation(case: Case, found: _Evaluating) -> dict[str, int | None]:
     """By epochs alone where that is enough; otherwise so many batches, or epochs, that it is."""
+    spec = case.spec
     wanted = spec.evaluation
     by_epochs: dict[str, int | None] = {}
     if wanted.every_steps is not None:
         by_epochs["/evaluation/every_steps"] = None
         if wanted.every_epochs is None:
             by_epochs["/evaluation/every_epochs"] = 1
-        update = {path.split("/")[-1]: value for path, value in by_epochs.items()}
-        rarer = spec.model_copy(update={"evaluation": wanted.model_copy(update=update)})
-        if _evaluating(rarer, facts).share <= MOST_EVALUATION:
+        if _evaluating(case.with_values(by_epochs)).share <= MOST_EVALUATION:
             return by_epochs
-    batch = evaluation_batch(wanted, spec.training)
+    batch = case.evaluation_batch
     batches = found.most_samples // (found.evaluations * batch)
-    if batches * batch >= enough_samples(spec):
+    if batches * batch >= case.enough_samples:
         return {"/evaluation/max_batches": batches}
     epochs, most_looks = spec.training.epochs, found.most_samples // found.samples
     return by_epochs | {"/evaluation/every_epochs": epochs // (most_looks + 1) + 1}
 
 
-def _saves(spec: RunSpec, facts: Facts) -> Iterator[tuple[str, float]]:
+def _saves(case: Case) -> Iterator[tuple[str, float]]:
     """Each setting by which checkpoints are asked for, and how many of its unit a second has. The
     best are not: the trainer writes them when they take little of its time. UnknownFact.
     """
-    pace = known(facts.history, "how fast runs like it are").iterations_per_second
-    if spec.checkpoint.every_seconds is not None:
+    pace = case.like_runs.iterations_per_second
+    if case.spec.checkpoint.every_seconds is not None:
         yield "every_seconds", 1.0
-    if spec.checkpoint.every_steps is not None:
+    if case.spec.checkpoint.every_steps is not None:
         yield "every_steps", pace
 
 
@@ -143,18 +128,18 @@ def _saves(spec: RunSpec, facts: Facts) -> Iterator[tuple[str, float]]:
     "training waits for a copy of its state, and for the checkpoint before.",
     measured_by="frequent_checkpoints",
 )
-def frequent_checkpoints(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def frequent_checkpoints(case: Case) -> Iterator[Finding]:
     """Checkpoints take at most 2 % of a run's time, or a minute; ten minutes apart they may be."""
-    settings = list(_saves(spec, facts))
+    settings = list(_saves(case))
     if not settings:
         return
-    history = known(facts.history, "how fast runs like it are")
+    history = case.like_runs
     seconds = known(history.checkpoint_seconds, "how long checkpoints of runs like it take")
-    trained = steps_of(spec, facts) / history.iterations_per_second
+    trained = case.steps / history.iterations_per_second
     written = history.written_seconds or 0.0
     fastest = min(max(seconds / MOST_CHECKPOINTING, written), MOST_LOST_SECONDS)
     for name, unit in settings:
-        interval = getattr(spec.checkpoint, name) / unit
+        interval = getattr(case.spec.checkpoint, name) / unit
         # Closer together than one is written, each waits for the one before.
         paid = max(seconds, written - interval)
         if interval >= fastest or trained / interval * paid <= LEAST_LOSS_SECONDS:
@@ -176,26 +161,27 @@ def frequent_checkpoints(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     stands_on="Each micro-batch launches all operations of a step anew, on fewer samples. Timing "
     "it needs a GPU; not timed here.",
 )
-def needless_accumulation(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def needless_accumulation(case: Case) -> Iterator[Finding]:
     """On a GPU, batches are accumulated only where they do not fit as one."""
+    spec = case.spec
     training, parts = spec.training, spec.training.gradient_accumulation_steps
-    if parts == 1 or device_of(spec, facts).kind == "cpu":
+    if parts == 1 or case.device.kind == "cpu":
         return
-    whole = effective_batch(spec)
-    if whole > min(LARGEST_BATCH, sizes_of(spec, facts).training):
+    whole = case.effective_batch
+    if whole > min(LARGEST_BATCH, case.sizes.training):
         return
     fix = {"/training/batch_size": whole, "/training/gradient_accumulation_steps": 1}
     if spec.evaluation.batch_size == "auto" and spec.evaluation.max_batches is not None:
-        fix["/evaluation/batch_size"] = training.batch_size  # it looks at as many samples
-    plan = memory_plan(with_values(spec, fix), facts)
-    if not has_room(plan):
+        fix["/evaluation/batch_size"] = training.batch_size  # it evaluations at as many samples
+    plan = case.with_values(fix).memory
+    if not fits_well(plan):
         return
-    room = plan.model_room
+    budget = plan.with_model
     yield Finding(
         ("training", "gradient_accumulation_steps"),
         f"A step is accumulated from {parts:,} batches, although one of {whole:,} samples fits.",
-        f"It would take {size(room.peak_bytes)} of the {size(room.budget_bytes or 0)} that are "
-        f"available, give the same gradients, and launch {one_of(parts)} of the operations.",
+        f"It would take {size(budget.peak_bytes)} of the {size(budget.available_bytes or 0)} that "
+        f"are available, give the same gradients, and launch {one_of(parts)} of the operations.",
         fix,
     )
 

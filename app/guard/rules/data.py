@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from app.guard.derived import dataset_of, named_datasets
-from app.guard.facts import DatasetFacts, Facts, FieldFacts
-from app.guard.rule import Finding, Loc, rule
+from app.guard.case import Case, Loc
+from app.guard.facts import DatasetFacts, FieldFacts
+from app.guard.rule import Finding, rule
 from app.spec.issue import pointer
 from app.spec.recipe import TAKES_RAGGED
-from app.spec.run import RunSpec
 
 ARRAYS_OF_A_FILE = (
     "data.inputs and data.targets name arrays of the file, by default 'features' (samples, time, "
@@ -17,9 +16,9 @@ ARRAYS_OF_A_FILE = (
 )
 
 
-def _unready(spec: RunSpec, facts: Facts, state: str) -> Iterator[tuple[Loc, DatasetFacts]]:
-    for loc, name in named_datasets(spec):
-        dataset = facts.datasets.get(name)
+def _unready(case: Case, state: str) -> Iterator[tuple[Loc, DatasetFacts]]:
+    for loc, name in case.named_datasets:
+        dataset = case.facts.datasets.get(name)
         if dataset is not None and dataset.state == state:
             yield loc, dataset
 
@@ -29,12 +28,12 @@ def _unready(spec: RunSpec, facts: Facts, state: str) -> Iterator[tuple[Loc, Dat
     overridable=False,
     stands_on="A path in a spec could name any file of the host, so runs read registered data.",
 )
-def dataset_not_found(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def dataset_not_found(case: Case) -> Iterator[Finding]:
     """Every dataset that a run names is registered."""
-    for loc, name in named_datasets(spec):
-        if name in facts.datasets:
+    for loc, name in case.named_datasets:
+        if name in case.facts.datasets:
             continue
-        close = get_close_matches(name, list(facts.datasets), n=1)
+        close = get_close_matches(name, list(case.facts.datasets), n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         yield Finding(
             loc,
@@ -50,9 +49,9 @@ def dataset_not_found(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     overridable=False,
     stands_on="The inspection of the file: what it could not read, a run cannot either.",
 )
-def dataset_invalid(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def dataset_invalid(case: Case) -> Iterator[Finding]:
     """Every dataset that a run names was found good by its inspection."""
-    for loc, dataset in _unready(spec, facts, "invalid"):
+    for loc, dataset in _unready(case, "invalid"):
         problems = "; ".join(dataset.problems) or "no field can be read"
         yield Finding(
             loc,
@@ -66,9 +65,9 @@ def dataset_invalid(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     overridable=False,
     stands_on="Until a file is inspected, its arrays are not known.",
 )
-def dataset_not_ready(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def dataset_not_ready(case: Case) -> Iterator[Finding]:
     """Every dataset that a run names has been inspected."""
-    for loc, dataset in _unready(spec, facts, "inspecting"):
+    for loc, dataset in _unready(case, "inspecting"):
         yield Finding(
             loc,
             f"The dataset {dataset.name!r} is still being inspected.",
@@ -76,15 +75,15 @@ def dataset_not_ready(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _arrays(spec: RunSpec, facts: Facts) -> Iterator[tuple[Loc, DatasetFacts, str]]:
+def _arrays(case: Case) -> Iterator[tuple[Loc, DatasetFacts, str]]:
     """(Location, dataset, array) for each array that is read from each dataset that is ready."""
-    for loc, name in named_datasets(spec):
-        dataset = facts.datasets.get(name)
+    for loc, name in case.named_datasets:
+        dataset = case.facts.datasets.get(name)
         if dataset is None or dataset.state != "ready":
             continue
         for part in ("inputs", "targets"):
-            for position, array in enumerate(getattr(spec.data, part)):
-                where: Loc = ("data", part, position) if name == spec.data.dataset else loc
+            for position, array in enumerate(getattr(case.spec.data, part)):
+                where: Loc = ("data", part, position) if name == case.spec.data.dataset else loc
                 yield where, dataset, array
 
 
@@ -93,12 +92,12 @@ def _arrays(spec: RunSpec, facts: Facts) -> Iterator[tuple[Loc, DatasetFacts, st
     overridable=False,
     stands_on="The inspection lists the arrays of the file.",
 )
-def unknown_array(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def unknown_array(case: Case) -> Iterator[Finding]:
     """Every input and target array is in every dataset of the run."""
-    for loc, dataset, array in _arrays(spec, facts):
+    for loc, dataset, array in _arrays(case):
         if array in dataset.fields:
             continue
-        close = get_close_matches(array, _spare(spec, dataset, loc[1]), n=1, cutoff=0.5)
+        close = get_close_matches(array, _spare(case, dataset, loc[1]), n=1, cutoff=0.5)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         there = ", ".join(sorted(dataset.fields)) or "none"
         in_list = loc[1] in ("inputs", "targets")
@@ -111,11 +110,12 @@ def unknown_array(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _spare(spec: RunSpec, dataset: DatasetFacts, place: str | int) -> list[str]:
+def _spare(case: Case, dataset: DatasetFacts, place: str | int) -> list[str]:
     """Arrays that are not in use and could be, as an input or as a target."""
-    takes = place in TAKES_RAGGED[spec.recipe.kind]
+    data = case.spec.data
+    takes = place in TAKES_RAGGED[case.spec.recipe.kind]
     usable = {name for name, one in dataset.fields.items() if takes or one.lengths is None}
-    return sorted(usable.difference(spec.data.inputs, spec.data.targets))
+    return sorted(usable.difference(data.inputs, data.targets))
 
 
 @rule(
@@ -124,10 +124,11 @@ def _spare(spec: RunSpec, dataset: DatasetFacts, place: str | int) -> list[str]:
     stands_on="What the recipe `sequence` computes: as many numbers for every sample, from inputs "
     "that it reads up to their end, wherever that is.",
 )
-def ragged_array(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def ragged_array(case: Case) -> Iterator[Finding]:
     """Arrays are ragged only where the recipe takes samples of different lengths: as inputs."""
+    spec = case.spec
     taken = TAKES_RAGGED[spec.recipe.kind]
-    for loc, dataset, array in _arrays(spec, facts):
+    for loc, dataset, array in _arrays(case):
         found = dataset.fields.get(array)
         if found is None or found.lengths is None:
             continue
@@ -152,10 +153,10 @@ def ragged_array(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     overridable=False,
     stands_on="A model has one input shape, whichever part a batch comes from.",
 )
-def array_mismatch(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def array_mismatch(case: Case) -> Iterator[Finding]:
     """Training, validation and test datasets have arrays of the same shapes and types."""
-    main = facts.datasets.get(spec.data.dataset)
-    for loc, dataset, array in _arrays(spec, facts):
+    main = case.facts.datasets.get(case.spec.data.dataset)
+    for loc, dataset, array in _arrays(case):
         found, expected = dataset.fields.get(array), main and main.fields.get(array)
         if not found or not expected or not main:
             continue
@@ -173,9 +174,10 @@ def array_mismatch(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     overridable=False,
     stands_on="What the recipe `sequence` computes: windows in, a horizon of numbers out.",
 )
-def array_shape(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def array_shape(case: Case) -> Iterator[Finding]:
     """The arrays have the shape that the recipe reads: (time, features) in, a horizon out."""
-    fields = dataset_of(spec, facts).fields
+    spec = case.spec
+    fields = case.dataset.fields
     window, target = fields.get(spec.data.inputs[0]), fields.get(spec.data.targets[0])
     if window is not None and len(window.shape) != 2:
         yield Finding(
@@ -198,9 +200,10 @@ def array_shape(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     overridable=False,
     stands_on="Patches fold whole time steps; the rest would be dropped unseen.",
 )
-def patch_size(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def patch_size(case: Case) -> Iterator[Finding]:
     """recipe.patch divides the window's length."""
-    window = dataset_of(spec, facts).fields.get(spec.data.inputs[0])
+    spec = case.spec
+    window = case.dataset.fields.get(spec.data.inputs[0])
     if window is None or len(window.shape) != 2 or window.shape[0] % spec.recipe.patch == 0:
         return
     if window.lengths is not None:

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 
-from app.guard.derived import device_of
-from app.guard.facts import Facts, known
+from app.guard.case import Case
+from app.guard.facts import known
 from app.guard.rule import Finding, rule
 from app.guard.wording import size
 from app.planning.arithmetic import threads_of_slot
-from app.spec.run import RunSpec
 
 
 @rule(
@@ -15,11 +14,11 @@ from app.spec.run import RunSpec
     severity="warning",
     stands_on="Workers claim runs that their devices can train.",
 )
-def no_worker(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def no_worker(case: Case) -> Iterator[Finding]:
     """A worker that is alive has the kind of device that is asked for."""
-    if facts.best_device(spec.runtime.device) is not None:
+    if case.facts.best_device(case.spec.runtime.device) is not None:
         return
-    missing = "a CUDA device" if facts.devices else "any device"
+    missing = "a CUDA device" if case.facts.devices else "any device"
     yield Finding(
         ("runtime", "device"),
         f"No worker with {missing} is alive; the run will wait in the queue.",
@@ -32,9 +31,9 @@ def no_worker(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     severity="warning",
     stands_on="A preset's batch and chunk sizes are those of the memory it was made for.",
 )
-def preset_too_large(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def preset_too_large(case: Case) -> Iterator[Finding]:
     """The preset of a run was made for a device like the one that will run it."""
-    made_for, device = facts.preset, facts.best_device(spec.runtime.device, spec.runtime.precision)
+    made_for, device = case.facts.preset, case.best_device
     if made_for is None or device is None:
         return
     have = device.total_memory_bytes if device.kind == "cuda" else None
@@ -48,7 +47,7 @@ def preset_too_large(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         return
     yield Finding(
         ("preset",),
-        f"The preset {spec.preset} is made {short}.",
+        f"The preset {case.spec.preset} is made {short}.",
         "Its batch size may be slow there, or only just fit; preset: auto takes the preset of the "
         "device, and its batch size with it.",
         {"/preset": "auto"},
@@ -62,12 +61,12 @@ def preset_too_large(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     "threads each, 63 to 85 ms with 1, on a busy machine.",
     measured_by="threads_above_cores",
 )
-def threads_above_cores(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def threads_above_cores(case: Case) -> Iterator[Finding]:
     """A run on a CPU has no more threads than cores, those of the runs beside it left to them."""
-    wanted = spec.runtime.threads
+    wanted = case.spec.runtime.threads
     if wanted == "auto":
         return
-    device = device_of(spec, facts)
+    device = case.device
     if device.kind == "cuda":
         return  # its steps are not computed by these threads
     cores = known(device.host.cores, "the cores of the host")

@@ -4,9 +4,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any, get_args
 
-from app.guard.derived import evaluation_step, evaluations_of, sizes_of, steps_of
-from app.guard.facts import Facts
-from app.guard.memory_fit import with_values
+from app.guard.case import Case
 from app.guard.rule import Finding, rule
 from app.guard.rules.schedules import is_annealed
 from app.spec.run import RunSpec
@@ -21,8 +19,9 @@ EACH_EPOCH = {"/evaluation/every_epochs": 1}
     stands_on="Early stopping compares validation scores: the first is the best so far, and at the "
     "last the run ends anyway.",
 )
-def never_evaluated(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def never_evaluated(case: Case) -> Iterator[Finding]:
     """What early stopping watches is computed at some time, and more often than its patience."""
+    spec = case.spec
     stopping = spec.early_stopping
     if stopping is None:
         return
@@ -31,10 +30,10 @@ def never_evaluated(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
             ("evaluation",),
             "Early stopping watches a validation metric, but nothing is evaluated before the end.",
             "The run would never end early.",
-            EACH_EPOCH if _can_act(with_values(spec, EACH_EPOCH), facts) else WITHOUT,
+            EACH_EPOCH if _can_act(case.with_values(EACH_EPOCH)) else WITHOUT,
         )
         return
-    evaluations = evaluations_of(spec, sizes_of(spec, facts))
+    evaluations = case.evaluations
     if 0 < evaluations < stopping.patience + 2:
         yield Finding(
             ("early_stopping", "patience"),
@@ -42,7 +41,7 @@ def never_evaluated(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
             f"{evaluations:,} {'evaluation' if evaluations == 1 else 'evaluations'}.",
             f"The first is the best so far, so that it acts at evaluation {stopping.patience + 1:,}"
             " at the earliest, and at the last one the run ends anyway: it trains all its steps.",
-            _that_acts(spec, facts, evaluations),
+            _that_acts(case, evaluations),
             severity="warning",
         )
 
@@ -50,19 +49,19 @@ def never_evaluated(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
 WITHOUT: dict[str, Any] = {"/early_stopping": None}
 
 
-def _can_act(spec: RunSpec, facts: Facts) -> bool:
+def _can_act(case: Case) -> bool:
     """Whether patience can run out before the end."""
-    patience = spec.early_stopping.patience if spec.early_stopping else 0
-    return evaluations_of(spec, sizes_of(spec, facts)) >= patience + 2
+    patience = case.spec.early_stopping.patience if case.spec.early_stopping else 0
+    return case.evaluations >= patience + 2
 
 
-def _that_acts(spec: RunSpec, facts: Facts, evaluations: int) -> dict[str, Any]:
+def _that_acts(case: Case, evaluations: int) -> dict[str, Any]:
     """The largest patience that may run out, if the rate has annealed by then."""
     patience = evaluations - 2
     if patience < 1:
         return WITHOUT
-    step = evaluation_step(spec, facts, patience + 1)
-    annealed = is_annealed(spec.schedule, step, steps_of(spec, facts))
+    step = case.step_of_evaluation(patience + 1)
+    annealed = is_annealed(case.spec.schedule, step, case.steps)
     return {"/early_stopping/patience": patience} if annealed else WITHOUT
 
 
@@ -78,12 +77,12 @@ def _watched(spec: RunSpec) -> Iterator[tuple[str, str, str]]:
     overridable=False,
     stands_on="A monitor that is never computed never improves.",
 )
-def unknown_monitor(spec: RunSpec, _: Facts) -> Iterator[Finding]:
+def unknown_monitor(case: Case) -> Iterator[Finding]:
     """A monitored metric is one that the evaluation computes."""
-    metrics = spec.evaluation.metrics
+    metrics = case.spec.evaluation.metrics
     computed = ["val_loss", *(f"val_{name}" for name in metrics)]
     could_be = ["val_loss", *(f"val_{name}" for name in get_args(MetricName))]
-    for block, monitor, _mode in _watched(spec):
+    for block, monitor, _mode in _watched(case.spec):
         if monitor in computed:
             continue
         meant = next(iter(get_close_matches(monitor, could_be, n=1)), "val_loss")
@@ -103,8 +102,9 @@ def unknown_monitor(spec: RunSpec, _: Facts) -> Iterator[Finding]:
     "learning.monitor_upside_down",
     stands_on="What each metric is: losses and errors fall as a model gets better.",
 )
-def monitor_upside_down(spec: RunSpec, _: Facts) -> Iterator[Finding]:
+def monitor_upside_down(case: Case) -> Iterator[Finding]:
     """The mode of a monitor says what is better of it; left out, it does."""
+    spec = case.spec
     for block, monitor, mode in _watched(spec):
         better = better_when(monitor)
         if mode != better:

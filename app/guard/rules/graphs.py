@@ -2,18 +2,9 @@
 
 from collections.abc import Iterator
 
-from app.guard.derived import (
-    LEAST_LOSS_SECONDS,
-    device_of,
-    effective_batch,
-    history_of,
-    sizes_of,
-    steps_of,
-)
-from app.guard.facts import Facts
-from app.guard.rule import Finding, rule
+from app.guard.case import Case
+from app.guard.rule import LEAST_LOSS_SECONDS, Finding, rule
 from app.guard.wording import duration
-from app.spec.run import RunSpec
 from app.spec.runtime import MOST_RECORDED
 
 WHERE = ("runtime", "cuda_graphs")
@@ -27,9 +18,9 @@ SHORT_STEPS_PER_SECOND = 100.0
     overridable=False,
     stands_on="CUDA graphs are a GPU's; under always the trainer refuses to start without.",
 )
-def graphs_need_gpu(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def graphs_need_gpu(case: Case) -> Iterator[Finding]:
     """A run whose steps must be replayed from a CUDA graph is on a GPU."""
-    if spec.runtime.cuda_graphs == "always" and device_of(spec, facts).kind == "cpu":
+    if case.spec.runtime.cuda_graphs == "always" and case.device.kind == "cpu":
         yield Finding(
             WHERE,
             "Steps must be replayed from a CUDA graph, and this run would be on a CPU.",
@@ -44,9 +35,10 @@ def graphs_need_gpu(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     stands_on="The trainer compares recorded steps with launched ones before it trains by them, "
     "and replays only steps that are like each other (worker/trainer/recording.py).",
 )
-def step_not_recordable(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def step_not_recordable(case: Case) -> Iterator[Finding]:
     """Steps that must be replayed from a CUDA graph are such as the trainer records."""
-    if spec.runtime.cuda_graphs != "always" or device_of(spec, facts).kind == "cpu":
+    spec = case.spec
+    if spec.runtime.cuda_graphs != "always" or case.device.kind == "cpu":
         return
     recipe, batches = spec.recipe, spec.training.gradient_accumulation_steps
     if recipe.num_layers > 1 and recipe.dropout > 0:
@@ -56,8 +48,8 @@ def step_not_recordable(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         )
     elif batches > MOST_RECORDED:
         why = f"A graph has a place for each of its {batches} batches; up to {MOST_RECORDED} are."
-    elif (samples := sizes_of(spec, facts).training) < effective_batch(spec):
-        why = f"An epoch has {samples:,} samples and a step {effective_batch(spec):,}."
+    elif (samples := case.sizes.training) < case.effective_batch:
+        why = f"An epoch has {samples:,} samples and a step {case.effective_batch:,}."
     else:
         return
     yield Finding(
@@ -72,17 +64,17 @@ def step_not_recordable(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     "its kernels from Python. Timing it needs a GPU; not timed here. On an H100 (`python -m "
     "benchmarks training --device cuda`, 15 rounds): a small LSTM 2.6 ms launched, 0.17 replayed.",
 )
-def launched_steps(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def launched_steps(case: Case) -> Iterator[Finding]:
     """A long run of short steps on a GPU may have them replayed from a CUDA graph, or compiled."""
-    runtime = spec.runtime
+    runtime = case.spec.runtime
     if runtime.cuda_graphs != "never" or runtime.compile.mode != "none":
         return
-    if device_of(spec, facts).kind == "cpu":
+    if case.device.kind == "cpu":
         return
-    history = history_of(facts)
+    history = case.history
     if history is None or history.iterations_per_second < SHORT_STEPS_PER_SECOND:
         return
-    seconds = steps_of(spec, facts) / history.iterations_per_second
+    seconds = case.steps / history.iterations_per_second
     if seconds < LEAST_LOSS_SECONDS:
         return
     yield Finding(

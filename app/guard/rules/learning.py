@@ -4,15 +4,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from app.guard.derived import effective_batch, sizes_of, steps_of
-from app.guard.estimate import training_seconds
-from app.guard.facts import Facts, known
+from app.guard.case import Case
 from app.guard.rates import USUAL_BATCH, usual_rate
 from app.guard.rule import Finding, rule
 from app.guard.wording import duration, share, two_digits
-from app.planning.arithmetic import steps_per_epoch, total_steps
+from app.planning.arithmetic import total_steps
 from app.spec.optimization import Adam
-from app.spec.run import RunSpec
 
 # Ten times what works widely is too much; less than a thousandth of what works for a usual batch is
 # too little for any.
@@ -28,9 +25,9 @@ ACCUMULATION = "/training/gradient_accumulation_steps"
     severity="warning",
     stands_on="A batch larger than the part is the part: full-batch descent, one step an epoch.",
 )
-def batch_above_samples(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def batch_above_samples(case: Case) -> Iterator[Finding]:
     """A batch has at most as many samples as the training part."""
-    training, batch = sizes_of(spec, facts).training, spec.training.batch_size
+    training, batch = case.sizes.training, case.spec.training.batch_size
     if 0 < training < batch:
         yield Finding(
             ("training", "batch_size"),
@@ -46,11 +43,11 @@ def batch_above_samples(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     severity="warning",
     stands_on="Samples left out are samples not learned from.",
 )
-def drop_last_drops(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def drop_last_drops(case: Case) -> Iterator[Finding]:
     """drop_last leaves out at most 1 % of an epoch."""
-    training = sizes_of(spec, facts).training
-    dropped = training % spec.training.batch_size
-    if not spec.training.drop_last or not training or dropped / training <= MOST_DROPPED:
+    training = case.sizes.training
+    dropped = training % case.spec.training.batch_size
+    if not case.spec.training.drop_last or not training or dropped / training <= MOST_DROPPED:
         return
     yield Finding(
         ("training", "drop_last"),
@@ -65,9 +62,10 @@ def drop_last_drops(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     "learning.accumulation_beyond_epoch",
     stands_on="A step ends with its epoch: what is accumulated beyond it never comes.",
 )
-def accumulation_beyond_epoch(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def accumulation_beyond_epoch(case: Case) -> Iterator[Finding]:
     """A step accumulates at most one epoch's batches."""
-    training, wanted = sizes_of(spec, facts).training, spec.training.gradient_accumulation_steps
+    spec = case.spec
+    training, wanted = case.sizes.training, spec.training.gradient_accumulation_steps
     whole, rest = divmod(training, spec.training.batch_size)
     batches = whole if spec.training.drop_last or not rest else whole + 1
     if 0 < batches < wanted:
@@ -85,9 +83,10 @@ def accumulation_beyond_epoch(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     stands_on="Malladi et al., 2022 (square-root scaling for Adam); Goyal et al., 2017 (linear "
     "scaling for SGD).",
 )
-def rate_beyond_batch(spec: RunSpec, _: Facts) -> Iterator[Finding]:
+def rate_beyond_batch(case: Case) -> Iterator[Finding]:
     """The learning rate is within ten times of what scales with the batch."""
-    batch, lr = effective_batch(spec), spec.optimizer.lr
+    spec = case.spec
+    batch, lr = case.effective_batch, spec.optimizer.lr
     usual = usual_rate(spec.optimizer, batch)
     if lr > TOO_MUCH * usual:
         yield Finding(
@@ -106,19 +105,20 @@ def rate_beyond_batch(spec: RunSpec, _: Facts) -> Iterator[Finding]:
     stands_on="A step of Adam moves a weight by about the rate (Kingma & Ba, 2015, section 2.1), "
     "one of SGD by the rate times a gradient that is mostly below 1.",
 )
-def rate_too_low(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def rate_too_low(case: Case) -> Iterator[Finding]:
     """The learning rate is at least a thousandth of what works for a usual batch."""
+    spec = case.spec
     lr, least = spec.optimizer.lr, TOO_LITTLE * usual_rate(spec.optimizer, USUAL_BATCH)
     if lr >= least:
         return
-    steps, usual = steps_of(spec, facts), usual_rate(spec.optimizer, effective_batch(spec))
+    steps, usual = case.steps, usual_rate(spec.optimizer, case.effective_batch)
     yield Finding(
         ("optimizer", "lr"),
         f"With a learning rate of {lr:g}, all {steps:,} steps together move a weight by about "
         f"{two_digits(lr * steps):g} at most.",
         "Weights begin at about 0.1, so the score would stay that of a model that was not trained. "
         f"{spec.optimizer.kind} is used with about {two_digits(usual):g} for an effective batch of "
-        f"{effective_batch(spec):,}, and with a hundredth of that to fine-tune.",
+        f"{case.effective_batch:,}, and with a hundredth of that to fine-tune.",
         {"/optimizer/lr": two_digits(usual)},
     )
 
@@ -129,10 +129,10 @@ def rate_too_low(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     stands_on="Masters & Luschi, 2018: at a given number of epochs, a larger batch takes fewer "
     "steps, and reaches less.",
 )
-def few_steps(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def few_steps(case: Case) -> Iterator[Finding]:
     """A run that is no trial has 50 steps or more, also where its batches are large."""
-    training, samples, batch = spec.training, sizes_of(spec, facts).training, effective_batch(spec)
-    steps = steps_of(spec, facts)
+    training, samples, batch = case.spec.training, case.sizes.training, case.effective_batch
+    steps = case.steps
     if training.max_steps is not None or batch <= USUAL_BATCH or not 0 < steps < FEW_STEPS:
         return
     epochs = f"{training.epochs:,} {'epoch' if training.epochs == 1 else 'epochs'}"
@@ -143,13 +143,13 @@ def few_steps(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         "Each step moves a weight by about the learning rate: so few hardly change a model, and "
         "its forecast may stay the mean of the target. More epochs, or smaller batches, give more "
         "steps.",
-        _more_steps(spec, samples),
+        _more_steps(case),
     )
 
 
-def _more_steps(spec: RunSpec, samples: int) -> dict[str, Any]:
+def _more_steps(case: Case) -> dict[str, Any]:
     """The largest batch that makes enough steps of as many epochs; more epochs where none does."""
-    training, batch = spec.training, effective_batch(spec)
+    training, samples, batch = case.spec.training, case.sizes.training, case.effective_batch
     for power in reversed(range(5, (batch - 1).bit_length())):
         fewer = training.model_copy(
             update={"batch_size": 2**power, "gradient_accumulation_steps": 1}
@@ -157,7 +157,7 @@ def _more_steps(spec: RunSpec, samples: int) -> dict[str, Any]:
         if total_steps(fewer, samples) >= FEW_STEPS:
             alone = {} if training.gradient_accumulation_steps == 1 else {ACCUMULATION: 1}
             return {"/training/batch_size": 2**power, **alone}
-    return {"/training/epochs": -(-FEW_STEPS // steps_per_epoch(training, samples))}
+    return {"/training/epochs": -(-FEW_STEPS // case.epoch_steps)}
 
 
 @rule(
@@ -165,8 +165,9 @@ def _more_steps(spec: RunSpec, samples: int) -> dict[str, Any]:
     severity="warning",
     stands_on="Loshchilov & Hutter, Decoupled weight decay regularization, 2019.",
 )
-def adam_weight_decay(spec: RunSpec, _: Facts) -> Iterator[Finding]:
+def adam_weight_decay(case: Case) -> Iterator[Finding]:
     """Weight decay is given to adamw, not to adam."""
+    spec = case.spec
     if isinstance(spec.optimizer, Adam) and spec.optimizer.weight_decay > 0:
         yield Finding(
             ("optimizer", "weight_decay"),
@@ -182,14 +183,14 @@ def adam_weight_decay(spec: RunSpec, _: Facts) -> Iterator[Finding]:
     severity="warning",
     stands_on="The iterations a second of like runs in this service's own history.",
 )
-def ends_before_its_epochs(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def ends_before_its_epochs(case: Case) -> Iterator[Finding]:
     """max_duration_seconds is enough for the epochs that are asked for."""
-    limit = spec.policy.max_duration_seconds
+    limit = case.spec.policy.max_duration_seconds
     if limit is None:
         return
-    history = known(facts.history, "how fast runs like it are")
-    steps = steps_of(spec, facts)
-    seconds = training_seconds(spec, sizes_of(spec, facts), history)
+    history = case.like_runs
+    steps = case.steps
+    seconds = case.training_seconds
     if seconds <= limit:
         return
     yield Finding(

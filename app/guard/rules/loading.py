@@ -1,20 +1,16 @@
 """Rules about how rows come from the file: chunks that hold a batch, reads that follow the file."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from math import gcd
 from typing import Any
 
-from app.guard.derived import LEAST_LOSS_SECONDS, as_read, dataset_of, epochs_of
-from app.guard.facts import DatasetFacts, Facts, FieldFacts, known
-from app.guard.memory import MemoryPlan, fields_of, memory_plan, order_of
-from app.guard.memory_fit import with_values
-from app.guard.rule import Finding, Loc, rule
+from app.guard.case import Case, Loc
+from app.guard.facts import DatasetFacts, known
+from app.guard.memory.memory_plan import MemoryPlan
+from app.guard.reads import Reading
+from app.guard.rule import LEAST_LOSS_SECONDS, Finding, rule
 from app.guard.wording import duration, size
-from app.planning.arithmetic import block_samples
-from app.planning.residency import CHUNK_CACHE_BYTES, PIECE_BYTES
+from app.planning.residency import CHUNK_CACHE_BYTES
 from app.spec.data import ChunkedLoader
-from app.spec.run import RunSpec
 
 MOST_AMPLIFICATION = 2.0
 MOST_FILLING = 0.75
@@ -29,17 +25,17 @@ BLOCKS = {"/data/loader/shuffle": "block", "/data/loader/shuffle_group": "auto"}
     "by one where a chunk holds few of them.",
     measured_by="chunk_below_batch",
 )
-def chunk_below_batch(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def chunk_below_batch(case: Case) -> Iterator[Finding]:
     """A chunk holds at least one batch."""
-    loader = spec.data.loader
+    loader = case.spec.data.loader
     if not isinstance(loader, ChunkedLoader) or loader.residency == "resident":
         return
-    plan = memory_plan(spec, facts)
+    plan = case.memory
     chunk = plan.data.chunk_samples
-    batch = min(spec.training.batch_size, plan.need.train_samples)
+    batch = plan.batch
     if plan.data.kind == "resident" or chunk >= batch:
         return
-    larger = memory_plan(with_values(spec, LARGER), facts).data.chunk_samples
+    larger = case.with_values(LARGER).memory.data.chunk_samples
     yield Finding(
         ("data", "loader", "chunk_size"),
         f"A chunk holds {chunk:,} samples, and a batch {batch:,}.",
@@ -49,64 +45,17 @@ def chunk_below_batch(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     )
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How the chunks of a streamed run take their rows from the file."""
-
-    within: float
-    """Of the samples that are shuffled together, those that one chunk takes."""
-    around: float
-    """Of all samples, those of one chunk, or of the group that it is a part of."""
-    block: int
-    """Neighbours that the order keeps together."""
-    piece: int
-    """Rows that are asked for at once at most."""
-    remembers: bool = True
-    """Whether a storage chunk that one read leaves in the cache is there for the next."""
-    readers: int = 1
-    """Processes that take turns with the batches, each of which unpacks for itself."""
-
-
-def reading_of(spec: RunSpec, facts: Facts) -> Reading | None:
-    """None where the data stays on the device; UnknownFact."""
-    loader = spec.data.loader
-    if isinstance(loader, ChunkedLoader) and loader.residency == "resident":
-        return None
-    plan = memory_plan(spec, facts)
-    if plan.data.kind == "resident":
-        return None
-    need = plan.need
-    if not isinstance(loader, ChunkedLoader):
-        batch = min(spec.training.batch_size, need.train_samples)
-        if loader.shuffle == "none":  # each process reads every so many batches
-            readers = max(1, loader.num_workers)
-            return Reading(1.0, 1.0, 1, batch, remembers=False, readers=readers)
-        return Reading(batch / need.train_samples, 1.0, 1, batch)
-    chunk = min(plan.data.chunk_samples, need.train_samples)
-    piece = max(1, PIECE_BYTES // need.sample_bytes)
-    kind, _ = order_of(spec, dataset_of(spec, facts), loader)
-    if kind == "block":
-        group = min(need.group_samples, need.train_samples)
-        around = max(chunk, group) / need.train_samples
-        block = block_samples(need.group_samples, need.sample_bytes)
-        return Reading(min(1.0, chunk / group), around, block, piece)
-    within = chunk / need.train_samples if kind == "full" else 1.0
-    return Reading(within, 1.0, 1, piece)
-
-
-def _gathered(
-    spec: RunSpec, facts: Facts, helps: Callable[[RunSpec, Facts], bool]
-) -> dict[str, Any]:
+def _gathered(case: Case, helps: Callable[[Case], bool]) -> dict[str, Any]:
     """The first change that helps: larger chunks, which leave the order as it is, blocks, both, or
     data that stays on the device; of the PyTorch loader, the chunked one, in its order or in
     blocks. Nothing where none does.
     """
     ways: tuple[dict[str, Any], ...] = (LARGER, BLOCKS, {**LARGER, **BLOCKS}, KEPT)
-    if not isinstance(spec.data.loader, ChunkedLoader):
-        orders = (spec.data.loader.shuffle, "block")
+    if not isinstance(loader := case.spec.data.loader, ChunkedLoader):
+        orders = (loader.shuffle, "block")
         ways = tuple({"/data/loader": {"kind": "chunked", "shuffle": kind}} for kind in orders)
     for values in ways:
-        if helps(with_values(spec, values), facts):
+        if helps(case.with_values(values)):
             return values
     return {}
 
@@ -119,50 +68,8 @@ def _place(fix: dict[str, Any]) -> Loc:
     return ("data", "loader", what)
 
 
-def read_amplification(array: FieldFacts, chunk_rows: int, reading: Reading) -> float:
-    """How often an array is read in an epoch.
-
-    The reader sorts a chunk's rows and reads each run of neighbours at once. A storage chunk that
-    the cache holds is read once for each of the run's chunks that has a row of it, one that is
-    larger for every run of neighbours. Of a packed record batch nothing is unpacked twice before
-    the reader has gone on to the next.
-    """
-    within, around, block = reading.within, reading.around, reading.block
-    aligned = gcd(chunk_rows, block)
-    stays = chunk_rows * array.kept_bytes <= CHUNK_CACHE_BYTES or array.is_unpacked_in_batches
-    if array.is_unpacked_in_batches and not reading.remembers:
-        return float(min(reading.readers, max(1, -(-chunk_rows // reading.piece))))
-    if reading.remembers and stays:
-        blocks = 1 + (chunk_rows - aligned) / block  # that a storage chunk has a part of
-        groups = (1 - (1 - around) ** blocks) / around
-        return float(groups * (1 - (1 - within) ** (chunk_rows / groups)) / within)
-    ends = 1 - within * (1 - (1 - around) / block)  # of runs of neighbours, for each row
-    ends += (1 - ends) / reading.piece
-    unbroken = within * (1 - (1 - around) * aligned / block)  # of the borders of storage chunks
-    return max(1.0, float(chunk_rows * ends + unbroken * (1 - 1 / reading.piece)))
-
-
-def _amplification(spec: RunSpec, facts: Facts) -> float:
-    """Of all arrays of the run, by their bytes; 1 where they stay on the device; UnknownFact."""
-    reading = reading_of(spec, facts)
-    if reading is None:
-        return 1.0
-    dataset = dataset_of(spec, facts)
-    read = useful = 0.0
-    for array in fields_of(spec, dataset):
-        storage = known(array.storage, f"how the arrays of {dataset.name} are stored")
-        factor = 1.0
-        in_chunks = storage == "chunked" and array.series_steps is None
-        if in_chunks or array.is_unpacked_in_batches:
-            rows = known(array.chunk_rows, f"the chunks of {dataset.name}")
-            factor = read_amplification(array, rows, reading)
-        useful += array.kept_bytes
-        read += factor * array.kept_bytes
-    return read / useful
-
-
-def _is_read_about_once(spec: RunSpec, facts: Facts) -> bool:
-    return _amplification(spec, facts) <= MOST_AMPLIFICATION
+def _is_read_about_once(case: Case) -> bool:
+    return case.amplification <= MOST_AMPLIFICATION
 
 
 @rule(
@@ -172,32 +79,32 @@ def _is_read_about_once(spec: RunSpec, facts: Facts) -> bool:
     "from its rows and from how the reader sorts its own.",
     measured_by="random_reads_of_chunks",
 )
-def random_reads_of_chunks(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def random_reads_of_chunks(case: Case) -> Iterator[Finding]:
     """The chunks of a file are read about once in an epoch, or cost less than a minute in all."""
-    reading = reading_of(spec, facts)
+    reading = case.reading
     if reading is None:
         return
-    factor = _amplification(spec, facts)
+    factor = case.amplification
     if factor <= MOST_AMPLIFICATION:
         return
-    dataset, plan = dataset_of(spec, facts), memory_plan(spec, facts)
+    dataset, plan = case.dataset, case.memory
     once = _reading_seconds(plan, dataset)
-    if once is not None and (factor - 1) * once * epochs_of(spec, facts) <= LEAST_LOSS_SECONDS:
+    if once is not None and (factor - 1) * once * case.epochs <= LEAST_LOSS_SECONDS:
         return
-    squeezed = any(array.compression for array in fields_of(spec, dataset))
+    squeezed = any(array.compression for array in case.arrays.values())
     done = "read and decompressed" if squeezed else "read"
-    fix = _gathered(spec, facts, _is_read_about_once)
+    fix = _gathered(case, _is_read_about_once)
     yield Finding(
         _place(fix),
         f"Every epoch would read the file about {factor:,.1f} times over.",
-        f"It is stored in {_chunks(spec, facts)} that can only be {done} whole, and "
-        f"{_told(reading)}." + _reading_time(dataset, once, factor) + _instead(fix, spec, facts),
+        f"It is stored in {_chunks(case)} that can only be {done} whole, and "
+        f"{_told(reading)}." + _reading_time(dataset, once, factor) + _instead(fix, case),
         fix,
     )
 
 
-def _chunks(spec: RunSpec, facts: Facts) -> str:
-    arrays = fields_of(spec, dataset_of(spec, facts))
+def _chunks(case: Case) -> str:
+    arrays = case.arrays.values()
     is_arrow = any(array.is_unpacked_in_batches for array in arrays)
     return "record batches" if is_arrow else "chunks"
 
@@ -214,18 +121,18 @@ def _told(reading: Reading) -> str:
     return f"a read takes no more than {reading.piece:,} rows"
 
 
-def _instead(fix: dict[str, Any], spec: RunSpec, facts: Facts) -> str:
+def _instead(fix: dict[str, Any], case: Case) -> str:
     if not fix:
-        chunked = isinstance(spec.data.loader, ChunkedLoader)
+        chunked = isinstance(case.spec.data.loader, ChunkedLoader)
         values = BLOCKS if chunked else {"/data/loader": {"kind": "chunked", "shuffle": "block"}}
-        blocks = _amplification(with_values(spec, values), facts)
-        fewer = blocks < _amplification(spec, facts)
+        blocks = case.with_values(values).amplification
+        fewer = blocks < case.amplification
         least = f" In blocks it would still be {blocks:,.1f} times." if fewer else ""
         return (
             f"{least} No loader's setting mends that; a file without chunks, or with chunks of few "
             f"rows and at most {size(CHUNK_CACHE_BYTES)}, does."
         )
-    after = _amplification(with_values(spec, fix), facts)
+    after = case.with_values(fix).amplification
     return f" With the fix it is about {after:,.1f} times; a file without chunks is read once."
 
 
@@ -252,17 +159,17 @@ def _reading_time(dataset: DatasetFacts, once: float | None, factor: float) -> s
     "centre takes half a millisecond (Dean, Numbers everyone should know, 2009), beside the "
     "storage's own work. Timing it needs network storage; not timed here.",
 )
-def network_full_shuffle(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def network_full_shuffle(case: Case) -> Iterator[Finding]:
     """What streams from network storage is read in whole pieces."""
-    reading = reading_of(spec, facts)
+    reading = case.reading
     if reading is None or reading.within == 1:
         return
-    dataset = dataset_of(spec, facts)
+    dataset = case.dataset
     if not known(dataset.network, f"whether {dataset.name} is on network storage"):
         return
-    need = memory_plan(spec, facts).need
+    need = case.memory.need
     requests = int(need.train_samples * (1 - reading.within))
-    fix = _gathered(spec, facts, _is_in_order)
+    fix = _gathered(case, _is_in_order)
     yield Finding(
         _place(fix),
         "The file is on network storage, and its rows would be read one by one.",
@@ -273,8 +180,8 @@ def network_full_shuffle(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _is_in_order(spec: RunSpec, facts: Facts) -> bool:
-    reading = reading_of(spec, facts)
+def _is_in_order(case: Case) -> bool:
+    reading = case.reading
     return reading is None or reading.within == 1
 
 
@@ -285,10 +192,10 @@ def _is_in_order(spec: RunSpec, facts: Facts) -> bool:
     "defaults with 128 samples of 24 hours took 1.4 ms, and filled up to 240 hours 7.4.",
     measured_by="mostly_filling",
 )
-def mostly_filling(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def mostly_filling(case: Case) -> Iterator[Finding]:
     """Samples of different lengths are filled up to no more than four times their mean."""
-    dataset = as_read(spec, facts)
-    for position, name in enumerate(spec.data.inputs):
+    dataset = case.dataset_as_read
+    for position, name in enumerate(case.spec.data.inputs):
         array = dataset.fields.get(name)
         if array is None or array.lengths is None or not array.lengths.mean:
             continue
@@ -310,13 +217,13 @@ def mostly_filling(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     severity="warning",
     stands_on="Data that stays on the device is read once, and never in chunks.",
 )
-def chunk_size_unused(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def chunk_size_unused(case: Case) -> Iterator[Finding]:
     """A chunk size is given where the data may be read in chunks."""
-    loader = spec.data.loader
+    loader = case.spec.data.loader
     if not isinstance(loader, ChunkedLoader) or loader.residency != "resident":
         return
     if loader.chunk_size != "auto":
-        kept = memory_plan(spec, facts).need.kept_bytes
+        kept = case.memory.need.kept_bytes
         yield Finding(
             ("data", "loader", "chunk_size"),
             f"All {size(kept)} of data stay on the device, so a chunk size of {loader.chunk_size} "

@@ -3,14 +3,12 @@
 import math
 from collections.abc import Iterator
 
-from app.guard.derived import history_of, sizes_of
-from app.guard.estimate import training_seconds
-from app.guard.facts import Facts, known
+from app.guard.case import Case
+from app.guard.facts import known
+from app.guard.memory.worker_pools import START_SECONDS
 from app.guard.rule import Finding, rule
 from app.guard.wording import duration
-from app.guard.worker_pools import START_SECONDS
-from app.spec.data import DataLoaderLoader
-from app.spec.run import RunSpec
+from app.spec.data import DataLoaderLoader, Loader
 
 MOST_LOST_SECONDS = 600.0
 HANG_MARGIN = 5.0
@@ -21,15 +19,15 @@ HANG_MARGIN = 5.0
     severity="warning",
     stands_on="A kill or a crash loses what was trained since the last checkpoint.",
 )
-def rare_checkpoints(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def rare_checkpoints(case: Case) -> Iterator[Finding]:
     """A kill loses at most ten minutes of training."""
-    wanted, limit = spec.checkpoint, spec.policy.max_duration_seconds
+    wanted, limit = case.spec.checkpoint, case.spec.policy.max_duration_seconds
     if any(
         most is not None and most <= MOST_LOST_SECONDS for most in (wanted.every_seconds, limit)
     ):
         return
-    history = history_of(facts)
-    if history and training_seconds(spec, sizes_of(spec, facts), history) <= MOST_LOST_SECONDS:
+    history = case.history
+    if history and case.training_seconds <= MOST_LOST_SECONDS:
         return
     interval = wanted.every_seconds
     if wanted.every_steps is not None:
@@ -56,14 +54,14 @@ def rare_checkpoints(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     "learning.hang_timeout",
     stands_on="The seconds of a step and of a checkpoint in like runs of this service's history.",
 )
-def hang_timeout(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def hang_timeout(case: Case) -> Iterator[Finding]:
     """A run is taken for hanging only after several times what its slowest turn takes."""
-    limit = spec.policy.hang_timeout_seconds
+    limit = case.spec.policy.hang_timeout_seconds
     if limit == "auto":
         return
-    history = known(facts.history, "how fast runs like it are")
+    history = case.like_runs
     saving = history.written_seconds or history.checkpoint_seconds or 0.0
-    slowest = max(1 / history.iterations_per_second, saving, _start_seconds(spec))
+    slowest = max(1 / history.iterations_per_second, saving, _start_seconds(case.spec.data.loader))
     needed = math.ceil(HANG_MARGIN * slowest)
     if limit < needed:
         yield Finding(
@@ -76,9 +74,8 @@ def hang_timeout(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _start_seconds(spec: RunSpec) -> float:
+def _start_seconds(loader: Loader) -> float:
     """Of the loader's processes, where they begin anew in mid-run; at first there is more time."""
-    loader = spec.data.loader
     if not isinstance(loader, DataLoaderLoader) or loader.persistent_workers:
         return 0.0
     return START_SECONDS[loader.multiprocessing_context] if loader.num_workers else 0.0

@@ -3,12 +3,9 @@
 import math
 from collections.abc import Iterator
 
-from app.guard.derived import enough_samples, evaluated_samples, sizes_of
-from app.guard.facts import Facts
+from app.guard.case import Case
 from app.guard.rule import Finding, rule
 from app.guard.wording import share
-from app.planning.arithmetic import evaluation_batch, steps_per_epoch
-from app.spec.run import RunSpec
 
 LARGEST_HELD_OUT = 0.25
 
@@ -18,11 +15,11 @@ LARGEST_HELD_OUT = 0.25
     overridable=False,
     stands_on="A part of no sample has no score; the share was asked for in vain.",
 )
-def empty_part(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def empty_part(case: Case) -> Iterator[Finding]:
     """A validation or test part that is asked for has at least one sample."""
-    sizes = sizes_of(spec, facts)
+    sizes = case.sizes
     for name in ("validation", "test"):
-        fraction = getattr(spec.data.split, f"{name}_fraction", 0.0)
+        fraction = getattr(case.spec.data.split, f"{name}_fraction", 0.0)
         if fraction > 0 and getattr(sizes, name) == 0:
             yield Finding(
                 ("data", "split", f"{name}_fraction"),
@@ -37,15 +34,14 @@ def empty_part(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     overridable=False,
     stands_on="An epoch without a step trains nothing.",
 )
-def no_training_steps(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def no_training_steps(case: Case) -> Iterator[Finding]:
     """An epoch has at least one step."""
-    training = sizes_of(spec, facts).training
-    if training and steps_per_epoch(spec.training, training):
+    training, batch = case.sizes.training, case.spec.training.batch_size
+    if training and case.epoch_steps:
         return
     yield Finding(
         ("training", "batch_size"),
-        f"An epoch of {training} training samples in batches of {spec.training.batch_size} has "
-        "no step.",
+        f"An epoch of {training} training samples in batches of {batch} has no step.",
         "With drop_last the only, smaller batch is left out."
         if training
         else "The training part is empty.",
@@ -58,10 +54,10 @@ def no_training_steps(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     overridable=False,
     stands_on="Early stopping compares validation scores.",
 )
-def no_validation(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def no_validation(case: Case) -> Iterator[Finding]:
     """Early stopping has a validation part to watch."""
-    sizes = sizes_of(spec, facts)
-    if sizes.validation == 0 and spec.early_stopping is not None:
+    sizes = case.sizes
+    if sizes.validation == 0 and case.spec.early_stopping is not None:
         yield Finding(
             ("early_stopping",),
             "Early stopping watches a validation metric, but the validation part is empty.",
@@ -75,21 +71,17 @@ def no_validation(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     severity="warning",
     stands_on="The standard error of a mean falls with the square root of the samples.",
 )
-def small_part(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def small_part(case: Case) -> Iterator[Finding]:
     """What is evaluated has at least as many samples as a batch, or 400."""
-    sizes, wanted = sizes_of(spec, facts), enough_samples(spec)
-    looked = evaluated_samples(spec, sizes.validation)
+    sizes, wanted = case.sizes, case.enough_samples
+    looked = case.evaluated_samples
     if 0 < looked < min(wanted, sizes.validation):
         yield Finding(
             ("evaluation", "max_batches"),
             f"An evaluation looks at {looked:,} of {sizes.validation:,} samples, fewer than "
             f"{wanted:,}.",
             _by_chance(looked),
-            {
-                "/evaluation/max_batches": math.ceil(
-                    wanted / evaluation_batch(spec.evaluation, spec.training)
-                )
-            },
+            {"/evaluation/max_batches": math.ceil(wanted / case.evaluation_batch)},
         )
     if wanted > sum(sizes) * LARGEST_HELD_OUT:
         return  # of such a dataset no part can have as many
@@ -100,10 +92,10 @@ def small_part(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         field = f"{name}_fraction"
         enough = math.ceil(wanted / sum(sizes) * 1_000) / 1_000
         yield Finding(
-            ("data", "split", field) if hasattr(spec.data.split, field) else ("data", "split"),
+            ("data", "split", field) if hasattr(case.spec.data.split, field) else ("data", "split"),
             f"The {name} part has {samples:,} samples, fewer than {wanted:,}.",
             _by_chance(samples),
-            {f"/data/split/{field}": enough} if hasattr(spec.data.split, field) else {},
+            {f"/data/split/{field}": enough} if hasattr(case.spec.data.split, field) else {},
         )
 
 

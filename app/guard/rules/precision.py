@@ -3,10 +3,9 @@
 import re
 from collections.abc import Iterator
 
-from app.guard.derived import device_of
-from app.guard.facts import Facts, known
+from app.guard.case import Case
+from app.guard.facts import known
 from app.guard.rule import Finding, rule
-from app.spec.run import RunSpec
 
 # The first GPUs that are faster in fp16 than in float32.
 FAST_FP16 = (7, 0)
@@ -32,10 +31,10 @@ TF32_GAINS_BY_NAME = {
     stands_on="The trainer refuses both on a CPU (worker/trainer/build.py): TF32 is a format of "
     "NVIDIA's tensor cores, and PyTorch's LSTM does not start in fp16 on most processors.",
 )
-def precision_needs_gpu(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def precision_needs_gpu(case: Case) -> Iterator[Finding]:
     """TF32 and fp16 are asked for where there is a GPU."""
-    wanted = spec.runtime.precision
-    if wanted in ("tf32", "fp16-mixed") and device_of(spec, facts).kind == "cpu":
+    wanted = case.spec.runtime.precision
+    if wanted in ("tf32", "fp16-mixed") and case.device.kind == "cpu":
         yield Finding(
             ("runtime", "precision"),
             f"{wanted} needs a CUDA device; this run would be on a CPU.",
@@ -56,12 +55,12 @@ def precision_needs_gpu(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     stands_on="NVIDIA: bfloat16 and TF32 came with compute capability 8.0; before, PyTorch "
     "emulates the one and leaves out the other.",
 )
-def precision_not_supported(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def precision_not_supported(case: Case) -> Iterator[Finding]:
     """bf16 and TF32 are asked for on a GPU that computes in them."""
-    wanted = spec.runtime.precision
+    wanted = case.spec.runtime.precision
     if wanted not in ("bf16-mixed", "tf32"):
         return
-    device = device_of(spec, facts)
+    device = case.device
     if device.kind == "cpu":
         return
     if known(device.computes_in(wanted), f"the compute capability of {device.name}"):
@@ -88,11 +87,11 @@ def precision_not_supported(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     "495 against 67, B200 1,100 against 80, L40S 183 against 92. GeForce cards have as much of one "
     "as of the other. Timing it needs a GPU; not timed here.",
 )
-def tf32_off(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def tf32_off(case: Case) -> Iterator[Finding]:
     """A GPU that has two and more times as much TF32 is not asked for plain float32."""
-    if spec.runtime.precision != "fp32":
+    if case.spec.runtime.precision != "fp32":
         return
-    device = device_of(spec, facts)
+    device = case.device
     if device.kind == "cpu":
         return
     capability = known(device.capability, f"the compute capability of {device.name}")

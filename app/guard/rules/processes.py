@@ -4,25 +4,14 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from app.guard.derived import (
-    LEAST_LOSS_SECONDS,
-    dataset_of,
-    device_of,
-    epochs_of,
-    evaluations_of,
-    history_of,
-    sizes_of,
-    steps_of,
-)
-from app.guard.facts import Facts, known
-from app.guard.memory import memory_plan
-from app.guard.memory_fit import FILL, with_values
-from app.guard.rule import Finding, rule
+from app.guard.case import Case
+from app.guard.facts import known
+from app.guard.memory.fitting import FILL
+from app.guard.memory.worker_pools import START_SECONDS
+from app.guard.rule import LEAST_LOSS_SECONDS, Finding, rule
 from app.guard.wording import duration, share, size
-from app.guard.worker_pools import START_SECONDS
 from app.planning.arithmetic import threads_of_slot
 from app.spec.data import DataLoaderLoader
-from app.spec.run import RunSpec
 
 # Of a run's time; a rule of speed has to save 5 %.
 MOST_STARTING = 0.05
@@ -35,12 +24,12 @@ USUAL_PROCESSES = 4
     overridable=False,
     stands_on="Page-locked memory is for copies to a GPU; on a CPU a batch is not copied at all.",
 )
-def pin_memory_needs_gpu(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def pin_memory_needs_gpu(case: Case) -> Iterator[Finding]:
     """Page-locked batches are asked for where there is a GPU."""
-    loader = spec.data.loader
+    loader = case.spec.data.loader
     if not isinstance(loader, DataLoaderLoader) or not loader.pin_memory:
         return
-    if device_of(spec, facts).kind == "cpu":
+    if case.device.kind == "cpu":
         yield Finding(
             ("data", "loader", "pin_memory"),
             "Page-locked batches need a CUDA device; this run would be on a CPU.",
@@ -57,12 +46,12 @@ def pin_memory_needs_gpu(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     "beyond a run's share of them take turns with the training and with the runs beside it. What "
     "that costs hangs on these, and is not timed here.",
 )
-def workers_above_cores(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def workers_above_cores(case: Case) -> Iterator[Finding]:
     """A loader has no more processes than its run has cores."""
-    loader = spec.data.loader
+    loader = case.spec.data.loader
     if not isinstance(loader, DataLoaderLoader) or not loader.num_workers:
         return
-    host = device_of(spec, facts).host
+    host = case.device.host
     cores = known(host.cores, "the cores of the host")
     slots = known(host.slots, "how many runs train on the host at once")
     most = threads_of_slot(cores, slots)
@@ -84,19 +73,19 @@ def workers_above_cores(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     "most of it `import torch`; from a fork server 0.1 s.",
     measured_by="workers_start_anew",
 )
-def workers_start_anew(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def workers_start_anew(case: Case) -> Iterator[Finding]:
     """Loader processes that begin anew with each epoch and evaluation take less than a minute of a
     run, or a twentieth of it."""
-    loader = spec.data.loader
+    loader = case.spec.data.loader
     if not isinstance(loader, DataLoaderLoader) or not loader.num_workers:
         return
     if loader.persistent_workers:
         return
-    evaluations = evaluations_of(spec, sizes_of(spec, facts))
-    starts = math.ceil(epochs_of(spec, facts)) + evaluations
+    evaluations = case.evaluations
+    starts = math.ceil(case.epochs) + evaluations
     once = START_SECONDS[loader.multiprocessing_context]
-    lost, history = starts * once, history_of(facts)
-    trained = steps_of(spec, facts) / history.iterations_per_second if history else 0.0
+    lost, history = starts * once, case.history
+    trained = case.steps / history.iterations_per_second if history else 0.0
     if lost <= LEAST_LOSS_SECONDS or lost <= MOST_STARTING * (lost + trained):
         return
     of_all = f", {share(lost / (lost + trained))} of the time" if history else ""
@@ -118,16 +107,16 @@ def workers_start_anew(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     "fast by either.",
     measured_by="chunked_is_faster",
 )
-def chunked_is_faster(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def chunked_is_faster(case: Case) -> Iterator[Finding]:
     """Rows of a file come by the chunked loader where it keeps them on the device, or where they
     are small and shuffled."""
-    loader = spec.data.loader
+    loader = case.spec.data.loader
     if not isinstance(loader, DataLoaderLoader):
         return
     fix = {"/data/loader": {"kind": "chunked", "shuffle": loader.shuffle}}
-    plan = memory_plan(with_values(spec, fix), facts)
+    plan = case.with_values(fix).memory
     need = plan.need
-    epochs = epochs_of(spec, facts)
+    epochs = case.epochs
     stays = plan.data.kind == "resident" and epochs > 1
     is_small = need.sample_bytes < SMALL_BYTES and loader.shuffle == "full"
     if not (stays or is_small) or not (plan.fits and plan.data.holds(plan.batch)):
@@ -153,54 +142,54 @@ def chunked_is_faster(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     stands_on="PyTorch, Performance tuning guide: without workers the training process reads, and "
     "the GPU waits. Timing it needs a GPU; not timed here.",
 )
-def no_loader_processes(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def no_loader_processes(case: Case) -> Iterator[Finding]:
     """On a GPU the PyTorch loader has processes that read the next batches while it computes."""
-    loader = spec.data.loader
+    loader = case.spec.data.loader
     if not isinstance(loader, DataLoaderLoader) or loader.num_workers:
         return
-    device = device_of(spec, facts)
+    device = case.device
     if device.kind == "cpu":
         return
     cores = known(device.host.cores, "the cores of the host")
     slots = known(device.host.slots, "how many runs train on the host at once")
     most = min(USUAL_PROCESSES, threads_of_slot(cores, slots))
-    fix = _processes_that_fit(spec, facts, most)
+    fix = _processes_that_fit(case, most)
     if fix is None:
         return
     processes = fix["/data/loader/num_workers"]
     yield Finding(
         ("data", "loader", "num_workers"),
-        f"The GPU would wait while the trainer itself reads each batch of {_batch(spec, facts)}.",
+        f"The GPU would wait while the trainer itself reads each batch of {_batch(case)}.",
         f"{processes} of the host's {cores} cores could read the next batches meanwhile."
-        + _reading(spec, facts),
+        + _reading(case),
         fix,
     )
 
 
-def _processes_that_fit(spec: RunSpec, facts: Facts, most: int) -> dict[str, Any] | None:
+def _processes_that_fit(case: Case, most: int) -> dict[str, Any] | None:
     """The values of so many processes as the host has memory for; None: for none."""
     for count in range(most, 0, -1):
         fix = {"/data/loader/num_workers": count, "/data/loader/persistent_workers": True}
-        room = memory_plan(with_values(spec, fix), facts).host
-        if room.budget_bytes is None or room.peak_bytes <= FILL * room.budget_bytes:
+        host = case.with_values(fix).memory.host
+        if host.available_bytes is None or host.peak_bytes <= FILL * host.available_bytes:
             return fix
     return None
 
 
-def _batch_bytes(spec: RunSpec, facts: Facts) -> int:
-    need = memory_plan(spec, facts).need
-    return min(spec.training.batch_size, need.train_samples) * need.sample_bytes
+def _batch_bytes(case: Case) -> int:
+    need = case.memory.need
+    return min(case.spec.training.batch_size, need.train_samples) * need.sample_bytes
 
 
-def _batch(spec: RunSpec, facts: Facts) -> str:
-    return size(_batch_bytes(spec, facts))
+def _batch(case: Case) -> str:
+    return size(_batch_bytes(case))
 
 
-def _reading(spec: RunSpec, facts: Facts) -> str:
-    rate = dataset_of(spec, facts).read_bytes_per_second
+def _reading(case: Case) -> str:
+    rate = case.dataset.read_bytes_per_second
     if rate is None:
         return ""
-    seconds = duration(_batch_bytes(spec, facts) / rate)
+    seconds = duration(_batch_bytes(case) / rate)
     return f" At the rate at which its inspection read the file, a batch takes {seconds}."
 
 
@@ -210,16 +199,16 @@ def _reading(spec: RunSpec, facts: Facts) -> str:
     stands_on="PyTorch, CUDA semantics: copies to a GPU run beside its work only out of "
     "page-locked memory. Timing it needs a GPU; not timed here.",
 )
-def batches_not_pinned(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def batches_not_pinned(case: Case) -> Iterator[Finding]:
     """On a GPU the PyTorch loader gives page-locked batches."""
-    loader = spec.data.loader
+    loader = case.spec.data.loader
     if not isinstance(loader, DataLoaderLoader) or loader.pin_memory:
         return
-    if device_of(spec, facts).kind == "cpu":
+    if case.device.kind == "cpu":
         return
     yield Finding(
         ("data", "loader", "pin_memory"),
-        f"Each batch of {_batch(spec, facts)} would be copied to the GPU from ordinary memory.",
+        f"Each batch of {_batch(case)} would be copied to the GPU from ordinary memory.",
         "The driver copies it into page-locked memory first, and the step waits for both copies; "
         "out of page-locked memory the GPU copies it itself, beside its work.",
         {"/data/loader/pin_memory": True},

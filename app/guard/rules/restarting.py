@@ -4,11 +4,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from app.guard.derived import sizes_of, steps_of
-from app.guard.facts import Facts
+from app.guard.case import Case
 from app.guard.rule import Finding, rule
 from app.guard.wording import share, two_digits
-from app.planning.arithmetic import steps_per_epoch
 from app.planning.schedule import LARGEST_JUMP, learning_rate
 from app.spec.run import RunSpec
 
@@ -18,17 +16,18 @@ from app.spec.run import RunSpec
     overridable=False,
     stands_on="A run that carries the whole state goes on from its parent's step to its own last.",
 )
-def nothing_left(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def nothing_left(case: Case) -> Iterator[Finding]:
     """A restart that carries the whole state has steps left to train."""
-    parent = facts.parent
+    spec = case.spec
+    parent = case.facts.parent
     if parent is None or parent.carried is None or not _same_schedule(spec, parent.spec):
         return
-    steps, done = steps_of(spec, facts), parent.carried
+    steps, done = case.steps, parent.carried
     # What failed at its last step has its final evaluation before it.
     if not steps or done.step < steps or (done.step == steps and not done.succeeded):
         return
     # The test at the end is made by the new spec, also when nothing is left to train.
-    if sizes_of(spec, facts).test and spec.evaluation != parent.spec.evaluation:
+    if case.sizes.test and spec.evaluation != parent.spec.evaluation:
         return
     yield Finding(
         ("training", "epochs" if spec.training.max_steps is None else "max_steps"),
@@ -43,12 +42,13 @@ def nothing_left(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     stands_on="The schedule itself: one cycle with a peak of 1e-3, stretched at step 100 from 130 "
     "to 260 steps, goes from 2.3e-4 to 9.6e-4 in one step.",
 )
-def rate_jumps_at_restart(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def rate_jumps_at_restart(case: Case) -> Iterator[Finding]:
     """A restart that carries the whole state goes on with the learning rate that it had."""
-    parent = facts.parent
+    spec = case.spec
+    parent = case.facts.parent
     if parent is None or parent.carried is None or not _same_schedule(spec, parent.spec):
         return
-    steps, done = steps_of(spec, facts), parent.carried
+    steps, done = case.steps, parent.carried
     if done.step >= steps:
         return
     peak, last = spec.optimizer.lr, min(done.step, done.steps - 1)
@@ -63,19 +63,19 @@ def rate_jumps_at_restart(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
         f"that have annealed get steps of {share(after / peak)} of the full rate. A new, lower "
         f"cycle over the {steps - done.step:,} steps that are still to come carries the weights "
         "and starts the optimizer and the count of steps anew.",
-        _lower_cycle(spec, facts, steps - done.step),
+        _lower_cycle(case, steps - done.step),
     )
 
 
-def _lower_cycle(spec: RunSpec, facts: Facts, ahead: int) -> dict[str, Any]:
+def _lower_cycle(case: Case, ahead: int) -> dict[str, Any]:
     """A schedule of its own, over the steps that are ahead of the parent's checkpoint."""
-    epoch_steps = steps_per_epoch(spec.training, sizes_of(spec, facts).training)
+    epoch_steps = case.epoch_steps
     fix: dict[str, Any] = {
         "/schedule": {"kind": "cosine_warmup"},
-        "/optimizer/lr": two_digits(spec.optimizer.lr / 10),
+        "/optimizer/lr": two_digits(case.spec.optimizer.lr / 10),
         "/training/epochs": max(1, round(ahead / epoch_steps)),
     }
-    if spec.training.max_steps is not None:
+    if case.spec.training.max_steps is not None:
         fix["/training/max_steps"] = ahead
         fix["/training/epochs"] = math.ceil(ahead / epoch_steps)
     return fix

@@ -5,22 +5,19 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any
 
-from app.guard.derived import effective_batch, evaluation_step, evaluations_of, sizes_of, steps_of
-from app.guard.facts import Facts
+from app.guard.case import Case
 from app.guard.rates import USUAL_BATCH, usual_rate
 from app.guard.rule import Finding, rule
 from app.guard.wording import share, two_digits
 from app.planning.schedule import learning_rate
 from app.spec.optimization import Constant, Plateau, Schedule
-from app.spec.run import RunSpec
 
 LARGE_BATCH = 1024
 WARMUP_FRACTION = 0.05
-# A rise that is over within this share of the steps is no warm-up; a run of so few steps is a trial
-# that needs none.
+# A rise that is over within this share of the steps is no warm-up; so few steps need none.
 SHORTEST_WARMUP = 0.01
 FULL_RATE = 0.98
-TRIAL_STEPS = 20
+SHORT_RUN_STEPS = 20
 # Below this share of its peak a rate has annealed.
 ANNEALED = 0.1
 
@@ -31,17 +28,18 @@ ANNEALED = 0.1
     stands_on="Goyal et al., Accurate, large minibatch SGD, 2017: rates that are scaled up for "
     "large batches diverge without warm-up; the rate of a usual batch needs none.",
 )
-def no_warmup(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def no_warmup(case: Case) -> Iterator[Finding]:
     """A large effective batch with a rate above that of a usual batch starts with a warm-up of at
     least 1 % of the steps."""
-    batch, schedule, lr = effective_batch(spec), spec.schedule, spec.optimizer.lr
+    spec = case.spec
+    batch, schedule, lr = case.effective_batch, spec.schedule, spec.optimizer.lr
     usual = usual_rate(spec.optimizer, USUAL_BATCH)
     if batch < LARGE_BATCH or lr < usual:
         return
-    steps = steps_of(spec, facts)
+    steps = case.steps
     early = int(SHORTEST_WARMUP * steps)
     reached = [s for s in (0, early) if learning_rate(schedule, 1.0, s, steps) >= FULL_RATE]
-    if steps < TRIAL_STEPS or not reached:
+    if steps < SHORT_RUN_STEPS or not reached:
         return
     yield Finding(
         ("schedule",),
@@ -73,16 +71,16 @@ def _warming_up(schedule: Schedule, fraction: float, steps: int) -> dict[str, An
     severity="warning",
     stands_on="The schedule itself: what falls after the warm-up does not fall within the run.",
 )
-def warmup_never_ends(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def warmup_never_ends(case: Case) -> Iterator[Finding]:
     """A warm-up is over before the run is."""
-    schedule = spec.schedule
+    schedule = case.spec.schedule
     if isinstance(schedule, Constant | Plateau):
         return
-    steps = steps_of(spec, facts)
+    steps = case.steps
     rising = schedule.warmup_steps
     if rising is None:
         rising = int((schedule.warmup_fraction or 0.0) * steps)
-    if steps < TRIAL_STEPS or rising < steps:
+    if steps < SHORT_RUN_STEPS or rising < steps:
         return
     usual = type(schedule).model_fields["warmup_fraction"].default
     last = learning_rate(schedule, 1.0, steps - 1, steps)
@@ -104,14 +102,14 @@ def is_annealed(schedule: Schedule, step: int, steps: int) -> bool:
     return now <= ANNEALED and then <= now
 
 
-def patience_to_anneal(spec: RunSpec, facts: Facts) -> int | None:
+def patience_to_anneal(case: Case) -> int | None:
     """The least with which early stopping acts only once the rate has annealed; None where it would
     not act at all then. UnknownFact.
     """
-    steps, evaluations = steps_of(spec, facts), evaluations_of(spec, sizes_of(spec, facts))
+    steps, evaluations = case.steps, case.evaluations
 
     def anneals(patience: int) -> bool:
-        return is_annealed(spec.schedule, evaluation_step(spec, facts, patience + 1), steps)
+        return is_annealed(case.spec.schedule, case.step_of_evaluation(patience + 1), steps)
 
     able = range(1, evaluations - 1)
     found = bisect_left(able, True, key=anneals)
@@ -124,19 +122,19 @@ def patience_to_anneal(spec: RunSpec, facts: Facts) -> int | None:
     stands_on="Smith & Topin, 2018; Loshchilov & Hutter, 2017: much of what a schedule gains comes "
     "in its last, annealing part.",
 )
-def never_anneals(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def never_anneals(case: Case) -> Iterator[Finding]:
     """Early stopping acts only once the rate is below a tenth of its peak."""
-    stopping, schedule = spec.early_stopping, spec.schedule
+    stopping, schedule = case.spec.early_stopping, case.spec.schedule
     if stopping is None or isinstance(schedule, Constant | Plateau):
         return
-    steps, evaluations = steps_of(spec, facts), evaluations_of(spec, sizes_of(spec, facts))
+    steps, evaluations = case.steps, case.evaluations
     patience = stopping.patience
     if evaluations < patience + 2:
         return  # it cannot act at all: correctness.never_evaluated
-    step = evaluation_step(spec, facts, patience + 1)
+    step = case.step_of_evaluation(patience + 1)
     if is_annealed(schedule, step, steps):
         return
-    enough = patience_to_anneal(spec, facts)
+    enough = patience_to_anneal(case)
     yield Finding(
         ("early_stopping",),
         f"Early stopping may end the run at step {step:,} of {steps:,}, with the rate at "

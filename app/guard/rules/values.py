@@ -2,20 +2,12 @@
 
 from collections.abc import Iterator
 
-from app.guard.derived import (
-    dataset_of,
-    gap_needed,
-    has_room_for_gap,
-    inspected,
-    named_datasets,
-    sizes_of,
-)
-from app.guard.facts import DatasetFacts, Facts, FieldFacts, known
-from app.guard.memory import order_of
-from app.guard.rule import Finding, Loc, rule
+from app.guard.case import Case, Loc
+from app.guard.facts import DatasetFacts, FieldFacts, known
+from app.guard.gap import leaves_enough
+from app.guard.rule import Finding, rule
 from app.planning.arithmetic import gap_of
 from app.spec.data import ChronologicalSplit, ChunkedLoader, DatasetsSplit, RandomSplit
-from app.spec.run import RunSpec
 
 # Beyond these a network that starts with outputs around 0 and 1 has a long way to go.
 LARGEST_STD, SMALLEST_STD, LARGEST_OFFSET = 10.0, 0.1, 10.0
@@ -32,10 +24,11 @@ def _fields(dataset: DatasetFacts, names: tuple[str, ...]) -> Iterator[tuple[int
     overridable=False,
     stands_on="One NaN in a batch makes every weight NaN; the trainer ends such a run.",
 )
-def nonfinite_values(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def nonfinite_values(case: Case) -> Iterator[Finding]:
     """The arrays of the run hold no NaN and no infinity, in any of its datasets."""
-    for where, named in named_datasets(spec):
-        dataset = inspected(named, facts)
+    spec = case.spec
+    for where, named in case.named_datasets:
+        dataset = case.inspected(named)
         for part, names in (("inputs", spec.data.inputs), ("targets", spec.data.targets)):
             for position, name, array in _fields(dataset, names):
                 if known(array.nonfinite, f"the NaN count of {name!r} in {dataset.name}"):
@@ -59,9 +52,10 @@ def _not_finite(loc: Loc, name: str, dataset: DatasetFacts, array: FieldFacts) -
     stands_on="LeCun et al., Efficient BackProp, 1998, section 4.3: inputs and targets of mean 0 "
     "and deviation 1 converge faster.",
 )
-def unscaled(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def unscaled(case: Case) -> Iterator[Finding]:
     """Arrays far from mean 0 and deviation 1 are standardized."""
-    dataset, wanted = dataset_of(spec, facts), spec.data.standardize
+    spec = case.spec
+    dataset, wanted = case.dataset, spec.data.standardize
     for part, names, on in (
         ("inputs", spec.data.inputs, wanted.inputs),
         ("targets", spec.data.targets, wanted.targets),
@@ -86,16 +80,17 @@ def unscaled(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     stands_on="Kapoor & Narayanan, Leakage and the reproducibility crisis, 2023: shared rows make "
     "validation scores look better than they are.",
 )
-def leaking_split(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def leaking_split(case: Case) -> Iterator[Finding]:
     """No part has samples of another: parts are datasets of their own, and windows that overlap
     are not split at random, and in their order with a gap that no step reaches over."""
+    spec = case.spec
     if isinstance(spec.data.split, DatasetsSplit):
         yield from _same_dataset(spec.data.dataset, spec.data.split)
     if isinstance(spec.data.split, ChronologicalSplit):
-        yield from _over_the_border(spec, facts, spec.data.split)
+        yield from _over_the_border(case, spec.data.split)
     if not isinstance(spec.data.split, RandomSplit):
         return
-    dataset = dataset_of(spec, facts)
+    dataset = case.dataset
     moved_on = known(dataset.window_steps, f"whether windows overlap in {dataset.name}")
     for _, name, array in _fields(dataset, spec.data.inputs):
         if name in moved_on:
@@ -110,15 +105,14 @@ def leaking_split(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _over_the_border(spec: RunSpec, facts: Facts, split: ChronologicalSplit) -> Iterator[Finding]:
+def _over_the_border(case: Case, split: ChronologicalSplit) -> Iterator[Finding]:
     """Only the samples next to a border, so that the score is hardly changed: a warning."""
-    sizes, dataset = sizes_of(spec, facts), dataset_of(spec, facts)
-    gap, needed = gap_of(split), gap_needed(spec, dataset)
+    sizes = case.sizes
+    gap, needed = gap_of(split), case.gap_needed
     held_out = sizes.validation or sizes.test
     if gap >= needed or not held_out:
         return
-    samples = known(dataset.samples, f"the samples of the dataset {dataset.name}")
-    has_room = has_room_for_gap(split, needed, samples)
+    has_room = leaves_enough(split, needed, case.samples)
     part = "validation" if sizes.validation else "test"
     shared = min(needed - gap, held_out)
     yield Finding(
@@ -159,10 +153,10 @@ def _same_dataset(trained: str, split: DatasetsSplit) -> Iterator[Finding]:
     overridable=False,
     stands_on="A model that is given the answer learns to copy it.",
 )
-def target_is_input(spec: RunSpec, _: Facts) -> Iterator[Finding]:
+def target_is_input(case: Case) -> Iterator[Finding]:
     """No array is both input and target."""
-    for position, name in enumerate(spec.data.targets):
-        if name in spec.data.inputs:
+    for position, name in enumerate(case.spec.data.targets):
+        if name in case.spec.data.inputs:
             yield Finding(
                 ("data", "targets", position),
                 f"{name!r} is both input and target.",
@@ -171,10 +165,10 @@ def target_is_input(spec: RunSpec, _: Facts) -> Iterator[Finding]:
             )
 
 
-def _sorted_target(spec: RunSpec, facts: Facts) -> str | None:
+def _sorted_target(case: Case) -> str | None:
     """The target that only rises along the file, if there is one."""
-    dataset = dataset_of(spec, facts)
-    for _, name, array in _fields(dataset, spec.data.targets):
+    dataset = case.dataset
+    for _, name, array in _fields(dataset, case.spec.data.targets):
         if known(array.sorted, f"whether {name!r} is sorted in {dataset.name}"):
             return name
     return None
@@ -185,11 +179,10 @@ def _sorted_target(spec: RunSpec, facts: Facts) -> str | None:
     stands_on="Blocks and a permutation inside a group of them converge like a full shuffle unless "
     "the file is sorted by label.",
 )
-def sorted_blocks(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def sorted_blocks(case: Case) -> Iterator[Finding]:
     """Data that is sorted by its target is shuffled as a whole."""
-    loader, dataset = spec.data.loader, dataset_of(spec, facts)
-    kind, _ = order_of(spec, dataset, loader)
-    name = _sorted_target(spec, facts) if kind != "full" else None
+    loader, (kind, _) = case.spec.data.loader, case.order
+    name = _sorted_target(case) if kind != "full" else None
     if name is not None:
         how = "in groups of neighbouring blocks" if kind == "block" else "not at all"
         yield Finding(
@@ -206,17 +199,17 @@ def sorted_blocks(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
     severity="warning",
     stands_on="A chronological cut of data sorted by label trains and validates on different ones.",
 )
-def sorted_split(spec: RunSpec, facts: Facts) -> Iterator[Finding]:
+def sorted_split(case: Case) -> Iterator[Finding]:
     """Data that is sorted by its target is not cut in the order of the file."""
-    split = spec.data.split
+    split = case.spec.data.split
     if not isinstance(split, ChronologicalSplit):
         return
     if split.validation_fraction + split.test_fraction == 0:
         return
-    dataset = dataset_of(spec, facts)
+    dataset = case.dataset
     if known(dataset.window_steps, f"whether windows overlap in {dataset.name}"):
         return  # a series that only rises; a random split of its windows would leak
-    name = _sorted_target(spec, facts)
+    name = _sorted_target(case)
     if name is not None:
         yield Finding(
             ("data", "split", "method"),

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.guard.case import Case
 from app.guard.facts import DeviceFacts, Facts
-from app.guard.memory import memory_plan
 from app.guard.plan import make_plan
 from app.guard.presets.catalog import GIB, Preset, load_catalog
 from app.spec.parse import parse_spec
@@ -161,7 +161,7 @@ def test_a_preset_that_is_named_has_the_batch_and_the_chunks_of_the_reports_tabl
     assert plan.provenance["/training/batch_size"]["source"] == f"preset:{name}"
     spec, _ = parse_spec(plan.spec)
     assert spec is not None
-    data = memory_plan(spec, world(huge, devices=(device,))).data
+    data = Case(spec, world(huge, devices=(device,))).memory.data
     assert data.kind == "stream"
     assert data.needed_bytes <= MOST_IN_CHUNKS_GB.get(name, 10**3) * GIB
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from app.guard.case import Case
 from app.guard.facts import Facts
-from app.guard.memory import MemoryPlan, memory_plan
-from app.guard.memory_room import PHASES
+from app.guard.memory.budget import PHASES
+from app.guard.memory.memory_plan import MemoryPlan
 from app.planning.residency import CHUNK_CACHE_BYTES
 from app.spec.layers import overlay
 from app.spec.run import RunSpec
@@ -17,7 +18,7 @@ from tests.guard.world import CPU, FIELDS, REQUEST, RTX, weather, world
 
 def plan_with(loader: dict[str, Any], facts: Facts) -> MemoryPlan:
     spec = json.dumps(overlay(REQUEST, {"data": {"loader": loader}}))
-    return memory_plan(RunSpec.model_validate_json(spec), facts)
+    return Case(RunSpec.model_validate_json(spec), facts).memory
 
 
 PACKED = replace(FIELDS["features"], storage="record_batches", compression="lz4", chunk_rows=10_000)

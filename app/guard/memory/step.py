@@ -3,15 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from app.guard.measured import Measured, lines_through
-from app.guard.memory_model import (
+from app.guard.memory.budget import STEPS, Item
+from app.guard.memory.measured import Measured, lines_through
+from app.guard.memory.model_size import (
     EVALUATION_ON_CPU,
     EVALUATION_ON_CUDA,
     TRAINING_ON_CPU,
     TRAINING_ON_CUDA,
     SequenceSize,
 )
-from app.guard.memory_room import STEPS, Item
 from app.planning.imports import Imports
 from app.planning.residency import MIB
 from app.spec.run import RunSpec

@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Literal
 
+from app.guard.case import Case
 from app.guard.facts import DeviceFacts, Facts, HostFacts, UnknownFact
-from app.guard.memory import CUDA_CONTEXT_BYTES, MemoryPlan, memory_plan
-from app.guard.memory_fit import with_values
+from app.guard.memory.items import CUDA_CONTEXT_BYTES
+from app.guard.memory.memory_plan import MemoryPlan, memory_plan
 from app.planning.requirements import Requirements, SlotOffer, lacking, uses_of
 from app.planning.residency import MIB, memory_for_data, settle_residency
-from app.spec.data import ChunkedLoader
+from app.spec.data import ChunkedLoader, Loader
 from app.spec.run import RunSpec
 
 Kind = Literal["cpu", "cuda"]
@@ -25,18 +26,18 @@ def device_wanted(spec: RunSpec) -> Literal["auto", "cpu", "cuda"]:
     return "cuda" if wanted == "auto" and precision in FOR_GPUS else wanted
 
 
-def requirements_of(spec: RunSpec, facts: Facts, *, whole_batch: bool = False) -> Requirements:
+def requirements_of(case: Case, *, whole_batch: bool = False) -> Requirements:
     """The least that it can train with. Of several hosts that of the one where it takes least, for
     the guard looks again at the claim. A need is None while a fact for it is missing.
 
     `whole_batch`: with chunks that hold a batch. Smaller ones are slow, and that may be accepted.
     """
-    wanted = device_wanted(spec)
+    spec, wanted = case.spec, device_wanted(case.spec)
     found = []
     if wanted != "cpu":
-        found += [_on_gpu(spec, plan, whole_batch) for plan in _plans(spec, facts, "cuda")]
+        found += [_on_gpu(spec, plan, whole_batch) for plan in _plans(case, "cuda")]
     if wanted != "cuda":
-        found += [_on_cpu(spec, plan, whole_batch) for plan in _plans(spec, facts, "cpu")]
+        found += [_on_cpu(spec, plan, whole_batch) for plan in _plans(case, "cpu")]
     least = _least(found)
     if wanted != "cpu" and spec.runtime.precision in FOR_AMPERE:
         major, minor = AMPERE
@@ -44,16 +45,19 @@ def requirements_of(spec: RunSpec, facts: Facts, *, whole_batch: bool = False) -
     return least
 
 
-def where_it_fits(spec: RunSpec, needs: Requirements, facts: Facts) -> Facts:
-    """The facts with those devices alone that are large enough for the run; where none is, with all
+def where_it_fits(case: Case, needs: Requirements) -> Case:
+    """The case with those devices alone that are large enough for the run; where none is, with all
     of them, and the rules say what is lacking.
     """
-    if len(facts.devices) < 2:
-        return facts
-    uses = [(use, device) for device in facts.devices for use in uses_of([_offer(device)])]
-    wanted = device_wanted(spec)
-    fitting = [d for use, d in uses if wanted in use.devices and not lacking(needs, use)]
-    return replace(facts, devices=tuple(fitting)) if fitting else facts
+    devices = case.facts.devices
+    if len(devices) < 2:
+        return case
+    uses = [(use, device) for device in devices for use in uses_of([_offer(device)])]
+    wanted = device_wanted(case.spec)
+    fitting = tuple(d for use, d in uses if wanted in use.devices and not lacking(needs, use))
+    if not fitting or fitting == devices:
+        return case
+    return Case(case.spec, replace(case.facts, devices=fitting))
 
 
 def _offer(device: DeviceFacts) -> SlotOffer:
@@ -90,13 +94,12 @@ def _least(found: list[Requirements]) -> Requirements:
     return Requirements(**{name: min(values) for name, values in known.items() if values})
 
 
-def _plans(spec: RunSpec, facts: Facts, kind: Kind) -> Iterator[MemoryPlan]:
-    for host in _hosts(facts, kind):
+def _plans(case: Case, kind: Kind) -> Iterator[MemoryPlan]:
+    for host in _hosts(case.facts, kind):
         device = DeviceFacts(kind, kind, NO_BOUND, NO_BOUND, AMPERE, host)
-        alone = replace(facts, devices=(device,))
-        for way in _ways(spec):
+        for loader in _ways(case.spec.data.loader):
             try:
-                yield memory_plan(way, alone)
+                yield memory_plan(case.workload, device, case.facts.measured, loader)
             except UnknownFact:
                 return
 
@@ -114,12 +117,11 @@ def _hosts(facts: Facts, kind: Kind) -> list[HostFacts]:
     ]
 
 
-def _ways(spec: RunSpec) -> Iterator[RunSpec]:
-    """The spec, which where nothing bounds it keeps its data on the device, and in chunks."""
-    yield spec
-    loader = spec.data.loader
+def _ways(loader: Loader) -> Iterator[Loader]:
+    """The loader, which where nothing bounds it keeps its data on the device, and in chunks."""
+    yield loader
     if isinstance(loader, ChunkedLoader) and loader.residency == "auto":
-        yield with_values(spec, {"/data/loader/residency": "stream"})
+        yield loader.model_copy(update={"residency": "stream"})
 
 
 def _least_free_bytes(spec: RunSpec, plan: MemoryPlan, whole_batch: bool) -> int:
@@ -159,5 +161,5 @@ def _has_place(spec: RunSpec, plan: MemoryPlan, free: int, chunk: int) -> bool:
 
 def checkpoints_bytes(spec: RunSpec, plan: MemoryPlan) -> int:
     """What the checkpoints that are kept take of the disk, and the one that is being written."""
-    state = sum(i.bytes for i in plan.model_room.items if i.name in ("weights", "optimizer"))
+    state = sum(i.bytes for i in plan.with_model.items if i.name in ("weights", "optimizer"))
     return (spec.checkpoint.keep_last + spec.checkpoint.keep_best + 1) * state

@@ -1,18 +1,18 @@
 """What reading the files takes on the host, whatever the device."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from app.guard.facts import FieldFacts
-from app.guard.memory_room import PHASES, Item
-from app.guard.worker_pools import WorkerPools
+from app.guard.memory.budget import PHASES, Item
+from app.guard.memory.worker_pools import WorkerPools
+from app.guard.memory.workload import Workload
 from app.planning.residency import (
     CHUNK_CACHE_BYTES,
     MIB,
     MOST_READ_THREADS,
     PIECE_BYTES,
     PLACE_BYTES,
-    Need,
     Residency,
 )
 
@@ -28,20 +28,18 @@ COMPARED_ROWS = 7
 
 
 @dataclass(frozen=True)
-class Reading:
-    """The arrays of a run, and who reads them."""
+class Readers:
+    """Who reads the arrays of a run."""
 
-    arrays: Sequence[FieldFacts]
-    samples: int
-    """Of all parts."""
+    work: Workload
     cores: int | None
     pools: WorkerPools | None
-    standardizes: bool
-    """Whether means and deviations are taken of the data first."""
+    """Of the PyTorch loader."""
 
-    def items(self, need: Need, data: Residency) -> Iterator[Item]:
+    def items(self, data: Residency) -> Iterator[Item]:
         """Of the host. Data that is resident is read once, before the training."""
-        if self.standardizes:
+        need, wanted = self.work.need, self.work.spec.data.standardize
+        if wanted.inputs or wanted.targets:  # means and deviations are taken of the data first
             piece = min(PIECE_BYTES, need.data_bytes)
             yield Item("statistics", piece + STATISTICS_BYTES, ("building",))
             # The heap keeps what this thread has had there: what reads later are other threads.
@@ -49,7 +47,7 @@ class Reading:
         yield Item("opening_chunk_cache", self.compared_bytes)
         phases = ("building",) if data.kind == "resident" else PHASES
         yield Item("unpacking", self.unpacking_bytes, phases)
-        training, beside = self._readers(need)
+        training, beside = self._counts()
         yield Item("chunk_cache", training * self.cache_bytes(need.train_samples), phases)
         if need.held_out and data.kind != "resident":
             kept = beside * self.cache_bytes(max(need.held_out))
@@ -67,17 +65,24 @@ class Reading:
     def compared_bytes(self) -> int:
         """The same of the arrays that are read past HDF5: of the rows that are compared."""
         past = [array for array in self._in_chunks if array.compression in PAST_HDF5]
-        rows = (min(COMPARED_ROWS * (a.chunk_rows or 1), self.samples) * a.kept_bytes for a in past)
+        rows = (
+            min(COMPARED_ROWS * (a.chunk_rows or 1), self._samples) * a.kept_bytes for a in past
+        )
         return sum(min(CHUNK_CACHE_BYTES, size) for size in rows)
 
     @property
-    def _in_chunks(self) -> list[FieldFacts]:
-        return [array for array in self.arrays if array.storage == "chunked"]
+    def _samples(self) -> int:
+        """Of all parts."""
+        return self.work.need.train_samples + sum(self.work.need.held_out)
 
-    def _readers(self, need: Need) -> tuple[int, int]:
+    @property
+    def _in_chunks(self) -> list[FieldFacts]:
+        return [array for array in self.work.arrays.values() if array.storage == "chunked"]
+
+    def _counts(self) -> tuple[int, int]:
         """Of the training, and beside them while a part is evaluated."""
         if self.pools is None or not self.pools.processes:
-            return 1, int(bool(need.held_out))
+            return 1, int(bool(self.work.need.held_out))
         training = self.pools.training.workers
         return training, self.pools.processes - training
 
@@ -87,11 +92,11 @@ class Reading:
         of the batch that was read last, and of the one that follows it, all columns stay. A process
         of the PyTorch loader has one thread.
         """
-        packed = [array for array in self.arrays if array.is_unpacked_in_batches]
+        packed = [array for array in self.work.arrays.values() if array.is_unpacked_in_batches]
         columns = [array.sample_bytes * (array.chunk_rows or 0) for array in packed]
         if not columns:
             return 0
-        batches = -(-self.samples // max(1, packed[0].chunk_rows or 1))
+        batches = -(-self._samples // max(1, packed[0].chunk_rows or 1))
         most = len(columns) * batches
         threads = min(MOST_READ_THREADS, self.cores or MOST_READ_THREADS, most)
         readers = self.pools.processes if self.pools is not None else 0

@@ -1,16 +1,17 @@
 """What the processes of the PyTorch loader cost: host memory, and time to start."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from app.guard.facts import LENGTH_BYTES, DeviceFacts, FieldFacts
-from app.guard.memory_room import STEPS, Item
-from app.planning.arithmetic import PartSizes, batches_per_epoch, evaluation_batch
+from app.guard.facts import LENGTH_BYTES, HostFacts
+from app.guard.memory.budget import STEPS, Item
+from app.guard.memory.workload import Workload
+from app.planning.arithmetic import batches_per_epoch, evaluation_batch
 from app.planning.imports import Imports
 from app.planning.residency import LEAST_PLACED_BYTES
 from app.planning.worker_pool import WorkerPool, process_bytes, worker_pool_for
 from app.spec.data import DataLoaderLoader
-from app.spec.run import RunSpec
 
 # Until two processes on two idle cores have read their first batch; of a fork server after the
 # first time.
@@ -42,19 +43,20 @@ class WorkerPools:
 
     @property
     def batches_bytes(self) -> int:
-        """Room for the batches of all parts, and what each reader sorts one in."""
+        """Places for the batches of all parts, and what each reader sorts one in."""
         training = self.training.slots + self.sorting * max(1, self.training.workers)
         evaluating = sum(pool.slots for pool in self.held_out)
         return training * self.batch_bytes + evaluating * self.evaluation_batch_bytes
 
     def processes_bytes(self, count: int) -> int:
+        """Of so many processes, beside the batches."""
         serves = self.loader.multiprocessing_context == "forkserver" and count > 0
         each = process_bytes(self.loader, self.imports) + self.index_bytes
         return count * each + serves * self.imports.fork_server
 
     def items(self, *, used_there: bool) -> Iterator[Item]:
-        """Of the host. The room stays, and processes are there while a part is read; with
-        `used_there` the training reads its batch in the room, and it is counted elsewhere.
+        """Of the host. The places stay, and processes are there while a part is read; with
+        `used_there` the training reads its batch where it lies, and it is counted elsewhere.
         """
         yield Item("loader_batches", self.batches_bytes - used_there * self.batch_bytes)
         yield Item("loader_processes", self.processes_bytes(self.training.workers), STEPS)
@@ -63,24 +65,31 @@ class WorkerPools:
         yield Item("evaluation_processes", beside, phases)
 
 
-def worker_pools_of(
-    spec: RunSpec,
-    loader: DataLoaderLoader,
-    sizes: PartSizes,
-    device: DeviceFacts,
-    arrays: Sequence[FieldFacts],
-) -> WorkerPools:
+def worker_pools(work: Workload, loader: DataLoaderLoader, host: HostFacts) -> WorkerPools:
     """As the trainer will settle them, on a host whose cores are known; otherwise as asked for."""
-    cores = device.host.cores or loader.num_workers
-    batch = min(spec.training.batch_size, sizes.training)
+    spec, sizes, cores = work.spec, work.sizes, host.cores or loader.num_workers
     looked_at = evaluation_batch(spec.evaluation, spec.training)
     parts = [count for count in (sizes.validation, sizes.test) if count]
-    held_out = tuple(worker_pool_for(loader, cores, -(-count // looked_at)) for count in parts)
-    training = worker_pool_for(loader, cores, batches_per_epoch(spec.training, sizes.training))
-    evaluated = min(looked_at, max(parts, default=0))
-    sample_bytes = sum(array.sample_bytes for array in arrays)
-    sorting = loader.shuffle == "full" and sample_bytes < LEAST_PLACED_BYTES
-    batches = batch * sample_bytes, evaluated * sample_bytes
-    ragged = sum(array.lengths is not None for array in arrays)
-    index = LENGTH_BYTES * ragged * (sizes.training + sum(parts))
-    return WorkerPools(loader, training, held_out, *batches, device.host.imports, index, sorting)
+    held_out = tuple(worker_pool_for(loader, cores, -(-n // looked_at)) for n in parts)
+    batches = batches_per_epoch(spec.training, sizes.training)
+    ragged = sum(array.lengths is not None for array in work.arrays.values())
+    return WorkerPools(
+        loader,
+        worker_pool_for(loader, cores, batches),
+        held_out,
+        batch_bytes=work.batch * work.sample_bytes,
+        evaluation_batch_bytes=work.evaluation_batch * work.sample_bytes,
+        imports=host.imports,
+        index_bytes=LENGTH_BYTES * ragged * (sizes.training + sum(parts)),
+        sorting=loader.shuffle == "full" and work.sample_bytes < LEAST_PLACED_BYTES,
+    )
+
+
+def process_values(loader: DataLoaderLoader, workers: int, prefetch_factor: int) -> dict[str, Any]:
+    """What of the spec gives the loader so many processes, as far as it is not so already."""
+    values = {
+        "num_workers": workers,
+        "prefetch_factor": prefetch_factor if workers else None,
+        "persistent_workers": loader.persistent_workers and workers > 0,
+    }
+    return {f"/data/loader/{n}": v for n, v in values.items() if getattr(loader, n) != v}

@@ -1,6 +1,7 @@
-"""One memory of a plan: the items in it by phase, and how much may be."""
+"""The budget of one memory: the items in it by phase, and how much there is."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 PHASES = ("building", "training", "evaluating", "checkpointing")
@@ -17,13 +18,13 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Room:
-    """One memory: what is in it, and how much may be; a budget of None was not said."""
+class Budget:
+    """Of one memory: what is to be in it, and how much there is; None was not said."""
 
     items: tuple[Item, ...]
-    budget_bytes: int | None
+    available_bytes: int | None
 
-    @property
+    @cached_property
     def peaks(self) -> dict[str, int]:
         """The sum of what is held in each phase."""
         return {
@@ -36,10 +37,15 @@ class Room:
         """The most of any phase: what one phase gives back, the next takes again."""
         return max(self.peaks.values())
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the peak is above what is known to be there."""
+        return self.available_bytes is not None and self.peak_bytes > self.available_bytes
+
     def as_json(self) -> dict[str, Any]:
         return {
             "planned_bytes": self.peak_bytes,
-            "budget_bytes": self.budget_bytes,
+            "budget_bytes": self.available_bytes,
             "phases": self.peaks,
             "items": {item.name: item.bytes for item in self.items if item.bytes},
         }

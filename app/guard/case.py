@@ -1,0 +1,375 @@
+"""A case: a complete spec, the facts, and what follows from both, each computed at most once.
+
+Rules, plan, estimate and carry ask the same questions of one spec; the answers lie here.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar, overload
+
+from app.guard.carry import RECIPE_SHAPE
+from app.guard.facts import (
+    DatasetFacts,
+    DeviceFacts,
+    Facts,
+    FieldFacts,
+    HistoryFacts,
+    UnknownFact,
+    known,
+)
+from app.guard.gap import gap_needed
+from app.guard.memory.memory_plan import MemoryPlan, memory_plan
+from app.guard.memory.worker_pools import process_values
+from app.guard.memory.workload import Order, Workload, need_of
+from app.guard.reads import Reading, amplification, reading_by_batches, reading_by_chunks
+from app.planning import arithmetic
+from app.planning.arithmetic import PartSizes
+from app.spec.data import (
+    ChronologicalSplit,
+    ChunkedLoader,
+    DataLoaderLoader,
+    DatasetsSplit,
+    FieldSplit,
+    RandomSplit,
+)
+from app.spec.layers import Document
+from app.spec.run import RunSpec
+
+Loc = tuple[str | int, ...]
+Value = TypeVar("Value")
+
+# A mean over so many samples is off by 5 % of their spread by chance; larger batches ask no more.
+ENOUGH_SAMPLES = 400
+
+
+class Derived(Generic[Value]):
+    """A property of a case that is computed when it is first asked for.
+
+    What nobody has said is remembered as well: UnknownFact comes again without computing.
+    """
+
+    def __init__(self, compute: Callable[["Case"], Value]) -> None:
+        self._compute, self._name = compute, compute.__name__
+        self.__doc__ = compute.__doc__
+
+    @overload
+    def __get__(self, case: None, owner: type) -> "Derived[Value]": ...
+
+    @overload
+    def __get__(self, case: "Case", owner: type) -> Value: ...
+
+    def __get__(self, case: "Case | None", owner: type) -> "Derived[Value] | Value":
+        """Python asks only while the case's `__dict__` has no such name."""
+        if case is None:
+            return self
+        if self._name in case.missing:
+            raise UnknownFact(case.missing[self._name])
+        try:
+            value = self._compute(case)
+        except UnknownFact as unknown:
+            case.missing[self._name] = str(unknown)
+            raise
+        case.__dict__[self._name] = value
+        return value
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """What is derived raises UnknownFact, time and again, while a fact for it is missing."""
+
+    spec: RunSpec
+    facts: Facts
+    missing: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+    """By the name of what could not be derived, the fact that it lacks."""
+    _variants: dict[str, "Case"] = field(default_factory=dict, init=False, repr=False)
+
+    def with_values(self, values: Mapping[str, Any]) -> "Case":
+        """The case of the spec with other values, under the same facts; see `with_values`."""
+        if not values:
+            return self
+        key = repr(values)
+        if key not in self._variants:
+            self._variants[key] = Case(with_values(self.spec, values), self.facts)
+        return self._variants[key]
+
+    @Derived
+    def read_in_trainer(self) -> "Case":
+        """The case of the spec as it is where no process of a loader reads."""
+        loader = self.spec.data.loader
+        if not isinstance(loader, DataLoaderLoader):
+            return self
+        return self.with_values(process_values(loader, 0, 1))
+
+    @Derived
+    def parent(self) -> "Case | None":
+        """That of the run which is restarted, under the same facts."""
+        parent = self.facts.parent
+        return None if parent is None else Case(parent.spec, self.facts)
+
+    @Derived
+    def document(self) -> Document:
+        """The spec as JSON."""
+        return self.spec.model_dump(mode="json")
+
+    # Data
+
+    @Derived
+    def named_datasets(self) -> tuple[tuple[Loc, str], ...]:
+        """(Location, name) of each dataset that the spec names."""
+        split = self.spec.data.split
+        named: list[tuple[Loc, str]] = [(("data", "dataset"), self.spec.data.dataset)]
+        if isinstance(split, DatasetsSplit):
+            named.append((("data", "split", "validation"), split.validation))
+            if split.test is not None:
+                named.append((("data", "split", "test"), split.test))
+        return tuple(named)
+
+    def inspected(self, name: str) -> DatasetFacts:
+        """A dataset by its name; UnknownFact while it is not inspected."""
+        dataset = self.facts.datasets.get(name)
+        ready = dataset is not None and dataset.state == "ready"
+        return known(dataset if ready else None, f"the arrays of the dataset {name}")
+
+    @Derived
+    def dataset(self) -> DatasetFacts:
+        """The dataset that is trained on, once it is inspected."""
+        return self.inspected(self.spec.data.dataset)
+
+    @Derived
+    def dataset_as_read(self) -> DatasetFacts:
+        """That dataset, its ragged arrays as long as the longest of all datasets of the run: a
+        model has one input shape.
+        """
+        dataset = self.dataset
+        ragged = {name: one for name, one in dataset.fields.items() if one.lengths is not None}
+        if not ragged:
+            return dataset
+        each = [self.inspected(name).fields for _, name in self.named_datasets]
+        for name, array in ragged.items():
+            fields = [one[name] for one in each if name in one]
+            longest = max(found.shape[0] for found in fields if found.lengths is not None)
+            ragged[name] = replace(array, shape=(longest, *array.shape[1:]))
+        return replace(dataset, fields={**dataset.fields, **ragged})
+
+    @Derived
+    def arrays(self) -> Mapping[str, FieldFacts]:
+        """Inputs and targets by their names, as they are stored."""
+        dataset, data = self.dataset, self.spec.data
+        return {
+            name: known(dataset.fields.get(name), f"the array {name!r} of {dataset.name}")
+            for name in (*data.inputs, *data.targets)
+        }
+
+    @Derived
+    def samples(self) -> int:
+        """Of the dataset that is trained on."""
+        return known(self.dataset.samples, f"the samples of the dataset {self.dataset.name}")
+
+    @Derived
+    def sizes(self) -> PartSizes:
+        """Samples of each part."""
+        split, datasets = self.spec.data.split, self.facts.datasets
+        counts = [
+            known(
+                datasets[name].samples if name in datasets else None,
+                f"the samples of the dataset {name}",
+            )
+            for _, name in self.named_datasets
+        ]
+        if isinstance(split, ChronologicalSplit | RandomSplit):
+            return arithmetic.part_sizes(split, counts[0])
+        if isinstance(split, FieldSplit):
+            raise UnknownFact(f"which part the field {split.field} puts a sample into")
+        return PartSizes(counts[0], counts[1], counts[2] if len(counts) > 2 else 0)
+
+    @Derived
+    def gap_needed(self) -> int:
+        """Samples to leave out at each border of a chronological split, so that no two parts share
+        a step of a series.
+        """
+        return gap_needed(self.spec.data, self.dataset)
+
+    @Derived
+    def order(self) -> Order:
+        """(shuffle, shuffle_group) as the trainer settles them.
+
+        By what its samples hold: the file is smaller where it is compressed, and larger where it
+        has other arrays beside.
+        """
+        samples = self.samples
+        sample_bytes = sum(array.kept_bytes for array in self.arrays.values())
+        return arithmetic.resolved_shuffle(self.spec.data.loader, samples * sample_bytes)
+
+    @Derived
+    def shape(self) -> Document:
+        """What gives the model its shape, as the recipe declares it: its own fields, how many
+        values a step of each input has, and the shape of each target. How many steps a sample has
+        changes no weights.
+        """
+        arrays, spec = self.dataset_as_read.fields, self.spec
+
+        def of(name: str) -> tuple[int, ...]:
+            return known(arrays.get(name), f"the array {name!r}").shape
+
+        return {
+            "recipe": {name: getattr(spec.recipe, name) for name in RECIPE_SHAPE},
+            "inputs": {name: list(of(name)[1:]) for name in spec.data.inputs},
+            "targets": {name: list(of(name)) for name in spec.data.targets},
+        }
+
+    # Steps
+
+    @Derived
+    def epoch_steps(self) -> int:
+        """Optimizer steps of an epoch."""
+        return arithmetic.steps_per_epoch(self.spec.training, self.sizes.training)
+
+    @Derived
+    def steps(self) -> int:
+        """Optimizer steps of the whole run, unless it ends early."""
+        return arithmetic.total_steps(self.spec.training, self.sizes.training)
+
+    @Derived
+    def epochs(self) -> float:
+        """Passes over the training part in the whole run, also fewer than its last."""
+        return self.steps / max(1, self.epoch_steps)
+
+    @Derived
+    def effective_batch(self) -> int:
+        """Samples of one optimizer step."""
+        training = self.spec.training
+        return training.batch_size * training.gradient_accumulation_steps
+
+    @Derived
+    def enough_samples(self) -> int:
+        """So many give a mean that says something: one batch, or 400 where a batch has more."""
+        return min(self.spec.training.batch_size, ENOUGH_SAMPLES)
+
+    @Derived
+    def evaluations(self) -> int:
+        """How often the validation part is evaluated, the last time at the end; 0 without one."""
+        if not self.sizes.validation:
+            return 0
+        return arithmetic.evaluations(self.spec.evaluation, self.steps, self.epoch_steps)
+
+    @Derived
+    def evaluation_batch(self) -> int:
+        """Samples of a batch of evaluation."""
+        return arithmetic.evaluation_batch(self.spec.evaluation, self.spec.training)
+
+    @Derived
+    def evaluated_samples(self) -> int:
+        """Samples of one evaluation of the validation part."""
+        validation = self.sizes.validation
+        most = self.spec.evaluation.max_batches or validation
+        return min(validation, most * self.evaluation_batch)
+
+    def step_of_evaluation(self, number: int) -> int:
+        """After how many steps evaluation `number` (from 1) comes; UnknownFact."""
+        wanted, epoch_steps = self.spec.evaluation, self.epoch_steps
+        return arithmetic.step_of_evaluation(wanted, number, self.steps, epoch_steps)
+
+    # Earlier runs
+
+    @Derived
+    def like_runs(self) -> HistoryFacts:
+        """What like runs did."""
+        return known(self.facts.history, "how fast runs like it are")
+
+    @Derived
+    def history(self) -> HistoryFacts | None:
+        """What like runs did, None where there were none; UnknownFact where nobody looked."""
+        if self.facts.history_looked_for:
+            return self.facts.history
+        return self.like_runs
+
+    @Derived
+    def training_seconds(self) -> float:
+        """What the trainer's clock shows at the last step, as like runs went: steps, and
+        evaluations and checkpoints before the end. `max_duration_seconds` limits it.
+
+        Every evaluation may bring a new best checkpoint.
+        """
+        history, wanted = self.like_runs, self.spec.checkpoint
+        trained = self.steps / history.iterations_per_second
+        evaluations = max(0, self.evaluations - 1)
+        saves = evaluations if wanted.keep_best else 0
+        saves += max(0, self.steps - 1) // wanted.every_steps if wanted.every_steps else 0
+        saves += int(trained / wanted.every_seconds) if wanted.every_seconds else 0
+        return (
+            trained
+            + evaluations * self.evaluated_samples * (history.evaluation_seconds or 0.0)
+            + saves * (history.checkpoint_seconds or 0.0)
+        )
+
+    # Device and memory
+
+    @Derived
+    def best_device(self) -> DeviceFacts | None:
+        """The device that the run would get; None while no worker has one."""
+        runtime = self.spec.runtime
+        return self.facts.best_device(runtime.device, runtime.precision)
+
+    @Derived
+    def device(self) -> DeviceFacts:
+        """The device that the run would get; there is a CPU where no worker has told of one."""
+        device = self.best_device
+        if device is None and self.spec.runtime.device == "cpu":
+            return DeviceFacts("cpu", "cpu")
+        return known(device, "the device that will run it")
+
+    @Derived
+    def precision(self) -> str:
+        """`runtime.precision` with auto settled as the trainer settles it."""
+        wanted = self.spec.runtime.precision
+        return wanted if wanted != "auto" else self.device.settled_precision(wanted)
+
+    @Derived
+    def workload(self) -> Workload:
+        """What it has to hold and to compute with, whatever the device."""
+        dataset, sizes = self.dataset_as_read, self.sizes
+        arrays = {name: dataset.fields[name] for name in self.arrays}
+        return Workload(self.spec, arrays, sizes, need_of(arrays.values(), sizes, self.order))
+
+    @Derived
+    def memory(self) -> MemoryPlan:
+        """What it takes on the device that it would get."""
+        device = self.device
+        return memory_plan(self.workload, device, self.facts.measured)
+
+    @Derived
+    def reading(self) -> Reading | None:
+        """How it takes its rows from the file; None where the data stays on the device."""
+        loader = self.spec.data.loader
+        if isinstance(loader, ChunkedLoader) and loader.residency == "resident":
+            return None
+        plan = self.memory
+        if plan.data.kind == "resident":
+            return None
+        if isinstance(loader, ChunkedLoader):
+            return reading_by_chunks(plan, self.order[0])
+        return reading_by_batches(loader, plan.batch, plan.need.train_samples)
+
+    @Derived
+    def amplification(self) -> float:
+        """How often an epoch reads the file; 1 where the data stays on the device."""
+        return amplification(self.reading, self.dataset, self.arrays)
+
+
+def with_values(spec: RunSpec, values: Mapping[str, Any]) -> RunSpec:
+    """The spec with other values, by JSON Pointer of two or three names; they are not checked. One
+    that is an object is the chunked loader.
+    """
+    changed = spec
+    for pointer, value in values.items():
+        if isinstance(value, dict):
+            value = ChunkedLoader(**value)
+        block, *rest = pointer.strip("/").split("/")
+        part = getattr(changed, block)
+        if len(rest) == 2:
+            inner = getattr(part, rest[0]).model_copy(update={rest[1]: value})
+            part = part.model_copy(update={rest[0]: inner})
+        else:
+            part = part.model_copy(update={rest[0]: value})
+        changed = changed.model_copy(update={block: part})
+    return changed

@@ -1,0 +1,66 @@
+"""What a run has to hold and to compute with, whatever the device: samples, arrays, model."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from app.guard.facts import FieldFacts, known
+from app.guard.memory.model_size import SequenceSize
+from app.planning.arithmetic import PartSizes, evaluation_batch
+from app.planning.residency import Need
+from app.spec.run import RunSpec
+
+Order = tuple[Literal["full", "block", "none"], int | Literal["auto"]]
+"""(shuffle, shuffle_group), neither of them open but the group of another shuffle than blocks."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Of a complete spec and its dataset as it is read."""
+
+    spec: RunSpec
+    arrays: Mapping[str, FieldFacts]
+    """Inputs and targets, in the order in which they are named."""
+    sizes: PartSizes
+    need: Need
+    """What the trainer will find that the data comes to."""
+
+    @cached_property
+    def model(self) -> SequenceSize:
+        """The sizes of the model; UnknownFact where the arrays are not such as the recipe takes."""
+        spec = self.spec
+        shape = self.arrays[spec.data.inputs[0]].shape
+        window, features = known(
+            shape if len(shape) == 2 else None, "a window and features in the inputs"
+        )
+        window += -window % spec.recipe.patch  # what a ragged sample leaves of its last is filled
+        return SequenceSize(spec, window, features, self.arrays[spec.data.targets[0]].shape)
+
+    @cached_property
+    def sample_bytes(self) -> int:
+        """Of a sample in a batch."""
+        return sum(array.sample_bytes for array in self.arrays.values())
+
+    @property
+    def batch(self) -> int:
+        """Samples of the largest batch of the training."""
+        return min(self.spec.training.batch_size, self.sizes.training)
+
+    @property
+    def evaluation_batch(self) -> int:
+        """Samples of the largest batch of an evaluation; 0 without one."""
+        batch = evaluation_batch(self.spec.evaluation, self.spec.training)
+        return min(batch, max(self.sizes.validation, self.sizes.test))
+
+
+def need_of(arrays: Collection[FieldFacts], sizes: PartSizes, order: Order) -> Need:
+    """What the trainer will find that the data comes to."""
+    kind, group = order
+    together = group if kind == "block" and group != "auto" else 1
+    held_out = tuple(count for count in (sizes.validation, sizes.test) if count)
+    samples, parts = sizes.training + sum(held_out), 1 + len(held_out)
+    saved = sum(array.saved_bytes(samples, parts) for array in arrays)
+    longest = sum(array.longest_bytes for array in arrays)
+    sample_bytes = sum(array.kept_bytes for array in arrays)
+    return Need(sample_bytes, together, sizes.training, held_out, saved, longest)
