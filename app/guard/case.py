@@ -339,12 +339,14 @@ class Case:
 
     @Derived
     def reading(self) -> Reading | None:
-        """How it takes its rows from the file; None where the data stays on the device."""
+        """How it takes its rows from the file; None where the data stays on the device, or where no
+        sample is left to train on.
+        """
         loader = self.spec.data.loader
         if isinstance(loader, ChunkedLoader) and loader.residency == "resident":
             return None
         plan = self.memory
-        if plan.data.kind == "resident":
+        if plan.data.kind == "resident" or not plan.need.train_samples:
             return None
         if isinstance(loader, ChunkedLoader):
             return reading_by_chunks(plan, self.order[0])

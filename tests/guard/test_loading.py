@@ -200,3 +200,11 @@ def test_what_fits_on_the_device_may_stay_there():
         i for i in plan_of(loader(chunk_size="4MiB"), world(small)).issues if i.code == CODE
     ]
     assert {op.path: op.value for op in issue.fix} == {"/data/loader/residency": "auto"}
+
+
+@pytest.mark.parametrize("asked", [loader(), loader(shuffle="block"), by_torch()], ids=str)
+def test_where_no_sample_is_left_to_train_on_there_is_nothing_to_read(asked):
+    split = {"data": {"split": {"validation_fraction": 0.9}}}
+    found = codes(plan_of(overlay(asked, split), world(weather(samples=3))))
+    assert "correctness.no_training_steps" in found
+    assert not {CODE, "speed.network_full_shuffle"} & set(found)
