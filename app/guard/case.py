@@ -183,6 +183,16 @@ class Case:
         return PartSizes(counts[0], counts[1], counts[2] if len(counts) > 2 else 0)
 
     @Derived
+    def sorted_target(self) -> str | None:
+        """The target that only rises along the file, if there is one."""
+        dataset = self.dataset
+        for name in self.spec.data.targets:
+            array = dataset.fields.get(name)
+            if array and known(array.sorted, f"whether {name!r} is sorted in {dataset.name}"):
+                return name
+        return None
+
+    @Derived
     def gap_needed(self) -> int:
         """Samples to leave out at each border of a chronological split, so that no two parts share
         a step of a series.

@@ -1,5 +1,7 @@
 """Numbers in the words of findings: bytes, seconds, shares."""
 
+from app.guard.memory.budget import Budget
+
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 
@@ -32,3 +34,12 @@ def one_of(parts: int) -> str:
 def two_digits(number: float) -> float:
     """A setting as one would write it: rounded to two significant digits."""
     return float(f"{number:.1e}")
+
+
+def largest_items(budget: Budget) -> str:
+    """What takes most of the peak."""
+    phase = max(budget.peaks, key=lambda name: budget.peaks[name])
+    items = [item for item in budget.items if phase in item.phases]
+    most = sorted(items, key=lambda item: item.bytes, reverse=True)[:3]
+    told = ", ".join(f"{item.name.replace('_', ' ')} {size(item.bytes)}" for item in most)
+    return f"While {phase} the largest are {told}."

@@ -14,6 +14,8 @@ from app.spec.optimization import (
 # Where a schedule is stretched over other steps: from one step to the next the rate may change by
 # this factor, and by more only if it is meant to.
 LARGEST_JUMP = 1.5
+# Below this share of its peak a rate has annealed.
+ANNEALED = 0.1
 
 
 def learning_rate(schedule: Schedule, peak: float, step: int, total_steps: int) -> float:
@@ -31,6 +33,14 @@ def learning_rate(schedule: Schedule, peak: float, step: int, total_steps: int) 
             return peak * risen * (1.0 - fallen)
         case Plateau():
             raise ValueError("schedule.kind plateau is not available yet")
+
+
+def is_annealed(schedule: Schedule, step: int, steps: int) -> bool:
+    """Whether the rate is near its end at a step; a constant rate always is."""
+    if isinstance(schedule, Constant):
+        return True
+    now, then = (learning_rate(schedule, 1.0, min(s, steps - 1), steps) for s in (step, step + 1))
+    return now <= ANNEALED and then <= now
 
 
 def schedule_version(schedule: Schedule) -> int:

@@ -1,1 +1,1 @@
-"""The rules, a file a topic."""
+"""The rules, filed by the place in the spec that they find something in."""

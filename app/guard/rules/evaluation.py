@@ -1,16 +1,22 @@
-"""Rules about evaluation: what is monitored is computed, at some time, and the right way round."""
+"""Rules about evaluation: it comes at some time, and takes little of the time."""
 
 from collections.abc import Iterator
-from difflib import get_close_matches
-from typing import Any, get_args
+from dataclasses import dataclass
+from typing import Any
 
 from app.guard.case import Case
-from app.guard.rule import Finding, rule
-from app.guard.rules.schedules import is_annealed
-from app.spec.run import RunSpec
-from app.spec.training import MetricName, better_when
+from app.guard.rule import LEAST_LOSS_SECONDS, Finding, rule
+from app.guard.rules.checkpoint import MOST_LOST_SECONDS
+from app.guard.wording import duration, share
+from app.planning.schedule import is_annealed
 
 EACH_EPOCH = {"/evaluation/every_epochs": 1}
+WITHOUT: dict[str, Any] = {"/early_stopping": None}
+# A sample of evaluation has the forward pass alone: about a third of a training step's flops.
+FORWARD_SHARE = 1 / 3
+# Evaluation beyond the first share is told, beyond the second refused where it was measured. They
+# are so far apart that no two timings of one run lie on both sides.
+MOST_EVALUATION, REFUSED_EVALUATION = 0.25, 0.5
 
 
 @rule(
@@ -46,9 +52,6 @@ def never_evaluated(case: Case) -> Iterator[Finding]:
         )
 
 
-WITHOUT: dict[str, Any] = {"/early_stopping": None}
-
-
 def _can_act(case: Case) -> bool:
     """Whether patience can run out before the end."""
     patience = case.spec.early_stopping.patience if case.spec.early_stopping else 0
@@ -65,61 +68,92 @@ def _that_acts(case: Case, evaluations: int) -> dict[str, Any]:
     return {"/early_stopping/patience": patience} if annealed else WITHOUT
 
 
-def _watched(spec: RunSpec) -> Iterator[tuple[str, str, str]]:
-    """(Block, monitor, mode) of whatever compares scores."""
-    yield "checkpoint", spec.checkpoint.monitor, spec.checkpoint.mode
-    if spec.early_stopping is not None:
-        yield "early_stopping", spec.early_stopping.monitor, spec.early_stopping.mode
+@dataclass(frozen=True)
+class _Evaluating:
+    """The evaluations before the end; the last one is every run's."""
+
+    evaluations: int
+    samples: int
+    """Of one evaluation."""
+    trained: float
+    """Cost of the steps: seconds where the history is known, else training samples."""
+    for_a_sample: float
+    """Cost of a sample of evaluation, in the same unit."""
+
+    @property
+    def cost(self) -> float:
+        return self.evaluations * self.samples * self.for_a_sample
+
+    @property
+    def share(self) -> float:
+        return self.cost / (self.cost + self.trained) if self.cost else 0.0
+
+    @property
+    def most_samples(self) -> int:
+        """So many before the end are no more than their share."""
+        return int(self.trained * MOST_EVALUATION / (1 - MOST_EVALUATION) / self.for_a_sample)
+
+
+def _evaluating(case: Case) -> _Evaluating:
+    """By what like runs took; without them by samples and passes. UnknownFact."""
+    sizes, steps, history = case.sizes, case.steps, case.history
+    evaluations = max(0, case.evaluations - 1)
+    samples = case.evaluated_samples
+    trained = case.epochs * sizes.training
+    if history is None:
+        return _Evaluating(evaluations, samples, trained, FORWARD_SHARE)
+    seconds = steps / history.iterations_per_second
+    for_a_sample = history.evaluation_seconds
+    if for_a_sample is None:
+        for_a_sample = FORWARD_SHARE * seconds / trained if trained else 0.0
+    return _Evaluating(evaluations, samples, seconds, for_a_sample)
 
 
 @rule(
-    "correctness.unknown_monitor",
-    overridable=False,
-    stands_on="A monitor that is never computed never improves.",
+    "speed.evaluation_share",
+    stands_on="A forward pass is about a third of a training step's work; the reference reports "
+    "had validation at 2.1 s a batch. Where like runs were timed, their figures.",
+    measured_by="evaluation_share",
 )
-def unknown_monitor(case: Case) -> Iterator[Finding]:
-    """A monitored metric is one that the evaluation computes."""
-    metrics = case.spec.evaluation.metrics
-    computed = ["val_loss", *(f"val_{name}" for name in metrics)]
-    could_be = ["val_loss", *(f"val_{name}" for name in get_args(MetricName))]
-    for block, monitor, _mode in _watched(case.spec):
-        if monitor in computed:
-            continue
-        meant = next(iter(get_close_matches(monitor, could_be, n=1)), "val_loss")
-        fix: dict[str, Any] = {} if meant == monitor else {f"/{block}/monitor": meant}
-        if meant not in computed:
-            fix["/evaluation/metrics"] = [*metrics, meant.removeprefix("val_")]
-        yield Finding(
-            (block, "monitor"),
-            f"Nothing computes {monitor!r}; the evaluation gives {', '.join(computed)}.",
-            "Nothing would ever be best. "
-            f"evaluation.metrics may have {', '.join(get_args(MetricName))}.",
-            fix,
-        )
+def evaluation_is_short(case: Case) -> Iterator[Finding]:
+    """Before a run's end, evaluation takes at most a quarter of its time, or a minute; where it was
+    measured to take more than half of it, and ten minutes, the run is refused."""
+    found = _evaluating(case)
+    if found.share <= MOST_EVALUATION:
+        return
+    if case.facts.history is not None and found.cost <= LEAST_LOSS_SECONDS:
+        return
+    measured = case.facts.history is not None and case.facts.history.evaluation_seconds is not None
+    refused = found.share > REFUSED_EVALUATION and found.cost > MOST_LOST_SECONDS
+    yield Finding(
+        ("evaluation",),
+        f"About {share(found.share)} of the time would go into evaluation.",
+        f"{found.evaluations:,} evaluations of {found.samples:,} samples before the end, beside "
+        f"{case.steps:,} steps; "
+        + (
+            f"they would take {duration(found.cost)}, as in like runs."
+            if measured
+            else "a sample of evaluation costs about a third of one of training."
+        ),
+        _rarer_evaluation(case, found),
+        severity=None if measured and refused else "warning",
+    )
 
 
-@rule(
-    "learning.monitor_upside_down",
-    stands_on="What each metric is: losses and errors fall as a model gets better.",
-)
-def monitor_upside_down(case: Case) -> Iterator[Finding]:
-    """The mode of a monitor says what is better of it; left out, it does."""
+def _rarer_evaluation(case: Case, found: _Evaluating) -> dict[str, int | None]:
+    """By epochs alone where that is enough; otherwise so many batches, or epochs, that it is."""
     spec = case.spec
-    for block, monitor, mode in _watched(spec):
-        better = better_when(monitor)
-        if mode != better:
-            lower = "lower" if better == "min" else "higher"
-            yield Finding(
-                (block, "mode"),
-                f"{block}.mode is {mode}, and a {lower} {monitor} is better.",
-                "The worst checkpoint would be kept as the best."
-                if block == "checkpoint"
-                else f"The run would end after {spec.early_stopping.patience} evaluations that "
-                "each got better."
-                if spec.early_stopping
-                else "",
-                {f"/{block}/mode": better},
-            )
-
-
-RULES = (never_evaluated, unknown_monitor, monitor_upside_down)
+    wanted = spec.evaluation
+    by_epochs: dict[str, int | None] = {}
+    if wanted.every_steps is not None:
+        by_epochs["/evaluation/every_steps"] = None
+        if wanted.every_epochs is None:
+            by_epochs["/evaluation/every_epochs"] = 1
+        if _evaluating(case.with_values(by_epochs)).share <= MOST_EVALUATION:
+            return by_epochs
+    batch = case.evaluation_batch
+    batches = found.most_samples // (found.evaluations * batch)
+    if batches * batch >= case.enough_samples:
+        return {"/evaluation/max_batches": batches}
+    epochs, most_looks = spec.training.epochs, found.most_samples // found.samples
+    return by_epochs | {"/evaluation/every_epochs": epochs // (most_looks + 1) + 1}

@@ -1,7 +1,6 @@
-"""Rules about the learning rate's way: its warm-up, its fall, and what may end before that."""
+"""Rules about optimizer and schedule: the learning rate, its warm-up, and weight decay."""
 
 import math
-from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,16 +9,81 @@ from app.guard.rates import USUAL_BATCH, usual_rate
 from app.guard.rule import Finding, rule
 from app.guard.wording import share, two_digits
 from app.planning.schedule import learning_rate
-from app.spec.optimization import Constant, Plateau, Schedule
+from app.spec.optimization import Adam, Constant, Plateau, Schedule
 
+# Ten times what works widely is too much; less than a thousandth of what works for a usual batch is
+# too little for any.
+TOO_MUCH, TOO_LITTLE = 10.0, 1e-3
 LARGE_BATCH = 1024
 WARMUP_FRACTION = 0.05
 # A rise that is over within this share of the steps is no warm-up; so few steps need none.
 SHORTEST_WARMUP = 0.01
 FULL_RATE = 0.98
 SHORT_RUN_STEPS = 20
-# Below this share of its peak a rate has annealed.
-ANNEALED = 0.1
+
+
+@rule(
+    "learning.rate_beyond_batch",
+    severity="warning",
+    stands_on="Malladi et al., 2022 (square-root scaling for Adam); Goyal et al., 2017 (linear "
+    "scaling for SGD).",
+)
+def rate_beyond_batch(case: Case) -> Iterator[Finding]:
+    """The learning rate is within ten times of what scales with the batch."""
+    spec = case.spec
+    batch, lr = case.effective_batch, spec.optimizer.lr
+    usual = usual_rate(spec.optimizer, batch)
+    if lr > TOO_MUCH * usual:
+        yield Finding(
+            ("optimizer", "lr"),
+            f"A learning rate of {lr:g} is {lr / usual:,.0f} times what usually works for an "
+            f"effective batch of {batch:,}.",
+            f"{spec.optimizer.kind} is used with about {two_digits(usual):g} there; far above it, "
+            "the loss rises or becomes NaN.",
+            {"/optimizer/lr": two_digits(usual)},
+        )
+
+
+@rule(
+    "learning.rate_too_low",
+    severity="warning",
+    stands_on="A step of Adam moves a weight by about the rate (Kingma & Ba, 2015, section 2.1), "
+    "one of SGD by the rate times a gradient that is mostly below 1.",
+)
+def rate_too_low(case: Case) -> Iterator[Finding]:
+    """The learning rate is at least a thousandth of what works for a usual batch."""
+    spec = case.spec
+    lr, least = spec.optimizer.lr, TOO_LITTLE * usual_rate(spec.optimizer, USUAL_BATCH)
+    if lr >= least:
+        return
+    steps, usual = case.steps, usual_rate(spec.optimizer, case.effective_batch)
+    yield Finding(
+        ("optimizer", "lr"),
+        f"With a learning rate of {lr:g}, all {steps:,} steps together move a weight by about "
+        f"{two_digits(lr * steps):g} at most.",
+        "Weights begin at about 0.1, so the score would stay that of a model that was not trained. "
+        f"{spec.optimizer.kind} is used with about {two_digits(usual):g} for an effective batch of "
+        f"{case.effective_batch:,}, and with a hundredth of that to fine-tune.",
+        {"/optimizer/lr": two_digits(usual)},
+    )
+
+
+@rule(
+    "learning.adam_weight_decay",
+    severity="warning",
+    stands_on="Loshchilov & Hutter, Decoupled weight decay regularization, 2019.",
+)
+def adam_weight_decay(case: Case) -> Iterator[Finding]:
+    """Weight decay is given to adamw, not to adam."""
+    spec = case.spec
+    if isinstance(spec.optimizer, Adam) and spec.optimizer.weight_decay > 0:
+        yield Finding(
+            ("optimizer", "weight_decay"),
+            f"adam takes a weight decay of {spec.optimizer.weight_decay:g} as an L2 penalty.",
+            "Adam divides the penalty by the gradient's size, so weights with large gradients "
+            "hardly decay; adamw decays all alike.",
+            {"/optimizer/kind": "adamw"},
+        )
 
 
 @rule(
@@ -92,65 +156,3 @@ def warmup_never_ends(case: Case) -> Iterator[Finding]:
         "model settle, the fall after the peak, never comes.",
         _warming_up(schedule, usual, steps),
     )
-
-
-def is_annealed(schedule: Schedule, step: int, steps: int) -> bool:
-    """Whether the rate is near its end at a step; a constant rate always is."""
-    if isinstance(schedule, Constant):
-        return True
-    now, then = (learning_rate(schedule, 1.0, min(s, steps - 1), steps) for s in (step, step + 1))
-    return now <= ANNEALED and then <= now
-
-
-def patience_to_anneal(case: Case) -> int | None:
-    """The least with which early stopping acts only once the rate has annealed; None where it would
-    not act at all then. UnknownFact.
-    """
-    steps, evaluations = case.steps, case.evaluations
-
-    def anneals(patience: int) -> bool:
-        return is_annealed(case.spec.schedule, case.step_of_evaluation(patience + 1), steps)
-
-    able = range(1, evaluations - 1)
-    found = bisect_left(able, True, key=anneals)
-    return able[found] if found < len(able) else None
-
-
-@rule(
-    "learning.never_anneals",
-    severity="warning",
-    stands_on="Smith & Topin, 2018; Loshchilov & Hutter, 2017: much of what a schedule gains comes "
-    "in its last, annealing part.",
-)
-def never_anneals(case: Case) -> Iterator[Finding]:
-    """Early stopping acts only once the rate is below a tenth of its peak."""
-    stopping, schedule = case.spec.early_stopping, case.spec.schedule
-    if stopping is None or isinstance(schedule, Constant | Plateau):
-        return
-    steps, evaluations = case.steps, case.evaluations
-    patience = stopping.patience
-    if evaluations < patience + 2:
-        return  # it cannot act at all: correctness.never_evaluated
-    step = case.step_of_evaluation(patience + 1)
-    if is_annealed(schedule, step, steps):
-        return
-    enough = patience_to_anneal(case)
-    yield Finding(
-        ("early_stopping",),
-        f"Early stopping may end the run at step {step:,} of {steps:,}, with the rate at "
-        f"{share(learning_rate(schedule, 1.0, step, steps))} of its peak.",
-        f"A score often stands still while the rate is high and falls with it, and {patience} of "
-        f"{evaluations} evaluations without a better one end the run. The best checkpoint is kept "
-        "in any case. "
-        + (
-            "At a constant rate it may act at any time, and so it may where more evaluations come "
-            "after the fall."
-            if enough is None
-            else f"With a patience of {enough} it acts once the rate is below "
-            f"{ANNEALED:.0%}; at a constant rate it may act at any time."
-        ),
-        {"/early_stopping": None} if enough is None else {"/early_stopping/patience": enough},
-    )
-
-
-RULES = (no_warmup, warmup_never_ends, never_anneals)

@@ -1,53 +1,15 @@
-"""Rules about training that would be lost: state that is saved too rarely, attempts ended early."""
+"""Rules about policy: an attempt has the time that it needs."""
 
 import math
 from collections.abc import Iterator
 
 from app.guard.case import Case
-from app.guard.facts import known
 from app.guard.memory.worker_pools import START_SECONDS
 from app.guard.rule import Finding, rule
-from app.guard.wording import duration
+from app.guard.wording import duration, share
 from app.spec.data import DataLoaderLoader, Loader
 
-MOST_LOST_SECONDS = 600.0
 HANG_MARGIN = 5.0
-
-
-@rule(
-    "learning.rare_checkpoints",
-    severity="warning",
-    stands_on="A kill or a crash loses what was trained since the last checkpoint.",
-)
-def rare_checkpoints(case: Case) -> Iterator[Finding]:
-    """A kill loses at most ten minutes of training."""
-    wanted, limit = case.spec.checkpoint, case.spec.policy.max_duration_seconds
-    if any(
-        most is not None and most <= MOST_LOST_SECONDS for most in (wanted.every_seconds, limit)
-    ):
-        return
-    history = case.history
-    if history and case.training_seconds <= MOST_LOST_SECONDS:
-        return
-    interval = wanted.every_seconds
-    if wanted.every_steps is not None:
-        pace = known(history, "how fast runs like it are").iterations_per_second
-        by_steps = wanted.every_steps / pace
-        interval = by_steps if interval is None else min(interval, by_steps)
-    if interval is not None and interval <= MOST_LOST_SECONDS:
-        return
-    often = (
-        "only by a new best score or at the end"
-        if interval is None
-        else f"every {duration(interval)}"
-    )
-    yield Finding(
-        ("checkpoint", "every_seconds"),
-        f"The state is saved {often}.",
-        "A power cut, a kill or a crash would lose all training since; every 300 seconds, it "
-        "loses five minutes at most.",
-        {"/checkpoint/every_seconds": 300.0},
-    )
 
 
 @rule(
@@ -81,4 +43,26 @@ def _start_seconds(loader: Loader) -> float:
     return START_SECONDS[loader.multiprocessing_context] if loader.num_workers else 0.0
 
 
-RULES = (hang_timeout, rare_checkpoints)
+@rule(
+    "learning.ends_before_its_epochs",
+    severity="warning",
+    stands_on="The iterations a second of like runs in this service's own history.",
+)
+def ends_before_its_epochs(case: Case) -> Iterator[Finding]:
+    """max_duration_seconds is enough for the epochs that are asked for."""
+    limit = case.spec.policy.max_duration_seconds
+    if limit is None:
+        return
+    history = case.like_runs
+    steps = case.steps
+    seconds = case.training_seconds
+    if seconds <= limit:
+        return
+    yield Finding(
+        ("policy", "max_duration_seconds"),
+        f"The run would need about {duration(seconds)} and is ended after {duration(limit)}.",
+        f"Like runs do {history.iterations_per_second:.3g} it/s; with evaluations and checkpoints "
+        f"it would end at about {share(limit / seconds)} of its {steps:,} steps, with the learning "
+        "rate of that place.",
+        {"/policy/max_duration_seconds": math.ceil(seconds * 1.2)},
+    )

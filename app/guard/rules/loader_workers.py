@@ -1,4 +1,4 @@
-"""Rules about the PyTorch loader: what its processes are worth, and what they cost."""
+"""Rules about data.loader's processes: what they are worth, and what they cost."""
 
 import math
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from typing import Any
 
 from app.guard.case import Case
 from app.guard.facts import known
-from app.guard.memory.fitting import FILL
+from app.guard.memory.fitting import FILL, fewer_processes
 from app.guard.memory.worker_pools import START_SECONDS
 from app.guard.rule import LEAST_LOSS_SECONDS, Finding, rule
 from app.guard.wording import duration, share, size
@@ -15,8 +15,33 @@ from app.spec.data import DataLoaderLoader
 
 # Of a run's time; a rule of speed has to save 5 %.
 MOST_STARTING = 0.05
-SMALL_BYTES = 64 * 2**10
 USUAL_PROCESSES = 4
+
+
+@rule(
+    "memory.loader_over_budget",
+    stands_on="A process has 158 MiB of its own (docs/memory.md), and as many batches ahead as "
+    "prefetch_factor says. Reference report: 8 processes with 4 batches of 128 ahead filled 32 GB.",
+)
+def loader_over_budget(case: Case) -> Iterator[Finding]:
+    """The PyTorch loader's processes, and the batches that they have ready, fit on the host."""
+    plan = case.memory
+    host, pools = plan.host, plan.pools
+    if pools is None or not pools.processes:
+        return
+    available = known(host.available_bytes, "the available memory of the host")
+    if not host.is_over or case.read_in_trainer.memory.host.is_over:
+        return
+    taken, batches = pools.processes_bytes(pools.processes), pools.batches_bytes
+    yield Finding(
+        ("data", "loader", "num_workers"),
+        f"The loader would take {size(taken + batches)} of the host's memory, and the run with it "
+        f"{size(host.peak_bytes)}; {size(available)} are available.",
+        f"Up to {pools.processes} processes have {size(taken)} of their own, and the batches that "
+        f"they have read ahead come to {size(batches)}, of {size(pools.batch_bytes)} each in "
+        "training. The kernel would end one of them, and the attempt with it.",
+        fewer_processes(case),
+    )
 
 
 @rule(
@@ -100,43 +125,6 @@ def workers_start_anew(case: Case) -> Iterator[Finding]:
 
 
 @rule(
-    "speed.chunked_is_faster",
-    severity="warning",
-    stands_on="The arms of `python -m benchmarks loading` in turn, 3 to 5 rounds on 2 busy cores: "
-    "shuffled samples of 23 KiB come 2 to 4 times as fast by the chunked loader; of 235 KiB as "
-    "fast by either.",
-    measured_by="chunked_is_faster",
-)
-def chunked_is_faster(case: Case) -> Iterator[Finding]:
-    """Rows of a file come by the chunked loader where it keeps them on the device, or where they
-    are small and shuffled."""
-    loader = case.spec.data.loader
-    if not isinstance(loader, DataLoaderLoader):
-        return
-    fix = {"/data/loader": {"kind": "chunked", "shuffle": loader.shuffle}}
-    plan = case.with_values(fix).memory
-    need = plan.need
-    epochs = case.epochs
-    stays = plan.data.kind == "resident" and epochs > 1
-    is_small = need.sample_bytes < SMALL_BYTES and loader.shuffle == "full"
-    if not (stays or is_small) or not (plan.fits and plan.data.holds(plan.batch)):
-        return
-    yield Finding(
-        ("data", "loader", "kind"),
-        "The chunked loader brings the same samples in the same order, faster.",
-        (
-            f"It would keep all {size(need.kept_bytes)} on the device and read them once, not in "
-            f"each of {epochs:,.3g} epochs."
-            if stays
-            else f"It would read shuffled samples of {size(need.sample_bytes)} in the order of the "
-            "file, a chunk at a time and not a batch, which is 2 to 4 times as fast."
-        )
-        + " The PyTorch loader is for what no file of arrays holds, and to compare with.",
-        fix,
-    )
-
-
-@rule(
     "speed.no_loader_processes",
     severity="warning",
     stands_on="PyTorch, Performance tuning guide: without workers the training process reads, and "
@@ -213,13 +201,3 @@ def batches_not_pinned(case: Case) -> Iterator[Finding]:
         "out of page-locked memory the GPU copies it itself, beside its work.",
         {"/data/loader/pin_memory": True},
     )
-
-
-RULES = (
-    pin_memory_needs_gpu,
-    workers_above_cores,
-    workers_start_anew,
-    no_loader_processes,
-    batches_not_pinned,
-    chunked_is_faster,
-)

@@ -1,0 +1,250 @@
+"""Rules about checkpoint and early_stopping: what they watch, and when they act."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from app.guard.case import Case
+from app.guard.facts import known
+from app.guard.rule import LEAST_LOSS_SECONDS, Finding, rule
+from app.guard.wording import duration, share, size
+from app.planning.schedule import ANNEALED, is_annealed, learning_rate
+from app.spec.optimization import Constant, Plateau
+from app.spec.run import RunSpec
+from app.spec.training import MetricName, better_when
+
+MOST_CHECKPOINTING = 0.02
+MOST_LOST_SECONDS = 600.0
+
+
+@rule(
+    "correctness.unknown_monitor",
+    overridable=False,
+    stands_on="A monitor that is never computed never improves.",
+)
+def unknown_monitor(case: Case) -> Iterator[Finding]:
+    """A monitored metric is one that the evaluation computes."""
+    metrics = case.spec.evaluation.metrics
+    computed = ["val_loss", *(f"val_{name}" for name in metrics)]
+    could_be = ["val_loss", *(f"val_{name}" for name in get_args(MetricName))]
+    for block, monitor, _mode in _watched(case.spec):
+        if monitor in computed:
+            continue
+        meant = next(iter(get_close_matches(monitor, could_be, n=1)), "val_loss")
+        fix: dict[str, Any] = {} if meant == monitor else {f"/{block}/monitor": meant}
+        if meant not in computed:
+            fix["/evaluation/metrics"] = [*metrics, meant.removeprefix("val_")]
+        yield Finding(
+            (block, "monitor"),
+            f"Nothing computes {monitor!r}; the evaluation gives {', '.join(computed)}.",
+            "Nothing would ever be best. "
+            f"evaluation.metrics may have {', '.join(get_args(MetricName))}.",
+            fix,
+        )
+
+
+@rule(
+    "learning.monitor_upside_down",
+    stands_on="What each metric is: losses and errors fall as a model gets better.",
+)
+def monitor_upside_down(case: Case) -> Iterator[Finding]:
+    """The mode of a monitor says what is better of it; left out, it does."""
+    spec = case.spec
+    for block, monitor, mode in _watched(spec):
+        better = better_when(monitor)
+        if mode != better:
+            lower = "lower" if better == "min" else "higher"
+            yield Finding(
+                (block, "mode"),
+                f"{block}.mode is {mode}, and a {lower} {monitor} is better.",
+                "The worst checkpoint would be kept as the best."
+                if block == "checkpoint"
+                else f"The run would end after {spec.early_stopping.patience} evaluations that "
+                "each got better."
+                if spec.early_stopping
+                else "",
+                {f"/{block}/mode": better},
+            )
+
+
+def _watched(spec: RunSpec) -> Iterator[tuple[str, str, str]]:
+    """(Block, monitor, mode) of whatever compares scores."""
+    yield "checkpoint", spec.checkpoint.monitor, spec.checkpoint.mode
+    if spec.early_stopping is not None:
+        yield "early_stopping", spec.early_stopping.monitor, spec.early_stopping.mode
+
+
+@rule(
+    "correctness.no_validation",
+    overridable=False,
+    stands_on="Early stopping compares validation scores.",
+)
+def no_validation(case: Case) -> Iterator[Finding]:
+    """Early stopping has a validation part to watch."""
+    sizes = case.sizes
+    if sizes.validation == 0 and case.spec.early_stopping is not None:
+        yield Finding(
+            ("early_stopping",),
+            "Early stopping watches a validation metric, but the validation part is empty.",
+            f"The split leaves 0 of {sum(sizes)} samples for validation.",
+            {"/early_stopping": None},
+        )
+
+
+@rule(
+    "learning.never_anneals",
+    severity="warning",
+    stands_on="Smith & Topin, 2018; Loshchilov & Hutter, 2017: much of what a schedule gains comes "
+    "in its last, annealing part.",
+)
+def never_anneals(case: Case) -> Iterator[Finding]:
+    """Early stopping acts only once the rate is below a tenth of its peak."""
+    stopping, schedule = case.spec.early_stopping, case.spec.schedule
+    if stopping is None or isinstance(schedule, Constant | Plateau):
+        return
+    steps, evaluations = case.steps, case.evaluations
+    patience = stopping.patience
+    if evaluations < patience + 2:
+        return  # it cannot act at all: correctness.never_evaluated
+    step = case.step_of_evaluation(patience + 1)
+    if is_annealed(schedule, step, steps):
+        return
+    enough = patience_to_anneal(case)
+    yield Finding(
+        ("early_stopping",),
+        f"Early stopping may end the run at step {step:,} of {steps:,}, with the rate at "
+        f"{share(learning_rate(schedule, 1.0, step, steps))} of its peak.",
+        f"A score often stands still while the rate is high and falls with it, and {patience} of "
+        f"{evaluations} evaluations without a better one end the run. The best checkpoint is kept "
+        "in any case. "
+        + (
+            "At a constant rate it may act at any time, and so it may where more evaluations come "
+            "after the fall."
+            if enough is None
+            else f"With a patience of {enough} it acts once the rate is below "
+            f"{ANNEALED:.0%}; at a constant rate it may act at any time."
+        ),
+        {"/early_stopping": None} if enough is None else {"/early_stopping/patience": enough},
+    )
+
+
+def patience_to_anneal(case: Case) -> int | None:
+    """The least with which early stopping acts only once the rate has annealed; None where it would
+    not act at all then. UnknownFact.
+    """
+    steps, evaluations = case.steps, case.evaluations
+
+    def anneals(patience: int) -> bool:
+        return is_annealed(case.spec.schedule, case.step_of_evaluation(patience + 1), steps)
+
+    able = range(1, evaluations - 1)
+    found = bisect_left(able, True, key=anneals)
+    return able[found] if found < len(able) else None
+
+
+@rule(
+    "memory.checkpoints_fill_disk",
+    stands_on="A checkpoint holds weights and optimizer; a new one is written before an old one "
+    "is removed.",
+)
+def checkpoints_fill_disk(case: Case) -> Iterator[Finding]:
+    """The checkpoints that are kept, and the one being written, have room on the disk."""
+    free = known(case.device.host.disk_free_bytes, "the free space below the artifact root")
+    plan = case.memory
+    state = sum(i.bytes for i in plan.with_model.items if i.name in ("weights", "optimizer"))
+    kept = case.spec.checkpoint
+    count = kept.keep_last + kept.keep_best + 1
+    if count * state <= free:
+        return
+    room_for = free // state - 1
+    best = min(kept.keep_best, max(0, room_for - 1))
+    last = min(kept.keep_last, room_for - best)
+    fix = {"/checkpoint/keep_last": last, "/checkpoint/keep_best": best} if last > 0 else {}
+    yield Finding(
+        ("checkpoint", "keep_last"),
+        f"{count} checkpoints come to {size(count * state)}, and {size(free)} are available.",
+        f"One takes {size(state)}; on a full disk none can be saved, and the run ends with it.",
+        fix,
+    )
+
+
+@rule(
+    "speed.frequent_checkpoints",
+    stands_on="Seconds for which checkpoints held like runs up, in this service's own history: "
+    "training waits for a copy of its state, and for the checkpoint before.",
+    measured_by="frequent_checkpoints",
+)
+def frequent_checkpoints(case: Case) -> Iterator[Finding]:
+    """Checkpoints take at most 2 % of a run's time, or a minute; ten minutes apart they may be."""
+    settings = list(_saves(case))
+    if not settings:
+        return
+    history = case.like_runs
+    seconds = known(history.checkpoint_seconds, "how long checkpoints of runs like it take")
+    trained = case.steps / history.iterations_per_second
+    written = history.written_seconds or 0.0
+    fastest = min(max(seconds / MOST_CHECKPOINTING, written), MOST_LOST_SECONDS)
+    for name, unit in settings:
+        interval = getattr(case.spec.checkpoint, name) / unit
+        # Closer together than one is written, each waits for the one before.
+        paid = max(seconds, written - interval)
+        if interval >= fastest or trained / interval * paid <= LEAST_LOSS_SECONDS:
+            continue
+        yield Finding(
+            ("checkpoint", name),
+            f"A checkpoint every {duration(interval)} takes {share(min(1.0, paid / interval))} of "
+            "the time.",
+            f"Each holds up a run like this for {paid:.2g} s. With one every {duration(fastest)}, "
+            f"a kill loses no more than that, and they take {share(seconds / fastest)} of the "
+            "time.",
+            {f"/checkpoint/{name}": math.ceil(fastest * unit)},
+        )
+
+
+def _saves(case: Case) -> Iterator[tuple[str, float]]:
+    """Each setting by which checkpoints are asked for, and how many of its unit a second has. The
+    best are not: the trainer writes them when they take little of its time. UnknownFact.
+    """
+    pace = case.like_runs.iterations_per_second
+    if case.spec.checkpoint.every_seconds is not None:
+        yield "every_seconds", 1.0
+    if case.spec.checkpoint.every_steps is not None:
+        yield "every_steps", pace
+
+
+@rule(
+    "learning.rare_checkpoints",
+    severity="warning",
+    stands_on="A kill or a crash loses what was trained since the last checkpoint.",
+)
+def rare_checkpoints(case: Case) -> Iterator[Finding]:
+    """A kill loses at most ten minutes of training."""
+    wanted, limit = case.spec.checkpoint, case.spec.policy.max_duration_seconds
+    if any(
+        most is not None and most <= MOST_LOST_SECONDS for most in (wanted.every_seconds, limit)
+    ):
+        return
+    history = case.history
+    if history and case.training_seconds <= MOST_LOST_SECONDS:
+        return
+    interval = wanted.every_seconds
+    if wanted.every_steps is not None:
+        pace = known(history, "how fast runs like it are").iterations_per_second
+        by_steps = wanted.every_steps / pace
+        interval = by_steps if interval is None else min(interval, by_steps)
+    if interval is not None and interval <= MOST_LOST_SECONDS:
+        return
+    often = (
+        "only by a new best score or at the end"
+        if interval is None
+        else f"every {duration(interval)}"
+    )
+    yield Finding(
+        ("checkpoint", "every_seconds"),
+        f"The state is saved {often}.",
+        "A power cut, a kill or a crash would lose all training since; every 300 seconds, it "
+        "loses five minutes at most.",
+        {"/checkpoint/every_seconds": 300.0},
+    )

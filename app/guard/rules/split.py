@@ -1,0 +1,175 @@
+"""Rules about data.split: parts that are large enough, and have no samples of each other."""
+
+import math
+from collections.abc import Iterator
+
+from app.guard.case import Case
+from app.guard.facts import known
+from app.guard.gap import leaves_enough
+from app.guard.rule import Finding, rule
+from app.guard.rules.data import named_fields
+from app.guard.wording import share
+from app.planning.arithmetic import gap_of
+from app.spec.data import ChronologicalSplit, DatasetsSplit, RandomSplit
+
+LARGEST_HELD_OUT = 0.25
+
+
+@rule(
+    "correctness.leaking_split",
+    overridable=False,
+    stands_on="Kapoor & Narayanan, Leakage and the reproducibility crisis, 2023: shared rows make "
+    "validation scores look better than they are.",
+)
+def leaking_split(case: Case) -> Iterator[Finding]:
+    """No part has samples of another: parts are datasets of their own, and windows that overlap
+    are not split at random, and in their order with a gap that no step reaches over."""
+    spec = case.spec
+    if isinstance(spec.data.split, DatasetsSplit):
+        yield from _same_dataset(spec.data.dataset, spec.data.split)
+    if isinstance(spec.data.split, ChronologicalSplit):
+        yield from _over_the_border(case, spec.data.split)
+    if not isinstance(spec.data.split, RandomSplit):
+        return
+    dataset = case.dataset
+    moved_on = known(dataset.window_steps, f"whether windows overlap in {dataset.name}")
+    for _, name, array in named_fields(dataset, spec.data.inputs):
+        if name in moved_on:
+            steps, by = array.shape[0], moved_on[name]
+            yield Finding(
+                ("data", "split", "method"),
+                f"{name!r} holds windows of one series, each moved on by {by} "
+                f"{'step' if by == 1 else 'steps'}, and the split is random.",
+                f"Nearly every validation window then shares {steps - by} of its {steps} steps "
+                "with a training window: the score would be that of data it has seen.",
+                {"/data/split/method": "chronological"},
+            )
+
+
+def _over_the_border(case: Case, split: ChronologicalSplit) -> Iterator[Finding]:
+    """Only the samples next to a border, so that the score is hardly changed: a warning."""
+    sizes = case.sizes
+    gap, needed = gap_of(split), case.gap_needed
+    held_out = sizes.validation or sizes.test
+    if gap >= needed or not held_out:
+        return
+    has_room = leaves_enough(split, needed, case.samples)
+    part = "validation" if sizes.validation else "test"
+    shared = min(needed - gap, held_out)
+    yield Finding(
+        ("data", "split", "gap"),
+        f"{shared:,} of {held_out:,} {part} samples share steps of the series with training "
+        "samples.",
+        f"A window and what is forecast from it reach over {needed:,} samples behind it, and the "
+        f"split leaves out {gap:,} at the border: a model may know a part of the answers."
+        + ("" if has_room else " The dataset is too small to leave out so many."),
+        {"/data/split/gap": needed} if has_room else {},
+        severity="warning",
+    )
+
+
+def _same_dataset(trained: str, split: DatasetsSplit) -> Iterator[Finding]:
+    """One finding alone: what mends the validation part, a cut of one dataset, mends both."""
+    if split.validation == trained:
+        yield Finding(
+            ("data", "split", "validation"),
+            f"The validation part is {trained!r}, which is what the run trains on.",
+            "Every validation sample, 100 %, would be one that was trained on: the score would "
+            "tell nothing, and which checkpoint is best would be the one that overfits most.",
+            {"/data/split": {"method": "chronological"}} if split.test in (None, trained) else {},
+        )
+    elif split.test in (trained, split.validation):
+        used = "trains on" if split.test == trained else "chooses its best checkpoint by"
+        yield Finding(
+            ("data", "split", "test"),
+            f"The test part is {split.test!r}, which is what the run {used}.",
+            "A test tells how good the model is on samples that had no part in making it, and here "
+            "all of them had.",
+            {"/data/split/test": None},
+        )
+
+
+@rule(
+    "learning.sorted_split",
+    severity="warning",
+    stands_on="A chronological cut of data sorted by label trains and validates on different ones.",
+)
+def sorted_split(case: Case) -> Iterator[Finding]:
+    """Data that is sorted by its target is not cut in the order of the file."""
+    split = case.spec.data.split
+    if not isinstance(split, ChronologicalSplit):
+        return
+    if split.validation_fraction + split.test_fraction == 0:
+        return
+    dataset = case.dataset
+    if known(dataset.window_steps, f"whether windows overlap in {dataset.name}"):
+        return  # a series that only rises; a random split of its windows would leak
+    name = case.sorted_target
+    if name is not None:
+        yield Finding(
+            ("data", "split", "method"),
+            f"The file is sorted by {name!r}, and the split cuts it in its order.",
+            "The last targets would be in the validation part alone: the score would tell how well "
+            "the model does on what it never saw.",
+            {"/data/split/method": "random"},
+        )
+
+
+@rule(
+    "correctness.empty_part",
+    overridable=False,
+    stands_on="A part of no sample has no score; the share was asked for in vain.",
+)
+def empty_part(case: Case) -> Iterator[Finding]:
+    """A validation or test part that is asked for has at least one sample."""
+    sizes = case.sizes
+    for name in ("validation", "test"):
+        fraction = getattr(case.spec.data.split, f"{name}_fraction", 0.0)
+        if fraction > 0 and getattr(sizes, name) == 0:
+            yield Finding(
+                ("data", "split", f"{name}_fraction"),
+                f"{fraction:g} of {sum(sizes)} samples is none, so the {name} part is empty.",
+                "There would be nothing to measure on.",
+                {f"/data/split/{name}_fraction": 0.0},
+            )
+
+
+@rule(
+    "learning.small_part",
+    severity="warning",
+    stands_on="The standard error of a mean falls with the square root of the samples.",
+)
+def small_part(case: Case) -> Iterator[Finding]:
+    """What is evaluated has at least as many samples as a batch, or 400."""
+    sizes, wanted = case.sizes, case.enough_samples
+    looked = case.evaluated_samples
+    if 0 < looked < min(wanted, sizes.validation):
+        yield Finding(
+            ("evaluation", "max_batches"),
+            f"An evaluation looks at {looked:,} of {sizes.validation:,} samples, fewer than "
+            f"{wanted:,}.",
+            _by_chance(looked),
+            {"/evaluation/max_batches": math.ceil(wanted / case.evaluation_batch)},
+        )
+    if wanted > sum(sizes) * LARGEST_HELD_OUT:
+        return  # of such a dataset no part can have as many
+    for name in ("validation", "test"):
+        samples = getattr(sizes, name)
+        if not 0 < samples < wanted:
+            continue
+        field = f"{name}_fraction"
+        enough = math.ceil(wanted / sum(sizes) * 1_000) / 1_000
+        yield Finding(
+            ("data", "split", field) if hasattr(case.spec.data.split, field) else ("data", "split"),
+            f"The {name} part has {samples:,} samples, fewer than {wanted:,}.",
+            _by_chance(samples),
+            {f"/data/split/{field}": enough} if hasattr(case.spec.data.split, field) else {},
+        )
+
+
+def _by_chance(samples: int) -> str:
+    return (
+        f"A score over {samples:,} {'sample' if samples == 1 else 'samples'} is off by about "
+        f"{share(samples**-0.5)} of their spread by chance alone; checkpoints that are closer than "
+        "that cannot be told apart."
+    )
