@@ -92,7 +92,7 @@ class Case:
             self._variants[key] = Case(with_values(self.spec, values), self.facts)
         return self._variants[key]
 
-    @Derived
+    @property
     def read_in_trainer(self) -> "Case":
         """The case of the spec as it is where no process of a loader reads."""
         loader = self.spec.data.loader

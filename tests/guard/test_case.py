@@ -1,5 +1,7 @@
 """A case computes each thing once, and a plan of a request nothing twice."""
 
+import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -188,3 +190,16 @@ def test_a_parent_has_one_case_however_much_is_compared_with_it(calls):
     assert waived == {"speed.compilation_outlasts_steps", "speed.threads_above_cores"}
     tried = calls["resolve"] - 1  # of the fixes
     assert calls["Case"] == 3 * (1 + tried)
+
+
+def test_a_case_is_gone_with_its_plan():
+    """None holds itself: a service that plans many has no garbage to look for."""
+    case = case_of(world())
+    assert case.read_in_trainer.memory.fits
+    gone = weakref.ref(case)
+    gc.disable()
+    try:
+        del case
+        assert gone() is None
+    finally:
+        gc.enable()
