@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar, overload
 
-from app.guard.carry import RECIPE_SHAPE
 from app.guard.facts import (
     DatasetFacts,
     DeviceFacts,
@@ -24,6 +23,7 @@ from app.guard.memory.workload import Order, Workload, need_of
 from app.guard.reads import Reading, amplification, reading_by_batches, reading_by_chunks
 from app.planning import arithmetic
 from app.planning.arithmetic import PartSizes
+from app.planning.carry import RECIPE_SHAPE
 from app.spec.data import (
     ChronologicalSplit,
     ChunkedLoader,

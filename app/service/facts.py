@@ -3,7 +3,6 @@
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from app.guard.carry import carry_between
 from app.guard.case import Case
 from app.guard.facts import (
     Carried,
@@ -16,6 +15,7 @@ from app.guard.inheritance import Inherited
 from app.guard.plan import gap_was_settled, settle
 from app.guard.resolve import Resolved, resolve
 from app.lifecycle import RunState
+from app.planning.carry import carry_between
 from app.service.inventory import dataset_facts, worker_devices
 from app.service.services import Services
 from app.spec.stored import read_stored

@@ -3,10 +3,10 @@
 from typing import Any
 
 from app.errors import Conflict, InvalidRequest, NotFound, SpecRejected, Unavailable
-from app.guard.carry import Carry, carry_between, from_scratch
 from app.guard.inheritance import inherited
 from app.guard.patching import apply_json_patch, apply_merge_patch
 from app.guard.plan import Plan
+from app.planning.carry import Carry, carry_between, from_scratch
 from app.service.checkpoint_files import whole_files
 from app.service.facts import Parent
 from app.service.services import Services

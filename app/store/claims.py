@@ -17,8 +17,8 @@ from sqlalchemy import (
     update,
 )
 
-from app.guard.carry import only_weights
 from app.lifecycle import Intent, RunState
+from app.planning.carry import only_weights
 from app.planning.requirements import ON_GPU, SlotOffer, Use, uses_of
 from app.store.datasets import other_data, pin_datasets
 from app.store.live_workers import require_alive

@@ -14,8 +14,8 @@ from sqlalchemy import (
 )
 
 from app.errors import NotFound, PreconditionFailed
-from app.guard.carry import STARTS_ANEW
 from app.lifecycle import TERMINAL, Intent, Reason, RunState
+from app.planning.carry import STARTS_ANEW
 from app.planning.requirements import Requirements, SlotOffer, Waiting, why_waiting
 from app.store.offers import idle_offers
 from app.store.records import CarryKind, Document, RunRecord

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from app.errors import InvalidRequest
-from app.guard.carry import carry_between
 from app.guard.facts import Facts, ParentFacts
 from app.guard.patching import apply_json_patch, apply_merge_patch
 from app.guard.plan import gap_was_settled, make_plan
 from app.guard.presets.catalog import load_catalog
+from app.planning.carry import carry_between
 from app.spec.parse import parse_spec
 from tests.guard.world import codes, parent_of, plan_of, weather, world
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from app.guard.carry import Carry, carry_between
 from app.guard.facts import DatasetFacts
 from app.guard.plan import Plan
+from app.planning.carry import Carry, carry_between
 from tests.guard.world import FIELDS, WEATHER, plan_of, world
 
 ANEW = {"optimizer state", "learning-rate schedule", "order of samples", "step count"}
