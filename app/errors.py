@@ -1,7 +1,7 @@
 """The exception tree: every error a user can meet, each with its stable code and HTTP status.
 
 StokerError
-├── InvalidRequest (422)      SpecRejected (422, carries issues)
+├── InvalidRequest (422)      SpecRejected (422, carries issues) · PayloadTooLarge (413)
 ├── NotFound (404)            Unauthorized (401) · Forbidden (403)
 ├── Conflict (409)            ActionNotAllowed (409) · DatasetNotReady (409)
 ├── PreconditionFailed (412)  NotAvailableYet (422)
@@ -40,6 +40,10 @@ class SpecRejected(InvalidRequest):
 
     def __init__(self, detail: str, issues: Sequence[Mapping[str, Any]]) -> None:
         super().__init__(detail, issues=list(issues))
+
+
+class PayloadTooLarge(InvalidRequest):
+    code, title, status = "payload_too_large", "The body is too large", 413
 
 
 class NotAvailableYet(InvalidRequest):

@@ -8,7 +8,6 @@ from fastapi.openapi.utils import get_openapi
 from app.api.problems import (
     MEDIA_TYPE,
     MethodNotAllowed,
-    PayloadTooLarge,
     Problem,
     RangeNotSatisfiable,
     UnsupportedMediaType,
@@ -21,6 +20,7 @@ from app.errors import (
     InvalidRequest,
     NotAvailableYet,
     NotFound,
+    PayloadTooLarge,
     PreconditionFailed,
     SpecRejected,
     StokerError,

@@ -17,7 +17,7 @@ from starlette.routing import Match
 
 from app.api.hints import complaints
 from app.api.operations import operation_of
-from app.errors import InvalidRequest, NotFound, StokerError
+from app.errors import InvalidRequest, NotFound, PayloadTooLarge, StokerError
 from app.spec.issue import Issue
 
 MEDIA_TYPE = "application/problem+json"
@@ -44,10 +44,6 @@ class Problem(BaseModel):
 
 class ProblemResponse(JSONResponse):
     media_type = MEDIA_TYPE
-
-
-class PayloadTooLarge(InvalidRequest):
-    code, title, status = "payload_too_large", "The body is too large", 413
 
 
 class UnsupportedMediaType(InvalidRequest):

@@ -9,8 +9,10 @@ from typing import Any
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode, SequenceNode
 
-from app.cli.specfile import Document, Format, SpecFile, parse_yaml
+from app.cli.specfile import Document, Format, SpecFile
 from app.cli.yaml12 import compose_yaml, dump_yaml
+from app.errors import InvalidRequest
+from app.spec.reading import read_yaml
 
 Place = tuple[int, int]
 Edit = tuple[int, int, str]
@@ -88,8 +90,8 @@ def _kept_yaml(text: str, old: Document, changed: Document) -> str | None:
             kept += text[done:start] + words
             done = end
         kept += text[done:]
-        return kept if _is_same(parse_yaml(kept), changed) else None
-    except (ValueError, YAMLError):
+        return kept if _is_same(read_yaml(kept.encode()), changed) else None
+    except (ValueError, YAMLError, InvalidRequest):
         return None
 
 
@@ -243,7 +245,11 @@ def _in_line(value: Any) -> str:
         return f"{{{', '.join(f'{_in_line(name)}: {_in_line(value[name])}' for name in value)}}}"
     if isinstance(value, list):
         return f"[{', '.join(_in_line(item) for item in value)}]"
-    if isinstance(value, str) and PLAIN_WORD.fullmatch(value) and parse_yaml(value) == value:
+    if (
+        isinstance(value, str)
+        and PLAIN_WORD.fullmatch(value)
+        and read_yaml(value.encode()) == value
+    ):
         return value
     return json.dumps(value, ensure_ascii=False)
 

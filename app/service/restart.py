@@ -11,8 +11,8 @@ from app.service.checkpoint_files import whole_files
 from app.service.facts import Parent
 from app.service.services import Services
 from app.service.submit import Made, idempotency_of, made_before, new_run_of, plan_request
-from app.spec.bounds import checked
 from app.spec.issue import Issue
+from app.spec.reading import checked
 from app.store.records import NewRun, Restart
 from stoker.models.runs import RestartBody
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from app.spec import RunSpec
+from app.spec.run import RunSpec
 
 SMALLEST = {"recipe": {"kind": "sequence"}, "data": {"dataset": "weather"}}
 
