@@ -3,7 +3,6 @@
 import os
 import re
 import tomllib
-from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -20,6 +19,7 @@ from pydantic_settings import (
 )
 
 from app.errors import InvalidRequest
+from app.suggest import closest, did_you_mean
 from stoker.address import DEFAULT_HOME
 
 # Read by stoker.address: how a client finds a service that is elsewhere.
@@ -176,7 +176,7 @@ def load_settings(**overrides: Any) -> Settings:
         return Settings(**{name: value for name, value in overrides.items() if value is not None})
     except ValidationError as error:
         lines = [_sentence(item) for item in error.errors()]
-        raise SettingsError("; ".join(lines)) from None
+        raise SettingsError(" ".join(lines)) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise SettingsError(f"stoker.toml in HOME cannot be read: {error}") from None
 
@@ -184,13 +184,14 @@ def load_settings(**overrides: Any) -> Settings:
 def _sentence(details: ErrorDetails) -> str:
     name = "_".join(str(part) for part in details["loc"]).upper() or "SETTINGS"
     if details["type"] == "extra_forbidden":
-        return f"stoker.toml: there is no setting {name.lower()}{_meant(name)}"
-    said = details["msg"].removeprefix("Value error, ")
+        meant = did_you_mean(closest(name, Settings.model_fields))
+        return f"stoker.toml: there is no setting {name.lower()}.{meant}"
+    said = details["msg"].removeprefix("Value error, ").rstrip(".")
     if said.startswith("Input should be "):
         wanted = said.removeprefix("Input should be ").partition(", unable")[0]
         wanted = wanted.replace("valid integer", "whole number").replace("valid number", "number")
         said = f"{details['input']!r} should be {wanted}"
-    return f"STOKER_{name}: {said}"
+    return f"STOKER_{name}: {said}."
 
 
 def _refuse_unknown_names() -> None:
@@ -202,10 +203,17 @@ def _refuse_unknown_names() -> None:
         if _is_ours(name) and not _is_of_kubernetes(name, value)
     ]
     unknown = [
-        f"STOKER_{name} is not a setting{_meant(name)}" for name in given if name not in known
+        f"STOKER_{name} is not a setting.{_meant(name, known)}"
+        for name in given
+        if name not in known
     ]
     if unknown:
-        raise SettingsError("; ".join(unknown))
+        raise SettingsError(" ".join(unknown))
+
+
+def _meant(name: str, known: set[str]) -> str:
+    meant = closest(name, sorted(known))
+    return did_you_mean(meant and f"STOKER_{meant}")
 
 
 def _is_of_kubernetes(name: str, value: str) -> bool:
@@ -215,8 +223,3 @@ def _is_of_kubernetes(name: str, value: str) -> bool:
 
 def _is_ours(name: str) -> bool:
     return name.upper().startswith("STOKER_")
-
-
-def _meant(name: str) -> str:
-    close = get_close_matches(name, [field.upper() for field in Settings.model_fields], n=1)
-    return f"; did you mean {close[0]}?" if close else ""

@@ -37,7 +37,8 @@ def test_the_file_lies_in_the_home_that_is_asked_for(tmp_path, monkeypatch):
     ("text", "words"),
     [
         ("port = ", "cannot be read"),
-        ("prot = 1", "did you mean PORT"),
+        ("prot = 1", r"stoker\.toml: there is no setting prot\. Did you mean port\?"),
+        ("hom = 1\nxyzzy = 2", r"no setting hom\. .* no setting xyzzy\.$"),
         ("port = 'x'", "STOKER_PORT"),
     ],
 )
@@ -65,7 +66,9 @@ def test_hosts_are_given_with_commas(monkeypatch):
         ("PORT", "99999", "less than or equal"),
         ("BEAT_SECONDS", "0", "greater than"),
         ("STANDBY", "-1", "greater than"),
-        ("PROT", "1", "not a setting; did you mean PORT"),
+        ("PROT", "1", r"is not a setting\. Did you mean STOKER_PORT\?"),
+        ("TOKN", "1", r"is not a setting\. Did you mean STOKER_TOKEN\?"),
+        ("XYZZY", "1", r"is not a setting\.$"),
         ("AUTH", "maybe", "token"),
         ("ARTIFACT_ROOT", "s3://bucket", "not available yet"),
     ],

@@ -3,12 +3,11 @@
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from app.api.operations import Operation
 from app.spec.issue import Issue, at_most
-from app.spec.names import closest
+from app.suggest import closest, did_you_mean
 
 # Parts that pydantic puts into a location to say which member of a union it tried.
 UNION_TAG = re.compile(r"literal\['.*|constrained-int")
@@ -41,13 +40,13 @@ def _complaint(
         return Issue(code="missing_field", severity="error", loc=loc, message=message)
     value = same[0]["input"]
     choices = [choice for error in same for choice in _choices(error)]
-    close = get_close_matches(str(value).lower(), choices, n=1, cutoff=0.6)
+    meant = closest(str(value), choices)
     return Issue(
         code="wrong_value",
         severity="error",
         loc=loc,
         message=f"{where} = {_shown(value)}: {' or '.join(map(_said, same))}."
-        + (f" Did you mean {close[0]}?" if close else ""),
+        + did_you_mean(meant),
     )
 
 
@@ -75,17 +74,13 @@ def unknown_name(kind: str, loc: list[str | int], known: Iterable[str]) -> Issue
     """The issue of a name that nothing would heed; `kind` is the word for it: parameter, field."""
     name = str(loc[-1])
     names = sorted(known)
-    meant = closest(name, names, cutoff=0.7)
-    if meant is not None:
-        hint = f"Did you mean {meant}?"
-    elif names:
-        hint = f"There are {', '.join(names)}."
-    else:
-        hint = "There is none here."
+    hint = did_you_mean(closest(name, names))
+    if not hint:
+        hint = f" There are {', '.join(names)}." if names else " There is none here."
     return Issue(
         code="unknown_field",
         severity="error",
         loc=loc,
-        message=f"There is no {kind} {name[:80]}. {hint}",
+        message=f"There is no {kind} {name[:80]}.{hint}",
         why="It would be ignored, and the request would not do what it says.",
     )

@@ -8,6 +8,7 @@ import typer
 from app.cli.connect import connect
 from app.cli.failures import CommandFailed, issue_lines
 from app.cli.output import JsonOption, print_explained, print_facts, print_json, print_lines
+from app.suggest import did_you_mean
 
 Document = dict[str, Any]
 INDENT = "  "
@@ -106,8 +107,7 @@ def _explain(page: Document, code: str, *, as_json: bool) -> None:
 def _no_rule(code: str, known: list[str]) -> str:
     from app.guard.judge import closest_code  # imported late: pydantic
 
-    close = closest_code(code, known)
-    meant = "" if close is None else f" Did you mean {close}?"
+    meant = did_you_mean(closest_code(code, known))
     return f"There is no rule {code!r}.{meant} `stoker rules` lists them."
 
 

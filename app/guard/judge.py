@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Literal
 
 from app.guard.case import Case
@@ -14,11 +13,10 @@ from app.spec.issue import Issue
 from app.spec.layers import Document
 from app.spec.parse import value_at
 from app.spec.run import RunSpec
+from app.suggest import SURE, closest, did_you_mean
 
 Strictness = Literal["enforce", "warn"]
 Waiver = Literal["site", "parent"]
-# So much of a code is right where it was only misspelt.
-MEANT = 0.75
 
 
 @dataclass(frozen=True)
@@ -143,15 +141,14 @@ def _risk_issues(spec: RunSpec, request: Document, rules: Sequence[Rule]) -> Ite
 
 
 def _unknown(code: str, known: Sequence[str]) -> str:
-    meant = closest_code(code, known)
-    hint = "" if meant is None else f" Did you mean {meant!r}?"
-    return f"is no rule's code and no group of rules.{hint}"
+    return f"is no rule's code and no group of rules.{did_you_mean(closest_code(code, known))}"
 
 
 def closest_code(code: str, known: Sequence[str]) -> str | None:
     """The code that somebody may have meant, also one without its topic or with another."""
     names = {one.split(".")[-1]: one for one in known if not one.endswith(".*")}
-    name = code.split(".")[-1]
-    close = get_close_matches(code, known, n=1, cutoff=MEANT)
-    close = close or [names[n] for n in get_close_matches(name, list(names), n=1, cutoff=MEANT)]
-    return close[0] if close else None
+    meant = closest(code, known, SURE)
+    if meant is None:
+        name = closest(code.split(".")[-1], names, SURE)
+        return None if name is None else names[name]
+    return meant

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from jsonpointer import JsonPointer
 
@@ -18,8 +17,9 @@ from app.spec.issue import MOST_ISSUES, Issue, PatchOp, pointer
 from app.spec.layers import Document, overlay, provenance, with_default_kinds
 from app.spec.parse import parse_spec
 from app.spec.run import RunSpec
+from app.suggest import closest, did_you_mean
 
-# How alike two names are of which one may be a slip of the pen.
+# How alike two names are of which one may be a slip of the pen: h200 is none for h100.
 SLIP = 0.8
 
 
@@ -110,17 +110,16 @@ def choose_preset(
 def _without_preset(name: str, catalog: Catalog) -> Issue:
     """A preset that is not there or cannot be read; only a slip of the pen has a fix."""
     broken = catalog.broken.get(name)
-    close = [] if broken else get_close_matches(name, catalog.names, n=1, cutoff=SLIP)
-    hint = f" Did you mean {close[0]}?" if close else ""
-    there = f"There is no preset {name!r}; there are {', '.join(catalog.names)}.{hint}"
+    meant = None if broken else closest(name, catalog.names, SLIP)
+    there = f"There is no preset {name!r}; there are {', '.join(catalog.names)}."
     return Issue(
         code="correctness.unknown_preset" if broken is None else "correctness.broken_preset",
         severity="error",
         loc=["preset"],
-        message=broken or there,
+        message=broken or there + did_you_mean(meant),
         why="Without it the run would have other settings than those that were asked for. `stoker "
         "presets` lists them, and `auto` takes the one for the device.",
-        fix=[PatchOp(op="replace", path="/preset", value=close[0])] if close else [],
+        fix=[PatchOp(op="replace", path="/preset", value=meant)] if meant is not None else [],
     )
 
 

@@ -1,7 +1,6 @@
 """What people write for a field that has another name here: other trainers' names, and typos."""
 
-from collections.abc import Iterable
-from difflib import get_close_matches
+from app.suggest import SURE, closest
 
 # Names that users of Lightning, Transformers, Keras and PyTorch know, and where they live here.
 ALIASES: dict[str, str] = {
@@ -73,22 +72,11 @@ VALUE_ALIASES: dict[str, dict[str, str]] = {
 }
 
 
-def closest(name: str, known: Iterable[str], cutoff: float) -> str | None:
-    """The known name that is spelt much like this one, or the only one that has all of its words,
-    at the beginning before elsewhere.
-    """
-    plain, names = name.lower().replace("-", "_"), list(known)
-    close = get_close_matches(plain, names, n=1, cutoff=cutoff)
-    begins = [one for one in names if one.startswith(f"{plain}_")]
-    holds = [one for one in names if set(plain.split("_")) <= set(one.split("_"))]
-    return next((found[0] for found in (close, begins, holds) if len(found) == 1), None)
-
-
 def suggest_field(parent: str, name: str, siblings: list[str]) -> str | None:
     """The pointer that was probably meant by an unknown field `name` under `parent`."""
-    close = closest(name, siblings, cutoff=0.75)
-    if close is not None:
-        return f"{parent}/{close}"
+    sibling = closest(name, siblings, SURE)
+    if sibling is not None:
+        return f"{parent}/{sibling}"
     alias = ALIASES.get(name.lower())
     if alias is None or alias == f"{parent}/{name}":
         return None
@@ -99,7 +87,4 @@ def suggest_value(pointer: str, value: object, allowed: list[str]) -> str | None
     """The value that was probably meant by `value` at `pointer`."""
     text = str(value)
     alias = VALUE_ALIASES.get(pointer, {}).get(text.lower())
-    if alias is not None:
-        return alias
-    close = get_close_matches(text.lower(), allowed, n=1, cutoff=0.6)
-    return close[0] if close else None
+    return alias if alias is not None else closest(text, allowed)

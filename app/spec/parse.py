@@ -13,6 +13,7 @@ from app.spec.base import DISAGREEMENT
 from app.spec.issue import Issue, PatchOp, at_most, pointer
 from app.spec.names import suggest_field, suggest_value
 from app.spec.run import RunSpec
+from app.suggest import did_you_mean
 
 # Tags that pydantic puts into a location to say which member of a union it tried.
 UNION_TAGS = frozenset(
@@ -95,7 +96,7 @@ def _unknown_field(loc: list[str | int], request: dict[str, Any]) -> Issue:
     if meant == pointer(loc):
         return _of_another_kind(loc)
     fix = []
-    hint = f" Did you mean {meant.strip('/').replace('/', '.')}?" if meant else ""
+    hint = did_you_mean(meant and meant.strip("/").replace("/", "."))
     given = value_at(request, [*meant.strip("/").split("/")]) if meant is not None else None
     if meant is not None and given is not None:
         # Of two values nobody but the author knows which one is meant.
@@ -140,8 +141,7 @@ def _wrong_value(loc: list[str | int], same: list[ErrorDetails], document: Any) 
         code="wrong_value",
         severity="error",
         loc=loc,
-        message=f"{_dotted(loc)} = {_shown(value)}: {said}."
-        + (f" Did you mean {meant!r}?" if meant else ""),
+        message=f"{_dotted(loc)} = {_shown(value)}: {said}.{did_you_mean(meant)}",
         why=_what_it_is(loc, document),
         fix=[PatchOp(op="replace", path=pointer(loc), value=meant)] if meant else [],
     )

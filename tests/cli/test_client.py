@@ -234,7 +234,7 @@ def test_a_misspelt_setting_is_refused_and_not_passed_over(cli, monkeypatch):
     monkeypatch.setenv("STOKER_HOEM", "/srv/stoker")
     answer = cli("ls")
     assert answer.code == 5
-    assert "STOKER_HOEM is not a setting; did you mean HOME?" in answer.err
+    assert "STOKER_HOEM is not a setting. Did you mean STOKER_HOME?" in answer.err
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]"])

@@ -3,7 +3,6 @@
 import math
 from bisect import bisect_left
 from collections.abc import Iterator
-from difflib import get_close_matches
 from typing import Any, get_args
 
 from app.guard.case import Case
@@ -14,6 +13,7 @@ from app.planning.schedule import ANNEALED, is_annealed, learning_rate
 from app.spec.optimization import Constant, Plateau
 from app.spec.run import RunSpec
 from app.spec.training import MetricName, better_when
+from app.suggest import closest
 
 MOST_CHECKPOINTING = 0.02
 MOST_LOST_SECONDS = 600.0
@@ -32,7 +32,7 @@ def unknown_monitor(case: Case) -> Iterator[Finding]:
     for block, monitor, _mode in _watched(case.spec):
         if monitor in computed:
             continue
-        meant = next(iter(get_close_matches(monitor, could_be, n=1)), "val_loss")
+        meant = closest(monitor, could_be) or "val_loss"
         fix: dict[str, Any] = {} if meant == monitor else {f"/{block}/monitor": meant}
         if meant not in computed:
             fix["/evaluation/metrics"] = [*metrics, meant.removeprefix("val_")]

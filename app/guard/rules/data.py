@@ -1,7 +1,6 @@
 """Rules about the data that a spec names: it is there, fits together, and holds good values."""
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 
 from app.guard.case import Case, Loc
 from app.guard.facts import DatasetFacts, FieldFacts, known
@@ -9,6 +8,7 @@ from app.guard.rule import Finding, rule
 from app.guard.wording import size
 from app.spec.issue import pointer
 from app.spec.recipe import TAKES_RAGGED
+from app.suggest import closest, did_you_mean
 
 ARRAYS_OF_A_FILE = (
     "data.inputs and data.targets name arrays of the file, by default 'features' (samples, time, "
@@ -38,14 +38,13 @@ def dataset_not_found(case: Case) -> Iterator[Finding]:
     for loc, name in case.named_datasets:
         if name in case.facts.datasets:
             continue
-        close = get_close_matches(name, list(case.facts.datasets), n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        meant = closest(name, case.facts.datasets)
         yield Finding(
             loc,
-            f"There is no dataset {name!r}.{hint}",
+            f"There is no dataset {name!r}.{did_you_mean(meant)}",
             "A run reads a registered dataset. `stoker data ls` shows those there are; POST "
             "/datasets or `stoker data register` adds one.",
-            {pointer(loc): close[0]} if close else {},
+            {pointer(loc): meant} if meant is not None else {},
         )
 
 
@@ -102,16 +101,16 @@ def unknown_array(case: Case) -> Iterator[Finding]:
     for loc, dataset, array in _arrays(case):
         if array in dataset.fields:
             continue
-        close = get_close_matches(array, _spare(case, dataset, loc[1]), n=1, cutoff=0.5)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        meant = closest(array, _spare(case, dataset, loc[1]))
         there = ", ".join(sorted(dataset.fields)) or "none"
         in_list = loc[1] in ("inputs", "targets")
         found = next((told for told in dataset.problems if told.startswith(f"{array!r} ")), None)
         yield Finding(
             loc,
-            f"The dataset {dataset.name!r} has no array {array!r}; it has {there}.{hint}",
+            f"The dataset {dataset.name!r} has no array {array!r}; it has {there}."
+            + did_you_mean(meant),
             f"Its inspection found: {found}" if found else ARRAYS_OF_A_FILE,
-            {f"/data/{loc[1]}": [close[0]]} if close and in_list else {},
+            {f"/data/{loc[1]}": [meant]} if meant is not None and in_list else {},
         )
 
 
