@@ -1,6 +1,6 @@
 """`stoker plan`: what a submission would become, what is wrong with it, and its fixes."""
 
-import shutil
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -90,19 +90,23 @@ def planned(client: "Client", request: Document, *, probe: bool = False) -> Docu
         return problem.document
 
 
-def _target(source: SpecFile, output: Path | None, in_place: bool) -> tuple[Path, Format] | None:
-    """Where the mended spec goes, and in which format; refused before anything is done."""
+@dataclass(frozen=True)
+class _Target:
+    """Where the mended spec goes; `is_source`: over the file that it came from."""
+
+    path: Path
+    format: Format
+    is_source: bool = False
+
+
+def _target(source: SpecFile, output: Path | None, in_place: bool) -> _Target | None:
+    """What -o and --in-place say; refused before anything is done."""
     if output is not None and in_place:
         raise typer.BadParameter("give one of the two", param_hint="-o, --in-place")
     if in_place:
         if source.path is None:
             raise CommandFailed("Standard input cannot be written over; -o FILE writes a file.")
-        if source.format == "toml":
-            raise CommandFailed(
-                f"{source.name} is TOML, which Stoker reads and does not write; "
-                "-o FILE.yaml or -o FILE.json writes another file."
-            )
-        return source.path.resolve(), source.format
+        return _Target(source.path.resolve(), source.format, is_source=True)
     if output is None:
         return None
     if output.exists():
@@ -111,35 +115,32 @@ def _target(source: SpecFile, output: Path | None, in_place: bool) -> tuple[Path
         raise CommandFailed(f"{output.parent} is no folder that is there.")
     if output.suffix.lower() not in (".yaml", ".yml", ".json"):
         raise CommandFailed(f"{output}: a spec is written as .yaml, .yml or .json.")
-    return output, format_of(str(output))
+    return _Target(output, format_of(str(output)))
 
 
 def _mend(
     ask: "Planner",
     source: SpecFile,
     request: Document,
-    target: tuple[Path, Format] | None,
+    target: _Target | None,
     *,
     warnings: bool,
     as_json: bool,
 ) -> None:
     # Imported late: the guard's own patches, which bring pydantic.
     from app.cli.fixing import mend
-    from app.cli.spectext import before_and_after, diff_of, keeps_look, written_as
+    from app.cli.spectext import before_and_after, diff_of, write
+    from app.cli.yamltext import dump_yaml
 
     mended = mend(request, ask, warnings=warnings)
     before, after = before_and_after(source, mended.request)
-    diff = diff_of(before, after, source.name, f"{target[0] if target else source.name} (mended)")
-    in_place = target is not None and target[0].exists()  # -o writes new files only
+    diff = diff_of(before, after, source.name, f"{target.path if target else source.name} (mended)")
+    # Nothing here writes TOML.
+    is_shown = target is not None and target.is_source and source.format == "toml" and bool(diff)
     written = None
-    if target is not None and (diff or not in_place):
-        if in_place and not keeps_look(source, mended.request):
-            raise CommandFailed(
-                f"{source.name} cannot be changed in place without losing its comments and quotes; "
-                "-o FILE writes another file."
-            )
-        written = target[0]
-        _write(written, written_as(target[1], source, mended.request))
+    if target is not None and not is_shown and (diff or not target.is_source):
+        written = target.path
+        write(written, target.format, source, mended.request, over=target.is_source)
     if as_json:
         print_json(
             {
@@ -155,20 +156,15 @@ def _mend(
     else:
         _print_diff(diff)
         _print_outcome(mended, written, warnings=warnings)
+    if is_shown:
+        if not as_json:
+            typer.echo(f"\nThe spec, mended, as YAML:\n\n{dump_yaml(mended.request)}", nl=False)
+        raise CommandFailed(
+            f"{source.name} is TOML, which cannot be edited in place: it is as it was. Change it "
+            "by hand as the diff shows, or write another file with -o FILE.yaml or -o FILE.json."
+        )
     if not mended.is_accepted:
         raise typer.Exit(ExitCode.refused)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a whole file or nothing, with the rights of the one that it takes the place of."""
-    incoming = path.with_name(f".{path.name}.incoming")
-    try:
-        incoming.write_text(text, "utf-8")
-        if path.exists():
-            shutil.copymode(path, incoming)
-        incoming.replace(path)
-    finally:
-        incoming.unlink(missing_ok=True)
 
 
 def _print_diff(diff: list[str]) -> None:

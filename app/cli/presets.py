@@ -49,7 +49,7 @@ def _show(page: Document, name: str, *, as_json: bool) -> None:
     if as_json:
         print_json(row)
         return
-    from app.cli import yaml12  # imported late: start-up of every command
+    from app.cli.yamltext import dump_yaml  # imported late: start-up of every command
 
     typer.echo(row["name"])
     print_facts(
@@ -68,7 +68,7 @@ def _show(page: Document, name: str, *, as_json: bool) -> None:
     for title, layer in layers:
         if layer:
             typer.echo(f"\n{title}:\n")
-            print_lines(["  " + line for line in yaml12.dump_yaml(layer).splitlines()])
+            print_lines(["  " + line for line in dump_yaml(layer).splitlines()])
 
 
 def _match(match: Document | None) -> str | None:

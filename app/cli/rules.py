@@ -112,9 +112,9 @@ def _no_rule(code: str, known: list[str]) -> str:
 
 
 def _print_example(example: Document) -> None:
-    from app.cli import yaml12  # imported late: start-up of every command
+    from app.cli.yamltext import dump_yaml  # imported late: start-up of every command
 
-    before = yaml12.dump_yaml(example["request"])
+    before = dump_yaml(example["request"])
     where = f", for the device {example['device']}" if example["device"] else ""
     typer.echo(f"\nAn example{where}:\n")
     for line in before.splitlines():
@@ -124,7 +124,7 @@ def _print_example(example: Document) -> None:
     if example["fixed"] is None:
         typer.echo("\nNo change of the spec mends it.")
         return
-    after = yaml12.dump_yaml(example["fixed"])
+    after = dump_yaml(example["fixed"])
     typer.echo("\nIts fix:\n")
     changes = list(unified_diff(before.splitlines(), after.splitlines(), n=99, lineterm=""))
     for line in changes[3:]:

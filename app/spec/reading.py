@@ -97,6 +97,7 @@ def read_yaml(body: bytes, name: str = "The body") -> Any:
         )
     reader = YAML(typ="safe", pure=True)
     reader.Constructor = _PlainConstructor
+    reader.composer.warn_double_anchors = False  # YAML lets a name stand for something else later
     try:
         text = body.decode("utf-8")
         if other := OTHER_VERSION.match(text):

@@ -387,4 +387,4 @@ def test_a_wrong_setting_is_a_sentence(cli, home, monkeypatch):
     monkeypatch.setenv("STOKER_PORT", "many")
     answer = cli("ls")
     assert answer.code == 5
-    assert answer.err == "error: STOKER_PORT: 'many' should be a whole number\n"
+    assert answer.err == "error: STOKER_PORT: 'many' should be a whole number.\n"
