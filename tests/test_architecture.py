@@ -37,8 +37,6 @@ TOP_LEVEL = {
 
 # Packages that are the other half of a declared one, released together with it.
 HALVES = {"pydantic-core": "pydantic", "jsonpointer": "jsonpatch"}
-# Modules that import a package which theirs does not bring.
-BRING = {"uvicorn.protocols.http.httptools_impl": "httptools"}
 # Packages that are installed into an environment of their own.
 ELSEWHERE = {"streaming": ["mosaicml-streaming"], "spdl": ["spdl-core"]}
 
@@ -144,7 +142,6 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_used():
         for line in lines
     }
     modules = {module for path in PRODUCT_FILES for module in imported_modules(path)}
-    modules |= {BRING[module] for module in modules & BRING.keys()}
     imported = {module.partition(".")[0] for module in modules}
     own_or_standard = {*PRODUCT, *sys.stdlib_module_names}
     distributions = {**importlib.metadata.packages_distributions(), **ELSEWHERE}
