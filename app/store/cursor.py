@@ -1,8 +1,21 @@
 """Cursors of keyset pages: the key of the last row of the page before, its numbers joined."""
 
 import re
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from sqlalchemy import ColumnElement, Connection, Row, Select
 
 from app.errors import InvalidRequest
+from app.store.records import Page
+
+
+class _HasId(Protocol):
+    @property
+    def id(self) -> int: ...
+
+
+T = TypeVar("T", bound=_HasId)
 
 CURSOR = re.compile(r"-?[0-9]{1,18}(,-?[0-9]{1,18})*")
 
@@ -33,3 +46,19 @@ def parse_cursor(cursor: str) -> int:
     if last_id < 0:
         raise not_a_cursor(cursor)
     return last_id
+
+
+def page_by_id(
+    connection: Connection,
+    query: Select[Any],
+    key: ColumnElement[int],
+    limit: int,
+    after: str | None,
+    to_record: Callable[[Row[Any]], T],
+) -> Page[T]:
+    """A page of what a query finds, newest first by `key`, its id; InvalidRequest for `after`."""
+    if after is not None:
+        query = query.where(key < parse_cursor(after))
+    rows = connection.execute(query.order_by(key.desc()).limit(limit + 1)).all()
+    records = [to_record(row) for row in rows[:limit]]
+    return Page(records, cursor_of(records[-1].id) if len(rows) > limit else None)

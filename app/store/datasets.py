@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, bindparam, delete, select, update
 
 from app.errors import Conflict, InvalidRequest, NotFound
-from app.store.cursor import cursor_of, parse_cursor
+from app.store.cursor import page_by_id
 from app.store.database import Database, retried
 from app.store.dialect import insert_unless_there
 from app.store.jobs import add_job
@@ -97,13 +97,8 @@ class Datasets:
 
     def list(self, limit: int, after: str | None = None) -> Page[DatasetRecord]:
         """Newest first; `after` is the cursor of the page before."""
-        query = select(datasets).order_by(datasets.c.id.desc())
-        if after is not None:
-            query = query.where(datasets.c.id < parse_cursor(after))
         with self._database.read() as connection:
-            rows = connection.execute(query.limit(limit + 1)).all()
-        records = [record_of(row) for row in rows[:limit]]
-        return Page(records, cursor_of(records[-1].id) if len(rows) > limit else None)
+            return page_by_id(connection, select(datasets), datasets.c.id, limit, after, record_of)
 
 
 def record_of(row: Row[Any], **changes: Any) -> DatasetRecord:

@@ -7,15 +7,16 @@ from typing import Any, Literal
 from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
 from app.errors import NotFound
-from app.store.cursor import parse_cursor
+from app.store.cursor import page_by_id
 from app.store.database import OBSERVER_PATIENCE_SECONDS, Database, retried
 from app.store.expiry import expire_workers
 from app.store.jobs import requeue_jobs_of
-from app.store.records import Document
+from app.store.records import Document, Page
 from app.store.tables import workers
 from app.store.worker_records import NewWorker, Pulse, WorkerRecord, WorkerState
 
 LIVE = ("alive", "draining")
+MOST_LISTED = 1000
 # Executed at each beat, and to build them costs more than to execute them.
 _BEAT = update(workers).where(workers.c.id == bindparam("worker")).values(beat=workers.c.beat + 1)
 _PULSES = (
@@ -114,20 +115,13 @@ class Workers:
         with self._database.read() as connection:
             return frozenset((row.id, row.beat, row.state) for row in connection.execute(_VERSIONS))
 
-    def list(
-        self, alive_only: bool = False, limit: int = 1000, after: str | None = None
-    ) -> list[WorkerRecord]:
-        """The newest first; with `alive_only`, without those that are gone or lost.
-
-        `after` is the id of the last worker of the page before.
-        """
-        query = select(workers).order_by(workers.c.id.desc()).limit(limit)
+    def page(self, alive_only: bool, limit: int, after: str | None = None) -> Page[WorkerRecord]:
+        """The newest first; with `alive_only`, without those that are gone or lost."""
+        query = select(workers)
         if alive_only:
             query = query.where(workers.c.state.in_(LIVE))
-        if after is not None:
-            query = query.where(workers.c.id < parse_cursor(after))
         with self._database.read() as connection:
-            return [_to_record(row) for row in connection.execute(query)]
+            return page_by_id(connection, query, workers.c.id, limit, after, _to_record)
 
     def get(self, worker_id: int) -> WorkerRecord:
         """NotFound when there is none."""
@@ -136,6 +130,10 @@ class Workers:
         if row is None:
             raise _missing(worker_id)
         return _to_record(row)
+
+    def list(self, alive_only: bool = False) -> list[WorkerRecord]:
+        """As `page`: the newest thousand."""
+        return self.page(alive_only, MOST_LISTED).data
 
 
 def _lock(connection: Connection, worker_id: int) -> Row[Any]:

@@ -5,6 +5,7 @@ from fastapi.routing import APIRoute
 
 from app.api.main import ROUTERS
 from app.api.routers import health
+from app.api.strict import StrictRoute
 from tests.api.support import SPEC, spec_with
 
 VERY_MANY = 10_000
@@ -189,3 +190,21 @@ def test_of_very_many_parameters_too(api):
     answer = api.get("/runs", params={f"field{n}": 1 for n in range(100)})
     *issues, last = answer.json()["issues"]
     assert (len(issues), last["message"]) == (20, "80 more places are wrong.")
+
+
+def test_every_endpoint_reads_strictly_and_tells_what_its_parameters_are(api):
+    routes = [
+        route
+        for module in (*ROUTERS, health)
+        for route in module.router.routes
+        if isinstance(route, APIRoute)
+    ]
+    assert [route.path for route in routes if not isinstance(route, StrictRoute)] == []
+    untold = [
+        (operation["operationId"], parameter["name"])
+        for path in api.app.openapi()["paths"].values()
+        for operation in path.values()
+        for parameter in operation.get("parameters", ())
+        if not parameter.get("description")
+    ]
+    assert untold == []

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from app.api.auth import Caller
@@ -54,7 +54,8 @@ INTENTS = {"stop": Intent.stop, "kill": Intent.kill, "pause": Intent.pause}
     responses=problems(InvalidRequest, NotFound, *BODY),
 )
 def bulk(
-    services: ServicesDep, action: BulkVerb, body: BulkBody
+    services: ServicesDep, action: Annotated[BulkVerb, Path(description="What is asked of each.")],
+    body: BulkBody,
 ) -> BulkAnswer:  # fmt: skip
     """Every run gets its own result; a refusal of one does not touch the others."""
     ids = body.ids if body.ids is not None else _chosen(services, body)
@@ -165,7 +166,7 @@ async def act(
     services: ServicesDep,
     response: Response,
     run_id: RunId,
-    action: Verb,
+    action: Annotated[Verb, Path(description="What is asked of it.")],
     version: IfMatch,
     wait: Wait = None,
 ) -> Run:

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Path, Query, Response
 
 from app.api.deps import CheckpointId, Cursor, Limit, RunId, ServicesDep
 from app.api.files import download as downloaded
@@ -61,7 +61,10 @@ def list_checkpoints(
     responses=DOWNLOADS,
 )
 def download_of_run(
-    services: ServicesDep, run_id: RunId, which: Which, file: FileName = None
+    services: ServicesDep,
+    run_id: RunId,
+    which: Annotated[Which, Path(description="By its step, or by its monitor.")],
+    file: FileName = None,
 ) -> Response:
     services.store.runs.get(run_id)
     record = services.store.checkpoints.resolve(run_id, which)

@@ -93,7 +93,6 @@ async def _when_inspected(
     "/datasets",
     operation_id="list_datasets",
     summary="List datasets",
-    responses=problems(InvalidRequest),
 )
 def list_datasets(services: ServicesDep, limit: Limit = 50, after: Cursor = None) -> Page[Dataset]:
     page = services.store.datasets.list(limit, after)

@@ -172,7 +172,9 @@ def get_metrics(
         ),
     ] = None,
     lineage: Annotated[bool, Query(description="With the curves of the parents before.")] = False,
-    format_: Annotated[Literal["json", "csv"], Query(alias="format")] = "json",
+    format_: Annotated[
+        Literal["json", "csv"], Query(alias="format", description="Of the answer.")
+    ] = "json",
 ) -> Response | Series:
     """Points of (step, unix seconds, value) by name; later attempts win a step."""
     services.store.runs.get(run_id)

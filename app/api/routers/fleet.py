@@ -5,11 +5,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from app.api.deps import Cursor, Limit, ServicesDep
-from app.api.openapi import problems
 from app.api.serializers import run_document, worker_document
 from app.api.strict import StrictRoute
-from app.errors import InvalidRequest
-from app.store.cursor import cursor_of
 from stoker.models.base import Page
 from stoker.models.records import Worker
 from stoker.models.runs import Run
@@ -21,7 +18,6 @@ router = APIRouter(tags=["fleet"], route_class=StrictRoute)
     "/workers",
     operation_id="list_workers",
     summary="Workers, their devices and slots, newest first",
-    responses=problems(InvalidRequest),
 )
 def list_workers(
     services: ServicesDep,
@@ -32,16 +28,14 @@ def list_workers(
     ] = False,
 ) -> Page[Worker]:
     """Those that live, draining ones too; with `all` every one that there ever was."""
-    records = services.store.workers.list(not all_, limit + 1, after)
-    page = [worker_document(record) for record in records[:limit]]
-    return Page(data=page, next_cursor=cursor_of(page[-1].id) if len(records) > limit else None)
+    page = services.store.workers.page(not all_, limit, after)
+    return Page(data=[worker_document(one) for one in page.data], next_cursor=page.next_cursor)
 
 
 @router.get(
     "/queue",
     operation_id="get_queue",
     summary="Runs that wait, in the order in which they will be claimed",
-    responses=problems(InvalidRequest),
 )
 def get_queue(services: ServicesDep, limit: Limit = 50, after: Cursor = None) -> Page[Run]:
     page = services.store.runs.queue(limit, after)

@@ -134,7 +134,6 @@ def shown(run: RunRecord, response: Response) -> Run:
     "/runs",
     operation_id="list_runs",
     summary="List runs, newest first",
-    responses=problems(InvalidRequest),
 )
 def list_runs(
     services: ServicesDep,
@@ -144,11 +143,13 @@ def list_runs(
     status: Annotated[
         list[Status] | None, Query(description="Only with one of these; may come several times.")
     ] = None,
-    recipe: QueryText | None = None,
-    dataset: QueryText | None = None,
+    recipe: Annotated[QueryText | None, Query(description="Only of this recipe.")] = None,
+    dataset: Annotated[QueryText | None, Query(description="Only on this dataset.")] = None,
     label: Annotated[QueryText | None, Query(description="`key=value`, or `key`.")] = None,
     q: Annotated[QueryText | None, Query(description="Part of the name or notes.")] = None,
-    parent_id: Annotated[int | None, Query(ge=1, le=LARGEST_ID)] = None,
+    parent_id: Annotated[
+        int | None, Query(ge=1, le=LARGEST_ID, description="Only restarts of this run.")
+    ] = None,
     created_after: Annotated[Moment | None, Query(description="At this time or later.")] = None,
     created_before: Annotated[Moment | None, Query(description="Before this time.")] = None,
     created_by: Annotated[QueryText | None, Query(description="Name of the token.")] = None,
