@@ -7,7 +7,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.concurrency import run_in_threadpool
 
 from app.api.deps import ServicesDep, services_of
-from app.errors import Unauthorized
+from app.errors import StokerError, Unauthorized
 from app.service.services import Services
 from app.store.records import TokenRecord
 
@@ -46,7 +46,7 @@ async def is_trusted(request: Request) -> bool:
     credentials = await bearer(request)
     try:
         await run_in_threadpool(caller, services, credentials)
-    except Unauthorized:
+    except StokerError:
         return False
     return True
 

@@ -14,9 +14,14 @@ MOST_HEAD_BYTES = 64 << 10
 # Until a request is whole, from the connection or its first byte on; and until a client that takes
 # nothing more of its answer takes something again.
 PATIENCE_SECONDS = 30.0
+PROBLEM = (
+    b'{"type":"urn:stoker:problem:request_timeout","title":"Request Timeout","status":408,'
+    b'"detail":"The request did not come to its end in 30 seconds. Send it again.",'
+    b'"code":"request_timeout"}'
+)
 TOO_SLOW = (
-    b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain; charset=utf-8\r\n"
-    b"content-length: 43\r\nconnection: close\r\n\r\nThe request did not come to its end in time"
+    b"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/problem+json\r\n"
+    b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(PROBLEM), PROBLEM)
 )
 
 

@@ -52,8 +52,8 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
             upgrade(settings)
             _furnish(app, settings, open_store(settings))
         services: Services = app.state.services
-        services.start()
         try:
+            services.start()
             yield
         finally:
             services.stop()
@@ -72,11 +72,11 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     if store is not None:
         _furnish(app, settings, store)
     problems.install(app)
-    # The last one is the outermost.
+    # A request passes them from the last to the first.
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MAX_BODY_BYTES)
     app.add_middleware(Gate, settings=settings)
-    app.add_middleware(Observed, settings=settings)
     app.add_middleware(HeadAsGet)
+    app.add_middleware(Observed, settings=settings)
     strict = Depends(refuse_unknown)
     for module in ROUTERS:
         app.include_router(

@@ -32,15 +32,18 @@ class HeadAsGet:
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return
+        as_get = {**scope, "method": "GET"}
         with anyio.CancelScope() as answering:
 
             async def send_head(message: Message) -> None:
                 if message["type"] == "http.response.start":
+                    scope["route"] = as_get.get("route")
                     await send(message)
                     await send({"type": "http.response.body", "body": b""})
+                elif message.get("more_body"):
                     answering.cancel()  # a stream would go on
 
-            await self._app({**scope, "method": "GET"}, receive, send_head)
+            await self._app(as_get, receive, send_head)
 
 
 class Observed:
@@ -88,7 +91,10 @@ class Observed:
 
 
 class Gate:
-    """Forbidden for a foreign Host or Origin, PayloadTooLarge for a body that says it is."""
+    """Forbidden for a foreign Host or Origin, PayloadTooLarge for a body that says it is.
+
+    InvalidRequest, and the end of the connection, for a length that is told in two ways.
+    """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
@@ -100,7 +106,9 @@ class Gate:
             try:
                 self._check(Headers(scope=scope))
             except StokerError as error:
-                await response_of(error)(scope, receive, send)
+                # Where bodies end is not known after one that was refused unread.
+                response = response_of(error, {"Connection": "close"})
+                await response(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -56,9 +56,9 @@ EXAMPLES: dict[type[StokerError], str] = {
     StokerError: "The service made a mistake while answering.",
 }
 
-COMMON = (InvalidRequest, Forbidden, StokerError, Unavailable)
+COMMON = (InvalidRequest, Forbidden, PayloadTooLarge, StokerError, Unavailable)
 """What any call can answer."""
-BODY = (PayloadTooLarge, UnsupportedMediaType)
+BODY = (UnsupportedMediaType,)
 """What a call that reads a body can answer as well."""
 
 RUN_REFERENCE = {"$ref": "#/components/schemas/Run"}

@@ -67,7 +67,7 @@ def _operation(operation: Document, components: Document) -> Operation:
     content = operation.get("requestBody", NOTHING).get("content", NOTHING)
     return Operation(
         parameters={
-            parameter["name"]: parameter["schema"].get("type") == "array"
+            parameter["name"]: _is_list(parameter["schema"])
             for parameter in operation.get("parameters", ())
             if parameter["in"] == "query"
         },
@@ -75,3 +75,7 @@ def _operation(operation: Document, components: Document) -> Operation:
         body=content.get("application/json", NOTHING).get("schema", NOTHING),
         components=components,
     )
+
+
+def _is_list(schema: Document) -> bool:
+    return any(one.get("type") == "array" for one in (schema, *schema.get("anyOf", ())))

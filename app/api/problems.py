@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from http import HTTPStatus
+from http.client import responses
 from typing import Any
 from uuid import uuid4
 
@@ -23,6 +23,7 @@ from app.spec.issue import Issue
 MEDIA_TYPE = "application/problem+json"
 MOST_SHOWN = 200  # characters of what a client sent
 CLIENT_HAS_LEFT = 499  # as nginx counts it; nobody receives it
+WITHOUT_BODY = (204, 304)
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 LARGEST_BODY = "1 MiB"
 log = structlog.get_logger("stoker.api")
@@ -119,28 +120,36 @@ async def _validation_error(request: Request, error: Exception) -> ProblemRespon
     return response_of(InvalidRequest(f"The request is not valid: {summary}{end}", issues=issues))
 
 
-async def _http_error(request: Request, error: Exception) -> ProblemResponse:
+async def _http_error(request: Request, error: Exception) -> Response:
     """Of the framework itself, with what it means here; of an endpoint, as it was raised."""
     assert isinstance(error, HTTPException)  # noqa: S101 - as above
-    status, phrase = error.status_code, HTTPStatus(error.status_code).phrase
-    if status == 413:
-        return response_of(too_large())
-    if status == 404 and error.detail == phrase:
-        return response_of(_nothing_at(request))
-    if status == 405:
-        methods = ", ".join(_methods_at(request))
-        path, method = request.scope["path"][:MOST_SHOWN], request.method[:MOST_SHOWN]
-        refusal = MethodNotAllowed(f"{path} does not take {method}, only {methods}.")
-        return response_of(refusal, {"Allow": methods})
+    status = error.status_code
+    phrase = responses.get(status, "Error")
+    if status in WITHOUT_BODY:
+        return Response(status_code=status, headers=error.headers)
+    if error.detail in (phrase, "Content Too Large"):
+        if status == 413:
+            return response_of(too_large())
+        if status == 404:
+            return response_of(_nothing_at(request))
+        if status == 405:
+            return _not_allowed(request)
     code = re.sub(r"[^a-z]+", "_", phrase.lower())
     document = {
         "type": f"urn:stoker:problem:{code}",
         "title": phrase,
         "status": status,
-        "detail": error.detail,
+        "detail": str(error.detail),
         "code": code,
     }
     return ProblemResponse(document, status_code=status, headers=error.headers)
+
+
+def _not_allowed(request: Request) -> ProblemResponse:
+    methods = ", ".join(_methods_at(request))
+    path, method = request.scope["path"][:MOST_SHOWN], request.method[:MOST_SHOWN]
+    refusal = MethodNotAllowed(f"{path} does not take {method}, only {methods}.")
+    return response_of(refusal, {"Allow": methods})
 
 
 def too_large() -> PayloadTooLarge:
@@ -156,7 +165,7 @@ def _nothing_at(request: Request) -> NotFound:
 def _methods_at(request: Request) -> list[str]:
     """Methods that the path takes; Starlette names those of the first route that fits it."""
     scope = {name: request.scope[name] for name in ("type", "path", "root_path")}
-    return [
+    taken = [
         method
         for method in METHODS
         if any(
@@ -164,6 +173,7 @@ def _methods_at(request: Request) -> list[str]:
             for route in request.app.routes
         )
     ]
+    return ["GET", "HEAD", *taken[1:]] if "GET" in taken else taken
 
 
 class MethodNotAllowed(StokerError):

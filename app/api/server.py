@@ -41,6 +41,8 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        if not self.started:  # the lifespan failed
+            return
         port = self.servers[0].sockets[0].getsockname()[1]
         url = f"http://{_url_host(self._settings.host)}:{port}"
         address = json.dumps({"url": url, "pid": os.getpid()}) + "\n"

@@ -11,16 +11,18 @@ from app.api.bodies import YAML_TYPE, is_json, is_yaml, media_type, read_json
 from app.api.hints import unknown_name
 from app.api.operations import Operation, operation_of
 from app.api.problems import UnsupportedMediaType
-from app.errors import InvalidRequest
+from app.errors import InvalidRequest, StokerError
 from app.spec.issue import at_most
-
-NO_OPTIONS = frozenset({b"", b"{}"})
 
 
 class StrictRequest(Request):
-    """A request whose JSON was read before FastAPI asks for it."""
+    """A request whose JSON was read before FastAPI asks for it.
+
+    What is wrong with it is said by `refuse_unknown`, when the token was looked at.
+    """
 
     document: Any = None
+    refusal: StokerError | None = None
 
     async def json(self) -> Any:
         return self.document
@@ -39,7 +41,10 @@ class StrictRoute(APIRoute):
             strict = StrictRequest(request.scope, request.receive)
             body = await strict.body()
             if body and is_json(media_type(strict)):
-                strict.document = await read_json(body)
+                try:
+                    strict.document = await read_json(body)
+                except StokerError as error:
+                    strict.refusal = error
             return await handle(strict)
 
         return read_first
@@ -48,6 +53,8 @@ class StrictRoute(APIRoute):
 async def refuse_unknown(request: Request) -> None:
     """Of every call: InvalidRequest for parameters and bodies that it does not take."""
     operation = operation_of(request)
+    if isinstance(request, StrictRequest) and request.refusal is not None:
+        raise request.refusal
     if operation is not None:
         _check_query(request, operation)
         _check_body(request, await request.body(), operation)
@@ -74,7 +81,7 @@ def _check_query(request: Request, operation: Operation) -> None:
 
 def _check_body(request: Request, body: bytes, operation: Operation) -> None:
     if not operation.media_types:
-        if body.strip() not in NO_OPTIONS:
+        if body.strip() and getattr(request, "document", None) != {}:
             raise InvalidRequest(
                 f"{request.method} {request.url.path[:200]} takes no body, so what the body says "
                 "would be ignored. Leave it out; options of actions are query parameters, see "

@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 from anyio.to_thread import run_sync
 
-from app.errors import Conflict, SpecRejected
+from app.errors import Conflict, SpecRejected, Unavailable
 from app.guard.case import Case
 from app.guard.facts import DeviceFacts, Facts, UnknownFact
 from app.guard.memory.measured import Measured
@@ -45,6 +45,8 @@ async def plan_with_probe(
     finally:
         with anyio.CancelScope(shield=True):
             await run_sync(services.store.jobs.withdraw, job_id)
+    if not _has_ended(job) and watch.is_over:
+        raise Unavailable("The service ends, and nothing was measured. Ask again when it is back.")
     if not _has_ended(job):
         raise Conflict(
             f"Worker {worker.name} had not measured a step within {wait:g} seconds; it may be busy "

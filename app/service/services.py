@@ -86,10 +86,6 @@ class InFlight:
             with self._lock:
                 self._keys.discard(mine)
 
-    def has(self, scope: str, key: str) -> bool:
-        """Whether a request with the key is being answered."""
-        return (scope, key) in self._keys
-
 
 @dataclass
 class Services:

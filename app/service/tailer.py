@@ -61,6 +61,8 @@ class Tailer:
         self._is_draining = False
 
     def start(self) -> None:
+        self._over.clear()
+        self._is_draining = False
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._work, name="tailer", daemon=True)
         self._thread.start()

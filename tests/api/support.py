@@ -1,6 +1,5 @@
 """What the tests of the API are written with: a client in front, somebody who plays the worker."""
 
-import asyncio
 import hashlib
 import threading
 import time
@@ -93,15 +92,6 @@ class Api:
     def services(self) -> Services:
         services: Services = self.app.state.services
         return services
-
-    def pass_turns(self, count: int) -> None:
-        """Let the event loop take so many turns."""
-
-        async def pass_them() -> None:
-            for _ in range(count):
-                await asyncio.sleep(0)
-
-        self._portal.call(pass_them)
 
     def start(
         self,

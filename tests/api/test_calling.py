@@ -138,3 +138,12 @@ def test_an_answer_that_is_not_what_was_promised_is_the_services_mistake(
         return {"size": "many"}
 
     assert api.post("/broken").problem("internal_error") == 500
+
+
+def test_an_http_exception_without_a_body_has_none(api: Api, route: Any) -> None:
+    @route("/nothing-new")
+    async def nothing_new() -> None:
+        raise HTTPException(304, headers={"ETag": '"1"'})
+
+    answer = api.post("/nothing-new")
+    assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", '"1"')

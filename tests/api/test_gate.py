@@ -1,5 +1,6 @@
 """Token, Host and Origin; and errors that no endpoint answers."""
 
+import asyncio
 import re
 from contextlib import closing
 
@@ -7,18 +8,29 @@ import pytest
 from structlog.testing import capture_logs
 
 from app.api.main import create_app
+from app.errors import Unavailable
 from app.settings import load_settings
 from app.store.sqlite import driver
 from tests.api.support import SPEC, Api
+
+PLACES = {"action": "stop", "which": "latest", "name": "weather"}
 
 
 @pytest.mark.parametrize("value", [None, "", "Bearer", "Bearer wrong", "Basic abc", "Bearer \xff"])
 def test_without_a_known_token_nothing_opens(api, value):
     headers = {} if value is None else {"Authorization": value.encode("latin-1")}
-    for path in ("/runs", "/version", "/runs/1/events"):
-        answer = api.get(path, headers=headers, with_token=False)
-        assert answer.problem("unauthorized") == 401
-        assert answer.headers["www-authenticate"] == "Bearer"
+    for path, operations in api.app.openapi()["paths"].items():
+        if path in ("/healthz", "/readyz", "/metrics"):
+            continue
+        given = re.sub(r"{(\w+)}", lambda part: PLACES.get(part[1], "1"), path)
+        for method in operations:
+            # What else is wrong with a call is not told to whoever has no token.
+            kind = {"Content-Type": "application/json"}
+            body = {} if method == "get" else {"content": b"{bad"}
+            asked = {**headers, **(kind if body else {})}
+            answer = api.request(method.upper(), given, headers=asked, with_token=False, **body)
+            assert answer.problem("unauthorized") == 401, (method, path)
+            assert answer.headers["www-authenticate"] == "Bearer"
 
 
 def test_health_metrics_and_the_reference_are_open(api, player):
@@ -44,9 +56,33 @@ def test_head_is_answered_as_get_without_the_body(api, player, path):
 
 
 def test_the_head_of_a_stream_is_not_waited_for(api, player):
+    """The client stays, so that nothing but the service itself ends it."""
     api.post("/runs", json=SPEC)
-    head = api.request("HEAD", "/runs/1/events", headers={"Accept": "text/event-stream"})
-    assert head.headers["content-type"].startswith("text/event-stream")
+    sent = []
+
+    async def ask(app):
+        headers = [(b"host", b"127.0.0.1"), (b"accept", b"text/event-stream"),
+                   (b"authorization", f"Bearer {api.token}".encode())]  # fmt: skip
+        scope = {"type": "http", "http_version": "1.1", "method": "HEAD", "scheme": "http",
+                 "path": "/runs/1/events", "raw_path": b"/runs/1/events", "root_path": "",
+                 "query_string": b"", "headers": headers, "client": None, "server": None,
+                 "asgi": {"version": "3.0", "spec_version": "2.3"}}  # fmt: skip
+        asked = asyncio.Event()
+
+        async def receive():
+            if not asked.is_set():
+                asked.set()
+                return {"type": "http.request", "body": b"", "more_body": False}
+            return await asyncio.Event().wait()
+
+        async def send(message):
+            sent.append(message)
+
+        await asyncio.wait_for(app(scope, receive, send), 20)
+
+    api._portal.call(ask, api.app)
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert sent[0]["status"] == 200
     assert api.request("HEAD", "/runs/7").status_code == 404
 
 
@@ -82,7 +118,7 @@ def test_a_token_waits_for_whoever_holds_the_database_and_holds_up_nobody(
     ["evil.example", "127.0.0.1.evil.example", "localhost.", "127.0.0.1:80x", "", "[::2]:8000"],
 )
 def test_a_foreign_host_is_refused_also_where_no_token_is_asked(api, host):
-    for path in ("/runs", "/metrics"):
+    for path in ("/runs", "/metrics", "/docs", "/docs/static/swagger-ui.css", "/openapi.json"):
         answer = api.get(path, headers={"Host": host})
         assert answer.problem("host_not_allowed") == 403
 
@@ -177,3 +213,28 @@ def test_a_line_a_request_is_logged_when_asked_for(settings, store, is_asked_for
     assert [(one["method"], one["path"], one["status"]) for one in lines] == (
         [("GET", "/runs/7", 404)] if is_asked_for else []
     )
+
+
+def test_a_token_that_cannot_be_looked_up_is_as_none(api, store, monkeypatch):
+    """Where the database is away, who asks whether it is hears so."""
+
+    def fail(_secret):
+        raise Unavailable("The database is away.")
+
+    monkeypatch.setattr(store.tokens, "verify", fail)
+    monkeypatch.setattr(store, "ping", lambda: fail(None))
+    assert api.get("/readyz").problem("not_ready") == 503
+
+
+def test_an_application_may_start_again(settings, store, player):
+    store.datasets.register("later", "later.h5")
+    app = create_app(settings.model_copy(update={"auth": "none"}), store)
+    for _ in range(2):
+        with Api(app, None) as api:
+            assert api.get("/readyz").status_code == 200
+            waiting = api.start("GET", "/datasets/later", params={"wait": 60})
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=0.5)
+            player.inspect("later")
+            assert waiting.result(timeout=30).json()["state"] == "ready"
+        store.datasets.register("later", "later.h5")
