@@ -56,13 +56,25 @@ def submit(services: Services, request: Document, key: str | None, created_by: s
         return services.store.runs.create(new, idempotency=idempotency)
 
 
-async def when_ready(watch: Watch, wait_seconds: float, order: Callable[[], Made]) -> Made:
-    """What `order` makes, tried again for so long while a dataset is still being inspected."""
+async def when_ready(
+    services: Services, watch: Watch, wait_seconds: float, order: Callable[[], Made]
+) -> Made:
+    """What `order` makes, tried again for so long while a dataset is still being inspected.
+
+    It plans, which takes a while: only where something has become of a dataset since.
+    """
+    refused: DatasetNotReady | None = None
+    mark: tuple[Any, ...] | None = None
 
     def attempt() -> Made | DatasetNotReady:
+        nonlocal refused, mark
+        before, mark = mark, services.store.datasets.mark()
+        if refused is not None and mark == before:
+            return refused
         try:
             return order()
         except DatasetNotReady as error:
+            refused = error
             return error
 
     made = await until(watch, attempt, _is_settled, wait_seconds)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, bindparam, delete, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, delete, func, select, update
 
 from app.errors import Conflict, InvalidRequest, NotFound
 from app.store.cursor import page_by_id
@@ -15,6 +15,7 @@ from app.store.tables import ACTIVE_VALUES, datasets, jobs, run_datasets, runs
 
 FOUND = ("fields", "samples", "layout", "size_bytes", "fingerprint", "read_probe", "message")
 _NAMED = select(datasets).where(datasets.c.name == bindparam("name"))
+_MARK = select(func.count(), func.max(datasets.c.id), func.max(datasets.c.updated_at))
 _ALL_NAMED = select(datasets).where(datasets.c.name.in_(bindparam("names", expanding=True)))
 # Held, so that none is forgotten before the run that reads it is there.
 _HELD = (
@@ -88,6 +89,11 @@ class Datasets:
         if row is None:
             raise _missing(name)
         return record_of(row)
+
+    def mark(self) -> tuple[Any, ...]:
+        """Changes with whatever is known of any of them."""
+        with self._database.read() as connection:
+            return tuple(connection.execute(_MARK).one())
 
     def named(self, names: Collection[str]) -> dict[str, DatasetRecord]:
         """Those of these names that there are."""

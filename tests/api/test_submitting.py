@@ -6,8 +6,10 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from sqlalchemy import text
 
+from app.service import submit
 from app.store.store import Store
 from tests.api.support import SPEC, Answer, Api, Player, spec_with
 
@@ -129,3 +131,27 @@ def test_without_the_database_all_are_told_so_and_none_waits_for_ever(
         connection.execute(text("ALTER TABLE elsewhere RENAME TO run_documents"))
     assert api.post("/runs", json=SPEC).status_code == 201
     assert sum(store.runs.counts_by_state().values()) == 1
+
+
+def test_who_waits_for_a_dataset_plans_when_something_has_become_of_one(
+    api: Api, store: Store, player: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.datasets.register("later", "later.h5")
+    planned = []
+    plan = submit.plan_request
+
+    def count(*given: Any) -> Any:
+        planned.append(given)
+        return plan(*given)
+
+    later = spec_with("data", dataset="later")
+    monkeypatch.setattr(submit, "plan_request", count)
+    waiting = api.start("POST", "/runs", params={"wait": 60}, json=later)
+    until(lambda: len(planned) == 1)
+    with store.database.read():
+        for _ in range(3):
+            store.tokens.create("another commit")
+            assert post(api, SPEC).result(60).status_code == 201
+    assert len(planned) == 4, "its own, and those of the others"
+    player.inspect("later")
+    assert waiting.result(60).status_code == 201

@@ -143,6 +143,7 @@ async def restart_run(
         )
     async with watching(request, services.tailer) as watch:
         run, is_new = await when_ready(
+            services,
             watch,
             wait or 0.0,
             lambda: restart(services, run_id, order, key, version, token.name if token else None),

@@ -93,7 +93,7 @@ async def create_run(
     name = token.name if token else None
     async with watching(request, services.tailer) as watch:
         run, is_new = await when_ready(
-            watch, wait or 0.0, lambda: submit(services, order, key, name)
+            services, watch, wait or 0.0, lambda: submit(services, order, key, name)
         )
     response.status_code = 201 if is_new else 200
     return shown(run, response)
