@@ -9,12 +9,15 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
 from app.settings import load_settings
 from app.store.store import Store, open_store
+from app.store.tables import jobs
 from tests.api.process import ApiProcess
 from tests.api.support import SPEC, Player, spec_with
 from tests.worker.eventually import eventually
+from worker.host import host_now, host_setup
 
 MANY = 40
 PATIENCE_SECONDS = 30.0
@@ -98,3 +101,27 @@ def test_every_wait_ends_with_its_connection(
     player.inspect("later")
     assert sum(store.runs.counts_by_state().values()) == 1, "no child of the restart"
     assert "Traceback" not in server.log
+
+
+def test_a_probe_that_nobody_waits_for_any_more_is_withdrawn(
+    server: ApiProcess, store: Store, player: Player
+) -> None:
+    (server.home / "artifacts").mkdir(exist_ok=True)
+    known = {**host_setup(), **host_now(server.home / "artifacts")}
+    store.workers.beat(
+        player.worker_id,
+        "alive",
+        slots=[{"name": "cpu-0-0", "device": "cpu", "run_id": None, "waiting": None}],
+        devices=[{"kind": "cpu", "name": "cpu"}],
+        facts=known,
+    )
+    with send(server, "POST", "/runs?dry_run=true&probe=true&wait=300", SPEC):
+        eventually(lambda: probes_of(store) == ["queued"], "a probe is ordered")
+    eventually(lambda: probes_of(store) == [], "it is withdrawn with its client")
+
+
+def probes_of(store: Store) -> list[str]:
+    """The states of all probes that nobody has begun."""
+    with store.database.read() as connection:
+        wanted = select(jobs.c.state).where(jobs.c.kind == "probe_step", jobs.c.state == "queued")
+        return list(connection.execute(wanted).scalars())
