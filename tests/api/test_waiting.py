@@ -116,12 +116,13 @@ def test_a_probe_that_nobody_waits_for_any_more_is_withdrawn(
         facts=known,
     )
     with send(server, "POST", "/runs?dry_run=true&probe=true&wait=300", SPEC):
-        eventually(lambda: probes_of(store) == ["queued"], "a probe is ordered")
-    eventually(lambda: probes_of(store) == [], "it is withdrawn with its client")
+        eventually(lambda: probes_of(store) == [("queued", None)], "a probe is ordered")
+    eventually(lambda: probes_of(store)[0][0] != "queued", "it ends")
+    assert probes_of(store)[0][1] == "Nobody waits for it any more."
 
 
-def probes_of(store: Store) -> list[str]:
-    """The states of all probes that nobody has begun."""
+def probes_of(store: Store) -> list[tuple[str, str | None]]:
+    """State and error of each probe that was ordered."""
     with store.database.read() as connection:
-        wanted = select(jobs.c.state).where(jobs.c.kind == "probe_step", jobs.c.state == "queued")
-        return list(connection.execute(wanted).scalars())
+        wanted = select(jobs.c.state, jobs.c.error).where(jobs.c.kind == "probe_step")
+        return [(row.state, row.error) for row in connection.execute(wanted)]
