@@ -1,16 +1,24 @@
 """The manifest of a checkpoint: which files belong to it, and how each is known to be whole.
 
 A checkpoint's folder holds `manifest.json` beside its files: {"checksum": SHA-256 of the rest as
-JSON with sorted keys, "files": {name: {"bytes": size, "sha256": hash}}, "step": …}.
+JSON with sorted keys, "files": {name: {"bytes": size, "sha256": hash}}, "run_id": …, "attempt": …,
+"step": …, "epoch": …, "metrics": {name: number}, …}. What more it says is for the trainer alone
+(worker/trainer/manifest.py).
 """
 
 import hashlib
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
+
+# The largest that the database has a place for.
+COUNTS = {"run_id": 10**15, "attempt": 2**31 - 1, "step": 10**15, "epoch": 2**31 - 1}
+LARGEST_FILE_BYTES = 2**63 - 1
+LONGEST_FILE_NAME = 255
 
 
 class BadManifest(ValueError):
@@ -24,14 +32,22 @@ def manifest_bytes(body: Mapping[str, Any]) -> bytes:
 
 
 def parse_manifest(data: bytes) -> dict[str, Any]:
-    """The manifest without its checksum; its `files` are as said above. BadManifest."""
+    """The manifest without its checksum. What is named above is of the types and in the ranges that
+    its readers rely on; all but `files` may be absent. BadManifest.
+    """
     try:
         document = json.loads(data)
         checksum = document.pop("checksum")
+        found = _checksum(document)
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise BadManifest(f"{MANIFEST} is no manifest: {error}") from error
-    if checksum != _checksum(document):
+    if checksum != found:
         raise BadManifest(f"{MANIFEST} is not as it was written")
+    for name, most in COUNTS.items():
+        if name in document and not _is_count(document[name], most):
+            raise BadManifest(f"{MANIFEST} has no number from 0 to {most} as its {name}")
+    if not _are_metrics(document.get("metrics", {})):
+        raise BadManifest(f"{MANIFEST} has metrics that are not names with a finite number each")
     files = document.get("files")
     if not isinstance(files, dict) or not all(map(_is_entry, files.values())):
         raise BadManifest(f"{MANIFEST} does not say which files there are, with size and hash")
@@ -57,15 +73,26 @@ def require_place(folder: Path, body: Mapping[str, Any]) -> None:
 
 def _is_file_name(name: str) -> bool:
     """Whether it can name a file in a folder; a Path takes `..` for a name too."""
-    return Path(name).name == name and name not in ("", "..") and "\0" not in name
+    is_plain = Path(name).name == name and name not in ("", "..")
+    return is_plain and name.isprintable() and len(name.encode()) <= LONGEST_FILE_NAME
 
 
 def _is_entry(entry: object) -> bool:
     return (
         isinstance(entry, dict)
-        and type(entry.get("bytes")) is int
-        and entry["bytes"] >= 0
+        and _is_count(entry.get("bytes"), LARGEST_FILE_BYTES)
         and isinstance(entry.get("sha256"), str)
+    )
+
+
+def _is_count(value: object, most: int) -> bool:
+    return type(value) is int and 0 <= value <= most
+
+
+def _are_metrics(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        name.isprintable() and type(number) in (int, float) and abs(number) <= sys.float_info.max
+        for name, number in value.items()
     )
 
 

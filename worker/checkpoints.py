@@ -36,10 +36,10 @@ class DiskCheckpoint:
         """What the store is told about it."""
         return NewCheckpoint(
             step=self.step,
-            epoch=int(self.manifest.get("epoch") or 0),
+            epoch=self.manifest.get("epoch", 0),
             path=str(self.path.relative_to(artifact_root)),
             bytes=self.bytes,
-            metrics=self.manifest.get("metrics") or {},
+            metrics=self.manifest.get("metrics", {}),
             created_at=self.written_at,
         )
 

@@ -11,8 +11,9 @@ from app.store.records import DamagedCheckpoint, NewCheckpoint
 from app.store.tables import checkpoints, run_documents
 
 SAVED, DAMAGED, REMOVING = "saved", "damaged", "removing"
-ATTEMPT_IN_PATH = re.compile(r"/attempt-(\d+)/")
-STEP_AT_END = re.compile(r"/step-(\d+)$")
+# Of so many digits as their columns hold: somebody may have named a folder otherwise.
+ATTEMPT_IN_PATH = re.compile(r"/attempt-(\d{1,9})/")
+STEP_AT_END = re.compile(r"/step-(\d{1,18})$")
 
 
 def add_checkpoints(

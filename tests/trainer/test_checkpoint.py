@@ -18,15 +18,30 @@ from worker.trainer import checkpoint, disk
 from worker.trainer.checkpoint import Snapshot, TornCheckpoint, load, publish
 from worker.trainer.errors import TrainerError
 from worker.trainer.eventlog import EventLog
+from worker.trainer.state import TrainState
 from worker.trainer.step import TrainingStep
 
 
 def snapshot(step: int, attempt: int = 1) -> Snapshot:
     """Of run 7."""
     values = torch.arange(6, dtype=torch.float32) + step
-    parts = {"model": {"head.weight": values}, "optimizer": {}, "state": {"loss": values[:1]}}
-    place = {"run_id": 7, "attempt": attempt, "step": step}
-    return Snapshot(parts, {**place, "metrics": {"val_loss": 0.1 + step}})
+    state = {"rng.cpu": torch.get_rng_state(), "loss_sums": values[:2]}
+    parts = {"model": {"head.weight": values}, "optimizer": {}, "state": state}
+    place = {"run_id": 7, "attempt": attempt, "step": step, "epoch": 1}
+    facts = {
+        "metrics": {"val_loss": 0.1 + step},
+        "state": TrainState(step=step).to_json(),
+        "loss_samples": [0, 0],
+        "scaler": {},
+        "losses_bytes": 0,
+        "total_steps": 9,
+        "order_version": 1,
+        "schedule_version": 1,
+        "device_type": "cpu",
+        "precision": "fp32",
+        "threads": 1,
+    }
+    return Snapshot(parts, {**place, **facts})
 
 
 @pytest.fixture

@@ -1,13 +1,16 @@
 """Where an attempt starts from: damaged checkpoints are passed over, unreadable ones are not."""
 
 import errno
+import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 
 from app.lifecycle import Reason
 from stoker.manifest import manifest_bytes
@@ -81,6 +84,61 @@ HARMS: list[Callable[[Path], None]] = [
     of_no_files,
     dangling,
 ]
+
+
+def without(folder: Path, name: str) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["checksum"], manifest[name]
+    (folder / "manifest.json").write_bytes(manifest_bytes(manifest))
+
+
+def emptied(folder: Path, name: str) -> None:
+    resign(folder, **{name: []})
+
+
+def state_with(folder: Path, **facts: object) -> None:
+    state = json.loads((folder / "manifest.json").read_text())["state"]
+    resign(folder, state={**state, **facts})
+
+
+def rewrite(folder: Path, name: str, data: bytes) -> None:
+    """A file of another content, under a manifest that agrees."""
+    files = json.loads((folder / "manifest.json").read_text())["files"]
+    (folder / name).write_bytes(data)
+    entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    resign(folder, files={**files, name: entry})
+
+
+NEEDED = [
+    "step", "epoch", "state", "scaler", "loss_samples", "losses_bytes", "total_steps", "threads",
+    "precision", "device_type", "order_version", "schedule_version", "format",
+]  # fmt: skip
+HARMS += [
+    *(partial(without, name=name) for name in NEEDED),
+    *(partial(emptied, name=name) for name in NEEDED),
+    partial(resign, metrics="x"),
+    partial(resign, epoch=10**30),
+    partial(resign, best_folder=7),
+    partial(resign, best_folder="a\0b"),
+    partial(resign, precision="fp8"),
+    partial(resign, recipe=[]),
+    partial(resign, scaler={"scale": 2.0}),
+    partial(resign, loss_samples=[1]),
+    partial(state_with, foreign=1),
+    partial(state_with, step="x"),
+    partial(state_with, last=None),
+    partial(state_with, best={"step": 2}),
+    partial(state_with, best_by={"monitor": 1, "mode": "min", "max_batches": None}),
+    partial(rewrite, name="model.safetensors", data=b"{}"),
+    partial(rewrite, name="state.safetensors", data=safetensors.torch.save({})),
+]
+
+
+def test_a_manifest_without_a_best_folder_has_none(lab: Lab, first: Outcome) -> None:
+    without(first.checkpoint(6), "best_folder")
+    without(first.checkpoint(6), "metrics")
+    (restored,) = lab.run(first.run_dir).of_kind("restored")
+    assert (restored["step"], restored["passed_over"]) == (6, [])
 
 
 @pytest.mark.parametrize("harm", HARMS)

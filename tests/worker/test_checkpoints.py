@@ -109,6 +109,50 @@ def test_a_folder_whose_manifest_is_not_its_own_is_damaged(run_dir, written, why
     assert why in said
 
 
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"epoch": "x"},
+        {"epoch": 1.5},
+        {"epoch": True},
+        {"epoch": -1},
+        {"epoch": 2**31},
+        {"epoch": 10**30},
+        {"metrics": "x"},
+        {"metrics": ["x"]},
+        {"metrics": {"val_loss": "x"}},
+        {"metrics": {"val_loss": True}},
+        {"metrics": {"val_loss": 10**400}},
+        {"metrics": {"val\0loss": 1.0}},
+        {"run_id": "1"},
+        {"attempt": [1]},
+        {"step": "20"},
+        {"files": {"\ud800": ENTRY}},
+        {"files": {"x" * 300: ENTRY}},
+        {"files": {"model.safetensors": {**ENTRY, "bytes": 10**30}}},
+    ],
+)
+def test_right_checksums_of_what_no_checkpoint_says_are_damaged(run_dir, facts):
+    """Each new attempt failed at such a manifest, though earlier checkpoints were whole."""
+    write(run_dir, 1, 10)
+    folder = write(run_dir, 1, 20, facts=facts)
+    found = on_disk(run_dir)
+    assert [path for path, _ in found.damaged] == [folder]
+    assert steps(one.as_row(run_dir) for one in found.good) == [10]
+
+
+def test_a_step_that_no_store_can_hold_is_damaged(run_dir):
+    folder = write(run_dir, 1, 10**19)
+    [(path, _)] = on_disk(run_dir).damaged
+    assert path == folder
+
+
+def test_a_manifest_that_says_nothing_of_epoch_and_metrics_is_whole(run_dir):
+    write(run_dir, 1, 10, facts={"epoch": None, "metrics": None})
+    [row] = [one.as_row(run_dir) for one in on_disk(run_dir).good]
+    assert (row.epoch, row.metrics) == (0, {})
+
+
 def test_what_is_gone_is_told_apart_from_what_cannot_be_read(run_dir):
     (write(run_dir, 1, 10) / "manifest.json").unlink()
     (run_dir / "attempt-1" / "checkpoints" / "step-20").symlink_to("nowhere")

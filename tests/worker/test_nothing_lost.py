@@ -1,5 +1,6 @@
 """Runs whose checkpoints are unreadable, damaged or gone, as real agents deal with them."""
 
+import json
 import os
 import shutil
 
@@ -7,6 +8,7 @@ from sqlalchemy import select, update
 
 from app.lifecycle import Intent, Reason, RunState
 from app.store.tables import jobs
+from stoker.manifest import manifest_bytes
 from tests.worker.eventually import eventually
 from worker.slots import take_lock
 
@@ -77,6 +79,33 @@ def test_of_one_checkpoint_that_is_gone_is_said_so(farm):
     farm.store.runs.resume(run_id)
     told = f"Run {run_id} has saved 1 checkpoint, which cannot be used any more: it is gone or"
     assert farm.wait_for_end(run_id).message.startswith(told)
+
+
+def test_a_newest_manifest_that_says_nonsense_is_passed_over(farm):
+    run_id = farm.submit(**SLOWLY, checkpoint={"keep_last": 9})
+    farm.wait_for_step(run_id, 12)
+    farm.want(run_id, Intent.pause)
+    farm.wait_for_end(run_id)
+    newest = max(states(farm, run_id))
+    checkpoints = farm.folder(run_id) / "checkpoints"
+    resign(checkpoints / f"step-{newest}", epoch="x")
+    shutil.copytree(checkpoints / "step-5", checkpoints / f"step-{10**19}")
+    resign(checkpoints / f"step-{10**19}", step=10**19)
+    farm.store.runs.resume(run_id)
+    farm.wait_for_step(run_id, newest + 1)
+    run = farm.run(run_id)
+    assert (run.attempt, run.retries_used) == (2, 0)
+    assert farm.store.attempts.list(run_id)[-1].resumed_from_step < newest
+    listed = farm.store.checkpoints.list(run_id)
+    damaged = {row.path.rpartition("/")[2] for row in listed if row.state == "damaged"}
+    assert damaged == {f"step-{newest}", f"step-{10**19}"}
+
+
+def resign(folder, **facts):
+    """A manifest that says something else, under a checksum that is right."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["checksum"]
+    (folder / "manifest.json").write_bytes(manifest_bytes({**manifest, **facts}))
 
 
 def on_disk(farm, run_id):

@@ -24,10 +24,13 @@ from stoker.manifest import MANIFEST, BadManifest, manifest_bytes, parse_manifes
 from worker.trainer import disk
 from worker.trainer.errors import TrainerError
 from worker.trainer.finite import is_finite
+from worker.trainer.manifest import require_facts
 from worker.trainer.tensor_file import pieces_of
 
 FORMAT: Final = 1
 PARTS: Final = ("model", "optimizer", "state")
+# Tensors that every version of Stoker has saved.
+OF_EVERY_STATE: Final = frozenset({"rng.cpu", "loss_sums"})
 
 Tensors = dict[str, Tensor]
 
@@ -134,21 +137,30 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         document = parse_manifest(_read(folder / MANIFEST))
         require_place(folder, document)
+        if isinstance(written := document.get("format"), int) and written != FORMAT:
+            raise _of_another_format(folder, written)
+        require_facts(document)
     except BadManifest as error:
         raise TornCheckpoint(str(error)) from error
-    if (written := document.get("format")) != FORMAT:
-        raise TrainerError(
-            Reason.checkpoint_unusable,
-            f"The checkpoint {folder} has format {written}, and this version of Stoker "
-            f"reads format {FORMAT}. Use the version that wrote it, or restart from scratch.",
-        )
     return document
+
+
+def _of_another_format(folder: Path, written: int) -> TrainerError:
+    return TrainerError(
+        Reason.checkpoint_unusable,
+        f"The checkpoint {folder} has format {written}, and this version of Stoker reads format "
+        f"{FORMAT}. Use the version that wrote it, or restart from scratch.",
+    )
 
 
 def load(folder: Path, parts: tuple[str, ...] = PARTS) -> Snapshot:
     """Read `parts` of a checkpoint, checked. Raises TornCheckpoint."""
     manifest = read_manifest(folder)
-    return Snapshot({part: _load_part(folder, part, manifest) for part in parts}, manifest)
+    loaded = {part: _load_part(folder, part, manifest) for part in parts}
+    lacking = OF_EVERY_STATE - loaded["state"].keys() if "state" in parts else ()
+    if lacking:
+        raise TornCheckpoint(f"state.safetensors lacks {', '.join(sorted(lacking))}")
+    return Snapshot(loaded, manifest)
 
 
 def _load_part(folder: Path, part: str, manifest: Mapping[str, Any]) -> Tensors:
@@ -161,7 +173,10 @@ def _load_part(folder: Path, part: str, manifest: Mapping[str, Any]) -> Tensors:
         raise TornCheckpoint(f"{name} has {len(data)} bytes instead of {entry['bytes']}")
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
         raise TornCheckpoint(f"{name} is not as it was written")
-    return safetensors.torch.load(data)
+    try:
+        return safetensors.torch.load(data)
+    except safetensors.SafetensorError as error:
+        raise TornCheckpoint(f"{name} holds no tensors: {error}") from error
 
 
 def _read(path: Path) -> bytes:

@@ -71,7 +71,7 @@ def find_best(start: Start, state: TrainState, kept: Checkpointing) -> Path | No
     """
     if state.best is None or state.best_by is None:
         return None
-    path, relative = start.candidate.path, start.snapshot.body["best_folder"]
+    path, relative = start.candidate.path, start.snapshot.body.get("best_folder")
     beside = path.with_name(f"step-{state.best.step}")
     if _state_in(beside):
         return beside

@@ -3,11 +3,17 @@
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
+from pydantic import ConfigDict, with_config
+
 from app.spec.training import Checkpointing
 
 Scores = dict[str, float]
 
+# How what was saved is checked before it is restored; see worker/trainer/manifest.py.
+as_saved = with_config(ConfigDict(strict=True, extra="forbid", allow_inf_nan=False))
 
+
+@as_saved
 @dataclass(frozen=True)
 class Yardstick:
     """How evaluations are judged; values by different ones must not be compared."""
@@ -17,6 +23,7 @@ class Yardstick:
     max_batches: int | None
 
 
+@as_saved
 @dataclass
 class Best:
     """The best evaluation by `checkpoint.monitor`."""
@@ -30,6 +37,7 @@ class Best:
         return {"step": self.step, "epoch": self.epoch, **self.scores}
 
 
+@as_saved
 @dataclass
 class TrainState:
     """Step, epoch and position count what is done; the rest is what decisions depend on."""
