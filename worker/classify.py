@@ -28,7 +28,7 @@ class Evidence:
     `busy` the launcher's sentence about a held lock;
     `lapsed`: no beat was stored for so long that the launcher stopped the trainer;
     `fault` an error of the worker itself in dealing with this attempt; `root_was_away`: the
-    artifact root was, when its last process had ended.
+    artifact root was, as the end was read, and not only slow.
     """
 
     end: dict[str, Any] | None = None

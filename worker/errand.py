@@ -88,12 +88,19 @@ class WatchedRoot:
         return self._root.away
 
     def is_here(self) -> bool:
-        """As `ArtifactRoot.is_here`."""
+        """As `ArtifactRoot.is_here`; also False, which proves nothing, where it does not answer."""
         return bool(self._ask(self._root.is_here))
+
+    def begin_look(self) -> Errand[bool]:
+        """As `ArtifactRoot.is_here`, for who waits until the disk answers, however slow it is."""
+        return Errand(self._root.is_here)
 
     def look(self) -> str | None:
         """As `ArtifactRoot.look`."""
-        self._ask(self._root.look)
+        if self._hanging is not None and self._hanging.is_done():
+            self._hanging = None  # the disk is slow, not away: what it has answered counts for once
+        else:
+            self._ask(self._root.look)
         return self.away
 
     def _ask(self, call: Callable[[], T]) -> T | None:
@@ -106,3 +113,30 @@ class WatchedRoot:
             return None
         self._hanging = None
         return errand.result()
+
+
+class PatientLook:
+    """Looks at an artifact root, one after the other, for who waits until the disk answers, however
+    slow it is. `was_away`: one has proved that the root was not there.
+    """
+
+    def __init__(self, root: WatchedRoot) -> None:
+        self._root = root
+        self._errand: Errand[bool] | None = None
+        self.was_away = False
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._errand is not None
+
+    def is_here(self) -> bool:
+        """False also until the disk has answered."""
+        is_new = self._errand is None
+        errand = self._errand or self._root.begin_look()
+        self._errand = errand
+        if not errand.is_done(PATIENCE_SECONDS if is_new else 0.0):
+            return False
+        self._errand = None
+        is_here = errand.result()
+        self.was_away |= not is_here
+        return is_here

@@ -16,7 +16,7 @@ from worker.attempt import AttemptDir
 from worker.backoff import retry_delay_seconds
 from worker.checkpoints import Unreadable
 from worker.classify import Evidence, Verdict, classify
-from worker.errand import PATIENCE_SECONDS, Errand
+from worker.errand import PATIENCE_SECONDS, Errand, PatientLook
 from worker.exporter import RunView
 from worker.follower import Follower
 from worker.ladder import step_down
@@ -77,6 +77,7 @@ class Supervision:
         self._waits_no_longer = False
         self._spec: RunSpec | None = None
         self._preparation: Errand[Prepared | None] | None = None
+        self._look = PatientLook(shop.artifacts)  # as the end is read
         self._retention = Retention(shop, lease)
         self._gpu: str | None = None  # what the attempt trains on, which may be less than the slot
         self._watchdog: Watchdog | None = None
@@ -93,9 +94,9 @@ class Supervision:
         """When `tick` has to be called next, apart from the beat; None: not before it."""
         if self.stage is Stage.waiting:
             return now + POLL_SECONDS
-        if self.stage is Stage.reading and self._artifacts.away is None:
-            at = now + POLL_SECONDS if self._follower.is_waiting else now
-            return None if self._report.is_unsure else at
+        if self.stage is Stage.reading:
+            at = now + POLL_SECONDS if self._look.is_under_way or self._follower.is_waiting else now
+            return None if self._report.is_unsure or self._artifacts.away else at
         if self.stage is not Stage.training:
             return None
         is_deaf = self.launched is not None and self.launched.has_unsent
@@ -106,8 +107,8 @@ class Supervision:
         """What time alone brings: a freed lock, a first step, a hang, a trainer that stays."""
         if self.stage is Stage.waiting:
             self._start(now)
-        if self.stage is Stage.reading:
-            self._read_rest(now)
+        if self.stage is Stage.reading and not self._report.is_unsure:
+            self._read_rest(now)  # else the store has yet to take the last piece
         if self.launched is None or self.stage is not Stage.training:
             return
         self.launched.flush()
@@ -259,10 +260,9 @@ class Supervision:
         self.heard()
         self._seen.launcher_returncode = self.launched.returncode()
         self._seen.oom_kills = oom_kills() - self._oom_kills
-        self._seen.root_was_away = not self._artifacts.is_here()
+        self._follower.is_through = False
         self.launched.close()
-        self.launched = None
-        self._kill_at = None
+        self.launched = self._kill_at = None
         if self._abandoned:
             self._leave()
             return
@@ -273,21 +273,22 @@ class Supervision:
 
         Who wants the attempt ended does not wait for a root that is away.
         """
-        if self._report.is_unsure:
-            return  # the store has yet to take the last one
-        if self._artifacts.away is None:
+        if self._artifacts.away is None and not self._follower.is_through:
             self._follower.read()
             if not self._follower.is_through:
                 self.slot.waiting = f"What run {self.lease.run_id} wrote last is being stored."
                 if not self._follower.is_waiting:
                     self.beat(now)
                 return
-        if self._artifacts.is_here() or self._waits_no_longer or self._seen.asked is not None:
-            self._follower.complete(self._seen, is_here=self._artifacts.away is None)
+        is_here = self._look.is_here()  # asked after the reading, which finds nothing in one away
+        self._seen.root_was_away = self._look.was_away
+        if self._waits_no_longer or self._seen.asked or (is_here and self._follower.is_through):
+            self._follower.complete(self._seen, is_here=is_here or self._artifacts.away is None)
             self._end(classify(self._seen))
             return
-        where = f"lies in the artifact root: {self._artifacts.away}"
-        self.slot.waiting = f"How run {self.lease.run_id} ended {where}"
+        self._follower.is_through &= self._look.is_under_way  # else it is read when it is back
+        where = self._artifacts.away or "which is being looked at."
+        self.slot.waiting = f"How run {self.lease.run_id} ended lies in the artifact root: {where}"
 
     def _end(self, verdict: Verdict) -> None:
         self._verdict = verdict

@@ -7,17 +7,20 @@ core, so that is done once for all of them.
 FAKE_TRAINER: another one to start; FAKE_DRIVER: a path whose presence is a loaded NVIDIA driver;
 REMOVAL_OPENS: a FIFO that is opened before a checkpoint is removed; PROBE_SECONDS: how long a
 measurement may last; PULSE_UNREADABLE: no trainer's can be read; STARTUP_SECONDS: a trainer without
-a pulse; SPEC_VERSION: the newest that it understands.
+a pulse; SPEC_VERSION: the newest that it understands; ROOT_SLOW_WHILE: a path during whose presence
+a look at the artifact root takes half a second.
 """
 
 import json
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
 
 from app.settings import load_settings
+from app.store import artifact_root
 from worker import attempt, checkpoints, devices, host, probing, telemetry, watchdog
 from worker.agent import run_agent
 
@@ -52,7 +55,18 @@ def be_an_agent() -> int:
         probing.PROBE_SECONDS = float(os.environ["PROBE_SECONDS"])
     if "SPEC_VERSION" in os.environ:
         vars(host)["SPEC_VERSION"] = int(os.environ["SPEC_VERSION"])
+    make_root_slow(Path(os.environ.get("ROOT_SLOW_WHILE", "/nowhere")))
     return run_agent(load_settings(), trainer_command=command)
+
+
+def make_root_slow(sign: Path) -> None:
+    is_marked = artifact_root.is_marked
+
+    def is_marked_slowly(root: Path, database_id: str) -> bool:
+        time.sleep(0.5 if sign.exists() else 0.0)
+        return is_marked(root, database_id)
+
+    artifact_root.is_marked = is_marked_slowly
 
 
 def fork(environment: dict[str, str], log: str) -> int:

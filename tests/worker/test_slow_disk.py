@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from app.lifecycle import Intent, RunState
+from app.lifecycle import Intent, Reason, RunState
 from app.store.artifact_root import MARKER
 from tests.worker.eventually import eventually
 from worker.errand import Errand
@@ -94,6 +94,19 @@ def test_a_marker_that_cannot_be_read_holds_up_claims_and_no_run(two_slots):
         assert farm.run(queued).state is RunState.queued
     assert farm.wait_for_end(queued).state is RunState.succeeded
     assert farm.run(run_id).attempt == 1
+
+
+def test_a_root_that_is_slow_is_not_away(make_farm, tmp_path):
+    """A trainer that always fails was tried again for ever, and for nothing."""
+    farm, slow = make_farm(), tmp_path / "slow"
+    farm.start_agent(ROOT_SLOW_WHILE=str(slow))
+    crash = {"20": "crash"}
+    run_id = farm.submit(steps=30, pace=0.05, at=crash, always=True, policy={"max_retries": 0})
+    farm.wait_for_step(run_id, 3)
+    slow.touch()
+    run = farm.wait_for_end(run_id)
+    assert (run.state, run.reason, run.attempt) == (RunState.failed, Reason.crashed, 1)
+    assert "fails on purpose" in run.message
 
 
 def test_a_log_that_cannot_be_read_holds_up_neither_the_other_run_nor_the_lease(two_slots):
