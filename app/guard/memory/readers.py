@@ -59,16 +59,15 @@ class Readers:
         reads itself.
         """
         by_hdf5 = [a for a in self._in_chunks if a.compression not in PAST_HDF5]
-        return sum(min(CHUNK_CACHE_BYTES, samples * array.kept_bytes) for array in by_hdf5)
+        return sum(_in_cache(array, samples) for array in by_hdf5)
 
     @property
     def compared_bytes(self) -> int:
         """The same of the arrays that are read past HDF5: of the rows that are compared."""
         past = [array for array in self._in_chunks if array.compression in PAST_HDF5]
-        rows = (
-            min(COMPARED_ROWS * (a.chunk_rows or 1), self._samples) * a.kept_bytes for a in past
+        return sum(
+            _in_cache(a, min(COMPARED_ROWS * (a.chunk_rows or 1), self._samples)) for a in past
         )
-        return sum(min(CHUNK_CACHE_BYTES, size) for size in rows)
 
     @property
     def _samples(self) -> int:
@@ -103,3 +102,10 @@ class Readers:
         if readers:
             return readers * 2 * (max(columns) + sum(columns))
         return 2 * (threads * max(columns) + min(2, batches) * sum(columns) // 2)
+
+
+def _in_cache(array: FieldFacts, samples: int) -> int:
+    """HDF5 keeps whole chunks, also of few samples."""
+    chunk_rows = array.chunk_rows or 1
+    whole_chunks = -(-samples // chunk_rows) * chunk_rows
+    return min(CHUNK_CACHE_BYTES, whole_chunks * array.kept_bytes)
