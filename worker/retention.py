@@ -6,6 +6,7 @@ from app.spec.training import Checkpointing
 from app.store.records import Lease
 from worker.checkpoints import beyond_retention, remove_all
 from worker.errand import PATIENCE_SECONDS, Errand
+from worker.orders import boottime
 from worker.start import Workshop
 
 # The end of an attempt waits so long for that of old checkpoints.
@@ -34,9 +35,9 @@ class Retention:
         self._wait_until = self._wait_until or now + REMOVAL_SECONDS
         return now < self._wait_until and (self.is_busy or self.is_owed)
 
-    def begin(self, policy: Checkpointing) -> None:
+    def begin(self, policy: Checkpointing, wait_until: float) -> None:
         """Have removed what is too many by now, and what an earlier removal left; only after the
-        rows of newer checkpoints are committed.
+        rows of newer checkpoints are committed. `wait_until`: for the locks of others (boottime).
         """
         self.is_owed = True
         if self._removal is not None or not self._shop.artifacts.is_here():
@@ -46,7 +47,8 @@ class Retention:
         saved = [row for row in rows if row.state == "saved"]
         doomed = [row.path for row in beyond_retention(saved, policy)]
         if doomed:  # asked first, so that no restart chooses what is vanishing
-            doomed = list(kept_in_store.begin_removal(self._lease.token, doomed))
+            patience = max(0.0, wait_until - boottime())
+            doomed = list(kept_in_store.begin_removal(self._lease.token, doomed, patience))
         doomed += [row.path for row in rows if row.state == "removing"]
         if doomed:
             root = self._shop.settings.artifact_root

@@ -73,8 +73,7 @@ class Supervision:
         self._lease_term = lease_term(claimed_at, shop.settings)
         self._patience = lock_patience(shop.settings, len(shop.devices.slots))
         self._kill_at: float | None = None
-        self._abandoned = False
-        self._waits_no_longer = False
+        self._abandoned = self._waits_no_longer = False
         self._spec: RunSpec | None = None
         self._preparation: Errand[Prepared | None] | None = None
         self._look = PatientLook(shop.artifacts)  # as the end is read
@@ -315,7 +314,7 @@ class Supervision:
         self._report.told()
         self._extend(told_at)
         if self._spec is not None and (beat.checkpoints or self._retention.is_owed):
-            self._retention.begin(self._spec.checkpoint)
+            self._retention.begin(self._spec.checkpoint, told_at + self._patience)
         self.obey(intent)
 
     def hold_on(self) -> None:

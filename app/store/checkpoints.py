@@ -185,12 +185,15 @@ class Checkpoints:
             damage_checkpoints(connection, row.run_id, row.attempt, found)
 
     @retried
-    def begin_removal(self, token: str, paths: Sequence[str]) -> Paths:
+    def begin_removal(
+        self, token: str, paths: Sequence[str], patience_seconds: float | None = None
+    ) -> Paths:
         """Mark checkpoints of the lease's run as about to be removed; those of them that may be.
 
         Asked before files go, it keeps a restart from choosing what is vanishing. LeaseLost.
+        `patience_seconds`: how long to wait for others' locks, if not as usual.
         """
-        with self._database.write() as connection:
+        with self._database.write(patience_seconds=patience_seconds) as connection:
             return mark_removing(connection, held_run(connection, token), paths)
 
 

@@ -163,7 +163,8 @@ class Database:
                 plain.detach()  # nobody else gets this connection
             with connection.begin() as transaction:
                 if lock_seconds is not None:
-                    limit = text(f"SET LOCAL lock_timeout = {round(lock_seconds * 1000)}")
+                    milliseconds = max(1, round(lock_seconds * 1000))  # 0: for ever
+                    limit = text(f"SET LOCAL lock_timeout = {milliseconds}")
                     connection.execute(limit)
                 yield connection
                 if notify:

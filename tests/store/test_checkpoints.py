@@ -1,15 +1,17 @@
 """Checkpoints: pins, the best and the latest, and who may remove them."""
 
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 from sqlalchemy import select
 
-from app.errors import Conflict, LeaseLost
+from app.errors import Conflict, FileLocked, LeaseLost, Locked
 from app.lifecycle import Intent, Reason
+from app.store.database import Database
 from app.store.jobs import LONGEST_RETRY_SECONDS, RECONCILE_ATTEMPTS
 from app.store.records import Beat, Document, Finish, Lease, NewCheckpoint
-from app.store.tables import jobs
+from app.store.tables import checkpoints, jobs
 from app.store.worker_records import JobRecord
 
 from .conftest import World
@@ -33,6 +35,17 @@ def test_a_lease_removes_checkpoints_of_its_own_run_alone(world: World) -> None:
     world.store.leases.beat(lease.token, Beat(checkpoints=[saved]))
     assert world.store.checkpoints.begin_removal(other.token, [saved.path]) == []
     assert world.store.checkpoints.begin_removal(lease.token, [saved.path]) == [saved.path]
+
+
+@pytest.mark.parametrize("patience", [0.0, 0.1])
+def test_a_removal_waits_for_locks_no_longer_than_it_is_told(world: World, patience: float) -> None:
+    lease = world.running()
+    save(world, lease, 1)
+    with closing(Database(world.settings)) as others, others.write() as somebody:
+        somebody.execute(select(checkpoints.c.id).with_for_update())
+        with pytest.raises((Locked, FileLocked)):
+            world.store.checkpoints.begin_removal(lease.token, [path_of(lease, 1)], patience)
+    assert states(world, lease) == {1: "saved"}
 
 
 def test_pins_hold_until_they_are_taken_off(world: World) -> None:

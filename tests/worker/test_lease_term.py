@@ -171,6 +171,32 @@ def test_runs_that_are_all_locked_take_no_lease_of_the_last_one(make_farm, postg
     assert farm.run(last).attempt == 1
 
 
+@pytest.mark.postgres
+def test_checkpoints_that_are_all_locked_take_no_lease_of_the_last_run(make_farm, postgres):
+    """A beat of a run that has saved asks for the removal of its old checkpoints, too."""
+    url = postgres.new_database()
+    farm = make_farm(database_url=url, beat_seconds=1.0)
+    farm.start_agent(STOKER_SLOTS="6")
+    kept = {"keep_last": 1, "every_steps": 20}
+    saving = [farm.submit(steps=10**6, pace=0.1, save_every=20, checkpoint=kept) for _ in range(5)]
+    last = farm.submit(steps=10**6, pace=0.1, save_every=10**6)
+    for run_id in saving:
+        farm.wait_for_step(run_id, 25)
+    farm.wait_for_step(last, 3)
+    somebody = Database(farm.settings, may_last=True)
+    with closing(somebody), somebody.engine.connect() as connection:
+        connection.execute(text("SELECT id FROM checkpoints FOR UPDATE"))
+        for run_id in saving:
+            before = farm.step(run_id)
+            eventually(lambda run_id=run_id, least=before + 20: farm.step(run_id) > least, "saves")
+        for _ in range(3):
+            before = farm.step(last)
+            eventually(lambda before=before: farm.step(last) > before, "the last one is beaten")
+        connection.rollback()
+    assert "a run is locked in the database" in farm.log()
+    assert [farm.run(run_id).attempt for run_id in (*saving, last)] == [1] * 6
+
+
 def test_the_locks_of_all_runs_take_a_third_of_a_lease_together(tmp_path):
     settings = load_settings(home=tmp_path, beat_seconds=2.0)
     assert lock_patience(settings, 1) == 5.0
