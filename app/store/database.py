@@ -169,7 +169,7 @@ class Database:
                 yield connection
                 if notify:
                     connection.execute(text(f"NOTIFY {PG_CHANNEL}"))  # delivered by the commit
-                with _explained_commit():
+                with _explained_commit(connection):
                     transaction.commit()
 
     def close(self) -> None:
@@ -301,12 +301,15 @@ def _explained() -> Iterator[None]:
 
 
 @contextmanager
-def _explained_commit() -> Iterator[None]:
+def _explained_commit(connection: Connection) -> Iterator[None]:
     """A connection that breaks here leaves open whether the server had stored it all."""
     try:
         yield
     except DBAPIError as error:
         if not error.connection_invalidated:
+            # SQLite keeps a transaction open whose commit it refuses, and SQLAlchemy, to which it
+            # is over by now, would give the connection back to the pool with it.
+            connection.connection.rollback()
             raise
         raise Unavailable(
             f"The connection to the database broke ({str(error.orig).strip()}) while this call was "

@@ -143,5 +143,24 @@ def test_a_file_that_another_process_holds_is_told_from_one_that_cannot_be_writt
     assert not isinstance(caught.value, FileLocked)
 
 
+def test_a_commit_that_a_reader_refuses_leaves_no_lock_behind(
+    rollback_journal: None, settings: Settings
+) -> None:
+    """Else the connection goes back to the pool with its transaction open."""
+    with (
+        closing(open_store(settings, busy_seconds=0.1)) as store,
+        closing(driver.connect(str(settings.home / "stoker.db"), isolation_level=None)) as reader,
+    ):
+        store.tokens.create("before")
+        reader.execute("BEGIN").close()
+        reader.execute("SELECT name FROM tokens").fetchall()
+        with pytest.raises(FileLocked):
+            store.tokens.create("refused")
+        reader.execute("ROLLBACK").close()
+        assert another_process_may_write(settings)
+        store.tokens.create("after")
+        assert [token.name for token in store.tokens.list()] == ["before", "after"]
+
+
 def test_a_request_waits_ten_seconds_for_a_lock_at_the_most() -> None:
     assert BUSY_TIMEOUT_SECONDS <= 10
