@@ -43,7 +43,7 @@ def escalate(
         retry_at=None,
         finished_at=now if target in TERMINAL else None,
     )
-    if target in TERMINAL and run.attempt:  # its last worker may have been lost before it looked
+    if run.attempt:  # its last worker may have been lost, and nobody looks until it goes on
         order_reconciliation(connection, run.id, run.attempt, now)
 
 

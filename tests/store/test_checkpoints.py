@@ -114,6 +114,11 @@ def is_lost_while_pausing_then_stopped(world: World, lease: Lease) -> None:
     world.store.runs.set_intent(lease.run_id, Intent.stop)
 
 
+def is_lost_then_paused(world: World, lease: Lease) -> None:
+    lose(world)
+    world.store.runs.set_intent(lease.run_id, Intent.pause)
+
+
 def ends_untold(world: World, lease: Lease) -> None:
     world.store.leases.finish(lease.token, Finish(Reason.completed, "", untold=True))
 
@@ -126,6 +131,7 @@ def gives_up_a_removal(world: World, lease: Lease) -> None:
 Way = Callable[[World, Lease], None]
 WAYS: list[Way] = [
     is_lost_then_stopped,
+    is_lost_then_paused,
     is_lost_while_stopping,
     is_lost_while_pausing_then_stopped,
     ends_untold,
