@@ -7,6 +7,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Row,
+    and_,
     bindparam,
     case,
     delete,
@@ -263,6 +264,14 @@ def _give_up_removal(connection: Connection, which: ColumnElement[bool]) -> None
     connection.execute(given_up.values(state=as_it_was))
 
 
+def _ids_being_removed(connection: Connection) -> list[int]:
+    """Of checkpoints that a person has asked to be removed: jobs of their own settle these."""
+    open_ones = select(jobs.c.payload).where(
+        jobs.c.kind == "remove_artifacts", jobs.c.state.in_(["queued", "running"])
+    )
+    return [payload["checkpoint_id"] for payload in connection.execute(open_ones).scalars()]
+
+
 def _settle_reconciliation(connection: Connection, job: JobRecord) -> None:
     """Take in what a worker found, if anything. Nothing of it counts once the run was deleted, or
     claimed again: whoever has it looks for himself.
@@ -274,7 +283,8 @@ def _settle_reconciliation(connection: Connection, job: JobRecord) -> None:
         return
     found = job.result or {"adopted": [], "damaged": [], "gone": []}
     forget_checkpoints(connection, run_id, found["gone"])
-    _give_up_removal(connection, checkpoints.c.run_id == run_id)
+    others = checkpoints.c.id.not_in(_ids_being_removed(connection))
+    _give_up_removal(connection, and_(checkpoints.c.run_id == run_id, others))
     add_checkpoints(connection, run_id, attempt, [NewCheckpoint(**one) for one in found["adopted"]])
     damaged = [DamagedCheckpoint(**one) for one in found["damaged"]]
     damage_checkpoints(connection, run_id, attempt, damaged)

@@ -191,6 +191,24 @@ def test_a_removal_that_nobody_ends_is_over_once_the_disk_was_looked_at(world: W
     assert states(world, lease) == {2: "saved", 3: "damaged", 4: "saved"}
 
 
+def test_what_a_person_has_removed_meanwhile_stays_about_to_be_removed(world: World) -> None:
+    lease = world.running()
+    save(world, lease, 1, 2, 3)
+    world.store.checkpoints.begin_removal(lease.token, [path_of(lease, 1)])
+    world.store.leases.finish(lease.token, Finish(Reason.completed, ""))
+    job = take_reconciliation(world)
+    ids = {row.step: row.id for row in world.store.checkpoints.list(lease.run_id)}
+    world.store.checkpoints.request_delete(ids[2])
+    result: Document = {"adopted": [], "damaged": [], "gone": []}
+    world.store.jobs.finish(job.id, world.worker, result=result)
+    assert states(world, lease) == {1: "saved", 2: "removing", 3: "saved"}
+    removal = world.store.jobs.claim(world.worker)
+    assert removal is not None
+    assert removal.kind == "remove_artifacts"
+    world.store.jobs.finish(removal.id, world.worker)
+    assert states(world, lease) == {1: "saved", 3: "saved"}
+
+
 def test_what_was_found_counts_no_more_once_the_run_goes_on(world: World) -> None:
     lease = world.running()
     save(world, lease, 1)
