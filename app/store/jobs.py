@@ -7,6 +7,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Row,
+    Select,
     and_,
     bindparam,
     case,
@@ -107,19 +108,22 @@ class Jobs:
     ) -> JobRecord:
         """Record the end, with what an inspection or a probe found; `error` is a sentence.
 
-        A job of the disk that failed is tried again later, but not for ever. LeaseLost when the job
-        is another worker's by now; nothing of it is stored then.
+        A job of the disk that failed is tried again later, but not for ever, and not once nothing
+        could come of it. LeaseLost when the job is another worker's by now; nothing is stored then.
         """
         mine = (jobs.c.id == job_id, jobs.c.worker_id == worker_id, jobs.c.state == "running")
         with self._database.write(ring=True) as connection:
             job = connection.execute(
-                select(jobs.c.kind, jobs.c.attempts, _MOST_ATTEMPTS.label("most"))
+                select(jobs.c.kind, jobs.c.payload, jobs.c.attempts, _MOST_ATTEMPTS.label("most"))
                 .where(*mine)
                 .with_for_update()
             ).one_or_none()
             if job is None:
                 raise LeaseLost(f"Job {job_id} is not worker {worker_id}'s any more.")
-            if error is not None and job.kind in OF_ARTIFACTS and job.attempts < job.most:
+            is_left = job.attempts < job.most and not _is_outdated(
+                connection, job.kind, job.payload
+            )
+            if error is not None and job.kind in OF_ARTIFACTS and is_left:
                 wait = min(RETRY_SECONDS * 6.0 ** (job.attempts - 1), LONGEST_RETRY_SECONDS)
                 retry_at = self._clock.of(connection) + wait
                 return _requeue(connection, *mine, error=error, retry_at=retry_at)[0]
@@ -272,15 +276,29 @@ def _ids_being_removed(connection: Connection) -> list[int]:
     return [payload["checkpoint_id"] for payload in connection.execute(open_ones).scalars()]
 
 
+def _as_ordered(payload: Document) -> Select[Any]:
+    """The run of a reconciliation, if it still is as it was when that was ordered."""
+    return select(runs.c.id).where(
+        runs.c.id == payload["run_id"],
+        runs.c.attempt == payload["attempt"],
+        runs.c.deleted_at.is_(None),
+    )
+
+
+def _is_outdated(connection: Connection, kind: JobKind, payload: Document) -> bool:
+    """Whether nothing could come of a reconciliation any more."""
+    if kind != "reconcile_checkpoints":
+        return False
+    return connection.execute(_as_ordered(payload)).scalar() is None
+
+
 def _settle_reconciliation(connection: Connection, job: JobRecord) -> None:
     """Take in what a worker found, if anything. Nothing of it counts once the run was deleted, or
     claimed again: whoever has it looks for himself.
     """
-    run_id, attempt = job.payload["run_id"], job.payload["attempt"]
-    as_ordered = (runs.c.id == run_id, runs.c.attempt == attempt, runs.c.deleted_at.is_(None))
-    held = select(runs.c.id).where(*as_ordered).with_for_update()
-    if connection.execute(held).scalar() is None:
+    if connection.execute(_as_ordered(job.payload).with_for_update()).scalar() is None:
         return
+    run_id, attempt = job.payload["run_id"], job.payload["attempt"]
     found = job.result or {"adopted": [], "damaged": [], "gone": []}
     forget_checkpoints(connection, run_id, found["gone"])
     others = checkpoints.c.id.not_in(_ids_being_removed(connection))

@@ -209,6 +209,19 @@ def test_what_a_person_has_removed_meanwhile_stays_about_to_be_removed(world: Wo
     assert states(world, lease) == {1: "saved", 3: "saved"}
 
 
+def test_a_disk_is_not_looked_at_again_once_the_run_goes_on(world: World) -> None:
+    lease = world.running()
+    save(world, lease, 1)
+    world.store.runs.set_intent(lease.run_id, Intent.pause)
+    lose(world)
+    job = take_reconciliation(world)
+    world.store.runs.resume(lease.run_id)
+    assert world.claim() is not None
+    ended = world.store.jobs.finish(job.id, world.worker, error="It is locked.")
+    assert (ended.state, ended.error) == ("failed", "It is locked.")
+    assert open_jobs(world) == []
+
+
 def test_what_was_found_counts_no_more_once_the_run_goes_on(world: World) -> None:
     lease = world.running()
     save(world, lease, 1)
