@@ -5,7 +5,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from app.lifecycle import Reason
+from app.lifecycle import Intent, Reason
 from app.planning.requirements import NOTHING_KNOWN, Requirements
 
 # What an attempt may end with because its artifact root is away: it reads and writes there.
@@ -26,6 +26,7 @@ class Evidence:
     `end` is the trainer's own last event; `returncode` is the trainer's, negative for a signal,
     None when no launcher lived to report it; `launcher_returncode` is the launcher's own;
     `busy` the launcher's sentence about a held lock;
+    `intent` what the user wants of the run;
     `lapsed`: no beat was stored for so long that the launcher stopped the trainer;
     `fault` an error of the worker itself in dealing with this attempt; `root_was_away`: the
     artifact root was, as the end was read, and not only slow.
@@ -39,6 +40,7 @@ class Evidence:
     fault: Exception | None = None
     hang_seconds: float | None = None
     asked: Literal["stop", "kill"] | None = None
+    intent: Intent = Intent.run
     drained: bool = False
     lapsed: bool = False
     oom_kills: int = 0
@@ -75,10 +77,11 @@ def classify(seen: Evidence) -> Verdict:
     verdict = _by_itself(seen)
     if not seen.root_was_away or verdict.reason not in OF_THE_ROOT:
         return verdict
+    again = "It is tried again from the latest checkpoint, and that uses up no retry. "
     return Verdict(
         Reason.checkpoint_error,
-        "The artifact root was away when the attempt ended. It is tried again from the latest "
-        f"checkpoint, and that uses up no retry. How it ended: {verdict.message}",
+        "The artifact root was away when the attempt ended. "
+        f"{again if seen.intent is Intent.run else ''}How it ended: {verdict.message}",
     )
 
 

@@ -37,7 +37,8 @@ def main(artifact_root: Path, database_id: str, run_dir: Path) -> int:
     except Unreadable as error:
         return _cannot_say(str(error))
     except OSError as error:  # such as of a folder that is being removed
-        return _cannot_say(f"{error.filename} cannot be opened ({error.strerror})")
+        path = error.filename or run_dir / "lock"  # a lock is asked for by its descriptor
+        return _cannot_say(f"{path} cannot be opened ({error.strerror})")
     finally:
         if lock is not None:
             os.close(lock)

@@ -192,6 +192,7 @@ class Supervision:
 
     def obey(self, intent: Intent) -> None:
         """Carry out what the user wants of the run."""
+        self._seen.intent = intent
         if intent is not Intent.run:
             self.ask("kill" if intent is Intent.kill else "stop")
 

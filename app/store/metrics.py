@@ -171,7 +171,9 @@ def _with_fewer(connection: Connection, run_id: int, name: str, state: SeriesSta
     keys, gap_seconds = [(step, attempt) for step, attempt, _ in rows], state.gap_seconds
     if is_evaluation(name):
         cut = _superseded_after(connection, run_id)
-        seen = [value if step <= cut[attempt] else None for step, attempt, value in rows]
+        seen = [
+            value if step <= cut.get(attempt, math.inf) else None for step, attempt, value in rows
+        ]
         surplus = [keys[place] for place in least_missed(seen)]
     else:
         surplus, gap_seconds = keys[1::2], gap_seconds * 2

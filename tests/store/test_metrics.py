@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from app.lifecycle import Reason
 from app.store import thinning
@@ -56,6 +56,19 @@ def test_of_many_evaluations_the_older_half_is_thinned(
         world.store.leases.beat(lease.token, Beat(metric_points=news))
     # Of 12 points 1, 3 and 5 went, then of 13 2, 6 and 8: however near they are in time.
     assert steps_of(world, lease.run_id, name) == [0, 4, 7, *range(9, 16)]
+
+
+def test_points_whose_attempt_is_not_known_are_thinned_as_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `series` reads them: it does not ask for the attempt's row either."""
+    monkeypatch.setattr(thinning, "MAX_POINTS", 10)
+    lease = world.running()
+    world.store.leases.beat(lease.token, Beat(metric_points=points("val_mae", *range(8))))
+    with world.store.database.write() as connection:
+        connection.execute(update(metric_points).values(attempt=0))
+    world.store.leases.beat(lease.token, Beat(metric_points=points("val_mae", *range(8, 12))))
+    assert len(steps_of(world, lease.run_id, "val_mae")) == stored(world) == 9
 
 
 @pytest.mark.parametrize("beats", [1, 50])

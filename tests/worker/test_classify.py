@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from app.lifecycle import Reason
+from app.lifecycle import Intent, Reason
 from worker.classify import Evidence, classify
 
 DONE = {"reason": "completed", "message": "All steps are done.", "result": {"last": {"step": 9}}}
@@ -66,6 +66,15 @@ def test_what_may_come_of_an_artifact_root_that_is_away_is_told_so(end, expected
     assert found.reason is expected
     assert ("artifact root was away" in found.message) == (expected is Reason.checkpoint_error)
     assert expected is not Reason.checkpoint_error or found.message.endswith("No.")
+
+
+@pytest.mark.parametrize("intent", Intent)
+def test_that_it_is_tried_again_is_said_of_what_shall_go_on(intent):
+    message = classify(Evidence(returncode=1, root_was_away=True, intent=intent)).message
+    assert message.startswith("The artifact root was away when the attempt ended.")
+    assert ("tried again" in message) == (intent is Intent.run)
+    assert ("no retry" in message) == (intent is Intent.run)
+    assert "exit code 1" in message
 
 
 def test_a_crash_names_the_signal_and_the_last_line_of_the_log():

@@ -1,5 +1,7 @@
 """Jobs through a real agent: datasets inspected, artifacts removed, nothing outside the roots."""
 
+import errno
+import io
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +17,7 @@ from app.store.artifact_root import ArtifactRoot
 from app.store.jobs import MAX_ATTEMPTS, add_job
 from app.store.tables import jobs
 from tests.worker.eventually import eventually
+from worker import reconcile
 from worker.errand import WatchedRoot
 from worker.job_work import End, Outcome, Work, reconciliation, removal
 from worker.jobs import _start
@@ -139,6 +142,21 @@ def test_work_on_artifacts_that_fails_says_why(make_farm, end, told):
     if end.too_slow:
         assert "look at it" in error
         assert "tried again" in error
+
+
+def test_a_lock_that_the_disk_refuses_is_named(make_farm, monkeypatch, capsys):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))  # of a descriptor: it has no name
+
+    farm = make_farm()
+    root = farm.settings.artifact_root
+    artifacts = WatchedRoot(ArtifactRoot(farm.store.database, root))
+    artifacts.look()
+    (root / "runs" / "1").mkdir(parents=True)
+    monkeypatch.setattr("fcntl.flock", refuse)  # as some file systems of a network do
+    monkeypatch.setattr("sys.stdin", io.StringIO("[]"))
+    assert reconcile.main(root, artifacts.database_id, root / "runs" / "1") == 1
+    assert f"{root}/runs/1/lock cannot be opened (No locks available)" in capsys.readouterr().err
 
 
 def test_a_deleted_runs_folder_goes_too(farm):
