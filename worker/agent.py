@@ -86,7 +86,7 @@ class Agent:
         self._signals_seen = 0
         self._next_beat = time.monotonic()
         self._beat_at: float | None = None
-        self._boundary = Boundary()
+        self._boundary = Boundary(database_is_on_one_host=store.database.is_on_one_host())
         self._orphans = Orphans()
         self._look_due: float | None = self._next_beat
         self._looked_at = 0.0

@@ -16,10 +16,11 @@ class Boundary:
 
     `is_away`: the last call found no database. Each that does so may last as long as its time
     limit, so until one succeeds there is one a beat. `is_file_locked`: it is a SQLite file that
-    somebody else holds, and nothing else is wrong.
+    somebody else on this host holds, and nothing else is wrong.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, database_is_on_one_host: bool) -> None:
+        self._is_on_one_host = database_is_on_one_host
         self.is_away = False
         self.is_file_locked = False
 
@@ -63,7 +64,7 @@ class Boundary:
         if not self.is_away:
             log.warning("the database is out of reach, training goes on", why=error.detail)
         self.is_away = True
-        self.is_file_locked = isinstance(error, FileLocked)
+        self.is_file_locked = self._is_on_one_host and isinstance(error, FileLocked)
 
     def _find(self) -> None:
         if self.is_away:

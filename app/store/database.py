@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, create_engine, event, text
@@ -20,6 +21,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from app.errors import FileLocked, InvalidRequest, Locked, Unavailable
+from app.mounts import on_network
 from app.plainjson import dump_json, load_json
 from app.settings import Settings
 from app.store import sqlite
@@ -103,6 +105,14 @@ class Database:
     @property
     def is_sqlite(self) -> bool:
         return self.engine.dialect.name == "sqlite"
+
+    def is_on_one_host(self) -> bool:
+        """Whether only this host's processes can use it: a file that is known to be on its disk.
+
+        It looks at the disk, which may hang where it is a network's.
+        """
+        file = self.engine.url.database
+        return self.is_sqlite and file is not None and on_network(Path(file)) is False
 
     @contextmanager
     def read(self) -> Iterator[Connection]:

@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -160,6 +161,19 @@ def test_a_commit_that_a_reader_refuses_leaves_no_lock_behind(
         assert another_process_may_write(settings)
         store.tokens.create("after")
         assert [token.name for token in store.tokens.list()] == ["before", "after"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_local"), [("ext4", True), ("overlay", True), ("nfs4", False), ("newfs", False)]
+)
+def test_a_file_is_on_one_host_where_its_file_system_is_known_to_be(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, kind: str, is_local: bool
+) -> None:
+    """SQLite with a rollback journal works on a network's, too, and says busy there as well."""
+    mounted = SimpleNamespace(mountpoint=str(settings.home), fstype=kind)
+    monkeypatch.setattr("psutil.disk_partitions", lambda all: [mounted])  # noqa: A006
+    with closing(open_store(settings)) as store:
+        assert store.database.is_on_one_host() is is_local
 
 
 def test_a_request_waits_ten_seconds_for_a_lock_at_the_most() -> None:

@@ -10,10 +10,10 @@ import hdf5plugin
 import numpy as np
 import pytest
 
+from app.mounts import on_network
 from tests.trainer_data.factories import write_arrays
 from worker.trainer.data.fingerprint import fingerprint
 from worker.trainer.inspect import inspect
-from worker.trainer.storage import on_network
 
 
 def write(path, **arrays):

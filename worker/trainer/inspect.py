@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import h5py
 import numpy as np
 
+from app.mounts import on_network
 from worker.trainer.content import (
     Overlap,
     breaks_of,
@@ -31,7 +32,6 @@ from worker.trainer.data.hdf5_file import HDF5_ERRORS, open_file, unusable_becau
 from worker.trainer.data.ragged_files import OFFSETS, VALUES, RaggedArray, is_ragged
 from worker.trainer.data.window_files import SERIES, WindowArray, is_windows, read_windows
 from worker.trainer.errors import DataError
-from worker.trainer.storage import on_network
 
 # Bounds of what is looked at, so that inspecting a huge file takes seconds.
 PROBE_BYTES = 256 * 2**20

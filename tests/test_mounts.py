@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.trainer.storage import Mount, on_network
+from app.mounts import Mount, on_network
 
 ROOT = Mount("/", "ext4")
 
