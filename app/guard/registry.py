@@ -61,6 +61,7 @@ RULES: tuple[Rule, ...] = (
     runtime.precision_needs_gpu,
     runtime.precision_not_supported,
     runtime.tf32_off,
+    runtime.recurrence_not_in_bf16,
     compilation.cannot_compile,
     compilation.compiled_recurrence,
     compilation.compilation_outlasts_steps,

@@ -192,6 +192,11 @@ CASES: dict[str, Example] = {
         {**runtime(precision="tf32"), **PINNED},
         world(devices=(A100,)),
     ),
+    "speed.recurrence_not_in_bf16": Example(
+        {**runtime(precision="bf16-mixed"), **PINNED},
+        {**runtime(precision="tf32"), **PINNED},
+        world(devices=(A100,)),
+    ),
     "correctness.cannot_compile": Example(
         COMPILED,
         COMPILED,

@@ -77,7 +77,7 @@ def test_every_host_has_a_cpu(devices):
 def test_of_two_gpus_the_one_counts_that_computes_as_the_run_wants(precision):
     change = {"runtime": {"precision": precision}, "training": {"batch_size": 128}}
     plan = plan_of(change, world(devices=(QUADRO, RTX)))
-    assert (spec_of(plan).preset, plan.issues) == ("rtx-24g", [])
+    assert (spec_of(plan).preset, plan.errors) == ("rtx-24g", [])
     assert [issue.code for issue in plan_of(change, world(devices=(QUADRO,))).errors] == [
         "correctness.precision_not_supported"
     ]

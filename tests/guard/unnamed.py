@@ -12,8 +12,8 @@ NOTHING = object()
 def unnamed_changes(before: Plan, after: Plan, fix: list[PatchOp]) -> set[str]:
     """Pointers of the resolved spec whose values are others after the fix, unasked.
 
-    Not counted: fields that only one of two kinds of a block has, the other way to say what the fix
-    says, and what the guard settles itself.
+    Not counted: fields that only one of two kinds of a block has, defaults that another kind has of
+    its own, the other way to say what the fix says, and what the guard settles itself.
     """
     named = {pointer for op in fix for pointer in _named(op)}
     if "/preset" in named:
@@ -29,7 +29,13 @@ def unnamed_changes(before: Plan, after: Plan, fix: list[PatchOp]) -> set[str]:
         and not _is_of_one_kind(pointer, named, set(old), set(new))
         and not _is_rival(pointer, named)
         and after.provenance.get(pointer, {}).get("source") != "guard"
+        and not _is_default_of_its_kind(pointer, named, after)
     }
+
+
+def _is_default_of_its_kind(pointer: str, named: set[str], after: Plan) -> bool:
+    block = pointer.rpartition("/")[0]
+    return f"{block}/kind" in named and after.provenance[pointer]["source"] == "default"
 
 
 def _named(op: PatchOp) -> Iterator[str]:

@@ -10,6 +10,7 @@ from app.guard.rule import Finding, rule
 from app.guard.rules.training import MEASURED
 from app.guard.wording import largest_items, size
 from app.planning.arithmetic import threads_of_slot
+from app.planning.number_formats import number_formats
 from app.spec.data import ChunkedLoader
 
 # The first GPUs that are faster in fp16 than in float32.
@@ -221,3 +222,29 @@ def tf32_off(case: Case) -> Iterator[Finding]:
             f"{tf32:,g} in TF32, with the range of float32 and 10 bits of mantissa.",
             {"/runtime/precision": "tf32"},
         )
+
+
+@rule(
+    "speed.recurrence_not_in_bf16",
+    severity="warning",
+    stands_on='docs/lab-notes.md, "Can an LSTM be trained in bf16?": cuDNN\'s has no bf16 under '
+    "autocast, and oneDNN's refuses it on many processors. Timing it needs a GPU; not timed here.",
+)
+def recurrence_not_in_bf16(case: Case) -> Iterator[Finding]:
+    """Whoever asks for bf16-mixed gets it in the part that takes the time."""
+    spec, device = case.spec, case.device
+    if spec.runtime.precision != "bf16-mixed" or device.computes_in("bf16-mixed") is False:
+        return
+    encoder = spec.recipe.encoder
+    stays_in = number_formats(spec.recipe, "bf16-mixed", device.kind)[encoder]
+    if stays_in == "bf16":
+        return
+    yield Finding(
+        ("runtime", "precision"),
+        f"Under bf16-mixed the {encoder.upper()} computes in {stays_in.upper()}; only the layers "
+        "after it compute in bf16.",
+        "cuDNN's recurrent layers have no bf16 under autocast, and oneDNN's refuse it on many "
+        f"processors. The {encoder.upper()} takes most of a step, so little is won, and the "
+        "layers after it lose 16 bits of mantissa.",
+        {"/runtime/precision": "tf32" if device.kind == "cuda" else "fp32"},
+    )
