@@ -12,7 +12,7 @@ from tempfile import NamedTemporaryFile
 from app.cli.failures import CommandFailed
 from app.cli.ownlines import with_own_lines
 from app.cli.specfile import Document, Format, SpecFile
-from app.cli.yamltext import dump_yaml, rewritten, same
+from app.cli.yamltext import comments_of, dump_yaml, rewritten, same
 from app.durable import sync
 from app.errors import InvalidRequest
 from app.spec.reading import read_json, read_yaml
@@ -48,12 +48,34 @@ def write(path: Path, kind: Format, spec: SpecFile, changed: Document, *, over: 
             file.write(written_as(kind, spec, changed))
         return
     text = kept_text(spec, changed)
-    if text is None:
+    lost = _lost_comment(spec, changed, text)
+    if text is None or lost is not None:
         raise CommandFailed(
-            f"{spec.name} cannot be changed in place without losing its comments; "
-            "-o FILE writes another file."
+            f"{spec.name} cannot be changed in place without losing its comments"
+            + (f": {lost} would be lost or moved. Move it to a line above, or " if lost else "; ")
+            + "write another file with -o FILE."
         )
     _replace(path, spec, text.encode())
+
+
+def _lost_comment(spec: SpecFile, changed: Document, kept: str | None) -> str | None:
+    """The first comment that is not, in its order, in what is kept; or, where nothing can be, in
+    what a round trip makes of the text.
+    """
+    if _is_json(spec):
+        return None
+    own = _plain(spec.text)
+    new = rewritten(own, spec.document, changed)[1] if kept is None else _plain(kept)
+    left = (comment for _, comment in comments_of(new))
+    for line, comment in comments_of(own):
+        if comment not in left:  # which reads on behind the one before
+            return f"the comment in line {line} ({comment})"
+    return None
+
+
+def _plain(text: str) -> str:
+    """A text without a mark at its start, its lines ended as on Linux."""
+    return text.removeprefix("\ufeff").replace("\r\n", "\n")
 
 
 def _replace(path: Path, spec: SpecFile, content: bytes) -> None:
@@ -86,9 +108,10 @@ def _replace(path: Path, spec: SpecFile, content: bytes) -> None:
 def kept_text(spec: SpecFile, changed: Document) -> str | None:
     """The file's text with the change in it; None where comments of its author would be lost.
 
-    What comes out is read again: it says what it should, or is not given.
+    One behind a value that goes may go with it. What comes out is read again: it says what it
+    should, or is not given.
     """
-    text = spec.text.removeprefix("\ufeff").replace("\r\n", "\n")
+    text = _plain(spec.text)
     if _is_json(spec):
         return _ended_as(spec.text, _lines(_json(changed, _indent_of(text))))
     before, after = rewritten(text, spec.document, changed)

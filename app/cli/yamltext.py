@@ -1,6 +1,7 @@
 """YAML as it is written: a document of plain values, and a change of one that its author wrote."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from difflib import SequenceMatcher
@@ -12,6 +13,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.constructor import RoundTripConstructor
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 from ruamel.yaml.representer import RoundTripRepresenter
+from ruamel.yaml.tokens import ScalarToken
 
 Document = dict[str, Any]
 WIDEST_LINE = 4096  # a value is not broken over lines
@@ -108,17 +110,38 @@ def _containers(node: Any) -> Iterator[Any]:
 def _change(node: CommentedMap, old: Document, new: Document, shared: set[int]) -> None:
     """Make of a mapping another one; a key with a new name keeps its place."""
     added = {name: value for name, value in new.items() if name not in old}
-    for position, name in enumerate(old):
+    for name in old:
         if name in new:
             _change_value(node, name, old[name], new[name], shared)
             continue
-        alike = next((one for one in added if same(added[one], old[name])), None)
-        if alike is not None:
-            node.insert(position, alike, node[name])
-            del added[alike]
-        del node[name]
+        renamed = next((one for one in added if same(added[one], old[name])), None)
+        if renamed is None:
+            renamed = next((one for one in added if _is_alike(old[name], added[one])), None)
+        if renamed is None:
+            del node[name]
+            continue
+        _rename(node, name, renamed)
+        _change_value(node, renamed, old[name], added.pop(renamed), shared)
     for name, value in added.items():
         node[name] = _short_lists(value)
+
+
+def _rename(node: CommentedMap, name: str, renamed: str) -> None:
+    """Give a key another name; its place and the comments behind it stay."""
+    position, value, comments = [*node].index(name), node[name], node.ca.items.pop(name, None)
+    del node[name]
+    node.insert(position, renamed, value)
+    if comments is not None:
+        node.ca.items[renamed] = comments
+
+
+def _is_alike(old: Any, new: Any) -> bool:
+    """Whether it may be the same value, mended: a block whose keys got other names, or a number
+    that was text.
+    """
+    if isinstance(old, dict) and isinstance(new, dict):
+        return all(any(_is_alike(one, other) for other in new.values()) for one in old.values())
+    return _text(old).strip('"') == _text(new).strip('"')
 
 
 def _change_value(
@@ -171,6 +194,21 @@ def _short_lists(value: Any) -> Any:
         in_line.fa.set_flow_style()
         return in_line
     return value
+
+
+def comments_of(text: str) -> Iterator[tuple[int, str]]:
+    """The comments of a YAML text, each with the number of its line, from 1."""
+    bare = list(text)
+    for token in YAML(typ="safe", pure=True).scan(text):
+        if isinstance(token, ScalarToken):
+            start, end = token.start_mark.index, token.end_mark.index
+            if token.style in ("|", ">"):  # whose first line may have a comment
+                start += len(text[start:end].partition("\n")[0])
+            bare[start:end] = ["\n" if sign == "\n" else "x" for sign in text[start:end]]
+    for number, line in enumerate("".join(bare).split("\n"), start=1):
+        found = re.search(r"(?:^|\s)(#.*)", line)
+        if found is not None:
+            yield number, found[1].rstrip()
 
 
 def same(one: Any, other: Any) -> bool:

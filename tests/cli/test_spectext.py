@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,69 @@ def test_a_comment_that_a_round_trip_would_lose_is_not_lost(change):
 def test_a_comment_between_two_that_get_other_names_is_not_lost():
     text = "a: 1\n# about b\nb: 2\nc: 3\n"
     kept = kept_text(yaml_file(text), {"x": 1, "y": 2, "c": 3})
-    assert kept == "x: 1\ny: 2\n# about b\nc: 3\n"
+    assert kept == "x: 1\n# about b\ny: 2\nc: 3\n"
+
+
+RENAMED = """\
+# About training
+training:  # t
+  max_epochs: 4  # four
+
+  # about batch
+  batchsize: "64"  # b
+  # no more
+optimiser:  # o
+  # about lr
+  learning_rate: 1e-3  # lr
+  kind: adam
+  wd: 2  # w
+
+# end
+seed: 1
+"""
+
+
+@pytest.mark.parametrize("order", [("epochs", "batch_size"), ("batch_size", "epochs")])
+def test_keys_that_get_other_names_keep_their_comments(order):
+    training = {"epochs": 4, "batch_size": 64}
+    new = {
+        "seed": 1,
+        "training": {name: training[name] for name in order},
+        "optimizer": {"kind": "adam", "lr": 1e-3, "weight_decay": 2},
+    }
+    wanted = RENAMED
+    for old, name in (
+        ("max_epochs", "epochs"), ("batchsize", "batch_size"), ("optimiser", "optimizer"),
+        ("learning_rate", "lr"), ("wd", "weight_decay"), ('"64"', "64"),
+    ):  # fmt: skip
+        wanted = wanted.replace(f"{old}:", f"{name}:").replace('"64"', "64")
+    assert kept_text(yaml_file(RENAMED), new) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "new", "lost"),
+    [
+        ("a: 1  # one\nb: 2\n", {"b": 2}, "line 1 (# one)"),
+        ("\ufeffb: 2  # same\r\na: 1  # same\r\n", {"b": 2}, "line 2 (# same)"),
+        ("b: '# x'\na: {c: 1,  # x\n  d: 2}\n", {"b": "# x", "a": {"c": 1}}, "line 2 (# x)"),
+        ("a: |  # head\n  # text\nb: 2\n", {"b": 2}, "line 1 (# head)"),
+        ("b: 2\na: |  # the end", {"b": 2}, "line 2 (# the end)"),
+        (FLOW, {"a": ["x", "y"], "b": {"c": 1, "d": 3}}, "line 2 (# one)"),
+    ],
+)
+def test_what_would_lose_a_comment_is_not_written_over(tmp_path, text, new, lost):
+    path = tmp_path / "spec.yaml"
+    path.write_text(text, newline="")
+    with pytest.raises(CommandFailed, match=re.escape(lost)):
+        write_over(path, new)
+    assert path.read_bytes() == text.encode()
+
+
+def test_a_comment_of_its_own_line_outlives_what_is_below_it(tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text("# about a\na: 1\nb: 'x # y'\n# end\n")
+    write_over(path, {"b": "x # y"})
+    assert path.read_text() == "# about a\nb: 'x # y'\n# end\n"
 
 
 def test_blocks_of_uneven_depth_are_written_with_one():
