@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -15,6 +16,7 @@ from app.spec.names import suggest_field, suggest_value
 from app.spec.run import RunSpec
 from app.suggest import did_you_mean
 
+JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 # Tags that pydantic puts into a location to say which member of a union it tried.
 UNION_TAGS = frozenset(
     {"chronological", "random", "datasets", "field", "chunked", "dataloader", "adamw", "adam"}
@@ -135,6 +137,17 @@ def _of_another_kind(loc: list[str | int]) -> Issue:
 def _wrong_value(loc: list[str | int], same: list[ErrorDetails], document: Any) -> Issue:
     choices = [choice for details in same for choice in _choices(details)]
     value = value_at(document, loc)
+    number = _number_in(value, {details["type"] for details in same})
+    if number is not None:
+        return Issue(
+            code="wrong_value",
+            severity="error",
+            loc=loc,
+            message=f"{_dotted(loc)} = {_shown(value)}: it is text, and should be a number. "
+            "Write it without quotes.",
+            why=_what_it_is(loc, document),
+            fix=[PatchOp(op="replace", path=pointer(loc), value=number)],
+        )
     meant = suggest_value(pointer(loc), value, choices) if choices else None
     said = " or ".join(dict.fromkeys(_complaint(details) for details in same))
     return Issue(
@@ -145,6 +158,16 @@ def _wrong_value(loc: list[str | int], same: list[ErrorDetails], document: Any) 
         why=_what_it_is(loc, document),
         fix=[PatchOp(op="replace", path=pointer(loc), value=meant)] if meant else [],
     )
+
+
+def _number_in(value: Any, complaints: set[str]) -> int | float | None:
+    """The number that a text is, where one of its kind is asked for; None for any other value."""
+    if not isinstance(value, str) or JSON_NUMBER.fullmatch(value) is None:
+        return None
+    if complaints.isdisjoint(("int_type", "float_type")) or not math.isfinite(float(value)):
+        return None
+    number: int | float = json.loads(value)
+    return number if isinstance(number, int) or "float_type" in complaints else None
 
 
 def _choices(details: ErrorDetails) -> list[str]:

@@ -185,6 +185,19 @@ def test_in_place_is_asked_for_by_name(cli, api, written):
     assert written.stat().st_ino == before
 
 
+def test_numbers_that_are_text_and_names_are_mended_with_their_comments(cli, api, written):
+    text = WRITTEN.replace("lr: 1e-3", 'lr: "3e-3"  # fast').replace(
+        "max_epochs: 3\n    batch_size: 16\n",
+        "max_epochs: \"3\"  # three\n    # about batch\n    batchsize: '16'  # b\n",
+    )
+    written.write_text(text)
+    assert cli("plan", "--fix", "--in-place", str(written)).code == 0
+    assert written.read_text() == MENDED.replace("lr: 1e-3", "lr: 0.003  # fast").replace(
+        "epochs: 3\n    batch_size: 16\n",
+        "epochs: 3  # three\n    # about batch\n    batch_size: 16  # b\n",
+    )
+
+
 def test_what_has_no_fix_is_said_and_the_rest_is_mended(cli, api, written):
     answer = cli("plan", "--fix", str(written), "--set", "data.inputs=[nothing]")
     assert answer.code == 5

@@ -39,6 +39,51 @@ def test_a_suggested_fix_makes_the_spec_valid(change, loc, code):
     assert parse_spec(with_default_kinds(fixed))[1] == []
 
 
+@pytest.mark.parametrize(
+    ("loc", "text", "number"),
+    [
+        (["optimizer", "lr"], "3e-3", 3e-3),
+        (["optimizer", "lr"], "0.003", 0.003),
+        (["optimizer", "lr"], "1", 1),
+        (["training", "epochs"], "4", 4),
+        (["training", "clip_grad_norm"], "1E+0", 1.0),
+        (["evaluation", "batch_size"], "64", 64),
+    ],
+)
+def test_a_number_that_is_text_is_mended(loc, text, number):
+    block, name = loc
+    (issue,) = issues_of({block: {name: text}})
+    assert (issue.loc, issue.code) == (loc, "wrong_value")
+    assert f'"{text}": it is text, and should be a number. Write it without quotes.' in (
+        issue.message
+    )
+    (operation,) = issue.fix
+    assert (operation.op, operation.path) == ("replace", f"/{block}/{name}")
+    assert (operation.value, type(operation.value)) == (number, type(number))
+    assert issues_of({block: {name: operation.value}}) == []
+
+
+@pytest.mark.parametrize(
+    ("loc", "text"),
+    [
+        *((["optimizer", "lr"], text) for text in (
+            "", " 1", "1 ", "1\n", "+1", ".5", "5.", "01", "0x1", "1_0", "١", "nan", "NaN",
+            "Infinity", "1e999", "9" * 5000, "true", "1e",
+        )),
+        (["training", "epochs"], "4.5"),
+        (["training", "epochs"], "4.0"),
+        (["training", "epochs"], "1e2"),
+        (["runtime", "precision"], "16"),
+    ],
+)  # fmt: skip
+def test_a_text_that_is_no_number_of_the_kind_is_not_mended_as_one(loc, text):
+    block, name = loc
+    (issue,) = issues_of({block: {name: text}})
+    assert (issue.loc, issue.code) == (loc, "wrong_value")
+    assert "without quotes" not in issue.message
+    assert all(isinstance(operation.value, str) for operation in issue.fix)
+
+
 @pytest.mark.parametrize("name", ["ca", "every", "keep"])
 def test_a_name_that_could_be_two_fields_is_not_guessed_at(name):
     (issue,) = issues_of({"checkpoint": {name: 3}})
