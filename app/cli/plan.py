@@ -155,7 +155,9 @@ def _mend(
         )
     else:
         _print_diff(diff)
-        _print_outcome(mended, written, warnings=warnings)
+        _print_outcome(mended, warnings=warnings)
+        if not is_shown:
+            _print_written(written, source.format, is_mended=bool(mended.issues))
     if is_shown:
         if not as_json:
             typer.echo(f"\nThe spec, mended, as YAML:\n\n{dump_yaml(mended.request)}", nl=False)
@@ -173,7 +175,7 @@ def _print_diff(diff: list[str]) -> None:
         typer.secho(line, fg=colors.get(line[:1]))
 
 
-def _print_outcome(mended: "Mended", written: Path | None, *, warnings: bool) -> None:
+def _print_outcome(mended: "Mended", *, warnings: bool) -> None:
     if mended.issues:
         rounds = "1 round" if mended.rounds == 1 else f"{mended.rounds} rounds"
         codes = ", ".join(dict.fromkeys(issue["code"] for issue in mended.issues))
@@ -191,7 +193,12 @@ def _print_outcome(mended: "Mended", written: Path | None, *, warnings: bool) ->
     typer.echo(
         f"\nIt would {said}." if mended.issues or left else f"Nothing to mend: it would {said}."
     )
+
+
+def _print_written(written: Path | None, source: Format, *, is_mended: bool) -> None:
     if written is not None:
         typer.echo(f"Written to {written}.")
-    elif mended.issues:
+    elif is_mended and source == "toml":
+        typer.echo("Nothing was written: -o FILE.yaml or -o FILE.json writes it.")
+    elif is_mended:
         typer.echo("Nothing was written: -o FILE writes it, --in-place over the spec.")

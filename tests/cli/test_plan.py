@@ -312,6 +312,9 @@ batch_size = 16
     assert "cannot be edited in place" in " ".join(answer.err.split())
     assert '+    "mode": "min"' in answer.out
     assert "\ncheckpoint:\n  mode: min\n" in answer.out
+    assert "Nothing was written" not in answer.out  # which the error says, and why
+    said = cli("plan", "--fix", str(toml)).out
+    assert said.endswith("Nothing was written: -o FILE.yaml or -o FILE.json writes it.\n")
     document = cli("plan", "--fix", "--in-place", "--json", str(toml))
     assert (document.code, document.document["written"]) == (5, None)
     toml.write_text(text.replace("max", "min"))
