@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from jsonpointer import JsonPointer
+
 from app.errors import InvalidRequest
 from app.guard.patching import apply_json_patch
 
@@ -66,12 +68,27 @@ def _apply_fixes(request: Document, issues: list[Document]) -> tuple[Document, l
         if issue["code"] in PINS and "/preset" in touched:
             continue
         try:
-            request = apply_json_patch(request, issue["fix"])
+            patched = apply_json_patch(request, issue["fix"])
         except InvalidRequest:
             continue  # another fix of this round took away what it changes
+        _keep_places(patched, request, issue["fix"])
+        request = patched
         touched += paths
         applied.append(issue)
     return request, applied
+
+
+def _keep_places(patched: Document, request: Document, fix: list[Document]) -> None:
+    """Have a key that got another name stand where it stood; a patch adds it behind the others."""
+    if [op["op"] for op in fix] != ["remove", "add"]:
+        return
+    removed, added = (JsonPointer(op["path"]) for op in fix)
+    (old, name), (new, renamed) = removed.to_last(request), added.to_last(patched)
+    if removed.parts[:-1] != added.parts[:-1] or not isinstance(old, dict) or renamed in old:
+        return
+    values = dict(new)
+    new.clear()
+    new |= {key: values[key] for key in (renamed if key == name else key for key in old)}
 
 
 def _meets(path: str, touched: list[str]) -> bool:

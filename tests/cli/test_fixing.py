@@ -1,9 +1,11 @@
 """What `--fix` does where two fixes have to do with each other."""
 
+import json
 from typing import Any
 
 from app.cli.fixing import mend
 from app.guard.plan import make_plan
+from app.spec.parse import parse_spec
 from tests.guard.world import CATALOG, REQUEST, world
 
 
@@ -33,3 +35,26 @@ def test_warnings_are_mended_by_what_the_errors_left():
     usual = mend(mend(asked, planned).request, planned, warnings=True)
     at_once = mend(asked, planned, warnings=True)
     assert at_once.request == usual.request
+
+
+def test_a_key_that_gets_another_name_keeps_its_place():
+    def planned(request: dict[str, Any]) -> dict[str, Any]:
+        return {"issues": [issue.model_dump(mode="json") for issue in parse_spec(request)[1]]}
+
+    asked = {
+        "optimiser": {"learning_rate": 0.1, "kind": "adam"},
+        "trainin": {"max_epochs": 4, "batchsize": "64", "seed": 1},
+        "recipe": {"kind": "sequence"},
+        "hidden_dim": 8,
+        "data": {"dataset": "waves"},
+    }
+    mended = mend(asked, planned)
+    assert mended.is_accepted
+    assert json.dumps(mended.request) == json.dumps(
+        {
+            "optimizer": {"lr": 0.1, "kind": "adam"},
+            "training": {"epochs": 4, "batch_size": 64, "seed": 1},
+            "recipe": {"kind": "sequence", "hidden_size": 8},
+            "data": {"dataset": "waves"},
+        }
+    )
