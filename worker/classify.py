@@ -146,6 +146,7 @@ def _stopped(seen: Evidence) -> tuple[Reason, str]:
     """An end that was asked for: a drain, a lease that lapsed, or the user's intent."""
     forced = seen.returncode == -signal.SIGKILL
     how = "ended without a new checkpoint" if forced or seen.end is None else "saved and ended"
+    do, done = ("pause", "Paused") if seen.intent is Intent.pause else ("stop", "Stopped")
     if seen.drained:
         return Reason.drained, f"The worker was shut down; the trainer {how}."
     if seen.lapsed:
@@ -154,14 +155,14 @@ def _stopped(seen: Evidence) -> tuple[Reason, str]:
             f"that the right to this run had lapsed; the trainer {how}."
         )
     if not seen.started and seen.returncode is None:
-        return Reason.interrupted, "Stopped before the trainer had started."
+        return Reason.interrupted, f"{done} before the trainer had started."
     if forced and seen.asked == "kill":
         return Reason.killed, "The trainer was killed."
     if forced:
         return Reason.killed, (
             f"The trainer did not stop within {seen.grace_seconds:g} seconds and was killed."
         )
-    return Reason.interrupted, f"The trainer was asked to stop; it {how}."
+    return Reason.interrupted, f"The trainer was asked to {do}; it {how}."
 
 
 def _died(seen: Evidence) -> Verdict:

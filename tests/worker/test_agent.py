@@ -88,6 +88,7 @@ def test_a_paused_run_goes_on_from_where_it_was(farm):
     farm.want(run_id, Intent.pause)
     paused = farm.wait_for_end(run_id)
     assert (paused.state, paused.reason) == (RunState.paused, Reason.pause_requested)
+    assert paused.message == "The trainer was asked to pause; it saved and ended."
     farm.store.runs.resume(run_id)
     eventually(lambda: farm.run(run_id).attempt == 2, "the second attempt begins")
     assert farm.wait_for_end(run_id).state is RunState.succeeded

@@ -92,6 +92,15 @@ def test_a_lease_that_lapsed_is_no_fault_of_the_trainer_however_it_ended():
     assert killed.message.endswith("the trainer ended without a new checkpoint.")
 
 
+def test_a_pause_is_called_so():
+    saved = Evidence(end=SAVED, returncode=0, asked="stop", started=True)
+    assert classify(saved).message == "The trainer was asked to stop; it saved and ended."
+    saved.intent = Intent.pause
+    assert classify(saved).message == "The trainer was asked to pause; it saved and ended."
+    not_begun = Evidence(asked="stop", intent=Intent.pause)
+    assert classify(not_begun).message == "Paused before the trainer had started."
+
+
 def test_a_grace_time_that_was_not_enough_is_told():
     seen = Evidence(returncode=-signal.SIGKILL, asked="stop", grace_seconds=60)
     assert "60 seconds" in classify(seen).message
