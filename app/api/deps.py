@@ -1,10 +1,17 @@
 """What endpoints are given: services, ids, paging, and the headers that guard a write."""
 
 import re
+from contextlib import suppress
 from typing import Annotated
 
 from fastapi import Depends, Header, Path, Query, Request
-from pydantic import AwareDatetime, BeforeValidator, Field
+from pydantic import (
+    AwareDatetime,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 from app.errors import InvalidRequest
 from app.service.services import Services
@@ -68,16 +75,19 @@ Cursor = Annotated[
 ]
 
 
-def _require_written(value: object) -> object:
-    """ValueError for a number, which would be read as unix seconds."""
-    if not isinstance(value, str) or "T" not in value.upper():
-        raise ValueError("it must be a time with its zone, such as 2026-03-01T12:00:00Z")
-    return value
+def _moment(value: object, read: ValidatorFunctionWrapHandler) -> object:
+    """The time; ValueError also for a number, which would be read as unix seconds."""
+    if isinstance(value, str) and "T" in value.upper():
+        with suppress(ValidationError):
+            return read(value)
+    raise ValueError(
+        "it must be a time with its zone, such as 2026-03-01T12:00:00Z (write + as %2B in a URL)"
+    )
 
 
 Moment = Annotated[
     AwareDatetime,
-    BeforeValidator(_require_written),
+    WrapValidator(_moment),
     Field(examples=["2026-03-01T12:00:00Z"]),
 ]
 Position = Annotated[

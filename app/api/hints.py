@@ -12,6 +12,10 @@ from app.suggest import closest, did_you_mean
 # Parts that pydantic puts into a location to say which member of a union it tried.
 UNION_TAG = re.compile(r"literal\['.*|constrained-int")
 MOST_SHOWN = 60  # characters of a value
+NONE_TAKEN = {
+    "parameter": "This call takes no parameters.",
+    "field": "No field can be given here.",
+}
 
 
 def complaints(errors: Sequence[Mapping[str, Any]], operation: Operation | None) -> list[Issue]:
@@ -46,14 +50,27 @@ def _complaint(
         severity="error",
         loc=loc,
         message=f"{where} = {_shown(value)}: {' or '.join(map(_said, same))}."
-        + did_you_mean(meant),
+        + (_one_each(loc, value, choices) or did_you_mean(meant)),
     )
+
+
+def _one_each(loc: list[str | int], value: Any, choices: Sequence[str]) -> str:
+    """How several values of a parameter are given that came with commas; empty if none did."""
+    values = list(dict.fromkeys(value.split(","))) if isinstance(value, str) else []
+    if len(values) < 2 or loc[0] != "query" or not isinstance(loc[-1], int):
+        return ""
+    if not all(one in choices for one in values):
+        return ""
+    query = "&".join(f"{loc[1]}={one}" for one in values)
+    return f" For several, repeat the parameter: {query}."
 
 
 def _said(error: Mapping[str, Any]) -> str:
     choices = _choices(error)
     if choices:
         return f"it must be one of {', '.join(choices)}"
+    if error["type"] in ("bool_parsing", "bool_type"):
+        return "it must be true or false"
     said = str(error["msg"]).removeprefix("Value error, ").rstrip(".")
     return re.sub(r"^(\w+) should", "it must", said)
 
@@ -76,7 +93,7 @@ def unknown_name(kind: str, loc: list[str | int], known: Iterable[str]) -> Issue
     names = sorted(known)
     hint = did_you_mean(closest(name, names))
     if not hint:
-        hint = f" There are {', '.join(names)}." if names else " There is none here."
+        hint = f" There are {', '.join(names)}." if names else f" {NONE_TAKEN[kind]}"
     return Issue(
         code="unknown_field",
         severity="error",

@@ -159,7 +159,7 @@ def too_large() -> PayloadTooLarge:
 
 def _nothing_at(request: Request) -> NotFound:
     path = request.scope["path"][:MOST_SHOWN]
-    return NotFound(f"There is nothing at {path}. /openapi.json lists what is.")
+    return NotFound(f"There is nothing at {path}. /docs shows what there is.")
 
 
 def _methods_at(request: Request) -> list[str]:

@@ -88,9 +88,8 @@ def run_server(settings: Settings, app: FastAPI) -> None:
         if server.started or server.lifespan.should_exit:
             raise
         raise AddressInUse(
-            f"{settings.host}:{settings.port} cannot be bound; the line above has the system's "
-            "word for it. Another program may have it: choose another STOKER_PORT, or 0 for a free "
-            "one."
+            f"{settings.host}:{settings.port} cannot be bound; the line above says why. "
+            "Another program may be using it: choose another STOKER_PORT, or 0 for a free one."
         ) from None
     finally:
         if _is_ours(settings):

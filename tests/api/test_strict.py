@@ -40,6 +40,24 @@ def test_an_unknown_parameter_is_refused_everywhere(api):
             'query.state = "stoped": it must be one of queued, running, paused, succeeded, failed, '
             "stopped. Did you mean stopped?",
         ),
+        (
+            "GET", "/runs?status=running,paused", None,
+            "For several, repeat the parameter: status=running&status=paused.",
+        ),
+        ("POST", "/runs?dry_run=maybe", SPEC, 'query.dry_run = "maybe": it must be true or false.'),
+        ("GET", "/healthz?x=1", None, "There is no parameter x. This call takes no parameters."),
+        *(
+            (
+                "GET", f"/runs?created_{side}={time}", None,
+                "it must be a time with its zone, such as 2026-03-01T12:00:00Z (write + as %2B in "
+                "a URL).",
+            )
+            for side in ("after", "before")
+            for time in (
+                "1767225600", "2026-03-01", "2026-03-01T12:00:00", "2026-03-01T12:00:00+02:00",
+                "2026-13-01T12:00:00Z", "nexT",
+            )
+        ),
         ("GET", "/runs?limit=0", None, 'query.limit = "0": it must be greater than or equal to 1.'),
         ("PATCH", "/runs/1", {"priority": "high"}, 'body.priority = "high": it must be a valid'),
         ("POST", "/runs/bulk/stop", {"filter": {"status": "Queued"}}, "Did you mean queued?"),
@@ -82,6 +100,8 @@ def test_where_nothing_is_no_other_method_is_named(api, path):
         assert (answer.problem("method_not_allowed"), answer.headers["allow"]) == (405, "POST")
     else:
         assert answer.problem("not_found") == 404
+        assert "/docs shows what there is" in answer.json()["detail"]
+        assert api.get("/docs").status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/runs/1/diagnosis", "/runs/x/stop", "/runs/bulk/halt"])
