@@ -66,9 +66,11 @@ def _bytes_in(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def parse_age(text: str) -> float:
-    """`30d`, `12h`, `90m`, `2w` in seconds."""
-    return _parse(text, SECONDS, "--older-than", "30d, 12h, 90m or 2w")
+def parse_age(
+    text: str, option: str = "--older-than", examples: str = "30d, 12h, 90m or 2w"
+) -> float:
+    """`30d`, `12h`, `90m`, `2w` in seconds; BadParameter of the option for anything else."""
+    return _parse(text, SECONDS, option, examples)
 
 
 def parse_size(text: str) -> int:

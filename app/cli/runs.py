@@ -9,6 +9,7 @@ import typer
 from app.cli.arguments import RunId
 from app.cli.connect import connect
 from app.cli.failures import CommandFailed, issue_lines
+from app.cli.filters import BeforeOption, SinceOption, as_typed, moment, one_each, refusal
 from app.cli.output import (
     JsonOption,
     ago,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from stoker import Client
 
 Document = dict[str, Any]
+PAGE = 20  # runs of a page where `ls` is not told
 
 
 def submit(
@@ -99,40 +101,52 @@ def ls(
     label: Annotated[str | None, typer.Option(help="KEY or KEY=VALUE.")] = None,
     search: Annotated[str | None, typer.Option("--search", "-q", help="In name or notes.")] = None,
     parent: Annotated[int | None, typer.Option(help="Only restarts of this run.")] = None,
-    since: Annotated[str | None, typer.Option(help="From 2026-03-01T12:00:00Z on.")] = None,
-    before: Annotated[str | None, typer.Option(help="Made before such a time.")] = None,
+    since: SinceOption = None,
+    before: BeforeOption = None,
     by: Annotated[str | None, typer.Option(help="Only of the token with this name.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=500)] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=500)] = PAGE,
     after: Annotated[str | None, typer.Option(help="Cursor of the next page.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List runs, newest first."""
     filters: dict[str, Any] = {
         "state": state,
-        "status": status,
+        "status": one_each(status),
         "recipe": recipe,
         "dataset": dataset,
         "label": label,
         "q": search,
         "parent_id": parent,
-        "created_after": since,
-        "created_before": before,
+        "created_after": moment(since, "--since"),
+        "created_before": moment(before, "--before"),
         "created_by": by,
     }
-    with connect() as client:
-        page = client.runs(limit=limit, after=after, **filters)
+    page = _page(limit=limit, after=after, **filters)
     if as_json:
         print_json(page)
         return
+    given = as_typed({**filters, "after": after})
     print_table(
         ["id", "name", "status", "reason", "steps", "loss", "best", "created", "took"],
         [_row(run) for run in page["data"]],
-        "No runs. `stoker submit SPEC` creates one.",
+        f"No run matches {given}." if given else "No runs. `stoker submit SPEC` creates one.",
     )
     if page["next_cursor"]:
-        typer.echo(f"older ones: stoker ls --after {page['next_cursor']}")
+        size_given = None if limit == PAGE else limit
+        further = as_typed({**filters, "limit": size_given, "after": page["next_cursor"]})
+        typer.echo(f"older ones: stoker ls {further}")
     if why := why_they_wait(page["data"]):
         print_lines([why], err=True)
+
+
+def _page(**parameters: Any) -> Document:
+    with connect() as client:
+        try:
+            return client.runs(**parameters)
+        except Problem as problem:
+            if not problem.issues:
+                raise
+            raise refusal(problem) from None
 
 
 def why_they_wait(runs: list[Document]) -> str | None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,14 @@ def api_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (home / "presets" / "tiny.toml").write_text(
         'description = "small batches"\n[spec.training]\nbatch_size = 4\n'
     )
+    with serving(home):
+        _declare_ready(home)
+        yield home
+
+
+@contextmanager
+def serving(home: Path) -> Iterator[None]:
+    """An API of this home, which exists."""
     with (home / "api.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "app.cli", "api"],
@@ -113,8 +122,7 @@ def api_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     try:
         eventually((home / "api.json").exists, "the API writes its address")
         eventually(lambda: _answers(home), "the API answers")
-        _declare_ready(home)
-        yield home
+        yield
     finally:
         process.terminate()
         process.wait(30)
@@ -166,6 +174,13 @@ def spec_file(tmp_path: Path) -> Path:
     path = tmp_path / "spec.json"
     path.write_text(json.dumps(SPEC))
     return path
+
+
+@pytest.fixture
+def run_id(cli, api, spec_file) -> int:
+    """A new run; without a worker it stays queued."""
+    run_id: int = cli("submit", str(spec_file), "--json").document["id"]
+    return run_id
 
 
 @pytest.fixture

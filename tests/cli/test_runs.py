@@ -6,24 +6,14 @@ from typing import Any
 import pytest
 from sqlalchemy import insert, update
 
-from app.cli.runs import why_they_wait
 from app.settings import load_settings
-from app.spec.run import SPEC_VERSION
 from app.store import open_store
 from app.store.checkpoint_rows import add_checkpoints
 from app.store.records import NewCheckpoint
 from app.store.tables import attempts, runs
 from stoker import Client
 from tests.cli.conftest import SPEC
-from tests.cli.test_machine import registered
 from tests.store.conftest import new_run
-
-
-@pytest.fixture
-def run_id(cli, api, spec_file) -> int:
-    """A new run; without a worker it stays queued."""
-    run_id: int = cli("submit", str(spec_file), "--json").document["id"]
-    return run_id
 
 
 def test_submit_says_what_to_do_next(cli, api, spec_file):
@@ -31,34 +21,6 @@ def test_submit_says_what_to_do_next(cli, api, spec_file):
     assert answer.code == 0
     assert "(waves) is queued" in answer.out
     assert "stoker watch" in answer.out
-
-
-def test_submit_and_ls_say_that_runs_wait_for_their_artifacts(cli, api, spec_file):
-    away = {"artifacts_away": "The artifact root /mnt/runs may not be mounted."}
-    slots = [{"name": "cpu-0", "device": "cpu", "run_id": 7, "waiting": None}]
-    facts = {**away, "spec_version": SPEC_VERSION}
-    with registered(api, slots=slots, facts=facts):
-        submitted = cli("submit", str(spec_file))
-        second = cli("submit", str(spec_file), "--json").document
-        listed = cli("ls", "--limit", "2")
-        as_json = cli("ls", "--limit", "2", "--json")
-    assert f"  It waits: {away['artifacts_away']}\n" in submitted.out
-    assert second["message"] == away["artifacts_away"], "also to who calls the API by hand"
-    ids = f"{second['id'] - 1}, {second['id']}"
-    assert listed.err == f"Runs {ids} wait: {away['artifacts_away']}\n"
-    assert as_json.err == ""
-    assert cli("ls").err == ""
-
-
-def test_ls_names_the_commonest_reason_to_wait_in_one_line():
-    def run(run_id, message, status="queued"):
-        return {"id": run_id, "status": status, "state": "queued", "message": message}
-
-    page = [run(9, "A."), run(8, "B.", "waiting_for_memory"), run(7, "B."), run(6, None)]
-    assert why_they_wait(page) == "Runs 7, 8 wait: B. `stoker queue` says why the others wait."
-    assert why_they_wait(page[:1]) == "Run 9 waits: A."
-    assert why_they_wait(page[3:]) is None
-    assert why_they_wait([{**run(5, "Stopped."), "state": "stopped"}]) is None
 
 
 def test_set_changes_the_spec(cli, api, spec_file):
@@ -202,23 +164,6 @@ def test_show_has_what_the_progress_says_also_of_a_run_that_told_no_result(cli, 
     assert "20 it/s, 640 samples/s" in paused, "of the whole attempt, not of its last second"
     assert "  best        step 30 · val_mae 3.5\n" in paused
     store.close()
-
-
-def test_ls_filters_and_pages(cli, api, spec_file):
-    for mark in ("one", "two"):
-        cli("submit", str(spec_file), "--set", f"labels={{page: '{mark}'}}")
-    found = cli("ls", "--label", "page=one", "--json").document["data"]
-    assert [run["labels"] for run in found] == [{"page": "one"}]
-    first = cli("ls", "--label", "page", "-n", "1", "--json").document
-    rest = cli("ls", "--label", "page", "--after", first["next_cursor"], "--json").document
-    assert [run["labels"]["page"] for run in first["data"] + rest["data"]] == ["two", "one"]
-    assert "No runs" in cli("ls", "--state", "failed").out
-
-
-def test_ls_refuses_a_state_that_is_none(cli, api):
-    answer = cli("ls", "--state", "burning")
-    assert answer.code == 5
-    assert "Traceback" not in answer.err
 
 
 def test_a_run_that_is_not_there(cli, api):
