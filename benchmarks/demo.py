@@ -239,8 +239,8 @@ def print_result(client: Client, runs: tuple[Document, Document], persistence: f
 def median_rates(client: Client, runs: tuple[Document, Document]) -> str:
     """Training speed over both runs."""
     shown = []
+    curves = [client.metrics(run["id"])["series"] for run in runs]
     for name, unit in (("iterations_per_second", "it/s"), ("samples_per_second", "samples/s")):
-        curves = [client.metrics(run["id"], names=[name])["series"] for run in runs]
         points = [point for series in curves for point in series.get(name, [])]
         if points:
             shown.append(f"{number(statistics.median(value for _, _, value in points))} {unit}")

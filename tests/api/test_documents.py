@@ -103,6 +103,33 @@ def test_metrics_as_json_and_csv(api, run_id, player, lease):
         assert api.get(f"/runs/{run_id}/metrics", params=wrong).status_code == 422
 
 
+@pytest.mark.parametrize("format_", ["json", "csv"])
+def test_a_metric_that_an_ended_run_has_not_is_told_with_those_there_are(
+    api, run_id, player, lease, format_
+):
+    path = f"/runs/{run_id}/metrics"
+    asked = {"names": "val_mse, train_loss", "format": format_}
+    points = [MetricPoint(name, 1, 1002.0, 0.5) for name in ("train_loss", "val_mae")]
+    player.store.leases.beat(lease.token, Beat(metric_points=points))
+    assert api.get(path, params=asked).status_code == 200, "it may still come"
+    player.finish(lease, Reason.completed)
+    answer = api.get(path, params=asked)
+    assert answer.problem("not_found") == 404
+    said = f"Run {run_id} is over and has no metric val_mse; there are train_loss, val_mae."
+    assert answer.json()["detail"] == said
+    assert api.get(path, params={**asked, "names": "train_loss,val_mae"}).status_code == 200
+
+
+def test_an_ended_run_without_any_metric_says_so(api, run_id, player, lease):
+    player.finish(lease, Reason.completed)
+    answer = api.get(f"/runs/{run_id}/metrics", params={"names": "val_mae"})
+    assert answer.problem("not_found") == 404
+    assert (
+        answer.json()["detail"] == f"Run {run_id} is over and has no metric val_mae; it has none."
+    )
+    assert api.get(f"/runs/{run_id}/metrics").json() == {"series": {}}
+
+
 def test_attempts_say_how_they_ended(api, run_id, player, lease):
     player.finish(lease, Reason.worker_lost, "The worker was lost.")
     (attempt,) = api.get(f"/runs/{run_id}/attempts").json()["data"]

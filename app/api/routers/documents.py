@@ -14,6 +14,7 @@ from app.api.serializers import attempt_document
 from app.api.sse import stream, wait_for_news
 from app.api.strict import StrictRoute
 from app.errors import InvalidRequest, NotFound
+from app.lifecycle import TERMINAL
 from app.service.feeds import EventFeed, LogFeed
 from app.store.cursor import cursor_of
 from app.store.records import MetricSeries
@@ -176,12 +177,22 @@ def get_metrics(
         Literal["json", "csv"], Query(alias="format", description="Of the answer.")
     ] = "json",
 ) -> Response | Series:
-    """Points of (step, unix seconds, value) by name; later attempts win a step."""
-    services.store.runs.get(run_id)
+    """Points of (step, unix seconds, value) by name; later attempts win a step.
+
+    A name without points is left out while the run may still get some; once it is over, it is 404.
+    """
+    is_over = services.store.runs.get(run_id).state in TERMINAL
     wanted = [name.strip() for name in names.split(",") if name.strip()] if names else None
     if max_points is None and format_ == "json":
         max_points = DEFAULT_POINTS
     series = services.store.metrics.series(run_id, wanted, max_points, lineage)
+    missing = [name for name in wanted or () if name not in series]
+    if is_over and missing:
+        known = ", ".join(sorted(services.store.metrics.series(run_id, None, 2, lineage)))
+        raise NotFound(
+            f"Run {run_id} is over and has no metric {', '.join(missing)}; "
+            + (f"there are {known}." if known else "it has none.")
+        )
     if format_ == "csv":
         return StreamingResponse(_csv(series), media_type="text/csv")
     return Series(series=series)
