@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 from contextlib import suppress
 
@@ -118,6 +119,11 @@ class Farm:
             return self.step(run_id) >= step
 
         eventually(reached, f"run {run_id} reaches step {step}")
+
+    def stop_still(self, agent):
+        """SIGSTOP, but not in the middle of a transaction: SQLite's file would stay locked."""
+        with self.store.database.write():
+            agent.send_signal(signal.SIGSTOP)
 
     def wait_for_attempt(self, run_id, attempt):
         eventually(lambda: self.run(run_id).attempt >= attempt, f"attempt {attempt} begins")

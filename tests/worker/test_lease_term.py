@@ -100,7 +100,7 @@ def test_a_run_of_an_agent_that_stands_still_goes_to_another(make_farm):
     run_id = farm.submit(steps=10**6, pace=0.02, on_stop="ignore")
     farm.wait_for_step(run_id, 3)
     farm.start_agent()
-    stopped.send_signal(signal.SIGSTOP)
+    farm.stop_still(stopped)
     try:
         farm.wait_for_attempt(run_id, 2)
         again = eventually(lambda: started_at(farm.folder(run_id, 2)), "it is trained again")
