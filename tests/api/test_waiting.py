@@ -108,6 +108,7 @@ def test_a_probe_that_nobody_waits_for_any_more_is_withdrawn(
 ) -> None:
     (server.home / "artifacts").mkdir(exist_ok=True)
     known = {**host_setup(), **host_now(server.home / "artifacts")}
+    known["versions"] = {**known["versions"], "torch": "2.13.0+cpu"}  # as a worker has it
     store.workers.beat(
         player.worker_id,
         "alive",
