@@ -13,7 +13,6 @@ from app.guard.facts import (
     DeviceFacts,
     Facts,
     FieldFacts,
-    HistoryFacts,
     HostFacts,
     UnknownFact,
 )
@@ -21,6 +20,7 @@ from app.guard.presets.catalog import load_catalog
 from app.guard.registry import RULES
 from app.guard.resolve import resolve
 from app.guard.rule import Rule
+from app.planning.pace import Pace
 from app.spec.layers import Document, merge_patch
 from app.spec.run import RunSpec
 from benchmarks.figures import Figure
@@ -47,7 +47,7 @@ def _world(samples: int, available_bytes: int) -> Facts:
         network=False, read_bytes_per_second=2e9,
     )  # fmt: skip
     host = HostFacts(24 * GIB, available_bytes, 2, 1, 100 * GIB)
-    history = HistoryFacts((1,), 20.0, checkpoint_seconds=0.05, evaluation_seconds=0.001)
+    history = Pace((1,), 20.0, checkpoint_seconds=0.05, evaluation_seconds=0.001)
     return Facts(
         {"weather": data}, (DeviceFacts("cpu", "cpu", host=host),), history, history_looked_for=True
     )

@@ -11,7 +11,7 @@ from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from app import __version__
 from app.api import problems
 from app.api.auth import caller
-from app.api.middleware import MAX_BODY_BYTES, Gate, HeadAsGet, Observed
+from app.api.middleware import Gate, HeadAsGet, Observed
 from app.api.openapi import COMMON, DESCRIPTION, described
 from app.api.openapi import problems as answering
 from app.api.routers import (
@@ -33,6 +33,7 @@ from app.errors import Unauthorized
 from app.logs import configure_logging
 from app.service.services import Services
 from app.settings import Settings
+from app.spec.reading import MAX_BYTES
 from app.store.migrate import upgrade
 from app.store.store import Store, open_store
 
@@ -73,7 +74,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
         _furnish(app, settings, store)
     problems.install(app)
     # A request passes them from the last to the first.
-    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MAX_BODY_BYTES)
+    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MAX_BYTES)
     app.add_middleware(Gate, settings=settings)
     app.add_middleware(HeadAsGet)
     app.add_middleware(Observed, settings=settings)

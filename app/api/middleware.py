@@ -16,8 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.api.problems import response_of, too_large
 from app.errors import Forbidden, InvalidRequest, StokerError
 from app.settings import LOOPBACK_NAMES, Settings
-
-MAX_BODY_BYTES = 1 << 20
+from app.spec.reading import MAX_BYTES
 
 log = structlog.get_logger("stoker.access")
 
@@ -134,7 +133,7 @@ class Gate:
             )
         # Starlette's own limit would answer this one with plain text.
         announced = headers.get("content-length", "0")
-        if announced.isdecimal() and int(announced[:20]) > MAX_BODY_BYTES:
+        if announced.isdecimal() and int(announced[:20]) > MAX_BYTES:
             raise too_large()
 
 

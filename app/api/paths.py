@@ -2,23 +2,25 @@
 
 from typing import get_args
 
-from starlette.convertors import Convertor, register_url_convertor
+from starlette.convertors import StringConvertor, register_url_convertor
 
 from stoker.models.runs import BulkVerb, Verb, Which
 
 
-class _OneOf(Convertor[str]):
-    """One of the words of a Literal; Starlette's "custom convertor"."""
+class _Verb(StringConvertor):
+    regex = "|".join(get_args(Verb))
 
-    def convert(self, value: str) -> str:
-        return value
 
-    def to_string(self, value: str) -> str:
-        return value
+class _BulkVerb(StringConvertor):
+    regex = "|".join(get_args(BulkVerb))
+
+
+class _Which(StringConvertor):
+    regex = "|".join(get_args(Which))
 
 
 def register() -> None:
     """Have routes know `{action:verb}`, `{action:bulk_verb}` and `{which:which}`."""
-    for name, literal in (("verb", Verb), ("bulk_verb", BulkVerb), ("which", Which)):
-        words = type(name, (_OneOf,), {"regex": "|".join(get_args(literal))})
-        register_url_convertor(name, words())
+    register_url_convertor("verb", _Verb())
+    register_url_convertor("bulk_verb", _BulkVerb())
+    register_url_convertor("which", _Which())

@@ -19,13 +19,13 @@ from app.api.hints import complaints
 from app.api.operations import operation_of
 from app.errors import InvalidRequest, NotFound, PayloadTooLarge, StokerError
 from app.spec.issue import Issue
+from app.spec.reading import MAX_BYTES
 
 MEDIA_TYPE = "application/problem+json"
 MOST_SHOWN = 200  # characters of what a client sent
 CLIENT_HAS_LEFT = 499  # as nginx counts it; nobody receives it
 WITHOUT_BODY = (204, 304)
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
-LARGEST_BODY = "1 MiB"
 log = structlog.get_logger("stoker.api")
 
 
@@ -154,7 +154,9 @@ def _not_allowed(request: Request) -> ProblemResponse:
 
 def too_large() -> PayloadTooLarge:
     """The refusal of a body that is larger than any request needs."""
-    return PayloadTooLarge(f"The body is larger than {LARGEST_BODY}; no request needs that much.")
+    return PayloadTooLarge(
+        f"The body is larger than {MAX_BYTES >> 20} MiB; no request needs that much."
+    )
 
 
 def _nothing_at(request: Request) -> NotFound:

@@ -12,7 +12,6 @@ from app.guard.facts import (
     DeviceFacts,
     Facts,
     FieldFacts,
-    HistoryFacts,
     UnknownFact,
     known,
 )
@@ -24,6 +23,7 @@ from app.guard.reads import Reading, amplification, reading_by_batches, reading_
 from app.planning import arithmetic
 from app.planning.arithmetic import PartSizes
 from app.planning.carry import RECIPE_SHAPE
+from app.planning.pace import Pace
 from app.spec.data import (
     ChronologicalSplit,
     ChunkedLoader,
@@ -282,12 +282,12 @@ class Case:
     # Earlier runs
 
     @Derived
-    def like_runs(self) -> HistoryFacts:
+    def like_runs(self) -> Pace:
         """What like runs did."""
         return known(self.facts.history, "how fast runs like it are")
 
     @Derived
-    def history(self) -> HistoryFacts | None:
+    def history(self) -> Pace | None:
         """What like runs did, None where there were none; UnknownFact where nobody looked."""
         if self.facts.history_looked_for:
             return self.facts.history

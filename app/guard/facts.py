@@ -8,6 +8,7 @@ from typing import Literal, TypeVar
 from app.guard.memory.measured import Measured
 from app.guard.presets.catalog import Match
 from app.planning.imports import IMPORTS, Build, Imports
+from app.planning.pace import Pace
 from app.spec.run import RunSpec
 
 DTYPE_BYTES = {
@@ -179,25 +180,6 @@ class DeviceFacts:
 
 
 @dataclass(frozen=True)
-class HistoryFacts:
-    """What like runs did: medians over the newest of them."""
-
-    runs: tuple[int, ...]
-    """Their ids, newest first."""
-    iterations_per_second: float
-    checkpoint_seconds: float | None = None
-    """For which one holds the training up."""
-    written_seconds: float | None = None
-    """Until one is durable."""
-    evaluation_seconds: float | None = None
-    """For one sample."""
-    other_seconds: float | None = None
-    """From the start of an attempt to its end, beside steps, evaluations and checkpoints."""
-    compiling_seconds: float | None = None
-    """A part of these."""
-
-
-@dataclass(frozen=True)
 class Carried:
     """A checkpoint whose whole state a restart goes on with."""
 
@@ -226,7 +208,7 @@ class Facts:
 
     datasets: Mapping[str, DatasetFacts] = field(default_factory=dict)
     devices: tuple[DeviceFacts, ...] = ()
-    history: HistoryFacts | None = None
+    history: Pace | None = None
     history_looked_for: bool = False
     """Whether like runs were looked for, as at submission: then no history means that there were
     none. At claim nobody looks."""

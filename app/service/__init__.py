@@ -1,1 +1,1 @@
-"""What API, command line and agent do with the floors below: plan, submit, restart, probe, wait."""
+"""What API and agent do with the floors below: plan, submit, restart, probe, wait, observe."""

@@ -1,13 +1,12 @@
 """What the guard is told of the world as it is when a request comes."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from app.guard.case import Case
 from app.guard.facts import (
     Carried,
     Facts,
-    HistoryFacts,
     ParentFacts,
     UnknownFact,
 )
@@ -16,6 +15,7 @@ from app.guard.plan import gap_was_settled, settle
 from app.guard.resolve import Resolved, resolve
 from app.lifecycle import RunState
 from app.planning.carry import carry_between
+from app.planning.pace import Pace
 from app.service.inventory import dataset_facts, worker_devices
 from app.service.services import Services
 from app.spec.stored import read_stored
@@ -67,7 +67,7 @@ def facts_for(
     return learned, settled
 
 
-def _history(services: Services, settled: Resolved, facts: Facts) -> HistoryFacts | None:
+def _history(services: Services, settled: Resolved, facts: Facts) -> Pace | None:
     """How fast like runs were on the device that this one would get."""
     if settled.spec is None or settled.document is None:
         return None
@@ -75,8 +75,7 @@ def _history(services: Services, settled: Resolved, facts: Facts) -> HistoryFact
         device = Case(settled.spec, facts).device
     except UnknownFact:
         return None
-    pace = services.store.history.like(settled.document, device.kind, device.name)
-    return None if pace is None else HistoryFacts(**asdict(pace))
+    return services.store.history.like(settled.document, device.kind, device.name)
 
 
 def _parent(parent: Parent) -> ParentFacts | None:

@@ -101,15 +101,6 @@ class Services:
     datasets: Cached[dict[str, DatasetFacts]] = field(init=False)
     in_flight: InFlight = field(default_factory=InFlight)
 
-    def start(self) -> None:
-        """Begin to watch for those that wait, and those that beat no more; in the event loop."""
-        self.tailer.start()
-        self.observer.start()
-
-    def stop(self) -> None:
-        self.observer.stop()
-        self.tailer.stop()
-
     def __post_init__(self) -> None:
         store, settings = self.store, self.settings
         self.artifacts = ArtifactRoot(store.database, settings.artifact_root)
@@ -118,6 +109,15 @@ class Services:
         self.catalog = Cached(lambda: load_catalog(settings.presets_dir))
         self.workers = LiveWorkers(store)
         self.datasets = Cached(lambda: _dataset_facts(store))
+
+    def start(self) -> None:
+        """Begin to watch for those that wait, and those that beat no more; in the event loop."""
+        self.tailer.start()
+        self.observer.start()
+
+    def stop(self) -> None:
+        self.observer.stop()
+        self.tailer.stop()
 
 
 def _dataset_facts(store: Store) -> dict[str, DatasetFacts]:

@@ -65,7 +65,7 @@ def read_json(body: bytes, name: str = "The body") -> Any:
         _require_shallow(body)
         text = body.decode("utf-8")
         if text.startswith("\ufeff"):
-            raise Unsound("it begins with a byte order mark, which JSON does not have")  # noqa: TRY301
+            raise Unsound("it begins with a byte order mark, which JSON does not have")  # noqa: TRY301 - named below, as all that is wrong
         value = json.loads(
             text,
             parse_constant=_no_constant,
@@ -101,7 +101,7 @@ def read_yaml(body: bytes, name: str = "The body") -> Any:
     try:
         text = body.decode("utf-8")
         if other := OTHER_VERSION.match(text):
-            raise Unsound(f"it says that it is YAML {other[1]}, and YAML 1.2 is read")  # noqa: TRY301
+            raise Unsound(f"it says that it is YAML {other[1]}, and YAML 1.2 is read")  # noqa: TRY301 - as above
         return _unshared(checked(reader.load(StringIO(text))))
     except UnicodeDecodeError:
         why = "it is not UTF-8"

@@ -1,7 +1,7 @@
 """Cursors of keyset pages: the key of the last row of the page before, its numbers joined."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Row, Select
@@ -15,6 +15,7 @@ class _HasId(Protocol):
     def id(self) -> int: ...
 
 
+R = TypeVar("R")
 T = TypeVar("T", bound=_HasId)
 
 CURSOR = re.compile(r"-?[0-9]{1,18}(,-?[0-9]{1,18})*")
@@ -62,3 +63,17 @@ def page_by_id(
     rows = connection.execute(query.order_by(key.desc()).limit(limit + 1)).all()
     records = [to_record(row) for row in rows[:limit]]
     return Page(records, cursor_of(records[-1].id) if len(rows) > limit else None)
+
+
+def page_of(
+    records: Sequence[R], key: Callable[[R], tuple[int, ...]], limit: int, after: str | None
+) -> tuple[list[R], str | None]:
+    """Of a list that was read as a whole: at most `limit` after the cursor, and the next cursor.
+
+    `key` orders the records.
+    """
+    if after is not None and records:
+        start = parse_key(after, len(key(records[0])))
+        records = [record for record in records if key(record) > start]
+    page = list(records[:limit])
+    return page, cursor_of(*key(page[-1])) if len(records) > limit else None

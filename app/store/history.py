@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from hashlib import sha256
 from itertools import islice
 from statistics import median
@@ -11,6 +10,7 @@ from typing import Any
 from sqlalchemy import Row, Select, and_, bindparam, select
 
 from app.lifecycle import RunState
+from app.planning.pace import Pace
 from app.store.database import Database
 from app.store.records import Document
 from app.store.tables import attempts, has_begun, runs
@@ -60,25 +60,6 @@ _FIGURES: Select[Any] = (
     .where(runs.c.progress_at.is_not(None), runs.c.deleted_at.is_(None))
     .order_by(runs.c.id.desc())
 )
-
-
-@dataclass(frozen=True)
-class Pace:
-    """What like runs did: medians over the newest of them, in seconds unless said."""
-
-    runs: tuple[int, ...]
-    """Their ids, newest first."""
-    iterations_per_second: float
-    checkpoint_seconds: float | None = None
-    """For which one holds the training up."""
-    written_seconds: float | None = None
-    """Until one is durable."""
-    evaluation_seconds: float | None = None
-    """For one sample."""
-    other_seconds: float | None = None
-    """From the start of an attempt to its end, beside steps, evaluations and checkpoints."""
-    compiling_seconds: float | None = None
-    """A part of these."""
 
 
 class History:

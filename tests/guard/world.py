@@ -11,12 +11,12 @@ from app.guard.facts import (
     DeviceFacts,
     Facts,
     FieldFacts,
-    HistoryFacts,
     HostFacts,
     ParentFacts,
 )
 from app.guard.plan import Plan, make_plan
 from app.guard.presets.catalog import load_catalog
+from app.planning.pace import Pace
 from app.spec.issue import Issue
 from app.spec.layers import overlay
 from app.spec.parse import parse_spec
@@ -44,7 +44,7 @@ CPU = DeviceFacts("cpu", "cpu", host=HOST)
 RTX = DeviceFacts("cuda", "NVIDIA RTX 4090", 24 * GIB, 23 * GIB, (8, 9), HOST)
 A100 = DeviceFacts("cuda", "NVIDIA A100", 80 * GIB, 79 * GIB, (8, 0), HOST)
 TURING = DeviceFacts("cuda", "NVIDIA RTX 2080", 8 * GIB, 7 * GIB, (7, 5), HOST)
-HISTORY = HistoryFacts((1,), iterations_per_second=20.0, checkpoint_seconds=0.05)
+HISTORY = Pace((1,), iterations_per_second=20.0, checkpoint_seconds=0.05)
 REQUEST: dict[str, Any] = {"recipe": {"kind": "sequence"}, "data": {"dataset": "weather"}}
 
 

@@ -7,12 +7,12 @@ from fastapi import APIRouter, Path, Query, Response
 from app.api.deps import CheckpointId, Cursor, Limit, RunId, ServicesDep
 from app.api.files import download as downloaded
 from app.api.openapi import problems
-from app.api.paging import page_of
 from app.api.problems import RangeNotSatisfiable
 from app.api.serializers import checkpoint_document
 from app.api.strict import StrictRoute
 from app.errors import Conflict, InvalidRequest, NotFound
 from app.service.checkpoint_files import whole_files
+from app.store.cursor import page_of
 from stoker.models.base import Page
 from stoker.models.records import Checkpoint
 from stoker.models.runs import Which

@@ -9,14 +9,13 @@ from starlette.concurrency import run_in_threadpool
 
 from app.api.deps import Cursor, Limit, Position, QueryText, RunId, ServicesDep, Wait
 from app.api.openapi import problems
-from app.api.paging import page_of
 from app.api.serializers import attempt_document
 from app.api.sse import stream, wait_for_news
 from app.api.strict import StrictRoute
 from app.errors import InvalidRequest, NotFound
 from app.lifecycle import TERMINAL
 from app.service.feeds import EventFeed, LogFeed
-from app.store.cursor import cursor_of
+from app.store.cursor import cursor_of, page_of
 from app.store.records import MetricSeries
 from stoker.models.base import LARGEST_ID, Page, rfc3339
 from stoker.models.records import Attempt, Event, EventPage, LogPiece, Series
