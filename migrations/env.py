@@ -1,4 +1,4 @@
-"""How alembic runs here: within the transaction that app.store.migrate has opened.
+"""How alembic runs here: within the transaction that app.store.engine.migrate has opened.
 
 Called by hand (`alembic check`) it opens that transaction for the database of STOKER_HOME.
 """
@@ -7,7 +7,7 @@ from alembic import context
 from sqlalchemy import Connection
 
 from app.settings import load_settings
-from app.store.migrate import alone
+from app.store.engine.migrate import alone
 from app.store.tables import metadata
 
 

@@ -15,8 +15,8 @@ def rebuilt(table: str) -> Iterator[BatchOperations]:
 
     SQLite: a copy with the changes takes the table's place, and keeps what alembic's copy loses:
     triggers, indexes just as they were, and ids that were given out and are gone. Migrations run
-    with foreign keys off and are checked before the commit, see app.store.migrate. PostgreSQL
-    changes the table itself.
+    with foreign keys off and are checked before the commit, see app.store.engine.migrate.
+    PostgreSQL changes the table itself.
     """
     connection = op.get_bind()
     if connection.dialect.name != "sqlite":

@@ -15,8 +15,8 @@ from app.durable import sync
 from app.errors import Unavailable
 from app.plainjson import dump_json
 from app.store.checkpoint_rows import SAVED
-from app.store.database import Database, retried
-from app.store.sequences import raise_ids
+from app.store.engine.database import Database, retried
+from app.store.engine.sequences import raise_ids
 from app.store.tables import attempts, checkpoints, database_identity, runs
 
 log = structlog.get_logger("stoker.artifacts")

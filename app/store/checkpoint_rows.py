@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, delete, exists, insert, select, update
+from sqlalchemy import Connection, and_, delete, exists, insert, select, update
 
 from app.store.records import DamagedCheckpoint, NewCheckpoint
 from app.store.tables import checkpoints, run_documents
@@ -85,11 +85,18 @@ def damage_checkpoints(
 
 
 def forget_checkpoints(connection: Connection, run_id: int, paths: Sequence[str]) -> None:
-    """Delete the rows of folders that are gone."""
-    if paths:
-        connection.execute(
-            delete(checkpoints).where(checkpoints.c.run_id == run_id, checkpoints.c.path.in_(paths))
-        )
+    """Delete the rows of folders that are gone.
+
+    One whose removal had begun and that somebody holds now stays as it is, for a beat must not wait
+    for it: the disk is looked at once more when the run has ended (`has_removing`).
+    """
+    if not paths:
+        return
+    named = and_(checkpoints.c.run_id == run_id, checkpoints.c.path.in_(paths))
+    begun = checkpoints.c.state == REMOVING
+    free = select(checkpoints.c.id).where(named, begun).with_for_update(skip_locked=True)
+    connection.execute(delete(checkpoints).where(checkpoints.c.id.in_(free)))
+    connection.execute(delete(checkpoints).where(named, ~begun))
 
 
 def has_removing(connection: Connection, run_id: int) -> bool:

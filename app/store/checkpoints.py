@@ -16,12 +16,13 @@ from sqlalchemy import (
 )
 
 from app.errors import Conflict, NotFound
-from app.store.beats import held_run
+from app.spec.script import SCRIPT
 from app.store.checkpoint_rows import DAMAGED, REMOVING, SAVED, damage_checkpoints
-from app.store.database import Database, retried
+from app.store.engine.database import Database, retried
 from app.store.jobs import add_job, has_open_job
 from app.store.records import CheckpointRecord, DamagedCheckpoint
-from app.store.tables import TERMINAL_VALUES, checkpoints, runs
+from app.store.runs.beats import held_run
+from app.store.tables import TERMINAL_VALUES, checkpoints, run_documents, runs
 
 Paths = list[str]
 _rival = checkpoints.alias("rival")
@@ -56,17 +57,24 @@ is_best = and_(
     checkpoints.c.score.is_not(None),
     _is_chosen(best_first(_rival), _rival.c.score.is_not(None)),
 )
-# A child needs a checkpoint until it has one of its own or is over. While it waits for a run, it
-# needs whatever is that run's latest or best by then.
+# A child, or a run that takes its first weights from it, needs a checkpoint until it has one of its
+# own or is over. While it waits for a run, it needs whatever is that run's latest or best by then.
 needed_by_child = exists().where(
     _child.c.state.not_in(TERMINAL_VALUES),
     ~exists().where(_own.c.run_id == _child.c.id, _own.c.state == SAVED).correlate(_child),
     or_(
         _child.c.restart_checkpoint_id == checkpoints.c.id,
+        _child.c.init_from_checkpoint == checkpoints.c.id,
         and_(
             _child.c.waits_for == checkpoints.c.run_id,
             _child.c.attempt == 0,
             _child.c.restart_from != "scratch",
+            or_(is_latest, is_best),
+        ),
+        and_(
+            _child.c.init_from_run == checkpoints.c.run_id,
+            _child.c.init_from_checkpoint.is_(None),
+            _child.c.attempt == 0,
             or_(is_latest, is_best),
         ),
     ),
@@ -101,6 +109,21 @@ def why_none(connection: Connection, run_id: int) -> str | None:
     )
 
 
+def _why_no_best(connection: Connection, run_id: int) -> str:
+    """And what to do; there is another one."""
+    monitor = run_documents.c.spec["checkpoint"]["monitor"].as_string()
+    wanted = select(runs.c.recipe, monitor).join(run_documents, run_documents.c.run_id == runs.c.id)
+    recipe, metric = connection.execute(wanted.where(runs.c.id == run_id)).one()
+    latest = f"`stoker download {run_id}` takes the latest"
+    if recipe != SCRIPT:
+        return f"none was saved after an evaluation; {latest}"
+    return (
+        f"none was saved with the metric {metric}, which decides what is best. {latest}. A "
+        f'script gives it by `stoker.init().checkpoint(step, {{"{metric}": …}})`; '
+        "checkpoint.monitor names another metric"
+    )
+
+
 class Checkpoints:
     """The aggregate; what beats write of it is in checkpoint_rows."""
 
@@ -126,12 +149,11 @@ class Checkpoints:
             choose = latest_of if which == "latest" else best_of
             chosen = choose(connection, run_id)
             if chosen is None:
-                why = (
-                    "none was saved after an evaluation; ask for latest"
-                    if which == "best"
+                why = why_none(connection, run_id) or (
+                    _why_no_best(connection, run_id)
+                    if which == "best" and latest_of(connection, run_id) is not None
                     else f"none was saved yet; `stoker show {run_id}` says how far it is"
                 )
-                why = why_none(connection, run_id) or why
                 raise NotFound(f"Run {run_id} has no {which} checkpoint: {why}.")
             return _fetch(connection, chosen)
 
@@ -162,8 +184,9 @@ class Checkpoints:
                 select(checkpoints.c.id).where(checkpoints.c.id == checkpoint_id, is_held)
             ).scalar():
                 raise Conflict(
-                    f"Checkpoint {checkpoint_id} is pinned, or a run that was restarted from it "
-                    "has saved nothing of its own yet. Unpin it, or wait for that run.",
+                    f"Checkpoint {checkpoint_id} is pinned, or a run that goes on from it or takes "
+                    "its first weights from it has saved nothing of its own yet. Unpin it, or wait "
+                    "for that run.",
                     code="checkpoint_in_use",
                 )
             connection.execute(

@@ -6,11 +6,11 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, bindparam, delete, func, select, update
 
 from app.errors import Conflict, InvalidRequest, NotFound
-from app.store.cursor import page_by_id
-from app.store.database import Database, retried
-from app.store.dialect import insert_unless_there
+from app.store.engine.cursor import page_by_id
+from app.store.engine.database import Database, retried
+from app.store.engine.dialect import insert_unless_there
 from app.store.jobs import add_job
-from app.store.records import DatasetRecord, Document, NewRun, Page
+from app.store.records import DatasetRecord, Document, NewRun, StoredPage
 from app.store.tables import ACTIVE_VALUES, datasets, jobs, run_datasets, runs
 
 FOUND = ("fields", "samples", "layout", "size_bytes", "fingerprint", "read_probe", "message")
@@ -101,7 +101,7 @@ class Datasets:
             rows = connection.execute(_ALL_NAMED, {"names": sorted(names)})
             return {row.name: record_of(row) for row in rows}
 
-    def list(self, limit: int, after: str | None = None) -> Page[DatasetRecord]:
+    def list(self, limit: int, after: str | None = None) -> StoredPage[DatasetRecord]:
         """Newest first; `after` is the cursor of the page before."""
         with self._database.read() as connection:
             return page_by_id(connection, select(datasets), datasets.c.id, limit, after, record_of)
@@ -115,7 +115,8 @@ def record_of(row: Row[Any], **changes: Any) -> DatasetRecord:
 
 def datasets_of(new: NewRun) -> set[str]:
     """The names of all datasets that a run reads."""
-    return {new.dataset, *_split_datasets(new.spec)}
+    own = set() if new.dataset is None else {new.dataset}
+    return own | _split_datasets(new.spec)
 
 
 def require_datasets(connection: Connection, names: set[str]) -> None:

@@ -19,6 +19,7 @@ from sqlalchemy import (
 )
 
 from app.errors import LeaseLost, NotFound
+from app.planning.profile import Measured, ProfileKey, points_of_probe
 from app.store.checkpoint_rows import (
     DAMAGED,
     REMOVING,
@@ -27,12 +28,13 @@ from app.store.checkpoint_rows import (
     damage_checkpoints,
     forget_checkpoints,
 )
-from app.store.clock import Clock
-from app.store.database import Database, retried
-from app.store.expiry import expire_jobs
+from app.store.engine.clock import Clock
+from app.store.engine.database import Database, retried
 from app.store.live_workers import require_alive
 from app.store.records import DamagedCheckpoint, Document, Inspection, NewCheckpoint
-from app.store.tables import checkpoints, datasets, jobs, runs
+from app.store.runs.expiry import expire_jobs
+from app.store.tables import checkpoints, datasets, jobs, runs, workers
+from app.store.telemetry.memory_profiles import add_measured
 from app.store.worker_records import JobKind, JobRecord
 
 MAX_ATTEMPTS = 3
@@ -130,6 +132,8 @@ class Jobs:
             (ended,) = _end(connection, *mine, error=error, now=self._clock(), result=result)
             if inspection is not None:
                 _record_inspection(connection, ended, inspection)
+            if ended.kind == "probe_step" and result is not None:
+                _record_probe(connection, ended, result, worker_id)
             return ended
 
     @retried
@@ -306,6 +310,17 @@ def _settle_reconciliation(connection: Connection, job: JobRecord) -> None:
     add_checkpoints(connection, run_id, attempt, [NewCheckpoint(**one) for one in found["adopted"]])
     damaged = [DamagedCheckpoint(**one) for one in found["damaged"]]
     damage_checkpoints(connection, run_id, attempt, damaged)
+
+
+def _record_probe(connection: Connection, job: JobRecord, result: Document, worker_id: int) -> None:
+    """What it measured, for the plans of runs like it."""
+    asked = job.payload.get("profile")
+    if asked is None:  # ordered by an older version
+        return
+    points = points_of_probe(result, asked["model_bytes"], asked["sample_bytes"])
+    worker = connection.execute(select(workers.c.name).where(workers.c.id == worker_id))
+    measured = Measured(ProfileKey(**asked["key"]), points)
+    add_measured(connection, measured, None, worker.scalar_one(), job.finished_at or 0.0)
 
 
 def _record_inspection(connection: Connection, job: JobRecord, found: Inspection) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from sqlalchemy import ColumnElement, Connection, and_, false, not_, or_, select
 
-from app.planning.requirements import Measure, SlotOffer, Use, uses_of
+from app.planning.requirements import Measure, Owner, SlotOffer, SlotUse, uses_of
 from app.store.records import Document
 from app.store.tables import runs, workers
 
@@ -17,17 +17,18 @@ _ALIVE = select(workers.c.name, workers.c.slots, workers.c.devices, workers.c.fa
 )
 
 
-def idle_offers(connection: Connection) -> list[SlotOffer]:
-    """The slots of all workers that train nothing, as of their last beats; all slots, as blocked
-    ones, where none is idle and no worker has its artifacts: runs do not wait for their turn then.
+def all_offers(connection: Connection) -> list[SlotOffer]:
+    """The slots of all workers, as of their last beats; as blocked ones, where none is idle and no
+    worker has its artifacts: runs do not wait for their turn then.
     """
     rows = connection.execute(_ALIVE.order_by(workers.c.id)).all()
-    idle = [
+    offers = [
         offer for row in rows for offer in offers_of(row.name, row.slots, row.devices, row.facts)
     ]
-    if not idle and all(row.facts.get("artifacts_away") for row in rows):
+    is_any_idle = any(not offer.is_taken for offer in offers)
+    if not is_any_idle and all(row.facts.get("artifacts_away") for row in rows):
         return [offer for row in rows for offer in _while_away(*row)]
-    return idle
+    return offers
 
 
 def _while_away(
@@ -50,18 +51,17 @@ def _while_away(
 def offers_of(
     worker: str, slots: Sequence[Document], devices: Sequence[Document], facts: Document
 ) -> list[SlotOffer]:
-    """Of the slots that train nothing, from what an agent registers of itself."""
+    """Of an agent's slots, from what it registers of itself."""
     by_id = {f"cuda:{one.get('index')}": one for one in devices if one.get("kind") == "cuda"}
-    return [
-        _offer(worker, slot, by_id.get(slot["device"], {}), facts)
-        for slot in slots
-        if slot.get("run_id") is None
-    ]
+    return [_offer(worker, slot, by_id.get(slot["device"], {}), facts) for slot in slots]
 
 
 def _offer(worker: str, slot: Document, gpu: Document, facts: Document) -> SlotOffer:
-    """A GPU whose free memory nobody tells counts with all that it has."""
-    on_gpu, free, capability = slot["device"] != "cpu", gpu.get("free_memory_bytes"), None
+    """A GPU whose free memory nobody tells counts with all that it has, as does one that a run has
+    taken.
+    """
+    on_gpu, is_taken, capability = slot["device"] != "cpu", slot.get("run_id") is not None, None
+    free = None if is_taken else gpu.get("free_memory_bytes")
     if gpu.get("capability"):
         major, minor = gpu["capability"]
         capability = 10 * major + minor
@@ -73,14 +73,19 @@ def _offer(worker: str, slot: Document, gpu: Document, facts: Document) -> SlotO
         free_bytes=gpu.get("total_memory_bytes") if free is None else free,
         capability=capability,
         host_free_bytes=facts.get("available_memory_bytes"),
+        host_bytes=facts.get("host_memory_bytes"),
         disk_free_bytes=facts.get("disk_free_bytes"),
         spec_version=facts.get("spec_version", FIRST_VERSION),
+        recipes=facts.get("recipes", {}),
+        owner=Owner(facts["host"], facts["uid"]) if "uid" in facts else None,
+        worker=worker,
         place=f"{what} of worker {worker}",
+        is_taken=is_taken,
         blocked=slot.get("waiting"),
     )
 
 
-def fits(use: Use) -> Condition:
+def fits(use: SlotUse) -> Condition:
     """Of a row of runs, whether it can be trained so; a need that is not known is met."""
     return and_(_may_use(use), *_met(use, use.measures))
 
@@ -97,12 +102,26 @@ def is_short_of_memory(offers: Sequence[SlotOffer]) -> Condition:
     return and_(or_(false(), *other), not_(or_(false(), *map(fits, uses))))
 
 
-def _may_use(use: Use) -> Condition:
-    understood = runs.c.spec_version <= use.offer.spec_version
-    return and_(runs.c.device.in_(use.devices), understood)
+def _may_use(use: SlotUse) -> Condition:
+    offer, version = use.offer, runs.c.recipe_version
+    trains = [and_(runs.c.recipe == k, version == v) for k, v in offer.recipes.items()]
+    size = len(use.offers)
+    return and_(
+        runs.c.device.in_(use.devices),
+        runs.c.gpus <= 1 if size == 1 else runs.c.gpus == size,
+        runs.c.spec_version <= offer.spec_version,
+        or_(version.is_(None), *trains),
+        or_(runs.c.owner_host.is_(None), _is_of(offer.owner)),
+    )
 
 
-def _met(use: Use, measures: Iterable[Measure]) -> list[Condition]:
+def _is_of(owner: Owner | None) -> Condition:
+    if owner is None:
+        return false()
+    return and_(runs.c.owner_host == owner.host, runs.c.owner_uid == owner.uid)
+
+
+def _met(use: SlotUse, measures: Iterable[Measure]) -> list[Condition]:
     met = []
     for measure in measures:
         need, there = runs.c[f"needs_{measure.need}"], getattr(use.offer, measure.offer)

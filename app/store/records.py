@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from app.lifecycle import Intent, Reason, ReasonPolicy, RunState
-from app.planning.requirements import NOTHING_KNOWN, Requirements, Waiting
+from app.planning.profile import Measured
+from app.planning.requirements import NOTHING_KNOWN, Owner, Requirements, Waiting
 from app.spec.run import SPEC_VERSION
 
 Document = dict[str, Any]
@@ -17,7 +18,7 @@ MetricSeries = dict[str, list[tuple[int, float, float]]]
 
 
 @dataclass(frozen=True)
-class Page(Generic[T]):
+class StoredPage(Generic[T]):
     """A piece of a list; `next_cursor` is None at the end."""
 
     data: list[T]
@@ -38,18 +39,18 @@ class NewRun:
     priority: int
     recipe: str
     mode: str
-    dataset: str
+    dataset: str | None  # None: it reads none that is registered, as a script
     device: Literal["auto", "cpu", "cuda"]
     gpus: int
     max_retries: int
-    memory: Document | None = None
-    """The memory plan; None where a fact for it was missing."""
-    created_by: str | None = None
-    """Name of the token that asked for it; None where none was asked for."""
+    memory: Document | None = None  # the memory plan; None where a fact for it was missing
+    created_by: str | None = None  # name of the token; None where none was asked for
     requirements: Requirements = NOTHING_KNOWN
     spec_version: int = SPEC_VERSION
-    shape: Document | None = None
-    """What gives the model its shape; None where it is not known."""
+    recipe_version: str | None = None  # None: any will do
+    shape: Document | None = None  # what gives the model its shape; None where it is not known
+    owner: Owner | None = None
+    code: Document | None = None  # of a script, as it was when it was submitted
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class RunRecord:
     priority: int
     recipe: str
     mode: str
-    dataset: str
+    dataset: str | None
     state: RunState
     intent: Intent
     reason: Reason | None
@@ -123,7 +124,7 @@ class RunRecord:
     retry_at: float | None
     retries_used: int
     losses: int
-    waits_for_parent: bool
+    waits_for: int | None
     waiting: Waiting | None
     """Why a queued run is not taken although a slot is idle."""
     carry: Document | None
@@ -132,7 +133,7 @@ class RunRecord:
 
 
 @dataclass(frozen=True)
-class RunDocuments:
+class StoredDocuments:
     """The documents of a run; `applied` holds one per attempt, None before it is known.
 
     `memory` is the plan beside the peak that the newest attempt has told: see guard.memory.
@@ -143,6 +144,7 @@ class RunDocuments:
     provenance: Document
     issues: list[Document]
     shape: Document | None
+    code: Document | None
     applied: list[Document | None]
     memory: Document
 
@@ -298,6 +300,7 @@ class Finish:
     next_rung: NextRung | None = None
     needs: Requirements = NOTHING_KNOWN
     """What the next attempt needs at least, as this one has found; the run's own needs rise."""
+    measured: Measured | None = None  # what it took of memory, as far as it can be said
     untold: bool = False
     """Whether its folders may hold what no beat told: not looked at, or not read to the end."""
 
@@ -361,14 +364,14 @@ class RestorePoint:
     """
 
     run_id: int
-    carry: Literal["full", "weights"]
+    carry: Literal["full", "weights", "init"]
     path: str | None
 
 
 @dataclass(frozen=True)
 class Lease:
-    """An agent's right to one attempt of a run; `token` is its fence, `beats` its next number.
-
+    """An agent's right to one attempt of a run, in `slots`: several GPUs, or one slot. `token` is
+    its fence, `beats` its next number.
     `restore_points`: from the parent on, as long as those before them have saved nothing.
     `memory_rung`: of the attempts before that ran out of memory, the last one's `NextRung.rung`.
     """
@@ -378,15 +381,13 @@ class Lease:
     attempt: int
     spec: Document
     request: Document
-    slot: str
+    slots: tuple[str, ...]
     restore_points: tuple[RestorePoint, ...]
     max_retries: int
     beats: int
     memory_rung: Document | None
-    host_bytes: int | None
-    """Of the host's memory, which the run needs in its slot; None: not known."""
-    dataset: DatasetRecord
-    extra_datasets: Mapping[str, DatasetRecord]
+    host_bytes: int | None  # of the host's memory, which it needs in its slot; None: not known
+    datasets: Mapping[str, DatasetRecord]  # all that it reads, by name; none of a script
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,21 @@
 from sqlalchemy import text
 
 from app.settings import Settings
-from app.store.attempts import Attempts
 from app.store.checkpoints import Checkpoints
-from app.store.clock import Clock
-from app.store.database import BUSY_TIMEOUT_SECONDS, Database
 from app.store.datasets import Datasets
-from app.store.events import Events
-from app.store.history import History
+from app.store.engine.clock import Clock
+from app.store.engine.database import BUSY_TIMEOUT_SECONDS, Database
+from app.store.engine.migrate import head_revision, revision_of
 from app.store.jobs import Jobs
-from app.store.leases import Leases
-from app.store.logs import Logs
-from app.store.metrics import Metrics
-from app.store.migrate import head_revision, revision_of
-from app.store.runs import Runs
+from app.store.notifications import Notifications
+from app.store.runs.attempts import Attempts
+from app.store.runs.events import Events
+from app.store.runs.history import History
+from app.store.runs.leases import Leases
+from app.store.runs.runs import Runs
+from app.store.telemetry.logs import Logs
+from app.store.telemetry.memory_profiles import MemoryProfiles
+from app.store.telemetry.metrics import Metrics
 from app.store.tokens import Tokens
 from app.store.workers import Workers
 
@@ -35,10 +37,12 @@ class Store:
         self.events = Events(database)
         self.metrics = Metrics(database)
         self.history = History(database)
+        self.profiles = MemoryProfiles(database)
         self.logs = Logs(database)
         self.checkpoints = Checkpoints(database, clock)
         self.datasets = Datasets(database, clock)
         self.jobs = Jobs(database, clock)
+        self.notifications = Notifications(database, clock)
         self.workers = Workers(database, clock)
         self.tokens = Tokens(database, clock)
 

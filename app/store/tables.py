@@ -1,9 +1,6 @@
 """The tables, as the newest migration leaves them."""
 
-from typing import Any
-
 from sqlalchemy import (
-    JSON,
     BigInteger,
     Boolean,
     Column,
@@ -11,78 +8,28 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
-    MetaData,
-    Table,
     Text,
     desc,
     literal_column,
 )
-from sqlalchemy.engine import Dialect
-from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from app.lifecycle import RunState
-
-
-class PlainText(TypeDecorator[str]):
-    """Text as both databases can hold it: NUL and lone surrogates become U+FFFD."""
-
-    impl = Text
-    cache_ok = True
-
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        if value is None:
-            return None
-        return storable(value)
-
-
-# What JSON cannot say becomes null, see app.plainjson; order of keys is kept.
-Document = JSON(none_as_null=True)
-
-
-def storable(text: str) -> str:
-    """The text without NUL and lone surrogates."""
-    return (
-        text.replace("\x00", "\ufffd").encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-    )
-
-
-# SQLite gives automatic ids to INTEGER alone.
-Id: TypeEngine[int] = BigInteger().with_variant(Integer(), "sqlite")
-metadata = MetaData(
-    naming_convention={
-        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
-        "pk": "pk_%(table_name)s",
-    }
+from app.planning.profile import ProfileKey
+from app.store.columns import (
+    Document,
+    Id,
+    PlainText,
+    id_column,
+    narrow_table,
+    run_key,
+    table,
+    wide_table,
 )
+from app.store.columns import metadata as metadata
 
-
-def _table(name: str, *parts: Any) -> Table:
-    return Table(name, metadata, *parts, sqlite_autoincrement=True)
-
-
-def _narrow(name: str, *parts: Any) -> Table:
-    """A table of small rows, clustered by its key: one run's rows lie together."""
-    return Table(name, metadata, *parts, sqlite_with_rowid=False)
-
-
-def _wide(name: str, *parts: Any) -> Table:
-    """A table of rows too big to be clustered well."""
-    return Table(name, metadata, *parts)
-
-
-def _run_key() -> Column[int]:
-    return Column("run_id", Id, ForeignKey("runs.id"), primary_key=True)
-
-
-def _id() -> Column[int]:
-    return Column("id", Id, primary_key=True)
-
-
-datasets = _table(
+datasets = table(
     "datasets",
-    _id(),
+    id_column(),
     Column("name", PlainText, nullable=False, unique=True),
     Column("path", PlainText, nullable=False),
     Column("state", Text, nullable=False),
@@ -100,9 +47,9 @@ datasets = _table(
     Column("updated_at", Double, nullable=False),
 )
 
-workers = _table(
+workers = table(
     "workers",
-    _id(),
+    id_column(),
     Column("name", PlainText, nullable=False),
     Column("host", PlainText, nullable=False),
     Column("boot_id", Text, nullable=False),
@@ -120,9 +67,11 @@ workers = _table(
     Column("seen_at", Double, nullable=False),
 )
 
-runs = _table(
+# Whose weights a run begins with, and which: of a run that it waits for, settled at the claim.
+_FIRST_WEIGHTS = ("init_from_run", "init_from_checkpoint")
+runs = table(
     "runs",
-    _id(),
+    id_column(),
     Column("name", PlainText, nullable=False),
     Column("notes", PlainText, nullable=False),
     Column("labels", Document, nullable=False),
@@ -131,7 +80,7 @@ runs = _table(
     Column("recipe", Text, nullable=False),
     Column("mode", Text, nullable=False),
     # No foreign key: a deleted run's row stays and keeps no dataset; run_datasets has the key.
-    Column("dataset", PlainText, nullable=False),
+    Column("dataset", PlainText),  # null: a script, which reads what it likes
     Column("device", Text, nullable=False),
     Column("gpus", Integer, nullable=False),
     # What it needs of a place, see planning/requirements.py; null: not known, any place will do.
@@ -140,8 +89,12 @@ runs = _table(
     Column("needs_host_bytes", BigInteger),
     Column("needs_cpu_bytes", BigInteger),
     Column("needs_disk_bytes", BigInteger),
-    # What its worker has to understand.
-    Column("spec_version", Integer, nullable=False, server_default="1"),
+    Column("spec_version", Integer, nullable=False, server_default="1"),  # its worker's at least
+    Column("recipe_version", Text),
+    *(Column("owner_host", Text), Column("owner_uid", Integer)),  # who alone runs it; null: all
+    # The key of a command's environment and of the copy of its code in its owner's home; a restart
+    # has its parent's.
+    Column("submission", Text),
     Column("max_retries", Integer, nullable=False),
     Column("accepted_risks", Document, nullable=False),
     Column("state", Text, nullable=False),
@@ -158,6 +111,7 @@ runs = _table(
     # What is carried from that checkpoint, and what the specs of parent and child would allow.
     Column("restart_carry", Text),
     Column("carry", Document),
+    *(Column(name, Id) for name in _FIRST_WEIGHTS),
     Column("attempt", Integer, nullable=False),
     # Who holds the lease; `worker`, its name, stays when the run is over.
     Column("worker_id", Id, ForeignKey("workers.id")),
@@ -188,16 +142,13 @@ runs = _table(
     Index(None, "dataset", "id"),
     Index(None, "created_by", "id"),
     Index(None, "created_at", "id"),
+    Index(None, "name", "id"),
 )
-for _column in (
-    runs.c.parent_id,
-    runs.c.waits_for,
-    runs.c.restart_checkpoint_id,
-    runs.c.worker_id,
-):
+_OF_FEW = ("parent_id", "waits_for", "restart_checkpoint_id", "worker_id", "submission")
+for _name in (*_OF_FEW, *_FIRST_WEIGHTS):
     # Without the many rows that have none: small, and known to be selective.
-    _has_one = _column.is_not(None)
-    Index(None, _column, sqlite_where=_has_one, postgresql_where=_has_one)
+    _has_one = runs.c[_name].is_not(None)
+    Index(None, runs.c[_name], sqlite_where=_has_one, postgresql_where=_has_one)
 Index(None, runs.c.started_at)
 _is_there = runs.c.deleted_at.is_(None)
 Index(None, runs.c.finished_at, sqlite_where=_is_there, postgresql_where=_is_there)
@@ -218,9 +169,9 @@ Index(None, runs.c.likeness, runs.c.id, sqlite_where=has_begun, postgresql_where
 Index("ix_runs_claim", runs.c.state, desc(runs.c.priority), runs.c.place, runs.c.id)
 
 # A run's big documents, never changed; apart, so that lists and beats do not touch them.
-run_documents = _wide(
+run_documents = wide_table(
     "run_documents",
-    _run_key(),
+    run_key(),
     Column("request", Document, nullable=False),
     Column("spec", Document, nullable=False),
     Column("provenance", Document, nullable=False),
@@ -229,29 +180,30 @@ run_documents = _wide(
     Column("memory", Document),
     # What gives the model its shape, see guard/carry.py; null where it was not known.
     Column("shape", Document),
+    Column("code", Document),  # of a script, as it was when it was submitted
 )
 
 # What a run reads, and what it looked like at the first claim. Without an index by name: those who
 # use a dataset are looked for among the active runs, which are few.
-run_datasets = _narrow(
+run_datasets = narrow_table(
     "run_datasets",
-    _run_key(),
+    run_key(),
     Column("name", PlainText, ForeignKey("datasets.name"), primary_key=True),
     Column("fingerprint", Document),
 )
 
-run_labels = _narrow(
+run_labels = narrow_table(
     "run_labels",
-    _run_key(),
+    run_key(),
     Column("key", PlainText, primary_key=True),
     Column("value", PlainText, nullable=False),
     Index(None, "key", "value", "run_id"),
     Index(None, "key", "run_id"),
 )
 
-attempts = _wide(
+attempts = wide_table(
     "attempts",
-    _run_key(),
+    run_key(),
     Column("number", Integer, primary_key=True),
     Column("worker", PlainText, nullable=False),
     Column("state", Text, nullable=False),
@@ -270,9 +222,9 @@ attempts = _wide(
     Column("log_bytes", BigInteger, nullable=False),
 )
 
-events = _wide(
+events = wide_table(
     "events",
-    _run_key(),
+    run_key(),
     Column("seq", Integer, primary_key=True),
     Column("t", Double, nullable=False),
     Column("attempt", Integer),
@@ -281,18 +233,18 @@ events = _wide(
 )
 
 # What thinning needs to know about a curve; see thinning.py.
-metric_series = _narrow(
+metric_series = narrow_table(
     "metric_series",
-    _run_key(),
+    run_key(),
     Column("name", Text, primary_key=True),
     Column("points", Integer, nullable=False),
     Column("gap_seconds", Double, nullable=False),
     Column("last_t", Double, nullable=False),
 )
 
-metric_points = _narrow(
+metric_points = narrow_table(
     "metric_points",
-    _run_key(),
+    run_key(),
     Column("name", Text, primary_key=True),
     Column("step", BigInteger, primary_key=True),
     Column("attempt", Integer, primary_key=True),
@@ -300,18 +252,18 @@ metric_points = _narrow(
     Column("value", Double),
 )
 
-log_pieces = _wide(
+log_pieces = wide_table(
     "log_pieces",
-    _run_key(),
+    run_key(),
     Column("attempt", Integer, primary_key=True),
     Column("start", BigInteger, primary_key=True),
     Column("end", BigInteger, nullable=False),
     Column("text", PlainText, nullable=False),
 )
 
-checkpoints = _table(
+checkpoints = table(
     "checkpoints",
-    _id(),
+    id_column(),
     Column("run_id", Id, ForeignKey("runs.id"), nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("step", BigInteger, nullable=False),
@@ -328,9 +280,9 @@ checkpoints = _table(
     Index(None, "run_id", "step"),
 )
 
-jobs = _table(
+jobs = table(
     "jobs",
-    _id(),
+    id_column(),
     Column("kind", Text, nullable=False),
     Column("payload", Document, nullable=False),
     Column("state", Text, nullable=False),
@@ -345,16 +297,50 @@ jobs = _table(
     Index(None, "state", "id"),
 )
 
-tokens = _table(
+memory_points = table(  # what runs and probes took, a row for each time: app.planning.profile
+    "memory_points",
+    id_column(),
+    *(Column(name, PlainText, nullable=False) for name in (*ProfileKey._fields, "worker")),
+    *(Column(f"{of}batch_size", Integer, nullable=False) for of in ("", "evaluation_")),
+    Column("accumulated", Boolean, nullable=False),
+    *(Column(f"{of}_bytes", BigInteger) for of in ("training", "evaluation", "host")),
+    Column("parameters", BigInteger),
+    Column("samples_per_second", Double),
+    *(Column(name, PlainText) for name in ("ran_out", "torch")),
+    Column("measured_at", Double, nullable=False),
+    Column("run_id", Id),  # null: a probe; a run may be deleted, and its measurement stays
+    Index(None, "shape", "runtime", "device", "id"),
+)
+
+# What is to be told of runs; see notifications.py.
+notifications = table(
+    "notifications",
+    id_column(),
+    Column("kind", Text, nullable=False),
+    Column("run_id", Id),
+    Column("attempt", Integer),
+    Column("reason", Text),
+    Column("message", PlainText),
+    Column("t", Double, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("retry_at", Double),  # whoever tries now has it until then
+    Column("error", PlainText),  # of the last try
+    Column("ended_at", Double),  # sent, or given up with that error
+    Index(None, "run_id", "attempt", "kind", unique=True),
+)
+_is_open = notifications.c.ended_at.is_(None)
+Index(None, notifications.c.t, sqlite_where=_is_open, postgresql_where=_is_open)
+
+tokens = table(
     "tokens",
-    _id(),
+    id_column(),
     Column("name", PlainText, nullable=False),
     Column("secret_hash", Text, nullable=False, unique=True),
     Column("created_at", Double, nullable=False),
     Column("revoked_at", Double),
 )
 
-idempotency_keys = _wide(
+idempotency_keys = wide_table(
     "idempotency_keys",
     Column("scope", PlainText, primary_key=True),
     Column("key", PlainText, primary_key=True),
@@ -364,7 +350,7 @@ idempotency_keys = _wide(
 )
 
 # One row: the database's own id, which the artifact root carries too; see artifact_root.py.
-database_identity = _wide(
+database_identity = wide_table(
     "database_identity",
     Column("id", Text, primary_key=True),
     # When a root was first marked with it: from then on a root without the marker is not the one.

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Row, bindparam, insert, select, update
 
 from app.errors import NotFound
-from app.store.database import Database, retried
+from app.store.engine.database import Database, retried
 from app.store.records import TokenRecord
 from app.store.tables import tokens
 

@@ -14,8 +14,9 @@ WorkerState = Literal["alive", "draining", "gone", "lost"]
 class JobRecord:
     """Work for an agent's child. Payloads: inspect_dataset `{name, path}`; remove_artifacts
     `{run_id, paths: [relative to ARTIFACT_ROOT], checkpoint_id: int | null}`; probe_step `{spec,
-    fields, device: cpu | cuda, name, batch_size, evaluation_batch_size}`, with what was measured as
-    its `result`; reconcile_checkpoints `{run_id, attempt}`, with what the store had yet to learn.
+    fields, device: cpu | cuda, name, batch_size, evaluation_batch_size, profile: {key, model_bytes,
+    sample_bytes}}`, with what was measured as its `result`; reconcile_checkpoints `{run_id,
+    attempt}`, with what the store had yet to learn.
     """
 
     id: int
@@ -49,7 +50,7 @@ class NewWorker:
 
 
 @dataclass(frozen=True)
-class Pulse:
+class WorkerPulse:
     """A live worker's beat counter and process, as one read saw them."""
 
     id: int

@@ -7,20 +7,20 @@ from typing import Any, Literal
 from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
 from app.errors import NotFound
-from app.store.cursor import page_by_id
-from app.store.database import OBSERVER_PATIENCE_SECONDS, Database, retried
-from app.store.expiry import expire_workers
+from app.store.engine.cursor import page_by_id
+from app.store.engine.database import OBSERVER_PATIENCE_SECONDS, Database, retried
 from app.store.jobs import requeue_jobs_of
-from app.store.records import Document, Page
+from app.store.records import Document, StoredPage
+from app.store.runs.expiry import expire_workers
 from app.store.tables import workers
-from app.store.worker_records import NewWorker, Pulse, WorkerRecord, WorkerState
+from app.store.worker_records import NewWorker, WorkerPulse, WorkerRecord, WorkerState
 
 LIVE = ("alive", "draining")
 MOST_LISTED = 1000
 # Executed at each beat, and to build them costs more than to execute them.
 _BEAT = update(workers).where(workers.c.id == bindparam("worker")).values(beat=workers.c.beat + 1)
 _PULSES = (
-    select(*(workers.c[name] for name in Pulse.__dataclass_fields__))
+    select(*(workers.c[name] for name in WorkerPulse.__dataclass_fields__))
     .where(workers.c.state.in_(LIVE))
     .order_by(workers.c.id)
 )
@@ -105,17 +105,19 @@ class Workers:
             rows = connection.execute(known.with_for_update(skip_locked=True))
             return set(rows.scalars())
 
-    def pulses(self) -> list[Pulse]:
+    def pulses(self) -> list[WorkerPulse]:
         """Of those that are alive or drain: what tells whether they still are."""
         with self._database.read() as connection:
-            return [Pulse(*row) for row in connection.execute(_PULSES)]
+            return [WorkerPulse(*row) for row in connection.execute(_PULSES)]
 
     def versions(self) -> frozenset[tuple[int, int, str]]:
         """Of those that are alive or drain; it changes with whatever is known of any of them."""
         with self._database.read() as connection:
             return frozenset((row.id, row.beat, row.state) for row in connection.execute(_VERSIONS))
 
-    def page(self, alive_only: bool, limit: int, after: str | None = None) -> Page[WorkerRecord]:
+    def page(
+        self, alive_only: bool, limit: int, after: str | None = None
+    ) -> StoredPage[WorkerRecord]:
         """The newest first; with `alive_only`, without those that are gone or lost."""
         query = select(workers)
         if alive_only:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from app.settings import load_settings
-from app.store import migrate, open_store
+from app.store import open_store
+from app.store.engine import migrate
 from tests.e2e.service import Service
 
 HOMES = sorted(Path(__file__).parent.glob("*.tar.xz"))

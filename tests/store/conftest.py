@@ -11,8 +11,9 @@ from sqlalchemy import Connection
 
 from app.planning.requirements import SlotOffer
 from app.settings import Settings, load_settings
-from app.store import Store, clock, migrate
-from app.store.database import Database
+from app.store import Store
+from app.store.engine import clock, migrate
+from app.store.engine.database import Database
 from app.store.identity import this_process
 from app.store.records import Lease, NewRun, RunRecord
 from app.store.tables import database_identity, metadata
@@ -73,6 +74,7 @@ class World:
 def new_run(**changes: object) -> NewRun:
     spec = {
         "name": "lstm",
+        "recipe": {"kind": "sequence"},
         "data": {"dataset": "weather", "split": {"method": "chronological"}},
         "checkpoint": {"monitor": "val_loss", "mode": "min"},
     }

@@ -17,7 +17,8 @@ from typing import Any
 from app.lifecycle import Intent, Reason
 from app.planning.requirements import SlotOffer
 from app.settings import Settings, load_settings
-from app.store import Store, migrate, open_store
+from app.store import Store, open_store
+from app.store.engine import migrate
 from app.store.identity import this_process
 from app.store.records import (
     Beat,

@@ -9,11 +9,11 @@ import pytest
 
 from app.errors import Unavailable
 from app.lifecycle import Intent
-from app.store import migrate
 from app.store.artifact_root import MARKER, ArtifactRoot, highest_run_on_disk
-from app.store.database import Database
+from app.store.engine import migrate
+from app.store.engine.database import Database
+from app.store.engine.sequences import last_ids, raise_ids
 from app.store.records import Beat, NewCheckpoint
-from app.store.sequences import last_ids, raise_ids
 
 from .conftest import World
 

@@ -8,7 +8,7 @@ from sqlalchemy import select
 
 from app.errors import Conflict, FileLocked, LeaseLost, Locked
 from app.lifecycle import Intent, Reason
-from app.store.database import Database
+from app.store.engine.database import Database
 from app.store.jobs import LONGEST_RETRY_SECONDS, RECONCILE_ATTEMPTS
 from app.store.records import Beat, Document, Finish, Lease, NewCheckpoint
 from app.store.tables import checkpoints, jobs
@@ -46,6 +46,25 @@ def test_a_removal_waits_for_locks_no_longer_than_it_is_told(world: World, patie
         with pytest.raises((Locked, FileLocked)):
             world.store.checkpoints.begin_removal(lease.token, [path_of(lease, 1)], patience)
     assert states(world, lease) == {1: "saved"}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param("postgres", marks=pytest.mark.postgres)], indirect=True
+)
+def test_a_beat_does_not_wait_for_the_row_of_a_checkpoint_that_is_gone(world: World) -> None:
+    """It stays until the run has ended, and is looked at then."""
+    lease = world.running()
+    save(world, lease, 1, 2)
+    gone = [path_of(lease, 1), path_of(lease, 2)]
+    world.store.checkpoints.begin_removal(lease.token, gone)
+    with closing(Database(world.settings)) as others, others.write() as somebody:
+        held = select(checkpoints.c.id).where(checkpoints.c.step == 1).with_for_update()
+        somebody.execute(held)
+        beat = Beat(number=1, removed_checkpoints=gone)
+        world.store.leases.beat(lease.token, beat, patience_seconds=0.1)
+    assert states(world, lease) == {1: "removing"}
+    world.store.leases.finish(lease.token, Finish(Reason.completed, ""))
+    assert take_reconciliation(world).payload["run_id"] == lease.run_id
 
 
 def test_pins_hold_until_they_are_taken_off(world: World) -> None:

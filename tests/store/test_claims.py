@@ -41,7 +41,7 @@ SMALL, LARGE = gpu(8), gpu(24)
 
 def slot_of(world: World, *offers: SlotOffer) -> str | None:
     lease = world.claim(*offers)
-    return None if lease is None else lease.slot
+    return None if lease is None else lease.slots[0]
 
 
 @pytest.mark.parametrize("order", [(SMALL, LARGE), (LARGE, SMALL)], ids=["small", "large"])
@@ -115,7 +115,7 @@ def test_an_older_worker_leaves_a_newer_spec_in_the_queue(world: World) -> None:
     assert world.store.runs.get(run.id).state == "queued"
     lease = world.claim(older, replace(older, name="new", spec_version=SPEC_VERSION + 1))
     assert lease is not None
-    assert (lease.run_id, lease.slot) == (run.id, "new")
+    assert (lease.run_id, *lease.slots) == (run.id, "new")
 
 
 def test_what_an_attempt_has_found_it_needs_holds_for_the_next(world: World) -> None:
@@ -203,17 +203,47 @@ def test_a_run_that_no_idle_slot_fits_says_why(world: World) -> None:
 )  # fmt: skip
 def test_nobody_is_promised_that_a_disk_or_a_gpu_is_given_back_by_a_run(needs, promise) -> None:
     here = replace(SMALL, capability=75, host_free_bytes=64 * GIB, disk_free_bytes=GIB)
-    waiting = why_waiting("cuda", needs, 1, [here])
+    waiting = why_waiting("cuda", needs, 1, ("sequence", None), [here])
     assert waiting is not None
     assert waiting.why.endswith(promise)
 
 
+def test_a_run_waits_for_a_worker_that_has_its_recipe_in_its_version(world: World) -> None:
+    """Of an older Stoker's worker, which tells of no recipes, nothing is known."""
+    run = world.submit(recipe="toy", recipe_version="0.2")
+    for recipes, told in (
+        ({"sequence": "1"}, "does not have it"),
+        ({"toy": "0.1"}, "has version 0.1 of it"),
+        ({}, "does not have it"),
+    ):
+        offer = cpu(8, recipes=recipes)
+        have(world, (offer, None), recipes=recipes)
+        assert world.claim(offer) is None
+        waiting = world.store.runs.get(run.id).waiting
+        assert waiting is not None
+        assert not waiting.for_memory
+        assert told in waiting.why
+        assert "install version 0.2 of the package" in waiting.why
+    lease = world.claim(cpu(8, recipes={"toy": "0.2"}))
+    assert lease is not None
+    assert lease.run_id == run.id
+
+
 def test_a_run_that_waits_for_its_turn_waits_for_no_memory(world: World) -> None:
     run = world.submit(device="cuda", requirements=Requirements(device_bytes=20 * GIB))
-    for slots in ([], [(SMALL, 7), (LARGE, 8)], [(cpu(1), None)]):
+    for slots in ([], [(SMALL, 7), (LARGE, 8)]):
         have(world, *slots)
         assert world.store.runs.get(run.id).waiting is None
         assert statuses(world, run.id) == ["queued"]
+
+
+def test_a_run_that_needs_a_gpu_says_that_there_is_none(world: World) -> None:
+    run = world.submit(device="cuda")
+    have(world, (cpu(1), 7))
+    waiting = world.store.runs.get(run.id).waiting
+    assert waiting is not None
+    assert waiting.why == "It needs a GPU, and no worker has any. It starts when a worker has."
+    assert statuses(world, run.id) == ["queued"]
 
 
 def test_a_card_that_somebody_else_holds_is_named(world: World) -> None:
@@ -265,10 +295,10 @@ def test_a_run_of_before_there_were_requirements_goes_anywhere(world: World) -> 
 
 
 def test_a_spec_with_a_gap_is_left_by_a_worker_that_would_train_without(world: World) -> None:
-    """Such a worker knows version 1; what is submitted now is of version 2."""
+    """Such a worker knows version 1; what is submitted now is of a later one."""
     run = world.submit()
     assert world.claim(replace(cpu(8), spec_version=1)) is None
-    lease = world.claim(replace(cpu(8), spec_version=2))
+    lease = world.claim(replace(cpu(8), spec_version=SPEC_VERSION))
     assert lease is not None
     assert lease.run_id == run.id
 
@@ -286,6 +316,7 @@ OFFERS = st.lists(
         host_free_bytes=NEED,
         disk_free_bytes=NEED,
         spec_version=st.sampled_from([1, 2]),
+        recipes=st.sampled_from([{}, {"sequence": "1"}, {"sequence": "2"}, {"other": "1"}]),
     ),
     min_size=1,
     max_size=3,
@@ -300,13 +331,24 @@ OFFERS = st.lists(
     offers=OFFERS,
     device=st.sampled_from(["auto", "cpu", "cuda"]),
     version=st.sampled_from([1, 2]),
+    recipe=st.sampled_from([None, "1", "2"]),
+    gpus=st.sampled_from([1, 1, 2, 3]),
 )
 def test_the_sentence_and_the_statement_are_of_one_mind(
-    world: World, needs: Requirements, offers: list[SlotOffer], device: str, version: int
+    world: World,
+    needs: Requirements,
+    offers: list[SlotOffer],
+    device: str,
+    version: int,
+    recipe: str | None,
+    gpus: int,
 ) -> None:
     """A run is claimed exactly where nothing is said against it."""
-    run = world.submit(device=device, requirements=needs, spec_version=version)
-    told = why_waiting(device, needs, version, offers)
+    device = device if gpus == 1 else "cuda"
+    run = world.submit(
+        device=device, requirements=needs, spec_version=version, recipe_version=recipe, gpus=gpus
+    )
+    told = why_waiting(device, needs, version, ("sequence", recipe), offers, None, gpus)
     has_kind = device != "cuda" or any(offer.device_kind == "cuda" for offer in offers)
     has_kind &= device != "auto" or bool(offers)
     lease = world.claim(*offers)
@@ -326,6 +368,7 @@ def test_the_sentence_and_the_statement_are_of_one_mind(
     host=NEED,
     device=st.sampled_from(["auto", "cpu", "cuda"]),
     version=st.sampled_from([1, 2]),
+    gpus=st.sampled_from([1, 1, 2, 3]),
 )
 def test_a_run_is_found_by_the_status_that_it_shows(
     world: World,
@@ -334,14 +377,16 @@ def test_a_run_is_found_by_the_status_that_it_shows(
     host: int | None,
     device: str,
     version: int,
+    gpus: int,
 ) -> None:
+    device = device if gpus == 1 else "cuda"
     offered = [
         (SlotOffer(f"{n}", "cuda" if is_gpu else "cpu", "x", free, 80), None)
         for n, (free, is_gpu) in enumerate(slots)
     ]
     facts: Document = {"available_memory_bytes": host, "disk_free_bytes": 5, "spec_version": 1}
     have(world, *offered, **facts)
-    run = world.submit(device=device, requirements=needs, spec_version=version)
+    run = world.submit(device=device, requirements=needs, spec_version=version, gpus=gpus)
     waiting = world.store.runs.get(run.id).waiting
     is_short = waiting is not None and waiting.for_memory
     assert statuses(world, run.id) == ["waiting_for_memory" if is_short else "queued"]

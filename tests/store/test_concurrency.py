@@ -23,10 +23,11 @@ from app.errors import Conflict, Unavailable
 from app.lifecycle import Intent, Reason
 from app.service.liveness import Observer
 from app.settings import Settings
-from app.store import Store, migrate, open_store
+from app.store import Store, open_store
 from app.store.checkpoints import mark_removing
-from app.store.clock import Clock
-from app.store.database import retried
+from app.store.engine import migrate
+from app.store.engine.clock import Clock
+from app.store.engine.database import retried
 from app.store.records import (
     Beat,
     Finish,
@@ -36,7 +37,7 @@ from app.store.records import (
     NewEvent,
     Restart,
 )
-from app.store.submission import insert_restart
+from app.store.runs.submission import insert_restart
 from app.store.tables import jobs, runs
 
 from .conftest import CPU, World, new_run

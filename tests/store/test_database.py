@@ -13,13 +13,13 @@ import pytest
 
 from app.errors import FileLocked, Unavailable
 from app.settings import Settings, load_settings
-from app.store import migrate, sqlite
-from app.store.database import BUSY_TIMEOUT_SECONDS, make_engine
-from app.store.sqlite import driver, has_wal_reset_bug
+from app.store.engine import migrate, sqlite
+from app.store.engine.database import BUSY_TIMEOUT_SECONDS, make_engine
+from app.store.engine.sqlite import driver, has_wal_reset_bug
 from app.store.store import open_store
 
 WRITE = (
-    "import sys; from app.store.sqlite import driver; "
+    "import sys; from app.store.engine.sqlite import driver; "
     "driver.connect(sys.argv[1], timeout=0).execute('BEGIN IMMEDIATE')"
 )
 
@@ -63,7 +63,8 @@ TELL = """
 import sys
 from pathlib import Path
 from app.settings import load_settings
-from app.store import migrate, open_store
+from app.store.engine import migrate
+from app.store import open_store
 
 settings = load_settings(home=Path(sys.argv[1]))
 migrate.upgrade(settings)

@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from app.errors import InvalidRequest, Unavailable
 from app.lifecycle import Intent, Reason
-from app.store.doorbell import BellListener, Doorbell
+from app.store.engine.doorbell import BellListener, Doorbell
 from app.store.records import Beat, Finish, NewCheckpoint, NewEvent, Restart
 
 from .conftest import World, new_run
@@ -101,7 +101,7 @@ class TestSockets:
     def test_a_listener_that_died_is_forgotten(self, world: World) -> None:
         code = (
             "import os, signal, sys; from app.settings import load_settings; "
-            "from app.store.doorbell import Doorbell; "
+            "from app.store.engine.doorbell import Doorbell; "
             "bell = Doorbell(load_settings(home=sys.argv[1])).listener(); "
             "os.kill(os.getpid(), signal.SIGKILL)"
         )
@@ -128,7 +128,7 @@ class TestSockets:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
         world.settings.bells_dir.mkdir(exist_ok=True)
-        monkeypatch.setattr("app.store.doorbell.socket.socket", exhausted)
+        monkeypatch.setattr("app.store.engine.doorbell.socket.socket", exhausted)
         run = world.submit()
         Doorbell(world.settings).ring()
         assert world.store.runs.get(run.id) == run
@@ -159,7 +159,7 @@ def test_without_a_server_a_ring_does_not_fail_and_a_listener_is_a_sentence(worl
 def test_a_broken_connection_is_made_anew(
     world: World, listener: BellListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.store.postgres_bell.RECONNECT_SECONDS", 0.01)
+    monkeypatch.setattr("app.store.engine.postgres_bell.RECONNECT_SECONDS", 0.01)
     with world.store.database.write() as connection:
         connection.execute(
             text(

@@ -3,9 +3,9 @@
 import pytest
 
 from app.errors import NotFound
-from app.store.expiry import KEEP_SECONDS, STEP_ROWS
 from app.store.jobs import add_job
 from app.store.records import Idempotency
+from app.store.runs.expiry import KEEP_SECONDS, STEP_ROWS
 
 from .conftest import World, new_run
 

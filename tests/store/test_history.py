@@ -7,8 +7,8 @@ import pytest
 
 from app.lifecycle import Reason
 from app.spec.layers import overlay
-from app.store.history import COUNTED
 from app.store.records import Beat, Finish, NewCheckpoint
+from app.store.runs.history import COUNTED
 
 from .conftest import World, new_run
 

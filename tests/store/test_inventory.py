@@ -108,9 +108,9 @@ class TestDatasets:
         world.store.leases.finish(first.token, Finish(Reason.killed, ""))
         second, other = world.claim(), world.running()
         assert second is not None
-        assert second.dataset.fingerprint == first.dataset.fingerprint == {"sha256": "weather"}
-        assert second.extra_datasets["spring"].fingerprint == {"sha256": "spring"}
-        assert other.dataset.fingerprint == {"sha256": "changed"}
+        assert second.datasets["weather"].fingerprint == {"sha256": "weather"}
+        assert second.datasets["spring"].fingerprint == {"sha256": "spring"}
+        assert other.datasets["weather"].fingerprint == {"sha256": "changed"}
 
     def test_a_file_that_is_another_one_since_a_run_trained_is_known(self, world: World) -> None:
         def found(name: str, **fingerprint: Any) -> None:

@@ -35,7 +35,7 @@ class TestClaim:
         assert world.claim(CPU) is None
         second = world.claim(CPU, GPU)
         assert second is not None
-        assert second.slot == GPU.name
+        assert second.slots == (GPU.name,)
 
     @pytest.mark.parametrize(("device", "slot"), [("auto", GPU), ("cpu", CPU), ("cuda", GPU)])
     def test_of_several_slots_the_fitting_one(
@@ -44,7 +44,7 @@ class TestClaim:
         world.submit(device=device)
         lease = world.claim(CPU, GPU)
         assert lease is not None
-        assert lease.slot == slot.name
+        assert lease.slots == (slot.name,)
         assert world.store.runs.get(lease.run_id).devices == [slot.device_id]
 
     def test_a_cpu_run_may_use_a_gpu_slot(self, world: World) -> None:
@@ -61,10 +61,8 @@ class TestClaim:
         spec = {"data": {"dataset": "weather", "split": split}}
         lease = world.running(spec=spec, max_retries=7)
         assert (lease.attempt, lease.spec, lease.max_retries) == (1, spec, 7)
-        assert lease.dataset.path == "weather.h5"
-        assert {name: d.path for name, d in lease.extra_datasets.items()} == {
-            "holdout": "holdout.h5"
-        }
+        assert lease.datasets["weather"].path == "weather.h5"
+        assert lease.datasets["holdout"].path == "holdout.h5"
         run = world.store.runs.get(lease.run_id)
         assert (run.state, run.worker, run.attempt) == ("running", "agent", 1)
         assert run.started_at == world.clock.now

@@ -12,8 +12,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from app.errors import ActionNotAllowed, LeaseLost
 from app.lifecycle import REASON_POLICY, TERMINAL, TRANSITIONS, Intent, Reason, RunState
 from app.settings import load_settings
-from app.store import migrate
-from app.store.database import Database
+from app.store.engine import migrate
+from app.store.engine.database import Database
 from app.store.records import Beat, Finish, NewEvent, Restart
 
 from .conftest import World, new_run

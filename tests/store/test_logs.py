@@ -1,8 +1,8 @@
 """Logs: what is kept of an attempt's output, and how it is read piece by piece."""
 
 from app.lifecycle import Reason
-from app.store.logs import HEAD_BYTES, TAIL_BYTES
 from app.store.records import Beat, Finish, LogChunk
+from app.store.telemetry.logs import HEAD_BYTES, TAIL_BYTES
 
 from .conftest import World
 

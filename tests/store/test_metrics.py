@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from sqlalchemy import func, select, update
 
 from app.lifecycle import Reason
-from app.store import thinning
 from app.store.records import Beat, Finish, MetricPoint, Restart
 from app.store.tables import metric_points
-from app.store.thinning import SeriesState, downsample, least_missed, thin
+from app.store.telemetry import thinning
+from app.store.telemetry.thinning import SeriesState, downsample, least_missed, thin
 
 from .conftest import World, new_run
 

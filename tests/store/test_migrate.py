@@ -12,11 +12,12 @@ from sqlalchemy import inspect, select, text
 from app.errors import InvalidRequest, Unavailable
 from app.lifecycle import Intent, Reason
 from app.settings import Settings, load_settings
-from app.store import migrate, open_store
-from app.store.database import Database
+from app.store import open_store
+from app.store.engine import migrate
+from app.store.engine.database import Database
+from app.store.engine.sqlite import driver, has_wal_reset_bug
 from app.store.identity import this_process
 from app.store.records import Finish
-from app.store.sqlite import driver, has_wal_reset_bug
 from app.store.tables import metadata, runs
 from app.store.worker_records import NewWorker
 

@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import event, insert, text
 
 from app.lifecycle import RunState
-from app.store.history import likeness_of
 from app.store.records import RunFilter
+from app.store.runs.history import likeness_of
 from app.store.tables import run_labels, runs
 
 from .conftest import CPU, World
@@ -111,6 +111,8 @@ def test_lists_claims_and_counts_read_indexes(old_world: World) -> None:
         store.runs.next_queue_position(0)
         store.runs.watch_marks([run.id])
         store.leases.holders()
+        store.leases.scripts_at("box")
+        store.runs.gone(["0" * 32])
         assert store.history.like(LIKE, "cpu", "cpu") is None
         store.workers.pulses()
         lease = store.leases.claim(old_world.worker, [CPU])

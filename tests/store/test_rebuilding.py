@@ -16,9 +16,9 @@ import migrations
 from app.errors import Conflict, Unavailable
 from app.lifecycle import Intent, Reason
 from app.settings import Settings, load_settings
-from app.store import migrate
-from app.store.database import Database
-from app.store.migrate import alone
+from app.store.engine import migrate
+from app.store.engine.database import Database
+from app.store.engine.migrate import alone
 from app.store.records import Finish
 from app.store.tables import metadata
 from migrations.rebuilding import rebuilt

@@ -63,7 +63,7 @@ def test_an_active_parent_is_stopped_and_its_child_waits_in_its_place(world: Wor
     world.submit()
     child = restart(world, parent.run_id)
     assert world.store.runs.get(parent.run_id).intent is Intent.stop
-    assert child.waits_for_parent
+    assert child.waits_for == parent.run_id
     assert world.store.runs.queue().data[0].id == child.id
     other = claim(world)
     assert other.run_id not in (parent.run_id, child.id)
@@ -222,7 +222,7 @@ class TestTheRestartOfARunThatWaits:
         b = restart(world, a.run_id)
         c = restart(world, b.id)
         assert world.store.runs.get(b.id).state == "stopped"
-        assert c.waits_for_parent
+        assert c.waits_for is not None
         assert world.store.runs.find_ids(RunFilter(statuses=("waiting_for_parent",)), 9) == [c.id]
         assert world.claim() is None
         save(world, a, 20)

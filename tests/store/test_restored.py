@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.backup import back_up, put_back
+from app.cli.db.backup import back_up, put_back
 from app.settings import Settings
-from app.store import migrate
 from app.store.artifact_root import ArtifactRoot
-from app.store.database import Database
-from app.store.restored import read_replaced, take_over
+from app.store.engine import migrate
+from app.store.engine.database import Database
+from app.store.engine.restored import read_replaced, take_over
 
 from .conftest import World
 

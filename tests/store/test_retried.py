@@ -15,7 +15,7 @@ def writing_methods() -> list[tuple[str, set[str]]]:
             f"{path.stem}.{method.name}",
             {one.id for one in method.decorator_list if isinstance(one, ast.Name)},
         )
-        for path in sorted(FOLDER.glob("*.py"))
+        for path in sorted(FOLDER.rglob("*.py"))
         for owner in ast.walk(ast.parse(path.read_text()))
         if isinstance(owner, ast.ClassDef)
         for method in owner.body

@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy import update
 
 from app.lifecycle import Intent, RunState
-from app.store import run_search
-from app.store.records import Page, RunFilter, RunRecord
+from app.store.records import RunFilter, RunRecord, StoredPage
+from app.store.runs import search as run_search
 from app.store.tables import runs
 
 from .conftest import Clock, World
@@ -87,7 +87,7 @@ def is_wanted(run: RunRecord, wanted: dict[str, Any]) -> bool:
     )
 
 
-def pages(world: World, wanted: dict[str, Any], limit: int) -> list[Page[RunRecord]]:
+def pages(world: World, wanted: dict[str, Any], limit: int) -> list[StoredPage[RunRecord]]:
     found = []
     cursor = None
     while True:
@@ -116,7 +116,7 @@ def test_a_page_looks_at_so_many_runs_and_no_more(
     """Of 24 runs, of which half are of the recipe; a cursor tells where to go on."""
     monkeypatch.setattr(run_search, "LOOKED_AT", 6)
     first = many.store.runs.list(RunFilter(q="nowhere"), 50)
-    assert first == Page([], "19")
+    assert first == StoredPage([], "19")
     assert len(pages(many, {"q": "nowhere"}, 50)) == 4
     assert len(pages(many, {"q": "nowhere", "recipe": "molecule"}, 50)) == 3
 
@@ -129,6 +129,6 @@ def test_a_cursor_of_nowhere_leads_to_an_end(
     monkeypatch.setattr(run_search, "LOOKED_AT", looked_at)
     page = many.store.runs.list(RunFilter(), 50, cursor)
     if cursor in ("0", "1"):
-        assert page == Page([], None)
+        assert page == StoredPage([], None)
     else:
         assert int(page.next_cursor or 0) < 25

@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from app.errors import Unavailable
 from app.settings import load_settings
-from app.store.database import Database
+from app.store.engine.database import Database
 from tests.store.server import FreezingProxy, PostgresServer
 
 pytestmark = pytest.mark.postgres

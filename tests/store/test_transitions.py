@@ -23,8 +23,8 @@ from app.lifecycle import (
     finish_target,
 )
 from app.store.records import Beat, Finish, Lease, NewCheckpoint, RunRecord
+from app.store.runs.transitions import finish_cases
 from app.store.tables import CHANGEABLE_WHEN_TERMINAL, run_documents, runs
-from app.store.transitions import finish_cases
 from tests.test_lifecycle import ALLOWED
 
 from .conftest import World

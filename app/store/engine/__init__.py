@@ -1,0 +1,1 @@
+"""The database itself: connections, limits, migrations, clocks and the doorbell."""

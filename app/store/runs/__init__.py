@@ -1,0 +1,1 @@
+"""Runs and their attempts: submitted, claimed, leased, moved, searched, removed."""

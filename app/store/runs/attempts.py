@@ -1,0 +1,26 @@
+"""Attempts: the executions of a run."""
+
+from sqlalchemy import select
+
+from app.lifecycle import Reason
+from app.store.engine.database import Database
+from app.store.records import AttemptRecord
+from app.store.tables import attempts
+
+
+class Attempts:
+    """The aggregate; claims begin attempts, beats fill them in, finishes end them."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def list(self, run_id: int) -> list[AttemptRecord]:
+        """Those of a run, first to last."""
+        columns = [attempts.c[name] for name in AttemptRecord.__dataclass_fields__]
+        query = select(*columns).where(attempts.c.run_id == run_id).order_by(attempts.c.number)
+        with self._database.read() as connection:
+            found = [row._asdict() for row in connection.execute(query)]
+        return [
+            AttemptRecord(**{**row, "reason": row["reason"] and Reason(row["reason"])})
+            for row in found
+        ]

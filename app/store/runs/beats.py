@@ -1,0 +1,117 @@
+"""What one beat of an agent writes: progress, events, points, log text, checkpoints."""
+
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Integer, Row, and_, bindparam, or_, select, update
+
+from app.errors import LeaseLost
+from app.lifecycle import RunState
+from app.store.checkpoint_rows import (
+    add_checkpoints,
+    damage_checkpoints,
+    forget_checkpoints,
+)
+from app.store.columns import storable
+from app.store.records import Beat, Document
+from app.store.runs.transitions import insert_events
+from app.store.tables import attempts, runs
+from app.store.telemetry.logs import add_log_text
+from app.store.telemetry.metrics import add_points
+
+_TOLD: tuple[ColumnElement[Any], ...] = (
+    runs.c.id,
+    runs.c.attempt,
+    runs.c.intent,
+    runs.c.last_event_seq,
+)
+_HOLDS = and_(runs.c.lease_token == bindparam("token"), runs.c.state == RunState.running.value)
+_NUMBER = bindparam("number", type_=Integer)
+# Executed at each beat, and to build it costs more than to execute it.
+_BEAT = (
+    update(runs)
+    .where(_HOLDS, or_(_NUMBER.is_(None), runs.c.beat == _NUMBER))
+    .values(
+        beat=runs.c.beat + 1,
+        last_event_seq=runs.c.last_event_seq + bindparam("new_events"),
+        log_bytes=runs.c.log_bytes + bindparam("new_bytes"),
+    )
+    .returning(*_TOLD)
+)
+
+
+def apply_beat(connection: Connection, token: str, beat: Beat, now: float) -> Row[Any]:
+    """Write a beat in the caller's transaction; the run's row after it.
+
+    The first statement is the fence: LeaseLost when the token holds no running run any more. A beat
+    that is stored already, though its sender was not told so, changes nothing.
+    """
+    text = storable(beat.log_text)
+    counts = {
+        "number": beat.number,
+        "new_events": len(beat.events),
+        "new_bytes": len(text.encode()),
+    }
+    run = connection.execute(
+        _BEAT, {"token": token, **counts, **_run_values(beat, now)}
+    ).one_or_none()
+    if run is None:
+        return _known(connection, token)
+    events = [
+        {"t": event.t, "attempt": run.attempt, "kind": event.kind, "data": event.data}
+        for event in beat.events
+    ]
+    insert_events(connection, run.id, run.last_event_seq, events)
+    saved = add_checkpoints(connection, run.id, run.attempt, beat.checkpoints)
+    damage_checkpoints(connection, run.id, run.attempt, beat.damaged_checkpoints)
+    forget_checkpoints(connection, run.id, beat.removed_checkpoints)
+    _update_attempt(connection, run, beat, text, saved)
+    # Last: which points count hangs on the step that the attempt went on from.
+    add_points(connection, run.id, run.attempt, beat.metric_points)
+    return run
+
+
+def held_run(connection: Connection, token: str) -> int:
+    """The run that a lease is for; it is held until the transaction ends. LeaseLost."""
+    return int(_known(connection, token).id)
+
+
+def _known(connection: Connection, token: str) -> Row[Any]:
+    held = select(*_TOLD).where(_HOLDS).with_for_update()
+    run = connection.execute(held, {"token": token}).one_or_none()
+    if run is None:
+        raise LeaseLost(
+            "The lease on this run has ended: it was declared lost, or its end is recorded already."
+        )
+    return run
+
+
+def _run_values(beat: Beat, now: float) -> Document:
+    values = _given(beat, "environment", "devices", "result")
+    if beat.progress is not None:
+        phase = beat.progress.get("phase")
+        values.update(progress=beat.progress, phase=phase, progress_at=now)
+    return values
+
+
+def _update_attempt(
+    connection: Connection, run: Row[Any], beat: Beat, text: str, saved: int
+) -> None:
+    values = _given(beat, "applied", "environment", "devices", "resumed_from_step")
+    if saved:
+        values["saved_checkpoints"] = attempts.c.saved_checkpoints + saved
+    if text:
+        values["log_bytes"] = attempts.c.log_bytes + len(text.encode())
+    if not values:
+        return
+    log_end = connection.execute(
+        update(attempts)
+        .where(attempts.c.run_id == run.id, attempts.c.number == run.attempt)
+        .values(values)
+        .returning(attempts.c.log_bytes)
+    ).scalar_one()
+    if text:
+        add_log_text(connection, run.id, run.attempt, log_end, text)
+
+
+def _given(beat: Beat, *names: str) -> Document:
+    return {name: getattr(beat, name) for name in names if getattr(beat, name) is not None}

@@ -1,0 +1,28 @@
+"""Events: what happened to a run, numbered from 1 without gaps."""
+
+from sqlalchemy import select
+
+from app.store.engine.database import Database
+from app.store.records import EventRecord
+from app.store.tables import events, runs
+
+
+class Events:
+    """The aggregate; events are written by the transactions that they tell of."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def list(self, run_id: int, after: int = 0, limit: int = 500) -> list[EventRecord]:
+        """Events with a number above `after`, oldest first."""
+        columns = [events.c[name] for name in EventRecord.__dataclass_fields__]
+        query = select(*columns).where(events.c.run_id == run_id, events.c.seq > after)
+        with self._database.read() as connection:
+            rows = connection.execute(query.order_by(events.c.seq).limit(limit))
+            return [EventRecord(*row) for row in rows]
+
+    def last_seq(self, run_id: int) -> int:
+        """Number of the newest event; 0 when the run is not there."""
+        query = select(runs.c.last_event_seq).where(runs.c.id == run_id)
+        with self._database.read() as connection:
+            return connection.execute(query).scalar() or 0

@@ -1,0 +1,1 @@
+"""What runs tell while they train: metric points, logs, memory."""
