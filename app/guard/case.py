@@ -12,6 +12,7 @@ from app.guard.facts import (
     DeviceFacts,
     Facts,
     FieldFacts,
+    PartFacts,
     UnknownFact,
     known,
 )
@@ -19,10 +20,10 @@ from app.guard.gap import gap_needed
 from app.guard.memory.memory_plan import MemoryPlan, memory_plan
 from app.guard.memory.worker_pools import process_values
 from app.guard.memory.workload import Order, Workload, need_of
+from app.guard.patching import with_values
 from app.guard.reads import Reading, amplification, reading_by_batches, reading_by_chunks
 from app.planning import arithmetic
 from app.planning.arithmetic import PartSizes
-from app.planning.carry import RECIPE_SHAPE
 from app.planning.pace import Pace
 from app.spec.data import (
     ChronologicalSplit,
@@ -30,9 +31,11 @@ from app.spec.data import (
     DataLoaderLoader,
     DatasetsSplit,
     FieldSplit,
+    GroupSplit,
     RandomSplit,
 )
 from app.spec.layers import Document
+from app.spec.recipe import Array, Problem
 from app.spec.run import RunSpec
 
 Loc = tuple[str | int, ...]
@@ -169,18 +172,25 @@ class Case:
     def sizes(self) -> PartSizes:
         """Samples of each part."""
         split, datasets = self.spec.data.split, self.facts.datasets
-        counts = [
-            known(
-                datasets[name].samples if name in datasets else None,
-                f"the samples of the dataset {name}",
-            )
-            for _, name in self.named_datasets
-        ]
+        found = [(name, datasets.get(name)) for _, name in self.named_datasets]
+        what = "the samples of the dataset"
+        counts = [known(one.samples if one else None, f"{what} {name}") for name, one in found]
         if isinstance(split, ChronologicalSplit | RandomSplit):
             return arithmetic.part_sizes(split, counts[0])
         if isinstance(split, FieldSplit):
-            raise UnknownFact(f"which part the field {split.field} puts a sample into")
+            return self.field_parts.sizes
+        if isinstance(split, GroupSplit):
+            told = self.dataset.groups.get(split.field)
+            return arithmetic.group_sizes(split, known(told, f"the groups of {split.field!r}"))
         return PartSizes(counts[0], counts[1], counts[2] if len(counts) > 2 else 0)
+
+    @Derived
+    def field_parts(self) -> PartFacts:
+        """What the field says that the samples are split by."""
+        split, dataset = self.spec.data.split, self.dataset
+        field = dataset.fields.get(split.field) if isinstance(split, FieldSplit) else None
+        parts = None if field is None else field.parts
+        return known(parts, f"which part each sample of {dataset.name} is in")
 
     @Derived
     def sorted_target(self) -> str | None:
@@ -212,20 +222,31 @@ class Case:
 
     @Derived
     def shape(self) -> Document:
-        """What gives the model its shape, as the recipe declares it: its own fields, how many
-        values a step of each input has, and the shape of each target. How many steps a sample has
-        changes no weights.
-        """
-        arrays, spec = self.dataset_as_read.fields, self.spec
+        """What gives the model its shape, as the recipe declares it."""
+        recipe, arrays = self.spec.recipe, self.recipe_arrays
+        for name in (*self.spec.data.inputs, *self.spec.data.targets):
+            known(arrays.get(name), f"the array {name!r}")
+        own = {name: getattr(recipe, name) for name in recipe.shape_fields}
+        return {"recipe": own, **recipe.shape(self.spec.data, arrays)}
 
-        def of(name: str) -> tuple[int, ...]:
-            return known(arrays.get(name), f"the array {name!r}").shape
-
+    @Derived
+    def recipe_arrays(self) -> Mapping[str, Array]:
+        """The arrays of the dataset as a recipe is told of them."""
+        fields = self.dataset_as_read.fields
         return {
-            "recipe": {name: getattr(spec.recipe, name) for name in RECIPE_SHAPE},
-            "inputs": {name: list(of(name)[1:]) for name in spec.data.inputs},
-            "targets": {name: list(of(name)) for name in spec.data.targets},
+            name: Array(one.shape, one.dtype, one.lengths is not None)
+            for name, one in fields.items()
         }
+
+    @Derived
+    def dataset_arrays(self) -> Mapping[str, Array] | None:
+        """What a batch has, where the recipe makes samples of its own of the file's."""
+        return self.spec.recipe.dataset_arrays(self.spec.data, self.recipe_arrays)
+
+    @Derived
+    def recipe_problems(self) -> tuple[Problem, ...]:
+        """What keeps the recipe from training on these arrays."""
+        return tuple(self.spec.recipe_problems(self.recipe_arrays))
 
     # Steps
 
@@ -339,13 +360,23 @@ class Case:
         """What it has to hold and to compute with, whatever the device."""
         dataset, sizes = self.dataset_as_read, self.sizes
         arrays = {name: dataset.fields[name] for name in self.arrays}
-        return Workload(self.spec, arrays, sizes, need_of(arrays.values(), sizes, self.order))
+        if made := self.dataset_arrays:
+            arrays = {name: FieldFacts(one.shape, one.dtype) for name, one in made.items()}
+        need = need_of(arrays.values(), sizes, self.order)
+        return Workload(self.spec, arrays, sizes, need, self.parameters)
+
+    @Derived
+    def parameters(self) -> int | None:
+        """Of the model; None where only building it tells."""
+        if self.recipe_problems:
+            return None
+        return self.spec.recipe.num_parameters(self.spec.data, self.recipe_arrays)
 
     @Derived
     def memory(self) -> MemoryPlan:
         """What it takes on the device that it would get."""
         device = self.device
-        return memory_plan(self.workload, device, self.facts.measured)
+        return memory_plan(self.workload, device, self.facts.profiles)
 
     @Derived
     def reading(self) -> Reading | None:
@@ -366,22 +397,3 @@ class Case:
     def amplification(self) -> float:
         """How often an epoch reads the file; 1 where the data stays on the device."""
         return amplification(self.reading, self.dataset, self.arrays)
-
-
-def with_values(spec: RunSpec, values: Mapping[str, Any]) -> RunSpec:
-    """The spec with other values, by JSON Pointer of two or three names; they are not checked. One
-    that is an object is the chunked loader.
-    """
-    changed = spec
-    for pointer, value in values.items():
-        if isinstance(value, dict):
-            value = ChunkedLoader(**value)
-        block, *rest = pointer.strip("/").split("/")
-        part = getattr(changed, block)
-        if len(rest) == 2:
-            inner = getattr(part, rest[0]).model_copy(update={rest[1]: value})
-            part = part.model_copy(update={rest[0]: inner})
-        else:
-            part = part.model_copy(update={rest[0]: value})
-        changed = changed.model_copy(update={block: part})
-    return changed

@@ -117,8 +117,9 @@ IMPOSSIBLE = (
     ),
     Impossible(
         "Prefetched batches that fill /dev/shm.",
-        "They lie in memory without a name, which no size of a file system bounds.",
-        "tests/trainer_data/test_dataloader.py::test_nothing_has_a_name_in_shared_memory",
+        "What they may take is compared with what is free there before the first is read.",
+        "tests/trainer_data/test_dataloader.py"
+        "::test_batches_that_shared_memory_has_no_room_for_are_refused",
     ),
     Impossible(
         "Input fields of other lengths.",
@@ -150,17 +151,35 @@ IMPOSSIBLE = (
     Impossible(
         "A CUDA graph over batches of another size, or of any loader whose memory moves.",
         "Micro-batches of full steps are copied to places that stay; other steps are launched.",
-        "tests/trainer/test_recording.py::test_full_steps_come_from_their_places",
+        "tests/trainer/test_capture.py::test_full_steps_come_from_their_places",
     ),
     Impossible(
         "A CUDA graph that trains otherwise than launched steps.",
         "Before the first step a few are tried both ways, and the graph is used if they agree.",
-        "tests/trainer/test_trial.py::test_a_step_that_goes_wrong_is_found_out",
+        "tests/trainer/test_proof.py::test_a_step_that_goes_wrong_is_found_out",
+    ),
+    Impossible(
+        "A run that waits for itself, or in a circle, for first weights.",
+        "init_from means a run that is there already, by a name the newest: all that a run waits "
+        "for are older.",
+        "tests/store/test_first_weights.py::test_a_run_only_waits_for_those_before_it",
     ),
     Impossible(
         "Dropout between the layers of a one-layer encoder.",
         "Dropout always stands before the head, and between layers where there are several.",
         "tests/guard/test_documentation.py::test_dropout_of_one_layer_is_before_the_head",
+    ),
+    Impossible(
+        "A transformer that needs a warm-up.",
+        "Its layers are normalized before attention and hidden layer, not after: such train "
+        "without (Xiong et al., On layer normalization in the transformer architecture, 2020).",
+        "tests/trainer/test_timeframes.py::test_a_transformer_is_that_of_pytorch",
+    ),
+    Impossible(
+        "Few positives among many labels that are drowned for want of weights.",
+        "The recipe board begins each logit at the rate of rare labels, so the loss begins near "
+        "what that rate allows.",
+        "tests/trainer/test_board.py::test_rare_labels_are_begun_at_their_rate",
     ),
 )
 
@@ -171,6 +190,7 @@ EARLY = (
     Early("not_finite", "Every number is finite."),
     Early("not_available_yet", "Every option is one that this version has."),
     Early("shape_changed", "A restart that carries weights has the parent's shape of model."),
+    Early("init_from_changed", "A restart that carries weights begins with no others."),
     Early("correctness.unknown_preset", "The preset that is asked for is there."),
     Early(
         "correctness.broken_preset",
@@ -194,8 +214,6 @@ EARLY = (
 )
 
 TO_COME = (
-    ToCome("data.split.method: field", ("a random split of groups or entities",)),
-    ToCome("recipe.carry_hidden: true", ("shuffling with a carried state",)),
     ToCome(
         "recipe.kind: panel-graph",
         (
@@ -214,14 +232,6 @@ TO_COME = (
         ),
     ),
     ToCome(
-        "recipe.kind: board",
-        ("positives under 5 % without weights", "a transformer without warm-up"),
-    ),
-    ToCome(
-        "runtime.activation_checkpointing: true",
-        ("checkpointing when it is not needed", "none when the memory plan is over"),
-    ),
-    ToCome(
         "averaging.kind: swa, ema",
         (
             "SWA that starts after the end, or over a schedule that ends at zero",
@@ -233,13 +243,8 @@ TO_COME = (
         "schedule.kind: plateau",
         ("a plateau without evaluation", "patience of early stopping not above the plateau's"),
     ),
-    ToCome("optimizer.backbone_lr: any", ("backbone_lr above lr",)),
     ToCome(
-        "init_from: any",
-        ("pretrained weights under one high rate", "a start that matches under 90 % of the keys"),
-    ),
-    ToCome(
-        "runtime.gpus: 2 or more",
+        "runtime.gpus: 2 or more for a recipe",
         (
             "more GPUs than any worker has",
             "a global batch that the GPUs cannot share evenly",

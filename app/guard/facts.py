@@ -3,12 +3,13 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, prod
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from app.guard.memory.measured import Measured
 from app.guard.presets.catalog import Match
+from app.planning.arithmetic import PartSizes
 from app.planning.imports import IMPORTS, Build, Imports
 from app.planning.pace import Pace
+from app.planning.profile import Profile, ProfileKey
 from app.spec.run import RunSpec
 
 DTYPE_BYTES = {
@@ -33,12 +34,21 @@ def known(value: Fact | None, what: str) -> Fact:
 
 
 @dataclass(frozen=True)
-class Lengths:
+class LengthFacts:
     """How many values the samples of a ragged array have; the longest is 1 at least."""
 
     shortest: int
     mean: float
     longest: int
+
+
+@dataclass(frozen=True)
+class PartFacts:
+    """What a field says of the parts that samples belong to."""
+
+    sizes: PartSizes
+    changes: Collection[int] | None = None
+    """Samples of another part than the one before; None: they are too many to be told."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,7 @@ class FieldFacts:
     dtype: str
     storage: Literal["contiguous", "chunked", "compact", "record_batches"] | None = None
     chunk_rows: int | None = None
-    """Of a chunk of samples, or of the largest packed record batch; None where a series is stored
+    """Of a chunk of samples, or of the largest record batch; None where a series is stored
     in place of its windows."""
     compression: str | None = None
     nonfinite: int | None = None
@@ -62,14 +72,19 @@ class FieldFacts:
     false where all are the same."""
     series_steps: int | None = None
     """Of the series that is stored in place of the windows; None: each sample is stored."""
-    lengths: Lengths | None = None
+    lengths: LengthFacts | None = None
     """Of a ragged array, whose `shape` begins with the longest: its samples are filled up to that
     in a batch, and lie one behind another until then. None: all samples have the shape."""
+    parts: PartFacts | None = None
+    """Of a field that says which part each sample belongs to; None: it does not, or is not known
+    to."""
+    not_a_part: tuple[int, int] | None = None
+    """Of one whole number a sample: (sample, value) of the first that stands for no part."""
 
     @property
-    def is_unpacked_in_batches(self) -> bool:
-        """Whether it lies in Arrow files whose record batches are packed."""
-        return self.storage == "record_batches" and self.compression is not None
+    def is_read_in_batches(self) -> bool:
+        """Whether it lies in Arrow files, whose record batches are read whole."""
+        return self.storage == "record_batches"
 
     @property
     def sample_bytes(self) -> int:
@@ -109,11 +124,18 @@ class DatasetFacts:
     """Fields whose rows are windows that slide over one series, and by how many steps."""
     breaks: Mapping[str, Collection[int] | None] = field(default_factory=dict)
     """Of these fields: the samples at which another series begins; None: not known."""
+    groups: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Of fields that can say which group a sample is of, text as well: samples by bucket of
+    groups."""
     network: bool | None = None
     """Whether the file lies on network storage."""
     read_bytes_per_second: float | None = None
     """What the inspection read in file order; the page cache may have a part in it."""
     problems: tuple[str, ...] = ()
+    path: str | None = None
+    """Of its file, within DATA_ROOT."""
+    changed: tuple[str, ...] = ()
+    """What of its file is seen to be other than at its inspection, where that can be looked at."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +225,22 @@ class ParentFacts:
 
 
 @dataclass(frozen=True)
+class SourceFacts:
+    """What `init_from` names; `missing` says in a sentence why it is not there."""
+
+    missing: str | None = None
+    run_id: int | None = None
+    recipe: str | None = None
+    shape: Mapping[str, Any] | None = None
+    """What gave its model the shape; None: it was not known then."""
+    tensors: Sequence[str] | None = None
+    """Names of the weights in the checkpoint that it would begin with; None: not known, as while
+    nothing is saved."""
+    is_needed: bool = True
+    """Not where a restart goes on from its parent."""
+
+
+@dataclass(frozen=True)
 class Facts:
     """`devices` of all workers alive at submission, or of one slot at claim; empty: no worker."""
 
@@ -213,10 +251,12 @@ class Facts:
     """Whether like runs were looked for, as at submission: then no history means that there were
     none. At claim nobody looks."""
     parent: ParentFacts | None = None
+    source: SourceFacts | None = None
+    """Of `init_from`; None: there is none, or nobody looked."""
     preset: Match | None = None
     """The devices that the run's preset was made for."""
-    measured: Measured | None = None
-    """One step of this spec, where it was asked for."""
+    profiles: Mapping[ProfileKey, Profile] = field(default_factory=dict)
+    """What runs like it were measured to take, on the devices that it could get."""
 
     def best_device(self, wanted: str, precision: str = "auto") -> DeviceFacts | None:
         """The device a run would get: a GPU before the CPU, of GPUs those that compute as it asks

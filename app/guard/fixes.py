@@ -8,6 +8,7 @@ import jsonpatch
 from jsonpointer import JsonPointer, resolve_pointer
 
 from app.guard.patching import apply_json_patch
+from app.spec.installed import ANY_RECIPE
 from app.spec.issue import PatchOp, pointer
 from app.spec.layers import DEFAULT_KINDS, RIVALS, Document, overlay, with_default_kinds
 from app.spec.parse import parse_spec
@@ -113,7 +114,7 @@ def _kept(
 @cache
 def _fields(block: str, kind: str) -> frozenset[str]:
     """Names that a block of this kind has; none where it needs more than its kind."""
-    bare: Document = {"recipe": {"kind": "sequence"}, "data": {"dataset": "any"}}
+    bare: Document = {"recipe": {"kind": ANY_RECIPE}, "data": {"dataset": "any"}}
     *parents, last = JsonPointer(block).parts
     resolve_pointer(bare, pointer(parents))[last] = {DEFAULT_KINDS[block][0]: kind}
     spec, _ = parse_spec(bare)

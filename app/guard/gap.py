@@ -25,7 +25,7 @@ def gap_needed(data: Data, dataset: DatasetFacts) -> int:
     split, neighbours = data.split, neighbours_sharing_steps(data, dataset)
     samples = known(dataset.samples, f"the samples of the dataset {dataset.name}")
     assert isinstance(split, ChronologicalSplit)  # noqa: S101 - no other has borders
-    breaks = _breaks_of_all(data, dataset)
+    breaks = breaks_of_all(data, dataset)
     gap = 0
     while True:  # a gap moves the border before it, and only grows
         sizes = part_sizes(split.model_copy(update={"gap": gap}), samples)
@@ -39,7 +39,7 @@ def gap_needed(data: Data, dataset: DatasetFacts) -> int:
         gap = needed
 
 
-def _breaks_of_all(data: Data, dataset: DatasetFacts) -> set[int]:
+def breaks_of_all(data: Data, dataset: DatasetFacts) -> set[int]:
     """Where another series begins in all inputs that are windows; in the targets only where no
     input is: a few values of a forecast may come again by chance, and hide a break.
     """

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from jsonpointer import JsonPointer
 
-from app.guard.presets.catalog import Catalog, Preset
+from app.guard.presets.catalog import Catalog, PresetLayer
 from app.spec.layers import Document, overlay, with_default_kinds
 
 
@@ -12,7 +12,7 @@ from app.spec.layers import Document, overlay, with_default_kinds
 class Inherited:
     """The preset that a restart lies on; None: none, as its parent."""
 
-    preset: Preset | None
+    preset: PresetLayer | None
     wish: object
     """What the request says of the preset; another word picks anew."""
 
@@ -39,7 +39,7 @@ def inherited(
     now = catalog.get(name)
     if now is None:
         description = f"The preset {name} of the run that is restarted."
-        now = Preset(name=name, description=description, spec={}, source="user")
+        now = PresetLayer(name=name, description=description, spec={}, source="user")
     now = now.as_asked(request.get("preset", "auto"))
     layer = overlay(with_default_kinds(now.spec), with_default_kinds(brought))
     return Inherited(now.model_copy(update={"spec": layer}), request.get("preset"))

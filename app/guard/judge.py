@@ -8,7 +8,7 @@ from app.guard.case import Case
 from app.guard.facts import UnknownFact
 from app.guard.fixes import patch_for
 from app.guard.registry import RULES
-from app.guard.rule import Finding, Rule, Severity
+from app.guard.rule import Finding, GuardRule, Severity
 from app.spec.issue import Issue
 from app.spec.layers import Document
 from app.spec.parse import value_at
@@ -20,7 +20,7 @@ Waiver = Literal["site", "parent"]
 
 
 @dataclass(frozen=True)
-class Unchecked:
+class UncheckedRules:
     """A rule that could not judge, and the fact that it lacks."""
 
     code: str
@@ -30,7 +30,7 @@ class Unchecked:
 @dataclass(frozen=True)
 class Judgement:
     issues: list[Issue]
-    unchecked: list[Unchecked]
+    unchecked: list[UncheckedRules]
 
     @property
     def errors(self) -> list[Issue]:
@@ -41,7 +41,7 @@ def judge(
     case: Case,
     request: Document,
     strictness: Strictness = "enforce",
-    rules: Sequence[Rule] = RULES,
+    rules: Sequence[GuardRule] = RULES,
 ) -> Judgement:
     """What the rules find; run at submission and again at claim.
 
@@ -49,12 +49,12 @@ def judge(
     errors of speed with strictness `warn`, and those that a restart has from its parent.
     """
     issues: list[Issue] = []
-    unchecked: list[Unchecked] = []
+    unchecked: list[UncheckedRules] = []
     for rule in rules:
         try:
             found = list(rule.find(case))
         except UnknownFact as unknown:
-            unchecked.append(Unchecked(rule.code, str(unknown)))
+            unchecked.append(UncheckedRules(rule.code, str(unknown)))
             continue
         for finding in found:
             accepted = rule.overridable and accepts(case.spec.accept_risks, rule.code)
@@ -68,7 +68,7 @@ def accepts(accept_risks: Sequence[str], code: str) -> bool:
     return code in accept_risks or f"{code.split('.')[0]}.*" in accept_risks
 
 
-def _waiver(rule: Rule, finding: Finding, case: Case, strictness: Strictness) -> Waiver | None:
+def _waiver(rule: GuardRule, finding: Finding, case: Case, strictness: Strictness) -> Waiver | None:
     """Who lets a slowness pass."""
     if rule.topic != "speed" or _severity(rule, finding) != "error":
         return None
@@ -78,11 +78,11 @@ def _waiver(rule: Rule, finding: Finding, case: Case, strictness: Strictness) ->
     return "parent" if _parent_has(rule, finding, case) else None
 
 
-def _severity(rule: Rule, finding: Finding) -> Severity:
+def _severity(rule: GuardRule, finding: Finding) -> Severity:
     return finding.severity or rule.severity
 
 
-def _parent_has(rule: Rule, finding: Finding, case: Case) -> bool:
+def _parent_has(rule: GuardRule, finding: Finding, case: Case) -> bool:
     """The same value there, found as well, and no risk that was accepted for it."""
     parent = case.parent
     if parent is None or accepts(parent.spec.accept_risks, rule.code):
@@ -97,7 +97,7 @@ def _parent_has(rule: Rule, finding: Finding, case: Case) -> bool:
 
 
 def _issue(
-    rule: Rule, finding: Finding, request: Document, accepted: bool, waiver: Waiver | None
+    rule: GuardRule, finding: Finding, request: Document, accepted: bool, waiver: Waiver | None
 ) -> Issue:
     return Issue(
         code=rule.code,
@@ -112,7 +112,7 @@ def _issue(
     )
 
 
-def _risk_issues(spec: RunSpec, request: Document, rules: Sequence[Rule]) -> Iterator[Issue]:
+def _risk_issues(spec: RunSpec, request: Document, rules: Sequence[GuardRule]) -> Iterator[Issue]:
     """accept_risks names rules that there are, and that may be overridden."""
     if not spec.accept_risks:
         return

@@ -1,15 +1,17 @@
 """What a run needs of a place at the least, by the memory plan of a place that has no bounds."""
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from functools import partial
 from typing import Literal
 
 from app.guard.case import Case
 from app.guard.facts import DeviceFacts, Facts, HostFacts, UnknownFact
 from app.guard.memory.items import CUDA_CONTEXT_BYTES
-from app.guard.memory.memory_plan import MemoryPlan, memory_plan
+from app.guard.memory.memory_plan import MemoryPlan, kept_beside, memory_plan
 from app.planning.requirements import Requirements, SlotOffer, lacking, uses_of
-from app.planning.residency import MIB, memory_for_data, settle_residency
+from app.planning.residency import MIB, free_for_data, memory_for_data, settle_residency
 from app.spec.data import ChunkedLoader, Loader
 from app.spec.run import RunSpec
 
@@ -76,7 +78,7 @@ def _offer(device: DeviceFacts) -> SlotOffer:
 def _on_gpu(spec: RunSpec, plan: MemoryPlan, whole_batch: bool) -> Requirements:
     return Requirements(
         device_bytes=_least_free_bytes(spec, plan, whole_batch),
-        host_bytes=plan.host.peak_bytes + plan.imports.trainer,
+        host_bytes=plan.host.least_bytes + plan.imports.trainer,
         disk_bytes=checkpoints_bytes(spec, plan),
     )
 
@@ -95,68 +97,81 @@ def _least(found: list[Requirements]) -> Requirements:
 
 
 def _plans(case: Case, kind: Kind) -> Iterator[MemoryPlan]:
-    for host in _hosts(case.facts, kind):
-        device = DeviceFacts(kind, kind, NO_BOUND, NO_BOUND, AMPERE, host)
-        for loader in _ways(case.spec.data.loader):
+    for device in _places(case.facts, kind):
+        for loader in _ways(case.spec.data.loader, kind):
             try:
-                yield memory_plan(case.workload, device, case.facts.measured, loader)
+                yield memory_plan(case.workload, device, case.facts.profiles, loader)
             except UnknownFact:
                 return
 
 
-def _hosts(facts: Facts, kind: Kind) -> list[HostFacts]:
-    """What of a host changes what a run takes there, each once."""
-    setups = [
-        (device.host.cores, device.host.torch_build)
-        for device in facts.devices
-        if kind in ("cpu", device.kind)
-    ]
-    return [
-        HostFacts(NO_BOUND, NO_BOUND, cores, torch_build=build or kind)
-        for cores, build in dict.fromkeys(setups) or [(None, None)]
+def _places(facts: Facts, kind: Kind) -> list[DeviceFacts]:
+    """The devices without their bounds: what of them changes what a run takes there, each once."""
+    there = [device for device in facts.devices if kind in ("cpu", device.kind)]
+    return list(dict.fromkeys(map(partial(_unbounded, kind), there))) or [
+        _unbounded(kind, DeviceFacts(kind, kind, capability=AMPERE))
     ]
 
 
-def _ways(loader: Loader) -> Iterator[Loader]:
-    """The loader, which where nothing bounds it keeps its data on the device, and in chunks."""
+def _unbounded(kind: Kind, device: DeviceFacts) -> DeviceFacts:
+    """Of a GPU's slot, for a run on the CPU, the host."""
+    build = device.host.torch_build or kind
+    host = HostFacts(NO_BOUND, NO_BOUND, device.host.cores, torch_build=build)
+    name = device.name if kind == "cuda" else "cpu"
+    return DeviceFacts(kind, name, NO_BOUND, NO_BOUND, device.capability or AMPERE, host)
+
+
+def _ways(loader: Loader, kind: Kind) -> Iterator[Loader]:
+    """The loader, which where nothing bounds it keeps its data on the device, and in chunks, which
+    take other memory of a GPU's host.
+    """
     yield loader
-    if isinstance(loader, ChunkedLoader) and loader.residency == "auto":
+    if kind == "cuda" and isinstance(loader, ChunkedLoader) and loader.residency == "auto":
         yield loader.model_copy(update={"residency": "stream"})
 
 
 def _least_free_bytes(spec: RunSpec, plan: MemoryPlan, whole_batch: bool) -> int:
     """What has to be free where the model lies, the imports of a host there already: the least with
     which the data finds its place beside all that `plan` has, to a MiB.
+
+    From what surely lies beside the data upwards: what is asked for with so much free is tried
+    next, and as a rule the second is enough. More can be free and yet not suffice, for chunks grow
+    with it.
     """
     chunk = plan.batch if whole_batch else 1
-    low, high = 0, (2 * (plan.beside_bytes + plan.data.needed_bytes) + CUDA_CONTEXT_BYTES) // MIB
-    if not _has_place(spec, plan, high * MIB, chunk):
-        low, high = high + 1, NO_BOUND // MIB
-    while low < high:
-        middle = (low + high) // 2
-        if _has_place(spec, plan, middle * MIB, chunk):
-            high = middle
-        else:
-            low = middle + 1
-    return low * MIB
+    too_little, free = 0, plan.beside.least_bytes // MIB
+    while free < NO_BOUND // MIB and (asked := _asked(spec, plan, free, chunk)) > free:
+        too_little, free = free, asked
+    if free - 1 > too_little and _asked(spec, plan, free - 1, chunk) < free:
+        between = range(too_little + 1, free)
+        free = between[0] + bisect_left(
+            between, True, key=lambda less: _asked(spec, plan, less, chunk) <= less
+        )
+    return min(free * MIB, NO_BOUND)
 
 
-def _has_place(spec: RunSpec, plan: MemoryPlan, free: int, chunk: int) -> bool:
-    """As the guard judges it with so much free (`MemoryPlan.fits`), a chunk having so many samples
-    at least.
+def _asked(spec: RunSpec, plan: MemoryPlan, free: int, chunk: int) -> int:
+    """What the data comes to where so much is free, as the guard judges it (`MemoryPlan.fits`), and
+    all beside it; twice as much as there is while a chunk has fewer than `chunk` samples. In MiB.
     """
     on_gpu, loader = plan.device is not None, spec.data.loader
     context = CUDA_CONTEXT_BYTES if on_gpu else 0
     if not isinstance(loader, ChunkedLoader):
-        return context + plan.beside_bytes <= free
-    memory = memory_for_data(max(0, free - context), plan.beside_bytes, on_gpu=on_gpu)
+        return _mib(context + plan.beside.least_bytes)
+    there = max(0, free * MIB - context)
+    memory = memory_for_data(there, kept_beside(plan.beside, there), on_gpu=on_gpu)
     data = settle_residency(loader, plan.need, memory)
+    if not data.holds(chunk):
+        return 2 * free + 1
     taken = data.needed_bytes
     if not on_gpu and data.kind == "stream":  # what no sample fills of a slot costs a host nothing
         samples = plan.need.train_samples + sum(plan.need.held_out)
         taken = min(taken, samples * plan.need.slot_sample_bytes)
-    fits = context + plan.beside_bytes + taken <= free and data.needed_bytes <= memory.limit_bytes
-    return fits and data.holds(chunk)
+    return _mib(context + max(plan.beside.least_bytes + taken, free_for_data(data.needed_bytes)))
+
+
+def _mib(count: int) -> int:
+    return -(-count // MIB)
 
 
 def checkpoints_bytes(spec: RunSpec, plan: MemoryPlan) -> int:

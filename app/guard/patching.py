@@ -1,6 +1,7 @@
-"""Patches of a request: RFC 7396 merge patches and RFC 6902 operations."""
+"""Patches of a request (RFC 7396 merge patches, RFC 6902 operations), and of a spec."""
 
 import re
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -8,7 +9,9 @@ import jsonpatch
 import jsonpointer
 
 from app.errors import InvalidRequest
+from app.spec.data import ChunkedLoader
 from app.spec.layers import Document, merge_patch
+from app.spec.run import RunSpec
 
 # A spec has about a hundred values, six blocks deep; operations that copy could double a document
 # and its depth without end.
@@ -61,3 +64,22 @@ def _is_bounded(document: Any) -> bool:
 def _said(error: Exception) -> str:
     """The library's sentence without the names of Python's types."""
     return re.sub(r" \(<class '\w+'>\)", "", str(error))[:200]
+
+
+def with_values(spec: RunSpec, values: Mapping[str, Any]) -> RunSpec:
+    """The spec with other values, by JSON Pointer of two or three names; they are not checked. One
+    that is an object is the chunked loader.
+    """
+    changed = spec
+    for pointer, value in values.items():
+        if isinstance(value, dict):
+            value = ChunkedLoader(**value)
+        block, *rest = pointer.strip("/").split("/")
+        part = getattr(changed, block)
+        if len(rest) == 2:
+            inner = getattr(part, rest[0]).model_copy(update={rest[1]: value})
+            part = part.model_copy(update={rest[0]: inner})
+        else:
+            part = part.model_copy(update={rest[0]: value})
+        changed = changed.model_copy(update={block: part})
+    return changed

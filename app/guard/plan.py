@@ -5,17 +5,16 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from app.errors import SpecRejected
-from app.guard.case import Case, with_values
+from app.guard.case import Case
 from app.guard.estimate import estimate_of
 from app.guard.facts import Facts, UnknownFact
 from app.guard.gap import leaves_enough
-from app.guard.judge import Strictness, Unchecked, judge
+from app.guard.judge import Strictness, UncheckedRules, judge
 from app.guard.needs import device_wanted, requirements_of, where_it_fits
-from app.guard.patching import apply_json_patch
+from app.guard.patching import apply_json_patch, with_values
 from app.guard.presets.catalog import Catalog
 from app.guard.resolve import Resolved, resolve, with_preset_kept
 from app.planning.arithmetic import gap_of
-from app.planning.number_formats import number_formats
 from app.planning.requirements import NOTHING_KNOWN, Requirements
 from app.spec.data import ChronologicalSplit, ChunkedLoader, Data
 from app.spec.issue import MORE, Issue
@@ -27,14 +26,14 @@ GAP = "/data/split/gap"
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """What a request comes to. `spec` is None when it could not be parsed."""
 
     request: Document
     spec: Document | None
     provenance: Document
     issues: list[Issue]
-    unchecked: list[Unchecked] = field(default_factory=list)
+    unchecked: list[UncheckedRules] = field(default_factory=list)
     estimate: Document | None = None
     memory: Document | None = None
     """The memory plan; None while a fact for it is missing."""
@@ -46,6 +45,8 @@ class Plan:
     """What it needs there."""
     shape: Document | None = None
     """What gives its model the shape."""
+    profile: Document | None = None
+    """Of a script: what runs like it took of memory."""
 
     @property
     def errors(self) -> list[Issue]:
@@ -69,7 +70,7 @@ def make_plan(
     catalog: Catalog,
     strictness: Strictness = "enforce",
     resolved: Resolved | None = None,
-) -> Plan:
+) -> RunPlan:
     """Resolve a request and put it before every rule; nothing is stored.
 
     Each fix was tried: with it, its issue is gone and none as severe has come; what is only warned
@@ -80,7 +81,7 @@ def make_plan(
     resolved = resolved or settle(resolve(request, catalog, facts), facts)
     inherited = resolved.inherited
 
-    def plan(changed: Document) -> Plan:
+    def plan(changed: Document) -> RunPlan:
         settled = settle(resolve(changed, catalog, facts, inherited), facts)
         return judged(changed, settled, facts, strictness)
 
@@ -92,12 +93,12 @@ def make_plan(
 
 def judged(
     request: Document, resolved: Resolved, facts: Facts, strictness: Strictness = "enforce"
-) -> Plan:
+) -> RunPlan:
     """The plan of a request that is resolved and settled, with the fixes as the rules give them,
     untried.
     """
     if resolved.spec is None or resolved.document is None:
-        return Plan(request, None, {}, resolved.issues)
+        return RunPlan(request, None, {}, resolved.issues)
     if resolved.preset is not None:
         facts = replace(facts, preset=resolved.preset.match)
     case = Case(resolved.spec, facts)
@@ -105,7 +106,7 @@ def judged(
     case = where_it_fits(case, requirements)
     judgement = judge(case, request, strictness)
     found = [with_preset_kept(issue, request, resolved.preset) for issue in judgement.issues]
-    return Plan(
+    return RunPlan(
         request,
         resolved.document,
         resolved.provenance,
@@ -129,10 +130,10 @@ def if_known(derive: Callable[[], Document]) -> Document | None:
 
 
 def _computes_in(case: Case) -> Document:
-    return dict(number_formats(case.spec.recipe, case.precision, case.device.kind))
+    return dict(case.spec.recipe.computes_in(case.precision, case.device.kind))
 
 
-def _with_tried_fix(issue: Issue, first: Plan, plan: Callable[[Document], Plan]) -> Issue:
+def _with_tried_fix(issue: Issue, first: RunPlan, plan: Callable[[Document], RunPlan]) -> Issue:
     """The issue with a fix that is known to work, or with none."""
     before = {_identity(other) for other in _as_severe(issue, first)}
     fix = list(issue.fix)
@@ -150,7 +151,7 @@ def _with_tried_fix(issue: Issue, first: Plan, plan: Callable[[Document], Plan])
     return issue.model_copy(update={"fix": []})
 
 
-def _as_severe(issue: Issue, plan: Plan) -> list[Issue]:
+def _as_severe(issue: Issue, plan: RunPlan) -> list[Issue]:
     """What is found in a plan, of errors alone where the issue is one."""
     return plan.errors if issue.severity == "error" else plan.issues
 

@@ -2,6 +2,7 @@
 
 import math
 
+from app.spec.base import LARGEST_RATE
 from app.spec.optimization import SGD, Optimizer
 from app.spec.training import Training
 
@@ -13,7 +14,7 @@ SGD_RATE, SGD_BATCH = 0.1, 256
 
 
 def usual_rate(optimizer: Optimizer, batch: int) -> float:
-    """A rate that works for most models with so many samples a step."""
+    """A rate that works for most models with so many samples a step, if a spec can say it."""
     if isinstance(optimizer, SGD):
-        return SGD_RATE * batch / SGD_BATCH
+        return min(LARGEST_RATE, SGD_RATE * batch / SGD_BATCH)
     return ADAM_RATE * math.sqrt(batch / ADAM_BATCH)

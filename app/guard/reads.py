@@ -64,7 +64,7 @@ def amplification(
         storage = known(array.storage, f"how the arrays of {dataset.name} are stored")
         factor = 1.0
         in_chunks = storage == "chunked" and array.series_steps is None
-        if in_chunks or array.is_unpacked_in_batches:
+        if in_chunks or array.is_read_in_batches:
             rows = known(array.chunk_rows, f"the chunks of {dataset.name}")
             factor = read_amplification(array, rows, reading)
         useful += array.kept_bytes
@@ -77,13 +77,13 @@ def read_amplification(array: FieldFacts, chunk_rows: int, reading: Reading) -> 
 
     The reader sorts a chunk's rows and reads each run of neighbours at once. A storage chunk that
     the cache holds is read once for each of the run's chunks that has a row of it, one that is
-    larger for every run of neighbours. Of a packed record batch nothing is unpacked twice before
-    the reader has gone on to the next.
+    larger for every run of neighbours. A record batch is not read twice before the reader has gone
+    on to the next.
     """
     within, around, block = reading.within, reading.around, reading.block
     aligned = gcd(chunk_rows, block)
-    stays = chunk_rows * array.kept_bytes <= CHUNK_CACHE_BYTES or array.is_unpacked_in_batches
-    if array.is_unpacked_in_batches and not reading.remembers:
+    stays = chunk_rows * array.kept_bytes <= CHUNK_CACHE_BYTES or array.is_read_in_batches
+    if array.is_read_in_batches and not reading.remembers:
         return float(min(reading.readers, max(1, -(-chunk_rows // reading.piece))))
     if reading.remembers and stays:
         blocks = 1 + (chunk_rows - aligned) / block  # that a storage chunk has a part of

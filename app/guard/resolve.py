@@ -11,7 +11,7 @@ from app.guard.facts import Facts
 from app.guard.fixes import keeping_preset, patch_for
 from app.guard.inheritance import Inherited
 from app.guard.patching import apply_json_patch
-from app.guard.presets.catalog import Catalog, Preset, is_how
+from app.guard.presets.catalog import Catalog, PresetLayer, is_how
 from app.spec.availability import unavailable_issues
 from app.spec.issue import MOST_ISSUES, Issue, PatchOp, pointer
 from app.spec.layers import Document, overlay, provenance, with_default_kinds
@@ -31,7 +31,7 @@ class Resolved:
     document: Document | None
     provenance: Document
     issues: list[Issue]
-    preset: Preset | None = None
+    preset: PresetLayer | None = None
     inherited: Inherited | None = None
     """Of a restart: what it takes over of its parent's preset."""
 
@@ -83,7 +83,7 @@ def _with_fix_that_helps(issue: Issue, request: Document, layer: Document) -> Is
     return without if wrong else issue
 
 
-def with_preset_kept(issue: Issue, request: Document, preset: Preset | None) -> Issue:
+def with_preset_kept(issue: Issue, request: Document, preset: PresetLayer | None) -> Issue:
     """The issue with a fix that changes nothing of what the preset says but what it names."""
     if preset is None or not issue.fix:
         return issue
@@ -92,7 +92,7 @@ def with_preset_kept(issue: Issue, request: Document, preset: Preset | None) -> 
 
 def choose_preset(
     request: Document, catalog: Catalog, facts: Facts, inherited: Inherited | None
-) -> tuple[Preset | None, list[Issue]]:
+) -> tuple[PresetLayer | None, list[Issue]]:
     """The preset that a restart inherits, that the request names, or that fits the device."""
     if inherited is not None and inherited.holds_for(request):
         return inherited.preset, []
@@ -123,7 +123,7 @@ def _without_preset(name: str, catalog: Catalog) -> Issue:
     )
 
 
-def _preset_of_device(request: Document, catalog: Catalog, facts: Facts) -> Preset | None:
+def _preset_of_device(request: Document, catalog: Catalog, facts: Facts) -> PresetLayer | None:
     """None also where no worker has the device: a guess would be fixed for whoever claims it."""
     runtime = request.get("runtime")
     wanted = runtime if isinstance(runtime, dict) else {}
@@ -143,7 +143,7 @@ def _covered(issue: Issue, issues: list[Issue], wrong: list[Issue]) -> bool:
     return issue.loc in places or issue.loc[:-1] in unknown
 
 
-def _said_aloud(preset: Preset, request: Document, origin: Document) -> Iterator[Issue]:
+def _said_aloud(preset: PresetLayer, request: Document, origin: Document) -> Iterator[Issue]:
     """A preset is for how a run computes: what it brings beside that is said, not slipped in."""
     for place, entry in origin.items():
         if is_how(place, entry["value"]) or entry["source"] != f"preset:{preset.name}":

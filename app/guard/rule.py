@@ -30,7 +30,7 @@ Find = Callable[[Case], Iterator[Finding]]
 
 
 @dataclass(frozen=True)
-class Rule:
+class GuardRule:
     """One rule. An error says what cannot be, or a loss beyond the rule's bound that was measured
     or exactly computed, with its number; everything else is a warning with its number.
 
@@ -69,10 +69,10 @@ def rule(
     severity: Severity = "error",
     overridable: bool = True,
     measured_by: str | None = None,
-) -> Callable[[Find], Rule]:
+) -> Callable[[Find], GuardRule]:
     """Make a rule of a function; its docstring's first sentence says what should hold."""
 
-    def made(find: Find) -> Rule:
-        return Rule(code, severity, overridable, stands_on, find, measured_by)
+    def made(find: Find) -> GuardRule:
+        return GuardRule(code, severity, overridable, stands_on, find, measured_by)
 
     return made

@@ -2,9 +2,17 @@
 
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from app.spec.data import ChronologicalSplit, ChunkedLoader, Loader, RandomSplit, Split
+from app.spec.data import (
+    ChronologicalSplit,
+    ChunkedLoader,
+    GroupSplit,
+    Loader,
+    RandomSplit,
+    Split,
+)
 from app.spec.training import Evaluation, Training
 
 # Up to this many bytes every epoch is shuffled as a whole: random reads of a set that the page
@@ -41,6 +49,27 @@ def part_sizes(split: ChronologicalSplit | RandomSplit, num_samples: int) -> Par
     test = round(num_samples * split.test_fraction)
     gaps = gap_of(split) * ((validation > 0) + (test > 0))
     return PartSizes(max(0, num_samples - validation - test - gaps), validation, test)
+
+
+# A group falls into one of so many, evenly; each part has a share of them.
+GROUP_BUCKETS = 100
+
+
+def group_parts(split: GroupSplit) -> list[int]:
+    """Which part each bucket of groups is in: 0 training, 1 validation, 2 test. A larger test part
+    takes groups from the training alone.
+    """
+    validation = round(GROUP_BUCKETS * split.validation_fraction)
+    test = round(GROUP_BUCKETS * split.test_fraction)
+    return [1] * validation + [2] * test + [0] * (GROUP_BUCKETS - validation - test)
+
+
+def group_sizes(split: GroupSplit, buckets: Sequence[int]) -> PartSizes:
+    """Samples of each part, from those of each bucket."""
+    sizes = [0, 0, 0]
+    for part, samples in zip(group_parts(split), buckets, strict=True):
+        sizes[part] += samples
+    return PartSizes(*sizes)
 
 
 def batches_per_epoch(training: Training, num_samples: int) -> int:
@@ -114,9 +143,10 @@ def log_interval(training: Training, steps: int) -> int:
     return training.log_every_steps
 
 
-def resolved_shuffle(
-    loader: Loader, data_bytes: int
-) -> tuple[Literal["full", "block", "none"], int | Literal["auto"]]:
+Shuffling = Literal["full", "block", "none", "lanes"]
+
+
+def resolved_shuffle(loader: Loader, data_bytes: int) -> tuple[Shuffling, int | Literal["auto"]]:
     """(shuffle, shuffle_group) with `auto` settled for a dataset of `data_bytes`: those of all its
     samples in the run's arrays, whatever the file takes.
     """

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from app.spec.installed import RECIPES
 from app.spec.layers import Document, leaves
 
 # Changes that leave the meaning of optimizer state, schedule position and order untouched.
@@ -13,26 +14,28 @@ FULL = (
     "/training/log_every_steps", "/data/loader/kind", "/data/loader/residency",
     "/data/loader/chunk_size", "/data/loader/num_workers", "/data/loader/prefetch_factor",
     "/data/loader/persistent_workers", "/data/loader/pin_memory",
-    "/data/loader/multiprocessing_context",
+    "/data/loader/multiprocessing_context", "/init_from",
 )  # fmt: skip
 # What a document says that has no word for it: a loader of another kind shuffles together what one
 # does that shuffles all or nothing, and a split of another method, or of an earlier version of
-# Stoker, leaves no sample out.
-UNSAID = {"/data/loader/shuffle_group": "auto", "/data/split/gap": 0}
-# Changes after which the parent's weights no longer fit the model.
-SHAPE = (
-    "/recipe/kind", "/recipe/encoder", "/recipe/hidden_size", "/recipe/num_layers", "/recipe/patch",
-    "/data/inputs", "/data/targets", "/data/standardize",
-)  # fmt: skip
-# The fields of a recipe among them.
-RECIPE_SHAPE = tuple(root.removeprefix("/recipe/") for root in SHAPE if root.startswith("/recipe/"))
+# Stoker, leaves no sample out and weighs no term of a loss.
+UNSAID = {
+    "/data/loader/shuffle_group": "auto",
+    "/data/split/gap": 0,
+    "/loss_weights": {},
+    "/recipe/version": "1",
+}
+# Changes after which the parent's weights no longer fit the model; its recipe has more of them.
+SHAPE = ("/recipe/kind", "/data/inputs", "/data/targets", "/data/standardize")
+# What a run begins with, which has no say in one that goes on from another.
+INIT_FROM = "/init_from"
 # Where a spec names a dataset.
 DATASETS = ("/data/dataset", "/data/split/validation", "/data/split/test")
 STARTS_ANEW = ("optimizer state", "learning-rate schedule", "order of samples", "step count")
 
 
 @dataclass(frozen=True)
-class Carry:
+class CarryPlan:
     """`kind` is what is expected to be carried, for the trainer compares the checkpoint with the
     model; `changed` the pointers that decided it, `why` a sentence.
     """
@@ -46,10 +49,10 @@ class Carry:
         return asdict(self)
 
 
-def only_weights(changed: tuple[str, ...]) -> Carry:
+def only_weights(changed: tuple[str, ...]) -> CarryPlan:
     """The model is the same, what was learned of the training itself has no meaning any more."""
     why = f"The model has the same shape, but {_named(changed)} changed."
-    return Carry("weights", STARTS_ANEW, changed, why)
+    return CarryPlan("weights", STARTS_ANEW, changed, why)
 
 
 def carry_between(
@@ -57,20 +60,24 @@ def carry_between(
     child: Document,
     other_data: Collection[str] = (),
     shapes: tuple[Document | None, Document | None] = (None, None),
-) -> Carry:
+) -> CarryPlan:
     """Compare two complete specs; `scratch` means that the parent's weights cannot be used.
 
     `other_data`: datasets that have another file by now than the parent trained on. `shapes`: as
     parent and child declare them; what is not known is left to the trainer.
     """
-    before, after = (UNSAID | dict(leaves(spec)) for spec in (parent, child))
+    before, after = (_said(spec) for spec in (parent, child))
     changed = sorted(
         pointer
         for pointer in before.keys() | after.keys()
         if before.get(pointer) != after.get(pointer)
         or (pointer in DATASETS and after.get(pointer) in other_data)
     )
-    shape = tuple(pointer for pointer in changed if _under(pointer, SHAPE))
+    of_recipe = tuple(f"/recipe/{name}" for name in _shape_fields(child))
+    begins = tuple(pointer for pointer in changed if _under(pointer, (INIT_FROM,)))
+    if begins and child.get("init_from") is not None:
+        return from_scratch(begins, "init_from names other weights to begin with.")
+    shape = tuple(pointer for pointer in changed if _under(pointer, (*SHAPE, *of_recipe)))
     data = () if None in shapes else _other_arrays(*shapes)
     if shape or data:
         why = f"{_named(shape)} changed." if shape else " ".join(data)
@@ -78,11 +85,24 @@ def carry_between(
     other = tuple(pointer for pointer in changed if not _under(pointer, FULL))
     if other:
         return only_weights(other)
-    return Carry("full", (), tuple(changed), "The model and what it trains with are the same.")
+    return CarryPlan("full", (), tuple(changed), "The model and what it trains with are the same.")
 
 
-def from_scratch(changed: tuple[str, ...], why: str) -> Carry:
-    return Carry("scratch", ("weights", *STARTS_ANEW), changed, why)
+def _said(spec: Document) -> Document:
+    """By pointer; what the recipe had no word for when the spec was stored has its default."""
+    model = RECIPES.get(spec["recipe"]["kind"])
+    fields = model.model_fields.items() if model is not None else ()
+    usual = {f"/recipe/{name}": one.default for name, one in fields if not one.is_required()}
+    return usual | UNSAID | dict(leaves(spec))
+
+
+def _shape_fields(spec: Document) -> tuple[str, ...]:
+    model = RECIPES.get(spec["recipe"]["kind"])
+    return model.shape_fields if model is not None else ()
+
+
+def from_scratch(changed: tuple[str, ...], why: str) -> CarryPlan:
+    return CarryPlan("scratch", ("weights", *STARTS_ANEW), changed, why)
 
 
 def _other_arrays(parent: Document | None, child: Document | None) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ class Imports:
 
 # PyTorch 2.13, h5py 3.16, 2 threads, on a host without a GPU, each within 1 MiB of three times:
 # `python -m benchmarks memory`. The compiler, with PyTorch for the CPU: above an eager run of the
-# same spec 99 to 165 MiB (seven specs of docs/memory.md), and for an LSTM of 25 million weights
+# same spec 99 to 165 MiB (seven specs of benchmarks/memory), and for an LSTM of 25 million weights
 # 225 to 275.
 IMPORTS: dict[Build, Imports] = {
     "cpu": Imports(

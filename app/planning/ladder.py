@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, Literal, Self
 
-from app.planning.residency import LEAST_BATCHES_A_CHUNK, MIB, SLOTS, Memory, in_gib
+from app.planning.residency import LEAST_BATCHES_A_CHUNK, MIB, SLOTS, DataMemory, in_gib
 from app.spec.data import ChunkedLoader
 
 # Where nobody has said how much was lacking, as of a process that the kernel has killed: a rung
@@ -45,6 +45,10 @@ class Use:
     """What each of them takes beside."""
     filling_bytes: int = 0
     """What a sample takes more in a batch, where it is filled up to the longest."""
+    whole_batches: bool = False
+    """Whether each place of a training batch goes on where the one before it ended."""
+    recomputable: bool = False
+    """Whether the model has blocks whose activations are kept, and could be computed anew."""
 
     @property
     def batch_sample_bytes(self) -> int:
@@ -91,6 +95,8 @@ class Rung:
     staging_bytes: int | None = None
     workers: int | None = None
     prefetch_factor: int | None = None
+    activation_checkpointing: bool = False
+    """Also where the spec has it not."""
     changed: tuple[str, ...] = ()
     """What each rung down to this one has made smaller, in a few words."""
 
@@ -104,13 +110,15 @@ class Rung:
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "changed": list(self.changed)}
 
-    def of_data(self, loader: ChunkedLoader, memory: Memory) -> tuple[ChunkedLoader, Memory]:
+    def of_data(
+        self, loader: ChunkedLoader, memory: DataMemory
+    ) -> tuple[ChunkedLoader, DataMemory]:
         """How the data is kept on this rung: in chunks, whose slots together keep to the bound."""
         if self.data_bytes is None:
             return loader, memory
         streamed = loader.model_copy(update={"residency": "stream", "chunk_size": "100%"})
         most = min(memory.limit_bytes, self.data_bytes)
-        return streamed, Memory(most, most)
+        return streamed, DataMemory(most, most)
 
 
 NO_RUNG = Rung()
@@ -129,13 +137,17 @@ def next_step(rung: Rung, use: Use, ran_out: RanOut) -> Step | None:
 
     Each step makes something smaller, so the ladder ends. First less data on the device, or fewer
     loader processes on the host, which changes no result; where that cannot give back what was
-    lacking, smaller batches.
+    lacking, smaller batches, and at last activations that are computed anew.
     """
     if ran_out.where == "host" and (step := _smaller_pool(rung, use, ran_out)) is not None:
         return step
     if ran_out.where == "host" and use.device == "cuda":
         return _smaller_staging(rung, use, ran_out)
-    return _less_data(rung, use, ran_out) or _smaller_batch(rung, use, ran_out)
+    return (
+        _less_data(rung, use, ran_out)
+        or _smaller_batch(rung, use, ran_out)
+        or _fewer_activations(rung, use, ran_out)
+    )
 
 
 def _less_data(rung: Rung, use: Use, ran_out: RanOut) -> Step | None:
@@ -183,6 +195,8 @@ def _smaller_pool(rung: Rung, use: Use, ran_out: RanOut) -> Step | None:
 def _smaller_batch(rung: Rung, use: Use, ran_out: RanOut) -> Step | None:
     """Half of the samples that are computed at once, of what ran out alone."""
     evaluates = ran_out.phase in ("evaluating", "testing")
+    if use.whole_batches and not evaluates:
+        return None
     now = use.evaluation_batch if evaluates else use.batch
     half = -(-now // 2)
     # Before the first step a batch takes no more than its samples.
@@ -203,6 +217,21 @@ def _smaller_batch(rung: Rung, use: Use, ran_out: RanOut) -> Step | None:
         told,
         f"{told} instead of {now:,}, and more of them a step; each step's samples, the number of "
         "steps and the schedule stay the same, results but for rounding and what dropout draws",
+    )
+
+
+def _fewer_activations(rung: Rung, use: Use, ran_out: RanOut) -> Step | None:
+    """Where a training step ran out and no smaller batch is left: what blocks keep for the
+    gradients is computed anew.
+    """
+    if not use.recomputable or ran_out.phase in ("building", "evaluating", "testing"):
+        return None
+    told = "activation checkpointing"
+    return _step(
+        replace(rung, activation_checkpointing=True),
+        told,
+        f"{told}: the inputs of the model's blocks are kept, and all else is computed anew for the "
+        "gradients, about a third more work; every result stays the same",
     )
 
 

@@ -4,11 +4,13 @@ One table says which offer answers which need: the claim's statement is built fr
 sentence that tells why a run waits.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from app.planning.residency import in_gib
+from app.spec.installed import INSTALLED
 from app.spec.run import SPEC_VERSION
 
 
@@ -32,6 +34,14 @@ NOTHING_KNOWN = Requirements()
 
 
 @dataclass(frozen=True)
+class Owner:
+    """Whose command a run is: only agents of this user, on this host, may run it."""
+
+    host: str
+    uid: int
+
+
+@dataclass(frozen=True)
 class SlotOffer:
     """A slot of an agent; `device_id` is the name that the run's `devices` will show. What is not
     known is None, and is no reason against it. Sizes in bytes, and free now.
@@ -44,13 +54,25 @@ class SlotOffer:
     """Of the GPU's memory."""
     capability: int | None = None
     host_free_bytes: int | None = None
+    host_bytes: int | None = None
+    """All memory of the host that its agent may use."""
     disk_free_bytes: int | None = None
     spec_version: int = SPEC_VERSION
     """The newest that its agent understands."""
+    recipes: Mapping[str, str] = field(default_factory=lambda: INSTALLED.versions)
+    """The version of each recipe, by kind."""
+    owner: Owner | None = None
+    """Whose agent it is: whose commands it may run."""
+    worker: str = ""
+    """Of several GPUs for one run all are of one worker."""
     place: str = ""
     """For people: which device of which worker."""
+    is_taken: bool = False
+    """By a run, which will give it back. Then `free_bytes` is all that the GPU has."""
     blocked: str | None = None
     """Why it takes nothing at the moment, as a sentence; None: it is free."""
+    kept_for: int | None = None
+    """The run that may take it nevertheless."""
 
 
 class Measure(NamedTuple):
@@ -72,30 +94,82 @@ ON_GPU = (
 ON_CPU = (Measure("cpu_bytes", "host_free_bytes", True, "of host memory"), _DISK)
 
 
-class Use(NamedTuple):
-    """One way to use a slot: by which runs, by their `device`, and what they need there."""
+class SlotUse(NamedTuple):
+    """One way to use a slot, or so many GPUs of one worker at once: by which runs, by their
+    `device` and `gpus`, and what they need there.
+    """
 
-    offer: SlotOffer
+    offers: tuple[SlotOffer, ...]
     devices: tuple[str, ...]
     measures: tuple[Measure, ...]
 
+    @property
+    def offer(self) -> SlotOffer:
+        """What there is: of several GPUs, what each of them has at least."""
+        first, *others = self.offers
+        if not others:
+            return first
+        return replace(
+            first,
+            free_bytes=_least(offer.free_bytes for offer in self.offers),
+            capability=_least(offer.capability for offer in self.offers),
+            place=" and ".join(offer.place for offer in self.offers),
+            blocked=next((offer.blocked for offer in self.offers if offer.blocked), None),
+        )
 
-def uses_of(offers: Sequence[SlotOffer]) -> list[Use]:
-    """In the order in which a run would take them: GPUs before CPUs, and of those that are large
-    enough the smallest, so that the large ones stay free for runs that fit nowhere else. A run for
-    the CPU may use the host of a GPU's slot.
+    def takes(self, device: str, gpus: int) -> bool:
+        """Runs without a GPU, or with one, take one slot."""
+        return device in self.devices and max(1, gpus) == len(self.offers)
+
+
+def _least(values: Iterable[int | None]) -> int | None:
+    return min((value for value in values if value is not None), default=None)
+
+
+def uses_of(offers: Sequence[SlotOffer]) -> list[SlotUse]:
+    """Of the slots that are not taken, in the order in which a run would take them: GPUs before
+    CPUs, and of those that are large enough the smallest, so that the large ones stay free for runs
+    that fit nowhere else. A run for the CPU may use the host of a GPU's slot.
     """
-    gpus = [offer for offer in offers if offer.device_kind == "cuda"]
+    free = [offer for offer in offers if not offer.is_taken]
+    gpus = [offer for offer in free if offer.device_kind == "cuda"]
     gpus.sort(key=lambda offer: (offer.free_bytes or 0, offer.capability or 0))
-    cpus = [offer for offer in offers if offer.device_kind == "cpu"]
+    cpus = [offer for offer in free if offer.device_kind == "cpu"]
     return [
-        *(Use(offer, ("auto", "cuda"), ON_GPU) for offer in gpus),
-        *(Use(offer, ("auto", "cpu"), ON_CPU) for offer in cpus),
-        *(Use(offer, ("cpu",), ON_CPU) for offer in gpus),
+        *(SlotUse((offer,), ("auto", "cuda"), ON_GPU) for offer in gpus),
+        *(SlotUse(group, ("cuda",), ON_GPU) for group in _groups(gpus)),
+        *(SlotUse((offer,), ("auto", "cpu"), ON_CPU) for offer in cpus),
+        *(SlotUse((offer,), ("cpu",), ON_CPU) for offer in gpus),
     ]
 
 
-def lacking(needs: Requirements, use: Use) -> list[Measure]:
+def _groups(gpus: Sequence[SlotOffer]) -> Iterator[tuple[SlotOffer, ...]]:
+    """Two or more of one worker that are alike, by their memory: `gpus` are sorted by it. Of groups
+    of one size that have the same at least, one.
+    """
+    for worker in dict.fromkeys(offer.worker for offer in gpus):
+        own = [offer for offer in gpus if offer.worker == worker]
+        seen = set()
+        for size in range(2, len(own) + 1):
+            for first in range(len(own) - size + 1):
+                group = tuple(own[first : first + size])
+                has = (size, group[0].free_bytes, _least(offer.capability for offer in group))
+                if has not in seen:
+                    seen.add(has)
+                    yield group
+
+
+def if_given_back(offers: Sequence[SlotOffer]) -> list[SlotOffer]:
+    """A worker's slots as they are once all its runs are over; without those that others use. Of
+    the host, runs in any of its slots may hold memory.
+    """
+    slots = [offer for offer in offers if offer.is_taken or not offer.blocked]
+    if any(offer.is_taken for offer in offers):
+        slots = [replace(offer, host_free_bytes=offer.host_bytes) for offer in slots]
+    return [replace(offer, is_taken=False, blocked=None) for offer in slots]
+
+
+def lacking(needs: Requirements, use: SlotUse) -> list[Measure]:
     """What a place does not have."""
     return [measure for measure in use.measures if _is_short(needs, use.offer, measure)]
 
@@ -114,18 +188,36 @@ class Waiting:
 
 
 def why_waiting(
-    device: str, needs: Requirements, spec_version: int, offers: list[SlotOffer]
+    device: str,
+    needs: Requirements,
+    spec_version: int,
+    recipe: tuple[str, str | None],
+    offers: list[SlotOffer],
+    owner: Owner | None = None,
+    gpus: int = 1,
 ) -> Waiting | None:
-    """`offers`: of all slots that train nothing. None: one of them will do, or none is of a kind
-    that the run could use, so that it waits for its turn.
+    """`offers`: of all slots. None: an idle one will do, or all that the run could use are taken,
+    so that it waits for its turn. `recipe`: its kind and version, None of runs from before there
+    were versions. `owner`: of a command of somebody's own.
     """
-    uses = [use for use in uses_of(offers) if device in use.devices]
+    own = [offer for offer in offers if owner is None or offer.owner == owner]
+    if offers and not own and owner is not None:
+        return Waiting(
+            False,
+            f"It is a command of user {owner.uid} of {owner.host}, and waits for a worker of that "
+            "user there: `stoker up` starts one.",
+        )
+    uses = [use for use in uses_of(own) if use.takes(device, gpus)]
     if not uses:
-        return None
+        return _short_of_gpus(gpus, own) if device == "cuda" and own else None
     known = [use for use in uses if spec_version <= use.offer.spec_version]
     if not known:
         return Waiting(False, _too_new(spec_version, uses[0].offer))
-    short = [(use, lacking(needs, use)) for use in known]
+    kind, version = recipe
+    able = [use for use in known if version is None or use.offer.recipes.get(kind) == version]
+    if not able:
+        return Waiting(False, _without_recipe(kind, version, known[0].offer))
+    short = [(use, lacking(needs, use)) for use in able]
     meeting = [use.offer for use, measures in short if not measures]
     if meeting:
         blocked = [offer.blocked for offer in meeting]
@@ -136,7 +228,28 @@ def why_waiting(
     return Waiting(all(measure.is_memory for measure in measures), sentence)
 
 
-def _distance(needs: Requirements, short: tuple[Use, list[Measure]]) -> tuple[bool, int]:
+def _short_of_gpus(gpus: int, own: list[SlotOffer]) -> Waiting | None:
+    """None where it waits for its turn."""
+    there = Counter(offer.worker for offer in own if offer.device_kind == "cuda")
+    if max(there.values(), default=0) < gpus:
+        wanted = "a GPU" if gpus <= 1 else f"{gpus} GPUs of one worker"
+        has = f"none has more than {max(there.values())}" if there else "no worker has any"
+        return Waiting(False, f"It needs {wanted}, and {has}. It starts when a worker has.")
+    idle = Counter(
+        offer.worker for offer in own if offer.device_kind == "cuda" and not offer.is_taken
+    )
+    if not idle:
+        return None
+    worker, most = idle.most_common(1)[0]
+    are = "1 is" if most == 1 else f"{most} are"
+    return Waiting(
+        False,
+        f"It needs {gpus} GPUs of one worker at once; of the {there[worker]} of worker {worker} "
+        f"{are} idle. Once it is first in the queue, idle ones are kept for it until they suffice.",
+    )
+
+
+def _distance(needs: Requirements, short: tuple[SlotUse, list[Measure]]) -> tuple[bool, int]:
     use, measures = short
     by = sum(getattr(needs, m.need) - getattr(use.offer, m.offer) for m in measures)
     return any(not measure.is_memory for measure in measures), by
@@ -174,4 +287,15 @@ def _too_new(spec_version: int, offer: SlotOffer) -> str:
     return (
         f"Its spec has version {spec_version}, and {offer.place} understands "
         f"{offer.spec_version} at most: upgrade Stoker there, and the run starts."
+    )
+
+
+def _without_recipe(kind: str, version: str | None, offer: SlotOffer) -> str:
+    there = offer.recipes.get(kind)
+    has = f"has version {there} of it" if there else "does not have it"
+    package = INSTALLED.packages.get(kind)
+    what = f"{package} {version}" if package else f"version {version} of the package that has it"
+    return (
+        f"Its recipe {kind} has version {version}, and {offer.place} {has}: install {what} there "
+        "and start the worker again, and the run starts."
     )

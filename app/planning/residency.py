@@ -39,7 +39,7 @@ PLAN_ERROR = 15
 
 
 @dataclass(frozen=True)
-class Memory:
+class DataMemory:
     """Bytes that data may take on the device: at the utmost, and when nothing was asked for."""
 
     limit_bytes: int
@@ -48,7 +48,7 @@ class Memory:
 
 def memory_for_data(
     free_bytes: int, beside_bytes: int | None = None, *, on_gpu: bool = False
-) -> Memory:
+) -> DataMemory:
     """All but a reserve is the limit. The budget is what the memory plan leaves: `beside_bytes` is
     what it has beside the data, and it may be wrong.
 
@@ -58,9 +58,17 @@ def memory_for_data(
     reserve = max(free_bytes * RESERVE_SHARE // 100, LEAST_RESERVE_BYTES)
     limit = max(0, free_bytes - reserve)
     if beside_bytes is None or not on_gpu:
-        return Memory(limit, min(limit, free_bytes // 2))
+        return DataMemory(limit, min(limit, free_bytes // 2))
     surely = beside_bytes * (100 + PLAN_ERROR) // 100
-    return Memory(limit, max(0, min(limit, free_bytes - surely)))
+    return DataMemory(limit, max(0, min(limit, free_bytes - surely)))
+
+
+def free_for_data(limit_bytes: int) -> int:
+    """The least that has to be free for data to come to so many bytes, as `memory_for_data` limits
+    it.
+    """
+    beside_share = (limit_bytes - 1) * 100 // (100 - RESERVE_SHARE) + 1
+    return max(limit_bytes + LEAST_RESERVE_BYTES, beside_share)
 
 
 def slots_for(chunk_samples: int, part_samples: int) -> int:
@@ -134,7 +142,7 @@ class Residency:
         return self.kind != "stream" or self.chunk_samples >= samples
 
 
-def settle_residency(loader: ChunkedLoader, need: Need, memory: Memory) -> Residency:
+def settle_residency(loader: ChunkedLoader, need: Need, memory: DataMemory) -> Residency:
     """What the loader's settings come to with this data and this memory."""
     fits = need.resident_bytes <= memory.budget_bytes
     resident = loader.residency == "resident" or (loader.residency == "auto" and fits)
@@ -148,7 +156,7 @@ def settle_residency(loader: ChunkedLoader, need: Need, memory: Memory) -> Resid
     return Residency("stream", why, chunk, evaluation, stream_bytes)
 
 
-def _chunks(size: str, need: Need, memory: Memory) -> tuple[int, int]:
+def _chunks(size: str, need: Need, memory: DataMemory) -> tuple[int, int]:
     """Samples of a training chunk, whole shuffle groups if one fits, and of an evaluation chunk."""
     group_bytes = need.group_samples * need.slot_sample_bytes
     if size == "auto":

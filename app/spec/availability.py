@@ -4,18 +4,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from app.spec.installed import RECIPES
 from app.spec.issue import Issue, PatchOp
-from app.spec.recipe import RECIPES_TO_COME
+
+# The workloads of the contract; each is refused by name until its recipe is installed.
+RECIPES_TO_COME = tuple(
+    kind for kind in ("panel-graph", "molecule", "board") if kind not in RECIPES
+)
+RECIPES_HERE = ", ".join(RECIPES)
 
 
 @dataclass(frozen=True)
-class Unavailable:
-    """A value that is refused: where it stands, when it is met, and what to use meanwhile."""
+class UnavailableOption:
+    """A value that is refused, when it is met, and what to use meanwhile."""
 
-    pointer: str
+    option: str
+    """Place in the spec with the values: `schedule.kind: plateau`."""
     refuses: Callable[[Any], bool]
     instead: str
     has_fix: bool = True
+
+    @property
+    def pointer(self) -> str:
+        """JSON Pointer of the option."""
+        return "/" + self.option.split(":")[0].replace(".", "/")
 
 
 def _is(*values: Any) -> Callable[[Any], bool]:
@@ -26,32 +38,34 @@ def _given(value: Any) -> bool:
     return value is not None and value is not False
 
 
-UNAVAILABLE: tuple[Unavailable, ...] = (
-    Unavailable("/mode", _is("probe"), "train with mode: train"),
-    Unavailable(
-        "/recipe/kind", _is(*RECIPES_TO_COME), "the recipe here is sequence", has_fix=False
+UNAVAILABLE: tuple[UnavailableOption, ...] = (
+    UnavailableOption("mode: probe", _is("probe"), "train with mode: train"),
+    UnavailableOption(
+        f"recipe.kind: {', '.join(RECIPES_TO_COME)}",
+        _is(*RECIPES_TO_COME),
+        f"the recipes here are {RECIPES_HERE}",
+        has_fix=False,
     ),
-    Unavailable("/recipe/carry_hidden", _given, "each window starts from a zero state"),
-    Unavailable(
-        "/data/inputs", lambda v: _longer_than_one(v), "give one input array", has_fix=False
+    UnavailableOption("schedule.kind: plateau", _is("plateau"), "use one of the other schedules"),
+    UnavailableOption(
+        "averaging.kind: swa, ema", _is("swa", "ema"), "the trained weights are delivered"
     ),
-    Unavailable(
-        "/data/targets", lambda v: _longer_than_one(v), "give one target array", has_fix=False
+    UnavailableOption(
+        "runtime.gpus: 2 or more for a recipe",
+        lambda v: isinstance(v, int) and v > 1,
+        "a recipe trains on one GPU; a script may have several",
     ),
-    Unavailable("/data/split/method", _is("field"), "use chronological, random or datasets"),
-    Unavailable("/optimizer/backbone_lr", _given, "one learning rate holds for all weights"),
-    Unavailable("/schedule/kind", _is("plateau"), "use one of the other schedules"),
-    Unavailable("/averaging/kind", _is("swa", "ema"), "the trained weights are delivered"),
-    Unavailable("/runtime/gpus", lambda v: isinstance(v, int) and v > 1, "a run uses one GPU"),
-    Unavailable("/runtime/activation_checkpointing", _given, "lower the batch size to save memory"),
-    Unavailable("/policy/on_nonfinite", _is("rollback"), "the run fails and keeps its checkpoint"),
-    Unavailable("/policy/preemptible", _given, "runs are claimed by priority, none is preempted"),
-    Unavailable("/init_from", _given, "restart a run to carry its weights on"),
+    UnavailableOption(
+        "policy.on_nonfinite: rollback",
+        _is("rollback"),
+        "the run fails and keeps its checkpoint",
+    ),
+    UnavailableOption(
+        "policy.preemptible: true",
+        _given,
+        "runs are claimed by priority, none is preempted",
+    ),
 )
-
-
-def _longer_than_one(value: Any) -> bool:
-    return isinstance(value, list | tuple) and len(value) > 1
 
 
 def unavailable_issues(document: dict[str, Any]) -> list[Issue]:

@@ -31,7 +31,8 @@ OpenFraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Epochs = Annotated[int, Field(ge=1, le=1_000_000)]
 BatchSize = Annotated[int, Field(ge=1, le=1_048_576)]
-LearningRate = Annotated[float, Field(gt=0.0, le=10.0)]
+LARGEST_RATE = 10.0
+LearningRate = Annotated[float, Field(gt=0.0, le=LARGEST_RATE)]
 FieldName = Annotated[
     str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$")
 ]

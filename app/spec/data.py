@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from app.spec.base import FieldName, OpenFraction, SpecModel, disagreement
-from stoker.models.base import DatasetName
+from stoker.models.base import NameOfDataset
 
 CHUNK_SIZE = re.compile(
     r"^(auto|[1-9][0-9]{0,5}(\.[0-9]{1,3})?(KiB|MiB|GiB|TiB)|[1-9][0-9]?%|100%)$"
@@ -69,23 +69,37 @@ class DatasetsSplit(SpecModel):
 
     method: Literal["datasets"]
     """Use separate datasets."""
-    validation: DatasetName
+    validation: NameOfDataset
     """Name of the validation dataset."""
-    test: DatasetName | None = None
+    test: NameOfDataset | None = None
     """Name of the test dataset; default none."""
 
 
 class FieldSplit(SpecModel):
-    """A field of the dataset says which part a sample belongs to; not available yet."""
+    """A field of the dataset says which part each sample belongs to; in a part, samples stay in the
+    order of the file.
+    """
 
     method: Literal["field"]
     """Let a field decide."""
     field: FieldName
-    """Name of that field."""
+    """Name of that field: one whole number a sample, 0 training, 1 validation, 2 test."""
+
+
+class GroupSplit(_FractionSplit):
+    """Samples of one group, such as a game, a patient or a molecule's scaffold, are in one part. A
+    group's part follows from its name alone, so shares of samples are about those asked for.
+    """
+
+    method: Literal["groups"]
+    """Keep the samples of a group together."""
+    field: FieldName
+    """Name of the field that says each sample's group: text, or one whole number a sample."""
 
 
 Split = Annotated[
-    ChronologicalSplit | RandomSplit | DatasetsSplit | FieldSplit, Field(discriminator="method")
+    ChronologicalSplit | RandomSplit | DatasetsSplit | FieldSplit | GroupSplit,
+    Field(discriminator="method"),
 ]
 
 
@@ -107,14 +121,15 @@ class ChunkedLoader(SpecModel):
     """All data on the device, or chunks in turn; auto: resident if it fits. Default auto."""
     chunk_size: ChunkSize = "auto"
     """While streaming, bytes of a chunk ("12GiB") or share of memory ("75%"); default auto."""
-    shuffle: Literal["auto", "full", "block", "none"] = "auto"
-    """Shuffle all samples, blocks and samples within groups of them, or nothing; default auto."""
+    shuffle: Literal["auto", "full", "block", "none", "lanes"] = "auto"
+    """Shuffle all samples, blocks and samples within groups of them, or nothing; lanes: each place
+    in the batch goes through a stretch of its own in order. Default auto."""
     shuffle_group: Literal["auto"] | Annotated[int, Field(ge=1, le=2**40)] = "auto"
     """Samples shuffled together under block; fixed when the spec is resolved. Default auto."""
 
     @model_validator(mode="after")
     def _a_group_is_for_blocks(self) -> Self:
-        if self.shuffle_group != "auto" and self.shuffle in ("full", "none"):
+        if self.shuffle_group != "auto" and self.shuffle in ("full", "none", "lanes"):
             raise disagreement(
                 "shuffle_group",
                 "shuffle_group needs shuffle: block",
@@ -140,8 +155,8 @@ class DataLoaderLoader(SpecModel):
     """Page-locked batches for faster copies to a GPU; default false."""
     multiprocessing_context: Literal["spawn", "forkserver"] = "spawn"
     """How workers start: each anew, or copied from one that has imported; default spawn."""
-    shuffle: Literal["full", "none"] = "full"
-    """Shuffle all samples or none; default full."""
+    shuffle: Literal["full", "none", "lanes"] = "full"
+    """Shuffle all samples or none, or go through them in lanes; default full."""
 
     @model_validator(mode="after")
     def _these_are_for_workers(self) -> Self:
@@ -165,7 +180,7 @@ Loader = Annotated[ChunkedLoader | DataLoaderLoader, Field(discriminator="kind")
 class Data(SpecModel):
     """The data of a run."""
 
-    dataset: DatasetName
+    dataset: NameOfDataset
     """A registered dataset's name."""
     inputs: Annotated[tuple[FieldName, ...], Field(min_length=1, max_length=16)] = ("features",)
     """Names of the input arrays; default [features]."""

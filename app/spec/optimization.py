@@ -22,7 +22,7 @@ class _Optimizer(SpecModel):
     weight_decay: WeightDecay = 0.01
     """Weight decay (decoupled in adamw, L2 otherwise); default 0.01."""
     backbone_lr: LearningRate | None = None
-    """Learning rate of pretrained weights; needs init_from, not available yet. Default none."""
+    """Peak learning rate of the recipe's backbone, as of pretrained weights; default none: lr."""
 
 
 class AdamW(_Optimizer):

@@ -1,16 +1,17 @@
-"""From a JSON document to a RunSpec, or to issues that say where it is wrong and what was meant."""
+"""From a JSON document to a spec, or to issues that say where it is wrong and what was meant."""
 
 import json
 import math
 import re
 from collections.abc import Iterator, Sequence
-from functools import cache
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from app.spec.base import DISAGREEMENT
+from app.spec.installed import RECIPES
 from app.spec.issue import Issue, PatchOp, at_most, pointer
 from app.spec.names import suggest_field, suggest_value
 from app.spec.run import RunSpec
@@ -22,13 +23,24 @@ UNION_TAGS = frozenset(
     {"chronological", "random", "datasets", "field", "chunked", "dataloader", "adamw", "adam"}
     | {"sgd", "onecycle", "cosine_warmup", "linear_warmup", "plateau", "constant", "none", "swa"}
     | {"ema", "InitFromCheckpoint", "InitFromRun", "int", "float"}
-    | {"constrained-int", "constrained-float", "constrained-str"}
+    | {"bool", "constrained-int", "constrained-float", "constrained-str", *RECIPES}
 )
+# Schemas that are kept: of the two kinds of specs, and of registered commands.
+KEPT_SCHEMAS = 32
+Schema = dict[str, Any]
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def parse_spec(
     document: dict[str, Any], request: dict[str, Any] | None = None
 ) -> tuple[RunSpec | None, list[Issue]]:
+    """The spec of a recipe, see `parse`."""
+    return parse(RunSpec, document, request)
+
+
+def parse(
+    model: type[Model], document: dict[str, Any], request: dict[str, Any] | None = None
+) -> tuple[Model | None, list[Issue]]:
     """The spec, or None and an error for each thing that is wrong with the document.
 
     Fixes are patches on `request`, the layer of the document that can be changed; default all.
@@ -42,14 +54,14 @@ def parse_spec(
         if bad_numbers or nameless:
             return None, [*bad_numbers, *nameless]
     try:
-        return RunSpec.model_validate_json(text), []
+        return model.model_validate_json(text), []
     except ValidationError as error:
         by_place: dict[tuple[str | int, ...], list[ErrorDetails]] = {}
         for details in error.errors(include_url=False):
             by_place.setdefault(tuple(_location(details, document)), []).append(details)
-        places = list(by_place.items())
+        places, schema = list(by_place.items()), _schema(model)
         return None, at_most(
-            places, lambda place: _issue(list(place[0]), place[1], document, request)
+            places, lambda place: _issue(list(place[0]), place[1], document, request, schema)
         )
 
 
@@ -58,10 +70,11 @@ def _issue(
     same: list[ErrorDetails],
     document: dict[str, Any],
     request: dict[str, Any],
+    schema: Schema,
 ) -> Issue:
     """One issue for one place, where each member of a union may have its own complaint."""
     if same[0]["type"] == "extra_forbidden":
-        return _unknown_field(loc, request)
+        return _unknown_field(loc, request, schema)
     if same[0]["type"] == DISAGREEMENT:
         return _disagreement(loc, same[0], request)
     if same[0]["type"] == "missing":
@@ -70,9 +83,9 @@ def _issue(
             severity="error",
             loc=loc,
             message=f"{_dotted(loc)} is missing.",
-            why=_what_it_is(loc, document) or "A run needs at least recipe.kind and data.dataset.",
+            why=_what_it_is(loc, document, schema) or "It has no default.",
         )
-    return _wrong_value(loc, same, document)
+    return _wrong_value(loc, same, document, schema)
 
 
 def _disagreement(block: list[str | int], details: ErrorDetails, request: dict[str, Any]) -> Issue:
@@ -92,9 +105,12 @@ def _disagreement(block: list[str | int], details: ErrorDetails, request: dict[s
     )
 
 
-def _unknown_field(loc: list[str | int], request: dict[str, Any]) -> Issue:
+def _unknown_field(loc: list[str | int], request: dict[str, Any], schema: Schema) -> Issue:
     parent, name = pointer(loc[:-1]), str(loc[-1])
-    meant = suggest_field(parent, name, _fields_beside(parent))
+    meant = suggest_field(parent, name, _fields_beside(parent, schema))
+    above, _, last = (meant or "").rpartition("/")
+    if meant is not None and last not in _fields_beside(above, schema):
+        meant = None  # the other kind of spec has it
     if meant == pointer(loc):
         return _of_another_kind(loc)
     fix = []
@@ -134,7 +150,9 @@ def _of_another_kind(loc: list[str | int]) -> Issue:
     )
 
 
-def _wrong_value(loc: list[str | int], same: list[ErrorDetails], document: Any) -> Issue:
+def _wrong_value(
+    loc: list[str | int], same: list[ErrorDetails], document: Any, schema: Schema
+) -> Issue:
     choices = [choice for details in same for choice in _choices(details)]
     value = value_at(document, loc)
     number = _number_in(value, {details["type"] for details in same})
@@ -145,8 +163,19 @@ def _wrong_value(loc: list[str | int], same: list[ErrorDetails], document: Any) 
             loc=loc,
             message=f"{_dotted(loc)} = {_shown(value)}: it is text, and should be a number. "
             "Write it without quotes.",
-            why=_what_it_is(loc, document),
+            why=_what_it_is(loc, document, schema) or "The run could not do what it says.",
             fix=[PatchOp(op="replace", path=pointer(loc), value=number)],
+        )
+    block = _block_of(value, loc, schema)
+    if block is not None:
+        return Issue(
+            code="wrong_value",
+            severity="error",
+            loc=loc,
+            message=f"{_dotted(loc)} = {_shown(value)}: it should be an object. Did you mean "
+            f"{json.dumps(block)}?",
+            why=_what_it_is(loc, document, schema) or "The run could not do what it says.",
+            fix=[PatchOp(op="replace", path=pointer(loc), value=block)],
         )
     meant = suggest_value(pointer(loc), value, choices) if choices else None
     said = " or ".join(dict.fromkeys(_complaint(details) for details in same))
@@ -155,9 +184,24 @@ def _wrong_value(loc: list[str | int], same: list[ErrorDetails], document: Any) 
         severity="error",
         loc=loc,
         message=f"{_dotted(loc)} = {_shown(value)}: {said}.{did_you_mean(meant)}",
-        why=_what_it_is(loc, document),
+        why=_what_it_is(loc, document, schema) or "The run could not do what it says.",
         fix=[PatchOp(op="replace", path=pointer(loc), value=meant)] if meant else [],
     )
+
+
+def _block_of(value: Any, loc: list[str | int], schema: Schema) -> dict[str, str] | None:
+    """The block whose kind's name was given in its place; None where it names none."""
+    if not isinstance(value, str):
+        return None
+    kinds = {
+        field["const"]: name
+        for node in _nodes_at([str(part) for part in loc], schema)
+        for name, field in node.get("properties", {}).items()
+        if name in ("kind", "method") and "const" in field
+    }
+    name = next(iter(kinds.values()), "kind")
+    kind = suggest_value(pointer([*loc, name]), value, list(kinds))
+    return {name: kind} if kind is not None and kind in kinds else None
 
 
 def _number_in(value: Any, complaints: set[str]) -> int | float | None:
@@ -219,47 +263,50 @@ def value_at(document: Any, loc: Sequence[str | int]) -> Any:
     return document
 
 
-@cache
-def _schema() -> dict[str, Any]:
-    return RunSpec.model_json_schema()
+@lru_cache(KEPT_SCHEMAS)
+def _schema(model: type[BaseModel]) -> Schema:
+    return model.model_json_schema()
 
 
-def _fields_beside(parent: str) -> list[str]:
+def _fields_beside(parent: str, schema: Schema) -> list[str]:
     """Names of the fields that the block at `parent` may have, over all its kinds."""
-    nodes = _nodes_at([*filter(None, parent.split("/"))])
+    nodes = _nodes_at([*filter(None, parent.split("/"))], schema)
     return sorted({name for node in nodes for name in node.get("properties", {})})
 
 
-def _what_it_is(loc: list[str | int], document: Any) -> str:
+def _what_it_is(loc: list[str | int], document: Any, schema: Schema) -> str:
     """The field's own description, with its unit and default; of an item, that of its list, and of
-    a kind, that of each kind.
+    a kind, that of each kind, or of its block where all kinds say the same.
     """
     names = [str(part) for part in loc if isinstance(part, str)]
-    fields = [
-        node["properties"][names[-1]]
-        for node in (_nodes_at(names[:-1], document) if names else ())
+    nodes = [
+        node
+        for node in (_nodes_at(names[:-1], schema, document) if names else ())
         if "description" in node.get("properties", {}).get(names[-1], {})
     ]
-    if not fields:
+    if not nodes:
         return ""
+    fields = [node["properties"][names[-1]] for node in nodes]
     told = [" ".join(field["description"].split()) for field in fields]
     if len(fields) > 1 and all("const" in field for field in fields):
+        if len(set(told)) == 1:
+            whole = (" ".join(node.get("description", "").split()) for node in nodes)
+            told = [text.partition(". ")[0] for text in whole]
         kinds = zip(fields, told, strict=True)
         told = ["; ".join(f"{field['const']}, {text.rstrip('.')}" for field, text in kinds) + "."]
     return f"{'.'.join(names)}: {told[0]}"
 
 
-def _nodes_at(names: list[str], document: Any = None) -> list[dict[str, Any]]:
+def _nodes_at(names: list[str], schema: Schema, document: Any = None) -> list[dict[str, Any]]:
     """What the schema says of the block at this place, once for each of its kinds; of the kind
     alone that the document has there, if it is one of them.
     """
-    schema = _schema()
     nodes = [schema]
     for part in names:
         nodes = [
             found
             for node in nodes
-            for found in _members(node.get("properties", {}).get(part, {}), schema["$defs"])
+            for found in _members(node.get("properties", {}).get(part, {}), schema.get("$defs", {}))
         ]
         document = _child(document, part)
         nodes = [node for node in nodes if _is_kind_of(node, document)] or nodes

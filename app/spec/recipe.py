@@ -1,35 +1,177 @@
-"""Parameters of the recipes; what they compute lives in worker.trainer.recipes."""
+"""What a recipe is without PyTorch: its parameters, and what they ask of data and of a device.
 
-from typing import Annotated, Literal
+A recipe has two halves of one kind. This one is a pydantic model that answers for itself; the other
+(`worker.trainer.recipes.base.Task`) trains. Both are found by entry point: `stoker.recipes` and
+`stoker.tasks`. Nothing else knows a recipe by name.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from app.spec.base import OpenFraction, SpecModel
+from app.spec.base import SpecModel
+from app.spec.data import Data
+
+Mode = Literal["min", "max"]
+Format = Literal["fp32", "tf32", "bf16", "fp16"]
+# The group of parameters that `optimizer.backbone_lr` is for.
+BACKBONE = "backbone"
+# What products are computed in under each precision, where nothing stands in the way.
+FORMATS: dict[str, Format] = {
+    "fp32": "fp32",
+    "tf32": "tf32",
+    "bf16-mixed": "bf16",
+    "fp16-mixed": "fp16",
+}
 
 
-class SequenceRecipe(SpecModel):
-    """Direct multi-horizon forecasts from a window: patches → LSTM or GRU → linear head."""
+@dataclass(frozen=True)
+class Array:
+    """A named array of a dataset: `shape` and NumPy `dtype` of one sample.
 
-    kind: Literal["sequence"]
+    Of a ragged array, whose samples differ in length, the shape begins with the longest.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    is_ragged: bool = False
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that does not fit: where in the spec, what, why it matters, and what would mend it.
+
+    `fix` gives values by JSON Pointer.
+    """
+
+    loc: tuple[str | int, ...]
+    message: str
+    why: str
+    fix: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Recipe(SpecModel):
+    """The parameters of a recipe. A subclass has `kind: Literal[...]` and its own fields."""
+
+    kind: str
     """Which recipe."""
-    encoder: Literal["lstm", "gru"] = "lstm"
-    """The recurrent encoder; default lstm."""
-    hidden_size: Annotated[int, Field(ge=1, le=16_384)] = 64
-    """Width of the encoder's state, in units; default 64."""
-    num_layers: Annotated[int, Field(ge=1, le=32)] = 1
-    """Stacked encoder layers; default 1."""
-    patch: Annotated[int, Field(ge=1, le=4_096)] = 6
-    """Time steps folded into one encoder step (divides the window's length); default 6."""
-    dropout: OpenFraction = 0.0
-    """Share of units dropped between layers and before the head, 0 to below 1; default 0."""
-    carry_hidden: bool = False
-    """Carry the state from one window to the next; not available yet. Default false."""
-    loss: Literal["mae", "mse", "huber"] = "mae"
-    """Training loss, in standardized target units; default mae."""
 
+    version: Annotated[str, Field(max_length=100)] = ""
+    """The version that trains; filled in: a package's own, or that of Stoker's recipe."""
 
-Recipe = SequenceRecipe
-# Of `inputs` and `targets`, which may be ragged.
-TAKES_RAGGED: dict[str, tuple[str, ...]] = {"sequence": ("inputs",)}
-RECIPES: dict[str, type[SpecModel]] = {"sequence": SequenceRecipe}
-RECIPES_TO_COME = ("panel-graph", "molecule", "board")
+    revision: ClassVar[str] = "1"
+    """The version of a recipe of Stoker's own. It rises when the recipe computes something else; a
+    plugin has its package's version instead.
+    """
+
+    shape_fields: ClassVar[tuple[str, ...]] = ()
+    """The fields that change the model's parameters or their meaning."""
+
+    takes_ragged: ClassVar[tuple[str, ...]] = ()
+    """Which of `inputs` and `targets` may be ragged."""
+
+    has_scale: ClassVar[tuple[str, ...]] = ("inputs", "targets")
+    """Which of `inputs` and `targets` are quantities, which learn best with mean 0 and deviation 1;
+    bits and indices are none.
+    """
+
+    @property
+    def metric_modes(self) -> Mapping[str, Mode]:
+        """Each metric that an evaluation can give beside the loss, and whether less or more is
+        better. The first is the one that a spec without metrics gets.
+        """
+        return {}
+
+    @property
+    def loss_terms(self) -> tuple[str, ...]:
+        """The terms whose weighted sum is the loss, in order; `loss_weights` names them."""
+        return ("loss",)
+
+    @property
+    def takes_weights(self) -> Mapping[str, int]:
+        """Which of the spec's `pos_weight` and `class_weights` the loss obeys (`task.spec` has
+        them), and how many numbers each has: 1, and as many as there are classes.
+        """
+        return {}
+
+    @property
+    def parameter_groups(self) -> tuple[str, ...]:
+        """The names of the parts of the model that may have a learning rate of their own, such as
+        `backbone`, which `optimizer.backbone_lr` is for, and `head`.
+        """
+        return ("model",)
+
+    def problems(self, data: Data, arrays: Mapping[str, Array]) -> Iterator[Problem]:
+        """What keeps these parameters from training on these arrays.
+
+        `arrays` has all that are known of the dataset: inputs and targets may be missing, which is
+        told elsewhere.
+        """
+        yield from ()
+
+    def dataset_arrays(self, data: Data, arrays: Mapping[str, Array]) -> Mapping[str, Array] | None:
+        """What a batch has, where `Task.dataset` makes it of the file's samples: none of it ragged,
+        read by the PyTorch loader. None: the inputs and targets of the file as they are.
+        """
+        return None
+
+    def shape(self, data: Data, arrays: Mapping[str, Array]) -> dict[str, Any]:
+        """What gives the model its shape besides `shape_fields`: by role and name, the sizes that
+        its parameters follow from. A restart that changes one of them cannot carry weights.
+        """
+        return {
+            role: {name: list(arrays[name].shape) for name in getattr(data, role) if name in arrays}
+            for role in ("inputs", "targets")
+        }
+
+    def num_parameters(self, data: Data, arrays: Mapping[str, Array]) -> int | None:
+        """Trainable parameters of the model; None where only building it can tell."""
+        return None
+
+    def computes_in(self, precision: str, device_kind: str) -> dict[str, Format]:
+        """By part of the model, the number format of its products; `precision` is not auto.
+
+        Weights, their updates and the loss are always fp32.
+        """
+        return {"model": FORMATS[precision], "weights": "fp32"}
+
+    def uses_attention(self, data: Data) -> bool | None:
+        """Whether the model computes `scaled_dot_product_attention`, which `runtime.attention` is
+        about; None where the recipe does not say.
+        """
+        return None
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether `Task.blocks` names parts of the model whose activations can be computed anew,
+        which `runtime.activation_checkpointing` is about.
+        """
+        return False
+
+    @property
+    def carries_state(self) -> bool:
+        """Whether what one batch leaves is taken up by the next, each sample by that in its place:
+        then batches are in lanes, and whole.
+        """
+        return False
+
+    def carried_inputs(self, data: Data) -> tuple[str, ...]:
+        """Of these each window goes on where the one before it ended: whose series may break, and
+        whose windows must not overlap.
+        """
+        return data.inputs if self.carries_state else ()
+
+    @property
+    def recurrence(self) -> str | None:
+        """The recurrent layer that takes most of a step's time (LSTM, GRU), if there is one.
+
+        PyTorch does not compile these, and cuDNN has none in bf16 under autocast.
+        """
+        return None
+
+    @property
+    def not_capturable(self) -> str | None:
+        """Why no step can be captured as a CUDA graph, as a sentence; None where one can."""
+        return None

@@ -7,7 +7,7 @@ from pydantic import Field
 from app.spec.base import SpecModel
 
 # A CUDA graph of a step has a place for each of its micro-batches.
-MOST_RECORDED = 8
+MOST_CAPTURED = 8
 
 
 class Compile(SpecModel):
@@ -32,8 +32,11 @@ class Runtime(SpecModel):
     cuda_graphs: Literal["auto", "never", "always"] = "auto"
     """Replay whole steps from a CUDA graph; auto: where one is proved right. Default auto."""
     activation_checkpointing: bool = False
-    """Recompute activations to save memory; not available yet. Default false."""
+    """Keep the inputs of the model's blocks alone and compute the rest anew for the gradients: less
+    memory, the same numbers, about a third more work. Default false."""
     deterministic: bool = False
     """Refuse algorithms whose results vary from run to run; default false."""
+    attention: Literal["auto", "flash", "memory-efficient", "math"] = "auto"
+    """Kernels of attention; flash wants bf16 or fp16 on a GPU. Default auto: PyTorch's choice."""
     threads: Literal["auto"] | Annotated[int, Field(ge=1, le=1_024)] = "auto"
     """CPU threads of the trainer; auto: the worker's cores over its slots. Default auto."""

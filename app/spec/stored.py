@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.spec.run import RunSpec
+from app.spec.script import ScriptSpec
+
+AnySpec = RunSpec | ScriptSpec
 
 
 def read_stored(document: Mapping[str, Any]) -> RunSpec:
@@ -14,3 +17,8 @@ def read_stored(document: Mapping[str, Any]) -> RunSpec:
     written them, and what is trained does not hang on them. In a request they are errors.
     """
     return RunSpec.model_validate_json(json.dumps(document), extra="ignore")
+
+
+def read_stored_script(document: Mapping[str, Any]) -> ScriptSpec:
+    """The spec of a script that was accepted; as `read_stored`."""
+    return ScriptSpec.model_validate_json(json.dumps(document), extra="ignore")

@@ -1,25 +1,16 @@
 """How long a run trains, when it evaluates, when it saves, when it gives up."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from app.spec.base import BatchSize, Epochs, SpecModel, Steps
+from app.spec.recipe import Mode
 
-MetricName = Literal["mae", "mse", "rmse"]
-Mode = Literal["min", "max"]
-# What is better of each metric.
-MODES: dict[MetricName, Mode] = {"mae": "min", "mse": "min", "rmse": "min"}
+MetricName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 Monitor = Annotated[str, Field(pattern=r"^val_[a-z0-9_]{1,64}$")]
 
-
-def better_when(monitor: str) -> Mode:
-    """Whether less or more of a monitored metric is better; of losses less is."""
-    return {f"val_{name}": mode for name, mode in MODES.items()}.get(monitor, "min")
-
-
-def _mode_of(values: dict[str, Any]) -> Mode:
-    return better_when(str(values.get("monitor")))
+MOST_PATIENCE = 10_000
 
 
 class Training(SpecModel):
@@ -48,9 +39,9 @@ class EarlyStopping(SpecModel):
 
     monitor: Monitor = "val_loss"
     """Which metric; default val_loss."""
-    mode: Mode = Field(default_factory=_mode_of)
+    mode: Mode = "min"
     """Whether less or more is better; default as it is for the metric."""
-    patience: Annotated[int, Field(ge=1, le=10_000)] = 5
+    patience: Annotated[int, Field(ge=1, le=MOST_PATIENCE)] = 5
     """Evaluations without improvement before the end; default 5."""
     min_delta: Annotated[float, Field(ge=0.0, le=1e12)] = 0.0
     """Smallest change that counts as improvement, in the metric's units; default 0."""
@@ -67,8 +58,8 @@ class Evaluation(SpecModel):
     """Samples of an evaluation batch; auto: the training batch size. Default auto."""
     max_batches: Steps | None = None
     """Look at so many batches only; default all."""
-    metrics: Annotated[tuple[MetricName, ...], Field(max_length=8)] = ("mae",)
-    """Metrics beside the loss, in the target's units; default [mae]."""
+    metrics: Annotated[tuple[MetricName, ...], Field(max_length=16)] = ()
+    """Metrics beside the loss, of those that the recipe has; default its usual ones."""
 
 
 class Checkpointing(SpecModel):
@@ -84,7 +75,7 @@ class Checkpointing(SpecModel):
     """How many of the best to keep, of those written: the best always is; default 1."""
     monitor: Monitor = "val_loss"
     """Which metric decides what is best; default val_loss."""
-    mode: Mode = Field(default_factory=_mode_of)
+    mode: Mode = "min"
     """Whether less or more is better; default as it is for the metric."""
 
 

@@ -1,94 +1,67 @@
 """For each rule a spec that it finds something in, and the nearest one in which it does not."""
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
-from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts, Lengths
+from app.guard.facts import FieldFacts
+from tests.guard.changes import (
+    ATOMS,
+    BEGIN,
+    BY_PART,
+    CARRIED,
+    CHUNKED,
+    COMPILED,
+    ENDED,
+    EVEN_ATOMS,
+    INSPECTING,
+    LARGE,
+    ONE_CYCLE,
+    OTHER,
+    PARTED,
+    PINNED,
+    PRETRAINED,
+    RESIDENT,
+    SHORT,
+    SLOWLY_READ,
+    SORTED,
+    SPLIT_BY_DATASET,
+    STREAMED,
+    STREAMED_PINNED,
+    TOO_WIDE,
+    TORN,
+    TRANSFORMER,
+    USUAL,
+    WATCHED,
+    WIDE,
+    Example,
+    by_torch,
+    data,
+    faster,
+    measured_host,
+    on_rtx,
+    runtime,
+    training,
+    with_host,
+    with_mib,
+)
 from tests.guard.world import (
     A100,
-    CPU,
     FIELDS,
     GIB,
     HISTORY,
-    HOST,
-    RTX,
     TURING,
+    as_measured,
     parent_of,
+    point,
     weather,
     with_field,
     world,
 )
 
-Change = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Example:
-    """What is put on top of the good request, and the worlds in which they are judged."""
-
-    found: Change
-    missed: Change
-    facts: Facts = world()  # noqa: RUF009  facts are frozen
-    missed_facts: Facts | None = None
-
-
-def training(**values: Any) -> Change:
-    return {"training": values}
-
-
-def data(**values: Any) -> Change:
-    return {"data": values}
-
-
-def runtime(**values: Any) -> Change:
-    return {"runtime": values}
-
-
-def on_rtx(**more: Any) -> Facts:
-    return world(devices=(RTX,), **more)
-
-
-def with_host(device: DeviceFacts = CPU, **changes: Any) -> Facts:
-    """The world in which the device's host has other facts."""
-    return world(devices=(replace(device, host=replace(HOST, **changes)),))
-
-
-PINNED = {"training": {"batch_size": 128}}  # so that no preset brings a batch size
-OTHER = replace(weather(), name="winter", samples=900)
-SHORT = replace(OTHER, fields={**FIELDS, "targets": replace(FIELDS["targets"], shape=(24,))})
-SORTED = with_field("targets", sorted=True)
-SPLIT_BY_DATASET = {"data": {"split": {"method": "datasets", "validation": "winter"}}}
-USUAL = {"batch_size": 128, "gradient_accumulation_steps": 1, "drop_last": False}
-ONE_CYCLE: Change = {
-    "schedule": {"kind": "onecycle", "warmup_fraction": 0.3, "warmup_steps": None},
-    "optimizer": {"kind": "adamw", "lr": 1e-3, "weight_decay": 0.01},
-}
-WATCHED: Change = {
-    "early_stopping": {},
-    "schedule": {"kind": "constant"},
-    "training": {"epochs": 35},
-}
-COMPILED = runtime(compile={"mode": "default"})
-STREAMED = {"residency": "stream", "chunk_size": "4MiB"}
-CHUNKED = with_field("features", storage="chunked", chunk_rows=64, compression="gzip")
-
-
-def by_torch(**values: Any) -> Change:
-    """The PyTorch loader, with settings of it."""
-    return data(loader={"kind": "dataloader", **values})
-
-
-ATOMS = replace(FIELDS["features"], shape=(41, 4), lengths=Lengths(0, 7.5, 41))
-LARGE = weather(samples=2_000_000, size_bytes=43_000_000_000)
-
 CASES: dict[str, Example] = {
     "correctness.dataset_not_found": Example(data(dataset="wether"), {}),
-    "correctness.dataset_invalid": Example(
-        data(dataset="new"), {}, world(DatasetFacts("new", "invalid", problems=("It is torn.",)))
-    ),
-    "correctness.dataset_not_ready": Example(
-        data(dataset="new"), {}, world(DatasetFacts("new", "inspecting"))
-    ),
+    "correctness.dataset_invalid": Example(data(dataset="new"), {}, world(TORN)),
+    "correctness.dataset_not_ready": Example(data(dataset="new"), {}, world(INSPECTING)),
+    "correctness.dataset_changed": Example({}, {}, world(weather(changed=("size",))), world()),
     "correctness.unknown_array": Example(data(inputs=["feature"]), data(inputs=["features"])),
     "correctness.ragged_array": Example(
         data(inputs=["features"], targets=["atoms"]),
@@ -99,7 +72,7 @@ CASES: dict[str, Example] = {
         data(inputs=["atoms"]),
         data(inputs=["atoms"]),
         world(weather(fields={**FIELDS, "atoms": ATOMS})),
-        world(weather(fields={**FIELDS, "atoms": replace(ATOMS, lengths=Lengths(0, 10.25, 41))})),
+        world(weather(fields={**FIELDS, "atoms": EVEN_ATOMS})),
     ),
     "correctness.array_mismatch": Example(
         SPLIT_BY_DATASET, SPLIT_BY_DATASET, world(SHORT), world(OTHER)
@@ -110,7 +83,18 @@ CASES: dict[str, Example] = {
         world(weather(fields={**FIELDS, "features": FieldFacts((3, 8, 8), "uint8", nonfinite=0)})),
         world(),
     ),
-    "correctness.patch_size": Example({"recipe": {"patch": 7}}, {"recipe": {"patch": 8}}),
+    "correctness.recipe_does_not_fit": Example({"recipe": {"patch": 7}}, {"recipe": {"patch": 8}}),
+    "correctness.carried_state": Example(
+        {**CARRIED, "data": {"loader": {"shuffle": "full"}}},
+        {**CARRIED, "data": {"loader": {"shuffle": "lanes"}}},
+    ),
+    "correctness.unknown_loss_term": Example(
+        {"loss_weights": {"los": 2.0}}, {"loss_weights": {"loss": 2.0}}
+    ),
+    "correctness.unused_weights": Example({"pos_weight": 3.0}, {"pos_weight": None}),
+    "correctness.unknown_metric": Example(
+        {"evaluation": {"metrics": ["mea"]}}, {"evaluation": {"metrics": ["mae", "rmse"]}}
+    ),
     "correctness.nonfinite_values": Example(
         {}, {}, world(with_field("features", nonfinite=3)), world(with_field("features", mean=3.0))
     ),
@@ -129,6 +113,39 @@ CASES: dict[str, Example] = {
         data(split={"method": "random"}, loader={"shuffle": "block"}),
         data(split={"method": "random"}, loader={"shuffle": "full"}),
         world(SORTED),
+    ),
+    "correctness.init_from_missing": Example(
+        BEGIN,
+        {**BEGIN, "init_from": {"run": 8, "prefix": "head."}},
+        world(source=ENDED),
+        world(source=PRETRAINED),
+    ),
+    "correctness.init_from_matches_nothing": Example(
+        {**BEGIN, "init_from": {"run": 7, "prefix": "encode."}},
+        {**BEGIN, "init_from": {"run": 7, "prefix": "encoder."}},
+        world(source=PRETRAINED),
+    ),
+    "learning.init_from_other_shape": Example(
+        BEGIN, {**BEGIN, "init_from": {"run": 7, "prefix": "head."}}, world(source=PRETRAINED)
+    ),
+    "learning.backbone_lr_above_lr": Example(
+        {"optimizer": {"backbone_lr": 1.1e-3}}, {"optimizer": {"backbone_lr": 1e-3}}
+    ),
+    "learning.pretrained_rate": Example(
+        {"init_from": {"run": 7, "prefix": "head."}, "optimizer": {"lr": 5e-4}},
+        {"init_from": {"run": 7, "prefix": "head."}, "optimizer": {"lr": 4.9e-4}},
+        world(source=PRETRAINED),
+    ),
+    "correctness.split_field": Example(
+        data(split={"method": "field", "field": "parts"}), data(**BY_PART), world(PARTED)
+    ),
+    "correctness.split_groups": Example(
+        data(split={"method": "groups", "field": "games"}),
+        data(split={"method": "groups", "field": "game"}),
+        world(weather(groups={"game": [42] * 100})),
+    ),
+    "learning.parts_ignored": Example(
+        data(split={"method": "random"}), data(**BY_PART), world(PARTED)
     ),
     "learning.sorted_split": Example(
         data(split={"method": "chronological"}), data(split={"method": "random"}), world(SORTED)
@@ -179,6 +196,21 @@ CASES: dict[str, Example] = {
         world(devices=(TURING,)),
     ),
     "speed.threads_above_cores": Example(runtime(threads=3), runtime(threads=2)),
+    "correctness.nothing_to_recompute": Example(
+        runtime(activation_checkpointing=True),
+        {**runtime(activation_checkpointing=True), **TRANSFORMER},
+    ),
+    "speed.needless_recomputing": Example(
+        {**runtime(activation_checkpointing=True), **TRANSFORMER},
+        {**runtime(activation_checkpointing=True), **TRANSFORMER},
+        as_measured(TRANSFORMER, world(), point(128, 100)),
+        as_measured(TRANSFORMER, world(), point(128, 100 * 1024)),
+    ),
+    "correctness.attention_kind": Example(
+        {**runtime(attention="flash"), "recipe": {"encoder": "transformer"}},
+        {**runtime(attention="math"), "recipe": {"encoder": "transformer"}},
+        world(devices=(TURING,)),
+    ),
     "correctness.precision_needs_gpu": Example(
         runtime(precision="tf32"), runtime(precision="fp32")
     ),
@@ -280,8 +312,12 @@ CASES: dict[str, Example] = {
     "speed.needless_accumulation": Example(
         training(batch_size=32, gradient_accumulation_steps=4),
         training(batch_size=1024, gradient_accumulation_steps=4),
-        on_rtx(),
+        as_measured({}, on_rtx(), point(32, 300)),
     ),
+    "speed.batch_too_small": Example(
+        training(batch_size=32), training(batch_size=32), faster(1_350.0), faster(1_340.0)
+    ),
+    "speed.reading_slower_than_step": Example(STREAMED_PINNED, PINNED, SLOWLY_READ),
     "speed.frequent_checkpoints": Example(
         {"checkpoint": {"every_steps": 49, "keep_best": 0}, **training(epochs=4000, **USUAL)},
         {"checkpoint": {"every_steps": 50, "keep_best": 0}, **training(epochs=4000, **USUAL)},
@@ -304,26 +340,17 @@ CASES: dict[str, Example] = {
         ),
     ),
     "memory.over_budget": Example(
-        {"recipe": {"hidden_size": 512, "patch": 1}, "training": {"batch_size": 512}},
-        {"recipe": {"hidden_size": 512, "patch": 1}, "training": {"batch_size": 128}},
-        with_host(available_bytes=2 * GIB),
+        {**WIDE, **training(batch_size=512)}, {**WIDE, **training(batch_size=128)}, TOO_WIDE
     ),
-    "memory.resident_does_not_fit": Example(
-        data(loader={"residency": "resident"}),
-        data(loader={"residency": "resident"}),
-        with_host(available_bytes=825 * 2**20),
-        with_host(available_bytes=845 * 2**20),
-    ),
-    "memory.host_over_budget": Example(
-        PINNED, PINNED, with_host(RTX, available_bytes=GIB), with_host(RTX, available_bytes=2 * GIB)
-    ),
+    "memory.resident_does_not_fit": Example(RESIDENT, RESIDENT, with_mib(825), with_mib(845)),
+    "memory.host_over_budget": Example(PINNED, PINNED, measured_host(GIB), measured_host(2 * GIB)),
     "memory.checkpoints_fill_disk": Example(
         {}, {}, with_host(disk_free_bytes=2_000_000), with_host(disk_free_bytes=2_100_000)
     ),
     "memory.loader_over_budget": Example(
         by_torch(num_workers=4, prefetch_factor=5),
         by_torch(num_workers=4, prefetch_factor=4),
-        with_host(available_bytes=1637 * 2**20, cores=4),
+        with_host(available_bytes=1579 * 2**20, cores=4),
     ),
     "correctness.pin_memory_needs_gpu": Example(
         by_torch(pin_memory=True), by_torch(pin_memory=False)

@@ -7,9 +7,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from app.guard.case import Case
-from app.guard.facts import Facts, UnknownFact
+from app.guard.facts import Facts, FieldFacts, PartFacts, UnknownFact
 from app.guard.registry import RULES
 from app.guard.resolve import resolve
+from app.planning.arithmetic import PartSizes
 from app.spec.layers import overlay, with_default_kinds
 from tests.guard.cases import CASES
 from tests.guard.world import (
@@ -166,6 +167,7 @@ WIDER = st.fixed_dictionaries(
                         },
                     ),
                     st.just({"method": "datasets", "validation": "weather"}),
+                    st.just({"method": "field", "field": "part"}),
                 ),
                 "standardize": st.fixed_dictionaries({"targets": st.booleans()}),
             },
@@ -213,6 +215,10 @@ def worlds(draw: st.DrawFn) -> Facts:
         for name, array in FIELDS.items()
     }
     samples = draw(st.sampled_from([40, 4020, 4020, 200_000]))
+    held_out = draw(st.sampled_from([None, 0, 10, samples]))
+    if held_out is not None:
+        parts = PartFacts(PartSizes(samples - held_out, held_out, 0), [samples - held_out])
+        arrays["part"] = FieldFacts((), "uint8", nonfinite=0, parts=parts)
     data = weather(
         fields=arrays,
         samples=samples,

@@ -17,7 +17,8 @@ from app.guard.plan import make_plan, settle
 from app.planning.requirements import Requirements
 from app.spec.layers import overlay
 from app.spec.parse import parse_spec
-from tests.guard.cases import CASES, Change
+from tests.guard.cases import CASES
+from tests.guard.changes import Change
 from tests.guard.world import CATALOG, CPU, GIB, REQUEST, TURING, plan_of, world
 
 # What a plan is made of, by the modules that call it.
@@ -39,9 +40,9 @@ SETTLED: Change = {
         "loader": {"shuffle": "block", "shuffle_group": 16_384},
     }
 }
-# Both devices, in chunks and with the data on the device: what the run needs there; and what it
-# would take on the device that it gets.
-MEMORY_PLANS = 2 * 2 + 1
+# What the run needs: of a GPU in chunks and with the data there, and of a CPU; and what it would
+# take on the device that it gets.
+MEMORY_PLANS = 2 + 1 + 1
 WITH_A_FIX: Change = {"schedule": {"kind": "cosine_warmup", "warmup_steps": 100_000}}
 
 

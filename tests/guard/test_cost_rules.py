@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.guard.facts import Facts
-from tests.guard.world import GIB, HISTORY, RTX, codes, plan_of, world
+from tests.guard.world import GIB, HISTORY, RTX, as_measured, codes, plan_of, point, world
 
 SHARE, SAVES = "speed.evaluation_share", "speed.frequent_checkpoints"
 LOST = "learning.rare_checkpoints"
@@ -149,8 +149,11 @@ def test_batches_are_accumulated_where_they_do_not_fit_as_one():
         "training": {"batch_size": 256, "gradient_accumulation_steps": 8, "epochs": 50},
     }
     small = replace(RTX, free_memory_bytes=3 * GIB)
-    assert ACCUMULATES in codes(plan_of(asked, world(devices=(RTX,))))
-    assert ACCUMULATES not in codes(plan_of(asked, world(devices=(small,))))
+    for card, found in ((RTX, True), (small, False)):
+        facts = as_measured(asked, world(devices=(card,)), point(256, 900))
+        assert (ACCUMULATES in codes(plan_of(asked, facts))) == found
+    # What nobody has measured is not said to fit.
+    assert ACCUMULATES not in codes(plan_of(asked, world(devices=(RTX,))))
     assert ACCUMULATES not in codes(plan_of(asked))
 
 
@@ -159,7 +162,7 @@ def test_an_evaluation_of_so_many_batches_looks_at_as_many_samples_after_the_fix
         "training": {"batch_size": 32, "gradient_accumulation_steps": 4},
         "evaluation": {"max_batches": 10},
     }
-    plan = plan_of(asked, world(devices=(RTX,)))
+    plan = plan_of(asked, as_measured(asked, world(devices=(RTX,)), point(32, 300)))
     (issue,) = [one for one in plan.issues if one.code == ACCUMULATES]
     assert {op.path: op.value for op in issue.fix}["/evaluation/batch_size"] == 32
 
@@ -167,7 +170,8 @@ def test_an_evaluation_of_so_many_batches_looks_at_as_many_samples_after_the_fix
 @pytest.mark.parametrize(("parts", "said"), [(2, "half"), (3, "a third"), (4, "1/4")])
 def test_a_part_of_the_operations_is_said_as_people_say_it(parts, said):
     training = {"batch_size": 32, "gradient_accumulation_steps": parts}
-    plan = plan_of({"training": training}, world(devices=(RTX,)))
+    asked = {"training": training}
+    plan = plan_of(asked, as_measured(asked, world(devices=(RTX,)), point(32, 300)))
     (issue,) = (one for one in plan.issues if one.code == "speed.needless_accumulation")
     assert issue.message.startswith(f"A step is accumulated from {parts} batches")
     assert issue.why.endswith(f"launch {said} of the operations.")

@@ -5,8 +5,12 @@ from typing import Any
 
 import pytest
 
-from app.guard.facts import Facts, FieldFacts, Lengths
-from app.guard.plan import Plan
+from app.guard.facts import Facts, FieldFacts, LengthFacts, PartFacts
+from app.guard.plan import RunPlan
+from app.planning.arithmetic import PartSizes
+from app.recipes.sequence import Sequence
+from app.spec.layers import overlay
+from app.spec.recipe import Array
 from tests.guard.world import FIELDS, codes, plan_of, weather, world
 
 LEAK, RAGGED = "correctness.leaking_split", "correctness.ragged_array"
@@ -44,10 +48,10 @@ def test_datasets_of_their_own_are_no_leak():
 def ragged(*shape: int, dtype: str = "float32", longest: int = 9) -> FieldFacts:
     """Samples of 2 values and more, of this shape each."""
     values = FieldFacts((longest, *shape), dtype, "contiguous", nonfinite=0, mean=0.5, std=1.0)
-    return replace(values, lengths=Lengths(2, 5.5, longest))
+    return replace(values, lengths=LengthFacts(2, 5.5, longest))
 
 
-def items_of(plan: Plan) -> dict[str, int]:
+def items_of(plan: RunPlan) -> dict[str, int]:
     assert plan.memory is not None
     items: dict[str, int] = plan.memory["host"]["items"]
     return items
@@ -64,7 +68,7 @@ def test_a_ragged_target_is_refused_for_what_it_is_and_for_nothing_else(shape):
     (issue,) = plan_of({"data": {"targets": ["boards"]}}, facts).issues
     assert (issue.code, issue.loc) == (RAGGED, ["data", "targets", 0])
     assert f"2 to 9 values of float32 {shape} each" in issue.message
-    assert "pad_ragged(file, 'boards', 'boards_padded', 9)" in issue.why
+    assert "`stoker data convert FILE --pad 9`" in issue.why
 
 
 @pytest.mark.parametrize("patch", [1, 4, 6, 20])
@@ -132,8 +136,7 @@ def test_no_ragged_array_is_named_for_a_target():
     facts = with_boards(ragged(dtype="int8"))
     (issue,) = plan_of({"data": {"targets": ["board"]}}, facts).issues
     assert issue.code == "correctness.unknown_array"
-    assert "Did you mean" not in issue.message
-    assert issue.fix == []
+    assert "Did you mean targets?" in issue.message  # which is the only one that could be
 
 
 def test_an_array_that_is_both_input_and_target_is_named():
@@ -231,3 +234,152 @@ def test_both_borders_have_a_gap_and_a_split_without_a_border_has_none():
     assert alone.estimate is not None
     assert alone.estimate["training_samples"] == 4020
     assert codes(alone) == []
+
+
+BY_PART = {"data": {"split": {"method": "field", "field": "part"}}}
+
+
+def split_by(part: FieldFacts | None, **more: Any) -> RunPlan:
+    """The plan of the request split by the field `part`."""
+    fields = FIELDS if part is None else {**FIELDS, "part": part}
+    return plan_of(BY_PART, world(weather(fields=fields, **more)))
+
+
+def numbers(*sizes: int) -> FieldFacts:
+    return FieldFacts((), "uint8", nonfinite=0, parts=PartFacts(PartSizes(*sizes), []))
+
+
+def test_the_sizes_of_parts_are_those_that_the_field_says():
+    plan = split_by(numbers(3000, 600, 420))
+    assert codes(plan) == []
+    assert plan.estimate is not None
+    assert plan.estimate["training_samples"] == 3000
+    assert plan.require_ok()["data"]["split"] == {"method": "field", "field": "part"}
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        (None, "has no field 'part'; it has features, targets."),
+        (FieldFacts((), "float32", nonfinite=0), "has samples of float32 ()"),
+        (FieldFacts((4,), "int8", nonfinite=0), "has samples of int8 (4,)"),
+        (
+            FieldFacts((), "int8", nonfinite=0, not_a_part=(4019, -1)),
+            "Sample 4,019 of 'weather' has -1",
+        ),
+    ],
+)
+def test_a_field_that_cannot_split_is_refused(part, told):
+    (issue,) = split_by(part).issues
+    assert (issue.code, issue.loc) == ("correctness.split_field", ["data", "split", "field"])
+    assert told in issue.message
+    assert "0 training, 1 validation, 2 test" in issue.why
+
+
+def test_the_field_that_was_meant_is_named():
+    facts = world(weather(fields={**FIELDS, "part": numbers(3000, 600, 420)}))
+    plan = plan_of({"data": {"split": {"method": "field", "field": "parts"}}}, facts)
+    (issue,) = plan.issues
+    assert [(op.path, op.value) for op in issue.fix] == [("/data/split/field", "part")]
+
+
+def test_a_field_that_leaves_nothing_to_train_on_is_refused():
+    assert "correctness.no_training_steps" in codes(split_by(numbers(0, 3600, 420)))
+
+
+def test_what_an_earlier_inspection_did_not_count_is_said_to_be_unknown():
+    plan = split_by(FieldFacts((), "uint8", nonfinite=0))
+    assert codes(plan) == []
+    assert any("which part each sample of weather is in" in str(each) for each in plan.unchecked)
+
+
+@pytest.mark.parametrize(
+    ("changes", "breaks", "told"),
+    [
+        ([3000, 3600], [], "At 2 samples"),
+        ([3000, 3600], [3000], "At 1 samples"),
+        ([3000, 3600], [3000, 3600], None),
+        (None, [3000], "At more than 1,000 samples"),
+    ],
+)
+def test_neighbouring_windows_of_two_parts_are_told(changes, breaks, told):
+    part = replace(numbers(3000, 600, 420), parts=PartFacts(PartSizes(3000, 600, 420), changes))
+    plan = split_by(part, window_steps={"features": 1}, breaks={"features": breaks})
+    assert codes(plan) == ([] if told is None else [LEAK])
+    for issue in plan.issues:
+        assert (issue.severity, issue.loc) == ("warning", ["data", "split", "field"])
+        assert told is not None
+        assert issue.message.startswith(told)
+
+
+def test_samples_that_a_recipe_makes_come_by_the_pytorch_loader(monkeypatch):
+    """And what waits in memory are they, not those of the file."""
+    by_torch = {"data": {"loader": {"kind": "dataloader", "num_workers": 2}}}
+    [of_file] = [items_of(plan_of(by_torch))["loader_batches"]]
+    made = {"features": Array((720, 15), "float32"), "targets": Array((36,), "float32")}
+    monkeypatch.setattr(Sequence, "dataset_arrays", lambda *_: made)
+    plan = plan_of({"data": {"loader": {"shuffle": "none"}}})
+    (issue,) = plan.errors
+    assert issue.code == "correctness.recipe_does_not_fit"
+    fixed = {"kind": "dataloader", "shuffle": "none"}
+    assert [(op.path, op.value) for op in issue.fix] == [("/data/loader", fixed)]
+    plan = plan_of(by_torch)
+    assert not plan.errors
+    file_bytes, made_bytes = 360 * 15 * 4 + 36 * 4, 720 * 15 * 4 + 36 * 4
+    assert items_of(plan)["loader_batches"] == of_file // file_bytes * made_bytes
+
+
+def test_a_rate_for_a_backbone_that_a_recipe_does_not_have_is_refused(monkeypatch):
+    asked = {"optimizer": {"backbone_lr": 1e-4}}
+    assert plan_of(asked).errors == []
+    monkeypatch.setattr(Sequence, "parameter_groups", ("model",))
+    (issue,) = plan_of(asked).errors
+    assert (issue.code, issue.loc) == (
+        "correctness.recipe_does_not_fit", ["optimizer", "backbone_lr"],
+    )  # fmt: skip
+    assert [(op.path, op.value) for op in issue.fix] == [("/optimizer/backbone_lr", None)]
+
+
+LANES = {
+    "recipe": {"carry_hidden": True},
+    "data": {"loader": {"shuffle": "lanes"}},
+    "training": {"drop_last": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "place", "fix"),
+    [
+        ({"data": {"loader": {"shuffle": "auto"}}}, "/data/loader/shuffle", "lanes"),
+        ({"training": {"drop_last": False}}, "/training/drop_last", True),
+    ],
+)
+def test_a_carried_state_goes_on_in_lanes_and_in_whole_batches(change, place, fix):
+    assert plan_of(LANES).errors == []
+    [issue] = plan_of(overlay(LANES, change)).errors
+    assert issue.code == "correctness.carried_state"
+    assert [(op.path, op.value) for op in issue.fix] == [(place, fix)]
+
+
+def test_a_state_is_not_carried_to_a_window_that_overlaps():
+    [issue] = plan_of(LANES, world(weather(window_steps={"features": 1}))).errors
+    assert (issue.code, issue.fix) == ("correctness.carried_state", [])
+    assert "--every 360" in issue.why
+    assert plan_of({}, world(weather(window_steps={"features": 1}))).errors == []
+
+
+def test_the_state_of_inputs_whose_windows_overlap_may_be_left_out():
+    fields = {**FIELDS, "slow": FIELDS["features"]}
+    facts = world(weather(fields=fields, window_steps={"slow": 1}))
+    several = overlay(LANES, {"data": {"inputs": ["features", "slow"]}})
+    [issue] = plan_of(several, facts).errors
+    assert (issue.code, issue.loc) == ("correctness.carried_state", ["data", "inputs", 1])
+    assert [(op.path, op.value) for op in issue.fix] == [("/recipe/carry_hidden", ["features"])]
+
+
+def test_a_column_of_words_is_refused_with_why():
+    told = "'part' has type string, which is no number; it is left out."
+    plan = plan_of(BY_PART, world(weather(problems=(told,))))
+    (issue,) = plan.issues
+    assert issue.code == "correctness.split_field"
+    assert issue.why.endswith(told)

@@ -8,14 +8,14 @@ import torch
 
 from app.guard.case import Case
 from app.guard.facts import DeviceFacts, known
-from app.guard.plan import Plan
+from app.guard.plan import RunPlan
 from app.guard.rules.runtime import precision_needs_gpu, precision_not_supported
 from app.planning.imports import IMPORTS
 from app.spec.parse import parse_spec
 from app.spec.run import RunSpec
 from app.spec.runtime import Runtime
 from tests.guard.world import A100, CPU, GIB, HOST, REQUEST, RTX, TURING, codes, plan_of, world
-from worker.trainer.build import lacking_for
+from worker.trainer.device import lacking_for
 
 
 def gpu(name: str, memory_gib: int, capability: tuple[int, int]) -> DeviceFacts:
@@ -33,7 +33,7 @@ PRECISIONS = get_args(Runtime.model_fields["precision"].annotation)
 IN_BF16 = {"runtime": {"precision": "bf16-mixed"}, "training": {"batch_size": 128}}
 
 
-def spec_of(plan: Plan) -> RunSpec:
+def spec_of(plan: RunPlan) -> RunSpec:
     spec, issues = parse_spec(plan.require_ok())
     assert spec is not None, issues
     return spec
@@ -125,3 +125,27 @@ def test_tf32_is_asked_for_where_it_is_known_to_be_faster(device, found):
     change = {"runtime": {"precision": "fp32"}, "training": {"batch_size": 128}}
     plan = plan_of(change, world(devices=(device,)))
     assert codes(plan) == (["speed.tf32_off"] if found else [])
+
+
+@pytest.mark.parametrize(
+    ("devices", "runtime", "recipe", "told"),
+    [
+        ((CPU,), {"attention": "memory-efficient"}, "transformer", "A CPU has no such kernels"),
+        ((CPU,), {"attention": "flash"}, "transformer", None),
+        ((A100,), {"attention": "flash"}, "transformer", None),
+        ((A100,), {"attention": "flash", "precision": "tf32"}, "transformer", "the run in tf32"),
+        ((TURING,), {"attention": "flash"}, "transformer", "capability 7.5, and flash begins"),
+        (
+            (A100,), {"attention": "memory-efficient", "deterministic": True}, "transformer",
+            "Its gradients vary from run to run",
+        ),
+        ((A100,), {"attention": "math"}, "lstm", "The recipe sequence computes no attention"),
+    ],
+)  # fmt: skip
+def test_kernels_of_attention_are_those_that_the_device_has(devices, runtime, recipe, told):
+    change = {"runtime": runtime, "recipe": {"encoder": recipe}}
+    plan = plan_of(change, world(devices=devices))
+    found = [issue for issue in plan.issues if issue.code == "correctness.attention_kind"]
+    assert len(found) == (told is not None)
+    for issue in found:
+        assert told in issue.message

@@ -1,4 +1,4 @@
-"""What is said of the rules is so: examples, constructions, options to come, and docs/rules.md."""
+"""What is said of the rules is so: examples, constructions, options to come, and their page."""
 
 import ast
 from pathlib import Path
@@ -9,12 +9,12 @@ import torch
 from app.cli.main import GROUPS
 from app.guard.documentation import EARLY, IMPOSSIBLE, TO_COME
 from app.guard.registry import RULES
+from app.recipes.sequence import Sequence
 from app.spec.availability import UNAVAILABLE
-from app.spec.recipe import SequenceRecipe
-from benchmarks.claims_figures import CLAIMS
+from benchmarks.service.claims_figures import CLAIMS
 from docs.asked import ASKED
 from docs.rules import DOCUMENT, EXAMPLES, write_document, write_examples
-from worker.trainer.recipes.sequence import SequenceModel
+from worker.trainer.recipes.sequence_model import SequenceModel
 
 ROOT = Path(__file__).parents[2]
 SHOWN_BY = {entry.shown_by.split("::")[1] for entry in IMPOSSIBLE}
@@ -65,7 +65,11 @@ def test_an_option_that_rules_wait_for_is_refused_until_it_comes(entry):
     waiting = [option for option in UNAVAILABLE if option.pointer == entry.pointer]
     assert waiting
     values = entry.option.split(": ")[1]
-    given: dict[str, list[object]] = {"true": [True], "any": [0.1, {}], "2 or more": [2]}
+    given: dict[str, list[object]] = {
+        "true": [True],
+        "any": [0.1, {}],
+        "2 or more for a recipe": [2],
+    }
     for value in given.get(values, values.split(", ")):
         assert any(option.refuses(value) for option in waiting), value
 
@@ -82,9 +86,9 @@ def test_what_is_kept_away_is_said_of_all_rules_that_wait():
 
 def test_dropout_of_one_layer_is_before_the_head():
     def model_of(layers: int) -> SequenceModel:
-        recipe = SequenceRecipe(kind="sequence", num_layers=layers, dropout=0.5)
+        recipe = Sequence(kind="sequence", num_layers=layers, dropout=0.5)
         plain = (torch.zeros(()), torch.ones(()))
-        return SequenceModel(recipe, 3, (4,), plain, plain)
+        return SequenceModel(recipe, (12, 3), (4,), plain, plain)
 
     assert [model_of(layers).encoder.dropout for layers in (1, 2)] == [0.0, 0.5]
     assert [model_of(layers).dropout.p for layers in (1, 2)] == [0.5, 0.5]

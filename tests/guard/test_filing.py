@@ -14,7 +14,7 @@ from app.guard.facts import UnknownFact
 from app.guard.plan import settle
 from app.guard.registry import RULES
 from app.guard.resolve import resolve
-from app.guard.rule import Rule
+from app.guard.rule import GuardRule
 from app.spec.layers import overlay, with_default_kinds
 from app.spec.run import RunSpec
 from tests.guard.cases import CASES
@@ -26,7 +26,7 @@ FOLDER = Path(__file__).parents[2] / "app" / "guard" / "rules"
 # place that a location begins with is the one that counts. Small blocks that are set with each
 # other share a file.
 FILES: dict[str, tuple[str, ...]] = {
-    "recipe": ("recipe",),
+    "recipe": ("recipe", "loss_weights", "pos_weight", "class_weights"),
     "data": ("data", "data/split/validation", "data/split/test"),  # which name datasets
     "split": ("data/split",),
     "loader": ("data/loader",),
@@ -40,6 +40,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "evaluation": ("evaluation",),
     "checkpoint": ("checkpoint", "early_stopping"),
     "policy": ("policy",),
+    "first_weights": ("init_from",),
 }
 FILE_OF = {place: file for file, places in FILES.items() for place in places}
 # Rules that find one thing in several places: where else, beside the one that they are filed by.
@@ -48,6 +49,8 @@ ALSO = {
     "learning.small_part": {"evaluation"},  # the batches that are looked at of a large part
     "correctness.leaking_split": {"data"},  # a dataset that is named for two parts
     "memory.over_budget": {"loader"},  # chunks, where they alone are too large
+    # What a state cannot be carried over, wherever that is asked for.
+    "correctness.carried_state": {"data", "runtime", "training"},
 }
 DRAWN = 60
 
@@ -58,11 +61,11 @@ def file_of(loc: Loc) -> str:
     return next(FILE_OF[place] for place in places if place in FILE_OF)
 
 
-def filed_in(rule: Rule) -> str:
+def filed_in(rule: GuardRule) -> str:
     return rule.find.__module__.rpartition(".")[2]
 
 
-def found_in(drawn: Drawn) -> Iterator[tuple[Rule, str]]:
+def found_in(drawn: Drawn) -> Iterator[tuple[GuardRule, str]]:
     request, facts = drawn
     resolved = settle(resolve(request, CATALOG, facts), facts)
     if resolved.spec is None:

@@ -6,24 +6,24 @@ import pytest
 
 from app.guard.facts import Facts
 from app.guard.patching import apply_json_patch
-from app.guard.plan import Plan, make_plan
-from app.guard.presets.catalog import Catalog, Preset
+from app.guard.plan import RunPlan, make_plan
+from app.guard.presets.catalog import Catalog, PresetLayer
 from app.spec.layers import overlay
 from tests.guard.cases import CASES
 from tests.guard.unnamed import unnamed_changes
 from tests.guard.world import REQUEST, world
 
-OF_A_REQUEST = ("accept_risks", "preset")
+OF_A_REQUEST = ("accept_risks", "loss_weights", "preset")
 
 
-def over(preset: dict[str, Any], request: dict[str, Any], facts: Facts) -> Plan:
+def over(preset: dict[str, Any], request: dict[str, Any], facts: Facts) -> RunPlan:
     """The plan of a request that lies on a user's preset."""
-    mine = Preset(name="mine", description="Mine.", spec=preset, source="user")
+    mine = PresetLayer(name="mine", description="Mine.", spec=preset, source="user")
     whole = overlay({**REQUEST, "preset": "mine"}, request)
     return make_plan(whole, facts, Catalog({"mine": mine}, {}))
 
 
-def mended(plan: Plan, code: str, preset: dict[str, Any], facts: Facts) -> Plan:
+def mended(plan: RunPlan, code: str, preset: dict[str, Any], facts: Facts) -> RunPlan:
     """The plan after the fix of the first issue with this code, of which nothing else changes."""
     issue = next(issue for issue in plan.issues if issue.code == code)
     assert issue.fix

@@ -4,10 +4,8 @@ from typing import Any
 
 import pytest
 
-from app.guard.case import Case
 from app.spec.layers import overlay
-from app.spec.parse import parse_spec
-from tests.guard.world import REQUEST, RTX, codes, plan_of, world
+from tests.guard.world import RTX, codes, plan_of, world
 
 ON_RTX = world(devices=(RTX,))
 RULE = "correctness.step_not_recordable"
@@ -35,20 +33,3 @@ def test_what_cannot_be_recorded_is_refused_where_it_must_be(change, told):
         (issue,) = [issue for issue in plan.errors if issue.code == RULE]
         assert told in issue.why
     assert RULE not in codes(plan_of(wanting("auto", change), ON_RTX))
-
-
-def test_a_graph_that_must_be_has_its_memory_planned():
-    """Under auto the trainer looks whether there is room for one."""
-    peaks = {}
-    for graphs in ("auto", "always"):
-        change = wanting(graphs, {"training": {"gradient_accumulation_steps": 2}})
-        spec, _ = parse_spec(overlay(REQUEST, change))
-        assert spec is not None
-        room = Case(spec, ON_RTX).memory.device
-        assert room is not None
-        peaks[graphs] = {item.name: item.bytes for item in room.items}
-    graph = peaks["always"].pop("recorded_step")
-    assert peaks["always"] == peaks["auto"]
-    held = ("activations", "gradients")
-    places = 2 * peaks["auto"]["batch"]
-    assert graph == places + sum(peaks["auto"][name] for name in held)

@@ -292,3 +292,11 @@ def test_one_epoch_is_one():
     change = {"training": {"epochs": 1, "batch_size": 1024}}
     (issue,) = (one for one in plan_of(change).issues if one.code == "learning.few_steps")
     assert ", 1 epoch of 3,216 samples" in issue.message
+
+
+def test_a_rate_that_is_offered_is_one_that_a_spec_can_say():
+    """Linear scaling would ask for 128 with a step of so many samples."""
+    huge = {"batch_size": 65_536, "gradient_accumulation_steps": 5}
+    plan = plan_of({"optimizer": {"kind": "sgd", "lr": 1e-5}, "training": huge})
+    (issue,) = [each for each in plan.issues if each.code == "learning.rate_too_low"]
+    assert [op.value for op in issue.fix if op.path == "/optimizer/lr"] == [10.0]

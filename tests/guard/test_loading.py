@@ -15,9 +15,9 @@ from app.planning.residency import CHUNK_CACHE_BYTES, PIECE_BYTES
 from app.spec.data import ChunkedLoader
 from app.spec.layers import overlay
 from app.spec.run import RunSpec
-from tests.guard.cases import CHUNKED, LARGE, Change, by_torch
+from tests.guard.changes import CHUNKED, LARGE, Change, by_torch
 from tests.guard.world import FIELDS, GIB, REQUEST, codes, plan_of, weather, with_field, world
-from worker.trainer.data.rows import extents, in_file_order
+from worker.trainer.data.feed.rows import extents, in_file_order
 from worker.trainer.data.shuffle import Shuffle, resolve_shuffle
 
 CODE = "speed.random_reads_of_chunks"
@@ -89,7 +89,7 @@ def rows_read(shuffle: Shuffle, chunk: int, sample_bytes: int, storage_rows: int
     """Rows of the storage chunks that an epoch reads: the trainer's own order and its own reads,
     with HDF5's cache of chunks.
     """
-    order, piece = shuffle.order(SAMPLES, 1), PIECE_BYTES // sample_bytes
+    order, piece = shuffle.order(SAMPLES, 1, batch_size=32), PIECE_BYTES // sample_bytes
     places = CHUNK_CACHE_BYTES // (storage_rows * sample_bytes)
     cached: OrderedDict[int, None] = OrderedDict()
     read = start = 0
@@ -134,8 +134,8 @@ def test_a_file_is_read_as_often_as_by_the_trainers_own_order(
     assert factor == pytest.approx(read / SAMPLES, rel=0.1)
 
 
-PACKED = replace(
-    CHUNKED.fields["features"], storage="record_batches", chunk_rows=65_536, compression="lz4"
+IN_BATCHES = replace(
+    CHUNKED.fields["features"], storage="record_batches", chunk_rows=65_536, compression=None
 )
 
 
@@ -143,23 +143,23 @@ PACKED = replace(
     ("settings", "factor"),
     [({"num_workers": 0}, 1.0), ({"num_workers": 2}, 2.0), ({"num_workers": 4}, 4.0)],
 )
-def test_processes_that_take_turns_unpack_each_record_batch_for_themselves(settings, factor):
-    """However large it is: none is unpacked twice by one of them."""
+def test_processes_that_take_turns_read_each_record_batch_for_themselves(settings, factor):
+    """However large it is: none is read twice by one of them."""
     asked = by_torch(shuffle="none", **settings)
     spec = RunSpec.model_validate_json(json.dumps(overlay(REQUEST, asked)))
     reading = Case(spec, world()).reading
     assert reading is not None
-    assert read_amplification(PACKED, 65_536, reading) == factor
+    assert read_amplification(IN_BATCHES, 65_536, reading) == factor
 
 
-def test_packed_arrow_files_are_told_by_their_record_batches():
-    large = weather(**{**vars(LARGE), "fields": {**FIELDS, "features": PACKED}})
+def test_arrow_files_are_told_by_their_record_batches():
+    large = weather(**{**vars(LARGE), "fields": {**FIELDS, "features": IN_BATCHES}})
     plan = plan_of(loader(shuffle="full", chunk_size="1GiB"), world(large))
     (issue,) = [i for i in plan.issues if i.code == CODE]
-    assert "It is stored in record batches that can only be read and decompressed" in issue.why
-    plain = replace(PACKED, chunk_rows=None, compression=None)
-    unpacked = weather(**{**vars(LARGE), "fields": {**FIELDS, "features": plain}})
-    assert CODE not in codes(plan_of(loader(shuffle="full", chunk_size="1GiB"), world(unpacked)))
+    assert "It is stored in record batches that can only be read whole" in issue.why
+    small = replace(IN_BATCHES, chunk_rows=1)
+    apart = weather(**{**vars(LARGE), "fields": {**FIELDS, "features": small}})
+    assert CODE not in codes(plan_of(loader(shuffle="full", chunk_size="1GiB"), world(apart)))
 
 
 def stored_in(rows: int, **changes: object) -> DatasetFacts:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.planning.imports import IMPORTS
-from tests.guard.cases import LARGE
+from tests.guard.changes import LARGE
 from tests.guard.world import CPU, GIB, HOST, RTX, codes, plan_of, world
 
 
@@ -26,7 +26,7 @@ def test_slots_have_what_the_trainer_gives_to_data(chunk, found):
 def host_of(change: dict[str, Any]) -> int:
     plan = plan_of(change, world(devices=(RTX,)))
     assert plan.memory is not None
-    return int(plan.memory["host"]["planned_bytes"])
+    return int(plan.memory["host"]["least_bytes"])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import jsonpatch
 import pytest
 
-from app.cli.fixing import mend
+from app.cli.specs.fixing import mend
 from app.errors import SpecRejected
 from app.guard.facts import DatasetFacts, FieldFacts
 from app.guard.plan import make_plan
@@ -14,7 +14,7 @@ from app.guard.resolve import resolve
 from app.spec.availability import UNAVAILABLE
 from app.spec.data import ChunkedLoader
 from app.spec.layers import leaves, overlay
-from tests.guard.cases import CHUNKED, SORTED
+from tests.guard.changes import CHUNKED, SORTED
 from tests.guard.world import (
     CATALOG,
     CPU,
@@ -129,10 +129,10 @@ def test_auto_is_let_through_on_a_compressed_file_that_is_streamed():
     ("change", "code"),
     [
         ({"accept_risks": ["speed.no_such_rule"]}, "correctness.unknown_risk"),
-        ({"accept_risks": ["correctness.patch_size"]}, "correctness.risk_not_overridable"),
+        ({"accept_risks": ["correctness.recipe_does_not_fit"]}, "correctness.risk_not_overridable"),
         ({"preset": "rtx24g"}, "correctness.unknown_preset"),
         ({"epochs": 3}, "unknown_field"),
-        ({"recipe": {"patch": 7}}, "correctness.patch_size"),
+        ({"recipe": {"patch": 7}}, "correctness.recipe_does_not_fit"),
     ],
 )
 def test_what_is_refused_has_issues_and_a_fix_that_passes(change, code):
@@ -167,8 +167,8 @@ def test_a_risk_that_nobody_knows_is_asked_back(code):
         (["learning.never_anneal"], ["learning.never_anneals"]),
         (["speed.*", "sped.*"], ["speed.*"]),
         (["speed.everything", "learning.never_anneals"], ["learning.never_anneals"]),
-        (["correctness.patch_size"], []),
-        (["corectness.patch_size"], []),
+        (["correctness.recipe_does_not_fit"], []),
+        (["corectness.recipe_does_not_fit"], []),
         (["correctness.*", "nonsense.*", "*"], []),
     ],
 )
@@ -184,7 +184,7 @@ def test_the_array_that_is_the_target_is_not_offered_as_an_input():
     plan = plan_of({"data": {"inputs": ["target"]}})
     (issue,) = plan.errors
     assert issue.code == "correctness.unknown_array"
-    assert "Did you mean" not in issue.message
+    assert "Did you mean features?" in issue.message  # which alone is left
     assert "data.inputs and data.targets name arrays" in issue.why
 
 
@@ -196,7 +196,7 @@ def test_the_sentence_of_an_invalid_dataset_is_that_of_its_inspection():
 
 
 def test_both_shapes_that_a_recipe_cannot_read_are_named():
-    fields = {"features": FieldFacts((3, 8, 8), "uint8"), "targets": FieldFacts((), "int64")}
+    fields = {"features": FieldFacts((3, 8, 8), "uint8"), "targets": FieldFacts((2, 2, 2), "int8")}
     plan = plan_of(facts=world(weather(fields=fields)))
     assert codes(plan) == ["correctness.array_shape", "correctness.array_shape"]
 
@@ -216,7 +216,7 @@ def test_a_run_that_nobody_can_claim_is_said_but_not_refused():
 
 def with_refused_value(entry):
     """A request that is whole but for this option, so that every rule judges it."""
-    words = ("probe", "board", "field", "plateau", "ema", "rollback")
+    words = ("probe", "panel-graph", "field", "plateau", "ema", "rollback")
     values = (2, 0.001, True, {"run": 1}, ["a", "b"], *words, "always", "max-autotune")
     *parents, last = entry.pointer.strip("/").split("/")
     for value in filter(entry.refuses, values):
@@ -250,7 +250,7 @@ def test_an_option_that_comes_later_hides_no_other_error_of_its_block():
         ("wrong_value", "policy.max_retries"),
     }
     # Nobody knows the fields of a recipe that is not there yet.
-    assert found({"recipe": {"kind": "board", "stage": "legal"}}) == {
+    assert found({"recipe": {"kind": "panel-graph", "neighbours": 8}}) == {
         ("not_available_yet", "recipe.kind")
     }
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from app.guard.facts import Facts, Lengths
-from app.guard.plan import Plan
+from app.guard.facts import Facts, LengthFacts
+from app.guard.plan import RunPlan
 from app.planning.imports import IMPORTS
 from app.spec.issue import Issue
-from benchmarks import process_memory
-from benchmarks.memory_cases import BUILD
-from tests.guard.cases import LARGE, USUAL, by_torch, training, with_host
+from benchmarks.memory import process_memory
+from benchmarks.memory.memory_cases import BUILD
+from tests.guard.changes import LARGE, USUAL, by_torch, training, with_host
 from tests.guard.world import (
     CPU,
     FIELDS,
@@ -19,8 +19,10 @@ from tests.guard.world import (
     HISTORY,
     HOST,
     RTX,
+    as_measured,
     codes,
     plan_of,
+    point,
     weather,
     with_field,
     world,
@@ -40,11 +42,11 @@ def items(change: dict[str, Any], facts: Facts = MANY, place: str = "host") -> d
     return found
 
 
-def issue(plan: Plan, code: str) -> Issue:
+def issue(plan: RunPlan, code: str) -> Issue:
     return next(found for found in plan.issues if found.code == code)
 
 
-def fix_of(plan: Plan, code: str) -> dict[str, Any]:
+def fix_of(plan: RunPlan, code: str) -> dict[str, Any]:
     return {op.path: op.value for op in issue(plan, code).fix}
 
 
@@ -100,7 +102,7 @@ def test_processes_of_a_part_that_is_not_read_are_there_only_if_they_stay(stay, 
 
 @pytest.mark.parametrize("ragged", [True, False])
 def test_each_process_has_a_copy_of_where_ragged_samples_begin(ragged):
-    lengths = Lengths(1, 200.0, 360) if ragged else None
+    lengths = LengthFacts(1, 200.0, 360) if ragged else None
     facts = world(with_field("features", lengths=lengths))
     facts = replace(facts, devices=MANY.devices)
     found = items(by_torch(num_workers=3), facts)
@@ -141,7 +143,7 @@ def test_too_many_processes_become_fewer_and_the_rest_stays(device, fitting):
         **by_torch(num_workers=16, prefetch_factor=8, persistent_workers=True),
         **training(**USUAL),
     }
-    plan = plan_of(change, facts)
+    plan = plan_of(change, as_measured(change, facts, point(128, 100)))
     found = issue(plan, "memory.loader_over_budget")
     assert found.severity == "error"
     assert found.message.startswith("The loader would take 5.")
@@ -168,7 +170,8 @@ def test_what_does_not_fit_without_processes_either_is_not_the_loaders_fault():
         **training(batch_size=512),
         **by_torch(num_workers=2),
     }
-    plan = plan_of(change, with_host(available_bytes=2 * GIB))
+    facts = as_measured(change, with_host(available_bytes=2 * GIB), point(512, 1800))
+    plan = plan_of(change, facts)
     assert "memory.over_budget" in codes(plan)
     assert "memory.loader_over_budget" not in codes(plan)
 
@@ -322,7 +325,8 @@ def test_no_process_is_asked_for_that_the_host_has_no_memory_for():
 
     def found(mib: int) -> list[int]:
         facts = world(devices=(replace(RTX, host=replace(HOST, available_bytes=mib * 2**20)),))
-        plan = plan_of({**by_torch(), "training": {"batch_size": 128}}, facts)
+        asked = {**by_torch(), "training": {"batch_size": 128}}
+        plan = plan_of(asked, as_measured(asked, facts, point(128, 100)))
         issues = [one for one in plan.issues if one.code == "speed.no_loader_processes"]
         return [op.value for one in issues for op in one.fix if op.path.endswith("num_workers")]
 

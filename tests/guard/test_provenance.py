@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.cli.specfile import assign, parse_assignment
+from app.cli.specs.specfile import assign, parse_assignment
 from app.errors import StokerError
 from app.guard.patching import apply_json_patch, apply_merge_patch
 from app.guard.plan import make_plan
-from app.guard.presets.catalog import Catalog, Preset
+from app.guard.presets.catalog import Catalog, PresetLayer
 from app.settings import load_settings
 from app.spec.layers import DEFAULT_KINDS, leaves
 from app.spec.names import ALIASES
@@ -131,7 +131,7 @@ class Speech:
 
 
 def catalog_of(layer: dict[str, Any]) -> Catalog:
-    preset = Preset(name="mine", description="Mine.", spec=layer, source="user")
+    preset = PresetLayer(name="mine", description="Mine.", spec=layer, source="user")
     return Catalog({"mine": preset}, {})
 
 

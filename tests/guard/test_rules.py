@@ -6,9 +6,10 @@ import jsonpatch
 import pytest
 
 from app.guard.facts import Facts
-from app.guard.plan import Plan, make_plan
+from app.guard.plan import RunPlan, make_plan
 from app.guard.registry import RULES
-from tests.guard.cases import CASES, PINNED, with_host
+from tests.guard.cases import CASES
+from tests.guard.changes import PINNED, with_host
 from tests.guard.unnamed import unnamed_changes
 from tests.guard.world import CATALOG, RTX, brought, codes, plan_of, world
 
@@ -16,8 +17,11 @@ BY_CODE = {rule.code: rule for rule in RULES}
 NO_FIX = {  # what no change of the spec would mend
     "correctness.array_mismatch",
     "correctness.array_shape",
+    "correctness.dataset_changed",
     "correctness.dataset_invalid",
     "correctness.dataset_not_ready",
+    "correctness.init_from_missing",
+    "learning.init_from_other_shape",
     "correctness.nonfinite_values",
     "correctness.nothing_left",
     "correctness.ragged_array",
@@ -29,7 +33,7 @@ NO_FIX = {  # what no change of the spec would mend
 }
 
 
-def fixed(plan: Plan, code: str, facts: Facts) -> Plan:
+def fixed(plan: RunPlan, code: str, facts: Facts) -> RunPlan:
     """The plan of the request after the fix of the first issue with this code."""
     fix = next(issue.fix for issue in plan.issues if issue.code == code)
     patched = jsonpatch.apply_patch(plan.request, [op.model_dump(mode="json") for op in fix])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.guard.facts import Facts
-from tests.guard.cases import SORTED, by_torch, on_rtx
+from tests.guard.changes import SORTED, by_torch, on_rtx
 from tests.guard.world import A100, GIB, HISTORY, HOST, RTX, TURING, plan_of, weather, world
 
 UNKNOWN = world(history=None)

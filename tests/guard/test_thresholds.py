@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.guard.facts import Facts
-from tests.guard.cases import COMPILED, STREAMED, USUAL, on_rtx, training
+from tests.guard.changes import COMPILED, STREAMED, USUAL, on_rtx, training
 from tests.guard.world import (
     HISTORY,
     RTX,

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from app.guard.plan import Plan
+from app.guard.plan import RunPlan
 from app.spec.issue import PatchOp
 from app.spec.layers import DEFAULT_KINDS, RIVALS, leaves
 
 NOTHING = object()
 
 
-def unnamed_changes(before: Plan, after: Plan, fix: list[PatchOp]) -> set[str]:
+def unnamed_changes(before: RunPlan, after: RunPlan, fix: list[PatchOp]) -> set[str]:
     """Pointers of the resolved spec whose values are others after the fix, unasked.
 
     Not counted: fields that only one of two kinds of a block has, defaults that another kind has of
@@ -33,7 +33,7 @@ def unnamed_changes(before: Plan, after: Plan, fix: list[PatchOp]) -> set[str]:
     }
 
 
-def _is_default_of_its_kind(pointer: str, named: set[str], after: Plan) -> bool:
+def _is_default_of_its_kind(pointer: str, named: set[str], after: RunPlan) -> bool:
     block = pointer.rpartition("/")[0]
     return f"{block}/kind" in named and after.provenance[pointer]["source"] == "default"
 

@@ -48,6 +48,12 @@ def test_what_is_carried(patch, kind):
     assert bool(result.starts_anew) == (kind != "full")
 
 
+def test_a_field_that_the_recipe_did_not_have_when_a_run_was_stored_has_not_changed():
+    stored = spec_of(REQUEST)
+    older = {**stored, "recipe": {"kind": "sequence", "hidden_size": 64, "patch": 6}}
+    assert carry_between(older, stored).kind == "full"
+
+
 BY_TORCH = {"kind": "dataloader", "num_workers": 4, "prefetch_factor": 8, "pin_memory": True}
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from app.guard.facts import DatasetFacts
-from app.guard.plan import Plan
-from app.planning.carry import Carry, carry_between
+from app.guard.plan import RunPlan
+from app.planning.carry import CarryPlan, carry_between
 from tests.guard.world import FIELDS, WEATHER, plan_of, world
 
 ANEW = {"optimizer state", "learning-rate schedule", "order of samples", "step count"}
@@ -35,11 +35,11 @@ DATASETS = (
 )
 
 
-def planned(change: dict[str, Any]) -> Plan:
+def planned(change: dict[str, Any]) -> RunPlan:
     return plan_of(change, world(*DATASETS))
 
 
-def carried(change: dict[str, Any], before: dict[str, Any] | None = None) -> Carry:
+def carried(change: dict[str, Any], before: dict[str, Any] | None = None) -> CarryPlan:
     parent, child = planned(before or {}), planned(change)
     assert parent.spec is not None, parent.issues
     assert child.spec is not None, child.issues

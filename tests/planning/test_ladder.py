@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.planning.ladder import NO_RUNG, RanOut, Rung, Step, Use, next_step
-from app.planning.residency import GIB, MIB, Memory, Need, settle_residency
+from app.planning.residency import GIB, MIB, DataMemory, Need, settle_residency
 from app.spec.data import ChunkedLoader
 
 SAMPLE = 240_488  # bytes of a row of the reference table, and of its place
@@ -198,7 +198,7 @@ def test_what_a_rung_leaves_for_data_is_kept(
     samples, held_out, sample_bytes, group, residency, batch
 ):
     need = Need(sample_bytes, group, samples, tuple(held_out))
-    loader, memory = ChunkedLoader(residency=residency), Memory(80 * GIB, 40 * GIB)
+    loader, memory = ChunkedLoader(residency=residency), DataMemory(80 * GIB, 40 * GIB)
     before = settle_residency(loader, need, memory)
     use = Use("cuda", before.kind, before.needed_bytes, need.slot_sample_bytes,
               1 + len(held_out), batch, batch, 32 * MIB)  # fmt: skip
@@ -221,5 +221,27 @@ def test_a_rung_is_the_same_after_it_was_stored():
 
 @pytest.mark.parametrize("residency", ["auto", "resident", "stream"])
 def test_without_a_rung_data_is_kept_as_the_spec_has_it(residency):
-    loader, memory = ChunkedLoader(residency=residency), Memory(GIB, GIB // 2)
+    loader, memory = ChunkedLoader(residency=residency), DataMemory(GIB, GIB // 2)
     assert NO_RUNG.of_data(loader, memory) == (loader, memory)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_lanes_that_carry_a_state_are_never_cut(phase):
+    use = replace(ON_GPU, data_bytes=0, whole_batches=True)
+    step = next_step(NO_RUNG, use, device(phase))
+    assert (step is not None) == (phase in ("evaluating", "testing"))
+    assert step is None or (step.rung.batch, step.rung.evaluation_batch) == (None, 64)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("last", [{"batch": 1}, {"whole_batches": True}])
+def test_activations_are_computed_anew_where_no_smaller_batch_is_left(phase, last):
+    """Once: an attempt that does says that it has nothing to compute anew."""
+    use = replace(ON_GPU, data_bytes=0, evaluation_batch=1, recomputable=True, **last)
+    step = next_step(NO_RUNG, use, device(phase, wanted=100 * GIB))
+    assert (step is not None) == (phase in ("training", "checkpointing"))
+    if step is not None:
+        assert step.rung == Rung(1, activation_checkpointing=True, changed=step.rung.changed)
+        assert "every result stays the same" in step.sentence
+        assert next_step(step.rung, replace(use, recomputable=False), device(phase)) is None
+    assert step_below(replace(use, batch=2, whole_batches=False), device()).rung.batch == 1

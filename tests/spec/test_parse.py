@@ -3,6 +3,7 @@
 import jsonpatch
 import pytest
 
+from app.spec.installed import RECIPES
 from app.spec.layers import with_default_kinds
 from app.spec.parse import parse_spec
 
@@ -13,10 +14,21 @@ def issues_of(change):
     return parse_spec(with_default_kinds({**SMALLEST, **change}))[1]
 
 
+def test_an_unknown_recipe_is_told_with_those_that_are_installed():
+    (issue,) = issues_of({"recipe": {"kind": "no-such-recipe"}})
+    for kind, model in RECIPES.items():
+        assert kind in issue.message
+        first_sentence = " ".join((model.__doc__ or "").split()).partition(". ")[0].rstrip(".")
+        assert f"{kind}, {first_sentence}" in issue.why
+
+
 @pytest.mark.parametrize(
     ("change", "loc", "code"),
     [
         ({"max_epochs": 3}, ["max_epochs"], "unknown_field"),
+        ({"epoch": 3}, ["epoch"], "unknown_field"),
+        ({"training": {"epoch": 3}}, ["training", "epoch"], "unknown_field"),
+        ({"training": {"max_epoch": 3}}, ["training", "max_epoch"], "unknown_field"),
         ({"training": {"epochz": 3}}, ["training", "epochz"], "unknown_field"),
         ({"optimizer": {"learning_rate": 0.1}}, ["optimizer", "learning_rate"], "unknown_field"),
         ({"per_device_train_batch_size": 8}, ["per_device_train_batch_size"], "unknown_field"),

@@ -18,8 +18,9 @@ CONTRACT = {
     "mode": "train",
     "preset": "auto",
     "recipe": {
-        "kind": "sequence", "encoder": "lstm", "hidden_size": 64, "num_layers": 1, "patch": 6,
-        "dropout": 0.0, "carry_hidden": False, "loss": "mae",
+        "kind": "sequence", "version": "1", "encoder": "lstm", "fusion": "attention",
+        "hidden_size": 64, "num_layers": 1, "num_heads": None, "patch": 6, "dropout": 0.0,
+        "carry_hidden": False, "loss": "mae",
     },
     "data": {
         "dataset": "weather",
@@ -40,6 +41,9 @@ CONTRACT = {
         "clip_grad_norm": 1.0, "seed": 0, "drop_last": False, "log_every_steps": "auto",
     },
     "early_stopping": None,
+    "loss_weights": {},
+    "pos_weight": None,
+    "class_weights": None,
     "optimizer": {
         "kind": "adamw", "lr": 1.0e-3, "weight_decay": 0.01, "betas": [0.9, 0.999],
         "backbone_lr": None,
@@ -52,7 +56,7 @@ CONTRACT = {
     "runtime": {
         "device": "auto", "gpus": 1, "precision": "auto", "compile": {"mode": "none"},
         "cuda_graphs": "auto", "activation_checkpointing": False, "deterministic": False,
-        "threads": "auto",
+        "threads": "auto", "attention": "auto",
     },
     "evaluation": {
         "every_epochs": 1, "every_steps": None, "batch_size": "auto", "max_batches": None,
@@ -113,7 +117,7 @@ def test_every_field_has_a_description_and_every_number_has_bounds():
         {"training": {"epochs": 0}},
         {"training": {"epocs": 5}},
         {"labels": {"a b": "c"}},
-        {"data": {"dataset": "../etc"}},
+        {"data": {"dataset": ""}},
         {"data": {"dataset": "weather", "inputs": []}},
         {"optimizer": {"kind": "sgd", "momentum": 0.0, "nesterov": True}},
         {"schedule": {"kind": "constant", "warmup_fraction": 0.1}},

@@ -15,6 +15,8 @@ class Item:
     name: str
     bytes: int
     phases: tuple[str, ...] = PHASES
+    least: int | None = None
+    """What it takes for sure; None: all of it."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,8 @@ class Budget:
 
     items: tuple[Item, ...]
     available_bytes: int | None
+    is_known: bool = True
+    """Whether all that will be in it is planned. What was never measured is not among the items."""
 
     @cached_property
     def peaks(self) -> dict[str, int]:
@@ -37,14 +41,27 @@ class Budget:
         """The most of any phase: what one phase gives back, the next takes again."""
         return max(self.peaks.values())
 
+    @cached_property
+    def least_bytes(self) -> int:
+        """The most of any phase of what is exact or was measured: no run takes less."""
+        return max(
+            sum(
+                item.bytes if item.least is None else item.least
+                for item in self.items
+                if phase in item.phases
+            )
+            for phase in PHASES
+        )
+
     @property
     def is_over(self) -> bool:
-        """Whether the peak is above what is known to be there."""
-        return self.available_bytes is not None and self.peak_bytes > self.available_bytes
+        """Whether what it takes for sure is above what is known to be there."""
+        return self.available_bytes is not None and self.least_bytes > self.available_bytes
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "planned_bytes": self.peak_bytes,
+            "planned_bytes": self.peak_bytes if self.is_known else None,
+            "least_bytes": self.least_bytes,
             "budget_bytes": self.available_bytes,
             "phases": self.peaks,
             "items": {item.name: item.bytes for item in self.items if item.bytes},

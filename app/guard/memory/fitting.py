@@ -14,7 +14,7 @@ from app.spec.run import RunSpec
 MOST_ACCUMULATION = 65_536  # as the schema has it
 # A batch cut into more parts than this would leave too little work in each for any device.
 MOST_PARTS = 32
-# Of what is free: the plan is right to about 15 %, and what is free changes until the claim.
+# Of what is free: like runs do not take quite the same, and what is free changes until the claim.
 FILL = 0.85
 
 
@@ -85,7 +85,7 @@ def largest_chunk(case: Case) -> dict[str, Any] | None:
     plan = case.memory
     budget, need = plan.with_model, plan.need
     least = LEAST_BATCHES_A_CHUNK * case.spec.training.batch_size * need.slot_sample_bytes
-    beside = budget.peak_bytes - plan.data.needed_bytes
+    beside = max(budget.peak_bytes - plan.data.needed_bytes, plan.beside_bytes)
     left = int((budget.available_bytes or 0) * FILL) - beside
     chunk = min(left, plan.data_memory.limit_bytes) // (SLOTS * (1 + len(need.held_out))) // MIB
     if chunk < 1 or chunk * MIB < least:
@@ -117,7 +117,9 @@ def _halves(count: int) -> list[int]:
 
 
 def fits_well(plan: MemoryPlan) -> bool:
-    """Whether it fits with something to spare, and a chunk has all of a batch."""
+    """Whether it fits with something to spare, and a chunk has all of a batch; what nobody has
+    measured takes nothing.
+    """
     budget = plan.with_model
     return (
         plan.fits

@@ -2,19 +2,21 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from app.guard.memory.budget import PHASES, STEPS, Budget, Item
-from app.guard.memory.measured import Measured
-from app.guard.memory.model_size import SequenceSize
+from app.guard.memory.model_size import ModelSize
 from app.guard.memory.readers import Readers
-from app.guard.memory.step import Reckon, as_measured, compiler_bytes, on_cpu, on_cuda
 from app.guard.memory.workload import Workload
 from app.planning.imports import Imports
+from app.planning.profile import Estimate, Profile
 from app.planning.residency import MIB, PIECE_BYTES, PLACE_BYTES, Residency
 
-# Not measured on a GPU yet: the context that every process has on the device, and what PyTorch and
-# CUDA's libraries take on the host.
-CUDA_CONTEXT_BYTES, CUDA_HOST_BYTES = 512 * MIB, 1024 * MIB
+# Not measured on a GPU yet: the context that every process has on the device.
+CUDA_CONTEXT_BYTES = 512 * MIB
+# Like runs take not quite the same: where the heap's blocks lie differs (docs/memory.md). A probe
+# makes few steps, after which the heap has not its holes yet.
+SPREAD_OF_RUNS, SPREAD_OF_PROBES, LEAST_SPREAD_BYTES = 10, 25, 16 * MIB
 
 
 @dataclass(frozen=True)
@@ -22,42 +24,74 @@ class Held:
     """What a run holds on a device and its host, by what it is settled to."""
 
     work: Workload
-    model: SequenceSize
     data: Residency
-    measured: Measured | None
+    profile: Profile | None
     readers: Readers
     imports: Imports
 
-    def beside_data_on_cpu(self, free: int) -> tuple[Item, ...]:
-        return (
-            *self._of_model(),
-            *self._of_step(on_cpu(self.model, self.imports, self.work.sample_bytes), free),
-            *self._of_host(on_gpu=False),
-        )
+    @cached_property
+    def model(self) -> ModelSize:
+        """As the recipe says, or as it was built."""
+        parameters = self.work.parameters
+        if parameters is None and self.profile is not None:
+            parameters = self.profile.parameters
+        return ModelSize(self.work.spec, parameters)
 
-    def beside_data_on_gpu(self, free: int, element_bytes: int) -> tuple[Item, ...]:
-        planned = on_cuda(self.model, element_bytes)
+    @cached_property
+    def training(self) -> Estimate | None:
+        """Of a training step; None where nobody has measured one."""
+        if self.profile is None:
+            return None
+        several = self.work.spec.training.gradient_accumulation_steps > 1
+        gradients = self.model.gradients_bytes
+        return self.profile.training(self.work.batch, gradients, accumulated=several)
+
+    @cached_property
+    def evaluating(self) -> Estimate | None:
+        """Of an evaluation. Where none was measured, no more than a training step of its batch."""
+        batch = self.work.evaluation_batch
+        if self.profile is None or not batch:
+            return None
+        if (found := self.profile.evaluating(batch)) is not None and found.planned is not None:
+            return found
+        step = self.profile.training(batch, 0, accumulated=False)
+        if step is None or step.planned is None:
+            return found
+        how = f"no more than a training step of its batch, {step.how}"
+        return Estimate(found.least if found else 0, step.planned, how, step.by_probe)
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """What nobody has measured."""
+        estimates = {"activations": self.training}
+        if self.work.evaluation_batch:
+            estimates["evaluation"] = self.evaluating
+        none = [n for n, one in estimates.items() if one is None or one.planned is None]
+        return (*(["weights"] if self.model.parameters is None and none else []), *none)
+
+    def beside_data_on_cpu(self) -> tuple[Item, ...]:
+        return (*self._of_model(), *self._of_step(on_gpu=False), *self.of_host(on_gpu=False))
+
+    def beside_data_on_gpu(self) -> tuple[Item, ...]:
         batch_bytes = self.readers.pools.batch_bytes if self.readers.pools else 0
         return (
             Item("context", CUDA_CONTEXT_BYTES),
             *self._of_model(),
-            *self._of_step(planned, free - CUDA_CONTEXT_BYTES),
+            *self._of_step(on_gpu=True),
             # The batch before is let go when the next one is there.
             Item("next_batch", batch_bytes, ("training",)),
         )
 
     def beside_gpu(self, available: int | None) -> Budget:
         """On the host of the GPU that it trains on."""
-        libraries, compiler = CUDA_HOST_BYTES, compiler_bytes(self.work.spec, self.imports)
-        if self.measured is not None and self.measured.training is not None:
-            libraries, compiler = self.measured.host_bytes, 0
-        items = (
-            Item("libraries", libraries),
-            Item("compiler", compiler, STEPS),
-            *self._staged(),
-            *self._of_host(on_gpu=True),
-        )
-        return Budget(items, available)
+        measured = None if self.profile is None else self.profile.host_bytes
+        if measured is None:
+            own = [Item("compiler", self._compiler_bytes, STEPS)]
+        else:
+            spread = measured * SPREAD_OF_RUNS // 100
+            own = [Item("libraries", measured), Item("host_spread", spread, least=0)]
+        items = (*own, *self._staged(), *self.of_host(on_gpu=True))
+        return Budget(items, available, is_known=measured is not None)
 
     def of_data(self, *, touched_only: bool = False) -> Iterable[Item]:
         """Resident, or in slots, which are there from the beginning.
@@ -77,30 +111,7 @@ class Held:
             slots = need.slots_bytes(chunk, parts)
             yield Item(name, slots if whole is None else min(slots, whole))
 
-    def _of_model(self) -> Iterable[Item]:
-        model = self.model
-        yield Item("weights", model.weights_bytes)
-        yield Item("gradients", model.gradients_bytes, ("training",))
-        yield Item("optimizer", model.optimizer_bytes, STEPS)
-
-    def _of_step(self, planned: Reckon, free: int) -> Iterable[Item]:
-        """Of the batches and of what is made of them: `planned`, unless it was measured."""
-        work, sample_bytes, reckon = self.work, self.work.sample_bytes, planned
-        if self.measured is not None:
-            reckon = as_measured(self.measured, self.model, sample_bytes, free, planned)
-        step = reckon(work.batch, work.evaluation_batch)
-        yield from step.fixed
-        yield Item("batch", work.batch * sample_bytes, ("training",))
-        yield Item("activations", step.activations, ("training",))
-        yield Item("accumulation", step.accumulating, ("training",))
-        batch = work.evaluation_batch * sample_bytes
-        yield Item("evaluation_batch", batch + step.evaluation, ("evaluating",))
-        if work.spec.runtime.cuda_graphs == "always":  # auto looks whether there is memory for it
-            places = work.spec.training.gradient_accumulation_steps * work.batch * sample_bytes
-            graph = places + step.activations + self.model.gradients_bytes
-            yield Item("recorded_step", graph, STEPS)
-
-    def _of_host(self, *, on_gpu: bool) -> Iterable[Item]:
+    def of_host(self, *, on_gpu: bool) -> Iterable[Item]:
         """On the host, whatever the device: of reading, and copies of the state."""
         yield from self.readers.items(self.data)
         if self.readers.pools is not None:
@@ -110,6 +121,32 @@ class Held:
         # At a stop a GPU's state is copied besides; on a CPU it is written from where it lies.
         if on_gpu and self.work.need.held_out and self.work.spec.checkpoint.keep_best:
             yield Item("waiting_best", state, ("checkpointing",))
+
+    def _of_model(self) -> Iterable[Item]:
+        model = self.model
+        yield Item("weights", model.weights_bytes)
+        yield Item("gradients", model.gradients_bytes, ("training",))
+        yield Item("optimizer", model.optimizer_bytes, STEPS)
+
+    def _of_step(self, *, on_gpu: bool) -> Iterable[Item]:
+        """Of the batches and of what is made of them, libraries included."""
+        work, model = self.work, self.model
+        yield Item("batch", work.batch * work.sample_bytes, ("training",))
+        batch_bytes = work.evaluation_batch * work.sample_bytes
+        yield Item("evaluation_batch", batch_bytes, ("evaluating",))
+        if (step := self.training) is not None:
+            exact = model.weights_bytes + model.gradients_bytes + model.optimizer_bytes
+            yield from _estimated("activations", step, exact, "training")
+        elif not on_gpu:
+            yield Item("compiler", self._compiler_bytes, STEPS)
+        if (evaluation := self.evaluating) is not None:
+            exact = model.weights_bytes + model.optimizer_bytes
+            yield from _estimated("evaluation", evaluation, exact, "evaluating")
+
+    @property
+    def _compiler_bytes(self) -> int:
+        """On the host, whatever the device, where no step was measured with it."""
+        return 0 if self.work.spec.runtime.compile.mode == "none" else self.imports.compiler
 
     def _staged(self) -> Iterable[Item]:
         """Of the host, what chunks and resident data go through on their way to a GPU."""
@@ -121,3 +158,12 @@ class Held:
         phases = ("building",) if resident else PHASES
         yield Item("staging", streams * 2 * 2 * PIECE_BYTES, phases)
         yield Item("page_locked_order", PLACE_BYTES * need.train_samples)
+
+
+def _estimated(name: str, found: Estimate, exact: int, phase: str) -> Iterable[Item]:
+    """What was measured, and by how much more another run may take."""
+    planned = found.least if found.planned is None else found.planned
+    yield Item(name, planned, (phase,), least=found.least)
+    percent = SPREAD_OF_PROBES if found.by_probe else SPREAD_OF_RUNS
+    spread = max((planned + exact) * percent // 100, LEAST_SPREAD_BYTES)
+    yield Item(f"{name}_spread", spread, (phase,), least=0)

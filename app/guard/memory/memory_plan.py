@@ -1,19 +1,22 @@
 """The memory plan: what a run will take on its device and on its host, item by item."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from app.guard.facts import DeviceFacts, HostFacts, known
 from app.guard.memory.budget import Budget, Item
-from app.guard.memory.items import CUDA_CONTEXT_BYTES, Held
-from app.guard.memory.measured import Measured
+from app.guard.memory.items import CUDA_CONTEXT_BYTES, SPREAD_OF_PROBES, SPREAD_OF_RUNS, Held
+from app.guard.memory.model_size import ModelSize
+from app.guard.memory.profile_key import profile_key
 from app.guard.memory.readers import Readers
 from app.guard.memory.worker_pools import WorkerPools, worker_pools
 from app.guard.memory.workload import Workload
 from app.planning.imports import Imports
+from app.planning.profile import Estimate, Point, Profile, ProfileKey
 from app.planning.residency import (
     MIB,
-    Memory,
+    DataMemory,
     Need,
     Residency,
     memory_for_data,
@@ -23,6 +26,8 @@ from app.spec.data import ChunkedLoader, Loader
 
 # While it is asked what lies beside the data, which hangs on it only in when a host unpacks.
 NOT_SETTLED = Residency("stream", "", 0, 0, 0)
+# Of what the exact part leaves, for what nobody has measured yet.
+UNKNOWN_SHARE = 2
 
 
 @dataclass(frozen=True)
@@ -33,16 +38,20 @@ class MemoryPlan:
     device: Budget | None
     data: Residency
     need: Need
-    data_memory: Memory
+    data_memory: DataMemory
     """What data may take on the device."""
-    beside_bytes: int
-    """What everything but the data takes there at its peak, and beside a GPU's context."""
+    beside: Budget
+    """What everything but the data takes there, beside a GPU's context."""
     imports: Imports
     batch: int
     """Samples of a batch of the training."""
+    unknown: tuple[str, ...]
+    """What takes memory, and nobody has measured how much."""
     assumed: tuple[str, ...]
-    measured: Measured | None = None
-    """What the step's items follow from, where one was measured."""
+    profile: Profile | None = None
+    """What like runs were measured to take."""
+    ran_out: Point | None = None
+    """A probe that ran out of memory with this batch, or with a smaller one."""
     pools: WorkerPools | None = None
     """Of the PyTorch loader."""
 
@@ -52,10 +61,17 @@ class MemoryPlan:
         return self.device or self.host
 
     @property
+    def beside_bytes(self) -> int:
+        """What is kept for everything but the data, of all that is free."""
+        return kept_beside(self.beside, self.beside.available_bytes or 0)
+
+    @property
     def fits(self) -> bool:
-        """Whether everything has its place; what is not known to be there is enough for all."""
+        """Whether nothing that is sure says that it does not: what is not known to be there is
+        enough for all, and what nobody has measured takes nothing.
+        """
         budgets = [budget for budget in (self.host, self.device) if budget is not None]
-        within = not any(budget.is_over for budget in budgets)
+        within = self.ran_out is None and not any(budget.is_over for budget in budgets)
         return within and self.data.needed_bytes <= self.data_memory.limit_bytes
 
     def as_json(self) -> dict[str, Any]:
@@ -66,46 +82,56 @@ class MemoryPlan:
             "device": self.device.as_json() if self.device else None,
             "residency": self.data.kind,
             "chunk_samples": self.data.chunk_samples if streamed else None,
+            "unknown": list(self.unknown),
             "assumed": list(self.assumed),
-            "measured": self.measured.as_json() if self.measured else None,
+            "measured": self.profile.as_json() if self.profile else None,
         }
+
+
+def kept_beside(beside: Budget, free: int) -> int:
+    """Of so many bytes that are free, what data has to leave: what is planned, or where that is not
+    known, half of what the exact part leaves as well.
+    """
+    if beside.is_known:
+        return beside.peak_bytes
+    return beside.peak_bytes + max(0, free - beside.peak_bytes) // UNKNOWN_SHARE
 
 
 def memory_plan(
     work: Workload,
     device: DeviceFacts,
-    measured: Measured | None = None,
+    profiles: Mapping[ProfileKey, Profile],
     loader: Loader | None = None,
 ) -> MemoryPlan:
     """What a run takes on a device; UnknownFact while one of its sizes is not known.
 
-    `measured`: one step, which counts where it tells of this spec and kind of device. `loader`: in
-    place of the spec's, one that differs in its residency.
+    `profiles`: of runs like it and of others. `loader`: in place of the spec's, one that differs in
+    its residency.
     """
     loader, free = loader or work.spec.data.loader, free_memory(device)
-    held, on_gpu = _held(work, device, measured, loader), device.kind == "cuda"
-    if on_gpu:
-        precision = device.settled_precision(work.spec.runtime.precision)
-        beside = held.beside_data_on_gpu(free, 2 if precision == "fp16-mixed" else 4)
-    else:
-        beside = held.beside_data_on_cpu(free)
+    profile = profiles.get(profile_key(work, device)) if profiles else None
+    held, on_gpu = _held(work, device, profile, loader), device.kind == "cuda"
+    items = held.beside_data_on_gpu() if on_gpu else held.beside_data_on_cpu()
     context = CUDA_CONTEXT_BYTES if on_gpu else 0
-    beside_bytes = Budget(beside, None).peak_bytes - context
-    data_memory = memory_for_data(max(0, free - context), beside_bytes, on_gpu=on_gpu)
+    there = max(0, free - context)
+    beside = Budget(tuple(i for i in items if i.name != "context"), there, not held.unknown)
+    data_memory = memory_for_data(there, kept_beside(beside, there), on_gpu=on_gpu)
     if isinstance(loader, ChunkedLoader):
         held = replace(held, data=settle_residency(loader, work.need, data_memory))
-    host, on_device = _budgets(held, device, free, beside)
+    host, on_device = _budgets(held, device, free, items)
     return MemoryPlan(
         host,
         on_device,
         held.data,
         work.need,
         data_memory,
-        beside_bytes,
+        beside,
         held.imports,
         work.batch,
+        (*held.unknown, *(() if host.is_known or not on_gpu else ("host libraries",))),
         _assumed(held, on_gpu=on_gpu),
-        held.measured,
+        profile,
+        _probe_that_ran_out(held),
         held.readers.pools,
     )
 
@@ -114,27 +140,28 @@ def _budgets(
     held: Held, device: DeviceFacts, free: int, beside: tuple[Item, ...]
 ) -> tuple[Budget, Budget | None]:
     """Of the host and of the GPU, with the data that is settled now."""
+    known_all = not held.unknown
     if device.kind == "cuda":
         available = device.host.available_bytes
         host = held.beside_gpu(None if available is None else _beside_imports(device.host))
-        return host, Budget((*beside, *held.of_data()), free)
+        return host, Budget((*beside, *held.of_data()), free, known_all)
     if held.data.kind == "resident":  # then what only readers take is over when all is built
-        beside = held.beside_data_on_cpu(free)
-    return Budget((*beside, *held.of_data(touched_only=True)), free), None
+        beside = held.beside_data_on_cpu()
+    return Budget((*beside, *held.of_data(touched_only=True)), free, known_all), None
 
 
-def _held(work: Workload, device: DeviceFacts, measured: Measured | None, loader: Loader) -> Held:
+def _held(work: Workload, device: DeviceFacts, profile: Profile | None, loader: Loader) -> Held:
     """With data that is not settled, unless the PyTorch loader brings it."""
     pools, data = None, NOT_SETTLED
     if not isinstance(loader, ChunkedLoader):
         pools = worker_pools(work, loader, device.host)
         data = _loaded(pools)
-    if measured is not None and not (
-        measured.device == device.kind and measured.holds_for(work.spec)
-    ):
-        measured = None
-    readers = Readers(work, device.host.cores, pools)
-    return Held(work, work.model, data, measured, readers, device.host.imports)
+    return Held(work, data, profile, Readers(work, device.host.cores, pools), device.host.imports)
+
+
+def held_there(work: Workload, device: DeviceFacts, data: Residency) -> Held:
+    """What a run that keeps its data so is known to hold, nothing of it measured; UnknownFact."""
+    return replace(_held(work, device, None, work.spec.data.loader), data=data)
 
 
 def _loaded(pools: WorkerPools) -> Residency:
@@ -155,38 +182,55 @@ def _beside_imports(host: HostFacts) -> int:
     return max(0, available - host.imports.trainer)
 
 
+def _probe_that_ran_out(held: Held) -> Point | None:
+    for estimate in (held.training, held.evaluating):
+        if estimate and estimate.ran_out and estimate.ran_out.run_id is None:
+            return estimate.ran_out
+    return None
+
+
 def _assumed(held: Held, *, on_gpu: bool) -> tuple[str, ...]:
-    data, unmeasured = held.data, []
-    if on_gpu:
-        formulas = "the context, and the host's staging" if held.measured else "the GPU's figures"
-        unmeasured = [f"By formulas that were not measured on a GPU yet: {formulas}."]
+    data, profile = held.data, held.profile
+    host: tuple[str, ...] = ()
+    if on_gpu and profile is not None and profile.host_bytes is not None:
+        host = ("Libraries on the host: the most that like runs took.",)
+    unmeasured = ("By a figure that was not measured on a GPU yet: the context.",) if on_gpu else ()
     return (
         f"{'data in batches' if held.readers.pools else f'{data.kind} data'}: {data.why}.",
-        _activations_by(held.measured),
+        *_estimates_told(held),
+        *host,
         "Bytes above those that the trainer's imports take, "
         f"{held.imports.trainer // MIB} MiB, which the host's budget does not have any more.",
         *unmeasured,
     )
 
 
-def _activations_by(measured: Measured | None) -> str:
-    if measured is None:
-        return "Activations by coefficients that were measured over shapes of this recipe."
-    who = f"{measured.worker} at {measured.when}"
-    if measured.training is None:
-        return (
-            f"Activations at least so large that the step which ran out of memory on {who} "
-            "takes more than is free: they may be larger still."
+def _estimates_told(held: Held) -> tuple[str, ...]:
+    """By whom activations and libraries were measured, or that nobody has."""
+    told = {"Activations and libraries": held.training, "An evaluation's": held.evaluating}
+    lines = [f"{what}: {one.how}{_spread(one)}." for what, one in told.items() if one is not None]
+    if held.training is None:
+        share = "half of what the exact part leaves is kept for them"
+        lines.append(
+            "Activations and libraries are not known: no run like it was measured on such a "
+            f"device. A probe measures them (`stoker plan --probe`); until then {share}."
         )
-    (small, _), (large, _) = measured.training
-    return (
-        f"Activations and libraries as measured on {who}, in real steps with {small} and "
-        f"{large} samples; for another batch by the straight line through both."
-    )
+    return tuple(lines)
+
+
+def _spread(estimate: Estimate) -> str:
+    if estimate.planned is None:
+        return ""
+    percent = SPREAD_OF_PROBES if estimate.by_probe else SPREAD_OF_RUNS
+    return f"; {percent} % more is planned, for like runs do not take quite the same"
 
 
 def probe_order(work: Workload, device: DeviceFacts) -> dict[str, Any]:
-    """What a worker is told to measure: the payload of a job `probe_step`."""
+    """What a worker is told to measure, and where it belongs: the payload of a job `probe_step`.
+    UnknownFact.
+    """
+    model = ModelSize(work.spec, work.parameters)
+    evaluating = model.weights_bytes + model.optimizer_bytes
     return {
         "spec": work.spec.model_dump(mode="json"),
         "fields": {
@@ -197,4 +241,12 @@ def probe_order(work: Workload, device: DeviceFacts) -> dict[str, Any]:
         "name": device.name,
         "batch_size": work.batch,
         "evaluation_batch_size": work.evaluation_batch,
+        "profile": {
+            "key": profile_key(work, device)._asdict(),
+            "model_bytes": {
+                "training": evaluating + model.gradients_bytes,
+                "evaluating": evaluating,
+            },
+            "sample_bytes": work.sample_bytes,
+        },
     }

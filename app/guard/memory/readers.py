@@ -22,7 +22,7 @@ STATISTICS_BYTES = 12 * MIB
 ORDER_COPIES = 4
 # Chunks that the trainer unpacks past HDF5, whose cache stays empty then. Most take the extra
 # `filters`, without which HDF5 could not unpack them either; but it could lzf.
-PAST_HDF5 = (None, "gzip", "blosc", "blosc2", "lz4", "zstd")
+PAST_HDF5 = (None, "gzip", "blosc", "lz4", "zstd")
 # Of those, rows that are compared with what HDF5 reads when the file is opened, each in a chunk.
 COMPARED_ROWS = 7
 
@@ -87,21 +87,19 @@ class Readers:
 
     @property
     def unpacking_bytes(self) -> int:
-        """Of packed Arrow files: each thread has the column of a record batch packed and unpacked;
-        of the batch that was read last, and of the one that follows it, all columns stay. A process
-        of the PyTorch loader has one thread.
+        """Of Arrow files: each thread has the columns of a record batch as stored and unpacked, and
+        those that were read last stay. A process of the PyTorch loader has one thread.
         """
-        packed = [array for array in self.work.arrays.values() if array.is_unpacked_in_batches]
-        columns = [array.sample_bytes * (array.chunk_rows or 0) for array in packed]
-        if not columns:
+        arrays = [array for array in self.work.arrays.values() if array.is_read_in_batches]
+        batch_rows = max((array.chunk_rows or 0 for array in arrays), default=0)
+        if not batch_rows:
             return 0
-        batches = -(-self._samples // max(1, packed[0].chunk_rows or 1))
-        most = len(columns) * batches
-        threads = min(MOST_READ_THREADS, self.cores or MOST_READ_THREADS, most)
-        readers = self.pools.processes if self.pools is not None else 0
-        if readers:
-            return readers * 2 * (max(columns) + sum(columns))
-        return 2 * (threads * max(columns) + min(2, batches) * sum(columns) // 2)
+        batch_bytes = batch_rows * sum(array.sample_bytes for array in arrays)
+        batches = -(-self._samples // batch_rows)
+        threads = min(MOST_READ_THREADS, self.cores or MOST_READ_THREADS, batches)
+        if self.pools is not None and self.pools.processes:
+            return self.pools.processes * 3 * batch_bytes
+        return (2 * threads + 1) * batch_bytes
 
 
 def _in_cache(array: FieldFacts, samples: int) -> int:

@@ -1,17 +1,16 @@
-"""What a run has to hold and to compute with, whatever the device: samples, arrays, model."""
+"""What a run has to hold and to compute with, whatever the device."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from app.guard.facts import FieldFacts, known
-from app.guard.memory.model_size import SequenceSize
-from app.planning.arithmetic import PartSizes, evaluation_batch
+from app.guard.facts import FieldFacts
+from app.planning.arithmetic import PartSizes, Shuffling, evaluation_batch
 from app.planning.residency import Need
 from app.spec.run import RunSpec
 
-Order = tuple[Literal["full", "block", "none"], int | Literal["auto"]]
+Order = tuple[Shuffling, int | Literal["auto"]]
 """(shuffle, shuffle_group), neither of them open but the group of another shuffle than blocks."""
 
 
@@ -25,17 +24,8 @@ class Workload:
     sizes: PartSizes
     need: Need
     """What the trainer will find that the data comes to."""
-
-    @cached_property
-    def model(self) -> SequenceSize:
-        """The sizes of the model; UnknownFact where the arrays are not such as the recipe takes."""
-        spec = self.spec
-        shape = self.arrays[spec.data.inputs[0]].shape
-        window, features = known(
-            shape if len(shape) == 2 else None, "a window and features in the inputs"
-        )
-        window += -window % spec.recipe.patch  # what a ragged sample leaves of its last is filled
-        return SequenceSize(spec, window, features, self.arrays[spec.data.targets[0]].shape)
+    parameters: int | None
+    """Of the model, as its recipe says; None where only building it tells."""
 
     @cached_property
     def sample_bytes(self) -> int:

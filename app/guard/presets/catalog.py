@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from app.spec.installed import ANY_RECIPE
 from app.spec.layers import leaves, overlay, with_default_kinds
 from app.spec.parse import parse_spec
 from app.spec.run import PRESET_NAME
@@ -18,8 +19,9 @@ GIB = 2**30
 MEMORY_TOLERANCE = 0.93
 # What a run is, reads and dares: a layer that is picked by the device has no say in it.
 A_RUNS_OWN = (
-    "/name", "/notes", "/labels", "/priority", "/mode", "/preset", "/accept_risks",
-    "/data/dataset", "/data/split/validation", "/data/split/test",
+    "/name", "/notes", "/labels", "/priority", "/mode", "/preset", "/accept_risks", "/loss_weights",
+    "/pos_weight", "/class_weights", "/init_from", "/data/dataset", "/data/split/validation",
+    "/data/split/test",
 )  # fmt: skip
 # What the device may have a say in: how a run computes, reads, logs and saves. Not what it learns,
 # which would then hang on the worker that was awake, nor which of its checkpoints is the best.
@@ -51,7 +53,7 @@ class Match(BaseModel):
         return self.memory_gib * MEMORY_TOLERANCE <= memory_bytes / GIB
 
 
-class Preset(BaseModel):
+class PresetLayer(BaseModel):
     """A named layer of spec defaults for a class of hardware."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -66,7 +68,7 @@ class Preset(BaseModel):
     )
     source: Literal["packaged", "user"] = Field(description="Where it comes from.")
 
-    def as_asked(self, wish: object) -> "Preset":
+    def as_asked(self, wish: object) -> "PresetLayer":
         """The preset with the layer that a request gets whose `preset` is this: one that names it,
         or one that leaves the choice to the device, which has no say in what is learned.
         """
@@ -83,17 +85,17 @@ class Catalog:
     must not keep anybody from the others.
     """
 
-    presets: Mapping[str, Preset]
+    presets: Mapping[str, PresetLayer]
     broken: Mapping[str, str]
 
     @property
     def names(self) -> list[str]:
         return sorted(self.presets)
 
-    def get(self, name: str) -> Preset | None:
+    def get(self, name: str) -> PresetLayer | None:
         return self.presets.get(name)
 
-    def pick(self, device: Literal["cpu", "cuda"], memory_bytes: int | None) -> Preset | None:
+    def pick(self, device: Literal["cpu", "cuda"], memory_bytes: int | None) -> PresetLayer | None:
         """The preset with the most memory that the device has, of two the user's, then by name;
         None when none matches.
         """
@@ -107,7 +109,7 @@ class Catalog:
         return min(fitting, key=_rank, default=None)
 
 
-def _rank(preset: Preset) -> tuple[float, bool, str]:
+def _rank(preset: PresetLayer) -> tuple[float, bool, str]:
     memory_gib = preset.match.memory_gib if preset.match is not None else 0.0
     return -memory_gib, preset.source == "packaged", preset.name
 
@@ -117,7 +119,7 @@ def load_catalog(user_dir: Path) -> Catalog:
     there = files("app.guard.presets").iterdir()
     packaged = [item for item in there if item.name.endswith(".toml")]
     own = sorted(user_dir.glob("*.toml")) if user_dir.is_dir() else []
-    presets: dict[str, Preset] = {}
+    presets: dict[str, PresetLayer] = {}
     broken: dict[str, str] = {}
     for item in [*packaged, *own]:
         source: Literal["packaged", "user"] = "user" if item in own else "packaged"
@@ -130,14 +132,14 @@ def load_catalog(user_dir: Path) -> Catalog:
     return Catalog(presets, broken)
 
 
-def _parse(name: str, source: Literal["packaged", "user"], text: str) -> Preset:
+def _parse(name: str, source: Literal["packaged", "user"], text: str) -> PresetLayer:
     """Raises ValueError, or what it is made of, with what is wrong."""
     if name == "auto" or PRESET_NAME.fullmatch(name) is None:
         raise ValueError(
             "no spec can name it so, for `auto` picks one by the device, and a name has small "
             "letters, digits, '.', '_' and '-', 64 at most; give the file another name"
         )
-    preset = Preset(name=name, source=source, **tomllib.loads(text))
+    preset = PresetLayer(name=name, source=source, **tomllib.loads(text))
     for pointer, _ in [*leaves(preset.spec), *leaves(preset.named)]:
         if _is_under(pointer, A_RUNS_OWN):
             raise ValueError(f"{_field(pointer)} is the run's own, and no preset may set it")
@@ -150,7 +152,7 @@ def _parse(name: str, source: Literal["packaged", "user"], text: str) -> Preset:
             )
     for wish in ("auto", name):
         layer = preset.as_asked(wish).spec
-        whole = overlay({"recipe": {"kind": "sequence"}, "data": {"dataset": "any"}}, layer)
+        whole = overlay({"recipe": {"kind": ANY_RECIPE}, "data": {"dataset": "any"}}, layer)
         _, issues = parse_spec(with_default_kinds(whole))
         if issues:
             raise ValueError(issues[0].message.rstrip("."))

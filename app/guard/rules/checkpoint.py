@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
 from app.guard.case import Case
 from app.guard.facts import known
@@ -12,7 +12,7 @@ from app.guard.wording import duration, share, size
 from app.planning.schedule import ANNEALED, is_annealed, learning_rate
 from app.spec.optimization import Constant, Plateau
 from app.spec.run import RunSpec
-from app.spec.training import MetricName, better_when
+from app.spec.training import MOST_PATIENCE
 from app.suggest import closest
 
 MOST_CHECKPOINTING = 0.02
@@ -28,7 +28,8 @@ def unknown_monitor(case: Case) -> Iterator[Finding]:
     """A monitored metric is one that the evaluation computes."""
     metrics = case.spec.evaluation.metrics
     computed = ["val_loss", *(f"val_{name}" for name in metrics)]
-    could_be = ["val_loss", *(f"val_{name}" for name in get_args(MetricName))]
+    known_metrics = case.spec.recipe.metric_modes
+    could_be = ["val_loss", *(f"val_{name}" for name in known_metrics)]
     for block, monitor, _mode in _watched(case.spec):
         if monitor in computed:
             continue
@@ -39,8 +40,7 @@ def unknown_monitor(case: Case) -> Iterator[Finding]:
         yield Finding(
             (block, "monitor"),
             f"Nothing computes {monitor!r}; the evaluation gives {', '.join(computed)}.",
-            "Nothing would ever be best. "
-            f"evaluation.metrics may have {', '.join(get_args(MetricName))}.",
+            f"Nothing would ever be best. evaluation.metrics may have {', '.join(known_metrics)}.",
             fix,
         )
 
@@ -53,7 +53,7 @@ def monitor_upside_down(case: Case) -> Iterator[Finding]:
     """The mode of a monitor says what is better of it; left out, it does."""
     spec = case.spec
     for block, monitor, mode in _watched(spec):
-        better = better_when(monitor)
+        better = spec.better_when(monitor)
         if mode != better:
             lower = "lower" if better == "min" else "higher"
             yield Finding(
@@ -139,7 +139,7 @@ def patience_to_anneal(case: Case) -> int | None:
     def anneals(patience: int) -> bool:
         return is_annealed(case.spec.schedule, case.step_of_evaluation(patience + 1), steps)
 
-    able = range(1, evaluations - 1)
+    able = range(1, min(evaluations - 1, MOST_PATIENCE + 1))
     found = bisect_left(able, True, key=anneals)
     return able[found] if found < len(able) else None
 

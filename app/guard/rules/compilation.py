@@ -6,7 +6,7 @@ from app.guard.case import Case
 from app.guard.facts import known
 from app.guard.rule import LEAST_LOSS_SECONDS, Finding, rule
 from app.guard.wording import duration
-from app.spec.runtime import MOST_RECORDED
+from app.spec.runtime import MOST_CAPTURED
 
 COMPILE_MODE = ("runtime", "compile", "mode")
 EAGERLY = {"/runtime/compile/mode": "none"}
@@ -60,9 +60,9 @@ def cannot_compile(case: Case) -> Iterator[Finding]:
 def compiled_recurrence(case: Case) -> Iterator[Finding]:
     """A model whose work is an LSTM or a GRU is not compiled."""
     spec = case.spec
-    if spec.runtime.compile.mode == "none" or spec.recipe.kind != "sequence":
+    encoder = spec.recipe.recurrence
+    if spec.runtime.compile.mode == "none" or encoder is None:
         return
-    encoder = spec.recipe.encoder.upper()
     yield Finding(
         COMPILE_MODE,
         f"PyTorch does not compile the {encoder}, which is nearly all of the work.",
@@ -114,28 +114,27 @@ def graphs_need_gpu(case: Case) -> Iterator[Finding]:
 @rule(
     "correctness.step_not_recordable",
     overridable=False,
-    stands_on="The trainer compares recorded steps with launched ones before it trains by them, "
-    "and replays only steps that are like each other (worker/trainer/recording.py).",
+    stands_on="The trainer compares captured steps with launched ones before it trains by them, "
+    "and replays only steps that are like each other (worker/trainer/speed/cuda_graph.py).",
 )
 def step_not_recordable(case: Case) -> Iterator[Finding]:
-    """Steps that must be replayed from a CUDA graph are such as the trainer records."""
+    """Steps that must be replayed from a CUDA graph are such as the trainer captures."""
     spec = case.spec
     if spec.runtime.cuda_graphs != "always" or case.device.kind == "cpu":
         return
     recipe, batches = spec.recipe, spec.training.gradient_accumulation_steps
-    if recipe.num_layers > 1 and recipe.dropout > 0:
-        why = (
-            f"Dropout of {recipe.dropout:g} between {recipe.num_layers} layers is drawn from a "
-            "state of cuDNN that cannot be put back, so no recorded step could be proved right."
-        )
-    elif batches > MOST_RECORDED:
-        why = f"A graph has a place for each of its {batches} batches; up to {MOST_RECORDED} are."
+    if recipe.not_capturable is not None:
+        why = recipe.not_capturable
+    elif spec.runtime.activation_checkpointing:
+        why = "Activations are computed anew with random numbers that are put back from the host."
+    elif batches > MOST_CAPTURED:
+        why = f"A graph has a place for each of its {batches} batches; up to {MOST_CAPTURED} are."
     elif (samples := case.sizes.training) < case.effective_batch:
         why = f"An epoch has {samples:,} samples and a step {case.effective_batch:,}."
     else:
         return
     yield Finding(
-        CUDA_GRAPHS, "The steps of this run must be recorded, and cannot be.", why, WHERE_IT_CAN
+        CUDA_GRAPHS, "The steps of this run must be captured, and cannot be.", why, WHERE_IT_CAN
     )
 
 

@@ -1,19 +1,19 @@
 """Rules about the data that a spec names: it is there, fits together, and holds good values."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 
 from app.guard.case import Case, Loc
 from app.guard.facts import DatasetFacts, FieldFacts, known
 from app.guard.rule import Finding, rule
 from app.guard.wording import size
 from app.spec.issue import pointer
-from app.spec.recipe import TAKES_RAGGED
 from app.suggest import closest, did_you_mean
 
 ARRAYS_OF_A_FILE = (
     "data.inputs and data.targets name arrays of the file, by default 'features' (samples, time, "
-    "features) and 'targets' (samples, horizon). Arrays of text, of single values and of other "
-    "lengths than the rest are left out."
+    "features) and 'targets' (samples, horizon) or (samples,). Arrays of text, of single values "
+    "and of other lengths than the rest are left out."
 )
 # Beyond these a network that starts with outputs around 0 and 1 has a long way to go.
 LARGEST_STD, SMALLEST_STD, LARGEST_OFFSET = 10.0, 0.1, 10.0
@@ -38,14 +38,23 @@ def dataset_not_found(case: Case) -> Iterator[Finding]:
     for loc, name in case.named_datasets:
         if name in case.facts.datasets:
             continue
-        meant = closest(name, case.facts.datasets)
+        meant = _registered(name, case.facts.datasets)
         yield Finding(
             loc,
-            f"There is no dataset {name!r}.{did_you_mean(meant)}",
+            f"There is no dataset {name[:200]!r}.{did_you_mean(meant)}",
             "A run reads a registered dataset. `stoker data ls` shows those there are; POST "
             "/datasets or `stoker data register` adds one.",
             {pointer(loc): meant} if meant is not None else {},
         )
+
+
+def _registered(given: str, known: Mapping[str, DatasetFacts]) -> str | None:
+    """The dataset whose name or file was probably meant, be it by a path."""
+    end = PurePosixPath("/", given)
+    of_file = [name for name, one in known.items() if one.path and end.match(f"*/{one.path}")]
+    if len(of_file) == 1:
+        return of_file[0]
+    return closest(given, known) or closest(end.stem, known)
 
 
 @rule(
@@ -79,6 +88,26 @@ def dataset_not_ready(case: Case) -> Iterator[Finding]:
         )
 
 
+@rule(
+    "correctness.dataset_changed",
+    overridable=False,
+    stands_on="Size and modification time, which the trainer compares first: where they are other "
+    "than at the inspection, the run ends as dataset_changed.",
+)
+def dataset_changed(case: Case) -> Iterator[Finding]:
+    """The file of every dataset that a run names is as it was inspected."""
+    for loc, dataset in _unready(case, "ready"):
+        if dataset.changed:
+            what = " and ".join(dataset.changed)
+            yield Finding(
+                loc,
+                f"The file of the dataset {dataset.name!r} has changed since it was registered: "
+                f"its {what}.",
+                "What is known of its arrays may hold no more, and the run would end at its start. "
+                f"Have it inspected again: stoker data register {dataset.name} {dataset.path}.",
+            )
+
+
 def _arrays(case: Case) -> Iterator[tuple[Loc, DatasetFacts, str]]:
     """(Location, dataset, array) for each array that is read from each dataset that is ready."""
     for loc, name in case.named_datasets:
@@ -101,7 +130,8 @@ def unknown_array(case: Case) -> Iterator[Finding]:
     for loc, dataset, array in _arrays(case):
         if array in dataset.fields:
             continue
-        meant = closest(array, _spare(case, dataset, loc[1]))
+        spare = _spare(case, dataset, loc[1])
+        meant = closest(array, spare) or _by_its_shape(case, dataset, loc[1], spare)
         there = ", ".join(sorted(dataset.fields)) or "none"
         in_list = loc[1] in ("inputs", "targets")
         found = next((told for told in dataset.problems if told.startswith(f"{array!r} ")), None)
@@ -117,38 +147,57 @@ def unknown_array(case: Case) -> Iterator[Finding]:
 def _spare(case: Case, dataset: DatasetFacts, place: str | int) -> list[str]:
     """Arrays that are not in use and could be, as an input or as a target."""
     data = case.spec.data
-    takes = place in TAKES_RAGGED[case.spec.recipe.kind]
+    takes = place in case.spec.recipe.takes_ragged
     usable = {name for name, one in dataset.fields.items() if takes or one.lengths is None}
     return sorted(usable.difference(data.inputs, data.targets))
+
+
+def _by_its_shape(
+    case: Case, dataset: DatasetFacts, place: str | int, spare: Sequence[str]
+) -> str | None:
+    """The one array that can only be what is asked for: the one that is left, or of two that are,
+    for one input and one target, the one with more axes as the input.
+    """
+    data = case.spec.data
+    if len(data.inputs) != 1 or len(data.targets) != 1 or place not in ("inputs", "targets"):
+        return None
+    other = data.targets[0] if place == "inputs" else data.inputs[0]
+    if other in dataset.fields:
+        return spare[0] if len(spare) == 1 else None
+    by_axes = sorted(spare, key=lambda name: len(dataset.fields[name].shape))
+    axes = {len(dataset.fields[name].shape) for name in spare}
+    if len(spare) != 2 or len(axes) != 2:
+        return None
+    fewest, most = by_axes
+    return most if place == "inputs" else fewest
 
 
 @rule(
     "correctness.ragged_array",
     overridable=False,
-    stands_on="What the recipe `sequence` computes: as many numbers for every sample, from inputs "
-    "that it reads up to their end, wherever that is.",
+    stands_on="What the recipe computes: as many numbers for every sample, unless it says that it "
+    "reads samples of different lengths.",
 )
 def ragged_array(case: Case) -> Iterator[Finding]:
-    """Arrays are ragged only where the recipe takes samples of different lengths: as inputs."""
+    """Arrays are ragged only where the recipe takes samples of different lengths."""
     spec = case.spec
-    taken = TAKES_RAGGED[spec.recipe.kind]
+    taken = spec.recipe.takes_ragged
     for loc, dataset, array in _arrays(case):
         found = dataset.fields.get(array)
         if found is None or found.lengths is None:
             continue
-        if array not in spec.data.targets or "targets" in taken:
+        part = "targets" if array in spec.data.targets else "inputs"
+        if part in taken:
             continue
         shortest, longest = found.lengths.shortest, found.lengths.longest
         yield Finding(
             loc,
             f"{array!r} of {dataset.name!r} is ragged: its samples have {shortest:,} to "
-            f"{longest:,} values of {_shown(found, 1)} each; targets of the recipe "
+            f"{longest:,} values of {_shown(found, 1)} each; {part} of the recipe "
             f"{spec.recipe.kind} all have one shape.",
-            "A forecast has as many numbers for one sample as for another. Pad or cut the samples "
-            "to one length in Python, with the file open as h5py.File(PATH, 'r+') and "
-            "worker.trainer.data.ragged_files imported: ragged_files.pad_ragged(file, "
-            f"{array!r}, '{array}_padded', {longest}). Then register the file again and name the "
-            "new array here.",
+            "It computes as many numbers for one sample as for another. Pad or cut the samples to "
+            f"one length: `stoker data convert FILE --pad {longest}`. Then register the new file "
+            "and name it in data.dataset.",
         )
 
 
@@ -176,27 +225,13 @@ def array_mismatch(case: Case) -> Iterator[Finding]:
 @rule(
     "correctness.array_shape",
     overridable=False,
-    stands_on="What the recipe `sequence` computes: windows in, a horizon of numbers out.",
+    stands_on="What the recipe computes, as it declares it for its inputs and targets.",
 )
 def array_shape(case: Case) -> Iterator[Finding]:
-    """The arrays have the shape that the recipe reads: (time, features) in, a horizon out."""
-    spec = case.spec
-    fields = case.dataset.fields
-    window, target = fields.get(spec.data.inputs[0]), fields.get(spec.data.targets[0])
-    if window is not None and len(window.shape) != 2:
-        yield Finding(
-            ("data", "inputs", 0),
-            f"{spec.data.inputs[0]!r} has samples of {_shown(window)}; the recipe sequence reads "
-            "windows of (time steps, features).",
-            "An LSTM steps through time and sees all features of a step at once.",
-        )
-    if target is not None and target.lengths is None and len(target.shape) not in (1, 2):
-        yield Finding(
-            ("data", "targets", 0),
-            f"{spec.data.targets[0]!r} has samples of {_shown(target)}; the recipe sequence "
-            "forecasts (horizon,) or (horizon, values) numbers.",
-            "The head gives one number for each step of the horizon and each value.",
-        )
+    """The arrays have the shapes and types that the recipe reads."""
+    for problem in case.recipe_problems:
+        if problem.loc[0] == "data" and problem.loc[1] != "loader":
+            yield Finding(problem.loc, problem.message, problem.why, problem.fix)
 
 
 def _kind(array: FieldFacts) -> tuple[object, ...]:
@@ -255,14 +290,11 @@ def named_fields(
     "and deviation 1 converge faster.",
 )
 def unscaled(case: Case) -> Iterator[Finding]:
-    """Arrays far from mean 0 and deviation 1 are standardized."""
-    spec = case.spec
-    dataset, wanted = case.dataset, spec.data.standardize
-    for part, names, on in (
-        ("inputs", spec.data.inputs, wanted.inputs),
-        ("targets", spec.data.targets, wanted.targets),
-    ):
-        for _, name, array in () if on else named_fields(dataset, names):
+    """Quantities far from mean 0 and deviation 1 are standardized."""
+    data, dataset = case.spec.data, case.dataset
+    for part in case.spec.recipe.has_scale:
+        names = () if getattr(data.standardize, part) else getattr(data, part)
+        for _, name, array in named_fields(dataset, names):
             std = known(array.std, f"the spread of {name!r} in {dataset.name}")
             mean = known(array.mean, f"the mean of {name!r} in {dataset.name}")
             if SMALLEST_STD <= std <= LARGEST_STD and abs(mean) <= LARGEST_OFFSET:
@@ -345,6 +377,6 @@ def mostly_filling(case: Case) -> Iterator[Finding]:
             f"Samples of {name!r} have {mean:,.1f} values on average, and in a batch each is "
             f"filled up to {longest:,}: {1 - mean / longest:.0%} of it are zeros.",
             f"A batch takes {longest / mean:,.0f} times the memory and the steps of its values. "
-            "Where few samples are so long, cut them or leave them out of the file: pad_ragged of "
-            "worker.trainer.data.ragged_files writes the first values of each.",
+            "Where few samples are so long, leave them out of the file, or cut them: `stoker data "
+            "convert FILE --pad LENGTH` keeps the first values of each.",
         )

@@ -9,6 +9,8 @@ from app.guard.rule import LEAST_LOSS_SECONDS, Finding, rule
 from app.guard.rules.checkpoint import MOST_LOST_SECONDS
 from app.guard.wording import duration, share
 from app.planning.schedule import is_annealed
+from app.spec.training import MOST_PATIENCE
+from app.suggest import closest, did_you_mean
 
 EACH_EPOCH = {"/evaluation/every_epochs": 1}
 WITHOUT: dict[str, Any] = {"/early_stopping": None}
@@ -17,6 +19,28 @@ FORWARD_SHARE = 1 / 3
 # Evaluation beyond the first share is told, beyond the second refused where it was measured. They
 # are so far apart that no two timings of one run lie on both sides.
 MOST_EVALUATION, REFUSED_EVALUATION = 0.25, 0.5
+
+
+@rule(
+    "correctness.unknown_metric",
+    overridable=False,
+    stands_on="A metric is computed by the recipe, which declares all that it has.",
+)
+def unknown_metric(case: Case) -> Iterator[Finding]:
+    """Every metric of the evaluation is one that the recipe has."""
+    metrics, recipe = case.spec.evaluation.metrics, case.spec.recipe
+    for position, name in enumerate(metrics):
+        if name in recipe.metric_modes:
+            continue
+        meant = closest(name, [other for other in recipe.metric_modes if other not in metrics])
+        others = [other for other in metrics if other != name]
+        yield Finding(
+            ("evaluation", "metrics", position),
+            f"The recipe {recipe.kind} has no metric {name!r}; it has "
+            f"{', '.join(recipe.metric_modes) or 'none but the loss'}.{did_you_mean(meant)}",
+            "Nothing would compute it.",
+            {"/evaluation/metrics": [*others, meant] if meant else others},
+        )
 
 
 @rule(
@@ -60,7 +84,7 @@ def _can_act(case: Case) -> bool:
 
 def _that_acts(case: Case, evaluations: int) -> dict[str, Any]:
     """The largest patience that may run out, if the rate has annealed by then."""
-    patience = evaluations - 2
+    patience = min(evaluations - 2, MOST_PATIENCE)
     if patience < 1:
         return WITHOUT
     step = case.step_of_evaluation(patience + 1)

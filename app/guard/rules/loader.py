@@ -5,7 +5,6 @@ from typing import Any
 
 from app.guard.case import Case, Loc
 from app.guard.facts import DatasetFacts, known
-from app.guard.memory.fitting import largest_chunk
 from app.guard.memory.memory_plan import MemoryPlan
 from app.guard.reads import Reading
 from app.guard.rule import LEAST_LOSS_SECONDS, Finding, rule
@@ -17,6 +16,7 @@ MOST_AMPLIFICATION = 2.0
 LARGER = {"/data/loader/chunk_size": "auto"}
 KEPT = {"/data/loader/residency": "auto"}
 BLOCKS = {"/data/loader/shuffle": "block", "/data/loader/shuffle_group": "auto"}
+CHUNKED = {"/data/loader": {"kind": "chunked"}}
 SMALL_BYTES = 64 * 2**10
 
 
@@ -52,7 +52,7 @@ def resident_does_not_fit(case: Case) -> Iterator[Finding]:
         return
     plan, loc = case.memory, ("data", "loader", "residency")
     if not plan.data_memory.limit_bytes:
-        yield _nothing_left(case, loc)
+        yield nothing_left_for_data(case, loc)
     elif plan.data.needed_bytes > plan.data_memory.limit_bytes:
         yield Finding(
             loc,
@@ -64,7 +64,7 @@ def resident_does_not_fit(case: Case) -> Iterator[Finding]:
         )
 
 
-def _nothing_left(case: Case, loc: Loc) -> Finding:
+def nothing_left_for_data(case: Case, loc: Loc) -> Finding:
     """What no spec would mend: there is less than the trainer keeps for the model."""
     device = case.device
     on_cpu = device.kind == "cpu"
@@ -76,31 +76,6 @@ def _nothing_left(case: Case, loc: Loc) -> Finding:
         f"The trainer keeps {size(LEAST_RESERVE_BYTES)} for the model{imports}, so nothing is left "
         "for data. It can train once others have given memory back, or on another worker.",
     )
-
-
-def slots_over(case: Case, plan: MemoryPlan) -> Finding:
-    """More than the trainer, which keeps a reserve for the model, would begin with."""
-    limit, loc = plan.data_memory.limit_bytes, ("data", "loader", "chunk_size")
-    asked = getattr(case.spec.data.loader, "chunk_size", "auto")
-    if not limit:
-        return _nothing_left(case, loc)
-    return Finding(
-        loc,
-        f"Chunks of {asked} make slots of {size(plan.data.needed_bytes)}; {size(limit)} may be "
-        "used for them.",
-        "A part of the data that is not read at once has two slots, one in use and one being "
-        "filled; what they leave has to hold model, optimizer and activations.",
-        _smaller_chunk(case, limit),
-    )
-
-
-def _smaller_chunk(case: Case, limit: int) -> dict[str, Any]:
-    for size_asked in ("75%", "auto"):
-        values = {"/data/loader/chunk_size": size_asked}
-        plan = case.with_values(values).memory
-        if plan.data.needed_bytes <= limit and plan.fits and plan.data.holds(plan.batch):
-            return values
-    return largest_chunk(case) or {}
 
 
 @rule(
@@ -211,7 +186,7 @@ def random_reads_of_chunks(case: Case) -> Iterator[Finding]:
 
 def _chunks(case: Case) -> str:
     arrays = case.arrays.values()
-    is_arrow = any(array.is_unpacked_in_batches for array in arrays)
+    is_arrow = any(array.is_read_in_batches for array in arrays)
     return "record batches" if is_arrow else "chunks"
 
 
@@ -260,6 +235,43 @@ def _reading_time(dataset: DatasetFacts, once: float | None, factor: float) -> s
 
 
 @rule(
+    "speed.reading_slower_than_step",
+    severity="warning",
+    stands_on="Samples a second of steps alone, as like runs or a probe made them, and bytes a "
+    "second that the inspection of the file read. Reading hangs on the disk; not timed here.",
+)
+def reading_slower_than_step(case: Case) -> Iterator[Finding]:
+    """A file is read as fast as the steps use it up, or the steps wait for less than a minute."""
+    reading = None if case.dataset_arrays is not None else case.reading
+    profile = None if reading is None else case.memory.profile
+    rate = None if profile is None else profile.rates.get(case.memory.batch)
+    if rate is None:
+        return
+    need, given = case.memory.need, case.dataset.read_bytes_per_second
+    given = known(given, f"how fast {case.dataset.name} can be read")
+    asked = rate * need.sample_bytes * case.amplification
+    read = need.train_samples * need.sample_bytes * case.amplification * case.epochs
+    lost = read / given - read / asked
+    if lost <= LEAST_LOSS_SECONDS:
+        return
+    kept = KEPT if isinstance(case.spec.data.loader, ChunkedLoader) else CHUNKED
+    stays = case.with_values(kept).reading is None
+    instead = (
+        "It all fits on the device, where it is read once."
+        if stays
+        else "Fewer bytes a sample (a narrower type, windows kept as their series: `stoker data "
+        "convert`) or a faster disk would give them more."
+    )
+    yield Finding(
+        ("data", "loader", "residency" if kept is KEPT else "kind"),
+        f"The steps take {size(asked)} a second, and the file gives {size(given)}.",
+        f"Like runs made {rate:,.0f} samples a second of {size(need.sample_bytes)} each. The steps "
+        f"would wait {duration(lost)} of the run for their data. {instead}",
+        kept if stays else {},
+    )
+
+
+@rule(
     "speed.network_full_shuffle",
     stands_on="Every run of neighbouring rows is a request of its own, and a round trip in a data "
     "centre takes half a millisecond (Dean, Numbers everyone should know, 2009), beside the "
@@ -303,7 +315,7 @@ def chunked_is_faster(case: Case) -> Iterator[Finding]:
     """Rows of a file come by the chunked loader where it keeps them on the device, or where they
     are small and shuffled."""
     loader = case.spec.data.loader
-    if not isinstance(loader, DataLoaderLoader):
+    if not isinstance(loader, DataLoaderLoader) or case.dataset_arrays is not None:
         return
     fix = {"/data/loader": {"kind": "chunked", "shuffle": loader.shuffle}}
     plan = case.with_values(fix).memory
@@ -326,3 +338,54 @@ def chunked_is_faster(case: Case) -> Iterator[Finding]:
         + " The PyTorch loader is for what no file of arrays holds, and to compare with.",
         fix,
     )
+
+
+@rule(
+    "correctness.carried_state",
+    overridable=False,
+    stands_on="Truncated back-propagation through time: a state means something only to the window "
+    "that follows the one which left it.",
+)
+def carried_state(case: Case) -> Iterator[Finding]:
+    """A state that is carried on goes to the next window of its lane, in whole batches."""
+    spec = case.spec
+    if not spec.recipe.carries_state:
+        return
+    if spec.data.loader.shuffle != "lanes":
+        yield Finding(
+            ("data", "loader", "shuffle"),
+            f"recipe.carry_hidden carries a state to the next window, and shuffle "
+            f"{spec.data.loader.shuffle} puts another one there.",
+            "Each place of a batch would go on with the state of a window that has nothing to do "
+            "with its own. In lanes each place goes through a stretch of the file in order.",
+            {"/data/loader/shuffle": "lanes"},
+        )
+    if not spec.training.drop_last:
+        yield Finding(
+            ("training", "drop_last"),
+            "A carried state needs whole batches, and the last one of an epoch may be smaller.",
+            f"Each of the {spec.training.batch_size:,} places of a batch has a state of its own.",
+            {"/training/drop_last": True},
+        )
+    yield from _windows_that_overlap(case)
+
+
+def _windows_that_overlap(case: Case) -> Iterator[Finding]:
+    dataset, data = case.dataset, case.spec.data
+    moved_on = known(dataset.window_steps, f"whether windows overlap in {dataset.name}")
+    carried = case.spec.recipe.carried_inputs(data)
+    apart = [name for name in carried if name not in moved_on]
+    for name in carried:
+        array = dataset.fields.get(name)
+        if array is None or name not in moved_on or name not in data.inputs:
+            continue
+        window, by = array.shape[0], moved_on[name]
+        yield Finding(
+            ("data", "inputs", data.inputs.index(name)),
+            f"Windows of {name!r} overlap: each has {window:,} steps, and the next begins {by:,} "
+            "further.",
+            "The state that is carried on has seen most of the next window already. Cut samples "
+            f"that follow each other (`stoker data convert` with --every {window}, and windows of "
+            "all timeframes that span the same time), or carry the state of other inputs alone.",
+            {"/recipe/carry_hidden": apart} if apart else {},
+        )

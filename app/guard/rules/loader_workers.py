@@ -36,7 +36,7 @@ def loader_over_budget(case: Case) -> Iterator[Finding]:
     yield Finding(
         ("data", "loader", "num_workers"),
         f"The loader would take {size(taken + batches)} of the host's memory, and the run with it "
-        f"{size(host.peak_bytes)}; {size(available)} are available.",
+        f"at least {size(host.least_bytes)}; {size(available)} are available.",
         f"Up to {pools.processes} processes have {size(taken)} of their own, and the batches that "
         f"they have read ahead come to {size(batches)}, of {size(pools.batch_bytes)} each in "
         "training. The kernel would end one of them, and the attempt with it.",

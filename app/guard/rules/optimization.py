@@ -16,6 +16,8 @@ from app.spec.optimization import Adam, Constant, Plateau, Schedule
 TOO_MUCH, TOO_LITTLE = 10.0, 1e-3
 LARGE_BATCH = 1024
 WARMUP_FRACTION = 0.05
+# Of the rate for new weights: what trained ones are mostly tuned with, and what is too much.
+GENTLE, GENTLE_AT_MOST = 0.1, 0.5
 # A rise that is over within this share of the steps is no warm-up; so few steps need none.
 SHORTEST_WARMUP = 0.01
 FULL_RATE = 0.98
@@ -66,6 +68,53 @@ def rate_too_low(case: Case) -> Iterator[Finding]:
         f"{case.effective_batch:,}, and with a hundredth of that to fine-tune.",
         {"/optimizer/lr": two_digits(usual)},
     )
+
+
+@rule(
+    "learning.pretrained_rate",
+    severity="warning",
+    stands_on="Howard & Ruder, Universal language model fine-tuning, 2018, section 3.2: weights "
+    "that were trained already forget at the rate of new ones.",
+)
+def pretrained_rate(case: Case) -> Iterator[Finding]:
+    """Weights that were trained before are tuned at less than half the rate of new ones."""
+    optimizer = case.spec.optimizer
+    source = case.facts.source
+    goes_on = source is not None and not source.is_needed
+    if case.spec.init_from is None or goes_on or optimizer.backbone_lr is not None:
+        return
+    usual = usual_rate(optimizer, case.effective_batch)
+    if optimizer.lr < GENTLE_AT_MOST * usual:
+        return
+    gentle = two_digits(GENTLE * usual)
+    yield Finding(
+        ("optimizer", "lr"),
+        f"The weights of another run would be trained on with a rate of {optimizer.lr:g}, and "
+        f"new ones usually learn with {two_digits(usual):g}.",
+        f"In the first steps they lose what they had learned; a tenth, {gentle:g}, is usual for "
+        "them.",
+        {"/optimizer/lr": gentle},
+    )
+
+
+@rule(
+    "learning.backbone_lr_above_lr",
+    severity="warning",
+    stands_on="Howard & Ruder, Universal language model fine-tuning, 2018, section 3.2: rates fall "
+    "from the last layers to the first.",
+)
+def backbone_lr_above_lr(case: Case) -> Iterator[Finding]:
+    """What was trained before learns no faster than what is new."""
+    optimizer = case.spec.optimizer
+    if optimizer.backbone_lr is not None and optimizer.backbone_lr > optimizer.lr:
+        yield Finding(
+            ("optimizer", "backbone_lr"),
+            f"The backbone's rate of {optimizer.backbone_lr:g} is above that of all other weights, "
+            f"{optimizer.lr:g}.",
+            "A backbone mostly has weights that were trained before, which a high rate spoils "
+            "while new heads still give it gradients of no meaning.",
+            {"/optimizer/backbone_lr": two_digits(GENTLE * optimizer.lr)},
+        )
 
 
 @rule(

@@ -1,29 +1,60 @@
-"""Rules about the recipe: its model fits the data."""
+"""Rules about the recipe and its loss: what it declares holds for the spec and its data."""
 
 from collections.abc import Iterator
 
 from app.guard.case import Case
 from app.guard.rule import Finding, rule
+from app.suggest import closest, did_you_mean
 
 
 @rule(
-    "correctness.patch_size",
+    "correctness.recipe_does_not_fit",
     overridable=False,
-    stands_on="Patches fold whole time steps; the rest would be dropped unseen.",
+    stands_on="What the recipe computes, as it declares it for its own parameters.",
 )
-def patch_size(case: Case) -> Iterator[Finding]:
-    """recipe.patch divides the window's length."""
-    spec = case.spec
-    window = case.dataset.fields.get(spec.data.inputs[0])
-    if window is None or len(window.shape) != 2 or window.shape[0] % spec.recipe.patch == 0:
-        return
-    if window.lengths is not None:
-        return  # each sample has a last patch of its own
-    steps = window.shape[0]
-    best = max(p for p in range(1, min(spec.recipe.patch, steps) + 1) if steps % p == 0)
-    yield Finding(
-        ("recipe", "patch"),
-        f"A patch of {spec.recipe.patch} does not divide the window of {steps} time steps.",
-        f"{steps % spec.recipe.patch} time steps would be left over.",
-        {"/recipe/patch": best},
-    )
+def recipe_does_not_fit(case: Case) -> Iterator[Finding]:
+    """The recipe's parameters fit each other, the arrays, and what else of the spec is about it."""
+    for problem in case.recipe_problems:
+        if problem.loc[0] != "data" or problem.loc[1] == "loader":
+            yield Finding(problem.loc, problem.message, problem.why, problem.fix)
+
+
+@rule(
+    "correctness.unused_weights",
+    overridable=False,
+    stands_on="What the recipe says that its loss takes.",
+)
+def unused_weights(case: Case) -> Iterator[Finding]:
+    """Labels and classes are weighted where the recipe's loss has them, each class once."""
+    for problem in case.spec.weight_problems():
+        yield Finding(problem.loc, problem.message, problem.why, problem.fix)
+
+
+@rule(
+    "correctness.unknown_loss_term",
+    overridable=False,
+    stands_on="A weight of a term that the loss does not have would change nothing.",
+)
+def unknown_loss_term(case: Case) -> Iterator[Finding]:
+    """Each loss weight names a term of the recipe's loss, and one at least is above 0."""
+    weights, terms = case.spec.loss_weights, case.spec.recipe.loss_terms
+    listed = ", ".join(terms)
+    for name, weight in weights.items():
+        if name in terms:
+            continue
+        meant = closest(name, [term for term in terms if term not in weights])
+        kept = {term: value for term, value in weights.items() if term != name}
+        yield Finding(
+            ("loss_weights", name),
+            f"The loss of the recipe {case.spec.recipe.kind} has no term {name!r}; it has "
+            f"{listed}.{did_you_mean(meant)}",
+            "The weight would change nothing.",
+            {"/loss_weights": kept | ({meant: weight} if meant else {})},
+        )
+    if not any(weights.get(term, 1.0) for term in terms):
+        yield Finding(
+            ("loss_weights",),
+            "Every term of the loss has the weight 0.",
+            "The loss would be 0 whatever the model does, so nothing would be learned.",
+            {"/loss_weights": {}},
+        )

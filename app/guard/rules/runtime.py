@@ -10,7 +10,6 @@ from app.guard.rule import Finding, rule
 from app.guard.rules.training import MEASURED
 from app.guard.wording import largest_items, size
 from app.planning.arithmetic import threads_of_slot
-from app.planning.number_formats import number_formats
 from app.spec.data import ChunkedLoader
 
 # The first GPUs that are faster in fp16 than in float32.
@@ -29,6 +28,8 @@ TF32_GAINS_BY_NAME = {
     "A6000": ("an RTX A6000", 38.7, 77.4),
     "L40S": ("an L40S", 91.6, 183.0),
 }
+# Compute capability of the first GPUs that flash attention is for: Ampere.
+FLASH_FROM = (8, 0)
 
 
 @rule(
@@ -86,7 +87,7 @@ def host_over_budget(case: Case) -> Iterator[Finding]:
     if host.is_over:
         yield Finding(
             ("runtime", "device"),
-            f"The run would take {size(host.peak_bytes)} of the host's memory, and "
+            f"The run would take at least {size(host.least_bytes)} of the host's memory, and "
             f"{size(host.available_bytes or 0)} are available, beside the trainer's imports.",
             f"The kernel would end it, or another program. {largest_items(host)}",
             _less_of_host(case),
@@ -143,7 +144,7 @@ def threads_above_cores(case: Case) -> Iterator[Finding]:
 @rule(
     "correctness.precision_needs_gpu",
     overridable=False,
-    stands_on="The trainer refuses both on a CPU (worker/trainer/build.py): TF32 is a format of "
+    stands_on="The trainer refuses both on a CPU (worker/trainer/device.py): TF32 is a format of "
     "NVIDIA's tensor cores, and PyTorch's LSTM does not start in fp16 on most processors.",
 )
 def precision_needs_gpu(case: Case) -> Iterator[Finding]:
@@ -196,6 +197,94 @@ def precision_not_supported(case: Case) -> Iterator[Finding]:
 
 
 @rule(
+    "correctness.attention_kind",
+    overridable=False,
+    stands_on="PyTorch's scaled_dot_product_attention: flash for CPUs, and for GPUs from Ampere on "
+    "in half precision; memory-efficient for GPUs alone, without a deterministic backward.",
+)
+def attention_kind(case: Case) -> Iterator[Finding]:
+    """Kernels of attention are asked for where there is attention, and the device has them."""
+    spec = case.spec
+    kind = spec.runtime.attention
+    if kind == "auto":
+        return
+    why = _no_such_attention(case, kind)
+    if spec.recipe.uses_attention(spec.data) is False:
+        why = f"The recipe {spec.recipe.kind} computes no attention with these inputs"
+    if why is not None:
+        yield Finding(
+            ("runtime", "attention"),
+            f"{why}, and runtime.attention is {kind}.",
+            "Only the kernels that are asked for are used: the run would end at its first step, or "
+            "the setting would change nothing. auto takes the fastest that there is.",
+            {"/runtime/attention": "auto"},
+        )
+
+
+def _no_such_attention(case: Case, kind: str) -> str | None:
+    """Why the device has no such kernels for this run, as the beginning of a sentence."""
+    device = case.device
+    if device.kind == "cpu":
+        return "A CPU has no such kernels" if kind == "memory-efficient" else None
+    if kind == "memory-efficient" and case.spec.runtime.deterministic:
+        return "Its gradients vary from run to run, and runtime.deterministic is on"
+    if kind != "flash":
+        return None
+    capability = known(device.capability, f"the compute capability of {device.name}")
+    if capability < FLASH_FROM:
+        have = ".".join(map(str, capability))
+        return f"{device.name} has compute capability {have}, and flash begins with 8.0"
+    if case.precision not in ("bf16-mixed", "fp16-mixed"):
+        return f"Flash computes in bf16 or fp16 on a GPU, and the run in {case.precision}"
+    return None
+
+
+@rule(
+    "correctness.nothing_to_recompute",
+    overridable=False,
+    stands_on="The parts of its model that the recipe names.",
+)
+def nothing_to_recompute(case: Case) -> Iterator[Finding]:
+    """Activations are computed anew where the model has blocks for it."""
+    spec = case.spec
+    if spec.runtime.activation_checkpointing and not spec.recipe.has_blocks:
+        yield Finding(
+            ("runtime", "activation_checkpointing"),
+            f"With these parameters the recipe {spec.recipe.kind} has no blocks whose activations "
+            "could be computed anew.",
+            "No memory would be saved. A smaller training.batch_size with "
+            "training.gradient_accumulation_steps saves it without a change of what is learned.",
+            {"/runtime/activation_checkpointing": False},
+        )
+
+
+@rule(
+    "speed.needless_recomputing",
+    severity="warning",
+    stands_on="Chen et al., Training deep nets with sublinear memory cost, 2016: one more forward "
+    "pass, of the three that a step is worth; not timed here.",
+)
+def needless_recomputing(case: Case) -> Iterator[Finding]:
+    """Activations are computed anew only where memory would not hold them."""
+    runtime, recipe = case.spec.runtime, case.spec.recipe
+    if not runtime.activation_checkpointing or not recipe.has_blocks:
+        return
+    kept = case.with_values({"/runtime/activation_checkpointing": False}).memory
+    budget = kept.with_model
+    available = known(budget.available_bytes, "the memory that is there")
+    planned = budget.peak_bytes if budget.is_known else None
+    if known(planned, "what a step takes with all activations kept") > available:
+        return
+    yield Finding(
+        ("runtime", "activation_checkpointing"),
+        f"With all activations kept the run takes {size(budget.peak_bytes)} of {size(available)}, "
+        "as runs like it did, so none has to be computed anew.",
+        "It costs about a third more work a step, for memory that is there.",
+        {"/runtime/activation_checkpointing": False},
+    )
+
+
+@rule(
     "speed.tf32_off",
     severity="warning",
     stands_on="NVIDIA's datasheets, dense: A100 156 TFLOP/s in TF32 against 19.5 in float32, H100 "
@@ -235,16 +324,19 @@ def recurrence_not_in_bf16(case: Case) -> Iterator[Finding]:
     spec, device = case.spec, case.device
     if spec.runtime.precision != "bf16-mixed" or device.computes_in("bf16-mixed") is False:
         return
-    encoder = spec.recipe.encoder
-    stays_in = number_formats(spec.recipe, "bf16-mixed", device.kind)[encoder]
+    encoder = spec.recipe.recurrence
+    if encoder is None:
+        return
+    formats = spec.recipe.computes_in("bf16-mixed", device.kind)
+    stays_in = formats.get(encoder.lower(), "bf16")
     if stays_in == "bf16":
         return
     yield Finding(
         ("runtime", "precision"),
-        f"Under bf16-mixed the {encoder.upper()} computes in {stays_in.upper()}; only the layers "
+        f"Under bf16-mixed the {encoder} computes in {stays_in.upper()}; only the layers "
         "after it compute in bf16.",
         "cuDNN's recurrent layers have no bf16 under autocast, and oneDNN's refuse it on many "
-        f"processors. The {encoder.upper()} takes most of a step, so little is won, and the "
+        f"processors. The {encoder} takes most of a step, so little is won, and the "
         "layers after it lose 16 bits of mantissa.",
         {"/runtime/precision": "tf32" if device.kind == "cuda" else "fp32"},
     )

@@ -5,14 +5,118 @@ from collections.abc import Iterator
 
 from app.guard.case import Case
 from app.guard.facts import known
-from app.guard.gap import leaves_enough
+from app.guard.gap import breaks_of_all, leaves_enough, neighbours_sharing_steps
 from app.guard.rule import Finding, rule
 from app.guard.rules.data import named_fields
 from app.guard.wording import share
 from app.planning.arithmetic import gap_of
-from app.spec.data import ChronologicalSplit, DatasetsSplit, RandomSplit
+from app.spec.data import ChronologicalSplit, DatasetsSplit, FieldSplit, GroupSplit, RandomSplit
+from app.suggest import closest, did_you_mean
 
 LARGEST_HELD_OUT = 0.25
+# What a field is called that says which part a sample belongs to.
+NAMES_OF_PARTS = ("split", "part", "subset", "fold")
+WHAT_IT_HOLDS = "It has one whole number for each sample: 0 training, 1 validation, 2 test."
+
+
+@rule(
+    "correctness.split_field",
+    overridable=False,
+    stands_on="A sample whose part is not said can be in none.",
+)
+def split_field(case: Case) -> Iterator[Finding]:
+    """A field that splits the samples has 0, 1 or 2 for each: training, validation or test."""
+    split, dataset = case.spec.data.split, case.dataset
+    if not isinstance(split, FieldSplit):
+        return
+    field, loc = dataset.fields.get(split.field), ("data", "split", "field")
+    able = [name for name, one in dataset.fields.items() if one.parts is not None]
+    if field is None:
+        meant = closest(split.field, able) or (able[0] if len(able) == 1 else None)
+        there = ", ".join(sorted(dataset.fields)) or "none"
+        start = f"{split.field!r} "  # of a column of words, the inspection says that it is none
+        as_groups = {"method": "groups", "field": split.field}
+        left_out = next((told for told in dataset.problems if told.startswith(start)), None)
+        yield Finding(
+            loc,
+            f"The dataset {dataset.name!r} has no field {split.field!r}; it has {there}."
+            + did_you_mean(meant),
+            WHAT_IT_HOLDS + (f" Its inspection found: {left_out}" if left_out else ""),
+            {"/data/split": as_groups}
+            if split.field in dataset.groups
+            else {"/data/split/field": meant}
+            if meant
+            else {},
+        )
+    elif field.shape or field.lengths is not None or field.dtype.startswith("float"):
+        yield Finding(
+            loc,
+            f"{split.field!r} of {dataset.name!r} has samples of {field.dtype} {field.shape}, and "
+            "cannot say which part a sample belongs to.",
+            WHAT_IT_HOLDS,
+            {"/data/split/field": able[0]} if len(able) == 1 else {},
+        )
+    elif field.not_a_part is not None:
+        sample, value = field.not_a_part
+        yield Finding(
+            loc,
+            f"Sample {sample:,} of {dataset.name!r} has {value} in {split.field!r}, which stands "
+            "for no part.",
+            f"{WHAT_IT_HOLDS} Write one of these for every sample, and register it again.",
+            {"/data/split/field": able[0]} if len(able) == 1 else {},
+        )
+
+
+@rule(
+    "correctness.split_groups",
+    overridable=False,
+    stands_on="A sample whose group is not known can be in no part.",
+)
+def split_groups(case: Case) -> Iterator[Finding]:
+    """A split by groups has a field that says the group of each sample."""
+    split, dataset = case.spec.data.split, case.dataset
+    if isinstance(split, GroupSplit) and split.field not in dataset.groups:
+        meant = closest(split.field, dataset.groups)
+        there = ", ".join(sorted(dataset.groups)) or "none"
+        yield Finding(
+            ("data", "split", "field"),
+            f"{split.field!r} of {dataset.name!r} does not say which group a sample is of; fields "
+            f"that can: {there}.{did_you_mean(meant)}",
+            "It has a text or one whole number for each sample, with nothing missing; a dataset "
+            "that was inspected by an earlier version has to be registered again.",
+            {"/data/split/field": meant} if meant else {},
+        )
+
+
+@rule(
+    "learning.parts_ignored",
+    severity="warning",
+    stands_on="Kapoor & Narayanan, Leakage and the reproducibility crisis, 2023: samples of one "
+    "group, such as positions of one game, on both sides of a split make scores look better than "
+    "they are.",
+)
+def parts_ignored(case: Case) -> Iterator[Finding]:
+    """A dataset that says which part each sample belongs to is split as it says."""
+    data, dataset = case.spec.data, case.dataset
+    if not isinstance(data.split, ChronologicalSplit | RandomSplit):
+        return
+    for name in NAMES_OF_PARTS:
+        field = dataset.fields.get(name)
+        if field is None or field.parts is None or name in (*data.inputs, *data.targets):
+            continue
+        training, validation, test = field.parts.sizes
+        if not training or not validation + test:
+            continue
+        yield Finding(
+            ("data", "split", "method"),
+            f"The field {name!r} of {dataset.name!r} puts {training:,} samples into training, "
+            f"{validation:,} into validation and {test:,} into test, and the split is "
+            f"{data.split.method}.",
+            f"Of the {validation + test:,} samples that it holds out, some would be trained on: "
+            "those of one group, such as a game or a patient, would then be on both sides.",
+            {"/data/split": {"method": "field", "field": name}},
+        )
+        return
 
 
 @rule(
@@ -29,6 +133,8 @@ def leaking_split(case: Case) -> Iterator[Finding]:
         yield from _same_dataset(spec.data.dataset, spec.data.split)
     if isinstance(spec.data.split, ChronologicalSplit):
         yield from _over_the_border(case, spec.data.split)
+    if isinstance(spec.data.split, FieldSplit):
+        yield from _between_neighbours(case, spec.data.split)
     if not isinstance(spec.data.split, RandomSplit):
         return
     dataset = case.dataset
@@ -66,6 +172,26 @@ def _over_the_border(case: Case, split: ChronologicalSplit) -> Iterator[Finding]
         {"/data/split/gap": needed} if has_room else {},
         severity="warning",
     )
+
+
+def _between_neighbours(case: Case, split: FieldSplit) -> Iterator[Finding]:
+    """The user has said where each window belongs, and may have a reason: a warning."""
+    neighbours = neighbours_sharing_steps(case.spec.data, case.dataset)
+    if not neighbours:
+        return
+    changes = case.field_parts.changes
+    told = set(changes) - breaks_of_all(case.spec.data, case.dataset) if changes else changes
+    if told is None or told:
+        where = "more than 1,000" if told is None else f"{len(told):,}"
+        yield Finding(
+            ("data", "split", "field"),
+            f"At {where} samples {split.field!r} is another than at the one before, and both are "
+            "windows that share steps of one series.",
+            f"Each window shares steps with {neighbours:,} behind it, also where these are of "
+            "another part: a model may know a part of the answers. Leave so many out of the file "
+            "at each of these places.",
+            severity="warning",
+        )
 
 
 def _same_dataset(trained: str, split: DatasetsSplit) -> Iterator[Finding]:
@@ -128,7 +254,9 @@ def empty_part(case: Case) -> Iterator[Finding]:
         if fraction > 0 and getattr(sizes, name) == 0:
             yield Finding(
                 ("data", "split", f"{name}_fraction"),
-                f"{fraction:g} of {sum(sizes)} samples is none, so the {name} part is empty.",
+                f"{fraction:g} of {sum(sizes)} samples is none, so the {name} part is empty."
+                if not isinstance(case.spec.data.split, GroupSplit)
+                else f"No group falls into the {name} part, which {fraction:.0%} of them are for.",
                 "There would be nothing to measure on.",
                 {f"/data/split/{name}_fraction": 0.0},
             )

@@ -5,10 +5,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from app.guard.case import Case
-from app.guard.memory.fitting import MOST_PARTS, fits_well, fitting, fitting_batch
+from app.guard.memory.fitting import (
+    MOST_PARTS,
+    fits_well,
+    fitting,
+    fitting_batch,
+    largest_chunk,
+)
+from app.guard.memory.memory_plan import MemoryPlan
 from app.guard.rates import USUAL_BATCH
 from app.guard.rule import Finding, rule
-from app.guard.rules.loader import slots_over
+from app.guard.rules.loader import nothing_left_for_data
 from app.guard.wording import largest_items, one_of, share, size, two_digits
 from app.planning.arithmetic import total_steps
 from app.planning.schedule import LARGEST_JUMP, learning_rate
@@ -18,8 +25,14 @@ MOST_DROPPED = 0.01
 # A run of fewer steps learns little, whatever its samples are.
 FEW_STEPS = 50
 ACCUMULATION = "/training/gradient_accumulation_steps"
+# A batch is far too small for a GPU where a larger one makes so many times as many samples a second
+# and leaves so much of its memory free.
+MORE_SAMPLES, MOST_FILLED = 1.5, 0.5
 LARGEST_BATCH = 1_048_576  # as the schema has it
-MEASURED = "The memory plan, which is held against measured peaks: docs/memory.md."
+MEASURED = (
+    "The memory plan: what is exact, and what like runs or a probe were measured to take "
+    "(docs/memory.md)."
+)
 
 
 @rule(
@@ -50,24 +63,62 @@ def over_budget(case: Case) -> Iterator[Finding]:
     plan = case.memory
     budget = plan.with_model
     if plan.data.kind == "stream" and plan.data.needed_bytes > plan.data_memory.limit_bytes:
-        yield slots_over(case, plan)
+        yield _slots_over(case, plan)
         return
-    if not budget.is_over:
+    if not budget.is_over and plan.ran_out is None:
         return
-    device = case.device
-    where = "host, beside the trainer's imports" if plan.device is None else device.name
-    least, tried = "", ""
-    if plan.measured is not None and plan.measured.ran_out is not None:
-        least, tried = "at least ", f" One step was tried: {plan.measured.ran_out[2]}"
     fix = fitting(case)
     other = "" if fix else f" {_what_would_fit(case)}"
+    if not budget.is_over and (probe := plan.ran_out) is not None:
+        message = (
+            f"{probe.who.capitalize()} made a step with a batch of {probe.batch_size:,} and ran "
+            "out of memory."
+        )
+    else:
+        device = case.device
+        where = "host, beside the trainer's imports" if plan.device is None else device.name
+        message = (
+            f"The run would take at least {size(budget.least_bytes)}, and "
+            f"{size(budget.available_bytes or 0)} are available on the {where}."
+        )
     yield Finding(
         ("training", "batch_size"),
-        f"The run would take {least}{size(budget.peak_bytes)}, and "
-        f"{size(budget.available_bytes or 0)} are available on the {where}.",
-        f"It would run out of memory. {largest_items(budget)}{tried}{other}",
+        message,
+        f"It would run out of memory. {largest_items(budget)}{_by_whom(plan)}{other}",
         fix,
     )
+
+
+def _slots_over(case: Case, plan: MemoryPlan) -> Finding:
+    """More than the trainer, which keeps a reserve for the model, would begin with."""
+    limit, loc = plan.data_memory.limit_bytes, ("data", "loader", "chunk_size")
+    asked = getattr(case.spec.data.loader, "chunk_size", "auto")
+    if not limit:
+        return nothing_left_for_data(case, loc)
+    return Finding(
+        loc,
+        f"Chunks of {asked} make slots of {size(plan.data.needed_bytes)}; {size(limit)} may be "
+        "used for them.",
+        "A part of the data that is not read at once has two slots, one in use and one being "
+        "filled; what they leave has to hold model, optimizer and activations.",
+        _smaller_chunk(case, limit),
+    )
+
+
+def _smaller_chunk(case: Case, limit: int) -> dict[str, Any]:
+    for size_asked in ("75%", "auto"):
+        values = {"/data/loader/chunk_size": size_asked}
+        plan = case.with_values(values).memory
+        if plan.data.needed_bytes <= limit and plan.fits and plan.data.holds(plan.batch):
+            return values
+    return largest_chunk(case) or {}
+
+
+def _by_whom(plan: MemoryPlan) -> str:
+    """Who measured what the plan has of activations."""
+    if plan.profile is None:
+        return " This is the exact part alone: activations come on top."
+    return f" Activations as measured: {plan.profile.points[0].who}."
 
 
 def _what_would_fit(case: Case) -> str:
@@ -157,7 +208,7 @@ def needless_accumulation(case: Case) -> Iterator[Finding]:
     if spec.evaluation.batch_size == "auto" and spec.evaluation.max_batches is not None:
         fix["/evaluation/batch_size"] = training.batch_size  # it evaluations at as many samples
     plan = case.with_values(fix).memory
-    if not fits_well(plan):
+    if plan.unknown or not fits_well(plan):
         return
     budget = plan.with_model
     yield Finding(
@@ -166,6 +217,56 @@ def needless_accumulation(case: Case) -> Iterator[Finding]:
         f"It would take {size(budget.peak_bytes)} of the {size(budget.available_bytes or 0)} that "
         f"are available, give the same gradients, and launch {one_of(parts)} of the operations.",
         fix,
+    )
+
+
+@rule(
+    "speed.batch_too_small",
+    severity="warning",
+    stands_on="Samples a second of steps alone with both batches, as like runs or a probe made "
+    "them. Timing it needs a GPU; not timed here.",
+)
+def batch_too_small(case: Case) -> Iterator[Finding]:
+    """A batch is not far too small for its GPU: one that leaves half of its memory free, and was
+    measured, makes at most 1.5 times as many samples a second."""
+    training, device = case.spec.training, case.device
+    profile = None if device.kind == "cpu" else case.memory.profile
+    rates = {} if profile is None else profile.rates
+    own = rates.get(training.batch_size)
+    larger = [n for n in rates if training.batch_size < n <= case.sizes.training]
+    if own is None or not larger:
+        return
+    best = max(larger, key=lambda batch: rates[batch])
+    fix = _of_larger_batches(case, best)
+    plan = case.with_values(fix).memory
+    free = device.memory_bytes or 0
+    is_roomy = not plan.unknown and plan.with_model.peak_bytes <= MOST_FILLED * free
+    if rates[best] < MORE_SAMPLES * own or not is_roomy or not plan.fits:
+        return
+    yield Finding(
+        ("training", "batch_size"),
+        f"Batches of {best:,} were measured to make {rates[best] / own:,.1f} times as many samples "
+        f"a second as those of {training.batch_size:,}.",
+        f"{rates[best]:,.0f} a second and not {own:,.0f}, in {size(plan.with_model.peak_bytes)} of "
+        f"{size(free)}: the GPU waits for each small step to be launched. {_of_rates(case, fix)}",
+        fix,
+    )
+
+
+def _of_larger_batches(case: Case, batch: int) -> dict[str, Any]:
+    """Steps of as many samples where they can be cut into such batches; else of one batch."""
+    parts, rest = divmod(case.effective_batch, batch)
+    steps = max(1, parts) if not rest else 1
+    fix = {"/training/batch_size": batch, ACCUMULATION: steps}
+    return {k: v for k, v in fix.items() if getattr(case.spec.training, k.split("/")[-1]) != v}
+
+
+def _of_rates(case: Case, fix: dict[str, Any]) -> str:
+    if case.with_values(fix).effective_batch == case.effective_batch:
+        return "A step has as many samples as before, so what is learned stays."
+    return (
+        "A step of more samples is another training: it may want a larger learning rate, for Adam "
+        "by the square root of the batch."
     )
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from app.guard.case import Case
 from app.guard.facts import DeviceFacts, Facts
 from app.guard.plan import make_plan
-from app.guard.presets.catalog import GIB, Preset, load_catalog
+from app.guard.presets.catalog import GIB, PresetLayer, load_catalog
 from app.spec.parse import parse_spec
 from tests.guard.world import CPU, HOST, REQUEST, RTX, WEATHER, plan_of, world
 
@@ -120,7 +120,7 @@ def test_a_preset_that_no_spec_could_name_is_broken(tmp_path, name):
 
 
 def test_the_documents_example_is_a_preset_that_auto_takes(tmp_path):
-    text = (Path(__file__).parents[3] / "docs" / "presets.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "guide" / "presets.md").read_text()
     [name] = re.findall(r"`HOME/presets/([a-z0-9-]+)\.toml`", text)
     [example] = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     (tmp_path / f"{name}.toml").write_text(example)
@@ -141,7 +141,7 @@ MOST_IN_CHUNKS_GB = {"rtx-8g": 6, "rtx-12g": 9, "rtx-16g": 12, "rtx-24g": 18}
 LEARNED = ("training", "optimizer", "schedule", "averaging", "early_stopping", "loss_weights")
 
 
-def device_of(preset: Preset) -> DeviceFacts:
+def device_of(preset: PresetLayer) -> DeviceFacts:
     """A device of the class that a preset is for, that computes in what auto would like best."""
     match = preset.match
     assert match is not None

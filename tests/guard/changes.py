@@ -1,0 +1,130 @@
+"""What examples of rules put on top of the good request, and the worlds that they are judged in."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from app.guard.facts import (
+    DatasetFacts,
+    DeviceFacts,
+    Facts,
+    FieldFacts,
+    LengthFacts,
+    PartFacts,
+    SourceFacts,
+)
+from app.planning.arithmetic import PartSizes
+from tests.guard.world import (
+    CPU,
+    FIELDS,
+    HOST,
+    RTX,
+    as_measured,
+    paced,
+    point,
+    weather,
+    with_field,
+    world,
+)
+
+Change = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Example:
+    """What is put on top of the good request, and the worlds in which they are judged."""
+
+    found: Change
+    missed: Change
+    facts: Facts = world()  # noqa: RUF009  facts are frozen
+    missed_facts: Facts | None = None
+
+
+def training(**values: Any) -> Change:
+    return {"training": values}
+
+
+def data(**values: Any) -> Change:
+    return {"data": values}
+
+
+def runtime(**values: Any) -> Change:
+    return {"runtime": values}
+
+
+def on_rtx(**more: Any) -> Facts:
+    return world(devices=(RTX,), **more)
+
+
+def with_host(device: DeviceFacts = CPU, **changes: Any) -> Facts:
+    """The world in which the device's host has other facts."""
+    return world(devices=(replace(device, host=replace(HOST, **changes)),))
+
+
+PINNED = {"training": {"batch_size": 128}}  # so that no preset brings a batch size
+OTHER = replace(weather(), name="winter", samples=900)
+SHORT = replace(OTHER, fields={**FIELDS, "targets": replace(FIELDS["targets"], shape=(24,))})
+SORTED = with_field("targets", sorted=True)
+SPLIT_BY_DATASET = {"data": {"split": {"method": "datasets", "validation": "winter"}}}
+USUAL = {"batch_size": 128, "gradient_accumulation_steps": 1, "drop_last": False}
+ONE_CYCLE: Change = {
+    "schedule": {"kind": "onecycle", "warmup_fraction": 0.3, "warmup_steps": None},
+    "optimizer": {"kind": "adamw", "lr": 1e-3, "weight_decay": 0.01},
+}
+WATCHED: Change = {
+    "early_stopping": {},
+    "schedule": {"kind": "constant"},
+    "training": {"epochs": 35},
+}
+COMPILED = runtime(compile={"mode": "default"})
+RESIDENT: Change = data(loader={"residency": "resident"})
+STREAMED = {"residency": "stream", "chunk_size": "4MiB"}
+CHUNKED = with_field("features", storage="chunked", chunk_rows=64, compression="gzip")
+
+
+def by_torch(**values: Any) -> Change:
+    """The PyTorch loader, with settings of it."""
+    return data(loader={"kind": "dataloader", **values})
+
+
+ATOMS = replace(FIELDS["features"], shape=(41, 4), lengths=LengthFacts(0, 7.5, 41))
+EVEN_ATOMS = replace(ATOMS, lengths=LengthFacts(0, 10.25, 41))
+TORN = DatasetFacts("new", "invalid", problems=("It is torn.",))
+INSPECTING = DatasetFacts("new", "inspecting")
+WIDE: Change = {"recipe": {"hidden_size": 512, "patch": 1}}
+BY_PART = {"split": {"method": "field", "field": "part"}}
+
+
+PART = FieldFacts((), "uint8", parts=PartFacts(PartSizes(3000, 600, 420), (3000, 3600)))
+PRETRAINED = SourceFacts(
+    run_id=7,
+    recipe="sequence",
+    shape={"recipe": {"hidden_size": 32}},
+    tensors=("encoder.weight_ih_l0", "head.weight", "head.bias"),
+)
+ENDED = SourceFacts(missing="Run 7 is failed and has saved no checkpoint to begin with.")
+BEGIN: Change = {"init_from": {"run": 7}, "optimizer": {"lr": 1e-4}}
+PARTED = weather(fields={**FIELDS, "part": PART})
+LARGE = weather(samples=2_000_000, size_bytes=43_000_000_000)
+CARRIED = {"recipe": {"carry_hidden": True}, "training": {"drop_last": True}}
+TRANSFORMER: Change = {"recipe": {"encoder": "transformer"}}
+
+
+def with_mib(count: int) -> Facts:
+    """The world in which so many MiB of the host are available."""
+    return with_host(available_bytes=count * 2**20)
+
+
+def faster(rate: float) -> Facts:
+    """The world in which like runs made so many samples a second with batches of 256, 900 of 32."""
+    return as_measured({}, on_rtx(), *paced(32, 900.0), *paced(256, rate))
+
+
+def measured_host(available_bytes: int) -> Facts:
+    """The world in which a GPU's host has so much, and like runs took 1 GiB of it."""
+    facts = with_host(RTX, available_bytes=available_bytes)
+    return as_measured(PINNED, facts, point(128, 300))
+
+
+STREAMED_PINNED = {**data(loader=STREAMED), **PINNED}
+SLOWLY_READ = as_measured(PINNED, world(), *paced(128, 5_000.0))
+TOO_WIDE = as_measured(WIDE, with_host(available_bytes=2 * 2**30), point(128, 900), point(16, 200))
