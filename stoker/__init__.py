@@ -7,22 +7,24 @@ with Client() as client:
     for event in client.watch(run["id"]):
         print(event.kind, event.data)
 
+and, for a script of your own that Stoker runs, `stoker.init` (see `stoker.script`).
+
 `import stoker` loads only the standard library; httpx comes with the client, pydantic with
 `stoker.models`.
 """
 
-from typing import TYPE_CHECKING
-
-from stoker.address import Address, find_address, find_token, read_api_file
-from stoker.errors import ClientError, Document, Problem, ServiceUnreachable
-from stoker.events import Event
 from stoker.lazy import lazily
-from stoker.states import Intent, Reason, RunState
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from stoker import models
+    from stoker.address import Address, find_address, find_token, read_api_file
     from stoker.calls.base import Which
     from stoker.client import Client
+    from stoker.errors import ClientError, Document, Problem, ServiceUnreachable
+    from stoker.events import Event
+    from stoker.script import ScriptRun, init
+    from stoker.states import Intent, Reason, RunState
 
 __all__ = [
     "Address",
@@ -34,16 +36,24 @@ __all__ = [
     "Problem",
     "Reason",
     "RunState",
+    "ScriptRun",
     "ServiceUnreachable",
     "Which",
     "find_address",
     "find_token",
+    "init",
     "models",
     "read_api_file",
 ]
 
-__getattr__ = lazily(__name__, ["client", "calls.base", "models"], __all__)
+# Each is imported when a name is asked for that those before it do not have: the heavy ones last,
+# and the one that a script needs, in whatever Python it runs, first.
+MODULES = [
+    *("script", "address", "errors", "events", "states"),
+    *("client", "calls.base", "models"),
+]
+__getattr__ = lazily(__name__, MODULES, __all__)
 
 
-def __dir__() -> list[str]:
+def __dir__() -> "list[str]":
     return sorted({*globals(), *__all__})

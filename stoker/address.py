@@ -43,7 +43,7 @@ def find_token(home: Path) -> str | None:
         token, source = _read_token(path), str(path)
     if token is not None and re.fullmatch(r"[\x21-\x7e]+", token.strip()) is None:
         raise ClientError(
-            f"{source} holds no token: one is a single word such as stoker_…; "
+            f"{source} does not hold a token: a token is a single word such as stoker_…; "
             "`stoker token create` makes one."
         )
     return None if token is None else token.strip()
@@ -57,7 +57,7 @@ def _checked(url: str) -> str:
         is_one = False
     if not is_one:
         raise ClientError(
-            f"STOKER_URL={url[:200]} is no address of a service; one looks like "
+            f"STOKER_URL={url[:200]} is not the address of a service; one looks like "
             "http://127.0.0.1:8000."
         )
     return url

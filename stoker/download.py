@@ -60,8 +60,9 @@ def download(
     if partial.parent != target:
         partial.rename(target)
         return
-    for name in (*files, MANIFEST):  # where a manifest is, all is there
-        (partial / name).rename(target / name)
+    for path in [one for one in partial.iterdir() if one.name != MANIFEST]:
+        path.rename(target / path.name)
+    (partial / MANIFEST).rename(target / MANIFEST)  # where a manifest is, all is there
     partial.rmdir()
 
 
@@ -107,6 +108,7 @@ class _Fetch:
     def file(self, name: str, entry: Mapping[str, Any]) -> Iterator[int]:
         """Bring one file, or what is missing of it; yields how many bytes of it are here."""
         target, size = self._folder / name, entry["bytes"]
+        target.parent.mkdir(parents=True, exist_ok=True)
         here = target.stat().st_size if target.is_file() else 0
         with target.open("ab") as out:
             if here < size:

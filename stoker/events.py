@@ -7,6 +7,24 @@ from dataclasses import dataclass
 
 from stoker.errors import Document
 
+# Each kind of event of a run: what has happened, and what its data says. Those without a number
+# (`seq`) are only in a stream: they tell how things are, and are not kept.
+KINDS = {
+    "state": "The run's state changed: `from`, `to`, `reason`, `message`, `intent`.",
+    "issue": "The guard found something: `code`, `severity`, `loc`, `message`, `why`, `fix`.",
+    "phase": "The attempt went on to another phase: `phase`.",
+    "applied": "What the attempt really uses: `applied`, `environment`.",
+    "restored": "It goes on from a checkpoint: `step`, `carry`, `path`.",
+    "epoch": "An epoch is done: `epoch`, `epochs`, `step`, `train_loss`, the scores.",
+    "checkpoint": "`action` is `saved` (`step`, `bytes`, `seconds`) or `quarantined` (`message`).",
+    "warning": "Something that you should know: `code`, `message`.",
+    "code_changed": "A script's code is not what was submitted: `git_sha`, `was`, `diff`.",
+    "retry": "The attempt failed and is tried again: `reason`, `message`, `delay_seconds`, "
+    "`retries_used`; with less memory also `change`.",
+    "progress": "How far it is, without a number: `phase`, `step`, `steps`, `loss`, `eta_seconds`.",
+    "end": "The run is over, and the stream too, without a number: `state`, `reason`, `message`.",
+}
+
 
 @dataclass(frozen=True)
 class Event:

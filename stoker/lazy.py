@@ -1,9 +1,10 @@
 """Names of a package that are imported when they are first asked for."""
 
+from __future__ import annotations
+
 import sys
-from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, Callable, Sequence  # noqa: UP035 - scripts of older Pythons import it
 
 
 def lazily(package: str, modules: Sequence[str], names: Sequence[str]) -> Callable[[str], Any]:

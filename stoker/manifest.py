@@ -1,17 +1,18 @@
 """The manifest of a checkpoint: which files belong to it, and how each is known to be whole.
 
-A checkpoint's folder holds `manifest.json` beside its files: {"checksum": SHA-256 of the rest as
-JSON with sorted keys, "files": {name: {"bytes": size, "sha256": hash}}, "run_id": …, "attempt": …,
-"step": …, "epoch": …, "metrics": {name: number}, …}. What more it says is for the trainer alone
-(worker/trainer/manifest.py).
+A checkpoint's folder holds `manifest.json` beside its files, which may lie in folders below it:
+{"checksum": SHA-256 of the rest as JSON with sorted keys, "files": {name: {"bytes": size,
+"sha256": hash}}, "run_id": …, "attempt": …, "step": …, "epoch": …, "metrics": {name: number}, …}.
+What more it says is for the trainer alone (worker/trainer/checkpoints/manifest.py).
 """
+
+from __future__ import annotations  # scripts of older Pythons import it
 
 import hashlib
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Mapping  # noqa: UP035 - for these, too
 
 MANIFEST = "manifest.json"
 
@@ -72,9 +73,12 @@ def require_place(folder: Path, body: Mapping[str, Any]) -> None:
 
 
 def _is_file_name(name: str) -> bool:
-    """Whether it can name a file in a folder; a Path takes `..` for a name too."""
-    is_plain = Path(name).name == name and name not in ("", "..")
-    return is_plain and name.isprintable() and len(name.encode()) <= LONGEST_FILE_NAME
+    """Whether it can name a file in a folder, or in one below it: parts between slashes, of which
+    none leads up.
+    """
+    parts = name.split("/")
+    are_plain = all(Path(part).name == part and part not in ("", "..") for part in parts)
+    return are_plain and name.isprintable() and len(name.encode()) <= LONGEST_FILE_NAME
 
 
 def _is_entry(entry: object) -> bool:

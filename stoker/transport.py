@@ -26,7 +26,7 @@ class Transport:
                 base_url=address.url, headers=headers, timeout=timeout_seconds, trust_env=False
             )
         except httpx.InvalidURL as error:
-            raise ServiceUnreachable(f"{address.url!r} is no address: {error}.") from None
+            raise ServiceUnreachable(f"{address.url!r} is not an address: {error}.") from None
 
     def close(self) -> None:
         self._http.close()

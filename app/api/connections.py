@@ -1,13 +1,18 @@
-"""HTTP/1.1 as uvicorn reads it, with bounds on what a connection may keep, and for how long.
+"""What is asked of uvicorn beyond its documentation: bounds on connections, and two moments.
 
 uvicorn bounds the size of a request's head and the time between two requests. It has no bound on
 the time until a request is whole, nor on the number of connections: silent ones would take all of
 the process's descriptors, without a token. Its protocol class is one of its settings (`http`).
+Nor does it tell which port it was given, or that it is about to wait for its connections.
+
+`BEYOND_DOCUMENTATION` in the tests has each name; nothing else of uvicorn is read elsewhere.
 """
 
+import socket
 from asyncio import BaseTransport, TimerHandle
 
 import h11
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MOST_HEAD_BYTES = 64 << 10
@@ -102,3 +107,20 @@ class BoundedHttp(H11Protocol):
         for timer in timers:
             if timer is not None:
                 timer.cancel()
+
+
+class AnnouncingServer(uvicorn.Server):
+    """Calls `listens` once it is bound, and `ends` before it waits for what is under way."""
+
+    def listens(self, port: int) -> None: ...
+
+    def ends(self) -> None: ...
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:  # else the lifespan failed
+            self.listens(self.servers[0].sockets[0].getsockname()[1])
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.ends()
+        await super().shutdown(sockets)

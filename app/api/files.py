@@ -25,7 +25,8 @@ def download(files: CheckpointFiles, name: str | None) -> Response:
     with ExitStack() as opened:
         if name is not None:
             file = files.open(opened, name)
-            return _OpenFileResponse(file, opened.pop_all(), f"{files.label}-{name}")
+            saved_as = f"{files.label}-{name.replace('/', '-')}"
+            return _OpenFileResponse(file, opened.pop_all(), saved_as)
         sources = {one: files.open(opened, one) for one in files.names}
         pieces = _zip_pieces(opened.pop_all(), sources, files.label)
     return StreamingResponse(

@@ -34,7 +34,7 @@ from app.logs import configure_logging
 from app.service.services import Services
 from app.settings import Settings
 from app.spec.reading import MAX_BYTES
-from app.store.migrate import upgrade
+from app.store.engine.migrate import upgrade
 from app.store.store import Store, open_store
 
 ROUTERS = (runs, actions, documents, checkpoints, datasets, catalog, rules, fleet)

@@ -11,8 +11,10 @@ from urllib.parse import urlsplit
 import anyio
 import structlog
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.api.operations import operation_of
 from app.api.problems import response_of, too_large
 from app.errors import Forbidden, InvalidRequest, StokerError
 from app.settings import LOOPBACK_NAMES, Settings
@@ -36,7 +38,6 @@ class HeadAsGet:
 
             async def send_head(message: Message) -> None:
                 if message["type"] == "http.response.start":
-                    scope["route"] = as_get.get("route")
                     await send(message)
                     await send({"type": "http.response.body", "body": b""})
                 elif message.get("more_body"):
@@ -59,6 +60,7 @@ class Observed:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope.setdefault("state", {})  # one object for all that see the request, copied or not
         started = time.monotonic()
         status = None
 
@@ -77,7 +79,8 @@ class Observed:
             raise
 
     def _observe(self, scope: Scope, status: int, started: float) -> None:
-        route = getattr(scope.get("route"), "path_format", "unmatched")
+        operation = operation_of(Request(scope))
+        route = operation.path if operation else "unmatched"
         seconds = time.monotonic() - started
         scope["app"].state.telemetry.observe_request(scope["method"], route, status, seconds)
         if self._logs:

@@ -14,6 +14,8 @@ NOTHING: Document = {}
 class Operation:
     """One call of the API, as the document describes it."""
 
+    path: str
+    """With the names of its parts in place of them: /runs/{run_id}."""
     parameters: Mapping[str, bool]
     """Names in the query, and whether each may come several times."""
     media_types: frozenset[str]
@@ -45,27 +47,33 @@ class Operation:
         return [node]
 
 
-def operation_of(request: Request) -> Operation | None:
-    """That of the route which was found; None: the document leaves it out."""
+def note_operation(request: Request, operation_id: str | None) -> None:
+    """Keep which call it is with the request, for all who see it until it is answered."""
     app: FastAPI = request.app
     known: dict[str, Operation] | None = getattr(app.state, "operations", None)
     if known is None:
         known = app.state.operations = _operations(app.openapi())
-    return known.get(getattr(request.scope.get("route"), "operation_id", None) or "")
+    request.state.operation = known.get(operation_id or "")
+
+
+def operation_of(request: Request) -> Operation | None:
+    """What its route has noted; None: it has no route, or the document leaves that out."""
+    return getattr(request.state, "operation", None)
 
 
 def _operations(document: Document) -> dict[str, Operation]:
     components = document.get("components", NOTHING).get("schemas", NOTHING)
     return {
-        operation["operationId"]: _operation(operation, components)
-        for path in document["paths"].values()
-        for operation in path.values()
+        operation["operationId"]: _operation(path, operation, components)
+        for path, methods in document["paths"].items()
+        for operation in methods.values()
     }
 
 
-def _operation(operation: Document, components: Document) -> Operation:
+def _operation(path: str, operation: Document, components: Document) -> Operation:
     content = operation.get("requestBody", NOTHING).get("content", NOTHING)
     return Operation(
+        path=path,
         parameters={
             parameter["name"]: _is_list(parameter["schema"])
             for parameter in operation.get("parameters", ())

@@ -22,7 +22,7 @@ def status_of(run: RunRecord) -> str:
         run.state,
         run.intent,
         phase=(run.progress or {}).get("phase"),
-        waits_for_parent=run.waits_for_parent,
+        waits_for_parent=run.waits_for is not None,
         waits_for_memory=run.waiting is not None and run.waiting.for_memory,
         retrying=run.retry_at is not None,
     )
@@ -54,14 +54,15 @@ def _result(run: RunRecord) -> dict[str, Any] | None:
     """
     if run.result is not None or run.state not in TERMINAL or not run.progress:
         return run.result
-    last = {name: run.progress[name] for name in ("step", "epoch") if name in run.progress}
+    told = run.progress
+    last = {name: told[name] for name in ("step", "epoch") if told.get(name) is not None}
     return {"last": last, "best": run.progress.get("best"), "test": None}
 
 
 _PLAIN = (
     "id", "name", "notes", "labels", "priority", "recipe", "mode", "dataset", "state", "intent",
-    "reason", "version", "parent_id", "attempt", "worker", "devices", "created_at", "created_by",
-    "started_at", "finished_at", "retry_at", "diagnosis", "accepted_risks",
+    "reason", "version", "waits_for", "parent_id", "attempt", "worker", "devices", "created_at",
+    "created_by", "started_at", "finished_at", "retry_at", "diagnosis", "accepted_risks",
 )  # fmt: skip
 
 

@@ -5,7 +5,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import sys
 import threading
 from types import FrameType
@@ -14,7 +13,7 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
-from app.api.connections import MOST_HEAD_BYTES, BoundedHttp
+from app.api.connections import MOST_HEAD_BYTES, AnnouncingServer, BoundedHttp
 from app.api.token_file import write_atomically
 from app.errors import StokerError
 from app.logs import quiet
@@ -32,29 +31,24 @@ class AddressInUse(StokerError):
     code, title = "address_in_use", "The address cannot be bound"
 
 
-class _Server(uvicorn.Server):
+class _Server(AnnouncingServer):
     """Leaves its address once it is bound, and sends streams home before connections must end."""
 
     def __init__(self, config: uvicorn.Config, settings: Settings) -> None:
         super().__init__(config)
         self._settings = settings
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if not self.started:  # the lifespan failed
-            return
-        port = self.servers[0].sockets[0].getsockname()[1]
+    def listens(self, port: int) -> None:
         url = f"http://{_url_host(self._settings.host)}:{port}"
         address = json.dumps({"url": url, "pid": os.getpid()}) + "\n"
         write_atomically(self._settings.home / "api.json", address)
         structlog.get_logger("stoker.api").info("the API listens", url=url)
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+    def ends(self) -> None:
         app = self.config.app
         if isinstance(app, FastAPI) and hasattr(app.state, "services"):
             services: Services = app.state.services
             services.tailer.drain()
-        await super().shutdown(sockets)
 
 
 def run_server(settings: Settings, app: FastAPI) -> None:

@@ -10,7 +10,7 @@ from pydantic_core import to_json
 
 from app.api.waiting import watching
 from app.errors import NotFound, StokerError
-from app.service.feeds import Feed, Message, Reading
+from app.service.feeds import Feed, FeedReading, Message
 from app.service.tailer import Tailer
 from app.service.waiting import until
 
@@ -57,11 +57,11 @@ async def _follow(tailer: Tailer, feed: Feed, run_id: int, cursor: int) -> Async
                 yield HEARTBEAT
 
 
-def _tells(reading: Reading) -> bool:
+def _tells(reading: FeedReading) -> bool:
     return bool(reading.messages) or reading.is_over
 
 
-def _outcome(reading: Reading) -> dict[str, Any]:
+def _outcome(reading: FeedReading) -> dict[str, Any]:
     run = reading.run
     return {"state": run.state, "reason": run.reason, "message": run.message}
 

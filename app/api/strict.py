@@ -9,7 +9,7 @@ from fastapi.routing import APIRoute
 
 from app.api.bodies import YAML_TYPE, is_json, is_yaml, media_type, read_json
 from app.api.hints import unknown_name
-from app.api.operations import Operation, operation_of
+from app.api.operations import Operation, note_operation, operation_of
 from app.api.problems import UnsupportedMediaType
 from app.errors import InvalidRequest, StokerError
 from app.spec.issue import at_most
@@ -38,6 +38,7 @@ class StrictRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def read_first(request: Request) -> Response:
+            note_operation(request, self.operation_id)
             strict = StrictRequest(request.scope, request.receive)
             body = await strict.body()
             if body and is_json(media_type(strict)):

@@ -1,13 +1,16 @@
 """Requests that wait: until it is done, the time is over, the client leaves or the service ends."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import anyio
 from fastapi import Request
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
+from app.service.services import Services
+from app.service.submit import Made, when_ready
 from app.service.tailer import Tailer, Watch
 
 
@@ -29,6 +32,18 @@ async def watching(
             listener.cancel()
     if scope.cancelled_caught:
         raise ClientDisconnect
+
+
+async def ordered(
+    request: Request, services: Services, wait: float | None, order: Callable[[], Made]
+) -> Made:
+    """What `order` makes in a thread; with `wait`, tried again for so long while a dataset is still
+    being inspected.
+    """
+    if not wait:
+        return await run_in_threadpool(order)
+    async with watching(request, services.tailer) as watch:
+        return await when_ready(services, watch, wait, order)
 
 
 async def _listen(request: Request, scope: anyio.CancelScope) -> None:

@@ -21,7 +21,9 @@ def _damaged(record: CheckpointRecord) -> Conflict:
 
 
 class CheckpointFiles:
-    """The regular files directly in a checkpoint's folder; no link, no other path is followed."""
+    """The regular files in a checkpoint's folder and in those below it, by their names from there;
+    no link, no other path is followed.
+    """
 
     def __init__(self, artifacts: ArtifactRoot, record: CheckpointRecord) -> None:
         artifacts.require()
@@ -39,12 +41,14 @@ class CheckpointFiles:
             )
         try:
             self._paths = {
-                path.name: path
-                for path in sorted(folder.iterdir())
+                path.relative_to(folder).as_posix(): path
+                for path in sorted(folder.rglob("*"))
                 if path.is_file() and not path.is_symlink()
             }
         except OSError:
             raise self._removed() from None
+        if not self._paths:  # it went between the two looks
+            raise self._removed()
 
     def damage(self) -> str | None:
         """What the manifest says of the files that is not so, told by their sizes; None: nothing,

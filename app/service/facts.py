@@ -8,6 +8,7 @@ from app.guard.facts import (
     Carried,
     Facts,
     ParentFacts,
+    SourceFacts,
     UnknownFact,
 )
 from app.guard.inheritance import Inherited
@@ -16,7 +17,9 @@ from app.guard.resolve import Resolved, resolve
 from app.lifecycle import RunState
 from app.planning.carry import carry_between
 from app.planning.pace import Pace
-from app.service.inventory import dataset_facts, worker_devices
+from app.service.first_weights import source_facts
+from app.service.inventory import changed_since, dataset_facts, worker_devices
+from app.service.profiles import with_profiles
 from app.service.services import Services
 from app.spec.stored import read_stored
 
@@ -37,6 +40,9 @@ class Parent:
     """Its datasets that have another file by now than it trained on."""
     shape: Document | None = None
     """What gave its model the shape; None: it was not known then."""
+    request: Document | None = None
+    code: Document | None = None
+    """Of a script, as it was when it was submitted."""
 
 
 def facts_for(
@@ -49,8 +55,13 @@ def facts_for(
     names = _named_datasets(request)
     named = services.store.datasets.named(names) if names else {}
     others = {name: known for name, known in services.datasets.get().items() if name not in names}
+    root = services.settings.data_root
+    wanted = {
+        name: replace(dataset_facts(record), changed=changed_since(record, root))
+        for name, record in named.items()
+    }
     facts = Facts(
-        datasets={**others, **{name: dataset_facts(record) for name, record in named.items()}},
+        datasets={**others, **wanted},
         devices=tuple(one for worker in services.workers.get() for one in worker_devices(worker)),
     )
     inherited = None if parent is None else parent.inherited
@@ -58,13 +69,28 @@ def facts_for(
     resolved = resolve(request, services.catalog.get(), facts, inherited)
     settled = settle(resolved, replace(facts, parent=before))
     carried = _carried(services, parent, settled.document, facts)
+    if settled.spec is not None:
+        facts = with_profiles(services.store.profiles, settled.spec, facts)
     learned = replace(
         facts,
         history=_history(services, settled, facts),
         history_looked_for=True,
+        source=_source(services, parent, settled.document),
         parent=before and replace(before, carried=carried),
     )
     return learned, settled
+
+
+def _source(
+    services: Services, parent: Parent | None, settled: Document | None
+) -> SourceFacts | None:
+    """Of the run whose weights this one would begin with."""
+    init_from = None if settled is None else settled["init_from"]
+    if init_from is None:
+        return None
+    if parent is not None and parent.wish != "scratch":
+        return SourceFacts(is_needed=False)
+    return source_facts(services, init_from, None if parent is None else parent.run_id)
 
 
 def _history(services: Services, settled: Resolved, facts: Facts) -> Pace | None:

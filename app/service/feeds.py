@@ -27,7 +27,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Reading:
+class FeedReading:
     """What a feed found after a cursor. `is_over`: nothing will ever follow."""
 
     run: RunRecord
@@ -41,7 +41,7 @@ class Reading:
 
 
 class Feed(Protocol):
-    def read(self, cursor: int) -> Reading:
+    def read(self, cursor: int) -> FeedReading:
         """What there is after the cursor; NotFound when the run is gone."""
 
 
@@ -54,7 +54,7 @@ class EventFeed:
     limit: int = EVENTS_AT_ONCE
     _progress: dict[str, Any] | None = None
 
-    def read(self, cursor: int) -> Reading:
+    def read(self, cursor: int) -> FeedReading:
         run, records = self.records_after(cursor)
         messages = [
             Message(record.kind, _told(record), record.seq)
@@ -65,7 +65,7 @@ class EventFeed:
             self._progress = run.progress
             messages.append(Message("progress", run.progress))
         cursor = records[-1].seq if records else cursor
-        return Reading(run, cursor, messages, has_more=len(records) == self.limit)
+        return FeedReading(run, cursor, messages, has_more=len(records) == self.limit)
 
     def records_after(self, cursor: int) -> tuple[RunRecord, list[EventRecord]]:
         run = self.store.runs.get(self.run_id)
@@ -94,12 +94,12 @@ class LogFeed:
     run_id: int
     attempt: int | None = None
 
-    def read(self, cursor: int) -> Reading:
+    def read(self, cursor: int) -> FeedReading:
         run, piece = self.text_after(cursor)
         if not piece.text:
-            return Reading(run, cursor)
+            return FeedReading(run, cursor)
         data = {"attempt": piece.attempt, "text": piece.text, "dropped_bytes": piece.dropped_bytes}
-        return Reading(
+        return FeedReading(
             run, piece.next_offset, [Message("log", data, piece.next_offset)], has_more=True
         )
 

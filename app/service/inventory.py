@@ -1,14 +1,26 @@
 """What the guard is told of the world, from the store's records: datasets, devices, hosts."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from app.guard.facts import DatasetFacts, DeviceFacts, FieldFacts, HostFacts, Lengths
+from app.guard.facts import (
+    DatasetFacts,
+    DeviceFacts,
+    FieldFacts,
+    HostFacts,
+    LengthFacts,
+    PartFacts,
+)
+from app.planning.arithmetic import PartSizes
 from app.planning.imports import build_of
 from app.store.records import DatasetRecord
 from app.store.worker_records import WorkerRecord
 
 Document = dict[str, Any]
+
+# Of the files that count in a folder.
+ARROW = (".arrow", ".feather", ".ipc")
 
 
 def dataset_facts(record: DatasetRecord) -> DatasetFacts:
@@ -22,10 +34,40 @@ def dataset_facts(record: DatasetRecord) -> DatasetFacts:
         size_bytes=record.size_bytes,
         window_steps=layout.get("window_steps"),
         breaks=layout.get("breaks") or {},
+        groups=layout.get("groups") or {},
         network=layout.get("network"),
         read_bytes_per_second=(record.read_probe or {}).get("bytes_per_second"),
         problems=tuple(_sentence(problem) for problem in record.problems),
+        path=record.path,
     )
+
+
+def changed_since(record: DatasetRecord, data_root: Path) -> tuple[str, ...]:
+    """What of a dataset's file is other than its inspection saw it; the empty tuple also where this
+    host has no such file, or it lies on a network, whose server may be away.
+    """
+    seen, path = record.fingerprint or {}, data_root / record.path
+    if (record.layout or {}).get("network") is not False or "mtime_ns" not in seen:
+        return ()
+    try:
+        files = _files_of(path)
+        stats = [each.stat() for each in files]
+    except OSError:
+        return ()
+    if not stats:
+        return ()
+    now = {"size": sum(one.st_size for one in stats)}
+    now |= {"mtime_ns": max(one.st_mtime_ns for one in stats), "files": len(stats)}
+    words = {"size": "size", "mtime_ns": "modification time", "files": "number of files"}
+    return tuple(word for key, word in words.items() if seen.get(key, now[key]) != now[key])
+
+
+def _files_of(path: Path) -> list[Path]:
+    """The file, or the Arrow files of a folder, as the trainer lists them."""
+    if not path.is_dir():
+        return [path]
+    arrow = (each for each in path.iterdir() if each.suffix.lower() in ARROW)
+    return [each for each in arrow if not each.name.startswith(".")]
 
 
 def _sentence(problem: Any) -> str:
@@ -45,9 +87,22 @@ def _field_facts(field: Document) -> FieldFacts:
         mean=field.get("mean"),
         std=field.get("std"),
         sorted=field.get("sorted"),
+        parts=_field_parts(field.get("parts")),
+        not_a_part=_stray(field.get("not_a_part")),
     )
     lengths = field.get("lengths")
     return facts if lengths is None else _in_samples(facts, lengths)
+
+
+def _field_parts(told: Document | None) -> PartFacts | None:
+    if told is None:
+        return None
+    sizes = PartSizes(told["training"], told["validation"], told["test"])
+    return PartFacts(sizes, told["changes"])
+
+
+def _stray(told: Document | None) -> tuple[int, int] | None:
+    return None if told is None else (told["sample"], told["value"])
 
 
 def _in_samples(facts: FieldFacts, lengths: Document) -> FieldFacts:
@@ -57,7 +112,7 @@ def _in_samples(facts: FieldFacts, lengths: Document) -> FieldFacts:
     return replace(
         facts,
         shape=(longest, *facts.shape),
-        lengths=Lengths(lengths["min"], lengths["mean"], longest),
+        lengths=LengthFacts(lengths["min"], lengths["mean"], longest),
         chunk_rows=rows,
     )
 

@@ -18,7 +18,7 @@ from app.lifecycle import LEASE_BEATS
 from app.store.identity import ProcessIdentity, is_known_dead
 from app.store.records import Holder
 from app.store.store import Store
-from app.store.worker_records import Pulse
+from app.store.worker_records import WorkerPulse
 
 # After so many reads without a beat it is asked at each read whether a beat could be stored.
 SILENT_READS = 2
@@ -98,7 +98,7 @@ class Observer:
         silent: list[Key] = [*tokens, *ids]
         return [key for key in silent if key not in free]
 
-    def _is_dead(self, sighting: _Sighting, who: Holder | Pulse) -> bool:
+    def _is_dead(self, sighting: _Sighting, who: Holder | WorkerPulse) -> bool:
         interval = max(self._beat_seconds, who.beat_seconds or 0.0)
         needed = math.ceil(LEASE_BEATS * interval / self._beat_seconds)
         return sighting.reads >= needed or is_known_dead(

@@ -1,25 +1,24 @@
 """A plan with a measurement: one real step of the spec, made by the worker that would train it."""
 
-from dataclasses import replace
 from typing import Any
 
 import anyio
 from anyio.to_thread import run_sync
 
-from app.errors import Conflict, SpecRejected, Unavailable
+from app.errors import Conflict, InvalidRequest, SpecRejected, Unavailable
 from app.guard.case import Case
 from app.guard.facts import DeviceFacts, Facts, UnknownFact
-from app.guard.memory.measured import Measured
 from app.guard.memory.memory_plan import probe_order
-from app.guard.plan import Plan
+from app.guard.plan import RunPlan
 from app.guard.resolve import Resolved
 from app.service.facts import facts_for
 from app.service.inventory import worker_devices
 from app.service.services import Services
-from app.service.submit import plan_under, require_ready
+from app.service.submit import plan_request, plan_under, require_ready
 from app.service.tailer import Watch
 from app.service.waiting import until
 from app.spec.run import RunSpec
+from app.spec.script import is_script
 from app.store.worker_records import JobRecord, WorkerRecord
 
 Document = dict[str, Any]
@@ -29,11 +28,13 @@ PROBE_WAIT_SECONDS = 270.0
 
 async def plan_with_probe(
     services: Services, watch: Watch, request: Document, wait_seconds: float | None
-) -> Plan:
+) -> RunPlan:
     """The plan, judged by what one step took. What else is wrong with the spec comes first.
 
     SpecRejected, DatasetNotReady; Conflict when nobody measures, or not within the time.
     """
+    if is_script(request):
+        raise InvalidRequest("A script is run as it is: there is no step of it to measure first.")
     wait = PROBE_WAIT_SECONDS if wait_seconds is None else wait_seconds
     facts, resolved = await run_sync(facts_for, services, request)
     spec = await run_sync(_plannable, services, request, facts, resolved)
@@ -53,12 +54,10 @@ async def plan_with_probe(
             "with other jobs. Ask again with a longer wait, or plan without probe.",
             code="probe_unfinished",
         )
-    if job.result is None or job.finished_at is None:
+    if job.result is None:
         raise Conflict(f"Nothing was measured on {worker.name}: {job.error}", code="probe_failed")
-    measured = Measured.from_result(spec, worker.name, job.finished_at, job.result)
-    return await run_sync(
-        plan_under, services, request, replace(facts, measured=measured), resolved
-    )
+    # What was measured is a part of the profile now, by which every plan like it is made.
+    return await run_sync(plan_request, services, request)
 
 
 def _plannable(services: Services, request: Document, facts: Facts, resolved: Resolved) -> RunSpec:
@@ -118,8 +117,8 @@ def _device(device: DeviceFacts) -> str:
 
 def _nobody(why: str) -> Conflict:
     return Conflict(
-        f"Nothing was measured: {why}. `stoker workers` shows who is there; without probe the plan "
-        "stands on coefficients.",
+        f"Nothing was measured: {why}. `stoker workers` shows who is there; without probe "
+        "the plan says what like runs took, or that nobody knows.",
         code="probe_unavailable",
     )
 

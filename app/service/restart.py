@@ -5,14 +5,15 @@ from typing import Any
 from app.errors import Conflict, InvalidRequest, NotFound, SpecRejected, Unavailable
 from app.guard.inheritance import inherited
 from app.guard.patching import apply_json_patch, apply_merge_patch
-from app.guard.plan import Plan
-from app.planning.carry import Carry, carry_between, from_scratch
+from app.guard.plan import RunPlan
+from app.planning.carry import INIT_FROM, CarryPlan, carry_between, from_scratch
 from app.service.checkpoint_files import whole_files
 from app.service.facts import Parent
 from app.service.services import Services
 from app.service.submit import Made, idempotency_of, made_before, new_run_of, plan_request
 from app.spec.issue import Issue
 from app.spec.reading import checked
+from app.spec.script import is_script
 from app.store.records import NewRun, Restart
 from stoker.models.runs import RestartBody
 
@@ -46,7 +47,7 @@ def restart(
 
 def plan_restart(
     services: Services, parent_id: int, body: RestartBody, if_version: int | None
-) -> tuple[Plan, Document | None]:
+) -> tuple[RunPlan, Document | None]:
     """What a restart would become, and what it would carry; nothing is stored, nobody stopped.
 
     Raises what `restart` would, but for what the guard finds: that is in the plan, without a carry
@@ -59,13 +60,13 @@ def plan_restart(
     return plan, services.store.runs.try_restart(order, new, if_version).carry
 
 
-def _plan(services: Services, parent_id: int, body: RestartBody) -> tuple[Plan, Parent]:
+def _plan(services: Services, parent_id: int, body: RestartBody) -> tuple[RunPlan, Parent]:
     """The plan of the patched request as the world is now, and what is known of the parent."""
     documents = services.store.runs.documents(parent_id)
     _require_whole(services, parent_id, body.from_)
     request = _patched(documents.request, body)
     taken = None
-    if not _names_preset(body):
+    if not _names_preset(body) and not is_script(documents.spec):
         taken = inherited(request, documents.spec, documents.provenance, services.catalog.get())
     parent = Parent(
         parent_id,
@@ -75,6 +76,8 @@ def _plan(services: Services, parent_id: int, body: RestartBody) -> tuple[Plan, 
         taken,
         services.store.datasets.others_since(parent_id),
         documents.shape,
+        documents.request,
+        documents.code,
     )
     return plan_request(services, request, parent), parent
 
@@ -105,7 +108,7 @@ def _require_whole(services: Services, parent_id: int, from_: str | int) -> None
 
 
 def _order(
-    parent: Parent, plan: Plan, body: RestartBody, created_by: str | None = None
+    parent: Parent, plan: RunPlan, body: RestartBody, created_by: str | None = None
 ) -> tuple[Restart, NewRun]:
     new = new_run_of(plan, created_by)
     carry = _carry(parent, new, body).as_json()
@@ -130,24 +133,30 @@ def _names_preset(body: RestartBody) -> bool:
     return "preset" in (body.patch or {}) or "/preset" in paths or "" in paths
 
 
-def _carry(parent: Parent, child: NewRun, body: RestartBody) -> Carry:
+def _carry(parent: Parent, child: NewRun, body: RestartBody) -> CarryPlan:
     """What the child is expected to take over; SpecRejected when the parent's weights cannot fit.
 
     Which checkpoint that is, is settled when the child is claimed; the trainer compares it with the
     model, whatever is expected here.
     """
+    if is_script(parent.spec) and is_script(child.spec) and body.from_ != "scratch":
+        return CarryPlan("full", (), (), "The script goes on from what it has saved itself.")
     shapes = parent.shape, child.shape
     carry = carry_between(parent.spec, child.spec, parent.other_data, shapes)
     if body.from_ == "scratch":
         return from_scratch(carry.changed, "A start from scratch was asked for.")
     if carry.kind != "scratch":
         return carry
+    begins = carry.changed[0].startswith(INIT_FROM)
+    fit = "" if begins else " The parent's weights do not fit."
     issue = Issue(
-        code="shape_changed",
+        code="init_from_changed" if begins else "shape_changed",
         severity="error",
         loc=list(carry.changed[0].strip("/").split("/")),
-        message=f"This needs scratch. {carry.why} The parent's weights do not fit: restart with "
-        '"from": "scratch", or leave it as it was.',
-        why="A checkpoint holds tensors of the parent's shapes.",
+        message=f'This needs scratch. {carry.why}{fit} Restart with "from": "scratch", or leave it '
+        "as it was.",
+        why="A restart goes on with its parent's weights, and begins with no others."
+        if begins
+        else "A checkpoint holds tensors of the parent's shapes.",
     )
     raise SpecRejected(issue.message, [issue.model_dump(mode="json")])

@@ -12,10 +12,11 @@ from app.guard.facts import DatasetFacts
 from app.guard.presets.catalog import Catalog, load_catalog
 from app.service.inventory import dataset_facts
 from app.service.liveness import ObserverThread
+from app.service.notify import Notifier
 from app.service.tailer import Tailer
 from app.settings import Settings
 from app.store.artifact_root import ArtifactRoot
-from app.store.doorbell import Doorbell
+from app.store.engine.doorbell import Doorbell
 from app.store.store import Store
 from app.store.worker_records import WorkerRecord
 
@@ -96,6 +97,7 @@ class Services:
     artifacts: ArtifactRoot = field(init=False)
     tailer: Tailer = field(init=False)
     observer: ObserverThread = field(init=False)
+    notifier: Notifier = field(init=False)
     catalog: Cached[Catalog] = field(init=False)
     workers: LiveWorkers = field(init=False)
     datasets: Cached[dict[str, DatasetFacts]] = field(init=False)
@@ -106,6 +108,7 @@ class Services:
         self.artifacts = ArtifactRoot(store.database, settings.artifact_root)
         self.tailer = Tailer(store, Doorbell(settings))
         self.observer = ObserverThread(store, settings.beat_seconds)
+        self.notifier = Notifier(settings, store)
         self.catalog = Cached(lambda: load_catalog(settings.presets_dir))
         self.workers = LiveWorkers(store)
         self.datasets = Cached(lambda: _dataset_facts(store))
@@ -114,8 +117,10 @@ class Services:
         """Begin to watch for those that wait, and those that beat no more; in the event loop."""
         self.tailer.start()
         self.observer.start()
+        self.notifier.start()
 
     def stop(self) -> None:
+        self.notifier.close()
         self.observer.stop()
         self.tailer.stop()
 

@@ -2,22 +2,25 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
 from app.errors import DatasetNotReady, InvalidRequest
 from app.guard.facts import Facts
-from app.guard.plan import Plan, make_plan
+from app.guard.plan import RunPlan, make_plan
 from app.guard.resolve import Resolved
 from app.service.facts import Parent, facts_for
+from app.service.scripts import OVER_HTTP, Admission, most_gpus, new_script_run, plan_script
 from app.service.services import Services
 from app.service.tailer import Watch
 from app.service.waiting import until
 from app.spec.issue import Issue
+from app.spec.script import is_script
 from app.store.records import Idempotency, NewRun, RunRecord
 
 Document = dict[str, Any]
-READINESS = {"correctness.dataset_not_ready", "correctness.dataset_invalid"}
+READINESS = {f"correctness.dataset_{how}" for how in ("not_ready", "invalid", "changed")}
 
 
 def require_object(document: Any) -> Document:
@@ -29,12 +32,17 @@ def require_object(document: Any) -> Document:
     return document
 
 
-def plan_request(services: Services, request: Document, parent: Parent | None = None) -> Plan:
+def plan_request(services: Services, request: Document, parent: Parent | None = None) -> RunPlan:
     """The plan of a request as the world is now; `parent`: of a restart."""
+    if is_script(request):
+        admission = OVER_HTTP if parent is None else Admission(None, parent.request, parent.code)
+        most = most_gpus(services.store.workers.list(alive_only=True))
+        admission = replace(admission, most_gpus=most)
+        return plan_script(request, services.settings, services.store.profiles, admission)
     return plan_under(services, request, *facts_for(services, request, parent))
 
 
-def plan_under(services: Services, request: Document, facts: Facts, resolved: Resolved) -> Plan:
+def plan_under(services: Services, request: Document, facts: Facts, resolved: Resolved) -> RunPlan:
     """The plan of a request under facts that are known already."""
     return make_plan(
         request, facts, services.catalog.get(), services.settings.guard, resolved=resolved
@@ -105,8 +113,10 @@ def idempotency_of(key: str | None, scope: str, document: Any) -> Idempotency | 
     return Idempotency(key=key, body_hash=sha256(canonical.encode()).hexdigest(), scope=scope)
 
 
-def new_run_of(plan: Plan, created_by: str | None = None) -> NewRun:
+def new_run_of(plan: RunPlan, created_by: str | None = None) -> NewRun:
     """The run as it is stored; DatasetNotReady, SpecRejected. `created_by`: the token's name."""
+    if is_script(plan.request):
+        return new_script_run(plan, created_by)
     require_ready(plan.errors)
     spec = plan.require_ok()
     return NewRun(
@@ -120,6 +130,7 @@ def new_run_of(plan: Plan, created_by: str | None = None) -> NewRun:
         labels=spec["labels"],
         priority=spec["priority"],
         recipe=spec["recipe"]["kind"],
+        recipe_version=spec["recipe"]["version"],
         mode=spec["mode"],
         dataset=spec["data"]["dataset"],
         device=plan.device,

@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from app.errors import Unavailable
-from app.store.doorbell import BellListener, Doorbell
+from app.store.engine.doorbell import BellListener, Doorbell
 from app.store.store import Store
 
 POLL_SECONDS = 0.5

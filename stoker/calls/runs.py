@@ -92,6 +92,23 @@ class RunCalls(Calls):
             "PATCH", f"/runs/{run_id}", body=changes, headers=_if_match(version)
         )
 
+    def move_in_queue(
+        self,
+        run_id: int,
+        *,
+        to: Literal["first", "last"] | None = None,
+        before: int | None = None,
+        version: int | None = None,
+    ) -> Document:
+        """To an end of the queue, or before another run; it takes over the priority there."""
+        body = {"to": to, "before": before}
+        return self._transport.json(
+            "POST",
+            f"/runs/{run_id}/move",
+            body={name: value for name, value in body.items() if value is not None},
+            headers=_if_match(version),
+        )
+
     def delete(self, run_id: int, *, version: int | None = None) -> None:
         self._transport.send("DELETE", f"/runs/{run_id}", headers=_if_match(version))
 
@@ -102,11 +119,15 @@ class RunCalls(Calls):
         *,
         wait_seconds: float | None = None,
         version: int | None = None,
+        lose_progress: bool = False,
     ) -> Document:
-        """Ask for an action; `wait_seconds` answers when it is done, or when they are over."""
+        """Ask for an action; `wait_seconds` answers when it is done, or when they are over.
+        `lose_progress`: pause also a script that has saved nothing to go on from.
+        """
         return self._transport.json(
             "POST",
             f"/runs/{run_id}/{action}",
+            params={"lose_progress": True} if lose_progress else {},
             wait_seconds=wait_seconds,
             headers=_if_match(version),
         )

@@ -15,6 +15,8 @@ LabelValue = Annotated[str, StringConstraints(max_length=200)]
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=64)]
 Priority = Annotated[int, Field(ge=-1_000, le=1_000)]
 DatasetName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+# In a spec any text: what no dataset is called is told with the name that was meant.
+NameOfDataset = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00]*$")]
 
 
 def rfc3339(seconds: float) -> str:

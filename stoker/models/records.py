@@ -17,7 +17,7 @@ class Event(Answer):
     t: Time
     attempt: int | None
     kind: str
-    """state, phase, progress, epoch, checkpoint, applied, issue, warning, retry, verdict, end."""
+    """What happened; docs/reference/events.md lists the kinds and their data."""
     data: Document
 
 
@@ -107,6 +107,23 @@ class Lengths(Answer):
     max: int
 
 
+class FieldParts(Answer):
+    """How many samples a field puts into each part: those that have 0, 1 and 2."""
+
+    training: int
+    validation: int
+    test: int
+    changes: list[int] | None
+    """Samples of another part than the one before; null: they are more than 1,000."""
+
+
+class NotAPart(Answer):
+    """The first sample whose value stands for no part."""
+
+    sample: int
+    value: int
+
+
 class DatasetField(Answer):
     """One array of a dataset, as its inspection saw it. Null is what was not looked at: by an
     earlier version, or because one row alone was too large.
@@ -143,6 +160,12 @@ class DatasetField(Answer):
     """Whether the rows never fall, or never rise, along the file; by their mean where they have
     many values.
     """
+    parts: FieldParts | None = None
+    """Of one whole number a sample that is 0, 1 or 2 throughout, as `data.split.method: field`
+    wants it; null: of others, or to look at all samples took too long.
+    """
+    not_a_part: NotAPart | None = None
+    """Why one whole number a sample cannot split the samples; null: it can, or is no such field."""
 
 
 class DatasetLayout(Answer):
@@ -158,6 +181,10 @@ class DatasetLayout(Answer):
     breaks: dict[str, list[int] | None] = Field(default_factory=dict)
     """Of these: the rows at which another series begins, which share no step with the row before;
     null: they are too many, or to look at all rows took too long.
+    """
+    groups: dict[str, list[int]] = Field(default_factory=dict)
+    """Fields that `data.split.method: groups` can go by, text as well: samples in each hundredth of
+    the groups, by the hash of their names.
     """
     network: bool | None = None
     """Whether the file is on network storage; null: its file system is not known."""
@@ -203,7 +230,17 @@ class Worker(Answer):
 class Recipe(Answer):
     kind: str
     description: str
+    version: str
+    package: str = Field(description="The installed package that it comes from.")
     parameters: Document = Field(description="JSON Schema of the spec's `recipe` block.")
+    metrics: dict[str, Literal["min", "max"]] | None = Field(
+        description="With default parameters, and which is better; the first is evaluated unless "
+        "others are asked for. Null where parameters have no default."
+    )
+    loss_terms: list[str] | None = Field(description="What `loss_weights` weighs; as for metrics.")
+    parameter_groups: list[str] | None = Field(
+        description="Parts that can have a learning rate of their own; as for metrics."
+    )
 
 
 class Preset(Answer):

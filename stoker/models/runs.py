@@ -76,6 +76,10 @@ class Result(Answer):
     last: Document | None = None
     best: Document | None = None
     test: Document | None = None
+    naive: Document | None = None
+    """Scores of the naive forecast, that the target stays as it was last; null where the data does
+    not hold its past. What is no better has learned nothing.
+    """
 
 
 class Carry(Answer):
@@ -98,6 +102,36 @@ class Carry(Answer):
     """Whether a run that it stems from still trains; `latest` and `best` are chosen at its end."""
 
 
+class Code(Answer):
+    """The code of a script as it was when it was submitted, in short; `/spec` has it whole."""
+
+    git_sha: str | None
+    """The commit; null: its folder is in no repository, or git was not there."""
+    dirty: bool | None
+    """Whether something in it was changed, or not known to git."""
+    diff_bytes: int | None
+    """Size of the diff from the commit."""
+    untracked: int
+    """Files that git does not know."""
+
+
+class CommandProfile(Answer):
+    """What runs of the same command were measured to take at their peaks: the most of the newest
+    three on each kind of device. What is null was not measured.
+    """
+
+    runs: list[int]
+    """Who was measured, the newest first."""
+    device_bytes: int | None
+    """Of a GPU's memory."""
+    host_bytes: int | None
+    """Of the host's memory, beside a GPU."""
+    cpu_bytes: int | None
+    """Of the host's memory, without a GPU."""
+    message: str
+    """The same as a sentence."""
+
+
 class Run(Answer):
     """One immutable spec and everything that happened to it."""
 
@@ -108,7 +142,8 @@ class Run(Answer):
     priority: int
     recipe: str
     mode: Literal["train", "probe"]
-    dataset: str
+    dataset: str | None
+    """The dataset that it trains on; null: a script, which reads what it likes."""
     state: RunState
     intent: Intent
     status: Status
@@ -119,6 +154,10 @@ class Run(Answer):
     """The reason as a sentence; of a queued run that no idle slot can take, why that is so."""
     version: int
     """Rises with every transition and change; the ETag."""
+    waits_for: int | None
+    """The run that has to be over before this queued one starts: that which it was restarted from,
+    or whose weights it begins with.
+    """
     parent_id: int | None
     child_ids: list[int]
     attempt: int
@@ -142,6 +181,10 @@ class Run(Answer):
     """Codes of the rules that found something and that the run's `accept_risks` overrides."""
     allowed_actions: list[str]
     """The verbs that the run accepts now."""
+    code: Code | None = None
+    """Of a script; null in lists."""
+    profile: CommandProfile | None = None
+    """Of a script: what runs like it took, this one too once it is over; null in lists."""
     links: dict[str, str]
     """Paths of what belongs to the run."""
 
@@ -180,6 +223,8 @@ class Plan(Answer):
     end, as the runs of `from_runs` needed them; `seconds` is null where no run was like it, and all
     is null while the dataset is unknown.
     """
+    profile: CommandProfile | None
+    """Of a script: what runs like it took; null: none was measured."""
     computes_in: Document | None
     """By part of the model, the number format of its products; null while the device is unknown."""
     carry: Carry | None
@@ -200,6 +245,11 @@ class Memory(Answer):
 
 class RunDocuments(Answer):
     """What was posted, what it became, and what each attempt really used."""
+
+    code: Document | None = None
+    """Of a script, the code as it was when it was submitted: `git_sha`, `dirty`, `diff`,
+    `diff_bytes`, `untracked`, `argv`, `repository`, `folder`.
+    """
 
     request: Document
     spec: Document
@@ -224,6 +274,21 @@ class RunChanges(Body):
     def _changes_something(self) -> "RunChanges":
         if not self.model_fields_set:
             raise ValueError("give at least one of name, notes, labels, priority")
+        return self
+
+
+class QueueMove(Body):
+    """Where in the queue a run goes; it takes over the priority that is needed there."""
+
+    to: Literal["first", "last"] | None = None
+    """To this end of the queue."""
+    before: Id | None = None
+    """Before this run, which has to wait as well."""
+
+    @model_validator(mode="after")
+    def _says_where(self) -> "QueueMove":
+        if (self.to is None) == (self.before is None):
+            raise ValueError("give one of to and before")
         return self
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from app.api.main import create_app
 from app.settings import Settings, load_settings
-from app.store.migrate import upgrade
+from app.store.engine.migrate import upgrade
 from app.store.store import Store, open_store
 from tests.api.support import Api, Player
 

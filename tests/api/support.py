@@ -203,6 +203,7 @@ class Player:
         folder.mkdir(parents=True)
         files = files or whole_checkpoint()
         for name, content in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
         size = sum(len(content) for content in files.values())
         saved = NewCheckpoint(step, 1, path, size, {"val_loss": 1 / step}, time.time())

@@ -32,7 +32,7 @@ def ended(api, player):
         ("POST", "/runs/1/pause", {}, 409, "Possible now: restart, delete (POST /runs/1/restart)."),
         ("POST", "/runs/1/resume", {}, 409, "Run 1 cannot be resumed: it has stopped."),
         ("GET", f"{CHECKPOINTS}/latest/download", {}, 404, "`stoker show 1` says how far it is"),
-        ("GET", f"{CHECKPOINTS}/best/download", {}, 404, "ask for latest"),
+        ("GET", f"{CHECKPOINTS}/best/download", {}, 404, "none was saved yet"),
         ("GET", "/runs?limit=2&limit=3", {}, 422, "Give it once"),
         ("GET", "/queue?after=99", {}, 422, "give `next_cursor` of the page before"),
         ("POST", "/runs", {"content": b"{"}, 422, "Correct it there, and try again"),

@@ -6,10 +6,14 @@ from typing import Annotated, Any
 import pytest
 from fastapi import BackgroundTasks, Cookie, Depends, FastAPI, HTTPException, Query, Response
 from pydantic import BaseModel, ConfigDict
+from starlette.testclient import TestClient
 
 from app.api.deps import services_of
+from app.api.main import create_app
 from app.api.strict import StrictRoute, refuse_unknown
-from tests.api.support import Api
+from app.settings import Settings
+from app.store.store import Store
+from tests.api.support import SPEC, Api
 
 
 class Wish(BaseModel):
@@ -147,3 +151,20 @@ def test_an_http_exception_without_a_body_has_none(api: Api, route: Any) -> None
 
     answer = api.post("/nothing-new")
     assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", '"1"')
+
+
+def test_starlettes_test_client_serves_an_application(settings: Settings, store: Store) -> None:
+    """With its lifespan: what waits is told of changes, and an override is heeded."""
+    app = create_app(settings)
+    _, token = store.tokens.create("test")
+    ours = {"Authorization": f"Bearer {token}"}
+    with TestClient(app, base_url="http://127.0.0.1", headers=ours) as client:
+        assert client.get("/healthz").json()["status"] == "ok"
+        (settings.data_root / "weather.h5").touch()
+        made = client.post("/datasets", json={"name": "weather", "path": "weather.h5"})
+        assert made.status_code == 202, made.text
+        refused = client.post("/runs?wait=0.2", json=SPEC)
+        assert (refused.status_code, refused.json()["code"]) == (409, "dataset_not_ready")
+        app.dependency_overrides[services_of] = lambda: None
+        with pytest.raises(AttributeError):
+            client.get("/runs")

@@ -3,6 +3,8 @@
 Real sockets to a server process that may have few descriptors and gives a request little time.
 """
 
+import asyncio
+import pydoc
 import re
 import resource
 import select
@@ -16,7 +18,10 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+import uvicorn
+from fastapi import FastAPI
 
+from app.api.connections import AnnouncingServer, BoundedHttp
 from tests.api.process import ApiProcess
 from tests.api.support import SPEC
 from tests.api.test_wire import answer_to, connection_to, request, status_of
@@ -252,3 +257,53 @@ def test_the_log_has_a_line_a_second_of_those_that_do_not_speak_http(tmp_path: P
         answer_to(server, b"nothing\r\n\r\n")
         last = server.log.splitlines()[-1]
     assert re.search(r"Invalid HTTP request received\. \(\d+ more like this", last), last
+
+
+# What app/api reads of FastAPI, Starlette and uvicorn that their documents do not name.
+BEYOND_DOCUMENTATION = [
+    ("starlette.routing.BaseRoute", "matches"),
+    ("starlette.routing.Match", "FULL"),
+    ("uvicorn.Server", "startup"),
+    ("uvicorn.Server", "shutdown"),
+    *(
+        ("uvicorn.protocols.http.h11_impl.H11Protocol", name)
+        for name in (
+            "connection_made", "connection_lost", "data_received", "on_response_complete",
+            "pause_writing", "resume_writing",
+        )
+    ),
+]  # fmt: skip
+# What a connection and a server have once they are made.
+OF_A_CONNECTION = ("conn", "connections", "limit_concurrency", "loop", "transport")
+OF_A_SERVER = ("servers", "started", "config", "lifespan")
+
+
+@pytest.mark.parametrize(("place", "name"), BEYOND_DOCUMENTATION)
+def test_what_is_read_beyond_the_documentation_is_there(place: str, name: str) -> None:
+    owner = pydoc.locate(place)
+    assert hasattr(owner, name), f"{place} has no {name} any more: see app/api/connections.py"
+
+
+def test_connections_and_servers_have_what_is_read_of_them() -> None:
+    async def made() -> tuple[AnnouncingServer, BoundedHttp]:
+        config = uvicorn.Config(FastAPI(), port=0, http=BoundedHttp, log_config=None)
+        server = AnnouncingServer(config)
+        config.load()
+        server.lifespan = config.lifespan_class(config)
+        await server.startup()
+        try:
+            port = server.servers[0].sockets[0].getsockname()[1]
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            while not server.server_state.connections:
+                await asyncio.sleep(0.01)
+            (one,) = server.server_state.connections
+            assert isinstance(one, BoundedHttp)
+            writer.close()
+            return server, one
+        finally:
+            await server.shutdown()
+
+    server, connection = asyncio.run(made())
+    gone = [name for name in OF_A_SERVER if not hasattr(server, name)]
+    gone += [name for name in OF_A_CONNECTION if not hasattr(connection, name)]
+    assert gone == [], "uvicorn has these no more: see app/api/connections.py"

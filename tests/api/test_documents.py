@@ -13,7 +13,7 @@ from app.lifecycle import Reason
 from app.service.checkpoint_files import CheckpointFiles
 from app.store.artifact_root import ArtifactRoot
 from app.store.records import Beat, MetricPoint
-from tests.api.support import SPEC
+from tests.api.support import SPEC, whole_checkpoint
 
 
 @pytest.fixture
@@ -179,10 +179,7 @@ class TestAFolderThatRetentionRemoves:
     def test_while_its_names_are_read(self, api, settings, player, lease, name, monkeypatch):
         self.files(settings, player, lease)
 
-        def vanish(path):
-            raise FileNotFoundError(2, "No such file or directory")
-
-        monkeypatch.setattr(Path, "iterdir", vanish)
+        monkeypatch.setattr(Path, "rglob", lambda path, pattern: iter(()))
         params = {} if name is None else {"file": name}
         answer = api.get(f"/runs/{lease.run_id}/checkpoints/latest/download", params=params)
         assert answer.problem("not_found") == 404
@@ -224,11 +221,25 @@ def test_one_file_can_be_had_in_parts(api, run_id, player, lease):
     assert api.get(path, params=params).content == b"weights" * 1000
 
 
+def test_a_file_in_a_folder_below_can_be_had(api, run_id, player, lease):
+    files = whole_checkpoint()
+    player.checkpoint(lease, 10, files | {"tokens/vocab.txt": b"a b c"})
+    path = f"/runs/{run_id}/checkpoints/latest/download"
+    answer = api.get(path, params={"file": "tokens/vocab.txt"})
+    assert (answer.status_code, answer.content) == (200, b"a b c")
+    assert f'"run-{run_id}-step-10-tokens-vocab.txt"' in answer.headers["content-disposition"]
+    assert api.get(path, params={"file": "tokens"}).problem("not_found") == 404
+
+
 def test_no_file_outside_the_folder_can_be_had(api, run_id, player, lease, settings):
     path = player.checkpoint(lease, 10)
-    (settings.artifact_root / "secret").write_text("secret")
-    (settings.artifact_root / path / "link").symlink_to(settings.artifact_root / "secret")
-    for name in ("../../secret", "/etc/passwd", "link", "..", ".", "no-such-file", "a\0b", ""):
+    elsewhere, link = settings.artifact_root / "elsewhere", settings.artifact_root / path / "link"
+    elsewhere.mkdir()
+    (elsewhere / "secret").write_text("secret")
+    link.symlink_to(elsewhere / "secret")
+    link.with_name("below").symlink_to(elsewhere)
+    outside = "../../secret", "/etc/passwd", "link", "below/secret", "..", ".", "below/../link"
+    for name in (*outside, "no-such-file", "a\0b", ""):
         answer = api.get(f"/runs/{run_id}/checkpoints/latest/download", params={"file": name})
         assert answer.status_code in (404, 422), name
         assert "secret" not in answer.json()["detail"].replace(repr(name)[1:-1], "")

@@ -13,8 +13,8 @@ from sqlalchemy import text, update
 from app.lifecycle import Reason
 from app.store.records import Beat, Inspection
 from app.store.tables import run_documents
-from worker.host import host_now, host_setup
-from worker.registration import describe_devices
+from worker.agent.registration import describe_devices
+from worker.telemetry.host import host_now, host_setup
 
 RNG = np.random.default_rng(5)
 ROWS = 400
@@ -38,7 +38,7 @@ def inspect(api, store, player, data: dict[str, Any], **storage: Any) -> None:
     with h5py.File(file_path, "w") as file:
         for name, array in data.items():
             file.create_dataset(name, data=array, **storage)
-    command = [sys.executable, "-m", "worker.trainer.inspect", str(file_path), "--json"]
+    command = [sys.executable, "-m", "worker.trainer.tools.inspect", str(file_path), "--json"]
     found = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
     assert found["problems"] == []
     names = ("fields", "samples", "layout", "size_bytes", "fingerprint", "read_probe")

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from app.api.main import create_app
 from app.errors import Unavailable
 from app.settings import load_settings
-from app.store.sqlite import driver
+from app.store.engine.sqlite import driver
 from tests.api.support import SPEC, Api
 
 PLACES = {"action": "stop", "which": "latest", "name": "weather"}
@@ -97,7 +97,7 @@ def test_a_revoked_token_opens_nothing_from_then_on(api, store):
 @pytest.fixture
 def rollback_journal(monkeypatch):
     """As where SQLite must not use a WAL: who commits shuts out who reads."""
-    monkeypatch.setattr("app.store.sqlite.journal_mode", lambda: "PERSIST")
+    monkeypatch.setattr("app.store.engine.sqlite.journal_mode", lambda: "PERSIST")
 
 
 def test_a_token_waits_for_whoever_holds_the_database_and_holds_up_nobody(

@@ -59,7 +59,7 @@ NOT_YET = {
     ("get", "/ui"),
 }
 # What the service has beyond it.
-ALSO = {("delete", "/datasets/{name}")}
+ALSO = {("delete", "/datasets/{name}"), ("post", "/runs/{run_id}/move")}
 # What is there and describes itself or is for people, so that the document does not name it.
 UNDESCRIBED = {("get", "/openapi.json"), ("get", "/docs"), ("get", "/"), ("get", "/ui")}
 

@@ -11,7 +11,7 @@ from app.planning.imports import IMPORTS, build_of
 from app.store.tables import jobs
 from tests.api.support import SPEC, spec_with
 from tests.worker.eventually import eventually
-from worker.host import host_now, host_setup
+from worker.telemetry.host import host_now, host_setup
 
 PROBE = {"dry_run": "true", "probe": "true"}
 MIB = 2**20
@@ -77,8 +77,9 @@ def test_the_plan_stands_on_what_the_worker_measured(api, store, player, tell):
     store.jobs.finish(job.id, player.worker_id, result=RESULT)
     plan = answer.result(60).json()
     found = plan["memory"]["measured"]
-    assert (found["worker"], found["device"]) == ("player", "cpu")
-    assert found["training"][-1] == {"batch_size": 128, "peak_bytes": 700 * MIB}
+    assert (found["worker"], found["runs"]) == ("player", [])
+    assert found["batch_sizes"] == [16, 128]
+    assert plan["memory"]["unknown"] == []
     assert plan["memory"]["host"]["phases"]["training"] > 700 * MIB
     assert api.get("/runs").json()["data"] == []
 
@@ -92,16 +93,19 @@ def test_the_rules_judge_by_it_and_their_fixes_are_reckoned_with_it(api, store, 
     (issue,) = plan["issues"]
     assert issue["code"] == "memory.over_budget"
     values = {op["path"]: op["value"] for op in issue["fix"]}
-    assert values == {"/training/batch_size": 64, "/training/gradient_accumulation_steps": 2}
+    assert values == {"/training/batch_size": 32, "/training/gradient_accumulation_steps": 4}
+    again = api.post("/runs", params={"dry_run": "true"}, json=SPEC).json()
+    assert [one["code"] for one in again["issues"]] == ["memory.over_budget"]  # it is kept
 
 
 def test_a_step_that_ran_out_of_memory_is_a_finding(api, store, player, tell):
-    result = {"device": "cpu", "error": "It ran out.", "out_of_memory": ["training", 128]}
+    result = {"device": "cpu", "error": "It ran out.", "out_of_memory": ["training", 128],
+              "least_bytes": 2**30}  # fmt: skip
     plan = measured(api, store, player, result=result).json()
     (issue,) = plan["issues"]
     assert issue["code"] == "memory.over_budget"
-    assert "One step was tried: It ran out." in issue["why"]
-    assert plan["memory"]["measured"]["ran_out_of_memory"] == "It ran out."
+    assert "A probe on player made a step with a batch of 128 and ran out" in issue["message"]
+    assert plan["memory"]["measured"]["ran_out_of_memory"] is True
 
 
 def test_what_hindered_the_worker_is_said(api, store, player, tell):
@@ -132,7 +136,9 @@ def test_what_else_is_wrong_comes_first(api, store, player, tell):
     answer = api.post("/runs", params=PROBE, json=spec_with("recipe", patch=5))
     assert answer.problem("spec_rejected") == 422
     assert answer.json()["detail"].startswith("Nothing was measured, for this comes first: ")
-    assert [issue["code"] for issue in answer.json()["issues"]] == ["correctness.patch_size"]
+    assert [issue["code"] for issue in answer.json()["issues"]] == [
+        "correctness.recipe_does_not_fit"
+    ]
     unknown = api.post("/runs", params=PROBE, json={**SPEC, "colour": "red"})
     assert unknown.problem("spec_rejected") == 422
     assert store.jobs.claim(player.worker_id) is None

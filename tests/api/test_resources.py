@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from app import __version__
 from app.api.telemetry import Telemetry
 from app.lifecycle import Reason
-from app.spec.recipe import RECIPES
+from app.spec.installed import RECIPES
 from app.store.records import Beat
 from stoker import Client, Document, models
 from tests.api.process import ApiProcess
@@ -102,6 +102,9 @@ def test_every_recipe_has_its_json_schema(api):
     recipes = {recipe["kind"]: recipe for recipe in api.get("/recipes").json()["data"]}
     assert recipes.keys() == RECIPES.keys()
     assert "hidden_size" in recipes["sequence"]["parameters"]["properties"]
+    assert recipes["sequence"]["metrics"] == {"mae": "min", "mse": "min", "rmse": "min"}
+    assert recipes["sequence"]["loss_terms"] == ["loss"]
+    assert recipes["board"]["metrics"] is None, "its stage has no default"
 
 
 def test_presets_are_listed_with_the_users_own(api, settings):

@@ -57,14 +57,16 @@ def test_a_dry_run_stores_nothing_and_reports_issues_of_any_severity(api, player
     assert plan.json().keys() == {
         "accepted", "spec", "provenance", "issues", "unchecked", "memory", "queue_position",
         "estimate",
-        "carry", "computes_in",
+        "carry", "computes_in", "profile",
     }  # fmt: skip
     assert plan.json()["spec"]["training"]["epochs"] == 1
     assert plan.json()["accepted"] is True
     wrong = api.post("/runs", params={"dry_run": "true"}, json=spec_with("recipe", patch=5))
     assert wrong.json()["accepted"] is False
     assert wrong.status_code == 200
-    assert [issue["code"] for issue in wrong.json()["issues"]] == ["correctness.patch_size"]
+    assert [issue["code"] for issue in wrong.json()["issues"]] == [
+        "correctness.recipe_does_not_fit"
+    ]
     assert api.get("/runs").json() == {"data": [], "next_cursor": None}
 
 
@@ -248,7 +250,8 @@ def test_a_killed_run_tells_what_was_known_of_it(api, player):
     player.finish(lease, Reason.killed)
     run = api.get(f"/runs/{run_id}").json()
     assert (run["state"], run["reason"]) == ("stopped", "kill_requested")
-    assert run["result"] == {"last": {"step": 6, "epoch": 0}, "best": best, "test": None}
+    last = {"step": 6, "epoch": 0}
+    assert run["result"] == {"last": last, "best": best, "test": None, "naive": None}
 
 
 def test_a_run_that_never_began_has_no_result(api, player):

@@ -17,7 +17,7 @@ from app.store.tables import jobs
 from tests.api.process import ApiProcess
 from tests.api.support import SPEC, Player, spec_with
 from tests.worker.eventually import eventually
-from worker.host import host_now, host_setup
+from worker.telemetry.host import host_now, host_setup
 
 MANY = 40
 PATIENCE_SECONDS = 30.0

@@ -5,14 +5,15 @@ from typing import Any
 
 import pytest
 
-from app.guard.facts import DeviceFacts, FieldFacts, HostFacts, Lengths
+from app.guard.facts import DeviceFacts, FieldFacts, HostFacts, LengthFacts, PartFacts
+from app.planning.arithmetic import PartSizes
 from app.planning.imports import build_of
 from app.service.inventory import dataset_facts, worker_devices
 from app.store.records import DatasetRecord, Document, Inspection
 from tests.store.conftest import World
-from worker.host import host_now, host_setup
-from worker.registration import describe_devices
-from worker.telemetry import GpuSample
+from worker.agent.registration import describe_devices
+from worker.telemetry.gpus import GpuSample
+from worker.telemetry.host import host_now, host_setup
 
 GIB = 2**30
 GPU = GpuSample(
@@ -95,6 +96,15 @@ def test_what_was_inspected_is_what_rules_know_of_it(world: World) -> None:
     assert (facts.window_steps, facts.network) == ({"x": 6}, True)
 
 
+def test_what_a_field_says_of_parts_is_known(world: World) -> None:
+    told = {"training": 8, "validation": 2, "test": 0, "changes": [8]}
+    part = {"shape": [], "dtype": "uint8", "parts": told}
+    label = {"shape": [], "dtype": "int64", "not_a_part": {"sample": 4, "value": -1}}
+    fields = dataset_facts(inspected(world, {"part": part, "label": label}, None)).fields
+    assert fields["part"].parts == PartFacts(PartSizes(8, 2, 0), [8])
+    assert (fields["label"].parts, fields["label"].not_a_part) == (None, (4, -1))
+
+
 def test_the_chunks_of_a_series_are_not_those_of_its_windows(world: World) -> None:
     field = {
         "shape": [24, 3], "dtype": "float32", "storage": "chunked", "chunks": [50, 3],
@@ -112,8 +122,8 @@ def test_an_array_of_different_lengths_has_the_shape_of_its_longest_sample(world
     empty = {"shape": [], "dtype": "float32", "lengths": {"min": 0, "mean": 0.0, "max": 0}}
     plain = {"shape": [4], "dtype": "uint8", "lengths": None}
     facts = dataset_facts(inspected(world, {"atoms": ragged, "none": empty, "x": plain}, None))
-    atoms = FieldFacts((41, 4), "uint8", "chunked", 20, lengths=Lengths(0, 7.5, 41))
-    none = FieldFacts((1,), "float32", lengths=Lengths(0, 0.0, 1))
+    atoms = FieldFacts((41, 4), "uint8", "chunked", 20, lengths=LengthFacts(0, 7.5, 41))
+    none = FieldFacts((1,), "float32", lengths=LengthFacts(0, 0.0, 1))
     assert facts.fields == {"atoms": atoms, "none": none, "x": FieldFacts((4,), "uint8")}
     assert (atoms.sample_bytes, atoms.kept_bytes) == (41 * 4 + 8, 30 + 16)
 

@@ -11,9 +11,9 @@ from sqlalchemy.engine import make_url
 from app.errors import Unavailable
 from app.lifecycle import Intent
 from app.service.liveness import Observer
-from app.store.database import Database
+from app.store.engine.database import Database
+from app.store.engine.sqlite import driver
 from app.store.records import Beat
-from app.store.sqlite import driver
 from app.store.tables import runs, workers
 from tests.store.conftest import Clock, World
 
@@ -138,7 +138,7 @@ def test_after_a_lock_holders_have_their_time_again(
     world: World, locked_reads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They could not beat either, and wait for the same lock when it is released."""
-    for module in ("leases", "workers"):
+    for module in ("runs.leases", "workers"):
         monkeypatch.setattr(f"app.store.{module}.OBSERVER_PATIENCE_SECONDS", 0.01)
     lease = world.running()
     observer, clock = observer_of(world)

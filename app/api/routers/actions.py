@@ -12,7 +12,7 @@ from app.api.problems import document_of
 from app.api.routers.runs import planned, require_no_wait, shown
 from app.api.serializers import run_document
 from app.api.strict import StrictRoute
-from app.api.waiting import watching
+from app.api.waiting import ordered, watching
 from app.errors import (
     ActionNotAllowed,
     Conflict,
@@ -27,7 +27,6 @@ from app.errors import (
 from app.lifecycle import TERMINAL, Intent, RunState
 from app.service.restart import plan_restart, restart
 from app.service.services import Services
-from app.service.submit import when_ready
 from app.service.waiting import until
 from app.store.records import RunFilter, RunRecord
 from stoker.models.runs import (
@@ -36,6 +35,7 @@ from stoker.models.runs import (
     BulkResult,
     BulkVerb,
     Plan,
+    QueueMove,
     RestartBody,
     Run,
     Verb,
@@ -86,10 +86,16 @@ def _one(services: Services, run_id: int, action: str) -> BulkResult:
     return BulkResult(id=run_id, status=202 if changed else 200, run=run_document(run))
 
 
-def _act(services: Services, run_id: int, verb: str, version: int | None) -> tuple[RunRecord, bool]:
+def _act(
+    services: Services, run_id: int, verb: str, version: int | None, *, lose_progress: bool = False
+) -> tuple[RunRecord, bool]:
+    if lose_progress and verb != "pause":
+        raise InvalidRequest(f"lose_progress is for a pause; leave it out of {verb}.")
     if verb == "resume":
         return services.store.runs.resume(run_id, version)
-    return services.store.runs.set_intent(run_id, INTENTS[verb], version)
+    return services.store.runs.set_intent(
+        run_id, INTENTS[verb], version, lose_progress=lose_progress
+    )
 
 
 @router.post(
@@ -141,15 +147,28 @@ async def restart_run(
         return await run_in_threadpool(
             lambda: planned(services, *plan_restart(services, run_id, order, version))
         )
-    async with watching(request, services.tailer) as watch:
-        run, is_new = await when_ready(
-            services,
-            watch,
-            wait or 0.0,
-            lambda: restart(services, run_id, order, key, version, token.name if token else None),
-        )
+    name = token.name if token else None
+    run, is_new = await ordered(
+        request, services, wait, lambda: restart(services, run_id, order, key, version, name)
+    )
     response.status_code = 201 if is_new else 200
     return shown(run, response)
+
+
+@router.post(
+    "/runs/{run_id:int}/move",
+    operation_id="move_in_queue",
+    summary="Move a run that waits to another place in the queue",
+    responses=problems(InvalidRequest, NotFound, ActionNotAllowed, PreconditionFailed, *BODY),
+)
+def move_in_queue(
+    services: ServicesDep, response: Response, run_id: RunId, version: IfMatch, body: QueueMove
+) -> Run:
+    """To an end of the queue, or before another run that waits. Where that one has another
+    priority, the run takes it over.
+    """
+    to = body.to if body.to is not None else body.before
+    return shown(services.store.runs.move(run_id, to or "first", version), response)
 
 
 @router.post(
@@ -170,12 +189,17 @@ async def act(
     action: Annotated[Verb, Path(description="What is asked of it.")],
     version: IfMatch,
     wait: Wait = None,
+    lose_progress: Annotated[
+        bool, Query(description="Pause also a script that has saved nothing to go on from.")
+    ] = False,
 ) -> Run:
     """Stop saves a checkpoint and ends the run, kill ends it at once, pause saves and lets go.
 
     202: accepted. 200: it was so already, or, with `wait`, is done by now.
     """
-    run, changed = await run_in_threadpool(_act, services, run_id, action, version)
+    run, changed = await run_in_threadpool(
+        lambda: _act(services, run_id, action, version, lose_progress=lose_progress)
+    )
     if wait is not None:
         async with watching(request, services.tailer, run_id) as watch:
             run = await until(

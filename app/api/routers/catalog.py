@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from app import __version__
 from app.api.deps import ServicesDep
 from app.api.strict import StrictRoute
-from app.spec.recipe import RECIPES
+from app.spec.installed import INSTALLED
 from stoker.models.base import Page
 from stoker.models.records import BrokenPreset, Preset, PresetPage, Recipe, Version
 
@@ -16,15 +16,20 @@ router = APIRouter(tags=["catalogue"], route_class=StrictRoute)
 
 @router.get("/recipes", operation_id="list_recipes", summary="Recipes and their parameters")
 def list_recipes() -> Page[Recipe]:
-    return Page(
-        data=[
-            Recipe(
-                kind=kind,
-                description=(model.__doc__ or "").strip(),
-                parameters=model.model_json_schema(),
-            )
-            for kind, model in RECIPES.items()
-        ]
+    return Page(data=[_recipe(kind) for kind in INSTALLED.models])
+
+
+def _recipe(kind: str) -> Recipe:
+    model, default = INSTALLED.models[kind], INSTALLED.with_defaults(kind)
+    return Recipe(
+        kind=kind,
+        version=INSTALLED.versions[kind],
+        package=INSTALLED.packages[kind],
+        description=(model.__doc__ or "").strip(),
+        parameters=model.model_json_schema(),
+        metrics=dict(default.metric_modes) if default else None,
+        loss_terms=list(default.loss_terms) if default else None,
+        parameter_groups=list(default.parameter_groups) if default else None,
     )
 
 

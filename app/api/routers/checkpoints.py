@@ -12,7 +12,7 @@ from app.api.serializers import checkpoint_document
 from app.api.strict import StrictRoute
 from app.errors import Conflict, InvalidRequest, NotFound
 from app.service.checkpoint_files import whole_files
-from app.store.cursor import page_of
+from app.store.engine.cursor import page_of
 from stoker.models.base import Page
 from stoker.models.records import Checkpoint
 from stoker.models.runs import Which
@@ -23,8 +23,9 @@ FileName = Annotated[
     str | None,
     Query(
         max_length=255,
-        pattern=r"^[^\x00/]+$",
-        description="One file of the folder, such as model.safetensors; takes Range.",
+        pattern=r"^[^\x00]+$",
+        description="One file of the folder, such as model.safetensors, or tokens/vocab.txt in a "
+        "folder below; takes Range.",
     ),
 ]
 BINARY = {"schema": {"type": "string", "format": "binary"}}

@@ -58,7 +58,8 @@ def _below(data_root: FilePath, given: str) -> str:
     if full == root or not full.is_relative_to(root):
         raise InvalidRequest(
             f"The path {given[:200]!r} does not lead to a file under DATA_ROOT ({data_root}): only "
-            "what lies there can be read. Move or copy the file there and give the path within.",
+            "what lies there can be read. Move or copy the file there and give the path within; or "
+            "start the service with STOKER_DATA_ROOT set to a folder that holds it.",
             code="path_outside_data_root",
         )
     if os.path.islink(full):  # noqa: PTH114 - left of one that was followed; pathlib raises for long names

@@ -15,7 +15,7 @@ from app.api.strict import StrictRoute
 from app.errors import InvalidRequest, NotFound
 from app.lifecycle import TERMINAL
 from app.service.feeds import EventFeed, LogFeed
-from app.store.cursor import cursor_of, page_of
+from app.store.engine.cursor import cursor_of, page_of
 from app.store.records import MetricSeries
 from stoker.models.base import LARGEST_ID, Page, rfc3339
 from stoker.models.records import Attempt, Event, EventPage, LogPiece, Series

@@ -19,11 +19,10 @@ from app.api.deps import (
     ServicesDep,
     Wait,
 )
-from app.api.examples import RUN_BODY
-from app.api.openapi import BODY, problems
+from app.api.openapi import BODY, RUN_BODY, problems
 from app.api.serializers import run_document
 from app.api.strict import StrictRoute
-from app.api.waiting import watching
+from app.api.waiting import ordered, watching
 from app.errors import (
     ActionNotAllowed,
     Conflict,
@@ -36,11 +35,24 @@ from app.errors import (
 from app.guard import plan as guard
 from app.lifecycle import RunState
 from app.service.probe import plan_with_probe
+from app.service.script_profile import took_before
 from app.service.services import Services
-from app.service.submit import plan_request, require_object, submit, when_ready
+from app.service.submit import plan_request, require_object, submit
+from app.spec.script import SCRIPT
+from app.spec.stored import read_stored_script
 from app.store.records import RunFilter, RunRecord
 from stoker.models.base import LARGEST_ID, Page
-from stoker.models.runs import Carry, Plan, Run, RunChanges, StateName, Status, Unchecked
+from stoker.models.runs import (
+    Carry,
+    Code,
+    CommandProfile,
+    Plan,
+    Run,
+    RunChanges,
+    StateName,
+    Status,
+    Unchecked,
+)
 
 router = APIRouter(tags=["runs"], route_class=StrictRoute)
 
@@ -91,10 +103,7 @@ async def create_run(
         require_no_wait(wait)
         return await run_in_threadpool(lambda: planned(services, plan_request(services, order)))
     name = token.name if token else None
-    async with watching(request, services.tailer) as watch:
-        run, is_new = await when_ready(
-            services, watch, wait or 0.0, lambda: submit(services, order, key, name)
-        )
+    run, is_new = await ordered(request, services, wait, lambda: submit(services, order, key, name))
     response.status_code = 201 if is_new else 200
     return shown(run, response)
 
@@ -105,7 +114,7 @@ def require_no_wait(wait: float | None) -> None:
         raise InvalidRequest("A dry run waits for nothing: leave out wait, or dry_run.")
 
 
-def planned(services: Services, plan: guard.Plan, carry: dict[str, Any] | None = None) -> Plan:
+def planned(services: Services, plan: guard.RunPlan, carry: dict[str, Any] | None = None) -> Plan:
     """The plan as the answer; `carry`: of a restart."""
     spec = plan.spec if plan.spec is not None else plan.require_ok()
     return Plan(
@@ -117,6 +126,7 @@ def planned(services: Services, plan: guard.Plan, carry: dict[str, Any] | None =
         memory=plan.memory,
         queue_position=services.store.runs.next_queue_position(spec["priority"]),
         estimate=plan.estimate,
+        profile=None if plan.profile is None else CommandProfile(**plan.profile),
         computes_in=plan.computes_in,
         carry=None if carry is None else Carry(**carry),
     )
@@ -128,6 +138,19 @@ def shown(run: RunRecord, response: Response) -> Run:
     if response.status_code == 201:
         response.headers["Location"] = f"/runs/{run.id}"
     return run_document(run)
+
+
+def about_script(services: Services, run: RunRecord) -> dict[str, Code | CommandProfile | None]:
+    """What the answer for one script has beside what lists have."""
+    if run.recipe != SCRIPT:
+        return {}
+    spec, code = services.store.runs.script(run.id)
+    took = took_before(services.store.profiles, read_stored_script(spec), code)
+    names = ("git_sha", "dirty", "diff_bytes", "untracked")
+    return {
+        "code": None if code is None else Code(**{name: code[name] for name in names}),
+        "profile": None if took is None else CommandProfile(**took.as_json()),
+    }
 
 
 @router.get(
@@ -181,7 +204,8 @@ def _unix(moment: datetime | None) -> float | None:
 @router.get("/runs/{run_id:int}", operation_id="get_run", summary="Get a run",
             responses=problems(NotFound))  # fmt: skip
 def get_run(services: ServicesDep, response: Response, run_id: RunId) -> Run:
-    return shown(services.store.runs.get(run_id), response)
+    run = services.store.runs.get(run_id)
+    return shown(run, response).model_copy(update=about_script(services, run))
 
 
 @router.patch(

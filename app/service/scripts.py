@@ -1,0 +1,368 @@
+"""From a request for a script to a plan and a run.
+
+There are free commands of this host's own user, and commands that the administrator registered.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field, create_model
+
+from app.guard.plan import RunPlan
+from app.planning.requirements import Owner
+from app.service.script_profile import asks_for_less, needs_of, took_before
+from app.settings import Settings
+from app.spec.base import SpecModel
+from app.spec.issue import Issue, PatchOp, pointer
+from app.spec.layers import Document, provenance
+from app.spec.parse import parse
+from app.spec.registered import RegisteredScript
+from app.spec.script import LIKE, PLACEHOLDER, ScriptSpec, like_of
+from app.store.records import NewRun
+from app.store.telemetry.memory_profiles import MemoryProfiles
+from app.store.worker_records import WorkerRecord
+from app.suggest import closest, did_you_mean
+
+# What a recipe has and a script decides by itself.
+DECIDED_BY_SCRIPT = (
+    "data", "training", "optimizer", "schedule", "averaging", "evaluation", "early_stopping",
+    "loss_weights", "init_from", "preset", "accept_risks",
+)  # fmt: skip
+# What a request may say of a registered command; all else is said by its registration.
+OF_REGISTERED = ("kind", "command", "params")
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Who asks: over the socket of this host's agent, or a parent that was admitted so; None of
+    both: over HTTP.
+    """
+
+    owner: Owner | None = None
+    parent: Document | None = None
+    """The request of the run that is restarted."""
+    code: Document | None = None
+    """The code as it was, see app.codestate; of a restart, that of its parent."""
+    most_gpus: int | None = None
+    """That one worker has which could run it; None: there is no worker to ask."""
+
+
+OVER_HTTP = Admission()
+
+
+def most_gpus(workers: Sequence[WorkerRecord], owner: Owner | None = None) -> int | None:
+    """GPUs of the worker that has the most; of those of an owner, if one is given."""
+    able = [
+        worker
+        for worker in workers
+        if owner is None or (worker.host, worker.facts.get("uid")) == (owner.host, owner.uid)
+    ]
+    each = [sum(slot["device"] != "cpu" for slot in worker.slots) for worker in able]
+    return max(each, default=None)
+
+
+def plan_script(
+    request: Document,
+    settings: Settings,
+    profiles: MemoryProfiles,
+    admission: Admission = OVER_HTTP,
+) -> RunPlan:
+    """The plan of a request for a script; nothing is stored."""
+    issues = [*_decided_by_script(request), *_admitted(request, settings, admission)]
+    filled, found = _filled(request, settings)
+    spec, wrong = _parsed(filled, request)
+    issues += [*found, *(issue for issue in wrong if not _is_covered(issue, issues))]
+    if spec is None:
+        return RunPlan(request, None, {}, issues)
+    took = took_before(profiles, spec, admission.code)
+    issues += _impossible_gpus(spec, admission.most_gpus)
+    issues += [*_half_told_resume(spec), *asks_for_less(spec, took)]
+    document = spec.model_dump(mode="json")
+    sources = [("script", filled), ("request", request)]
+    return RunPlan(
+        request,
+        document,
+        provenance(document, sources),
+        issues,
+        device=_device(spec),
+        requirements=needs_of(spec, took),
+        profile=None if took is None else took.as_json(),
+    )
+
+
+def new_script_run(
+    plan: RunPlan, created_by: str | None = None, admission: Admission = OVER_HTTP
+) -> NewRun:
+    """The run as it is stored. SpecRejected."""
+    spec = plan.require_ok()
+    model = ScriptSpec.model_validate_json(json.dumps(spec))
+    return NewRun(
+        request=plan.request,
+        spec=spec,
+        provenance=plan.provenance,
+        issues=[issue.model_dump(mode="json") for issue in plan.issues],
+        name=model.name or _usual_name(model),
+        notes=model.notes,
+        labels=dict(model.labels),
+        priority=model.priority,
+        recipe=model.recipe.kind,
+        mode=model.mode,
+        dataset=None,
+        device=plan.device,
+        requirements=plan.requirements,
+        gpus=model.gpus,
+        max_retries=model.max_retries,
+        created_by=created_by,
+        owner=admission.owner,
+        code=admission.code,
+    )
+
+
+def _usual_name(spec: ScriptSpec) -> str:
+    """The registered command, or the script's file."""
+    if spec.recipe.command is not None:
+        return spec.recipe.command
+    files = [part for part in spec.recipe.argv if part.endswith((".py", ".sh"))]
+    return (files or list(spec.recipe.argv))[0].rpartition("/")[2][:100]
+
+
+def _decided_by_script(request: Document) -> list[Issue]:
+    given = [name for name in DECIDED_BY_SCRIPT if name in request]
+    return [
+        Issue(
+            code="not_of_a_script",
+            severity="error",
+            loc=[name],
+            message=f"A script has no {name}: it decides that itself.",
+            why="It would be ignored, and the run would not do what it says.",
+            fix=[PatchOp(op="remove", path=f"/{name}")],
+        )
+        for name in given
+    ]
+
+
+def _admitted(request: Document, settings: Settings, admission: Admission) -> list[Issue]:
+    """Free commands come over the socket alone, or from a parent, unchanged."""
+    recipe = request["recipe"]
+    if settings.scripts == "off":
+        return [_not_allowed("Scripts are off here (STOKER_SCRIPTS=off).")]
+    if recipe.get("command") is not None:
+        return [_of_registration(name) for name in recipe if name not in OF_REGISTERED]
+    if settings.scripts == "registered":
+        return [_not_allowed("Only registered commands run here (STOKER_SCRIPTS=registered).")]
+    if admission.owner is not None or not set(recipe) - set(OF_REGISTERED):
+        return []  # over the socket; or one that names no command at all, which is told elsewhere
+    if admission.parent is not None and recipe == admission.parent.get("recipe"):
+        return []
+    parent = (admission.parent or {}).get("recipe") or {}
+    changed = [name for name in recipe if name != "kind" and recipe[name] != parent.get(name)]
+    return [
+        _not_allowed(
+            "A command of your own is taken by `stoker run -- COMMAND` alone, on the machine that "
+            "runs it; a restart may change all but its recipe.",
+            changed[0] if changed else "kind",
+        )
+    ]
+
+
+def _of_registration(name: str) -> Issue:
+    return Issue(
+        code="script_not_allowed",
+        severity="error",
+        loc=["recipe", name],
+        message=f"What a registered command has as its {name} is said by its registration.",
+        why="The administrator has registered what may run here, with the values that may change: "
+        "recipe.params.",
+        fix=[PatchOp(op="remove", path=pointer(["recipe", name]))],
+    )
+
+
+def _not_allowed(message: str, field: str = "kind") -> Issue:
+    return Issue(
+        code="script_not_allowed",
+        severity="error",
+        loc=["recipe", field],
+        message=message,
+        why="Whoever reaches this address could start any program as the worker's user. Over HTTP "
+        "there are the commands that the administrator has registered in stoker.toml.",
+    )
+
+
+def _filled(request: Document, settings: Settings) -> tuple[Document, list[Issue]]:
+    """The request with what `like` and the registered command say, where it does not itself."""
+    recipe: Document = dict(request["recipe"])
+    issues: list[Issue] = []
+    if recipe.get("command") is not None:
+        registered, issues = _registered(recipe, settings)
+        recipe = {**registered, **recipe}
+    elif recipe.get("params"):
+        issues = [_params_without_command()]
+    if (like := recipe.get("like")) in LIKE:
+        resume, checkpoints = like_of(str(like), recipe.get("argv") or ())
+        recipe = {"resume": list(resume), "checkpoints": list(checkpoints), **recipe}
+    if not recipe.get("argv") and not recipe.get("command"):
+        issues.append(_no_command())
+    return {**request, "recipe": recipe}, issues
+
+
+def _params_without_command() -> Issue:
+    return Issue(
+        code="wrong_value",
+        severity="error",
+        loc=["recipe", "params"],
+        message="Only registered commands have params.",
+        why="Put what a command of your own needs into its arguments.",
+        fix=[PatchOp(op="remove", path="/recipe/params")],
+    )
+
+
+def _no_command() -> Issue:
+    return Issue(
+        code="missing_field",
+        severity="error",
+        loc=["recipe", "command"],
+        message="There is no command to run.",
+        why="`stoker run -- python train.py` runs your own; over HTTP name a registered one.",
+    )
+
+
+def _registered(recipe: Document, settings: Settings) -> tuple[Document, list[Issue]]:
+    name = recipe["command"]
+    command = settings.registered_scripts.get(name) if isinstance(name, str) else None
+    if command is None:
+        known = sorted(settings.registered_scripts)
+        meant = closest(str(name), known)
+        there = f"; there are {', '.join(known)}" if known else ": none is registered here"
+        fix = [PatchOp(op="replace", path="/recipe/command", value=meant)] if meant else []
+        return {}, [
+            Issue(
+                code="unknown_command",
+                severity="error",
+                loc=["recipe", "command"],
+                message=f"No command is registered as {name!r}{there}.{did_you_mean(meant)}",
+                why="The administrator registers commands in stoker.toml, as [scripts.NAME].",
+                fix=fix,
+            )
+        ]
+    values, issues = _params(command, recipe.get("params") or {})
+    if values is None:
+        return {}, issues
+    named = {f"{{{key}}}": _as_text(value) for key, value in values.items()}
+    argv = [PLACEHOLDER.sub(lambda m: named.get(m[0], m[0]), part) for part in command.argv]
+    fields = {
+        "argv": argv,
+        "cwd": command.cwd,
+        "params": values,
+        "resume": list(command.resume),
+        "checkpoints": list(command.checkpoints),
+        "launch": command.launch,
+        "stop_signal": command.stop_signal,
+        "grace_seconds": command.grace_seconds,
+    }
+    return {**fields, "argv": argv}, issues
+
+
+def _as_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _params(command: RegisteredScript, given: Any) -> tuple[Document | None, list[Issue]]:
+    """The values of all parameters; None where one is wrong."""
+    spec, issues = parse(_model_of(command), {"recipe": {"params": given}})
+    return None if spec is None else spec.model_dump(mode="json")["recipe"]["params"], issues
+
+
+def _model_of(command: RegisteredScript) -> type[SpecModel]:
+    """A spec in which the parameters have their place."""
+    fields: dict[str, Any] = {}
+    for name, param in command.params.items():
+        kind: Any = param.python_type
+        if param.choices:
+            kind = Literal[tuple(param.choices)]
+        bounds = Field(default=... if param.default is None else param.default,
+                       ge=param.ge, le=param.le)  # fmt: skip
+        fields[name] = (kind, bounds)
+    params: Any = create_model("Params", __base__=SpecModel, **fields)
+    recipe: Any = create_model("Recipe", __base__=SpecModel, params=(params, ...))
+    return create_model("Registered", __base__=SpecModel, recipe=(recipe, ...))
+
+
+def _parsed(filled: Document, request: Document) -> tuple[ScriptSpec | None, list[Issue]]:
+    given = {name: value for name, value in filled.items() if name not in DECIDED_BY_SCRIPT}
+    return parse(ScriptSpec, given, request)
+
+
+def _is_covered(issue: Issue, issues: list[Issue]) -> bool:
+    return any(other.loc == issue.loc for other in issues)
+
+
+def _impossible_gpus(spec: ScriptSpec, most: int | None) -> list[Issue]:
+    issues, wanted = [], spec.runtime.gpus
+    if most is not None and wanted != "auto" and wanted > most:
+        has = f"the largest worker has {most}" if most else "no worker has any"
+        issues.append(
+            Issue(
+                code="not_enough_gpus",
+                severity="error",
+                loc=["runtime", "gpus"],
+                message=f"It asks for {wanted} {_gpus(wanted)}, and {has}.",
+                why="All GPUs of a run are of one worker, so it would wait for ever.",
+                fix=[PatchOp(op="replace", path="/runtime/gpus", value=most)],
+            )
+        )
+    if spec.argv is None:
+        named = spec.recipe.command is not None
+        how = 'launch = "none" in its registration' if named else "--launch none"
+        issues.append(
+            Issue(
+                code="cannot_be_launched",
+                severity="error",
+                loc=["recipe", "launch"],
+                message="This command cannot be started as one process a GPU. `python SCRIPT` and "
+                "`python -m MODULE` can, without options of Python.",
+                why=f"One process would use one GPU, and hold {wanted}. If the command starts its "
+                f"processes itself, as torchrun and accelerate do, say so: {how}.",
+                fix=[] if named else [PatchOp(op="add", path="/recipe/launch", value="none")],
+            )
+        )
+    return issues
+
+
+def _gpus(number: int) -> str:
+    return "GPU" if number == 1 else "GPUs"
+
+
+def _half_told_resume(spec: ScriptSpec) -> list[Issue]:
+    recipe = spec.recipe
+    if bool(recipe.resume) == bool(recipe.checkpoints):
+        return []
+    if recipe.resume:
+        return [
+            Issue(
+                code="correctness.resume_without_checkpoints",
+                severity="warning",
+                loc=["recipe", "checkpoints"],
+                message="It says how it resumes, and not where its checkpoints are.",
+                why="Only those that it saves by `stoker.init().checkpoint(…)` are found. Name the "
+                "others, such as --checkpoints 'out/checkpoint-*'.",
+            )
+        ]
+    return [
+        Issue(
+            code="correctness.checkpoints_without_resume",
+            severity="warning",
+            loc=["recipe", "resume"],
+            message="It says where its checkpoints are, and not how it resumes from one.",
+            why="They are kept. But after a pause, a restart or a crash the same command is run "
+            "again, which begins anew unless the script itself reads STOKER_RESUME_FROM. Name the "
+            "arguments, such as --resume '--resume {checkpoint}'.",
+        )
+    ]
+
+
+def _device(spec: ScriptSpec) -> Literal["auto", "cpu", "cuda"]:
+    if spec.runtime.gpus == 0:
+        return "cpu"
+    return "auto" if spec.runtime.gpus == "auto" else "cuda"

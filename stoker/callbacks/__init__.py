@@ -1,0 +1,1 @@
+"""Callbacks for other people's trainers, a module each, which imports its library and no other."""
