@@ -5,9 +5,10 @@ import re
 import tomllib
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
+from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import ByteSize, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -19,6 +20,7 @@ from pydantic_settings import (
 )
 
 from app.errors import InvalidRequest
+from app.spec.registered import RegisteredScript
 from app.suggest import closest, did_you_mean
 from stoker.address import DEFAULT_HOME
 
@@ -29,6 +31,12 @@ KUBERNETES_NAME = re.compile(
     r"STOKER_([A-Z0-9_]+_)?(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT_\d+_\w+)", re.ASCII
 )
 KUBERNETES_PORT = re.compile(r"(tcp|udp|sctp)://.+")
+# How messages are put for whoever is told how runs end, see app/service/notify.py.
+NOTIFY_FORMS = ("ntfy", "slack", "discord", "json")
+NOTIFY_URL = re.compile(rf"(?:({'|'.join(NOTIFY_FORMS)})\+)?(https?://\S+)")
+NotifyEvent = Literal["succeeded", "failed", "stopped", "stalled"]
+NOTIFY_EVENTS: tuple[NotifyEvent, ...] = get_args(NotifyEvent)
+LEAST_SECRET_LENGTH = 16
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1", "[::1]")
 
 
@@ -47,6 +55,16 @@ class _Environment(EnvSettingsSource):
         }
 
 
+class _File(TomlConfigSettingsSource):
+    """stoker.toml, in which the tables [scripts.NAME] are what SCRIPTS lets run."""
+
+    def __call__(self) -> dict[str, Any]:
+        values = super().__call__()
+        if isinstance(values.get("scripts"), dict):
+            values["registered_scripts"] = values.pop("scripts")
+        return values
+
+
 class Settings(BaseSettings):
     """Every setting; the name in the environment is the field's in capitals after STOKER_."""
 
@@ -55,48 +73,103 @@ class Settings(BaseSettings):
     home: Path = Field(
         default=DEFAULT_HOME,
         validate_default=True,
-        description="Database, token, artifacts, caches, stoker.toml.",
+        description="Database, `token`, artifacts, logs, `stoker.toml`, your presets.",
     )
     database_url: str = Field(
         default_factory=lambda given: f"sqlite:///{given['home'] / 'stoker.db'}",
-        description="SQLAlchemy URL; default SQLite in HOME.",
+        description="Or `postgresql+psycopg://…`.",
     )
     data_root: Path = Field(
         default_factory=lambda given: given["home"] / "data",
-        description="Where datasets lie; default HOME/data.",
+        description="Where datasets lie; nothing outside is read.",
     )
     artifact_root: Path = Field(
         default_factory=lambda given: given["home"] / "artifacts",
-        description="Checkpoints; default HOME/artifacts.",
+        description="Checkpoints and the folders of attempts.",
     )
-    host: str = Field(default="127.0.0.1", description="Address the API binds.")
-    port: int = Field(default=8000, ge=0, le=65535, description="Port of the API; 0 = a free one.")
-    exporter_host: str = Field(default="127.0.0.1", description="Address of the worker's exporter.")
-    exporter_port: int = Field(default=8001, ge=0, le=65535, description="Its port; 0 = free.")
-    auth: Literal["token", "none"] = Field(default="token", description="none only on loopback.")
+    host: str = Field(default="127.0.0.1", description="Address that the API binds.")
+    port: int = Field(
+        default=8000,
+        ge=0,
+        le=65535,
+        description="Port of the API; 0 is a free one, written to HOME/api.json.",
+    )
+    exporter_host: str = Field(
+        default="127.0.0.1", description="Address of the worker's Prometheus metrics."
+    )
+    exporter_port: int = Field(
+        default=8001, ge=0, le=65535, description="Their port; 0 is a free one."
+    )
+    auth: Literal["token", "none"] = Field(
+        default="token", description="`none` only on a loopback address."
+    )
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
-        default=(), description="Host names the API answers to, besides loopback and HOST."
+        default=(),
+        description="Host names, with commas, that the API answers to besides loopback and HOST.",
     )
     guard: Literal["enforce", "warn"] = Field(
-        default="enforce", description="warn: speed rules only warn."
+        default="enforce",
+        description="`warn`: errors of the rules about speed become warnings.",
     )
     slots: int | None = Field(
-        default=None, ge=1, le=256, description="Runs at once; default: GPUs."
+        default=None,
+        ge=1,
+        le=256,
+        description="Runs at once; by default one for each GPU, without a GPU one.",
+    )
+    data_cache_bytes: ByteSize = Field(
+        default=ByteSize(10 * 2**30),
+        ge=0,
+        description="Most disk space for what recipes prepare (`stoker data cache`); 0 keeps none.",
     )
     standby: int = Field(
-        default=1, ge=0, le=16, description="Trainers started ahead, which wait for a run."
+        default=1,
+        ge=0,
+        le=16,
+        description="Trainers started ahead, so that a run begins in a tenth of a second, not in "
+        "two; each takes 245 MiB, with a CUDA build of PyTorch 527.",
+    )
+    scripts: Literal["local", "registered", "off"] = Field(
+        default="local",
+        description="Which commands may run: `local`, registered ones and those that the worker's "
+        "own user starts with `stoker run`; `registered`, these alone; `off`, none.",
+    )
+    registered_scripts: dict[str, RegisteredScript] = Field(
+        default_factory=dict,
+        description="Commands that may be run over HTTP: tables `[scripts.NAME]` in stoker.toml.",
+    )
+    notify_url: str | None = Field(
+        default=None,
+        repr=False,
+        description="Where you are told how runs end: an address of ntfy, Slack or Discord, or any "
+        "other, which gets JSON.",
+    )
+    notify_secret: SecretStr | None = Field(
+        default=None, description="Signs that JSON by HMAC-SHA256; 16 characters or more."
+    )
+    notify_on: Annotated[tuple[NotifyEvent, ...], NoDecode] = Field(
+        default=NOTIFY_EVENTS, description="What you are told of."
     )
     share_gpus: bool = Field(
-        default=False, description="Take runs beside what others compute on a GPU."
+        default=False,
+        description="Start a run also while another program computes on the GPU; else its slot "
+        "waits, and says for which.",
     )
-    beat_seconds: float = Field(default=2.0, ge=0.05, le=60, description="Seconds between beats.")
+    beat_seconds: float = Field(
+        default=2.0, ge=0.05, le=60, description="Seconds between two reports of the worker."
+    )
     stop_grace_seconds: float = Field(
-        default=60.0, ge=0, le=3600, description="Seconds from SIGTERM to SIGKILL."
+        default=60.0,
+        ge=0,
+        le=3600,
+        description="Seconds from SIGTERM to SIGKILL; of scripts see --grace.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severe log line that is written."
     )
-    access_log: bool = Field(default=False, description="A log line for each request.")
+    access_log: bool = Field(
+        default=False, description="Write a log line for each request to the API."
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -108,10 +181,10 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         home = init_settings().get("home") or env_settings().get("home") or DEFAULT_HOME
-        file = TomlConfigSettingsSource(settings_cls, Path(home).expanduser() / "stoker.toml")
+        file = _File(settings_cls, Path(home).expanduser() / "stoker.toml")
         return init_settings, _Environment(settings_cls), file
 
-    @field_validator("allowed_hosts", mode="before")
+    @field_validator("allowed_hosts", "notify_on", mode="before")
     @classmethod
     def _split_commas(cls, value: Any) -> Any:
         if isinstance(value, str):
@@ -125,10 +198,36 @@ class Settings(BaseSettings):
             raise ValueError("remote artifact roots are not available yet; give a local folder")
         return value
 
+    @field_validator("notify_url")
+    @classmethod
+    def _is_of_http(cls, value: str | None) -> str | None:
+        if value is not None:
+            split_notify_url(value)
+        return value
+
+    @field_validator("notify_secret")
+    @classmethod
+    def _is_long(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and len(value.get_secret_value()) < LEAST_SECRET_LENGTH:
+            raise ValueError(
+                f"it has fewer than {LEAST_SECRET_LENGTH} characters and could be guessed; make "
+                "one by: openssl rand -base64 32"
+            )
+        return value
+
     @field_validator("home", "data_root", "artifact_root")
     @classmethod
     def _absolute(cls, value: Path) -> Path:
         return value.expanduser().absolute()
+
+    @field_validator("database_url")
+    @classmethod
+    def _absolute_file(cls, value: str) -> str:
+        """The same file for all processes, whatever folder they are started in."""
+        file = value.removeprefix("sqlite:///")
+        if file in (value, "") or file.startswith(("/", ":memory:")):
+            return value
+        return f"sqlite:///{Path(file).absolute()}"
 
     @model_validator(mode="after")
     def _token_unless_loopback(self) -> Self:
@@ -152,8 +251,34 @@ class Settings(BaseSettings):
         return self.home / "locks"
 
     @property
+    def sockets_dir(self) -> Path:
+        """Where the agents listen for commands of this user: 0700."""
+        return self.home / "sockets"
+
+    @property
+    def environments_dir(self) -> Path:
+        """What submitters of commands had in their environments: 0700."""
+        return self.home / "environments"
+
+    @property
+    def snapshots_dir(self) -> Path:
+        """The code of commands as it was submitted, where that was asked for: 0700."""
+        return self.home / "snapshots"
+
+    @property
     def presets_dir(self) -> Path:
         return self.home / "presets"
+
+
+def split_notify_url(text: str) -> tuple[str | None, str]:
+    """The form that stands before the URL, as in ntfy+http://…, or None; the URL. ValueError."""
+    match = NOTIFY_URL.fullmatch(text)
+    if match is None or not urlsplit(match[2]).hostname:
+        raise ValueError(
+            "give a URL such as https://ntfy.sh/my-topic; one of the forms "
+            f"{', '.join(NOTIFY_FORMS)} may stand before it, as in ntfy+http://10.0.0.5/runs"
+        )
+    return match[1], match[2]
 
 
 def is_loopback(host: str) -> bool:

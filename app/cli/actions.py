@@ -10,7 +10,7 @@ from app.cli.connect import connect
 from app.cli.failures import CommandFailed, ExitCode, issue_lines, require_yes
 from app.cli.output import JsonOption, in_words, number, print_json, print_lines
 from app.cli.planview import print_plan
-from app.cli.specfile import NO_CHANGES, SetOption, patch_of
+from app.cli.specs.specfile import NO_CHANGES, SetOption, patch_of
 from app.cli.watch import watch_run
 from stoker import Problem
 
@@ -24,7 +24,7 @@ Action = Literal["stop", "kill", "pause", "resume"]
 WaitOption = Annotated[
     float | None,
     typer.Option(
-        "--wait", min=0, metavar="SECONDS", help="Wait for it to be done, this long at most."
+        "--wait", min=0, metavar="SECONDS", help="Wait until it is done, but no longer than this."
     ),
 ]
 # The state in which an action has nothing more to do.
@@ -42,9 +42,19 @@ def kill(run_id: RunId, wait: WaitOption = None, as_json: JsonOption = False) ->
     _act(run_id, "kill", wait, as_json)
 
 
-def pause(run_id: RunId, wait: WaitOption = None, as_json: JsonOption = False) -> None:
-    """Save a checkpoint and free the slot; `resume` goes on from there."""
-    _act(run_id, "pause", wait, as_json)
+def pause(
+    run_id: RunId,
+    wait: WaitOption = None,
+    lose_progress: Annotated[
+        bool,
+        typer.Option(
+            "--lose-progress", help="Pause even a script that has saved nothing to resume from."
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Save a checkpoint and free the GPU; `resume` goes on from there."""
+    _act(run_id, "pause", wait, as_json, lose_progress=lose_progress)
 
 
 def resume(run_id: RunId, wait: WaitOption = None, as_json: JsonOption = False) -> None:
@@ -57,7 +67,9 @@ def restart(
     from_: Annotated[
         str,
         typer.Option(
-            "--from", metavar="latest|best|scratch|N", help="Checkpoint to start from; N: its id."
+            "--from",
+            metavar="latest|best|scratch|N",
+            help="The checkpoint to start from; N is its id.",
         ),
     ] = "latest",
     assignments: SetOption = NO_CHANGES,
@@ -65,14 +77,12 @@ def restart(
         bool, typer.Option("--force", help="Kill an active run instead of letting it save.")
     ] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Follow it; the exit code is the outcome.")
+        bool, typer.Option("--watch", help="Follow it to its end; the exit code is the outcome.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show what would come of it.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what it would do.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Start a new run that goes on from this one; an active one is stopped first."""
+    """Start a new run that goes on from this one, which is stopped first if it is active."""
     source, patch = _source(from_), patch_of(assignments) or None
     if dry_run:
         if force or watch:
@@ -88,15 +98,58 @@ def restart(
     if as_json:
         print_json(run)
         return
-    typer.echo(f"Run {run_id} goes on as run {run['id']}, which {in_words(run['status'])}.")
-    _explain_carry(run["carry"], source)
+    words, carry = in_words(run["status"], run["waits_for"]), run["carry"]
+    begins = carry and (carry["kind"] == "scratch" or _has_nothing(carry))
+    does = "starts anew" if begins else "goes on"
+    typer.echo(f"Run {run_id} {does} as run {run['id']}, which {words}.")
+    _explain_carry(carry, source, is_script=run["recipe"] == "script")
     print_lines(issue_lines(warnings))
     typer.echo(f"  stoker watch {run['id']}")
 
 
+def edit(
+    run_id: RunId,
+    name: Annotated[str | None, typer.Option(help="A name for people.")] = None,
+    notes: Annotated[str | None, typer.Option(help="Free text.")] = None,
+    priority: Annotated[
+        int | None, typer.Option(help="Higher is claimed first, -1000 to 1000.")
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Set a label; KEY= removes it. May come again."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Change name, notes, labels or priority of a run; its spec stays."""
+    given = {"name": name, "notes": notes, "priority": priority}
+    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    if not changes and not label:
+        raise typer.BadParameter("say what to change: --name, --notes, --priority or --label")
+    with connect() as client:
+        old = client.run(run_id)
+        if label:
+            changes["labels"] = _labelled(old["labels"], label)
+        run = client.update(run_id, changes, version=old["version"] if label else None)
+    if as_json:
+        print_json(run)
+        return
+    shown = (f"{key} {value!r}" for key, value in changes.items())
+    typer.echo(f"Run {run_id} now has the {', '.join(shown)}.")
+
+
+def _labelled(labels: dict[str, str], changes: list[str]) -> dict[str, str]:
+    new = dict(labels)
+    for change in changes:
+        key, is_given, value = change.partition("=")
+        if not is_given or not key:
+            raise typer.BadParameter(f"{change!r} is not KEY=VALUE", param_hint="--label")
+        new[key] = value
+    return {key: value for key, value in new.items() if value}
+
+
 def delete(
     run_id: RunId,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Remove an ended run with its checkpoints, metrics and logs."""
@@ -114,17 +167,24 @@ def delete(
         typer.echo(f"Run {run_id} is deleted; a worker will remove its files.")
 
 
-def _act(run_id: int, action: Action, wait_seconds: float | None, as_json: bool) -> None:
+def _act(
+    run_id: int,
+    action: Action,
+    wait_seconds: float | None,
+    as_json: bool,
+    *,
+    lose_progress: bool = False,
+) -> None:
     with connect() as client:
         state_before = client.run(run_id)["state"]
         try:
-            run = client.act(run_id, action, wait_seconds=wait_seconds)
+            run = client.act(run_id, action, wait_seconds=wait_seconds, lose_progress=lose_progress)
         except _problem_type() as problem:
             raise _refusal(client, run_id, action, problem) from None
     if as_json:
         print_json(run)
         return
-    said = in_words(run["status"])
+    said = in_words(run["status"], run["waits_for"])
     if state_before == AT_REST.get(action):
         said = said.replace(" ", " already ", 1)
     typer.echo(f"Run {run_id} {said}.")
@@ -148,7 +208,7 @@ def _refusal(
         said = f"Run {run_id} {in_words(state)}; there is nothing to {action}."
     else:
         said = f"Run {run_id} is {state}; you cannot {action} it now."
-    return CommandFailed(f"{said} Possible now:{allowed}")
+    return CommandFailed(f"{said} Possible now:{allowed}", document=problem.document)
 
 
 def _plan_restart(
@@ -164,7 +224,8 @@ def _plan_restart(
         print_json(answer)
     else:
         print_plan(answer, everything=False)
-        _explain_carry(answer["carry"], source)
+        kind = ((answer["spec"] or {}).get("recipe") or {}).get("kind")
+        _explain_carry(answer["carry"], source, is_script=kind == "script")
     if not answer["accepted"]:
         raise typer.Exit(ExitCode.refused)
 
@@ -180,7 +241,8 @@ def _shape_explained(run_id: int) -> "Iterator[None]":
                 raise CommandFailed(
                     f"A new {'.'.join(map(str, issue['loc']))} changes the shape of the model, so "
                     f"the weights of run {run_id} do not fit. Leave it as it was, or train anew "
-                    "with: --from scratch"
+                    "with: --from scratch",
+                    document=problem.document,
                 ) from None
         raise
 
@@ -199,11 +261,14 @@ def _source(text: str) -> "Which | Literal['scratch'] | int":
 
 
 def _explain_carry(
-    carry: dict[str, Any] | None, source: "Which | Literal['scratch'] | int"
+    carry: dict[str, Any] | None,
+    source: "Which | Literal['scratch'] | int",
+    *,
+    is_script: bool,
 ) -> None:
     if carry is None:
         return
-    typer.echo(f"  {_carried(carry, source)}")
+    typer.echo(f"  {_carried(carry, source, is_script=is_script)}")
     if carry["kind"] == "weights" and (carry["waits_for_parent"] or carry["step"] is not None):
         files = {"/data/dataset": "data.dataset, or the file behind it"}
         differ = [files.get(path, path.strip("/").replace("/", ".")) for path in carry["changed"]]
@@ -211,13 +276,22 @@ def _explain_carry(
         typer.echo(f"  These start anew: {', '.join(carry['starts_anew'])}.")
 
 
-def _carried(carry: dict[str, Any], source: "Which | Literal['scratch'] | int") -> str:
+def _carried(
+    carry: dict[str, Any], source: "Which | Literal['scratch'] | int", *, is_script: bool
+) -> str:
     if carry["kind"] == "scratch":
         return "It starts from scratch."
     what = "the whole training state" if carry["kind"] == "full" else "the weights alone"
+    takes = "It is given what was saved" if is_script else f"It takes over {what}, as saved"
     if carry["waits_for_parent"] and source in ("latest", "best"):
         which = "latest" if source == "latest" else "best by then"
-        return f"It takes over {what}, as saved ({which}) once its parent has stopped."
+        return f"{takes} ({which}) once its parent has stopped."
     if carry["step"] is None:
         return "Nothing is saved that it could go on from: it starts from the beginning."
-    return f"It takes over {what}, as of step {number(carry['step'])}."
+    takes = "It is given the checkpoint of" if is_script else f"It takes over {what}, as of"
+    return f"{takes} step {number(carry['step'])}."
+
+
+def _has_nothing(carry: dict[str, Any]) -> bool:
+    """Whether its parent has saved nothing, and will not."""
+    return carry["step"] is None and not carry["waits_for_parent"]

@@ -7,7 +7,8 @@ import typer
 MOST_DIGITS = 18
 
 
-def _run_id(text: str) -> int:
+def parse_run_id(text: str) -> int:
+    """The id of a run as typed; BadParameter when it is none."""
     is_whole = text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS
     if not is_whole or int(text) < 1:
         raise typer.BadParameter(
@@ -18,4 +19,4 @@ def _run_id(text: str) -> int:
     return int(text)
 
 
-RunId = Annotated[int, typer.Argument(metavar="RUN", parser=_run_id, help="The run's id.")]
+RunId = Annotated[int, typer.Argument(metavar="RUN", parser=parse_run_id, help="The run's id.")]

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from app.cli.db.storage import is_created
 from app.cli.failures import CommandFailed
-from app.cli.storage import is_created
 
 if TYPE_CHECKING:
     from app.settings import Settings
@@ -44,7 +44,7 @@ def open_database(settings: "Settings") -> Iterator["Store"]:
     try:
         if not store.schema_is_current():
             raise CommandFailed(
-                "The database has another schema than this version of Stoker. "
+                "The database has a different schema than this version of Stoker needs. "
                 "Run `stoker db upgrade` (a backup first: `stoker db backup FILE`)."
             )
         yield store

@@ -2,15 +2,18 @@
 
 import json
 import os
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
-from app.cli.output import print_lines, wrapped
+from app.cli.output import AS_JSON, print_lines, wrapped
 from app.errors import StokerError, Unauthorized, Unavailable
 from stoker import ClientError, Problem, ServiceUnreachable
 
@@ -30,13 +33,22 @@ class ExitCode(IntEnum):
     """What a command's end says; 3 and 4 come from `watch`, which ends as its run did."""
 
     ok = 0
+    """Done; for `watch` and `--watch`: the run succeeded."""
     failed = 1
+    """The run failed; or the command did; or `doctor` or `db check` found a problem."""
     usage = 2
+    """The command line is wrong."""
     stopped = 3
+    """The run was stopped."""
     paused = 4
+    """The run is paused."""
     refused = 5
+    """Refused: a spec with errors, a state that does not allow it, something that is not there, a
+    wrong token or setting."""
     unreachable = 6
+    """The service does not answer, or is not ready; `watch` tries for a minute first."""
     interrupted = 130
+    """Ctrl-C; a run that was watched goes on."""
 
 
 OUTCOMES = {
@@ -48,15 +60,33 @@ OUTCOMES = {
 
 
 class CommandFailed(Exception):
-    """A command that could not do its work: a sentence, the code to exit with, further lines."""
+    """A command that could not do its work: a sentence, the code to exit with, further lines.
+
+    `document` is what the service said, where it was the service that refused.
+    """
 
     def __init__(
-        self, detail: str, exit_code: ExitCode = ExitCode.refused, hints: Sequence[str] = ()
+        self,
+        detail: str,
+        exit_code: ExitCode = ExitCode.refused,
+        hints: Sequence[str] = (),
+        document: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(detail)
         self.detail = detail
         self.exit_code = exit_code
         self.hints = list(hints)
+        self.document = dict(document or {})
+
+
+@dataclass(frozen=True)
+class Explained:
+    """An error as it is told: a sentence, the exit code, further lines, the service's document."""
+
+    detail: str
+    exit_code: ExitCode
+    hints: list[str] = field(default_factory=list)
+    document: dict[str, Any] = field(default_factory=dict)
 
 
 class StokerGroup(TyperGroup):
@@ -75,15 +105,19 @@ class StokerGroup(TyperGroup):
             explained = explain(error)
             if explained is None:
                 raise
-            fail(*explained)
+            fail(explained, as_json=bool(ctx.meta.get(AS_JSON)))
 
 
-def fail(detail: str, exit_code: ExitCode, hints: list[str]) -> NoReturn:
-    """Print the sentence and leave."""
-    for line in wrapped(f"error: {detail}", err=True):
+def fail(told: Explained, *, as_json: bool) -> NoReturn:
+    """Print the sentence on stderr, or with --json the document with the exit code, and leave."""
+    if as_json:
+        document = {**told.document, "detail": told.detail, "exit_code": told.exit_code.value}
+        typer.echo(json.dumps(document, indent=2, ensure_ascii=False), err=True)
+        raise typer.Exit(told.exit_code)
+    for line in wrapped(f"error: {told.detail}", err=True):
         typer.secho(line, err=True, fg=typer.colors.RED)
-    print_lines(hints, err=True)
-    raise typer.Exit(exit_code)
+    print_lines(told.hints, err=True)
+    raise typer.Exit(told.exit_code)
 
 
 def require_yes(consequence: str) -> None:
@@ -93,42 +127,47 @@ def require_yes(consequence: str) -> None:
     typer.confirm(f"{consequence} Continue?", abort=True)
 
 
-def explain(error: Exception) -> tuple[str, ExitCode, list[str]] | None:
-    """Sentence, exit code and further lines for an error of ours; None for any other."""
+def explain(error: Exception) -> Explained | None:
+    """What to tell of an error of ours; None for any other."""
     match error:
         case CommandFailed():
-            return error.detail, error.exit_code, error.hints
+            return Explained(error.detail, error.exit_code, error.hints, error.document)
         case Problem():
             return _explain_problem(error)
         case ServiceUnreachable():
-            return error.detail, ExitCode.unreachable, []
+            return Explained(error.detail, ExitCode.unreachable)
         case ClientError() | StokerError():
-            return error.detail, ExitCode.refused, []
+            return Explained(error.detail, ExitCode.refused)
         case OSError():
             where = f"{error.filename}: " if error.filename else ""
-            return f"{where}{error.strerror or error}.", ExitCode.failed, []
+            return Explained(f"{where}{error.strerror or error}.", ExitCode.failed)
     return None
 
 
-def _explain_problem(error: Problem) -> tuple[str, ExitCode, list[str]]:
+def _explain_problem(error: Problem) -> Explained:
     """What the service refused. The findings say all that its sentence would, each with its fix."""
     if error.status == Unauthorized.status:
-        return error.detail, ExitCode.refused, [WAYS_BACK_IN]
+        return Explained(error.detail, ExitCode.refused, [WAYS_BACK_IN], error.document)
     code = ExitCode.unreachable if error.status == Unavailable.status else ExitCode.refused
     if error.issues:
-        return f"{error.title.rstrip('.')}.", code, issue_lines(error.issues)
-    return error.detail, code, []
+        title = f"{error.title.rstrip('.')}."
+        return Explained(title, code, issue_lines(error.issues), error.document)
+    return Explained(error.detail, code, document=error.document)
 
 
-def issue_lines(issues: list[dict[str, Any]]) -> list[str]:
-    """Each finding of the guard, with why it matters and what would mend it."""
+def issue_lines(
+    issues: list[dict[str, Any]], options: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """Each finding of the guard, with why it matters and what would mend it. `options`: of fields
+    that the command has an option of its own for; others are given by --set.
+    """
     lines = []
     for issue in issues:
         place = ".".join(str(part) for part in issue.get("loc", ())) or "spec"
         lines.append(f"  {issue['severity']} {issue['code']} at {place}: {issue['message']}")
         if issue.get("why"):
             lines.append(f"    why: {issue['why']}")
-        steps = [step for op in issue.get("fix", ()) for step in _fix_steps(op)]
+        steps = [step for op in issue.get("fix", ()) for step in _fix_steps(op, options)]
         if steps:
             lines.append(f"    fix: {', '.join(steps)}")
         if issue.get("accepted"):
@@ -140,16 +179,22 @@ def issue_lines(issues: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _fix_steps(op: dict[str, Any]) -> list[str]:
+def _fix_steps(op: dict[str, Any], options: Mapping[str, str]) -> list[str]:
     """One operation in words of the command line."""
     name = str(op["path"]).strip("/").replace("/", ".")
-    return [f"remove {name}"] if op["op"] == "remove" else _settings_of(name, op["value"])
+    if op["op"] == "remove":
+        return [f"remove {options.get(name, name)}"]
+    return _settings_of(name, op["value"], options)
 
 
-def _settings_of(name: str, value: Any) -> list[str]:
+def _settings_of(name: str, value: Any, options: Mapping[str, str]) -> list[str]:
     """A --set for each value of a block: one for the block would replace what else is in it."""
     if isinstance(value, dict):
         return [
-            line for key, inner in value.items() for line in _settings_of(f"{name}.{key}", inner)
+            line
+            for key, inner in value.items()
+            for line in _settings_of(f"{name}.{key}", inner, options)
         ]
+    if name in options:
+        return [f"{options[name]} {shlex.quote(str(value))}"]
     return [f"--set '{name}={value if isinstance(value, str) else json.dumps(value)}'"]

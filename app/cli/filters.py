@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from app.cli.db.prune import parse_age
 from app.cli.failures import CommandFailed, ExitCode, issue_lines
-from app.cli.prune import parse_age
 from stoker import Problem
 
 OPTIONS = {
@@ -34,11 +34,11 @@ SinceOption = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="Made at this time or later: 2026-03-01T12:00:00Z; 2026-03-01 (midnight UTC); "
-        "or so long ago: 1d, 12h, 30m.",
+        help="Created since then: 2026-03-01T12:00:00Z, 2026-03-01 (midnight UTC), or 1d, 12h, "
+        "30m ago.",
     ),
 ]
-BeforeOption = Annotated[str | None, typer.Option(metavar="TIME", help="Made before such a time.")]
+BeforeOption = Annotated[str | None, typer.Option(metavar="TIME", help="Created before then.")]
 
 
 def as_typed(parameters: Mapping[str, Any]) -> str:
@@ -82,7 +82,9 @@ def one_each(statuses: list[str] | None) -> list[str] | None:
 def refusal(problem: Problem) -> CommandFailed:
     """What the service said of its parameters, said of the options that they come from."""
     issues = [_of_option(issue) for issue in problem.issues]
-    return CommandFailed(f"{problem.title.rstrip('.')}.", ExitCode.refused, issue_lines(issues))
+    return CommandFailed(
+        f"{problem.title.rstrip('.')}.", ExitCode.refused, issue_lines(issues), problem.document
+    )
 
 
 def _of_option(issue: dict[str, Any]) -> dict[str, Any]:

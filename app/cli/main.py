@@ -7,24 +7,11 @@ from collections.abc import Callable
 import typer
 
 from app import __version__
-from app.cli import (
-    actions,
-    bench,
-    database,
-    datasets,
-    doctor,
-    machine,
-    plan,
-    presets,
-    results,
-    rules,
-    runs,
-    service,
-    systemd,
-    tokens,
-    watch,
-)
+from app.cli import actions, plan, presets, results, rules, run, runs, tokens, watch
+from app.cli.data import datasets
+from app.cli.db import database
 from app.cli.failures import ExitCode, StokerGroup
+from app.cli.host import bench, doctor, machine, queue, service, systemd
 
 app = typer.Typer(
     name="stoker",
@@ -43,6 +30,7 @@ TOPICS: dict[str, dict[str, Callable[..., None]]] = {
         "worker": service.worker,
     },
     "Runs": {
+        "run": run.run,
         "submit": runs.submit,
         "plan": plan.plan,
         "ls": runs.ls,
@@ -53,6 +41,7 @@ TOPICS: dict[str, dict[str, Callable[..., None]]] = {
         "pause": actions.pause,
         "resume": actions.resume,
         "restart": actions.restart,
+        "edit": actions.edit,
         "delete": actions.delete,
     },
     "Results": {
@@ -63,7 +52,6 @@ TOPICS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "Machine": {
         "gpus": machine.gpus,
-        "queue": machine.queue,
         "workers": machine.workers,
         "presets": presets.presets,
         "rules": rules.rules,
@@ -72,17 +60,23 @@ TOPICS: dict[str, dict[str, Callable[..., None]]] = {
     },
 }
 GROUPS = {
+    "queue": queue.app,
     "data": datasets.app,
     "service": systemd.app,
     "token": tokens.app,
     "db": database.app,
 }
 
+# What follows a command of the user's own is its, also without `--` before it.
+CONTEXTS = {"run": {"allow_interspersed_args": False}}
+
 for topic, commands in TOPICS.items():
     for name, command in commands.items():
-        app.command(name, rich_help_panel=topic)(command)
+        settings = CONTEXTS.get(name)
+        app.command(name, rich_help_panel=topic, context_settings=settings)(command)
 for name, group in GROUPS.items():
-    app.add_typer(group, name=name, rich_help_panel="Administration")
+    panel = "Machine" if name == "queue" else "Administration"
+    app.add_typer(group, name=name, rich_help_panel=panel)
 
 
 @app.callback(invoke_without_command=True)

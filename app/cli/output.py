@@ -13,7 +13,18 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+# Where a command's context holds that it was asked for JSON: errors are then told so, too.
+AS_JSON = "stoker.as_json"
+
+
+def _noted(context: typer.Context, value: bool) -> bool:
+    context.meta[AS_JSON] = value
+    return value
+
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print the answer as JSON.", callback=_noted)
+]
 
 NARROWEST = 40
 STATUS_STYLES = {
@@ -53,8 +64,18 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], empty:
         table.add_column(header, justify="right" if numeric else "left", no_wrap=one_word)
     for row in rows:
         cells = ["–" if cell is None else str(cell) for cell in row]
-        table.add_row(*(Text(cell, style=STATUS_STYLES.get(cell, "")) for cell in cells))
+        table.add_row(*(Text(cell, style=_style(cell)) for cell in cells))
     console().print(table)
+
+
+def _style(cell: str) -> str:
+    """Of a status, also with its reason: "failed: hang"."""
+    return STATUS_STYLES.get(cell.partition(":")[0], "")
+
+
+def columns() -> int:
+    """Of the terminal, or as COLUMNS says; without either as many as there may be."""
+    return max(NARROWEST, shutil.get_terminal_size((sys.maxsize, 0)).columns)
 
 
 def print_explained(headers: Sequence[str], rows: Sequence[Sequence[str]], empty: str) -> None:
@@ -62,7 +83,7 @@ def print_explained(headers: Sequence[str], rows: Sequence[Sequence[str]], empty
 
     COLUMNS bounds the lines where nobody looks at them too; they are whole where it is not set.
     """
-    room = max(NARROWEST, shutil.get_terminal_size((sys.maxsize, 0)).columns)
+    room = columns()
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
     if not rows or sum(widths) + 2 * len(widths) <= room:
         print_table(headers, rows, empty)
@@ -129,13 +150,13 @@ def metric_line(values: Mapping[str, object]) -> str:
     return " · ".join(f"{name} {number(value)}" for name, value in values.items())
 
 
-def in_words(status: str) -> str:
-    """A status as what follows "Run 7 …"."""
+def in_words(status: str, waits_for: int | None = None) -> str:
+    """A status as what follows "Run 7 …"; `waits_for`: the run that has to be over before."""
     if status in ("succeeded", "failed", "stopped"):
         return f"has {status}"
     word = {
         "killing": "being killed",
-        "waiting_for_parent": "waiting for its parent",
+        "waiting_for_parent": f"waiting for run {waits_for}",
         "waiting_for_memory": "waiting for memory",
     }.get(status, status)
     return f"is {word}"

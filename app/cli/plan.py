@@ -11,7 +11,7 @@ from app.cli.connect import connect
 from app.cli.failures import CommandFailed, ExitCode, issue_lines
 from app.cli.output import JsonOption, print_json, print_lines
 from app.cli.planview import print_plan
-from app.cli.specfile import (
+from app.cli.specs.specfile import (
     NO_CHANGES,
     Format,
     SetOption,
@@ -24,40 +24,50 @@ from app.cli.specfile import (
 from stoker import Problem
 
 if TYPE_CHECKING:
-    from app.cli.fixing import Mended, Planner
+    from app.cli.specs.fixing import Mended, Planner
     from stoker import Client
 
 Document = dict[str, Any]
 # A worker gives a probe 240; what is before it in its queue needs some too.
 PROBE_SECONDS = 300.0
 
+FixOption = Annotated[
+    bool, typer.Option("--fix", help="Fix what would be refused, and show the diff.")
+]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="With --fix: write the fixed spec to this new file."
+    ),
+]
+
 
 def plan(
     spec: SpecPath,
     assignments: SetOption = NO_CHANGES,
-    fix: Annotated[bool, typer.Option("--fix", help="Mend what the guard refuses.")] = False,
+    fix: FixOption = False,
     warnings: Annotated[
-        bool, typer.Option("--warnings", help="With --fix: also what it warns of.")
+        bool, typer.Option("--warnings", help="With --fix: fix the warnings, too.")
     ] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it mended.")
-    ] = None,
+    output: OutputOption = None,
     in_place: Annotated[
-        bool, typer.Option("--in-place", help="Write it over SPEC, mended.")
+        bool, typer.Option("--in-place", help="With --fix: write it over SPEC.")
     ] = False,
     probe: Annotated[
         bool, typer.Option("--probe", help="Have a worker measure the memory of one real step.")
     ] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="Every value, also those that are defaults.")
+        bool, typer.Option("--all", help="Show every value, defaults too.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a submission would become, without submitting it."""
+    """Check a spec and show what it would become, without submitting it."""
     if (output is not None or in_place) and not fix:
-        raise typer.BadParameter("only what --fix mends is written", param_hint="-o, --in-place")
+        raise typer.BadParameter(
+            "these write what --fix makes, so give --fix too", param_hint="-o, --in-place"
+        )
     if warnings and not fix:
-        raise typer.BadParameter("only --fix mends", param_hint="--warnings")
+        raise typer.BadParameter("it goes with --fix", param_hint="--warnings")
     source = read_spec(spec)
     target = _target(source, output, in_place) if fix else None
     request = with_assignments(source.document, assignments)
@@ -74,7 +84,7 @@ def plan(
     errors = [issue for issue in answer["issues"] if issue["severity"] == "error"]
     if not as_json and any(issue["fix"] for issue in errors):
         typer.echo(
-            "\nWith --fix the errors are mended, and shown as a diff; --warnings goes further."
+            "\n--fix applies these fixes and shows the diff; --warnings fixes the warnings, too."
         )
     if errors:
         raise typer.Exit(ExitCode.refused)
@@ -105,14 +115,16 @@ def _target(source: SpecFile, output: Path | None, in_place: bool) -> _Target | 
         raise typer.BadParameter("give one of the two", param_hint="-o, --in-place")
     if in_place:
         if source.path is None:
-            raise CommandFailed("Standard input cannot be written over; -o FILE writes a file.")
+            raise CommandFailed(
+                "--in-place needs a file, and this spec came from standard input; use -o FILE."
+            )
         return _Target(source.path.resolve(), source.format, is_source=True)
     if output is None:
         return None
     if output.exists():
         raise CommandFailed(f"{output} exists already; -o writes new files only.")
     if not output.parent.is_dir():
-        raise CommandFailed(f"{output.parent} is no folder that is there.")
+        raise CommandFailed(f"There is no folder {output.parent}.")
     if output.suffix.lower() not in (".yaml", ".yml", ".json"):
         raise CommandFailed(f"{output}: a spec is written as .yaml, .yml or .json.")
     return _Target(output, format_of(str(output)))
@@ -128,13 +140,13 @@ def _mend(
     as_json: bool,
 ) -> None:
     # Imported late: the guard's own patches, which bring pydantic.
-    from app.cli.fixing import mend
-    from app.cli.spectext import before_and_after, diff_of, write
-    from app.cli.yamltext import dump_yaml
+    from app.cli.specs.fixing import mend
+    from app.cli.specs.spectext import before_and_after, diff_of, write
+    from app.cli.specs.yamltext import dump_yaml
 
     mended = mend(request, ask, warnings=warnings)
     before, after = before_and_after(source, mended.request)
-    diff = diff_of(before, after, source.name, f"{target.path if target else source.name} (mended)")
+    diff = diff_of(before, after, source.name, f"{target.path if target else source.name} (fixed)")
     # Nothing here writes TOML.
     is_shown = target is not None and target.is_source and source.format == "toml" and bool(diff)
     written = None
@@ -160,9 +172,9 @@ def _mend(
             _print_written(written, source.format, is_mended=bool(mended.issues))
     if is_shown:
         if not as_json:
-            typer.echo(f"\nThe spec, mended, as YAML:\n\n{dump_yaml(mended.request)}", nl=False)
+            typer.echo(f"\nThe fixed spec as YAML:\n\n{dump_yaml(mended.request)}", nl=False)
         raise CommandFailed(
-            f"{source.name} is TOML, which cannot be edited in place: it is as it was. Change it "
+            f"{source.name} is TOML, which cannot be edited in place, so it is unchanged. Edit it "
             "by hand as the diff shows, or write another file with -o FILE.yaml or -o FILE.json."
         )
     if not mended.is_accepted:
@@ -179,19 +191,19 @@ def _print_outcome(mended: "Mended", *, warnings: bool) -> None:
     if mended.issues:
         rounds = "1 round" if mended.rounds == 1 else f"{mended.rounds} rounds"
         codes = ", ".join(dict.fromkeys(issue["code"] for issue in mended.issues))
-        print_lines(["", f"Mended in {rounds}: {codes}."])
+        print_lines(["", f"Fixed in {rounds}: {codes}."])
     left = [issue for issue in mended.plan["issues"] if not issue["accepted"]]
     spared = [i for i in left if i["severity"] == "warning" and i["fix"] and not warnings]
     for heading, issues in (
-        ("What is left has no fix that could be applied", [i for i in left if i not in spared]),
-        ("Warnings are left to you; --warnings mends these too", spared),
+        ("These have no fix that could be applied", [i for i in left if i not in spared]),
+        ("Warnings are left to you; --warnings fixes these too", spared),
     ):
         if issues:
             typer.echo(f"\n{heading}:")
             print_lines(issue_lines(issues))
     said = "be accepted" if mended.is_accepted else "still be refused"
     typer.echo(
-        f"\nIt would {said}." if mended.issues or left else f"Nothing to mend: it would {said}."
+        f"\nIt would {said}." if mended.issues or left else f"Nothing to fix: it would {said}."
     )
 
 

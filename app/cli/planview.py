@@ -19,7 +19,7 @@ def print_plan(answer: Document, *, everything: bool) -> None:
     print_lines(issue_lines(answer["issues"]))
     if "spec" not in answer:
         typer.echo(
-            "\nThe rules have not looked at it yet: they judge only a spec that can be read."
+            "\nThe other rules have not been applied yet: they need a spec that can be read."
         )
         return
     _print_unchecked(answer["unchecked"])
@@ -29,6 +29,8 @@ def print_plan(answer: Document, *, everything: bool) -> None:
             _print_memory(memory)
         return
     _print_estimate(answer)
+    if profile := answer.get("profile"):
+        print_lines(["", profile["message"]])
     if memory:
         _print_memory(memory)
     _print_values(answer["provenance"], everything=everything)
@@ -73,7 +75,7 @@ def _formats(by_part: Document) -> str | None:
 
 def _time(estimate: Document) -> str:
     if estimate.get("seconds") is None:
-        return "not known: no run like it has trained for 100 steps or a minute yet"
+        return "unknown: no run like it has trained for 100 steps or a minute yet"
     runs = [str(run) for run in estimate.get("from_runs") or ()]
     word = "run" if len(runs) == 1 else "runs"
     by = f", by {word} {', '.join(runs)}" if runs else ""
@@ -84,23 +86,44 @@ def _print_memory(memory: Document) -> None:
     """What is planned against the budget, and what it is made of, the largest first."""
     typer.echo("\nMemory for training, on top of the trainer's libraries:")
     for place in ("device", "host"):
-        room = memory.get(place)
-        if room is None:
+        plan = memory.get(place)
+        if plan is None:
             continue
-        budget = room.get("budget_bytes")
-        against = (
-            f"{share(room['planned_bytes'] / budget)} of the {size(budget)} that are available"
-            if budget
-            else "how much is available is not known"
-        )
-        phase = max(room["phases"], key=room["phases"].get)
-        peak = f"{size(room['planned_bytes'])} at the peak, while {phase}"
-        typer.echo(f"  {place}: {peak}, {against}. No phase holds all of these at once:")
-        items = sorted(room["items"].items(), key=lambda item: -item[1])
+        typer.echo(f"  {place}: {_against(plan)}. No phase holds all of these at once:")
+        items = sorted(plan["items"].items(), key=lambda item: -item[1])
         width = max((len(name) for name, _ in items), default=0)
         for name, count in items:
             typer.echo(f"    {name.replace('_', ' '):<{width}}  {size(count):>10}")
+    _print_who_measured(memory)
     _print_how_it_is_read(memory)
+
+
+def _against(plan: Document) -> str:
+    """The peak and what is available; where a part was never measured, what is known alone."""
+    phase = max(plan["phases"], key=plan["phases"].get)
+    known = plan["planned_bytes"] is not None
+    peak = max(plan["phases"].values())
+    told = f"{size(peak)} at the peak, while {phase}"
+    if not known:
+        told = f"{size(peak)} are exact, while {phase}; what comes on top was never measured"
+    budget = plan.get("budget_bytes")
+    if not budget:
+        return f"{told}, and how much is available is not known"
+    return f"{told}, {share(peak / budget)} of the {size(budget)} that are available"
+
+
+def _print_who_measured(memory: Document) -> None:
+    if unknown := memory.get("unknown"):
+        names = ", ".join(unknown)
+        typer.echo(f"  Not known: {names}. `stoker plan SPEC --probe` measures a step.")
+    if measured := memory.get("measured"):
+        sizes = ", ".join(number(size) for size in measured["batch_sizes"])
+        runs = ", ".join(str(run) for run in measured["runs"])
+        who = f"run{'s' if len(measured['runs']) > 1 else ''} {runs}" if runs else "a probe"
+        typer.echo(
+            f"  Measured by {who}, last on {measured['worker']} at {measured['at']}, "
+            f"with batches of {sizes}."
+        )
 
 
 def _print_how_it_is_read(memory: Document) -> None:
@@ -111,12 +134,6 @@ def _print_how_it_is_read(memory: Document) -> None:
         typer.echo("  The data comes to the device batch by batch.")
     elif memory.get("residency"):
         typer.echo("  The data stays on the device.")
-    if (measured := memory.get("measured")) and measured["training"]:
-        point = measured["training"][-1]
-        typer.echo(
-            f"  Measured on {measured['worker']} at {measured['at']}: a step with a batch of "
-            f"{number(point['batch_size'])} took {size(point['peak_bytes'])}."
-        )
     print_lines([f"  Assumed: {assumed}" for assumed in memory.get("assumed") or ()])
 
 

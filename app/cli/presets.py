@@ -49,7 +49,7 @@ def _show(page: Document, name: str, *, as_json: bool) -> None:
     if as_json:
         print_json(row)
         return
-    from app.cli.yamltext import dump_yaml  # imported late: start-up of every command
+    from app.cli.specs.yamltext import dump_yaml  # imported late: start-up of every command
 
     typer.echo(row["name"])
     print_facts(

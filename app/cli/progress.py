@@ -17,6 +17,8 @@ Document = dict[str, Any]
 PLAIN_LINE_SECONDS = 2.0
 # A running worker reports more often than this; without news its last figures are no longer true.
 NEWS_SECONDS = 5.0
+# In which the run makes its own steps; in the others it counts those of the phase.
+OF_STEPS = ("training", "running")
 CACHES = {
     "hit": "all from the cache",
     "partial": "some of it from the cache",
@@ -25,8 +27,9 @@ CACHES = {
 }
 # What is done before the first step and may take a while.
 LONG_PHASES = {
+    "preparing": "what the recipe wants of the data beforehand",
     "compiling": "the steps, before the first of them",
-    "recording": "a step, and trying it against launched ones",
+    "capturing": "a step, and trying it against launched ones",
 }
 # What stands beside the figures: phase, percentage, and the spaces between.
 PHASE_WIDTH, PERCENT_WIDTH, SPACES = 12, 5, 3
@@ -109,7 +112,7 @@ class PlainView:
 def plain_line(progress: Document) -> str:
     """`evaluating 3/8 · epoch 2/6 · …`; while it trains the figures hold the steps already."""
     phase, done, total = where(progress)
-    place = "" if phase == "training" or not total else f" {done}/{total}"
+    place = "" if phase in OF_STEPS or not total else f" {done}/{total}"
     shown = figures(progress)
     return f"{phase}{place}" + (f" · {shown}" if shown else "")
 
@@ -150,7 +153,9 @@ class LiveView:
     def progress(self, progress: Document) -> None:
         phase, done, total = where(progress)
         if not total:
-            self.doing(phase)
+            shown = Figures(progress, self._room, time.monotonic())
+            self._bar.remove_task(self._task)
+            self._task = self._bar.add_task(phase, total=None, percent="", figures=shown)
             return
         self._bar.update(
             self._task,
@@ -182,9 +187,9 @@ class Figures:
 
 
 def where(progress: Document) -> tuple[str, int, int | None]:
-    """Phase, steps done and steps in all: of the run while it trains, else of the phase."""
+    """Phase, steps done and steps in all: of the run while it makes steps, else of the phase."""
     phase = progress.get("phase") or "starting"
-    if phase == "training":
+    if phase in OF_STEPS:
         return phase, progress.get("step") or 0, progress.get("steps")
     return phase, progress.get("phase_step") or 0, progress.get("phase_steps")
 
@@ -200,6 +205,8 @@ def figures(progress: Document, width: int | None = None) -> str:
         parts.append(("epoch", f"epoch {progress.get('epoch', 0)}/{progress['epochs']}"))
     if progress.get("steps"):
         parts.append(("step", f"step {progress.get('step', 0)}/{progress['steps']}"))
+    elif progress.get("step") and progress.get("phase") == "running":  # of how many it has not said
+        parts.append(("step", f"step {progress['step']}"))
     rate = progress.get("phase_rate") or progress.get("iterations_per_second")
     if rate:
         parts.append(("rate", f"{rate:.3g} it/s"))
@@ -261,11 +268,11 @@ def _compiled_text(data: Document) -> str | None:
 def _recorded_text(data: Document) -> str | None:
     """Of what an attempt used: what its CUDA graph gave; None where it has none."""
     done = (data.get("applied") or {}).get("cuda_graphs") or {}
-    if not done.get("recorded"):
+    if not done.get("captured"):
         return None
-    before, now = (1e3 * done[f"{name}_step_seconds"] for name in ("launched", "recorded"))
+    before, now = (1e3 * done[f"{name}_step_seconds"] for name in ("launched", "replayed"))
     return (
-        f"{'recorded':<12} {now:.3g} ms a step when tried, where launched it took {before:.3g} ms"
+        f"{'captured':<12} {now:.3g} ms a step when tried, where launched it took {before:.3g} ms"
     )
 
 

@@ -46,14 +46,14 @@ LEAST_COURSE, WIDEST_COURSE, FIGURES_WIDTH = 5, 32, 75
 def logs(
     run_id: RunId,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")
+        bool, typer.Option("--follow", "-f", help="Keep printing until the run has ended.")
     ] = False,
     attempt: Annotated[
-        int | None, typer.Option(min=1, help="Of this attempt; default all, in turn.")
+        int | None, typer.Option(min=1, help="Only this attempt; default all of them, in order.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print what the trainer wrote; with --json a line for each piece of it."""
+    """Print the log of a run; with --json a line for each piece of it."""
     with connect() as client:
         pieces = _followed(client, run_id, attempt) if follow else _rest(client, run_id, attempt)
         for piece in pieces:
@@ -97,12 +97,12 @@ def _has_ended(client: "Client", run_id: int) -> bool:
 def metrics(
     run_id: RunId,
     names: Annotated[
-        list[str], typer.Option("--name", help="Only this series; may be repeated.")
+        list[str], typer.Option("--name", help="Only this metric. Can be repeated.")
     ] = ALL_NAMES,
     csv: Annotated[bool, typer.Option("--csv", help="All points as CSV.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how the metrics went."""
+    """Show the metrics of a run, each with its curve."""
     if csv and as_json:
         raise typer.BadParameter("give one of the two", param_hint="--csv, --json")
     with connect() as client:
@@ -187,9 +187,11 @@ def checkpoints(run_id: RunId, as_json: JsonOption = False) -> None:
 
 def download(
     run_id: RunId,
-    best: Annotated[bool, typer.Option("--best", help="The best one, not the latest.")] = False,
+    best: Annotated[
+        bool, typer.Option("--best", help="The best checkpoint, not the latest.")
+    ] = False,
     checkpoint: Annotated[
-        int | None, typer.Option(min=1, help="This one, by its id (also of another run).")
+        int | None, typer.Option(min=1, help="This checkpoint, by its id (of any run).")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder; default run-N-latest.")

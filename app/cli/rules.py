@@ -112,7 +112,7 @@ def _no_rule(code: str, known: list[str]) -> str:
 
 
 def _print_example(example: Document) -> None:
-    from app.cli.yamltext import dump_yaml  # imported late: start-up of every command
+    from app.cli.specs.yamltext import dump_yaml  # imported late: start-up of every command
 
     before = dump_yaml(example["request"])
     where = f", for the device {example['device']}" if example["device"] else ""
@@ -122,7 +122,7 @@ def _print_example(example: Document) -> None:
     typer.echo()
     print_lines(issue_lines([{**example["issue"], "fix": []}]))
     if example["fixed"] is None:
-        typer.echo("\nNo change of the spec mends it.")
+        typer.echo("\nNo change to the spec fixes it.")
         return
     after = dump_yaml(example["fixed"])
     typer.echo("\nIts fix:\n")

@@ -15,6 +15,7 @@ from app.cli.output import (
     ago,
     best_score,
     between,
+    columns,
     duration,
     in_words,
     metric_line,
@@ -25,14 +26,15 @@ from app.cli.output import (
     print_table,
     size,
 )
-from app.cli.specfile import NO_CHANGES, SetOption, SpecPath, read_request
-from app.cli.watch import watch_run
+from app.cli.specs.specfile import NO_CHANGES, SetOption, SpecPath, read_request
+from app.cli.watch import RESULTS, watch_run
 from stoker import Problem
 
 if TYPE_CHECKING:
     from stoker import Client
 
 Document = dict[str, Any]
+SHORTEST_NAME = 12  # of what `ls` shows of a name, however narrow it is
 PAGE = 20  # runs of a page where `ls` is not told
 
 
@@ -40,15 +42,15 @@ def submit(
     spec: SpecPath,
     assignments: SetOption = NO_CHANGES,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Follow it; the exit code is the outcome.")
+        bool, typer.Option("--watch", help="Follow it to its end; the exit code is the outcome.")
     ] = False,
     wait: Annotated[
         float | None,
-        typer.Option(help="Seconds to wait for a dataset that is still being inspected."),
+        typer.Option(help="Wait this many seconds for a dataset that is still being inspected."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Submit a run."""
+    """Submit a run: stoker submit spec.yaml --watch."""
     request = read_request(spec, assignments)
     with connect() as client:
         run = _submitted(client, request, wait, _fixing_command(spec, assignments))
@@ -59,7 +61,7 @@ def submit(
     if as_json:
         print_json(run)
         return
-    typer.echo(f"Run {run['id']} {_named(run)}{in_words(run['status'])}.")
+    typer.echo(f"Run {run['id']} {_named(run)}{in_words(run['status'], run['waits_for'])}.")
     if run["state"] == "queued" and run["message"]:
         print_lines([f"  It waits: {run['message']}"])
     print_lines(issue_lines(warnings))
@@ -78,6 +80,7 @@ def _submitted(
         raise CommandFailed(
             f"{problem.title.rstrip('.')}.",
             hints=[*issue_lines(problem.issues), f"  all fixes, as a diff: {fixing}"],
+            document=problem.document,
         ) from None
 
 
@@ -94,18 +97,18 @@ def ls(
         str | None, typer.Option(help="queued, running, paused, succeeded, failed or stopped.")
     ] = None,
     status: Annotated[
-        list[str] | None, typer.Option(help="The word of the status column; may come again.")
+        list[str] | None, typer.Option(help="A word from the status column. Can be repeated.")
     ] = None,
-    recipe: Annotated[str | None, typer.Option(help="Only this recipe.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="Only with this data.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="Only runs of this recipe.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Only runs on this dataset.")] = None,
     label: Annotated[str | None, typer.Option(help="KEY or KEY=VALUE.")] = None,
     search: Annotated[str | None, typer.Option("--search", "-q", help="In name or notes.")] = None,
     parent: Annotated[int | None, typer.Option(help="Only restarts of this run.")] = None,
     since: SinceOption = None,
     before: BeforeOption = None,
-    by: Annotated[str | None, typer.Option(help="Only of the token with this name.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=500)] = PAGE,
-    after: Annotated[str | None, typer.Option(help="Cursor of the next page.")] = None,
+    by: Annotated[str | None, typer.Option(help="Only those of this token.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=500, help="How many.")] = PAGE,
+    after: Annotated[str | None, typer.Option(help="Where the next page begins.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List runs, newest first."""
@@ -126,11 +129,8 @@ def ls(
         print_json(page)
         return
     given = as_typed({**filters, "after": after})
-    print_table(
-        ["id", "name", "status", "reason", "steps", "loss", "best", "created", "took"],
-        [_row(run) for run in page["data"]],
-        f"No run matches {given}." if given else "No runs. `stoker submit SPEC` creates one.",
-    )
+    none = f"No run matches {given}." if given else "No runs. `stoker submit SPEC` creates one."
+    print_table(*_fitted([_row(run) for run in page["data"]], columns()), none)
     if page["next_cursor"]:
         size_given = None if limit == PAGE else limit
         further = as_typed({**filters, "limit": size_given, "after": page["next_cursor"]})
@@ -162,31 +162,44 @@ def why_they_wait(runs: list[Document]) -> str | None:
     return f"{who}: {why}{others}"
 
 
-def show(run_id: RunId, as_json: JsonOption = False) -> None:
-    """Show one run."""
+def show(
+    run_id: RunId,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Only the changes its code had when it was submitted.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a run: its state, progress, speed, memory and result."""
     with connect() as client:
         run = client.run(run_id)
         documents = {} if as_json else client.spec(run_id)
+    if diff:
+        if as_json:
+            raise typer.BadParameter("--diff goes without --json")
+        typer.echo((documents["code"] or {}).get("diff") or "", nl=False)
+        return
     if as_json:
         print_json(run)
         return
-    typer.echo(f"Run {run['id']} {_named(run)}{in_words(run['status'])}.")
+    typer.echo(f"Run {run['id']} {_named(run)}{in_words(run['status'], run['waits_for'])}.")
     print_facts(_facts(run, documents))
     # Until its end a run has no result; but what was best so far.
     result = run.get("result") or {"best": (run.get("progress") or {}).get("best")}
-    for name in ("best", "last", "test"):
+    for name in RESULTS:
         if values := result.get(name):
             typer.echo(f"  {name:<10}  " + metric_line(values))
 
 
 def _facts(run: Document, documents: Document) -> list[tuple[str, object]]:
-    progress = run.get("progress") or {}
+    progress, recipe = run.get("progress") or {}, documents["spec"]["recipe"]
     left = progress.get("eta_seconds") if run["state"] == "running" else None
     children = ", ".join(str(child) for child in run["child_ids"])
     return [
         ("reason", run.get("reason")),
         ("message", run.get("message")),
         ("recipe", f"{run['recipe']}, mode {run['mode']}"),
+        ("command", shlex.join(recipe.get("argv") or ()) or None),
+        ("folder", recipe.get("cwd")),
         ("labels", ", ".join(f"{key}={value}" for key, value in run["labels"].items())),
         ("accepted risks", ", ".join(run["accepted_risks"])),
         ("restart of", run.get("parent_id")),
@@ -194,9 +207,11 @@ def _facts(run: Document, documents: Document) -> list[tuple[str, object]]:
         ("attempt", run["attempt"] or None),
         ("worker", run.get("worker")),
         ("devices", ", ".join(run.get("devices") or ())),
-        ("memory", _memory(documents["memory"])),
+        ("memory", _memory(run, documents["memory"])),
+        ("like runs", (run.get("profile") or {}).get("message")),
+        ("code", _code(run["code"]) if run.get("code") else None),
         ("memory rung", _memory_rung(documents["applied"])),
-        ("progress", _steps(progress) if progress else None),
+        ("progress", _steps(progress)),
         ("speed", _speed(run["state"], progress)),
         ("time left", duration(left) if left else None),
         ("loss", number(progress["loss"]) if progress.get("loss") is not None else None),
@@ -206,8 +221,26 @@ def _facts(run: Document, documents: Document) -> list[tuple[str, object]]:
     ]
 
 
-def _memory(memory: Document) -> str:
+def _code(code: Document) -> str:
+    """The commit, and how far the code was from it."""
+    if code["git_sha"] is None:
+        return "in no git repository"
+    parts = [f"commit {code['git_sha'][:12]}"]
+    if code["diff_bytes"]:
+        parts.append(f"with a diff of {size(code['diff_bytes'])}")
+    if code["untracked"]:
+        files = "file" if code["untracked"] == 1 else "files"
+        parts.append(f"{number(code['untracked'])} untracked {files}")
+    return ", ".join(parts)
+
+
+def _memory(run: Document, memory: Document) -> str:
     """What was planned, and what an attempt has measured; empty where neither is known."""
+    if run["recipe"] == "script":
+        peak = (run.get("progress") or {}).get("peak_memory") or {}
+        where = (("device_bytes", "of GPU memory"), ("host_bytes", "of the host's"))
+        known = [f"{size(peak[name])} {words}" for name, words in where if peak.get(name)]
+        return f"{' and '.join(known)}, at the peak" if known else ""
     told = (("planned_bytes", "planned"), ("measured_bytes", "measured at the peak"))
     listed = [f"{size(memory[name])} {words}" for name, words in told if memory[name] is not None]
     return f"{', '.join(listed)}, on top of the trainer's libraries" if listed else ""
@@ -232,23 +265,50 @@ def _memory_rung(applied: list[Document | None]) -> str | None:
     return f"{rung['number']}: {', '.join(listed)}"
 
 
-def _row(run: Document) -> tuple[object, ...]:
+def _row(run: Document) -> dict[str, object]:
     progress = run.get("progress") or {}
-    return (
-        run["id"],
-        run["name"] or None,
-        run["status"],
-        run.get("reason"),
-        _steps(progress).removeprefix("step ") if progress else None,
-        number(progress.get("loss")),
-        best_score(progress.get("best")),
-        ago(run["created_at"]),
-        between(run["started_at"], run["finished_at"]),
-    )
+    ended_well = run.get("reason") in (None, "completed") or run["state"] in ("stopped", "paused")
+    return {
+        "id": run["id"],
+        "name": run["name"] or None,
+        "status": run["status"] if ended_well else f"{run['status']}: {run['reason']}",
+        "steps": (_steps(progress) or "").removeprefix("step ") or None,
+        "loss": number(progress.get("loss")),
+        "best": best_score(progress.get("best")),
+        "created": ago(run["created_at"]),
+        "took": between(run["started_at"], run["finished_at"]),
+    }
 
 
-def _steps(progress: Document) -> str:
-    return f"step {number(progress.get('step'))} of {number(progress.get('steps'))}"
+def _fitted(rows: list[dict[str, object]], room: int) -> tuple[list[str], list[list[object]]]:
+    """Headers and rows that are no wider than the terminal: of what `show` has too, the loss and
+    the time go first, and names are cut.
+    """
+    headers = list(rows[0]) if rows else []
+    for left_out in (None, "loss", "took"):
+        headers = [header for header in headers if header != left_out]
+        width = {
+            header: max(len(header), *(len(str(row[header] or "–")) for row in rows))
+            for header in headers
+        }
+        left = room - sum(width.values()) - 2 * (len(headers) - 1) + width["name"] if rows else 0
+        if left >= min(SHORTEST_NAME, width.get("name", 0)):
+            break
+    most = max(SHORTEST_NAME, left)
+    named = [{**row, "name": _cut(row["name"], most)} for row in rows]
+    return headers, [[row[header] for header in headers] for row in named]
+
+
+def _cut(name: object, most: int) -> object:
+    return f"{name[: most - 1]}…" if isinstance(name, str) and len(name) > most else name
+
+
+def _steps(progress: Document) -> str | None:
+    """None before a script has told of a step, which it may never do."""
+    if not progress or not (progress.get("step") or progress.get("steps")):
+        return None
+    done = f"step {number(progress.get('step'))}"
+    return done if progress.get("steps") is None else f"{done} of {number(progress['steps'])}"
 
 
 def _speed(state: str, progress: Document) -> str | None:

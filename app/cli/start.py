@@ -4,7 +4,7 @@ from app.loading import unsearched
 
 
 def main() -> None:
-    """The console script."""
+    """Of the console script (`stoker.command`) and of `python -m app.cli`."""
     with unsearched():
         # Imported only now: all that it brings is loaded without that search.
         from app.cli.main import main as run

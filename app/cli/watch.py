@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from stoker import Client
 
 Document = dict[str, Any]
+RESULTS = ("best", "last", "test", "naive")
 
 
 def watch(
@@ -77,10 +78,12 @@ def _print_outcome(run: Document) -> None:
     head = f"Run {run['id']} {state}" + (f" after {took}" if run["started_at"] else "")
     style = {"green": "green", "red": "red", "yellow": "yellow"}.get(STATUS_STYLES[state])
     typer.secho(f"{head}.", fg=style)  # its last note has said why
-    for name in ("best", "last", "test"):
-        values = (run["result"] or {}).get(name)
-        if values:
-            typer.echo(f"  {name:<4}  {metric_line(values)}")
+    reached = {
+        n: v for n in ("best", "last", "test", "naive") if (v := (run["result"] or {}).get(n))
+    }
+    width = max(map(len, reached), default=0)
+    for name, values in reached.items():
+        typer.echo(f"  {name:<{width}}  {metric_line(values)}")
     if run["child_ids"]:
         typer.echo(f"  It goes on as run {run['child_ids'][-1]}.")
     elif state in ("failed", "stopped"):

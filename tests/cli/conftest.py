@@ -213,14 +213,17 @@ def _answers(home: Path) -> bool:
 
 
 def _declare_ready(home: Path) -> None:
-    """What a worker's inspection would write, where there is no worker."""
+    """What a worker and its inspection would write, where there is no worker."""
     from sqlalchemy import update
 
     from app.settings import load_settings
     from app.store import open_store
+    from app.store.artifact_root import ArtifactRoot
     from app.store.tables import datasets
 
-    store = open_store(load_settings(home=home))
+    settings = load_settings(home=home)
+    store = open_store(settings)
+    ArtifactRoot(store.database, settings.artifact_root).look()
     store.datasets.register("waves", "waves.h5")
     fields = {
         "features": {"shape": [24, 3], "dtype": "float32"},

@@ -8,7 +8,7 @@ import pytest
 from app.lifecycle import Reason
 from app.settings import load_settings
 from app.store.artifact_root import MARKER, ArtifactRoot
-from app.store.database import Database
+from app.store.engine.database import Database
 from app.store.records import Beat, Finish, NewCheckpoint
 from tests.cli.conftest import stoker
 from tests.e2e.service import eventually

@@ -249,7 +249,7 @@ def test_a_broken_address_file_is_a_sentence(home, text):
 def test_what_is_no_token_is_a_sentence_that_does_not_show_it(home, monkeypatch, token):
     monkeypatch.setenv("STOKER_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("STOKER_TOKEN", token)
-    with pytest.raises(ClientError, match="STOKER_TOKEN holds no token") as refusal:
+    with pytest.raises(ClientError, match="STOKER_TOKEN does not hold a token") as refusal:
         Client()
     assert "geheim" not in str(refusal.value)
 

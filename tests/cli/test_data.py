@@ -7,10 +7,14 @@ import h5py
 import numpy as np
 import pyarrow
 import pytest
+from pyarrow import csv as pyarrow_csv
+from pyarrow import parquet
 
-from tests.cli.test_readme import blocks
+from tests.cli.test_readme import ROOT
 from tests.e2e.service import write_waves
+from tests.pages import blocks
 from tests.trainer_data.arrow_files import write_folder
+from worker.trainer.data.formats.ragged_files import pad_ragged
 
 
 def test_inspect_shows_fields(cli, home, tmp_path):
@@ -19,6 +23,14 @@ def test_inspect_shows_fields(cli, home, tmp_path):
     assert answer.code == 0
     assert "24 × 3" in answer.out
     assert cli("data", "inspect", str(path), "--json").document["samples"] == 600
+
+
+def test_inspect_shows_how_many_samples_a_field_puts_into_each_part(cli, home, tmp_path):
+    path = write_waves(tmp_path / "waves.h5")
+    with h5py.File(path, "a") as file:
+        file["part"] = np.repeat(np.arange(3, dtype=np.uint8), [500, 80, 20])
+    answer = cli("data", "inspect", str(path))
+    assert "scalar: 500 training, 80 validation, 20 test" in answer.out
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"\x89HDF\r\n\x1a\n" + bytes(100)])
@@ -151,9 +163,11 @@ def test_windows_become_a_series_that_a_run_reads_the_same(cli, up):
 
 
 def test_a_ragged_array_is_told_and_trains_as_input_and_is_refused_as_target(cli, up, monkeypatch):
-    [script] = [block for block in blocks("python") if "write_ragged" in block]
+    [script] = blocks("python", (ROOT / "docs" / "guide" / "data.md").read_text())
     monkeypatch.chdir(up / "data")
-    exec(script, {})  # noqa: S102  the README's own lines
+    exec(script, {})  # noqa: S102  the page's own lines
+    with h5py.File("molecules.h5", "r+") as file:
+        pad_ragged(file, "atoms", "first_atoms", length=8)
     looked = cli("data", "inspect", "molecules.h5")
     assert looked.code == 0
     assert "0 to 24 × 3, ragged: 12.0 on average" in looked.out
@@ -176,7 +190,11 @@ def test_a_ragged_array_is_told_and_trains_as_input_and_is_refused_as_target(cli
                   "data.inputs=[first_atoms]")  # fmt: skip
     assert (refused.code, refused.out) == (5, "")
     assert "'atoms' of 'molecules' is ragged" in refused.err
-    assert "pad_ragged(file, 'atoms', 'atoms_padded', 24)" in refused.err
+    assert "`stoker data convert FILE --pad 24`" in refused.err
+    padded = cli("data", "convert", "molecules.h5", "padded.h5", "--pad", "24")
+    assert (padded.code, "atoms 600 × 24 × 3" in padded.out) == (0, True), padded.err + padded.out
+    assert cli("data", "register", "padded", "padded.h5").code == 0
+    assert cli("submit", str(spec), "--set", "data.dataset=padded", "--watch").code == 0
     with h5py.File("molecules.h5", "r+") as file:
         file["atoms/offsets"][5] = 10_000
     torn = cli("data", "register", "molecules", "molecules.h5")
@@ -198,7 +216,7 @@ def test_a_folder_of_arrow_files_trains_as_the_hdf5_file_does(cli, up):
     write_folder(folder, {**arrays, "words": pyarrow.array(["word"] * 600)})
     looked = cli("data", "inspect", "arrow-waves")
     assert (looked.code, "24 × 3" in looked.out) == (0, True)
-    assert "'words' is string, not a boolean, an integer or a float; convert" in looked.err
+    assert "'words' is string, not a boolean, an integer, a float or bytes" in looked.err
 
     def submit(*options, **data):
         spec = up / "arrow-waves.json"
@@ -223,8 +241,8 @@ def test_a_folder_of_arrow_files_trains_as_the_hdf5_file_does(cli, up):
     assert "Its inspection found: 'words' is string" in " ".join(refused.err.split())
     os.utime(next(folder.iterdir()))
     changed = submit("--watch")
-    assert changed.code == 1
-    assert "modification time changed (written since: part-0" in " ".join(changed.out.split())
+    assert changed.code == 5
+    assert "since it was registered: its modification time." in " ".join(changed.err.split())
 
 
 def test_rows_of_a_csv_file_become_samples(cli, home, tmp_path):
@@ -239,10 +257,34 @@ def test_rows_of_a_csv_file_become_samples(cli, home, tmp_path):
     assert again.document["samples"] == 15
 
 
+def test_bars_of_a_csv_file_become_samples_of_timeframes(cli, home, tmp_path):
+    path, out = tmp_path / "bars.csv", tmp_path / "bars.h5"
+    minutes = [*range(40), 40, 40, *range(41, 60)]
+    rows = [f"{60 * at},{4 + at % 7},{1 + at % 3},{3.5 + at % 2}" for at in minutes]
+    path.write_text("\n".join(["time,high,low,close", *rows]))
+    given = "--timeframes", "M1:6,M5:2", "--horizon", "4"
+    stopped = cli("data", "convert", str(path), str(out), *given)
+    assert stopped.code == 5
+    assert "line 43, column time: 1970-01-01 00:40:00 is there already. Mend" in stopped.err
+    answer = cli("data", "convert", str(path), str(out), *given, "--on-bad", "skip")
+    assert answer.code == 0, answer.err
+    assert answer.out.splitlines()[:2] == [
+        "47 samples of 4 features: bars 60 of M1, 12 of M5. Target: range.",
+        "Skipped: duplicates 1.",
+    ]
+    assert answer.err.startswith(f"warning: {path}, line 43, column time")
+    again = cli("data", "convert", str(path), str(out), *given, "--target", "close", "--force",
+                "--on-bad", "skip", "--json")  # fmt: skip
+    assert (again.document["samples"], again.document["target"]) == (47, "close")
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (("none.h5", "out.h5"), "no file none.h5"),
+        (("rows.csv", "out.h5", "--timeframes", "M1:2"), "--timeframes needs --horizon"),
+        (("rows.csv", "out.h5", "--timeframes", "M1:2", "--window", "3"), "two ways to cut"),
+        (("rows.csv", "out.h5", "--max-gap", "3d"), "go with --window or --timeframes"),
         (("rows.csv", "out.h5"), "samples by --window"),
         (("rows.csv", "out.h5", "--window", "4"), "needs --horizon and --target"),
         (("waves.h5", "out.h5", "--every", "2"), "go with --window"),
@@ -312,3 +354,35 @@ def test_the_weather_sample_without_a_service_and_again(cli, home):
     written = path.stat().st_mtime_ns
     assert cli("data", "sample", "weather", "--json").document["dataset"] is None
     assert path.stat().st_mtime_ns == written
+
+
+@pytest.mark.slow
+def test_the_board_sample_is_a_folder_and_registered(cli, up):
+    made = cli("data", "sample", "board")
+    assert (made.code, "33,8" in made.out) == (0, True), made.err
+    again = cli("data", "sample", "board", "--json").document
+    assert again["dataset"]["state"] == "ready"
+    assert again["path"] == str(up / "data" / "board")
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "npy", "folder"])
+def test_what_is_to_be_converted_is_told_with_the_command_that_does(cli, up, tmp_path, kind):
+    root = up / "data"
+    root.mkdir(exist_ok=True)
+    path = root / f"my rows.{kind}"
+    table = pyarrow.table({"hour": range(100), "warmth": [0.5] * 100})
+    if kind == "npy":
+        np.save(path, np.zeros((3, 2)))
+    elif kind == "parquet":
+        parquet.write_table(table, path)
+    else:
+        place = path / "a.csv" if kind == "folder" else path
+        place.parent.mkdir(exist_ok=True)
+        pyarrow_csv.write_csv(table, place)
+    command = f"`stoker data convert '{path}'"
+    cut = "" if kind == "npy" else " --window 48 --horizon 12 --target warmth"
+    for words in (("inspect", str(path)), ("register", "mine", str(path))):
+        said = cli("data", *words)
+        assert said.code == 5
+        assert f"{command}{cut}`" in said.err
+        assert "Mend it" not in said.err

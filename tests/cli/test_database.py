@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.prune import parse_age, parse_size
+from app.cli.db.prune import parse_age, parse_size
 from app.lifecycle import Intent, Reason
 from app.settings import load_settings
-from app.store.database import Database
+from app.store.engine.database import Database
+from app.store.engine.sqlite import driver
 from app.store.records import Beat, Finish, NewCheckpoint, Restart, RunFilter
-from app.store.sqlite import driver
 from tests.e2e.service import eventually
 from tests.store.conftest import World, new_run
 
@@ -134,7 +134,7 @@ def test_a_damaged_database_is_replaced_and_kept_as_it_is(cli, database, tmp_pat
 
 KILLED_IN_THE_MIDDLE = """
 import os, sys
-from app.store.sqlite import driver
+from app.store.engine.sqlite import driver
 connection = driver.connect(sys.argv[1], isolation_level=None)
 connection.execute(f"PRAGMA journal_mode={sys.argv[2]}")
 connection.execute("PRAGMA cache_size=5")
@@ -239,7 +239,7 @@ def test_sizes(text, value):
 
 
 def test_prune_keeps_what_is_needed_and_says_why(cli, database, monkeypatch):
-    monkeypatch.setattr("app.cli.prune.RUNS_AT_ONCE", 2)
+    monkeypatch.setattr("app.cli.db.prune.RUNS_AT_ONCE", 2)
     settings = load_settings(home=database)
     with closing(Database(settings)) as connections:
         world = World(settings, connections)

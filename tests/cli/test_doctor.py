@@ -4,12 +4,21 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
-from app.cli import checks
+from app.cli.host import checks
+from app.lifecycle import Intent
+from app.settings import load_settings
+from app.store import open_store
+from app.store.engine import migrate
+from app.store.tables import runs
 from tests.cli.conftest import environment_of
+from tests.service.receiver import receiving
+from tests.store.conftest import new_run
 
 
 def findings(answer) -> dict[str, dict[str, str]]:
@@ -156,3 +165,47 @@ def test_every_finding_that_is_not_well_says_what_to_do(cli, home):
     Path(home / "token").chmod(0o666)
     for finding in cli("doctor", "--json").document["findings"]:
         assert finding["advice"] or finding["status"] != "problem", finding
+
+
+def test_notifications_are_tried_and_how_the_last_one_went_is_said(cli, home, monkeypatch):
+    assert "notify" not in findings(cli("doctor", "--json"))
+    nobody = cli("doctor", "--notify")
+    assert nobody.code == 1
+    assert "there is no STOKER_NOTIFY_URL" in nobody.out
+    with receiving(200, 403) as receiver:
+        monkeypatch.setenv("STOKER_NOTIFY_URL", receiver.url)
+        assert findings(cli("doctor", "--json"))["notify"]["found"] == (
+            "on; nothing was to be told yet"
+        )
+        tried = cli("doctor", "--notify", "--json")
+        assert (tried.code, findings(tried)["notify"]["status"]) == (0, "ok")
+        refused = cli("doctor", "--notify")
+        assert refused.code == 1
+        assert "not sent: 127.0.0.1 answered 403" in " ".join(refused.out.split())
+        assert len(receiver.requests) == 2
+
+
+def test_how_the_last_notification_went_is_said(cli, home, monkeypatch):
+    settings = load_settings()
+    settings.home.mkdir()
+    migrate.upgrade(settings)
+    with closing(open_store(settings)) as store:
+        store.datasets.register("weather", "weather.h5")
+        store.notifications.begin()
+        run = store.runs.create(new_run())[0].id
+        with store.database.write() as connection:
+            connection.execute(update(runs).values(attempt=1))  # one that never began is no news
+        store.runs.set_intent(run, Intent.stop)
+        monkeypatch.setenv("STOKER_NOTIFY_URL", "http://127.0.0.1:9/")
+        told = store.notifications.claim(["stopped"], 60)
+        assert told is not None
+        store.notifications.retry(told, "nobody there", 60)
+        failing = cli("doctor", "--json")
+        assert failing.code == 1
+        assert findings(failing)["notify"]["found"] == (
+            f"that run {run} stopped is tried again: nobody there"
+        )
+        store.notifications.end(told.id)
+        assert findings(cli("doctor", "--json"))["notify"]["found"].startswith(
+            f"that run {run} stopped was sent "
+        )

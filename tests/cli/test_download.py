@@ -1,6 +1,8 @@
 """Downloads by the client: whole or not at all, and from where they broke off."""
 
+import hashlib
 import io
+import shutil
 import zipfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -109,7 +111,25 @@ def test_what_changed_on_the_way_is_noticed(client, finished_run, tmp_path, monk
     assert target.is_dir()
 
 
-@pytest.mark.parametrize("name", ["../theirs", "/theirs", "a/b", "..", "", "a\0b"])
+def test_files_in_folders_below_come_too(client, finished_run, folder_of, tmp_path):
+    written, below = (folder_of / "manifest.json").read_bytes(), folder_of / "tokens" / "vocab.txt"
+    manifest = parse_manifest(written)
+    found = {"bytes": 5, "sha256": hashlib.sha256(b"a b c").hexdigest()}
+    manifest["files"]["tokens/vocab.txt"] = found
+    below.parent.mkdir()
+    try:
+        below.write_bytes(b"a b c")
+        (folder_of / "manifest.json").write_bytes(manifest_bytes(manifest))
+        client.download(finished_run["id"], "best", tmp_path / "best")
+    finally:
+        (folder_of / "manifest.json").write_bytes(written)
+        shutil.rmtree(below.parent)
+    assert (tmp_path / "best" / "tokens" / "vocab.txt").read_bytes() == b"a b c"
+
+
+@pytest.mark.parametrize(
+    "name", ["../theirs", "/theirs", "a/../b", "a//b", "a/", "./b", "..", "", "a\0b"]
+)
 def test_a_manifest_names_no_file_elsewhere(
     client, finished_run, folder_of, tmp_path, monkeypatch, name
 ):

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from app.cli.fixing import mend
+from app.cli.specs.fixing import mend
 from app.guard.plan import make_plan
 from app.spec.parse import parse_spec
 from tests.guard.world import CATALOG, REQUEST, world

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from app.cli.failures import CommandFailed
-from app.cli.home_lock import HomeLock, end_holder, holder_of
+from app.cli.host.home_lock import HomeLock, end_holder, holder_of
 from app.settings import Settings, load_settings
 from tests.e2e.service import eventually
 
 HOLD = """
 import sys, time
-from app.cli.home_lock import HomeLock
+from app.cli.host.home_lock import HomeLock
 from app.settings import load_settings
 with HomeLock(load_settings(home=sys.argv[1])):
     time.sleep(600)

@@ -9,12 +9,12 @@ from sqlalchemy import select
 
 from app.lifecycle import Reason, RunState
 from app.settings import load_settings
-from app.store import migrate
-from app.store.database import Database
+from app.store.engine import migrate
+from app.store.engine.database import Database
 from app.store.records import Finish, RunFilter
 from app.store.tables import runs
-from benchmarks import load_figures, mlflow_server
-from benchmarks.long_history import add_copies
+from benchmarks.service import load_figures, mlflow_server
+from benchmarks.service.long_history import add_copies
 from tests.store.conftest import World
 
 TOTAL = 1000

@@ -6,7 +6,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from app.cli.filters import moment
-from app.cli.runs import why_they_wait
+from app.cli.output import print_table
+from app.cli.runs import _fitted, _row, why_they_wait
+from app.spec.installed import INSTALLED
 from app.spec.run import SPEC_VERSION
 from tests.cli.conftest import serving
 from tests.cli.test_machine import registered
@@ -15,7 +17,7 @@ from tests.cli.test_machine import registered
 def test_submit_and_ls_say_that_runs_wait_for_their_artifacts(cli, api, spec_file):
     away = {"artifacts_away": "The artifact root /mnt/runs may not be mounted."}
     slots = [{"name": "cpu-0", "device": "cpu", "run_id": 7, "waiting": None}]
-    facts = {**away, "spec_version": SPEC_VERSION}
+    facts = {**away, "spec_version": SPEC_VERSION, "recipes": INSTALLED.versions}
     with registered(api, slots=slots, facts=facts):
         submitted = cli("submit", str(spec_file))
         second = cli("submit", str(spec_file), "--json").document
@@ -129,3 +131,28 @@ def test_several_statuses_in_one_are_told_apart(cli, api):
     assert answer.code == 2
     said = " ".join(answer.err.replace("│", " ").split())
     assert "repeat the option: --status running --status paused" in said
+
+
+@pytest.mark.parametrize("reason", ["completed", "hang", "checkpoint_write_error"])
+@pytest.mark.parametrize("name", ["waves", "a-name-that-is-as-long-as-some-people-like-them-to-be"])
+def test_ls_fits_a_hundred_columns(capsys, reason, name):
+    outcome = "succeeded" if reason == "completed" else "failed"
+    progress = {"step": 123_456, "steps": 500_000, "loss": 0.034567, "best": {"val_mae": 3.5678}}
+    moment = "2026-01-01T00:00:00.000Z"
+    run = {
+        "id": 12_345, "name": name, "state": outcome, "status": outcome, "reason": reason,
+        "progress": progress, "created_at": moment, "started_at": moment, "finished_at": moment,
+    }  # fmt: skip
+    print_table(*_fitted([_row(run), _row(run | {"id": 7, "name": None})], 100), "")
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert max(map(len, lines)) <= 100
+    assert "123,456 of 500,000" in lines[1]
+    assert "val_mae 3.568" in lines[1]
+    assert name[:11] in lines[1]
+    assert ("failed: " + reason in lines[1]) is (outcome == "failed")
+    print_table(*_fitted([_row(run)], 1_000), "")
+    assert name in capsys.readouterr().out, "where there is room all of it is shown"
+
+
+def test_ls_of_nothing_has_no_columns():
+    assert _fitted([], 100) == ([], [])

@@ -7,8 +7,8 @@ from dataclasses import replace
 from app.settings import load_settings
 from app.store import open_store
 from app.store.worker_records import NewWorker
-from worker.registration import describe_devices
-from worker.telemetry import GpuSample
+from worker.agent.registration import describe_devices
+from worker.telemetry.gpus import GpuSample
 
 GPU = GpuSample(
     index="0",

@@ -22,8 +22,8 @@ def test_numbers(value, text):
 
 def test_a_status_ends_a_sentence():
     shown = ["running", "killing", "waiting_for_parent", "paused", "succeeded", "stopped"]
-    assert [in_words(one) for one in shown] == [
-        "is running", "is being killed", "is waiting for its parent", "is paused", "has succeeded",
+    assert [in_words(one, 7) for one in shown] == [
+        "is running", "is being killed", "is waiting for run 7", "is paused", "has succeeded",
         "has stopped",
     ]  # fmt: skip
 
@@ -122,12 +122,12 @@ def test_compiling_is_told_before_and_after(cache, told):
 
 
 def test_recording_is_told_before_and_after():
-    before = note_of("phase", {"phase": "recording"})
-    done = {"recorded": True, "launched_step_seconds": 0.0021, "recorded_step_seconds": 0.00043}
+    before = note_of("phase", {"phase": "capturing"})
+    done = {"captured": True, "launched_step_seconds": 0.0021, "replayed_step_seconds": 0.00043}
     after = note_of("applied", {"applied": {"cuda_graphs": done}})
-    assert before == ("recording    a step, and trying it against launched ones", "dim")
-    assert after == ("recorded     0.43 ms a step when tried, where launched it took 2.1 ms", "dim")
-    launched = {"recorded": False, "why_not": "This attempt is on the CPU."}
+    assert before == ("capturing    a step, and trying it against launched ones", "dim")
+    assert after == ("captured     0.43 ms a step when tried, where launched it took 2.1 ms", "dim")
+    launched = {"captured": False, "why_not": "This attempt is on the CPU."}
     assert note_of("applied", {"applied": {"cuda_graphs": launched}}) is None
 
 

@@ -1,36 +1,28 @@
-"""The README says all that there is, and every one of its lines works."""
+"""The README and the tour over HTTP: every one of their lines works."""
 
 import json
+import math
 import re
 import socket
 import subprocess
 import sys
 import zipfile
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import typer
 
-from app.cli.failures import ExitCode
 from app.cli.main import app
-from app.settings import Settings
+from docs.reference import with_missing
+from stoker import Client
 from tests.cli.conftest import environment_of
-from tests.e2e.service import Service
+from tests.e2e.service import Service, eventually
+from tests.pages import blocks, run_as_typed
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-CONTRACT_COMMANDS = [
-    *("up", "down", "api", "worker", "submit", "plan", "ls"),
-    *("show", "watch", "logs", "metrics", "stop", "kill", "pause"),
-    *("resume", "restart", "compare", "diagnose", "checkpoints", "download", "export"),
-    *("gpus", "queue", "workers", "doctor", "rules", "presets", "bench"),
-]
-CONTRACT_SUBCOMMANDS = {
-    "service": ("install",),
-    "data": ("sample", "inspect", "register", "convert"),
-    "token": ("create", "list", "revoke"),
-    "db": ("upgrade", "backup", "restore", "accept-root", "check", "prune"),
-}
+TOUR = (ROOT / "docs" / "guide" / "http.md").read_text()
 
 
 def commands() -> dict[str, list[str]]:
@@ -50,39 +42,22 @@ def commands() -> dict[str, list[str]]:
     return found
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
-
-
-def missing_section() -> str:
-    return README.split("## What is not there yet")[1]
-
-
-def test_every_command_is_in_the_readme():
-    assert [command for command in commands() if f"stoker {command}" not in README] == []
-
-
 def test_every_command_can_print_json_but_those_that_print_a_log_until_they_are_ended():
     without = {command for command, options in commands().items() if "--json" not in options}
     assert without == {"api", "worker"}
 
 
-def test_each_command_of_the_contract_is_there_or_said_to_be_missing():
-    groups = CONTRACT_SUBCOMMANDS.items()
-    contract = {f"{group} {name}" for group, names in groups for name in names}
-    contract |= {*CONTRACT_COMMANDS}
-    missing = {command for command in contract if f"`{command}`" in missing_section()}
-    assert contract - commands().keys() == missing
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 150
+    assert len(README.split()) <= 700
 
 
-def test_every_setting_and_every_exit_code_is_in_the_readme():
-    assert [name for name in Settings.model_fields if f"`{name.upper()}`" not in README] == []
-    told = re.findall(r"^\| (\d+) \| \w", README, re.MULTILINE)
-    assert told == [str(code.value) for code in ExitCode]
+def test_the_readme_lists_what_is_not_there_yet():
+    assert with_missing(README) == README, "run: python -m docs.reference"
 
 
 def test_the_commands_of_make_come_first():
-    [make, *_] = blocks("console")
+    [make, *_] = blocks("console", README)
     assert [line.split("#")[0].strip() for line in make.splitlines()] == ["make demo", "make test"]
 
 
@@ -110,23 +85,83 @@ def free_port() -> int:
 @pytest.mark.timeout(400)
 def test_every_line_of_the_tour_works(tour):
     folder, environment = tour
-    checkpoint, client, _ = blocks("python")
+    checkpoint, client = blocks("python", TOUR)
     (folder / "checkpoint.py").write_text(checkpoint)
     (folder / "client.py").write_text(client)
-    # What the README shows in Python is run before the tour's last line ends the service.
-    before, down, after = "\n".join(blocks("sh")).rpartition("stoker down\n")
+    # What it shows in Python is run before the tour's last line ends the service.
+    before, down, after = "\n".join(blocks("sh", TOUR)).rpartition("stoker down\n")
     shown = f"python client.py\nstoker show 1 --json >run.json\n{down}{after}python checkpoint.py"
-    done = subprocess.run(
-        ["bash", "-c", f"set -euxo pipefail\n{before}{shown}"],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    lines = done.stdout.splitlines()
+    lines = run_as_typed(before + shown, folder, environment).splitlines()
     assert [line for line in lines if line.startswith("1 succeeded")], "the client's script"
     best = json.loads((folder / "run.json").read_text())["result"]["best"]["val_mae"]
     assert lines[-1] == f"{best:.4f} °C"
     assert zipfile.ZipFile(folder / "best.zip").testzip() is None
+
+
+PROMPT = "$ "
+SCRIPT = """
+import json, os, time
+
+with open(os.environ["STOKER_RUN_DIR"] + "/metrics.jsonl", "w") as curve:
+    for step in range(1, 201):
+        print(json.dumps({"step": step, "loss": 2 / step}), file=curve, flush=True)
+        time.sleep(0.005)
+"""
+
+
+def shown_commands() -> list[tuple[str, str]]:
+    """Each command of the README with the output that it shows there, none where it shows none."""
+    sessions = "".join(block for block in blocks("console", README) if block.startswith(PROMPT))
+    entries = sessions.removeprefix(PROMPT).split(f"\n{PROMPT}")
+    return [(command, output) for command, _, output in (one.partition("\n") for one in entries)]
+
+
+def as_pattern(output: str) -> str:
+    """Figures, folders and how far a run is differ from day to day; … stands for any lines."""
+    pattern = re.sub(r"\d+(?:\\?[.,]\d+)*", r"[\\d.,]+", re.escape(output.rstrip("\n")))
+    pattern = pattern.replace("/home/ada/\\.stoker", r"\S+").replace("…", r"[^\0]*")
+    return re.sub(r"is\\ (starting|queued)", r"\\w+\\ \\w+", pattern)
+
+
+def hourly_rows(path: Path) -> None:
+    """A year of hours with two columns of numbers."""
+    begin = datetime(2024, 1, 1, tzinfo=UTC)
+    rows = (
+        f"{begin + timedelta(hours=hour):%Y-%m-%d %H:%M},"
+        f"{math.sin(hour / 4):.2f},{math.cos(hour / 90):.2f}"
+        for hour in range(8760)
+    )
+    path.write_text("\n".join(["time,temperature,pressure", *rows]) + "\n")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_readme_shows_what_its_commands_print(tour):
+    folder, environment = tour
+    (folder / "train.py").write_text(SCRIPT)
+    hourly_rows(folder / "rows.csv")
+    (folder / "forecast.yaml").write_text(*blocks("yaml", README))
+    for command, shown in shown_commands():
+        if command.startswith("stoker stop"):
+            await_training(environment)
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode == 0) == ("error:" not in shown), done.stdout
+        if shown:
+            assert re.fullmatch(as_pattern(shown), done.stdout.rstrip("\n")), done.stdout
+
+
+def await_training(environment: dict[str, str]) -> None:
+    """Until the newest run has something to save."""
+    with Client(home=Path(environment["STOKER_HOME"])) as client:
+        [run] = client.runs(limit=1)["data"]
+        eventually(
+            lambda: (client.run(run["id"])["progress"] or {}).get("step"), "the run has trained"
+        )

@@ -30,7 +30,7 @@ def test_all_shows_what_needs_no_rule(cli, api):
     out = cli("rules", "--all").out
     assert all(early.code in out for early in EARLY)
     assert "Impossible by construction:" in out
-    assert "data.split.method: field" in out
+    assert "runtime.gpus: 2 or more" in out
 
 
 @pytest.mark.parametrize("name", ["speed", "speed.*"])
@@ -57,7 +57,7 @@ def test_every_rule_can_be_explained(cli, api):
 
 def test_a_rule_without_a_fix_says_so(cli, api):
     out = cli("rules", "speed.no_worker").out
-    assert out.endswith("No change of the spec mends it.\n")
+    assert out.endswith("No change to the spec fixes it.\n")
     assert "Its fix" not in out
 
 

@@ -49,6 +49,22 @@ def test_a_refused_spec_shows_every_issue_with_its_fix(cli, api, spec_file):
     assert "Traceback" not in answer.err
 
 
+def test_with_json_an_error_is_a_document_too(cli, api, run_id, spec_file):
+    refused = cli("submit", str(spec_file), "--set", "training.epoch=3", "--json")
+    assert (refused.code, refused.out) == (5, "")
+    told = json.loads(refused.err)
+    assert (told["code"], told["exit_code"]) == ("spec_rejected", 5)
+    assert {issue["code"] for issue in told["issues"]} == {"unknown_field"}
+    assert told["issues"][0]["fix"]
+
+    kept = json.loads(cli("delete", str(run_id), "--yes", "--json").err)
+    assert (kept["code"], kept["exit_code"]) == ("action_not_allowed", 5)
+    assert "stop" in kept["allowed_actions"]
+
+    in_a_group = cli("data", "forget", "nothing", "--json")
+    assert json.loads(in_a_group.err)["exit_code"] == in_a_group.code == 5
+
+
 def test_a_fix_that_is_shown_can_be_used(cli, api, spec_file):
     answer = cli("submit", str(spec_file), "--set", "learning_rate=0.01")
     assert "fix: remove learning_rate, --set 'optimizer.lr=0.01'\n" in answer.err
@@ -319,7 +335,7 @@ def test_what_is_no_address_is_a_bad_setting(cli, home, monkeypatch, url):
     monkeypatch.setenv("STOKER_URL", url)
     answer = cli("ls")
     assert answer.code == 5
-    assert f"STOKER_URL={url} is no address" in answer.err
+    assert f"STOKER_URL={url} is not the address" in answer.err
 
 
 def test_no_service_is_a_sentence_with_what_to_do(cli, home):

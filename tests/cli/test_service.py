@@ -137,6 +137,46 @@ def test_folders_of_the_same_names_where_one_stands_are_not_taken_for_ours(tmp_p
     assert home.stat().st_mode & 0o077 == 0  # made by `up --detach`
 
 
+SAVES = """
+import pathlib, signal, sys, time, zipfile
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+if sys.argv[1:] == ["saves"]:
+    with zipfile.ZipFile("ckpt-1.pt", "w") as archive:
+        archive.writestr("step", "1")
+pathlib.Path("started").touch()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_down_says_which_runs_go_on_and_which_begin_anew(tmp_path, saves):
+    home, project = tmp_path / "home", tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text(SAVES)
+    how = ("--checkpoints", "ckpt-*.pt", "--resume", "--resume {checkpoint}")
+    command = (sys.executable, "train.py", *(("saves",) if saves else ()))
+    started = stoker(home, "run", *how, "--", *command, cwd=project)
+    assert started.code == 0, started.err
+    try:
+        eventually((project / "started").exists, "it runs")
+    finally:
+        ended = stoker(home, "down")
+    assert ended.code == 0, ended.err
+    said = "Run 1 goes on at" if saves else "Run 1 begins anew then: it has saved nothing"
+    assert said in ended.out
+
+
+def test_down_ends_the_service_while_its_database_is_away(tmp_path):
+    home = tmp_path / "home"
+    assert stoker(home, "up", "--detach").code == 0
+    away = {"STOKER_DATABASE_URL": "postgresql+psycopg://nobody@127.0.0.1:9/none"}
+    command = [sys.executable, "-m", "app.cli", "down"]
+    environment = environment_of(home) | away
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "Stoker has stopped.\n"), ended.stderr
+    assert "not running" in stoker(home, "down").out
+
+
 @pytest.mark.parametrize("options", [(), ("--detach",)])
 def test_a_home_that_cannot_be_made_is_refused_with_another_way(tmp_path, options):
     (tmp_path / "file").touch()
@@ -147,7 +187,7 @@ def test_a_home_that_cannot_be_made_is_refused_with_another_way(tmp_path, option
 
 
 def test_without_the_worker_extra_it_is_a_sentence(cli, home, monkeypatch):
-    monkeypatch.setattr("app.cli.service.WORKER_PACKAGES", ("torch", "no_such_package"))
+    monkeypatch.setattr("app.cli.host.service.WORKER_PACKAGES", ("torch", "no_such_package"))
     for command in ("up", "worker"):
         answer = cli(command)
         assert answer.code == 5
@@ -203,7 +243,7 @@ def test_logs_metrics_and_checkpoints(cli, up, finished_run):
     shown = cli("show", run_id).out
     assert shown.count("val_mae") >= 1
     assert re.search(
-        r"  memory +\S+ MiB planned, \S+ MiB measured at the peak, on top of the trainer's "
+        r"  memory +(\S+ MiB planned, )?\S+ MiB measured at the peak, on top of the trainer's "
         r"libraries\n",
         shown,
     )
@@ -255,11 +295,13 @@ def test_download(cli, up, finished_run, tmp_path):
 def test_a_failed_run_ends_watch_with_one_and_a_sentence(cli, up, spec_file):
     data = write_waves(up / "data" / "doomed.h5", samples=100)
     assert cli("data", "register", "doomed", "doomed.h5").code == 0
-    data.write_bytes(data.read_bytes()[:5000])
+    written = data.stat()
+    data.write_bytes(bytes(written.st_size))  # as long and as old as before, and no HDF5 file
+    os.utime(data, ns=(written.st_atime_ns, written.st_mtime_ns))
     doomed = ("--set", "data.dataset=doomed", "--set", "training.batch_size=16")
     answer = cli("submit", str(spec_file), *doomed, "--watch")
     assert answer.code == 1
-    assert "doomed" in answer.out
+    assert "doomed.h5 cannot be opened as HDF5" in answer.out
     assert "Traceback" not in answer.out + answer.err
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.cli.failures import CommandFailed
-from app.cli.specfile import parse_assignment, patch_of, read_request, read_spec
+from app.cli.specs.specfile import parse_assignment, patch_of, read_request, read_spec
 from app.errors import StokerError
 from tests.spec.documents import BAD, GOOD
 
@@ -92,8 +92,8 @@ def test_all_formats_say_the_same(tmp_path, name: str, text: str):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.yaml", b"- 1\n- 2\n", "holds no spec"),
-        ("a.yaml", b"", "holds no spec"),
+        ("a.yaml", b"- 1\n- 2\n", "is not a spec"),
+        ("a.yaml", b"", "is not a spec"),
         ("a.toml", b"a = \n", "a.toml cannot be read as TOML: Invalid value (at line 1, column 5)"),
         ("a.toml", b"since = 2024-01-31", "a date at since has no counterpart in JSON"),
         ("a.txt", b"recipe: 1", ".yaml, .yml, .json or .toml"),

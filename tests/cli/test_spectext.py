@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.cli.failures import CommandFailed
-from app.cli.specfile import SpecFile, read_spec
-from app.cli.spectext import kept_text, write, written_as
-from app.cli.yamltext import same
+from app.cli.specs.specfile import SpecFile, read_spec
+from app.cli.specs.spectext import kept_text, write, written_as
+from app.cli.specs.yamltext import same
 from app.spec.reading import read_json, read_yaml
 
 FLOW = "a: [ x,  y ]   # two\nb: {c: 1,   # one\n    d: 2}\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.cli.failures import CommandFailed, ExitCode
-from app.cli.systemd import unit_text, write_unit
+from app.cli.host.systemd import unit_text, write_unit
 from app.settings import load_settings
 
 needs_systemd = pytest.mark.skipif(
@@ -24,6 +24,26 @@ def test_a_dry_run_prints_the_unit_and_writes_nothing(cli, home, tmp_path, monke
     assert answer.code == 0
     assert "-m app.cli up" in answer.out
     assert not (tmp_path / "config").exists()
+    assert not home.exists()
+
+
+def test_the_unit_is_the_same_from_every_folder(home, tmp_path, monkeypatch):
+    home.mkdir()
+    (home / "stoker.toml").write_text('artifact_root = "from-the-file"\n')
+    monkeypatch.setenv("STOKER_DATA_ROOT", "relative")
+    monkeypatch.setenv("STOKER_DATABASE_URL", "sqlite:///mine.db")
+    monkeypatch.chdir(tmp_path)
+    text = unit_text(load_settings())
+    assert f'Environment="STOKER_DATA_ROOT={tmp_path}/relative"' in text
+    assert f'Environment="STOKER_ARTIFACT_ROOT={tmp_path}/from-the-file"' in text
+    assert f'Environment="STOKER_DATABASE_URL=sqlite:///{tmp_path}/mine.db"' in text
+    assert f"WorkingDirectory=-{home}\n" in text
+    monkeypatch.delenv("STOKER_DATA_ROOT")
+    monkeypatch.delenv("STOKER_DATABASE_URL")
+    (home / "stoker.toml").unlink()
+    text = unit_text(load_settings())
+    assert not any(name in text for name in ("DATA_ROOT", "ARTIFACT_ROOT", "DATABASE_URL"))
+    assert f"{tmp_path}\n" not in text
 
 
 def test_the_unit_drains_before_systemd_kills(home, monkeypatch):
@@ -87,7 +107,7 @@ def test_systemd_itself_has_nothing_against_the_unit(tmp_path, home, monkeypatch
     monkeypatch.setenv("STOKER_HOME", str(place))
     unit = unit_text(load_settings())
     assert _verify(tmp_path, unit) == ""
-    assert f"WorkingDirectory={str(place).replace('%', '%%')}\n" in unit
+    assert f"WorkingDirectory=-{str(place).replace('%', '%%')}\n" in unit
 
 
 @pytest.mark.systemd

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.cli.backup import back_up, put_back, require_backup
 from app.cli.connect import open_database, read_settings
+from app.cli.db.backup import back_up, put_back, require_backup
+from app.cli.db.prune import choose, delete, parse_age, parse_size
+from app.cli.db.storage import check_database, is_created
 from app.cli.failures import CommandFailed, ExitCode, StokerGroup, require_yes
-from app.cli.findings import report
-from app.cli.home_lock import holder_of
+from app.cli.host.findings import report
+from app.cli.host.home_lock import holder_of
 from app.cli.output import JsonOption, print_json, size
-from app.cli.prune import choose, delete, parse_age, parse_size
-from app.cli.storage import check_database, is_created
 from stoker import read_api_file
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ app = typer.Typer(cls=StokerGroup, no_args_is_help=True, help="The service's dat
 @app.command()
 def upgrade(as_json: JsonOption = False) -> None:
     """Create the database or bring its schema up to date; a start does it too."""
-    from app.store import migrate  # SQLAlchemy: late, as in connect
+    from app.store.engine import migrate  # SQLAlchemy: late, as in connect
 
     settings = read_settings()
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -69,7 +69,10 @@ def restore(
     _require_ended(settings)
     if is_created(settings) and not yes:
         require_yes("This replaces all runs and events that are there now.")
-    from app.store.restored import read_replaced, take_over  # SQLAlchemy: late, as in connect
+    from app.store.engine.restored import (  # SQLAlchemy: late, as in connect
+        read_replaced,
+        take_over,
+    )
 
     replaced = read_replaced(settings)
     kept = put_back(settings, file)

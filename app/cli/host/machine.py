@@ -1,4 +1,4 @@
-"""The machine and the service: gpus, queue, workers."""
+"""The machine and the service: gpus, workers."""
 
 from typing import Annotated, Any
 
@@ -47,31 +47,6 @@ def _device_row(device: Document) -> tuple[object, ...]:
 
 def _percent(ratio: float | None) -> str | None:
     return None if ratio is None else f"{ratio:.0%}"
-
-
-def queue(as_json: JsonOption = False) -> None:
-    """List waiting runs in the order in which they will be claimed."""
-    with connect() as client:
-        waiting = list(client.every(client.queue))
-    if as_json:
-        print_json({"data": waiting})
-        return
-    print_table(
-        ["place", "id", "name", "status", "priority", "created", "why"],
-        [
-            (
-                place,
-                run["id"],
-                run["name"] or None,
-                run["status"],
-                run["priority"],
-                ago(run["created_at"]),
-                run["message"],
-            )
-            for place, run in enumerate(waiting, start=1)
-        ],
-        "Nothing waits.",
-    )
 
 
 def workers(

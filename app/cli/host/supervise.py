@@ -7,8 +7,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from app.cli.children import Child, Outputs
 from app.cli.failures import CommandFailed, ExitCode
+from app.cli.host.children import HostChild, Outputs
 from stoker import Client, find_token, read_api_file
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ class Supervisor:
         self._say = say
         self._asked = 0
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        self._api = Child("api", dict(environment))
-        self._worker = Child("worker", environment)
+        self._api = HostChild("api", dict(environment))
+        self._worker = HostChild("worker", environment)
         self._outputs = Outputs()
 
     def run(self) -> ExitCode:
@@ -124,7 +124,7 @@ class Supervisor:
                 self._end(child, seconds)
         self._pump(0)
 
-    def _end(self, child: Child, seconds: float) -> None:
+    def _end(self, child: HostChild, seconds: float) -> None:
         """SIGTERM, then SIGKILL when the time is over or somebody asks a second time.
 
         A killed worker's launchers notice and still let their trainers save.

@@ -14,7 +14,7 @@ MARKS = {"ok": ("ok", "green"), "warning": ("!", "yellow"), "problem": ("✗", "
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """What one check found. `advice` says what to do, empty when all is well."""
 
     check: str
@@ -23,7 +23,7 @@ class Finding:
     advice: str = ""
 
 
-def report(findings: Sequence[Finding], *, as_json: bool) -> None:
+def report(findings: Sequence[DoctorFinding], *, as_json: bool) -> None:
     """Print the findings; ends the command with 1 when one is a problem."""
     if as_json:
         print_json({"findings": [asdict(finding) for finding in findings]})
@@ -34,7 +34,7 @@ def report(findings: Sequence[Finding], *, as_json: bool) -> None:
         raise typer.Exit(ExitCode.failed)
 
 
-def _print(finding: Finding) -> None:
+def _print(finding: DoctorFinding) -> None:
     mark, color = MARKS[finding.status]
     typer.echo(f"{typer.style(f'{mark:>2}', fg=color)}  {finding.check:<12}  {finding.found}")
     if finding.advice:

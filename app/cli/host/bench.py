@@ -31,7 +31,7 @@ def bench(
     ] = "cpu",
     as_json: JsonOption = False,
 ) -> None:
-    """Measure this machine: what is asked for, what it reached. All of it takes over an hour."""
+    """Measure this machine and compare it with the bounds. All of it takes over an hour."""
     root = Path(app.__file__).parents[1]
     if not (root / "benchmarks" / "__main__.py").is_file():
         raise CommandFailed(

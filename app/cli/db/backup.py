@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.cli.db.storage import sqlite_file
 from app.cli.failures import CommandFailed, ExitCode
-from app.cli.storage import sqlite_file
 from app.durable import sync
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ SQLITE_LOGS = ("-journal", "-wal", "-shm")
 
 def back_up(settings: "Settings", target: Path) -> None:
     """Write a consistent copy, also while others write to the database; its owner's alone."""
-    from app.store import sqlite  # SQLAlchemy's neighbour: late, as in connect
+    from app.store.engine import sqlite  # SQLAlchemy's neighbour: late, as in connect
 
     target.parent.mkdir(parents=True, exist_ok=True)
     sqlite.create_private(str(target))
@@ -45,7 +45,7 @@ def require_backup(settings: "Settings", backup: Path) -> None:
             kind = "a SQLite database" if header == SQLITE_HEADER else "a dump of PostgreSQL"
             raise CommandFailed(f"{backup} is not {kind}, so it is not a backup of this one.")
     if header == SQLITE_HEADER:
-        from app.store import sqlite  # SQLAlchemy's neighbour: late, as in connect
+        from app.store.engine import sqlite  # SQLAlchemy's neighbour: late, as in connect
 
         fault = sqlite.fault_of(backup)
         if fault is not None:
@@ -58,7 +58,7 @@ def put_back(settings: "Settings", backup: Path) -> Path | None:
     if file is None:
         _run("pg_restore", "--clean", "--if-exists", f"--dbname={_libpq_url(settings)}", backup)
         return None
-    from app.store import sqlite  # SQLAlchemy's neighbour: late, as in connect
+    from app.store.engine import sqlite  # SQLAlchemy's neighbour: late, as in connect
 
     file.parent.mkdir(parents=True, exist_ok=True)
     incoming = file.with_suffix(".incoming")
@@ -79,7 +79,7 @@ def _keep(settings: "Settings", file: Path) -> Path:
     """Put the database that is there aside: a copy that takes in what lies in its log, or, where it
     is too damaged to be copied, the files as they are.
     """
-    from app.store import sqlite  # SQLAlchemy's neighbour: late, as in connect
+    from app.store.engine import sqlite  # SQLAlchemy's neighbour: late, as in connect
 
     kept = file.with_name(f"{file.name}.before-restore-{int(time.time())}")
     logs = [file.with_name(file.name + suffix) for suffix in SQLITE_LOGS]

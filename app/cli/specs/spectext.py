@@ -10,9 +10,9 @@ from stat import S_IMODE
 from tempfile import NamedTemporaryFile
 
 from app.cli.failures import CommandFailed
-from app.cli.ownlines import with_own_lines
-from app.cli.specfile import Document, Format, SpecFile
-from app.cli.yamltext import comments_of, dump_yaml, rewritten, same
+from app.cli.specs.ownlines import with_own_lines
+from app.cli.specs.specfile import Document, Format, SpecFile
+from app.cli.specs.yamltext import comments_of, dump_yaml, rewritten, same
 from app.durable import sync
 from app.errors import InvalidRequest
 from app.spec.reading import read_json, read_yaml

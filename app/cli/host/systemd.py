@@ -11,9 +11,9 @@ import typer
 
 from app.cli.connect import read_settings
 from app.cli.failures import CommandFailed, ExitCode, StokerGroup
-from app.cli.home_lock import holder_of
+from app.cli.host.home_lock import holder_of
+from app.cli.host.service import require_worker_extra
 from app.cli.output import JsonOption, print_json
-from app.cli.service import require_worker_extra
 
 if TYPE_CHECKING:
     from app.settings import Settings
@@ -81,11 +81,14 @@ def unit_text(settings: "Settings") -> str:
 
     environment = {
         name: value
-        for name, value in sorted(os.environ.items())
+        for name, value in os.environ.items()
         if name.startswith("STOKER_") and name.removeprefix("STOKER_") not in CLIENT_NAMES
     }
-    environment["STOKER_HOME"] = str(settings.home)
-    lines = [f"Environment={_quoted(f'{name}={value}')}" for name, value in environment.items()]
+    # A relative one begins in the folder of now, which is not that of the unit.
+    for name in ("home", "data_root", "artifact_root", "database_url"):
+        if name == "home" or name in settings.model_fields_set:
+            environment[f"STOKER_{name.upper()}"] = str(getattr(settings, name))
+    named = [f"{name}={value}" for name, value in sorted(environment.items())]
     return "\n".join(
         [
             "[Unit]",
@@ -93,9 +96,8 @@ def unit_text(settings: "Settings") -> str:
             "",
             "[Service]",
             f"ExecStart={_quoted(sys.executable)} -P -m app.cli up",
-            # Where relative paths among the settings begin.
-            f"WorkingDirectory={_escaped(str(Path.cwd()))}",
-            *lines,
+            f"WorkingDirectory=-{_escaped(str(settings.home))}",  # which `up` makes
+            *(f"Environment={_quoted(one)}" for one in named),
             "KillMode=mixed",
             f"TimeoutStopSec={settings.stop_grace_seconds + STOP_MARGIN_SECONDS:.0f}",
             "Restart=on-failure",

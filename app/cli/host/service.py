@@ -5,27 +5,30 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import closing, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from app.cli.connect import read_settings
 from app.cli.failures import CommandFailed, ExitCode
-from app.cli.home_lock import HomeLock, end_holder, holder_of, making
-from app.cli.output import JsonOption, print_json
+from app.cli.host.home_lock import HomeLock, end_holder, holder_of, making
+from app.cli.output import JsonOption, print_json, print_lines
 from app.loading import unsearched
 from stoker import find_token, read_api_file
 
 if TYPE_CHECKING:
-    from app.cli.supervise import Say
+    from app.cli.host.home_lock import LockHolder
+    from app.cli.host.supervise import Say
     from app.settings import Settings
 
 WORKER_PACKAGES = ("torch", "h5py", "numpy", "safetensors")
 DETACHED_START_SECONDS = 100.0
 LOG_BYTES = 10 * 2**20
 LOG_FILES_KEPT = 3
+MOST_TOLD = 1_000  # runs that `down` speaks of
 
 HostOption = Annotated[str | None, typer.Option(help="Address of the API.")]
 PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="Its port; 0: a free one.")]
@@ -39,22 +42,22 @@ def up(
     port: PortOption = None,
     home: HomeOption = None,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Run in the background; `stoker down` ends it.")
+        bool, typer.Option("--detach", help="Run in the background; `stoker down` stops it.")
     ] = False,
     log_file: Annotated[
         Path | None, typer.Option(help="Write output to this file instead; rotated at 10 MiB.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Start API, worker and exporter; Ctrl-C saves the runs that train and stops everything."""
+    """Start API, worker and exporter. Ctrl-C saves what is training and stops everything."""
     _set_environment(host, port, home)
     require_worker_extra()
     settings = read_settings()
     if detach:
-        _start_detached(settings, as_json)
+        start_detached(settings, sys.stdout, as_json=as_json)
         return
     # Imported late: start-up of every command.
-    from app.cli.supervise import Supervisor
+    from app.cli.host.supervise import Supervisor
 
     with HomeLock(settings):
         raise typer.Exit(Supervisor(settings, _make_say(log_file, as_json)).run())
@@ -88,8 +91,8 @@ def _make_say(log_file: Path | None, as_json: bool) -> "Say":
     return lambda who, line: logger.info("%-6s %s", who, line)
 
 
-def _start_detached(settings: "Settings", as_json: bool) -> None:
-    """Start the same command in a session of its own, and wait until it is ready."""
+def start_detached(settings: "Settings", out: TextIO, *, as_json: bool = False) -> None:
+    """Start `stoker up` in a session of its own, wait until it is ready, and say so to `out`."""
     holder = holder_of(settings)
     if holder is not None:
         raise CommandFailed(holder.refusal())
@@ -109,8 +112,8 @@ def _start_detached(settings: "Settings", as_json: bool) -> None:
     if as_json:
         print_json({"url": url, "pid": process.pid, "log": str(log)})
         return
-    typer.echo(f"Stoker is ready at {url} (process {process.pid}).")
-    typer.echo(f"  log: {log}\n  end: stoker down")
+    typer.echo(f"Stoker is ready at {url} (process {process.pid}).", file=out)
+    typer.echo(f"  log: {log}\n  end: stoker down", file=out)
 
 
 def _await_ready(settings: "Settings", process: "subprocess.Popen[str]", log: Path) -> str:
@@ -153,18 +156,62 @@ def down(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """End what `up` started: runs that train save their state first."""
+    """Stop what `up` started; runs that are training save their state first."""
     _set_environment(None, None, home)
     settings = read_settings()
     holder = holder_of(settings)
-    if holder is not None:
-        end_holder(holder, settings)
+    go_on, anew = ([], []) if holder is None else _end(holder, settings)
     if as_json:
-        print_json({"ended": holder is not None, "pid": holder and holder.pid})
+        ended = {"ended": holder is not None, "pid": holder and holder.pid}
+        print_json({**ended, "go_on": go_on, "begin_anew": anew})
     elif holder is None:
         typer.echo(f"`stoker up` is not running for {settings.home}.")
     else:
-        typer.echo("Stoker has stopped; runs that were training go on at the next start.")
+        typer.echo("Stoker has stopped.")
+        print_lines(_at_the_next_start(go_on, anew))
+
+
+def _end(holder: "LockHolder", settings: "Settings") -> tuple[list[int], list[int]]:
+    """End it; of the runs that it ran, those that go on at the next start, and those that begin
+    anew: scripts that have saved nothing. It ends also where the database cannot say.
+    """
+    from app.errors import StokerError  # late, as SQLAlchemy: start-up
+    from app.lifecycle import RunState
+    from app.store import open_store
+    from app.store.records import RunFilter
+
+    ran: list[int] = []
+    with suppress(StokerError), closing(open_store(settings)) as store:
+        if store.schema_is_current():  # else another version of Stoker runs
+            ran = sorted(store.runs.find_ids(RunFilter(state=RunState.running), MOST_TOLD))
+    end_holder(holder, settings)
+    with suppress(StokerError), closing(open_store(settings)) as store:
+        queued = [run for run in map(store.runs.get, ran) if run.state is RunState.queued]
+        anew = [
+            run.id
+            for run in queued
+            if run.recipe == "script" and not store.checkpoints.list(run.id)
+        ]
+        return [run.id for run in queued if run.id not in anew], anew
+    return [], []
+
+
+def _at_the_next_start(go_on: list[int], anew: list[int]) -> list[str]:
+    told = []
+    if go_on:
+        who = f"Run {go_on[0]} goes" if len(go_on) == 1 else f"Runs {_in_list(go_on)} go"
+        told.append(f"  {who} on at the next start.")
+    if anew:
+        one = len(anew) == 1
+        who = f"Run {anew[0]} begins" if one else f"Runs {_in_list(anew)} begin"
+        has = "it has" if one else "they have"
+        told.append(f"  {who} anew then: {has} saved nothing that could be gone on from.")
+    return told
+
+
+def _in_list(ids: list[int]) -> str:
+    """`3, 4 and 7`."""
+    return f"{', '.join(map(str, ids[:-1]))} and {ids[-1]}"
 
 
 def api(host: HostOption = None, port: PortOption = None) -> None:

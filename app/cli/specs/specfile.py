@@ -50,7 +50,7 @@ def read_spec(path: str) -> SpecFile:
     content = _content(path, name)
     document = parse(kind, content, name)
     if not isinstance(document, dict):
-        raise CommandFailed(f"{name} holds no spec: a spec is a mapping with recipe and data.")
+        raise CommandFailed(f"{name} is not a spec: a spec is a mapping with recipe and data.")
     return SpecFile(name, None if path == "-" else Path(path), kind, content, document)
 
 
@@ -72,7 +72,7 @@ def format_of(name: str) -> Format:
     """The format that a file's name says; CommandFailed for a name of another kind."""
     kind = FORMATS.get(Path(name).suffix.lower())
     if kind is None:
-        raise CommandFailed(f"{name}: a spec ends in .yaml, .yml, .json or .toml.")
+        raise CommandFailed(f"{name}: the name of a spec ends in .yaml, .yml, .json or .toml.")
     return kind
 
 

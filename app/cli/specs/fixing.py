@@ -12,7 +12,7 @@ from app.guard.patching import apply_json_patch
 Document = dict[str, Any]
 Planner = Callable[[Document], Document]
 
-MOST_ROUNDS = 3
+MOST_ROUNDS = 8
 # Their fixes write down what a preset brings, for which there is no reason once it is another one.
 PINS = ("learning.preset_batch_size", "learning.preset_setting")
 

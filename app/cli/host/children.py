@@ -19,7 +19,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass
-class Child:
+class HostChild:
     """One command of this program, as a child in a session of its own."""
 
     name: str
@@ -111,12 +111,12 @@ class Outputs:
         os.close(self._wake_reader)
         os.close(self._wake_writer)
 
-    def follow(self, child: Child) -> None:
+    def follow(self, child: HostChild) -> None:
         """Start a child, also once more, and listen to it."""
         self._leave(child)
         self._selector.register(child.start(), selectors.EVENT_READ, child)
 
-    def _leave(self, child: Child) -> None:
+    def _leave(self, child: HostChild) -> None:
         if child.output >= 0:
             self._selector.unregister(child.output)
             os.close(child.output)
@@ -129,7 +129,7 @@ class Outputs:
             if key.fd == self._wake_reader:
                 os.read(self._wake_reader, 4096)
                 continue
-            child: Child = key.data
+            child: HostChild = key.data
             lines = child.lines()
             if lines is None:
                 self._leave(child)

@@ -4,7 +4,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli.findings import Finding
+from app.cli.host.findings import DoctorFinding
 from app.cli.output import size
 
 if TYPE_CHECKING:
@@ -25,16 +25,16 @@ def is_created(settings: "Settings") -> bool:
     return file is None or file.exists()
 
 
-def check_database(settings: "Settings") -> list[Finding]:
+def check_database(settings: "Settings") -> list[DoctorFinding]:
     """Schema and integrity, and the size of a SQLite file."""
     if not is_created(settings):
-        return [Finding("database", "ok", "not there yet; the first start creates it")]
-    from app.store import migrate, sqlite  # SQLAlchemy: late, as in connect
+        return [DoctorFinding("database", "ok", "not there yet; the first start creates it")]
+    from app.store.engine import migrate, sqlite  # SQLAlchemy: late, as in connect
 
     problems = migrate.check(settings)
     if problems:
         advice = "stoker db upgrade for an old schema, else stoker db restore a backup"
-        return [Finding("database", "problem", problem, advice) for problem in problems]
+        return [DoctorFinding("database", "problem", problem, advice) for problem in problems]
     file = sqlite_file(settings)
     kind = (
         "PostgreSQL"
@@ -42,20 +42,25 @@ def check_database(settings: "Settings") -> list[Finding]:
         else f"SQLite {sqlite.driver.sqlite_version} ({sqlite.journal_mode()})"
     )
     amount = "" if file is None else f", {size(file.stat().st_size)}"
-    return [Finding("database", "ok", f"{kind}, schema {migrate.current(settings)}{amount}")]
+    return [DoctorFinding("database", "ok", f"{kind}, schema {migrate.current(settings)}{amount}")]
 
 
-def check_artifacts(settings: "Settings") -> list[Finding]:
+def check_artifacts(settings: "Settings") -> list[DoctorFinding]:
     """Whether the artifact root is the folder that the database knows."""
     if not is_created(settings):
         return []
-    from app.store import migrate, open_store  # SQLAlchemy: late, as in connect
+    from app.store import open_store  # SQLAlchemy: late, as in connect
     from app.store.artifact_root import ArtifactRoot
+    from app.store.engine import migrate
 
     if migrate.check(settings):
         return []  # the database's own finding says so
     with closing(open_store(settings)) as store:
         away = ArtifactRoot(store.database, settings.artifact_root).why_away()
     if away is None:
-        return [Finding("artifact id", "ok", f"{settings.artifact_root} belongs to this database")]
-    return [Finding("artifact id", "problem", away, "`stoker workers` shows which workers wait")]
+        return [
+            DoctorFinding("artifact id", "ok", f"{settings.artifact_root} belongs to this database")
+        ]
+    return [
+        DoctorFinding("artifact id", "problem", away, "`stoker workers` shows which workers wait")
+    ]

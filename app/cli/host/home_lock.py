@@ -24,7 +24,7 @@ LOOK_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockHolder:
     """The process that holds a home."""
 
     pid: int
@@ -65,7 +65,7 @@ class HomeLock:
         while not _is_taken(self._file, fcntl.LOCK_EX):
             if not _is_taken(self._file, fcntl.LOCK_SH):
                 os.close(self._file)
-                raise CommandFailed(Holder(_pid_in(path), self._home).refusal())
+                raise CommandFailed(LockHolder(_pid_in(path), self._home).refusal())
             # Somebody only looked whether it is held, see `holder_of`.
             fcntl.flock(self._file, fcntl.LOCK_UN)
             time.sleep(LOOK_SECONDS)
@@ -82,7 +82,7 @@ class HomeLock:
         os.close(self._file)
 
 
-def holder_of(settings: "Settings") -> Holder | None:
+def holder_of(settings: "Settings") -> LockHolder | None:
     """Who holds the home now; None when nobody does."""
     path = _lock_path(settings.home)
     if not path.exists():
@@ -90,10 +90,10 @@ def holder_of(settings: "Settings") -> Holder | None:
     with path.open("r+") as file:
         if _is_taken(file.fileno(), fcntl.LOCK_SH):
             return None
-    return Holder(_pid_in(path), settings.home)
+    return LockHolder(_pid_in(path), settings.home)
 
 
-def end_holder(holder: Holder, settings: "Settings") -> None:
+def end_holder(holder: LockHolder, settings: "Settings") -> None:
     """Ask it to drain, and wait until it has gone."""
     try:
         process = os.pidfd_open(holder.pid)

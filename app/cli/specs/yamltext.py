@@ -19,7 +19,7 @@ Document = dict[str, Any]
 WIDEST_LINE = 4096  # a value is not broken over lines
 
 
-class _PlainConstructor(RoundTripConstructor):
+class _YamlConstructor(RoundTripConstructor):
     """A date is text, as where specs are read."""
 
 
@@ -27,7 +27,7 @@ class _PlainRepresenter(RoundTripRepresenter):
     """Nothing is written as null: behind a key that became empty a value seems to be missing."""
 
 
-_PlainConstructor.add_constructor(
+_YamlConstructor.add_constructor(
     "tag:yaml.org,2002:timestamp", lambda constructor, node: constructor.construct_scalar(node)
 )
 _PlainRepresenter.add_representer(
@@ -63,7 +63,7 @@ def rewritten(text: str, old: Document, new: Document) -> tuple[str, str]:
 
 def _writer() -> YAML:
     writer = YAML(pure=True)
-    writer.Constructor = _PlainConstructor
+    writer.Constructor = _YamlConstructor
     writer.Representer = _PlainRepresenter
     writer.default_flow_style = False
     writer.preserve_quotes = True

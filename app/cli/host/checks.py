@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app import __version__
-from app.cli.findings import Finding
-from app.cli.home_lock import holder_of
+from app.cli.db.storage import check_artifacts, check_database
+from app.cli.host.findings import DoctorFinding
+from app.cli.host.home_lock import holder_of
+from app.cli.host.notifying import check_notifications
 from app.cli.output import size
-from app.cli.storage import check_artifacts, check_database
 from app.guard.presets.catalog import load_catalog
 from stoker import ClientError, Problem, find_token, read_api_file
 
@@ -25,22 +26,22 @@ if TYPE_CHECKING:
     from app.settings import Settings
     from stoker import Client
 
-NOT_RUNNING = Finding("service", "warning", "it is not running", "to start it: stoker up")
+NOT_RUNNING = DoctorFinding("service", "warning", "it is not running", "to start it: stoker up")
 LEAST_FREE_BYTES = 5 * 2**30
 DRIVER_TIMEOUT_SECONDS = 20
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 WORKER_PACKAGES = ("torch", "numpy", "h5py", "safetensors", "nvidia-ml-py")
 
 
-def run_machine_checks() -> list[Finding]:
+def run_machine_checks() -> list[DoctorFinding]:
     """What can be said of the machine without any settings."""
-    checks = (check_environment, check_worker_extra, check_driver, check_pages)
+    checks = (check_environment, check_worker_extra, check_driver, check_pages, check_recipes)
     return [finding for check in checks for finding in check()]
 
 
-def run_checks(settings: "Settings") -> list[Finding]:
+def run_checks(settings: "Settings") -> list[DoctorFinding]:
     """Every finding, in the order in which a person would look."""
-    checks: tuple[Callable[[Settings], Iterable[Finding]], ...] = (
+    checks: tuple[Callable[[Settings], Iterable[DoctorFinding]], ...] = (
         check_home,
         check_token,
         check_presets,
@@ -51,16 +52,19 @@ def run_checks(settings: "Settings") -> list[Finding]:
         check_artifacts,
         check_service,
         check_ports,
+        check_notifications,
     )
     return run_machine_checks() + [finding for check in checks for finding in check(settings)]
 
 
-def check_environment() -> Iterator[Finding]:
+def check_environment() -> Iterator[DoctorFinding]:
     python = ".".join(str(part) for part in sys.version_info[:3])
-    yield Finding("environment", "ok", f"Stoker {__version__}, Python {python}, {sys.executable}")
+    yield DoctorFinding(
+        "environment", "ok", f"Stoker {__version__}, Python {python}, {sys.executable}"
+    )
 
 
-def check_worker_extra() -> Iterator[Finding]:
+def check_worker_extra() -> Iterator[DoctorFinding]:
     found, missing = [], []
     for name in WORKER_PACKAGES:
         try:
@@ -68,35 +72,37 @@ def check_worker_extra() -> Iterator[Finding]:
         except PackageNotFoundError:
             missing.append(name)
     if missing:
-        yield Finding(
+        yield DoctorFinding(
             "worker extra",
             "warning",
             f"missing: {', '.join(missing)}",
             "to train on this machine: pip install 'stoker[worker]'; an API alone needs none",
         )
     else:
-        yield Finding("worker extra", "ok", ", ".join(found))
+        yield DoctorFinding("worker extra", "ok", ", ".join(found))
 
 
-def check_driver() -> Iterator[Finding]:
+def check_driver() -> Iterator[DoctorFinding]:
     """The GPUs as the driver's own program sees them, and whether torch can use them."""
     program = shutil.which("nvidia-smi")
     if program is None:
         devices = sorted(Path("/dev").glob("nvidia[0-9]*"))
         if devices:
-            yield Finding(
+            yield DoctorFinding(
                 "driver",
                 "problem",
                 f"{len(devices)} GPU devices are there, but no nvidia-smi",
                 "install the user-space part of the NVIDIA driver in the kernel module's version",
             )
         else:
-            yield Finding("driver", "ok", "no NVIDIA GPU on this machine: runs train on the CPU")
+            yield DoctorFinding(
+                "driver", "ok", "no NVIDIA GPU on this machine: runs train on the CPU"
+            )
         return
     query = [program, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     code, said = _ask(query)
     if code != 0:
-        yield Finding(
+        yield DoctorFinding(
             "driver",
             "problem",
             f"nvidia-smi does not answer: {said or 'no output'}",
@@ -104,28 +110,28 @@ def check_driver() -> Iterator[Finding]:
         )
         return
     for line in said.splitlines():
-        yield Finding("driver", "ok", line)
+        yield DoctorFinding("driver", "ok", line)
     yield from _check_torch_sees_gpus()
 
 
-def check_pages() -> Iterator[Finding]:
+def check_pages() -> Iterator[DoctorFinding]:
     """Whether the kernel gives a trainer pages of 2 MiB; some have no such thing to say."""
     try:
         chosen = HUGE_PAGES.read_text().partition("[")[2].partition("]")[0]
     except OSError:
         return
     if chosen == "never":
-        yield Finding(
+        yield DoctorFinding(
             "pages",
             "warning",
             "transparent huge pages are off: training on the CPU may take half as long again",
             f"echo madvise | sudo tee {HUGE_PAGES}",
         )
     else:
-        yield Finding("pages", "ok", f"transparent huge pages: {chosen}")
+        yield DoctorFinding("pages", "ok", f"transparent huge pages: {chosen}")
 
 
-def _check_torch_sees_gpus() -> Iterator[Finding]:
+def _check_torch_sees_gpus() -> Iterator[DoctorFinding]:
     """Asked in a child: torch takes seconds to import, and a wedged driver would hang it."""
     probe = "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.device_count())"
     code, said = _ask([sys.executable, "-c", probe])
@@ -133,9 +139,9 @@ def _check_torch_sees_gpus() -> Iterator[Finding]:
         return  # torch is not installed: the worker extra's finding says so
     torch_version, cuda, count = said.splitlines()[-1].split()
     if int(count) > 0:
-        yield Finding("torch", "ok", f"{torch_version} with CUDA {cuda} sees {count} GPUs")
+        yield DoctorFinding("torch", "ok", f"{torch_version} with CUDA {cuda} sees {count} GPUs")
     else:
-        yield Finding(
+        yield DoctorFinding(
             "torch",
             "problem",
             f"{torch_version} (CUDA {cuda}) sees no GPU although the driver does",
@@ -158,7 +164,7 @@ def _ask(command: list[str]) -> tuple[int, str]:
     return done.returncode, (done.stdout.strip() or done.stderr.strip())
 
 
-def check_home(settings: "Settings") -> Iterator[Finding]:
+def check_home(settings: "Settings") -> Iterator[DoctorFinding]:
     for name, path in (
         ("home", settings.home),
         ("data root", settings.data_root),
@@ -166,69 +172,85 @@ def check_home(settings: "Settings") -> Iterator[Finding]:
     ):
         existing = _existing(path)
         if not os.access(existing, os.W_OK | os.X_OK):
-            yield Finding(
+            yield DoctorFinding(
                 name,
                 "problem",
                 f"{path} cannot be written by this user",
                 f"chown it, or set STOKER_HOME to a folder of yours (blocked at {existing})",
             )
         else:
-            yield Finding(name, "ok", str(path) + ("" if path.exists() else " (not there yet)"))
+            yield DoctorFinding(
+                name, "ok", str(path) + ("" if path.exists() else " (not there yet)")
+            )
 
 
-def check_token(settings: "Settings") -> Iterator[Finding]:
+def check_token(settings: "Settings") -> Iterator[DoctorFinding]:
     path = settings.token_path
     if settings.auth == "none":
-        yield Finding("token", "warning", "AUTH=none: every local user can start runs")
+        yield DoctorFinding("token", "warning", "AUTH=none: every local user can start runs")
         return
     if not path.exists():
-        yield Finding("token", "ok", f"{path} will be written at the first start")
+        yield DoctorFinding("token", "ok", f"{path} will be written at the first start")
         return
     status = path.stat()
     if stat.S_IMODE(status.st_mode) & 0o077:
-        yield Finding(
+        yield DoctorFinding(
             "token",
             "problem",
             f"{path} can be read by other users ({stat.filemode(status.st_mode)})",
             f"chmod 600 {path}, then `stoker token create` and `revoke` if others could log in",
         )
     elif not os.access(path, os.R_OK):
-        yield Finding("token", "problem", f"{path} belongs to another user", "use its owner")
+        yield DoctorFinding("token", "problem", f"{path} belongs to another user", "use its owner")
     else:
-        yield Finding("token", "ok", f"{path} ({stat.filemode(status.st_mode)})")
+        yield DoctorFinding("token", "ok", f"{path} ({stat.filemode(status.st_mode)})")
 
 
-def check_presets(settings: "Settings") -> Iterator[Finding]:
+def check_recipes() -> Iterator[DoctorFinding]:
+    """Every installed recipe can be imported; one that cannot keeps nothing else from working."""
+    from app.spec.installed import INSTALLED  # plugins are imported: late, and only here
+
+    for kind, why in INSTALLED.broken.items():
+        yield DoctorFinding(
+            "recipes", "problem", f"the recipe {kind} cannot be used: {why}",
+            "Mend or uninstall its package; every other recipe works.",
+        )  # fmt: skip
+    if INSTALLED.models:
+        told = (f"{kind} {INSTALLED.versions[kind]}" for kind in INSTALLED.models)
+        yield DoctorFinding("recipes", "ok", ", ".join(told))
+
+
+def check_presets(settings: "Settings") -> Iterator[DoctorFinding]:
     catalog = load_catalog(settings.presets_dir)
     for sentence in catalog.broken.values():
-        yield Finding("presets", "problem", sentence, "mend the file or remove it")
+        yield DoctorFinding("presets", "problem", sentence, "fix the file or remove it")
     if not catalog.broken:
-        yield Finding("presets", "ok", ", ".join(catalog.names))
+        yield DoctorFinding("presets", "ok", ", ".join(catalog.names))
 
 
-def check_guard(settings: "Settings") -> Iterator[Finding]:
+def check_guard(settings: "Settings") -> Iterator[DoctorFinding]:
     if settings.guard == "warn":
         found = "STOKER_GUARD=warn: specs that would run slowly only get a warning"
-        yield Finding("guard", "warning", found, "to have them refused: STOKER_GUARD=enforce")
+        yield DoctorFinding("guard", "warning", found, "to have them refused: STOKER_GUARD=enforce")
     else:
-        yield Finding("guard", "ok", "specs that would run slowly or wrongly are refused")
+        yield DoctorFinding("guard", "ok", "specs that would run slowly or wrongly are refused")
 
 
-def check_disk(settings: "Settings") -> Iterator[Finding]:
+def check_disk(settings: "Settings") -> Iterator[DoctorFinding]:
     usage = shutil.disk_usage(_existing(settings.artifact_root))
     found = f"{usage.free / 2**30:.1f} GiB of {usage.total / 2**30:.0f} free for artifacts"
     if usage.free < LEAST_FREE_BYTES:
-        yield Finding(
+        yield DoctorFinding(
             "disk",
             "warning",
             found,
             "`stoker db prune --older-than 30d` removes old runs; STOKER_ARTIFACT_ROOT moves them",
         )
     else:
-        yield Finding("disk", "ok", found)
+        yield DoctorFinding("disk", "ok", found)
 
 
-def check_caches(settings: "Settings") -> Iterator[Finding]:
+def check_caches(settings: "Settings") -> Iterator[DoctorFinding]:
     """What runs have compiled, and do not compile again."""
     folder = settings.home / "caches"
     total = 0
@@ -236,10 +258,10 @@ def check_caches(settings: "Settings") -> Iterator[Finding]:
         with suppress(OSError):  # a worker that starts removes what is old
             total += path.stat().st_size
     if total:
-        yield Finding("caches", "ok", f"{size(total)} of compiled steps in {folder}")
+        yield DoctorFinding("caches", "ok", f"{size(total)} of compiled steps in {folder}")
 
 
-def check_service(settings: "Settings") -> Iterator[Finding]:
+def check_service(settings: "Settings") -> Iterator[DoctorFinding]:
     from stoker import Client  # httpx: late, as in connect
 
     written = read_api_file(settings.home)
@@ -250,9 +272,9 @@ def check_service(settings: "Settings") -> Iterator[Finding]:
         is_ready, is_alive = client.ready(), client.alive()
         refusal = _token_refusal(client) if is_alive else None
     if is_ready:
-        yield Finding("service", "ok", f"ready at {written['url']}")
+        yield DoctorFinding("service", "ok", f"ready at {written['url']}")
     elif is_alive:
-        yield Finding(
+        yield DoctorFinding(
             "service",
             "problem",
             f"the API at {written['url']} is not ready",
@@ -261,7 +283,7 @@ def check_service(settings: "Settings") -> Iterator[Finding]:
     else:
         yield NOT_RUNNING
     if refusal is not None:
-        yield Finding(
+        yield DoctorFinding(
             "token",
             "problem",
             f"the API at {written['url']} refuses it: {refusal}",
@@ -281,10 +303,10 @@ def _token_refusal(client: "Client") -> str | None:
     return None
 
 
-def check_ports(settings: "Settings") -> Iterator[Finding]:
+def check_ports(settings: "Settings") -> Iterator[DoctorFinding]:
     """Whether the ports can be had; those that our own service has are well."""
     if holder_of(settings) is not None:
-        yield Finding("ports", "ok", "in use by this service")
+        yield DoctorFinding("ports", "ok", "in use by this service")
         return
     for name, host, port in (
         ("PORT", settings.host, settings.port),
@@ -292,9 +314,9 @@ def check_ports(settings: "Settings") -> Iterator[Finding]:
     ):
         taken = _why_not_bindable(host, port)
         if taken is None:
-            yield Finding("ports", "ok", f"{host}:{port} is free for {name}")
+            yield DoctorFinding("ports", "ok", f"{host}:{port} is free for {name}")
         else:
-            yield Finding(
+            yield DoctorFinding(
                 "ports",
                 "problem",
                 f"{host}:{port} for {name}: {taken}",

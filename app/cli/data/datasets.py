@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli.connect import connect, read_settings
-from app.cli.conversion import convert
+from app.cli.data import cache
+from app.cli.data.conversion import convert
+from app.cli.data.worker_module import run_worker_module
 from app.cli.failures import CommandFailed, ExitCode, StokerGroup
 from app.cli.output import JsonOption, ago, number, print_facts, print_json, print_table, size
-from app.cli.worker_module import run_worker_module
 from stoker import ServiceUnreachable
 
 if TYPE_CHECKING:
@@ -20,34 +21,52 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 
-app = typer.Typer(cls=StokerGroup, no_args_is_help=True, help="Datasets.")
+app = typer.Typer(
+    cls=StokerGroup, no_args_is_help=True, help="Sample, inspect, convert and register datasets."
+)
 app.command()(convert)
+app.add_typer(cache.app, name="cache")
 
 # What the service takes as a name, for it stands in addresses and specs.
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-SAMPLES = {"weather": "worker.trainer.sample_weather"}
+# By name: the module that makes it, and the file or folder under DATA_ROOT.
+SAMPLES = {
+    "weather": ("worker.trainer.tools.sample_weather", "weather.h5"),
+    "bars": ("worker.trainer.tools.sample_bars", "bars.h5"),
+    "board": ("worker.trainer.tools.sample_board", "board"),
+}
 REGISTRATION_WAIT_SECONDS = 120.0
 
 
 @app.command()
 def sample(
-    name: Annotated[str, typer.Argument(help="weather: hourly measurements of a TMY3 station.")],
-    force: Annotated[bool, typer.Option("--force", help="Write the file anew.")] = False,
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="weather: hourly measurements of a TMY3 station. bars: the same in bars of 1 to "
+            "24 hours. board: positions of chess games."
+        ),
+    ],
+    force: Annotated[
+        bool, typer.Option("--force", help="Write the file again, even if it is there.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Prepare a dataset of real measurements under DATA_ROOT and register it."""
+    """Prepare a sample dataset to try Stoker with, and register it."""
     if name not in SAMPLES:
         raise CommandFailed(f"There is no sample {name!r}; the samples are: {', '.join(SAMPLES)}.")
     settings = read_settings()
-    path = settings.data_root / f"{name}.h5"
+    module, file_name = SAMPLES[name]
+    path = settings.data_root / file_name
     if force or not path.exists():
         settings.data_root.mkdir(parents=True, exist_ok=True)
-        run_worker_module(SAMPLES[name], str(path))
+        run_worker_module(module, str(path))
     dataset = _register_if_service_runs(settings, name, path)
     if as_json:
         print_json({"name": name, "path": str(path), "dataset": dataset})
         return
-    typer.echo(f"{path} is ready, {size(path.stat().st_size)}.")
+    files = path.iterdir() if path.is_dir() else [path]
+    typer.echo(f"{path} is ready, {size(sum(file.stat().st_size for file in files))}.")
     if dataset is None:
         typer.echo(f"No API is running. When one is: stoker data register {name} {path.name}")
     else:
@@ -72,15 +91,15 @@ def inspect(
     path: Annotated[
         Path,
         typer.Argument(
-            help="A data file, or a folder of Arrow files: relative to where you are, else to "
-            "DATA_ROOT."
+            help="A data file, or a folder of Arrow files; a relative path is looked up here, then "
+            "in DATA_ROOT."
         ),
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """Look into a data file, in a child process that a broken file may crash."""
+    """Show what is in a data file, without registering it."""
     path = _found(path)
-    document = json.loads(run_worker_module("worker.trainer.inspect", str(path), "--json"))
+    document = json.loads(run_worker_module("worker.trainer.tools.inspect", str(path), "--json"))
     problems = document.get("problems") or []
     if as_json:
         print_json(document)
@@ -109,7 +128,7 @@ def _found(path: Path) -> Path:
             raise CommandFailed(f"{place} cannot be read: {why}.") from None
         else:
             return place
-    raise CommandFailed(f"{path} is not there, and neither is {inside}.")
+    raise CommandFailed(f"There is no file {path}, and no {inside}.")
 
 
 def _print_inspection(path: Path, document: Document) -> None:
@@ -155,6 +174,9 @@ def _shape(field: Document) -> str:
     if field.get("lengths"):
         return _ragged_shape(field)
     shape = " × ".join(map(str, field["shape"])) or "scalar"
+    if parts := field.get("parts"):
+        counts = (f"{number(parts[name])} {name}" for name in ("training", "validation", "test"))
+        return f"{shape}: {', '.join(counts)}"
     steps = field.get("series_steps")
     return shape if steps is None else f"{shape}, kept as a series of {number(steps)}"
 
@@ -172,7 +194,7 @@ def _problem_text(problem: object) -> str:
 
 @app.command()
 def register(
-    name: Annotated[str, typer.Argument(help="The name that specs will use.")],
+    name: Annotated[str, typer.Argument(help="The name for it in specs.")],
     path: Annotated[
         str,
         typer.Argument(
@@ -181,11 +203,11 @@ def register(
         ),
     ],
     wait: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait for the inspection.")
+        float, typer.Option(min=0, help="Wait this many seconds for the inspection.")
     ] = REGISTRATION_WAIT_SECONDS,
     as_json: JsonOption = False,
 ) -> None:
-    """Have a worker inspect a file, so that specs can name it."""
+    """Register a data file under a name for specs; a worker inspects it first."""
     if not NAME.fullmatch(name):
         raise CommandFailed(
             f"{name!r} cannot be a dataset's name: it has up to 64 small letters, digits, dots, "
@@ -224,7 +246,8 @@ def _say_outcome(dataset: Document) -> None:
         for problem in dataset["problems"]:
             if _problem_text(problem) != dataset["message"]:
                 typer.echo(f"  {_problem_text(problem)}", err=True)
-        typer.echo(f"Mend it, then: stoker data register {name} {dataset['path']}", err=True)
+        if not any(problem.get("code") == "not_converted" for problem in dataset["problems"]):
+            typer.echo(f"Fix it, then run: stoker data register {name} {dataset['path']}", err=True)
 
 
 @app.command()

@@ -1,0 +1,1 @@
+"""`stoker data`: datasets and what is written for them."""

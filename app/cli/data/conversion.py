@@ -1,0 +1,297 @@
+"""`stoker data convert`: windows that overlap, rows in time and bars, written as series."""
+
+import json
+import re
+import shlex
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from app.cli.connect import read_settings
+from app.cli.data.worker_module import run_worker_module
+from app.cli.failures import CommandFailed
+from app.cli.output import JsonOption, number, print_json, size
+
+Document = dict[str, Any]
+
+# Files that may hold windows: HDF5, and Arrow IPC.
+WINDOWS = (".h5", ".hdf5", ".hdf", ".feather", ".arrow", ".ipc")
+NUMPY = (".npz", ".npy")
+# What does the work.
+BARS, SAMPLES = "worker.trainer.tools.bars", "worker.trainer.tools.samples"
+PADDING = "worker.trainer.tools.padding"
+ARRAYS, OVERLAPPING = "worker.trainer.tools.numpy_arrays", "worker.trainer.tools.convert"
+NAMELESS = "The column without a name (row numbers of pandas? index=False leaves them out)"
+
+
+Window = Annotated[
+    int | None,
+    typer.Option(min=1, help="Cut rows in time into samples: how many rows each looks back on."),
+]
+Timeframes = Annotated[
+    str | None,
+    typer.Option(
+        help="Cut bars (CSV: time, open, high, low, close, volume) into samples of several "
+        "timeframes: label and bars of each, such as M1:480,M5:288,H1:96."
+    ),
+]
+Horizon = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="With --window or --timeframes: how many of the following rows to forecast."
+    ),
+]
+Target = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="The column to forecast; with --timeframes also `range`, ln((high - low) / close) of "
+        "each bar, which is the default there."
+    ),
+]
+Every = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="With --window or --timeframes: how many rows lie between one sample and the next.",
+    ),
+]
+Source = Annotated[
+    Path,
+    typer.Argument(
+        help="HDF5, NumPy (.npz, .npy), or Arrow files in a folder; with --window also CSV and "
+        "Parquet; with --timeframes CSV, a file or a folder."
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Argument(help="The HDF5 file to write; default: of the same name, in DATA_ROOT."),
+]
+OfArray = Annotated[
+    str | None,
+    typer.Option(help="With --window the series of an HDF5 file, with --pad the ragged array."),
+]
+Pad = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Bring the samples of ragged arrays to this length: shorter ones are filled with "
+        "zeros, longer ones cut.",
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace OUT if it is there.")]
+MaxGap = Annotated[
+    str | None,
+    typer.Option(
+        help="With --window or --timeframes: the longest time from one row to the next that is no "
+        "gap, such as 3d for weekends; else about that of one row."
+    ),
+]
+
+
+class OnBad(StrEnum):
+    """What becomes of rows that cannot be used."""
+
+    stop = "stop"
+    skip = "skip"
+
+
+WhenBad = Annotated[
+    OnBad | None,
+    typer.Option(
+        help="With --window or --timeframes: at a row that cannot be used, or a gap in its times, "
+        "stop (the default) or skip it and count."
+    ),
+]
+
+
+def convert(
+    path: Source,
+    out: Out = None,
+    window: Window = None,
+    timeframes: Timeframes = None,
+    horizon: Horizon = None,
+    target: Target = None,
+    every: Every = 1,
+    array: OfArray = None,
+    on_bad: WhenBad = None,
+    max_gap: MaxGap = None,
+    pad: Pad = None,
+    force: Force = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write data as series and the windows that are cut out of them.
+
+    Of windows that overlap, in HDF5 or Arrow files: the same samples to the last bit, far smaller.
+    With --window, of rows in time: samples of `features` and of the `targets` that follow them.
+    With --timeframes, of bars: an array each, of bars that have closed when the sample ends.
+    Of NumPy's files: the same arrays.
+    With --pad, of ragged arrays: arrays whose samples have one length; others as they are.
+    """
+    out = out or read_settings().data_root / f"{path.name if path.is_dir() else path.stem}.h5"
+    _require_convertible(path, out, force=force)
+    column = _only_one(target)
+    numbers = f"--horizon={horizon}", f"--every={every}"
+    names = _given(target=column, array=array, on_bad=on_bad, max_gap=max_gap)
+    is_cut = _is_cut(window, timeframes, on_bad, max_gap)
+    if pad is not None:
+        if is_cut:
+            raise CommandFailed("--pad and --window or --timeframes are two steps: convert twice.")
+        _require_no_cut(horizon, column, None, every)
+        made, lines = _run(PADDING, path, out, f"--pad={pad}", *names)
+    elif timeframes is not None:
+        if horizon is None or array is not None:
+            raise CommandFailed("--timeframes needs --horizon, and has no --array.")
+        made, lines = _run(BARS, path, out, f"--timeframes={timeframes}", *numbers, *names)
+    elif window is not None:
+        if horizon is None or column is None:
+            raise CommandFailed("--window needs --horizon and --target: what is to be forecast.")
+        made, lines = _run(SAMPLES, path, out, f"--window={window}", *numbers, *names)
+    else:
+        _require_no_cut(horizon, column, array, every)
+        made, lines = _run(_without_cut(path), path, out)
+    _tell(made, lines, out, as_json=as_json)
+
+
+def _is_cut(
+    window: int | None, timeframes: str | None, on_bad: OnBad | None, max_gap: str | None
+) -> bool:
+    """Whether samples are cut out of rows, and in one way. CommandFailed."""
+    if window is not None and timeframes is not None:
+        raise CommandFailed("--window and --timeframes are two ways to cut; give one of them.")
+    is_cut = timeframes is not None or window is not None
+    if not is_cut and (on_bad is not None or max_gap is not None):
+        raise CommandFailed("--on-bad and --max-gap go with --window or --timeframes.")
+    return is_cut
+
+
+def _only_one(targets: list[str] | None) -> str | None:
+    if targets and len(targets) > 1:
+        raise CommandFailed(
+            f"--target is given {len(targets)} times ({', '.join(targets)}), and one column is "
+            "forecast. Give it once, and convert once more for another."
+        )
+    return targets[0] if targets else None
+
+
+def _given(**options: str | None) -> tuple[str, ...]:
+    """As they are passed on."""
+    named = {name.replace("_", "-"): value for name, value in options.items()}
+    return tuple(f"--{name}={value}" for name, value in named.items() if value is not None)
+
+
+def _tell(made: Document, lines: list[str], out: Path, *, as_json: bool) -> None:
+    if as_json:
+        print_json(made)
+        return
+    for name in made.get("left_out", ()):
+        told = f"{name} holds no numbers and" if name else NAMELESS
+        typer.secho(f"warning: {told} is left out.", err=True, fg="yellow")
+    for sentence in made.get("told", ()):
+        typer.secho(f"warning: {sentence}", err=True, fg="yellow")
+    for line in lines:
+        typer.echo(line)
+    typer.echo(f"Then: {_registered_by(out)}")
+
+
+def _registered_by(out: Path) -> str:
+    """The command that registers the file, with a name that the service takes."""
+    name = re.sub(r"[^a-z0-9._-]+", "-", out.stem.lower()).strip("._-")[:64] or "data"
+    root = read_settings().data_root.resolve()
+    full = out.resolve()
+    if full.is_relative_to(root):
+        return f"stoker data register {name} {shlex.quote(str(full.relative_to(root)))}"
+    moved = f"mv {shlex.quote(str(out))} {shlex.quote(f'{root}/')}"
+    return f"{moved} && stoker data register {name} {shlex.quote(out.name)}"
+
+
+def _require_convertible(path: Path, out: Path, *, force: bool) -> None:
+    if not path.exists():
+        raise CommandFailed(f"There is no file {path}.")
+    if out.exists() and not force:
+        raise CommandFailed(f"{out} exists already; --force replaces it.")
+    if out.exists() and out.samefile(path):
+        raise CommandFailed("A file cannot be converted into itself; name another for OUT.")
+
+
+def _require_no_cut(*options: object) -> None:
+    *others, every = options
+    if any(option is not None for option in others) or every != 1:
+        raise CommandFailed(
+            "--horizon, --target, --every and --array go with --window (--timeframes for bars; "
+            "--array also with --pad)."
+        )
+
+
+def _without_cut(path: Path) -> str:
+    """The module that writes such a file as it is. CommandFailed for a table, which is cut."""
+    if path.is_dir() or path.suffix.lower() in WINDOWS:
+        return OVERLAPPING
+    if path.suffix.lower() in NUMPY:
+        return ARRAYS
+    raise CommandFailed(
+        f"{path} is no file of windows. Rows in time become samples by --window, --horizon and "
+        "--target: how many rows to look back on, how many to forecast, and of which column."
+    )
+
+
+def _run(module: str, path: Path, out: Path, *options: str) -> tuple[Document, list[str]]:
+    """What the module says that it made, and that in lines for a person."""
+    answer = run_worker_module(module, str(path), str(out), *options, timeout_seconds=None)
+    made = dict(json.loads(answer))
+    told = {
+        BARS: _cut_bars,
+        SAMPLES: _cut,
+        ARRAYS: _written,
+        PADDING: _written,
+        OVERLAPPING: _converted,
+    }
+    return made, told[module](made)
+
+
+def _converted(made: Document) -> list[str]:
+    smaller = made["bytes_before"] / made["bytes"]
+    return [
+        *(
+            f"{name}: {number(one['samples'])} windows of {number(one['window_length'])} steps are "
+            f"a series of {number(one['steps'])}."
+            for name, one in made["series"].items()
+        ),
+        f"{made['path']}: {size(made['bytes'])} for {size(made['bytes_before'])}, "
+        f"1/{smaller:,.0f}.",
+    ]
+
+
+def _written(made: Document) -> list[str]:
+    shapes = (f"{name} {' × '.join(map(str, shape))}" for name, shape in made["arrays"].items())
+    return [f"{made['path']}: {', '.join(shapes)}; {size(made['bytes'])}."]
+
+
+def _cut(made: Document) -> list[str]:
+    features, in_stretches = len(made["features"]), made["stretches"]
+    over = f" in {number(in_stretches)} stretches" if in_stretches > 1 else ""
+    of = f"{number(made['steps'])} rows{over}"
+    return [
+        f"{number(made['samples'])} samples of {number(features)} features, cut out of {of}.",
+        *_skipped(made),
+        f"{made['path']}: {size(made['bytes'])}.",
+    ]
+
+
+def _cut_bars(made: Document) -> list[str]:
+    bars = ", ".join(f"{number(count)} of {label}" for label, count in made["timeframes"].items())
+    in_stretches = made["stretches"]
+    over = f" in {number(in_stretches)} stretches" if in_stretches > 1 else ""
+    return [
+        f"{number(made['samples'])} samples of {number(len(made['features']))} features: "
+        f"bars {bars}{over}. Target: {made['target']}.",
+        *_skipped(made),
+        f"{made['path']}: {size(made['bytes'])}.",
+    ]
+
+
+def _skipped(made: Document) -> list[str]:
+    """What could not be used, by kind."""
+    kinds = ", ".join(f"{kind.replace('_', ' ')} {n:,}" for kind, n in made["bad"].items())
+    return [f"Skipped: {kinds}."] if kinds else []

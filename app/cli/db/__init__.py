@@ -1,0 +1,1 @@
+"""`stoker db`: the database, its backups, and what is pruned."""

@@ -1,0 +1,1 @@
+"""This machine: starting and ending the service, and what the doctor checks."""

@@ -1,0 +1,339 @@
+"""`stoker run -- COMMAND`: the user's own command, with the queue, the GPU, stop and resume."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from app.cli.connect import connect, read_settings
+from app.cli.failures import CommandFailed, ExitCode, issue_lines
+from app.cli.output import JsonOption, in_words, print_json, print_lines
+from app.cli.watch import watch_run
+from app.codestate import code_state, make_snapshot, remove_snapshot
+from app.durable import socket_address
+from app.suggest import closest, did_you_mean
+
+if TYPE_CHECKING:
+    from app.settings import Settings
+
+Document = dict[str, Any]
+# Names of variables whose values others should not see; a run does not get them unless asked.
+SECRET = re.compile(
+    r"(^|_)(KEY|TOKEN|SECRET|PASSPHRASE|CREDENTIAL|AUTH|COOKIE|PAT)S?(_|$)"
+    r"|PASSWORD|PASSWD|_?PWD$|APIKEY",
+    re.IGNORECASE,
+)
+# A value such as postgres://user:password@host.
+SECRET_VALUE = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
+# What belongs to this terminal, or to a process above, and not to the run.
+NOT_OF_THE_RUN = frozenset(
+    {"_", "OLDPWD", "SHLVL", "CUDA_VISIBLE_DEVICES", "SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY"}
+)
+# Interpreters that are given a file, unless an option has one of these letters: a module, code,
+# or standard input. A value follows options that end with one of the others.
+INTERPRETER = re.compile(r"(python|bash|sh)[0-9.]*")
+NO_FILE, VALUED = frozenset("mcs"), frozenset("WXoO")
+START_SECONDS = 100.0
+ANSWER_BYTES = 2**20
+
+
+class Unanswered(CommandFailed):
+    """It is not known whether the command is queued."""
+
+
+CommandArgument = Annotated[
+    list[str], typer.Argument(help="The command, after --.", metavar="-- COMMAND…")
+]
+NameOption = Annotated[
+    str, typer.Option(help="What to call the run; by default the name of the script.")
+]
+GpusOption = Annotated[
+    int | None,
+    typer.Option(min=0, help="How many GPUs; 0 for none. Default: 1 if the machine has any."),
+]
+LaunchOption = Annotated[
+    str | None,
+    typer.Option(
+        help="none: on several GPUs it starts its processes itself. Default auto: `python SCRIPT` "
+        "and `python -m MODULE` become one process a GPU."
+    ),
+]
+GpuMemoryOption = Annotated[
+    str | None, typer.Option(help='Memory that it needs of each GPU, such as "20GiB".')
+]
+HostMemoryOption = Annotated[str | None, typer.Option(help='Of the host at least, as "8GiB".')]
+LikeOption = Annotated[
+    str | None,
+    typer.Option(
+        help="hf, lightning, accelerate or ultralytics: sets --resume and --checkpoints for it."
+    ),
+]
+ResumeOption = Annotated[
+    str | None,
+    typer.Option(help="Arguments that resume it: '--resume_from_checkpoint {checkpoint}'."),
+]
+CheckpointsOption = Annotated[
+    list[str] | None, typer.Option(help="Where it saves: 'out/checkpoint-*'. Can be repeated.")
+]
+MetricsFileOption = Annotated[
+    str | None, typer.Option(help="Read curves from this file: JSON lines or CSV.")
+]
+MetricsStdoutOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Read curves from its output: 'step (?P<step>[0-9]+) loss (?P<loss>[0-9.]+)'."
+    ),
+]
+SignalOption = Annotated[
+    str | None, typer.Option(help="The signal that asks it to stop; default SIGTERM.")
+]
+GraceOption = Annotated[
+    float | None,
+    typer.Option(min=0, help="Seconds it has to stop before it is killed; default 300."),
+]
+DurationOption = Annotated[
+    float | None, typer.Option(min=1, help="Stop it after this many seconds.")
+]
+HangOption = Annotated[
+    float | None,
+    typer.Option(min=5, help="End it after this many seconds without a step, a metric or output."),
+]
+EnvOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Pass on this variable although it looks secret. Can be repeated."),
+]
+SnapshotOption = Annotated[
+    bool, typer.Option("--snapshot", help="Run a copy, by git, of the code as it is now.")
+]
+WatchOption = Annotated[
+    bool, typer.Option("--watch", help="Follow it to its end; the exit code is the outcome.")
+]
+
+# The fields that these options say.
+OPTIONS = {
+    "recipe.launch": "--launch",
+    "recipe.like": "--like",
+    "recipe.resume": "--resume",
+    "recipe.checkpoints": "--checkpoints",
+    "recipe.stop_signal": "--stop-signal",
+    "recipe.grace_seconds": "--grace",
+    "recipe.metrics.file": "--metrics-file",
+    "recipe.metrics.stdout": "--metrics-stdout",
+    "runtime.gpus": "--gpus",
+    "runtime.gpu_memory": "--gpu-memory",
+    "runtime.host_memory": "--host-memory",
+    "policy.max_duration_seconds": "--max-duration",
+    "policy.hang_timeout_seconds": "--hang-timeout",
+}
+
+
+def run(
+    command: CommandArgument,
+    name: NameOption = "",
+    gpus: GpusOption = None,
+    gpu_memory: GpuMemoryOption = None,
+    host_memory: HostMemoryOption = None,
+    launch: LaunchOption = None,
+    like: LikeOption = None,
+    resume: ResumeOption = None,
+    checkpoints: CheckpointsOption = None,
+    metrics_file: MetricsFileOption = None,
+    metrics_stdout: MetricsStdoutOption = None,
+    stop_signal: SignalOption = None,
+    grace: GraceOption = None,
+    max_duration: DurationOption = None,
+    hang_timeout: HangOption = None,
+    priority: Annotated[int, typer.Option(help="Higher starts first.")] = 0,
+    env: EnvOption = None,
+    snapshot: SnapshotOption = False,
+    watch: WatchOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run your own script: stoker run -- python train.py --lr 3e-4."""
+    settings, cwd = read_settings(), Path.cwd()
+    program = _found(command[0])
+    _require_script(cwd, command)
+    if snapshot:
+        copy = make_snapshot(cwd, settings.home)
+        program, cwd = _in_copy(program, cwd, copy), copy
+    code = code_state(cwd, command)
+    recipe: Document = {"kind": "script", "argv": [program, *command[1:]], "cwd": str(cwd)}
+    recipe |= _given(like=like, resume=resume, checkpoints=checkpoints, stop_signal=stop_signal)
+    metrics = _given(file=metrics_file, stdout=metrics_stdout)
+    recipe |= _given(grace_seconds=grace, metrics=metrics or None)
+    recipe |= _given(snapshot=snapshot or None, launch=launch)
+    request: Document = {"name": name, "priority": priority, "recipe": recipe}
+    runtime = _given(gpus=gpus, gpu_memory=gpu_memory, host_memory=host_memory)
+    request |= _given(runtime=runtime or None)
+    policy = _given(max_duration_seconds=max_duration, hang_timeout_seconds=hang_timeout)
+    request |= _given(policy=policy or None)
+    environment, left_out = _environment(env or [])
+    asked = {"request": request, "environment": environment, "code": code}
+    try:
+        run_id = _admitted(settings, asked, as_json=as_json)
+    except CommandFailed as failure:
+        if snapshot and not isinstance(failure, Unanswered):
+            remove_snapshot(_top_of(cwd, settings))
+        raise
+    _tell(run_id, left_out, cwd if snapshot else None, watch=watch, as_json=as_json)
+
+
+def _tell(
+    run_id: int, left_out: list[str], copy: Path | None, *, watch: bool, as_json: bool
+) -> None:
+    """Say what has become of it, and follow it if that is wanted."""
+    with connect() as client:
+        shown = client.run(run_id)
+        if as_json and not watch:
+            print_json({**shown, "left_out": left_out, "copy": copy and str(copy)})
+            return
+        if not as_json:
+            _say(shown, client.issues(run_id), left_out)
+            if copy is not None:
+                typer.echo(f"  its copy of the code, removed with the run: {copy}")
+        if watch:
+            raise typer.Exit(watch_run(client, run_id, as_json=as_json))
+
+
+def _given(**values: Any) -> Document:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _found(command: str) -> str:
+    """The absolute path of the program, as the shell would find it here."""
+    path = shutil.which(command)
+    if path is None:
+        way = "Give its path, or activate the environment that has it first."
+        if " " in command:
+            way = f"Leave out the quotes: stoker run -- {command}"
+        raise CommandFailed(
+            f"There is no command {command!r} that can be run here. {way}", ExitCode.refused
+        )
+    # Not resolved: the python of an environment is a link, and works by the place of the link.
+    return str(Path(path).absolute())
+
+
+def _require_script(cwd: Path, command: list[str]) -> None:
+    """CommandFailed where an interpreter is surely given a file, and it is not there."""
+    words, file = iter(command[1:]), None
+    for word in words if INTERPRETER.fullmatch(Path(command[0]).name) else ():
+        if not word.startswith("-"):
+            file = Path(word)
+            break
+        if word == "-" or word.startswith("--") or NO_FILE.intersection(word):
+            return
+        if word[-1] in VALUED:
+            next(words, None)
+    if file is None or (cwd / file).exists():
+        return
+    there = [one.name for one in (cwd / file).parent.glob(f"*{file.suffix}")]
+    meant = closest(file.name, there)
+    named = None if meant is None else str(file.with_name(meant))
+    raise CommandFailed(f"There is no file {file} in {cwd}.{did_you_mean(named)}")
+
+
+def _in_copy(program: str, cwd: Path, copy: Path) -> str:
+    """A program of the folder that was copied is that of the copy, where git has it: the python of
+    an environment inside the folder stays the one it is.
+    """
+    if not Path(program).is_relative_to(cwd):
+        return program
+    copied = copy / Path(program).relative_to(cwd)
+    return str(copied) if copied.exists() else program
+
+
+def _top_of(cwd: Path, settings: "Settings") -> Path:
+    """Of a folder in a copy, the whole of it."""
+    return settings.snapshots_dir / cwd.relative_to(settings.snapshots_dir).parts[0]
+
+
+def _environment(wanted: list[str]) -> tuple[dict[str, str], list[str]]:
+    """What the run gets of this environment, and the names that look secret and stay here."""
+    missing = [name for name in wanted if name not in os.environ]
+    if missing:
+        raise CommandFailed(f"--env {missing[0]}: this variable is not set here.", ExitCode.usage)
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in NOT_OF_THE_RUN and not name.startswith("STOKER_")
+    }
+    secret = {n for n, value in kept.items() if SECRET.search(n) or SECRET_VALUE.search(value)}
+    left_out = sorted(secret - {"PWD", *wanted})
+    return {name: value for name, value in kept.items() if name not in left_out}, left_out
+
+
+def _say(run: Document, warnings: list[Document], left_out: list[str]) -> None:
+    typer.echo(f"Run {run['id']} ({run['name']}) {in_words(run['status'])}.")
+    if run["state"] == "queued" and run["message"]:
+        print_lines([f"  It waits: {run['message']}"])
+    if profile := run.get("profile"):
+        print_lines([f"  {profile['message']}"])
+    print_lines(issue_lines(warnings, OPTIONS))
+    if left_out:
+        names = ", ".join(left_out)
+        typer.echo(f"  not passed on, because they look secret: {names} (--env NAME passes one on)")
+    typer.echo(f"  stoker watch {run['id']}")
+
+
+def _admitted(settings: "Settings", asked: Document, *, as_json: bool) -> int:
+    """The id of the run. The service is started where there is none."""
+    if settings.scripts != "local":
+        raise CommandFailed(
+            f"Your own commands are turned off here (STOKER_SCRIPTS={settings.scripts}). Ask "
+            "whoever runs the service to register the command."
+        )
+    answer = _ask(settings, asked)
+    if answer is None:
+        _start_service(settings, as_json=as_json)
+        answer = _ask(settings, asked)
+    if answer is None:
+        raise CommandFailed(
+            "No worker of your user is running here. `stoker workers` lists the workers, and "
+            "`stoker doctor` says what is wrong.",
+            ExitCode.unreachable,
+        )
+    if (problem := answer.get("problem")) is not None:
+        issues = problem.get("issues") or []
+        detail = str(problem["detail"])
+        raise CommandFailed(detail, hints=issue_lines(issues, OPTIONS), document=problem)
+    return int(answer["run"])
+
+
+def _ask(settings: "Settings", asked: Document) -> Document | None:
+    """What an agent of this home answers; None where none listens."""
+    for path in sorted(settings.sockets_dir.glob("agent-*.sock")):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(30.0)
+            try:
+                connection.connect(socket_address(path))
+            except OSError:  # of an agent that was killed
+                continue
+            try:
+                connection.sendall(json.dumps(asked).encode() + b"\n")
+                with connection.makefile("rb") as file:
+                    answer: Document = json.loads(file.readline(ANSWER_BYTES))
+            except (OSError, ValueError):
+                raise Unanswered(
+                    "The worker took the command and did not answer in time. It may be queued all "
+                    "the same: `stoker ls` shows it."
+                ) from None
+            return answer
+    return None
+
+
+def _start_service(settings: "Settings", *, as_json: bool) -> None:
+    from app.cli.host.service import start_detached  # late: start-up
+
+    if not as_json:
+        typer.echo("No service runs yet; starting one in the background (`stoker down` ends it).")
+    start_detached(settings, sys.stderr if as_json else sys.stdout)
+    deadline = time.monotonic() + START_SECONDS
+    while not any(settings.sockets_dir.glob("agent-*.sock")) and time.monotonic() < deadline:
+        time.sleep(0.1)

@@ -1,0 +1,1 @@
+"""Spec files: reading them, fixing them, and writing them back as their author wrote them."""
