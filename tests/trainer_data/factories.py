@@ -14,21 +14,23 @@ import psutil
 from app.planning.worker_pool import worker_pool_for
 from app.spec.data import DataLoaderLoader
 from app.spec.run import RunSpec
+from worker.reporting import Pulse
 from worker.trainer.data.batch import Batch, BatchPlan
-from worker.trainer.data.batch_room import BatchRoom
-from worker.trainer.data.batch_transfer import HostBatchTransfer
-from worker.trainer.data.dataloader import Asking, Loaded
+from worker.trainer.data.checked import check_all
+from worker.trainer.data.feed.dataloader import BatchRows, Loaded, OnHost
+from worker.trainer.data.feed.reader import ChunkPlan
+from worker.trainer.data.feed.resident import Resident
+from worker.trainer.data.feed.samples import Batched, Samples
+from worker.trainer.data.feed.stream import Streamed
+from worker.trainer.data.feed.transfer import Device, HostDevice, Transfer
 from worker.trainer.data.fingerprint import fingerprint
-from worker.trainer.data.hdf5 import Hdf5Source
+from worker.trainer.data.formats.hdf5 import Hdf5Source
+from worker.trainer.data.layouts.plain import PlainLayout
 from worker.trainer.data.order import Order
-from worker.trainer.data.reader import ChunkPlan
-from worker.trainer.data.resident import Resident
+from worker.trainer.data.sample_source import SampleSource
 from worker.trainer.data.source import OpenSource
 from worker.trainer.data.split import Part
-from worker.trainer.data.stream import Streamed
-from worker.trainer.data.transfer import HostTransfer
 from worker.trainer.preparing import Preparing
-from worker.trainer.pulse import Pulse
 from worker.trainer.stop import StopFlag
 
 NAMES = ("features", "targets")
@@ -90,6 +92,17 @@ def fields_of(path: Path):
     return source.fields
 
 
+def samples_in(path: Path, **arrays: Any) -> SampleSource:
+    """What a run reads of a file, if it names no other `inputs` and `targets`."""
+    return check_all(make_spec(arrays).data, {"numbers": entry(path)})["numbers"].open()
+
+
+def transfer_of(path: Path, device: Device | None = None) -> Transfer:
+    """Of both arrays of the file; to the host, if to no other device."""
+    layouts = [PlainLayout(name, field, 0) for name, field in fields_of(path).items()]
+    return Transfer(layouts, device or HostDevice())
+
+
 def preparing(folder: Path) -> Preparing:
     """That nobody stops; its pulse lies in the folder."""
     return Preparing(Pulse(folder / "pulse"), StopFlag())
@@ -99,7 +112,7 @@ def resident(
     path: Path, part: Part, order: Order, batch_size=8, drop_last=False, most_at_once=None
 ) -> Resident:
     plan = BatchPlan(len(part), batch_size, drop_last, most_at_once)
-    return Resident(plan, order, part, opener(path), HostTransfer, preparing(path.parent))
+    return Resident(plan, order, part, opener(path), transfer_of(path), preparing(path.parent))
 
 
 def streamed(
@@ -108,7 +121,7 @@ def streamed(
 ) -> Streamed:  # fmt: skip
     plan, first = BatchPlan(len(part), batch_size, drop_last, most_at_once), first_samples
     chunks = ChunkPlan(opener(path), part, order, chunk_samples, first or chunk_samples, epochs)
-    return Streamed(plan, chunks, HostTransfer(fields_of(path)))
+    return Streamed(plan, chunks, transfer_of(path))
 
 
 def loaded(
@@ -125,6 +138,5 @@ def loaded(
     asked = DataLoaderLoader(kind="dataloader", **settings)
     plan = BatchPlan(len(part), batch_size, drop_last, most_at_once)
     pool = worker_pool_for(asked, 64, plan.num_micro_batches(plan.usable_samples))
-    transfer = HostBatchTransfer(BatchRoom(fields_of(path), plan.largest_micro_batch, pool.slots))
-    asking = Asking(plan, order, part, transfer)
-    return Loaded(plan, asking, transfer, open_source or opener(path), pool, asked)
+    rows = Batched(Samples(open_source or opener(path), len(part)))
+    return Loaded(plan, BatchRows(plan, order, part), rows, OnHost(), pool, asked)

@@ -1,7 +1,7 @@
 """Batches: the same samples in the same batches, resident or streamed, whatever the chunk size."""
 
 import time
-from itertools import islice
+from itertools import accumulate, islice
 
 import numpy as np
 import pytest
@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.trainer_data.factories import kept, loaded, resident, rows_of, streamed, write_arrays
-from worker.trainer.data import loader_dataset, transfer
 from worker.trainer.data.batch import BatchPlan
+from worker.trainer.data.feed import samples, transfer
 from worker.trainer.data.order import Order
 from worker.trainer.data.split import Part
 
@@ -66,7 +66,7 @@ def test_residency_chunk_size_and_loader_never_change_the_batches(
     path, part, shuffle, group, block, seed, epoch, batch_size, drop_last, most_at_once,
     chunk_samples, first_share, resume_at, least_placed, monkeypatch,
 ):  # fmt: skip
-    for module in (transfer, loader_dataset):
+    for module in (transfer, samples):
         monkeypatch.setattr(module, "LEAST_PLACED_BYTES", least_placed)
 
     def order():
@@ -90,7 +90,8 @@ def test_residency_chunk_size_and_loader_never_change_the_batches(
     for batches in (whole, chunked, by_torch):
         got = kept(batches.iterate(epoch, start))
         assert rows_of(got) == expected[start:]
-        assert [batch.position_after for batch in got] == [end for end in borders if end > start]
+        ends = accumulate((batch.size for batch in got), initial=start)
+        assert list(ends) == [end for end in borders if end >= start]
         assert batches.plan.num_batches == -(-len(expected) // batch_size)
         assert batches.plan.num_micro_batches(len(expected)) == len(borders) - 1
         following = part.take(order().rows(epoch + 1, 0, len(part)))[: len(expected)].tolist()
@@ -104,7 +105,7 @@ def test_an_epoch_can_be_left_and_continued(path):
     whole = rows_of(batches.iterate(2))
     first = batches.iterate(2)
     taken = kept(islice(first, 5))
-    rest = batches.iterate(2, taken[-1].position_after)
+    rest = batches.iterate(2, sum(batch.size for batch in taken))
     assert rows_of(taken) + rows_of(rest) == whole
     batches.close()
 
@@ -166,10 +167,11 @@ def test_a_batch_holds_its_values_until_the_next_is_asked_for(path, shuffle, mon
     monkeypatch.setattr(transfer, "LEAST_PLACED_BYTES", 1)
     order = Order(100, 0, shuffle)
     batches = streamed(path, Part("numbers", range(100)), order, batch_size=8, chunk_samples=8)
+    start = 0
     for batch in batches.iterate(0):
-        start = batch.position_after - batch.size
         time.sleep(0.005)  # so that the reader does what it may
-        assert rows_of([batch]) == order.rows(0, start, batch.position_after).tolist()
+        assert rows_of([batch]) == order.rows(0, start, start + batch.size).tolist()
+        start += batch.size
     batches.close()
 
 
@@ -179,7 +181,7 @@ def test_what_was_read_to_its_place_is_not_copied_again(path, shuffle, least_pla
     monkeypatch.setattr(transfer, "LEAST_PLACED_BYTES", least_placed)
     order = Order(100, 0, shuffle)
     batches = streamed(path, Part("numbers", range(100)), order, batch_size=8, chunk_samples=30)
-    slots = [slot.arrays["features"] for slot in batches._slots]
+    slots = [slot.rows["features"] for slot in batches._slots]
     for batch in batches.iterate(0):
         address = batch.arrays["features"].data_ptr()
         assert any(0 <= address - slot.data_ptr() < slot.nbytes for slot in slots)

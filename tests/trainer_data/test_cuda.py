@@ -1,7 +1,6 @@
 """On a GPU: the same batches as on the host, with copies beside the computation."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -9,12 +8,12 @@ import torch
 from app.planning.ladder import NO_RUNG, Rung
 from tests.trainer_data.factories import (
     entry,
-    fields_of,
     kept,
     make_spec,
     opener,
     rows_of,
     streamed,
+    transfer_of,
     write_arrays,
 )
 from tests.trainer_data.test_ragged_batches import (
@@ -27,13 +26,13 @@ from tests.trainer_data.test_ragged_batches import (
     write,
 )
 from worker.trainer.data.batch import BatchPlan
-from worker.trainer.data.cuda import CudaTransfer
-from worker.trainer.data.loader import open_data
+from worker.trainer.data.dataset import open_data
+from worker.trainer.data.feed.cuda import CudaDevice
+from worker.trainer.data.feed.reader import ChunkPlan
+from worker.trainer.data.feed.resident import Resident
+from worker.trainer.data.feed.stream import Streamed
 from worker.trainer.data.order import Order
-from worker.trainer.data.reader import ChunkPlan
-from worker.trainer.data.resident import Resident
 from worker.trainer.data.split import Part
-from worker.trainer.data.stream import Streamed
 
 pytestmark = [
     pytest.mark.gpu,
@@ -117,7 +116,7 @@ def test_a_slot_is_not_overwritten_while_slow_kernels_read_it(tmp_path):
     order = Order(4_000, 0, "full")
     chunks = ChunkPlan(opener(path), part, order, 50, 50)
     plan = BatchPlan(4_000, 25, drop_last=False)
-    batches = Streamed(plan, chunks, CudaTransfer(device, fields_of(path)))
+    batches = Streamed(plan, chunks, transfer_of(path, CudaDevice(device)))
     busy = torch.randn(2_000, 2_000, device=device)
     seen = []
     for batch in batches.iterate(0):
@@ -135,7 +134,7 @@ def test_the_next_epochs_order_is_set_without_waiting_for_the_device(tmp_path, u
     part, device = Part("numbers", range(4_000)), torch.device("cuda:0")
     plan = BatchPlan(4_000, 500, drop_last=False)
     order = Order(4_000, 0, "full")
-    transfer = partial(CudaTransfer, device)
+    transfer = transfer_of(path, CudaDevice(device))
     resident = Resident(plan, order, part, opener(path), transfer, unstopped)
     next(resident.iterate(0))
     busy = torch.randn(4_000, 4_000, device=device)

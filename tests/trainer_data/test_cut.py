@@ -13,8 +13,8 @@ import pyarrow.feather
 import pytest
 
 from tests.trainer_data.test_windows import read_all
-from worker.trainer.cut import Cut, main
-from worker.trainer.inspect import inspect
+from worker.trainer.tools.inspect import inspect
+from worker.trainer.tools.samples import SampleCut, main
 
 ROWS, WINDOW, HORIZON = 50, 12, 4
 
@@ -88,9 +88,9 @@ def test_no_sample_reaches_from_one_file_into_the_next(tmp_path, capsys):
 
 
 def test_starts_of_stretches_that_hold_no_sample_are_none():
-    assert Cut(4, 2).starts([6, 5, 7]).tolist() == [0, 11, 12]
-    assert Cut(1, 1, every=2).starts([5]).tolist() == [0, 2]
-    assert Cut(4, 2).starts([5, 0]).tolist() == []
+    assert SampleCut(4, 2).starts([6, 5, 7]).tolist() == [0, 11, 12]
+    assert SampleCut(1, 1, every=2).starts([5]).tolist() == [0, 2]
+    assert SampleCut(4, 2).starts([5, 0]).tolist() == []
 
 
 @pytest.mark.parametrize("shape", [(ROWS,), (ROWS, 2)])
@@ -192,7 +192,7 @@ def test_without_pyarrow_the_extra_is_named(tmp_path):
     path = write(tmp_path / "t.csv", table())
     code = (
         "import sys; sys.modules['pyarrow'] = None\n"
-        "from worker.trainer.cut import main; sys.exit(main(sys.argv[1:]))"
+        "from worker.trainer.tools.samples import main; sys.exit(main(sys.argv[1:]))"
     )
     given = [str(path), "out.h5", "--window=1", "--horizon=1", "--target=warmth"]
     done = subprocess.run(
@@ -200,4 +200,4 @@ def test_without_pyarrow_the_extra_is_named(tmp_path):
     )
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert "pip install 'stoker[tables]'" in done.stderr
+    assert "pip install 'stoker[worker]'" in done.stderr

@@ -3,12 +3,15 @@
 import errno
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +20,18 @@ import pytest
 import torch
 
 from app.lifecycle import Reason
-from tests.trainer_data.factories import kept, loaded, opener, rows_of, write_arrays
+from tests.trainer_data.factories import (
+    entry,
+    kept,
+    loaded,
+    make_spec,
+    opener,
+    rows_of,
+    write_arrays,
+)
 from tests.worker.eventually import eventually
-from worker.trainer.data import dataloader
-from worker.trainer.data.loader_processes import LoaderContext
+from worker.trainer.data.dataset import open_data
+from worker.trainer.data.feed import dataloader
 from worker.trainer.data.order import Order
 from worker.trainer.data.source import Source
 from worker.trainer.data.split import Part
@@ -40,6 +51,7 @@ def path(tmp_path_factory):
 def staying(path, request):
     """Two processes that stay, for each takes seconds to begin."""
     batches = loaded(path, PART, ORDER, multiprocessing_context=request.param, **STAYING)
+    list(batches.iterate(0))  # torch's threads begin with the processes, and stay as long
     yield batches
     batches.close()
 
@@ -102,27 +114,28 @@ def test_an_epoch_that_is_left_leaves_nothing_of_it_to_the_next(staying):
         under_way = staying.iterate(4)
         taken = kept(islice(under_way, left_after))
         under_way.close()
-        position = taken[-1].position_after if taken else 0
+        position = sum(batch.size for batch in taken)
         assert rows_of(taken) + rows_of(staying.iterate(4, position)) == epoch_rows(4)
 
 
 def test_a_batch_stays_as_it_is_until_the_next_is_asked_for(staying):
     """While the processes read as far ahead as they may."""
-    ahead = staying._transfer.room.slots - 1
+    position = 0
     for batch in staying.iterate(0):
-        left = -(-(100 - batch.position_after) // 8)
-        most = min(ahead, left)
-        eventually(lambda most=most: staying._asking.ready() == most, "all that may be is read")
-        assert rows_of([batch]) == epoch_rows(0, batch.position_after - batch.size)[: batch.size]
+        position += batch.size
+        if position == 8:
+            all_read(staying)
+        assert rows_of([batch]) == epoch_rows(0, position - batch.size)[: batch.size]
 
 
 def test_each_process_opens_the_file_for_itself_and_computes_with_one_thread(staying, path):
     under_way = staying.iterate(0)
     next(under_way)
-    eventually(lambda: staying._asking.ready() == 4, "both have read")
+    all_read(staying)
     for process in map(psutil.Process, staying.pids):
         assert str(path) in [opened.path for opened in process.open_files()]
-        assert process.num_threads() <= 3  # its own, and the one that looks after the trainer
+        # Its own, one that looks after the trainer, and those that hand over tensors to it.
+        assert process.num_threads() <= 5
     assert str(path) not in [opened.path for opened in psutil.Process().open_files()]
 
 
@@ -243,6 +256,32 @@ def test_after_a_death_another_iteration_has_other_processes(batches_of, stay, w
     assert not set(batches.pids) & set(first)
 
 
+class Dying:
+    """A process whose pipe is closed while the kernel has yet to give its exit code."""
+
+    pid = 7
+    exitcode: int | None = None
+
+    def __init__(self) -> None:
+        self.sentinel, ours = os.pipe()
+        os.close(ours)
+
+    def join(self) -> None:
+        self.exitcode = -signal.SIGKILL
+
+    def kill(self) -> None:
+        os.close(self.sentinel)
+
+
+def test_a_process_that_is_dying_is_told_as_dead(batches_of):
+    batches = batches_of(num_workers=0)
+    batches._processes.append(Dying())
+    error = batches._why(EOFError())
+    assert isinstance(error, TrainerError)
+    assert error.reason is Reason.killed
+    assert "A loader process (7) was killed by SIGKILL" in str(error)
+
+
 def test_a_process_that_ends_by_itself_is_told_with_its_exit_code(batches_of):
     batches = batches_of(open_source=open_died, num_workers=1, multiprocessing_context="forkserver")
     with pytest.raises(TrainerError, match="ended with exit code 3 without saying why"):
@@ -254,7 +293,7 @@ def test_processes_that_cannot_be_started_are_told_of(batches_of, monkeypatch):
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     batches = batches_of(num_workers=2)
-    monkeypatch.setattr(LoaderContext, "Process", refused)
+    monkeypatch.setattr(SpawnProcess, "start", refused)
     with pytest.raises(TrainerError, match=r"could not be started .*temporarily.*num_workers\."):
         next(batches.iterate(0))
 
@@ -297,10 +336,19 @@ def test_the_processes_end_with_a_trainer_that_is_killed(tmp_path, context):
     eventually(lambda: not any(map(psutil.pid_exists, everyone)), "all are gone")
 
 
-def all_read(staying):
-    """Wait until the processes have read as far as they may."""
-    ahead = staying._transfer.room.slots - 1
-    eventually(lambda: staying._asking.ready() == ahead, "all that may be read ahead is there")
+def all_read(batches):
+    """Wait until the processes have read as far as they may, and so wait."""
+
+    def asleep():
+        return all(psutil.Process(pid).status() == psutil.STATUS_SLEEPING for pid in batches.pids)
+
+    def idle():
+        spent = [sum(psutil.Process(pid).cpu_times()[:2]) for pid in batches.pids]
+        threading.Event().wait(0.3)
+        later = [sum(psutil.Process(pid).cpu_times()[:2]) for pid in batches.pids]
+        return spent == later and asleep()
+
+    eventually(idle, "all that may be read ahead is there")
 
 
 def test_a_shutdown_of_all_processes_leaves_the_next_batches_to_the_trainer(staying):
@@ -330,46 +378,40 @@ def test_no_signal_of_a_child_raises_anything(batches_of):
     assert signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL
 
 
-def test_a_slot_in_use_is_never_given_out_again(path):
-    batches = loaded(path, PART, ORDER)
-    asking = batches._asking
-    asking.begin(0, 0)
-    asked = iter(asking)
-    next(asked)
-    with pytest.raises(RuntimeError, match="asks for more batches ahead"):
-        next(asked)
-    batches.close()
-
-
-def test_what_waits_is_counted(staying):
+def test_what_is_read_is_counted(staying):
     before = staying.counters.bytes_read
     under_way = staying.iterate(0)
     first = next(under_way)
-    slots = staying._transfer.room.slots
-    assert slots == 2 * 2 + 1
-    all_read(staying)
     next(under_way)
-    assert staying.counters.queue_depth == slots - 1
+    assert staying.counters.queue_depth is None  # torch does not tell
     sample_bytes = (6 * 3 + 4) * 4
     assert staying.counters.bytes_read - before == 2 * first.size * sample_bytes
 
 
-def test_nothing_has_a_name_in_shared_memory(batches_of):
-    """Where a container has 64 MiB, and what a killed process leaves is left for ever."""
-
+def test_nothing_is_left_in_shared_memory(batches_of):
     def named() -> set[str]:
-        return {
-            entry.name
-            for entry in os.scandir("/dev/shm")
-            if entry.name.startswith(("sem.", "torch"))
-        }
+        return {entry.name for entry in os.scandir("/dev/shm") if entry.name.startswith("torch")}
 
     before = named()
     batches = batches_of(num_workers=1, multiprocessing_context="forkserver")
-    next(batches.iterate(0))
+    under_way = batches.iterate(0)
+    next(under_way)
+    os.kill(batches.pids[0], signal.SIGKILL)
+    with pytest.raises(TrainerError):
+        list(under_way)
     assert named() <= before
-    mapped = Path("/proc/self/maps").read_text()
-    assert "memfd:stoker-batches" in mapped
+
+
+def test_batches_that_shared_memory_has_no_room_for_are_refused(path, unstopped, monkeypatch):
+    disk = shutil.disk_usage("/dev/shm")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: disk._replace(free=2**10))
+    for workers in (0, 1):
+        spec = make_spec({"loader": {"kind": "dataloader", "num_workers": workers}})
+        if workers:
+            with pytest.raises(SpecMismatch, match=r"docker run --shm-size.*set num_workers to 0"):
+                open_data(spec, {"numbers": entry(path)}, torch.device("cpu"), unstopped)
+        else:
+            open_data(spec, {"numbers": entry(path)}, torch.device("cpu"), unstopped).close()
 
 
 def test_the_trainers_errors_travel_as_they_are():

@@ -10,9 +10,9 @@ import pytest
 
 from app.planning.residency import CHUNK_CACHE_BYTES
 from tests.trainer_data.factories import NAMES, write_arrays
-from worker.trainer.data.hdf5 import Hdf5Source, Stamp
-from worker.trainer.data.hdf5_file import open_file
-from worker.trainer.data.rows import extents, in_file_order, inverse, read_rows
+from worker.trainer.data.feed.rows import extents, in_file_order, inverse, read_rows
+from worker.trainer.data.formats.hdf5 import Hdf5Source, Stamp
+from worker.trainer.data.formats.hdf5_file import open_file
 from worker.trainer.data.source import Extent, Extents
 from worker.trainer.errors import DataError, DatasetChanged, SpecMismatch
 
@@ -48,7 +48,7 @@ def write(path, **arrays):
 def test_scattered_rows_are_read_as_h5py_reads_them(
     tmp_path, open_source, storage, at_once, monkeypatch
 ):
-    monkeypatch.setattr("worker.trainer.data.rows.EXTENTS_AT_ONCE", at_once)
+    monkeypatch.setattr("worker.trainer.data.feed.rows.EXTENTS_AT_ONCE", at_once)
     path = write_arrays(tmp_path / "a.h5", **storage)
     source = open_source(path)
     rows = np.array([0, 1, 2, 40, 41, 77, 99])

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.trainer.data import parts, read_queue
-from worker.trainer.data.hdf5 import Hdf5Source
-from worker.trainer.data.hdf5_direct import DirectReader, place_of
-from worker.trainer.data.read_threads import ReadThreads
-from worker.trainer.data.rows import extents, read_rows
+from worker.trainer.data.feed import parts
+from worker.trainer.data.feed.read_threads import ReadThreads
+from worker.trainer.data.feed.rows import extents, read_rows
+from worker.trainer.data.formats.hdf5 import Hdf5Source
+from worker.trainer.data.formats.hdf5_direct import DirectReader, place_of
 from worker.trainer.data.source import Extent, Extents
 from worker.trainer.errors import DataError, DatasetChanged
 
@@ -23,12 +23,6 @@ DTYPES = (
     "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64",
     "float16", "float32", "float64",
 )  # fmt: skip
-
-
-def refuse_queues(patch: pytest.MonkeyPatch) -> None:
-    """As a system does that has no calls for many reads at once."""
-    patch.setattr(read_queue, "_idle", [])
-    patch.setattr(read_queue, "CALLS", {})
 
 
 def threads_of_readers():
@@ -106,7 +100,6 @@ def test_an_offset_that_lies_is_found(tmp_path, monkeypatch):
     threads=st.integers(1, 4),
     least=st.integers(1, 400),
     most=st.integers(1, 6),
-    together=st.booleans(),
     skipped=st.sampled_from([0, 30, 1000]),
     at_once=st.sampled_from([1, 5, 30, 1000]),
 )
@@ -118,13 +111,10 @@ def test_any_rows_to_any_places_in_any_number_of_shares(
     threads,
     least,
     most,
-    together,
     skipped,
     at_once,
 ):
-    """Shares are cut anywhere, also inside a row; where they are read one by one the system reads
-    less than it is asked.
-    """
+    """Shares are cut anywhere, also inside a row, and the system reads less than it is asked."""
     path = tmp_path_factory.getbasetemp() / "shares.h5"
     if not path.exists():
         with h5py.File(path, "w") as file:
@@ -144,8 +134,6 @@ def test_any_rows_to_any_places_in_any_number_of_shares(
         patch.setattr(parts, "LEAST_SHARE_BYTES", least)
         patch.setattr(parts, "MOST_PARTS", most)
         patch.setattr(parts, "MOST_SKIPPED_BYTES", skipped)
-        if not together:
-            refuse_queues(patch)
         lie = {name: place for name in ("x", "y") if (place := place_of(file[name])) is not None}
         out = {"x": np.empty((len(rows) + 2, 7), "f4"), "y": np.empty(len(rows) + 2, "i8")}
         with closing(ReadThreads(threads)) as pool:

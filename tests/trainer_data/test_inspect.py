@@ -13,7 +13,7 @@ import pytest
 from app.mounts import on_network
 from tests.trainer_data.factories import write_arrays
 from worker.trainer.data.fingerprint import fingerprint
-from worker.trainer.inspect import inspect
+from worker.trainer.tools.inspect import inspect
 
 
 def write(path, **arrays):
@@ -71,7 +71,7 @@ def test_a_filter_that_is_not_installed_is_named_with_what_to_do(tmp_path):
         "import sys, json\n"
         "sys.modules['hdf5plugin'] = None\n"
         "from pathlib import Path\n"
-        "from worker.trainer.inspect import inspect\n"
+        "from worker.trainer.tools.inspect import inspect\n"
         "print(json.dumps(inspect(Path(sys.argv[1]))))"
     )
     done = subprocess.run(
@@ -253,7 +253,7 @@ def test_the_command_prints_one_document_and_exits_0(tmp_path, good):
         write_arrays(path)
     else:
         path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(range(256)) * 9)
-    command = [sys.executable, "-m", "worker.trainer.inspect", str(path), "--json"]
+    command = [sys.executable, "-m", "worker.trainer.tools.inspect", str(path), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert (codes(json.loads(done.stdout)) == []) is good
@@ -262,7 +262,8 @@ def test_the_command_prints_one_document_and_exits_0(tmp_path, good):
 
 def test_inspection_does_not_load_torch():
     """A child is started for each inspection; loading torch would take it seconds."""
-    code = "import sys, worker.trainer.inspect, worker.trainer.sample_weather; print(*sys.modules)"
+    tools = "worker.trainer.tools"
+    code = f"import sys, {tools}.inspect, {tools}.sample_weather; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "pandas", "pvlib"} & set(done.stdout.split())
 
@@ -337,3 +338,32 @@ def test_rows_too_large_to_look_at_have_no_scale_and_no_order(tmp_path):
 
 def test_where_the_file_lies_is_told(tmp_path):
     assert inspect(write_arrays(tmp_path / "a.h5"))["layout"]["network"] == on_network(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int64"])
+def test_what_a_field_says_of_parts_is_counted_in_all_samples(tmp_path, dtype, monkeypatch):
+    monkeypatch.setattr("worker.trainer.tools.content.SAMPLE_BYTES", 1000)
+    part = np.repeat([0, 1, 0, 2], [4000, 1000, 500, 500]).astype(dtype)
+    path = write(tmp_path / "a.h5", part=part, x=np.random.rand(6000, 3))
+    fields = inspect(path)["fields"]
+    assert fields["part"]["parts"] == {
+        "training": 4500, "validation": 1000, "test": 500, "changes": [4000, 5000, 5500],
+    }  # fmt: skip
+    assert "parts" not in fields["x"]
+
+
+def test_so_many_changes_of_part_are_not_listed(tmp_path):
+    part = np.arange(5000) % 2 == 1
+    (field,) = inspect(write(tmp_path / "a.h5", held_out=part))["fields"].values()
+    assert field["parts"] == {
+        "training": 2500, "validation": 2500, "test": 0, "changes": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("stray", [3, -1, 2**40])
+def test_the_first_sample_in_no_part_is_told(tmp_path, stray):
+    part = np.zeros(5000, np.int64)
+    part[[3210, 4000]] = stray
+    (field,) = inspect(write(tmp_path / "a.h5", part=part))["fields"].values()
+    assert field["not_a_part"] == {"sample": 3210, "value": stray}
+    assert "parts" not in field

@@ -13,7 +13,7 @@ from tests.trainer_data.factories import write_arrays
 
 MUTATIONS = 40
 LIMITED = """ulimit -v 4000000; ulimit -t 3; ulimit -c 0
-exec "$0" -m worker.trainer.inspect "$1" --json"""
+exec "$0" -m worker.trainer.tools.inspect "$1" --json"""
 
 
 @pytest.fixture(scope="module")

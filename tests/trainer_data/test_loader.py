@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import threading
 
 import h5py
@@ -12,11 +13,11 @@ import torch
 from app.planning import arithmetic
 from app.planning.ladder import NO_RUNG, Rung
 from tests.trainer_data.factories import entry, make_spec, rows_of, write_arrays
-from worker.trainer.data.loader import open_data
-from worker.trainer.data.read_threads import READ_THREADS
-from worker.trainer.data.resident import Resident
-from worker.trainer.data.stream import Streamed
-from worker.trainer.errors import DataError, DatasetChanged, SpecMismatch
+from worker.trainer.data.dataset import open_data
+from worker.trainer.data.feed.read_threads import READ_THREADS
+from worker.trainer.data.feed.resident import Resident
+from worker.trainer.data.feed.stream import Streamed
+from worker.trainer.errors import DataError, DatasetChanged, SpecMismatch, TrainerError
 
 CPU = torch.device("cpu")
 GIB = 2**30
@@ -178,8 +179,8 @@ def test_a_process_reads_with_one_thread_and_the_trainer_with_several(
     open_numbers, workers, threads
 ):
     data = open_numbers({"loader": {**LOADED, "num_workers": workers}})
-    source = data.train._dataset._open_source()
-    assert source._threads.count == threads
+    source = data.train._dataset._samples._open_source()
+    assert source._rows._threads.count == threads
     source.close()
 
 
@@ -256,9 +257,46 @@ def test_an_empty_dataset_is_refused(open_numbers, tmp_path):
         open_numbers(datasets={"numbers": entry(empty)})
 
 
-def test_what_is_not_available_yet_is_refused(open_numbers):
-    with pytest.raises(SpecMismatch, match="not available yet"):
-        open_numbers({"split": {"method": "field", "field": "part"}})
+BY_PART = {"split": {"method": "field", "field": "part"}}
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        {"kind": "chunked", "residency": "resident", "shuffle": "none"},
+        {"kind": "chunked", "residency": "stream", "shuffle": "none"},
+        {"kind": "dataloader", "shuffle": "none"},
+    ],
+    ids=["resident", "stream", "dataloader"],
+)
+def test_a_field_of_the_file_splits_it(open_numbers, numbers, loader):
+    part = np.random.default_rng(3).choice(3, 100).astype(np.uint8)
+    with h5py.File(numbers, "a") as file:
+        file.create_dataset("part", data=part, chunks=(7,), compression="gzip")
+    data = open_numbers(BY_PART | {"loader": loader})
+    for number, stream in enumerate((data.train, data.validation, data.test)):
+        assert rows_of(stream.iterate(0)) == np.flatnonzero(part == number).tolist()
+    assert data.describe()["validation_samples"] == (part == 1).sum()
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        (np.r_[np.zeros(60), 3, np.ones(39)].astype(np.int32), "Sample 60 has 3 in 'part'"),
+        (np.zeros(100, np.float32), "'part' has samples of float32"),
+        (np.zeros((100, 2), np.int8), "one whole number for each"),
+    ],
+)
+def test_a_field_that_cannot_split_ends_the_run_with_a_sentence(open_numbers, numbers, part, told):
+    with h5py.File(numbers, "a") as file:
+        file["part"] = part
+    with pytest.raises(TrainerError, match=re.escape(told)):
+        open_numbers(BY_PART)
+
+
+def test_a_field_that_is_not_there_ends_the_run_with_a_sentence(open_numbers):
+    with pytest.raises(SpecMismatch, match="has no array 'part'"):
+        open_numbers(BY_PART)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +363,7 @@ def test_a_first_chunk_is_small_where_that_costs_nothing(
     tmp_path, unstopped, monkeypatch, storage, shuffle, first_bytes, is_small
 ):
     """Of packed rows that lie scattered, all would be unpacked for a few; and few are read soon."""
-    monkeypatch.setattr("worker.trainer.data.opening.FIRST_CHUNK_BYTES", first_bytes)
+    monkeypatch.setattr("worker.trainer.data.feed.opening.FIRST_CHUNK_BYTES", first_bytes)
     path = write_arrays(tmp_path / "a.h5", **storage)
     loader = {"kind": "chunked", "residency": "stream", "shuffle": shuffle, "chunk_size": "4KiB"}
     spec = make_spec({"loader": loader}, training={"batch_size": 5})

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worker.trainer.data.feed.order_ahead import OrderAhead
 from worker.trainer.data.order import (
     SORTED_AT_ONCE,
     Order,
@@ -17,15 +18,15 @@ from worker.trainer.data.order import (
     go_on,
     permutation,
 )
-from worker.trainer.data.order_ahead import OrderAhead
 
 settings = st.fixed_dictionaries(
     {
         "num_samples": st.integers(1, 300),
         "seed": st.integers(0, 2**53 - 1),
-        "shuffle": st.sampled_from(["full", "block", "none"]),
+        "shuffle": st.sampled_from(["full", "block", "none", "lanes"]),
         "group": st.integers(1, 64),
         "block": st.integers(1, 40),
+        "lanes": st.integers(1, 40),
     }
 )
 orders = settings.map(lambda chosen: Order(**chosen))  # type: ignore[arg-type]
@@ -170,3 +171,17 @@ def test_another_thread_than_the_loops_sorts_each_epoch_once() -> None:
     ahead.close()
     assert len(sorted_by) == 3
     assert all(name.startswith("order-ahead") for name in sorted_by)
+
+
+@pytest.mark.parametrize(("samples", "lanes"), [(20, 4), (23, 4), (3, 4), (7, 1)])
+def test_in_lanes_each_place_of_a_batch_goes_through_its_own_stretch(
+    samples: int, lanes: int
+) -> None:
+    order = Order(samples, 0, "lanes", lanes=lanes)
+    rows = order.rows(0, 0, samples)
+    assert sorted(rows.tolist()) == list(range(samples))
+    whole = rows[: samples // lanes * lanes].reshape(-1, lanes)
+    assert (np.diff(whole, axis=0) == 1).all()
+    left_over = np.arange(len(whole) * lanes, samples)
+    np.testing.assert_array_equal(rows[len(whole) * lanes :], left_over)
+    np.testing.assert_array_equal(order.rows(5, 1, samples - 1), rows[1:-1])

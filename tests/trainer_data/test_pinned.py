@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from app.lifecycle import Reason
-from worker.trainer.data.cuda import pinning
+from worker.trainer.data.feed.cuda import pinning
 from worker.trainer.errors import TrainerError
 
 

@@ -10,13 +10,14 @@ import torch
 from numpy.typing import NDArray
 
 from tests.trainer_data.factories import entry, make_spec
-from worker.trainer.convert import main as convert
-from worker.trainer.data import ragged_files
-from worker.trainer.data.loader import open_data
-from worker.trainer.data.ragged_files import find_ragged, pad_ragged, write_ragged
+from worker.trainer.data.dataset import open_data
+from worker.trainer.data.formats import ragged_files
+from worker.trainer.data.formats.ragged_files import find_ragged, pad_ragged, write_ragged
 from worker.trainer.data.source import Field
 from worker.trainer.errors import DataError
-from worker.trainer.inspect import inspect
+from worker.trainer.tools.convert import main as convert
+from worker.trainer.tools.inspect import inspect
+from worker.trainer.tools.padding import pad
 
 CPU = torch.device("cpu")
 GIB = 2**30
@@ -109,6 +110,25 @@ def test_only_a_ragged_array_is_padded(molecules):
         with pytest.raises(DataError, match="length of 0"):
             pad_ragged(file, "atoms", "padded", 0)
         assert "padded" not in file
+
+
+def test_a_file_is_written_with_ragged_arrays_at_one_length(molecules, tmp_path):
+    made = pad(molecules, tmp_path / "out.h5", 4, None)
+    samples = samples_of("bytes in rows")
+    longer = sum(len(sample) > 4 for sample in samples)
+    assert made["told"] == [f"{longer:,} samples are longer and were cut."]
+    with h5py.File(molecules) as file, h5py.File(made["path"]) as out:
+        assert sorted(out) == sorted(file)
+        assert (out["targets"][:] == file["targets"][:]).all()
+        for row, sample in zip(out["atoms"][:], samples, strict=True):
+            assert (row[: len(sample)] == sample[:4]).all()
+            assert not row[len(sample) :].any()
+    for name in ("targets", "none"):
+        with pytest.raises(DataError, match=f"no ragged array '{name}'; it has atoms"):
+            pad(molecules, tmp_path / "other.h5", 4, name)
+    with pytest.raises(DataError, match=r"no ragged array; it has none at all"):
+        pad(tmp_path / "out.h5", tmp_path / "other.h5", 4, None)
+    assert not (tmp_path / "other.h5").exists()
 
 
 def test_the_inspection_tells_how_long_samples_are(molecules):
@@ -209,7 +229,7 @@ def test_a_group_that_does_not_hold_together_is_a_finding(tmp_path, unstopped, k
     [problem] = inspect(path)["problems"]
     assert problem["code"] == "damaged_ragged"
     assert told in problem["message"]
-    assert "write_ragged" in problem["message"]
+    assert "Write the group again, with 'values'" in problem["message"]
     spec = make_spec({"inputs": ["atoms"]})
     with pytest.raises(DataError, match=told):
         open_data(spec, {"numbers": entry(path)}, CPU, unstopped, GIB)

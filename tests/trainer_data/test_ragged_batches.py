@@ -5,6 +5,7 @@ import tempfile
 import threading
 from collections.abc import Iterable
 from contextlib import closing
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.trainer_data.factories import entry, kept, make_spec, preparing
-from worker.trainer.convert import convert
-from worker.trainer.data import rows as rows_module
+from tests.trainer_data.factories import entry, kept, make_spec, preparing, samples_in
 from worker.trainer.data.batch import Batch
-from worker.trainer.data.group_source import Groups, open_source
-from worker.trainer.data.loader import DataSet, open_data
-from worker.trainer.data.ragged_files import find_ragged, write_ragged
-from worker.trainer.data.source import RaggedField
-from worker.trainer.data.stream import Streamed
+from worker.trainer.data.dataset import DataSet, open_data
+from worker.trainer.data.feed import rows as rows_module
+from worker.trainer.data.feed.stream import Streamed
+from worker.trainer.data.formats.ragged_files import write_ragged
+from worker.trainer.data.layouts.padded import DeviceValues
+from worker.trainer.data.source import Field
 from worker.trainer.errors import DataError, DatasetChanged, SpecMismatch
+from worker.trainer.tools.convert import convert
 
 CPU = torch.device("cpu")
 GIB = 2**30
@@ -133,16 +134,16 @@ def test_any_lengths(lengths, kind, loader, shuffle, batch_size, at_once):
     samples = samples_of(lengths, kind)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows_module, "EXTENTS_AT_ONCE", at_once)
-        patch.setattr("worker.trainer.data.transfer.HOST_PIECE_BYTES", 8 * at_once)
+        patch.setattr("worker.trainer.data.feed.transfer.HOST_PIECE_BYTES", 8 * at_once)
         path = write(Path(folder) / "a.h5", samples)
         split = {"method": "chronological", "validation_fraction": 0.0}
         data = opened(path, {**loader, "shuffle": shuffle}, batch_size, split=split)
         batches = kept(data.train.iterate(0))
         rows = rows_checked(batches, samples)
         assert sorted(rows) == list(range(len(samples)))
-        for batch in batches:
-            after = rows_checked(data.train.iterate(0, batch.position_after), samples)
-            assert after == rows[batch.position_after :]
+        for position in accumulate(batch.size for batch in batches):
+            after = rows_checked(data.train.iterate(0, position), samples)
+            assert after == rows[position:]
         data.close()
 
 
@@ -164,12 +165,14 @@ def test_a_chunk_takes_no_more_than_its_bytes_however_long_its_samples_are(tmp_p
     split = {"method": "chronological", "validation_fraction": 0.0}
     data = opened(path, {**STREAM, "chunk_size": "16KiB", "shuffle": "none"}, split=split)
     assert isinstance(data.train, Streamed)
-    stops = []
+    sizes = []
     for batch in data.train.iterate(0):
-        slots = [slot.ragged["atoms"] for slot in data.train._slots]
-        assert all(slot.values.nbytes < 16 * 1024 for slot in slots)
-        stops.append(batch.position_after)
-    assert stops[-1] == 1_000
+        arrays = [array for slot in data.train._slots for array in slot.arrays]
+        values = [array.values for array in arrays if isinstance(array, DeviceValues)]
+        assert len(values) == 2
+        assert all(one.nbytes < 16 * 1024 for one in values)
+        sizes.append(batch.size)
+    assert sum(sizes) == 1_000
     for epoch in (1, 2, 0):  # the reader goes on from epoch to epoch, and begins anew
         assert rows_checked(data.train.iterate(epoch), samples) == list(range(1_000))
     data.close()
@@ -247,7 +250,7 @@ def test_datasets_of_one_run_are_as_long_as_the_longest_of_all(tmp_path, unstopp
         spec = make_spec({"inputs": ["atoms"], "loader": loader, "split": split})
         data = open_data(spec, datasets, CPU, unstopped, GIB)
         assert data.validation is not None
-        assert data.fields["atoms"] == RaggedField((30, 4), np.dtype("uint8"), 20)
+        assert data.fields["atoms"] == Field((30, 4), np.dtype("uint8"))
         assert len(rows_checked(data.train.iterate(0), samples, longest=30)) == 150
         assert rows_checked(data.validation.iterate(0), others) == list(range(20))
         data.close()
@@ -259,7 +262,7 @@ def test_datasets_of_one_run_are_as_long_as_the_longest_of_all(tmp_path, unstopp
 
 @pytest.mark.parametrize("kind", ["numbers", "bytes in rows", "planes"])
 def test_statistics_are_those_of_the_values(tmp_path, unstopped, kind, monkeypatch):
-    monkeypatch.setattr("worker.trainer.data.loader.PIECE_BYTES", 100)
+    monkeypatch.setattr("worker.trainer.data.layouts.padded.PIECE_BYTES", 100)
     samples = samples_of(many(), kind)
     split = {"method": "random", "validation_fraction": 0.3}
     data = opened(write(tmp_path / "a.h5", samples), RESIDENT, split=split)
@@ -306,6 +309,5 @@ def test_rows_are_read_to_their_places_where_none_of_the_arrays_needs_hdf5(
     with h5py.File(path, "a") as file:
         targets = file.pop("targets")[:]
         file.create_dataset("targets", data=targets, chunks=(10, 1), **packing)
-    groups = Groups(ragged=find_ragged(path, ("atoms",)))
-    with closing(open_source(path, ("atoms", "targets"), groups)) as source:
+    with closing(samples_in(path, inputs=["atoms"])) as source:
         assert source.places_rows is placed

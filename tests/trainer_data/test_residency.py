@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from app.planning.residency import GIB, MIB, SLOTS, Memory, Need, slots_for
+from app.planning.residency import GIB, MIB, SLOTS, DataMemory, Need, slots_for
 from app.spec.data import ChunkedLoader
-from worker.trainer.data import residency
-from worker.trainer.data.residency import choose_residency, device_memory
+from worker.trainer.data.feed import residency
+from worker.trainer.data.feed.residency import choose_residency, device_memory
 from worker.trainer.data.shuffle import Shuffle, resolve_shuffle
 from worker.trainer.errors import SpecMismatch
 
 REFERENCE_SAMPLE = 360 * 167 * 4  # bytes of a row of the reference table
 REFERENCE = Need(REFERENCE_SAMPLE, 16_384, 41_423, (10_356,))
-SMALL = Memory(10 * GIB, 5 * GIB)
+SMALL = DataMemory(10 * GIB, 5 * GIB)
 
 
 def endless(group=1, held_out=()):
@@ -20,7 +20,7 @@ def endless(group=1, held_out=()):
 
 
 def test_the_reference_table_stays_on_a_large_device_and_streams_through_a_small_one():
-    large = choose_residency(ChunkedLoader(), REFERENCE, Memory(79 * GIB, 39 * GIB))
+    large = choose_residency(ChunkedLoader(), REFERENCE, DataMemory(79 * GIB, 39 * GIB))
     small = choose_residency(ChunkedLoader(), REFERENCE, SMALL)
     assert (large.kind, small.kind) == ("resident", "stream")
     assert small.chunk_samples * REFERENCE_SAMPLE <= 2.5 * GIB
@@ -46,7 +46,7 @@ def test_a_chunk_is_as_large_as_asked(size, samples):
 def test_a_share_is_that_of_all_slots_together_and_holds(held_out, size, limit):
     need = endless(held_out=held_out)
     loader = ChunkedLoader(residency="stream", chunk_size=size)
-    chosen = choose_residency(loader, need, Memory(limit, limit // 2))
+    chosen = choose_residency(loader, need, DataMemory(limit, limit // 2))
     taken = need.stream_bytes(chosen.chunk_samples, chosen.evaluation_chunk_samples)
     share = int(size[:-1]) if size != "auto" else 50
     allowed = limit * share // 100
@@ -65,7 +65,7 @@ def test_a_part_that_is_one_chunk_has_one_slot():
 
 def test_slots_of_evaluations_are_part_of_what_must_fit():
     loader = ChunkedLoader(residency="stream", chunk_size="400MiB")
-    memory = Memory(900 * MIB, 450 * MIB)
+    memory = DataMemory(900 * MIB, 450 * MIB)
     assert choose_residency(loader, endless(), memory).kind == "stream"
     told = r"0\.39 GiB.*0\.25 GiB.*1 held-out.*0\.88 GiB are free"
     with pytest.raises(SpecMismatch, match=told):
@@ -77,9 +77,9 @@ def test_data_never_gets_what_is_kept_for_the_model(monkeypatch):
     memory = device_memory(torch.device("cuda"), None)
     assert (memory.limit_bytes, memory.budget_bytes) == (72 * GIB, 40 * GIB)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (GIB // 4, 80 * GIB))
-    assert device_memory(torch.device("cuda"), None) == Memory(0, 0)
+    assert device_memory(torch.device("cuda"), None) == DataMemory(0, 0)
     with pytest.raises(SpecMismatch, match=r"0\.00 MiB are free for it"):
-        choose_residency(ChunkedLoader(residency="resident"), endless(), Memory(0, 0))
+        choose_residency(ChunkedLoader(residency="resident"), endless(), DataMemory(0, 0))
 
 
 def test_on_a_gpu_data_may_have_what_the_memory_plan_leaves(monkeypatch):

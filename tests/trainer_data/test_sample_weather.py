@@ -10,9 +10,14 @@ import h5py
 import numpy as np
 import pytest
 
-from worker.trainer import sample_weather
-from worker.trainer.inspect import inspect
-from worker.trainer.sample_weather import FEATURES, baseline, find_station_file, persistence_mae
+from worker.trainer.tools import sample_weather
+from worker.trainer.tools.inspect import inspect
+from worker.trainer.tools.sample_weather import (
+    FEATURES,
+    baseline,
+    find_station_file,
+    persistence_mae,
+)
 
 TEMPERATURE = FEATURES.index("dry_bulb")
 
@@ -20,7 +25,7 @@ TEMPERATURE = FEATURES.index("dry_bulb")
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory):
     path = tmp_path_factory.mktemp("sample") / "data" / "weather.h5"
-    command = [sys.executable, "-m", "worker.trainer.sample_weather", str(path)]
+    command = [sys.executable, "-m", "worker.trainer.tools.sample_weather", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["samples"] == 4020
     return path

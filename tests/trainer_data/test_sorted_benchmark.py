@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.effort import Effort
 from benchmarks.training import sorted_data
-from worker.trainer.content import describe_values
+from worker.trainer.tools.content import describe_values
 
 ONCE = Effort(most_rounds=1, share=1.0, most_variants=2, own_processes=False)
 

@@ -1,12 +1,13 @@
 """Which samples train, validate and test."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer_data.factories import make_spec
-from worker.trainer.data.split import split_samples
-from worker.trainer.errors import SpecMismatch
+from worker.trainer.data.split import parts_by_number, split_samples
+from worker.trainer.errors import DataError, SpecMismatch
 
 
 def split(samples, seed=0, **split):
@@ -95,3 +96,36 @@ def test_an_empty_part_is_refused(samples, fractions, sentence):
 
 def test_validation_may_be_left_out():
     assert split(3, method="chronological", validation_fraction=0.0).non_empty[0].rows == range(3)
+
+
+def by_field(numbers):
+    data = make_spec({"split": {"method": "field", "field": "part"}}).data
+    return split_samples(data, {"numbers": len(numbers)}, 0, np.array(numbers, np.int8))
+
+
+def test_a_field_puts_each_sample_into_its_part_in_the_order_of_the_file():
+    parts = by_field([1, 0, 2, 0, 0, 1])
+    assert [list(part.rows) for part in parts.non_empty] == [[1, 3, 4], [0, 5], [2]]
+
+
+def test_a_field_may_leave_validation_and_test_empty():
+    parts = by_field([0, 0, 0])
+    assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [3, 0, 0]
+
+
+def test_a_field_that_leaves_nothing_to_train_on_is_refused():
+    with pytest.raises(SpecMismatch, match="'part' is 0 for no sample"):
+        by_field([1, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stray"), [("int64", 3), ("int16", -1), ("uint16", 256), ("int32", 65536)]
+)
+def test_the_first_sample_that_is_in_no_part_is_named(dtype, stray):
+    values = np.array([0, 1, 2, stray, 7], dtype)
+    with pytest.raises(DataError, match=rf"Sample 1,003 has {stray} in 'part'"):
+        parts_by_number("part", 1000, values)
+
+
+def test_a_boolean_says_what_is_held_out():
+    assert parts_by_number("held_out", 0, np.array([True, False])).tolist() == [1, 0]

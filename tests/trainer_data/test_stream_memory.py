@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from tests.trainer_data.factories import entry, make_spec, preparing
-from worker.trainer.data.loader import open_data
+from worker.trainer.data.dataset import open_data
 
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()

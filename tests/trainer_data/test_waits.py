@@ -11,22 +11,22 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from tests.trainer_data.factories import fields_of, opener, write_arrays
+from tests.trainer_data.factories import opener, transfer_of, write_arrays
 from tests.trainer_data.test_reader import PART, GatedSource
 from worker.trainer.data.batch import BatchPlan
-from worker.trainer.data.batch_room import BatchRoom
-from worker.trainer.data.cuda import CudaBatchTransfer, CudaTransfer
+from worker.trainer.data.counters import Counters
+from worker.trainer.data.feed.cuda import CudaBatches, CudaDevice
+from worker.trainer.data.feed.reader import POLL_SECONDS, ChunkPlan
+from worker.trainer.data.feed.stream import Streamed
+from worker.trainer.data.feed.transfer import HostDevice
 from worker.trainer.data.order import Order
-from worker.trainer.data.reader import POLL_SECONDS, ChunkPlan
-from worker.trainer.data.stream import Streamed
-from worker.trainer.data.transfer import HostTransfer
-from worker.trainer.phases import PARTS, PhaseClock
+from worker.trainer.report.phases import PARTS, PhaseClock
 
 POLLS = 50
 CPU = torch.device("cpu")
 
 
-class BusyDevice(HostTransfer):
+class BusyDevice(HostDevice):
     """For so many polls the device has work, for as many a copy is missing, then the file is; the
     gate of the source is opened when it has been looked at so often once more.
     """
@@ -49,8 +49,8 @@ class BusyDevice(HostTransfer):
 def test_each_part_of_a_wait_counts_for_its_cause_and_all_make_up_the_time(tmp_path: Any) -> None:
     path = tmp_path / "numbers.h5"
     write_arrays(path)
-    source, transfer = GatedSource(path, 3), BusyDevice(fields_of(path))
-    transfer.gate = source.gate
+    source, device = GatedSource(path, 3), BusyDevice()
+    device.gate, transfer = source.gate, transfer_of(path, device)
     chunks = ChunkPlan(lambda: source, PART, Order(100, 0, "none"), 10, 10)
     stream = Streamed(BatchPlan(100, 5, drop_last=False), chunks, transfer)
     began, clock = time.perf_counter(), PhaseClock()
@@ -69,7 +69,7 @@ def test_a_host_is_never_asked_what_its_device_does(tmp_path: Any) -> None:
     path = tmp_path / "numbers.h5"
     write_arrays(path)
     chunks = ChunkPlan(opener(path), PART, Order(100, 0, "none"), 10, 10)
-    transfer = HostTransfer(fields_of(path))
+    transfer = transfer_of(path)
     stream = Streamed(BatchPlan(100, 5, drop_last=False), chunks, transfer)
     assert len(list(stream.iterate(0))) == 20
     stream.close()
@@ -106,16 +106,23 @@ def _made_up_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_made_up_device")
-def test_a_batch_that_waits_for_the_device_counts_for_it_but_for_its_copy(tmp_path: Any) -> None:
-    path = tmp_path / "numbers.h5"
-    write_arrays(path)
-    transfer = CudaBatchTransfer(CPU, BatchRoom(fields_of(path), 5, 2), pinned=False)
-    transfer.bring(0, 5)
-    held_up = transfer.counters.held_up
-    assert held_up["h2d"] == pytest.approx(0.02) == transfer.copy_seconds
-    assert held_up["sync"] >= 0.03
-    transfer.wait_until_free(0)  # the copy is done already
-    assert held_up["h2d"] == pytest.approx(0.02)
+def test_a_batch_that_waits_for_the_device_counts_for_it_but_for_its_copy() -> None:
+    counters, to_device = Counters(), CudaBatches(CPU, pinned=False)
+    arrays = {"features": torch.ones(5, 3)}
+    assert to_device.bring(arrays, counters).keys() == arrays.keys()
+    assert counters.held_up["h2d"] == pytest.approx(0.02) == to_device.copy_seconds
+    assert counters.held_up["sync"] >= 0.03
+
+
+@pytest.mark.usefixtures("_made_up_device")
+def test_a_batch_in_page_locked_memory_waits_for_nothing() -> None:
+    """What its copy took is known when it is over."""
+    counters, to_device = Counters(), CudaBatches(CPU, pinned=True)
+    to_device.bring({"features": torch.ones(5, 3)}, counters)
+    assert (counters.held_up, to_device.copy_seconds) == ({}, 0.0)
+    FakeEvent.done = True
+    to_device.close()
+    assert to_device.copy_seconds == pytest.approx(0.02)
 
 
 @pytest.mark.usefixtures("_made_up_device")
@@ -124,7 +131,7 @@ def test_a_stream_is_held_up_by_the_device_until_that_has_done_what_it_was_given
 ) -> None:
     path = tmp_path / "numbers.h5"
     write_arrays(path)
-    why = CudaTransfer(CPU, fields_of(path)).why_waiting()
+    why = CudaDevice(CPU).why_waiting()
     assert why() == "sync"
     FakeEvent.done = True
     assert why() is None

@@ -13,14 +13,12 @@ import torch
 from numpy.typing import NDArray
 
 from app.planning.residency import Need
-from tests.trainer_data.factories import entry, kept, make_spec
-from worker.trainer.convert import convert, main
-from worker.trainer.data.group_source import Groups, GroupSource, open_source
-from worker.trainer.data.loader import open_data
-from worker.trainer.data.rows import read_rows
-from worker.trainer.data.window_files import find_windows
+from tests.trainer_data.factories import entry, kept, make_spec, samples_in
+from worker.trainer.data.dataset import open_data
+from worker.trainer.data.feed.rows import read_rows
 from worker.trainer.errors import DataError, DatasetChanged
-from worker.trainer.inspect import inspect
+from worker.trainer.tools.convert import convert, main
+from worker.trainer.tools.inspect import inspect
 
 CPU = torch.device("cpu")
 GIB = 2**30
@@ -80,7 +78,7 @@ def write_pair(folder: Path, features: Array | None = None) -> tuple[Path, Path]
 
 
 def read_all(path: Path, rows: Array | None = None) -> dict[str, Array]:
-    with contextlib.closing(open_source(path, NAMES, Groups(find_windows(path, NAMES)))) as source:
+    with contextlib.closing(samples_in(path)) as source:
         rows = np.arange(source.num_samples) if rows is None else rows
         out = {n: np.empty((len(rows), *f.shape), f.dtype) for n, f in source.fields.items()}
         read_rows(source, rows, out)
@@ -113,7 +111,7 @@ def test_what_is_kept_is_a_hundredth(tmp_path):
 
 
 def test_windows_larger_than_a_piece_are_converted_piece_by_piece(tmp_path, monkeypatch):
-    monkeypatch.setattr("worker.trainer.convert.PIECE_BYTES", 1_000)
+    monkeypatch.setattr("worker.trainer.tools.convert.PIECE_BYTES", 1_000)
     for kind in ("back", "several series", "repeated rows"):
         path, out = write_pair(tmp_path, FEATURES[kind])
         assert read_all(out)["features"].tobytes() == read_all(path)["features"].tobytes()
@@ -151,7 +149,7 @@ def test_batches_are_those_of_the_windows(tmp_path, unstopped, kept_as, shuffle)
     for expanded, windows in zip(*seen, strict=True):
         assert len(expanded) == len(windows) > 1
         for one, other in zip(expanded, windows, strict=True):
-            assert (one.size, one.position_after) == (other.size, other.position_after)
+            assert one.size == other.size
             assert one.arrays.keys() == other.arrays.keys()
             for name, array in one.arrays.items():
                 assert torch.equal(array, other.arrays[name])
@@ -187,7 +185,7 @@ def test_a_series_is_resident_where_its_windows_would_stream(tmp_path, unstopped
 @pytest.mark.parametrize("kind", ["one step", "several series", "flat", "planes", "bytes"])
 def test_statistics_are_those_of_the_windows(tmp_path, unstopped, kind, monkeypatch):
     monkeypatch.setattr("app.planning.residency.PIECE_BYTES", 500)
-    monkeypatch.setattr("worker.trainer.data.transfer.PIECE_BYTES", 500)
+    monkeypatch.setattr("worker.trainer.data.feed.rows.PIECE_BYTES", 500)
     found = []
     for path in write_pair(tmp_path, FEATURES[kind]):
         data = open_data(make_spec(), {"numbers": entry(path)}, CPU, unstopped, GIB)
@@ -306,8 +304,7 @@ def test_arrays_of_other_lengths_do_not_belong_together(tmp_path, unstopped):
 
 def test_a_file_that_changes_under_way_ends_the_reading(tmp_path):
     _, out = write_pair(tmp_path)
-    with contextlib.closing(open_source(out, NAMES, Groups(find_windows(out, NAMES)))) as source:
-        assert isinstance(source, GroupSource)
+    with contextlib.closing(samples_in(out)) as source:
         os.utime(out, ns=(1, 1))
         buffers = {n: np.empty((5, *f.shape), f.dtype) for n, f in source.fields.items()}
         with pytest.raises(DatasetChanged):

@@ -1,7 +1,7 @@
-"""What the training loop gets: batches on the device, each saying where the order stands after."""
+"""What the training loop and its recipe get: batches on the device, in the order of an epoch."""
 
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -11,15 +11,16 @@ from worker.trainer.data.counters import Counters
 
 @dataclass(frozen=True)
 class Batch:
-    """`arrays[name]` is (size, *field.shape) on the device, in the dtype of the file.
+    """Samples on the device: `arrays[name]` is (size, *field.shape), in the dtype of the file.
 
     The arrays may be views of the data, or of memory that the next batch comes into: read them,
     never write to them, and keep none of them until the next batch is asked for.
     """
 
-    arrays: dict[str, Tensor]
+    arrays: Mapping[str, Tensor]
     size: int
-    position_after: int
+    tables: Mapping[str, Tensor] = field(default_factory=dict)
+    """What the recipe's `prepare` gave, on the device, the same for every batch."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,9 @@ class Batches(Protocol):
         """The micro-batches of an epoch (0, 1, …) from `start_position` samples on; at most one
         iteration of a part is under way at a time: a new one ends the one before.
 
-        (epoch, last batch's position_after) is all the state there is: iterating from there
-        gives exactly the batches that would have followed. Close the iterator, or the part, to
-        stop in mid-epoch. Raises DataError and DatasetChanged from any batch.
+        (epoch, position) is all the state there is: iterating from the number of samples that were
+        given so far gives exactly the batches that would have followed. Close the iterator, or the
+        part, to stop in mid-epoch. Raises DataError and DatasetChanged from any batch.
         """
 
     def close(self) -> None:

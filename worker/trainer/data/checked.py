@@ -1,20 +1,29 @@
 """Datasets of a run whose files were found to be the registered ones, and how each is opened."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from app.spec.data import Data, DatasetsSplit
-from worker.trainer.data.arrow_folder import ArrowIndex, is_arrow, read_index
-from worker.trainer.data.arrow_source import ArrowSource
+from worker.trainer.data.feed.read_threads import READ_THREADS
 from worker.trainer.data.fingerprint import check_fingerprint
-from worker.trainer.data.group_source import Groups, open_source
-from worker.trainer.data.hdf5 import Layout, Stamp
-from worker.trainer.data.ragged_files import Ragged, find_ragged
-from worker.trainer.data.read_threads import READ_THREADS
-from worker.trainer.data.source import Field, RaggedField, Rows, Source, kept_per_sample
-from worker.trainer.data.window_files import SERIES, find_windows
+from worker.trainer.data.formats.arrow_index import ArrowIndex, is_arrow, read_index
+from worker.trainer.data.formats.arrow_source import ArrowSource
+from worker.trainer.data.formats.hdf5 import Hdf5Source, Placement, Stamp
+from worker.trainer.data.formats.hdf5_file import open_file
+from worker.trainer.data.formats.ragged_files import find_ragged
+from worker.trainer.data.formats.window_files import find_windows
+from worker.trainer.data.layouts.layout import Layout
+from worker.trainer.data.layouts.padded import PaddedLayout
+from worker.trainer.data.layouts.plain import PlainLayout
+from worker.trainer.data.layouts.windows import WindowsLayout
+from worker.trainer.data.sample_source import SampleSource
+from worker.trainer.data.source import NO_ROWS, Field, Rows, Source
 from worker.trainer.errors import DataError, DatasetChanged, SpecMismatch
 
 
@@ -35,24 +44,39 @@ class Stored(Protocol):
         others.
         """
 
+    def place_of(self, sample: int) -> str:
+        """Where a person finds it: its row, counted from 0, and the file's name."""
+
+    def names_of(self, array: str) -> tuple[tuple[str, ...], str | None]:
+        """What the features of an array are called, and the target; as far as the files say so."""
+
 
 @dataclass(frozen=True)
 class Hdf5Stored:
     path: Path
     stamp: Stamp
-    groups: Groups
-    layout: Layout
+    placement: Placement
     """Of what is read past HDF5."""
 
     @property
     def read_directly(self) -> Sequence[str]:
-        return self.layout.names
+        return self.placement.names
 
     def open(self, names: Sequence[str], threads: int = READ_THREADS) -> Source:
-        return open_source(self.path, names, self.groups, self.stamp, self.layout, threads)
+        return Hdf5Source(self.path, names, self.stamp, self.placement, threads)
 
     def reads_apart(self, names: Sequence[str]) -> bool:
-        return all(self.groups.stored(name) in self.layout.direct for name in names)
+        return all(name in self.placement.direct for name in names)
+
+    def place_of(self, sample: int) -> str:
+        return f"row {sample:,} of {self.path.name}"
+
+    def names_of(self, array: str) -> tuple[tuple[str, ...], str | None]:
+        with open_file(self.path) as file:
+            of_array, of_file = file[array].attrs, file.attrs
+            features = of_array.get("feature_names", of_file.get("feature_names", ()))
+            target = of_file.get("target_name")
+        return tuple(map(str, features)), None if target is None else str(target)
 
 
 @dataclass(frozen=True)
@@ -61,13 +85,19 @@ class ArrowStored:
 
     @property
     def read_directly(self) -> Sequence[str]:
-        return tuple(self.index.places)
+        return ()
 
     def open(self, names: Sequence[str], threads: int = READ_THREADS) -> Source:
         return ArrowSource(self.index.of(names), threads)
 
     def reads_apart(self, names: Sequence[str]) -> bool:
-        return self.index.packing is None
+        return False  # a record batch is read whole
+
+    def place_of(self, sample: int) -> str:
+        return self.index.place_of(sample)
+
+    def names_of(self, array: str) -> tuple[tuple[str, ...], str | None]:
+        return (), None
 
 
 @dataclass(frozen=True)
@@ -75,47 +105,51 @@ class Checked:
     """A dataset whose files were found to be the registered ones, with the arrays of the spec."""
 
     stored: Stored
-    num_samples: int
-    names: Sequence[str]
-    """Of the arrays."""
-    fields: Mapping[str, Field]
-    """What is read of them."""
-    groups: Groups = Groups()  # noqa: RUF009 - it is frozen
-    """Those of the arrays that are kept as a series, or as values and offsets."""
+    layouts: Mapping[str, Layout]
+    """How each of the arrays lies, by name."""
 
-    def open(self, threads: int = READ_THREADS) -> Source:
-        return self.stored.open(self.names, threads)
+    @property
+    def num_samples(self) -> int:
+        return next(iter(self.layouts.values())).num_samples
 
-    def open_fields(self, names: Sequence[str]) -> Source:
-        return self.stored.open(names)
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        """What a batch has of them."""
+        return {name: field for one in self.layouts.values() for name, field in one.fields.items()}
 
-    def open_series(self, name: str) -> Source:
-        """The steps of the series that a field of windows is kept as."""
-        return self.stored.open((f"{name}/{SERIES}",))
+    def open(self, threads: int = READ_THREADS) -> SampleSource:
+        return SampleSource(self.layouts, partial(self.stored.open, threads=threads))
+
+    def open_some(self, names: Sequence[str]) -> SampleSource:
+        """Of these arrays alone."""
+        return SampleSource({name: self.layouts[name] for name in names}, self.stored.open)
 
     @property
     def reads_apart(self) -> bool:
         """Whether rows that are far apart are read by themselves: none is packed with others."""
-        return self.stored.reads_apart(self.names)
+        each = [name for array, one in self.layouts.items() for name in one.stored or (array,)]
+        return self.stored.reads_apart(each)
 
     @property
     def kept_bytes(self) -> int:
         """Of a sample where it waits for its batch; on average, where samples differ in length."""
-        return kept_per_sample(self.fields)
+        return sum(one.kept_bytes for one in self.layouts.values())
 
     def saved_bytes(self, rows: Rows) -> int:
-        """Less of these samples on the device, where windows stay the series that they slide over;
-        or more, where they are longer than the average.
+        """Less of these samples where they stay on the device together; or more, where they are
+        longer than the average.
         """
-        series = sum(
-            len(rows) * one.field.sample_bytes - one.kept_bytes(rows)
-            for one in self.groups.windows.values()
+        return len(rows) * self.kept_bytes - sum(
+            one.bytes_of(rows) for one in self.layouts.values()
         )
-        return series + sum(
-            len(rows) * one.field.mean_bytes
-            - int(one.lengths_at(rows).sum()) * one.value.sample_bytes
-            for one in self.groups.ragged.values()
-        )
+
+    def breaks(self, names: Sequence[str]) -> Rows:
+        """The samples at which another series begins in one of these arrays."""
+        return np.unique(np.concatenate([NO_ROWS, *(self.layouts[name].breaks for name in names)]))
+
+    def facts(self, name: str) -> dict[str, int]:
+        """What is worth telling of the arrays that have it, by array."""
+        return {array: one.facts[name] for array, one in self.layouts.items() if name in one.facts}
 
 
 def check_all(data: Data, datasets: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Checked]:
@@ -124,13 +158,10 @@ def check_all(data: Data, datasets: Mapping[str, Mapping[str, Any]]) -> Mapping[
     if isinstance(data.split, DatasetsSplit):
         named += [data.split.validation, *([data.split.test] if data.split.test else [])]
     names = tuple(dict.fromkeys((*data.inputs, *data.targets)))
-    ragged: dict[str, dict[str, Ragged]] = {}
     for name in named:
-        path = Path(datasets[name]["path"])
-        check_fingerprint(name, path, datasets[name]["fingerprint"])
-        ragged[name] = {} if is_arrow(path) else find_ragged(path, names)
-    ragged = _of_one_shape(ragged, data.dataset)
-    checked = {name: _check(datasets[name], names, ragged[name]) for name in named}
+        check_fingerprint(name, Path(datasets[name]["path"]), datasets[name]["fingerprint"])
+    found = _of_one_shape([_check(datasets[name], names) for name in named])
+    checked = dict(zip(named, found, strict=True))
     reference = checked[data.dataset].fields
     for name, one in checked.items():
         if one.fields != reference:
@@ -141,40 +172,68 @@ def check_all(data: Data, datasets: Mapping[str, Mapping[str, Any]]) -> Mapping[
     return checked
 
 
-def _of_one_shape(
-    found: Mapping[str, Mapping[str, Ragged]], training: str
-) -> dict[str, dict[str, Ragged]]:
-    """The ragged arrays of each dataset, as long as the longest of all: a model has one input
-    shape, whichever part a batch comes from. Room is made by the training's mean.
+def check_field(data: Data, datasets: Mapping[str, Mapping[str, Any]], name: str) -> Checked:
+    """The dataset that is trained on, with one number a sample alone."""
+    checked = _check(datasets[data.dataset], (name,))
+    found = checked.fields[name]
+    if found.shape or found.dtype.kind not in "biu":
+        raise SpecMismatch(
+            f"{name!r} has samples of {found.dtype.name} {found.shape}; a field that splits the"
+            " samples has one whole number for each: 0 training, 1 validation, 2 test."
+        )
+    return checked
+
+
+def _of_one_shape(found: Sequence[Checked]) -> list[Checked]:
+    """The same datasets with each array in the shape that it has in all of them; the first is that
+    which is trained on.
     """
-    alike = {name: dict(arrays) for name, arrays in found.items()}
-    for array, one in found[training].items():
-        those = {name: arrays[array] for name, arrays in found.items() if array in arrays}
-        longest = max(other.field.longest for other in those.values())
-        for name, other in those.items():
-            shape = (longest, *other.value.shape)
-            field = RaggedField(shape, other.field.dtype, one.field.mean_bytes)
-            alike[name][array] = replace(other, field=field)
+    alike = []
+    for dataset in found:
+        layouts = {
+            name: one.alike([other.layouts[name] for other in found])
+            for name, one in dataset.layouts.items()
+        }
+        alike.append(replace(dataset, layouts=layouts))
     return alike
 
 
-def _check(
-    dataset: Mapping[str, Any], names: Sequence[str], ragged: Mapping[str, Ragged]
-) -> Checked:
+def _check(dataset: Mapping[str, Any], names: Sequence[str]) -> Checked:
     path, expected = Path(dataset["path"]), dataset["fingerprint"]
     stamp = Stamp(expected["size"], expected["mtime_ns"])
-    checked = _arrow(path, names, stamp) if is_arrow(path) else _hdf5(path, names, stamp, ragged)
+    checked = _arrow(path, names, stamp) if is_arrow(path) else _hdf5(path, names, stamp)
     if not checked.num_samples:
         raise DataError(f"{path} holds no samples; write at least one row, then register it again.")
     return checked
 
 
-def _hdf5(path: Path, names: Sequence[str], stamp: Stamp, ragged: Mapping[str, Ragged]) -> Checked:
-    groups = Groups(find_windows(path, tuple(names)), ragged)
-    source = open_source(path, names, groups, stamp)
-    source.close()
-    stored = Hdf5Stored(path, source.stamp, groups, source.layout)
-    return Checked(stored, source.num_samples, names, source.fields, groups)
+def _hdf5(path: Path, names: Sequence[str], stamp: Stamp) -> Checked:
+    found: dict[str, Layout] = {}
+    for name, windows in find_windows(path, tuple(names)).items():
+        found[name] = WindowsLayout(name, windows)
+    for name, ragged in find_ragged(path, names).items():
+        found[name] = PaddedLayout.of(name, ragged)
+    in_rows = [name for name in names if name not in found]
+    together = [[name] for one in found.values() for name in one.stored]
+    placement = Placement({}, {})
+    for arrays in ([in_rows] if in_rows else []) + together:
+        with closing(Hdf5Source(path, arrays, stamp)) as source:
+            placement |= source.placement
+            if arrays is in_rows:
+                for name, field in source.fields.items():
+                    found[name] = PlainLayout(name, field, source.num_samples)
+    layouts = {name: found[name] for name in names}
+    _require_one_length(path, layouts)
+    return Checked(Hdf5Stored(path, stamp, placement), layouts)
+
+
+def _require_one_length(path: Path, layouts: Mapping[str, Layout]) -> None:
+    lengths = {name: one.num_samples for name, one in layouts.items()}
+    if len(set(lengths.values())) > 1:
+        raise DataError(
+            f"The arrays of {path} differ in length ({lengths}), so their rows do not belong"
+            " together; write one sample for each in every array."
+        )
 
 
 def _arrow(path: Path, names: Sequence[str], stamp: Stamp) -> Checked:
@@ -184,7 +243,9 @@ def _arrow(path: Path, names: Sequence[str], stamp: Stamp) -> Checked:
             f"Files of {path} were written while the run began. Wait until that is over, register"
             " it again and restart the run."
         )
-    return Checked(ArrowStored(index), index.num_samples, names, index.fields)
+    fields, samples = index.fields, index.num_samples
+    layouts = {name: PlainLayout(name, fields[name], samples) for name in names}
+    return Checked(ArrowStored(index), layouts)
 
 
 def _shapes(fields: Mapping[str, Field]) -> str:

@@ -10,8 +10,13 @@ from typing import Any
 import h5py
 import numpy as np
 
-from worker.trainer.data.arrow_folder import arrow_paths, is_arrow, listed
-from worker.trainer.data.hdf5_file import HDF5_ERRORS, open_file, unusable_because, walk_links
+from worker.trainer.data.formats.arrow_index import arrow_paths, is_arrow, listed
+from worker.trainer.data.formats.hdf5_file import (
+    HDF5_ERRORS,
+    open_file,
+    unusable_because,
+    walk_links,
+)
 from worker.trainer.errors import DataError, DatasetChanged
 
 SAMPLED_ROWS = 16

@@ -13,7 +13,7 @@ from worker.trainer.data.source import Rows
 # Part of a checkpoint's manifest: another version may give another order for the same seed.
 ORDER_VERSION = 1
 
-ShuffleKind = Literal["full", "block", "none"]
+ShuffleKind = Literal["full", "block", "none", "lanes"]
 
 
 class Purpose(IntEnum):
@@ -83,16 +83,25 @@ class Order:
     full: one permutation of everything. block: blocks of `block` neighbours are permuted over
     everything, then the samples of every `group` // `block` blocks that follow one another are
     permuted together, so that a group can be read as a few contiguous pieces. none: 0, 1, 2, …
+    lanes: `lanes` stretches of neighbours, as many as a batch has places, side by side: each place
+    of the batch goes through its stretch from its beginning; what is left over comes at the end.
     """
 
     def __init__(
-        self, num_samples: int, seed: int, shuffle: ShuffleKind, group: int = 1, block: int = 1
+        self,
+        num_samples: int,
+        seed: int,
+        shuffle: ShuffleKind,
+        group: int = 1,
+        block: int = 1,
+        lanes: int = 1,
     ) -> None:
         self.num_samples = num_samples
         self.seed = seed
         self.shuffle = shuffle
         self.block = block
         self._blocks_per_group = max(1, group // block)
+        self._lanes = lanes
         self.piece_done = go_on
         """Called while a large epoch is sorted; it may raise to end that."""
         self._full: tuple[int, Rows] | None = None
@@ -105,6 +114,8 @@ class Order:
             return np.arange(start, stop, dtype=np.int64)
         if self.shuffle == "full":
             return self._full_epoch(epoch)[start:stop]
+        if self.shuffle == "lanes":
+            return self._in_lanes(np.arange(start, stop, dtype=np.int64))
         starts = self._block_epoch(epoch).starts
         first, last = np.searchsorted(starts, [start, stop - 1], side="right") - 1
         groups = [self._group_rows(epoch, g) for g in range(int(first), int(last) + 1)]
@@ -121,6 +132,11 @@ class Order:
         starts = self._block_epoch(epoch).starts
         border = int(starts[np.searchsorted(starts, stop, side="right") - 1])
         return border if border > start else stop
+
+    def _in_lanes(self, positions: Rows) -> Rows:
+        length = self.num_samples // self._lanes
+        rows = positions % self._lanes * length + positions // self._lanes
+        return np.where(positions < self._lanes * length, rows, positions)
 
     def _full_epoch(self, epoch: int) -> Rows:
         if self._full is None or self._full[0] != epoch:

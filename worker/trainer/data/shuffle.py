@@ -17,8 +17,8 @@ class Shuffle:
     group: int = 1
     block: int = 1
 
-    def order(self, num_samples: int, seed: int) -> Order:
-        return Order(num_samples, seed, self.kind, self.group, self.block)
+    def order(self, num_samples: int, seed: int, batch_size: int) -> Order:
+        return Order(num_samples, seed, self.kind, self.group, self.block, lanes=batch_size)
 
 
 def resolve_shuffle(loader: Loader, num_samples: int, sample_bytes: int) -> Shuffle:

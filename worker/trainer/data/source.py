@@ -9,8 +9,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from app.spec.recipe import Array
+
 Arrays = dict[str, NDArray[Any]]
 Rows = NDArray[np.int64]
+NO_ROWS: Rows = np.empty(0, np.int64)
 
 
 class Extent(NamedTuple):
@@ -54,70 +57,34 @@ class Field:
     def sample_bytes(self) -> int:
         return prod(self.shape) * self.dtype.itemsize
 
-    @property
-    def kept_bytes(self) -> int:
-        """Of a sample where it waits for its batch."""
-        return self.sample_bytes
-
-
-@dataclass(frozen=True)
-class RaggedField(Field):
-    """A named array whose samples differ in length: `shape` begins with the longest.
-
-    In a batch each sample has that shape, with zeros behind its end, and `lengths_of(name)` is a
-    field beside it that says where that is. Until then samples lie one behind another.
-    """
-
-    mean_bytes: int
-    """Of the values of a sample, rounded up."""
-
-    @property
-    def longest(self) -> int:
-        return self.shape[0]
-
-    @property
-    def value(self) -> Field:
-        return Field(self.shape[1:], self.dtype)
-
-    @property
-    def kept_bytes(self) -> int:
-        """With the place where it begins."""
-        return self.mean_bytes + LENGTH.sample_bytes
-
-    def room(self, samples: int) -> int:
-        """Values that so many samples have, were they of the mean length; those of the longest
-        at least.
-        """
-        return max(self.longest, -(-samples * self.mean_bytes // self.value.sample_bytes))
-
 
 LENGTH = Field((), np.dtype(np.int64))
 
 
 def lengths_of(name: str) -> str:
-    """The field that says how many values the samples of a ragged array have. No array can have
-    this name: of the group of a ragged one, nothing else is read.
+    """The field beside a ragged array, whose samples differ in length: how many values each has,
+    with zeros behind them. No array can have this name: of the group of a ragged one, nothing else
+    is read.
     """
     return f"{name}/lengths"
 
 
 def at_full_length(name: str, field: Field) -> dict[str, Field]:
     """The fields of a ragged array whose samples are all as long as the longest."""
+    return {name: field, lengths_of(name): LENGTH}
+
+
+def arrays_of(fields: Mapping[str, Field]) -> dict[str, Array]:
+    """As a recipe is told of them."""
     return {
-        name: RaggedField(field.shape, field.dtype, field.sample_bytes),
-        lengths_of(name): LENGTH,
+        name: Array(field.shape, str(field.dtype), lengths_of(name) in fields)
+        for name, field in fields.items()
     }
 
 
-def ragged_of(fields: Mapping[str, Field]) -> dict[str, RaggedField]:
-    """Those whose samples differ in length."""
-    return {name: field for name, field in fields.items() if isinstance(field, RaggedField)}
-
-
-def not_ragged(fields: Mapping[str, Field]) -> dict[str, Field]:
-    """The others; the lengths of the ragged ones are among them."""
-    ragged = ragged_of(fields)
-    return {name: field for name, field in fields.items() if name not in ragged}
+def fields_of(arrays: Mapping[str, Array]) -> dict[str, Field]:
+    """What a batch has, where a recipe says so."""
+    return {name: Field(one.shape, np.dtype(one.dtype)) for name, one in arrays.items()}
 
 
 class Source(Protocol):
@@ -125,7 +92,7 @@ class Source(Protocol):
 
     @property
     def fields(self) -> Mapping[str, Field]:
-        """The arrays that `read` gives."""
+        """The arrays that have a row a sample, by name."""
 
     @property
     def num_samples(self) -> int:
@@ -136,8 +103,9 @@ class Source(Protocol):
         """Whether many extents of a row each are read as fast as few of many."""
 
     def read(self, extents: Extents, out: Mapping[str, NDArray[Any]]) -> None:
-        """Read the rows of each extent into their places in each field's out[name],
-        shape (places, *field.shape), C-contiguous.
+        """Read the rows of each extent into their places in out[name], shape
+        (places, *field.shape), C-contiguous: of each field, or of one array that others are
+        stored as.
 
         Raises DataError when they cannot be read, DatasetChanged when the file was changed
         since it was opened.
@@ -154,8 +122,3 @@ OpenSource = Callable[[], Source]
 def bytes_per_sample(fields: Mapping[str, Field]) -> int:
     """In a batch."""
     return sum(field.sample_bytes for field in fields.values())
-
-
-def kept_per_sample(fields: Mapping[str, Field]) -> int:
-    """Bytes where samples wait for their batch."""
-    return sum(field.kept_bytes for field in fields.values())

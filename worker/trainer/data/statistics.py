@@ -113,17 +113,21 @@ def field_statistics(pieces: Iterable[Arrays], pooled: Collection[str]) -> dict[
         return {name: kept.moments(name) for name, kept in running.items()}
 
 
-def series_statistics(
-    name: str, pieces: Iterable[tuple[NDArray[Any], Rows]], *, pooled: bool
+def array_statistics(
+    name: str, pieces: Iterable[tuple[NDArray[Any], Rows | None]], *, pooled: bool
 ) -> Moments:
-    """Those of a field of windows, by the series that they slide over: pieces of it, each with how
-    many windows hold each of its steps. Equal to those of the windows but for the last bits.
+    """Those of one field, by pieces of what it is stored as, each with how many times its rows
+    count: that equals what `field_statistics` gives of samples that hold them so often, but for the
+    last bits.
     """
     with _threads() as pool, _overflow_shows():
         running = _Running(pool)
-        for piece, held in pieces:
-            table, times = _table(piece[held > 0], pooled=pooled), held[held > 0]
-            running.add(table, times.repeat(len(table) // max(1, len(times))))
+        for piece, times in pieces:
+            if times is None:
+                running.add(_table(piece, pooled=pooled))
+            else:
+                table, held = _table(piece[times > 0], pooled=pooled), times[times > 0]
+                running.add(table, held.repeat(len(table) // max(1, len(held))))
         return running.moments(name)
 
 

@@ -1,0 +1,1 @@
+"""Files that samples come from: HDF5 and Arrow."""

@@ -1,0 +1,43 @@
+"""Named arrays as tensors."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.trainer.data.source import Field
+
+
+def torch_dtype(dtype: np.dtype[np.generic]) -> torch.dtype:
+    """The same type, in torch's words."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+def empty_arrays(
+    fields: Mapping[str, Field], samples: int, device: str | torch.device, *, pin_memory: bool
+) -> dict[str, Tensor]:
+    """(samples, *field.shape) of each, of which nothing is set."""
+    return {
+        name: torch.empty(
+            (samples, *field.shape),
+            dtype=torch_dtype(field.dtype),
+            device=device,
+            pin_memory=pin_memory,
+        )
+        for name, field in fields.items()
+    }
+
+
+def made_up(
+    fields: Mapping[str, Field], samples: int, device: str | torch.device
+) -> dict[str, Tensor]:
+    """A batch of nothing but ones, in the shapes and types of the data."""
+    batch = empty_arrays(fields, samples, device, pin_memory=False)
+    # Not zeros, which a host may hand out without memory behind them.
+    return {name: array.fill_(1) for name, array in batch.items()}
+
+
+def rows_of(arrays: Mapping[str, Tensor], start: int, stop: int) -> dict[str, Tensor]:
+    """Views of rows [start, stop) of each."""
+    return {name: array[start:stop] for name, array in arrays.items()}
