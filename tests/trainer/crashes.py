@@ -14,7 +14,7 @@ from typing import Any, Literal
 import pytest
 
 from tests.trainer.lab import DISK
-from worker.trainer import disk
+from worker.trainer.checkpoints import disk
 
 Damage = Callable[[bytes], bytes]
 DAMAGES: tuple[Damage, ...] = (
@@ -49,16 +49,16 @@ class Recorder:
             patch.setattr(disk, name, self._noting(name))
 
     def note(self, name: Literal["make_folder", "announced"], path: Path) -> None:
-        """What was done without `worker.trainer.disk`."""
+        """What was done without `worker.trainer.checkpoints.disk`."""
         self.operations.append(Operation(name, path))
 
     def _noting(self, name: str) -> Callable[..., None]:
         original = getattr(disk, name)
 
         def operate(path: Path, data: Any = None) -> None:
-            kept = b"".join(data) if name == "write_file" else data
-            self.operations.append(Operation(name, path, kept))
             original(path) if data is None else original(path, data)
+            kept = path.read_bytes() if name == "write_file" else data
+            self.operations.append(Operation(name, path, kept))
 
         return operate
 

@@ -12,12 +12,11 @@ import h5py
 import numpy as np
 
 from app.planning.ladder import NO_RUNG, Rung
-from worker.trainer import disk
+from worker.reporting import PHASES, PULSE_FORMAT, EventLog, Pulse
+from worker.trainer.checkpoints import disk
 from worker.trainer.data.fingerprint import fingerprint
-from worker.trainer.eventlog import EventLog
-from worker.trainer.execute import End, execute
 from worker.trainer.preparing import Preparing
-from worker.trainer.pulse import PHASES, PULSE_FORMAT, Pulse
+from worker.trainer.run import End, execute
 from worker.trainer.stop import StopFlag
 
 WINDOW, FEATURES, HORIZON, SAMPLES = 12, 3, 4, 60
@@ -45,9 +44,12 @@ def write_waves(path: Path, samples: int = SAMPLES, seed: int = 0) -> None:
 
 
 def merged(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """As a JSON merge patch, but that a recipe of another kind takes the place of the whole."""
     result = dict(document)
     for key, value in patch.items():
         both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        if key == "recipe" and both and "kind" in value and value["kind"] != result[key]["kind"]:
+            both = False
         result[key] = merged(result[key], value) if both else value
     return result
 
@@ -150,6 +152,7 @@ class Lab:
         write_waves(self.data)
         self.runs = root / "runs"
         self.count = 0
+        self.data_cache: dict[str, Any] | None = None
 
     def new_run(self) -> Path:
         self.count += 1
@@ -185,6 +188,7 @@ class Lab:
             "run_dir": str(run_dir),
             "memory_rung": rung.as_json(),
             "keep": [],
+            "data_cache": self.data_cache,
         }
         (folder / "spec.json").write_text(json.dumps(document))
         return folder

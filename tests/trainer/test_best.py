@@ -22,8 +22,9 @@ from tests.trainer.lab import (
     no_more,
     read_events,
 )
-from worker.trainer import disk, state, trainer
-from worker.trainer.checkpoint import Snapshot, publish
+from worker.trainer import state, trainer
+from worker.trainer.checkpoints import disk
+from worker.trainer.checkpoints.format import Snapshot, publish
 from worker.trainer.errors import TrainerError
 
 # Nine steps, each evaluated; nothing is saved but the best, and what is at the end.
@@ -198,10 +199,10 @@ def test_of_the_two_saves_of_a_stop_one_may_fail(
     best_until(monkeypatch, 3)
     write_file = disk.write_file
 
-    def broken(path: Path, pieces: list[memoryview]) -> None:
+    def broken(path: Path, content: disk.Content) -> None:
         if path.parent.name == f".step-{lost}.tmp":
             raise OSError(errno.EIO, "Input/output error")
-        write_file(path, pieces)
+        write_file(path, content)
 
     monkeypatch.setattr(disk, "write_file", broken)
     folder = lab.prepare(patch=STOPPED)

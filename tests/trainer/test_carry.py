@@ -11,9 +11,9 @@ import torch
 
 from app.lifecycle import Reason
 from tests.trainer.lab import BUILDING_POLLS, Lab, Outcome, StopAtPoll, read_events
-from worker.trainer.checkpoint import Snapshot, load, publish
+from worker.trainer.checkpoints.format import Snapshot, load, publish
+from worker.trainer.checkpoints.matching import require_none
 from worker.trainer.errors import TrainerError
-from worker.trainer.matching import require_none
 
 
 def restore_from(parent: Outcome, step: int, carry: str) -> list[dict[str, object]]:

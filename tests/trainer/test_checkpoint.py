@@ -14,10 +14,11 @@ import torch
 from app.lifecycle import Reason
 from tests.trainer.crashes import Operation, Recorder, crash_states
 from tests.trainer.lab import BUILDING_POLLS, DISK, Lab, StopAtPoll
-from worker.trainer import checkpoint, disk
-from worker.trainer.checkpoint import Snapshot, TornCheckpoint, load, publish
+from worker.reporting import EventLog
+from worker.trainer.checkpoints import disk
+from worker.trainer.checkpoints import format as checkpoint
+from worker.trainer.checkpoints.format import Snapshot, TornCheckpoint, load, publish
 from worker.trainer.errors import TrainerError
-from worker.trainer.eventlog import EventLog
 from worker.trainer.state import TrainState
 from worker.trainer.step import TrainingStep
 
@@ -205,10 +206,10 @@ def test_a_run_whose_disk_fills_up_ends_and_resumes_later(
     straight, run_dir = lab.run(patch=each_step), lab.new_run()
     original = disk.write_file
 
-    def full_at_step_4(path: Path, pieces: list[memoryview]) -> None:
+    def full_at_step_4(path: Path, content: disk.Content) -> None:
         if "step-4" in path.parent.name:
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        original(path, pieces)
+        original(path, content)
 
     with monkeypatch.context() as patched:
         patched.setattr(disk, "write_file", full_at_step_4)

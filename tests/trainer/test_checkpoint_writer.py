@@ -14,13 +14,14 @@ import torch
 
 from app.lifecycle import Reason
 from tests.trainer.lab import BUILDING_POLLS, Lab, Outcome, StopAtPoll, read_events
-from worker.trainer import disk
-from worker.trainer.checkpoint import Snapshot, load
-from worker.trainer.checkpoint_writer import CheckpointWriter
+from worker.reporting import EventLog
+from worker.trainer.checkpoints import disk
+from worker.trainer.checkpoints.format import Snapshot, load
+from worker.trainer.checkpoints.snapshot import capture
+from worker.trainer.checkpoints.writer import CheckpointWriter
 from worker.trainer.errors import TrainerError
-from worker.trainer.eventlog import EventLog, LossFile
 from worker.trainer.failure import explain
-from worker.trainer.snapshot import capture
+from worker.trainer.report.losses import LossFile
 from worker.trainer.step import TrainingStep
 
 PATIENCE_SECONDS = 60.0
@@ -233,11 +234,11 @@ def test_no_checkpoint_is_lost_in_silence(
     """Neither one that the next has waited for, nor the last; written slowly, it is waited for."""
     write_file = disk.write_file
 
-    def broken(path: Path, pieces: list[memoryview]) -> None:
+    def broken(path: Path, content: disk.Content) -> None:
         if path.parent.name == f".step-{lost}.tmp":
             threading.Event().wait(0.1)
             raise OSError(errno.EIO, "Input/output error")
-        write_file(path, pieces)
+        write_file(path, content)
 
     monkeypatch.setattr(disk, "write_file", broken)
     folder = lab.prepare(patch=EVERY_THIRD)

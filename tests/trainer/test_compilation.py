@@ -15,16 +15,18 @@ from app.lifecycle import Reason
 from app.spec.optimization import AdamW
 from tests.trainer.lab import Lab, Outcome, StopAtPoll, read_events, start_trainer, unstopped
 from tests.trainer.test_numerics import spec_of
-from worker.trainer import compilation, compiler
-from worker.trainer.compilation import Compilation, compile_step
-from worker.trainer.compiler import Counts, count, quiet
-from worker.trainer.data.batch import BatchPlan
+from worker.trainer.checkpoints.exactness import resumes_exactly
+from worker.trainer.data.batch import Batch, BatchPlan
 from worker.trainer.data.source import Field
-from worker.trainer.exactness import resumes_exactly
+from worker.trainer.data.tensors import made_up
 from worker.trainer.failure import explain
 from worker.trainer.optimizers import build_optimizer
-from worker.trainer.recipes import TASKS, SequenceTask
-from worker.trainer.recipes.base import Arrays, Statistics
+from worker.trainer.recipes.base import Statistics, Tables
+from worker.trainer.recipes.sequence import SequenceTask
+from worker.trainer.speed import compiled as compilation
+from worker.trainer.speed import compiler
+from worker.trainer.speed.compiled import Compilation, compile_step
+from worker.trainer.speed.compiler import Counts, count, quiet
 from worker.trainer.step import Precision, TrainingStep
 
 pytestmark = [
@@ -59,7 +61,7 @@ class Flat(nn.Module):
 
 
 class FlatTask(SequenceTask):
-    def build_model(self, statistics: Statistics) -> nn.Module:
+    def build_model(self, statistics: Statistics, tables: Tables) -> nn.Module:
         return Flat()
 
 
@@ -80,7 +82,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _new_process(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
-    monkeypatch.setitem(TASKS, "sequence", FlatTask)
+    monkeypatch.setattr("worker.trainer.build.task_of", lambda kind: FlatTask)
     forget()
     yield
     forget()
@@ -174,6 +176,12 @@ class Normalized:
     def state_dict(self) -> dict[str, Tensor]:
         return {}
 
+    def carried(self, model: nn.Module) -> dict[str, Tensor]:
+        return {}
+
+    def begin(self, kind: str, model: nn.Module) -> None:
+        """Nothing is carried."""
+
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         assert not state
 
@@ -182,12 +190,15 @@ class Normalized:
         first = nn.Linear(4, 8, bias=False)  # of which the next would take all effect
         return nn.Sequential(first, nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
 
-    def loss(self, model: nn.Module, arrays: Arrays) -> Tensor:
-        error: Tensor = model(arrays["x"]) - arrays["y"]
-        return error.abs().mean() + 0.0 * torch.rand_like(error).mean()
+    def made_up(self, size: int, device: torch.device) -> Batch:
+        return Batch(made_up(FIELDS, size, device), size)
 
-    def measure(self, model: nn.Module, arrays: Arrays) -> Tensor:
-        return self.loss(model, arrays).double()[None]
+    def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        error: Tensor = model(batch.arrays["x"]) - batch.arrays["y"]
+        return {"loss": error.abs().mean() + 0.0 * torch.rand_like(error).mean()}
+
+    def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return {"loss": self.loss(model, batch)["loss"].double()}
 
 
 FIELDS = {name: Field((size,), np.dtype("float32")) for name, size in (("x", 4), ("y", 1))}
@@ -200,7 +211,7 @@ def part(samples: int, batch_size: int, most_at_once: int | None = None) -> Any:
 def small_step() -> TrainingStep:
     task: Any = Normalized()
     model = task.build()
-    optimizer = build_optimizer(AdamW(), model.parameters())
+    optimizer = build_optimizer(AdamW(), {"model": model.parameters()})
     return TrainingStep(model, task, optimizer, Precision("fp32", CPU), 1.0)
 
 
@@ -220,18 +231,59 @@ def test_a_compiled_step_begins_as_an_eager_one_and_computes_the_same(lab: Lab) 
     assert torch.equal(torch.get_rng_state(), random_before)
     for name, value in eager.model.state_dict().items():
         assert torch.equal(step.model.state_dict()[name], value), name
-    assert (step.loss_sums.tolist(), step.loss_samples) == ([3.0, 3.0], [2, 5])
+    assert (step.loss_sums.tolist(), step.loss_samples) == ([[3.0], [3.0]], [2, 5])
     assert all(parameter.grad is None for parameter in step.model.parameters())
     for number in range(1, 7):
         torch.manual_seed(number)
-        arrays = {"x": torch.randn(8, 4), "y": torch.randn(8, 1)}
+        batch = Batch({"x": torch.randn(8, 4), "y": torch.randn(8, 1)}, 8)
         for one in (eager, step):
             for share in (0.25, 0.75):
-                one.accumulate(arrays, 8, share)
+                one.accumulate(batch, share)
             one.apply(0.05)
     torch.testing.assert_close(step.loss_sums, eager.loss_sums, rtol=1e-5, atol=0.0)
     for name, value in eager.model.state_dict().items():
         torch.testing.assert_close(step.model.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+
+
+class Carrying(Normalized):
+    """Weighs its loss by a table, and by what it has seen so far, in a buffer."""
+
+    def build(self) -> nn.Module:
+        model = super().build()
+        model.register_buffer("seen", torch.zeros(()), persistent=False)
+        return model
+
+    def carried(self, model: nn.Module) -> dict[str, Tensor]:
+        return {"seen": model.get_buffer("seen")}
+
+    def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        seen = self.carried(model)["seen"]
+        seen.add_(batch.arrays["x"].mean())
+        return {"loss": super().loss(model, batch)["loss"] * batch.tables["weight"] * (1 + seen)}
+
+
+def test_tables_and_what_is_carried_are_compiled_with_the_step_and_once(lab: Lab) -> None:
+    steps = []
+    for _ in range(2):
+        task: Any = Carrying()
+        model, tables = task.build(), {"weight": torch.tensor(2.0)}
+        optimizer = build_optimizer(AdamW(), {"model": model.parameters()})
+        precision = Precision("fp32", CPU)
+        steps.append(TrainingStep(model, task, optimizer, precision, 1.0, tables=tables))
+    compile_small(steps[1], lab, train=part(16, 8))
+    graphs = count().graphs
+    assert not bool(task.carried(model)["seen"])  # compiling left no trace
+    for number in range(4):
+        torch.manual_seed(number)
+        batch = Batch({"x": torch.randn(8, 4), "y": torch.randn(8, 1)}, 8)
+        for one in steps:
+            one.accumulate(batch, 1.0)
+            one.apply(0.05)
+    assert count().graphs == graphs
+    eager, step = (one.task.carried(one.model)["seen"] for one in steps)
+    assert bool(eager)
+    torch.testing.assert_close(step, eager)
+    torch.testing.assert_close(steps[1].loss_sums, steps[0].loss_sums, rtol=1e-5, atol=0.0)
 
 
 @pytest.mark.parametrize(

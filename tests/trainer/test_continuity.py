@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.trainer.lab import BUILDING_POLLS, Lab, Outcome, StopAtPoll
-from worker.trainer.checkpoint import Snapshot, load, publish
-from worker.trainer.exactness import keeps_dropout_to_itself, resumes_exactly
+from worker.trainer.checkpoints.exactness import keeps_dropout_to_itself, resumes_exactly
+from worker.trainer.checkpoints.format import Snapshot, load, publish
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

@@ -9,8 +9,9 @@ import torch
 
 from app.lifecycle import Reason
 from tests.trainer.lab import Lab
-from worker.trainer import execute, loop
-from worker.trainer.report import Report
+from worker.trainer import loop
+from worker.trainer import run as execute
+from worker.trainer.report.report import Report
 from worker.trainer.trainer import Trainer
 
 pytestmark = [
@@ -46,7 +47,7 @@ def test_nothing_waits_for_the_device_between_log_points(
         monkeypatch.setattr(owner, name, within("default", getattr(owner, name)))
     monkeypatch.setattr(execute, "train", within("error", loop.train))
     patch = {
-        "recipe": {"num_layers": 1},  # with dropout between layers, steps are not recorded
+        "recipe": {"num_layers": 1},  # with dropout between layers, steps are not captured
         "runtime": {"precision": precision, "cuda_graphs": graphs},
         "data": {"loader": {"kind": "chunked", "residency": residency, "chunk_size": "4KiB"}},
         "training": {"log_every_steps": 4},

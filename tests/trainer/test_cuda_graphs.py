@@ -9,10 +9,10 @@ import torch
 
 from app.lifecycle import Reason
 from tests.trainer.lab import BUILDING_POLLS, Lab, Outcome, StopAtPoll, merged
+from tests.trainer.test_capture import CAPTURE_POLLS, STREAMED, applied
 from tests.trainer.test_numerics import train_losses
-from tests.trainer.test_recording import RECORDING_POLLS, STREAMED, applied
-from worker.trainer.recipes import TASKS, SequenceTask
-from worker.trainer.recipes.base import Arrays
+from worker.trainer.recipes.base import Batch
+from worker.trainer.recipes.sequence import SequenceTask
 from worker.trainer.stop import StopFlag
 
 pytestmark = [
@@ -67,11 +67,11 @@ def assert_close(outcome: Outcome, expected: Outcome) -> None:
 )
 def test_recorded_steps_train_as_launched_ones(lab: Lab, patch: dict[str, Any]) -> None:
     """With ragged last steps, dropout, evaluations, a test and checkpoints in between."""
-    launched, recorded = run(lab, "never", patch), run(lab, "always", patch)
-    assert applied(recorded)["recorded"] is True
-    assert recorded.of_kind("warning") == []
-    assert_close(recorded, launched)
-    assert recorded.result["test"]["step"] == launched.result["test"]["step"]
+    launched, captured = run(lab, "never", patch), run(lab, "always", patch)
+    assert applied(captured)["captured"] is True
+    assert captured.of_kind("warning") == []
+    assert_close(captured, launched)
+    assert captured.result["test"]["step"] == launched.result["test"]["step"]
 
 
 @pytest.mark.parametrize("first", ["never", "always"])
@@ -81,7 +81,7 @@ def test_a_deterministic_run_ends_with_the_same_bits_however_it_is_resumed(
 ) -> None:
     exactly = {"runtime": {"deterministic": True}, "schedule": {"kind": "onecycle"}}
     straight, run_dir = run(lab, "never", exactly), lab.new_run()
-    polls = BUILDING_POLLS + 2 + RECORDING_POLLS * (first == "always")
+    polls = BUILDING_POLLS + 2 + CAPTURE_POLLS * (first == "always")
     for graphs, stop in ((first, StopAtPoll(polls)), (second, StopAtPoll())):
         outcome = run(lab, graphs, exactly, run_dir, stop)
     assert outcome.of_kind("restored")[0]["step"] % 3 > 0
@@ -91,25 +91,25 @@ def test_a_deterministic_run_ends_with_the_same_bits_however_it_is_resumed(
 @pytest.mark.parametrize(("first", "second"), [("cuda:0", "cpu"), ("cpu", "cuda:0")])
 def test_a_run_goes_on_on_another_device(lab: Lab, first: str, second: str) -> None:
     run_dir = lab.new_run()
-    polls = BUILDING_POLLS + 2 + RECORDING_POLLS * (first != "cpu")
+    polls = BUILDING_POLLS + 2 + CAPTURE_POLLS * (first != "cpu")
     run(lab, "auto", None, run_dir, StopAtPoll(polls), first)
     outcome = run(lab, "auto", None, run_dir, None, second)
     assert outcome.end is not None
     assert outcome.end.reason is Reason.completed
-    assert applied(outcome)["recorded"] is (second != "cpu")
+    assert applied(outcome)["captured"] is (second != "cpu")
     assert outcome.of_kind("warning")[0]["code"] == "device_changed"
 
 
 class Waiting(SequenceTask):
-    def loss(self, model: torch.nn.Module, arrays: Arrays) -> torch.Tensor:
-        loss = super().loss(model, arrays)
-        assert loss.item() >= 0
+    def loss(self, model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+        loss = super().loss(model, batch)
+        assert loss["loss"].item() >= 0
         return loss
 
 
 class Uncapturable(SequenceTask):
-    def loss(self, model: torch.nn.Module, arrays: Arrays) -> torch.Tensor:
-        loss = super().loss(model, arrays)
+    def loss(self, model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+        loss = super().loss(model, batch)
         if torch.cuda.is_current_stream_capturing():
             torch.cuda.synchronize()
         return loss
@@ -123,10 +123,10 @@ def test_a_step_that_cannot_be_recorded_is_launched(
 ) -> None:
     """Random numbers, streams and memory too are as if nothing had been tried."""
     launched = run(lab, "never")
-    monkeypatch.setitem(TASKS, "sequence", task)
+    monkeypatch.setattr("worker.trainer.build.task_of", lambda kind: task)
     outcome = run(lab, "auto")
     (warning,) = outcome.of_kind("warning")
-    assert warning["code"] == "not_recorded"
+    assert warning["code"] == "not_captured"
     assert told in warning["message"]
     assert_close(outcome, launched)
     assert torch.cuda.current_stream() == torch.cuda.default_stream()

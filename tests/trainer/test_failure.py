@@ -16,7 +16,7 @@ import torch
 
 from app.lifecycle import Reason
 from tests.trainer.lab import Lab, read_events, read_pulse, start_trainer
-from worker.trainer.build import choose_precision, open_device
+from worker.trainer.device import choose_precision, open_device
 from worker.trainer.errors import DataError, SpecMismatch, TrainerError
 from worker.trainer.failure import explain
 from worker.trainer.out_of_memory import out_of_memory
@@ -232,7 +232,7 @@ def test_a_failed_process_tells_the_reason_and_logs_the_traceback(lab: Lab) -> N
     end = read_events(folder)[-1]
     assert code == 1
     assert (end["kind"], end["reason"]) == ("end", "spec_error")
-    assert "recipe.patch 7 does not divide" in end["message"]
+    assert "A patch of 7 does not divide" in end["message"]
     assert "Traceback" not in json.dumps(read_events(folder))
     assert "Traceback" in log
     assert read_pulse(folder / "pulse")[0] == "building"

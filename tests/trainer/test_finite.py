@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from worker.trainer.finite import PIECE, is_finite
+from worker.trainer.checkpoints.finite import PIECE, is_finite
 
 TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 

@@ -11,8 +11,8 @@ import torch
 from app.lifecycle import Reason
 from app.planning.ladder import Rung, Use
 from tests.trainer.lab import BUILDING_POLLS, Lab, Outcome, StopAtPoll, merged, read_events
-from worker.trainer import snapshot
-from worker.trainer.data.transfer import HostTransfer
+from worker.trainer.checkpoints import snapshot
+from worker.trainer.data.feed.transfer import Transfer
 from worker.trainer.errors import OutOfMemory
 from worker.trainer.step import TrainingStep
 
@@ -62,6 +62,19 @@ BY_PROCESSES = {
     "kind": "dataloader", "num_workers": 2, "prefetch_factor": 2,
     "multiprocessing_context": "forkserver",
 }  # fmt: skip
+
+
+def test_activations_that_are_computed_anew_change_nothing(lab: Lab) -> None:
+    """Dropout included. The spec stays, and an attempt on that rung has nothing more to give."""
+    transformer = {"recipe": {"encoder": "transformer", "dropout": 0.2}}
+    straight = lab.run(patch=transformer)
+    below = lab.run(patch=transformer, rung=Rung(3, activation_checkpointing=True))
+    assert_same(below, straight)
+    told = [one.of_kind("applied")[0]["applied"] for one in (straight, below)]
+    assert [one["activation_checkpointing"] for one in told] == [False, True]
+    uses = [Use.from_json(one.of_kind("memory")[0]) for one in (straight, below)]
+    assert [use.recomputable for use in uses] == [True, False]
+    assert not Use.from_json(lab.run().of_kind("memory")[0]).recomputable
 
 
 def test_fewer_loader_processes_change_nothing(lab: Lab) -> None:
@@ -159,8 +172,8 @@ def on_call(number: int, then: Callable[..., Any], original: Callable[..., Any])
 @pytest.mark.parametrize(
     ("owner", "name", "call", "phase"),
     [
-        (HostTransfer, "new_slot", 0, "building"),
-        (HostTransfer, "new_slot", 2, "building"),
+        (Transfer, "_slot", 0, "building"),
+        (Transfer, "_slot", 2, "building"),
         (TrainingStep, "accumulate", 0, "training"),
         (TrainingStep, "accumulate", 7, "training"),
         (TrainingStep, "apply", 4, "training"),

@@ -11,10 +11,10 @@ from torch.nn.modules.module import register_module_forward_hook
 from app.spec.optimization import SGD, AdamW, Optimizer
 from app.spec.runtime import Runtime
 from tests.trainer.lab import Lab
-from worker.trainer.build import configure_torch
+from worker.trainer.checkpoints.snapshot import capture, restore
+from worker.trainer.device import configure_torch
 from worker.trainer.optimizers import build_optimizer
-from worker.trainer.recipes.base import Arrays
-from worker.trainer.snapshot import capture, restore
+from worker.trainer.recipes.base import Batch
 from worker.trainer.state import TrainState
 from worker.trainer.step import WINDOW, Precision, TrainingStep
 
@@ -29,13 +29,20 @@ class Regression:
     def __init__(self) -> None:
         self.factor = 1.0
 
-    def loss(self, model: nn.Module, arrays: Arrays) -> torch.Tensor:
-        error: torch.Tensor = model(arrays["x"]) - arrays["y"]
-        return error.float().abs().mean() * self.factor
+    def loss(self, model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+        error: torch.Tensor = model(batch.arrays["x"]) - batch.arrays["y"]
+        return {"loss": error.float().abs().mean() * self.factor}
 
     measure = loss
 
+    def made_up(self, size: int, device: torch.device) -> Batch:
+        x = torch.ones(size, 4, device=device)
+        return Batch({"x": x, "y": x.sum(dim=1, keepdim=True)}, size)
+
     def state_dict(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def carried(self, model: nn.Module) -> dict[str, torch.Tensor]:
         return {}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
@@ -44,21 +51,21 @@ class Regression:
 
 def build_step(
     wanted: Optimizer | None = None,
-) -> tuple[TrainingStep, Regression, dict[str, torch.Tensor]]:
+) -> tuple[TrainingStep, Regression, Batch]:
     torch.manual_seed(0)
     model, task = nn.Linear(4, 1), Regression()
-    optimizer = build_optimizer(wanted or AdamW(), model.parameters())
+    optimizer = build_optimizer(wanted or AdamW(), {"model": model.parameters()})
     task_like: Any = task
     step = TrainingStep(model, task_like, optimizer, Precision("fp16-mixed", CPU), 1.0)
     x = torch.randn(64, 4)
-    return step, task, {"x": x, "y": x.sum(dim=1, keepdim=True)}
+    return step, task, Batch({"x": x, "y": x.sum(dim=1, keepdim=True)}, 64)
 
 
 def test_fp16_trains_fp32_weights_with_a_scaled_loss() -> None:
-    step, _, arrays = build_step()
+    step, _, batch = build_step()
     losses = []
     for _ in range(30):
-        step.accumulate(arrays, 64, 1.0)
+        step.accumulate(batch, 1.0)
         step.apply(0.05)
         losses.append(float(step.loss_sums[WINDOW]) / step.loss_samples[WINDOW])
         step.restart_loss(WINDOW)
@@ -68,13 +75,13 @@ def test_fp16_trains_fp32_weights_with_a_scaled_loss() -> None:
 
 
 def test_a_step_whose_gradients_overflow_is_skipped_and_the_scale_halved() -> None:
-    step, task, arrays = build_step()
-    step.accumulate(arrays, 64, 1.0)
+    step, task, batch = build_step()
+    step.accumulate(batch, 1.0)
     step.apply(0.05)
     before = [p.clone() for p in step.model.parameters()]
     scale = step.precision.scaler.get_scale()
     task.factor = 1e35
-    step.accumulate(arrays, 64, 1.0)
+    step.accumulate(batch, 1.0)
     step.apply(0.05)
     assert all(torch.equal(a, b) for a, b in zip(before, step.model.parameters(), strict=True))
     assert step.precision.scaler.get_scale() == scale / 2
@@ -82,7 +89,7 @@ def test_a_step_whose_gradients_overflow_is_skipped_and_the_scale_halved() -> No
 
 def test_fp16_steps_are_those_of_a_plain_loop_to_the_last_bit() -> None:
     """Scaled, accumulated and clipped; one of them overflows and is skipped."""
-    step, task, arrays = build_step()
+    step, task, batch = build_step()
     model = nn.Linear(4, 1)
     model.load_state_dict(step.model.state_dict())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.01, fused=True)
@@ -91,9 +98,9 @@ def test_fp16_steps_are_those_of_a_plain_loop_to_the_last_bit() -> None:
         task.factor = 1e35 if number == 2 else 1.0
         optimizer.zero_grad()
         for share in (0.25, 0.75):
-            step.accumulate(arrays, 64, share)
+            step.accumulate(batch, share)
             with torch.autocast("cpu", torch.float16):
-                loss = (model(arrays["x"]) - arrays["y"]).float().abs().mean() * task.factor
+                loss = task.loss(model, batch)["loss"]
             scaler.scale(loss * share).backward()
             losses.append(loss.item())
         step.apply(0.05)
@@ -116,24 +123,24 @@ def unfilled_memory_is_nan() -> Iterator[None]:
 
 @pytest.mark.usefixtures("unfilled_memory_is_nan")
 def test_momentum_begins_from_nothing_when_the_very_first_step_is_skipped() -> None:
-    step, task, arrays = build_step(SGD(kind="sgd", momentum=0.9))
+    step, task, batch = build_step(SGD(kind="sgd", momentum=0.9))
     task.factor = 1e35
-    step.accumulate(arrays, 64, 1.0)
+    step.accumulate(batch, 1.0)
     step.apply(0.05)
     task.factor = 1.0
-    step.accumulate(arrays, 64, 1.0)
+    step.accumulate(batch, 1.0)
     step.apply(0.05)
     plain, _, _ = build_step(SGD(kind="sgd", momentum=0.9))
-    plain.accumulate(arrays, 64, 1.0)
+    plain.accumulate(batch, 1.0)
     plain.apply(0.05)
     for found, expected in zip(step.model.parameters(), plain.model.parameters(), strict=True):
         torch.testing.assert_close(found, expected)
 
 
 def test_the_scale_is_part_of_a_checkpoint() -> None:
-    step, task, arrays = build_step()
+    step, task, batch = build_step()
     task.factor = 1e35
-    step.accumulate(arrays, 64, 1.0)
+    step.accumulate(batch, 1.0)
     step.apply(0.05)
     snapshot = capture(step, TrainState(step=1), {})
     other, _, _ = build_step()

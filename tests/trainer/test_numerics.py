@@ -16,8 +16,8 @@ from app.planning.schedule import learning_rate
 from app.spec.run import RunSpec
 from tests.trainer.lab import BASE_SPEC, BUILDING_POLLS, Lab, Outcome, StopAtPoll, merged, unstopped
 from worker.trainer.data.batch import Batch
-from worker.trainer.data.loader import open_data
-from worker.trainer.recipes import SequenceTask
+from worker.trainer.data.dataset import open_data
+from worker.trainer.recipes.sequence import SequenceTask
 
 PLAIN: dict[str, Any] = {
     "training": {"gradient_accumulation_steps": 1, "log_every_steps": 1},
@@ -58,7 +58,7 @@ def plain_loop(lab: Lab, spec: RunSpec) -> tuple[list[float], dict[str, Tensor]]
     task = SequenceTask(spec, data.fields)
     statistics = data.statistics(("features", "targets"), unstopped(lab.root))
     torch.manual_seed(spec.training.seed)
-    model = task.build_model(statistics)
+    model = task.build_model(statistics, {})
     target_std = statistics["targets"][1].float()
     optimizer = PLAIN_OPTIMIZERS[spec.optimizer.kind](model.parameters())
     accumulation = spec.training.gradient_accumulation_steps

@@ -57,10 +57,10 @@ assert "torch._dynamo" in sys.modules, "PyTorch does not bring it any more: take
 wanted = [kind(kind=name, lr=0.01, weight_decay=0.0)
           for kind, name in ((AdamW, "adamw"), (Adam, "adam"), (SGD, "sgd"))]
 # Weights may be changed in place only where gradients are off; the fused kernels do not look.
-build_optimizer(wanted[0], torch.nn.Linear(5, 3).parameters())
+build_optimizer(wanted[0], {"model": torch.nn.Linear(5, 3).parameters()})
 train(lambda p: optim.AdamW(p, fused=False))
 train(lambda p: optim.SGD(p, fused=False))
-ours = [train(lambda p, one=one: build_optimizer(one, p)) for one in wanted]
+ours = [train(lambda p, one=one: build_optimizer(one, {"model": p})) for one in wanted]
 print([bool((a == b).all()) for a, b in zip(theirs, ours, strict=True)])
 """
 

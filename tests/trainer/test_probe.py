@@ -10,13 +10,13 @@ import pytest
 
 from app.planning.imports import IMPORTS
 from app.spec.run import RunSpec
-from benchmarks.memory_cases import BUILD
+from benchmarks.memory.memory_cases import BUILD
 
 FIELDS = {
     "features": {"shape": [24, 3], "dtype": "float32"},
     "targets": {"shape": [4], "dtype": "float32"},
 }
-COMMAND = [sys.executable, "-P", "-m", "worker.trainer.probe"]
+COMMAND = [sys.executable, "-P", "-m", "worker.trainer.tools.probe"]
 
 
 RAGGED = {**FIELDS, "features": {"shape": [25, 3], "dtype": "float32", "ragged": True}}
@@ -50,6 +50,8 @@ def test_a_step_and_an_evaluation_are_measured():
     assert batch == 32
     assert peak > 0
     assert found["reserved_bytes"] is None
+    assert all(rate > 0 for rate in found["samples_per_second"])
+    assert found["parameters"] > 0
 
 
 def test_a_step_of_ragged_samples_is_measured_with_the_longest():
@@ -68,13 +70,14 @@ def test_a_larger_batch_takes_more():
 def test_memory_that_runs_out_is_told_with_the_batch():
     found = probe(batch=60_000, hidden_size=64, data_bytes=655 * 2**20 + IMPORTS[BUILD].trainer)
     assert found["out_of_memory"] == ["training", 60_000]
+    assert found["least_bytes"] > 300 * 2**20  # all that it was given beside its imports
     assert found["error"].startswith("The host ran out of memory while training with a batch of")
 
 
 def test_a_model_that_cannot_be_built_is_told():
     found = probe(patch=5)
     assert found["out_of_memory"] is None
-    assert "recipe.patch 5 does not divide" in found["error"]
+    assert "patch of 5 does not divide" in found["error"]
 
 
 @pytest.mark.parametrize("text", ["raise ImportError('no CUDA library')", "import nothing_at_all"])

@@ -1,5 +1,6 @@
 """Samples that differ in length, trained on by the real trainer."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from app.recipes.sequence import Sequence
 from app.spec.run import RunSpec
 from tests.trainer.lab import FEATURES, HORIZON, Lab, StopAtPoll, merged
 from tests.trainer.test_numerics import train_losses
-from worker.trainer.data.ragged_files import write_ragged
+from worker.trainer.data.formats.ragged_files import write_ragged
 from worker.trainer.data.source import Field, at_full_length, lengths_of
 from worker.trainer.errors import SpecMismatch
-from worker.trainer.recipes import TASKS, SequenceTask, Task
-from worker.trainer.recipes.base import Arrays, Statistics
+from worker.trainer.recipes.base import Batch, Statistics, Tables, Task
+from worker.trainer.recipes.sequence import SequenceTask
 
 RAGGED: dict[str, Any] = {"data": {"inputs": ["events"]}}
 LOADERS: dict[str, dict[str, Any]] = {
@@ -93,7 +95,7 @@ class TestTheModel:
         spec = RunSpec.model_validate({"recipe": recipe, "data": data}, strict=False)
         torch.manual_seed(patch)
         mean, std = torch.full((FEATURES,), 0.5), torch.full((FEATURES,), 2.0)
-        return SequenceTask.for_run(spec, fields).build_model({"events": (mean, std)}).eval()
+        return SequenceTask.for_run(spec, fields).build_model({"events": (mean, std)}, {}).eval()
 
     @pytest.mark.parametrize("patch", [1, 2, 5])
     def test_what_lies_behind_the_end_of_a_sample_has_no_part_in_its_forecast(
@@ -126,24 +128,18 @@ class TestTheModel:
 
 
 def test_ragged_targets_are_refused_with_what_to_do(short: Lab) -> None:
-    with pytest.raises(SpecMismatch, match=r"'events' is ragged.* one of its targets.*pad_ragged"):
+    with pytest.raises(SpecMismatch, match=r"'events' is ragged.* one of its targets.*--pad"):
         short.run(patch={"data": {"targets": ["events"]}})
 
 
 class SetTask(Task):
     """A mean over each sample's values, whatever their number: a recipe as another might be."""
 
-    takes_ragged = ("inputs", "targets")
-
-    @classmethod
-    def check(cls, spec: RunSpec, fields: Any) -> str | None:
-        return None
-
     @property
     def standardized(self) -> tuple[str, ...]:
         return ("events",)
 
-    def build_model(self, statistics: Statistics) -> nn.Module:
+    def build_model(self, statistics: Statistics, tables: Tables) -> nn.Module:
         model = nn.Linear(FEATURES, FEATURES)
         mean, std = statistics.get("events", (torch.zeros(FEATURES), torch.ones(FEATURES)))
         model.register_buffer("mean", mean.float())
@@ -153,18 +149,19 @@ class SetTask(Task):
     def parameters_json(self) -> dict[str, Any]:
         return {"longest": self.fields["events"].shape[0]}
 
-    def loss(self, model: nn.Module, arrays: Arrays) -> Tensor:
-        return self._errors(model, arrays).mean()
+    def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return {"loss": self._errors(model, batch).mean()}
 
-    def measure(self, model: nn.Module, arrays: Arrays) -> Tensor:
-        return self._errors(model, arrays).double().mean()[None]
+    def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return {"errors": self._errors(model, batch).double().sum()}
 
-    def scores(self, means: Any) -> dict[str, float]:
-        return {"loss": means[0], "mae": means[0], "mse": means[0], "rmse": means[0]}
+    def scores(self, sums: Mapping[str, float], samples: int) -> dict[str, float]:
+        mean = sums["errors"] / samples
+        return {"loss": mean, "mae": mean, "mse": mean, "rmse": mean}
 
-    def _errors(self, model: nn.Module, arrays: Arrays) -> Tensor:
+    def _errors(self, model: nn.Module, batch: Batch) -> Tensor:
         """Of each sample: how far what is computed of its values is from them, on average."""
-        values, lengths = arrays["events"], arrays[lengths_of("events")]
+        values, lengths = batch.arrays["events"], batch.arrays[lengths_of("events")]
         inside = (torch.arange(values.shape[1]) < lengths[:, None])[..., None]
         scaled = (values - model.get_buffer("mean")) / model.get_buffer("std")
         errors = (model(scaled) - scaled).square().where(inside, 0.0)
@@ -176,7 +173,9 @@ class SetTask(Task):
 def test_another_recipe_may_take_inputs_and_targets_that_are_ragged(
     short: Lab, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(TASKS, "sequence", SetTask)
+    monkeypatch.setattr(Sequence, "takes_ragged", ("inputs", "targets"))
+    monkeypatch.setattr(Sequence, "problems", lambda recipe, data, arrays: ())
+    monkeypatch.setattr("worker.trainer.build.task_of", lambda kind: SetTask)
     patch = with_loader(kind, {"data": {"targets": ["events"]}, "training": {"epochs": 12}})
     outcome = short.run(patch=patch)
     losses = [float(row[3]) for row in outcome.rows if row[2] == "train"]

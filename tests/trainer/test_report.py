@@ -14,12 +14,12 @@ import torch
 from app.container import Limits
 from app.planning.residency import memory_for_data
 from tests.trainer.lab import BUILDING_POLLS, Lab, StopAtPoll, read_pulse
-from worker.trainer.data.residency import device_memory
-from worker.trainer.eventlog import EventLog, LossFile
-from worker.trainer.memory import MemoryMeter, host_free_bytes
-from worker.trainer.phases import PARTS, PhaseClock
-from worker.trainer.progress import Rates, Totals
-from worker.trainer.pulse import PHASES, PULSE_FORMAT, Pulse
+from worker.reporting import PHASES, PULSE_FORMAT, EventLog, Pulse
+from worker.trainer.data.feed.residency import device_memory
+from worker.trainer.report.losses import LossFile
+from worker.trainer.report.memory import MemoryMeter, host_free_bytes
+from worker.trainer.report.phases import PARTS, PhaseClock
+from worker.trainer.report.progress import Rates, Totals
 from worker.trainer.step import TrainingStep
 
 PROGRESS = {
@@ -135,8 +135,8 @@ def test_the_pulse_is_two_little_endian_numbers(tmp_path: Path) -> None:
     pulse = Pulse(path)
     pulse.enter("training")
     pulse.beat()
-    assert path.read_bytes() == bytes([4, *[0] * 7, 2, *[0] * 7])
-    assert PHASES.index("training") == 4
+    assert path.read_bytes() == bytes([5, *[0] * 7, 2, *[0] * 7])
+    assert PHASES.index("training") == 5
     assert PULSE_FORMAT.size == 16
     assert read_pulse(path) == ("training", 2)
     pulse.close()
@@ -152,8 +152,8 @@ def test_the_pulse_moves_with_every_batch(lab: Lab) -> None:
 def test_the_pulse_moves_with_every_piece_of_a_load(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.trainer.data.transfer.PIECE_BYTES", 800)  # five samples
-    monkeypatch.setattr("worker.trainer.data.transfer.HOST_PIECE_BYTES", 1_600)
+    monkeypatch.setattr("worker.trainer.data.feed.rows.PIECE_BYTES", 800)  # five samples
+    monkeypatch.setattr("worker.trainer.data.feed.transfer.HOST_PIECE_BYTES", 1_600)
     stop = StopAtPoll(1 + 5 + 2 + 1 + 2)  # restoring, the three parts, some of the statistics
     outcome = lab.run(stop=stop)
     pulse = read_pulse(outcome.folder / "pulse")
@@ -172,7 +172,7 @@ def test_the_parts_of_time_add_up_and_nothing_counts_twice(
         return now[0]
 
     fake_time = SimpleNamespace(perf_counter=perf_counter)
-    monkeypatch.setattr("worker.trainer.phases.time", fake_time)
+    monkeypatch.setattr("worker.trainer.report.phases.time", fake_time)
     clock = PhaseClock()  # reads 1
     for _ in clock.waiting(iter("ab")):  # each wait and each body: one reading apart
         with clock.part("checkpoint"):
@@ -223,7 +223,7 @@ def test_memory_is_asked_for_with_progress_only(lab: Lab, monkeypatch: pytest.Mo
     monkeypatch.setattr(MemoryMeter, "in_use", counted)
     outcome = lab.run(patch={"training": {"log_every_steps": 1}})
     assert len(asked) == len(outcome.of_kind("progress")) < 9
-    monkeypatch.setattr("worker.trainer.report.MIN_PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr("worker.trainer.report.report.MIN_PROGRESS_SECONDS", 0.0)
     assert lab.run().of_kind("metrics")[0]["values"]["host_memory_bytes"] > 0
 
 
@@ -251,6 +251,30 @@ def test_the_peak_is_that_above_the_imports_and_outlives_what_caused_it() -> Non
     peak = meter.in_use()["peak_memory"]
     assert peak["host_bytes"] >= room
     assert peak["device_bytes"] is None
+
+
+def test_each_phase_has_a_peak_of_its_own() -> None:
+    """What training took is not counted as an evaluation's; the whole peak is kept beside."""
+    meter = MemoryMeter(torch.device("cpu"))
+    for phase, mib in (("training", 300), ("evaluating", 40), ("training", 100)):
+        meter.enter(phase)
+        torch.ones(mib * 2**20, dtype=torch.uint8)
+    peak = meter.in_use()["peak_memory"]
+    trained, evaluated = peak["phases"]["training"], peak["phases"]["evaluating"]
+    assert trained - evaluated > 200 * 2**20
+    assert peak["host_bytes"] >= trained
+
+
+def test_where_the_kernel_keeps_the_peak_no_phase_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: MemoryMeter) -> None:
+        raise OSError
+
+    monkeypatch.setattr(MemoryMeter, "forget_peak", refuse)
+    meter = MemoryMeter(torch.device("cpu"))
+    meter.enter("training")
+    peak = meter.in_use()["peak_memory"]
+    assert peak["phases"] is None
+    assert peak["host_bytes"] > 0
 
 
 class FakeClock:
@@ -361,8 +385,8 @@ def test_what_the_container_allows_is_said_and_kept_to(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allowed = Limits(allowed_cores=64, cpu_quota=2.0, memory_bytes=8 * 2**30)
-    monkeypatch.setattr("worker.trainer.prepare.limits", lambda: allowed)
-    for module in ("memory", "data.residency"):
+    monkeypatch.setattr("worker.trainer.build.limits", lambda: allowed)
+    for module in ("report.memory", "data.feed.residency"):
         monkeypatch.setattr(f"worker.trainer.{module}.available_memory", lambda: 6 * 2**30)
     (event,) = lab.run().of_kind("applied")
     assert event["applied"]["limits"] == {

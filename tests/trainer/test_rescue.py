@@ -96,7 +96,7 @@ def test_memory_that_runs_out_in_an_evaluation_costs_no_step(
 ) -> None:
     measured, measure = [], TrainingStep.measure
 
-    def run_out(step: TrainingStep, arrays: Any) -> torch.Tensor:
+    def run_out(step: TrainingStep, arrays: Any) -> dict[str, torch.Tensor]:
         measured.append(step)
         if len(measured) == 5:  # in the middle of the second evaluation
             raise MemoryError("Unable to allocate 3.00 GiB for an array")
@@ -124,9 +124,9 @@ def test_what_is_not_whole_is_not_saved(
         if len(calls) == 6:
             raise MemoryError("Unable to allocate 1.00 GiB")
 
-    def break_after_an_infinite_loss(step: TrainingStep, arrays: Any) -> torch.Tensor:
+    def break_after_an_infinite_loss(step: TrainingStep, arrays: Any) -> dict[str, torch.Tensor]:
         step.loss_sums.fill_(torch.inf)
-        return measure(step, arrays) * torch.nan
+        return {name: total * torch.nan for name, total in measure(step, arrays).items()}
 
     if harm == "in a step":
         monkeypatch.setattr(TrainingStep, "accumulate", break_in_a_step)
@@ -151,7 +151,7 @@ def test_weights_that_are_not_finite_are_not_saved_but_the_best_before_them(
     monkeypatch.setattr("worker.trainer.trainer.SHARE_OF_WRITING", 1e-9)
     measured, measure = [], TrainingStep.measure
 
-    def diverge(step: TrainingStep, arrays: Any) -> torch.Tensor:
+    def diverge(step: TrainingStep, arrays: Any) -> dict[str, torch.Tensor]:
         measured.append(step)
         if len(measured) >= 8:  # from the middle of the third evaluation on
             model = step.model
@@ -180,7 +180,7 @@ def test_a_state_that_cannot_be_saved_hides_no_error(
 ) -> None:
     def run_out(_step: TrainingStep, _arrays: Any) -> torch.Tensor:
         for name in ("make_folder", "write_file"):
-            monkeypatch.setattr(f"worker.trainer.disk.{name}", refuse)
+            monkeypatch.setattr(f"worker.trainer.checkpoints.disk.{name}", refuse)
         raise MemoryError
 
     def refuse(*_: Any) -> None:

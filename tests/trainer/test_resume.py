@@ -21,7 +21,7 @@ from tests.trainer.lab import (
     read_events,
     start_trainer,
 )
-from worker.trainer import disk
+from worker.trainer.checkpoints import disk
 
 
 @pytest.fixture

@@ -16,9 +16,10 @@ from torch import Tensor
 from app.lifecycle import Reason
 from app.spec.run import RunSpec
 from tests.trainer.lab import BASE_SPEC, Lab, merged
+from worker.trainer.data.batch import Batch
 from worker.trainer.data.source import Field
 from worker.trainer.errors import SpecMismatch
-from worker.trainer.recipes import SequenceTask
+from worker.trainer.recipes.sequence import SequenceTask
 
 
 def task_for(patch: dict[str, Any], **shapes: tuple[int, ...]) -> SequenceTask:
@@ -35,13 +36,11 @@ def task_for(patch: dict[str, Any], **shapes: tuple[int, ...]) -> SequenceTask:
         (
             {},
             {"features": (12,)},
-            r"\(samples, window, features\), and 'features' is \(samples, 12\)",
+            r"'features' has samples of float32 \(12,\).* windows of \(time steps, features\)",
         ),
-        ({}, {"features": (12, 3, 2)}, "three axes"),
-        ({}, {"targets": ()}, r"'targets' is \(samples\)"),
-        ({}, {"targets": (2, 2, 2)}, "data.targets"),
-        ({"data": {"inputs": ["features", "targets"]}}, {}, "takes one input array"),
-        ({"data": {"targets": ["features", "targets"]}}, {}, "takes one target array"),
+        ({}, {"features": (12, 3, 2)}, r"float32 \(12, 3, 2\)"),
+        ({}, {"targets": (2, 2, 2)}, "horizon"),
+        ({"data": {"targets": ["features", "targets"]}}, {}, "one array in data.targets"),
     ],
 )
 def test_fields_that_do_not_fit_are_refused_with_what_to_change(
@@ -52,14 +51,15 @@ def test_fields_that_do_not_fit_are_refused_with_what_to_change(
     assert caught.value.reason is Reason.spec_error
 
 
-def test_targets_may_have_several_values_a_step() -> None:
-    task = task_for({}, targets=(4, 2))
-    model = task.build_model({})
-    assert model(torch.zeros(5, 12, 3)).shape == (5, 4, 2)
+@pytest.mark.parametrize("target", [(), (4,), (4, 2)])
+def test_targets_may_be_one_number_or_have_several_values_a_step(target: tuple[int, ...]) -> None:
+    task = task_for({}, targets=target)
+    model = task.build_model({}, {})
+    assert model(torch.zeros(5, 12, 3)).shape == (5, *target)
 
 
 def test_inputs_of_any_number_format_are_taken() -> None:
-    model = task_for({}).build_model({}).eval()
+    model = task_for({}).build_model({}, {}).eval()
     inputs = torch.randint(0, 9, (5, 12, 3), dtype=torch.uint8)
     assert torch.equal(model(inputs), model(inputs.float()))
 
@@ -67,7 +67,7 @@ def test_inputs_of_any_number_format_are_taken() -> None:
 @pytest.mark.parametrize("lengths", [None, torch.tensor([0, 3, 12, 1, 5])])
 def test_a_batch_is_as_it_was_after_a_step(lengths: Tensor | None) -> None:
     """Batches in order are views of what stays on the device for the next epoch."""
-    model = task_for({}).build_model({"features": (torch.ones(3), torch.full((3,), 2.0))})
+    model = task_for({}).build_model({"features": (torch.ones(3), torch.full((3,), 2.0))}, {})
     inputs = torch.randn(5, 12, 3)
     before = inputs.clone()
     model(inputs, lengths).sum().backward()
@@ -77,7 +77,7 @@ def test_a_batch_is_as_it_was_after_a_step(lengths: Tensor | None) -> None:
 @pytest.mark.parametrize("encoder", ["lstm", "gru"])
 def test_bf16_is_for_the_head_and_the_encoder_stays_in_fp32(encoder: str) -> None:
     """cuDNN would compute it in fp16 without loss scaling, and some CPUs not at all."""
-    model = task_for({"recipe": {"encoder": encoder}}).build_model({}).eval()
+    model = task_for({"recipe": {"encoder": encoder}}).build_model({}, {}).eval()
     seen: dict[str, torch.Tensor] = {}
     model.get_submodule("encoder").register_forward_hook(
         lambda *call: seen.update(encoder=call[2][0])
@@ -93,7 +93,7 @@ def test_bf16_is_for_the_head_and_the_encoder_stays_in_fp32(encoder: str) -> Non
 
 
 def test_fp16_is_for_the_encoder_too() -> None:
-    model = task_for({"recipe": {"encoder": "gru"}}).build_model({}).eval()
+    model = task_for({"recipe": {"encoder": "gru"}}).build_model({}, {}).eval()
     inputs = torch.randn(5, 12, 3)
     encoded: list[torch.Tensor] = []
     model.get_submodule("encoder").register_forward_hook(lambda *call: encoded.append(call[2][0]))
@@ -117,7 +117,7 @@ def test_a_checkpoint_loads_in_plain_pytorch(lab: Lab, encoder: str) -> None:
     outcome = lab.run(patch=patch)
     features, targets = waves(lab)
     checkpoint = outcome.checkpoint()
-    # What follows is the README's snippet.
+    # What follows is the snippet of docs/guide/http.md.
 
     weights = load_file(checkpoint / "model.safetensors")
     lstm = (torch.nn.LSTM if encoder == "lstm" else torch.nn.GRU)(6 * 3, 8, batch_first=True)
@@ -142,17 +142,18 @@ def test_metrics_are_numpys_in_the_users_units() -> None:
     task = task_for({"recipe": {"loss": "mse"}})
     random = np.random.default_rng(1)
     std = torch.tensor(5.0)
-    model = task.build_model({"targets": (torch.tensor(20.0), std)}).eval()
+    model = task.build_model({"targets": (torch.tensor(20.0), std)}, {}).eval()
     targets: NDArray[np.float32] = random.normal(20, 5, (32, 4)).astype(np.float32)
     inputs = torch.from_numpy(random.normal(0, 1, (32, 12, 3)).astype(np.float32))
-    arrays = {"features": inputs, "targets": torch.from_numpy(targets)}
-    found = task.scores(task.measure(model, arrays).tolist())
+    batch = Batch({"features": inputs, "targets": torch.from_numpy(targets)}, 32)
+    sums = {name: total.item() for name, total in task.measure(model, batch).items()}
+    found = task.scores(sums, 32)
     error = model(inputs).detach().numpy().astype(np.float64) - targets
     assert found["mae"] == pytest.approx(np.abs(error).mean(), rel=1e-6)
     assert found["rmse"] == pytest.approx(math.sqrt((error**2).mean()), rel=1e-6)
     assert found["mse"] == pytest.approx((error**2).mean(), rel=1e-6)
     assert found["loss"] == pytest.approx((error**2).mean() / 25, rel=1e-5)
-    assert found["loss"] == pytest.approx(task.loss(model, arrays).item())
+    assert found["loss"] == pytest.approx(task.loss(model, batch)["loss"].item())
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int64, np.int32])

@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from worker.trainer.preparing import StopRequested
-from worker.trainer.whole_cache import whole_cache
+from worker.trainer.speed.whole_cache import whole_cache
 
 COMPILES = """
-from worker.trainer.whole_cache import whole_cache
+from worker.trainer.speed.whole_cache import whole_cache
 with whole_cache():
     print(flush=True)
     input()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.crashes import Operation, Recorder, crash_states
-from worker.trainer.whole_file import whole_file
+from worker.trainer.checkpoints.whole_file import whole_file
 
 
 def test_after_a_crash_a_finished_file_is_there_below_folders_that_were_new(
@@ -18,7 +18,7 @@ def test_after_a_crash_a_finished_file_is_there_below_folders_that_were_new(
     with whole_file(out) as partial:
         partial.write_bytes(b"all of it")
     recorder.note("announced", out)
-    # Folders and contents were made without `worker.trainer.disk`.
+    # Folders and contents were made without `worker.trainer.checkpoints.disk`.
     made = [Operation("make_folder", root / "years"), Operation("make_folder", out.parent)]
     written = Operation("write_file", partial, b"all of it")
     found = set()

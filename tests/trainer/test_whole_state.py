@@ -16,8 +16,8 @@ from app.lifecycle import Reason
 from app.spec.run import RunSpec
 from tests.trainer.lab import BUILDING_POLLS, Killed, Lab, Outcome, StopAtPoll
 from worker.trainer.data.source import Field
-from worker.trainer.recipes import TASKS, SequenceTask
-from worker.trainer.recipes.base import Arrays, Statistics
+from worker.trainer.recipes.base import Batch, Statistics, Tables
+from worker.trainer.recipes.sequence import SequenceTask
 
 
 class Normed(nn.Module):
@@ -46,7 +46,7 @@ class DrawingTask(SequenceTask):
         super().__init__(spec, fields)
         self.seen = torch.zeros(())
 
-    def build_model(self, statistics: Statistics) -> nn.Module:
+    def build_model(self, statistics: Statistics, tables: Tables) -> nn.Module:
         return Normed(statistics["features"][0] if statistics else torch.zeros(3))
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -55,19 +55,20 @@ class DrawingTask(SequenceTask):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self.seen = state["seen"]
 
-    def loss(self, model: nn.Module, arrays: Arrays) -> Tensor:
+    def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         self.seen = self.seen + 1
         weight = random.gauss(1, 0.1) + 0.1 * np.random.normal()
-        return super().loss(model, arrays) * (weight + float(self.seen) / 10)
+        loss = super().loss(model, batch)["loss"]
+        return {"loss": loss * (weight + float(self.seen) / 10)}
 
-    def measure(self, model: nn.Module, arrays: Arrays) -> Tensor:
+    def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         self.seen = self.seen + random.random() + np.random.random()
-        return super().measure(model, arrays)
+        return super().measure(model, batch)
 
 
 @pytest.fixture(autouse=True)
 def _drawing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TASKS, "sequence", DrawingTask)
+    monkeypatch.setattr("worker.trainer.build.task_of", lambda kind: DrawingTask)
 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["stopped", "killed"])

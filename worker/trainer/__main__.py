@@ -13,11 +13,10 @@ from typing import Any
 
 from app.lifecycle import Reason
 from app.loading import unsearched
+from worker.reporting import EventLog, Pulse
 from worker.trainer.errors import OutOfMemory
-from worker.trainer.eventlog import EventLog
-from worker.trainer.pulse import Pulse
-from worker.trainer.standby import wait_for_attempt
 from worker.trainer.stop import StopFlag
+from worker.trainer.warm import wait_for_attempt
 
 
 def main(folder: Path) -> int:
@@ -32,8 +31,8 @@ def main(folder: Path) -> int:
         with unsearched():
             # Imported only now because importing torch takes seconds, and until then a stop would
             # kill and the attempt would look dead.
-            from worker.trainer.execute import execute
             from worker.trainer.failure import explain
+            from worker.trainer.run import execute
     except Exception as error:
         # Whatever a broken installation raises, not ImportError alone.
         logging.exception("the trainer cannot start")

@@ -10,6 +10,18 @@ from worker.trainer.state import TrainState
 
 
 @dataclass(frozen=True)
+class Due:
+    """What is due at one step boundary."""
+
+    log: bool
+    evaluation: bool
+    epoch_report: bool
+    checkpoint: bool
+    ending: Reason | None
+    """Why the training is over, once the evaluation is done; None while it is not."""
+
+
+@dataclass(frozen=True)
 class Agenda:
     spec: RunSpec
     train_samples: int
@@ -26,6 +38,16 @@ class Agenda:
     @cached_property
     def log_every_steps(self) -> int:
         return log_interval(self.spec.training, self.total_steps)
+
+    def due(self, state: TrainState, saved: tuple[int, int], seconds_since_save: float) -> Due:
+        """`saved` is (step, evaluated_step) of the newest checkpoint: the state moves with both."""
+        return Due(
+            log=self.log_due(state),
+            evaluation=self.evaluation_due(state),
+            epoch_report=self.epoch_report_due(state),
+            checkpoint=self.checkpoint_due(state, saved, seconds_since_save),
+            ending=self.ending(state),
+        )
 
     def ending(self, state: TrainState) -> Reason | None:
         """Why the training is over, or None while it is not."""
@@ -66,10 +88,7 @@ class Agenda:
     def checkpoint_due(
         self, state: TrainState, saved: tuple[int, int], seconds_since_save: float
     ) -> bool:
-        """By steps, by seconds, and always at the end; for the best see `Trainer.keep_best`.
-
-        `saved` is (step, evaluated_step) of the newest checkpoint: the state moves with both.
-        """
+        """By steps, by seconds, and always at the end; for the best see `Trainer.keep_best`."""
         if (state.step, state.evaluated_step) == saved:
             return False
         wanted = self.spec.checkpoint

@@ -17,18 +17,29 @@ from worker.trainer.errors import TrainerError
 
 @dataclass(frozen=True)
 class RestoreCandidate:
-    """A checkpoint to start from; `own`: of this run, not of the run it was restarted from."""
+    """A checkpoint to start from; `own`: of this run, not of the run it was restarted from. `init`
+    carries the weights that `init_from` asks for.
+    """
 
     path: Path
-    carry: Literal["full", "weights"]
+    carry: Literal["full", "weights", "init"]
     own: bool
 
 
 @dataclass(frozen=True)
-class Attempt:
+class DataCache:
+    """Where what recipes prepare of data is kept, and how much of it."""
+
+    folder: Path
+    most_bytes: int
+
+
+@dataclass(frozen=True)
+class TrainerAttempt:
     """`restore` has the newest candidate first; `device` is cpu or cuda:N; `rung` bounds what the
     attempt takes of memory, since others before it ran out. `beside_bytes`: what the memory plan
-    has beside the data; None: nobody could plan it.
+    has beside the data; None: nobody could plan it. Without a `data_cache` nothing is kept of
+    what the recipe prepares.
     """
 
     folder: Path
@@ -42,6 +53,7 @@ class Attempt:
     restore: tuple[RestoreCandidate, ...]
     rung: Rung
     beside_bytes: int | None = None
+    data_cache: DataCache | None = None
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -63,6 +75,7 @@ class Attempt:
                 ),
                 rung=Rung.from_json(document.get("memory_rung")),
                 beside_bytes=document.get("memory_beside_data"),
+                data_cache=_data_cache(document.get("data_cache")),
             )
         except ValidationError as error:
             problems = "; ".join(
@@ -78,3 +91,9 @@ class Attempt:
                 f"spec.json of this attempt cannot be used ({error!r}): the agent and the trainer "
                 "seem to be of different versions. Restart the worker, then the run.",
             ) from error
+
+
+def _data_cache(document: Mapping[str, Any] | None) -> DataCache | None:
+    if document is None:
+        return None
+    return DataCache(Path(document["folder"]), document["most_bytes"])

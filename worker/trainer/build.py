@@ -1,73 +1,328 @@
-"""From the spec to what computes: device, precision, threads."""
+"""Puts a trainer together: device, data, model, optimizer, and the state to start from."""
 
-import os
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
+from typing import Any
 
 import torch
 
+from app.container import limits
 from app.lifecycle import Reason
-from app.spec.runtime import Runtime
-from worker.trainer.errors import SpecMismatch, TrainerError
+from app.planning.ladder import NO_RUNG, Rung
+from app.spec.recipe import BACKBONE
+from app.spec.run import RunSpec
+from worker.reporting import EventLog, Pulse
+from worker.trainer.agenda import Agenda
+from worker.trainer.attempt import TrainerAttempt
+from worker.trainer.checkpoints.continuity import continuity_warnings
+from worker.trainer.checkpoints.exactness import resumes_exactly
+from worker.trainer.checkpoints.first_weights import InitialWeights, take_first_weights
+from worker.trainer.checkpoints.restore import Start, find_best, find_start
+from worker.trainer.checkpoints.snapshot import carry_weights, restore
+from worker.trainer.checkpoints.writer import CheckpointWriter
+from worker.trainer.data.dataset import DataSet, open_data
+from worker.trainer.device import (
+    choose_precision,
+    configure_torch,
+    lacking_for,
+    lacking_for_attention,
+    open_device,
+)
+from worker.trainer.errors import SpecMismatch
+from worker.trainer.optimizers import build_optimizer
+from worker.trainer.prepared import prepared_tables
+from worker.trainer.preparing import Preparing
+from worker.trainer.randomness import seed_everything
+from worker.trainer.recipes import task_of
+from worker.trainer.recipes.base import Statistics, Tables, Task, grouped_parameters
+from worker.trainer.report.environment import describe_environment
+from worker.trainer.report.losses import LossFile
+from worker.trainer.report.memory import MemoryMeter
+from worker.trainer.report.phases import PhaseClock
+from worker.trainer.report.report import Report
+from worker.trainer.speed.activations import checkpoint_activations
+from worker.trainer.speed.compiled import Compilation, compile_step
+from worker.trainer.speed.cuda_graph import (
+    CaptureOutcome,
+    NotCaptured,
+    capture_step,
+    launched_instead,
+    refused,
+    why_not,
+)
+from worker.trainer.speed.whole_cache import EMPTIED, whole_cache
+from worker.trainer.state import TrainState, Yardstick
+from worker.trainer.step import NO_TABLES, Precision, TrainingStep
+from worker.trainer.stop import StopFlag
+from worker.trainer.trainer import Trainer
 
 
-def open_device(name: str) -> torch.device:
-    device = torch.device(name)
-    if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise TrainerError(
-                Reason.trainer_error,
-                f"The attempt was given {name}, but this PyTorch ({torch.__version__}) sees no "
-                "CUDA device. Install a CUDA build of PyTorch, or run with runtime.device cpu.",
-            )
-        torch.cuda.set_device(device)
-    return device
+def prepare(
+    attempt: TrainerAttempt, stop: StopFlag, events: EventLog, pulse: Pulse, resources: ExitStack
+) -> Trainer:
+    """A trainer that stands where the attempt starts; `resources` closes what it holds.
 
-
-def choose_precision(wanted: str, device: torch.device) -> str:
-    """What `runtime.precision` comes to on this device. Raises SpecMismatch."""
-    if wanted == "auto":
-        fast = device.type == "cuda" and lacking_for("bf16-mixed", device) is None
-        return "bf16-mixed" if fast else "fp32"
-    if problem := lacking_for(wanted, device):
-        raise SpecMismatch(problem)
-    return wanted
-
-
-def lacking_for(precision: str, device: torch.device) -> str | None:
-    """A sentence that says why this device cannot compute so, or None when it can."""
-    on_gpu = device.type == "cuda"
-    if precision in ("fp16-mixed", "tf32") and not on_gpu:
-        return (
-            f"runtime.precision {precision} needs a GPU, and this run is on the CPU. "
-            "Use auto, fp32 or bf16-mixed there."
-        )
-    # TF32 came with Ampere as bf16 did; an older GPU would compute in fp32 without a word.
-    too_old = on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False)
-    if precision in ("bf16-mixed", "tf32") and too_old:
-        return (
-            f"runtime.precision {precision} needs a GPU that computes so (Ampere or newer). "
-            "Use auto, fp32 or fp16-mixed."
-        )
-    return None
-
-
-def configure_torch(runtime: Runtime, precision: str, threads: int) -> None:
-    """Settings of the whole process: threads, TF32, determinism."""
-    torch.set_num_threads(threads)
-    _use_tf32(precision != "fp32")
-    if runtime.deterministic:
-        # cuBLAS reads this when it starts: without it some of its results vary.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # Not use_deterministic_algorithms, which imports the compiler to tell it as well.
-    torch.set_deterministic_debug_mode("error" if runtime.deterministic else "default")
-
-
-def _use_tf32(wanted: bool) -> None:
-    """On a GPU. First by PyTorch's older names, which set the newer ones too: where only these are
-    set, reading an older one is an error, and the compiler reads one when it tunes kernels.
+    Raises StopRequested when a stop is asked for meanwhile.
     """
-    torch.set_float32_matmul_precision("high" if wanted else "highest")
-    torch.backends.mkldnn.matmul.fp32_precision = "ieee"  # type: ignore[attr-defined]
-    torch.backends.cudnn.allow_tf32 = wanted
-    fp32 = "tf32" if wanted else "ieee"
-    torch.backends.cudnn.conv.fp32_precision = fp32  # type: ignore[attr-defined]
-    torch.backends.cudnn.rnn.fp32_precision = fp32  # type: ignore[attr-defined]
+    memory = MemoryMeter(torch.device(attempt.device))
+    clock, spec, preparing = PhaseClock(), attempt.spec, Preparing(pulse, stop, events)
+    device = open_device(attempt.device)
+    preparing.enter("restoring")
+    start = find_start(attempt, events)
+    preparing.piece_done()
+    precision = _configured(attempt, device, start)
+
+    preparing.enter("building")
+    kind = task_of(spec.recipe.kind)
+    data = _open_data(attempt, device, preparing, kind)
+    resources.callback(data.close)
+    agenda = Agenda(spec, data.train.plan.num_samples, data.validation is not None)
+    _check_monitors(spec, agenda)
+    task = kind.for_run(spec, data.fields)
+    statistics = _statistics(data, task, start, preparing)
+    tables = prepared_tables(task, attempt, data, preparing)
+    step = build_step(spec, task, statistics, precision, start, tables, attempt.rung)
+    first = _first_weights(step, start)
+    state = restore(step, start.snapshot) if start and start.is_full else TrainState()
+    lost = state.judge_by(*_yardsticks(spec))
+    if start is not None and not start.candidate.own:
+        _begin_run(state, agenda)
+    losses = LossFile(attempt.run_dir / "losses.csv", _losses_to_keep(start))
+    resources.callback(losses.close)
+
+    log = Report(events, pulse, losses, clock, agenda, state, data, memory)
+    fast = _compile(step, spec, data, preparing, log), _capture(step, attempt, data, preparing, log)
+    versions = describe_environment(device)
+    writer = CheckpointWriter()
+    resources.callback(writer.close)
+    trainer = Trainer(attempt, agenda, data, task, step, *fast, state, log, stop, writer, versions)
+    log.applied(_applied(trainer, first), versions)
+    if start is not None:
+        _started_from(trainer, start, first)
+    inexact = continuity_warnings(trainer, start, lost) if start else ()
+    for code, message in (*data.warnings, *inexact):
+        log.warning(code, message)
+    return trainer
+
+
+def _open_data(
+    attempt: TrainerAttempt, device: torch.device, preparing: Preparing, kind: type[Task]
+) -> DataSet:
+    make = partial(kind.dataset, attempt.spec)
+    rung, beside = attempt.rung, attempt.beside_bytes
+    return open_data(
+        attempt.spec, attempt.datasets, device, preparing,
+        rung=rung, beside_bytes=beside, make_dataset=make,
+    )  # fmt: skip
+
+
+def _statistics(data: DataSet, task: Task, start: Start | None, preparing: Preparing) -> Statistics:
+    # A checkpoint brings the statistics it was trained with; reading the data again for others
+    # would only take time.
+    if (start and start.is_full) or not task.standardized:
+        return {}
+    return data.statistics(task.standardized, preparing)
+
+
+def _first_weights(step: TrainingStep, start: Start | None) -> InitialWeights | None:
+    """What the model was begun with, where `init_from` asks for it and nothing is gone on from."""
+    wanted = step.task.spec.init_from
+    if start is None or start.candidate.carry != "init" or wanted is None:
+        return None
+    return take_first_weights(step.model, step.task, start.snapshot, wanted)
+
+
+def _begin_run(state: TrainState, agenda: Agenda) -> None:
+    """A restart is a new run, with its time still before it; and with new patience where its parent
+    had run out of it, for nobody asks for a run that ends at once.
+    """
+    state.trained_seconds = 0.0
+    if agenda.ending(state) is Reason.early_stopped:
+        state.patience_used = 0
+
+
+def _precision(wanted: str, device: torch.device, start: Start | None) -> str:
+    """A resume on another device keeps what `auto` came to at first, where the device can."""
+    if wanted == "auto" and start is not None and start.is_full and start.candidate.own:
+        kept = str(start.snapshot.body["precision"])
+        if lacking_for(kept, device) is None:
+            return kept
+    return choose_precision(wanted, device)
+
+
+def _configured(attempt: TrainerAttempt, device: torch.device, start: Start | None) -> Precision:
+    """How numbers are rounded, with PyTorch set up for it. SpecMismatch."""
+    runtime = attempt.spec.runtime
+    precision = _precision(runtime.precision, device, start)
+    if lacking := lacking_for_attention(runtime, precision, device):
+        raise SpecMismatch(lacking)
+    configure_torch(runtime, precision, _threads(attempt, start))
+    return Precision(precision, device)
+
+
+def _threads(attempt: TrainerAttempt, start: Start | None) -> int:
+    """Another number of threads adds up in another order, so a resume keeps the number it had, as
+    long as that is within the attempt's share of the cores: more would wait for each other.
+    """
+    if start is not None and start.is_full and start.candidate.own:
+        return min(int(start.snapshot.body["threads"]), attempt.threads)
+    return attempt.threads
+
+
+def _check_monitors(spec: RunSpec, agenda: Agenda) -> None:
+    """A monitored metric has to be one that evaluations give."""
+    known = {"val_loss", *(f"val_{name}" for name in spec.evaluation.metrics)}
+    monitors = {"checkpoint.monitor": spec.checkpoint.monitor}
+    if spec.early_stopping is not None:
+        monitors["early_stopping.monitor"] = spec.early_stopping.monitor
+        if not agenda.has_validation:
+            raise SpecMismatch(
+                "early_stopping needs a validation part, and data.split holds none out. Set "
+                "data.split.validation_fraction above 0, or drop early_stopping."
+            )
+    for where, monitor in monitors.items():
+        if monitor not in known:
+            raise SpecMismatch(
+                f"{where} is {monitor}, which no evaluation gives: there are "
+                f"{', '.join(sorted(known))}. Add it to evaluation.metrics, or monitor another."
+            )
+
+
+def _yardsticks(spec: RunSpec) -> tuple[Yardstick, Yardstick | None]:
+    """Of the best evaluation, and of early stopping."""
+    kept, stopping, limit = spec.checkpoint, spec.early_stopping, spec.evaluation.max_batches
+    patience = Yardstick(stopping.monitor, stopping.mode, limit) if stopping else None
+    return Yardstick(kept.monitor, kept.mode, limit), patience
+
+
+def build_step(
+    spec: RunSpec,
+    task: Task,
+    statistics: Statistics,
+    precision: Precision,
+    start: Start | None = None,
+    tables: Tables = NO_TABLES,
+    rung: Rung = NO_RUNG,
+) -> TrainingStep:
+    """The model on its device, with new weights or those of `start`, and its optimizer. `tables`:
+    what the recipe has prepared.
+    """
+    seed_everything(spec.training.seed)
+    model = task.build_model(statistics, tables).to(precision.device)
+    if start is not None and start.candidate.carry == "weights":
+        carry_weights(model, task, start.snapshot)
+    if spec.runtime.activation_checkpointing or rung.activation_checkpointing:
+        checkpoint_activations(task, model)
+    groups = grouped_parameters(task, model)
+    optimizer = build_optimizer(spec.optimizer, groups, _rate_factors(spec))
+    weights = {term: spec.loss_weights.get(term, 1.0) for term in spec.recipe.loss_terms}
+    on_device = {name: table.to(precision.device) for name, table in tables.items()}
+    limit = spec.training.clip_grad_norm
+    return TrainingStep(model, task, optimizer, precision, limit, weights, on_device)
+
+
+def _rate_factors(spec: RunSpec) -> dict[str, float]:
+    """Of the groups that have a learning rate of their own, what it is of that of all others."""
+    wanted = spec.optimizer.backbone_lr
+    return {} if wanted is None else {BACKBONE: wanted / spec.optimizer.lr}
+
+
+def _compile(
+    step: TrainingStep, spec: RunSpec, data: DataSet, preparing: Preparing, log: Report
+) -> Compilation:
+    if spec.runtime.compile.mode == "none":
+        return Compilation("none")
+    log.enter("compiling")
+    with log.clock.part("graph_build"), whole_cache() as emptied:
+        if emptied:
+            log.warning("compiled_anew", EMPTIED)
+        return compile_step(step, spec, data, preparing)
+
+
+def _capture(
+    step: TrainingStep, attempt: TrainerAttempt, data: DataSet, preparing: Preparing, log: Report
+) -> CaptureOutcome:
+    """Under cuda_graphs auto, steps are launched where they cannot be captured, and it is told;
+    under always SpecMismatch.
+    """
+    spec = attempt.spec
+    reason = why_not(step, spec, data, attempt.rung)
+    if reason is None:
+        log.enter("capturing")
+        try:
+            return capture_step(step, spec, data, preparing)
+        except NotCaptured as error:
+            reason = str(error)
+            if spec.runtime.cuda_graphs == "auto":
+                log.warning("not_captured", launched_instead(reason))
+    if spec.runtime.cuda_graphs == "always":
+        raise SpecMismatch(refused(reason))
+    return CaptureOutcome(False, reason)
+
+
+def _losses_to_keep(start: Start | None) -> int:
+    if start is not None and start.is_full and start.candidate.own:
+        return int(start.snapshot.body["losses_bytes"])
+    return 0
+
+
+def _applied(trainer: Trainer, first: InitialWeights | None) -> dict[str, Any]:
+    agenda, plan, precision = trainer.agenda, trainer.data.train.plan, trainer.step.precision
+    held_out, rung = trainer.data.validation or trainer.data.test, trainer.attempt.rung
+    accumulated = agenda.spec.training.gradient_accumulation_steps
+    mode = trainer.compilation.mode
+    return {
+        "device": str(precision.device),
+        "precision": precision.name,
+        "computes_in": trainer.spec.recipe.computes_in(precision.name, precision.device.type),
+        "exact_resume": resumes_exactly(trainer.step.model, precision.device, mode),
+        "compile": asdict(trainer.compilation),
+        "cuda_graphs": asdict(trainer.captured),
+        "activation_checkpointing": trainer.spec.runtime.activation_checkpointing
+        or rung.activation_checkpointing,
+        "attention": trainer.spec.runtime.attention,
+        "cudnn_autotuning": precision.device.type == "cuda" and torch.backends.cudnn.benchmark,
+        "threads": torch.get_num_threads(),
+        "limits": limits().as_json(),
+        "batch_size": plan.micro_batch_size,
+        "gradient_accumulation_steps": accumulated * plan.num_micro_batches(plan.batch_size),
+        "evaluation_batch_size": held_out.plan.micro_batch_size if held_out else None,
+        "learning_rates": {
+            group["name"]: trainer.spec.optimizer.lr * group["rate_factor"]
+            for group in trainer.step.optimizer.param_groups
+        },
+        "memory_rung": rung.as_json() if rung.number else None,
+        "init_from": first and first.as_json(),
+        "steps_per_epoch": agenda.steps_per_epoch,
+        "total_steps": agenda.total_steps,
+        "log_every_steps": agenda.log_every_steps,
+        "parameters": sum(p.numel() for p in trainer.step.model.parameters()),
+        "data": trainer.data.describe(),
+    }
+
+
+def _started_from(trainer: Trainer, start: Start, first: InitialWeights | None) -> None:
+    body, candidate, log, state = start.snapshot.body, start.candidate, trainer.log, trainer.state
+    best = state.best
+    if start.is_full:
+        trainer.best_folder = find_best(start, state, trainer.spec.checkpoint)
+        if candidate.own:
+            trainer.saved = state.step, state.evaluated_step
+    log.events.emit(
+        "restored",
+        path=str(candidate.path),
+        step=int(body["step"]),
+        carry=candidate.carry,
+        own=candidate.own,
+        **({} if first is None else {"init_from": first.as_json()}),
+        passed_over=[{"path": str(one.path), "why": one.why} for one in start.passed_over],
+    )
+    if best and state.best != best:
+        now = f"that of step {state.best.step}" if state.best else "chosen among those to come"
+        log.warning(
+            "best_weights_gone",
+            f"The weights of the best evaluation so far (step {best.step}) are not on the disk, "
+            "most likely because the attempt before was killed while it stopped, before they were "
+            f"written. The best evaluation is now {now}.",
+        )

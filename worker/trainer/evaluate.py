@@ -7,11 +7,11 @@ from itertools import islice
 import torch
 
 from app.lifecycle import Reason
-from worker.trainer.checkpoint import TornCheckpoint, load
+from worker.trainer.checkpoints.format import TornCheckpoint, load
+from worker.trainer.checkpoints.snapshot import restore_weights
 from worker.trainer.data.batch import Batch, Batches
 from worker.trainer.errors import TrainerError
-from worker.trainer.report import not_finite
-from worker.trainer.snapshot import restore_weights
+from worker.trainer.report.report import not_finite
 from worker.trainer.state import Scores, improves
 from worker.trainer.trainer import Trainer
 
@@ -64,10 +64,10 @@ def measure(
         samples = min(samples, max_batches * plan.batch_size)
     count = plan.num_micro_batches(samples)
     with log.within(phase, count), log.clock.part("eval"), trainer.step.evaluating():
-        means = _means(trainer, islice(part.iterate(0), count))
-    if means is None:
+        found = _sums(trainer, islice(part.iterate(0), count))
+    if found is None:
         return None
-    scores = trainer.task.scores(means)
+    scores = trainer.task.scores(*found)
     for name, score in scores.items():
         if not math.isfinite(score):
             raise _not_finite(trainer, f"{name} while {phase}", score)
@@ -89,17 +89,19 @@ def _not_finite(trainer: Trainer, what: str, score: float) -> TrainerError:
     )
 
 
-def _means(trainer: Trainer, batches: Iterable[Batch]) -> list[float] | None:
-    step = trainer.step
+def _sums(trainer: Trainer, batches: Iterable[Batch]) -> tuple[dict[str, float], int] | None:
+    """What the task measured over all batches, by name, and their samples; None when stopped."""
+    step, names, samples = trainer.step, list[str](), 0
     sums = torch.zeros((), dtype=torch.float64, device=step.precision.device)
-    samples = 0
     for batch in batches:
         if trainer.stop.requested:
             return None
-        sums = sums + step.measure(batch.arrays) * batch.size
-        samples += batch.size
+        measured = step.measure(batch)
+        names, samples = list(measured), samples + batch.size
+        sums = sums + torch.stack(list(measured.values()))
         trainer.log.evaluated_batch(batch.size)
-    return [float(mean) for mean in (sums / samples).tolist()]  # waits for the device
+    totals = sums.tolist()  # waits for the device
+    return dict(zip(names, totals, strict=True)), samples
 
 
 def _load_best(trainer: Trainer) -> tuple[int, int]:

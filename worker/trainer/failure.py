@@ -8,6 +8,8 @@ from app.lifecycle import Reason
 from worker.trainer.errors import TrainerError
 from worker.trainer.out_of_memory import behind, of_gpu, out_of_memory
 
+# What PyTorch says where the kernels that `runtime.attention` allows cannot compute this.
+NO_ATTENTION = ("No available kernel", "No viable backend for scaled_dot_product_attention")
 # What CUDA says where a program was built for other GPUs.
 NO_KERNELS = "no kernel image is available"
 COMPILER = ("torch._dynamo", "torch._inductor")
@@ -34,6 +36,12 @@ def explain(error: BaseException, phase: str) -> tuple[Reason, str]:
             f"This PyTorch ({torch.__version__}) has no kernels for this attempt's GPU, which is"
             " older or newer than it knows. Install a build for it on the worker (pytorch.org/"
             "get-started), or run with runtime.device cpu; then restart the run."
+        )
+    if text.startswith(NO_ATTENTION):
+        return Reason.spec_error, (
+            "The kernels that runtime.attention allows cannot compute this attention here: none is"
+            " for its dropout, mask or number format. Use auto, and restart the run; trainer.log of"
+            " the attempt has PyTorch's reasons."
         )
     if of_gpu(error):
         return Reason.gpu_fault, (

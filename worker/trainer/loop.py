@@ -5,9 +5,8 @@ from typing import NamedTuple
 
 from app.lifecycle import Reason
 from app.planning.schedule import learning_rate
-from worker.trainer.data.batch import Batch, Batches
+from worker.trainer.data.batch import Batch
 from worker.trainer.evaluate import validate
-from worker.trainer.state import TrainState
 from worker.trainer.trainer import Trainer
 
 
@@ -19,41 +18,39 @@ def train(trainer: Trainer) -> Reason:
     """
     spec, agenda, state = trainer.spec, trainer.agenda, trainer.state
     step, log, stop, plan = trainer.step, trainer.log, trainer.stop, trainer.data.train.plan
-    accumulation = spec.training.gradient_accumulation_steps
     held_up = trainer.data.train.counters.held_up
-    reading = micro_batches(trainer.data.train, state, accumulation)
-    batches = log.clock.waiting(trainer.at_rest_during(reading), held_up)
+    batches = log.clock.waiting(trainer.at_rest_during(micro_batches(trainer)), held_up)
     log.enter("training", agenda.total_steps, state.step)
 
     while True:
         # A step boundary. What is due follows from the spec and the state alone, so an attempt
         # that was restored here takes the turns that the interrupted one would have taken.
         state.trained_seconds = trainer.trained_seconds()
-        if agenda.log_due(state):
+        due = trainer.due()
+        if due.log:
             log.flush(step)
             trainer.mind_compilation()
-        if agenda.evaluation_due(state):
+        if due.evaluation:
             validate(trainer)  # left undone, and so still due, when a stop is asked for meanwhile
-        if agenda.epoch_report_due(state):
+            due = trainer.due()  # it may end the training, and lets the epoch be reported
+        if due.epoch_report:
             log.epoch(step)
         stopping = stop.requested  # asked once, so that a checkpoint was begun where this ends
         if trainer.writer.has_failed:
             trainer.finish_saving()
-        if trainer.checkpoint_due() or stopping:
+        if due.checkpoint or stopping:
             trainer.save(stopping=stopping)
         else:
             trainer.keep_best()
-        ending = agenda.ending(state)
-        if ending and not agenda.evaluation_due(state):
-            return ending
+        if due.ending and not due.evaluation:
+            return due.ending
         if stopping:
             return Reason.interrupted
 
         completes_step = False
         while not completes_step:
             batch, share, completes_step = next(batches)
-            step.accumulate(batch.arrays, batch.size, share)
-            state.position = batch.position_after
+            step.accumulate(batch, share)
             log.trained_batch(batch.size)
         state.learning_rate = learning_rate(
             spec.schedule, spec.optimizer.lr, state.step, agenda.total_steps
@@ -70,17 +67,25 @@ class MicroBatch(NamedTuple):
     completes_step: bool
 
 
-def micro_batches(part: Batches, state: TrainState, accumulation: int) -> Iterator[MicroBatch]:
-    """The rest of the running epoch, then epoch after epoch without end.
+def micro_batches(trainer: Trainer) -> Iterator[MicroBatch]:
+    """The rest of the running epoch, then epoch after epoch without end, each of which the step is
+    told of. The state's position moves on with each; whoever completes a step ends the epoch.
 
     A step takes `accumulation` batches, in as many micro-batches as the plan cuts them into; an
     epoch's last step takes what is left, and its batches then weigh more, so that every sample of
     a step counts the same.
     """
-    samples, step_samples = part.plan.usable_samples, part.plan.batch_size * accumulation
+    part, state, training = trainer.data.train, trainer.state, trainer.spec.training
+    samples = part.plan.usable_samples
+    step_samples = part.plan.batch_size * training.gradient_accumulation_steps
     while True:
+        if state.position == 0:
+            trainer.step.begin_epoch()
         for batch in part.iterate(state.epoch, state.position):
-            step_begin = (batch.position_after - 1) // step_samples * step_samples
+            step_begin = state.position // step_samples * step_samples
             step_end = min(step_begin + step_samples, samples)
             share = batch.size / (step_end - step_begin)
-            yield MicroBatch(batch, share, batch.position_after == step_end)
+            if (begins := trainer.data.lane_breaks_at(state.position)) is not None:
+                trainer.step.begin_lanes(begins)
+            state.position += batch.size
+            yield MicroBatch(batch, share, state.position == step_end)

@@ -3,13 +3,16 @@
 import inspect
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from app.spec.optimization import SGD, Adam, Optimizer
+
+NO_FACTORS: Final = MappingProxyType[str, float]({})
 
 
 @cache
@@ -26,9 +29,21 @@ def _leave_the_compiler_out() -> None:
         kind.step = torch.no_grad()(inspect.unwrap(kind.step))  # type: ignore[method-assign]
 
 
-def build_optimizer(wanted: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Fused: one kernel for all weights, and no synchronization under loss scaling."""
+def build_optimizer(
+    wanted: Optimizer,
+    groups: Mapping[str, Iterable[nn.Parameter]],
+    rate_factors: Mapping[str, float] = NO_FACTORS,
+) -> torch.optim.Optimizer:
+    """Fused: one kernel for all weights, and no synchronization under loss scaling.
+
+    `groups`: parameters by name; the learning rate of a group is that of the schedule times its
+    factor, 1 where `rate_factors` has none.
+    """
     _leave_the_compiler_out()
+    parameters: list[dict[str, Any]] = [
+        {"params": list(group), "name": name, "rate_factor": rate_factors.get(name, 1.0)}
+        for name, group in groups.items()
+    ]
     if isinstance(wanted, SGD):
         return _build_sgd(wanted, parameters)
     kind = torch.optim.Adam if isinstance(wanted, Adam) else torch.optim.AdamW
@@ -41,7 +56,7 @@ def build_optimizer(wanted: Optimizer, parameters: Iterable[nn.Parameter]) -> to
     )
 
 
-def _build_sgd(wanted: SGD, parameters: Iterable[nn.Parameter]) -> torch.optim.SGD:
+def _build_sgd(wanted: SGD, parameters: list[dict[str, Any]]) -> torch.optim.SGD:
     optimizer = torch.optim.SGD(
         parameters,
         lr=wanted.lr,
@@ -53,21 +68,24 @@ def _build_sgd(wanted: SGD, parameters: Iterable[nn.Parameter]) -> torch.optim.S
     if wanted.momentum:
         # torch would begin with memory as it finds it, and leave it so when loss scaling skips the
         # first step. From zeros the first step is the same.
-        for parameter in optimizer.param_groups[0]["params"]:
-            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
-    """Without waiting for the device; a tensor in place, where a recorded step reads it.
+    """Of each group, by its factor. Without waiting for the device; a tensor in place, where a
+    captured step reads it.
 
-    Both are the same number, so that a training is the same whether its steps are recorded or not.
+    Both are the same number, so that a training is the same whether its steps are captured or not.
     """
     for group in optimizer.param_groups:
+        rate = value * group.get("rate_factor", 1.0)
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(value)
+            group["lr"].fill_(rate)
         else:
-            group["lr"] = float(_precision_of_rate(group)(value))
+            group["lr"] = float(_precision_of_rate(group)(rate))
 
 
 def kept_of_each(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
@@ -77,7 +95,7 @@ def kept_of_each(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
     return "step", "exp_avg", "exp_avg_sq"
 
 
-def make_recordable(optimizer: torch.optim.Optimizer) -> None:
+def make_capturable(optimizer: torch.optim.Optimizer) -> None:
     """Have all that changes from step to step lie on the device, where a CUDA graph finds it."""
     for group in optimizer.param_groups:
         rate = np.array(group["lr"], _precision_of_rate(group))
@@ -94,7 +112,7 @@ def _precision_of_rate(group: Mapping[str, Any]) -> type[np.floating[Any]]:
 
 
 def make_plain(optimizer: torch.optim.Optimizer) -> None:
-    """Undo `make_recordable`; the state stays."""
+    """Undo `make_capturable`; the state stays."""
     for group in optimizer.param_groups:
         group["lr"] = float(group["lr"])
         if "capturable" in group:

@@ -8,7 +8,7 @@ import torch
 from app.lifecycle import Reason
 from app.planning.residency import LEAST_RESERVE_BYTES, UNITS, in_gib
 from worker.trainer.errors import OutOfMemory
-from worker.trainer.memory import host_free_bytes
+from worker.trainer.report.memory import host_free_bytes
 
 # What CUDA, cuBLAS and cuDNN say of device memory that ran out, beside torch's own error.
 DEVICE_OOM = ("out of memory", "STATUS_ALLOC_FAILED", "DEVICE_ALLOCATION_FAILED")

@@ -3,8 +3,7 @@
 from dataclasses import asdict
 
 from app.planning.ladder import Use
-from worker.trainer.eventlog import EventLog
-from worker.trainer.pulse import Pulse
+from worker.reporting import EventLog, Pulse
 from worker.trainer.stop import StopFlag
 
 
@@ -20,6 +19,17 @@ class Preparing:
         self._pulse = pulse
         self._stop = stop
         self._events = events
+
+    def enter(self, phase: str) -> None:
+        """A new phase, which the watchdog gives its own time."""
+        self._pulse.enter(phase)
+        if self._events is not None:
+            self._events.emit("phase", phase=phase)
+
+    def warn(self, code: str, message: str) -> None:
+        """Into the run's history."""
+        if self._events is not None:
+            self._events.emit("warning", code=code, message=message)
 
     def will_use(self, use: Use) -> None:
         """Said beforehand: who is killed for want of memory cannot say it any more."""

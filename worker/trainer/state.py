@@ -9,7 +9,7 @@ from app.spec.training import Checkpointing
 
 Scores = dict[str, float]
 
-# How what was saved is checked before it is restored; see worker/trainer/manifest.py.
+# How what was saved is checked before it is restored; see worker/trainer/checkpoints/manifest.py.
 as_saved = with_config(ConfigDict(strict=True, extra="forbid", allow_inf_nan=False))
 
 

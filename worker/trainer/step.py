@@ -1,20 +1,26 @@
 """One optimizer step, from the forward pass to the update, and that of an evaluation; no sync."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 
-from worker.trainer.compiler import compiled
+from worker.trainer.data.batch import Batch
 from worker.trainer.optimizers import set_learning_rate
 from worker.trainer.randomness import same_random_numbers
-from worker.trainer.recipes.base import Arrays, Task, untouched
-from worker.trainer.static_step import StaticStep
+from worker.trainer.recipes.base import Task, untouched
+from worker.trainer.speed.compiler import compiled
+from worker.trainer.speed.static_step import StaticStep
 
 WINDOW: Final = 0  # since the last log point
 EPOCH: Final = 1  # since the epoch began
+
+ONE_TERM: Final = MappingProxyType({"loss": 1.0})
+NO_TABLES: Final = MappingProxyType[str, Tensor]({})
 
 
 class Precision:
@@ -44,9 +50,10 @@ class Precision:
 class TrainingStep:
     """Gradients of one or more micro-batches, then one update of the weights.
 
-    `loss_sums` are the losses times their samples since the last log point and since the epoch's
-    start. They stay on the device, in float64, until `worker.trainer.report` reads them; a loss
-    that is not finite makes its sum so, which is how it is noticed.
+    `loss_sums` (2, names) are the losses, by `loss_names` the whole and then its terms where it
+    has several, times their samples: since the last log point, and since the epoch's start. They
+    stay on the device, in float64, until `worker.trainer.report.report` reads them; a loss that is
+    not finite makes its sum so, which is how it is noticed.
 
     What is read afterwards is written in place, so that a CUDA graph may write it too. Where there
     is a `static` step, full steps go through it; others are launched one operation at a time.
@@ -59,21 +66,28 @@ class TrainingStep:
         optimizer: torch.optim.Optimizer,
         precision: Precision,
         clip_grad_norm: float | None,
+        loss_weights: Mapping[str, float] = ONE_TERM,
+        tables: Mapping[str, Tensor] = NO_TABLES,
     ) -> None:
         self.model = model
         self.task = task
         self.optimizer = optimizer
         self.precision = precision
         self.clip_grad_norm = clip_grad_norm
-        self.loss_sums = torch.zeros(2, dtype=torch.float64, device=precision.device)
+        self.loss_weights = loss_weights
+        self.tables = dict(tables)
+        self.loss_names = ("loss", *loss_weights) if len(loss_weights) > 1 else ("loss",)
+        self.loss_sums = torch.zeros(
+            (2, len(self.loss_names)), dtype=torch.float64, device=precision.device
+        )
         self.loss_samples = [0, 0]
         self.grad_norm = torch.zeros((), device=precision.device)
-        self.learning_rate = float(optimizer.param_groups[0]["lr"])
+        self.learning_rate = float(optimizer.defaults["lr"])
         self.static: StaticStep | None = None
         self.under_way = False
         """Whether a step was begun and not ended."""
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._loss, self._measure = task.loss, task.measure
+        self._loss, self._measure = self._weighted_loss, task.measure
 
     @property
     def device(self) -> torch.device:
@@ -88,12 +102,25 @@ class TrainingStep:
         """Compile what is computed of a batch; optimizer and clipping are fused kernels already."""
         self._loss, self._measure = compiled(self._loss, mode), compiled(self._measure, mode)
 
-    def accumulate(self, arrays: Arrays, size: int, share: float) -> None:
-        """Add a micro-batch of `size` samples, which is `share` (0 to 1) of the step's samples."""
+    def begin_epoch(self) -> None:
+        """Before the first batch of each."""
+        self.task.begin("epoch", self.model)
+
+    @torch.no_grad()
+    def begin_lanes(self, begins: Tensor) -> None:
+        """Before a batch in which these places begin another series, bool (batch,)."""
+        self.task.begin_lanes(self.model, begins)
+
+    def made_up(self, size: int) -> Batch:
+        """A batch of so many samples that are not of the data."""
+        return self.task.made_up(size, self.device)
+
+    def accumulate(self, batch: Batch, share: float) -> None:
+        """Add a micro-batch, which is `share` (0 to 1) of the step's samples."""
         self.under_way = True
-        if self.static is None or not self.static.take(arrays, size, share):
-            self._add_gradients(arrays, size, share)
-        self.loss_samples = [samples + size for samples in self.loss_samples]
+        if self.static is None or not self.static.take(batch, share):
+            self._add_gradients(batch, share)
+        self.loss_samples = [samples + batch.size for samples in self.loss_samples]
 
     def apply(self, learning_rate: float) -> None:
         """Clip the accumulated gradients, update the weights, forget the gradients."""
@@ -106,16 +133,29 @@ class TrainingStep:
         self.under_way = False
 
     def compute(self, static: StaticStep) -> None:
-        """A whole step of the batches that lie in `static`: what a CUDA graph records."""
-        for arrays, size, share in static.micro_batches():
-            self._add_gradients(arrays, size, share)
+        """A whole step of the batches that lie in `static`: what a CUDA graph captures."""
+        for batch, share in static.micro_batches():
+            self._add_gradients(batch, share)
         self._update()
 
-    def _add_gradients(self, arrays: Arrays, size: int, share: float) -> None:
+    def _add_gradients(self, batch: Batch, share: float) -> None:
         with self.precision.autocast():
-            loss = self._loss(self.model, arrays)
-        self.precision.scaler.scale(loss * share).backward()  # type: ignore[no-untyped-call]
-        self.loss_sums.add_(loss.detach(), alpha=size)
+            losses = self._loss(self.model, self._with_tables(batch))
+        self.precision.scaler.scale(losses[0] * share).backward()  # type: ignore[no-untyped-call]
+        self.loss_sums.add_(losses.detach(), alpha=batch.size)
+
+    def _with_tables(self, batch: Batch) -> Batch:
+        return replace(batch, tables=self.tables) if self.tables else batch
+
+    def _weighted_loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """By `loss_names`, (names,): the weighted sum of the terms, and each of them unweighted."""
+        terms = self.task.loss(model, batch)
+        weighted = [
+            terms[name] if weight == 1.0 else terms[name] * weight
+            for name, weight in self.loss_weights.items()
+        ]
+        total = weighted[0] if len(weighted) == 1 else torch.stack(weighted).sum()
+        return torch.stack([total, *(terms[name].detach() for name in self.loss_names[1:])])
 
     def _update(self) -> None:
         self.precision.scaler.unscale_(self.optimizer)
@@ -136,15 +176,17 @@ class TrainingStep:
         """The model as evaluations use it, and nothing kept for gradients. What is drawn and what
         the task notes meanwhile is forgotten: an evaluation that a stop cuts short is repeated.
         """
-        with untouched(self.task), same_random_numbers(self.device), torch.inference_mode():
+        kept = untouched(self.task, self.model)
+        with kept, same_random_numbers(self.device), torch.inference_mode():
             self.model.eval()
+            self.task.begin("evaluation", self.model)
             yield
             self.model.train()
 
-    def measure(self, arrays: Arrays) -> Tensor:
-        """What the task's scores need of a batch, as means: float64 on the device."""
+    def measure(self, batch: Batch) -> dict[str, Tensor]:
+        """What the task's scores need of a batch, as sums over its samples, on the device."""
         with self.precision.autocast():
-            return self._measure(self.model, arrays)
+            return self._measure(self.model, self._with_tables(batch))
 
     def restart_loss(self, which: int) -> None:
         self.loss_sums[which] = 0.0

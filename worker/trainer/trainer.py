@@ -13,18 +13,18 @@ import torch
 
 from app.planning.schedule import schedule_version
 from app.spec.run import RunSpec
-from worker.trainer.agenda import Agenda
-from worker.trainer.attempt import Attempt
-from worker.trainer.checkpoint import Snapshot, Tensors, publish
-from worker.trainer.checkpoint_writer import CheckpointWriter
-from worker.trainer.compilation import Compilation
-from worker.trainer.data.loader import DataSet
+from worker.trainer.agenda import Agenda, Due
+from worker.trainer.attempt import TrainerAttempt
+from worker.trainer.checkpoints.format import Snapshot, Tensors, publish
+from worker.trainer.checkpoints.snapshot import capture
+from worker.trainer.checkpoints.writer import CheckpointWriter
+from worker.trainer.data.dataset import DataSet
 from worker.trainer.data.order import ORDER_VERSION
 from worker.trainer.out_of_memory import of_gpu, which_memory
-from worker.trainer.recipes import Task
-from worker.trainer.recording import Recording
-from worker.trainer.report import Report
-from worker.trainer.snapshot import capture
+from worker.trainer.recipes.base import Task
+from worker.trainer.report.report import Report
+from worker.trainer.speed.compiled import Compilation
+from worker.trainer.speed.cuda_graph import CaptureOutcome
 from worker.trainer.state import TrainState
 from worker.trainer.step import TrainingStep
 from worker.trainer.stop import StopFlag
@@ -54,13 +54,13 @@ class Trainer:
     """`saved` is (step, evaluated_step) of the newest checkpoint of this run, `best_folder` that of
     the best one that was begun; both may still be on their way to the disk."""
 
-    attempt: Attempt
+    attempt: TrainerAttempt
     agenda: Agenda
     data: DataSet
     task: Task
     step: TrainingStep
     compilation: Compilation
-    recording: Recording
+    captured: CaptureOutcome
     state: TrainState
     log: Report
     stop: StopFlag
@@ -94,9 +94,9 @@ class Trainer:
             self._told_of_excess = True
             self.log.warning("recompiled", excess)
 
-    def checkpoint_due(self) -> bool:
-        unsaved_seconds = time.monotonic() - self._saved_at
-        return self.agenda.checkpoint_due(self.state, self.saved, unsaved_seconds)
+    def due(self) -> Due:
+        """What is due at this step boundary."""
+        return self.agenda.due(self.state, self.saved, time.monotonic() - self._saved_at)
 
     def save(self, *, stopping: bool = False) -> None:
         """Begin a checkpoint of this step, unless there is nothing new to save.

@@ -1,38 +1,86 @@
 """What every recipe gives the training loop."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, Self
+from itertools import chain
+from typing import Any, ClassVar, Literal, Self
 
+import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from app.lifecycle import Reason
 from app.spec.run import RunSpec
-from worker.trainer.data.source import Field, ragged_of
+from worker.trainer.data.batch import Batch
+from worker.trainer.data.feed.samples import Samples
+from worker.trainer.data.source import Field, arrays_of, fields_of, lengths_of
+from worker.trainer.data.tensors import made_up
+from worker.trainer.data.training_data import TrainingData
 from worker.trainer.errors import SpecMismatch, TrainerError
 
-Arrays = Mapping[str, Tensor]
+# What a recipe imports.
+__all__ = ["Batch", "Begin", "Samples", "Statistics", "Tables", "Task", "TrainingData"]
+
 Statistics = Mapping[str, tuple[Tensor, Tensor]]
+Tables = Mapping[str, Tensor]
+Begin = Literal["epoch", "evaluation"]
 
 
 @contextmanager
-def untouched(task: "Task") -> Iterator[None]:
-    """Afterwards the task's state is what it was."""
+def untouched(task: "Task", model: nn.Module) -> Iterator[None]:
+    """Afterwards the task's state, and what it carries from batch to batch, are what they were."""
     before = {name: value.detach().cpu().clone() for name, value in task.state_dict().items()}
+    carried = {name: value.detach().clone() for name, value in task.carried(model).items()}
     try:
         yield
     finally:
         if before:
             task.load_state_dict(before)
+        put_back(task, model, carried)
+
+
+def put_back(task: "Task", model: nn.Module, carried: Mapping[str, Tensor]) -> None:
+    """Write in place what `carried` gave before; a captured step goes on to read it there."""
+    with torch.no_grad():
+        for name, tensor in task.carried(model).items():
+            tensor.copy_(carried[name])
+
+
+def grouped_parameters(task: "Task", model: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """The parameters of each group that has some, in the order in which the recipe declares them.
+
+    Raises TrainerError unless each parameter is in one group, and each group is a declared one.
+    """
+    declared, given = task.recipe.parameter_groups, task.parameter_groups(model)
+    if unknown := sorted(set(given) - set(declared)):
+        raise _badly_grouped(
+            f"{', '.join(unknown)} is no group of Recipe.parameter_groups ({', '.join(declared)})"
+        )
+    groups = {name: list(given[name]) for name in declared if name in given}
+    counted = Counter(parameter for group in groups.values() for parameter in group)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for parameter in {**names, **counted}:
+        if counted[parameter] != 1 or parameter not in names:
+            name = names.get(parameter, "a tensor that is no parameter of the model")
+            raise _badly_grouped(f"{name} is in {counted[parameter]} of its groups")
+    return {name: group for name, group in groups.items() if group}
+
+
+def _badly_grouped(what: str) -> TrainerError:
+    return TrainerError(
+        Reason.trainer_error,
+        f"Task.parameter_groups of the recipe does not part the model: {what}. Every parameter has "
+        "to be in exactly one of the groups that the recipe declares; mend the recipe's package.",
+    )
 
 
 class Task(ABC):
-    """A recipe bound to one run's spec and fields."""
+    """A recipe bound to one run's spec and fields: the half that knows PyTorch.
 
-    takes_ragged: ClassVar[tuple[str, ...]] = ()
-    """Which of `inputs` and `targets` may be ragged. In a batch their samples are filled up with
-    zeros to the longest, the shape of the field, and `lengths_of(name)` says where each ends.
+    The other half, its parameters, is `spec.recipe` (`app.spec.recipe.Recipe`); the entry point in
+    `stoker.tasks` has the same name as that in `stoker.recipes`.
     """
 
     data_buffers: ClassVar[tuple[str, ...]] = ()
@@ -45,48 +93,99 @@ class Task(ABC):
     something else: no checkpoint with others is gone on from.
     """
 
+    prepared_by: ClassVar[tuple[str, ...]] = ()
+    """The fields of the recipe that change what `prepare` gives. Dataset, inputs, targets, split
+    and the recipe's version are known to do so.
+    """
+
     def __init__(self, spec: RunSpec, fields: Mapping[str, Field]) -> None:
         self.spec = spec
+        self.recipe = spec.recipe
         self.fields = fields
 
     @classmethod
     def for_run(cls, spec: RunSpec, fields: Mapping[str, Field]) -> Self:
         """Raises SpecMismatch when the recipe cannot work with these fields."""
-        if problem := cls._lengths_not_taken(spec, fields) or cls.check(spec, fields):
-            raise SpecMismatch(problem)
-        return cls(spec, fields)
-
-    @classmethod
-    def _lengths_not_taken(cls, spec: RunSpec, fields: Mapping[str, Field]) -> str | None:
+        recipe = spec.recipe
+        ragged = {name for name in fields if lengths_of(name) in fields}
         for part in ("inputs", "targets"):
-            for name, field in ragged_of(fields).items():
-                if name in getattr(spec.data, part) and part not in cls.takes_ragged:
-                    return (
-                        f"{name!r} is ragged: its samples have up to {field.longest:,} values, and "
-                        f"as one of its {part} the recipe {spec.recipe.kind} takes arrays whose "
-                        "samples all have one shape. Pad or cut them to one length (pad_ragged of "
-                        "worker.trainer.data.ragged_files), register the file again and name the "
-                        f"new array in data.{part}."
+            for name in getattr(spec.data, part):
+                if name in ragged and part not in recipe.takes_ragged:
+                    raise SpecMismatch(
+                        f"{name!r} is ragged: its samples have up to {fields[name].shape[0]:,} "
+                        f"values, and as one of its {part} the recipe {recipe.kind} takes arrays "
+                        "whose samples all have one shape. Pad or cut them to one length "
+                        f"(`stoker data convert FILE --pad {fields[name].shape[0]}`), register the "
+                        "new file and name it in data.dataset."
                     )
-        return None
+        arrays = arrays_of(fields)
+        for problem in chain(spec.recipe_problems(arrays), spec.weight_problems()):
+            raise SpecMismatch(f"{problem.message} {problem.why}")
+        made = recipe.dataset_arrays(spec.data, arrays)
+        return cls(spec, fields if made is None else fields_of(made))
 
     @classmethod
-    @abstractmethod
-    def check(cls, spec: RunSpec, fields: Mapping[str, Field]) -> str | None:
-        """A sentence that says what does not fit and what to change, or None when all fits."""
+    def dataset(cls, spec: RunSpec, samples: Samples) -> Dataset[Mapping[str, Any]]:
+        """A map-style dataset of what batches are put together from, for a recipe whose
+        `dataset_arrays` says what it gives: as many samples as `samples`, those of the registered
+        dataset, each a mapping of arrays or numbers by name. It may have `__getitems__`
+        too, which gives one for each number.
+
+        Loader processes get a copy each, so it has to be picklable. What it gives of a number has
+        to be the same each time: an interrupted run could not go on as before otherwise.
+        """
+        raise TrainerError(
+            Reason.trainer_error,
+            f"The recipe {spec.recipe.kind} declares dataset_arrays, and its task has no "
+            "Task.dataset that gives them. Mend the recipe's package.",
+        )
 
     @property
     @abstractmethod
     def standardized(self) -> tuple[str, ...]:
         """The fields whose statistics `build_model` wants."""
 
+    def prepare(self, data: TrainingData) -> Tables:
+        """Tensors that follow from the data alone, such as graphs and vocabularies: what batches
+        and `build_model` need besides. Made once and kept on disk, so the training is the same
+        with tables that an earlier run made: give equal ones for equal data and `prepared_by`.
+        """
+        return {}
+
+    def made_up_tables(self) -> Tables:
+        """Tables that nobody prepared, as large as those of the data: a probe of memory reads none.
+        A recipe that prepares some gives them, or cannot be probed.
+        """
+        if type(self).prepare is Task.prepare:
+            return {}
+        raise SpecMismatch(
+            f"The recipe {self.recipe.kind} prepares tables of the data, which a probe does not "
+            "read, and has no made_up_tables in their place. So its memory cannot be probed; train "
+            "without the probe."
+        )
+
     @abstractmethod
-    def build_model(self, statistics: Statistics) -> nn.Module:
-        """A new model on the CPU; its parameters come from torch's global generator."""
+    def build_model(self, statistics: Statistics, tables: Tables) -> nn.Module:
+        """A new model on the CPU; its parameters come from torch's global generator. `tables`:
+        those of `prepare`, on the CPU.
+        """
 
     @abstractmethod
     def parameters_json(self) -> dict[str, Any]:
         """What is needed to build the same model elsewhere; goes into every manifest."""
+
+    def parameter_groups(self, model: nn.Module) -> Mapping[str, Iterable[nn.Parameter]]:
+        """The model's parameters by the names of `recipe.parameter_groups`, each in one group; of
+        these the optimizer can have learning rates of their own.
+        """
+        return {self.recipe.parameter_groups[0]: model.parameters()}
+
+    def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
+        """The parts of the model of which, under `runtime.activation_checkpointing`, only what goes
+        in is kept, and all else is computed anew for the gradients: its layers, one after another.
+        They compute the same from the same, but for random numbers, which are put back.
+        """
+        return ()
 
     def state_dict(self) -> dict[str, Tensor]:
         """What the task has beside the model and a resume must put back, on any device."""
@@ -104,14 +203,53 @@ class Task(ABC):
                 "recipe of this run keeps none. Restart with the weights alone, or from scratch.",
             )
 
-    @abstractmethod
-    def loss(self, model: nn.Module, arrays: Arrays) -> Tensor:
-        """Mean loss over the batch's samples, float32 scalar on the device."""
+    def made_up(self, size: int, device: torch.device) -> Batch:
+        """So many samples that nobody reads, in the shapes and types of the data: what a step is
+        compiled, captured and measured with. Ones by default: a recipe for which these are not
+        valid, as indices or masks may be, gives others.
+        """
+        return Batch(made_up(self.fields, size, device), size)
+
+    def carried(self, model: nn.Module) -> Mapping[str, Tensor]:
+        """What one batch leaves for the next, such as a recurrent state, on the device.
+
+        Make it buffers of the model (`register_buffer(name, …, persistent=False)`), of one shape
+        for the whole run, and write them in place and detached (`copy_`). Checkpoints have it;
+        an evaluation begins with its own, and the training goes on with what it had.
+        """
+        return {}
+
+    def begin(self, kind: Begin, model: nn.Module) -> None:
+        """An epoch of the training, or an evaluation, is about to begin, as no batch before it
+        can tell. By default what is carried is zeros then.
+        """
+        for tensor in self.carried(model).values():
+            tensor.zero_()
+
+    def begin_lanes(self, model: nn.Module, begins: Tensor) -> None:
+        """In the next batch these places, bool (batch,) on the device, begin another series, such
+        as that of another station, or one behind a gap: write zeros in place to what they carry.
+        """
+        raise TrainerError(
+            Reason.trainer_error,
+            f"The recipe {self.recipe.kind} carries a state from window to window, and its task has"
+            " no begin_lanes to end it where the series of this dataset break. Mend the recipe's "
+            "package.",
+        )
 
     @abstractmethod
-    def measure(self, model: nn.Module, arrays: Arrays) -> Tensor:
-        """Means over the batch's samples that `scores` needs, float64 (k,) on the device."""
+    def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Each of the recipe's `loss_terms` as its mean over the batch's samples: float32 scalars
+        on the device. Their sum, weighted by the spec's `loss_weights`, is what is trained on.
+        """
 
     @abstractmethod
-    def scores(self, means: Sequence[float]) -> dict[str, float]:
-        """`loss` and the metrics of the spec, from the means of `measure` over a whole part."""
+    def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """What `scores` needs of a batch, as sums over its samples: float64 scalars on the device.
+
+        They are added up over all batches of a part, so that each sample weighs the same.
+        """
+
+    @abstractmethod
+    def scores(self, sums: Mapping[str, float], samples: int) -> dict[str, float]:
+        """`loss` and the metrics of the spec, from the sums of `measure` over a whole part."""

@@ -1,0 +1,1 @@
+"""Checkpoints: their format, and the way from a live training to the disk and back."""

@@ -1,0 +1,159 @@
+"""Between a live training and a snapshot on the CPU: everything that a bit-exact resume needs."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from worker.trainer.checkpoints import matching
+from worker.trainer.checkpoints.format import Snapshot, Tensors
+from worker.trainer.randomness import RandomState
+from worker.trainer.recipes.base import Task, put_back
+from worker.trainer.state import TrainState
+from worker.trainer.step import TrainingStep
+
+OF_THE_TASK: Final = "task."
+CARRIED: Final = "carried."
+
+
+def capture(
+    step: TrainingStep,
+    state: TrainState,
+    facts: dict[str, Any],
+    before: Mapping[str, Tensors] | None = None,
+    *,
+    in_place: bool = False,
+) -> Snapshot:
+    """A stable copy: later steps do not change it. Synchronizes with the device.
+
+    `facts` go into the manifest as they are. `before`: the parts of a snapshot that is not needed
+    any more; their memory is used again. `in_place`, when there are no later steps: what lies on
+    the CPU is not copied, and `before` is not used.
+    """
+    live: dict[str, Tensors] = {
+        "model": step.model.state_dict(),
+        "optimizer": {f"{name}.{key}": value for name, key, value in _optimizer_tensors(step)},
+        "state": {
+            **RandomState.now(step.precision.device).tensors(),
+            "loss_sums": step.loss_sums,
+            **{f"{OF_THE_TASK}{name}": value for name, value in step.task.state_dict().items()},
+            **{f"{CARRIED}{name}": one for name, one in step.task.carried(step.model).items()},
+        },
+    }
+    before = before or {}
+    parts = {
+        name: _on_cpu(part) if in_place else _to_cpu(part, before.get(name, {}))
+        for name, part in live.items()
+    }
+    body = {
+        **facts,
+        "step": state.step,
+        "epoch": state.running_epoch(),
+        "position": state.position,
+        "metrics": state.metrics(),
+        "state": state.to_json(),
+        "loss_samples": list(step.loss_samples),
+        "scaler": step.precision.scaler.state_dict(),
+    }
+    return Snapshot(parts, body)
+
+
+def restore(step: TrainingStep, snapshot: Snapshot) -> TrainState:
+    """Put everything back, and give the state as it was at the snapshot.
+
+    Raises TrainerError carry_mismatch when the checkpoint is of another training.
+    """
+    weights, moments = snapshot.parts["model"], snapshot.parts["optimizer"]
+    extra, body = snapshot.parts["state"], snapshot.body
+    carried = _named(extra, CARRIED)
+    matching.require_none(
+        [
+            *matching.of_the_recipe(step.task, snapshot.body),
+            *matching.of_the_weights(step.model, weights),
+            *matching.of_the_optimizer(step, moments),
+            *matching.of_the_carried(step, carried),
+        ]
+    )
+    step.model.load_state_dict(weights)
+    _restore_optimizer(step, moments)
+    device = step.precision.device
+    RandomState.now(device).restored(extra).put_back(device)
+    step.task.load_state_dict(_named(extra, OF_THE_TASK))
+    put_back(step.task, step.model, carried)
+    step.loss_sums.copy_(extra["loss_sums"].view_as(step.loss_sums))
+    step.loss_samples = list(body["loss_samples"])
+    if body["scaler"] and step.precision.scaler.is_enabled():
+        step.precision.scaler.load_state_dict(body["scaler"])
+    return TrainState.from_json(body["state"])
+
+
+def carry_weights(model: nn.Module, task: Task, snapshot: Snapshot) -> None:
+    """All parameters and buffers, but those that describe the data.
+
+    Raises TrainerError carry_mismatch when the checkpoint is of another model.
+    """
+    weights = snapshot.parts["model"]
+    matching.require_none(
+        [*matching.of_the_recipe(task, snapshot.body), *matching.of_the_weights(model, weights)]
+    )
+    new = {name: tensor for name, tensor in weights.items() if name not in task.data_buffers}
+    model.load_state_dict(new, strict=False)
+
+
+def restore_weights(model: nn.Module, weights: Tensors) -> None:
+    """Raises TrainerError carry_mismatch when they are of another model."""
+    matching.require_none(matching.of_the_weights(model, weights))
+    model.load_state_dict(weights)
+
+
+def _named(state: Tensors, prefix: str) -> Tensors:
+    """Those with this prefix, without it."""
+    return {n.removeprefix(prefix): one for n, one in state.items() if n.startswith(prefix)}
+
+
+def _optimizer_tensors(step: TrainingStep) -> Iterator[tuple[str, str, Tensor]]:
+    for name, parameter in step.model.named_parameters():
+        for key, value in step.optimizer.state[parameter].items():
+            if value is not None:  # momentum_buffer is None in SGD without momentum
+                yield name, key, value
+
+
+def _restore_optimizer(step: TrainingStep, tensors: Tensors) -> None:
+    groups = step.optimizer.param_groups
+    place = {p: i for i, p in enumerate(p for group in groups for p in group["params"])}
+    index = {name: place[parameter] for name, parameter in step.model.named_parameters()}
+    state: dict[int, dict[str, Tensor]] = {}
+    for full_name, tensor in tensors.items():
+        name, key = full_name.rsplit(".", 1)
+        state.setdefault(index[name], {})[key] = tensor
+    document = step.optimizer.state_dict() | {"state": state}
+    step.optimizer.load_state_dict(document)
+
+
+def _on_cpu(tensors: Tensors) -> Tensors:
+    """Themselves where they are there already; contiguous and each in memory of its own, as they
+    are in a file: weights that are tied, or one view of many, have names of their own there.
+    """
+    found: Tensors = {}
+    storages = set[int]()
+    for name, tensor in tensors.items():
+        there = tensor.detach().cpu().contiguous()
+        storage = there.untyped_storage().data_ptr()
+        found[name] = there.clone() if storage in storages else there
+        storages.add(storage)
+    return found
+
+
+def _to_cpu(tensors: Tensors, before: Tensors) -> Tensors:
+    """Copies, in the memory of those of the same name before.
+
+    To take new memory each time would be slower, and leave holes in the heap.
+    """
+    copies: Tensors = {}
+    for name, tensor in tensors.items():
+        there = before.get(name)
+        if there is None or (there.shape, there.dtype) != (tensor.shape, tensor.dtype):
+            there = torch.empty(tensor.shape, dtype=tensor.dtype)
+        copies[name] = there.copy_(tensor.detach())
+    return copies

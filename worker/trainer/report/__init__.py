@@ -1,0 +1,1 @@
+"""What a training tells: events, progress, phases, memory, its pulse."""

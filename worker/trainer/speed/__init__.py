@@ -1,0 +1,1 @@
+"""Compiled steps and captured CUDA graphs, and the proof that they compute the same."""

@@ -1,0 +1,69 @@
+"""A whole step whose batches lie at places that stay, as a CUDA graph needs them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from worker.trainer.data.batch import Batch, BatchPlan
+
+
+class MicroBatchShape(NamedTuple):
+    size: int
+    share: float
+    """Its part of the samples of its step, 0 to 1."""
+
+
+def full_step(plan: BatchPlan, accumulation: int) -> tuple[MicroBatchShape, ...]:
+    """The micro-batches of a step of `accumulation` batches that no epoch's end cuts short; none
+    where an epoch has fewer samples than that.
+    """
+    samples = plan.batch_size * accumulation
+    if plan.usable_samples < samples:
+        return ()
+    bounds = replace(plan, num_samples=samples, drop_last=False).bounds(0)
+    return tuple(MicroBatchShape(stop - start, (stop - start) / samples) for start, stop in bounds)
+
+
+class StaticStep:
+    """Takes the micro-batches of a full step to their places; `run` then computes the step.
+
+    `made_up` gives a batch of so many samples, whose memory is a place. A step that is not full is
+    not taken: its micro-batches have other shares.
+    """
+
+    def __init__(self, shapes: Sequence[MicroBatchShape], made_up: Callable[[int], Batch]) -> None:
+        self.shapes = tuple(shapes)
+        self._places = [made_up(shape.size) for shape in shapes]
+        self._filled = 0
+        self._run: Callable[[], None] | None = None
+
+    @property
+    def is_full(self) -> bool:
+        return self._filled == len(self.shapes)
+
+    def run_by(self, run: Callable[[], None]) -> None:
+        """Have steps computed by `run`, from what lies at the places."""
+        self._run = run
+
+    def take(self, batch: Batch, share: float) -> bool:
+        """Copy a micro-batch to its place; False if it is not of a full step."""
+        if self.shapes[self._filled] != (batch.size, share):
+            if self._filled:
+                raise RuntimeError("a step that began as a full one did not go on as one")
+            return False
+        for name, place in self._places[self._filled].arrays.items():
+            place.copy_(batch.arrays[name])
+        self._filled += 1
+        return True
+
+    def micro_batches(self) -> Iterator[tuple[Batch, float]]:
+        """What lies at the places, and the share of each."""
+        for batch, shape in zip(self._places, self.shapes, strict=True):
+            yield batch, shape.share
+
+    def run(self) -> None:
+        """Compute the step that was taken."""
+        if self._run is None or not self.is_full:
+            raise RuntimeError("there is no full step, or nothing to compute it by")
+        self._filled = 0
+        self._run()

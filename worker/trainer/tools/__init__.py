@@ -1,0 +1,1 @@
+"""What jobs and commands run in a child: inspect, convert, probe, samples."""

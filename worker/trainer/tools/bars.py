@@ -1,0 +1,299 @@
+"""Cuts bars of prices into samples of several timeframes: what `stoker data convert` does to them.
+
+`python -m worker.trainer.tools.bars IN OUT.h5 --timeframes M1:480,M5:288 --horizon N` prints one
+JSON document. IN is a CSV file, or a folder of them, with a time and columns of numbers: open,
+high, low, close and volume make slower bars as their names say, others as they were at the end.
+What is forecast is the range of each following bar, ln((high - low) / close), or a column of it;
+the range is also the last feature of each bar. `worker.trainer.tools.timeframes` says which bars a
+sample has.
+
+Rows that cannot be used end it, or are left out (`--on-bad skip`) and counted: numbers that are
+missing or not finite, times that repeat or go back, a low above its high. A gap longer than
+`--max-gap` ends it too, or begins a new stretch, out of which no sample reaches.
+"""
+
+import argparse
+import csv
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from app.suggest import closest, did_you_mean
+from worker.trainer.errors import DataError
+from worker.trainer.tools.answer import answer
+from worker.trainer.tools.bad_rows import TIME_NAMES, Bad, gap_of, seconds_of
+from worker.trainer.tools.timeframes import (
+    COMBINED,
+    Bars,
+    Cut,
+    Floats,
+    align,
+    timeframes_of,
+    write,
+)
+
+PRICES = ("high", "low", "close")
+RANGE = "range"
+# A bar of which all trades had one price has a range of this part of it, and no logarithm of zero.
+LEAST_RANGE = 1e-6
+
+
+@dataclass(frozen=True)
+class Header:
+    """Which column of a file is the time, and which are numbers; names in small letters."""
+
+    time: int
+    numbers: dict[str, int]
+
+
+def header_of(path: Path, names: list[str]) -> Header:
+    """Raises DataError where a file has no time or no numbers."""
+    low = [name.strip().lower() for name in names]
+    time = next((low.index(name) for name in TIME_NAMES if name in low), None)
+    if time is None:
+        raise DataError(
+            f"{path} has no column of times among {', '.join(names) or 'none'}. Name one `time`."
+        )
+    numbers = {name: place for place, name in enumerate(low) if place != time}
+    if not numbers:
+        raise DataError(f"{path} has no column beside {names[time]!r}.")
+    if len(numbers) != len(low) - 1:
+        raise DataError(f"{path} has two columns of one name: {', '.join(names)}. Rename one.")
+    return Header(time, numbers)
+
+
+class BarProblem(NamedTuple):
+    """What is wrong with a row."""
+
+    kind: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class BarReading:
+    """How bars are read: seconds of one, the longest gap, and what becomes of bad ones."""
+
+    period: int
+    max_gap: int
+    wants_range: bool
+    bad: Bad
+
+    def stretches(self, path: Path) -> tuple[tuple[str, ...], list[Bars]]:
+        """The columns of a file and its bars, in stretches without a gap. Raises DataError."""
+        found: list[tuple[list[int], list[list[float]]]] = [([], [])]
+        try:
+            with path.open(newline="", encoding="utf-8-sig") as file:
+                rows = csv.reader(file)
+                header = header_of(path, next(rows, []))
+                for at, time, values in self._usable(path, rows, header):
+                    times = found[-1][0]
+                    if times and time - times[-1] > self.max_gap:
+                        self._add_gap(at, time - times[-1])
+                        found.append(([], []))
+                    found[-1][0].append(time)
+                    found[-1][1].append(values)
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise DataError(f"{path} is no CSV file that can be read: {error}.") from error
+        bars = [Bars(np.array(t, np.int64), np.array(v, np.float64)) for t, v in found if t]
+        return tuple(header.numbers), bars
+
+    def _add_gap(self, at: str, seconds: int) -> None:
+        missing = seconds // self.period - 1
+        what = "1 bar is" if missing == 1 else f"{missing:,} bars are" if missing else "time is"
+        instead = (
+            "no sample then reaches over a gap; --max-gap allows longer ones, such as 3d for the"
+            " weekends of a market"
+        )
+        self.bad.add("gaps", f"{at}, column time: {what} missing before it.", instead)
+
+    def _usable(
+        self, path: Path, rows: Any, header: Header
+    ) -> Iterator[tuple[str, int, list[float]]]:
+        """(where, time, values) of each row that can be used."""
+        last = None
+        for row in rows:
+            if not row:
+                continue
+            at = f"{path}, line {rows.line_num}"
+            read = self._read(at, row, header)
+            problem = (
+                read if isinstance(read, BarProblem) else self._out_of_order(at, read[0], last)
+            )
+            if problem is not None:
+                self.bad.add(*problem, "such rows are left out and counted")
+            elif not isinstance(read, BarProblem):
+                last = read[0]
+                yield at, *read
+
+    def _read(
+        self, at: str, row: list[str], header: Header
+    ) -> BarProblem | tuple[int, list[float]]:
+        """Its time and values, or what is wrong with it by itself."""
+        if len(row) <= max(header.time, *header.numbers.values()):
+            return BarProblem("short_rows", f"{at}: {len(row)} columns, fewer than the header has.")
+        try:
+            time = seconds_of(row[header.time])
+        except (ValueError, OverflowError):
+            what = f"{row[header.time]!r} is no time (ISO 8601, or epoch seconds)."
+            return BarProblem("times", f"{at}, column time: {what}")
+        values = {name: _number(row[place]) for name, place in header.numbers.items()}
+        for name, value in values.items():
+            if value is None:
+                what = f"{row[header.numbers[name]]!r} is no finite number."
+                return BarProblem("not_numbers", f"{at}, column {name}: {what}")
+        numbers = {name: value for name, value in values.items() if value is not None}
+        if numbers.get("low", -math.inf) > numbers.get("high", math.inf):
+            what = f"{numbers['low']:g} is above the high, {numbers['high']:g}."
+            return BarProblem("prices", f"{at}, column low: {what}")
+        if self.wants_range and numbers.get("close", 1.0) <= 0:
+            what = f"{numbers['close']:g} is no price above zero, and the range is relative to it."
+            return BarProblem("prices", f"{at}, column close: {what}")
+        return time, list(numbers.values())
+
+    def _out_of_order(self, at: str, time: int, last: int | None) -> BarProblem | None:
+        if last is None or time >= last + self.period:
+            return None
+        shown = datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        if time == last:
+            return BarProblem("duplicates", f"{at}, column time: {shown} is there already.")
+        if time < last:
+            return BarProblem("unsorted", f"{at}, column time: {shown} is before the row above.")
+        what = f"is {time - last} s after the row above, and a bar takes {self.period} s."
+        return BarProblem("too_close", f"{at}, column time: {shown} {what}")
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def convert(
+    path: Path, out: Path, cut: Cut, target: str, bad: Bad, max_gap: int | None = None
+) -> dict[str, Any]:
+    """Write `out`; says what it holds, and what was left out. Raises DataError."""
+    period, files = cut.frames[0].seconds, _files(path)
+    _require_target(files[0], target)
+    reading = BarReading(period, max(max_gap or 0, period), target == RANGE, bad)
+    read = [reading.stretches(file) for file in files]
+    columns = read[0][0]
+    for file, (others, _) in zip(files, read, strict=True):
+        if others != columns:
+            raise DataError(
+                f"{file} has the columns {', '.join(others)}, and {files[0].name}"
+                f" {', '.join(columns)}; all files need the same, in the same order."
+            )
+    stretches = [bars for _, found in read for bars in found]
+    if not stretches:
+        raise DataError(f"{path} has no row that can be used.")
+    columns, stretches = _without_constants(path, columns, stretches, bad)
+    targets = [_target(path, target, columns, bars.values) for bars in stretches]
+    how = [COMBINED.get(name, "last") for name in columns]
+    made = align(list(zip(stretches, targets, strict=True)), how, cut)
+    if target == RANGE:
+        columns = (*columns, RANGE)
+        for series in made.series.values():
+            series[:] = [np.column_stack([one, _range(columns, one)]) for one in series]
+    write(out, made, cut, columns, target_name=target)
+    return {
+        "path": str(out),
+        "bytes": out.stat().st_size,
+        "samples": made.samples,
+        "rows": sum(len(bars.times) for bars in stretches),
+        "stretches": len(stretches),
+        "timeframes": {frame.label: sum(map(len, made.series[frame.name])) for frame in cut.frames},
+        "features": list(columns),
+        "target": target,
+        "bad": dict(bad.counts),
+        "told": bad.told,
+    }
+
+
+def _require_target(file: Path, target: str) -> None:
+    """DataError for a name that the file has not, before all of it is read."""
+    with file.open(newline="", encoding="utf-8-sig", errors="replace") as lines:
+        names = tuple(header_of(file, next(csv.reader(lines), [])).numbers)
+    if target != RANGE and target not in names:
+        raise DataError(
+            f"{file} has no column {target!r} to forecast; it has {', '.join(names)}, and `range`"
+            f" where there are high, low and close.{did_you_mean(closest(target, names))}"
+        )
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() == ".csv")
+    if not files:
+        raise DataError(f"{path} has no CSV file (.csv).")
+    return files
+
+
+def _without_constants(
+    path: Path, columns: tuple[str, ...], stretches: list[Bars], bad: Bad
+) -> tuple[tuple[str, ...], list[Bars]]:
+    """A column of one value tells nothing."""
+    first = stretches[0].values[0]
+    varies = np.logical_or.reduce([(bars.values != first).any(0) for bars in stretches])
+    for name, value in [(columns[i], first[i]) for i in np.flatnonzero(~varies)]:
+        sentence = f"{path}, column {name}: it is {value:g} in every row."
+        bad.add("constant_columns", sentence, "such columns are left out")
+    kept = [name for name, one in zip(columns, varies, strict=True) if one]
+    return tuple(kept), [Bars(bars.times, bars.values[:, varies]) for bars in stretches]
+
+
+def _target(path: Path, target: str, columns: tuple[str, ...], values: Floats) -> Floats:
+    """Of each bar, what is forecast."""
+    if target == RANGE:
+        if missing := [name for name in PRICES if name not in columns]:
+            raise DataError(
+                f"The range of a bar needs high, low and close, and {path} has no {missing[0]} that"
+                f" varies. Name another column to forecast: {', '.join(columns) or 'there is none'}"
+                " (--target)."
+            )
+        return _range(columns, values)
+    if target not in columns:
+        raise DataError(
+            f"{path} has no column {target!r} to forecast; it has {', '.join(columns)}, and"
+            " `range` where there are high, low and close."
+        )
+    return values[:, columns.index(target)]
+
+
+def _range(columns: tuple[str, ...], values: Floats) -> Floats:
+    """ln((high - low) / close) of each bar."""
+    high, low, close = (values[:, columns.index(name)] for name in PRICES)
+    return np.asarray(np.log(np.maximum((high - low) / close, LEAST_RANGE)))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="bars", description="Bars to samples of timeframes.")
+    parser.add_argument("path", type=Path, metavar="IN")
+    parser.add_argument("out", type=Path, metavar="OUT.h5")
+    parser.add_argument("--timeframes", required=True)
+    parser.add_argument("--horizon", type=int, required=True)
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--target", default=RANGE)
+    parser.add_argument("--on-bad", choices=("stop", "skip"), default="stop")
+    parser.add_argument("--max-gap")
+    options = parser.parse_args(arguments)
+
+    def work() -> dict[str, Any]:
+        cut = Cut(timeframes_of(options.timeframes), options.horizon, options.every)
+        gap = gap_of(options.max_gap) if options.max_gap is not None else None
+        bad = Bad(skips=options.on_bad == "skip")
+        return convert(options.path, options.out, cut, options.target.lower(), bad, gap)
+
+    return answer(work, f"{options.path} could not be written as {options.out}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,255 @@
+"""What the values of an array tell, by rows from all over it: scale, order, overlapping windows."""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from app.planning.arithmetic import GROUP_BUCKETS, PartSizes
+from worker.trainer.data.groups import fields_of_groups, group_buckets
+from worker.trainer.data.split import first_that_is_no_part
+from worker.trainer.errors import DataError
+
+# Bounds of what is looked at, so that inspecting a huge file takes seconds.
+SAMPLE_BYTES = 16 * 2**20
+# Values that are turned into float64 at once.
+PIECE_VALUES = 2**20
+# Windows of several series (months, stations) break the overlap where one ends.
+OVERLAPPING_SHARE = 0.9
+# Where a series ends is looked for in all rows, for so long, and so many ends are told.
+BREAKS_SECONDS, MOST_BREAKS = 10.0, 1_000
+# How long all samples are looked at for which part they belong to.
+PARTS_SECONDS = 10.0
+# How long fields are looked at for the groups that they name.
+GROUPS_SECONDS = 5.0
+# Of two neighbours, places where the second may begin in the first; and so many pairs are asked.
+TRIED_PLACES, ASKED_PAIRS = 32, 16
+# Rows that share less may only begin and end alike: words between the same marks, framed pictures.
+LEAST_SHARED, LEAST_SHARED_STEPS = 0.1, 3
+
+Parts = list[NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """By how many steps each row is moved on from the one before, or back; `share`: of the rows
+    looked at, those that are."""
+
+    step: int
+    share: float
+    backward: bool = False
+
+
+def sampled_rows(array: h5py.Dataset) -> Parts:
+    """Four ranges of rows spread over the array from its first to its last, SAMPLE_BYTES in all,
+    each of at least 2 rows and apart from the others; one of all rows where they are no more; none
+    where a row alone is too large to look at.
+    """
+    return [array[start:stop] for start, stop in sample_bounds(array)]
+
+
+def sample_bounds(array: h5py.Dataset) -> list[tuple[int, int]]:
+    """Where those ranges begin and end."""
+    count = int(array.shape[0])
+    if row_bytes(array) > SAMPLE_BYTES:
+        return []
+    length = max(2, SAMPLE_BYTES // 4 // row_bytes(array))
+    if count <= 4 * length:
+        return [(0, count)]
+    starts = np.linspace(0, count - length, 4).astype(int).tolist()
+    return [(start, start + length) for start in starts]
+
+
+def row_bytes(array: h5py.Dataset) -> int:
+    return int(np.prod(array.shape[1:], dtype=object)) * int(array.dtype.itemsize)
+
+
+def describe_values(rows: Parts) -> dict[str, Any]:
+    """As JSON for the field that the rows are of; sampled_rows, nonfinite_count, mean, std, sorted.
+
+    The deviation is that of all finite values; null where there is none, or too large a one.
+    """
+    mean, std = _moments(rows)
+    return {
+        "sampled_rows": sum(len(part) for part in rows),
+        "nonfinite_count": sum(int((~np.isfinite(part)).sum()) for part in rows),
+        "mean": mean,
+        "std": std,
+        "sorted": _is_sorted(rows),
+    }
+
+
+def overlap_of(rows: Parts) -> Overlap | None:
+    """How the rows are windows that slide over one series, forth or back; None: they are not."""
+    if rows[0].ndim < 2 or rows[0].shape[1] < 2:
+        return None
+    same = [same_bits(part) for part in rows]
+    forward = _overlap_of_next(same)
+    if forward is not None:
+        return forward
+    backward = _overlap_of_next([part[::-1] for part in same])
+    return replace(backward, backward=True) if backward is not None else None
+
+
+def same_bits(part: NDArray[Any]) -> NDArray[Any]:
+    """The same rows, of which a NaN is equal to itself, and 0 not to -0."""
+    is_float = np.issubdtype(part.dtype, np.floating)
+    return part.view(f"u{part.dtype.itemsize}") if is_float else part
+
+
+def _overlap_of_next(rows: Parts) -> Overlap | None:
+    pairs = [(part[i], part[i + 1]) for part in rows for i in _spread(len(part) - 1, len(rows))]
+    steps = Counter(step for pair in pairs if (step := _step_between(*pair)) is not None)
+    if not steps:
+        return None
+    [(step, _)] = steps.most_common(1)
+    share = float(np.mean(np.concatenate([_moved_on(part, step) for part in rows])))
+    return Overlap(step, share) if share > OVERLAPPING_SHARE else None
+
+
+def breaks_of(array: h5py.Dataset, overlap: Overlap) -> list[int] | None:
+    """Rows that share no step with the row before: there another series begins, such as that of
+    another month or station. None: they are too many, or to look at all rows takes too long.
+    """
+    deadline, step = time.monotonic() + BREAKS_SECONDS, overlap.step
+    at_once = max(2, SAMPLE_BYTES // row_bytes(array))
+    found: list[int] = []
+    for begin in range(0, int(array.shape[0]) - 1, at_once):
+        if time.monotonic() > deadline:
+            return None
+        rows = same_bits(array[begin : begin + at_once + 1])
+        before, after = (rows[1:], rows[:-1]) if overlap.backward else (rows[:-1], rows[1:])
+        inner = tuple(range(1, rows.ndim - 1))
+        goes_on = (before[:, step] == after[:, 0]).all(axis=inner)
+        found += [
+            begin + row + 1
+            for row in np.flatnonzero(~goes_on).tolist()
+            if not (before[row] == after[row][:1]).all(axis=inner).any()
+        ]
+        if len(found) > MOST_BREAKS:
+            return None
+    return found
+
+
+def parts_of(array: h5py.Dataset) -> dict[str, Any]:
+    """`parts` of an array that says 0, 1 or 2 of each sample, `not_a_part` of another with one
+    whole number a sample; see DatasetField. Nothing of others, or if to look takes too long.
+    """
+    if len(array.shape) != 1 or array.dtype.kind not in "biu":
+        return {}
+    deadline, at_once = time.monotonic() + PARTS_SECONDS, SAMPLE_BYTES // row_bytes(array)
+    counts = np.zeros(len(PartSizes._fields), np.int64)
+    changes: list[int] = []
+    last = None
+    for begin in range(0, int(array.shape[0]), at_once):
+        if time.monotonic() > deadline:
+            return {}
+        values = array[begin : begin + at_once]
+        if (stray := first_that_is_no_part(values)) is not None:
+            return {"not_a_part": {"sample": begin + stray, "value": int(values[stray])}}
+        counts += np.bincount(values.astype(np.int64), minlength=len(counts))
+        before = np.concatenate((values[:1] if last is None else last, values[:-1]))
+        others = np.flatnonzero(values != before)
+        changes += (begin + others[: MOST_BREAKS + 1 - len(changes)]).tolist()
+        last = values[-1:]
+    told = changes if len(changes) <= MOST_BREAKS else None
+    return {"parts": PartSizes(*counts.tolist())._asdict() | {"changes": told}}
+
+
+def groups_of(path: Path, samples: int) -> dict[str, list[int]]:
+    """Of fields that can say the group of each sample: how many samples each bucket of groups has;
+    see DatasetLayout. Without those that to look at took too long, or that lack some.
+    """
+    deadline, found = time.monotonic() + GROUPS_SECONDS, dict[str, list[int]]()
+    for field in fields_of_groups(path):
+        counts = np.zeros(GROUP_BUCKETS, np.int64)
+        try:
+            for piece in group_buckets(path, field):
+                counts += np.bincount(piece, minlength=GROUP_BUCKETS)
+                if time.monotonic() > deadline:
+                    return found
+        except DataError:
+            continue
+        if counts.sum() == samples:
+            found[field] = counts.tolist()
+    return found
+
+
+def _spread(count: int, parts: int) -> list[int]:
+    """Some of the numbers below `count`, from all over them."""
+    asked = min(count, ASKED_PAIRS // parts)
+    return np.linspace(0, count - 1, asked).astype(int).tolist() if asked > 0 else []
+
+
+def _step_between(row: NDArray[Any], following: NDArray[Any]) -> int | None:
+    """The least number of steps by which `following` is `row` moved on; None: it is not, or the
+    row repeats itself, as hours of the day do, and so cannot tell.
+    """
+    if _place_in(row, row) is not None:
+        return None
+    return _place_in(row, following)
+
+
+def _place_in(row: NDArray[Any], other: NDArray[Any]) -> int | None:
+    """The first step of `row`, behind its own first, at which `other` begins and goes on to the
+    end of `row`; None where it shares too little with it.
+    """
+    length = len(row)
+    last = max(1, length - max(LEAST_SHARED_STEPS, round(LEAST_SHARED * length)))
+    inner = tuple(range(1, row.ndim))
+    places = np.flatnonzero((row[1 : last + 1] == other[:1]).all(axis=inner)) + 1
+    for step in places[:TRIED_PLACES].tolist():
+        if (row[step:] == other[: length - step]).all():
+            return int(step)
+    return None
+
+
+def _moved_on(part: NDArray[Any], step: int) -> NDArray[np.bool_]:
+    """For each row but the last that is not as the next, whether the next is it, moved on."""
+    inner = tuple(range(1, part.ndim))
+    moved = (part[1:, :-step] == part[:-1, step:]).all(axis=inner)
+    differs = (part[1:] != part[:-1]).any(axis=inner)
+    return np.asarray(moved[differs])
+
+
+def _moments(rows: Parts) -> tuple[float | None, float | None]:
+    """(mean, standard deviation) of the finite values; None where there is none, or too large a
+    one to square.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        count = sum(len(piece) for piece in _finite_pieces(rows))
+        mean = sum(float(piece.sum()) for piece in _finite_pieces(rows)) / max(count, 1)
+        squares = sum(float(np.square(piece - mean).sum()) for piece in _finite_pieces(rows))
+    if not count or not math.isfinite(squares):
+        return None, None
+    return mean, math.sqrt(squares / count)
+
+
+def _finite_pieces(rows: Parts) -> Iterator[NDArray[np.float64]]:
+    for part in rows:
+        flat = part.reshape(-1)
+        for start in range(0, flat.size, PIECE_VALUES):
+            piece = flat[start : start + PIECE_VALUES].astype(np.float64)
+            yield piece[np.isfinite(piece)]
+
+
+def _is_sorted(rows: Parts) -> bool:
+    """Whether the rows never fall, or never rise, along the file: by their value, or by their mean
+    where they have many.
+
+    Equal neighbours do not count against it, so few labels are seen as well as many. Rows that are
+    all equal are in no order: the first and the last of the file are among them, so nothing else
+    can lie between in a sorted one.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        each = [part.reshape(len(part), -1).mean(axis=1, dtype=np.float64) for part in rows]
+    means = np.concatenate(each)
+    steps = np.diff(means[np.isfinite(means)])
+    return bool(steps.any() and ((steps >= 0).all() or (steps <= 0).all()))

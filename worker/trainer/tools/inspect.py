@@ -1,0 +1,370 @@
+"""Looks into a dataset and says what it is and what is wrong with it.
+
+`python -m worker.trainer.tools.inspect PATH --json` prints one JSON document and exits 0, whatever
+the file is. A damaged file can crash the HDF5 library or make it loop: run this in a child process
+with limits on memory and time, and read a missing document as an unreadable file.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import h5py
+import numpy as np
+
+from app.mounts import on_network
+from worker.trainer.data.fingerprint import fingerprint
+from worker.trainer.data.formats.arrow_index import MissingValues, is_arrow, listed
+from worker.trainer.data.formats.arrow_source import ArrowArray, ArrowArrays, open_arrow
+from worker.trainer.data.formats.filters import compression_of
+from worker.trainer.data.formats.hdf5_file import (
+    HDF5_ERRORS,
+    open_file,
+    unusable_because,
+    walk_links,
+)
+from worker.trainer.data.formats.ragged_files import OFFSETS, VALUES, RaggedArray, is_ragged
+from worker.trainer.data.formats.window_files import SERIES, WindowArray, is_windows, read_windows
+from worker.trainer.errors import DataError
+from worker.trainer.tools.content import (
+    Overlap,
+    breaks_of,
+    describe_values,
+    groups_of,
+    overlap_of,
+    parts_of,
+    row_bytes,
+    sampled_rows,
+)
+from worker.trainer.tools.tables import open_table
+
+# Bounds of what is looked at, so that inspecting a huge file takes seconds.
+PROBE_BYTES = 256 * 2**20
+PROBE_SECONDS = 2.0
+PROBE_PIECE_BYTES = 8 * 2**20
+MAX_CHUNK_BYTES = 2**30
+
+# Kinds of files that become datasets by `stoker data convert`.
+TABLES, NUMPY_ARRAYS = (".csv", ".parquet"), (".npz", ".npy")
+
+Finding = dict[str, str]
+InRows: TypeAlias = h5py.Dataset | WindowArray | ArrowArray
+Fields = dict[str, InRows | RaggedArray]
+
+
+def inspect(path: Path) -> dict[str, Any]:
+    """What is in the file, or in the Arrow files of a folder. `problems` make it unusable,
+    `warnings` do not; both hold {code, message}. Shapes are those of one sample, or of one value
+    where samples have `lengths`. Only arrays that can be fields are `fields`.
+    """
+    report: dict[str, Any] = {
+        "path": str(path), "size_bytes": None, "samples": None, "fields": {}, "layout": None,
+        "fingerprint": None, "read_probe": None, "problems": [], "warnings": [],
+    }  # fmt: skip
+    try:
+        if not path.exists():
+            _add(report, "not_a_file", f"There is no file {path}; put it there, then register it.")
+            return report
+        if path.is_dir() and not listed(path):
+            if any(one.suffix.lower() in TABLES for one in path.iterdir()):
+                _add(report, "not_converted", _to_convert(path))
+            else:
+                _add(report, "not_a_file", f"The folder {path} has no Arrow files; put them there.")
+            return report
+        report["size_bytes"] = sum(each.stat().st_size for each in listed(path))
+        if not report["size_bytes"]:
+            _add(report, "empty_file", f"{path.name} is empty (0 bytes); write it again.")
+            return report
+        if path.suffix.lower() in (*TABLES, *NUMPY_ARRAYS) and path.is_file():
+            _add(report, "not_converted", _to_convert(path))
+            return report
+        if is_arrow(path):
+            with open_arrow(path) as found:
+                _inspect_arrays(report, _without_nulls(report, _usable_columns(report, found)))
+        else:
+            with open_file(path) as file:
+                _inspect_arrays(report, _usable_arrays(report, file))
+        if not report["problems"]:
+            report["fingerprint"] = fingerprint(path)
+    except DataError as error:
+        _add(report, "unreadable", error.message)
+    except HDF5_ERRORS as error:
+        _add(report, "unreadable", f"{path.name} cannot be read ({error}); it is damaged.")
+    return report
+
+
+def _inspect_arrays(report: dict[str, Any], arrays: Fields) -> None:
+    report["fields"] = {name: _describe(array) for name, array in arrays.items()}
+    if not arrays:
+        _add(
+            report,
+            "no_arrays",
+            "The file has no numeric array with an axis of samples, so there is nothing to train"
+            " on; write inputs and targets as plain arrays, one row per sample.",
+        )
+        return
+    lengths = {name: int(array.shape[0]) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        _add(
+            report,
+            "length_mismatch",
+            f"The arrays differ in length ({lengths}), so their rows do not belong together; write"
+            " one row per sample in each, and keep other numbers as attributes.",
+        )
+        return
+    report["samples"] = next(iter(lengths.values()))
+    if not report["samples"]:
+        _add(report, "no_samples", "The arrays have no rows; write at least one sample.")
+        return
+    if not report["problems"]:
+        _sample_rows(report, arrays)
+        report["layout"]["groups"] = groups_of(Path(report["path"]), report["samples"])
+        report["layout"]["network"] = on_network(Path(report["path"]))
+        report["read_probe"] = _read_probe(arrays)
+
+
+def _usable_arrays(report: dict[str, Any], file: h5py.File) -> Fields:
+    """Arrays that can be fields; others are warned of, and what leads out of the file refused."""
+    usable: Fields = {}
+    ragged: set[str] = set()
+    for name, found in walk_links(file):
+        group, _, part = name.rpartition("/")
+        if group and is_windows(file[group]):
+            if part == SERIES:
+                usable[group] = WindowArray(found, read_windows(file[group], group))
+        elif group and is_ragged(file[group]):
+            ragged.add(group)
+        elif isinstance(found, str):
+            _add(
+                report,
+                "external_link",
+                f"{name!r} is a link into another file, which is not followed for safety; copy the"
+                " array into this file.",
+            )
+        elif found.external is not None or found.is_virtual:
+            _add(report, "external_storage", f"{name!r} {unusable_because(found)}.")
+        elif reason := unusable_because(found):
+            _add(report, "unusable_array", f"{name!r} {reason}; it is left out.", "warnings")
+        elif not _has_huge_chunks(report, name, found):
+            usable[name] = found
+    for group in sorted(ragged):
+        _add_ragged(report, usable, file[group], group)
+    return dict(sorted(usable.items()))
+
+
+def _add_ragged(report: dict[str, Any], usable: Fields, group: h5py.Group, name: str) -> None:
+    """The ragged array that the group stands for, if it holds together."""
+    for other in sorted(set(group).difference((VALUES, OFFSETS))):
+        _add(
+            report,
+            "unusable_array",
+            f"'{name}/{other}' lies in the group of a ragged array, of which only {VALUES!r} and"
+            f" {OFFSETS!r} are read; it is left out.",
+            "warnings",
+        )
+    try:
+        array = RaggedArray(group, name)
+    except DataError as error:
+        _add(report, "damaged_ragged", error.message)
+        return
+    if not _has_huge_chunks(report, f"{name}/{VALUES}", array.values):
+        usable[name] = array
+
+
+def _has_huge_chunks(report: dict[str, Any], name: str, array: h5py.Dataset) -> bool:
+    """Whether it has; then that is told."""
+    chunk_bytes = int(np.prod(array.chunks or (0,), dtype=object)) * int(array.dtype.itemsize)
+    if chunk_bytes <= MAX_CHUNK_BYTES:
+        return False
+    _add(
+        report,
+        "huge_chunks",
+        f"{name!r} is stored in chunks of {chunk_bytes:,} bytes, each of which must be decoded as a"
+        " whole; write it with chunks of a few MiB, or contiguous.",
+    )
+    return True
+
+
+def _usable_columns(report: dict[str, Any], found: ArrowArrays) -> Fields:
+    """Columns that can be fields; others are warned of."""
+    for name, reason in found.index.left_out.items():
+        _add(report, "unusable_array", f"{name!r} {reason}; it is left out.", "warnings")
+    usable: Fields = {}
+    for name, array in found.arrays.items():
+        if array.batch_bytes > MAX_CHUNK_BYTES:
+            _add(
+                report,
+                "huge_chunks",
+                f"{name!r} lies in record batches of {array.batch_bytes:,} bytes, each of which"
+                " must be read as a whole; write them with fewer rows (chunksize of"
+                " write_feather).",
+            )
+        else:
+            usable[name] = array
+    return usable
+
+
+def _without_nulls(report: dict[str, Any], columns: Fields) -> Fields:
+    """Columns without missing values in the rows that are sampled; others are warned of."""
+    usable: Fields = {}
+    for name, array in columns.items():
+        try:
+            sampled_rows(array)
+        except MissingValues as missing:
+            _add(report, "unusable_array", f"{missing.message} It is left out.", "warnings")
+        else:
+            usable[name] = array
+    return usable
+
+
+def _describe(array: InRows | RaggedArray) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "shape": list(array.shape[1:]),
+        "dtype": array.dtype.name,
+        "lengths": None,
+    }
+    if isinstance(array, ArrowArray):
+        return described | _describe_column(array)
+    if isinstance(array, RaggedArray):
+        return described | _describe_storage(array.values) | _describe_lengths(array)
+    return described | _describe_storage(array)
+
+
+def _describe_lengths(array: RaggedArray) -> dict[str, Any]:
+    """How many values the samples have, and what these and their offsets take."""
+    # A file without samples is refused; that is no reason to fail here.
+    lengths = array.ragged.lengths if array.ragged.num_samples else np.zeros(1, np.int64)
+    return {
+        "lengths": {
+            "min": int(lengths.min()),
+            "mean": float(lengths.mean()),
+            "max": int(lengths.max()),
+        },
+        "stored_bytes": array.values.id.get_storage_size() + array.ragged.offsets.nbytes,
+    }
+
+
+def _describe_column(array: ArrowArray) -> dict[str, Any]:
+    return {
+        "series_steps": None,
+        "storage": "record_batches",
+        "chunks": [array.index.largest_batch, *array.shape[1:]],
+        "compression": None,  # pyarrow does not tell
+        "stored_bytes": None,
+    }
+
+
+def _describe_storage(array: h5py.Dataset | WindowArray) -> dict[str, Any]:
+    layouts = {
+        h5py.h5d.COMPACT: "compact",
+        h5py.h5d.CONTIGUOUS: "contiguous",
+        h5py.h5d.CHUNKED: "chunked",
+    }
+    stored = array.series if isinstance(array, WindowArray) else array
+    return {
+        "series_steps": len(stored) if stored is not array else None,
+        "storage": layouts[stored.id.get_create_plist().get_layout()],
+        "chunks": list(stored.chunks) if stored.chunks else None,
+        "compression": compression_of(stored),
+        "stored_bytes": stored.id.get_storage_size(),
+    }
+
+
+def _sample_rows(report: dict[str, Any], arrays: Fields) -> None:
+    """What rows from all over the file hold: NaN and infinity, scale, order, and windows that
+    overlap.
+    """
+    overlaps: dict[str, Overlap] = {}
+    breaks: dict[str, list[int] | None] = {}
+    for name, array in arrays.items():
+        rows = sampled_rows(_in_rows(array))
+        if not any(len(part) for part in rows):
+            continue
+        values = describe_values(rows)
+        if isinstance(array, RaggedArray):
+            values["sorted"] = None  # its values may be, which says nothing of its samples
+        report["fields"][name] |= values
+        if bad := values["nonfinite_count"]:
+            _add(
+                report,
+                "nonfinite_values",
+                f"{name!r} holds {bad:,} NaN or infinite values in {values['sampled_rows']:,}"
+                " sampled rows; training on them fails, so fill or remove them before this array is"
+                " used.",
+                "warnings",
+            )
+        if isinstance(array, RaggedArray):
+            continue
+        report["fields"][name] |= parts_of(array)
+        if overlap := overlap_of(rows):
+            overlaps[name] = overlap
+            breaks[name] = breaks_of(array, overlap)
+    report["layout"] = {
+        "kind": "overlapping_windows" if overlaps else "arrays",
+        "window_steps": {name: overlap.step for name, overlap in overlaps.items()},
+        "overlap_ratios": {name: overlap.share for name, overlap in overlaps.items()},
+        "breaks": breaks,
+    }
+
+
+def _in_rows(array: InRows | RaggedArray) -> InRows:
+    """What is read row by row: of a ragged array its values."""
+    return array.values if isinstance(array, RaggedArray) else array
+
+
+def _read_probe(arrays: Fields) -> dict[str, Any] | None:
+    """How fast the largest array reads, in file order; the page cache may have a part in it.
+    None where a row alone is larger than the probe may be, or where all samples are empty.
+    """
+    array = max(map(_in_rows, arrays.values()), key=lambda a: a.size * a.dtype.itemsize)
+    if row_bytes(array) > PROBE_BYTES or not array.size:
+        return None
+    step = max(1, PROBE_PIECE_BYTES // row_bytes(array))
+    count = min(int(array.shape[0]), max(1, PROBE_BYTES // row_bytes(array)))
+    buffer = np.empty((min(step, count), *array.shape[1:]), array.dtype)
+    done, began = 0, time.perf_counter()
+    while done < count and time.perf_counter() - began < PROBE_SECONDS:
+        stop = min(done + step, count)
+        array.read_direct(buffer[: stop - done], source_sel=np.s_[done:stop])
+        done = stop
+    seconds = time.perf_counter() - began
+    read = done * row_bytes(array)
+    return {"bytes": read, "seconds": seconds, "bytes_per_second": read / max(seconds, 1e-9)}
+
+
+def _to_convert(path: Path) -> str:
+    """The command that makes a dataset of what no run reads as it is."""
+    command, then = f"stoker data convert {shlex.quote(str(path))}", "Its last line registers it."
+    if path.suffix.lower() in NUMPY_ARRAYS:
+        return f"`{command}` writes the arrays of {path.name} as runs read them. {then}"
+    target = shlex.quote(open_table(path).columns[-1])
+    return (
+        f"`{command} --window 48 --horizon 12 --target {target}` makes samples of {path.name}, 48"
+        f" rows to look back on and 12 to forecast; choose the numbers and the column. {then}"
+    )
+
+
+def _add(report: dict[str, Any], code: str, message: str, kind: str = "problems") -> None:
+    report[kind].append(Finding(code=code, message=message))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="inspect", description="Look into a dataset.")
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--json", action="store_true", help="on one line instead of indented")
+    options = parser.parse_args(arguments)
+    try:
+        report = inspect(options.path)
+    except (Exception, MemoryError) as error:  # noqa: BLE001  a damaged file can raise anything
+        report = {"problems": [], "warnings": []}
+        _add(report, "unreadable", f"{options.path.name} cannot be read: {error!r}.")
+    sys.stdout.write(json.dumps(report, indent=None if options.json else 2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""Writes NumPy's files as HDF5: the arrays of a `.npz` by their names, the one of a `.npy`.
+
+`python -m worker.trainer.tools.numpy_arrays IN OUT.h5` prints one JSON document. Nothing is
+unpickled.
+"""
+
+import argparse
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.trainer.checkpoints.whole_file import whole_file
+from worker.trainer.errors import DataError
+from worker.trainer.tools.answer import answer
+
+PIECE_BYTES = 2**26
+
+
+def write(path: Path, out: Path) -> dict[str, Any]:
+    """Write `out`; says what it holds. DataError when there is no array of numbers."""
+    arrays = _open(path)
+    numbers = {name: one for name, one in arrays.items() if one.dtype.kind in "biuf" and one.ndim}
+    if not numbers:
+        raise DataError(f"{path} has no array of numbers: {', '.join(arrays) or 'nothing at all'}.")
+    with whole_file(out) as partial, h5py.File(partial, "w") as file:
+        for name, array in numbers.items():
+            _copy(file, name, array)
+    return {
+        "path": str(out),
+        "bytes": out.stat().st_size,
+        "arrays": {name: list(one.shape) for name, one in numbers.items()},
+        "left_out": sorted(arrays.keys() - numbers.keys()),
+    }
+
+
+def _open(path: Path) -> dict[str, NDArray[Any]]:
+    """Those that can be read without unpickling; others as an array of no axes."""
+    try:
+        loaded = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, zipfile.BadZipFile, EOFError) as error:
+        raise DataError(
+            f"{path} cannot be read as NumPy's ({error}): it is damaged, cut short, or holds Python"
+            " objects, which are not unpickled. Write it again, of numbers alone."
+        ) from None
+    if not isinstance(loaded, Mapping):
+        return {path.stem: loaded}
+    return {name: _member(loaded, name) for name in loaded}
+
+
+def _member(loaded: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any]:
+    try:
+        return loaded[name]
+    except ValueError:  # of Python objects
+        return np.empty((), object)
+
+
+def _copy(file: h5py.File, name: str, array: NDArray[Any]) -> None:
+    """In pieces, for a `.npy` is mapped and may be larger than the memory."""
+    written = file.create_dataset(name, array.shape, array.dtype)
+    rows = max(1, PIECE_BYTES // max(1, array[:1].nbytes))
+    for start in range(0, len(array), rows):
+        written[start : start + rows] = array[start : start + rows]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="numpy_arrays", description="NumPy's files to HDF5.")
+    parser.add_argument("path", type=Path, metavar="IN")
+    parser.add_argument("out", type=Path, metavar="OUT.h5")
+    options = parser.parse_args(arguments)
+    return answer(
+        lambda: write(options.path, options.out),
+        f"{options.path} could not be written as {options.out}",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

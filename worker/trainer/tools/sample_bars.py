@@ -1,0 +1,91 @@
+"""Builds the sample `bars`: a year of measured weather in bars of 1, 3, 6, 12 and 24 hours.
+
+`python -m worker.trainer.tools.sample_bars OUT.h5` writes h1, h3, h6, h12 and d1, windows of 16
+features, and targets (36,): the temperatures of the next 36 hours at Greensboro, NC. `--baseline`
+prints the error of the persistence forecast on such a file instead.
+
+It is the year of `worker.trainer.tools.sample_weather`: no sample reaches from one month into the
+next, and the last quarter of the samples are those of October to December. Slower bars are means of
+their hours; hour and day are those of a bar's end.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from worker.trainer.data.formats.hdf5_file import open_file
+from worker.trainer.data.formats.window_files import SERIES, STARTS
+from worker.trainer.errors import DataError
+from worker.trainer.tools.answer import answer
+from worker.trainer.tools.sample_weather import (
+    ATTRIBUTES,
+    DAYS_BEFORE_MONTH,
+    FEATURES,
+    HORIZON_HOURS,
+    TEMPERATURE,
+    find_station_file,
+    read_months,
+)
+from worker.trainer.tools.timeframes import Bars, Cut, align, timeframes_of, write
+
+TIMEFRAMES = "H1:96,H3:72,H6:48,H12:24,D1:12"
+HOUR_SECONDS, DAY_SECONDS = 3_600, 86_400
+OF_THE_END = ("hour_of_day", "day_of_year")
+HOW = ["last" if name.startswith(OF_THE_END) else "mean" for name in FEATURES]
+COLUMN = FEATURES.index(TEMPERATURE)
+
+
+def build(out: Path) -> dict[str, Any]:
+    """Write the sample to `out`, as a whole or not at all; returns what it holds."""
+    stretches = []
+    for number, hours in enumerate(read_months(find_station_file()), start=1):
+        begin = DAYS_BEFORE_MONTH[number] * DAY_SECONDS
+        bars = Bars(begin + HOUR_SECONDS * np.arange(len(hours)), hours.astype(np.float64))
+        stretches.append((bars, bars.values[:, COLUMN]))
+    cut = Cut(timeframes_of(TIMEFRAMES), HORIZON_HOURS)
+    made = align(stretches, HOW, cut)
+    starts = np.cumsum([0, *map(len, made.ends)])[:-1].tolist()
+    write(out, made, cut, FEATURES, **ATTRIBUTES, month_starts=starts)
+    names = [frame.name for frame in cut.frames]
+    return {"path": str(out), "samples": made.samples, "inputs": names, "features": list(FEATURES)}
+
+
+def persistence_mae(path: Path, start: int, stop: int) -> float:
+    """Mean absolute error, °C, of "as at the same hour of the last known day" on rows
+    [start, stop).
+    """
+    with open_file(path) as file:
+        known = file["h1"][SERIES][:, COLUMN].astype(np.float64)
+        measured = file["targets"][SERIES][:].astype(np.float64)
+        ends = file["h1"][STARTS][start:stop] + int(file["h1"].attrs["window_length"])
+        begins = file["targets"][STARTS][start:stop]
+    ahead = np.arange(HORIZON_HOURS)
+    forecast = known[ends[:, None] - 24 + ahead % 24]
+    return float(np.abs(measured[begins[:, None] + ahead] - forecast).mean())
+
+
+def baseline(path: Path) -> dict[str, Any]:
+    """The persistence forecast's error on October to December, the sample's validation part."""
+    with open_file(path) as file:
+        if "month_starts" not in file.attrs or not isinstance(file.get("h1"), h5py.Group):
+            raise DataError(f"{path} is not the sample bars; build it without --baseline first.")
+        start, stop = int(file.attrs["month_starts"][9]), len(file["h1"][STARTS])
+    mae = persistence_mae(path, start, stop)
+    return {"path": str(path), "start": start, "stop": stop, "persistence_mae": mae}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="sample_bars", description="The weather in bars.")
+    parser.add_argument("path", type=Path, metavar="OUT.h5")
+    parser.add_argument("--baseline", action="store_true", help="measure persistence on the file")
+    options = parser.parse_args(arguments)
+    work = baseline if options.baseline else build
+    return answer(lambda: work(options.path), f"{options.path} cannot be written or read")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
