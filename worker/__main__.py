@@ -11,7 +11,7 @@ def main() -> int:
     with unsearched():
         # Imported only now: all that it brings is loaded without that search.
         from app.settings import load_settings
-        from worker.agent import run_agent
+        from worker.agent.agent import run_agent
     try:
         return run_agent(load_settings())
     except StokerError as error:

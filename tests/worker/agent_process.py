@@ -21,8 +21,13 @@ from typing import Any
 
 from app.settings import load_settings
 from app.store import artifact_root
-from worker import attempt, checkpoints, devices, host, probing, telemetry, watchdog
-from worker.agent import run_agent
+from worker.agent import attempt_folder as attempt
+from worker.agent import checkpoint_folders as checkpoints
+from worker.agent import devices, watchdog
+from worker.agent.agent import run_agent
+from worker.jobs import probing
+from worker.telemetry import gpus as telemetry
+from worker.telemetry import host
 
 
 def be_an_agent() -> int:

@@ -24,6 +24,9 @@ from stoker.manifest import manifest_bytes
 DAEMON = "import time; time.sleep(600)"
 
 
+TRAINING = 5  # its place among worker.reporting.PHASES
+
+
 class FakeTrainer:
     """One attempt; everything it does is a few lines of the real protocol."""
 
@@ -49,7 +52,7 @@ class FakeTrainer:
     def beat(self):
         self.pulse += 1
         (self.folder / "pulse").write_bytes(
-            (4).to_bytes(8, "little") + self.pulse.to_bytes(8, "little")
+            TRAINING.to_bytes(8, "little") + self.pulse.to_bytes(8, "little")
         )
 
     def train(self):

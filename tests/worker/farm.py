@@ -13,7 +13,7 @@ from app.lifecycle import Intent, RunState
 from app.planning.requirements import NOTHING_KNOWN
 from app.settings import load_settings
 from app.spec.run import SPEC_VERSION, RunSpec
-from app.store.migrate import upgrade
+from app.store.engine.migrate import upgrade
 from app.store.records import NewRun
 from app.store.store import open_store
 from app.store.tables import datasets
@@ -154,7 +154,7 @@ class Farm:
         return eventually(lambda: self.processes("fake_trainer.py"), "a trainer runs")[0]
 
     def launcher(self):
-        return eventually(lambda: self.processes("worker.launcher"), "a launcher runs")[0]
+        return eventually(lambda: self.processes("worker.launch.launcher"), "a launcher runs")[0]
 
     def left_running(self):
         """Everything that was started for this home, the agents not included."""

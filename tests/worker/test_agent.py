@@ -7,9 +7,9 @@ import sys
 
 import psutil
 
+from app.codestate import checkout
 from app.lifecycle import Intent, Reason, RunState
 from tests.worker.eventually import eventually
-from worker.host import checkout
 from worker.launch.local import PACKAGES
 
 ENDLESS = {"steps": 10**6}

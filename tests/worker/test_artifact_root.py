@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from app.cli.backup import back_up, put_back
+from app.cli.db.backup import back_up, put_back
 from app.lifecycle import Intent, Reason, RunState
 from app.store.artifact_root import MARKER, ArtifactRoot
-from app.store.restored import read_replaced, take_over
+from app.store.engine.restored import read_replaced, take_over
 from app.store.store import open_store
 from tests.worker.eventually import eventually
-from worker.errand import WatchedRoot
-from worker.job_work import End, reconciliation, removal
-from worker.preparation import NotHere
-from worker.start import locks_are_free, look_back
+from worker.agent.errand import WatchedRoot
+from worker.jobs.job_work import JobEnd, reconciliation, removal
+from worker.start.preparation import NotHere
+from worker.start.starting import locks_are_free, look_back
 
 SLOW = {"steps": 4000, "pace": 0.01, "save_every": 20}
 
@@ -179,7 +179,8 @@ def test_a_disk_that_goes_right_after_a_claim_makes_nothing_gone(make_farm):
     agent.wait()
     artifacts = ArtifactRoot(farm.store.database, farm.settings.artifact_root)
     assert artifacts.look() is None
-    shop: Any = SimpleNamespace(settings=farm.settings, store=farm.store, artifacts=artifacts)
+    watched = WatchedRoot(artifacts)
+    shop: Any = SimpleNamespace(settings=farm.settings, store=farm.store, artifacts=watched)
     lease: Any = SimpleNamespace(run_id=run_id, attempt=2)
     assert look_back(shop, lease).reconciled.damaged == []
     Disk(farm).unmount()
@@ -192,15 +193,36 @@ def test_a_disk_that_goes_right_after_a_claim_makes_nothing_gone(make_farm):
         look_back(shop, lease)
 
 
+def child(work):
+    return subprocess.run(work.command, input=work.given, capture_output=True, check=False)
+
+
 def test_what_was_not_found_on_a_disk_that_is_away_is_not_removed(make_farm):
     farm = make_farm()
     artifacts = ArtifactRoot(farm.store.database, farm.settings.artifact_root)
     artifacts.look()
     job: Any = SimpleNamespace(payload={"paths": ["runs/1"]}, id=1)
     work = removal(job, WatchedRoot(artifacts))
-    assert work.outcome(End(b"", 0, False)).error is None
+    (farm.settings.artifact_root / "runs" / "1").mkdir(parents=True)
+    assert child(work).returncode == 0
+    assert not (farm.settings.artifact_root / "runs" / "1").exists()
     Disk(farm).unmount()
-    assert "went away" in str(work.outcome(End(b"", 0, False)).error)
+    away = child(work)
+    assert (away.returncode, away.stdout) == (1, b"")
+    assert "is away" in str(work.outcome(JobEnd(away.stderr, 1, False)).error)
+
+
+@pytest.mark.parametrize("path", [".", "runs/..", "../elsewhere", "/etc"])
+def test_nothing_is_removed_but_what_lies_below_the_root(make_farm, path):
+    farm = make_farm()
+    artifacts = ArtifactRoot(farm.store.database, farm.settings.artifact_root)
+    artifacts.look()
+    (farm.settings.artifact_root / "runs").mkdir()
+    job: Any = SimpleNamespace(payload={"paths": [path]}, id=1)
+    found = child(removal(job, WatchedRoot(artifacts)))
+    assert found.returncode == 1
+    assert b"Nothing is known to be removed" in found.stderr
+    assert (farm.settings.artifact_root / "runs").exists()
 
 
 def test_nothing_is_damaged_since_its_disk_is_away(make_farm):
@@ -209,16 +231,11 @@ def test_nothing_is_damaged_since_its_disk_is_away(make_farm):
     artifacts.look()
     job: Any = SimpleNamespace(payload={"run_id": 1, "attempt": 1}, id=1)
     work = reconciliation(job, WatchedRoot(artifacts), [])
-
-    def child():
-        return subprocess.run(work.command, input=work.given, capture_output=True, check=False)
-
-    found = child()
+    found = child(work)
     assert json.loads(found.stdout) == {"adopted": [], "damaged": [], "gone": []}
-    assert work.outcome(End(found.stdout, 0, False)).result is not None
+    assert work.outcome(JobEnd(found.stdout, 0, False)).result is not None
     Disk(farm).unmount()
-    assert "went away" in str(work.outcome(End(found.stdout, 0, False)).error)
-    away = child()
+    away = child(work)
     assert (away.returncode, away.stdout) == (1, b"")
     assert b"artifact root" in away.stderr
 

@@ -5,10 +5,10 @@ import tracemalloc
 
 import pytest
 
-from app.store.logs import HEAD_BYTES, TAIL_BYTES
-from worker.attempt import LONGEST_EVENT_BYTES, PIECE_BYTES, AttemptDir
-from worker.follower import UNTOLD_EVENT_BYTES, UNTOLD_LOG_CHARACTERS, Follower
-from worker.report import Report
+from app.store.telemetry.logs import HEAD_BYTES, TAIL_BYTES
+from worker.agent.attempt_folder import LONGEST_EVENT_BYTES, PIECE_BYTES, AttemptDir
+from worker.agent.beat_report import BeatReport
+from worker.agent.follower import UNTOLD_EVENT_BYTES, UNTOLD_LOG_CHARACTERS, Follower
 
 MIB = 2**20
 
@@ -104,7 +104,7 @@ def test_a_flood_of_events_is_told_in_pieces_and_nothing_is_lost(tmp_path, peak)
     with (tmp_path / "events.jsonl").open("w") as file:
         for number in range(count):
             file.write(json.dumps(event(number)) + "\n")
-    report = Report(tmp_path, tmp_path)
+    report = BeatReport(tmp_path, tmp_path)
     follower = Follower(AttemptDir(tmp_path), report)
     seen, beats = [], 0
     for beat in told(follower, report):
@@ -126,7 +126,7 @@ def test_of_a_flood_of_output_the_begin_and_the_end_are_told(tmp_path, peak):
         size = file.tell()
     del lines
     peak()
-    report = Report(tmp_path, tmp_path)
+    report = BeatReport(tmp_path, tmp_path)
     text = "".join(b.log_text for b in told(Follower(AttemptDir(tmp_path), report), report))
     assert size > 180 * MIB
     assert peak() < 32 * MIB
@@ -141,7 +141,7 @@ def test_while_the_store_takes_nothing_files_are_read_to_a_bound_and_then_not_lo
     lines = [json.dumps(event(number)) for number in range(count)]
     (tmp_path / "events.jsonl").write_text("\n".join(lines) + "\n")
     (tmp_path / "trainer.log").write_text("x" * 3 * MIB)
-    report = Report(tmp_path, tmp_path)
+    report = BeatReport(tmp_path, tmp_path)
     follower = Follower(AttemptDir(tmp_path), report)
     sent = report.beat()
     for _ in range(20):
@@ -158,7 +158,7 @@ def test_while_the_store_takes_nothing_files_are_read_to_a_bound_and_then_not_lo
 def test_a_line_longer_than_a_piece_is_an_event_as_any_other(tmp_path):
     lines = [json.dumps({**event(n), "message": "m" * size}) for n, size in enumerate((3 * MIB, 1))]
     (tmp_path / "events.jsonl").write_text("\n".join(lines) + "\n")
-    report = Report(tmp_path, tmp_path)
+    report = BeatReport(tmp_path, tmp_path)
     beats = list(told(Follower(AttemptDir(tmp_path), report), report))
     told_events = [e for b in beats for e in b.events]
     assert [len(e.data["message"]) for e in told_events] == [3 * MIB, 1]
@@ -171,7 +171,7 @@ def test_a_line_too_long_for_an_event_is_left_out_and_that_is_said(tmp_path, pea
             file.write(b"x" * LONGEST_EVENT_BYTES)
         file.write(b'"}\n' + json.dumps(event(7)).encode() + b"\n")
         size = file.tell()
-    report = Report(tmp_path, tmp_path)
+    report = BeatReport(tmp_path, tmp_path)
     peak()
     beats = list(told(Follower(AttemptDir(tmp_path), report), report))
     first, second = [e for b in beats for e in b.events]

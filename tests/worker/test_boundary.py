@@ -3,7 +3,7 @@
 import pytest
 
 from app.errors import FileLocked, Unavailable
-from worker.boundary import Boundary
+from worker.agent.boundary import Boundary
 
 
 def refuse(error):

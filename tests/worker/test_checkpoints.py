@@ -8,7 +8,7 @@ import pytest
 from app.spec.training import Checkpointing
 from app.store.records import CheckpointRecord
 from stoker.manifest import manifest_bytes
-from worker.checkpoints import (
+from worker.agent.checkpoint_folders import (
     Found,
     Unreadable,
     beyond_retention,

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from app.lifecycle import Intent, Reason
-from worker.classify import Evidence, classify
+from worker.agent.classify import Evidence, classify
 
 DONE = {"reason": "completed", "message": "All steps are done.", "result": {"last": {"step": 9}}}
 LOADER_KILLED = {"reason": "killed", "message": "A loader process (7) was killed by SIGKILL."}
@@ -24,6 +24,8 @@ SAVED = {"reason": "interrupted", "message": "Stopped at a step boundary.", "res
         (Evidence(returncode=-signal.SIGKILL, hang_seconds=600), Reason.hang),
         (Evidence(end=SAVED, returncode=0, asked="stop", drained=True), Reason.drained),
         (Evidence(end=SAVED, returncode=0, asked="stop"), Reason.interrupted),
+        (Evidence(end=LOADER_KILLED, returncode=0, asked="stop", drained=True), Reason.drained),
+        (Evidence(end=LOADER_KILLED, returncode=0, lapsed=True), Reason.interrupted),
         (Evidence(end=SAVED, returncode=0), Reason.interrupted),
         (Evidence(asked="stop"), Reason.interrupted),
         (Evidence(returncode=-signal.SIGKILL, asked="kill"), Reason.killed),

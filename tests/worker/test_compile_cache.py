@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from worker import compile_cache
-from worker.compile_cache import UNUSED_SECONDS, cache_folders, trim_caches
+from worker.launch import compile_cache
+from worker.launch.compile_cache import UNUSED_SECONDS, cache_folders, trim_caches
 
 NOW = 2_000_000_000.0
 DAY = 86_400.0

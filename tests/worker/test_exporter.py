@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from worker.exporter import Exporter, RunView, Snapshot, WorkerCollector
-from worker.histogram import CHECKPOINT_DURATIONS, Histogram
-from worker.telemetry import GpuSample
+from worker.telemetry.exporter import Exporter, RunView, TelemetrySnapshot, WorkerCollector
+from worker.telemetry.gpus import GpuSample
+from worker.telemetry.histogram import CHECKPOINT_DURATIONS, Histogram
 
 GPU = GpuSample(
     index="0",
@@ -54,7 +54,7 @@ RUN = RunView(
     run_id=7,
     attempt=2,
     recipe="sequence",
-    gpu="0",
+    gpus=("0",),
     progress=PROGRESS,
     losses={"train": 0.5, "validation": 0.6},
     iterations=Histogram((0.025, 10.0), (50, 0, 1), 21.0),
@@ -128,7 +128,9 @@ def samples(families):
     }
 
 
-FULL = Snapshot(runs=(RUN,), gpus=(GPU,), beat_at=1.0, checkpoint_failures={"disk_full": 2})
+FULL = TelemetrySnapshot(
+    runs=(RUN,), gpus=(GPU,), beat_at=1.0, checkpoint_failures={"disk_full": 2}
+)
 
 
 def test_names_types_and_labels_are_those_of_the_contract(scrape):
@@ -163,14 +165,14 @@ def test_values_of_a_training_run(scrape):
 
 def test_the_series_of_a_run_vanish_with_it(scrape):
     scrape(FULL)
-    later = samples(scrape(Snapshot(gpus=(GPU,), beat_at=2.0)))
+    later = samples(scrape(TelemetrySnapshot(gpus=(GPU,), beat_at=2.0)))
     assert not [labels for _, *labels in later if ("run_id", "7") in labels]
     assert later["stoker_gpu_runs", ("gpu", "0")] == 0
 
 
 def test_what_is_unknown_is_absent_and_not_zero(scrape):
-    starting = RunView(run_id=8, attempt=1, recipe="sequence", gpu=None)
-    found = samples(scrape(Snapshot(runs=(starting,))))
+    starting = RunView(run_id=8, attempt=1, recipe="sequence", gpus=())
+    found = samples(scrape(TelemetrySnapshot(runs=(starting,))))
     assert [name for name, *labels in found if ("run_id", "8") in labels] == ["stoker_run_info"]
     assert not [name for name, *_ in found if name.startswith("stoker_gpu")]
     assert found["stoker_telemetry_available", ("source", "nvml")] == 0
@@ -187,8 +189,8 @@ def test_a_root_that_is_away_takes_no_other_figure_with_it(tmp_path):
 
 def test_a_rate_is_that_of_the_phase_under_way(scrape):
     evaluating = {**PROGRESS, "phase": "evaluating", "phase_rate": 90.0}
-    run = RunView(run_id=7, attempt=1, recipe="sequence", gpu=None, progress=evaluating)
-    found = samples(scrape(Snapshot(runs=(run,))))
+    run = RunView(run_id=7, attempt=1, recipe="sequence", gpus=(), progress=evaluating)
+    found = samples(scrape(TelemetrySnapshot(runs=(run,))))
     name = "stoker_train_iterations_per_second"
     assert {key[1]: value for key, value in found.items() if key[0] == name} == {
         ("phase", "eval"): 90.0

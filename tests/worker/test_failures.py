@@ -12,9 +12,9 @@ import pytest
 from sqlalchemy import text
 
 from app.lifecycle import CRASH_LOOP_LOSSES, Intent, Reason, RunState
-from app.store.clock import Clock
-from app.store.expiry import KEEP_SECONDS
-from app.store.sqlite import driver
+from app.store.engine.clock import Clock
+from app.store.engine.sqlite import driver
+from app.store.runs.expiry import KEEP_SECONDS
 from app.store.store import open_store
 from app.store.worker_records import NewWorker
 from tests.worker.eventually import eventually
@@ -191,7 +191,7 @@ def test_no_attempt_ends_while_its_trainer_lives(make_farm):
     farm.start_agent(PULSE_UNREADABLE="1")
     run_id = farm.submit(pace=3600, on_stop="ignore", policy={"max_retries": 0})
     run = farm.wait_for_end(run_id)
-    assert farm.processes("worker.launcher") == []
+    assert farm.processes("worker.launch.launcher") == []
     assert (run.state, run.reason) == (RunState.failed, Reason.crashed)
     assert "pulse" in run.message
 
@@ -250,7 +250,7 @@ def test_an_end_that_cannot_be_stored_is_tried_again_at_beats_only(farm):
     farm.wait_for_step(run_id, 3)
     rename_table(farm, "runs", "away")
     farm.trainer().kill()
-    eventually(lambda: farm.processes("worker.launcher") == [], "the attempt is over")
+    eventually(lambda: farm.processes("worker.launch.launcher") == [], "the attempt is over")
     rename_table(farm, "away", "runs")
     farm.wait_for_attempt(run_id, 2)
     assert attempts(farm, run_id)[1].reason is Reason.killed
@@ -321,7 +321,7 @@ def test_a_training_that_was_complete_when_its_worker_was_lost_is_not_repeated(m
     run_id = farm.submit(steps=60, pace=0.03)
     farm.wait_for_step(run_id, 3)
     rename_table(farm, "runs", "away")
-    eventually(lambda: farm.processes("worker.launcher") == [], "the training is over")
+    eventually(lambda: farm.processes("worker.launch.launcher") == [], "the training is over")
     (agent,) = farm.agents
     agent.kill()
     agent.wait()

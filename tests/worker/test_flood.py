@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from app.lifecycle import RunState
-from app.store.logs import TAIL_BYTES
+from app.store.telemetry.logs import TAIL_BYTES
 
 COUNT = 80_000
 

@@ -17,10 +17,10 @@ from app.store.artifact_root import ArtifactRoot
 from app.store.jobs import MAX_ATTEMPTS, add_job
 from app.store.tables import jobs
 from tests.worker.eventually import eventually
-from worker import reconcile
-from worker.errand import WatchedRoot
-from worker.job_work import End, Outcome, Work, reconciliation, removal
-from worker.jobs import _start
+from worker.agent.errand import WatchedRoot
+from worker.jobs import reconcile
+from worker.jobs.job_work import JobEnd, JobOutcome, Work, reconciliation, removal
+from worker.jobs.jobs import _start
 
 
 def inspected(farm, name, path):
@@ -109,7 +109,7 @@ def test_a_child_that_cannot_be_watched_is_ended_and_gives_back_what_was_held():
     work = Work(
         ["sleep", "600"],
         600.0,
-        lambda _: Outcome(job),
+        lambda _: JobOutcome(job),
         os.environ,
         limits={10**6: 0},  # no such limit: it fails when the child has begun
         close=lambda: closed.append(True),
@@ -124,10 +124,10 @@ def test_a_child_that_cannot_be_watched_is_ended_and_gives_back_what_was_held():
 @pytest.mark.parametrize(
     ("end", "told"),
     [
-        (End(b"", -9, True), "took longer than"),
-        (End(b"half a line", -9, True), "took longer than"),
-        (End(b"", -9, False), "died (exit code -9)"),
-        (End(b"It is locked.", 1, False), "It is locked."),
+        (JobEnd(b"", -9, True), "took longer than"),
+        (JobEnd(b"half a line", -9, True), "took longer than"),
+        (JobEnd(b"", -9, False), "died (exit code -9)"),
+        (JobEnd(b"It is locked.", 1, False), "It is locked."),
     ],
 )
 def test_work_on_artifacts_that_fails_says_why(make_farm, end, told):
@@ -155,7 +155,7 @@ def test_a_lock_that_the_disk_refuses_is_named(make_farm, monkeypatch, capsys):
     (root / "runs" / "1").mkdir(parents=True)
     monkeypatch.setattr("fcntl.flock", refuse)  # as some file systems of a network do
     monkeypatch.setattr("sys.stdin", io.StringIO("[]"))
-    assert reconcile.main(root, artifacts.database_id, root / "runs" / "1") == 1
+    assert reconcile.main(root, artifacts.database_id, 1) == 1
     assert f"{root}/runs/1/lock cannot be opened (No locks available)" in capsys.readouterr().err
 
 

@@ -10,9 +10,9 @@ from app.lifecycle import CRASH_LOOP_LOSSES, FAIL, FREE_RETRY, Reason, RunState
 from app.planning.ladder import Rung, Use
 from app.planning.requirements import NOTHING_KNOWN, Requirements
 from app.spec.run import RunSpec
-from worker.classify import Evidence, classify
-from worker.ladder import step_down
-from worker.report import Report
+from worker.agent.beat_report import BeatReport
+from worker.agent.classify import Evidence, classify
+from worker.agent.ladder import step_down
 
 GIB = 2**30
 RUNGS = CRASH_LOOP_LOSSES + 1
@@ -67,7 +67,7 @@ def test_without_a_ladder_the_first_end_is_the_last(farm):
 @pytest.fixture
 def report(tmp_path):
     """Of an attempt on a CPU that has opened its data and trains."""
-    report = Report(tmp_path, tmp_path / "runs/1/attempt-1")
+    report = BeatReport(tmp_path, tmp_path / "runs/1/attempt-1")
     use = {"device": "cpu", "residency": "resident", "data_bytes": GIB, "sample_bytes": 1000,
            "parts": 2, "batch": 32, "evaluation_batch": 32, "staging_bytes": 0}  # fmt: skip
     report.take([{"kind": "memory", "t": 1.0, "seq": 3, **use}])
@@ -113,7 +113,7 @@ def test_on_the_last_rung_it_fails(report):
 
 def test_what_ran_out_before_the_data_was_opened_is_no_matter_of_the_ladder(tmp_path):
     """Others hold the memory: as ever, the host's is tried again, and the GPU's is not."""
-    outcome = step_down(KILLED, SPEC, None, Report(tmp_path, tmp_path / "runs/1/attempt-1"))
+    outcome = step_down(KILLED, SPEC, None, BeatReport(tmp_path, tmp_path / "runs/1/attempt-1"))
     assert outcome.policy is None
     assert "free the memory that others hold" in outcome.message
 
@@ -149,7 +149,7 @@ def test_what_an_attempt_had_taken_is_what_the_next_one_needs(
     tmp_path, reason, device, peak, needs
 ):
     """It goes to no place with less, where memory would run out sooner."""
-    report = Report(tmp_path, tmp_path)
+    report = BeatReport(tmp_path, tmp_path)
     report.memory_use = Use(device, "resident", 4 * GIB, 1000, 2, 64, 64, 64 * 2**20)
     report.phase, report.progress = "training", {"peak_memory": peak}
     memory = {"wanted_bytes": GIB // 4, "free_bytes": 0}

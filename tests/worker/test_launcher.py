@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.worker.eventually import eventually
-from worker.compile_cache import cache_folders
+from worker.launch.compile_cache import cache_folders
 from worker.launch.local import (
     HEAP,
     HUGE_TENSORS,
@@ -22,7 +22,7 @@ from worker.launch.local import (
     start_launcher,
     trainer_environment,
 )
-from worker.orders import Launch, LeaseTerm, boottime
+from worker.protocol import Launch, LeaseTerm, boottime
 
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 ENDLESS_TERM = LeaseTerm(boottime() + 10**6, boottime() + 10**6)
@@ -47,7 +47,7 @@ class Attempt:
         (self.folder / "spec.json").write_text(json.dumps(document))
         self.plan = Launch(
             attempt_dir=self.folder,
-            slot_lock=root / "slot.lock",
+            slot_locks=(root / "slot.lock",),
             run_lock=self.run_lock,
             grace_seconds=grace,
             environment=trainer_environment(root, gpu=None, threads=1),

@@ -17,13 +17,13 @@ from sqlalchemy import text
 from app.lifecycle import LEASE_BEATS, Intent, Reason, RunState
 from app.settings import load_settings
 from app.store.artifact_root import MARKER
-from app.store.database import Database
-from app.store.sqlite import driver
+from app.store.engine.database import Database
+from app.store.engine.sqlite import driver
 from tests.store.server import FreezingProxy, PostgresServer
 from tests.worker.eventually import eventually
 from tests.worker.test_launcher import ENDLESS, attempt  # noqa: F401 - a fixture
-from worker.lease_term import lease_term, lock_patience
-from worker.orders import LeaseTerm, boottime
+from worker.launch.lease_term import lease_term, lock_patience
+from worker.protocol import LeaseTerm, boottime
 
 IGNORES = {**ENDLESS, "on_stop": "ignore"}
 
@@ -114,7 +114,7 @@ def test_a_run_of_an_agent_that_stands_still_goes_to_another(make_farm):
     assert farm.wait_for_end(run_id).state is RunState.stopped
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")  # set up before any farm, and stopped after it
 def postgres():
     server = PostgresServer()
     server.start()

@@ -8,8 +8,8 @@ import sys
 import structlog
 
 from app.lifecycle import RunState
-from app.store.logs import HEAD_BYTES
-from worker.log_trimmer import END_BYTES, NOTE, STEP_BYTES, LogTrimmer
+from app.store.telemetry.logs import HEAD_BYTES
+from worker.agent.log_trimmer import END_BYTES, NOTE, STEP_BYTES, LogTrimmer
 
 MIB = 2**20
 LINE = "{:09} of what a trainer prints ....................................\n"

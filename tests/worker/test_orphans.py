@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 from tests.worker.eventually import eventually
-from worker import orphans
-from worker.launcher import children_of
-from worker.orphans import Orphans
+from worker.launch import orphans
+from worker.launch.launcher import children_of
+from worker.launch.orphans import Orphans
 
 
 def test_an_orphan_is_killed_and_reaped_and_what_is_known_stays():

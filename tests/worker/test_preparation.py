@@ -6,7 +6,7 @@ import pytest
 
 from app.store.records import DatasetRecord, Lease, RestorePoint
 from tests.worker.test_checkpoints import write
-from worker.preparation import confined, restore_list, run_dir
+from worker.start.preparation import confined, restore_list, run_dir
 
 WAVES = DatasetRecord(
     id=1, name="waves", path="waves.h5", state="ready", fields={}, samples=1, layout=None,
@@ -17,10 +17,9 @@ WAVES = DatasetRecord(
 
 def lease(run_id, *points):
     return Lease(
-        token="t", run_id=run_id, attempt=2, spec={}, request={}, slot="cpu-0-0",
+        token="t", run_id=run_id, attempt=2, spec={}, request={}, slots=("cpu-0-0",),
         restore_points=points, max_retries=3, beats=0, memory_rung=None,
-        host_bytes=None, dataset=WAVES,
-        extra_datasets={},
+        host_bytes=None, datasets={WAVES.name: WAVES},
     )  # fmt: skip
 
 

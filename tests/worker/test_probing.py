@@ -11,7 +11,7 @@ from tests.worker.eventually import eventually
 from tests.worker.farm import FIELDS
 from tests.worker.test_gpus import FAKE_HOST
 
-PROBE = "worker.trainer.probe"
+PROBE = "worker.trainer.tools.probe"
 
 
 def start_with_gpu(farm):

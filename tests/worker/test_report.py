@@ -1,13 +1,24 @@
 """Which of a trainer's events become history."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import psutil
 import pytest
 
-from worker.report import Report
+from tests.worker.test_exporter import GPU
+from worker.agent.beat_report import BeatReport
+
+GIB = 2**30
 
 
 @pytest.fixture
 def report(tmp_path):
-    return Report(tmp_path, tmp_path / "runs/1/attempt-1")
+    return BeatReport(tmp_path, tmp_path / "runs/1/attempt-1")
 
 
 def phase(name):
@@ -48,7 +59,7 @@ def test_a_damaged_checkpoint_is_told_with_the_reason_also_another_runs(report, 
 
 
 def test_the_environment_says_which_code_trained(tmp_path):
-    report = Report(tmp_path, tmp_path / "runs/1/attempt-1", {"git_sha": "abc"})
+    report = BeatReport(tmp_path, tmp_path / "runs/1/attempt-1", {"git_sha": "abc"})
     report.take([{"kind": "applied", "t": 1.0, "applied": {}, "environment": {"torch": "2"}}])
     assert report.outbox.environment == {"torch": "2", "git_sha": "abc"}
 
@@ -96,3 +107,27 @@ def test_a_resumed_attempt_has_trained_once_it_made_a_step_of_its_own(report):
 def test_an_attempt_with_no_step_left_is_not_waited_for(report):
     report.take([phase("training"), phase("testing")])
     assert report.has_trained
+
+
+@pytest.mark.parametrize("sees_the_host", [True, False])
+def test_a_scripts_peak_on_its_gpu_is_that_of_its_own_processes(
+    report, monkeypatch, *, sees_the_host
+):
+    monkeypatch.setattr("worker.telemetry.gpus._sees_the_host", lambda: sees_the_host)
+    wrapped = [sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '60'])"]
+    with subprocess.Popen(wrapped, start_new_session=True) as launcher:
+        try:
+            while not (children := psutil.Process(launcher.pid).children()):
+                time.sleep(0.01)
+            (child,) = children
+            for held in (3, 7, 5):
+                computing = ((child.pid, held * GIB), (os.getpid(), GIB))
+                report.note_gpus([GPU, replace(GPU, processes=computing)], launcher.pid)
+            report.note_gpus([replace(GPU, processes=((child.pid, None),))], launcher.pid)
+        finally:
+            os.killpg(launcher.pid, signal.SIGKILL)
+    report.note_gpus([replace(GPU, processes=())], launcher.pid)
+    peak = {"host_bytes": 1, "device_bytes": None}
+    report.take([{"kind": "progress", "t": 1.0, "step": 1, "peak_memory": peak}])
+    expected = (7 if sees_the_host else 8) * GIB
+    assert report.progress["peak_memory"] == {"host_bytes": 1, "device_bytes": expected}

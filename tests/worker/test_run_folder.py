@@ -2,9 +2,9 @@
 
 import pytest
 
-from worker.preparation import NotHere
-from worker.run_folder import settle_in
-from worker.slots import take_lock
+from worker.agent.slots import take_lock
+from worker.start.preparation import NotHere
+from worker.start.run_folder import settle_in
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from tests.worker.test_exporter import GPU
-from worker.slots import AgentIndex, lock_is_free, make_slots, take_lock, why_waiting
+from worker.agent.slots import AgentIndex, lock_is_free, make_slots, take_lock, why_waiting
 
 TWO_GPUS = (GPU, replace(GPU, index="1", uuid="GPU-1"))
 

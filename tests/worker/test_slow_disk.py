@@ -12,7 +12,7 @@ import pytest
 from app.lifecycle import Intent, Reason, RunState
 from app.store.artifact_root import MARKER
 from tests.worker.eventually import eventually
-from worker.errand import Errand
+from worker.agent.errand import Errand
 
 SLOW = {"steps": 10**6, "pace": 0.02}
 
@@ -54,6 +54,11 @@ def waiting(farm, run_id):
     return {slot["run_id"]: slot["waiting"] for slot in worker.slots}.get(run_id) or ""
 
 
+def says_away(farm):
+    (worker,) = farm.store.workers.list(alive_only=True)
+    return worker.facts["artifacts_away"]
+
+
 @pytest.fixture
 def two_slots(make_farm):
     farm = make_farm()
@@ -86,9 +91,7 @@ def test_a_marker_that_cannot_be_read_holds_up_claims_and_no_run(two_slots):
     run_id = farm.submit(**SLOW)
     farm.wait_for_step(run_id, 3)
     with hanging(farm.settings.artifact_root / MARKER):
-        wait_for_beats(farm, run_id, 20)
-        (worker,) = farm.store.workers.list(alive_only=True)
-        assert "does not answer" in worker.facts["artifacts_away"]
+        eventually(lambda: "does not answer" in (says_away(farm) or ""), "it is said")
         queued = farm.submit(steps=3)
         wait_for_beats(farm, run_id, 5)
         assert farm.run(queued).state is RunState.queued
@@ -107,6 +110,20 @@ def test_a_root_that_is_slow_is_not_away(make_farm, tmp_path):
     run = farm.wait_for_end(run_id)
     assert (run.state, run.reason, run.attempt) == (RunState.failed, Reason.crashed, 1)
     assert "fails on purpose" in run.message
+
+
+def test_under_a_root_that_is_always_slow_runs_start_and_what_is_not_needed_goes(
+    make_farm, tmp_path
+):
+    farm, slow = make_farm(), tmp_path / "slow"
+    slow.touch()
+    farm.start_agent(ROOT_SLOW_WHILE=str(slow))
+    run_id = farm.submit(steps=50, pace=0.1, checkpoint={"keep_last": 1, "keep_best": 0})
+    eventually(lambda: saved(farm, run_id)[1:] == [] and farm.step(run_id) > 12, "old ones go")
+    run = farm.wait_for_end(run_id)
+    assert (run.state, run.attempt) == (RunState.succeeded, 1)
+    farm.store.runs.delete(run_id)
+    eventually(lambda: not farm.folder(run_id).parent.exists(), "a deleted run's artifacts go")
 
 
 def test_a_log_that_cannot_be_read_holds_up_neither_the_other_run_nor_the_lease(two_slots):

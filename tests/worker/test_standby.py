@@ -11,9 +11,9 @@ import pytest
 from app.lifecycle import Intent, RunState
 from tests.worker.eventually import eventually
 from tests.worker.test_launcher import ENDLESS, ENDLESS_TERM, FAKE_TRAINER, Attempt
+from worker.launch.launcher import children_of
 from worker.launch.local import trainer_environment
 from worker.launch.standby import Standby
-from worker.launcher import children_of
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """What is said of an attempt before its trainer says anything."""
 
 from app.store.records import RestorePoint
-from worker.start import _warnings
+from worker.start.starting import _warnings
 
 POINTS = (RestorePoint(7, "full", None),)
 

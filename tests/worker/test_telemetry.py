@@ -9,8 +9,8 @@ import pynvml
 import pytest
 
 from tests.worker.eventually import eventually
-from worker.gpm import Gpm
-from worker.telemetry import RETRY_SECONDS, SILENCE_SECONDS, GpuTelemetry, foreign_work
+from worker.telemetry.gpm import Gpm
+from worker.telemetry.gpus import RETRY_SECONDS, SILENCE_SECONDS, GpuTelemetry, foreign_work
 
 GIB = 2**30
 
@@ -108,13 +108,13 @@ def test_other_peoples_work_is_named(fake_nvml, telemetry, on_the_host):
 
 @pytest.fixture
 def in_a_container(monkeypatch):
-    monkeypatch.setattr("worker.telemetry.HOST_PID_NAMESPACE", 1)
+    monkeypatch.setattr("worker.telemetry.gpus.HOST_PID_NAMESPACE", 1)
 
 
 @pytest.fixture
 def on_the_host(monkeypatch):
     here = Path("/proc/self/ns/pid").stat().st_ino
-    monkeypatch.setattr("worker.telemetry.HOST_PID_NAMESPACE", here)
+    monkeypatch.setattr("worker.telemetry.gpus.HOST_PID_NAMESPACE", here)
 
 
 def test_in_a_container_the_number_of_another_process_names_nobody(
@@ -132,7 +132,7 @@ def test_in_a_container_a_process_with_a_gpu_open_is_named(
     fake_nvml, telemetry, in_a_container, tmp_path, monkeypatch
 ):
     opened = (tmp_path / "nvidia0").open("w")
-    monkeypatch.setattr("worker.telemetry.DEVICE_FILES", str(tmp_path / "nvidia"))
+    monkeypatch.setattr("worker.telemetry.gpus.DEVICE_FILES", str(tmp_path / "nvidia"))
     fake_nvml(gpus=[{"pids": [os.getpid()]}])
     with opened:
         telemetry.wait_for_first(60)
@@ -175,7 +175,7 @@ def test_a_host_process_listed_in_a_container_counts_by_its_memory(fake_nvml, te
 
 
 def test_a_driver_that_is_there_is_asked_again(fake_nvml, telemetry, monkeypatch, tmp_path):
-    monkeypatch.setattr("worker.telemetry.DRIVER_SIGNS", (tmp_path,))
+    monkeypatch.setattr("worker.telemetry.gpus.DRIVER_SIGNS", (tmp_path,))
     fake_nvml(error="Driver/library version mismatch")
     telemetry.wait_for_first(60)
     assert telemetry.has_answered

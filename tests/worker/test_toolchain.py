@@ -5,8 +5,8 @@ from importlib import metadata
 
 import pytest
 
-from worker.host import host_setup
-from worker.toolchain import missing_tools
+from worker.telemetry.host import host_setup
+from worker.telemetry.toolchain import missing_tools
 
 
 @pytest.fixture

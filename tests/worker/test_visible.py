@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.worker.test_exporter import GPU
-from worker.visible import visible
+from worker.telemetry.visible import visible
 
 GPUS = [
     replace(GPU, index=str(index), uuid=uuid)

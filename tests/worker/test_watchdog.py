@@ -2,21 +2,21 @@
 
 import pytest
 
-from worker.attempt import AttemptDir
-from worker.trainer.pulse import PHASES, Pulse
-from worker.watchdog import (
+from worker.agent.attempt_folder import AttemptDir
+from worker.agent.watchdog import (
     COMPILING_PHASE,
     COMPILING_SECONDS,
     STARTUP_PHASES,
     STARTUP_SECONDS,
     Watchdog,
 )
+from worker.reporting import PHASES, Pulse
 
 TRAINING_PHASES = PHASES[COMPILING_PHASE + 1 :]
 
 
 def test_the_phases_of_the_start_are_the_trainers():
-    assert set(PHASES[:STARTUP_PHASES]) == {"starting", "building", "restoring"}
+    assert set(PHASES[:STARTUP_PHASES]) == {"starting", "building", "restoring", "preparing"}
 
 
 @pytest.mark.parametrize("phase", ["none", *PHASES[:STARTUP_PHASES]])

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from worker.compile_cache import cache_folders
-from worker.orders import Launch, LeaseTerm, Order
+from worker.launch.compile_cache import cache_folders
+from worker.protocol import Launch, LeaseTerm, Order
 
 PACKAGES = Path(__file__).parent.parent.parent
 OWNERS_MEMORY = ("GLIBC_TUNABLES", "THP_MEM_ALLOC_ENABLE")
@@ -137,7 +137,7 @@ def start_launcher(
         arguments.append(f"--command={json.dumps(list(command))}")
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-S", "-P", "-m", "worker.launcher", *arguments],
+            [sys.executable, "-S", "-P", "-m", "worker.launch.launcher", *arguments],
             stdin=subprocess.DEVNULL,
             env=dict(environment),
             pass_fds=(theirs.fileno(),),

@@ -1,0 +1,192 @@
+"""Curves of a script, from all that it may write; and what it may write wrongly."""
+
+import json
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.script.stage import Stage
+from worker.script.curves import MOST_SERIES, CsvTable, Curves, JsonLines, Lines, point_of
+from worker.script.status import StatusServer
+
+WRITES_EVENTS = """
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+writer = EventFileWriter("logs/a")
+for step in range(1, 6):
+    value = Summary.Value(tag="train/loss", simple_value=1 / step)
+    writer.add_event(Event(step=step, wall_time=2e9, summary=Summary(value=[value])))
+writer.close()
+"""
+
+
+@pytest.mark.slow
+class TestOfARun:
+    def test_json_lines_and_the_library(self, stage: Stage):
+        stage.write(
+            "import stoker\n"
+            "run = stoker.init(config={'lr': 0.1})\n"
+            "for step in range(1, 4):\n"
+            "    run.log({'loss': 1 / step, 'val_f1': float('nan')}, step=step)\n"
+        )
+        stage.run()
+        assert stage.curve("train_loss") == {1: 1.0, 2: 0.5, 3: pytest.approx(1 / 3)}
+        assert stage.curve("val_f1") == {}
+        assert json.loads((stage.attempt() / "config.json").read_text()) == {"lr": 0.1}
+
+    def test_the_end_of_a_long_output_is_read_to_its_last_line(self, stage: Stage):
+        stage.write("print(('-' * 99 + chr(10)) * 30_000, flush=True)\nprint('step 7 loss 0.5')")
+        pattern = "step (?P<step>[0-9]+) loss (?P<loss>[0-9.]+)"
+        stage.run(metrics={"file": None, "stdout": pattern})
+        assert stage.curve("train_loss") == {7: 0.5}
+
+    def test_a_table_such_as_lightning_writes(self, stage: Stage):
+        stage.write(
+            "import os\n"
+            "os.makedirs('lightning_logs/version_0')\n"
+            "with open('lightning_logs/version_0/metrics.csv', 'w') as file:\n"
+            "    file.write('epoch,step,train_loss,val_loss\\n0,10,0.5,\\n')\n"
+            "    file.write('0,10,,0.7\\n1,20,0.4,\\n')\n"
+        )
+        stage.run()
+        assert stage.curve("train_loss") == {10: 0.5, 20: 0.4}
+        assert stage.curve("val_loss") == {10: 0.7}
+
+    def test_event_files_of_tensorboard(self, stage: Stage):
+        stage.write(WRITES_EVENTS)
+        stage.run(environment={"PYTHONPATH": ":".join(sys.path)})
+        assert stage.curve("train_loss") == {s: pytest.approx(1 / s) for s in range(1, 6)}
+
+    def test_a_damaged_event_file_is_told_and_what_came_before_is_kept(self, stage: Stage):
+        damage = (
+            "import glob\n"
+            "path = glob.glob('logs/a/*')[0]\n"
+            "from tensorboard.summary.writer.record_writer import RecordWriter\n"
+            "with open(path, 'ab') as file:\n"
+            "    RecordWriter(file).write(b'\\xff no event \\xff')\n"
+        )
+        stage.write(WRITES_EVENTS + damage)
+        stage.run(environment={"PYTHONPATH": ":".join(sys.path)})
+        assert set(stage.curve("train_loss")) == {1, 2, 3, 4, 5}
+        assert [one["code"] for one in stage.events("warning")] == ["event_file_damaged"]
+
+    def test_lines_of_its_output_by_a_pattern(self, stage: Stage):
+        stage.write("for i in range(3): print(f'step {i + 1}: loss {0.5 / (i + 1):.3f} ok')")
+        pattern = r"step (?P<step>\d+): loss (?P<loss>[0-9.]+)"
+        stage.run(metrics={"file": None, "stdout": pattern})
+        assert stage.curve("train_loss") == {1: 0.5, 2: 0.25, 3: 0.167}
+
+    def test_the_status_route_as_hugging_face_posts_to_it(self, stage: Stage):
+        stage.write(
+            "import json, os, urllib.request\n"
+            "token = open(os.environ['KUBEFLOW_TRAINER_SERVER_TOKEN']).read()\n"
+            "metrics = [{'name': 'loss', 'value': '0.25'},\n"
+            "           {'name': 'current_step', 'value': '7'},\n"
+            "           {'name': 'total_steps', 'value': '10'}]\n"
+            "status = {'progressPercentage': 70, 'estimatedRemainingSeconds': 3,\n"
+            "          'metrics': metrics}\n"
+            "request = urllib.request.Request(\n"
+            "    os.environ['KUBEFLOW_TRAINER_SERVER_URL'],\n"
+            "    data=json.dumps({'trainerStatus': status}).encode(),\n"
+            "    headers={'Authorization': f'Bearer {token}'})\n"
+            "print(urllib.request.urlopen(request).status)\n"
+        )
+        stage.run()
+        assert stage.curve("train_loss") == {7: 0.25}
+        progress = stage.events("progress")[-1]
+        assert (progress["step"], progress["steps"], progress["percent"]) == (7, 10, 70)
+        assert progress["eta_seconds"] == 3
+
+    def test_files_of_earlier_runs_are_no_curves_of_this_one(self, stage: Stage):
+        (stage.cwd / "metrics.csv").write_text("step,loss\n1,9\n")
+        stage.write("print('nothing')")
+        stage.run()
+        assert stage.curve("train_loss") == {}
+
+
+class TestOfTheStatusRoute:
+    @pytest.fixture
+    def server(self, tmp_path: Path):
+        server = StatusServer(tmp_path, 3)
+        yield server
+        server.close()
+
+    def post(self, server: StatusServer, body: bytes, token: str | None = None) -> int:
+        token = token or server.token_file.read_text()
+        request = urllib.request.Request(
+            server.url, data=body, headers={"Authorization": f"Bearer {token}"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    def test_another_token_is_refused(self, server: StatusServer):
+        assert self.post(server, b'{"trainerStatus": {}}', token="guess") == 401
+
+    @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"trainerStatus": 3}'], ids=repr)
+    def test_nonsense_is_refused_and_the_next_one_is_taken(self, server: StatusServer, body):
+        assert self.post(server, body) == 400
+        metrics = [{"name": "loss", "value": "nan"}, {"name": "lr", "value": "1e-3"}, 7]
+        good = json.dumps({"trainerStatus": {"metrics": metrics}}).encode()
+        assert self.post(server, good) == 200
+        (point,) = server.take()
+        assert point.values == {"lr": 1e-3}
+
+    def test_a_body_without_end_is_refused(self, server: StatusServer):
+        assert self.post(server, b"x" * 100_000) == 413
+
+
+class TestOfFiles:
+    def test_half_a_line_waits_for_its_end(self, tmp_path: Path):
+        path = tmp_path / "metrics.jsonl"
+        source = JsonLines(path)
+        path.write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
+        assert [point.step for point in source.read()] == [1]
+        with path.open("a") as file:
+            file.write('ss": 0.25}\nno json\n[1]\n{"step": 3}\n')
+        assert [point.values for point in source.read()] == [{"loss": 0.25}]
+
+    def test_a_file_that_became_shorter_is_read_anew(self, tmp_path: Path):
+        path = tmp_path / "lines"
+        lines = Lines(path)
+        path.write_text("one\ntwo\n")
+        assert lines.read() == ["one", "two"]
+        path.write_text("new\n")
+        assert lines.read() == ["new"]
+
+    def test_a_table_that_gets_a_column_tells_only_its_new_rows(self, tmp_path: Path):
+        path = tmp_path / "metrics.csv"
+        table = CsvTable(path)
+        path.write_text("step,loss\n1,0.5\n")
+        assert [point.values for point in table.read()] == [{"loss": 0.5}]
+        path.write_text("step,loss,f1\n1,0.5,\n2,0.4,0.9\n")
+        assert [point.values for point in table.read()] == [{"loss": 0.4, "f1": 0.9}]
+
+    def test_numbers_that_are_none_are_left_out(self):
+        document = {"step": 3, "a": True, "b": "x", "c": "inf", "d": None, "e": "1e400", "f": 2}
+        point = point_of(document)
+        assert point is not None
+        assert (point.step, point.values) == (3, {"f": 2.0})
+
+    def test_too_many_series_are_told_once(self, tmp_path: Path):
+        told: list[str] = []
+        curves = object.__new__(Curves)
+        curves._names, curves._warn = {}, lambda code, message: told.append(code)
+        values = {f"m{i}": 1.0 for i in range(MOST_SERIES + 50)}
+        found = point_of({"step": 1, **values})
+        assert found is not None
+        assert len(curves.named(found).values) == MOST_SERIES
+        assert told == ["too_many_series"]
+
+    def test_names_like_paths_are_only_names(self):
+        curves = object.__new__(Curves)
+        curves._names = {}
+        found = point_of({"step": 1, "../../etc/passwd": 1.0, "a\nb": 2.0, "x" * 500: 3.0})
+        assert found is not None
+        assert list(curves.named(found).values) == ["../../etc/passwd", "a_b", "x" * 100]

@@ -1,0 +1,249 @@
+"""A script starts, ends, is stopped and killed; whatever it started goes with it."""
+
+import json
+import sys
+
+import psutil
+import pytest
+
+from tests.script.stage import Stage
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+WAITS = """
+import time
+print("ready", flush=True)
+time.sleep(600)
+"""
+SAYS_ITS_CHILD = """
+import subprocess, sys, time
+code = '''import signal, time
+signal.signal(15, signal.SIG_IGN)
+print('deaf', flush=True)
+time.sleep(600)'''
+child = subprocess.Popen([sys.executable, "-c", code], start_new_session={daemon})
+print("child", child.pid, flush=True)
+{then}
+"""
+
+
+def child_of(stage: Stage) -> int:
+    stage.until_log_has("deaf")
+    (line,) = (line for line in stage.log().splitlines() if line.startswith("child "))
+    return int(line.split()[1])
+
+
+def test_one_that_ends_well_has_completed(stage: Stage):
+    stage.write("print('hello')")
+    end = stage.run()
+    assert end["reason"] == "completed"
+    assert end["result"]["exit_code"] == 0
+    assert "hello" in stage.log()
+
+
+def test_one_that_raises_has_crashed_with_its_last_line(stage: Stage):
+    stage.write("raise ValueError('no such column: price')")
+    end = stage.run()
+    assert (end["reason"], end["result"]["exit_code"]) == ("crashed", 1)
+    assert "ValueError: no such column: price" in end["message"]
+
+
+def test_one_whose_gpu_memory_ran_out_says_so(stage: Stage):
+    stage.write("raise RuntimeError('CUDA out of memory. Tried to allocate 20.00 MiB')")
+    assert stage.run()["reason"] == "device_oom"
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (("/no/such/program",), "/no/such/program could not be started: No such file"),
+        (("/etc/passwd",), "Permission denied"),
+    ],
+)
+def test_a_command_that_cannot_be_started_is_a_sentence(stage: Stage, argv, told):
+    end = stage.run(*argv)
+    assert end["reason"] == "spec_error"
+    assert told in end["message"]
+
+
+def test_a_folder_that_is_gone_is_a_sentence(stage: Stage):
+    stage.cwd.rmdir()
+    end = stage.run()
+    assert end["reason"] == "spec_error"
+    assert "is not there any more" in end["message"]
+
+
+@pytest.mark.parametrize("code", [0, 1, 143], ids=str)
+def test_any_exit_after_a_stop_is_a_stop(stage: Stage, code: int):
+    stage.write(
+        "import os, signal, sys, time\n"
+        f"signal.signal(15, lambda *_: os._exit({code}))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    runner = stage.start()
+    stage.until_log_has("ready")
+    end = stage.stop(runner)
+    assert (end["reason"], end["result"]["exit_code"]) == ("interrupted", code)
+
+
+def test_one_that_said_that_it_was_done_has_completed_although_it_was_stopped(stage: Stage):
+    stage.write("import stoker, time\nstoker.init().finish()\n" + WAITS)
+    runner = stage.start()
+    stage.until_log_has("ready")
+    stage.stop(runner)
+    assert stage.end()["reason"] == "completed"
+
+
+def test_the_stop_file_is_there_before_the_signal(stage: Stage):
+    stage.write(
+        "import os, signal, time\n"
+        "def stop(*_):\n"
+        "    print('file', os.path.exists(os.environ['STOKER_STOP_FILE']), flush=True)\n"
+        "    raise SystemExit\n"
+        "signal.signal(signal.SIGINT, stop)\n" + WAITS
+    )
+    runner = stage.start(stop_signal="SIGINT")
+    stage.until_log_has("ready")
+    stage.stop(runner)
+    assert "file True" in stage.log()
+
+
+def test_one_that_does_not_stop_is_killed_after_the_grace_time(stage: Stage):
+    stage.write("import signal\nsignal.signal(15, signal.SIG_IGN)\n" + WAITS)
+    runner = stage.start(grace_seconds=1.0)
+    stage.until_log_has("ready")
+    end = stage.stop(runner)
+    assert (end["reason"], end["result"]["exit_code"]) == ("killed", -9)
+    assert "did not stop within 1 seconds" in end["message"]
+
+
+@pytest.mark.parametrize("daemon", [True, False])
+def test_what_outlives_it_is_ended_and_told(stage: Stage, daemon: bool):
+    stage.write(SAYS_ITS_CHILD.format(daemon=daemon, then="time.sleep(600)"))
+    runner = stage.start(grace_seconds=1.0)
+    child = child_of(stage)
+    stage.stop(runner)
+    assert not psutil.pid_exists(child)
+    assert [one["code"] for one in stage.events("warning")] == ["processes_left"]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [("bash", "-c", f"{sys.executable} train.py; true"), ("nohup", sys.executable, "train.py")],
+    ids=["bash", "nohup"],
+)
+def test_what_wraps_it_leaves_no_python_behind(stage: Stage, argv: tuple[str, ...]):
+    stage.write(WAITS)
+    runner = stage.start(*argv)
+    stage.until_log_has("ready")
+    below = psutil.Process(runner.pid).children(recursive=True)
+    assert any("train.py" in process.cmdline() for process in below)
+    stage.stop(runner)
+    assert not any(process.is_running() for process in below)
+
+
+def test_a_daemon_that_its_script_leaves_is_ended_and_told(stage: Stage):
+    stage.write(WAITS)
+    end = stage.run("setsid", "--fork", sys.executable, "train.py")
+    assert end["reason"] == "completed"
+    (warning,) = stage.events("warning")
+    assert warning["message"].startswith("1 process that the script had started outlived it")
+
+
+def test_many_forks_are_all_ended(stage: Stage):
+    stage.write(
+        "import os, time\n"
+        "for _ in range(200):\n"
+        "    if os.fork() == 0:\n"
+        "        time.sleep(600)\n"
+        "print('ready', flush=True)\n"
+        "os._exit(0)\n"
+    )
+    end = stage.run(policy={"max_duration_seconds": 100.0})
+    assert end["reason"] == "completed"
+    (warning,) = stage.events("warning")
+    assert warning["message"].startswith("200 processes")
+
+
+def test_one_that_takes_longer_than_allowed_has_succeeded_so_far(stage: Stage):
+    stage.write(WAITS)
+    assert stage.run(policy={"max_duration_seconds": 1.0})["reason"] == "max_duration"
+
+
+def test_one_that_shows_no_sign_of_life_hangs(stage: Stage):
+    stage.write(WAITS)
+    end = stage.run(policy={"hang_timeout_seconds": 5.0})
+    assert end["reason"] == "hang"
+    assert "made no step" in end["message"]
+
+
+def test_what_it_finds_in_its_environment(stage: Stage):
+    stage.write(
+        "import json, os\n"
+        "print(json.dumps({k: v for k, v in os.environ.items()}), flush=True)\n"
+        "import stoker\n"
+        "print('stoker', stoker.__file__)\n"
+    )
+    (stage.cwd / "app.py").write_text("raise SystemExit('not mine')")
+    stage.run(environment={"MINE": "1", "STOKER_TOKEN": "secret", "NO_PROXY": "intra"})
+
+    found = json.loads(next(line for line in stage.log().splitlines() if line.startswith("{")))
+    assert found["MINE"] == "1"
+    assert "STOKER_TOKEN" not in found
+    assert found["STOKER_RUN_ID"] == "1"
+    assert found["NO_PROXY"] == "intra,127.0.0.1,localhost"
+    assert found["PYTHONPATH"] == str(stage.path_folder)
+    assert "STOKER_RESUME_FROM" not in found
+    assert f"stoker {stage.path_folder}" in stage.log()
+
+
+def test_three_lines_save_when_it_is_stopped(stage: Stage):
+    stage.write(
+        "import stoker, time\n"
+        "run = stoker.init()\n"
+        "for step in range(1, 10_000):\n"
+        "    print('step', step, flush=True)\n"
+        "    if run.should_stop():\n"
+        "        with run.checkpoint(step) as folder:\n"
+        "            (folder / 'a').write_text('x')\n"
+        "        break\n"
+        "    time.sleep(0.02)\n"
+    )
+    runner = stage.start()
+    stage.until_log_has("step 10\n")
+    end = stage.stop(runner)
+    assert (end["reason"], end["result"]["exit_code"]) == ("interrupted", 0)
+    assert [event["action"] for event in stage.events("checkpoint")] == ["saved"]
+
+
+def test_a_script_that_handles_the_signal_itself_goes_on_doing_so(stage: Stage):
+    stage.write(
+        "import os, signal, stoker, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: os._exit(7))\n"
+        "stoker.init().should_stop()\n" + WAITS
+    )
+    runner = stage.start()
+    stage.until_log_has("ready")
+    stage.stop(runner)
+    assert stage.end()["result"]["exit_code"] == 7
+
+
+def test_memory_that_forked_processes_share_counts_once(stage: Stage):
+    stage.write(
+        "import multiprocessing, time\n"
+        "data = bytearray(b'x') * (200 * 2**20)\n"
+        "context = multiprocessing.get_context('fork')\n"
+        "children = [context.Process(target=time.sleep, args=(600,)) for _ in range(4)]\n"
+        "for child in children:\n"
+        "    child.start()\n" + WAITS
+    )
+    runner = stage.start()
+    stage.until_log_has("ready")
+    stage.until(lambda: max(told_memory(stage), default=0) > 200 * 2**20, "memory is told")
+    assert max(told_memory(stage)) < 300 * 2**20
+    stage.stop(runner)
+
+
+def told_memory(stage: Stage) -> list[int]:
+    return [event["host_memory_bytes"] or 0 for event in stage.events("progress")]

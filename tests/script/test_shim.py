@@ -1,0 +1,126 @@
+"""The shim counts steps and the wait for data, changes no result, and never gets in the way."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.script.stage import Stage
+from worker.script.work import SHIM
+
+TRAINS = """
+import sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(256, 4), torch.randn(256, 1))
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.Adam(model.parameters())
+other = torch.optim.SGD(model.parameters(), lr=0.0)
+for epoch in range(3):
+    for x, y in DataLoader(data, batch_size=16, shuffle=True):
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        optimizer.step()
+        other.step()
+        optimizer.zero_grad()
+print("loss", loss.item().hex())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_steps_are_counted_and_the_result_is_the_same(stage: Stage):
+    stage.write(TRAINS)
+    stage.run()
+    steps, waited, pid = SHIM.unpack((stage.attempt() / "shim").read_bytes())
+    assert steps == 48
+    assert 0 < waited < 60
+    assert pid
+    plain = subprocess.run(
+        [sys.executable, "train.py"], cwd=stage.cwd, capture_output=True, text=True, check=True
+    )
+    assert plain.stdout.strip() in stage.log()
+    assert stage.events("progress")[-1]["step"] == 48
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_rates_are_told_while_it_trains(stage: Stage):
+    stage.write(TRAINS.replace("other.step()", "other.step(); import time; time.sleep(0.1)"))
+    stage.run()
+    rates = stage.curve("iterations_per_second").values()
+    assert 0 < max(rates) <= 10.5, "each step sleeps a tenth of a second"
+
+
+def run_with_shim(tmp_path: Path, code: str, *before: str) -> str:
+    stage = Stage(tmp_path)
+    shim = tmp_path / "shim"
+    shim.write_bytes(bytes(SHIM.size))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(stage.path_folder), *before]),
+        "STOKER_SHIM_FILE": str(shim),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout + done.stderr
+
+
+def test_a_sitecustomize_of_the_users_own_runs_too(tmp_path: Path):
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("print('mine ran')")
+    assert run_with_shim(tmp_path, "print('end')", str(own)) == "mine ran\nend\n"
+
+
+def test_one_that_raises_is_told_as_python_does(tmp_path: Path):
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("raise KeyError('broken')")
+    said = run_with_shim(tmp_path, "print('end')", str(own))
+    assert re.search(r"KeyError.*broken", said)
+    assert "end" in said
+
+
+def test_without_torch_nothing_is_imported(tmp_path: Path):
+    code = "import sys; print(sorted({'torch', 'typing', 'numpy'} & set(sys.modules)))"
+    assert run_with_shim(tmp_path, code) == "[]\n"
+
+
+def test_a_torch_that_is_unlike_any_other_is_left_alone(tmp_path: Path):
+    fake = tmp_path / "fake" / "torch" / "optim"
+    fake.mkdir(parents=True)
+    (fake.parent / "__init__.py").write_text("")
+    (fake / "__init__.py").write_text("")
+    (fake / "optimizer.py").write_text("value = 7\n")
+    code = "import torch.optim.optimizer as o; print(o.value)"
+    assert run_with_shim(tmp_path, code, str(tmp_path / "fake")) == "7\n"
+
+
+FORKS = """
+import os, sitecustomize
+counter, optimizer = sitecustomize.Counter(os.environ["STOKER_SHIM_FILE"]), object()
+def make(steps):
+    for _ in range(steps):
+        counter.step(optimizer, (), {})
+make(3)
+if os.fork() == 0:
+    make(50)
+    os._exit(0)
+os.wait()
+make(2)
+"""
+
+
+def test_of_several_processes_the_first_one_counts(tmp_path: Path):
+    assert run_with_shim(tmp_path, FORKS) == ""
+    assert SHIM.unpack((tmp_path / "shim").read_bytes())[0] == 5
+
+
+def test_a_file_that_is_gone_stops_no_training(tmp_path: Path):
+    gone = "import os; os.remove(os.environ['STOKER_SHIM_FILE'])\n"
+    assert run_with_shim(tmp_path, gone + FORKS + "print('end')") == "end\n"

@@ -1,0 +1,96 @@
+"""The socket for commands of this host's user: who may speak, what is taken, what is kept."""
+
+import json
+import os
+import socket
+import stat
+
+import pytest
+
+from app.durable import socket_address
+from app.settings import load_settings
+from app.store.engine.migrate import upgrade
+from app.store.store import open_store
+from worker.agent.admission import MOST_BYTES, AdmissionSocket
+
+REQUEST = {"recipe": {"kind": "script", "argv": ["/bin/true"], "cwd": "/tmp"}}
+
+
+@pytest.fixture
+def world(tmp_path):
+    settings = load_settings(home=tmp_path / "home")
+    settings.home.mkdir()
+    upgrade(settings)
+    store = open_store(settings)
+    listening = AdmissionSocket(settings, store, 0)
+    yield settings, store, listening
+    listening.close()
+    store.close()
+
+
+def ask(listening, data: bytes):
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(20)
+        connection.connect(str(listening.path))
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        return json.loads(connection.makefile().readline())
+
+
+def test_only_its_user_can_reach_it(world):
+    settings, _, listening = world
+    assert stat.S_IMODE(settings.sockets_dir.stat().st_mode) == 0o700
+    assert stat.S_IMODE(listening.path.stat().st_mode) == 0o600
+
+
+def test_a_command_becomes_a_run_of_its_owner_with_its_environment_apart(world):
+    settings, store, listening = world
+    code = {"git_sha": "abc", "dirty": True, "diff": "+x", "untracked": [], "argv": ["true"]}
+    asked = {"request": REQUEST, "environment": {"PATH": "/bin", "MINE": "1"}, "code": code}
+    run_id = ask(listening, json.dumps(asked).encode() + b"\n")["run"]
+    documents = store.runs.documents(run_id)
+    key = documents.spec["recipe"]["environment"]
+    kept = settings.environments_dir / f"{key}.json"
+    assert json.loads(kept.read_text()) == {"PATH": "/bin", "MINE": "1"}
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert "MINE" not in json.dumps(documents.spec)
+    assert documents.code == {**code, "diff_bytes": None, "repository": None, "folder": None}
+    assert store.runs.get(run_id).dataset is None
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"{\n", "no JSON"),
+        (b"[]\n", "Only scripts"),
+        (b'{"request": {"recipe": {"kind": "sequence"}}}\n', "Only scripts"),
+        (b"x" * (MOST_BYTES + 2), "bytes at most"),
+        (json.dumps({"request": {"recipe": {"kind": "script"}}}).encode(), "no command"),
+        (
+            json.dumps({"request": REQUEST, "environment": {"A": 1}}).encode(),
+            "names with a text each",
+        ),
+    ],
+    ids=["half", "list", "recipe", "huge", "empty", "environment"],
+)
+def test_nonsense_is_refused_with_a_sentence_and_the_next_one_is_taken(world, data, told):
+    _, store, listening = world
+    assert told in ask(listening, data)["problem"]["detail"]
+    assert not list(world[0].environments_dir.glob("*.json")), "of what was refused nothing is kept"
+    assert "run" in ask(listening, json.dumps({"request": REQUEST}).encode() + b"\n")
+    assert store.runs.counts_by_state()
+
+
+def test_another_user_is_refused(world, monkeypatch):
+    _, _, listening = world
+    monkeypatch.setattr(os, "getuid", lambda: 12345)  # as if the peer were somebody else
+    assert "takes commands of user 12345" in ask(listening, b"{}\n")["problem"]["detail"]
+
+
+def test_a_home_with_a_long_path_has_a_socket_all_the_same(tmp_path):
+    folder = tmp_path / ("a" * 100)
+    folder.mkdir()
+    path = folder / "agent-0.sock"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(socket_address(path))
+        assert path.exists()

@@ -1,0 +1,1 @@
+"""The agent: claims runs, supervises their attempts, finishes them. Never imports torch."""

@@ -1,0 +1,203 @@
+"""An attempt's directory as the agent sees it: spec.json in; events, log, pulse, exit.json out."""
+
+import codecs
+import json
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.store.telemetry.logs import HEAD_BYTES, TAIL_BYTES
+from worker.agent.log_trimmer import LogTrimmer
+from worker.launch.launcher import write_atomically
+
+Document = dict[str, Any]
+PULSE = struct.Struct("<QQ")
+PIECE_BYTES = 2**20  # of a file, read at once
+# A line that is longer is no event: nothing that a trainer tells comes near it.
+LONGEST_EVENT_BYTES = 16 * 2**20
+# The last progress and the end of a trainer lie within this much of its last events.
+LAST_WORDS_BYTES = 2**20
+
+
+class Tail:
+    """What was appended to a file since the last read; a file that is not there yet is empty."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = 0
+
+    def read(self, limit: int) -> bytes:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                data = file.read(limit)
+        except FileNotFoundError:
+            return b""
+        self.offset += len(data)
+        return data
+
+    def backlog(self) -> int:
+        """Bytes not read yet; 0 where a smaller file has replaced the one that was read."""
+        try:
+            return max(0, self.path.stat().st_size - self.offset)
+        except FileNotFoundError:
+            return 0
+
+
+class EventTail:
+    """The trainer's events, whole lines only: a killed trainer's torn last line never counts."""
+
+    def __init__(self, path: Path) -> None:
+        self.tail = Tail(path)
+        self._rest = b""  # of a line whose end is still to come
+        self._dropped = 0  # bytes of one that is too long to be kept
+
+    def read(self, limit: int = PIECE_BYTES) -> list[Document]:
+        """The events of the next `limit` bytes: of the lines that end there."""
+        *ends, rest = self.tail.read(limit).split(b"\n")
+        events = []
+        for end in ends:
+            self._append(end)
+            events.append(self._end_line())
+        self._append(rest)
+        return [event for event in events if event is not None]
+
+    def _append(self, part: bytes) -> None:
+        length = len(self._rest) + len(part)
+        if self._dropped or length > LONGEST_EVENT_BYTES:
+            self._dropped += length
+            self._rest = b""
+        else:
+            self._rest += part
+
+    def _end_line(self) -> Document | None:
+        line, dropped = self._rest, self._dropped
+        self._rest, self._dropped = b"", 0
+        return _too_long(dropped) if dropped else parse_event(line)
+
+
+def _too_long(length: int) -> Document:
+    message = (
+        f"The trainer wrote a line of {length:,} bytes into events.jsonl, which is too long for an "
+        "event: it is left out, and what follows it is read on."
+    )
+    return {"kind": "warning", "t": time.time(), "code": "event_too_long", "message": message}
+
+
+def parse_event(line: bytes) -> Document | None:
+    """One line of events.jsonl; None when it is not an event. NaN and infinities become None."""
+    try:
+        event = json.loads(line, parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(event, dict) and isinstance(event.get("kind"), str):
+        event.setdefault("t", 0.0)
+        return event
+    return None
+
+
+class LogTail:
+    """The trainer's log as text: undecodable bytes replaced, NUL characters shown as U+2400.
+
+    The store keeps the begin and the end of a log, so the middle of one that is long is not read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.tail = Tail(path)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def read(self, limit: int = PIECE_BYTES) -> str:
+        """The text of the next `limit` bytes that are not left out."""
+        excess, note = self.tail.backlog() - TAIL_BYTES, ""
+        if excess > 0 and self.tail.offset < HEAD_BYTES:
+            limit = min(limit, HEAD_BYTES - self.tail.offset)
+        elif excess > 0:
+            self.tail.offset += excess
+            self._decoder.reset()
+            note = f"\n[{excess} bytes left out: they came faster than they could be kept]\n"
+        return note + self._decoder.decode(self.tail.read(limit)).replace("\0", "\u2400")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What was read at once; `is_last`: both files have been read to their ends."""
+
+    events: list[Document]
+    event_bytes: int
+    log_text: str
+    pulse: tuple[int, int] | None
+    is_last: bool
+
+
+class AttemptDir:
+    """Paths and small documents of one attempt."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.events = EventTail(path / "events.jsonl")
+        self.log = LogTail(path / "trainer.log")
+        self._trimmer = LogTrimmer(self.log.tail.path)
+
+    def create(self, spec: Document) -> None:
+        """Make the directory and write spec.json; OSError when the disk refuses.
+
+        Below the run's folder alone: where that is not there, its disk has gone.
+        """
+        self.path.mkdir()
+        write_atomically(self.path / "spec.json", spec)
+
+    def read(self, event_bytes: int, log_bytes: int) -> Piece:
+        """So much more, at most, of events and log; 0: nothing of that file. Of a log that has
+        become too long the middle is cut out, which has been read or will not be.
+        """
+        before = self.events.tail.offset
+        events = self.events.read(event_bytes) if event_bytes else []
+        log_text = self.log.read(log_bytes) if log_bytes else ""
+        self._trimmer.trim()
+        is_last = not self.events.tail.backlog() and not self.log.tail.backlog()
+        size = self.events.tail.offset - before
+        return Piece(events, size, log_text, self.pulse(), is_last)
+
+    def pulse(self) -> tuple[int, int] | None:
+        """(phase index, counter) as the trainer last wrote them; None before it has started."""
+        try:
+            data = (self.path / "pulse").read_bytes()
+        except FileNotFoundError:
+            return None
+        if len(data) < PULSE.size:
+            return None
+        phase, counter = PULSE.unpack_from(data)
+        return phase, counter
+
+    def last_words(self) -> list[Document]:
+        """The last progress event, if there is one, and the end; [] when no end was told."""
+        try:
+            with (self.path / "events.jsonl").open("rb") as file:
+                file.seek(max(0, file.seek(0, 2) - LAST_WORDS_BYTES))
+                lines = file.read().split(b"\n")
+        except FileNotFoundError:
+            return []
+        last = {event["kind"]: event for line in lines if (event := parse_event(line)) is not None}
+        if "end" not in last:
+            return []
+        return [last[kind] for kind in ("progress", "end") if kind in last]
+
+    def exit(self) -> Document | None:
+        """The launcher's account of the trainer's end; None when there is none."""
+        try:
+            document = json.loads((self.path / "exit.json").read_text())
+        except (OSError, ValueError):
+            return None
+        return document if isinstance(document, dict) else None
+
+    def last_log_line(self) -> str | None:
+        """The last line with something on it, at most 300 characters."""
+        try:
+            with (self.path / "trainer.log").open("rb") as log:
+                log.seek(max(0, log.seek(0, 2) - 8192))
+                lines = log.read().decode("utf-8", "replace").split("\n")
+        except OSError:
+            return None
+        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), None)

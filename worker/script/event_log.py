@@ -1,0 +1,35 @@
+"""The events of a script's attempt, also while the disk is full, which it fills itself maybe."""
+
+import errno
+from pathlib import Path
+from typing import Any
+
+from worker.reporting import EventLog
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+# Room for the end, and for what the launcher and the agent write after it.
+RESERVE_BYTES = 2**16
+
+
+class ScriptEventLog(EventLog):
+    """What cannot be written while the disk is full is left out, so that a script which can go on
+    does. For its end there is room that was held free.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """OSError."""
+        super().__init__(path)
+        self._reserve = path.with_name("reserve")
+        self._reserve.write_bytes(bytes(RESERVE_BYTES))
+
+    def emit(self, kind: str, **data: Any) -> None:
+        try:
+            super().emit(kind, **data)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+
+    def end(self, **data: Any) -> None:
+        """The last event. OSError when even that cannot be written."""
+        self._reserve.unlink(missing_ok=True)
+        super().emit("end", **data)

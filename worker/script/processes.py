@@ -1,0 +1,140 @@
+"""The processes of a script: its leader, whoever descends from it, and how they are ended."""
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+POLL_SECONDS = 0.1
+# Lines of /proc/PID/smaps_rollup: anonymous pages and shared memory, each page divided by those who
+# have it.
+OWN_PAGES = ("Pss_Anon:", "Pss_Shmem:")
+# A process that SIGKILL has not ended by then hangs in a driver or a file system.
+KILL_SECONDS = 10.0
+
+
+class Leader:
+    """The process of the user's command, in a group of its own. This process has to be a subreaper,
+    so that whatever the leader leaves behind becomes its child.
+    """
+
+    def __init__(self, argv: Sequence[str], cwd: Path, environment: dict[str, str]) -> None:
+        """OSError when it cannot be started."""
+        self._process = subprocess.Popen(
+            list(argv),
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        self.pidfd = os.pidfd_open(self.pid)
+
+    def has_ended(self, timeout: float = 0.0) -> bool:
+        """Whether it has ended within so many seconds."""
+        return bool(select.select([self.pidfd], [], [], timeout)[0])
+
+    def signal(self, number: int) -> None:
+        """To the leader alone: helpers of its own that died now would look like a failure."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def returncode(self) -> int:
+        """Its exit code, negative for a signal, once it has ended."""
+        return self._process.wait()
+
+    def close(self) -> None:
+        os.close(self.pidfd)
+
+
+class ScriptSignals:
+    """SIGTERM asks for a stop; the handler only records. `wait` returns early when it comes."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._wake, theirs = socket.socketpair()
+        self._wake.setblocking(False)
+        theirs.setblocking(False)
+        self._theirs = theirs
+        signal.set_wakeup_fd(theirs.fileno())
+        signal.signal(signal.SIGTERM, self._note)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a trainer would write its stacks down
+
+    def _note(self, number: int, frame: object) -> None:
+        self.asked = True
+
+    def wait(self, leader: Leader, seconds: float) -> None:
+        """Until the leader ends, a signal comes, or so many seconds are over."""
+        if select.select([self._wake.fileno(), leader.pidfd], [], [], max(0.0, seconds))[0]:
+            try:
+                self._wake.recv(64)
+            except BlockingIOError:
+                return
+
+
+def end_rest(leader: Leader, number: int, deadline: float) -> int:
+    """End what the leader left behind: the signal now, SIGKILL at `deadline` (monotonic seconds).
+    Returns how many processes were still alive when the leader had ended.
+    """
+    left = _living(leader)
+    for process in left:
+        _send(process, number)
+    while _living(leader) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    kill_all(leader)
+    return len(left)
+
+
+def kill_all(leader: Leader) -> None:
+    """Kill all descendants, however fast they fork. Those that hang in the kernel are left to the
+    launcher, which waits for them.
+    """
+    deadline = time.monotonic() + KILL_SECONDS
+    while (living := _living(leader)) and time.monotonic() < deadline:
+        for process in living:
+            _send(process, signal.SIGKILL)
+        time.sleep(POLL_SECONDS / 10)
+
+
+def _send(process: psutil.Process, number: int) -> None:
+    with suppress(psutil.Error):
+        process.send_signal(number)
+
+
+def _living(leader: Leader) -> list[psutil.Process]:
+    """Descendants of this process that live, the leader among them. Orphans that have ended are
+    reaped on the way; the leader is not, whose exit code is asked for later.
+    """
+    living = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                living.append(process)
+            elif process.pid != leader.pid:
+                with suppress(ChildProcessError):  # its parent still has to
+                    os.waitpid(process.pid, os.WNOHANG)
+    return living
+
+
+def memory_of(leader: Leader) -> int:
+    """Bytes of memory that the script's processes hold together. Pages that several of them share,
+    as loader processes do that were forked, count once; those of files do not count.
+    """
+    return sum(_held_by(process) for process in _living(leader))
+
+
+def _held_by(process: psutil.Process) -> int:
+    """Its share of pages without a file. 0 of one that has ended."""
+    try:
+        lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    kilobytes = (line.split()[1] for line in lines if line.startswith(OWN_PAGES))
+    return sum(1024 * int(number) for number in kilobytes)

@@ -1,0 +1,92 @@
+"""What an attempt of a script goes on from: the newest whole checkpoint of those before it."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stoker.manifest import MANIFEST, BadManifest, parse_manifest
+from worker.reporting import EventLog
+from worker.script.curves import Warn
+from worker.script.saved import Past, Saved, step_of, without_numbers
+from worker.script.whole import NotWhole
+from worker.script.work import ScriptWork
+
+
+def adopt(work: ScriptWork, events: EventLog, warn: Warn) -> Past:
+    """The past of an attempt. What an earlier one has saved, and nobody kept since its runner was
+    killed, is kept now. OSError.
+    """
+    past, since = _told(work)
+    if work.attempt == 1 or _has_ended(work.run_folder / f"attempt-{work.attempt - 1}"):
+        return past
+    saved = Saved(work, max(since, began_of(work)), events, warn, lambda: 0, past)
+    saved.close(was_cut=True)
+    if saved.error is not None:
+        raise saved.error
+    return replace(past, folders=tuple(reversed(saved.folders)))
+
+
+def _told(work: ScriptWork) -> tuple[Past, float]:
+    """By the newest of the checkpoints to go on from, and when that was made (unix seconds)."""
+    for folder in work.restore[:1]:
+        with suppress(OSError, BadManifest):
+            manifest = parse_manifest((folder / MANIFEST).read_bytes())
+            names = {str(manifest.get("pattern")): without_numbers(manifest["files"])}
+            return Past(step_of(folder), names), (folder / MANIFEST).stat().st_mtime
+    return Past(), 0.0
+
+
+def began_of(work: ScriptWork) -> float:
+    """When the run began (unix seconds), by the first of its attempts that is still there."""
+    specs = work.run_folder.glob("attempt-*/spec.json")
+    return min((path.stat().st_mtime for path in specs), default=0.0)
+
+
+def _has_ended(attempt: Path) -> bool:
+    """Whether its runner has said how it ended, after a last look at what lay there."""
+    try:
+        *_, last = (attempt / "events.jsonl").read_text().splitlines()
+        return bool(json.loads(last)["kind"] == "end")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def choose(restore: Sequence[Path], told: Callable[[Path, str], None]) -> Path | None:
+    """What the script goes on from: of the checkpoints to try the first that is whole; the file in
+    it where the script had saved a single one. `told`: of each that is passed over, and why. None
+    where there is none. OSError when one could not be read, which proves nothing.
+    """
+    for folder in restore:
+        try:
+            manifest = parse_manifest((folder / MANIFEST).read_bytes())
+            _require_as_written(folder, manifest)
+        except FileNotFoundError as error:
+            told(folder, f"{Path(error.filename).name} is gone")
+        except (BadManifest, NotWhole) as why:
+            told(folder, str(why))
+        else:
+            entry = manifest.get("entry")
+            return folder / entry if entry else folder
+    return None
+
+
+def is_of_a_pattern(folder: Path) -> bool:
+    """Whether the script saved it where its patterns say, and not by `stoker`, which knows itself
+    how to go on from one.
+    """
+    return "source" in parse_manifest((folder / MANIFEST).read_bytes())
+
+
+def _require_as_written(folder: Path, manifest: dict[str, Any]) -> None:
+    for name, entry in manifest["files"].items():
+        with (folder / name).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != entry["bytes"]:
+                raise NotWhole(f"{name} has {size} bytes, and {entry['bytes']} were written")
+            if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
+                raise NotWhole(f"{name} is not as it was written")

@@ -1,0 +1,378 @@
+"""One attempt of a script, from spec.json to its end: start, watch, stop, and say how it ended."""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from app.codestate import code_state
+from app.lifecycle import Reason
+from stoker.script import FINISHED
+from worker.launch.launcher import PR_SET_CHILD_SUBREAPER, prctl
+from worker.reporting import EventLog, Pulse
+from worker.script.curves import CurvePoint, Curves
+from worker.script.ending import ScriptEnd, end_by_itself, how_it_ended
+from worker.script.event_log import ScriptEventLog
+from worker.script.processes import Leader, ScriptSignals, end_rest, kill_all, memory_of
+from worker.script.restoring import adopt, began_of, choose, is_of_a_pattern
+from worker.script.saved import Past, Saved, saves_of, step_of
+from worker.script.shim import RATES_UNKNOWN, Shim
+from worker.script.status import StatusServer
+from worker.script.work import ScriptWork
+
+LOOK_SECONDS = 1.0
+# Its memory is looked at after a tenth of the time that it has run, and at least so often.
+MEMORY_SECONDS = 5.0
+# What a script leaves behind when it ends by itself has so long.
+REST_SECONDS = 10.0
+
+
+class Runner:
+    """A script under way. Everything is told by `events`, as a trainer tells it."""
+
+    def __init__(
+        self, work: ScriptWork, events: EventLog, pulse: Pulse, signals: ScriptSignals
+    ) -> None:
+        self._work, self._events, self._pulse, self._signals = work, events, pulse, signals
+        self._began, self._began_at = time.monotonic(), time.time()
+        self._stop_at: float | None = None
+        """When the script was asked to stop (monotonic seconds)."""
+        self._why_stop: Reason | None = None
+        self._shim: Shim | None = None
+        self._step = self._restored = 0
+        self._last: dict[str, float] = {}
+        self._moved_at = self._began
+        self._log_size = 0
+        self._memory = self._peak_memory = 0
+        self._memory_at = 0.0
+        self._told: dict[str, Any] = {}
+        self._rated_at = 0
+        self._past = Past()
+
+    def run(self) -> ScriptEnd:
+        """Start the script and see it through."""
+        work = self._work
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        work.checkpoints_folder.mkdir(exist_ok=True)
+        try:
+            with beating(self._pulse):
+                self._past = adopt(work, self._events, self._warn)
+                restore = (*self._past.folders, *work.restore)
+                checkpoint = choose(restore, self._passed_over)
+        except OSError as error:
+            return ScriptEnd(
+                Reason.checkpoint_error,
+                f"A checkpoint of this run could not be read ({error}). It may be whole, so "
+                "nothing starts from an earlier one; the run is tried again until it can be read.",
+            )
+        if (refused := self._refuse(checkpoint)) is not None:
+            return refused
+        status = StatusServer(work.folder, work.run_id)
+        try:
+            self._shim = Shim(work.shim_file) if work.shim else None
+            environment = work.environment(
+                work.given_environment(), checkpoint, (status.url, status.token_file)
+            )
+            leader = Leader(work.command(checkpoint), work.cwd, environment)
+        except OSError as error:
+            status.close()
+            return ScriptEnd(Reason.spec_error, self._not_started(error))
+        self._tell_start(checkpoint)
+        try:
+            return self._see_through(leader, status)
+        finally:
+            kill_all(leader)
+            leader.close()
+            status.close()
+
+    def _refuse(self, checkpoint: Path | None) -> ScriptEnd | None:
+        """Never a start from nothing where there is something that the script should go on from."""
+        work = self._work
+        if checkpoint is not None:
+            return None
+        if work.restore:
+            return ScriptEnd(
+                Reason.checkpoint_unusable,
+                f"All {len(work.restore)} checkpoints of this run are damaged or gone. Nothing "
+                f"begins anew by itself: `stoker restart {work.run_id} --from scratch` does.",
+            )
+        is_later = work.attempt > 1 and bool(work.resume) and not work.has_saved
+        left = saves_of(work, began_of(work)) if is_later else []
+        if left:
+            return ScriptEnd(
+                Reason.checkpoint_error,
+                f"{left[-1].path} was being written when an earlier attempt ended, and is not "
+                "whole; there is no other. Repair or remove it, and the run goes on by itself; "
+                f"or begin anew: `stoker restart {work.run_id} --from scratch`.",
+            )
+        return None
+
+    def _not_started(self, error: OSError) -> str:
+        work = self._work
+        if not work.cwd.is_dir():
+            return (
+                f"The folder {work.cwd} in which the command was submitted is not there any more. "
+                "Put it back and restart the run, or submit the command again where it is now."
+            )
+        return (
+            f"{work.argv[0]} could not be started: {error.strerror or error}. Check that it is "
+            "there and executable, and submit the command again."
+        )
+
+    def _tell_start(self, checkpoint: Path | None) -> None:
+        work = self._work
+        self._pulse.enter("running")
+        if checkpoint is not None:
+            self._tell_restored(checkpoint)
+        applied = {
+            "argv": work.command(checkpoint),
+            "cwd": str(work.cwd),
+            "device": ", ".join(work.gpus) or "cpu",
+            "gpus": len(work.gpus),
+            "resume_from": None if checkpoint is None else str(checkpoint),
+            "shim": work.shim,
+        }
+        code = work.code or {}
+        environment = {"git_sha": code.get("git_sha"), "git_dirty": code.get("dirty")}
+        self._events.emit("applied", applied=applied, environment=environment)
+        self._events.emit("phase", phase="running")
+        self._tell_changes()
+
+    def _tell_restored(self, checkpoint: Path) -> None:
+        folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
+        step = step_of(folder)
+        if not self._work.resume and is_of_a_pattern(folder):
+            self._warn(
+                "resume_not_told",
+                f"The checkpoint of step {step} is there, and nothing says how the script resumes "
+                "from it (--resume). It was started as at first, and begins anew unless it reads "
+                "STOKER_RESUME_FROM itself.",
+            )
+            return
+        self._step = self._restored = step
+        self._events.emit("restored", path=str(checkpoint), step=step, carry="full", own=True)
+
+    def _tell_changes(self) -> None:
+        """Whether the code is another one by now than that which was submitted."""
+        before = self._work.code
+        if not before or not before.get("git_sha"):
+            return
+        now = code_state(self._work.cwd, list(before["argv"]))
+        if all(now[name] == before.get(name) for name in ("git_sha", "diff")):
+            return
+        message = "The code has changed since the command was submitted, and runs as it is now."
+        told = {"git_sha": now["git_sha"], "was": before["git_sha"], "diff": now["diff"]}
+        self._events.emit("code_changed", message=message, **told)
+
+    def _passed_over(self, folder: Path, why: str) -> None:
+        path = folder.relative_to(self._work.folder) if folder.is_relative_to(
+            self._work.folder) else folder  # fmt: skip
+        self._events.emit("checkpoint", action="quarantined", path=str(path), message=why)
+
+    def _see_through(self, leader: Leader, status: StatusServer) -> ScriptEnd:
+        work = self._work
+        curves = Curves(work, self._began_at, self._warn)
+        past = replace(self._past, step=self._step)
+        saved = Saved(work, self._began_at, self._events, self._warn, lambda: self._step, past)
+        grace_over = False
+        look_at = self._began
+        while not leader.has_ended():
+            now = time.monotonic()
+            if now >= look_at:
+                look_at = now + LOOK_SECONDS
+                self._look(leader, curves, status)
+            if self._stop_at is None and (why := self._why_to_stop(now)) is not None:
+                self._ask_to_stop(leader, why)
+            grace_over = self._stop_at is not None and now > self._stop_at + work.grace_seconds
+            if grace_over:
+                kill_all(leader)
+            self._signals.wait(leader, LOOK_SECONDS / 2)
+        code = leader.returncode()
+        took = (ended := time.monotonic()) - self._began
+        self._end_rest(leader)
+        with beating(self._pulse):
+            self._read(curves, status, all_of_it=True)
+            saved.close(was_cut=code != 0)
+        self._tell_progress(status)
+        if saved.error is not None:
+            self._warn("checkpoint_not_kept", f"A save could not be kept: {saved.error}.")
+        return self._end(code, (took, ended), status, grace_over=grace_over)
+
+    def _why_to_stop(self, now: float) -> Reason | None:
+        work, ran = self._work, now - self._began
+        if self._signals.asked:
+            return Reason.interrupted
+        if work.max_duration_seconds is not None and ran > work.max_duration_seconds:
+            return Reason.max_duration
+        if work.hang_timeout_seconds and now - self._moved_at > work.hang_timeout_seconds:
+            return Reason.hang
+        return None
+
+    def _ask_to_stop(self, leader: Leader, why: Reason) -> None:
+        """The stop file first, then the signal: a script that asks for the file sees it."""
+        self._stop_at, self._why_stop = time.monotonic(), why
+        self._work.stop_file.touch()
+        leader.signal(signal.Signals[self._work.stop_signal])
+
+    def _end_rest(self, leader: Leader) -> None:
+        """Descendants that outlive the leader get the signal and the rest of the grace time."""
+        now = time.monotonic()
+        rest = self._stop_at + self._work.grace_seconds if self._stop_at else now + REST_SECONDS
+        number = signal.Signals[self._work.stop_signal]
+        if left := end_rest(leader, number, rest):
+            were = "1 process" if left == 1 else f"{left} processes"
+            self._warn(
+                "processes_left",
+                f"{were} that the script had started outlived it and had to be ended, so that the "
+                "slot is free. What should outlive a run has to be started outside of it.",
+            )
+
+    def _look(self, leader: Leader, curves: Curves, status: StatusServer) -> None:
+        self._pulse.beat()
+        self._read(curves, status, all_of_it=False)
+        now = time.monotonic()
+        log_size = (self._work.folder / "trainer.log").stat().st_size
+        if log_size != self._log_size:
+            self._log_size, self._moved_at = log_size, now
+        if now >= self._memory_at:
+            self._memory_at = now + min(MEMORY_SECONDS, (now - self._began) / 10)
+            self._memory = memory_of(leader)
+            self._peak_memory = max(self._peak_memory, self._memory)
+        self._tell_progress(status)
+
+    def _read(self, curves: Curves, status: StatusServer, *, all_of_it: bool) -> None:
+        if self._shim is not None and self._shim.read():
+            self._moved_at = time.monotonic()
+        points = [*curves.read(all_of_it=all_of_it)]
+        points += [named for point in status.take() if (named := curves.named(point)).values]
+        for point in points:
+            self._take(point)
+
+    def _take(self, point: CurvePoint) -> None:
+        step = point.step or self._steps
+        self._moved_at = time.monotonic()
+        self._step = max(self._step, step)
+        self._last |= point.values
+        self._events.emit("metrics", step=step, values=point.values)
+
+    def _tell_progress(self, status: StatusServer) -> None:
+        step = max(self._step, self._steps)
+        rates = RATES_UNKNOWN if self._shim is None else self._shim.rates()
+        steps = status.steps
+        told = {
+            "phase": "running",
+            "step": step,
+            "steps": steps,
+            "epoch": None if status.epoch is None else int(status.epoch),
+            "percent": status.percent,
+            "eta_seconds": status.eta_seconds,
+            "loss": self._last.get("train_loss"),
+            "lr": self._last.get("lr"),
+            "host_memory_bytes": self._memory or None,
+            "peak_memory": {"host_bytes": self._peak_memory or None, "device_bytes": None},
+            "totals": {"train_iterations": 0 if self._shim is None else self._shim.steps},
+            **rates,
+        }
+        if told != self._told:
+            self._told = told
+            self._events.emit("progress", **told)
+        values = {name: value for name, value in rates.items() if value is not None}
+        if values and self._steps != self._rated_at:
+            self._rated_at = self._steps
+            self._events.emit("metrics", step=step, values=values)
+
+    @property
+    def _steps(self) -> int:
+        """As the shim has counted them, on top of those that it went on from; 0 without it."""
+        counted = 0 if self._shim is None else self._shim.steps
+        return self._restored + counted if counted else 0
+
+    def _warn(self, code: str, message: str) -> None:
+        self._events.emit("warning", code=code, message=message)
+
+    def _end(
+        self, code: int, times: tuple[float, float], status: StatusServer, *, grace_over: bool
+    ) -> ScriptEnd:
+        took, ended = times
+        how = how_it_ended(code)
+        result = {"last": {"step": max(self._step, self._steps), **self._last}, "exit_code": code}
+        done = (self._work.folder / FINISHED).exists() or self._is_through(status)
+        if self._stop_at is None:
+            told = f"The script ended {how} after {took:.0f} s."
+            return end_by_itself(self._work.folder / "trainer.log", code, told, result)
+        waited = ended - self._stop_at
+        if done and self._why_stop is not Reason.hang:
+            told = "It was asked to stop, and had said by then that it was done."
+            return ScriptEnd(Reason.completed, f"The script ended {how}. {told}", result)
+        if grace_over:
+            told = (
+                f"The script did not stop within {self._work.grace_seconds:g} seconds and was "
+                "killed, with everything that it had started."
+            )
+            return ScriptEnd(_forced(self._why_stop), told, result)
+        if self._why_stop is Reason.max_duration:
+            limit = self._work.max_duration_seconds
+            told = f"The script ran for the {limit:g} seconds that were allowed; it ended {how}."
+            return ScriptEnd(Reason.max_duration, told, result)
+        if self._why_stop is Reason.hang:
+            told = (
+                f"The script made no step, reported nothing and printed nothing for "
+                f"{self._work.hang_timeout_seconds:g} seconds, and was ended ({how})."
+            )
+            return ScriptEnd(Reason.hang, told, result)
+        return ScriptEnd(
+            Reason.interrupted,
+            f"The script was asked to stop; it ended {how} {waited:.1f} s later.",
+            result,
+        )
+
+    def _is_through(self, status: StatusServer) -> bool:
+        return status.steps is not None and self._step >= status.steps
+
+
+@contextmanager
+def beating(pulse: Pulse) -> Iterator[None]:
+    """While large files are read and hashed, which may take minutes, the pulse goes on."""
+    is_over = threading.Event()
+
+    def beat() -> None:
+        while not is_over.wait(LOOK_SECONDS):
+            pulse.beat()
+
+    thread = threading.Thread(target=beat, name="pulse", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def _forced(why: Reason | None) -> Reason:
+    return why if why in (Reason.max_duration, Reason.hang) else Reason.killed
+
+
+def run_attempt(folder: Path) -> int:
+    """0 when the attempt's end could be told."""
+    events, pulse, signals = (
+        ScriptEventLog(folder / "events.jsonl"),
+        Pulse(folder / "pulse"),
+        ScriptSignals(),
+    )
+    pulse.enter("starting")
+    events.emit("phase", phase="starting")
+    try:
+        work = ScriptWork.read(folder)
+        end = Runner(work, events, pulse, signals).run()
+    except (OSError, ValueError, LookupError) as error:
+        told = f"The script could not be run on this worker: {type(error).__name__}: {error}."
+        end = ScriptEnd(Reason.trainer_error, told)
+    step = (end.result or {}).get("last", {}).get("step")
+    events.end(reason=end.reason, message=end.message, result=end.result, step=step)
+    with suppress(OSError):  # of a full disk
+        print(f"stoker: {end.message}", flush=True)  # noqa: T201 - the log of the run
+    return 0

@@ -1,0 +1,45 @@
+"""What the shim in a script has counted: steps, and the time that it waited for data."""
+
+import mmap
+import time
+from collections import deque
+from pathlib import Path
+
+from worker.script.work import SHIM
+
+# Rates are over so long: a script's steps may take a second each.
+RATE_SECONDS = 10.0
+RATES_UNKNOWN: dict[str, float | None] = {"iterations_per_second": None, "data_wait_ratio": None}
+
+
+class Shim:
+    """The file that `path/sitecustomize.py` maps into the script's memory."""
+
+    def __init__(self, path: Path) -> None:
+        """OSError."""
+        path.write_bytes(bytes(SHIM.size))
+        with path.open("rb") as file:
+            self._figures = mmap.mmap(file.fileno(), SHIM.size, access=mmap.ACCESS_READ)
+        self.steps = 0
+        self._marks: deque[tuple[float, int, float]] = deque()
+
+    def read(self) -> bool:
+        """Look at the figures; whether there are more steps than before."""
+        before = self.steps
+        self.steps, waited, _ = SHIM.unpack_from(self._figures, 0)
+        now = time.monotonic()
+        self._marks.append((now, self.steps, waited))
+        while len(self._marks) > 2 and now - self._marks[1][0] > RATE_SECONDS:
+            self._marks.popleft()
+        return self.steps != before
+
+    def rates(self) -> dict[str, float | None]:
+        """Steps a second, and which part of the time they waited for data, of late."""
+        if len(self._marks) < 2 or not self.steps:
+            return RATES_UNKNOWN
+        (first, before, waited_before), (last, after, waited) = self._marks[0], self._marks[-1]
+        seconds = last - first
+        if seconds <= 0:
+            return RATES_UNKNOWN
+        ratio = min(1.0, max(0.0, (waited - waited_before) / seconds))
+        return {"iterations_per_second": (after - before) / seconds, "data_wait_ratio": ratio}

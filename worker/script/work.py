@@ -1,0 +1,146 @@
+"""What a script is told: its command line, its environment, and the folder to find Stoker in."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from struct import Struct
+from typing import Any, Self
+
+# What a registered command sees of the worker's environment.
+OF_THE_HOST = (
+    *("PATH", "HOME", "USER", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "TZ"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE"),
+)
+CHECKPOINT = "{checkpoint}"
+"""In the arguments of `resume`: the file or folder of the checkpoint to go on from."""
+SHIM = Struct("<QdQ")
+"""Steps, seconds of waiting for data, and the process that counts: path/sitecustomize.py."""
+
+
+@dataclass(frozen=True)
+class ScriptWork:
+    """The attempt, as spec.json has it; `restore` are checkpoints to try, the newest first."""
+
+    folder: Path
+    run_id: int
+    attempt: int
+    run_folder: Path
+    argv: tuple[str, ...]
+    cwd: Path
+    resume: tuple[str, ...]
+    checkpoints: tuple[str, ...]
+    stop_signal: str
+    grace_seconds: float
+    max_duration_seconds: float | None
+    hang_timeout_seconds: float | None
+    shim: bool
+    metrics_file: str | None
+    metrics_stdout: str | None
+    environment_file: Path | None
+    path_folder: Path
+    """Holds `stoker` and `sitecustomize.py`; it goes before the script's own PYTHONPATH."""
+    gpus: tuple[str, ...]
+    """UUIDs of the GPUs that the script may see."""
+    restore: tuple[Path, ...] = field(default=())
+    code: dict[str, Any] | None = None
+    """The code as it was when it was submitted; see app.service.scripts.Admission."""
+    has_saved: bool = False
+    """Whether the run has saved checkpoints before, in this attempt's past."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """From spec.json. OSError, ValueError, KeyError."""
+        document = json.loads((folder / "spec.json").read_text())
+        recipe, policy = document["spec"]["recipe"], document["spec"]["policy"]
+        environment, metrics = document["environment_file"], recipe["metrics"]
+        return cls(
+            folder=folder,
+            run_id=document["run_id"],
+            attempt=document["attempt"],
+            run_folder=Path(document["run_dir"]),
+            argv=tuple(document["argv"]),
+            cwd=Path(document["cwd"]),
+            resume=tuple(recipe["resume"]),
+            checkpoints=tuple(recipe["checkpoints"]),
+            stop_signal=recipe["stop_signal"],
+            grace_seconds=recipe["grace_seconds"],
+            max_duration_seconds=policy["max_duration_seconds"],
+            hang_timeout_seconds=policy["hang_timeout_seconds"],
+            shim=recipe["shim"],
+            metrics_file=metrics["file"],
+            metrics_stdout=metrics["stdout"],
+            environment_file=None if environment is None else Path(environment),
+            path_folder=Path(document["path_folder"]),
+            gpus=tuple(document["gpus"]),
+            restore=tuple(Path(one["path"]) for one in document["restore"]),
+            has_saved=document["has_saved"],
+            code=document.get("code"),
+        )
+
+    @property
+    def checkpoints_folder(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def stop_file(self) -> Path:
+        return self.folder / "stop"
+
+    @property
+    def shim_file(self) -> Path:
+        return self.folder / "shim"
+
+    def command(self, checkpoint: Path | None) -> list[str]:
+        """The arguments; those of `resume` follow where there is a checkpoint to go on from."""
+        if checkpoint is None:
+            return list(self.argv)
+        resumed = [part.replace(CHECKPOINT, str(checkpoint)) for part in self.resume]
+        return [*self.argv, *resumed]
+
+    def environment(
+        self, given: Mapping[str, str], checkpoint: Path | None, status: tuple[str, Path]
+    ) -> dict[str, str]:
+        """`given` and what a script finds inside a run; `status`: URL and token file of the route
+        for the trainer's status.
+        """
+        url, token_file = status
+        named = {
+            "STOKER_RUN_ID": str(self.run_id),
+            "STOKER_ATTEMPT": str(self.attempt),
+            "STOKER_RUN_DIR": str(self.folder),
+            "STOKER_CHECKPOINT_DIR": str(self.checkpoints_folder),
+            "STOKER_STOP_FILE": str(self.stop_file),
+            "STOKER_GRACE_SECONDS": f"{self.grace_seconds:g}",
+            "STOKER_STOP_SIGNAL": self.stop_signal,
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "CUDA_VISIBLE_DEVICES": ",".join(self.gpus),
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(1, int(self.grace_seconds) - 5)),
+            "KUBEFLOW_TRAINER_SERVER_URL": url,
+            "KUBEFLOW_TRAINER_SERVER_TOKEN": str(token_file),
+            "TENSORBOARD_LOGGING_DIR": str(self.folder / "tensorboard"),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONPATH": os.pathsep.join(
+                part for part in (str(self.path_folder), given.get("PYTHONPATH")) if part
+            ),
+            "NO_PROXY": _with_loopback(given.get("NO_PROXY") or given.get("no_proxy")),
+            "no_proxy": _with_loopback(given.get("no_proxy") or given.get("NO_PROXY")),
+        }
+        if checkpoint is not None:
+            named["STOKER_RESUME_FROM"] = str(checkpoint)
+        if self.shim:
+            named["STOKER_SHIM_FILE"] = str(self.shim_file)
+        kept = {name: value for name, value in given.items() if not name.startswith("STOKER_")}
+        return {**kept, **named}
+
+    def given_environment(self) -> dict[str, str]:
+        """The submitter's, as it was kept; where there is none, what this process has."""
+        if self.environment_file is None:
+            return {name: os.environ[name] for name in OF_THE_HOST if name in os.environ}
+        kept: dict[str, str] = json.loads(self.environment_file.read_text())
+        return kept
+
+
+def _with_loopback(given: str | None) -> str:
+    parts = [part for part in (given or "").split(",") if part]
+    return ",".join(dict.fromkeys([*parts, "127.0.0.1", "localhost"]))
