@@ -16,10 +16,10 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.figures import Figure, figure_of
-from benchmarks.steps import FIELDS, spec_of, step_of
-from worker.trainer.checkpoint import Tensors, publish
-from worker.trainer.checkpoint_writer import CheckpointWriter
-from worker.trainer.snapshot import capture
+from benchmarks.steps import spec_of, step_of
+from worker.trainer.checkpoints.format import Tensors, publish
+from worker.trainer.checkpoints.snapshot import capture
+from worker.trainer.checkpoints.writer import CheckpointWriter
 from worker.trainer.state import TrainState
 from worker.trainer.step import TrainingStep
 
@@ -153,11 +153,11 @@ def _costs(arm: Sequence[Timing], without: Sequence[Timing]) -> list[float]:
 
 
 def _train(step: TrainingStep, arm: Nothing) -> Timing:
-    batch = {name: torch.ones((BATCH, *field.shape)) for name, field in FIELDS.items()}
+    batch = step.made_up(BATCH)
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
         stalls, began = [], time.perf_counter()
         for number in range(1, STEPS + 1):
-            step.accumulate(batch, BATCH, 1.0)
+            step.accumulate(batch, 1.0)
             step.apply(1e-3)
             if number in SAVES_AT:
                 stalled = time.perf_counter()

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 import torch
 
 from benchmarks.figures import Figure, figure_of
-from benchmarks.steps import FIELDS, spec_of, step_of
-from worker.trainer.compiler import quiet
-from worker.trainer.data.transfer import made_up
+from benchmarks.steps import spec_of, step_of
+from worker.trainer.speed.compiler import quiet
 from worker.trainer.step import TrainingStep
 
 ROUNDS, STEPS = 15, 8
@@ -75,10 +74,10 @@ def _ratios(eager: TrainingStep, compiled: TrainingStep) -> Iterator[float]:
 
 def _train(step: TrainingStep, steps: int) -> float:
     """The median of their seconds."""
-    batch, seconds = made_up(FIELDS, BATCH, CPU), []
+    batch, seconds = step.made_up(BATCH), []
     for _ in range(steps):
         began = time.perf_counter()
-        step.accumulate(batch, BATCH, 1.0)
+        step.accumulate(batch, 1.0)
         step.apply(RATE)
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds)

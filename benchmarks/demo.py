@@ -25,7 +25,7 @@ import psutil
 
 from app.cli.output import number, size
 from app.cli.progress import Teller, make_view
-from app.cli.specfile import read_request
+from app.cli.specs.specfile import read_request
 from stoker import Client, ClientError
 
 SPEC = Path(__file__).parent.parent / "examples" / "weather-lstm.yaml"
@@ -105,7 +105,7 @@ class Demo:
             f"{number(dataset['samples'])} windows of {hours} h × {features} measurements, "
             f"{size(dataset['size_bytes'])}: hourly weather of TMY3 station 723170"
         )
-        return self.call("-m", "worker.trainer.sample_weather", sample["path"], "--baseline")
+        return self.call("-m", "worker.trainer.tools.sample_weather", sample["path"], "--baseline")
 
     def call(self, *arguments: str) -> Document:
         """Run a Python module; its JSON answer."""

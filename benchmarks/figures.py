@@ -16,8 +16,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from app.codestate import checkout
 from benchmarks.heap import settings_in_force
-from worker.host import checkout
 
 ROOT = Path(__file__).parents[1]
 FILE_COLUMNS = 200

@@ -19,7 +19,7 @@ from app.guard.facts import (
 from app.guard.presets.catalog import load_catalog
 from app.guard.registry import RULES
 from app.guard.resolve import resolve
-from app.guard.rule import Rule
+from app.guard.rule import GuardRule
 from app.planning.pace import Pace
 from app.spec.layers import Document, merge_patch
 from app.spec.run import RunSpec
@@ -106,7 +106,7 @@ def slowest_rule(request: Document, facts: Facts) -> tuple[str, float]:
     return max(alone.items(), key=lambda timed: timed[1])
 
 
-def _taken(rules: Sequence[Rule], spec: RunSpec, facts: Facts) -> float:
+def _taken(rules: Sequence[GuardRule], spec: RunSpec, facts: Facts) -> float:
     start = time.perf_counter()
     case = Case(spec, facts)
     for rule in rules:

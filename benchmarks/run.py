@@ -16,27 +16,32 @@ from pathlib import Path
 
 import torch
 
+from app.container import usable_cores
 from benchmarks import (
-    agent_figures,
-    api_figures,
     checkpoint_figures,
-    claims_figures,
     compile_figures,
     demo_figures,
-    memory_figures,
-    restart_figures,
     rules_figures,
     script_figures,
-    stop_figures,
 )
-from benchmarks.bench_service import bench_service
 from benchmarks.effort import FULL, QUICK, Effort
 from benchmarks.figures import Figure, as_json, not_measured, place_for, print_table
 from benchmarks.loading import figures as loading_figures
 from benchmarks.loading import windows as windows_figures
 from benchmarks.loading.neighbours import versions
+from benchmarks.memory import memory_figures
+from benchmarks.service import (
+    agent_figures,
+    api_figures,
+    claims_figures,
+    restart_figures,
+    scripts_figures,
+    stop_figures,
+)
+from benchmarks.service.bench_service import bench_service
 from benchmarks.training import figures as training_figures
 from benchmarks.training import sorted_data
+from benchmarks.workloads import board, timeframes
 
 MEASURED: Mapping[str, Callable[[Effort, str], list[Figure]]] = {
     "rules": lambda effort, device: rules_figures.measure(),
@@ -48,9 +53,10 @@ MEASURED: Mapping[str, Callable[[Effort, str], list[Figure]]] = {
     "compile": lambda effort, device: compile_figures.measure(),
     "checkpoint": lambda effort, device: checkpoint_figures.measure(),
     "memory": lambda effort, device: memory_figures.measure(),
+    "workloads": lambda effort, device: [*board.measure(effort), *timeframes.measure(effort)],
     "demo": lambda effort, device: demo_figures.measure(),
 }
-OF_THE_SERVICE = ("api", "stop", "restart", "script", "agent", "claims")
+OF_THE_SERVICE = ("api", "stop", "restart", "script", "scripts", "agent", "claims")
 PARTS = (*MEASURED, *OF_THE_SERVICE)
 # Those that ask for ratios which show within seconds; the others have no quick form.
 QUICK_PARTS = ("loading", "windows", "training")
@@ -62,6 +68,7 @@ NO_CUDA = (
 
 
 def main() -> int:
+    torch.set_num_threads(usable_cores())  # as a trainer; PyTorch's own are those of the host
     gc.freeze()  # as trainers do: a search through all that PyTorch has takes 0.1 s
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=" ".join(PARTS))
@@ -131,7 +138,7 @@ def measure_quickly(parts: Collection[str], device: str) -> list[Figure]:
 
 def _of_arrow(effort: Effort) -> list[Figure]:
     if find_spec("pyarrow") is None:
-        why = "needs pyarrow: pip install 'stoker[tables]'"
+        why = "needs pyarrow: pip install 'stoker[worker]'"
         return [not_measured("Arrow folders", why, "python -m benchmarks arrow")]
     from benchmarks.loading import arrow  # needs that extra
 
@@ -154,6 +161,8 @@ def _of_the_service(parts: Collection[str]) -> list[Figure]:
                 figures += agent_figures.measure(service, agent)
             if "claims" in parts:
                 figures += claims_figures.measure(service)
+            if "scripts" in parts:
+                figures += scripts_figures.measure(service)
             if "script" in parts:  # the last, since it pins the agent to one core
                 figures += script_figures.measure(service, agent)
     return figures

@@ -18,11 +18,11 @@ from typing import NamedTuple
 import psutil
 
 from app.spec.layers import merge_patch
-from benchmarks.bench_service import POLL_SECONDS, BenchService, Document, spec, wait_until
 from benchmarks.confidence import lower_bound
 from benchmarks.figures import Figure, figure_of
 from benchmarks.heap import OF_TRAINERS
-from benchmarks.restart_figures import start_script
+from benchmarks.service.bench_service import POLL_SECONDS, BenchService, Document, spec, wait_until
+from benchmarks.service.restart_figures import start_script
 
 ROUNDS = 8
 SERVING_CORE, TRAINING_CORE = 0, 1

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from app.spec.run import RunSpec
+from worker.reporting import Pulse
+from worker.trainer.build import build_step
 from worker.trainer.data.source import Field
-from worker.trainer.prepare import build_step
 from worker.trainer.preparing import Preparing
-from worker.trainer.pulse import Pulse
-from worker.trainer.recipes import TASKS
+from worker.trainer.recipes import task_of
 from worker.trainer.step import Precision, TrainingStep
 from worker.trainer.stop import StopFlag
 
@@ -33,7 +33,7 @@ def step_of(
     spec: RunSpec, fields: Mapping[str, Field] = FIELDS, device: str = "cpu"
 ) -> TrainingStep:
     """In fp32."""
-    task = TASKS[spec.recipe.kind].for_run(spec, fields)
+    task = task_of(spec.recipe.kind).for_run(spec, fields)
     return build_step(spec, task, {}, Precision("fp32", torch.device(device)))
 
 

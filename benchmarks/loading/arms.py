@@ -9,10 +9,13 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from app.container import usable_cores
 from benchmarks.loading.files import DataFile
 
 Batch = Mapping[str, Tensor]
 BATCH = 128
+# Threads and processes of all arms follow the cores.
+CORES = usable_cores()
 CHUNK_BYTES = 256 * 2**20
 GIB = 2**30
 

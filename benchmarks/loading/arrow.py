@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.effort import Effort
 from benchmarks.figures import Figure
-from benchmarks.loading.arms import BATCH, Arm, Batch
+from benchmarks.loading.arms import BATCH, CORES, Arm, Batch
 from benchmarks.loading.files import NAMES, DataFile, write
 from benchmarks.loading.rounds import ROUNDS, in_turn, rates, ratio
 from benchmarks.loading.stoker import by_torch, stoker
@@ -25,7 +25,7 @@ from benchmarks.loading.stoker import by_torch, stoker
 # 100 files of 256 samples of 5.8 KiB: 145 MiB.
 FILES, SAMPLES, FEATURES = 100, 25_600, 4
 PACKINGS = ("lz4", "uncompressed")
-WORKERS = (0, 2)
+WORKERS = (0, CORES)
 COMMAND = "python -m benchmarks arrow"
 
 Arrays = dict[str, NDArray[Any]]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.effort import Effort
 from benchmarks.figures import Figure, not_measured
-from benchmarks.loading.arms import Arm, Runner
+from benchmarks.loading.arms import CORES, Arm, Runner
 from benchmarks.loading.files import LAYOUTS, DataFile, write
 from benchmarks.loading.memory import peaks
 from benchmarks.loading.neighbours import NOT_INSTALLED, PACKAGES, neighbours, plain_script
@@ -22,8 +22,8 @@ from benchmarks.loading.stoker import by_torch, stoker
 LARGE, SMALL, PACKED = (4096, 167), (40_960, 16), (1024, 167)
 SMALL_BYTES = 2**16
 PACKINGS = tuple(name for name in LAYOUTS if name != "contiguous")
-WORKERS = (0, 2, 4)
-OWN_WORKERS = (0, 2)
+WORKERS = (0, CORES, 2 * CORES)
+OWN_WORKERS = (0, CORES)
 KIB = 2**10
 COMMAND = "python -m benchmarks loading"
 

@@ -24,7 +24,6 @@ with suppress(ImportError):  # the extra `filters`
     LAYOUTS |= {
         "zstd": {**hdf5plugin.Zstd(clevel=3), **SHUFFLED},
         "lz4": {**hdf5plugin.LZ4(), **SHUFFLED},
-        "blosc2": dict(hdf5plugin.Blosc2(cname="zstd")),
     }
 LAYOUTS["lzf"] = {"compression": "lzf", **SHUFFLED}
 ROWS_OF_A_CHUNK = 16

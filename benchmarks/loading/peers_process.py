@@ -12,7 +12,7 @@ import spdl.pipeline
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.loading.arms import BATCH, Arm, Batch
+from benchmarks.loading.arms import BATCH, CORES, Arm, Batch
 from benchmarks.loading.files import HORIZON, WINDOW, WRITTEN_AT_ONCE, DataFile
 from benchmarks.loading.peers import BatchedWindows, Windows
 from benchmarks.loading.serving import serve
@@ -23,8 +23,8 @@ sys.modules["streaming.vision"] = types.ModuleType("streaming.vision")
 
 import streaming  # noqa: E402 - after the stand-in
 
-WORKERS = (0, 2)
-THREADS, AHEAD = 2, 3
+WORKERS = (0, CORES)
+THREADS, AHEAD = CORES, CORES + 1
 
 
 def arms(file: DataFile, shuffled: bool) -> Iterator[Arm]:

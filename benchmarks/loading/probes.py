@@ -13,8 +13,10 @@ from torch import Tensor
 
 from benchmarks.loading.arms import BATCH, CHUNK_BYTES, Arm, Batch
 from benchmarks.loading.files import NAMES, DataFile
+from worker.trainer.data.feed.read_threads import READ_THREADS
 
-THREADS = 2
+THREADS = READ_THREADS
+"""As many as Stoker reads with."""
 
 
 def load(file: DataFile, device: str = "cpu") -> dict[str, Tensor]:
@@ -26,7 +28,7 @@ def in_memory(data: dict[str, Tensor], *, shuffled: bool) -> Arm:
     """Batches of data that is in memory already, gathered into one whose memory is used again: the
     limit of any loader.
     """
-    room = {name: torch.empty_like(array[:BATCH]) for name, array in data.items()}
+    reused = {name: torch.empty_like(array[:BATCH]) for name, array in data.items()}
 
     def epoch(number: int) -> Iterator[Batch]:
         samples = len(data["targets"])
@@ -36,7 +38,7 @@ def in_memory(data: dict[str, Tensor], *, shuffled: bool) -> Arm:
             if shuffled:
                 rows = order[start : start + BATCH]
                 yield {
-                    name: torch.index_select(array, 0, rows, out=room[name][: len(rows)])
+                    name: torch.index_select(array, 0, rows, out=reused[name][: len(rows)])
                     for name, array in data.items()
                 }
             else:
@@ -48,13 +50,13 @@ def in_memory(data: dict[str, Tensor], *, shuffled: bool) -> Arm:
 def memory_copy(data: dict[str, Tensor]) -> Arm:
     """The same bytes from memory to memory, a chunk at a time."""
     size = CHUNK_BYTES // data["features"][0].nbytes
-    room = torch.empty(size, *data["features"].shape[1:])
+    reused = torch.empty(size, *data["features"].shape[1:])
 
     def epoch(number: int) -> Iterator[Batch]:
         for start in range(0, len(data["targets"]), size):
             features = data["features"][start : start + size]
             targets = data["targets"][start : start + size]
-            yield {"features": room[: len(features)].copy_(features), "targets": targets}
+            yield {"features": reused[: len(features)].copy_(features), "targets": targets}
 
     return Arm("probe: memory copy", epoch)
 
@@ -63,8 +65,8 @@ def raw_read(file: DataFile, targets: Tensor) -> Arm:
     """Chunks of the file into one reused buffer by parallel `preadv`."""
     descriptor = os.open(file.path, os.O_RDONLY)
     begin, most = _offset(file), CHUNK_BYTES // file.sample_bytes
-    room = torch.empty(most, file.row_bytes // 4)
-    memory = room.numpy().reshape(-1).view(np.uint8).data
+    reused = torch.empty(most, file.row_bytes // 4)
+    memory = reused.numpy().reshape(-1).view(np.uint8).data
     pool = ThreadPoolExecutor(THREADS)
 
     def epoch(number: int) -> Iterator[Batch]:
@@ -75,7 +77,7 @@ def raw_read(file: DataFile, targets: Tensor) -> Arm:
             parts = pairwise(shares)
             read = partial(_read, descriptor, memory, at)
             list(pool.map(read, parts))
-            yield {"features": room[:rows], "targets": targets[start : start + rows]}
+            yield {"features": reused[:rows], "targets": targets[start : start + rows]}
 
     return Arm("probe: raw read", epoch, _closer(descriptor, pool))
 
@@ -87,12 +89,12 @@ def mapped_gather(file: DataFile, targets: Tensor) -> Arm:
     shape = file.samples, file.row_bytes // 4
     mapped = np.memmap(file.path, np.float32, "c", _offset(file), shape)  # "c": never written back
     features, most = torch.from_numpy(mapped), CHUNK_BYTES // file.sample_bytes
-    room = torch.empty(most, shape[1])
+    reused = torch.empty(most, shape[1])
 
     def epoch(number: int) -> Iterator[Batch]:
         order = torch.randperm(file.samples, generator=torch.Generator().manual_seed(number))
         for rows in torch.split(order, most):
-            gathered = torch.index_select(features, 0, rows, out=room[: len(rows)])
+            gathered = torch.index_select(features, 0, rows, out=reused[: len(rows)])
             yield {"features": gathered, "targets": targets[rows]}
 
     return Arm("probe: gather", epoch)

@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loading.arms import Arm
+import torch
+
+from benchmarks.loading.arms import CORES, Arm
 from benchmarks.loading.files import DataFile
 
 
 def serve(arms_of: Callable[[DataFile, bool], Iterable[Arm]]) -> None:
     """`arms_of(file, shuffled)`; until the end of standard input."""
+    torch.set_num_threads(CORES)
     document = json.loads(sys.argv[1])
     shuffled = bool(document.pop("shuffled"))
     file = DataFile(**{**document, "path": Path(document["path"])})

@@ -8,8 +8,8 @@ import torch
 from benchmarks.loading.arms import BATCH, CHUNK_BYTES, Arm, Batch
 from benchmarks.loading.files import DataFile
 from benchmarks.steps import spec_of, unstopped
+from worker.trainer.data.dataset import DataSet, open_data
 from worker.trainer.data.fingerprint import fingerprint
-from worker.trainer.data.loader import DataSet, open_data
 
 MIB = 2**20
 # Samples of 23 KiB: a chunk of 256 MiB has room for one.

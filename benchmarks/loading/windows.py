@@ -16,7 +16,7 @@ from benchmarks.loading.files import HORIZON, NAMES, WINDOW, WRITTEN_AT_ONCE, Da
 from benchmarks.loading.rounds import ROUNDS, in_turn, rates, ratio
 from benchmarks.loading.stoker import open_file, stoker
 from benchmarks.steps import unstopped
-from worker.trainer.convert import convert
+from worker.trainer.tools.convert import convert
 
 # The reference's row, 360 × 167 float32: 0.9 GiB of 4,096 windows.
 SAMPLES, FEATURES = 4096, 167

@@ -1,17 +1,14 @@
 """A whole step replayed from a CUDA graph beside the same step launched one operation at a time."""
 
 import time
-from collections.abc import Mapping
-
-from torch import Tensor
 
 from benchmarks.figures import Figure, figure_of
 from benchmarks.loading.arms import BATCH, settle
 from benchmarks.loading.files import DataFile
 from benchmarks.loading.stoker import open_file
 from benchmarks.steps import spec_of, step_of, unstopped
-from worker.trainer.data.transfer import made_up
-from worker.trainer.recording import record_step
+from worker.trainer.data.batch import Batch
+from worker.trainer.speed.cuda_graph import capture_step
 from worker.trainer.step import TrainingStep
 
 # The recipe `sequence`, so small that launching its operations takes longer than they do.
@@ -31,14 +28,14 @@ def captured(file: DataFile, device: str, rounds: int, command: str) -> list[Fig
     spec = spec_of(request)
     data = open_file(file, "resident", "full", device=device)
     try:
-        launched, recorded = (step_of(spec, data.fields, device) for _ in range(2))
+        launched, captured = (step_of(spec, data.fields, device) for _ in range(2))
         with unstopped() as preparing:
-            record_step(recorded, spec, data, preparing)
-        batch = made_up(data.fields, BATCH, device)
+            capture_step(captured, spec, data, preparing)
+        batch = launched.made_up(BATCH)
     finally:
         data.close()
     pairs = [
-        (_microseconds(launched, batch), _microseconds(recorded, batch)) for _ in range(rounds)
+        (_microseconds(launched, batch), _microseconds(captured, batch)) for _ in range(rounds)
     ]
     before, after = zip(*pairs, strict=True)
     gains = [slow / fast for slow, fast in pairs]
@@ -49,7 +46,7 @@ def captured(file: DataFile, device: str, rounds: int, command: str) -> list[Fig
     ]
 
 
-def _microseconds(step: TrainingStep, batch: Mapping[str, Tensor]) -> float:
+def _microseconds(step: TrainingStep, batch: Batch) -> float:
     """Of a step, of many without a wait in between."""
     _train(step, batch, STEPS // 10)
     settle()
@@ -59,7 +56,7 @@ def _microseconds(step: TrainingStep, batch: Mapping[str, Tensor]) -> float:
     return (time.perf_counter() - began) / STEPS * 1e6
 
 
-def _train(step: TrainingStep, batch: Mapping[str, Tensor], steps: int) -> None:
+def _train(step: TrainingStep, batch: Batch, steps: int) -> None:
     for _ in range(steps):
-        step.accumulate(batch, BATCH, 1.0)
+        step.accumulate(batch, 1.0)
         step.apply(RATE)

@@ -12,7 +12,7 @@ import torch
 from benchmarks.confidence import FEWEST, lower_bound
 from benchmarks.effort import Effort
 from benchmarks.figures import Figure, figure_of
-from benchmarks.loading.arms import BATCH, Arm, Batch
+from benchmarks.loading.arms import BATCH, CORES, Arm, Batch
 from benchmarks.loading.files import DataFile, write
 from benchmarks.loading.peers import dataloader, naive_chunks
 from benchmarks.loading.probes import load
@@ -29,7 +29,7 @@ ROUNDS, PEER_ROUNDS = {"cpu": 40, "cuda": 8}, {"cpu": 9, "cuda": 5}
 SAMPLES = {"cpu": 2_560, "cuda": 24_576}
 FEATURES = 16
 # Of DataLoader. A machine with a GPU has more cores, of which it is given more.
-WORKERS = {"cpu": (0, 2), "cuda": (8,)}
+WORKERS = {"cpu": (0, CORES), "cuda": (CORES,)}
 # Asked for: of the limit where the model is the work, resident and stream, and over the peers where
 # the data is.
 LEAST_EFFICIENCY, LEAST_EFFICIENCY_OF_A_GPU = (0.97, 0.95), (0.98, 0.98)

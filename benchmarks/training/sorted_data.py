@@ -23,7 +23,7 @@ from benchmarks.loading.files import DataFile
 from benchmarks.loading.rounds import ROUNDS, in_turn, rates, ratio
 from benchmarks.loading.stoker import stoker
 from benchmarks.training.models import Recurrent
-from worker.trainer import sample_weather
+from worker.trainer.tools import sample_weather
 
 # A group has 16 blocks, which is the fewest that the loader makes of one, and a chunk holds it.
 GROUP, CHUNK_BYTES = 512, 16 * 2**20

@@ -1,6 +1,6 @@
 """What a user would run without Stoker: the demo's model in a plain script, as short as it can be.
 
-`python benchmarks/bare_training.py DATA.h5 STATE.pt THREADS` trains until it is ended, from
+`python benchmarks/service/bare_training.py DATA.h5 STATE.pt THREADS` trains until it is ended, from
 STATE.pt if that is there; it saves after its first step. It prints how many steps it has made and
 when that was: after the first, and after each epoch.
 """

@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,19 +17,24 @@ import torch
 from numpy.typing import NDArray
 
 from app.guard.case import Case
-from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts, HostFacts, Lengths
-from app.guard.memory.measured import Measured
+from app.guard.facts import DatasetFacts, DeviceFacts, Facts, FieldFacts, HostFacts, LengthFacts
+from app.guard.memory.measuring import measured
 from app.guard.memory.memory_plan import probe_order
+from app.lifecycle import Reason
 from app.planning.imports import build_of
+from app.planning.profile import Measured, Point, Profile, ProfileKey, points_of_probe
 from app.spec.layers import Document, overlay
 from app.spec.run import RunSpec
-from app.store.measured_memory import compared
+from app.store.telemetry.measured_memory import compared
+from worker.agent.beat_report import BeatReport
+from worker.agent.measured import taken_by
 from worker.launch.local import memory_settings
 from worker.trainer.data.fingerprint import fingerprint
-from worker.trainer.data.ragged_files import write_ragged
+from worker.trainer.data.formats.ragged_files import write_ragged
 
 THREADS = 2
 BUILD = build_of(torch.__version__)
+Profiles = Mapping[ProfileKey, Profile]
 IN_ONE_PIECE = FieldFacts((), "", "contiguous")
 AVAILABLE_BYTES = 4 * 2**30  # for the plan; none of these specs comes near it
 
@@ -90,7 +96,7 @@ class RaggedShape(Shape):
 
     def facts(self, path: Path) -> DatasetFacts:
         facts, lengths = super().facts(path), self.lengths
-        known = Lengths(int(lengths.min()), float(lengths.mean()), int(lengths.max()))
+        known = LengthFacts(int(lengths.min()), float(lengths.mean()), int(lengths.max()))
         inputs = replace(facts.fields["features"], lengths=known)
         return replace(facts, fields={**facts.fields, "features": inputs})
 
@@ -197,8 +203,22 @@ CASES = (
 )  # fmt: skip
 
 
-def train(case: MemoryCase, folder: Path) -> dict[str, Any]:
-    """`{planned_bytes, measured_bytes, ratio}` of a spec, trained in a process of its own."""
+@dataclass(frozen=True)
+class Trained:
+    """A training of a spec: the plan that was made before, its peak, and what it says of others."""
+
+    plan: dict[str, Any]
+    peak: dict[str, Any]
+    measured: Measured
+
+    @property
+    def compared(self) -> dict[str, Any]:
+        """`{planned_bytes, measured_bytes, ratio}`; planned is None where nothing like it was."""
+        return compared(self.plan, self.peak)
+
+
+def train(case: MemoryCase, folder: Path, profiles: Profiles | None = None) -> Trained:
+    """A spec, trained in a process of its own; planned by what others took."""
     path = case.data.write(folder)
     with tempfile.TemporaryDirectory(dir=folder) as made:
         run_dir = Path(made)
@@ -220,9 +240,24 @@ def train(case: MemoryCase, folder: Path) -> dict[str, Any]:
         )
         if done.returncode != 0:
             raise RuntimeError(f"{case.name} was not trained: {done.stderr[-2_000:]}")
-        events = [json.loads(line) for line in (attempt / "events.jsonl").read_text().splitlines()]
-    progress = [event for event in events if event["kind"] == "progress"][-1]
-    return compared(planned(case, path), progress["peak_memory"])
+        report = BeatReport(run_dir, attempt)
+        told = (attempt / "events.jsonl").read_text().splitlines()
+        report.take([json.loads(line) for line in told])
+    facts = facts_of(case, path)
+    taken = taken_by(Reason.completed, report)
+    found = measured(Case(spec_of(case), facts), taken) if taken else None
+    if found is None or report.progress is None:
+        raise RuntimeError(f"{case.name} did not tell what it took")
+    return Trained(planned(case, path, profiles), report.progress["peak_memory"], found)
+
+
+def profiles_of(*found: Measured, by_probe: bool = False) -> Profiles:
+    """As the store gives them, the newest first."""
+    points: dict[ProfileKey, list[Point]] = {}
+    for one in reversed(found):
+        known = (replace(p, run_id=None if by_probe else 1) for p in reversed(one.points))
+        points.setdefault(one.key, []).extend(known)
+    return {key: Profile(tuple(some)) for key, some in points.items()}
 
 
 def dataset_of(path: Path) -> dict[str, Any]:
@@ -230,9 +265,10 @@ def dataset_of(path: Path) -> dict[str, Any]:
     return {"path": str(path), "fingerprint": fingerprint(path)}
 
 
-def planned(case: MemoryCase, path: Path, measured: Measured | None = None) -> dict[str, Any]:
+def planned(case: MemoryCase, path: Path, profiles: Profiles | None = None) -> dict[str, Any]:
     """The plan as it is stored with a run."""
-    return Case(spec_of(case), replace(facts_of(case, path), measured=measured)).memory.as_json()
+    facts = replace(facts_of(case, path), profiles=profiles or {})
+    return Case(spec_of(case), facts).memory.as_json()
 
 
 def spec_of(case: MemoryCase) -> RunSpec:
@@ -249,11 +285,12 @@ def probed(case: MemoryCase, folder: Path) -> Measured:
     spec, facts = spec_of(case), facts_of(case, case.data.write(folder))
     planned = Case(spec, facts)
     order = {**probe_order(planned.workload, planned.device), "threads": THREADS}
-    command = [sys.executable, "-P", "-m", "worker.trainer.probe"]
+    command = [sys.executable, "-P", "-m", "worker.trainer.tools.probe"]
     done = subprocess.run(command, input=json.dumps(order), capture_output=True, text=True,
                           check=True, env=_as_worker())  # fmt: skip
-    result = {**json.loads(done.stdout), "device": "cpu"}
-    return Measured.from_result(spec, "worker", 1_700_000_000.0, result)
+    result, asked = {**json.loads(done.stdout), "device": "cpu"}, order["profile"]
+    points = points_of_probe(result, asked["model_bytes"], asked["sample_bytes"])
+    return Measured(ProfileKey(**asked["key"]), points)
 
 
 def _as_worker() -> dict[str, str]:

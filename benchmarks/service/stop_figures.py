@@ -3,8 +3,8 @@
 import statistics
 import time
 
-from benchmarks.bench_service import BenchService, spec
 from benchmarks.figures import Figure
+from benchmarks.service.bench_service import BenchService, spec
 
 REPETITIONS = 5
 OVERHEAD_SECONDS = 0.5

@@ -4,8 +4,8 @@ import time
 
 import psutil
 
-from benchmarks.bench_service import BenchService
 from benchmarks.figures import Figure
+from benchmarks.service.bench_service import BenchService
 
 # The first beats of a process compile each of its SQL statements, once for its life.
 WARM_SECONDS = 10.0

@@ -9,9 +9,9 @@ from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from benchmarks import load_figures
-from benchmarks.bench_service import BenchService, spec
 from benchmarks.figures import Figure
+from benchmarks.service import load_figures
+from benchmarks.service.bench_service import BenchService, spec
 
 WARM_UP = 20
 MEASURED = 300

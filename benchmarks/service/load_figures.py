@@ -17,12 +17,13 @@ from pathlib import Path
 import psutil
 
 from app.settings import load_settings
-from app.store import open_store, sqlite
-from benchmarks import mlflow_server
-from benchmarks.bench_service import BenchService, end, spec, start_part, wait_until
+from app.store import open_store
+from app.store.engine import sqlite
 from benchmarks.figures import Figure
-from benchmarks.load import Load, Target, is_there, load
-from benchmarks.long_history import add_copies
+from benchmarks.service import mlflow_server
+from benchmarks.service.bench_service import BenchService, end, spec, start_part, wait_until
+from benchmarks.service.load import Load, Target, is_there, load
+from benchmarks.service.long_history import add_copies
 
 SHORT, LONG = HISTORIES = (1_000, 1_000_000)
 # By how many clients, and for how many seconds at a time.

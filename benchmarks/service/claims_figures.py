@@ -8,9 +8,9 @@ import h5py
 import psutil
 
 from app.spec.layers import merge_patch
-from benchmarks.bench_service import BenchService, spec
 from benchmarks.figures import Figure
-from worker.trainer.data.ragged_files import write_ragged
+from benchmarks.service.bench_service import BenchService, spec
+from worker.trainer.data.formats.ragged_files import write_ragged
 
 ROUNDS = 3
 COMMAND = "python -m benchmarks claims"

@@ -16,20 +16,20 @@ import psutil
 import torch
 
 from benchmarks.figures import ROOT
-from benchmarks.memory_cases import SMALL, MemoryCase, by_torch, dataset_of, spec_of
+from benchmarks.memory.memory_cases import SMALL, MemoryCase, by_torch, dataset_of, spec_of
 from benchmarks.steps import unstopped
-from worker.trainer.data.loader import open_data
+from worker.trainer.data.dataset import open_data
 
 TRAINER = """
 import psutil
-from worker.trainer.execute import execute
+from worker.trainer.run import execute
 from worker.trainer.failure import explain
 print(psutil.Process().memory_info().rss)
 """
 COMPILER = """
 import psutil, torch
-from worker.trainer.compiler import compiled, quiet
-from worker.trainer.execute import execute
+from worker.trainer.speed.compiler import compiled, quiet
+from worker.trainer.run import execute
 before = psutil.Process().memory_info().rss
 step = compiled(lambda x: x.relu().square().sum(), "default")
 with quiet():
@@ -38,7 +38,7 @@ print(psutil.Process().memory_info().rss - before)
 """
 LOADER = """
 import json, sys
-from benchmarks.process_memory import measured_here
+from benchmarks.memory.process_memory import measured_here
 print(json.dumps(measured_here(sys.argv[1])))
 """
 

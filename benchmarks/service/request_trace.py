@@ -1,10 +1,12 @@
-"""Follows one `POST /runs` from the socket to the commit: `python -m benchmarks.request_trace`.
+"""Follows one `POST /runs` from the socket to the commit: the floors, files and functions.
 
-Prints the files and the named functions of Stoker that it enters, floor by floor, and how often a
-floor is entered again that had been left. The guard's rules are left out: each is a function of its
-own. The table of docs/design/requests.md is made by it.
+`python -m benchmarks.service.request_trace` prints the files and the named functions of Stoker
+that it enters, floor by floor, and how often a floor is entered again that had been left. The
+guard's rules are left out: each is a function of its own. The table of docs/design/requests.md is
+made by it.
 """
 
+import inspect
 import json
 import sys
 import tempfile
@@ -22,8 +24,8 @@ import uvicorn
 import app
 from app.api.main import create_app
 from app.settings import load_settings
+from app.store.engine.migrate import upgrade
 from app.store.identity import this_process
-from app.store.migrate import upgrade
 from app.store.records import Inspection
 from app.store.store import Store, open_store
 from app.store.worker_records import NewWorker
@@ -36,6 +38,7 @@ FIELDS = {
     "features": {"shape": [24, 3], "dtype": "float32"},
     "targets": {"shape": [4], "dtype": "float32"},
 }
+PAUSING = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 WARM = 3  # requests before: what is made once is not of a request
 
 
@@ -44,10 +47,13 @@ class Trace:
 
     def __init__(self) -> None:
         self.entered: list[tuple[str, str]] = []
+        self._paused: set[FrameType] = set()
 
     def __call__(self, frame: FrameType, event: str, _argument: Any) -> None:
-        if event != "call":
+        if event != "call" or frame in self._paused:
             return
+        if frame.f_code.co_flags & PAUSING:  # it goes on later: that is not another call
+            self._paused.add(frame)
         place = Path(frame.f_code.co_filename)
         if not place.is_relative_to(PACKAGES) or frame.f_code.co_name.startswith("<"):
             return

@@ -15,9 +15,9 @@ from types import MappingProxyType
 from typing import IO
 
 from app.spec.layers import merge_patch
-from benchmarks.bench_service import BenchService, spec, wait_until
 from benchmarks.figures import Figure
 from benchmarks.heap import plain_environment
+from benchmarks.service.bench_service import BenchService, spec, wait_until
 
 ROUNDS = 5
 THREADS = 1

@@ -14,10 +14,10 @@ from pathlib import Path
 import httpx
 import psutil
 
-from app.store.sqlite import driver
-from benchmarks.bench_service import end, wait_until
+from app.store.engine.sqlite import driver
 from benchmarks.heap import callers_environment
-from benchmarks.load import Target, load
+from benchmarks.service.bench_service import end, wait_until
+from benchmarks.service.load import Target, load
 
 WORKERS = 1
 WARM_UP_SECONDS = 3  # much is imported by the first requests

@@ -1,0 +1,1 @@
+"""Plans of memory beside what training takes."""

@@ -1,0 +1,1 @@
+"""The service measured: the API, load, the agent, stops and restarts."""
