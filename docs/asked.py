@@ -17,8 +17,9 @@ def _about(topic: str, *troubles: tuple[str, ...]) -> tuple[Asked, ...]:
 
 
 RECIPE = "recipe.kind"
+RARE = "test_rare_labels_are_begun_at_their_rate"
 PLACES = "test_full_steps_come_from_their_places"
-RECOMPUTE = "runtime.activation_checkpointing"
+RECOMPUTE = "speed.needless_recomputing"
 AVERAGING = "averaging.kind"
 PLATEAU = "schedule.kind"
 GPUS = "runtime.gpus"
@@ -47,7 +48,7 @@ ASKED: tuple[Asked, ...] = (
         (
             "prefetched samples beyond the host's budget or /dev/shm",
             "memory.loader_over_budget",
-            "test_nothing_has_a_name_in_shared_memory",
+            "test_batches_that_shared_memory_has_no_room_for_are_refused",
         ),
         ("pin_memory without CUDA", "correctness.pin_memory_needs_gpu"),
         ("an epoch shorter than the start of the workers", "speed.workers_start_anew"),
@@ -65,8 +66,8 @@ ASKED: tuple[Asked, ...] = (
         "data",
         ("a random split of overlapping windows", "correctness.leaking_split"),
         ("windows that reach over the border of two parts", "correctness.leaking_split"),
-        ("a random split of groups or entities", "data.split.method"),
-        ("shuffling with a carried state", "recipe.carry_hidden"),
+        ("a random split of groups or entities", "learning.parts_ignored"),
+        ("shuffling with a carried state", "correctness.carried_state"),
         (
             "data sorted by its label",
             "learning.sorted_blocks",
@@ -77,7 +78,7 @@ ASKED: tuple[Asked, ...] = (
         ("a batch above the training samples", "learning.batch_above_samples"),
         ("drop_last that drops more than 1 %", "learning.drop_last_drops"),
         ("a last batch of 1, or micro-batches under 8, with batch norm", RECIPE),
-        ("positives under 5 % without weights", RECIPE),
+        ("positives under 5 % without weights", RARE),
         ("NaN or unscaled targets", "correctness.nonfinite_values", "learning.unscaled"),
         ("input fields of other length", "test_arrays_of_different_length_are_refused"),
     ),
@@ -107,11 +108,11 @@ ASKED: tuple[Asked, ...] = (
         (
             "CUDA graphs with activation checkpointing or the dataloader loader",
             PLACES,
-            RECOMPUTE,
+            "correctness.step_not_recordable",
         ),
         ("neither for a long run bound by launches", "speed.launched_steps"),
         (
-            "CUDA graphs of steps that cannot be recorded",
+            "CUDA graphs of steps that cannot be captured",
             "correctness.graphs_need_gpu",
             "correctness.step_not_recordable",
             "test_a_step_that_goes_wrong_is_found_out",
@@ -120,7 +121,7 @@ ASKED: tuple[Asked, ...] = (
     *_about(
         "learning",
         ("no warm-up with a large batch", "learning.no_warmup"),
-        ("no warm-up with a transformer", RECIPE),
+        ("no warm-up with a transformer", "test_a_transformer_is_that_of_pytorch"),
         ("a warm-up as long as the run", "learning.warmup_never_ends"),
         ("a first step at a rate of 0", "test_no_schedule_begins_at_a_rate_of_0"),
         ("a rate far too low", "learning.rate_too_low"),
@@ -136,9 +137,13 @@ ASKED: tuple[Asked, ...] = (
         ("a rate scaled with the batch beyond reason", "learning.rate_beyond_batch"),
         ("a plateau without evaluation", PLATEAU),
         ("patience of early stopping not above the plateau's", PLATEAU),
-        ("backbone_lr above lr", "optimizer.backbone_lr"),
-        ("pretrained weights under one high rate", "init_from"),
-        ("init_from that matches under 90 % of the keys", "init_from"),
+        ("backbone_lr above lr", "learning.backbone_lr_above_lr"),
+        ("pretrained weights under one high rate", "learning.pretrained_rate"),
+        (
+            "init_from that matches under 90 % of the keys",
+            "correctness.init_from_matches_nothing",
+            "learning.init_from_other_shape",
+        ),
         ("adam with weight decay", "learning.adam_weight_decay"),
         ("accumulation beyond the epoch", "learning.accumulation_beyond_epoch"),
         (

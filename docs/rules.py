@@ -1,4 +1,4 @@
-"""Writes docs/rules.md and the examples of the rules from the code: `python -m docs.rules`.
+"""Writes the page of the rules, and their examples, from the code: `python -m docs.rules`.
 
 A test fails when either says something else than the code does.
 """
@@ -12,11 +12,12 @@ from app.guard.documentation import EARLY, IMPOSSIBLE, TO_COME
 from app.guard.patching import apply_json_patch
 from app.guard.registry import RULES
 from docs.asked import ASKED
-from tests.guard.cases import CASES, Example
+from tests.guard.cases import CASES
+from tests.guard.changes import Example
 from tests.guard.world import plan_of
 
 ROOT = Path(__file__).parents[1]
-DOCUMENT = ROOT / "docs" / "rules.md"
+DOCUMENT = ROOT / "docs" / "reference" / "rules.md"
 EXAMPLES = ROOT / "app" / "guard" / "examples.json"
 TOPICS = {
     "correctness": "What would make a run wrong.",
@@ -59,7 +60,7 @@ def write_examples() -> str:
 
 
 def write_document() -> str:
-    """docs/rules.md."""
+    """docs/reference/rules.md."""
     return "\n".join([OPENING, *_rules(), *_early(), *_impossible(), *_to_come(), *_asked()])
 
 

@@ -1,0 +1,1 @@
+"""The recipe `tabular`: a small network over rows of a table."""
