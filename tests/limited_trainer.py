@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-import worker.trainer.execute  # what a trainer imports is there before the limit is set
-import worker.trainer.failure  # noqa: F401 - the same
+import worker.trainer.failure  # what a trainer imports is there before the limit is set
+import worker.trainer.run  # noqa: F401 - the same
 from worker.trainer.__main__ import main
 
 

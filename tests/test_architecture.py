@@ -13,6 +13,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from app.spec.installed import INSTALLED
+
 ROOT = Path(__file__).parent.parent
 PRODUCT = ("stoker", "app", "worker", "migrations", "benchmarks")
 MAX_FILE_LINES = 400
@@ -34,6 +36,9 @@ TOP_LEVEL = {
     *("README.md", "Makefile", "CHANGELOG.md", "LICENSE", "CONTRIBUTING.md", "SECURITY.md"),
     *(".ci", "docs", "monitoring", "benchmarks", "examples", ".gitignore", ".dockerignore"),
 }
+
+# Names that users know, each from another place: `stoker`, its models, what recipes are made of.
+IMPORTED_BY_USERS = {"Event", "Problem", "Recipe"}
 
 # Packages that are the other half of a declared one, released together with it.
 HALVES = {"pydantic-core": "pydantic", "jsonpointer": "jsonpatch"}
@@ -93,6 +98,17 @@ def test_functions_are_paragraphs():
     assert not too_long
 
 
+def test_no_class_name_is_used_twice():
+    defined: dict[str, set[str]] = {}
+    for path in PRODUCT_FILES:
+        if path.parts[0] in ("app", "worker", "stoker"):
+            for node in ast.walk(ast.parse((ROOT / path).read_text())):
+                if isinstance(node, ast.ClassDef):
+                    defined.setdefault(node.name, set()).add(str(path))
+    twice = {name: places for name, places in defined.items() if len(places) > 1}
+    assert twice.keys() == IMPORTED_BY_USERS, twice
+
+
 def test_every_file_opens_with_the_line_that_says_what_belongs_in_it():
     silent = []
     for path in PYTHON_FILES:
@@ -137,11 +153,13 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_used():
         canonicalize_name(Requirement(line).name)
         for lines in (
             project["dependencies"],
-            *map(extras.get, ("worker", "postgres", "filters", "tables", "peers")),
+            *map(extras.get, ("worker", "postgres", "filters", "boards", "peers", "scripts")),
         )
         for line in lines
     }
-    modules = {module for path in PRODUCT_FILES for module in imported_modules(path)}
+    # A callback is imported where its library is, and Stoker itself never does.
+    ours = [path for path in PRODUCT_FILES if not path.is_relative_to("stoker/callbacks")]
+    modules = {module for path in ours for module in imported_modules(path)}
     imported = {module.partition(".")[0] for module in modules}
     own_or_standard = {*PRODUCT, *sys.stdlib_module_names}
     distributions = {**importlib.metadata.packages_distributions(), **ELSEWHERE}
@@ -155,3 +173,49 @@ def imported_modules(path: Path) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             yield node.module or ""
+
+
+# Where the name of a recipe may stand besides its own two files: an example has to name one, and
+# some words are others' too.
+RECIPE_WORDS_ELSEWHERE = {
+    ("app/api/openapi.py", "sequence"): "the specs that the API's documentation shows",
+    ("app/cli/specs/yamltext.py", "sequence"): "YAML's word for a list",
+    ("app/cli/data/datasets.py", "board"): "the name of a sample",
+    ("app/spec/availability.py", "board"): "a workload to come, until its recipe is installed",
+}
+OF_ONE_RECIPE = ("app/recipes", "worker/trainer/recipes")
+
+
+def test_only_a_recipes_own_files_name_it():
+    """By a literal of exactly its kind, or an import: all else asks the registry."""
+    found = {
+        (str(path), word)
+        for path in PRODUCT_FILES
+        if path.parts[0] != "benchmarks" and not path.is_relative_to(OF_ONE_RECIPE[0])
+        if not path.is_relative_to(OF_ONE_RECIPE[1])
+        for word in recipe_words(path)
+    }
+    looked_for = {*INSTALLED.models, *recipe_modules()}
+    allowed = {place for place in RECIPE_WORDS_ELSEWHERE if place[1] in looked_for}
+    assert found == allowed, "ask app.spec.installed, or the recipe itself"
+
+
+def recipe_modules() -> set[str]:
+    """Of recipes: what lies beside the registry of each half."""
+    return {
+        ".".join(path.with_suffix("").parts)
+        for path in PRODUCT_FILES
+        if str(path.parent) in OF_ONE_RECIPE and path.stem not in ("__init__", "base")
+    }
+
+
+def recipe_words(path: Path) -> Iterator[str]:
+    modules = recipe_modules()
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.ImportFrom):
+            names = {f"{node.module}", *(f"{node.module}.{one.name}" for one in node.names)}
+            yield from names & modules
+        elif isinstance(node, ast.Import):
+            yield from {alias.name for alias in node.names} & modules
+        elif isinstance(node, ast.Constant) and node.value in INSTALLED.models:
+            yield node.value

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.settings import SettingsError, is_loopback, load_settings
+from app.settings import SettingsError, is_loopback, load_settings, split_notify_url
 
 
 @pytest.fixture(autouse=True)
@@ -117,3 +117,38 @@ def test_what_only_looks_like_it_is_refused(monkeypatch, name):
     monkeypatch.setenv(name, "8000")
     with pytest.raises(SettingsError, match=f"{name} is not a setting"):
         load_settings()
+
+
+@pytest.mark.parametrize(
+    ("url", "form", "address"),
+    [
+        ("https://ntfy.sh/x", None, "https://ntfy.sh/x"),
+        ("ntfy+http://10.0.0.5:8080/runs", "ntfy", "http://10.0.0.5:8080/runs"),
+        ("json+https://u:p@[::1]/", "json", "https://u:p@[::1]/"),
+    ],
+)
+def test_an_address_to_notify_may_name_its_form(monkeypatch, url, form, address):
+    monkeypatch.setenv("STOKER_NOTIFY_URL", url)
+    monkeypatch.setenv("STOKER_NOTIFY_ON", "failed, stalled")
+    settings = load_settings()
+    assert settings.notify_url == url
+    assert split_notify_url(url) == (form, address)
+    assert settings.notify_on == ("failed", "stalled")
+    assert url not in repr(settings), "it may hold a token"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("URL", "ntfy.sh/secret-topic", "give a URL such as https://ntfy.sh/my-topic"),
+        ("URL", "mail+https://secret-topic", "one of the forms ntfy, slack, discord, json"),
+        ("URL", "https://", "give a URL"),
+        ("SECRET", "secret-topic", "fewer than 16 characters"),
+        ("ON", "failed,ended", "'ended' should be 'succeeded', 'failed', 'stopped' or 'stalled'"),
+    ],
+)
+def test_what_nobody_could_be_notified_by_is_a_sentence(monkeypatch, name, value, words):
+    monkeypatch.setenv(f"STOKER_NOTIFY_{name}", value)
+    with pytest.raises(SettingsError, match=words) as caught:
+        load_settings()
+    assert "secret-topic" not in str(caught.value)

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from app.settings import load_settings
-from worker.agent import run_agent
+from worker.agent.agent import run_agent
 
 LIMITED_TRAINER = Path(__file__).parents[1] / "limited_trainer.py"
 

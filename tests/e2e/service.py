@@ -24,8 +24,9 @@ T = TypeVar("T")
 class Service:
     """Starts and kills the real processes, and speaks HTTP with them."""
 
-    def __init__(self, home: Path, **settings: str) -> None:
+    def __init__(self, home: Path, *, python: str = sys.executable, **settings: str) -> None:
         self.home = home
+        self.python = python
         self.environment = os.environ | {
             "STOKER_HOME": str(home),
             "STOKER_PORT": "0",
@@ -101,7 +102,7 @@ class Service:
         return eventually(lambda: self._process("worker.trainer"), "a trainer runs")
 
     def launcher(self) -> psutil.Process:
-        return eventually(lambda: self._process("worker.launcher"), "a launcher runs")
+        return eventually(lambda: self._process("worker.launch.launcher"), "a launcher runs")
 
     def loader_processes(self) -> list[psutil.Process]:
         """Those that the trainers of this service have spawned to read."""
@@ -116,6 +117,11 @@ class Service:
             yield
         finally:
             trainer.resume()
+
+    def stop(self, process: subprocess.Popen[bytes]) -> None:
+        """Drain one of the processes, and wait for its end."""
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=DEADLINE_SECONDS)
 
     def left_running(self) -> list[psutil.Process]:
         """Every process that still belongs to this home."""
@@ -153,7 +159,7 @@ class Service:
         self.home.mkdir(parents=True, exist_ok=True)
         with (self.home / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, *arguments], env=self.environment, stdout=log, stderr=log
+                [self.python, *arguments], env=self.environment, stdout=log, stderr=log
             )
         self.processes.append(process)
         return process

@@ -56,6 +56,10 @@ def test_submit_progress_stop_restart_succeed(service):
     assert int(rows[-1]["step"]) == 1350
     assert service.run(run_id)["child_ids"] == [child["id"]]
 
+    plan = service.http.post("/runs", params={"dry_run": "true"}, json=SPEC).json()["memory"]
+    assert (plan["unknown"], plan["measured"]["runs"]) == ([], [child["id"], run_id])
+    assert plan["host"]["planned_bytes"] > plan["host"]["least_bytes"] > 0
+
     series = service.http.get(f"/runs/{child['id']}/metrics").json()["series"]
     assert {"train_loss", "val_loss", "val_mae", "lr"} <= series.keys()
     kinds = [kind for kind, _ in _stream(service, child["id"])]
@@ -81,14 +85,15 @@ def test_pause_frees_the_device_and_resume_goes_on(service):
     assert killed["attempt"] == 2
 
 
-def test_a_dataset_that_changed_after_registration_fails_with_a_sentence(service):
+def test_a_dataset_that_changed_after_registration_is_refused_with_a_sentence(service):
     path = write_waves(service.home / "data" / "cut.h5")
     assert service.register("cut", "cut.h5")["state"] == "ready"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    failed = service.wait_for_end(service.submit({**SPEC, "data": {"dataset": "cut"}}))
-    assert (failed["state"], failed["reason"]) == ("failed", "dataset_changed")
-    assert "register" in failed["message"]
-    assert "Traceback" not in failed["message"]
+    refused = service.http.post("/runs", json={**SPEC, "data": {"dataset": "cut"}})
+    assert refused.status_code == 409
+    (issue,) = refused.json()["issues"]
+    assert issue["code"] == "correctness.dataset_changed"
+    assert "register" in refused.json()["detail"]
 
 
 def _slots(service):

@@ -21,7 +21,7 @@ SPEC: dict[str, Any] = {
 WAYS: dict[str, dict[str, Any]] = {
     "as it comes": {},
     "launched": {"cuda_graphs": "never"},
-    "recorded": {"cuda_graphs": "always"},
+    "captured": {"cuda_graphs": "always"},
     "tf32": {"precision": "tf32"},
     "bf16": {"precision": "bf16-mixed"},
     "fp16": {"precision": "fp16-mixed"},
@@ -41,7 +41,7 @@ def test_a_run_learns(service, way):
     (attempt,) = service.http.get(f"/runs/{run_id}/attempts").json()["data"]
     applied = attempt["applied"]
     assert applied["device"].startswith("cuda"), applied
-    assert applied["cuda_graphs"]["recorded"] is ("launched" not in way), applied["cuda_graphs"]
+    assert applied["cuda_graphs"]["captured"] is ("launched" not in way), applied["cuda_graphs"]
     assert applied["compile"]["mode"] == ("default" if "compiled" in way else "none")
 
 

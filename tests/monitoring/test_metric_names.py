@@ -11,10 +11,10 @@ from ruamel.yaml import YAML
 from app.api.telemetry import Telemetry
 from app.settings import load_settings
 from app.store import open_store
-from app.store.migrate import upgrade
-from worker.exporter import RunView, Snapshot, WorkerCollector
-from worker.histogram import CHECKPOINT_DURATIONS
-from worker.telemetry import GpuSample
+from app.store.engine.migrate import upgrade
+from worker.telemetry.exporter import RunView, TelemetrySnapshot, WorkerCollector
+from worker.telemetry.gpus import GpuSample
+from worker.telemetry.histogram import CHECKPOINT_DURATIONS
 
 MONITORING = Path(__file__).parents[2] / "monitoring"
 FROM_PROMETHEUS = {"job", "instance", "le", "__name__"}
@@ -45,6 +45,8 @@ GPU = GpuSample(
     power_watts=300.0,
     temperature_celsius=60.0,
     energy_joules=1.0,
+    sm_clock_hertz=1e9,
+    memory_clock_hertz=1e9,
     capability=(9, 0),
     processes=(),
 )
@@ -56,14 +58,14 @@ def worker_text(root: Path) -> str:
         run_id=1,
         attempt=1,
         recipe="sequence",
-        gpu="0",
+        gpus=("0",),
         progress=PROGRESS,
         losses={"train": 1.0},
         iterations=CHECKPOINT_DURATIONS.observe(0.1),
         checkpoints=CHECKPOINT_DURATIONS.observe(0.1),
     )
     collector = WorkerCollector(home=root)
-    collector.publish(Snapshot(runs=(run,), gpus=(GPU,), beat_at=1.0))
+    collector.publish(TelemetrySnapshot(runs=(run,), gpus=(GPU,), beat_at=1.0))
     registry = CollectorRegistry()
     registry.register(collector)
     return generate_latest(registry).decode()

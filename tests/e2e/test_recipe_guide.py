@@ -1,0 +1,128 @@
+"""docs/recipes.md, followed word by word: a package is written, installed, tested and trained."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.environment import ROOT, new_environment
+from tests.pages import blocks
+
+GUIDE = (ROOT / "docs" / "recipes.md").read_text()
+# A name in bold, the rest of its paragraph, and the block behind that.
+A_FILE = re.compile(r"\*\*`([\w./-]+)`\*\*(?:(?!\n\n).)*\n\n```\w+\n(.*?)```", re.DOTALL)
+FILES = dict(A_FILE.findall(GUIDE))
+(COMMANDS,) = blocks("sh", GUIDE)
+MORE = re.findall(r"```python\n(class .*?)```", GUIDE, re.DOTALL)
+
+# The code of the last part, used as the loop would.
+USE_MORE = """
+import json, torch
+from collections.abc import Mapping
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from app.spec.data import Data
+from app.spec.recipe import Array
+from app.spec.run import RunSpec
+from worker.trainer.recipes.base import Samples
+from walks_recipe.recipe import Walks
+from test_walks import FIELDS, SPEC
+from walks_recipe.task import *
+
+{blocks}
+
+CPU = torch.device("cpu")
+batch = Valid.for_run(SPEC, FIELDS).made_up(5, CPU)
+assert batch.arrays["label"].tolist() == [0, 1, 0, 1, 0]
+assert batch.arrays["tokens"].shape == (5, 16)
+assert HalfWalks(kind="walks").dataset_arrays(SPEC.data, {{}})["tokens"].shape == (8,)
+made = HalfWalksTask.dataset(SPEC, [{{"tokens": torch.arange(16), "label": 1}}])
+assert len(made) == 1
+assert made[0]["tokens"].tolist() == list(range(8))
+task = Carrying.for_run(SPEC, FIELDS)
+tables = task.made_up_tables()
+model = task.build_model({{}}, tables)
+batch = Batch(task.made_up(4, CPU).arrays, 4, tables)
+for _ in range(3):
+    task.loss(model, batch)
+assert task.carried(model)["seen"] == 12
+task.begin("evaluation", model)
+assert task.carried(model)["seen"] == 12
+task.begin("epoch", model)
+assert task.carried(model)["seen"] == 0
+assert "seen" not in model.state_dict()
+"""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+class Reader:
+    """Somebody with an empty folder, in which `.venv` has Stoker."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.python = new_environment(folder / ".venv")
+        path = [str(folder / ".venv" / "bin"), str(Path(sys.executable).parent)]
+        self.environment = os.environ | {
+            "PATH": os.pathsep.join([*path, os.environ["PATH"]]),
+            "STOKER_HOME": str(folder / "home"),
+            "STOKER_PORT": "0",
+            "STOKER_EXPORTER_PORT": "0",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    def run(self, *command: str, cwd: str = ".") -> str:
+        done = subprocess.run(
+            command,
+            cwd=self.folder / cwd,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=250,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    reader = Reader(tmp_path_factory.mktemp("reader"))
+    for name, content in FILES.items():
+        (reader.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (reader.folder / name).write_text(content)
+    yield reader
+    subprocess.run(["stoker", "down"], env=reader.environment, check=False, capture_output=True)
+
+
+def test_every_file_of_the_guide_is_found() -> None:
+    assert set(FILES) == {
+        "train.py",
+        "walks.yaml",
+        "walks-recipe/pyproject.toml",
+        "walks-recipe/walks_recipe/__init__.py",
+        "walks-recipe/walks_recipe/recipe.py",
+        "walks-recipe/walks_recipe/task.py",
+        "walks-recipe/test_walks.py",
+    }
+    assert len(MORE) == 3
+
+
+def test_its_commands_install_and_train_it(reader: Reader) -> None:
+    told = reader.run("bash", "-euo", "pipefail", "-c", COMMANDS)
+    assert "walks 0.1.0" in told
+    assert re.search(r"succeeded|Trained \d+ of \d+ steps", told), told
+    best = re.search(r"best val_recall ([0-9.]+)", told)
+    assert best, told
+    assert float(best[1]) > 0.8
+    assert re.search(r"[0-9a-f]{32} +walks 0.1.0 +walks", told), told
+
+
+def test_the_packages_own_test_and_what_more_there_is(reader: Reader) -> None:
+    reader.run(reader.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd="walks-recipe")
+    reader.run(reader.python, "-c", USE_MORE.format(blocks="\n".join(MORE)), cwd="walks-recipe")

@@ -1,0 +1,231 @@
+"""A user's own command through the real service: typed, stopped, gone on with, refused, paused."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.service import eventually
+from tests.e2e.shell import Shell
+from tests.repository import git
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+TRAIN = """
+import os, sys, time, zipfile
+start = 0
+if "--resume" in sys.argv:
+    with zipfile.ZipFile(sys.argv[sys.argv.index("--resume") + 1]) as archive:
+        start = int(archive.read("step"))
+print("start", start, flush=True)
+steps = int(sys.argv[1])
+os.makedirs("out", exist_ok=True)
+for step in range(start + 1, steps + 1):
+    with zipfile.ZipFile(f"out/ckpt-{step}.pt", "w") as archive:
+        archive.writestr("step", str(step))
+    with open(os.environ["STOKER_RUN_DIR"] + "/metrics.jsonl", "a") as file:
+        file.write('{"step": %d, "loss": %f}\\n' % (step, 1 / step))
+    time.sleep(0.05)
+print("end", flush=True)
+"""
+REGISTERED = """
+[scripts.count]
+argv = ["{python}", "train.py", "{{steps}}"]
+cwd = "{cwd}"
+params.steps = {{type = "int", default = 3, ge = 1, le = 10}}
+"""
+
+
+class Counting(Shell):
+    """With a script that counts in its project, and as a registered command."""
+
+    def __init__(self, root: Path) -> None:
+        project = root / "project"
+        project.mkdir()
+        (project / "train.py").write_text(TRAIN)
+        super().__init__(root, REGISTERED.format(python=sys.executable, cwd=project))
+
+    def run(self, *words: str, steps: int = 3) -> dict[str, Any]:
+        return self.run_command(*words, command=(sys.executable, "train.py", str(steps)))
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Counting]:
+    shell = Counting(tmp_path_factory.mktemp("scripts"))
+    yield shell
+    shell.service.close()
+
+
+@pytest.fixture(autouse=True)
+def free_slot(shell: Counting) -> Iterator[None]:
+    yield
+    shell.end_all()
+
+
+NAMED = ("--checkpoints", "out/ckpt-*.pt", "--resume", "--resume {checkpoint}")
+
+
+def test_a_command_runs_with_its_curve_its_log_and_its_result(shell: Counting):
+    run = shell.run("--name", "first")
+    ended = shell.service.wait_for_end(run["id"])
+    assert (ended["state"], ended["name"], ended["dataset"]) == ("succeeded", "first", None)
+    assert ended["result"]["exit_code"] == 0
+    curve = shell.curve(run["id"])  # points closer than a second are thinned, the ends stay
+    assert curve[1] == 1.0
+    assert curve[3] == pytest.approx(1 / 3, abs=1e-6)
+    assert "end" in shell.stoker("logs", str(run["id"]))
+    spec = shell.service.http.get(f"/runs/{run['id']}/spec").json()
+    assert spec["code"]["argv"] == [sys.executable, "train.py", "3"]
+    assert spec["applied"][0]["cwd"] == str(shell.project)
+    shown = " ".join(shell.stoker("show", str(run["id"])).split())
+    assert f"command {sys.executable} train.py 3 folder {shell.project}" in shown
+
+
+def test_stop_and_restart_go_on_where_it_was(shell: Counting):
+    run = shell.run(*NAMED, steps=10_000)
+    eventually(lambda: shell.checkpoints(run["id"]), "a checkpoint is listed")
+    stopped = shell.service.http.post(f"/runs/{run['id']}/stop", params={"wait": 60}).json()
+    assert (stopped["state"], stopped["reason"]) == ("stopped", "stop_requested")
+    newest = max(one["step"] for one in shell.checkpoints(run["id"]))
+    child = json.loads(shell.stoker("restart", str(run["id"]), "--json"))
+    assert child["carry"]["kind"] == "full"
+    eventually(
+        lambda: f"start {newest}\n" in shell.stoker("logs", str(child["id"])),
+        "the child goes on from the newest checkpoint",
+    )
+    eventually(lambda: shell.checkpoints(child["id"]), "the child has saved, too")
+    shell.service.http.post(f"/runs/{child['id']}/pause", params={"wait": 60})
+    assert shell.service.run(child["id"])["state"] == "paused"
+    shell.service.http.post(f"/runs/{child['id']}/resume")
+    eventually(lambda: shell.service.run(child["id"])["state"] == "running", "it goes on")
+    shell.service.http.post(f"/runs/{child['id']}/kill", params={"wait": 60})
+    killed = shell.service.run(child["id"])
+    assert (killed["state"], killed["reason"]) == ("stopped", "kill_requested")
+
+
+def test_a_restart_that_changes_the_command_is_refused_over_http(shell: Counting):
+    run = shell.run()
+    shell.service.wait_for_end(run["id"])
+    patch = {"recipe": {"argv": ["/bin/sh", "-c", "id"]}}
+    answer = shell.service.http.post(f"/runs/{run['id']}/restart", json={"patch": patch})
+    assert answer.status_code == 422
+    assert answer.json()["issues"][0]["code"] == "script_not_allowed"
+
+
+def test_a_pause_that_would_lose_all_is_refused(shell: Counting):
+    run = shell.run(steps=10_000)
+    eventually(lambda: shell.service.run(run["id"])["status"] == "running", "it runs")
+    answer = shell.service.http.post(f"/runs/{run['id']}/pause")
+    assert (answer.status_code, answer.json()["code"]) == (409, "nothing_to_resume_from")
+    assert "--lose-progress" in answer.json()["detail"]
+    shell.stoker("pause", str(run["id"]), "--lose-progress", "--wait", "60")
+    assert shell.service.run(run["id"])["state"] == "paused"
+    shell.stoker("stop", str(run["id"]))
+
+
+def test_registered_commands_are_taken_over_http_and_others_are_not(shell: Counting):
+    run_id = shell.service.submit({"recipe": {"kind": "script", "command": "count"}})
+    assert shell.service.wait_for_end(run_id)["state"] == "succeeded"
+    assert set(shell.curve(run_id)) >= {1, 3}
+    other = {"recipe": {"kind": "script", "argv": ["/bin/true"]}}
+    refused = shell.service.http.post("/runs", json=other)
+    assert refused.status_code == 422
+    assert "stoker run -- COMMAND" in refused.json()["detail"]
+    planned = shell.service.http.post(
+        "/runs",
+        params={"dry_run": True},
+        json={"recipe": {"kind": "script", "command": "count", "params": {"steps": 99}}},
+    ).json()
+    assert planned["accepted"] is False
+    assert planned["issues"][0]["loc"] == ["recipe", "params", "steps"]
+
+
+def test_a_script_that_fails_says_why_and_what_follows_goes_on(shell: Counting):
+    failing = json.loads(
+        shell.stoker("run", "--json", "--", sys.executable, "-c", "import nothing_like_this")
+    )
+    after = shell.run()
+    ended = shell.service.wait_for_end(failing["id"])
+    assert (ended["state"], ended["reason"]) == ("failed", "crashed")
+    assert "No module named 'nothing_like_this'" in ended["message"]
+    assert shell.service.wait_for_end(after["id"])["state"] == "succeeded"
+
+
+def test_a_command_that_is_not_there_is_refused_where_it_is_typed(shell: Counting):
+    said = shell.stoker("run", "--", "no-such-program", code=5)
+    assert "There is no command 'no-such-program'" in said
+
+
+def test_what_looks_secret_stays_at_home_unless_it_is_named(shell: Counting):
+    shell.service.environment |= {"HF_TOKEN": "hf_x", "WANDB_API_KEY": "w"}
+    code = "import os; print('seen', os.environ.get('HF_TOKEN'), os.environ.get('WANDB_API_KEY'))"
+    words = ("run", "--json", "--env", "HF_TOKEN", "--", sys.executable, "-c", code)
+    run = json.loads(shell.stoker(*words))
+    assert "WANDB_API_KEY" in run["left_out"]
+    shell.service.wait_for_end(run["id"])
+    assert "seen hf_x None" in shell.stoker("logs", str(run["id"]))
+    spec = shell.service.http.get(f"/runs/{run['id']}/spec").text
+    assert "hf_x" not in spec
+
+
+HUNGRY = """
+import time
+held = bytearray(200 * 2**20)
+for at in range(0, len(held), 4096):
+    held[at] = 1
+time.sleep(3)
+"""
+
+
+def test_what_a_command_took_is_told_of_the_next_one_and_asked_for(shell: Counting):
+    (shell.project / "hungry.py").write_text(HUNGRY)
+    command = (sys.executable, "hungry.py")
+    first = shell.run_command(command=command)
+    assert first["profile"] is None
+    ended = shell.service.wait_for_end(first["id"])
+    taken = ended["progress"]["peak_memory"]["host_bytes"]
+    assert taken >= 200 * 2**20
+    assert ended["profile"]["cpu_bytes"] == taken
+    said = shell.stoker("run", "--", *command, "--more")
+    assert f"Runs like this took {taken / 2**30:.2f} GiB of the host's memory" in said
+    warned = shell.stoker("run", "--host-memory", "64MiB", "--", *command)
+    assert "runtime.host_memory is 64MiB, and runs like this took" in warned
+    assert "at the peak" in shell.stoker("show", str(first["id"]))
+
+
+def test_the_code_is_told_in_short_and_kept_whole(shell: Counting):
+    git(shell.project, "init", "--quiet")
+    git(shell.project, "add", "train.py")
+    git(shell.project, "commit", "--quiet", "-m", "first")
+    (shell.project / "notes.txt").touch()
+    (shell.project / "train.py").write_text(TRAIN + "# changed\n")
+    run = shell.run()
+    sha = git(shell.project, "rev-parse", "HEAD")
+    diff = git(shell.project, "diff", "HEAD") + "\n"
+    code = shell.service.run(run["id"])["code"]
+    assert (code["git_sha"], code["dirty"], code["diff_bytes"]) == (sha, True, len(diff))
+    assert code["untracked"] >= 1
+    assert shell.service.http.get(f"/runs/{run['id']}/spec").json()["code"]["diff"] == diff
+    assert f"commit {sha[:12]}, with a diff of" in shell.stoker("show", str(run["id"]))
+    assert shell.stoker("show", str(run["id"]), "--diff").startswith("diff --git a/train.py")
+    listed = shell.service.http.get("/runs").json()["data"]
+    assert all(one["code"] is None and one["profile"] is None for one in listed)
+
+
+def test_a_script_that_is_misspelt_is_refused_at_once(shell: Counting):
+    said = shell.stoker("run", "--", sys.executable, "trian.py", code=5)
+    assert "Did you mean train.py?" in said
+
+
+def test_the_best_of_a_script_without_metrics_is_told_how_to_get(shell: Counting):
+    run = shell.run(*NAMED)
+    shell.service.wait_for_end(run["id"])
+    said = shell.stoker("download", str(run["id"]), "--best", code=5)
+    assert "none was saved with the metric val_loss" in said
+    assert f"`stoker download {run['id']}` takes the latest" in said
+    bare = shell.run()
+    shell.service.wait_for_end(bare["id"])
+    assert "none was saved yet" in shell.stoker("download", str(bare["id"]), "--best", code=5)

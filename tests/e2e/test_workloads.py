@@ -1,0 +1,99 @@
+"""The examples of the workloads through POST /runs: stopped, restarted, and better than naive."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.cli.specs.specfile import read_request
+from tests.e2e.service import ACTIVE, Service, eventually
+from worker.trainer.tools import sample_bars, sample_board
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def example(name: str) -> dict[str, Any]:
+    return read_request(str(EXAMPLES / name), [])
+
+
+def end_of(service: Service, run_id: int) -> dict[str, Any]:
+    """However many deadlines its steps take, as long as it goes on."""
+    step = -1
+    while True:
+        run = eventually(partial(ended_or_beyond, service, run_id, step), f"run {run_id} goes on")
+        if run["state"] not in ACTIVE:
+            return run
+        step = run["progress"]["step"]
+
+
+def ended_or_beyond(service: Service, run_id: int, step: int) -> dict[str, Any] | None:
+    run = service.run(run_id)
+    done = (run["progress"] or {}).get("step")
+    return run if run["state"] not in ACTIVE or (done is not None and done > step) else None
+
+
+def test_timeframes_forecast_better_than_persistence(service, capsys):
+    """By 0.3 degrees of 4.2, and a run that was stopped and restarted as one that was not."""
+    path = service.home / "data" / "bars.h5"
+    assert sample_bars.main([str(path)]) == 0
+    assert service.register("bars", "bars.h5")["state"] == "ready"
+    capsys.readouterr()
+    assert sample_bars.main([str(path), "--baseline"]) == 0
+    persistence = json.loads(capsys.readouterr().out)["persistence_mae"]
+
+    spec = example("timeframes.yaml")
+    spec["runtime"] = {"threads": 1}
+    straight = service.submit(spec)
+    end_of(service, straight)
+    stopped = service.submit(spec)
+    service.wait_for_step(stopped, 20)
+    assert service.http.post(f"/runs/{stopped}/stop", params={"wait": 60}).status_code in (200, 202)
+    parent = service.wait_for_end(stopped)
+    assert parent["state"] == "stopped"
+    restarted = service.http.post(f"/runs/{stopped}/restart", json={}).json()
+    assert restarted["carry"]["kind"] == "full"
+    run = end_of(service, restarted["id"])
+    assert run["state"] == "succeeded", run["message"]
+    assert run["result"]["best"]["val_mae"] < persistence - 0.3
+    assert run["result"] == service.run(straight)["result"]
+
+
+def test_board_learns_the_rules_and_then_to_play(service, capsys):
+    """F1 of legal moves by 0.3 above that of the usual ones, on a run stopped and restarted; then
+    moves and results on its tower, by 0.15 and 0.1 better than any legal move and the usual result.
+    """
+    pytest.importorskip("pyspiel")
+    path = service.home / "data" / "board"
+    assert sample_board.main([str(path), "--games=160", "--files=12"]) == 0
+    assert service.register("board", "board")["state"] == "ready"
+    capsys.readouterr()
+    assert sample_board.main([str(path), "--baseline"]) == 0
+    naive = json.loads(capsys.readouterr().out)
+
+    legal, play = (
+        {**example(f"board-{stage}.yaml"), "runtime": {"threads": 1}} for stage in ("legal", "play")
+    )
+    stopped = service.submit(legal)
+    service.wait_for_step(stopped, 20)
+    assert service.http.post(f"/runs/{stopped}/stop", params={"wait": 60}).status_code in (200, 202)
+    assert service.wait_for_end(stopped)["state"] == "stopped"
+    restarted = service.http.post(f"/runs/{stopped}/restart", json={}).json()
+    assert restarted["carry"]["kind"] == "full"
+    second = service.submit(play)
+    run = end_of(service, restarted["id"])
+    assert run["state"] == "succeeded", run["message"]
+    assert run["result"]["best"]["val_f1"] > naive["legal_f1"] + 0.3
+
+    run = end_of(service, second)
+    assert run["state"] == "succeeded", run["message"]
+    assert run["result"]["best"]["val_policy_loss"] < naive["policy_loss"] - 0.15
+    assert run["result"]["best"]["val_value_mae"] < naive["value_mae"] - 0.1
+    applied = service.http.get(f"/runs/{second}/spec").json()["applied"]
+    assert applied[0]["init_from"]["matched"] == applied[0]["init_from"]["parameters"] == 15
+    assert {"train_policy", "train_value", "val_policy_accuracy"} <= set(
+        service.http.get(f"/runs/{second}/metrics").json()["series"]
+    )
