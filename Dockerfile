@@ -41,7 +41,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 RUN --mount=type=cache,target=/var/cache/pip \
     --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
-    pip install ".[worker,samples,tables,filters,postgres]"
+    pip install ".[worker,samples,filters,scripts,postgres]"
 WORKDIR /var/lib/stoker
 USER stoker
 EXPOSE 8001

@@ -8,10 +8,10 @@ DEVELOPMENT := .venv/.installed-development
 TESTS :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up test lint fmt bench peers clean
+.PHONY: help install demo up test test-slow lint fmt bench workloads peers clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 install: $(RUNTIME) ## create .venv with the API, the worker and the command `stoker`
 
@@ -21,8 +21,11 @@ demo: $(RUNTIME) ## the whole story in a minute: train, stop, restart and succee
 up: $(RUNTIME) ## start API, worker and exporter in this terminal
 	@$(BIN)/stoker up
 
-test: $(if $(TESTS),$(DEVELOPMENT),lint) ## every check and every test; of a part without lint: TESTS=tests/store
+test: $(if $(TESTS),$(DEVELOPMENT),lint) ## every check, and every test but those of test-slow; of a part without lint: TESTS=tests/store
 	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations=25 $(TESTS)
+
+test-slow: $(DEVELOPMENT) ## what takes minutes: scripts of real training libraries, kills at 50 moments
+	@$(BIN)/python -m pytest -m minutes --durations=25 $(TESTS)
 
 lint: $(DEVELOPMENT) ## style, types and the rules of who may import whom
 	@$(BIN)/ruff check --quiet
@@ -37,6 +40,9 @@ fmt: $(DEVELOPMENT) ## put the code into its one format
 bench: $(RUNTIME) ## measure this machine: rules, loading, training, checkpoints, memory plans, the service, the demo
 	@$(BIN)/python -m benchmarks --json benchmarks/results
 
+workloads: $(DEVELOPMENT) ## train every spec of examples on real data, in a home of their own
+	@$(BIN)/python -m benchmarks.workloads
+
 peers: $(RUNTIME) ## install what `make bench` compares with and needs an environment of its own
 	@.ci/install worker,peers .venv/peers
 
@@ -46,10 +52,10 @@ clean: ## remove the environment and everything that was generated
 
 $(RUNTIME): pyproject.toml
 	@echo "Installing Stoker into .venv (the first time takes a minute or two)"
-	@.ci/install worker,samples
+	@.ci/install worker,samples,filters,scripts
 	@touch $@
 
 $(DEVELOPMENT): pyproject.toml
 	@echo "Installing Stoker and its development tools into .venv"
-	@.ci/install worker,samples,tables,filters,postgres,test,dev
+	@.ci/install worker,samples,scripts,boards,filters,postgres,test,dev
 	@touch $(RUNTIME) $@
