@@ -115,7 +115,7 @@ class Settings(BaseSettings):
         default=None,
         ge=1,
         le=256,
-        description="Runs at once; by default one for each GPU, without a GPU one.",
+        description="Runs at once; by default one for each GPU, and one that needs no GPU.",
     )
     data_cache_bytes: ByteSize = Field(
         default=ByteSize(10 * 2**30),

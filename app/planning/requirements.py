@@ -129,8 +129,11 @@ def _least(values: Iterable[int | None]) -> int | None:
 def uses_of(offers: Sequence[SlotOffer]) -> list[SlotUse]:
     """Of the slots that are not taken, in the order in which a run would take them: GPUs before
     CPUs, and of those that are large enough the smallest, so that the large ones stay free for runs
-    that fit nowhere else. A run for the CPU may use the host of a GPU's slot.
+    that fit nowhere else. Where a worker has slots of both kinds, each is for its own: a run that
+    may take either waits for a GPU, and one for the CPU leaves the GPUs alone. Without a slot for
+    the CPU it may use the host of a GPU's.
     """
+    has = {(offer.worker, offer.device_kind) for offer in offers}
     free = [offer for offer in offers if not offer.is_taken]
     gpus = [offer for offer in free if offer.device_kind == "cuda"]
     gpus.sort(key=lambda offer: (offer.free_bytes or 0, offer.capability or 0))
@@ -138,9 +141,25 @@ def uses_of(offers: Sequence[SlotOffer]) -> list[SlotUse]:
     return [
         *(SlotUse((offer,), ("auto", "cuda"), ON_GPU) for offer in gpus),
         *(SlotUse(group, ("cuda",), ON_GPU) for group in _groups(gpus)),
-        *(SlotUse((offer,), ("auto", "cpu"), ON_CPU) for offer in cpus),
-        *(SlotUse((offer,), ("cpu",), ON_CPU) for offer in gpus),
+        *(
+            SlotUse(
+                (offer,), ("cpu",) if (offer.worker, "cuda") in has else ("auto", "cpu"), ON_CPU
+            )
+            for offer in cpus
+        ),
+        *(
+            SlotUse((offer,), ("cpu",), ON_CPU)
+            for offer in gpus
+            if (offer.worker, "cpu") not in has
+        ),
     ]
+
+
+def cores_shared_by(devices: Sequence[str]) -> int:
+    """How many runs share out a host's cores, by the devices of its slots: one a GPU where there
+    are any, since what trains on the CPU beside them takes what they leave.
+    """
+    return sum(device != "cpu" for device in devices) or len(devices)
 
 
 def _groups(gpus: Sequence[SlotOffer]) -> Iterator[tuple[SlotOffer, ...]]:

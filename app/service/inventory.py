@@ -14,6 +14,7 @@ from app.guard.facts import (
 )
 from app.planning.arithmetic import PartSizes
 from app.planning.imports import build_of
+from app.planning.requirements import cores_shared_by
 from app.store.records import DatasetRecord
 from app.store.worker_records import WorkerRecord
 
@@ -123,7 +124,8 @@ def worker_devices(worker: WorkerRecord) -> list[DeviceFacts]:
     A run is refused for what no device can do; what does not fit at this moment waits until it
     does. At claim the guard looks at what is free then.
     """
-    host = host_facts(worker.facts, len(worker.slots))
+    shared = cores_shared_by([slot["device"] for slot in worker.slots])
+    host = host_facts(worker.facts, shared)
     host = replace(
         host,
         available_bytes=host.memory_bytes,

@@ -77,10 +77,10 @@ class GpuHost(Shell):
         return int(json.loads(self.stoker("run", "--json", *words))["id"])
 
     def slots(self) -> list[int | None]:
-        """Which run is in each, as the worker that lives tells it."""
+        """Which run is on each GPU, as the worker that lives tells it."""
         rows = self.service.http.get("/workers").json()["data"]
         (worker,) = [one for one in rows if one["state"] == "alive"]
-        return [slot["run_id"] for slot in worker["slots"]]
+        return [slot["run_id"] for slot in worker["slots"] if slot["device"] != "cpu"]
 
     def post(self, run_id: int, verb: str) -> dict[str, Any]:
         answer = self.service.http.post(f"/runs/{run_id}/{verb}", params={"wait": 60})
@@ -174,6 +174,15 @@ def test_a_rank_that_fails_ends_all_of_them(host: GpuHost) -> None:
     ended = host.service.wait_for_end(run_id)
     assert (ended["state"], ended["reason"]) == ("failed", "crashed")
     assert host.ranks(run_id) == []
+
+
+def test_a_script_without_a_gpu_leaves_them_to_others(host: GpuHost) -> None:
+    without = host.typed("--gpus", "0", "--", sys.executable, "-c", "import time; time.sleep(600)")
+    assert host.service.http.get(f"/runs/{without}").json()["state"] in ("queued", "running")
+    run_id = host.typed("--gpus", "3", "--", sys.executable, "train.py", str(ENDLESS))
+    host.until_it_trains(run_id)
+    assert host.slots() == [run_id] * 3
+    assert host.service.run(without)["devices"] == ["cpu"]
 
 
 def test_an_agent_that_is_killed_leaves_no_slot_and_no_rank_behind(host: GpuHost) -> None:

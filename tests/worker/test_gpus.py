@@ -26,7 +26,7 @@ def start(farm, *gpus, **environment):
 def test_a_run_gets_one_gpu_and_sees_no_other(make_farm):
     farm = make_farm()
     worker = start(farm, {}, {})
-    assert [slot["device"] for slot in worker.slots] == ["cuda:0", "cuda:1"]
+    assert [slot["device"] for slot in worker.slots] == ["cuda:0", "cuda:1", "cpu"]
     assert [device["name"] for device in worker.devices] == ["Fake H200", "Fake H200"]
     run_id = farm.submit(steps=10**6)
     farm.wait_for_step(run_id, 1)
@@ -50,7 +50,7 @@ def test_a_run_gets_one_gpu_and_sees_no_other(make_farm):
 def test_an_agent_keeps_to_the_gpus_that_it_was_started_with(make_farm):
     farm = make_farm()
     worker = start(farm, {}, {}, CUDA_VISIBLE_DEVICES="1")
-    assert [slot["device"] for slot in worker.slots] == ["cuda:1"]
+    assert [slot["device"] for slot in worker.slots] == ["cuda:1", "cpu"]
     run_id = farm.submit(steps=10**6)
     farm.wait_for_step(run_id, 1)
     assert farm.trainer().environ()["CUDA_VISIBLE_DEVICES"] == "GPU-1"
@@ -135,7 +135,7 @@ def test_a_gpu_that_is_lost_takes_no_other_with_it(make_farm, tmp_path):
 
 def test_a_cpu_run_on_a_gpu_slot_carries_no_numbers_of_the_gpu(make_farm):
     farm = make_farm()
-    worker = start(farm, {})
+    worker = start(farm, {}, STOKER_SLOTS="1")
     run_id = farm.submit(runtime={"device": "cpu"}, steps=10**6)
     farm.wait_for_step(run_id, 3)
     eventually(lambda: farm.run(run_id).devices == ["cpu"], "its device is told")

@@ -17,10 +17,10 @@ def test_a_cpu_host_has_one_slot_named_after_its_agent(tmp_path):
     assert names(make_slots(None, (), 3, tmp_path)) == ["cpu-3-0"]
 
 
-def test_a_gpu_host_has_a_slot_a_gpu(tmp_path):
+def test_a_gpu_host_has_a_slot_a_gpu_and_one_for_the_cpu(tmp_path):
     slots = make_slots(None, TWO_GPUS, 0, tmp_path)
-    assert names(slots) == ["gpu-GPU-0", "gpu-GPU-1"]
-    assert [slot.device for slot in slots] == ["cuda:0", "cuda:1"]
+    assert names(slots) == ["gpu-GPU-0", "gpu-GPU-1", "cpu-0-0"]
+    assert [slot.device for slot in slots] == ["cuda:0", "cuda:1", "cpu"]
     assert slots[0].lock_path == tmp_path / "gpu-GPU-0.lock", "agents of one host share the lock"
 
 

@@ -68,7 +68,7 @@ class Agent:
         self._devices = self._own(Devices(settings, self._index.number))
         self._telemetry = self._devices.telemetry
         code = checkout(PACKAGES)
-        threads = threads_of("auto", len(self._devices.slots))
+        threads = threads_of("auto", self._devices.cores_shared_by)
         usual = trainer_environment(settings.home, gpu=None, threads=threads)
         self._standby = self._own(Standby(settings.standby, usual, trainer_command))
         self._artifacts = WatchedRoot(ArtifactRoot(store.database, settings.artifact_root))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import structlog
 
+from app.planning.requirements import cores_shared_by
 from app.settings import Settings
 from worker.agent.slots import AgentSlot, make_slots, why_waiting
 from worker.telemetry.gpus import GpuSample, GpuTelemetry, driver_is_loaded
@@ -32,6 +33,11 @@ class Devices:
 
     def close(self) -> None:
         self.telemetry.close()
+
+    @property
+    def cores_shared_by(self) -> int:
+        """How many runs share out this host's cores."""
+        return cores_shared_by([slot.device for slot in self.slots])
 
     def gpu_of(self, slot: AgentSlot) -> GpuSample | None:
         """The current sample of a slot's GPU."""

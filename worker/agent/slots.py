@@ -107,8 +107,10 @@ def lock_is_free(path: Path) -> bool:
 def make_slots(
     wanted: int | None, gpus: Sequence[GpuSample], agent: int, locks_dir: Path
 ) -> list[AgentSlot]:
-    """One slot a GPU, or one on the CPU; `wanted` sets the number, CPU slots after the GPUs."""
-    count = wanted or len(gpus) or 1
+    """One slot a GPU, and one for runs that need none; `wanted` sets the number, CPU slots after
+    the GPUs.
+    """
+    count = wanted or len(gpus) + 1
     slots = [
         AgentSlot(
             name=f"gpu-{gpu.uuid}",

@@ -28,7 +28,7 @@ def probe(job: JobRecord, settings: Settings, devices: Devices) -> Work:
     payload = job.payload
     on_gpu = payload["device"] == "cuda"
     slot = _free_gpu(devices, payload["name"]) if on_gpu else None
-    threads = threads_of(payload["spec"]["runtime"]["threads"], len(devices.slots))
+    threads = threads_of(payload["spec"]["runtime"]["threads"], devices.cores_shared_by)
     order = {**payload, "device": "cuda:0" if on_gpu else "cpu", "threads": threads}
     limits, free = {resource.RLIMIT_CORE: 0}, available_memory()
     if not on_gpu:

@@ -195,7 +195,7 @@ def _prepared(
 ) -> Prepared:
     root = shop.settings.artifact_root
     folder = run_dir(root, lease.run_id)
-    place = ClaimPlace(shop.devices.as_offered(slots.first), len(shop.devices.slots))
+    place = ClaimPlace(shop.devices.as_offered(slots.first), shop.devices.cores_shared_by)
     known = shop.store.runs.documents(lease.run_id).issues
     facts = facts_at_claim(shop.store, shop.settings, lease, spec, place)
     found = guard_claim(shop.settings, lease, spec, facts, known)
@@ -208,7 +208,7 @@ def _prepared(
         lease,
         spec,
         slots.first,
-        slots=len(shop.devices.slots),
+        slots=shop.devices.cores_shared_by,
         restore=restore,
         beside_bytes=memory_beside(spec, facts),
     )
@@ -244,7 +244,7 @@ def _prepared_script(
         settings, lease, spec, slots, restore=restore, has_saved=has_saved, code=code
     )
     attempt.create(document)
-    threads = threads_of("auto", len(shop.devices.slots))
+    threads = threads_of("auto", shop.devices.cores_shared_by)
     launch = Launch(
         attempt_dir=attempt.path,
         slot_locks=slots.lock_paths,
