@@ -51,7 +51,7 @@ class Reason(StrEnum):
     crashed = "crashed"
     """The trainer or script ended with an error; the last line of its log is in the message."""
     hang = "hang"
-    """No progress for `policy.hang_timeout_seconds`; the stacks are at the end of the log."""
+    """No progress for `policy.hang_timeout_seconds`. A trainer's stacks end its log."""
     gpu_fault = "gpu_fault"
     """The GPU or its driver failed."""
     host_oom = "host_oom"

@@ -281,14 +281,14 @@ def _carried(
 ) -> str:
     if carry["kind"] == "scratch":
         return "It starts from scratch."
-    what = "the whole training state" if carry["kind"] == "full" else "the weights alone"
-    takes = "It is given what was saved" if is_script else f"It takes over {what}, as saved"
+    what = "the full training state" if carry["kind"] == "full" else "the weights alone"
+    takes = "It is given what was saved" if is_script else f"It continues with {what}, as saved"
     if carry["waits_for_parent"] and source in ("latest", "best"):
         which = "latest" if source == "latest" else "best by then"
         return f"{takes} ({which}) once its parent has stopped."
     if carry["step"] is None:
         return "Nothing is saved that it could go on from: it starts from the beginning."
-    takes = "It is given the checkpoint of" if is_script else f"It takes over {what}, as of"
+    takes = "It is given the checkpoint of" if is_script else f"It continues with {what} from"
     return f"{takes} step {number(carry['step'])}."
 
 

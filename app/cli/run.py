@@ -68,7 +68,9 @@ LaunchOption = Annotated[
 GpuMemoryOption = Annotated[
     str | None, typer.Option(help='Memory that it needs of each GPU, such as "20GiB".')
 ]
-HostMemoryOption = Annotated[str | None, typer.Option(help='Of the host at least, as "8GiB".')]
+HostMemoryOption = Annotated[
+    str | None, typer.Option(help='Host memory that it needs, such as "8GiB".')
+]
 LikeOption = Annotated[
     str | None,
     typer.Option(
@@ -110,7 +112,7 @@ EnvOption = Annotated[
     typer.Option(help="Pass on this variable although it looks secret. Can be repeated."),
 ]
 SnapshotOption = Annotated[
-    bool, typer.Option("--snapshot", help="Run a copy, by git, of the code as it is now.")
+    bool, typer.Option("--snapshot", help="Run from a git copy of the current code.")
 ]
 WatchOption = Annotated[
     bool, typer.Option("--watch", help="Follow it to its end; the exit code is the outcome.")
@@ -210,11 +212,11 @@ def _found(command: str) -> str:
     """The absolute path of the program, as the shell would find it here."""
     path = shutil.which(command)
     if path is None:
-        way = "Give its path, or activate the environment that has it first."
+        way = "Give its path, or activate its environment."
         if " " in command:
             way = f"Leave out the quotes: stoker run -- {command}"
         raise CommandFailed(
-            f"There is no command {command!r} that can be run here. {way}", ExitCode.refused
+            f"{command!r} is not in PATH or not executable. {way}", ExitCode.refused
         )
     # Not resolved: the python of an environment is a link, and works by the place of the link.
     return str(Path(path).absolute())
@@ -321,8 +323,8 @@ def _ask(settings: "Settings", asked: Document) -> Document | None:
                     answer: Document = json.loads(file.readline(ANSWER_BYTES))
             except (OSError, ValueError):
                 raise Unanswered(
-                    "The worker took the command and did not answer in time. It may be queued all "
-                    "the same: `stoker ls` shows it."
+                    "The worker took the command, but did not answer in time. It may be queued "
+                    "anyway: `stoker ls` shows it."
                 ) from None
             return answer
     return None
@@ -332,7 +334,7 @@ def _start_service(settings: "Settings", *, as_json: bool) -> None:
     from app.cli.host.service import start_detached  # late: start-up
 
     if not as_json:
-        typer.echo("No service runs yet; starting one in the background (`stoker down` ends it).")
+        typer.echo("No service is running; starting one in the background (`stoker down` ends it).")
     start_detached(settings, sys.stderr if as_json else sys.stdout)
     deadline = time.monotonic() + START_SECONDS
     while not any(settings.sockets_dir.glob("agent-*.sock")) and time.monotonic() < deadline:

@@ -32,6 +32,14 @@ DECIDED_BY_SCRIPT = (
 )  # fmt: skip
 # What a request may say of a registered command; all else is said by its registration.
 OF_REGISTERED = ("kind", "command", "params")
+FROM_ELSEWHERE = (
+    "Whoever reaches this address could start any program as the worker's user. Over HTTP there "
+    "are the commands that the administrator has registered in stoker.toml."
+)
+TURNED_OFF = (
+    "Whoever runs this service has decided so. Ask them to register the command in stoker.toml, or "
+    "to allow it with STOKER_SCRIPTS."
+)
 
 
 @dataclass(frozen=True)
@@ -135,7 +143,7 @@ def _decided_by_script(request: Document) -> list[Issue]:
             code="not_of_a_script",
             severity="error",
             loc=[name],
-            message=f"A script has no {name}: it decides that itself.",
+            message=f"Scripts take no {name}; the script decides that itself.",
             why="It would be ignored, and the run would not do what it says.",
             fix=[PatchOp(op="remove", path=f"/{name}")],
         )
@@ -147,11 +155,12 @@ def _admitted(request: Document, settings: Settings, admission: Admission) -> li
     """Free commands come over the socket alone, or from a parent, unchanged."""
     recipe = request["recipe"]
     if settings.scripts == "off":
-        return [_not_allowed("Scripts are off here (STOKER_SCRIPTS=off).")]
+        return [_not_allowed("Scripts are off here (STOKER_SCRIPTS=off).", why=TURNED_OFF)]
     if recipe.get("command") is not None:
         return [_of_registration(name) for name in recipe if name not in OF_REGISTERED]
     if settings.scripts == "registered":
-        return [_not_allowed("Only registered commands run here (STOKER_SCRIPTS=registered).")]
+        said = "Only registered commands run here (STOKER_SCRIPTS=registered)."
+        return [_not_allowed(said, why=TURNED_OFF)]
     if admission.owner is not None or not set(recipe) - set(OF_REGISTERED):
         return []  # over the socket; or one that names no command at all, which is told elsewhere
     if admission.parent is not None and recipe == admission.parent.get("recipe"):
@@ -160,8 +169,8 @@ def _admitted(request: Document, settings: Settings, admission: Admission) -> li
     changed = [name for name in recipe if name != "kind" and recipe[name] != parent.get(name)]
     return [
         _not_allowed(
-            "A command of your own is taken by `stoker run -- COMMAND` alone, on the machine that "
-            "runs it; a restart may change all but its recipe.",
+            "A command of your own can only be submitted with `stoker run -- COMMAND`, on the "
+            "machine that runs it; a restart can change anything but the recipe.",
             changed[0] if changed else "kind",
         )
     ]
@@ -172,21 +181,20 @@ def _of_registration(name: str) -> Issue:
         code="script_not_allowed",
         severity="error",
         loc=["recipe", name],
-        message=f"What a registered command has as its {name} is said by its registration.",
+        message=f"{name} is fixed by the command's registration.",
         why="The administrator has registered what may run here, with the values that may change: "
         "recipe.params.",
         fix=[PatchOp(op="remove", path=pointer(["recipe", name]))],
     )
 
 
-def _not_allowed(message: str, field: str = "kind") -> Issue:
+def _not_allowed(message: str, field: str = "kind", why: str = FROM_ELSEWHERE) -> Issue:
     return Issue(
         code="script_not_allowed",
         severity="error",
         loc=["recipe", field],
         message=message,
-        why="Whoever reaches this address could start any program as the worker's user. Over HTTP "
-        "there are the commands that the administrator has registered in stoker.toml.",
+        why=why,
     )
 
 
@@ -307,8 +315,8 @@ def _impossible_gpus(spec: ScriptSpec, most: int | None) -> list[Issue]:
                 code="not_enough_gpus",
                 severity="error",
                 loc=["runtime", "gpus"],
-                message=f"It asks for {wanted} {_gpus(wanted)}, and {has}.",
-                why="All GPUs of a run are of one worker, so it would wait for ever.",
+                message=f"It asks for {wanted} {_gpus(wanted)}, but {has}.",
+                why="All GPUs of a run are of one worker, so it would wait forever.",
                 fix=[PatchOp(op="replace", path="/runtime/gpus", value=most)],
             )
         )
@@ -322,8 +330,8 @@ def _impossible_gpus(spec: ScriptSpec, most: int | None) -> list[Issue]:
                 loc=["recipe", "launch"],
                 message="This command cannot be started as one process a GPU. `python SCRIPT` and "
                 "`python -m MODULE` can, without options of Python.",
-                why=f"One process would use one GPU, and hold {wanted}. If the command starts its "
-                f"processes itself, as torchrun and accelerate do, say so: {how}.",
+                why=f"One process would use one GPU, but hold all {wanted}. If the command starts "
+                f"its processes itself, as torchrun and accelerate do, say so: {how}.",
                 fix=[] if named else [PatchOp(op="add", path="/recipe/launch", value="none")],
             )
         )
@@ -344,7 +352,7 @@ def _half_told_resume(spec: ScriptSpec) -> list[Issue]:
                 code="correctness.resume_without_checkpoints",
                 severity="warning",
                 loc=["recipe", "checkpoints"],
-                message="It says how it resumes, and not where its checkpoints are.",
+                message="It says how it resumes, but not where its checkpoints are.",
                 why="Only those that it saves by `stoker.init().checkpoint(…)` are found. Name the "
                 "others, such as --checkpoints 'out/checkpoint-*'.",
             )
@@ -354,7 +362,7 @@ def _half_told_resume(spec: ScriptSpec) -> list[Issue]:
             code="correctness.checkpoints_without_resume",
             severity="warning",
             loc=["recipe", "resume"],
-            message="It says where its checkpoints are, and not how it resumes from one.",
+            message="It says where its checkpoints are, but not how it resumes from one.",
             why="They are kept. But after a pause, a restart or a crash the same command is run "
             "again, which begins anew unless the script itself reads STOKER_RESUME_FROM. Name the "
             "arguments, such as --resume '--resume {checkpoint}'.",

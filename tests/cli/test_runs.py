@@ -271,7 +271,7 @@ def test_restart_explains_what_is_carried(cli, api, run_id):
     assert "These differ" not in answer.out
     _save(api, run_id, step=1)
     answer = cli("restart", str(run_id), "--set", "optimizer.lr=0.01", "--dry-run")
-    assert "  It takes over the weights alone, as of step 1.\n" in answer.out, answer.err
+    assert "  It continues with the weights alone from step 1.\n" in answer.out, answer.err
     assert "  These differ from its parent's: optimizer.lr.\n" in answer.out
 
 

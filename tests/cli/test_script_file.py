@@ -62,7 +62,7 @@ def test_what_is_no_file_or_is_there_is_taken(project, command):
 def test_what_follows_the_command_is_its_own(cli, home, dashes):
     answer = cli("run", *dashes, "no-such-program", "--gpus", "2", "--steps", "100")
     assert answer.code == 5
-    assert "There is no command 'no-such-program'" in answer.err
+    assert "'no-such-program' is not in PATH" in answer.err
 
 
 def test_a_command_in_quotes_is_told_without_them(cli, home):

@@ -156,7 +156,7 @@ def test_a_script_that_fails_says_why_and_what_follows_goes_on(shell: Counting):
 
 def test_a_command_that_is_not_there_is_refused_where_it_is_typed(shell: Counting):
     said = shell.stoker("run", "--", "no-such-program", code=5)
-    assert "There is no command 'no-such-program'" in said
+    assert "'no-such-program' is not in PATH" in said
 
 
 def test_what_looks_secret_stays_at_home_unless_it_is_named(shell: Counting):

@@ -106,6 +106,9 @@ class TestOfWhoMayRunWhat:
         changed = settings.model_copy(update={"scripts": mode})
         assert (errors(planned(free(), changed, OWNER)) == []) is allowed
         assert (errors(planned(named(), changed)) == []) is (mode == "registered")
+        [issue] = planned(free(), changed, OWNER).errors
+        assert "STOKER_SCRIPTS" in issue.why
+        assert "HTTP" not in issue.why
 
 
 class TestOfRegisteredOnes:
@@ -288,8 +291,8 @@ class TestOfSeveralGpus:
     @pytest.mark.parametrize(
         ("most", "gpus", "told"),
         [
-            (2, 4, "It asks for 4 GPUs, and the largest worker has 2."),
-            (0, 1, "It asks for 1 GPU, and no worker has any."),
+            (2, 4, "It asks for 4 GPUs, but the largest worker has 2."),
+            (0, 1, "It asks for 1 GPU, but no worker has any."),
         ],
     )
     def test_more_than_any_worker_has_is_refused(self, settings, most, gpus, told):

@@ -106,3 +106,14 @@ def test_a_pause_is_called_so():
 def test_a_grace_time_that_was_not_enough_is_told():
     seen = Evidence(returncode=-signal.SIGKILL, asked="stop", grace_seconds=60)
     assert "60 seconds" in classify(seen).message
+
+
+def test_a_script_is_called_so():
+    killed = Evidence.of({"recipe": {"kind": "script"}}, 60)
+    killed.asked, killed.returncode, killed.started = "kill", -signal.SIGKILL, True
+    assert classify(killed).message == "The script was killed."
+    killed.asked, killed.hang_seconds = None, 600
+    assert classify(killed).message == "The script made no progress for 600 seconds and was ended."
+    killed = Evidence.of({"recipe": {"kind": "sequence"}}, 60)
+    killed.asked, killed.returncode, killed.started = "kill", -signal.SIGKILL, True
+    assert classify(killed).message == "The trainer was killed."

@@ -3,10 +3,11 @@
 import errno
 import signal
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from app.lifecycle import Intent, Reason
 from app.planning.requirements import NOTHING_KNOWN, Requirements
+from app.spec.script import is_script
 
 # What an attempt may end with because its artifact root is away: it reads and writes there.
 OF_THE_ROOT = frozenset(
@@ -29,7 +30,8 @@ class Evidence:
     `intent` what the user wants of the run;
     `lapsed`: no beat was stored for so long that the launcher stopped the trainer;
     `fault` an error of the worker itself in dealing with this attempt; `root_was_away`: the
-    artifact root was, as the end was read, and not only slow.
+    artifact root was, as the end was read, and not only slow;
+    `who` runs, as a person would call it.
     """
 
     end: dict[str, Any] | None = None
@@ -47,6 +49,12 @@ class Evidence:
     grace_seconds: float = 0.0
     last_log_line: str | None = None
     root_was_away: bool = False
+    who: Literal["trainer", "script"] = "trainer"
+
+    @classmethod
+    def of(cls, spec: dict[str, Any], grace_seconds: float) -> Self:
+        """Nothing is known yet, but of what kind of run it is."""
+        return cls(grace_seconds=grace_seconds, who="script" if is_script(spec) else "trainer")
 
     def hear(self, message: dict[str, Any]) -> None:
         """Note what the launcher has said."""
@@ -100,11 +108,9 @@ def _by_itself(seen: Evidence) -> Verdict:
     if seen.busy is not None:
         return Verdict(Reason.slot_busy, seen.busy)
     if seen.hang_seconds is not None:
-        return Verdict(
-            Reason.hang,
-            f"The trainer made no progress for {seen.hang_seconds:g} seconds and was ended; "
-            "its stacks are at the end of the attempt's log.",
-        )
+        stacks = "; its stacks are at the end of the attempt's log" if seen.who == "trainer" else ""
+        told = f"The {seen.who} made no progress for {seen.hang_seconds:g} seconds and was ended"
+        return Verdict(Reason.hang, f"{told}{stacks}.")
     of_script = "exit_code" in ((seen.end or {}).get("result") or {})
     if said is not None and of_script and seen.asked == "stop" and not seen.drained:
         return said  # how it ended after it was asked to, with its code
@@ -153,21 +159,21 @@ def _stopped(seen: Evidence) -> tuple[Reason, str]:
     how = "ended without a new checkpoint" if forced or seen.end is None else "saved and ended"
     do, done = ("pause", "Paused") if seen.intent is Intent.pause else ("stop", "Stopped")
     if seen.drained:
-        return Reason.drained, f"The worker was shut down; the trainer {how}."
+        return Reason.drained, f"The worker was shut down; the {seen.who} {how}."
     if seen.lapsed:
         return Reason.interrupted, (
             "The database was out of reach, or this worker or its host stood still, for so long "
-            f"that the right to this run had lapsed; the trainer {how}."
+            f"that the right to this run had lapsed; the {seen.who} {how}."
         )
     if not seen.started and seen.returncode is None:
-        return Reason.interrupted, f"{done} before the trainer had started."
+        return Reason.interrupted, f"{done} before the {seen.who} had started."
     if forced and seen.asked == "kill":
-        return Reason.killed, "The trainer was killed."
+        return Reason.killed, f"The {seen.who} was killed."
     if forced:
         return Reason.killed, (
-            f"The trainer did not stop within {seen.grace_seconds:g} seconds and was killed."
+            f"The {seen.who} did not stop within {seen.grace_seconds:g} seconds and was killed."
         )
-    return Reason.interrupted, f"The trainer was asked to {do}; it {how}."
+    return Reason.interrupted, f"The {seen.who} was asked to {do}; it {how}."
 
 
 def _died(seen: Evidence) -> Verdict:

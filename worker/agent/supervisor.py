@@ -68,7 +68,7 @@ class Supervision:
         self._report = BeatReport(root, folder, shop.checkout, beats=lease.beats)
         self._follower = Follower(self._attempt, self._report)
         self._artifacts = shop.artifacts
-        self._seen = Evidence(grace_seconds=shop.settings.stop_grace_seconds)
+        self._seen = Evidence.of(lease.spec, shop.settings.stop_grace_seconds)
         self._oom_kills = 0  # as counted before its trainer was started
         self._claimed_at = now
         self._lease_term = lease_term(claimed_at, shop.settings)

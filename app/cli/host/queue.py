@@ -61,7 +61,7 @@ def move(
     before: BeforeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Move a run that waits; it takes over the priority of where it goes."""
+    """Move a run that waits; it gets the priority of its new neighbours."""
     if first + last + (before is not None) != 1:
         raise typer.BadParameter("say where: one of --first, --last and --before RUN")
     with connect() as client:

@@ -348,7 +348,7 @@ def expanded_windows(case: Case) -> Iterator[Finding]:
                 yield Finding(
                     ("data", part, position),
                     f"{name!r} stores {samples:,} windows of {length:,} steps one by one, "
-                    f"{size(stored)}, each moved on by {by} {'step' if by == 1 else 'steps'}.",
+                    f"{size(stored)}, each shifted by {by} {'step' if by == 1 else 'steps'}.",
                     f"The series that they slide over takes about {size(series)}, and the windows "
                     "can be cut out of it on the device, the same to the last bit: `stoker data "
                     "convert` writes it; register that file.",

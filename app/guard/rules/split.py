@@ -144,10 +144,10 @@ def leaking_split(case: Case) -> Iterator[Finding]:
             steps, by = array.shape[0], moved_on[name]
             yield Finding(
                 ("data", "split", "method"),
-                f"{name!r} holds windows of one series, each moved on by {by} "
-                f"{'step' if by == 1 else 'steps'}, and the split is random.",
+                f"{name!r} holds windows of one series, each shifted by {by} "
+                f"{'step' if by == 1 else 'steps'}, but the split is random.",
                 f"Nearly every validation window then shares {steps - by} of its {steps} steps "
-                "with a training window: the score would be that of data it has seen.",
+                "with a training window: the model would be scored on data it has already seen.",
                 {"/data/split/method": "chronological"},
             )
 
