@@ -5,10 +5,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.script.stage import Stage
+from worker.script import shim
 from worker.script.work import SHIM
 
 TRAINS = """
@@ -55,14 +57,38 @@ def test_rates_are_told_while_it_trains(stage: Stage):
     assert 0 < max(rates) <= 10.5, "each step sleeps a tenth of a second"
 
 
+def test_rates_are_over_the_time_since_the_first_step(tmp_path: Path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(shim, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    path = tmp_path / "shim"
+    counted = shim.Shim(path)
+
+    def told(steps: int, waited: float) -> tuple[float | None, float | None]:
+        now[0] += 1.0
+        with path.open("r+b") as file:
+            file.write(SHIM.pack(steps, waited, 1))
+        counted.read()
+        rates = counted.rates()
+        return rates["iterations_per_second"], rates["data_wait_ratio"]
+
+    for _ in range(8):
+        assert told(0, 0.0) == (None, None), "it imports PyTorch, and reads its data"
+    assert told(4, 3.0) == (None, None)
+    assert told(14, 3.25) == (10.0, 0.25)
+    for second in range(1, 12):
+        assert told(14 + 10 * second, 3.25 + 0.25 * second) == (10.0, 0.25)
+    assert told(2, 0.5) == (None, None), "another process of it counts anew"
+    assert told(5, 1.0) == (3.0, 0.5)
+
+
 def run_with_shim(tmp_path: Path, code: str, *before: str) -> str:
     stage = Stage(tmp_path)
-    shim = tmp_path / "shim"
-    shim.write_bytes(bytes(SHIM.size))
+    figures = tmp_path / "shim"
+    figures.write_bytes(bytes(SHIM.size))
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(stage.path_folder), *before]),
-        "STOKER_SHIM_FILE": str(shim),
+        "STOKER_SHIM_FILE": str(figures),
     }
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True

@@ -28,14 +28,19 @@ class Shim:
         before = self.steps
         self.steps, waited, _ = SHIM.unpack_from(self._figures, 0)
         now = time.monotonic()
+        # Until the first step it imports and loads; and another process of it counts from zero.
+        if not before or self.steps < before:
+            self._marks.clear()
         self._marks.append((now, self.steps, waited))
         while len(self._marks) > 2 and now - self._marks[1][0] > RATE_SECONDS:
             self._marks.popleft()
         return self.steps != before
 
     def rates(self) -> dict[str, float | None]:
-        """Steps a second, and which part of the time they waited for data, of late."""
-        if len(self._marks) < 2 or not self.steps:
+        """Steps a second, and which part of the time they waited for data, of late; at the
+        beginning since the first step.
+        """
+        if len(self._marks) < 2:
             return RATES_UNKNOWN
         (first, before, waited_before), (last, after, waited) = self._marks[0], self._marks[-1]
         seconds = last - first
