@@ -8,7 +8,7 @@ import typer
 from app.cli.arguments import RunId
 from app.cli.connect import connect
 from app.cli.failures import CommandFailed, ExitCode, issue_lines, require_yes
-from app.cli.output import JsonOption, in_words, number, print_json, print_lines
+from app.cli.output import JsonOption, in_words, label_line, number, print_json, print_lines
 from app.cli.planview import print_plan
 from app.cli.specs.specfile import NO_CHANGES, SetOption, patch_of
 from app.cli.watch import watch_run
@@ -133,7 +133,9 @@ def edit(
     if as_json:
         print_json(run)
         return
-    shown = (f"{key} {value!r}" for key, value in changes.items())
+    shown = [f"{key} {value!r}" for key, value in given.items() if value is not None]
+    if label:
+        shown.append(f"labels {label_line(run['labels']) or '(none)'}")
     typer.echo(f"Run {run_id} now has the {', '.join(shown)}.")
 
 

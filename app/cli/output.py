@@ -150,6 +150,11 @@ def metric_line(values: Mapping[str, object]) -> str:
     return " · ".join(f"{name} {number(value)}" for name, value in values.items())
 
 
+def label_line(labels: Mapping[str, str]) -> str:
+    """As `--label` takes them: `sweep=lr, team=weather`."""
+    return ", ".join(f"{key}={value}" for key, value in labels.items())
+
+
 def in_words(status: str, waits_for: int | None = None) -> str:
     """A status as what follows "Run 7 …"; `waits_for`: the run that has to be over before."""
     if status in ("succeeded", "failed", "stopped"):

@@ -18,6 +18,7 @@ from app.cli.output import (
     columns,
     duration,
     in_words,
+    label_line,
     metric_line,
     number,
     print_facts,
@@ -185,9 +186,8 @@ def show(
     print_facts(_facts(run, documents))
     # Until its end a run has no result; but what was best so far.
     result = run.get("result") or {"best": (run.get("progress") or {}).get("best")}
-    for name in RESULTS:
-        if values := result.get(name):
-            typer.echo(f"  {name:<10}  " + metric_line(values))
+    reached = [(name, metric_line(result.get(name) or {})) for name in RESULTS]
+    print_facts([*_facts(run, documents), *reached])
 
 
 def _facts(run: Document, documents: Document) -> list[tuple[str, object]]:
@@ -200,7 +200,7 @@ def _facts(run: Document, documents: Document) -> list[tuple[str, object]]:
         ("recipe", f"{run['recipe']}, mode {run['mode']}"),
         ("command", shlex.join(recipe.get("argv") or ()) or None),
         ("folder", recipe.get("cwd")),
-        ("labels", ", ".join(f"{key}={value}" for key, value in run["labels"].items())),
+        ("labels", label_line(run["labels"])),
         ("accepted risks", ", ".join(run["accepted_risks"])),
         ("restart of", run.get("parent_id")),
         ("restarted as", children),

@@ -108,14 +108,35 @@ def test_ls_and_show(cli, api, run_id):
     assert cli("show", str(run_id), "--json").document["id"] == run_id
 
 
-@pytest.mark.parametrize(
-    ("planned", "measured", "line"),
-    [
-        (2**20, None, "1.0 MiB planned, on top of the trainer's libraries"),
+def test_show_aligns_what_was_reached(cli, api):
+    store = open_store(load_settings(home=api))
+    run_id = store.runs.create(new_run(dataset="waves", labels={"team": "a"}))[0].id
+    result = {"last": {"val_mae": 3.5}, "best": {"step": 7, "val_mae": 3.25}, "exit_code": 0}
+    with store.database.write() as connection:
+        connection.execute(update(runs).where(runs.c.id == run_id).values(result=result))
+    store.close()
+    lines = cli("show", str(run_id)).out.splitlines()
+    shown = {value: line.index(value) for line in lines
+             for value in ("team=a", "val_mae 3.5", "step 7") if value in line}  # fmt: skip
+    assert len(shown) == 3
+    assert len(set(shown.values())) == 1, shown
+
+
+def test_edit_shows_labels_as_they_are_given(cli, api, run_id):
+    changed = cli("edit", str(run_id), "--label", "sweep=lr", "--label", "team=a", "--name", "b")
+    assert changed.out == f"Run {run_id} now has the name 'b', labels sweep=lr, team=a.\n"
+    bare = cli("edit", str(run_id), "--label", "sweep=", "--label", "team=")
+    assert bare.out == f"Run {run_id} now has the labels (none).\n"
+
+
         (
             2**20,
             3 * 2**19,
             "1.0 MiB planned, 1.5 MiB measured at the peak, on top of the trainer's libraries",
+@pytest.mark.parametrize(
+    ("planned", "measured", "line"),
+    [
+        (2**20, None, "1.0 MiB planned, on top of the trainer's libraries"),
         ),
         (None, 2**20, "1.0 MiB measured at the peak, on top of the trainer's libraries"),
         (None, None, None),
@@ -178,7 +199,7 @@ def test_show_has_what_the_progress_says_also_of_a_run_that_told_no_result(cli, 
     assert "29.12 it/s, 932 samples/s" in running
     assert "time left" not in paused
     assert "20 it/s, 640 samples/s" in paused, "of the whole attempt, not of its last second"
-    assert "  best        step 30 · val_mae 3.5\n" in paused
+    assert "  best      step 30 · val_mae 3.5\n" in paused
     store.close()
 
 

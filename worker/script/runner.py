@@ -299,7 +299,9 @@ class Runner:
     ) -> ScriptEnd:
         took, ended = times
         how = how_it_ended(code)
-        result = {"last": {"step": max(self._step, self._steps), **self._last}, "exit_code": code}
+        step = max(self._step, self._steps)
+        last = {"step": step, **self._last} if step else {**self._last}
+        result = {"last": last, "exit_code": code}
         done = (self._work.folder / FINISHED).exists() or self._is_through(status)
         if self._stop_at is None:
             told = f"The script ended {how} after {took:.0f} s."
