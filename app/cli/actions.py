@@ -94,7 +94,7 @@ def restart(
         warnings = [] if as_json else client.issues(run["id"])
         if watch:
             print_lines(issue_lines(warnings))
-            raise typer.Exit(watch_run(client, run["id"], as_json=as_json))
+            raise typer.Exit(watch_run(client, run["id"], warnings, as_json=as_json))
     if as_json:
         print_json(run)
         return

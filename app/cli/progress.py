@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -57,15 +58,17 @@ def make_view() -> View:
 
 
 class Teller:
-    """Tells a view what events say; `indent` goes before every note.
+    """Tells a view what events say; `indent` goes before every note, and findings in `told` have
+    been shown.
 
     Progress counts only while the run runs: what is left of an attempt that died is not shown, nor
     what is older than the last note of its attempt.
     """
 
-    def __init__(self, view: View, indent: str = "") -> None:
+    def __init__(self, view: View, indent: str = "", told: Sequence[Document] = ()) -> None:
         self._view = view
         self._indent = indent
+        self._told = told
         self._is_running = False
         self._noted_step = 0
 
@@ -73,6 +76,8 @@ class Teller:
         if event.kind == "progress":
             if self._is_running and (event.data.get("step") or 0) >= self._noted_step:
                 self._view.progress(event.data)
+            return
+        if event.kind == "issue" and event.data in self._told:
             return
         if note := note_of(event.kind, event.data):
             self._view.note(self._indent + note[0], note[1])

@@ -196,12 +196,13 @@ def _tell(
         if as_json and not watch:
             print_json({**shown, "left_out": left_out, "copy": copy and str(copy)})
             return
+        warnings = [] if as_json else client.issues(run_id)
         if not as_json:
-            _say(shown, client.issues(run_id), left_out)
+            _say(shown, warnings, left_out)
             if copy is not None:
                 typer.echo(f"  its copy of the code, removed with the run: {copy}")
         if watch:
-            raise typer.Exit(watch_run(client, run_id, as_json=as_json))
+            raise typer.Exit(watch_run(client, run_id, warnings, as_json=as_json))
 
 
 def _given(**values: Any) -> Document:

@@ -58,7 +58,7 @@ def submit(
         warnings = [] if as_json else client.issues(run["id"])
         if watch:
             print_lines(issue_lines(warnings))
-            raise typer.Exit(watch_run(client, run["id"], as_json=as_json))
+            raise typer.Exit(watch_run(client, run["id"], warnings, as_json=as_json))
     if as_json:
         print_json(run)
         return
@@ -183,7 +183,6 @@ def show(
         print_json(run)
         return
     typer.echo(f"Run {run['id']} {_named(run)}{in_words(run['status'], run['waits_for'])}.")
-    print_facts(_facts(run, documents))
     # Until its end a run has no result; but what was best so far.
     result = run.get("result") or {"best": (run.get("progress") or {}).get("best")}
     reached = [(name, metric_line(result.get(name) or {})) for name in RESULTS]

@@ -1,6 +1,7 @@
 """`stoker watch`: follow a run to its end, and end as it did."""
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -28,13 +29,17 @@ def watch(
         raise typer.Exit(watch_run(client, run_id, as_json=as_json))
 
 
-def watch_run(client: "Client", run_id: int, *, as_json: bool) -> ExitCode:
-    """Show a run until it is over or paused; the exit code that says how it ended."""
+def watch_run(
+    client: "Client", run_id: int, told: Sequence[Document] = (), *, as_json: bool
+) -> ExitCode:
+    """Show a run until it is over or paused; the exit code that says how it ended. `told`: findings
+    that were shown already.
+    """
     if as_json:
         return _print_events(client, run_id)
     view = make_view()
     try:
-        run = follow(client, run_id, view)
+        run = follow(client, run_id, view, told)
     except KeyboardInterrupt:
         run = None
     finally:
@@ -46,9 +51,9 @@ def watch_run(client: "Client", run_id: int, *, as_json: bool) -> ExitCode:
     return OUTCOMES[run["state"]]
 
 
-def follow(client: "Client", run_id: int, view: View) -> Document:
+def follow(client: "Client", run_id: int, view: View, told: Sequence[Document] = ()) -> Document:
     """Feed a view with a run's events until it is over or paused; returns the run as it is then."""
-    teller = Teller(view)
+    teller = Teller(view, told=told)
     for event in client.watch(run_id):
         teller.tell(event)
         if _says_paused(event) and (run := client.run(run_id))["state"] == "paused":

@@ -148,9 +148,10 @@ class Remembered:
 
     def __init__(self) -> None:
         self.told: list[str] = []
+        self.notes: list[str] = []
 
     def note(self, text: str, style: str = "") -> None:
-        return None
+        self.notes.append(text)
 
     def doing(self, what: str) -> None:
         self.told.append(what)
@@ -176,6 +177,20 @@ def test_what_a_dead_attempt_left_is_not_shown():
     ):
         teller.tell(event)
     assert view.told == ["starting", "building", "training 5", "queued"]
+
+
+def test_a_finding_that_was_shown_is_not_told_again():
+    """`submit`, `run` and `restart` show all of them, with fixes, before they follow the run."""
+    view = Remembered()
+    shown = {"code": "a", "loc": ["recipe"], "message": "It is so."}
+    teller = Teller(view, told=[shown])
+    for event in (
+        Event(1, "issue", dict(shown)),
+        Event(2, "issue", {**shown, "loc": ["data"]}),
+        Event(3, "warning", {"code": "a", "message": "It is so."}),
+    ):
+        teller.tell(event)
+    assert view.notes == ["issue        It is so.", "warning      It is so."]
 
 
 def test_figures_older_than_what_was_noted_are_not_shown():
