@@ -62,7 +62,8 @@ OUTCOMES = {
 class CommandFailed(Exception):
     """A command that could not do its work: a sentence, the code to exit with, further lines.
 
-    `document` is what the service said, where it was the service that refused.
+    `document` is what the service said, where it was the service that refused; else `code` is what
+    --json calls it, by default the word of the exit code.
     """
 
     def __init__(
@@ -71,17 +72,20 @@ class CommandFailed(Exception):
         exit_code: ExitCode = ExitCode.refused,
         hints: Sequence[str] = (),
         document: Mapping[str, Any] | None = None,
+        code: str | None = None,
     ) -> None:
         super().__init__(detail)
         self.detail = detail
         self.exit_code = exit_code
         self.hints = list(hints)
-        self.document = dict(document or {})
+        self.document = {**({} if code is None else {"code": code}), **(document or {})}
 
 
 @dataclass(frozen=True)
 class Explained:
-    """An error as it is told: a sentence, the exit code, further lines, the service's document."""
+    """An error as it is told: a sentence, the exit code, further lines, and the document of --json,
+    which has a `code` of its own or that of the exit code.
+    """
 
     detail: str
     exit_code: ExitCode
@@ -111,7 +115,12 @@ class StokerGroup(TyperGroup):
 def fail(told: Explained, *, as_json: bool) -> NoReturn:
     """Print the sentence on stderr, or with --json the document with the exit code, and leave."""
     if as_json:
-        document = {**told.document, "detail": told.detail, "exit_code": told.exit_code.value}
+        document = {
+            "code": told.exit_code.name,
+            **told.document,
+            "detail": told.detail,
+            "exit_code": told.exit_code.value,
+        }
         typer.echo(json.dumps(document, indent=2, ensure_ascii=False), err=True)
         raise typer.Exit(told.exit_code)
     for line in wrapped(f"error: {told.detail}", err=True):
@@ -136,7 +145,10 @@ def explain(error: Exception) -> Explained | None:
             return _explain_problem(error)
         case ServiceUnreachable():
             return Explained(error.detail, ExitCode.unreachable)
-        case ClientError() | StokerError():
+        case StokerError():
+            known_as = {"code": error.problem_code}
+            return Explained(error.detail, ExitCode.refused, document=known_as)
+        case ClientError():
             return Explained(error.detail, ExitCode.refused)
         case OSError():
             where = f"{error.filename}: " if error.filename else ""

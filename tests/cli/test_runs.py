@@ -64,6 +64,10 @@ def test_with_json_an_error_is_a_document_too(cli, api, run_id, spec_file):
     in_a_group = cli("data", "forget", "nothing", "--json")
     assert json.loads(in_a_group.err)["exit_code"] == in_a_group.code == 5
 
+    ours = json.loads(cli("run", "--json", "--", "no_such_program").err)
+    assert (ours["code"], ours["exit_code"]) == ("refused", 5)
+    assert "no_such_program" in ours["detail"]
+
 
 def test_a_fix_that_is_shown_can_be_used(cli, api, spec_file):
     answer = cli("submit", str(spec_file), "--set", "learning_rate=0.01")
@@ -129,14 +133,14 @@ def test_edit_shows_labels_as_they_are_given(cli, api, run_id):
     assert bare.out == f"Run {run_id} now has the labels (none).\n"
 
 
-        (
-            2**20,
-            3 * 2**19,
-            "1.0 MiB planned, 1.5 MiB measured at the peak, on top of the trainer's libraries",
 @pytest.mark.parametrize(
     ("planned", "measured", "line"),
     [
         (2**20, None, "1.0 MiB planned, on top of the trainer's libraries"),
+        (
+            2**20,
+            3 * 2**19,
+            "1.0 MiB planned, 1.5 MiB measured at the peak, on top of the trainer's libraries",
         ),
         (None, 2**20, "1.0 MiB measured at the peak, on top of the trainer's libraries"),
         (None, None, None),

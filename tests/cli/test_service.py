@@ -105,6 +105,9 @@ def test_a_second_up_and_a_taken_port_are_refused(up_home, tmp_path):
     assert second.code == 5
     assert "already runs" in second.err
     assert "already runs" in stoker(up_home, "up", "--detach").err
+    told = json.loads(stoker(up_home, "up", "--detach", "--json").err)
+    assert (told["code"], told["exit_code"]) == ("already_running", 5)
+    assert "already runs" in told["detail"]
     port = _url(up_home).rsplit(":", 1)[1]
     other = stoker(tmp_path / "other", "up", "--detach", "--port", port)
     assert other.code == 1

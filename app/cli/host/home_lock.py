@@ -30,10 +30,12 @@ class LockHolder:
     pid: int
     home: Path
 
-    def refusal(self) -> str:
-        return (
+    def refused(self) -> CommandFailed:
+        """What a second `stoker up` ends with."""
+        return CommandFailed(
             f"`stoker up` already runs for {self.home} (process {self.pid}). `stoker down` ends "
-            "it; a second service needs a home of its own: stoker up --home FOLDER --port 0"
+            "it; a second service needs a home of its own: stoker up --home FOLDER --port 0",
+            code="already_running",
         )
 
 
@@ -65,7 +67,7 @@ class HomeLock:
         while not _is_taken(self._file, fcntl.LOCK_EX):
             if not _is_taken(self._file, fcntl.LOCK_SH):
                 os.close(self._file)
-                raise CommandFailed(LockHolder(_pid_in(path), self._home).refusal())
+                raise LockHolder(_pid_in(path), self._home).refused()
             # Somebody only looked whether it is held, see `holder_of`.
             fcntl.flock(self._file, fcntl.LOCK_UN)
             time.sleep(LOOK_SECONDS)

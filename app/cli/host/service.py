@@ -28,6 +28,7 @@ WORKER_PACKAGES = ("torch", "h5py", "numpy", "safetensors")
 DETACHED_START_SECONDS = 100.0
 LOG_BYTES = 10 * 2**20
 LOG_FILES_KEPT = 3
+LOG_LINES_TOLD = 15
 MOST_TOLD = 1_000  # runs that `down` speaks of
 
 HostOption = Annotated[str | None, typer.Option(help="Address of the API.")]
@@ -95,7 +96,7 @@ def start_detached(settings: "Settings", out: TextIO, *, as_json: bool = False) 
     """Start `stoker up` in a session of its own, wait until it is ready, and say so to `out`."""
     holder = holder_of(settings)
     if holder is not None:
-        raise CommandFailed(holder.refusal())
+        raise holder.refused()
     log = settings.home / "logs" / "stoker.log"
     with making(settings.home):
         settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -134,12 +135,12 @@ def _await_ready(settings: "Settings", process: "subprocess.Popen[str]", log: Pa
             break
         time.sleep(0.1)
     said = process.stderr.read().strip() if process.stderr is not None else ""
-    tail = log.read_text(errors="replace").splitlines()[-15:] if log.exists() else []
-    for line in tail:
-        typer.echo(line, err=True)
+    tail = log.read_text(errors="replace").splitlines()[-LOG_LINES_TOLD:] if log.exists() else []
     raise CommandFailed(
         said.removeprefix("error: ").splitlines()[-1] if said else "The service did not start.",
         ExitCode.failed,
+        hints=[f"  The end of {log}:", *tail] if tail else [],
+        document={"log": tail},
     )
 
 

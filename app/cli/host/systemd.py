@@ -161,7 +161,7 @@ def _require_free(settings: "Settings") -> None:
     holder = holder_of(settings)
     if holder is None or _ask("systemctl", "--user", "is-active", UNIT_NAME).returncode == 0:
         return
-    raise CommandFailed(holder.refusal())
+    raise holder.refused()
 
 
 def _ask(*command: str) -> "subprocess.CompletedProcess[str]":
