@@ -103,7 +103,7 @@ def test_a_taken_port(cli, home, monkeypatch):
         monkeypatch.setenv("STOKER_PORT", str(port))
         answer = cli("doctor")
     assert answer.code == 1
-    assert "Address already in use" in answer.out
+    assert f"it is in use by process {os.getpid()}" in " ".join(answer.out.split())
     assert "STOKER_PORT" in answer.out
 
 

@@ -109,11 +109,23 @@ def test_a_second_up_and_a_taken_port_are_refused(up_home, tmp_path):
     assert (told["code"], told["exit_code"]) == ("already_running", 5)
     assert "already runs" in told["detail"]
     port = _url(up_home).rsplit(":", 1)[1]
-    other = stoker(tmp_path / "other", "up", "--detach", "--port", port)
-    assert other.code == 1
-    assert "cannot be bound" in other.err.splitlines()[-1]
-    assert "Traceback" not in other.err
-    assert Service(tmp_path / "other").left_running() == []
+    for options in (("--detach",), ()):
+        other = stoker(tmp_path / "other", "up", "--port", port, *options)
+        assert (other.code, other.out) == (1, "")
+        (line,) = other.err.splitlines()
+        assert f"127.0.0.1:{port} cannot be bound: it is in use by process" in line
+        assert "(the API of another Stoker). Nothing was started. `--port 0` takes a free" in line
+    assert not (tmp_path / "other" / "logs").exists(), "nothing was started"
+
+
+def test_a_start_that_fails_is_one_document_with_the_end_of_its_log(tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "stoker.db").write_bytes(b"not a database" * 100)
+    told = json.loads(stoker(home, "up", "--detach", "--json").err)
+    assert (told["code"], told["exit_code"]) == ("failed", 1)
+    assert told["log"]
+    assert Service(home).left_running() == []
 
 
 def test_folders_of_the_same_names_where_one_stands_are_not_taken_for_ours(tmp_path):

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import stat
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from app.cli.db.storage import check_artifacts, check_database
 from app.cli.host.findings import DoctorFinding
 from app.cli.host.home_lock import holder_of
 from app.cli.host.notifying import check_notifications
+from app.cli.host.ports import why_not_bindable
 from app.cli.output import size
 from app.guard.presets.catalog import load_catalog
 from stoker import ClientError, Problem, find_token, read_api_file
@@ -312,7 +312,7 @@ def check_ports(settings: "Settings") -> Iterator[DoctorFinding]:
         ("PORT", settings.host, settings.port),
         ("EXPORTER_PORT", settings.exporter_host, settings.exporter_port),
     ):
-        taken = _why_not_bindable(host, port)
+        taken = why_not_bindable(host, port)
         if taken is None:
             yield DoctorFinding("ports", "ok", f"{host}:{port} is free for {name}")
         else:
@@ -320,21 +320,8 @@ def check_ports(settings: "Settings") -> Iterator[DoctorFinding]:
                 "ports",
                 "problem",
                 f"{host}:{port} for {name}: {taken}",
-                f"end what uses it (ss -ltnp 'sport = :{port}'), or set STOKER_{name}",
+                f"end what uses it, or set STOKER_{name} to another one, or to 0 for a free one",
             )
-
-
-def _why_not_bindable(host: str, port: int) -> str | None:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
 
 
 def _existing(path: Path) -> Path:

@@ -58,9 +58,11 @@ def up(
         start_detached(settings, sys.stdout, as_json=as_json)
         return
     # Imported late: start-up of every command.
+    from app.cli.host.ports import require_port
     from app.cli.host.supervise import Supervisor
 
     with HomeLock(settings):
+        require_port(settings)
         raise typer.Exit(Supervisor(settings, _make_say(log_file, as_json)).run())
 
 
@@ -94,9 +96,12 @@ def _make_say(log_file: Path | None, as_json: bool) -> "Say":
 
 def start_detached(settings: "Settings", out: TextIO, *, as_json: bool = False) -> None:
     """Start `stoker up` in a session of its own, wait until it is ready, and say so to `out`."""
+    from app.cli.host.ports import require_port  # late, as in `up`
+
     holder = holder_of(settings)
     if holder is not None:
         raise holder.refused()
+    require_port(settings)
     log = settings.home / "logs" / "stoker.log"
     with making(settings.home):
         settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -218,10 +223,14 @@ def _in_list(ids: list[int]) -> str:
 def api(host: HostOption = None, port: PortOption = None) -> None:
     """Start the API alone."""
     _set_environment(host, port, None)
+    from app.cli.host.ports import require_port  # late, as in `up`
+
+    settings = read_settings()
+    require_port(settings)
     with unsearched():
         # Imported late: FastAPI is by far the heaviest import of the CLI.
         from app.api.main import serve
-    serve(read_settings())
+    serve(settings)
 
 
 def worker() -> None:
