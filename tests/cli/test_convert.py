@@ -159,16 +159,20 @@ def test_such_rows_are_skipped_and_counted_where_that_is_asked(
     csv(path, "time,hour,warmth", rows=spoilt(how))
     made = cli("data", "convert", str(path), str(out), *CUT, "--on-bad", "skip")
     assert made.code == 0, made.err
-    assert set(counted.split(", ")) <= set(_skipped(made.out))
+    assert set(counted.split(", ")) <= set(skipped(made.out))
     assert f"{samples} samples of 2 features" in made.out
+    assert_no_sample_reaches_over_what_is_missing(out)
+
+
+def assert_no_sample_reaches_over_what_is_missing(out: Path) -> None:
     with h5py.File(out) as file:
         hours = file["features/series"][:, 0]
         starts = file["features/starts"][:]
     windows = np.stack([hours[start : start + 12] for start in starts])
-    assert (np.diff(windows, axis=1) == 1).all(), "no sample reaches over what is missing"
+    assert (np.diff(windows, axis=1) == 1).all()
 
 
-def _skipped(told: str) -> list[str]:
+def skipped(told: str) -> list[str]:
     (line,) = [one for one in told.splitlines() if one.startswith("Skipped: ")]
     return line.removeprefix("Skipped: ").rstrip(".").split(", ")
 
@@ -211,7 +215,7 @@ def test_numbers_in_text_are_read_as_what_they_are(cli, home, tmp_path, texts, c
     made = cli("data", "convert", str(path), *CUT, *(["--on-bad", "skip"] if counted else []))
     assert made.code == 0, made.err
     assert f"{89 - bool(counted)} samples" in made.out
-    assert counted is None or _skipped(made.out) == [counted]
+    assert counted is None or skipped(made.out) == [counted]
 
 
 @pytest.mark.parametrize("kind", ["text", "numbers"])
@@ -246,9 +250,9 @@ def test_seconds_since_1970_are_times(cli, home, tmp_path):
         ("hour,warmth,time", ",noon", "holds no times"),
     ],
 )
-def test_without_times_there_is_nothing_to_skip_by(cli, home, tmp_path, head, more, said):
+def test_without_times_there_are_no_gaps_to_allow(cli, home, tmp_path, head, more, said):
     path = csv(tmp_path / "rows.csv", head, rows=[f"{row}{more}" for row in ROWS])
-    refused = cli("data", "convert", str(path), *CUT, "--on-bad", "skip")
+    refused = cli("data", "convert", str(path), *CUT, "--max-gap", "3d")
     assert refused.code == 5
     assert said in refused.err
 

@@ -130,10 +130,11 @@ def convert(
     With --pad, of ragged arrays: arrays whose samples have one length; others as they are.
     """
     out = out or read_settings().data_root / f"{path.name if path.is_dir() else path.stem}.h5"
-    _require_convertible(path, out, force=force)
+    _require_convertible(path, out)
     column = _only_one(target)
     numbers = f"--horizon={horizon}", f"--every={every}"
-    names = _given(target=column, array=array, on_bad=on_bad, max_gap=max_gap)
+    as_new = () if force else ("--new",)
+    names = *_given(target=column, array=array, on_bad=on_bad, max_gap=max_gap), *as_new
     is_cut = _is_cut(window, timeframes, on_bad, max_gap)
     if pad is not None:
         if is_cut:
@@ -150,7 +151,7 @@ def convert(
         made, lines = _run(SAMPLES, path, out, f"--window={window}", *numbers, *names)
     else:
         _require_no_cut(horizon, column, array, every)
-        made, lines = _run(_without_cut(path), path, out)
+        made, lines = _run(_without_cut(path), path, out, *as_new)
     _tell(made, lines, out, as_json=as_json)
 
 
@@ -206,11 +207,9 @@ def _registered_by(out: Path) -> str:
     return f"{moved} && stoker data register {name} {shlex.quote(out.name)}"
 
 
-def _require_convertible(path: Path, out: Path, *, force: bool) -> None:
+def _require_convertible(path: Path, out: Path) -> None:
     if not path.exists():
         raise CommandFailed(f"There is no file {path}.")
-    if out.exists() and not force:
-        raise CommandFailed(f"{out} exists already; --force replaces it.")
     if out.exists() and out.samefile(path):
         raise CommandFailed("A file cannot be converted into itself; name another for OUT.")
 
@@ -274,6 +273,7 @@ def _cut(made: Document) -> list[str]:
     of = f"{number(made['steps'])} rows{over}"
     return [
         f"{number(made['samples'])} samples of {number(features)} features, cut out of {of}.",
+        *_read_times(made),
         *_skipped(made),
         f"{made['path']}: {size(made['bytes'])}.",
     ]
@@ -286,9 +286,16 @@ def _cut_bars(made: Document) -> list[str]:
     return [
         f"{number(made['samples'])} samples of {number(len(made['features']))} features: "
         f"bars {bars}{over}. Target: {made['target']}.",
+        *_read_times(made),
         *_skipped(made),
         f"{made['path']}: {size(made['bytes'])}.",
     ]
+
+
+def _read_times(made: Document) -> list[str]:
+    """As what the times of rows were read, where there are any."""
+    read_as = made.get("times_read_as")
+    return [] if read_as is None else [f"Times were read as {read_as}, in UTC unless they say."]
 
 
 def _skipped(made: Document) -> list[str]:

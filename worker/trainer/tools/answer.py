@@ -3,10 +3,19 @@
 import json
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from worker.trainer.data.formats.hdf5_file import HDF5_ERRORS
-from worker.trainer.errors import TrainerError
+from worker.trainer.errors import DataError, TrainerError
+
+
+def require_new(out: Path, *, force: bool) -> None:
+    """DataError where a file is there already and may not be replaced. Asked once nothing is wrong
+    with the input, so that all of it is told first.
+    """
+    if not force and out.exists():
+        raise DataError(f"{out} exists already; --force replaces it.")
 
 
 def answer(work: Callable[[], Mapping[str, Any]], failed: str) -> int:

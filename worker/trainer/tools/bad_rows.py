@@ -2,15 +2,21 @@
 
 import math
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from worker.trainer.errors import DataError
 from worker.trainer.tools.timeframes import LABEL, UNIT_SECONDS
 
 TIME_NAMES = ("time", "timestamp", "datetime", "date", "gmt time", "")
 MILLISECONDS_FROM = 1e11  # epoch seconds reach it in the year 5138
+COMPACT = {len(form): form for form in ("YYYYMMDD", "YYYYMMDDHHMM", "YYYYMMDDHHMMSS")}
+FIRST_YEAR, LAST_YEAR = "1900", "2100"
 TOLD = 5
 
 
@@ -30,22 +36,97 @@ class Bad:
         if len(self.told) < TOLD:
             self.told.append(sentence)
 
+    def finite(
+        self, where: str, before: int, names: Sequence[str], rows: NDArray[Any]
+    ) -> NDArray[np.bool_]:
+        """Which rows (rows, columns) hold finite numbers alone. `before`: how many rows came before
+        these. Raises DataError for others, unless such are skipped.
+        """
+        usable = _finite(rows)
+        for place in np.flatnonzero(~usable).tolist():
+            column = int(np.flatnonzero(~np.isfinite(rows[place]))[0])
+            is_missing = bool(np.isnan(rows[place, column]))
+            what = "no number (missing, or NaN)" if is_missing else "infinite as a 32-bit number"
+            self.add(
+                "not_numbers",
+                f"{where} {before + place + 1:,}, column {names[column]}: it is {what}.",
+                "such rows are left out and counted",
+            )
+        return usable
 
-def seconds_of(text: str, least: float = -math.inf) -> int:
-    """Epoch seconds of ISO 8601 (UTC where no zone is said, and 20200131 is a day) or of epoch
-    seconds, from `least` on, or milliseconds. Raises ValueError.
+    def left_out(self) -> str:
+        """What was skipped, as a part of a sentence."""
+        kinds = ", ".join(f"{kind.replace('_', ' ')} {n:,}" for kind, n in self.counts.items())
+        return f" (left out: {kinds})" if kinds else ""
+
+
+class Time(NamedTuple):
+    """When something was, in seconds since 1970, and as what its text was read."""
+
+    seconds: int
+    read_as: str
+
+
+@dataclass
+class NotFinite:
+    """Samples with NaN or infinity, in arrays that are written as they are."""
+
+    found: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By array how many there are, and the place of the first."""
+
+    def look(self, name: str, begin: int, rows: NDArray[Any]) -> None:
+        """At samples of an array, which begin at this place."""
+        if rows.dtype.kind != "f" or not len(rows):
+            return
+        places = begin + np.flatnonzero(~_finite(rows))
+        if len(places):
+            count, first = self.found.get(name, (0, int(places[0])))
+            self.found[name] = count + len(places), min(first, int(places[0]))
+
+    def sentences(self) -> list[str]:
+        """A warning for each array that has some."""
+        return [
+            f"{count:,} {'sample' if count == 1 else 'samples'} of {name} hold NaN or infinity, the"
+            f" first is {name}[{first}]. They are written as they are, and a run that reads them"
+            " fails: leave them out, or put numbers there."
+            for name, (count, first) in self.found.items()
+        ]
+
+
+def _finite(rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Of each row whether all of its numbers are finite."""
+    return np.asarray(np.isfinite(rows.reshape(len(rows), -1)).all(axis=1))
+
+
+def time_of(text: str, least: float = -math.inf) -> Time:
+    """Of ISO 8601 (UTC where no zone is said), of digits alone (`compact_time`), or of seconds
+    since 1970, from `least` on, or milliseconds. Raises ValueError.
     """
     text = text.strip()
-    if len(text) == len("20200131") and text.isdecimal():
-        with suppress(ValueError):
-            return _of_iso(text)
+    if (compact := compact_time(text)) is not None:
+        return compact
     try:
         number = float(text)
     except ValueError:
-        return _of_iso(text)
+        return Time(_of_iso(text), "ISO 8601")
     if number < least:
         raise ValueError(text)
-    return round(number / 1000 if number >= MILLISECONDS_FROM else number)
+    if number >= MILLISECONDS_FROM:
+        return Time(round(number / 1000), "milliseconds since 1970")
+    return Time(round(number), "seconds since 1970")
+
+
+def compact_time(text: str) -> Time | None:
+    """Of 20240131, 202401311200 or 20240131120000, in UTC; None where it is no such time of the
+    years 1900 to 2100. Read as a number of seconds, it would be one of a far future.
+    """
+    read_as = COMPACT.get(len(text))
+    if read_as is None or not text.isdecimal() or not FIRST_YEAR <= text[:4] <= LAST_YEAR:
+        return None
+    try:
+        return Time(_of_iso(f"{text[:8]}T{text[8:]}" if text[8:] else text), read_as)
+    except ValueError:
+        return None
 
 
 def _of_iso(text: str) -> int:

@@ -26,14 +26,15 @@ import numpy as np
 
 from app.suggest import closest, did_you_mean
 from worker.trainer.errors import DataError
-from worker.trainer.tools.answer import answer
-from worker.trainer.tools.bad_rows import TIME_NAMES, Bad, gap_of, seconds_of
+from worker.trainer.tools.answer import answer, require_new
+from worker.trainer.tools.bad_rows import TIME_NAMES, Bad, Time, gap_of, time_of
 from worker.trainer.tools.timeframes import (
     COMBINED,
     Bars,
     Cut,
     Floats,
     align,
+    require_samples,
     timeframes_of,
     write,
 )
@@ -75,6 +76,16 @@ class BarProblem(NamedTuple):
     sentence: str
 
 
+class BarFile(NamedTuple):
+    """The columns of a file, its bars in stretches without a gap, and as what the first time was
+    read; None: no row can be used.
+    """
+
+    columns: tuple[str, ...]
+    stretches: list[Bars]
+    read_as: str | None
+
+
 @dataclass(frozen=True)
 class BarReading:
     """How bars are read: seconds of one, the longest gap, and what becomes of bad ones."""
@@ -84,24 +95,26 @@ class BarReading:
     wants_range: bool
     bad: Bad
 
-    def stretches(self, path: Path) -> tuple[tuple[str, ...], list[Bars]]:
-        """The columns of a file and its bars, in stretches without a gap. Raises DataError."""
+    def stretches(self, path: Path) -> BarFile:
+        """What is in a file. Raises DataError."""
         found: list[tuple[list[int], list[list[float]]]] = [([], [])]
+        read_as = None
         try:
             with path.open(newline="", encoding="utf-8-sig") as file:
                 rows = csv.reader(file)
                 header = header_of(path, next(rows, []))
                 for at, time, values in self._usable(path, rows, header):
+                    read_as = read_as or time.read_as
                     times = found[-1][0]
-                    if times and time - times[-1] > self.max_gap:
-                        self._add_gap(at, time - times[-1])
+                    if times and time.seconds - times[-1] > self.max_gap:
+                        self._add_gap(at, time.seconds - times[-1])
                         found.append(([], []))
-                    found[-1][0].append(time)
+                    found[-1][0].append(time.seconds)
                     found[-1][1].append(values)
         except (csv.Error, UnicodeDecodeError) as error:
             raise DataError(f"{path} is no CSV file that can be read: {error}.") from error
         bars = [Bars(np.array(t, np.int64), np.array(v, np.float64)) for t, v in found if t]
-        return tuple(header.numbers), bars
+        return BarFile(tuple(header.numbers), bars, read_as)
 
     def _add_gap(self, at: str, seconds: int) -> None:
         missing = seconds // self.period - 1
@@ -114,7 +127,7 @@ class BarReading:
 
     def _usable(
         self, path: Path, rows: Any, header: Header
-    ) -> Iterator[tuple[str, int, list[float]]]:
+    ) -> Iterator[tuple[str, Time, list[float]]]:
         """(where, time, values) of each row that can be used."""
         last = None
         for row in rows:
@@ -123,22 +136,24 @@ class BarReading:
             at = f"{path}, line {rows.line_num}"
             read = self._read(at, row, header)
             problem = (
-                read if isinstance(read, BarProblem) else self._out_of_order(at, read[0], last)
+                read
+                if isinstance(read, BarProblem)
+                else self._out_of_order(at, read[0].seconds, last)
             )
             if problem is not None:
                 self.bad.add(*problem, "such rows are left out and counted")
             elif not isinstance(read, BarProblem):
-                last = read[0]
+                last = read[0].seconds
                 yield at, *read
 
     def _read(
         self, at: str, row: list[str], header: Header
-    ) -> BarProblem | tuple[int, list[float]]:
+    ) -> BarProblem | tuple[Time, list[float]]:
         """Its time and values, or what is wrong with it by itself."""
         if len(row) <= max(header.time, *header.numbers.values()):
             return BarProblem("short_rows", f"{at}: {len(row)} columns, fewer than the header has.")
         try:
-            time = seconds_of(row[header.time])
+            time = time_of(row[header.time])
         except (ValueError, OverflowError):
             what = f"{row[header.time]!r} is no time (ISO 8601, or epoch seconds)."
             return BarProblem("times", f"{at}, column time: {what}")
@@ -177,21 +192,24 @@ def _number(text: str) -> float | None:
 
 
 def convert(
-    path: Path, out: Path, cut: Cut, target: str, bad: Bad, max_gap: int | None = None
+    path: Path,
+    out: Path,
+    cut: Cut,
+    target: str,
+    bad: Bad,
+    max_gap: int | None = None,
+    *,
+    force: bool = True,
 ) -> dict[str, Any]:
-    """Write `out`; says what it holds, and what was left out. Raises DataError."""
+    """Write `out`, which is replaced where that is allowed (`force`); says what it holds, and what
+    was left out. Raises DataError.
+    """
     period, files = cut.frames[0].seconds, _files(path)
     _require_target(files[0], target)
     reading = BarReading(period, max(max_gap or 0, period), target == RANGE, bad)
-    read = [reading.stretches(file) for file in files]
-    columns = read[0][0]
-    for file, (others, _) in zip(files, read, strict=True):
-        if others != columns:
-            raise DataError(
-                f"{file} has the columns {', '.join(others)}, and {files[0].name}"
-                f" {', '.join(columns)}; all files need the same, in the same order."
-            )
-    stretches = [bars for _, found in read for bars in found]
+    read = _read_alike(reading, files)
+    columns = read[0].columns
+    stretches = [bars for one in read for bars in one.stretches]
     if not stretches:
         raise DataError(f"{path} has no row that can be used.")
     columns, stretches = _without_constants(path, columns, stretches, bad)
@@ -202,6 +220,8 @@ def convert(
         columns = (*columns, RANGE)
         for series in made.series.values():
             series[:] = [np.column_stack([one, _range(columns, one)]) for one in series]
+    require_samples(made, cut)
+    require_new(out, force=force)
     write(out, made, cut, columns, target_name=target)
     return {
         "path": str(out),
@@ -212,9 +232,23 @@ def convert(
         "timeframes": {frame.label: sum(map(len, made.series[frame.name])) for frame in cut.frames},
         "features": list(columns),
         "target": target,
+        "times_read_as": next((one.read_as for one in read if one.read_as), None),
         "bad": dict(bad.counts),
         "told": bad.told,
     }
+
+
+def _read_alike(reading: BarReading, files: list[Path]) -> list[BarFile]:
+    """All files. DataError where one has other columns."""
+    read = [reading.stretches(file) for file in files]
+    columns = read[0].columns
+    for file, one in zip(files, read, strict=True):
+        if one.columns != columns:
+            raise DataError(
+                f"{file} has the columns {', '.join(one.columns)}, and {files[0].name}"
+                f" {', '.join(columns)}; all files need the same, in the same order."
+            )
+    return read
 
 
 def _require_target(file: Path, target: str) -> None:
@@ -284,13 +318,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--target", default=RANGE)
     parser.add_argument("--on-bad", choices=("stop", "skip"), default="stop")
     parser.add_argument("--max-gap")
+    parser.add_argument(
+        "--new", dest="force", action="store_false", help="refuse an OUT that is there"
+    )
     options = parser.parse_args(arguments)
 
     def work() -> dict[str, Any]:
         cut = Cut(timeframes_of(options.timeframes), options.horizon, options.every)
         gap = gap_of(options.max_gap) if options.max_gap is not None else None
         bad = Bad(skips=options.on_bad == "skip")
-        return convert(options.path, options.out, cut, options.target.lower(), bad, gap)
+        return convert(
+            options.path, options.out, cut, options.target.lower(), bad, gap, force=options.force
+        )
 
     return answer(work, f"{options.path} could not be written as {options.out}")
 

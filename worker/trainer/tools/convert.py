@@ -9,8 +9,9 @@ are copied. Rows that do not continue the one before begin a new stretch.
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial as bound
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,8 +34,11 @@ from worker.trainer.data.formats.window_files import (
 )
 from worker.trainer.data.source import Field, Rows
 from worker.trainer.errors import DataError
-from worker.trainer.tools.answer import answer
+from worker.trainer.tools.answer import answer, require_new
+from worker.trainer.tools.bad_rows import NotFinite
 from worker.trainer.tools.content import Overlap, overlap_of, row_bytes, same_bits, sampled_rows
+
+Look = Callable[[int, NDArray[Any]], None]
 
 
 class _Stretches:
@@ -42,8 +46,9 @@ class _Stretches:
     writes to a file.
     """
 
-    def __init__(self, array: h5py.Dataset, overlap: Overlap, steps: IO[bytes]) -> None:
+    def __init__(self, array: h5py.Dataset, overlap: Overlap, steps: IO[bytes], look: Look) -> None:
         self._array = array
+        self._look = look
         self._step = overlap.step
         self._backward = overlap.backward
         self._file = steps
@@ -64,6 +69,7 @@ class _Stretches:
         bounds = [(start, min(start + at_once, count)) for start in range(0, count, at_once)]
         for start, stop in reversed(bounds) if self._backward else bounds:
             rows = self._array[start:stop]
+            self._look(start, rows)
             yield rows[::-1] if self._backward else rows
 
     def _add(self, rows: NDArray[Any]) -> None:
@@ -92,8 +98,11 @@ class _Stretches:
             self._file.write(np.ascontiguousarray(steps).tobytes())
 
 
-def convert(path: Path, out: Path) -> dict[str, Any]:
-    """Write `out`; says what became of each array. DataError when nothing would be saved."""
+def convert(path: Path, out: Path, *, force: bool = True) -> dict[str, Any]:
+    """Write `out`; says what became of each array. DataError when nothing would be saved, or `out`
+    is there and must not be replaced (`force`).
+    """
+    seen = NotFinite()
     with _opened(path) as (arrays, left_out, attributes):
         found = {name: overlap_of(sampled_rows(array)) for name, array in arrays.items()}
         overlaps = {name: overlap for name, overlap in found.items() if overlap is not None}
@@ -103,14 +112,16 @@ def convert(path: Path, out: Path) -> dict[str, Any]:
                 f" {', '.join(arrays)}), so it would not become smaller. Register it as it is;"
                 " rows in time are cut into samples by --window."
             )
+        require_new(out, force=force)
         with whole_file(out) as partial, h5py.File(partial, "w") as target:
             target.attrs.update(attributes)
             for name, array in arrays.items():
+                look = bound(seen.look, name)
                 if name in overlaps:
-                    _write_windows(target, name, array, overlaps[name])
+                    _write_windows(target, name, array, overlaps[name], look)
                 else:
-                    copy_array(target, name, array)
-    return _summary(path, out, overlaps) | {"left_out": left_out}
+                    copy_array(target, name, array, look)
+    return _summary(path, out, overlaps) | {"left_out": left_out, "told": seen.sentences()}
 
 
 @contextmanager
@@ -158,21 +169,25 @@ def arrays_of(
     return arrays, others
 
 
-def _write_windows(target: h5py.File, name: str, array: h5py.Dataset, overlap: Overlap) -> None:
+def _write_windows(
+    target: h5py.File, name: str, array: h5py.Dataset, overlap: Overlap, look: Look
+) -> None:
     with tempfile.TemporaryFile(dir=Path(target.filename).parent) as steps:
-        starts = _Stretches(array, overlap, steps).run()
+        starts = _Stretches(array, overlap, steps, look).run()
         step = Field(tuple(array.shape[2:]), array.dtype)
         group = write_windows(target, name, steps, step, starts, array.shape[1])
         group.attrs.update(array.attrs)
 
 
-def copy_array(target: h5py.File, name: str, array: h5py.Dataset) -> None:
-    """As one plain piece, however it was stored."""
+def copy_array(target: h5py.File, name: str, array: h5py.Dataset, look: Look) -> None:
+    """As one plain piece, however it was stored. `look`: at samples and the place of the first."""
     copy = target.create_dataset(name, array.shape, array.dtype)
     copy.attrs.update(array.attrs)
     at_once = max(1, PIECE_BYTES // row_bytes(array))
     for start in range(0, len(array), at_once):
-        copy[start : start + at_once] = array[start : start + at_once]
+        rows = array[start : start + at_once]
+        look(start, rows)
+        copy[start : start + at_once] = rows
 
 
 def _summary(path: Path, out: Path, overlaps: dict[str, Overlap]) -> dict[str, Any]:
@@ -197,9 +212,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="convert", description="Windows to their series.")
     parser.add_argument("path", type=Path, metavar="IN")
     parser.add_argument("out", type=Path, metavar="OUT.h5")
+    parser.add_argument(
+        "--new", dest="force", action="store_false", help="refuse an OUT that is there"
+    )
     options = parser.parse_args(arguments)
     failed = f"{options.path} could not be written as {options.out}"
-    return answer(lambda: convert(options.path, options.out), failed)
+    return answer(lambda: convert(options.path, options.out, force=options.force), failed)
 
 
 if __name__ == "__main__":

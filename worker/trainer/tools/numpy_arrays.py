@@ -17,25 +17,31 @@ from numpy.typing import NDArray
 
 from worker.trainer.checkpoints.whole_file import whole_file
 from worker.trainer.errors import DataError
-from worker.trainer.tools.answer import answer
+from worker.trainer.tools.answer import answer, require_new
+from worker.trainer.tools.bad_rows import NotFinite
 
 PIECE_BYTES = 2**26
 
 
-def write(path: Path, out: Path) -> dict[str, Any]:
-    """Write `out`; says what it holds. DataError when there is no array of numbers."""
+def write(path: Path, out: Path, *, force: bool = True) -> dict[str, Any]:
+    """Write `out`; says what it holds. DataError when there is no array of numbers, or `out` is
+    there and must not be replaced (`force`).
+    """
     arrays = _open(path)
     numbers = {name: one for name, one in arrays.items() if one.dtype.kind in "biuf" and one.ndim}
     if not numbers:
         raise DataError(f"{path} has no array of numbers: {', '.join(arrays) or 'nothing at all'}.")
+    require_new(out, force=force)
+    seen = NotFinite()
     with whole_file(out) as partial, h5py.File(partial, "w") as file:
         for name, array in numbers.items():
-            _copy(file, name, array)
+            _copy(file, name, array, seen)
     return {
         "path": str(out),
         "bytes": out.stat().st_size,
         "arrays": {name: list(one.shape) for name, one in numbers.items()},
         "left_out": sorted(arrays.keys() - numbers.keys()),
+        "told": seen.sentences(),
     }
 
 
@@ -60,21 +66,26 @@ def _member(loaded: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any]:
         return np.empty((), object)
 
 
-def _copy(file: h5py.File, name: str, array: NDArray[Any]) -> None:
+def _copy(file: h5py.File, name: str, array: NDArray[Any], seen: NotFinite) -> None:
     """In pieces, for a `.npy` is mapped and may be larger than the memory."""
     written = file.create_dataset(name, array.shape, array.dtype)
     rows = max(1, PIECE_BYTES // max(1, array[:1].nbytes))
     for start in range(0, len(array), rows):
-        written[start : start + rows] = array[start : start + rows]
+        piece = array[start : start + rows]
+        seen.look(name, start, piece)
+        written[start : start + rows] = piece
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="numpy_arrays", description="NumPy's files to HDF5.")
     parser.add_argument("path", type=Path, metavar="IN")
     parser.add_argument("out", type=Path, metavar="OUT.h5")
+    parser.add_argument(
+        "--new", dest="force", action="store_false", help="refuse an OUT that is there"
+    )
     options = parser.parse_args(arguments)
     return answer(
-        lambda: write(options.path, options.out),
+        lambda: write(options.path, options.out, force=options.force),
         f"{options.path} could not be written as {options.out}",
     )
 

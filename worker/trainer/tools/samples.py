@@ -3,8 +3,9 @@
 `python -m worker.trainer.tools.samples IN OUT.h5 --window N --horizon M --target COLUMN` prints
 one JSON document. A sample is `features` (N, columns), the table's rows from one on, and `targets`
 (M,), the rows of one column that follow. No sample reaches from one file of a folder into the
-next. Where a column says when each row was, rows that are out of order and gaps end it, or are left
-out and counted (`--on-bad skip`), see `worker.trainer.tools.row_times`.
+next. Rows with a number that is missing or not finite end it, or are left out and counted
+(`--on-bad skip`); so do rows that are out of order and gaps, where a column says when each row was,
+see `worker.trainer.tools.row_times`. No sample reaches over what is left out.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from worker.trainer.checkpoints.whole_file import whole_file
 from worker.trainer.data.formats.window_files import SERIES, write_windows
 from worker.trainer.data.source import Field, Rows
 from worker.trainer.errors import DataError
-from worker.trainer.tools.answer import answer
+from worker.trainer.tools.answer import answer, require_new
 from worker.trainer.tools.bad_rows import Bad, gap_of
 from worker.trainer.tools.row_times import RowTimes
 from worker.trainer.tools.tables import Table, column_of, open_table
@@ -46,10 +47,18 @@ class SampleCut:
 
 
 def cut(
-    table: Table, out: Path, how: SampleCut, target: str, bad: Bad, max_gap: int | None = None
+    table: Table,
+    out: Path,
+    how: SampleCut,
+    target: str,
+    bad: Bad,
+    max_gap: int | None = None,
+    *,
+    force: bool = True,
 ) -> dict[str, Any]:
-    """Write `out`; says what it holds. `max_gap`: seconds from one row to the next that are no gap.
-    DataError when there is not one sample, or a row cannot be used.
+    """Write `out`; says what it holds. `max_gap`: seconds from one row to the next that are no gap;
+    `force`: whether `out` may be replaced. DataError when there is not one sample, or a row cannot
+    be used.
     """
     column, names = column_of(table, target), table.columns
     with (
@@ -57,24 +66,15 @@ def cut(
         tempfile.TemporaryFile(dir=out.parent) as steps,
         h5py.File(partial, "w") as file,
     ):
-        period: int | None = None
-        lengths = []
-        for path in table.files:
-            times = RowTimes(path, table.time or "", bad, max_gap, period)
-            lengths += _copy(table, path, steps, times)
-            period = times.period
-        if table.time is not None and period is None and (bad.skips or max_gap is not None):
-            raise DataError(
-                f"The column {table.time!r} of {table.path} holds no times (ISO 8601, or seconds"
-                " since 1970), so --on-bad and --max-gap have nothing to look at. Leave them out."
-            )
+        lengths, clock = _copied(table, steps, bad, max_gap)
         starts = how.starts(lengths)
         if not len(starts):
             raise DataError(
-                f"The longest stretch of {table.path} has {max(lengths):,} rows, and one sample"
-                f" takes {how.window + how.horizon:,}: {how.window:,} and the {how.horizon:,} that"
-                " follow. Ask for less."
+                f"The longest stretch of {table.path} has {max(lengths):,} rows{bad.left_out()},"
+                f" and one sample takes {how.window + how.horizon:,}: {how.window:,} and the"
+                f" {how.horizon:,} that follow. Ask for less."
             )
+        require_new(out, force=force)
         step = Field((len(names),), np.dtype(np.float32))
         write_windows(file, "features", steps, step, starts, how.window)
         _write_target(file, column, starts + how.window, how.horizon)
@@ -86,18 +86,38 @@ def cut(
         "steps": sum(lengths),
         "stretches": len(lengths),
         "features": list(names),
-        "left_out": [name for name in table.left_out if name != table.time or period is None],
+        "left_out": [name for name in table.left_out if name != table.time or not clock.period],
         "time": table.time,
+        "times_read_as": clock.read_as,
         "bad": dict(bad.counts),
         "told": bad.told,
     }
+
+
+def _copied(
+    table: Table, steps: IO[bytes], bad: Bad, max_gap: int | None
+) -> tuple[list[int], RowTimes]:
+    """Write the rows of all files; how many there were in each stretch, and the last file's times.
+    DataError where --max-gap has nothing to look at.
+    """
+    lengths, clock = [], RowTimes(table.path, table.time or "", bad, max_gap)
+    for path in table.files:
+        clock = RowTimes(path, clock.column, bad, max_gap, clock.period, clock.read_as)
+        lengths += _copy(table, path, steps, clock)
+    if table.time is not None and clock.period is None and max_gap is not None:
+        raise DataError(
+            f"The column {table.time!r} of {table.path} holds no times (ISO 8601, or seconds since"
+            " 1970), so --max-gap has nothing to look at. Leave it out."
+        )
+    return lengths, clock
 
 
 def _copy(table: Table, path: Path, steps: IO[bytes], clock: RowTimes) -> list[int]:
     """Append the rows of a file; how many there were in each stretch without a gap."""
     count, begins = 0, [0]
     for piece, times in table.pieces(path):
-        kept, new = clock.take(times, len(piece))
+        usable = clock.bad.finite(f"{path}, row", clock.row, table.columns, piece)
+        kept, new = clock.take(times, usable)
         rows = piece[kept]
         begins += [count + place for place in new]
         steps.write(rows.tobytes())
@@ -125,18 +145,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--array", help="of an HDF5 file")
     parser.add_argument("--on-bad", choices=("stop", "skip"), default="stop")
     parser.add_argument("--max-gap")
+    parser.add_argument(
+        "--new", dest="force", action="store_false", help="refuse an OUT that is there"
+    )
     options = parser.parse_args(arguments)
 
     def work() -> dict[str, Any]:
         how = SampleCut(options.window, options.horizon, options.every)
         gap = gap_of(options.max_gap) if options.max_gap is not None else None
         table, bad = open_table(options.path, options.array), Bad(skips=options.on_bad == "skip")
-        if table.time is None and (gap is not None or bad.skips):
+        if table.time is None and gap is not None:
             raise DataError(
-                f"{options.path} has no column of times, so --on-bad and --max-gap have nothing to"
-                " look at. Call the column `time`, or leave them out."
+                f"{options.path} has no column of times, so --max-gap has nothing to look at. Call"
+                " the column `time`, or leave it out."
             )
-        return cut(table, options.out, how, options.target, bad, gap)
+        return cut(table, options.out, how, options.target, bad, gap, force=options.force)
 
     return answer(work, f"{options.path} could not be written as {options.out}")
 

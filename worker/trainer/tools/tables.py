@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from app.suggest import closest, did_you_mean
 from worker.trainer.data.formats.arrow_index import arrow, explained
 from worker.trainer.data.formats.hdf5_file import find_array, open_file, unusable_because
-from worker.trainer.data.source import Rows
 from worker.trainer.errors import DataError
-from worker.trainer.tools.row_times import microseconds, time_column
+from worker.trainer.tools.row_times import ColumnTimes, time_column, times_of
 
 FORMATS = {".csv": "csv", ".parquet": "parquet"} | dict.fromkeys(
     (".feather", ".arrow", ".ipc"), "feather"
@@ -39,9 +38,9 @@ class Table:
     time: str | None = None
     """The column that says when each row was."""
 
-    def pieces(self, file: Path) -> Iterator[tuple[NDArray[np.float32], Rows | None]]:
-        """The rows of a file, (rows, columns) at a time, and their times in microseconds; None:
-        not known. DataError when they cannot be read.
+    def pieces(self, file: Path) -> Iterator[tuple[NDArray[np.float32], ColumnTimes | None]]:
+        """The rows of a file, (rows, columns) at a time, and their times; None: not known.
+        DataError when they cannot be read.
         """
         pieces = self._of_array(file) if self.array is not None else self._of_table(file)
         for piece, times in pieces:
@@ -54,7 +53,7 @@ class Table:
                 rows = array[start : start + PIECE_ROWS]
                 yield rows.reshape(len(rows), -1), None
 
-    def _of_table(self, path: Path) -> Iterator[tuple[NDArray[Any], Rows | None]]:
+    def _of_table(self, path: Path) -> Iterator[tuple[NDArray[Any], ColumnTimes | None]]:
         library = arrow()
         with explained(path):
             dataset = _dataset(path)
@@ -68,7 +67,7 @@ class Table:
             for batch in dataset.to_batches(columns=list(read)):
                 if not len(batch):
                     continue
-                times = None if self.time is None else microseconds(batch[self.time], library)
+                times = None if self.time is None else times_of(batch[self.time], library)
                 # Not "safe": numbers that float32 does not hold exactly are rounded, as is meant.
                 numbers = library.Table.from_batches([batch]).select(list(self.columns))
                 whole = numbers.cast(wanted, safe=False)

@@ -182,10 +182,8 @@ def _samples(
     return samples[whole], {name: start[whole] for name, start in starts.items()}, ends[whole]
 
 
-def write(out: Path, made: Aligned, cut: Cut, columns: Sequence[str], **attributes: Any) -> None:
-    """Write `out`: an array of windows a frame, `targets`, and `ends` (epoch seconds). DataError
-    when there is not one sample.
-    """
+def require_samples(made: Aligned, cut: Cut) -> None:
+    """DataError when there is not one sample."""
     if not made.samples:
         longest = max(cut.frames, key=lambda frame: frame.seconds * frame.window)
         raise DataError(
@@ -193,6 +191,13 @@ def write(out: Path, made: Aligned, cut: Cut, columns: Sequence[str], **attribut
             f" of {cut.frames[0].label} behind them, are more than any stretch without a gap has."
             " Ask for shorter windows, or allow longer gaps (--max-gap)."
         )
+
+
+def write(out: Path, made: Aligned, cut: Cut, columns: Sequence[str], **attributes: Any) -> None:
+    """Write `out`: an array of windows a frame, `targets`, and `ends` (epoch seconds). DataError
+    when there is not one sample.
+    """
+    require_samples(made, cut)
     with whole_file(out) as partial, h5py.File(partial, "w") as file:
         for frame in cut.frames:
             group = _write(file, frame.name, made.series, made.starts, frame.window)

@@ -1,0 +1,173 @@
+"""`stoker data convert` and rows without a number, times of digits alone, a file that is there."""
+
+from datetime import UTC, datetime, timedelta
+
+import h5py
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from tests.cli.test_convert import (
+    CUT,
+    assert_no_sample_reaches_over_what_is_missing,
+    csv,
+    hourly,
+    skipped,
+)
+
+
+@pytest.mark.parametrize(
+    ("head", "number", "said"),
+    [
+        ("time,hour,warmth", "nan", "it is no number (missing, or NaN)"),
+        ("time,hour,warmth", "1e39", "it is infinite as a 32-bit number"),
+        ("word,hour,warmth", "", "it is no number (missing, or NaN)"),
+        ("word,hour,warmth", "inf", "it is infinite as a 32-bit number"),
+    ],
+)
+def test_a_row_without_a_number_ends_it_or_is_left_out(cli, home, tmp_path, head, number, said):
+    rows = hourly()
+    rows[40] = f"{rows[40].rpartition(',')[0]},{number}"
+    path, out = csv(tmp_path / "rows.csv", head, rows=rows), tmp_path / "new" / "out.h5"
+    if head.startswith("word"):
+        path.write_text(path.read_text().replace("2024-", "x"))
+    refused = cli("data", "convert", str(path), str(out), *CUT)
+    assert (refused.code, refused.out) == (5, "")
+    assert f"{path}, row 41, column warmth: {said}. Mend the file, or" in refused.err
+    assert not out.parent.exists()
+    made = cli("data", "convert", str(path), str(out), *CUT, "--on-bad", "skip")
+    assert made.code == 0, made.err
+    gaps = ["gaps 1"] if head.startswith("time") else []
+    assert skipped(made.out) == ["not numbers 1", *gaps]
+    assert "77 samples of 2 features" in made.out
+    assert_no_sample_reaches_over_what_is_missing(out)
+
+
+def test_an_array_of_hdf5_with_nan_is_told_with_its_row_and_column(cli, home, tmp_path):
+    series = np.arange(200.0).reshape(100, 2)
+    series[7, 1] = np.nan
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        file["rows"] = series
+        file["rows"].attrs["feature_names"] = ["hour", "warmth"]
+    refused = cli("data", "convert", str(tmp_path / "rows.h5"), str(tmp_path / "out.h5"), *CUT)
+    assert refused.code == 5
+    assert "rows.h5, row 8, column warmth: it is no number" in refused.err
+
+
+def test_arrays_that_are_written_as_they_are_have_their_nan_told(cli, home, tmp_path):
+    x, y = np.zeros((50, 6, 2), "float32"), np.zeros(50)
+    x[[7, 9], 3] = np.nan
+    np.savez(tmp_path / "both.npz", x=x, y=y)
+    made = cli("data", "convert", str(tmp_path / "both.npz"))
+    assert made.code == 0
+    assert "warning: 2 samples of x hold NaN or infinity, the first is x[7]." in made.err
+    assert " of y " not in made.err
+
+    series = np.arange(300.0, dtype="float32")
+    series[100] = np.inf
+    windows = np.stack([series[start : start + 12] for start in range(280)])
+    with h5py.File(tmp_path / "slides.h5", "w") as file:
+        file["features"], file["targets"] = windows, np.full(280, np.nan)
+    made = cli("data", "convert", str(tmp_path / "slides.h5"), str(tmp_path / "out.h5"))
+    assert made.code == 0, made.err
+    assert "warning: 12 samples of features hold NaN or infinity, the first is features[89]" in (
+        made.err
+    )
+    assert "warning: 280 samples of targets" in made.err
+
+
+@pytest.mark.parametrize(
+    ("options", "rows", "said"),
+    [
+        ((*CUT[:4], "--target", "wamth"), None, "Did you mean warmth?"),
+        (CUT[:2], None, "--window needs --horizon and --target"),
+        (CUT, "spoilt", "row 41, column warmth: it is no number"),
+        (CUT, "few", "The longest stretch of"),
+        (CUT, None, "exists already; --force replaces it."),
+        (("--timeframes", "H1:10", "--horizon", "2", "--target", "hour"), "spoilt",
+         "column warmth: 'nan' is no finite number"),
+        (("--timeframes", "H1:10", "--horizon", "2", "--target", "hour"), None,
+         "exists already; --force replaces it."),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_the_input_is_told_before_a_file_that_is_there(
+    cli, home, tmp_path, options, rows, said
+):
+    lines = hourly()
+    if rows == "spoilt":
+        lines[40] = f"{lines[40].rpartition(',')[0]},nan"
+    path = csv(tmp_path / "x.csv", "time,hour,warmth", rows=lines[:5] if rows == "few" else lines)
+    out = tmp_path / "out.h5"
+    out.write_bytes(b"mine")
+    refused = cli("data", "convert", str(path), str(out), *options)
+    assert (refused.code, refused.out) == (5, "")
+    assert said in refused.err
+    assert out.read_bytes() == b"mine"
+    if "exists already" in said:
+        assert cli("data", "convert", str(path), str(out), *options, "--force").code == 0
+        assert out.read_bytes() != b"mine"
+
+
+@pytest.mark.parametrize("name", ["arrays.npy", "slides.h5", "ragged.h5"])
+def test_no_file_is_replaced_unasked(cli, home, tmp_path, name):
+    path, out = tmp_path / name, tmp_path / "out.h5"
+    options: tuple[str, ...] = ()
+    out.write_bytes(b"mine")
+    if name == "arrays.npy":
+        np.save(path, np.zeros((9, 3)))
+    else:
+        with h5py.File(path, "w") as file:
+            if name == "slides.h5":
+                rows = np.arange(300.0, dtype="float32")
+                file["features"] = np.stack([rows[n : n + 12] for n in range(280)])
+            else:
+                group, options = file.create_group("atoms"), ("--pad", "4")
+                group.attrs["ragged"] = 1
+                group["values"], group["offsets"] = np.zeros(5, "float32"), np.array([0, 2, 5])
+                file["energy"] = np.zeros(2)
+    refused = cli("data", "convert", str(path), str(out), *options)
+    assert (refused.code, out.read_bytes()) == (5, b"mine")
+    assert "exists already; --force replaces it." in refused.err
+    made = cli("data", "convert", str(path), str(out), *options, "--force")
+    assert made.code == 0, made.err
+
+
+@pytest.mark.parametrize("kind", ["text", "numbers", "bars"])
+@pytest.mark.parametrize(
+    ("form", "read_as"),
+    [
+        ("%Y%m%d%H%M", "YYYYMMDDHHMM"),
+        ("%Y%m%d%H%M%S", "YYYYMMDDHHMMSS"),
+        ("%s000", "milliseconds since 1970"),
+    ],
+)
+def test_times_of_digits_alone_are_read_as_what_they_are(cli, home, tmp_path, form, read_as, kind):
+    begin = datetime(2024, 1, 31, 23, 0, tzinfo=UTC)  # 100 minutes, into another month
+    moments = [begin + timedelta(minutes=minute) for minute in range(100)]
+    texts = [one.strftime(form.replace("%s", f"{one.timestamp():.0f}")) for one in moments]
+    out = tmp_path / "out.h5"
+    cut: tuple[str, ...] = CUT
+    if kind == "bars":
+        cut = ("--timeframes", "M1:10", "--horizon", "2")
+        rows = [f"{text},{n + 1},{n + 0.5},{n + 0.75}" for n, text in enumerate(texts)]
+        path = csv(tmp_path / "rows.csv", "time,high,low,close", rows=rows)
+    else:
+        given = texts if kind == "text" else [int(text) for text in texts]
+        path = tmp_path / "rows.parquet"
+        parquet.write_table(pyarrow.table({"time": given, "warmth": np.arange(100.0)}), path)
+    made = cli("data", "convert", str(path), str(out), *cut)
+    assert made.code == 0, made.err
+    assert f"Times were read as {read_as}, in UTC" in made.out
+    assert "Skipped" not in made.out
+    if kind == "bars":
+        with h5py.File(out) as file:
+            assert file["ends"][0] == begin.timestamp() + 10 * 60
+
+
+def test_digits_that_are_no_time_of_day_are_seconds_or_milliseconds(cli, home, tmp_path):
+    texts = [f"{204_799_999_999 + 60_000 * minute}" for minute in range(100)]  # 2047-99-99…
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.table({"time": texts, "warmth": np.arange(100.0)}), path)
+    made = cli("data", "convert", str(path), *CUT)
+    assert (made.code, "read as milliseconds since 1970" in made.out) == (0, True), made.err
