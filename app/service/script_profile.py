@@ -96,13 +96,16 @@ def measured_script(
     on_gpu: bool,
 ) -> Measured | None:
     """From what an attempt took, in `peak` as `device_bytes` and `host_bytes`, to a point of the
-    profile; None where it ended too early to tell.
+    profile; None where it ended too early to tell. Its runner tells no `host_bytes` of a script
+    that did not live long enough to be measured.
     """
     is_done = REASON_POLICY[reason].outcome == "succeed"
     ran_out = reason is (Reason.device_oom if on_gpu else Reason.host_oom)
     if not (is_done or ran_out or seconds >= LEAST_SECONDS):
         return None
     host, device = peak.get("host_bytes"), peak.get("device_bytes")
+    if host is None:
+        return None
     taken = device if on_gpu else host
     point = Point(
         batch_size=1,  # of all that it computes at once: a script says no more
@@ -110,8 +113,6 @@ def measured_script(
         host_bytes=host if on_gpu else None,
         ran_out="training" if ran_out and taken is not None else None,
     )
-    if point.training_bytes is None and point.host_bytes is None:
-        return None
     return Measured(_key(spec, code, "cuda" if on_gpu else "cpu"), [point])
 
 

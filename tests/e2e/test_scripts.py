@@ -176,7 +176,7 @@ import time
 held = bytearray(200 * 2**20)
 for at in range(0, len(held), 4096):
     held[at] = 1
-time.sleep(3)
+time.sleep(6)
 """
 
 

@@ -245,5 +245,14 @@ def test_memory_that_forked_processes_share_counts_once(stage: Stage):
     stage.stop(runner)
 
 
+@pytest.mark.parametrize(("seconds", "is_measured"), [(1.5, False), (6.0, True)])
+def test_a_peak_is_told_of_what_lived_long_enough(stage: Stage, seconds: float, *, is_measured):
+    stage.write(f"import time\ntime.sleep({seconds})\n")
+    stage.run()
+    peak = stage.events("progress")[-1]["peak_memory"]["host_bytes"]
+    assert (peak is not None) is is_measured
+    assert max(told_memory(stage)) > 0
+
+
 def told_memory(stage: Stage) -> list[int]:
     return [event["host_memory_bytes"] or 0 for event in stage.events("progress")]

@@ -159,6 +159,7 @@ def test_where_memory_ran_out_so_much_is_needed_at_least(world: World):
 
 def test_what_was_not_measured_stays_unknown(world: World):
     assert not keep(world, spec(), {"device_bytes": None, "host_bytes": None})
+    assert not keep(world, spec(), {"device_bytes": GIB, "host_bytes": None}), "it was too short"
     keep(world, spec(), {"device_bytes": None, "host_bytes": GIB})
     took = took_before(world.store.profiles, spec(), CODE)
     assert took is not None

@@ -27,6 +27,9 @@ from worker.script.work import ScriptWork
 LOOK_SECONDS = 1.0
 # Its memory is looked at after a tenth of the time that it has run, and at least so often.
 MEMORY_SECONDS = 5.0
+# What it takes counts as measured from here on: until then it imports. Two beats, at which the
+# agent looks at the GPUs.
+MEASURED_SECONDS = 4.0
 # What a script leaves behind when it ends by itself has so long.
 REST_SECONDS = 10.0
 
@@ -48,6 +51,7 @@ class Runner:
         self._moved_at = self._began
         self._log_size = 0
         self._memory = self._peak_memory = 0
+        self._is_measured = False
         self._memory_at = 0.0
         self._told: dict[str, Any] = {}
         self._rated_at = 0
@@ -242,6 +246,7 @@ class Runner:
             self._memory_at = now + min(MEMORY_SECONDS, (now - self._began) / 10)
             self._memory = memory_of(leader)
             self._peak_memory = max(self._peak_memory, self._memory)
+        self._is_measured = now - self._began >= MEASURED_SECONDS
         self._tell_progress(status)
 
     def _read(self, curves: Curves, status: StatusServer, *, all_of_it: bool) -> None:
@@ -273,7 +278,7 @@ class Runner:
             "loss": self._last.get("train_loss"),
             "lr": self._last.get("lr"),
             "host_memory_bytes": self._memory or None,
-            "peak_memory": {"host_bytes": self._peak_memory or None, "device_bytes": None},
+            "peak_memory": {"host_bytes": self._measured_peak, "device_bytes": None},
             "totals": {"train_iterations": 0 if self._shim is None else self._shim.steps},
             **rates,
         }
@@ -290,6 +295,11 @@ class Runner:
         """As the shim has counted them, on top of those that it went on from; 0 without it."""
         counted = 0 if self._shim is None else self._shim.steps
         return self._restored + counted if counted else 0
+
+    @property
+    def _measured_peak(self) -> int | None:
+        """None of a script that has not lived long enough to be measured."""
+        return self._peak_memory or None if self._is_measured else None
 
     def _warn(self, code: str, message: str) -> None:
         self._events.emit("warning", code=code, message=message)
