@@ -171,6 +171,28 @@ def test_what_looks_secret_stays_at_home_unless_it_is_named(shell: Counting):
     assert "hf_x" not in spec
 
 
+REFUSES = """
+import os, sys, zipfile
+if "--resume_from" in sys.argv:
+    sys.exit(2)
+os.makedirs("out", exist_ok=True)
+with zipfile.ZipFile("out/ckpt-7.pt", "w") as archive:
+    archive.writestr("step", "7")
+sys.exit(1)
+"""
+
+
+def test_a_script_that_refuses_what_resumes_it_is_not_tried_for_ever(shell: Counting):
+    (shell.project / "refuses.py").write_text(REFUSES)
+    wrong = ("--checkpoints", "out/ckpt-7.pt", "--resume", "--resume_from {checkpoint}")
+    run = shell.run_command(*wrong, command=(sys.executable, "refuses.py"))
+    ended = shell.service.wait_for_end(run["id"])
+    assert (ended["state"], ended["reason"], ended["attempt"]) == ("failed", "spec_error", 3)
+    assert "It had been given `--resume_from " in ended["message"]
+    told = shell.service.http.get(f"/runs/{run['id']}/events").json()["data"]
+    assert "restored" not in {event["kind"] for event in told}
+
+
 HUNGRY = """
 import time
 held = bytearray(200 * 2**20)

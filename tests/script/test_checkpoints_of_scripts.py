@@ -112,7 +112,8 @@ class TestOfARun:
         assert last >= 25
         stage.start(attempt=2, restore=tuple(kept), **NAMED)
         stage.until_log_has(f"start {last}\n", attempt=2)
-        (restored,) = stage.events("restored", attempt=2)
+        stage.until(lambda: stage.events("restored", 2), "it has gone on", 2)
+        (restored,) = stage.events("restored", 2)
         assert Path(restored["path"]).parent == kept[0]
         overwritten = [w["code"] for w in stage.events("warning")] == ["checkpoint_overwritten"]
         assert overwritten == (path is IN_PLACE)

@@ -14,12 +14,13 @@ from app.lifecycle import Reason
 from stoker.script import FINISHED
 from worker.launch.launcher import PR_SET_CHILD_SUBREAPER, prctl
 from worker.reporting import EventLog, Pulse
+from worker.script.beginning import Beginning
 from worker.script.curves import CurvePoint, Curves
 from worker.script.ending import ScriptEnd, end_by_itself, how_it_ended
 from worker.script.event_log import ScriptEventLog
 from worker.script.processes import Leader, ScriptSignals, end_rest, kill_all, memory_of
-from worker.script.restoring import adopt, began_of, choose, is_of_a_pattern
-from worker.script.saved import Past, Saved, saves_of, step_of
+from worker.script.restoring import adopt, began_of, choose
+from worker.script.saved import Past, Saved, saves_of
 from worker.script.shim import RATES_UNKNOWN, Shim
 from worker.script.status import StatusServer
 from worker.script.work import ScriptWork
@@ -86,8 +87,10 @@ class Runner:
             status.close()
             return ScriptEnd(Reason.spec_error, self._not_started(error))
         self._tell_start(checkpoint)
+        beginning = Beginning(work, checkpoint, self._events, self._warn)
+        self._step = self._restored = beginning.step
         try:
-            return self._see_through(leader, status)
+            return self._see_through(leader, status, beginning)
         finally:
             kill_all(leader)
             leader.close()
@@ -130,8 +133,6 @@ class Runner:
     def _tell_start(self, checkpoint: Path | None) -> None:
         work = self._work
         self._pulse.enter("running")
-        if checkpoint is not None:
-            self._tell_restored(checkpoint)
         applied = {
             "argv": work.command(checkpoint),
             "cwd": str(work.cwd),
@@ -145,20 +146,6 @@ class Runner:
         self._events.emit("applied", applied=applied, environment=environment)
         self._events.emit("phase", phase="running")
         self._tell_changes()
-
-    def _tell_restored(self, checkpoint: Path) -> None:
-        folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
-        step = step_of(folder)
-        if not self._work.resume and is_of_a_pattern(folder):
-            self._warn(
-                "resume_not_told",
-                f"The checkpoint of step {step} is there, and nothing says how the script resumes "
-                "from it (--resume). It was started as at first, and begins anew unless it reads "
-                "STOKER_RESUME_FROM itself.",
-            )
-            return
-        self._step = self._restored = step
-        self._events.emit("restored", path=str(checkpoint), step=step, carry="full", own=True)
 
     def _tell_changes(self) -> None:
         """Whether the code is another one by now than that which was submitted."""
@@ -177,7 +164,7 @@ class Runner:
             self._work.folder) else folder  # fmt: skip
         self._events.emit("checkpoint", action="quarantined", path=str(path), message=why)
 
-    def _see_through(self, leader: Leader, status: StatusServer) -> ScriptEnd:
+    def _see_through(self, leader: Leader, status: StatusServer, beginning: Beginning) -> ScriptEnd:
         work = self._work
         curves = Curves(work, self._began_at, self._warn)
         past = replace(self._past, step=self._step)
@@ -189,6 +176,7 @@ class Runner:
             if now >= look_at:
                 look_at = now + LOOK_SECONDS
                 self._look(leader, curves, status)
+                beginning.look(now - self._began, has_moved=self._has_moved(saved))
             if self._stop_at is None and (why := self._why_to_stop(now)) is not None:
                 self._ask_to_stop(leader, why)
             grace_over = self._stop_at is not None and now > self._stop_at + work.grace_seconds
@@ -201,10 +189,16 @@ class Runner:
         with beating(self._pulse):
             self._read(curves, status, all_of_it=True)
             saved.close(was_cut=code != 0)
+        beginning.look(took, has_moved=code == 0 or self._has_moved(saved))
         self._tell_progress(status)
         if saved.error is not None:
             self._warn("checkpoint_not_kept", f"A save could not be kept: {saved.error}.")
-        return self._end(code, (took, ended), status, grace_over=grace_over)
+        end = self._end(code, (took, ended), status, grace_over=grace_over)
+        return end if self._stop_at is not None else beginning.judge(end, code)
+
+    def _has_moved(self, saved: Saved) -> bool:
+        """Whether it has made a step, told a number or saved."""
+        return bool(self._steps or self._last or saved.folders)
 
     def _why_to_stop(self, now: float) -> Reason | None:
         work, ran = self._work, now - self._began
