@@ -127,6 +127,9 @@ class DatasetFacts:
     groups: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Of fields that can say which group a sample is of, text as well: samples by bucket of
     groups."""
+    group_changes: Mapping[str, Sequence[tuple[int, int]] | None] = field(default_factory=dict)
+    """Of these, from the first sample on: each at which another bucket begins, and which; None:
+    they are too many. Not of a dataset that an earlier version inspected."""
     network: bool | None = None
     """Whether the file lies on network storage."""
     read_bytes_per_second: float | None = None

@@ -1,8 +1,13 @@
-"""The gap of a chronological split: samples left out so that no two parts share a step."""
+"""Windows of two parts that share steps of one series, and the gap that keeps them apart."""
+
+import math
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 from app.guard.facts import DatasetFacts, known
-from app.planning.arithmetic import part_sizes
-from app.spec.data import ChronologicalSplit, Data
+from app.planning.arithmetic import group_parts, part_sizes
+from app.spec.data import ChronologicalSplit, Data, GroupSplit
 
 
 def neighbours_sharing_steps(data: Data, dataset: DatasetFacts) -> int:
@@ -46,6 +51,48 @@ def breaks_of_all(data: Data, dataset: DatasetFacts) -> set[int]:
     moved_on = known(dataset.window_steps, f"whether windows overlap in {dataset.name}")
     names = [name for name in data.inputs if name in moved_on] or data.targets
     return set.intersection(*(set(dataset.breaks.get(name) or ()) for name in names))
+
+
+class Stretch(NamedTuple):
+    """Neighbouring samples of one series in one part: the first of them, and the first behind."""
+
+    begin: int
+    end: int
+    part: int
+    """0 training, 1 validation, 2 test."""
+
+
+def stretches_of_groups(
+    split: GroupSplit, begins: Sequence[tuple[int, int]], breaks: Collection[int], samples: int
+) -> list[list[Stretch]]:
+    """Of each series, which samples are in which part. `begins`: the samples at which another
+    bucket of groups begins, and which; `breaks`: those at which another series does.
+    """
+    parts = group_parts(split)
+    part_at = {begin: parts[bucket] for begin, bucket in begins}
+    found: list[list[Stretch]] = []
+    part, places = 0, sorted({0, *part_at, *breaks})
+    for begin, end in pairwise([*places, samples]):
+        part = part_at.get(begin, part)
+        if begin == 0 or begin in breaks:
+            found.append([])
+        found[-1].append(Stretch(begin, end, part))
+    return found
+
+
+def held_out_beside_training(series: Sequence[Sequence[Stretch]], neighbours: int) -> int:
+    """Samples of validation and test that a training sample of their series is so near to, or
+    nearer.
+    """
+    count = 0
+    for stretches in series:
+        trained = [one for one in stretches if one.part == 0]
+        for one in (one for one in stretches if one.part != 0):
+            before = max((t.end for t in trained if t.end <= one.begin), default=-neighbours)
+            after = min((t.begin for t in trained if t.begin >= one.end), default=math.inf)
+            reached = max(0, before + neighbours - one.begin) + max(0, one.end - after + neighbours)
+            count += int(min(one.end - one.begin, reached))
+    return count
 
 
 def leaves_enough(split: ChronologicalSplit, gap: int, samples: int) -> bool:

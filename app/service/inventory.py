@@ -36,6 +36,7 @@ def dataset_facts(record: DatasetRecord) -> DatasetFacts:
         window_steps=layout.get("window_steps"),
         breaks=layout.get("breaks") or {},
         groups=layout.get("groups") or {},
+        group_changes=layout.get("group_changes") or {},
         network=layout.get("network"),
         read_bytes_per_second=(record.read_probe or {}).get("bytes_per_second"),
         problems=tuple(_sentence(problem) for problem in record.problems),

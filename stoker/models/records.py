@@ -186,6 +186,9 @@ class DatasetLayout(Answer):
     """Fields that `data.split.method: groups` can go by, text as well: samples in each hundredth of
     the groups, by the hash of their names.
     """
+    group_changes: dict[str, list[tuple[int, int]] | None] = Field(default_factory=dict)
+    """Of these: each sample at which another hundredth begins, and which; null: they are too many.
+    """
     network: bool | None = None
     """Whether the file is on network storage; null: its file system is not known."""
 

@@ -58,6 +58,8 @@ def test_a_text_is_in_one_bucket_whatever_file_it_comes_by(tmp_path, kind):
     report = inspect(path)
     counts = np.bincount(expected, minlength=GROUP_BUCKETS).tolist()
     assert report["layout"]["groups"] == {"game": counts}
+    begins = [(at, one) for at, one in enumerate(expected) if at == 0 or one != expected[at - 1]]
+    assert report["layout"]["group_changes"] == {"game": begins}
     assert "game" not in report["fields"]
 
 
@@ -113,6 +115,7 @@ def test_a_missing_name_is_refused_and_not_told_by_the_inspection(tmp_path):
     with pytest.raises(DataError, match="for every sample"):
         list(group_buckets(path, "game"))
     assert inspect(path)["layout"]["groups"] == {}
+    assert inspect(path)["layout"]["group_changes"] == {}
     with pytest.raises(DataError, match="does not say"):
         list(group_buckets(path, "match"))
 
@@ -121,3 +124,11 @@ def test_a_part_that_no_group_falls_into_is_refused(tmp_path, unstopped):
     path = hdf5(tmp_path, ["CCO"] * 100)
     with pytest.raises(SpecMismatch, match="No group of 'game' falls into the validation part"):
         open_data(make_spec({"split": SPLIT}), {"numbers": entry(path)}, CPU, unstopped)
+
+
+def test_groups_that_change_too_often_are_not_told_one_by_one(tmp_path):
+    path = tmp_path / "many.h5"
+    with h5py.File(path, "w") as file:
+        file["features"], file["targets"] = np.zeros((2100, 4), "float32"), np.zeros(2100)
+        file["game"] = np.arange(2100)
+    assert inspect(path)["layout"]["group_changes"] == {"game": None}

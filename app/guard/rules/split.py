@@ -4,8 +4,14 @@ import math
 from collections.abc import Iterator
 
 from app.guard.case import Case
-from app.guard.facts import known
-from app.guard.gap import breaks_of_all, leaves_enough, neighbours_sharing_steps
+from app.guard.facts import UnknownFact, known
+from app.guard.gap import (
+    breaks_of_all,
+    held_out_beside_training,
+    leaves_enough,
+    neighbours_sharing_steps,
+    stretches_of_groups,
+)
 from app.guard.rule import Finding, rule
 from app.guard.rules.data import named_fields
 from app.guard.wording import share
@@ -135,6 +141,8 @@ def leaking_split(case: Case) -> Iterator[Finding]:
         yield from _over_the_border(case, spec.data.split)
     if isinstance(spec.data.split, FieldSplit):
         yield from _between_neighbours(case, spec.data.split)
+    if isinstance(spec.data.split, GroupSplit):
+        yield from _between_groups(case, spec.data.split)
     if not isinstance(spec.data.split, RandomSplit):
         return
     dataset = case.dataset
@@ -190,6 +198,33 @@ def _between_neighbours(case: Case, split: FieldSplit) -> Iterator[Finding]:
             f"Each window shares steps with {neighbours:,} behind it, also where these are of "
             "another part: a model may know a part of the answers. Leave so many out of the file "
             "at each of these places.",
+            severity="warning",
+        )
+
+
+def _between_groups(case: Case, split: GroupSplit) -> Iterator[Finding]:
+    """Neighbours of two groups, of which one is trained on: a warning, as between two parts."""
+    neighbours = neighbours_sharing_steps(case.spec.data, case.dataset)
+    sizes, changes = case.sizes, case.dataset.group_changes
+    held_out = sizes.validation + sizes.test
+    if not neighbours or not held_out or not sizes.training:
+        return
+    if split.field not in changes:
+        raise UnknownFact(f"where {split.field!r} changes in {case.dataset.name}")
+    begins, shared = changes[split.field], 0
+    if begins is not None:
+        breaks = breaks_of_all(case.spec.data, case.dataset)
+        series = stretches_of_groups(split, begins, breaks, case.samples)
+        shared = held_out_beside_training(series, neighbours)
+    if begins is None or shared:
+        many = f"{shared:,} of {held_out:,}" if shared else f"Some of {held_out:,}"
+        yield Finding(
+            ("data", "split", "field"),
+            f"{many} samples that are held out share steps of a series with training samples.",
+            f"They are windows, of which each shares steps with {neighbours:,} behind it, and "
+            f"{split.field!r} puts neighbours into different parts: a model may know a part of the "
+            "answers. Let a group be a whole series, or leave so many windows out of the file "
+            "where a group ends.",
             severity="warning",
         )
 

@@ -163,22 +163,31 @@ def parts_of(array: h5py.Dataset) -> dict[str, Any]:
     return {"parts": PartSizes(*counts.tolist())._asdict() | {"changes": told}}
 
 
-def groups_of(path: Path, samples: int) -> dict[str, list[int]]:
-    """Of fields that can say the group of each sample: how many samples each bucket of groups has;
-    see DatasetLayout. Without those that to look at took too long, or that lack some.
+def groups_of(path: Path, samples: int) -> dict[str, dict[str, Any]]:
+    """Of fields that can say the group of each sample: `groups`, how many samples each bucket of
+    groups has, and `group_changes`; see DatasetLayout. Without those that to look at took too long,
+    or that lack some.
     """
-    deadline, found = time.monotonic() + GROUPS_SECONDS, dict[str, list[int]]()
+    deadline = time.monotonic() + GROUPS_SECONDS
+    found: dict[str, dict[str, Any]] = {"groups": {}, "group_changes": {}}
     for field in fields_of_groups(path):
-        counts = np.zeros(GROUP_BUCKETS, np.int64)
+        counts, begins = np.zeros(GROUP_BUCKETS, np.int64), list[tuple[int, int]]()
+        last = GROUP_BUCKETS  # of none
         try:
             for piece in group_buckets(path, field):
+                others = np.flatnonzero(np.diff(piece, prepend=np.uint8(last)))
+                others = others[: MOST_BREAKS + 1 - len(begins)]
+                places = (int(counts.sum()) + others).tolist()
+                begins += zip(places, piece[others].tolist(), strict=True)
                 counts += np.bincount(piece, minlength=GROUP_BUCKETS)
+                last = int(piece[-1])
                 if time.monotonic() > deadline:
                     return found
         except DataError:
             continue
         if counts.sum() == samples:
-            found[field] = counts.tolist()
+            found["groups"][field] = counts.tolist()
+            found["group_changes"][field] = begins if len(begins) <= MOST_BREAKS else None
     return found
 
 

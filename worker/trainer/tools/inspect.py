@@ -122,7 +122,7 @@ def _inspect_arrays(report: dict[str, Any], arrays: Fields) -> None:
         return
     if not report["problems"]:
         _sample_rows(report, arrays)
-        report["layout"]["groups"] = groups_of(Path(report["path"]), report["samples"])
+        report["layout"] |= groups_of(Path(report["path"]), report["samples"])
         report["layout"]["network"] = on_network(Path(report["path"]))
         report["read_probe"] = _read_probe(arrays)
 
