@@ -175,6 +175,15 @@ class RunSpec(SpecModel):
                 "sample after another.",
                 {"/data/loader": {"kind": "dataloader", "shuffle": shuffle}},
             )
+        for name, array in (made or {}).items():
+            if array.is_ragged:
+                yield Problem(
+                    ("recipe", "kind"),
+                    f"The recipe {self.recipe.kind} declares in dataset_arrays that its samples of "
+                    f"{name!r} differ in length, and samples that a recipe makes have one shape.",
+                    "They are put together by torch's default_collate, which cannot fill them up. "
+                    "Have the recipe's dataset bring each to one length, and declare that.",
+                )
 
     def weight_problems(self) -> Iterator[Problem]:
         """Where labels or classes are weighted that the loss does not have, or not so many."""

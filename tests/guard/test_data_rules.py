@@ -329,6 +329,17 @@ def test_samples_that_a_recipe_makes_come_by_the_pytorch_loader(monkeypatch):
     assert items_of(plan)["loader_batches"] == of_file // file_bytes * made_bytes
 
 
+def test_samples_that_a_recipe_makes_are_not_ragged(monkeypatch):
+    made = {
+        "features": Array((9, 15), "float32", is_ragged=True),
+        "targets": Array((36,), "float32"),
+    }
+    monkeypatch.setattr(Sequence, "dataset_arrays", lambda *_: made)
+    (issue,) = plan_of({"data": {"loader": {"kind": "dataloader", "num_workers": 2}}}).errors
+    assert (issue.code, issue.loc) == ("correctness.recipe_does_not_fit", ["recipe", "kind"])
+    assert "its samples of 'features' differ in length" in issue.message
+
+
 def test_a_rate_for_a_backbone_that_a_recipe_does_not_have_is_refused(monkeypatch):
     asked = {"optimizer": {"backbone_lr": 1e-4}}
     assert plan_of(asked).errors == []
