@@ -65,3 +65,7 @@ def test_every_command_of_the_page_works(tmp_path):
     assert documents["stopped"]["state"] == "stopped"
     last = json.loads((tmp_path / "events.jsonl").read_text().splitlines()[-1])
     assert (last["data"]["id"], last["data"]["state"]) == (3, "succeeded")
+
+
+def test_no_command_of_the_page_has_an_id_that_a_reader_may_not_have():
+    assert not re.findall(r"^stoker [a-z]+ \d", "\n".join(blocks("sh", PAGE)), re.MULTILINE)
