@@ -217,15 +217,19 @@ def restart_to_the_end(client: Client, parent: Document) -> Document:
 
 
 def print_result(client: Client, runs: tuple[Document, Document], persistence: float) -> None:
-    """What came out, beside the naive forecast; DemoFailed when it is not clearly better."""
+    """What came out, beside two forecasts without a model: that of the day before, which knows that
+    days are alike, and the one that every run is measured against, which repeats the last value.
+    DemoFailed when it is not clearly better.
+    """
     finished = runs[1]
-    best, last = finished["result"]["best"], finished["result"]["last"]
+    best, last, naive = (finished["result"][name] for name in ("best", "last", "naive"))
     improvement = 1 - best["val_mae"] / persistence
     heading("result, validated on October to December")
-    say(f"as yesterday   {persistence:.2f} °C mean absolute error (persistence)")
+    say(f"as yesterday   {persistence:.2f} °C mean absolute error (persistence, by the hour)")
+    say(f"as an hour ago {naive['val_mae']:.2f} °C (the last value repeated, `result.naive`)")
     say(f"best           {best['val_mae']:.2f} °C at step {best['step']}")
     say(f"last           {last['val_mae']:.2f} °C at step {last['step']}")
-    say(f"improvement    {improvement:.1%}")
+    say(f"improvement    {improvement:.1%} over yesterday")
     for row in client.every(client.checkpoints, finished["id"]):
         which = " and ".join(name for name in ("latest", "best") if row[f"is_{name}"])
         say(f"checkpoint     step {row['step']}, {size(row['bytes'])}, {which or 'kept'}")
