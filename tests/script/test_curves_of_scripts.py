@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.script.stage import Stage
-from worker.script.curves import MOST_SERIES, CsvTable, Curves, JsonLines, Lines, point_of
+from worker.script.curves import MOST_SERIES, Curves
+from worker.script.points import point_of
+from worker.script.sources import CsvTable, JsonLines, Lines
 from worker.script.status import StatusServer
 
 WRITES_EVENTS = """
@@ -22,6 +24,10 @@ for step in range(1, 6):
     writer.add_event(Event(step=step, wall_time=2e9, summary=Summary(value=[value])))
 writer.close()
 """
+
+
+def refuse(code: str, message: str) -> None:
+    raise AssertionError(f"{code}: {message}")
 
 
 @pytest.mark.slow
@@ -55,6 +61,18 @@ class TestOfARun:
         stage.run()
         assert stage.curve("train_loss") == {10: 0.5, 20: 0.4}
         assert stage.curve("val_loss") == {10: 0.7}
+
+    def test_a_stray_quote_in_a_table_ends_nothing(self, stage: Stage):
+        stage.write(
+            "with open('metrics.csv', 'w') as file:\n"
+            "    file.write('step,loss,note\\n1,0.5,a\\n2,0.4,\"' + 200_000 * 'x' + '\\n')\n"
+            "    file.write('3,0.3,b\\rc\\n4,0.2\\n\\n5,0.1,\\n')\n"
+        )
+        assert stage.run()["reason"] == "completed"
+        assert stage.curve("train_loss") == {1: 0.5, 5: 0.1}
+        (warning,) = stage.events("warning")
+        assert warning["code"] == "metrics_file_damaged"
+        assert "A line after row 1 of " in warning["message"]
 
     def test_event_files_of_tensorboard(self, stage: Stage):
         stage.write(WRITES_EVENTS)
@@ -162,11 +180,31 @@ class TestOfFiles:
 
     def test_a_table_that_gets_a_column_tells_only_its_new_rows(self, tmp_path: Path):
         path = tmp_path / "metrics.csv"
-        table = CsvTable(path)
+        table = CsvTable(path, refuse)
         path.write_text("step,loss\n1,0.5\n")
         assert [point.values for point in table.read()] == [{"loss": 0.5}]
         path.write_text("step,loss,f1\n1,0.5,\n2,0.4,0.9\n")
         assert [point.values for point in table.read()] == [{"loss": 0.4, "f1": 0.9}]
+
+    def test_a_large_table_is_read_piece_by_piece_to_its_end(self, tmp_path: Path):
+        path = tmp_path / "metrics.csv"
+        path.write_text(
+            "step,loss,note\n" + "".join(f"{i},0.5,{60_000 * 'x'}\n" for i in range(50))
+        )
+        table = CsvTable(path, refuse)
+        looks: list[list[int]] = []
+        while not looks or table.is_behind:
+            looks.append([point.step for point in table.read()])
+        assert [len(steps) for steps in looks] == [17, 17, 16]
+        assert [step for steps in looks for step in steps] == list(range(50))
+
+    def test_a_table_that_is_begun_again_tells_its_rows(self, tmp_path: Path):
+        path = tmp_path / "metrics.csv"
+        table = CsvTable(path, refuse)
+        path.write_text("step,loss\n1,0.5\n2,0.4\n")
+        assert len([*table.read()]) == 2
+        path.write_text("step,loss\n1,0.9\n2,0.8\n3,0.7\n")
+        assert [point.values["loss"] for point in table.read()] == [0.9, 0.8, 0.7]
 
     def test_numbers_that_are_none_are_left_out(self):
         document = {"step": 3, "a": True, "b": "x", "c": "inf", "d": None, "e": "1e400", "f": 2}

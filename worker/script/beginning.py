@@ -12,10 +12,10 @@ from typing import Any
 
 from app.lifecycle import Reason
 from worker.reporting import EventLog
-from worker.script.curves import Warn
 from worker.script.ending import ScriptEnd
 from worker.script.restoring import is_of_a_pattern
 from worker.script.saved import step_of
+from worker.script.sources import Warn
 from worker.script.work import ScriptWork
 
 # A script that ran for so long has read its arguments, also if it imports a lot before.

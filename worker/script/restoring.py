@@ -11,8 +11,8 @@ from typing import Any
 
 from stoker.manifest import MANIFEST, BadManifest, parse_manifest
 from worker.reporting import EventLog
-from worker.script.curves import Warn
 from worker.script.saved import Past, Saved, step_of, without_numbers
+from worker.script.sources import Warn
 from worker.script.whole import NotWhole
 from worker.script.work import ScriptWork
 

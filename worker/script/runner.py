@@ -15,9 +15,10 @@ from stoker.script import FINISHED
 from worker.launch.launcher import PR_SET_CHILD_SUBREAPER, prctl
 from worker.reporting import EventLog, Pulse
 from worker.script.beginning import Beginning
-from worker.script.curves import CurvePoint, Curves
+from worker.script.curves import Curves
 from worker.script.ending import ScriptEnd, end_by_itself, how_it_ended
 from worker.script.event_log import ScriptEventLog
+from worker.script.points import CurvePoint
 from worker.script.processes import Leader, ScriptSignals, end_rest, kill_all, memory_of
 from worker.script.restoring import adopt, began_of, choose
 from worker.script.saved import Past, Saved, saves_of

@@ -24,7 +24,8 @@ from typing import Any
 from stoker.manifest import MANIFEST, parse_manifest
 from stoker.script import seal
 from worker.reporting import EventLog
-from worker.script.curves import Warn, number_of, usual_name
+from worker.script.points import number_of, usual_name
+from worker.script.sources import Warn
 from worker.script.whole import UNFINISHED, NotWhole, proves_itself, require_whole
 from worker.script.work import ScriptWork
 

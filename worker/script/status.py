@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from worker.script.curves import CurvePoint, number_of, point_of
+from worker.script.points import CurvePoint, number_of, point_of
 
 MOST_BYTES = 2**16
 SECONDS = 5.0
