@@ -124,7 +124,7 @@ IMPOSSIBLE = (
     Impossible(
         "Input fields of other lengths.",
         "The inspection of a file, and its opening, refuse arrays of different length.",
-        "tests/trainer_data/test_hdf5.py::test_arrays_of_different_length_are_refused",
+        "tests/trainer_data/formats/test_hdf5.py::test_arrays_of_different_length_are_refused",
     ),
     Impossible(
         "A shape that changes from batch to batch.",
@@ -140,29 +140,29 @@ IMPOSSIBLE = (
         "A hang timeout that ends a first, slow batch.",
         "The watchdog counts single batches, not epochs, and a phase's first one has as long as "
         "the start of a run.",
-        "tests/worker/test_watchdog.py::test_the_first_batch_of_a_phase_has_as_much_time_as_the_start",
+        "tests/worker/agent/test_watchdog.py::test_the_first_batch_of_a_phase_has_as_much_time_as_the_start",
     ),
     Impossible(
         "A hang timeout that ends a compilation.",
         "Steps are compiled in a phase of their own, before the first; it has an hour for each "
         "shape of a batch.",
-        "tests/worker/test_watchdog.py::test_compiling_has_its_own_time_however_small_the_users_value",
+        "tests/worker/agent/test_watchdog.py::test_compiling_has_its_own_time_however_small_the_users_value",
     ),
     Impossible(
         "A CUDA graph over batches of another size, or of any loader whose memory moves.",
         "Micro-batches of full steps are copied to places that stay; other steps are launched.",
-        "tests/trainer/test_capture.py::test_full_steps_come_from_their_places",
+        "tests/trainer/speed/test_capture.py::test_full_steps_come_from_their_places",
     ),
     Impossible(
         "A CUDA graph that trains otherwise than launched steps.",
         "Before the first step a few are tried both ways, and the graph is used if they agree.",
-        "tests/trainer/test_proof.py::test_a_step_that_goes_wrong_is_found_out",
+        "tests/trainer/speed/test_proof.py::test_a_step_that_goes_wrong_is_found_out",
     ),
     Impossible(
         "A run that waits for itself, or in a circle, for first weights.",
         "init_from means a run that is there already, by a name the newest: all that a run waits "
         "for are older.",
-        "tests/store/test_first_weights.py::test_a_run_only_waits_for_those_before_it",
+        "tests/store/runs/test_first_weights.py::test_a_run_only_waits_for_those_before_it",
     ),
     Impossible(
         "Dropout between the layers of a one-layer encoder.",
@@ -173,13 +173,13 @@ IMPOSSIBLE = (
         "A transformer that needs a warm-up.",
         "Its layers are normalized before attention and hidden layer, not after: such train "
         "without (Xiong et al., On layer normalization in the transformer architecture, 2020).",
-        "tests/trainer/test_timeframes.py::test_a_transformer_is_that_of_pytorch",
+        "tests/trainer/recipes/test_timeframes.py::test_a_transformer_is_that_of_pytorch",
     ),
     Impossible(
         "Few positives among many labels that are drowned for want of weights.",
         "The recipe board begins each logit at the rate of rare labels, so the loss begins near "
         "what that rate allows.",
-        "tests/trainer/test_board.py::test_rare_labels_are_begun_at_their_rate",
+        "tests/trainer/recipes/test_board.py::test_rare_labels_are_begun_at_their_rate",
     ),
 )
 

@@ -11,7 +11,7 @@ from app.cli.runs import _fitted, _row, why_they_wait
 from app.spec.installed import INSTALLED
 from app.spec.run import SPEC_VERSION
 from tests.cli.conftest import serving
-from tests.cli.test_machine import registered
+from tests.cli.host.test_machine import registered
 
 
 def test_submit_and_ls_say_that_runs_wait_for_their_artifacts(cli, api, spec_file):

@@ -6,7 +6,7 @@ import pytest
 
 from app.cli.failures import ExitCode
 from app.cli.host.queue import starts_next
-from tests.cli.test_machine import registered
+from tests.cli.host.test_machine import registered
 
 
 @pytest.fixture

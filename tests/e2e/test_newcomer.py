@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 # The second command runs this very test: inside it, only quick tests are run, in one process.
 QUICK_TESTS = (
-    "--maxprocesses 1 tests/guard/presets tests/guard/test_rules.py tests/test_lifecycle.py"
+    "--maxprocesses 1 tests/guard/presets tests/guard/rules/test_rules.py tests/test_lifecycle.py"
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -14,8 +14,7 @@ from app.store.engine import migrate
 from app.store.engine.database import Database
 from app.store.engine.sequences import last_ids, raise_ids
 from app.store.records import Beat, NewCheckpoint
-
-from .conftest import World
+from tests.store.conftest import World
 
 
 @pytest.fixture

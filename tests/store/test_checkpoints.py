@@ -13,8 +13,7 @@ from app.store.jobs import LONGEST_RETRY_SECONDS, RECONCILE_ATTEMPTS
 from app.store.records import Beat, Document, Finish, Lease, NewCheckpoint
 from app.store.tables import checkpoints, jobs
 from app.store.worker_records import JobRecord
-
-from .conftest import World
+from tests.store.conftest import World
 
 
 def test_who_has_lost_the_lease_removes_nothing(world: World) -> None:

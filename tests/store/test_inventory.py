@@ -18,8 +18,7 @@ from app.store.records import (
     Restart,
 )
 from app.store.worker_records import JobKind, JobRecord, WorkerState
-
-from .conftest import World, new_run
+from tests.store.conftest import World, new_run
 
 READY = Inspection(
     state="ready",

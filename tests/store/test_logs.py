@@ -3,8 +3,7 @@
 from app.lifecycle import Reason
 from app.store.records import Beat, Finish, LogChunk
 from app.store.telemetry.logs import HEAD_BYTES, TAIL_BYTES
-
-from .conftest import World
+from tests.store.conftest import World
 
 
 def read_all(world: World, run_id: int, attempt: int, limit: int = 1 << 20) -> list[LogChunk]:

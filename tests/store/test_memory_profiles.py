@@ -8,8 +8,7 @@ from app.lifecycle import Reason
 from app.planning.profile import KEPT_POINTS, Measured, Point, ProfileKey
 from app.store.records import Finish
 from app.store.telemetry import memory_profiles
-
-from .conftest import World
+from tests.store.conftest import World
 
 KEY = ProfileKey("sequence", "1", "a" * 32, "b" * 32, "cpu")
 MIB = 2**20

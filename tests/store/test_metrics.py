@@ -12,8 +12,7 @@ from app.store.records import Beat, Finish, MetricPoint, Restart
 from app.store.tables import metric_points
 from app.store.telemetry import thinning
 from app.store.telemetry.thinning import SeriesState, downsample, least_missed, thin
-
-from .conftest import World, new_run
+from tests.store.conftest import World, new_run
 
 
 def points(name: str, *steps: int, value: float = 1.0, every: float = 1.0) -> list[MetricPoint]:

@@ -10,8 +10,7 @@ from app.settings import NOTIFY_EVENTS
 from app.store.notifications import GIVE_UP_SECONDS, _due
 from app.store.records import Finish
 from app.store.tables import notifications
-
-from .conftest import World
+from tests.store.conftest import World
 
 
 def end(world: World, reason: Reason = Reason.completed, message: str = "It is done.") -> int:
