@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.lifecycle import Intent, Reason
-from app.planning.requirements import Requirements, SlotOffer, cores_shared_by, why_waiting
+from app.planning.requirements import Requirements, SlotOffer, why_waiting
 from app.spec.run import SPEC_VERSION
 from app.store.offers import offers_of
 from app.store.records import Document, Finish, RunFilter
@@ -89,23 +89,6 @@ MATCHES: list[tuple[str, Requirements, SlotOffer, bool]] = [
     ("cpu", Requirements(disk_bytes=2), cpu(2, disk_free_bytes=1), False),
     ("cpu", Requirements(), cpu(0), True),
 ]
-
-
-@pytest.mark.parametrize("wanted", ["auto", "cpu", "cuda"])
-def test_each_slot_of_a_worker_that_has_both_kinds_is_for_its_own(
-    world: World, wanted: str
-) -> None:
-    world.submit(device=wanted, requirements=Requirements())
-    own, other = (cpu(8), SMALL) if wanted == "cpu" else (SMALL, cpu(8))
-    assert world.claim(replace(own, is_taken=True), other) is None
-    lease = world.claim(own, other)
-    assert lease is not None
-    assert lease.slots == (own.name,)
-
-
-def test_the_cores_are_shared_out_among_gpus_where_there_are_any() -> None:
-    assert cores_shared_by(["cuda:0", "cuda:1", "cpu"]) == 2
-    assert cores_shared_by(["cpu", "cpu"]) == 2
 
 
 @pytest.mark.parametrize(("device", "needs", "offer", "fits"), MATCHES, ids=str)
