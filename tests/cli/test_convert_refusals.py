@@ -8,7 +8,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from tests.cli.test_convert import (
+from tests.cli.data.test_convert import (
     CUT,
     assert_no_sample_reaches_over_what_is_missing,
     csv,
