@@ -273,8 +273,8 @@ def _cut(made: Document) -> list[str]:
     of = f"{number(made['steps'])} rows{over}"
     return [
         f"{number(made['samples'])} samples of {number(features)} features, cut out of {of}.",
-        *_read_times(made),
         *_skipped(made),
+        *_read_times(made),
         f"{made['path']}: {size(made['bytes'])}.",
     ]
 
@@ -286,8 +286,8 @@ def _cut_bars(made: Document) -> list[str]:
     return [
         f"{number(made['samples'])} samples of {number(len(made['features']))} features: "
         f"bars {bars}{over}. Target: {made['target']}.",
-        *_read_times(made),
         *_skipped(made),
+        *_read_times(made),
         f"{made['path']}: {size(made['bytes'])}.",
     ]
 

@@ -292,9 +292,10 @@ def test_bars_of_a_csv_file_become_samples_of_timeframes(cli, home, tmp_path):
             ("rows.csv", "out.h5", "--window", "4", "--horizon", "2", "--target", "b"),
             "'b' is not there",
         ),
-        (("waves.h5", "there.h5"), "--force replaces it"),
+        (("one.npy", "there.h5"), "--force replaces it"),
         (("waves.h5", "waves.h5", "--force"), "into itself"),
         (("waves.h5", "out.h5"), "overlapping windows"),
+        (("waves.h5", "there.h5"), "overlapping windows"),
         (("waves.h5", "there.h5", "--force"), "overlapping windows"),
     ],
 )
@@ -305,6 +306,7 @@ def test_what_is_not_converted_is_told_and_left_alone(
     with h5py.File(tmp_path / "waves.h5", "w") as file:
         file["features"] = np.random.default_rng(0).normal(size=(50, 24, 3))
     (tmp_path / "there.h5").write_text("precious")
+    np.save(tmp_path / "one.npy", np.zeros(3))
     (tmp_path / "rows.csv").write_text("a\n1\n")
     before = {path.name: path.read_bytes() for path in tmp_path.glob("*.h5")}
     answer = cli("data", "convert", *arguments)
