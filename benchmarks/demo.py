@@ -226,7 +226,7 @@ def print_result(client: Client, runs: tuple[Document, Document], persistence: f
     improvement = 1 - best["val_mae"] / persistence
     heading("result, validated on October to December")
     say(f"as yesterday   {persistence:.2f} °C mean absolute error (persistence, by the hour)")
-    say(f"as an hour ago {naive['val_mae']:.2f} °C (the last value repeated, `result.naive`)")
+    say(f"as it was last {naive['val_mae']:.2f} °C (its last value repeated, `result.naive`)")
     say(f"best           {best['val_mae']:.2f} °C at step {best['step']}")
     say(f"last           {last['val_mae']:.2f} °C at step {last['step']}")
     say(f"improvement    {improvement:.1%} over yesterday")
