@@ -138,8 +138,15 @@ def _print_how_it_is_read(memory: Document) -> None:
 
 
 def _print_values(provenance: Document, *, everything: bool) -> None:
+    registered = provenance.get("/recipe/command", {}).get("value")
+    # What fills in the values of a script that the request does not give.
+    words = {"script": "registration" if registered else "--like"}
     rows = [
-        (pointer.strip("/").replace("/", "."), _shown(entry["value"]), entry["source"])
+        (
+            pointer.strip("/").replace("/", "."),
+            _shown(entry["value"]),
+            words.get(entry["source"], entry["source"]),
+        )
         for pointer, entry in sorted(provenance.items())
         if everything or entry["source"] != "default"
     ]
