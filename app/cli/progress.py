@@ -68,7 +68,7 @@ class Teller:
     def __init__(self, view: View, indent: str = "", told: Sequence[Document] = ()) -> None:
         self._view = view
         self._indent = indent
-        self._told = told
+        self._told = [_place_of(finding) for finding in told]
         self._is_running = False
         self._noted_step = 0
 
@@ -77,7 +77,7 @@ class Teller:
             if self._is_running and (event.data.get("step") or 0) >= self._noted_step:
                 self._view.progress(event.data)
             return
-        if event.kind == "issue" and event.data in self._told:
+        if event.kind == "issue" and _place_of(event.data) in self._told:
             return
         if note := note_of(event.kind, event.data):
             self._view.note(self._indent + note[0], note[1])
@@ -88,6 +88,11 @@ class Teller:
             self._view.doing("starting" if self._is_running else event.data["to"])
         elif event.kind == "phase" and self._is_running:
             self._view.doing(event.data["phase"])
+
+
+def _place_of(finding: Document) -> tuple[object, object]:
+    """What it is, and of which part of the spec; an event also tells when."""
+    return finding["code"], finding["loc"]
 
 
 class PlainView:

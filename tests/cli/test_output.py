@@ -2,10 +2,12 @@
 
 import time
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from app.cli.output import ago, best_score, between, duration, in_words, number, size
+from app.cli.planview import print_plan
 from app.cli.progress import Figures, LiveView, Teller, figures, note_of, plain_line, where
 from app.cli.results import sparkline
 from stoker import Event
@@ -185,8 +187,8 @@ def test_a_finding_that_was_shown_is_not_told_again():
     shown = {"code": "a", "loc": ["recipe"], "message": "It is so."}
     teller = Teller(view, told=[shown])
     for event in (
-        Event(1, "issue", dict(shown)),
-        Event(2, "issue", {**shown, "loc": ["data"]}),
+        Event(1, "issue", {**shown, "t": "2026-11-25T10:15:52.535Z", "attempt": None}),
+        Event(2, "issue", {**shown, "loc": ["data"], "attempt": 1}),
         Event(3, "warning", {"code": "a", "message": "It is so."}),
     ):
         teller.tell(event)
@@ -269,3 +271,15 @@ def test_what_happened_is_told(kind, data, words):
 def test_what_is_of_no_interest_is_not_told():
     assert note_of("phase", {"phase": "training"}) is None
     assert note_of("checkpoint", {"action": "removed", "step": 24}) is None
+
+
+@pytest.mark.parametrize(
+    ("named", "told"), [({"command": "tune"}, "registration"), ({"like": "hf"}, "--like")]
+)
+def test_the_plan_of_a_script_says_what_filled_in_its_values(capsys, named, told):
+    given = {f"/recipe/{name}": {"value": one, "source": "request"} for name, one in named.items()}
+    filled = {"/recipe/resume": {"value": ["--resume"], "source": "script"}}
+    answer: dict[str, Any] = {"issues": [], "spec": {}, "unchecked": [], "memory": None}
+    print_plan({**answer, "provenance": given | filled}, everything=False)
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if "resume" in one]
+    assert line.split()[-1] == told

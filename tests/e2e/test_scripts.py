@@ -84,6 +84,13 @@ def test_a_command_runs_with_its_curve_its_log_and_its_result(shell: Counting):
     assert f"command {sys.executable} train.py 3 folder {shell.project}" in shown
 
 
+def test_a_finding_is_told_once_while_the_run_is_followed(shell: Counting):
+    words = ("--watch", "--checkpoints", "out/ckpt-*.pt", "--", sys.executable, "train.py", "1")
+    said = shell.stoker("run", *words)
+    assert said.count("It says where its checkpoints are") == 1
+    assert "succeeded" in said
+
+
 def test_stop_and_restart_go_on_where_it_was(shell: Counting):
     run = shell.run(*NAMED, steps=10_000)
     eventually(lambda: shell.checkpoints(run["id"]), "a checkpoint is listed")
