@@ -250,7 +250,7 @@ def note_of(kind: str, data: Document) -> tuple[str, str] | None:
             return f"{'damaged':<12} {name} is passed over: {data.get('message')}", "yellow"
         case "phase" if data.get("phase") in LONG_PHASES:
             return f"{data['phase']:<12} {LONG_PHASES[data['phase']]}", "dim"
-        case "applied" if made := _compiled_text(data) or _recorded_text(data):
+        case "applied" if made := _compiled_text(data) or _captured_text(data):
             return made, "dim"
         case "connection_lost":
             return "connection lost, trying again", "yellow"
@@ -275,7 +275,7 @@ def _compiled_text(data: Document) -> str | None:
     return f"{'compiled':<12} in {duration(done['seconds'])}, {CACHES[done['cache']]}"
 
 
-def _recorded_text(data: Document) -> str | None:
+def _captured_text(data: Document) -> str | None:
     """Of what an attempt used: what its CUDA graph gave; None where it has none."""
     done = (data.get("applied") or {}).get("cuda_graphs") or {}
     if not done.get("captured"):

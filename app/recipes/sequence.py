@@ -235,6 +235,9 @@ class Sequence(Recipe):
         named = self.carry_hidden
         return super().carried_inputs(data) if isinstance(named, bool) else named
 
+    def carrying(self, inputs: tuple[str, ...]) -> Mapping[str, Any]:
+        return {"carry_hidden": list(inputs)}
+
     @property
     def recurrence(self) -> str | None:
         return self.encoder.upper() if self.encoder in GATES else None

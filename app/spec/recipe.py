@@ -163,6 +163,12 @@ class Recipe(SpecModel):
         """
         return data.inputs if self.carries_state else ()
 
+    def carrying(self, inputs: tuple[str, ...]) -> Mapping[str, Any]:
+        """The fields, with values, by which it would carry the state of these inputs alone; empty
+        where that cannot be asked for.
+        """
+        return {}
+
     @property
     def recurrence(self) -> str | None:
         """The recurrent layer that takes most of a step's time (LSTM, GRU), if there is one.

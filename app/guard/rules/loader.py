@@ -354,7 +354,7 @@ def carried_state(case: Case) -> Iterator[Finding]:
     if spec.data.loader.shuffle != "lanes":
         yield Finding(
             ("data", "loader", "shuffle"),
-            f"recipe.carry_hidden carries a state to the next window, and shuffle "
+            f"The recipe carries a state to the next window, and shuffle "
             f"{spec.data.loader.shuffle} puts another one there.",
             "Each place of a batch would go on with the state of a window that has nothing to do "
             "with its own. In lanes each place goes through a stretch of the file in order.",
@@ -374,7 +374,8 @@ def _windows_that_overlap(case: Case) -> Iterator[Finding]:
     dataset, data = case.dataset, case.spec.data
     moved_on = known(dataset.window_steps, f"whether windows overlap in {dataset.name}")
     carried = case.spec.recipe.carried_inputs(data)
-    apart = [name for name in carried if name not in moved_on]
+    apart = tuple(name for name in carried if name not in moved_on)
+    only_apart = case.spec.recipe.carrying(apart) if apart else {}
     for name in carried:
         array = dataset.fields.get(name)
         if array is None or name not in moved_on or name not in data.inputs:
@@ -387,5 +388,5 @@ def _windows_that_overlap(case: Case) -> Iterator[Finding]:
             "The state that is carried on has seen most of the next window already. Cut samples "
             f"that follow each other (`stoker data convert` with --every {window}, and windows of "
             "all timeframes that span the same time), or carry the state of other inputs alone.",
-            {"/recipe/carry_hidden": apart} if apart else {},
+            {f"/recipe/{name}": value for name, value in only_apart.items()},
         )

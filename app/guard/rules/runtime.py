@@ -157,8 +157,8 @@ def precision_needs_gpu(case: Case) -> Iterator[Finding]:
             (
                 "TF32 is a format of NVIDIA's tensor cores: there is none on a CPU."
                 if wanted == "tf32"
-                else "PyTorch's LSTM and GRU do not start in fp16 on most processors: oneDNN has "
-                "no kernel for them there. It has in bf16."
+                else "Most processors have no kernels for fp16: PyTorch's LSTM and GRU do not "
+                "start in it there. For bf16 they have."
             )
             + " The trainer would refuse to begin.",
             {"/runtime/precision": "auto"},

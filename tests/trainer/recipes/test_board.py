@@ -20,7 +20,7 @@ from app.spec.run import RunSpec
 from tests.trainer.lab import BASE_SPEC, SAMPLES, Killed, Lab, Outcome, StopAtPoll, merged
 from tests.trainer.test_numerics import train_losses
 from worker.trainer.data.source import Field
-from worker.trainer.errors import DataError, SpecMismatch
+from worker.trainer.errors import SpecMismatch
 from worker.trainer.recipes.base import Batch
 from worker.trainer.recipes.board import BoardModel, BoardTask
 
@@ -264,45 +264,6 @@ def test_rare_labels_are_begun_at_their_rate() -> None:
     found = task.loss(model_of(task), Batch({"planes": planes, "legal": legal}, 60))["loss"].item()
     least = -0.007 * np.log(0.007) - 0.993 * np.log(0.993)
     assert least < found < 1.5 * least < np.log(2) / 10
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "told"),
-    [
-        ("move", 32, "'move' is 32 in row 41 of waves.h5, and a move is 0 to 31. Mend or drop"),
-        ("move", -1, "'move' is -1 in row 41 of waves.h5"),
-        ("value", 2, "'value' is 2 in row 41 of waves.h5, and a result is -1 to 1"),
-        (
-            "legal",
-            0,
-            "'move' is .* in row 41 of waves.h5, and a move that is played is legal by 'l",
-        ),
-    ],
-)
-def test_a_label_out_of_range_is_told_with_its_place(
-    board: Lab, name: str, value: int, told: str
-) -> None:
-    """In whatever part it lies, and before the first step."""
-    with h5py.File(board.data, "r+") as file:
-        file[name][41] = value
-    with pytest.raises(DataError, match=told):
-        board.run(patch=PLAY)
-
-
-def test_a_label_out_of_range_is_told_with_its_file_of_a_folder(board: Lab) -> None:
-    pa, feather = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.feather")
-    folder, arrays = board.root / "games", positions()
-    folder.mkdir()
-    arrays["value"][50] = -128
-    for number, rows in enumerate((slice(0, 10), slice(10, 45), slice(45, 60))):
-        columns = {
-            name: pa.array([row.tobytes() for row in arrays[name][rows]], pa.binary(4))
-            for name in ("planes", "legal")
-        } | {name: pa.array(arrays[name][rows]) for name in ("move", "value")}
-        feather.write_feather(pa.table(columns), folder / f"{number}.feather", chunksize=4)
-    board.data = folder
-    with pytest.raises(DataError, match=r"'value' is -128 in row 5 of 2\.feather"):
-        board.run(patch=PLAY)
 
 
 @STAGES

@@ -87,6 +87,7 @@ class BoardTask(Task):
 
     recipe: Board
     shape_parameters: ClassVar[tuple[str, ...]] = ("kind", "stage", "planes", "board", "moves")
+    prepared_by: ClassVar[tuple[str, ...]] = ("stage", "moves")
 
     @property
     def standardized(self) -> tuple[str, ...]:
