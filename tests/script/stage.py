@@ -19,6 +19,21 @@ ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0
 
 
+def spec_json(cwd: Path, policy: dict[str, Any] | None = None, **recipe: Any) -> dict[str, Any]:
+    """The spec.json of a first attempt; `recipe` and `policy` say what is unusual."""
+    usual = {
+        "resume": [], "checkpoints": [], "stop_signal": "SIGTERM", "grace_seconds": 20.0,
+        "shim": True, "metrics": {"file": None, "stdout": None},
+    }  # fmt: skip
+    limits = {"max_duration_seconds": None, "hang_timeout_seconds": None}
+    return {
+        "run_id": 1, "attempt": 1, "run_dir": str(cwd), "cwd": str(cwd), "gpus": [],
+        "argv": [sys.executable, "train.py"], "environment_file": None, "path_folder": str(cwd),
+        "restore": [], "has_saved": False,
+        "spec": {"recipe": {**usual, **recipe}, "policy": {**limits, **(policy or {})}},
+    }  # fmt: skip
+
+
 class Stage:
     """One run's folder and the script's own."""
 
@@ -51,17 +66,11 @@ class Stage:
         folder.mkdir(parents=True)
         kept = self.cwd.parent / "environment.json"
         kept.write_text(json.dumps({"PATH": os.environ["PATH"], **(environment or {})}))
-        usual = {
-            "resume": [], "checkpoints": [], "stop_signal": "SIGTERM", "grace_seconds": 20.0,
-            "shim": True, "metrics": {"file": None, "stdout": None},
-        }  # fmt: skip
-        limits = {"max_duration_seconds": None, "hang_timeout_seconds": None}
-        document = {
-            "run_id": 1, "attempt": attempt, "run_dir": str(self.run_folder),
-            "argv": list(argv) or [sys.executable, "train.py"], "cwd": str(self.cwd),
-            "environment_file": str(kept), "path_folder": str(self.path_folder), "gpus": [],
-            "restore": [{"path": str(path)} for path in restore], "has_saved": bool(restore),
-            "spec": {"recipe": {**usual, **recipe}, "policy": {**limits, **(policy or {})}},
+        document = spec_json(self.cwd, policy, **recipe) | {
+            "attempt": attempt, "run_dir": str(self.run_folder), "environment_file": str(kept),
+            "argv": list(argv) or [sys.executable, "train.py"],
+            "path_folder": str(self.path_folder), "has_saved": bool(restore),
+            "restore": [{"path": str(path)} for path in restore],
         }  # fmt: skip
         (folder / "spec.json").write_text(json.dumps(document))
         with (folder / "trainer.log").open("wb") as log:

@@ -2,17 +2,19 @@
 
 import json
 import sys
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
 
-from tests.script.stage import Stage
+from tests.script.stage import Stage, spec_json
 from worker.script.curves import MOST_SERIES, Curves
 from worker.script.points import point_of
-from worker.script.sources import CsvTable, JsonLines, Lines
+from worker.script.sources import CsvTable, JsonLines, Lines, Warn
 from worker.script.status import StatusServer
+from worker.script.work import ScriptWork
 
 WRITES_EVENTS = """
 from tensorboard.compat.proto.event_pb2 import Event
@@ -28,6 +30,13 @@ writer.close()
 
 def refuse(code: str, message: str) -> None:
     raise AssertionError(f"{code}: {message}")
+
+
+def curves_of(folder: Path, warn: Warn, **metrics: str | None) -> Curves:
+    """Of an attempt whose folder is also the script's."""
+    wanted = {"file": None, "stdout": None, **metrics}
+    (folder / "spec.json").write_text(json.dumps(spec_json(folder, metrics=wanted)))
+    return Curves(ScriptWork.read(folder), time.time(), warn)
 
 
 @pytest.mark.slow
@@ -214,17 +223,25 @@ class TestOfFiles:
 
     def test_too_many_series_are_told_once(self, tmp_path: Path):
         told: list[str] = []
-        curves = object.__new__(Curves)
-        curves._names, curves._warn = {}, lambda code, message: told.append(code)
+        curves = curves_of(tmp_path, lambda code, message: told.append(code))
         values = {f"m{i}": 1.0 for i in range(MOST_SERIES + 50)}
         found = point_of({"step": 1, **values})
         assert found is not None
         assert len(curves.named(found).values) == MOST_SERIES
         assert told == ["too_many_series"]
 
-    def test_names_like_paths_are_only_names(self):
-        curves = object.__new__(Curves)
-        curves._names = {}
+    def test_steps_that_no_run_makes_are_left_out_and_told_once(self, tmp_path: Path):
+        told: list[str] = []
+        curves = curves_of(tmp_path, lambda code, message: told.append(message))
+        (tmp_path / "metrics.jsonl").write_text(
+            '{"step": 1e20, "loss": 1}\n{"step": 2e20, "loss": 1}\n{"step": 3, "loss": 0.5}\n'
+        )
+        assert [(point.step, point.values) for point in curves.read()] == [(3, {"train_loss": 0.5})]
+        (message,) = told
+        assert "numbers of step 1e+20" in message
+
+    def test_names_like_paths_are_only_names(self, tmp_path: Path):
+        curves = curves_of(tmp_path, refuse)
         found = point_of({"step": 1, "../../etc/passwd": 1.0, "a\nb": 2.0, "x" * 500: 3.0})
         assert found is not None
         assert list(curves.named(found).values) == ["../../etc/passwd", "a_b", "x" * 100]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from stoker.manifest import COUNTS
 from stoker.script import METRICS
 from worker.script.event_files import NoReader
 from worker.script.points import CurvePoint, usual_name
@@ -18,6 +19,7 @@ from worker.script.work import ScriptWork
 
 MOST_SERIES = 200
 LONGEST_NAME = 100
+LARGEST_STEP = COUNTS["step"]
 # Files that a script writes are looked for in its folder, so deep and among so many folders: the
 # folder may hold a repository of 10,000 files, and its data.
 SEARCH_SECONDS = 10.0
@@ -34,6 +36,7 @@ class Curves:
         self._work, self._began, self._warn = work, began, warn
         self._sources: dict[Path, Source] = {}
         self._names: dict[str, str] = {}
+        self._may_warn_of_steps = True
         self._search_at = 0.0
         self._may_read_events = True
         self._add(work.folder / METRICS, JsonLines)
@@ -65,7 +68,12 @@ class Curves:
                     break
 
     def named(self, point: CurvePoint) -> CurvePoint:
-        """The point with the names of recipes; of too many series the later ones are left out."""
+        """The point with the names of recipes; of too many series the later ones are left out. It
+        is empty at a step that is none.
+        """
+        if point.step > LARGEST_STEP:
+            self._warn_of_step(point.step)
+            return point._replace(values={})
         values = {}
         for name, value in point.values.items():
             if (known := self._names.get(name)) is None:
@@ -73,6 +81,15 @@ class Curves:
             if known:
                 values[known] = value
         return point._replace(values=values)
+
+    def _warn_of_step(self, step: int) -> None:
+        if self._may_warn_of_steps:
+            self._may_warn_of_steps = False
+            self._warn(
+                "step_too_large",
+                f"The script reports numbers of step {step:.3g}; they are left out, and so are "
+                f"others beyond {LARGEST_STEP:.0e}. Is something else logged as the step?",
+            )
 
     def _new_name(self, name: str) -> str:
         if len(self._names) == MOST_SERIES:
