@@ -1,6 +1,7 @@
 """Curves of a script, from all that it may write; and what it may write wrongly."""
 
 import json
+import os
 import sys
 import time
 import urllib.error
@@ -16,6 +17,7 @@ from worker.script.sources import CsvTable, JsonLines, Lines, Warn
 from worker.script.status import StatusServer
 from worker.script.work import ScriptWork
 
+STEP = "step (?P<step>[0-9]+)"
 WRITES_EVENTS = """
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
@@ -30,6 +32,12 @@ writer.close()
 
 def refuse(code: str, message: str) -> None:
     raise AssertionError(f"{code}: {message}")
+
+
+def as_file(name: str, losses: dict[int, float]) -> str:
+    if name.endswith(".csv"):
+        return "step,loss\n" + "".join(f"{step},{loss}\n" for step, loss in losses.items())
+    return "".join(f'{{"step": {step}, "loss": {loss}}}\n' for step, loss in losses.items())
 
 
 def curves_of(folder: Path, warn: Warn, **metrics: str | None) -> Curves:
@@ -229,6 +237,36 @@ class TestOfFiles:
         assert found is not None
         assert len(curves.named(found).values) == MOST_SERIES
         assert told == ["too_many_series"]
+
+    @pytest.mark.parametrize("name", ["own.csv", "own.jsonl"])
+    @pytest.mark.parametrize("mode", ["w", "a"])
+    def test_of_a_named_file_only_what_this_run_writes_counts(
+        self, tmp_path: Path, name: str, mode: str
+    ):
+        path = tmp_path / name
+        path.write_text(as_file(name, {1: 0.5, 2: 0.4}))
+        os.utime(path, (1e9, 1e9))
+        curves = curves_of(tmp_path, refuse, file=name)
+        assert [*curves.read()] == []
+        with path.open(mode) as file:  # with the same numbers, as a script of one seed has them
+            text = as_file(name, {1: 0.5, 2: 0.4})
+            file.write(text if mode == "w" or name == "own.jsonl" else text.partition("\n")[2])
+        assert [(point.step, point.values) for point in curves.read(all_of_it=True)] == [
+            (1, {"train_loss": 0.5}), (2, {"train_loss": 0.4})
+        ]  # fmt: skip
+
+    def test_what_was_named_and_gave_no_number_is_told_at_the_end(self, tmp_path: Path):
+        told: list[str] = []
+        (tmp_path / "old.csv").write_text("step,loss\n1,0.5\n")
+        os.utime(tmp_path / "old.csv", (1e9, 1e9))
+        (tmp_path / "trainer.log").write_text("loss: 0.5\n")
+        curves = curves_of(tmp_path, lambda _, said: told.append(said), file="old.csv", stdout=STEP)
+        assert [*curves.read()] == [] == told
+        assert [*curves.read(all_of_it=True)] == []
+        assert [message.partition(" ")[0] for message in told] == [
+            "--metrics-file", "--metrics-stdout",
+        ]  # fmt: skip
+        assert "old.csv, which this run has not written" in told[0]
 
     def test_steps_that_no_run_makes_are_left_out_and_told_once(self, tmp_path: Path):
         told: list[str] = []

@@ -6,7 +6,7 @@ all under the names that recipes use, where they have one.
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from worker.script.work import ScriptWork
 
 MOST_SERIES = 200
 LONGEST_NAME = 100
+LOG = "trainer.log"
 LARGEST_STEP = COUNTS["step"]
 # Files that a script writes are looked for in its folder, so deep and among so many folders: the
 # folder may hold a repository of 10,000 files, and its data.
@@ -32,27 +33,27 @@ class Curves:
     """All sources of one attempt. `read` gives points under their final names."""
 
     def __init__(self, work: ScriptWork, began: float, warn: Warn) -> None:
-        """`began`: unix seconds; older files are of earlier runs."""
+        """`began`: unix seconds; older files are of earlier runs, and so is what lies in the file
+        of `metrics_file` now.
+        """
         self._work, self._began, self._warn = work, began, warn
         self._sources: dict[Path, Source] = {}
         self._names: dict[str, str] = {}
         self._may_warn_of_steps = True
         self._search_at = 0.0
         self._may_read_events = True
-        self._add(work.folder / METRICS, JsonLines)
+        self._sources[work.folder / METRICS] = JsonLines(work.folder / METRICS)
+        self._silent = dict[Path, str]()
+        """Sources that the user named and that gave no number yet, and the option."""
         if work.metrics_file is not None:
             path = work.cwd / work.metrics_file
-            self._add(path, self._table if path.suffix == ".csv" else JsonLines)
+            named = CsvTable(path, warn) if path.suffix == ".csv" else JsonLines(path)
+            named.pass_over()
+            self._sources[path], self._silent[path] = named, "--metrics-file"
         if work.metrics_stdout is not None:
-            pattern = work.metrics_stdout
-            self._add(work.folder / "trainer.log", lambda path: Output(path, pattern))
-
-    def _add(self, path: Path, source: Callable[[Path], Source]) -> None:
-        if path not in self._sources:
-            self._sources[path] = source(path)
-
-    def _table(self, path: Path) -> CsvTable:
-        return CsvTable(path, self._warn)
+            path = work.folder / LOG
+            self._sources[path] = Output(path, work.metrics_stdout)
+            self._silent[path] = "--metrics-stdout"
 
     def read(self, *, all_of_it: bool = False) -> Iterator[CurvePoint]:
         """What is new; `all_of_it`: to the end of every file, since nobody writes any more."""
@@ -60,12 +61,27 @@ class Curves:
         if now >= self._search_at or all_of_it:
             self._search_at = now + SEARCH_SECONDS
             self._search()
-        for source in list(self._sources.values()):
+        for path, source in list(self._sources.items()):
             while True:
-                points = list(source.read())
+                if points := list(source.read()):
+                    self._silent.pop(path, None)
                 yield from (named for point in points if (named := self.named(point)).values)
                 if not (all_of_it and source.is_behind):
                     break
+        if all_of_it:
+            self._warn_of_silence()
+
+    def _warn_of_silence(self) -> None:
+        """At the end of the script, of what was named and gave no number."""
+        for path, option in self._silent.items():
+            if option == "--metrics-stdout":
+                why = "matches no line of its output; `stoker logs` shows that"
+            elif not self._is_new(path):
+                why = f"names {path}, which this run has not written; what lies there is no curve"
+            else:
+                kind = "a CSV table" if path.suffix == ".csv" else "JSON lines"
+                why = f"names {path}, which holds no numbers as {kind} have them"
+            self._warn("no_metrics", f"{option} gave no curve: it {why}.")
 
     def named(self, point: CurvePoint) -> CurvePoint:
         """The point with the names of recipes; of too many series the later ones are left out. It
@@ -109,7 +125,7 @@ class Curves:
             if path in self._sources or not self._is_new(path):
                 continue
             if path.name == "metrics.csv":
-                self._add(path, self._table)
+                self._sources[path] = CsvTable(path, self._warn)
             elif self._may_read_events:
                 self._add_events(path)
 

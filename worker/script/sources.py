@@ -30,6 +30,16 @@ class Lines:
         """Whether there may be more than the last look has read."""
         self._offset = 0
         self._rest = self._known = b""
+        self._passed_at: int | None = None
+        """When the file was written of which nothing else was seen than `pass_over` did."""
+
+    def pass_over(self) -> None:
+        """Begin behind what lies there now, unless that is written anew."""
+        with suppress(OSError), self.path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            file.seek(max(0, found.st_size - KNOWN_BYTES))
+            self._known, self._rest = file.read(KNOWN_BYTES), b""
+            self._offset, self._passed_at = found.st_size, found.st_mtime_ns
 
     def read(self) -> list[str]:
         """What is new, at most so much of it."""
@@ -42,6 +52,8 @@ class Lines:
         except OSError:
             self.is_behind = False
             return []
+        if data:
+            self._passed_at = None
         self.is_behind = len(data) == PIECE_BYTES
         self._offset += len(data)
         self._known = (self._known + data)[-KNOWN_BYTES:]
@@ -51,11 +63,16 @@ class Lines:
         return [line.decode("utf-8", "replace") for line in lines if len(line) <= LONGEST_LINE]
 
     def is_written_anew(self) -> bool:
-        """Whether something else lies where it has read. Then it reads from the start."""
+        """Whether something else lies where it has read, or the same that was written again. Then
+        it reads from the start.
+        """
         try:
             with self.path.open("rb") as file:
+                found = os.fstat(file.fileno())
                 file.seek(self._offset - len(self._known))
-                if file.read(len(self._known)) == self._known:
+                is_longer = found.st_size > self._offset
+                is_again = self._passed_at not in (None, found.st_mtime_ns) and not is_longer
+                if file.read(len(self._known)) == self._known and not is_again:
                     return False
         except OSError:
             return False
@@ -63,7 +80,7 @@ class Lines:
         return True
 
     def _begin_anew(self) -> None:
-        self._offset, self._rest, self._known = 0, b"", b""
+        self._offset, self._rest, self._known, self._passed_at = 0, b"", b"", None
 
 
 class JsonLines:
@@ -76,7 +93,12 @@ class JsonLines:
     def is_behind(self) -> bool:
         return self._lines.is_behind
 
+    def pass_over(self) -> None:
+        """Begin behind what lies there now, unless that is written anew."""
+        self._lines.pass_over()
+
     def read(self) -> Iterator[CurvePoint]:
+        self._lines.is_written_anew()
         for line in self._lines.read():
             with suppress(ValueError, RecursionError):
                 document = json.loads(line)
@@ -97,14 +119,27 @@ class CsvTable:
         self._row = 0
         self._told = array("q")
         """A hash of each row's numbers."""
+        self._is_old = False
+        """Whether nothing but what was passed over has been read."""
 
     @property
     def is_behind(self) -> bool:
         return self._lines.is_behind
 
+    def pass_over(self) -> None:
+        """Begin behind what lies there now, unless that is written anew."""
+        warn, self._warn = self._warn, None
+        while [*self.read()] or self.is_behind:
+            continue
+        self._warn = warn
+        self._lines.pass_over()
+        self._is_old = True
+
     def read(self) -> Iterator[CurvePoint]:
         if self._lines.is_written_anew():
             self._header, self._row = None, 0
+            if self._is_old:
+                self._told = array("q")
         for line in self._lines.read():
             cells = self._cells(line)
             if not cells:
@@ -114,6 +149,7 @@ class CsvTable:
                 continue
             point = point_of(dict(zip(self._header, cells, strict=True)))
             if self._is_news(point) and point is not None:
+                self._is_old = False
                 yield point
 
     def _cells(self, line: str) -> list[str]:
