@@ -44,7 +44,7 @@ def curves_of(folder: Path, warn: Warn, **metrics: str | None) -> Curves:
     """Of an attempt whose folder is also the script's."""
     wanted = {"file": None, "stdout": None, **metrics}
     (folder / "spec.json").write_text(json.dumps(spec_json(folder, metrics=wanted)))
-    return Curves(ScriptWork.read(folder), time.time(), warn)
+    return Curves(ScriptWork.read(folder), time.time(), 0, warn)
 
 
 @pytest.mark.slow
@@ -78,6 +78,31 @@ class TestOfARun:
         stage.run()
         assert stage.curve("train_loss") == {10: 0.5, 20: 0.4}
         assert stage.curve("val_loss") == {10: 0.7}
+
+    def test_epochs_are_the_steps_of_a_table_without(self, stage: Stage):
+        stage.write(
+            "with open('results.csv', 'w') as file:\n"
+            "    file.write('epoch,   train/loss\\n1,0.5\\n2,0.4\\n3,0.3\\n')\n"
+        )
+        stage.run(metrics={"file": "results.csv", "stdout": None})
+        assert stage.curve("train_loss") == {1: 0.5, 2: 0.4, 3: 0.3}
+        assert stage.end()["step"] == 3, "where its curve ends"
+        assert stage.events("progress")[-1]["step"] == 0, "an epoch is no step of the run"
+
+    def test_lines_that_say_no_step_are_counted_from_what_is_gone_on_from(self, stage: Stage):
+        stage.write(
+            "import stoker\n"
+            "run = stoker.init()\n"
+            "if run.resume_from is None:\n"
+            "    with run.checkpoint(20) as folder: (folder / 'a').write_text('x')\n"
+            "for i in range(3): print(f'loss {0.5 / (i + 1):.3f}')\n"
+        )
+        metrics = {"file": None, "stdout": "loss (?P<loss>[0-9.]+)"}
+        stage.run(metrics=metrics)
+        saved = stage.attempt() / "checkpoints" / "step-20"
+        stage.run(attempt=2, restore=(saved,), metrics=metrics)
+        assert stage.curve("train_loss") == {1: 0.5, 2: 0.25, 3: 0.167}
+        assert stage.curve("train_loss", 2) == {21: 0.5, 22: 0.25, 23: 0.167}
 
     def test_a_stray_quote_in_a_table_ends_nothing(self, stage: Stage):
         stage.write(
@@ -209,7 +234,7 @@ class TestOfFiles:
             "step,loss,note\n" + "".join(f"{i},0.5,{60_000 * 'x'}\n" for i in range(50))
         )
         table = CsvTable(path, refuse)
-        looks: list[list[int]] = []
+        looks: list[list[int | None]] = []
         while not looks or table.is_behind:
             looks.append([point.step for point in table.read()])
         assert [len(steps) for steps in looks] == [17, 17, 16]
@@ -235,7 +260,8 @@ class TestOfFiles:
         values = {f"m{i}": 1.0 for i in range(MOST_SERIES + 50)}
         found = point_of({"step": 1, **values})
         assert found is not None
-        assert len(curves.named(found).values) == MOST_SERIES
+        (numbers,) = curves.named(tmp_path, [found])
+        assert len(numbers.values) == MOST_SERIES
         assert told == ["too_many_series"]
 
     @pytest.mark.parametrize("name", ["own.csv", "own.jsonl"])
@@ -278,8 +304,25 @@ class TestOfFiles:
         (message,) = told
         assert "numbers of step 1e+20" in message
 
+    @pytest.mark.parametrize(
+        ("rows", "steps"),
+        [
+            ([{"epoch": 0, "a": 3}, {"epoch": 1, "a": 2}, {"epoch": 2, "a": 1}], [0, 1, 2]),
+            ([{"epoch": 1, "a": 3}, {"epoch": 1, "b": 2}, {"epoch": 2, "a": 1}], [1, 1, 2]),
+            ([{"epoch": 1, "a": 3}, {"epoch": 1, "a": 2}, {"epoch": 2, "a": 1}], [1, 2, 3]),
+            ([{"epoch": 0.5, "a": 3}, {"epoch": 1.0, "a": 2}], [1, 2]),
+            ([{"a": 3}, {"a": 2}, {"step": 7, "a": 1}, {"a": 0}], [1, 2, 7, 3]),
+        ],
+        ids=["epochs", "two_rows", "many_rows", "fractions", "rows"],
+    )
+    def test_a_point_without_a_step_overwrites_no_other(self, tmp_path: Path, rows, steps):
+        (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        curves = curves_of(tmp_path, refuse)
+        assert [point.step for point in curves.read()] == steps
+
     def test_names_like_paths_are_only_names(self, tmp_path: Path):
         curves = curves_of(tmp_path, refuse)
         found = point_of({"step": 1, "../../etc/passwd": 1.0, "a\nb": 2.0, "x" * 500: 3.0})
         assert found is not None
-        assert list(curves.named(found).values) == ["../../etc/passwd", "a_b", "x" * 100]
+        (numbers,) = curves.named(tmp_path, [found])
+        assert list(numbers.values) == ["../../etc/passwd", "a_b", "x" * 100]

@@ -6,14 +6,16 @@ all under the names that recipes use, where they have one.
 
 import os
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from stoker.manifest import COUNTS
 from stoker.script import METRICS
 from worker.script.event_files import NoReader
-from worker.script.points import CurvePoint, usual_name
+from worker.script.points import CurvePoint, Places, usual_name
 from worker.script.sources import CsvTable, EventFileCurve, JsonLines, Output, Source, Warn
 from worker.script.work import ScriptWork
 
@@ -29,16 +31,25 @@ DEEPEST = 4
 PASSED_OVER = {"node_modules", "site-packages", "__pycache__", "wandb", "mlruns"}
 
 
-class Curves:
-    """All sources of one attempt. `read` gives points under their final names."""
+class Numbers(NamedTuple):
+    """What a run's curves get; `says_step`: whether the script said the step."""
 
-    def __init__(self, work: ScriptWork, began: float, warn: Warn) -> None:
+    step: int
+    values: dict[str, float]
+    says_step: bool
+
+
+class Curves:
+    """All sources of one attempt. `read` gives points at steps, under their final names."""
+
+    def __init__(self, work: ScriptWork, began: float, before: int, warn: Warn) -> None:
         """`began`: unix seconds; older files are of earlier runs, and so is what lies in the file
-        of `metrics_file` now.
+        of `metrics_file` now. `before`: the step that the script goes on from.
         """
         self._work, self._began, self._warn = work, began, warn
         self._sources: dict[Path, Source] = {}
         self._names: dict[str, str] = {}
+        self._places = defaultdict[Path, Places](lambda: Places(before))
         self._may_warn_of_steps = True
         self._search_at = 0.0
         self._may_read_events = True
@@ -65,7 +76,7 @@ class Curves:
             while True:
                 if points := list(source.read()):
                     self._silent.pop(path, None)
-                yield from (named for point in points if (named := self.named(point)).values)
+                yield from self.named(path, points)
                 if not (all_of_it and source.is_behind):
                     break
         if all_of_it:
@@ -83,20 +94,23 @@ class Curves:
                 why = f"names {path}, which holds no numbers as {kind} have them"
             self._warn("no_metrics", f"{option} gave no curve: it {why}.")
 
-    def named(self, point: CurvePoint) -> CurvePoint:
-        """The point with the names of recipes; of too many series the later ones are left out. It
-        is empty at a step that is none.
+    def named(self, source: Path, points: Iterable[CurvePoint]) -> Iterator[Numbers]:
+        """Points of a source with their steps and the names of recipes; of too many series the
+        later ones are left out.
         """
-        if point.step > LARGEST_STEP:
-            self._warn_of_step(point.step)
-            return point._replace(values={})
-        values = {}
-        for name, value in point.values.items():
-            if (known := self._names.get(name)) is None:
-                known = self._names[name] = self._new_name(name)
-            if known:
-                values[known] = value
-        return point._replace(values=values)
+        for point in points:
+            step = self._places[source].step_of(point)
+            if step > LARGEST_STEP:
+                self._warn_of_step(step)
+                continue
+            values = {}
+            for name, value in point.values.items():
+                if (known := self._names.get(name)) is None:
+                    known = self._names[name] = self._new_name(name)
+                if known:
+                    values[known] = value
+            if values:
+                yield Numbers(step, values, says_step=point.step is not None)
 
     def _warn_of_step(self, step: int) -> None:
         if self._may_warn_of_steps:

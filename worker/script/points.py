@@ -16,11 +16,37 @@ STEP_NAMES = ("step", "global_step", "current_step", "iteration", "iter")
 
 
 class CurvePoint(NamedTuple):
-    """Numbers of one step."""
+    """Numbers of one step; None where it says none, but may be an epoch."""
 
-    step: int
+    step: int | None
     t: float
     values: dict[str, float]
+    epoch: int | None = None
+
+
+class Places:
+    """The steps of one source's points, where these do not say them."""
+
+    def __init__(self, before: int) -> None:
+        """`before`: the step that the script goes on from."""
+        self._before, self._last = before, -1
+        self._names: set[str] = set()
+        """What was told at the last step."""
+
+    def step_of(self, point: CurvePoint) -> int:
+        """What the point says. Else its epoch, where that comes after the last one, or adds other
+        numbers to it; else one more than the last.
+        """
+        if point.step is not None:
+            return point.step
+        epoch, names = point.epoch, set(point.values) - {"epoch"}
+        if epoch is not None and epoch == self._last and not names & self._names:
+            self._names |= names
+        else:
+            is_next = epoch is not None and epoch > self._last
+            following = self._before + 1 if self._last < 0 else self._last + 1
+            self._last, self._names = (epoch or 0) if is_next else following, names
+        return self._last
 
 
 def usual_name(name: str) -> str:
@@ -30,18 +56,21 @@ def usual_name(name: str) -> str:
 
 def point_of(document: Mapping[str, Any]) -> CurvePoint | None:
     """The numbers of a document; None where none is finite. Texts that are numbers count."""
-    step, values, t = 0, dict[str, float](), time.time()
+    step: int | None = None
+    values, t = dict[str, float](), time.time()
     for name, value in document.items():
         number = number_of(value)
         if number is None:
             continue
         if name in STEP_NAMES:
-            step = max(step, int(number))
+            step = max(step or 0, int(number))
         elif name == "t" and number > 10**9:
             t = number
         else:
             values[name] = number
-    return CurvePoint(step, t, values) if values else None
+    epoch = values.get("epoch", -1.0)
+    is_count = epoch >= 0 and epoch.is_integer()
+    return CurvePoint(step, t, values, int(epoch) if is_count else None) if values else None
 
 
 def number_of(value: Any) -> float | None:

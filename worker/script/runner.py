@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from app.codestate import code_state
 from app.lifecycle import Reason
@@ -18,11 +17,11 @@ from worker.script.beginning import Beginning
 from worker.script.curves import Curves
 from worker.script.ending import ScriptEnd, end_by_itself, how_it_ended
 from worker.script.event_log import ScriptEventLog
-from worker.script.points import CurvePoint
 from worker.script.processes import Leader, ScriptSignals, end_rest, kill_all, memory_of
+from worker.script.progress import ScriptProgress
 from worker.script.restoring import adopt, began_of, choose
 from worker.script.saved import Past, Saved, saves_of
-from worker.script.shim import RATES_UNKNOWN, Shim
+from worker.script.shim import Shim
 from worker.script.status import StatusServer
 from worker.script.work import ScriptWork
 
@@ -47,16 +46,13 @@ class Runner:
         self._stop_at: float | None = None
         """When the script was asked to stop (monotonic seconds)."""
         self._why_stop: Reason | None = None
-        self._shim: Shim | None = None
-        self._step = self._restored = 0
-        self._last: dict[str, float] = {}
-        self._moved_at = self._began
         self._log_size = 0
+        self._printed_at = self._began
+        self.last_step: int | None = None
+        """Of the newest loss, where its curve ends."""
         self._memory = self._peak_memory = 0
         self._is_measured = False
         self._memory_at = 0.0
-        self._told: dict[str, Any] = {}
-        self._rated_at = 0
         self._past = Past()
 
     def run(self) -> ScriptEnd:
@@ -79,7 +75,7 @@ class Runner:
             return refused
         status = StatusServer(work.folder, work.run_id)
         try:
-            self._shim = Shim(work.shim_file) if work.shim else None
+            shim = Shim(work.shim_file) if work.shim else None
             environment = work.environment(
                 work.given_environment(), checkpoint, (status.url, status.token_file)
             )
@@ -89,9 +85,10 @@ class Runner:
             return ScriptEnd(Reason.spec_error, self._not_started(error))
         self._tell_start(checkpoint)
         beginning = Beginning(work, checkpoint, self._events, self._warn)
-        self._step = self._restored = beginning.step
+        curves = Curves(work, self._began_at, beginning.step, self._warn)
+        progress = ScriptProgress(curves, status, shim, self._events, beginning.step)
         try:
-            return self._see_through(leader, status, beginning)
+            return self._see_through(leader, progress, beginning)
         finally:
             kill_all(leader)
             leader.close()
@@ -165,20 +162,23 @@ class Runner:
             self._work.folder) else folder  # fmt: skip
         self._events.emit("checkpoint", action="quarantined", path=str(path), message=why)
 
-    def _see_through(self, leader: Leader, status: StatusServer, beginning: Beginning) -> ScriptEnd:
+    def _see_through(
+        self, leader: Leader, progress: ScriptProgress, beginning: Beginning
+    ) -> ScriptEnd:
         work = self._work
-        curves = Curves(work, self._began_at, self._warn)
-        past = replace(self._past, step=self._step)
-        saved = Saved(work, self._began_at, self._events, self._warn, lambda: self._step, past)
+        past = replace(self._past, step=beginning.step)
+        saved = Saved(work, self._began_at, self._events, self._warn, lambda: progress.step, past)
         grace_over = False
         look_at = self._began
         while not leader.has_ended():
             now = time.monotonic()
             if now >= look_at:
                 look_at = now + LOOK_SECONDS
-                self._look(leader, curves, status)
-                beginning.look(now - self._began, has_moved=self._has_moved(saved))
-            if self._stop_at is None and (why := self._why_to_stop(now)) is not None:
+                self._look(leader, progress)
+                beginning.look(
+                    now - self._began, has_moved=progress.has_begun or bool(saved.folders)
+                )
+            if self._stop_at is None and (why := self._why_to_stop(now, progress)) is not None:
                 self._ask_to_stop(leader, why)
             grace_over = self._stop_at is not None and now > self._stop_at + work.grace_seconds
             if grace_over:
@@ -188,26 +188,24 @@ class Runner:
         took = (ended := time.monotonic()) - self._began
         self._end_rest(leader)
         with beating(self._pulse):
-            self._read(curves, status, all_of_it=True)
+            progress.read(all_of_it=True)
             saved.close(was_cut=code != 0)
-        beginning.look(took, has_moved=code == 0 or self._has_moved(saved))
-        self._tell_progress(status)
+        has_moved = code == 0 or progress.has_begun or bool(saved.folders)
+        beginning.look(took, has_moved=has_moved)
+        progress.tell(self._memory, self._measured_peak)
         if saved.error is not None:
             self._warn("checkpoint_not_kept", f"A save could not be kept: {saved.error}.")
-        end = self._end(code, (took, ended), status, grace_over=grace_over)
+        end = self._end(code, (took, ended), progress, grace_over=grace_over)
         return end if self._stop_at is not None else beginning.judge(end, code)
 
-    def _has_moved(self, saved: Saved) -> bool:
-        """Whether it has made a step, told a number or saved."""
-        return bool(self._steps or self._last or saved.folders)
-
-    def _why_to_stop(self, now: float) -> Reason | None:
+    def _why_to_stop(self, now: float, progress: ScriptProgress) -> Reason | None:
         work, ran = self._work, now - self._began
         if self._signals.asked:
             return Reason.interrupted
         if work.max_duration_seconds is not None and ran > work.max_duration_seconds:
             return Reason.max_duration
-        if work.hang_timeout_seconds and now - self._moved_at > work.hang_timeout_seconds:
+        moved_at = max(progress.moved_at, self._printed_at)
+        if work.hang_timeout_seconds and now - moved_at > work.hang_timeout_seconds:
             return Reason.hang
         return None
 
@@ -230,66 +228,19 @@ class Runner:
                 "slot is free. What should outlive a run has to be started outside of it.",
             )
 
-    def _look(self, leader: Leader, curves: Curves, status: StatusServer) -> None:
+    def _look(self, leader: Leader, progress: ScriptProgress) -> None:
         self._pulse.beat()
-        self._read(curves, status, all_of_it=False)
+        progress.read()
         now = time.monotonic()
         log_size = (self._work.folder / "trainer.log").stat().st_size
         if log_size != self._log_size:
-            self._log_size, self._moved_at = log_size, now
+            self._log_size, self._printed_at = log_size, now
         if now >= self._memory_at:
             self._memory_at = now + min(MEMORY_SECONDS, (now - self._began) / 10)
             self._memory = memory_of(leader)
             self._peak_memory = max(self._peak_memory, self._memory)
         self._is_measured = now - self._began >= MEASURED_SECONDS
-        self._tell_progress(status)
-
-    def _read(self, curves: Curves, status: StatusServer, *, all_of_it: bool) -> None:
-        if self._shim is not None and self._shim.read():
-            self._moved_at = time.monotonic()
-        points = [*curves.read(all_of_it=all_of_it)]
-        points += [named for point in status.take() if (named := curves.named(point)).values]
-        for point in points:
-            self._take(point)
-
-    def _take(self, point: CurvePoint) -> None:
-        step = point.step or self._steps
-        self._moved_at = time.monotonic()
-        self._step = max(self._step, step)
-        self._last |= point.values
-        self._events.emit("metrics", step=step, values=point.values)
-
-    def _tell_progress(self, status: StatusServer) -> None:
-        step = max(self._step, self._steps)
-        rates = RATES_UNKNOWN if self._shim is None else self._shim.rates()
-        steps = status.steps
-        told = {
-            "phase": "running",
-            "step": step,
-            "steps": steps,
-            "epoch": None if status.epoch is None else int(status.epoch),
-            "percent": status.percent,
-            "eta_seconds": status.eta_seconds,
-            "loss": self._last.get("train_loss"),
-            "lr": self._last.get("lr"),
-            "host_memory_bytes": self._memory or None,
-            "peak_memory": {"host_bytes": self._measured_peak, "device_bytes": None},
-            "totals": {"train_iterations": 0 if self._shim is None else self._shim.steps},
-            **rates,
-        }
-        if told != self._told:
-            self._told = told
-            self._events.emit("progress", **told)
-        values = {name: value for name, value in rates.items() if value is not None}
-        if values and self._steps != self._rated_at:
-            self._rated_at = self._steps
-            self._events.emit("metrics", step=step, values=values)
-
-    @property
-    def _steps(self) -> int:
-        """As the shim has counted them, on top of those that it went on from; 0 without it."""
-        counted = 0 if self._shim is None else self._shim.steps
-        return self._restored + counted if counted else 0
+        progress.tell(self._memory, self._measured_peak)
 
     @property
     def _measured_peak(self) -> int | None:
@@ -300,14 +251,14 @@ class Runner:
         self._events.emit("warning", code=code, message=message)
 
     def _end(
-        self, code: int, times: tuple[float, float], status: StatusServer, *, grace_over: bool
+        self, code: int, times: tuple[float, float], progress: ScriptProgress, *, grace_over: bool
     ) -> ScriptEnd:
         took, ended = times
         how = how_it_ended(code)
-        step = max(self._step, self._steps)
-        last = {"step": step, **self._last} if step else {**self._last}
+        step, self.last_step = progress.step, progress.last_step
+        last = {"step": step, **progress.last} if step else progress.last
         result = {"last": last, "exit_code": code}
-        done = (self._work.folder / FINISHED).exists() or self._is_through(status)
+        done = (self._work.folder / FINISHED).exists() or progress.is_through
         if self._stop_at is None:
             told = f"The script ended {how} after {took:.0f} s."
             return end_by_itself(self._work.folder / "trainer.log", code, told, result)
@@ -336,9 +287,6 @@ class Runner:
             f"The script was asked to stop; it ended {how} {waited:.1f} s later.",
             result,
         )
-
-    def _is_through(self, status: StatusServer) -> bool:
-        return status.steps is not None and self._step >= status.steps
 
 
 @contextmanager
@@ -372,14 +320,14 @@ def run_attempt(folder: Path) -> int:
     )
     pulse.enter("starting")
     events.emit("phase", phase="starting")
+    last_step = None
     try:
-        work = ScriptWork.read(folder)
-        end = Runner(work, events, pulse, signals).run()
+        runner = Runner(ScriptWork.read(folder), events, pulse, signals)
+        end, last_step = runner.run(), runner.last_step
     except (OSError, ValueError, LookupError) as error:
         told = f"The script could not be run on this worker: {type(error).__name__}: {error}."
         end = ScriptEnd(Reason.trainer_error, told)
-    step = (end.result or {}).get("last", {}).get("step")
-    events.end(reason=end.reason, message=end.message, result=end.result, step=step)
+    events.end(reason=end.reason, message=end.message, result=end.result, step=last_step)
     with suppress(OSError):  # of a full disk
         print(f"stoker: {end.message}", flush=True)  # noqa: T201 - the log of the run
     return 0

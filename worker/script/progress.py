@@ -1,0 +1,101 @@
+"""How far a script is, as its curves, its status and the shim tell it."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from worker.reporting import EventLog
+from worker.script.curves import Curves, Numbers
+from worker.script.shim import RATES_UNKNOWN, Shim
+from worker.script.status import StatusServer
+
+POSTED = Path("status")
+
+
+class ScriptProgress:
+    """Of one attempt: read, kept, and told by `events`."""
+
+    def __init__(
+        self,
+        curves: Curves,
+        status: StatusServer,
+        shim: Shim | None,
+        events: EventLog,
+        restored: int,
+    ) -> None:
+        """`restored`: the step that the script goes on from, 0 for none."""
+        self._curves, self._status, self._shim = curves, status, shim
+        self._events, self._restored = events, restored
+        self._said = restored
+        """The largest step that the script has said."""
+        self.last: dict[str, float] = {}
+        """The newest number of each name."""
+        self.last_step: int | None = None
+        """The step of the newest loss."""
+        self.moved_at = time.monotonic()
+        self._told: dict[str, Any] = {}
+        self._rated_at = 0
+
+    @property
+    def step(self) -> int:
+        """The one that the script has said, or that the shim has counted; 0 without both."""
+        return max(self._said, self._counted)
+
+    @property
+    def _counted(self) -> int:
+        """By the shim, on top of the steps that the script went on from; 0 without it."""
+        counted = 0 if self._shim is None else self._shim.steps
+        return self._restored + counted if counted else 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the script has made a step, or told a number."""
+        return bool(self._counted or self.last)
+
+    @property
+    def is_through(self) -> bool:
+        """Whether the script has said that it is at its last step."""
+        return self._status.steps is not None and self._said >= self._status.steps
+
+    def read(self, *, all_of_it: bool = False) -> None:
+        """Look at what is new; `all_of_it`: to the end, since nobody writes any more."""
+        if self._shim is not None and self._shim.read():
+            self.moved_at = time.monotonic()
+        for point in self._curves.read(all_of_it=all_of_it):
+            self._take(point)
+        for point in self._curves.named(POSTED, self._status.take()):
+            self._take(point)
+
+    def _take(self, point: Numbers) -> None:
+        self.moved_at = time.monotonic()
+        if point.says_step:
+            self._said = max(self._said, point.step)
+        self.last |= point.values
+        if "train_loss" in point.values:
+            self.last_step = point.step
+        self._events.emit("metrics", step=point.step, values=point.values)
+
+    def tell(self, memory: int, peak: int | None) -> None:
+        """What is new since it was told last. `memory` and `peak`: the host's, in bytes."""
+        rates = RATES_UNKNOWN if self._shim is None else self._shim.rates()
+        told = {
+            "phase": "running",
+            "step": self.step,
+            "steps": self._status.steps,
+            "epoch": None if self._status.epoch is None else int(self._status.epoch),
+            "percent": self._status.percent,
+            "eta_seconds": self._status.eta_seconds,
+            "loss": self.last.get("train_loss"),
+            "lr": self.last.get("lr"),
+            "host_memory_bytes": memory or None,
+            "peak_memory": {"host_bytes": peak, "device_bytes": None},
+            "totals": {"train_iterations": 0 if self._shim is None else self._shim.steps},
+            **rates,
+        }
+        if told != self._told:
+            self._told = told
+            self._events.emit("progress", **told)
+        values = {name: value for name, value in rates.items() if value is not None}
+        if values and self._counted != self._rated_at:
+            self._rated_at = self._counted
+            self._events.emit("metrics", step=self.step, values=values)
