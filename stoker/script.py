@@ -94,11 +94,15 @@ class ScriptRun:
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Numbers of a step, which become points of the run's curves. Of several processes the
-        first one counts. A value that is not finite is told as null.
+        first one counts. Of a value that is not finite the run has a warning, once a name.
         """
-        values = {name: _finite(value) for name, value in metrics.items()}
         if self.folder is not None and self._is_first:
-            line = json.dumps({"step": int(step), "t": time.time(), **values}) + "\n"
+            values = {name: float(value) for name, value in metrics.items()}
+            said = {
+                name: value if math.isfinite(value) else str(value)  # JSON has no number for it
+                for name, value in values.items()
+            }
+            line = json.dumps({"step": int(step), "t": time.time(), **said}) + "\n"
             with (self.folder / METRICS).open("a", encoding="utf-8") as file:
                 file.write(line)
         elif self._says:

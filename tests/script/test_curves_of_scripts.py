@@ -1,6 +1,7 @@
 """Curves of a script, from all that it may write; and what it may write wrongly."""
 
 import json
+import math
 import os
 import sys
 import time
@@ -23,8 +24,8 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 writer = EventFileWriter("logs/a")
-for step in range(1, 6):
-    value = Summary.Value(tag="train/loss", simple_value=1 / step)
+for step in range(1, 7):
+    value = Summary.Value(tag="train/loss", simple_value=1 / step if step < 6 else float("nan"))
     writer.add_event(Event(step=step, wall_time=2e9, summary=Summary(value=[value])))
 writer.close()
 """
@@ -54,11 +55,15 @@ class TestOfARun:
             "import stoker\n"
             "run = stoker.init(config={'lr': 0.1})\n"
             "for step in range(1, 4):\n"
-            "    run.log({'loss': 1 / step, 'val_f1': float('nan')}, step=step)\n"
+            "    loss = float('inf') if step == 3 else 1 / step\n"
+            "    run.log({'loss': loss, 'val_f1': float('nan')}, step=step)\n"
         )
         stage.run()
-        assert stage.curve("train_loss") == {1: 1.0, 2: 0.5, 3: pytest.approx(1 / 3)}
+        assert stage.curve("train_loss") == {1: 1.0, 2: 0.5}
         assert stage.curve("val_f1") == {}
+        told = sorted(one["message"].partition(".")[0] for one in stage.events("warning"))
+        assert told == ["train_loss is infinite at step 3", "val_f1 is NaN at step 1"]
+        assert stage.events("progress")[-1]["loss"] is None, "that of step 2 is not the newest"
         assert json.loads((stage.attempt() / "config.json").read_text()) == {"lr": 0.1}
 
     def test_the_end_of_a_long_output_is_read_to_its_last_line(self, stage: Stage):
@@ -120,6 +125,8 @@ class TestOfARun:
         stage.write(WRITES_EVENTS)
         stage.run(environment={"PYTHONPATH": ":".join(sys.path)})
         assert stage.curve("train_loss") == {s: pytest.approx(1 / s) for s in range(1, 6)}
+        (warning,) = stage.events("warning")
+        assert warning["message"].startswith("train_loss is NaN at step 6.")
 
     def test_a_damaged_event_file_is_told_and_what_came_before_is_kept(self, stage: Stage):
         damage = (
@@ -132,7 +139,9 @@ class TestOfARun:
         stage.write(WRITES_EVENTS + damage)
         stage.run(environment={"PYTHONPATH": ":".join(sys.path)})
         assert set(stage.curve("train_loss")) == {1, 2, 3, 4, 5}
-        assert [one["code"] for one in stage.events("warning")] == ["event_file_damaged"]
+        assert [one["code"] for one in stage.events("warning")] == [
+            "event_file_damaged", "not_finite",
+        ]  # fmt: skip
 
     def test_lines_of_its_output_by_a_pattern(self, stage: Stage):
         stage.write("for i in range(3): print(f'step {i + 1}: loss {0.5 / (i + 1):.3f} ok')")
@@ -253,6 +262,7 @@ class TestOfFiles:
         point = point_of(document)
         assert point is not None
         assert (point.step, point.values) == (3, {"f": 2.0})
+        assert point.not_finite == (("c", math.inf), ("e", math.inf))
 
     def test_too_many_series_are_told_once(self, tmp_path: Path):
         told: list[str] = []

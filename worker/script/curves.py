@@ -4,6 +4,7 @@ These are JSON lines, CSV tables, event files, its output, and what it posts to 
 all under the names that recipes use, where they have one.
 """
 
+import math
 import os
 import time
 from collections import defaultdict
@@ -32,11 +33,14 @@ PASSED_OVER = {"node_modules", "site-packages", "__pycache__", "wandb", "mlruns"
 
 
 class Numbers(NamedTuple):
-    """What a run's curves get; `says_step`: whether the script said the step."""
+    """What a run's curves get; `says_step`: whether the script said the step; `not_finite`: names
+    whose value is none that a curve can have.
+    """
 
     step: int
     values: dict[str, float]
     says_step: bool
+    not_finite: frozenset[str] = frozenset()
 
 
 class Curves:
@@ -50,6 +54,7 @@ class Curves:
         self._sources: dict[Path, Source] = {}
         self._names: dict[str, str] = {}
         self._places = defaultdict[Path, Places](lambda: Places(before))
+        self._not_finite = set[str]()
         self._may_warn_of_steps = True
         self._search_at = 0.0
         self._may_read_events = True
@@ -66,7 +71,7 @@ class Curves:
             self._sources[path] = Output(path, work.metrics_stdout)
             self._silent[path] = "--metrics-stdout"
 
-    def read(self, *, all_of_it: bool = False) -> Iterator[CurvePoint]:
+    def read(self, *, all_of_it: bool = False) -> Iterator[Numbers]:
         """What is new; `all_of_it`: to the end of every file, since nobody writes any more."""
         now = time.monotonic()
         if now >= self._search_at or all_of_it:
@@ -103,14 +108,29 @@ class Curves:
             if step > LARGEST_STEP:
                 self._warn_of_step(step)
                 continue
-            values = {}
-            for name, value in point.values.items():
-                if (known := self._names.get(name)) is None:
-                    known = self._names[name] = self._new_name(name)
-                if known:
-                    values[known] = value
-            if values:
-                yield Numbers(step, values, says_step=point.step is not None)
+            values = {self._known(name): value for name, value in point.values.items()}
+            values.pop("", None)
+            not_finite = {self._known(name): value for name, value in point.not_finite}
+            not_finite.pop("", None)
+            self._warn_of_not_finite(step, not_finite)
+            yield Numbers(step, values, point.step is not None, frozenset(not_finite))
+
+    def _warn_of_not_finite(self, step: int, numbers: dict[str, float]) -> None:
+        """Once of each name."""
+        for name in numbers.keys() - self._not_finite:
+            self._not_finite.add(name)
+            what = "NaN" if math.isnan(numbers[name]) else "infinite"
+            self._warn(
+                "not_finite",
+                f"{name} is {what} at step {step}. Such values are left out of its curve, and are "
+                "not told again; the script goes on.",
+            )
+
+    def _known(self, name: str) -> str:
+        """What the name is called here; "" of one that is left out."""
+        if (known := self._names.get(name)) is None:
+            known = self._names[name] = self._new_name(name)
+        return known
 
     def _warn_of_step(self, step: int) -> None:
         if self._may_warn_of_steps:

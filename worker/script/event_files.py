@@ -1,6 +1,5 @@
 """Scalars of TensorBoard's event files, as they are written. Read by TensorBoard's own reader."""
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,7 +44,7 @@ class EventFile:
             for event in self._loader.Load():
                 for value in event.summary.value:
                     number = _number(value)
-                    if number is not None and math.isfinite(number):
+                    if number is not None:
                         yield Scalar(value.tag, event.step, event.wall_time, number)
                 count += 1
                 if count >= MOST_EVENTS:

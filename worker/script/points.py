@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 # What other trainers call the curves that recipes have.
 USUAL_NAMES = {
@@ -22,6 +22,17 @@ class CurvePoint(NamedTuple):
     t: float
     values: dict[str, float]
     epoch: int | None = None
+    not_finite: tuple[tuple[str, float], ...] = ()
+    """Names of what is NaN or infinite, and which of these."""
+
+    @classmethod
+    def of(cls, step: int | None, t: float, numbers: Mapping[str, float]) -> Self:
+        """With what is not finite apart from the others."""
+        values = {name: number for name, number in numbers.items() if math.isfinite(number)}
+        not_finite = tuple((name, n) for name, n in numbers.items() if name not in values)
+        epoch = values.get("epoch", -1.0)
+        is_count = epoch >= 0 and epoch.is_integer()
+        return cls(step, t, values, int(epoch) if is_count else None, not_finite)
 
 
 class Places:
@@ -39,7 +50,7 @@ class Places:
         """
         if point.step is not None:
             return point.step
-        epoch, names = point.epoch, set(point.values) - {"epoch"}
+        epoch, names = point.epoch, {*point.values, *dict(point.not_finite)} - {"epoch"}
         if epoch is not None and epoch == self._last and not names & self._names:
             self._names |= names
         else:
@@ -55,30 +66,35 @@ def usual_name(name: str) -> str:
 
 
 def point_of(document: Mapping[str, Any]) -> CurvePoint | None:
-    """The numbers of a document; None where none is finite. Texts that are numbers count."""
+    """The numbers of a document; None where there is none. Texts that are numbers count."""
     step: int | None = None
-    values, t = dict[str, float](), time.time()
+    numbers, t = dict[str, float](), time.time()
     for name, value in document.items():
-        number = number_of(value)
+        number = _float_of(value)
         if number is None:
             continue
         if name in STEP_NAMES:
-            step = max(step or 0, int(number))
-        elif name == "t" and number > 10**9:
+            if math.isfinite(number):
+                step = max(step or 0, int(number))
+        elif name == "t" and 10**9 < number < math.inf:
             t = number
         else:
-            values[name] = number
-    epoch = values.get("epoch", -1.0)
-    is_count = epoch >= 0 and epoch.is_integer()
-    return CurvePoint(step, t, values, int(epoch) if is_count else None) if values else None
+            numbers[name] = number
+    return CurvePoint.of(step, t, numbers) if numbers else None
 
 
 def number_of(value: Any) -> float | None:
     """A finite number; None for what is none."""
+    number = _float_of(value)
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _float_of(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
-        number = float(value)
-    except (ValueError, OverflowError):
+        return float(value)
+    except OverflowError:
+        return math.inf
+    except ValueError:
         return None
-    return number if math.isfinite(number) else None

@@ -63,14 +63,18 @@ class ScriptProgress:
             self.moved_at = time.monotonic()
         for point in self._curves.read(all_of_it=all_of_it):
             self._take(point)
-        for point in self._curves.named(POSTED, self._status.take()):
-            self._take(point)
+        for posted in self._curves.named(POSTED, self._status.take()):
+            self._take(posted)
 
     def _take(self, point: Numbers) -> None:
         self.moved_at = time.monotonic()
         if point.says_step:
             self._said = max(self._said, point.step)
         self.last |= point.values
+        for name in point.not_finite:  # the value before it is not the newest any more
+            self.last.pop(name, None)
+        if not point.values:
+            return
         if "train_loss" in point.values:
             self.last_step = point.step
         self._events.emit("metrics", step=point.step, values=point.values)
