@@ -144,13 +144,13 @@ class Case:
         model has one input shape.
         """
         dataset = self.dataset
-        ragged = {name: one for name, one in dataset.fields.items() if one.lengths is not None}
+        ragged = {name: one for name, one in dataset.fields.items() if one.is_ragged}
         if not ragged:
             return dataset
         each = [self.inspected(name).fields for _, name in self.named_datasets]
         for name, array in ragged.items():
             fields = [one[name] for one in each if name in one]
-            longest = max(found.shape[0] for found in fields if found.lengths is not None)
+            longest = max(found.shape[0] for found in fields if found.is_ragged)
             ragged[name] = replace(array, shape=(longest, *array.shape[1:]))
         return replace(dataset, fields={**dataset.fields, **ragged})
 
@@ -232,11 +232,8 @@ class Case:
     @Derived
     def recipe_arrays(self) -> Mapping[str, Array]:
         """The arrays of the dataset as a recipe is told of them."""
-        fields = self.dataset_as_read.fields
-        return {
-            name: Array(one.shape, one.dtype, one.lengths is not None)
-            for name, one in fields.items()
-        }
+        fields = self.dataset_as_read.fields.items()
+        return {name: array for field, one in fields for name, array in one.arrays(field).items()}
 
     @Derived
     def dataset_arrays(self) -> Mapping[str, Array] | None:

@@ -10,6 +10,7 @@ from app.planning.arithmetic import PartSizes
 from app.planning.imports import IMPORTS, Build, Imports
 from app.planning.pace import Pace
 from app.planning.profile import Profile, ProfileKey
+from app.spec.recipe import Array
 from app.spec.run import RunSpec
 
 DTYPE_BYTES = {
@@ -40,6 +41,19 @@ class LengthFacts:
     shortest: int
     mean: float
     longest: int
+
+
+@dataclass(frozen=True)
+class EdgeFacts:
+    """How many edges the graphs of a packed array have; `shape` and `values_dtype` are of what is
+    said of one, None: nothing. `dtype`: of the numbers of the nodes that it connects.
+    """
+
+    mean: float
+    longest: int
+    dtype: str
+    shape: tuple[int, ...] | None = None
+    values_dtype: str | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +89,9 @@ class FieldFacts:
     lengths: LengthFacts | None = None
     """Of a ragged array, whose `shape` begins with the longest: its samples are filled up to that
     in a batch, and lie one behind another until then. None: all samples have the shape."""
+    edges: EdgeFacts | None = None
+    """Of a packed array, whose samples are graphs: `shape` is that of a node, and `lengths` says
+    how many there are. None: it is not packed."""
     parts: PartFacts | None = None
     """Of a field that says which part each sample belongs to; None: it does not, or is not known
     to."""
@@ -87,19 +104,66 @@ class FieldFacts:
         return self.storage == "record_batches"
 
     @property
+    def is_ragged(self) -> bool:
+        """Whether its samples are filled up to the longest in a batch."""
+        return self.lengths is not None and self.edges is None
+
+    def arrays(self, name: str) -> dict[str, Array]:
+        """What a batch has of it, as a recipe is told."""
+        if self.edges is None or self.lengths is None:
+            return {name: Array(self.shape, self.dtype, self.is_ragged)}
+        nodes, edges = self.lengths.mean, self.edges.mean
+        found = {
+            name: Array(self.shape, self.dtype, rows=nodes),
+            f"{name}/counts": Array((2,), "int64"),
+            f"{name}/samples": Array((), "int64", rows=nodes),
+            f"{name}/edges": Array((2,), "int64", rows=edges),
+        }
+        if self.edges.shape is not None and self.edges.values_dtype is not None:
+            values = Array(self.edges.shape, self.edges.values_dtype, rows=edges)
+            found[f"{name}/edge_values"] = values
+        return found
+
+    @property
+    def _of_graphs(self) -> dict[str, tuple[int, float, int]]:
+        """What is stored of a packed array: bytes of one, the mean of a sample, and the most."""
+        if self.edges is None or self.lengths is None:
+            return {}
+        nodes, edges = self.lengths, self.edges
+        found = {
+            "nodes": (_bytes(self.shape, self.dtype), nodes.mean, nodes.longest),
+            "edges": (_bytes((2,), edges.dtype), edges.mean, edges.longest),
+        }
+        if edges.shape is not None and edges.values_dtype is not None:
+            each = _bytes(edges.shape, edges.values_dtype)
+            found["edge_values"] = (each, edges.mean, edges.longest)
+        return found
+
+    @property
     def sample_bytes(self) -> int:
-        """Bytes of one sample in a batch."""
+        """Bytes of one sample in a batch; of a packed array on average."""
+        if self.edges is not None:
+            each_of = self.arrays("").values()
+            return sum(
+                ceil(_bytes(one.shape, one.dtype) * (1 if one.rows is None else one.rows))
+                for one in each_of
+            )
         each = prod(self.shape) * DTYPE_BYTES.get(self.dtype, 8)
         return each if self.lengths is None else each + LENGTH_BYTES
 
     @property
     def longest_bytes(self) -> int:
-        """Values of the longest sample of a ragged array."""
+        """Values of the longest sample of a ragged array, or of the largest graph."""
+        if self.edges is not None:
+            return sum(each * longest for each, _, longest in self._of_graphs.values())
         return 0 if self.lengths is None else self.sample_bytes - LENGTH_BYTES
 
     @property
     def kept_bytes(self) -> int:
         """Bytes of one sample where it waits for its batch, on average."""
+        if self.edges is not None:
+            values = sum(ceil(each * mean) for each, mean, _ in self._of_graphs.values())
+            return values + 4 * LENGTH_BYTES
         if self.lengths is None:
             return self.sample_bytes
         value = prod(self.shape[1:]) * DTYPE_BYTES.get(self.dtype, 8)
@@ -111,6 +175,10 @@ class FieldFacts:
             return 0
         steps = self.series_steps + (parts - 1) * self.shape[0]
         return samples * (self.sample_bytes - 8) - steps * self.sample_bytes // self.shape[0]
+
+
+def _bytes(shape: tuple[int, ...], dtype: str) -> int:
+    return prod(shape) * DTYPE_BYTES.get(dtype, 8)
 
 
 @dataclass(frozen=True)

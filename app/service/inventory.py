@@ -7,6 +7,7 @@ from typing import Any
 from app.guard.facts import (
     DatasetFacts,
     DeviceFacts,
+    EdgeFacts,
     FieldFacts,
     HostFacts,
     LengthFacts,
@@ -92,8 +93,10 @@ def _field_facts(field: Document) -> FieldFacts:
         parts=_field_parts(field.get("parts")),
         not_a_part=_stray(field.get("not_a_part")),
     )
-    lengths = field.get("lengths")
-    return facts if lengths is None else _in_samples(facts, lengths)
+    lengths, edges = field.get("lengths"), field.get("edges")
+    if lengths is None:
+        return facts
+    return _in_samples(facts, lengths) if edges is None else _graphs(facts, lengths, edges)
 
 
 def _field_parts(told: Document | None) -> PartFacts | None:
@@ -116,6 +119,18 @@ def _in_samples(facts: FieldFacts, lengths: Document) -> FieldFacts:
         shape=(longest, *facts.shape),
         lengths=LengthFacts(lengths["min"], lengths["mean"], longest),
         chunk_rows=rows,
+    )
+
+
+def _graphs(facts: FieldFacts, nodes: Document, edges: Document) -> FieldFacts:
+    """Packed graphs, whose inspection told of their nodes and edges."""
+    shape, longest = edges["shape"], max(1, edges["max"])
+    values = None if shape is None else tuple(shape)
+    return replace(
+        facts,
+        lengths=LengthFacts(nodes["min"], nodes["mean"], max(1, nodes["max"])),
+        edges=EdgeFacts(edges["mean"], longest, edges["dtype"], values, edges["values_dtype"]),
+        chunk_rows=None,
     )
 
 

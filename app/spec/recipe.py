@@ -31,12 +31,15 @@ FORMATS: dict[str, Format] = {
 class Array:
     """A named array of a dataset: `shape` and NumPy `dtype` of one sample.
 
-    Of a ragged array, whose samples differ in length, the shape begins with the longest.
+    Of a ragged array, whose samples differ in length, the shape begins with the longest. Of a
+    packed one, a part of graphs, it is that of one row: of a node or an edge.
     """
 
     shape: tuple[int, ...]
     dtype: str
     is_ragged: bool = False
+    rows: float | None = None
+    """Of a packed array: how many rows a sample has on average; None of others."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,9 @@ class Recipe(SpecModel):
     takes_ragged: ClassVar[tuple[str, ...]] = ()
     """Which of `inputs` and `targets` may be ragged."""
 
+    takes_packed: ClassVar[tuple[str, ...]] = ()
+    """Which of `inputs` and `targets` may be packed graphs."""
+
     has_scale: ClassVar[tuple[str, ...]] = ("inputs", "targets")
     """Which of `inputs` and `targets` are quantities, which learn best with mean 0 and deviation 1;
     bits and indices are none.
@@ -88,6 +94,13 @@ class Recipe(SpecModel):
     def loss_terms(self) -> tuple[str, ...]:
         """The terms whose weighted sum is the loss, in order; `loss_weights` names them."""
         return ("loss",)
+
+    @property
+    def hides_targets(self) -> bool:
+        """Whether it learns to tell parts of its inputs, which it hides from the model: then
+        `targets` may name an input.
+        """
+        return False
 
     @property
     def takes_weights(self) -> Mapping[str, int]:

@@ -100,11 +100,24 @@ class DatasetBody(Body):
 
 
 class Lengths(Answer):
-    """Of the samples of a ragged array."""
+    """Of the samples of a ragged array, or of the nodes of graphs."""
 
     min: int
     mean: float
     max: int
+
+
+class Edges(Answer):
+    """Of the graphs of a packed array: how many edges they have, and what each is."""
+
+    min: int
+    mean: float
+    max: int
+    dtype: str
+    """Of the numbers of the nodes that it connects."""
+    shape: list[int] | None
+    """Of what is said of an edge; null: nothing is."""
+    values_dtype: str | None
 
 
 class FieldParts(Answer):
@@ -130,12 +143,14 @@ class DatasetField(Answer):
     """
 
     shape: list[int]
-    """Of one sample; of one of its values where samples have `lengths`."""
+    """Of one sample; of one of its values or nodes where samples have `lengths`."""
     dtype: str
     lengths: Lengths | None = None
-    """Of a ragged array, whose samples differ in length: how many values they have; null: all
-    samples have one shape.
+    """Of a ragged array, whose samples differ in length: how many values they have; of a packed
+    one, whose samples are graphs: how many nodes. Null: all samples have one shape.
     """
+    edges: Edges | None = None
+    """Of a packed array; null of all others."""
     series_steps: int | None = None
     """Of the series that is kept in place of the windows that slide over it; null: each sample is
     stored by itself.

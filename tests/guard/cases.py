@@ -32,6 +32,7 @@ from tests.guard.changes import (
     USUAL,
     WATCHED,
     WIDE,
+    WITH_GRAPHS,
     Example,
     by_torch,
     data,
@@ -68,6 +69,7 @@ CASES: dict[str, Example] = {
         data(inputs=["atoms"], targets=["targets"]),
         world(weather(fields={**FIELDS, "atoms": ATOMS})),
     ),
+    "correctness.packed_array": Example(data(inputs=["graphs"]), {}, WITH_GRAPHS),
     "speed.mostly_filling": Example(
         data(inputs=["atoms"]),
         data(inputs=["atoms"]),

@@ -6,6 +6,7 @@ from typing import Any
 from app.guard.facts import (
     DatasetFacts,
     DeviceFacts,
+    EdgeFacts,
     Facts,
     FieldFacts,
     LengthFacts,
@@ -88,6 +89,11 @@ def by_torch(**values: Any) -> Change:
 
 ATOMS = replace(FIELDS["features"], shape=(41, 4), lengths=LengthFacts(0, 7.5, 41))
 EVEN_ATOMS = replace(ATOMS, lengths=LengthFacts(0, 10.25, 41))
+GRAPHS = replace(
+    FIELDS["features"], shape=(8,), dtype="uint8", lengths=LengthFacts(1, 16.4, 122),
+    edges=EdgeFacts(17.5, 130, "uint16", (4,), "uint8"),
+)  # fmt: skip
+WITH_GRAPHS = world(weather(fields={**FIELDS, "graphs": GRAPHS}))
 TORN = DatasetFacts("new", "invalid", problems=("It is torn.",))
 INSPECTING = DatasetFacts("new", "inspecting")
 WIDE: Change = {"recipe": {"hidden_size": 512, "patch": 1}}

@@ -9,12 +9,13 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from worker.trainer.data.batch import Batch
+from worker.trainer.data.batch import NO_BUCKET, Batch, Bucket
+from worker.trainer.data.tensors import resized
 from worker.trainer.optimizers import set_learning_rate
 from worker.trainer.randomness import same_random_numbers
 from worker.trainer.recipes.base import Task, untouched
 from worker.trainer.speed.compiler import compiled
-from worker.trainer.speed.static_step import StaticStep
+from worker.trainer.speed.static_step import StaticStep, StaticSteps
 
 WINDOW: Final = 0  # since the last log point
 EPOCH: Final = 1  # since the epoch began
@@ -83,7 +84,7 @@ class TrainingStep:
         self.loss_samples = [0, 0]
         self.grad_norm = torch.zeros((), device=precision.device)
         self.learning_rate = float(optimizer.defaults["lr"])
-        self.static: StaticStep | None = None
+        self.static: StaticStep | StaticSteps | None = None
         self.under_way = False
         """Whether a step was begun and not ended."""
         self._parameters = [p for p in model.parameters() if p.requires_grad]
@@ -111,9 +112,12 @@ class TrainingStep:
         """Before a batch in which these places begin another series, bool (batch,)."""
         self.task.begin_lanes(self.model, begins)
 
-    def made_up(self, size: int) -> Batch:
-        """A batch of so many samples that are not of the data."""
-        return self.task.made_up(size, self.device)
+    def made_up(self, size: int, bucket: Bucket = NO_BUCKET) -> Batch:
+        """A batch of so many samples that are not of the data; packed arrays have the bucket's
+        rows, those of the average without one.
+        """
+        batch = self.task.made_up(size, self.device)
+        return replace(batch, arrays=resized(batch.arrays, bucket)) if bucket else batch
 
     def accumulate(self, batch: Batch, share: float) -> None:
         """Add a micro-batch, which is `share` (0 to 1) of the step's samples."""

@@ -234,8 +234,14 @@ def probe_order(work: Workload, device: DeviceFacts) -> dict[str, Any]:
     return {
         "spec": work.spec.model_dump(mode="json"),
         "fields": {
-            name: {"shape": list(a.shape), "dtype": a.dtype, "ragged": a.lengths is not None}
-            for name, a in work.arrays.items()
+            name: {
+                "shape": list(one.shape),
+                "dtype": one.dtype,
+                "ragged": one.is_ragged,
+                "rows": one.rows,
+            }
+            for array, facts in work.arrays.items()
+            for name, one in facts.arrays(array).items()
         },
         "device": device.kind,
         "name": device.name,

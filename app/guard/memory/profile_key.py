@@ -4,7 +4,7 @@ import json
 from hashlib import sha256
 from typing import Any
 
-from app.guard.facts import DeviceFacts
+from app.guard.facts import DeviceFacts, FieldFacts
 from app.guard.memory.workload import Workload
 from app.planning.profile import ProfileKey
 from app.spec.optimization import SGD
@@ -12,6 +12,13 @@ from app.spec.optimization import SGD
 DIGITS = 32
 # What of `runtime` says where it computes, and not how; the precision is that of the device.
 WHERE = {"device", "gpus", "precision"}
+
+
+def _of_graphs(array: FieldFacts) -> list[Any]:
+    """Of graphs, how large they are: a batch takes what these come to."""
+    if array.edges is None or array.lengths is None:
+        return []
+    return [round(array.lengths.mean), round(array.edges.mean), array.edges.shape]
 
 
 def profile_key(work: Workload, device: DeviceFacts) -> ProfileKey:
@@ -22,7 +29,7 @@ def profile_key(work: Workload, device: DeviceFacts) -> ProfileKey:
     recipe, data, optimizer = spec.recipe, spec.data, spec.optimizer
     arrays = {
         role: [
-            [list(array.shape), array.dtype, array.lengths is not None]
+            [list(array.shape), array.dtype, array.is_ragged, *_of_graphs(array)]
             for name in getattr(data, role)
             for array in [work.arrays[name]]
         ]

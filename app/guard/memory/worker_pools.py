@@ -72,7 +72,9 @@ def worker_pools(work: Workload, loader: DataLoaderLoader, host: HostFacts) -> W
     parts = [count for count in (sizes.validation, sizes.test) if count]
     held_out = tuple(worker_pool_for(loader, cores, -(-n // looked_at)) for n in parts)
     batches = batches_per_epoch(spec.training, sizes.training)
-    ragged = sum(array.lengths is not None for array in work.arrays.values())
+    indexes = sum(
+        (array.lengths is not None) + (array.edges is not None) for array in work.arrays.values()
+    )
     return WorkerPools(
         loader,
         worker_pool_for(loader, cores, batches),
@@ -80,7 +82,7 @@ def worker_pools(work: Workload, loader: DataLoaderLoader, host: HostFacts) -> W
         batch_bytes=work.batch * work.sample_bytes,
         evaluation_batch_bytes=work.evaluation_batch * work.sample_bytes,
         imports=host.imports,
-        index_bytes=LENGTH_BYTES * ragged * (sizes.training + sum(parts)),
+        index_bytes=LENGTH_BYTES * indexes * (sizes.training + sum(parts)),
         sorting=loader.shuffle == "full" and work.sample_bytes < LEAST_PLACED_BYTES,
     )
 

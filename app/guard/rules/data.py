@@ -18,7 +18,6 @@ ARRAYS_OF_A_FILE = (
 # Beyond these a network that starts with outputs around 0 and 1 has a long way to go.
 LARGEST_STD, SMALLEST_STD, LARGEST_OFFSET = 10.0, 0.1, 10.0
 LARGE_WINDOWS_BYTES = 2**30
-MOST_FILLING = 0.75
 
 
 def _unready(case: Case, state: str) -> Iterator[tuple[Loc, DatasetFacts]]:
@@ -108,7 +107,7 @@ def dataset_changed(case: Case) -> Iterator[Finding]:
             )
 
 
-def _arrays(case: Case) -> Iterator[tuple[Loc, DatasetFacts, str]]:
+def each_array(case: Case) -> Iterator[tuple[Loc, DatasetFacts, str]]:
     """(Location, dataset, array) for each array that is read from each dataset that is ready."""
     for loc, name in case.named_datasets:
         dataset = case.facts.datasets.get(name)
@@ -127,7 +126,7 @@ def _arrays(case: Case) -> Iterator[tuple[Loc, DatasetFacts, str]]:
 )
 def unknown_array(case: Case) -> Iterator[Finding]:
     """Every input and target array is in every dataset of the run."""
-    for loc, dataset, array in _arrays(case):
+    for loc, dataset, array in each_array(case):
         if array in dataset.fields:
             continue
         spare = _spare(case, dataset, loc[1])
@@ -147,8 +146,13 @@ def unknown_array(case: Case) -> Iterator[Finding]:
 def _spare(case: Case, dataset: DatasetFacts, place: str | int) -> list[str]:
     """Arrays that are not in use and could be, as an input or as a target."""
     data = case.spec.data
-    takes = place in case.spec.recipe.takes_ragged
-    usable = {name for name, one in dataset.fields.items() if takes or one.lengths is None}
+    recipe = case.spec.recipe
+    ragged, packed = place in recipe.takes_ragged, place in recipe.takes_packed
+    usable = {
+        name
+        for name, one in dataset.fields.items()
+        if one.lengths is None or (packed if one.edges is not None else ragged)
+    }
     return sorted(usable.difference(data.inputs, data.targets))
 
 
@@ -173,35 +177,6 @@ def _by_its_shape(
 
 
 @rule(
-    "correctness.ragged_array",
-    overridable=False,
-    stands_on="What the recipe computes: as many numbers for every sample, unless it says that it "
-    "reads samples of different lengths.",
-)
-def ragged_array(case: Case) -> Iterator[Finding]:
-    """Arrays are ragged only where the recipe takes samples of different lengths."""
-    spec = case.spec
-    taken = spec.recipe.takes_ragged
-    for loc, dataset, array in _arrays(case):
-        found = dataset.fields.get(array)
-        if found is None or found.lengths is None:
-            continue
-        part = "targets" if array in spec.data.targets else "inputs"
-        if part in taken:
-            continue
-        shortest, longest = found.lengths.shortest, found.lengths.longest
-        yield Finding(
-            loc,
-            f"{array!r} of {dataset.name!r} is ragged: its samples have {shortest:,} to "
-            f"{longest:,} values of {_shown(found, 1)} each; {part} of the recipe "
-            f"{spec.recipe.kind} all have one shape.",
-            "It computes as many numbers for one sample as for another. Pad or cut the samples to "
-            f"one length: `stoker data convert FILE --pad {longest}`. Then register the new file "
-            "and name it in data.dataset.",
-        )
-
-
-@rule(
     "correctness.array_mismatch",
     overridable=False,
     stands_on="A model has one input shape, whichever part a batch comes from.",
@@ -209,14 +184,14 @@ def ragged_array(case: Case) -> Iterator[Finding]:
 def array_mismatch(case: Case) -> Iterator[Finding]:
     """Training, validation and test datasets have arrays of the same shapes and types."""
     main = case.facts.datasets.get(case.spec.data.dataset)
-    for loc, dataset, array in _arrays(case):
+    for loc, dataset, array in each_array(case):
         found, expected = dataset.fields.get(array), main and main.fields.get(array)
         if not found or not expected or not main:
             continue
         if _kind(expected) != _kind(found):
             yield Finding(
                 loc,
-                f"{array!r} is {_shown(found)} in {dataset.name!r} but {_shown(expected)} in "
+                f"{array!r} is {shown(found)} in {dataset.name!r} but {shown(expected)} in "
                 f"{main.name!r}.",
                 "Training, validation and test must have the same arrays.",
             )
@@ -236,12 +211,15 @@ def array_shape(case: Case) -> Iterator[Finding]:
 
 def _kind(array: FieldFacts) -> tuple[object, ...]:
     """What arrays of one name have in common in all datasets of a run."""
-    is_ragged = array.lengths is not None
-    return is_ragged, array.shape[is_ragged:], array.dtype
+    inner, edges = array.shape[array.is_ragged :], array.edges
+    of_edge = None if edges is None else (edges.shape, edges.values_dtype)
+    return array.is_ragged, inner, array.dtype, of_edge
 
 
-def _shown(array: FieldFacts, skipped: int = 0) -> str:
+def shown(array: FieldFacts, skipped: int = 0) -> str:
     """Without the first so many axes."""
+    if array.edges is not None:
+        return f"graphs with nodes of {array.dtype} {array.shape}"
     if array.lengths is None or skipped:
         return f"{array.dtype} {array.shape[skipped:]}"
     inner = "".join(f", {size}" for size in array.shape[1:])
@@ -314,7 +292,9 @@ def unscaled(case: Case) -> Iterator[Finding]:
     stands_on="A model that is given the answer learns to copy it.",
 )
 def target_is_input(case: Case) -> Iterator[Finding]:
-    """No array is both input and target."""
+    """No array is both input and target, unless the recipe hides what it asks for."""
+    if case.spec.recipe.hides_targets:
+        return
     for position, name in enumerate(case.spec.data.targets):
         if name in case.spec.data.inputs:
             yield Finding(
@@ -353,30 +333,3 @@ def expanded_windows(case: Case) -> Iterator[Finding]:
                     "can be cut out of it on the device, the same to the last bit: `stoker data "
                     "convert` writes it; register that file.",
                 )
-
-
-@rule(
-    "speed.mostly_filling",
-    severity="warning",
-    stands_on="All samples of a batch have the steps of the longest: a step of the recipe's "
-    "defaults with 128 samples of 24 hours took 1.4 ms, and filled up to 240 hours 7.4.",
-    measured_by="mostly_filling",
-)
-def mostly_filling(case: Case) -> Iterator[Finding]:
-    """Samples of different lengths are filled up to no more than four times their mean."""
-    dataset = case.dataset_as_read
-    for position, name in enumerate(case.spec.data.inputs):
-        array = dataset.fields.get(name)
-        if array is None or array.lengths is None or not array.lengths.mean:
-            continue
-        longest, mean = array.shape[0], array.lengths.mean
-        if 1 - mean / longest <= MOST_FILLING:
-            continue
-        yield Finding(
-            ("data", "inputs", position),
-            f"Samples of {name!r} have {mean:,.1f} values on average, and in a batch each is "
-            f"filled up to {longest:,}: {1 - mean / longest:.0%} of it are zeros.",
-            f"A batch takes {longest / mean:,.0f} times the memory and the steps of its values. "
-            "Where few samples are so long, leave them out of the file, or cut them: `stoker data "
-            "convert FILE --pad LENGTH` keeps the first values of each.",
-        )

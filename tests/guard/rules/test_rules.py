@@ -24,6 +24,7 @@ NO_FIX = {  # what no change of the spec would mend
     "learning.init_from_other_shape",
     "correctness.nonfinite_values",
     "correctness.nothing_left",
+    "correctness.packed_array",
     "correctness.ragged_array",
     "correctness.target_is_input",
     "memory.expanded_windows",

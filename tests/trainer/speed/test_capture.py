@@ -17,7 +17,7 @@ from app.spec.run import RunSpec
 from tests.trainer.lab import BUILDING_POLLS, Lab, Outcome, StopAtPoll, merged
 from tests.trainer.test_numerics import spec_of
 from worker.trainer import build as prepare
-from worker.trainer.data.batch import BatchPlan
+from worker.trainer.data.batch import ONE_SHAPE, BatchPlan
 from worker.trainer.errors import SpecMismatch
 from worker.trainer.speed import cuda_graph
 from worker.trainer.speed.cuda_graph import Capturer, Replay, why_not
@@ -260,7 +260,7 @@ def test_what_is_known_beforehand_is_not_tried(
     model = torch.nn.LSTM(1, 1, 2, dropout=float(spec.recipe.model_dump()["dropout"]))
     precision = SimpleNamespace(device=torch.device("cuda"))
     step: Any = SimpleNamespace(model=model, precision=precision)
-    data: Any = SimpleNamespace(train=SimpleNamespace(plan=plan))
+    data: Any = SimpleNamespace(train=SimpleNamespace(plan=plan, shapes=ONE_SHAPE))
     found = why_not(step, spec, data, rung)
     assert found is None if reason is None else reason in str(found)
 

@@ -16,7 +16,7 @@ from app.spec.optimization import AdamW
 from tests.trainer.lab import Lab, Outcome, StopAtPoll, read_events, start_trainer, unstopped
 from tests.trainer.test_numerics import spec_of
 from worker.trainer.checkpoints.exactness import resumes_exactly
-from worker.trainer.data.batch import Batch, BatchPlan
+from worker.trainer.data.batch import ONE_SHAPE, Batch, BatchPlan
 from worker.trainer.data.source import Field
 from worker.trainer.data.tensors import made_up
 from worker.trainer.failure import explain
@@ -205,7 +205,8 @@ FIELDS = {name: Field((size,), np.dtype("float32")) for name, size in (("x", 4),
 
 
 def part(samples: int, batch_size: int, most_at_once: int | None = None) -> Any:
-    return SimpleNamespace(plan=BatchPlan(samples, batch_size, False, most_at_once))
+    plan = BatchPlan(samples, batch_size, False, most_at_once)
+    return SimpleNamespace(plan=plan, shapes=ONE_SHAPE)
 
 
 def small_step() -> TrainingStep:
@@ -305,7 +306,8 @@ def test_each_size_of_an_evaluated_batch_is_compiled_once(
     parts = {"validation": validation, "test": test}
     data: Any = SimpleNamespace(**{k: part(*v) if v else None for k, v in parts.items()})
     spec = spec_of({"evaluation": {"max_batches": most}})
-    assert compilation._evaluated_sizes(spec, data) == sizes
+    shapes = compilation._evaluated_shapes(spec, data)
+    assert shapes == [(size, {}) for size in sizes]
 
 
 def test_a_host_without_a_compiler_ends_the_run_with_what_to_install(

@@ -14,7 +14,7 @@ from worker.trainer.data.batch import BatchPlan
 from worker.trainer.optimizers import make_capturable, make_plain
 from worker.trainer.speed import cuda_graph
 from worker.trainer.speed.cuda_graph import Capturer, Replay, prove
-from worker.trainer.speed.proof import STEPS, difference, identical, try_steps
+from worker.trainer.speed.proof import STEPS, chosen_from, difference, identical, try_steps
 from worker.trainer.speed.static_step import StaticStep, full_step
 
 CPU = torch.device("cpu")
@@ -39,7 +39,7 @@ class Small:
 
     def try_it(self, *, launched: bool) -> Any:
         self.step.static = None if launched else self.static
-        return try_steps(self.step, self.static.shapes, self.samples, 1e-5)
+        return try_steps(self.step, self.static.shapes, chosen_from(self.samples), 1e-5)
 
     def state(self) -> list[torch.Tensor]:
         step = self.step
@@ -158,7 +158,7 @@ def test_last_bits_matter_where_the_run_is_to_be_deterministic() -> None:
 def test_steps_that_show_nothing_prove_nothing(factor: float, rate: float, told: str) -> None:
     small = Small(AdamW(weight_decay=0.0))
     small.task.factor = factor
-    trial = try_steps(small.step, small.static.shapes, small.samples, rate)
+    trial = try_steps(small.step, small.static.shapes, chosen_from(small.samples), rate)
     assert told in str(difference(trial, trial, exact=False))
 
 
@@ -192,7 +192,14 @@ def test_a_capture_that_breaks_in_mid_step_leaves_a_step_that_trains_on(lab: Lab
 
     spec = spec_of({})
     with pytest.raises(RuntimeError, match="cannot be captured"):
-        prove(small.step, small.static, small.samples, spec, InMidStep(), unstopped(lab.root))
+        prove(
+            small.step,
+            small.static,
+            chosen_from(small.samples),
+            spec,
+            InMidStep(),
+            unstopped(lab.root),
+        )
     cuda_graph._launch_again(small.step)
     make_plain(plain.step.optimizer)
     for one in (small, plain):

@@ -1,6 +1,6 @@
 """What the training loop and its recipe get: batches on the device, in the order of an epoch."""
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,7 +11,8 @@ from worker.trainer.data.counters import Counters
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples on the device: `arrays[name]` is (size, *field.shape), in the dtype of the file.
+    """Samples on the device: `arrays[name]` is (size, *field.shape), in the dtype of the file; of
+    packed arrays it has the rows of all samples, one sample behind another, and zeros behind them.
 
     The arrays may be views of the data, or of memory that the next batch comes into: read them,
     never write to them, and keep none of them until the next batch is asked for.
@@ -81,6 +82,52 @@ class BatchPlan:
             start = stop
 
 
+Bucket = Mapping[str, int]
+"""Rows of each packed array of a batch, by name."""
+NO_BUCKET: Bucket = {}
+
+
+@dataclass(frozen=True)
+class BatchShapes:
+    """Of one part's micro-batches. A batch has the first of its size's buckets that it fits into;
+    one row of each packed array stays free at least.
+    """
+
+    by_size: Mapping[int, tuple[Bucket, ...]] = field(default_factory=dict)
+    """Ascending; empty where no array is packed."""
+    has_spare: bool = False
+    """Whether the last bucket, where there are several, is for totals that no batch was seen to
+    have: room for the largest samples of all.
+    """
+
+    @property
+    def largest(self) -> Bucket:
+        """Which all others fit into."""
+        found: dict[str, int] = {}
+        for buckets in self.by_size.values():
+            found |= {name: max(rows, found.get(name, 0)) for name, rows in buckets[-1].items()}
+        return found
+
+    def usual(self, size: int) -> tuple[Bucket, ...]:
+        """Those that batches of so many samples are expected to have."""
+        buckets = self.by_size.get(size, (NO_BUCKET,))
+        return buckets[:-1] if self.has_spare and len(buckets) > 1 else buckets
+
+    def each(self, sizes: Iterable[int]) -> Iterator[tuple[int, Bucket]]:
+        """The usual shapes of batches of these sizes."""
+        return ((size, bucket) for size in sizes for bucket in self.usual(size))
+
+    def bucket(self, size: int, totals: Bucket) -> Bucket:
+        """Of a batch of so many samples, whose packed arrays have so many rows in all."""
+        for one in self.by_size.get(size, (NO_BUCKET,)):
+            if all(rows < one[name] for name, rows in totals.items()):
+                return one
+        raise RuntimeError(f"no batch of {size} samples has {totals} rows")
+
+
+ONE_SHAPE = BatchShapes()
+
+
 class Batches(Protocol):
     """One part of the data (training, validation or test) as a stream of batches.
 
@@ -91,6 +138,10 @@ class Batches(Protocol):
     @property
     def plan(self) -> BatchPlan:
         """Its samples, batch size and number of batches."""
+
+    @property
+    def shapes(self) -> BatchShapes:
+        """Which its packed arrays may have."""
 
     @property
     def counters(self) -> Counters:

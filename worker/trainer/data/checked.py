@@ -16,9 +16,11 @@ from worker.trainer.data.formats.arrow_index import ArrowIndex, is_arrow, read_i
 from worker.trainer.data.formats.arrow_source import ArrowSource
 from worker.trainer.data.formats.hdf5 import Hdf5Source, Placement, Stamp
 from worker.trainer.data.formats.hdf5_file import open_file
+from worker.trainer.data.formats.packed_files import find_packed
 from worker.trainer.data.formats.ragged_files import find_ragged
 from worker.trainer.data.formats.window_files import find_windows
 from worker.trainer.data.layouts.layout import Layout
+from worker.trainer.data.layouts.packed import PackedLayout
 from worker.trainer.data.layouts.padded import PaddedLayout
 from worker.trainer.data.layouts.plain import PlainLayout
 from worker.trainer.data.layouts.windows import WindowsLayout
@@ -213,6 +215,8 @@ def _hdf5(path: Path, names: Sequence[str], stamp: Stamp) -> Checked:
         found[name] = WindowsLayout(name, windows)
     for name, ragged in find_ragged(path, names).items():
         found[name] = PaddedLayout.of(name, ragged)
+    for name, packed in find_packed(path, names).items():
+        found[name] = PackedLayout.of(name, packed)
     in_rows = [name for name in names if name not in found]
     together = [[name] for one in found.values() for name in one.stored]
     placement = Placement({}, {})

@@ -14,7 +14,7 @@ from app.planning.ladder import NO_RUNG, Rung, Use
 from app.planning.residency import Need
 from app.spec.data import ChunkedLoader, Data, FieldSplit, GroupSplit
 from app.spec.run import RunSpec
-from worker.trainer.data.batch import Batches, BatchPlan
+from worker.trainer.data.batch import Batches, BatchPlan, BatchShapes, Bucket
 from worker.trainer.data.checked import Checked, check_all, check_field
 from worker.trainer.data.counters import Counters
 from worker.trainer.data.feed.dataloader import Loaded
@@ -30,6 +30,7 @@ from worker.trainer.data.feed.opening import (
 from worker.trainer.data.feed.residency import choose_residency, device_memory
 from worker.trainer.data.feed.rows import piece_bounds, read_rows
 from worker.trainer.data.feed.samples import BatchSource, MakeDataset
+from worker.trainer.data.feed.transfer import HostDevice, Transfer
 from worker.trainer.data.groups import group_buckets
 from worker.trainer.data.lanes import LaneBreaks, lane_breaks
 from worker.trainer.data.order import ORDER_VERSION, Order
@@ -120,6 +121,28 @@ class DataSet:
         """The first so many of the training part in the file's order, on the host."""
         with closing(self._samples) as samples:
             return samples.batch(self._part.all_rows()[:most])
+
+    def small_batches(
+        self, size: int, bucket: Bucket, count: int
+    ) -> Iterator[dict[str, torch.Tensor]]:
+        """Batches of that shape on the host, of the smallest samples of the training part, in
+        memory of their own: the smallest half of them twice, the smallest third thrice, …
+        """
+        layouts = self._checked.layouts.values()
+        every = self._part.all_rows()
+        rows = sum(rows for one in layouts for rows in one.rows_in_batch(every).values())
+        small = np.sort(np.argsort(rows, kind="stable")[:size])
+        ascending, by_size = every[small], np.argsort(np.asarray(rows)[small], kind="stable")
+        transfer = Transfer(layouts, HostDevice())
+        slot = transfer.slot_of(ascending, size)
+        with closing(self._checked.open()) as source:
+            for _ in transfer.load(source, ascending, slot):
+                pass
+        for number in range(count):
+            transfer.arrange(slot, by_size[np.arange(size) // (number + 1)])
+            memory = transfer.new_batch(size, BatchShapes({size: (bucket,)}))
+            memory.add(slot, 0, size)
+            yield memory.batch()
 
     def past_of_target(self) -> tuple[str, int] | None:
         """The input that holds the target's own past, the last step at its end, and which of its

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from app.planning.arithmetic import GROUP_BUCKETS
 from worker.trainer.data.formats.arrow_index import OpenFile, arrow, explained, is_arrow, listed
 from worker.trainer.data.formats.hdf5_file import HDF5_ERRORS, find_array, open_file, walk_links
+from worker.trainer.data.formats.packed_files import is_packed
 from worker.trainer.data.formats.ragged_files import is_ragged
 from worker.trainer.data.formats.window_files import is_windows
 from worker.trainer.errors import DataError
@@ -59,7 +60,9 @@ def fields_of_groups(path: Path) -> list[str]:
 def _is_part_of_an_array(file: h5py.File, name: str) -> bool:
     """Such as where windows begin."""
     group = name.rpartition("/")[0]
-    return bool(group) and (is_windows(file[group]) or is_ragged(file[group]))
+    return bool(group) and any(
+        is_kept_so(file[group]) for is_kept_so in (is_windows, is_ragged, is_packed)
+    )
 
 
 def _names_in(path: Path) -> dict[str, Any]:

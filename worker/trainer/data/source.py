@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -48,14 +48,24 @@ class Extents:
 
 @dataclass(frozen=True)
 class Field:
-    """One named array; `shape` is that of one sample, without the leading axis of samples."""
+    """One named array; `shape` is that of one sample, without the leading axis of samples; of a
+    packed array, that of one of its rows.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    rows: float | None = None
+    """Of a packed array: how many rows a sample has on average. In a batch those of all samples lie
+    one behind another, and their total is rounded up. None: each sample is a row.
+    """
+    numbers: str | None = None
+    """Of whose rows these are the numbers: counted in a batch, not in the sample. None: of none."""
 
     @property
     def sample_bytes(self) -> int:
-        return prod(self.shape) * self.dtype.itemsize
+        """Of a packed array on average."""
+        row = prod(self.shape) * self.dtype.itemsize
+        return row if self.rows is None else ceil(row * self.rows)
 
 
 LENGTH = Field((), np.dtype(np.int64))
@@ -77,14 +87,19 @@ def at_full_length(name: str, field: Field) -> dict[str, Field]:
 def arrays_of(fields: Mapping[str, Field]) -> dict[str, Array]:
     """As a recipe is told of them."""
     return {
-        name: Array(field.shape, str(field.dtype), lengths_of(name) in fields)
+        name: Array(field.shape, str(field.dtype), lengths_of(name) in fields, field.rows)
         for name, field in fields.items()
     }
 
 
 def fields_of(arrays: Mapping[str, Array]) -> dict[str, Field]:
     """What a batch has, where a recipe says so."""
-    return {name: Field(one.shape, np.dtype(one.dtype)) for name, one in arrays.items()}
+    return {name: Field(one.shape, np.dtype(one.dtype), one.rows) for name, one in arrays.items()}
+
+
+def in_rows(fields: Mapping[str, Field]) -> dict[str, Field]:
+    """Those of which each sample is a row."""
+    return {name: field for name, field in fields.items() if field.rows is None}
 
 
 class Source(Protocol):

@@ -1,12 +1,13 @@
 """Named arrays as tensors."""
 
 from collections.abc import Mapping
+from math import ceil
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from worker.trainer.data.source import Field
+from worker.trainer.data.source import Field, in_rows
 
 
 def torch_dtype(dtype: np.dtype[np.generic]) -> torch.dtype:
@@ -32,10 +33,25 @@ def empty_arrays(
 def made_up(
     fields: Mapping[str, Field], samples: int, device: str | torch.device
 ) -> dict[str, Tensor]:
-    """A batch of nothing but ones, in the shapes and types of the data."""
-    batch = empty_arrays(fields, samples, device, pin_memory=False)
+    """A batch of nothing but ones, in the shapes and types of the data; of packed arrays with as
+    many rows as so many samples have on average, and one that is free.
+    """
+    batch = empty_arrays(in_rows(fields), samples, device, pin_memory=False)
+    for name, field in fields.items():
+        if field.rows is not None:
+            rows = ceil(samples * field.rows) + 1
+            batch |= empty_arrays({name: field}, rows, device, pin_memory=False)
     # Not zeros, which a host may hand out without memory behind them.
-    return {name: array.fill_(1) for name, array in batch.items()}
+    return {name: batch[name].fill_(1) for name in fields}
+
+
+def resized(arrays: Mapping[str, Tensor], rows: Mapping[str, int]) -> dict[str, Tensor]:
+    """With so many rows of some arrays: their first ones, over and over."""
+    found = dict(arrays)
+    for name, count in rows.items():
+        array = arrays[name]
+        found[name] = array[torch.arange(count, device=array.device) % len(array)]
+    return found
 
 
 def rows_of(arrays: Mapping[str, Tensor], start: int, stop: int) -> dict[str, Tensor]:

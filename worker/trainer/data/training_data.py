@@ -8,7 +8,8 @@ import numpy as np
 
 from worker.trainer.data.checked import Checked
 from worker.trainer.data.feed.rows import piece_bounds, read_rows
-from worker.trainer.data.source import Arrays, Field, Rows
+from worker.trainer.data.layouts.layout import packed_fields
+from worker.trainer.data.source import Arrays, Field, Rows, in_rows
 from worker.trainer.data.split import Part
 from worker.trainer.preparing import Preparing
 
@@ -38,7 +39,8 @@ class TrainingData:
 
     def pieces(self, *names: str) -> Iterator[Arrays]:
         """These arrays of the training part, in the file's order: (samples, *shape) each. The next
-        piece overwrites this one. A ragged array comes filled with zeros, with its lengths.
+        piece overwrites this one. A ragged array comes filled with zeros, with its lengths; packed
+        ones as in a batch, with no row too many.
 
         Raises DataError, DatasetChanged; StopRequested when the run is to stop meanwhile.
         """
@@ -56,12 +58,13 @@ class TrainingData:
 
     def _pieces(self, names: tuple[str, ...], rows: Rows) -> Iterator[Arrays]:
         buffers: Arrays = {}
+        layouts = [self._checked.layouts[name] for name in names]
         with closing(self._checked.open_some(names)) as source:
             for start, stop in piece_bounds(source.fields, len(rows)):
                 if not buffers:
-                    fields = source.fields.items()
+                    fields = in_rows(source.fields).items()
                     buffers = {name: np.empty((stop, *f.shape), f.dtype) for name, f in fields}
                 piece = {name: array[: stop - start] for name, array in buffers.items()}
                 read_rows(source, rows[start:stop], piece)
-                yield piece
+                yield piece | packed_fields(layouts, source, rows[start:stop])
                 self._preparing.piece_done()

@@ -109,7 +109,7 @@ class Task(ABC):
         recipe = spec.recipe
         ragged = {name for name in fields if lengths_of(name) in fields}
         for part in ("inputs", "targets"):
-            for name in getattr(spec.data, part):
+            for name in (one for one in getattr(spec.data, part) if one in fields):
                 if name in ragged and part not in recipe.takes_ragged:
                     raise SpecMismatch(
                         f"{name!r} is ragged: its samples have up to {fields[name].shape[0]:,} "
@@ -117,6 +117,12 @@ class Task(ABC):
                         "whose samples all have one shape. Pad or cut them to one length "
                         f"(`stoker data convert FILE --pad {fields[name].shape[0]}`), register the "
                         "new file and name it in data.dataset."
+                    )
+                if fields[name].rows is not None and part not in recipe.takes_packed:
+                    raise SpecMismatch(
+                        f"{name!r} is packed: its samples are graphs, and the recipe {recipe.kind} "
+                        f"takes none as one of its {part}. Name another array, or train with a "
+                        "recipe that passes messages along edges."
                     )
         arrays = arrays_of(fields)
         for problem in chain(spec.recipe_problems(arrays), spec.weight_problems()):

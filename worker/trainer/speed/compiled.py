@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from app.spec.run import RunSpec
+from worker.trainer.data.batch import Bucket
 from worker.trainer.data.dataset import DataSet
 from worker.trainer.preparing import Preparing
 from worker.trainer.speed.compiler import Counts, count, end_helpers, quiet
@@ -52,11 +53,12 @@ def compile_step(
     began, mode = time.monotonic(), spec.runtime.compile.mode
     step.compile(mode)
     with quiet(), state_preserved(step, (*step.model.buffers(), step.loss_sums)):
-        for size in data.train.plan.sizes:
-            step.accumulate(step.made_up(size), 1.0)
+        shapes = data.train.shapes
+        for size, bucket in shapes.each(data.train.plan.sizes):
+            step.accumulate(step.made_up(size, bucket), 1.0)
             preparing.piece_done()
-        for size in _evaluated_sizes(spec, data):
-            batch = step.made_up(size)
+        for size, bucket in _evaluated_shapes(spec, data):
+            batch = step.made_up(size, bucket)
             with step.evaluating():
                 step.measure(batch)
             preparing.piece_done()
@@ -65,17 +67,17 @@ def compile_step(
     return Compilation(mode, _cache(counts), time.monotonic() - began, counts.graphs)
 
 
-def _evaluated_sizes(spec: RunSpec, data: DataSet) -> list[int]:
+def _evaluated_shapes(spec: RunSpec, data: DataSet) -> list[tuple[int, Bucket]]:
     """Of the batches of evaluations and of the test, each once."""
-    sizes: list[int] = []
+    found: list[tuple[int, Bucket]] = []
     if data.validation is not None:
         plan, most = data.validation.plan, spec.evaluation.max_batches
         if most is not None and most < plan.num_batches:
             plan = replace(plan, num_samples=most * plan.batch_size)
-        sizes += plan.sizes
+        found += data.validation.shapes.each(plan.sizes)
     if data.test is not None:
-        sizes += data.test.plan.sizes
-    return list(dict.fromkeys(sizes))
+        found += data.test.shapes.each(data.test.plan.sizes)
+    return [one for place, one in enumerate(found) if one not in found[:place]]
 
 
 def _cache(counts: Counts) -> Cache | None:

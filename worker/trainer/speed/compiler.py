@@ -18,6 +18,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 MODES = {"default": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 
 
+MOST_SHAPES = 64
+
+
 class Counts(NamedTuple):
     """Of this process so far."""
 
@@ -43,7 +46,10 @@ def compiled(function: Function, mode: str) -> Function:
     if mode == "none":
         return function
     with quiet(), unsearched():
+        from torch._dynamo import config as limits
         from torch._inductor import compile_fx, config  # noqa: F401 - the one brings the rest
+    # Sizes of batches times shapes of packed arrays; PyTorch gives up after 8 by itself.
+    limits.recompile_limit = MOST_SHAPES
     # As torch.use_deterministic_algorithms would tell it.
     config.deterministic = torch.are_deterministic_algorithms_enabled()
     return cast("Function", torch.compile(function, mode=MODES[mode], dynamic=False))

@@ -8,9 +8,10 @@ a few steps are launched one operation at a time, and once more by the graph
 import gc
 import logging
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -19,12 +20,20 @@ from app.planning.residency import in_gib
 from app.spec.run import RunSpec
 from app.spec.runtime import MOST_CAPTURED
 from worker.trainer.checkpoints.exactness import keeps_dropout_to_itself
-from worker.trainer.data.batch import Batch
+from worker.trainer.data.batch import Batch, Bucket
 from worker.trainer.data.dataset import DataSet
 from worker.trainer.optimizers import make_capturable, make_plain
 from worker.trainer.preparing import Preparing
-from worker.trainer.speed.proof import TriedSteps, difference, identical, try_steps
-from worker.trainer.speed.static_step import StaticStep, full_step
+from worker.trainer.speed.proof import (
+    STEPS,
+    Choose,
+    TriedSteps,
+    chosen_from,
+    difference,
+    identical,
+    try_steps,
+)
+from worker.trainer.speed.static_step import StaticStep, StaticSteps, full_step
 from worker.trainer.step import TrainingStep
 
 logger = logging.getLogger(__name__)
@@ -46,6 +55,8 @@ class CaptureOutcome:
     launched_step_seconds: float | None = None
     replayed_step_seconds: float | None = None
     """Of the steps that were tried."""
+    graphs: int | None = None
+    """One for each shape of batches; more than one where arrays are packed."""
 
 
 class NotCaptured(Exception):
@@ -74,6 +85,11 @@ def why_not(step: TrainingStep, spec: RunSpec, data: DataSet, rung: Rung) -> str
             f"A step has {len(shapes)} micro-batches, and a graph has a place for each; up to "
             f"{MOST_CAPTURED} are captured."
         )
+    if len(shapes) > 1 and data.train.shapes.largest:
+        return (
+            "Batches of packed arrays come in several shapes, and a step of several micro-batches "
+            "in all combinations of them."
+        )
     if rung.number and wanted == "auto":
         return "Memory ran out before, and a graph holds memory of its own."
     return None
@@ -90,14 +106,18 @@ def capture_step(
     shapes = full_step(data.train.plan, spec.training.gradient_accumulation_steps)
     try:
         make_capturable(step.optimizer)
-        static = StaticStep(shapes, step.made_up)
         most = max(shape.size for shape in shapes)
-        found = data.first_samples(most)
-        samples = Batch({name: array.to(device) for name, array in found.items()}, most)
-        preparing.piece_done()
         capturer = GraphCapturer(device)
-        outcome = prove(step, static, samples, spec, capturer, preparing)
-        _require_room(capturer.bytes, data, most, device, spec)
+        statics, outcomes = list[StaticStep](), list[CaptureOutcome]()
+        for bucket in data.train.shapes.usual(most):
+            static = StaticStep(shapes, partial(step.made_up, bucket=bucket))
+            choose = _choices(data, most, bucket, device)
+            preparing.piece_done()
+            outcomes.append(prove(step, static, choose, spec, capturer, preparing))
+            statics.append(static)
+        step.static = statics[0] if len(statics) == 1 else StaticSteps(statics)
+        outcome = _of_all(outcomes)
+        _require_room(outcome.bytes, data, most, device, spec)
     except BaseException as error:
         _launch_again(step)
         if isinstance(error, torch.OutOfMemoryError) and spec.runtime.cuda_graphs == "always":
@@ -108,6 +128,29 @@ def capture_step(
             raise NotCaptured(_told(error)) from error
         raise
     return outcome
+
+
+def _choices(data: DataSet, most: int, bucket: Bucket, device: torch.device) -> Choose:
+    """What steps are tried with: samples of the data."""
+    if not bucket:
+        found = data.first_samples(most)
+        return chosen_from(Batch({name: one.to(device) for name, one in found.items()}, most))
+    packed = [
+        Batch({name: one.to(device) for name, one in arrays.items()}, most)
+        for arrays in data.small_batches(most, bucket, STEPS)
+    ]
+    return lambda size, number: packed[number]
+
+
+def _of_all(outcomes: Sequence[CaptureOutcome]) -> CaptureOutcome:
+    """Of the steps of all shapes; what one of them takes in seconds is that of the largest."""
+    held = [one.bytes for one in outcomes if one.bytes is not None]
+    return replace(
+        outcomes[-1],
+        bytes=sum(held) if held else None,
+        identical=all(one.identical for one in outcomes),
+        graphs=len(outcomes),
+    )
 
 
 class Capturer:
@@ -130,6 +173,8 @@ class GraphCapturer(Capturer):
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # One for all: of graphs that are never replayed at once, and keep nothing in between.
+        self._pool = torch.cuda.graph_pool_handle()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -149,7 +194,9 @@ class GraphCapturer(Capturer):
         reserved = torch.cuda.memory_reserved(self._device)
         try:
             # Not `global`: what other threads do, as to take page-locked memory, is none of it.
-            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(
+                graph, self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
                 whole()
         except BaseException:
             # PyTorch leaves its stream in place, and the random numbers as if still captured.
@@ -164,7 +211,7 @@ class GraphCapturer(Capturer):
 def prove(
     step: TrainingStep,
     static: StaticStep,
-    samples: Batch,
+    choose: Choose,
     spec: RunSpec,
     capturer: Capturer,
     preparing: Preparing,
@@ -176,10 +223,11 @@ def prove(
     """
 
     def tried(*, may_wait: bool = False) -> TriedSteps:
-        found = try_steps(step, static.shapes, samples, spec.optimizer.lr, may_wait=may_wait)
+        found = try_steps(step, static.shapes, choose, spec.optimizer.lr, may_wait=may_wait)
         preparing.piece_done()
         return found
 
+    step.static = None  # of the shape before
     with capturer.aside():
         tried(may_wait=True)  # once, to have everything set up
         launched = tried()

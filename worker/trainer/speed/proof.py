@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -21,6 +21,8 @@ STEPS = 4
 LARGEST_ERROR, LARGEST_DISTANCE = 1e-3, 0.02
 
 Tensors = dict[str, list[Tensor]]
+Choose = Callable[[int, int], Batch]
+"""A batch of so many samples, on the device: another choice of them for each number."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +41,14 @@ class TriedSteps:
 def try_steps(
     step: TrainingStep,
     shapes: Sequence[MicroBatchShape],
-    samples: Batch,
+    choose: Choose,
     learning_rate: float,
     *,
     may_wait: bool = False,
 ) -> TriedSteps:
     """Steps of other batches and other learning rates each, and no trace of them.
 
-    `samples`: on the device, as many as the largest micro-batch has. Unless it `may_wait`,
-    RuntimeError where a step waits for the device.
+    Unless it `may_wait`, RuntimeError where a step waits for the device.
     """
     device, figures = step.precision.device, []
     state = _state(step)
@@ -57,7 +58,7 @@ def try_steps(
         with _waiting_is_an_error(device, allowed=may_wait):
             for number in range(STEPS):
                 for place, (size, share) in enumerate(shapes):
-                    step.accumulate(_some_of(samples, size, number + place), share)
+                    step.accumulate(choose(size, number + place), share)
                 step.apply(learning_rate * (number + 1) / STEPS)
                 figures.append(torch.cat((step.loss_sums.flatten(), step.grad_norm.double()[None])))
         seconds = (_now(device) - began) / STEPS
@@ -133,12 +134,18 @@ def _distance(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
     return math.sqrt(sum(float((a.double() - b.double()).square().sum()) for a, b in pairs))
 
 
-def _some_of(samples: Batch, size: int, number: int) -> Batch:
-    """Another choice for each number: the first half of them twice, the first third thrice, …"""
-    found = {}
-    for name, array in samples.arrays.items():
-        found[name] = array[torch.arange(size, device=array.device) // (number + 1)]
-    return Batch(found, size)
+def chosen_from(samples: Batch) -> Choose:
+    """Of samples on the device, as many as the largest micro-batch has: the first half of them
+    twice, the first third thrice, …
+    """
+
+    def choose(size: int, number: int) -> Batch:
+        found = {}
+        for name, array in samples.arrays.items():
+            found[name] = array[torch.arange(size, device=array.device) // (number + 1)]
+        return Batch(found, size)
+
+    return choose
 
 
 def _random_state(device: torch.device) -> Tensor:

@@ -47,11 +47,13 @@ class StaticStep:
 
     def take(self, batch: Batch, share: float) -> bool:
         """Copy a micro-batch to its place; False if it is not of a full step."""
-        if self.shapes[self._filled] != (batch.size, share):
+        places = self._places[self._filled].arrays
+        fits = all(place.shape == batch.arrays[name].shape for name, place in places.items())
+        if self.shapes[self._filled] != (batch.size, share) or not fits:
             if self._filled:
                 raise RuntimeError("a step that began as a full one did not go on as one")
             return False
-        for name, place in self._places[self._filled].arrays.items():
+        for name, place in places.items():
             place.copy_(batch.arrays[name])
         self._filled += 1
         return True
@@ -67,3 +69,28 @@ class StaticStep:
             raise RuntimeError("there is no full step, or nothing to compute it by")
         self._filled = 0
         self._run()
+
+
+class StaticSteps:
+    """Several of one micro-batch each, which differ in the rows of its packed arrays."""
+
+    def __init__(self, each: Sequence[StaticStep]) -> None:
+        self._each = tuple(each)
+
+    @property
+    def _taken(self) -> StaticStep | None:
+        return next((one for one in self._each if one.is_full), None)
+
+    @property
+    def is_full(self) -> bool:
+        return self._taken is not None
+
+    def take(self, batch: Batch, share: float) -> bool:
+        """By the one that has places of its shape, if any has."""
+        return any(one.take(batch, share) for one in self._each)
+
+    def run(self) -> None:
+        """Compute the step that was taken."""
+        if (taken := self._taken) is None:
+            raise RuntimeError("there is no full step")
+        taken.run()

@@ -23,6 +23,7 @@ from worker.trainer.checkpoints.whole_file import whole_file
 from worker.trainer.data.formats.arrow_index import is_arrow, listed
 from worker.trainer.data.formats.arrow_source import open_arrow
 from worker.trainer.data.formats.hdf5_file import open_file, unusable_because, walk_links
+from worker.trainer.data.formats.packed_files import is_packed
 from worker.trainer.data.formats.ragged_files import is_ragged
 from worker.trainer.data.formats.window_files import (
     LENGTH,
@@ -147,6 +148,11 @@ def arrays_of(
         group = name.rpartition("/")[0]
         if group and is_windows(file[group]):
             raise DataError(f"{path} keeps {group!r} as a series already. Register it as it is.")
+        if group and is_packed(file[group]):
+            raise DataError(
+                f"{path} has the packed graphs {group!r}, which are as small as they can be."
+                " Register it as it is."
+            )
         if group and is_ragged(file[group]):
             if group in ragged:
                 continue

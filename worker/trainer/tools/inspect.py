@@ -27,7 +27,14 @@ from worker.trainer.data.formats.hdf5_file import (
     unusable_because,
     walk_links,
 )
-from worker.trainer.data.formats.ragged_files import OFFSETS, VALUES, RaggedArray, is_ragged
+from worker.trainer.data.formats.packed_files import PARTS, PackedArray, is_packed
+from worker.trainer.data.formats.ragged_files import (
+    OFFSETS,
+    VALUES,
+    Ragged,
+    RaggedArray,
+    is_ragged,
+)
 from worker.trainer.data.formats.window_files import SERIES, WindowArray, is_windows, read_windows
 from worker.trainer.errors import DataError
 from worker.trainer.tools.content import (
@@ -53,7 +60,8 @@ TABLES, NUMPY_ARRAYS = (".csv", ".parquet"), (".npz", ".npy")
 
 Finding = dict[str, str]
 InRows: TypeAlias = h5py.Dataset | WindowArray | ArrowArray
-Fields = dict[str, InRows | RaggedArray]
+Apart: TypeAlias = RaggedArray | PackedArray
+Fields = dict[str, InRows | Apart]
 
 
 def inspect(path: Path) -> dict[str, Any]:
@@ -130,14 +138,14 @@ def _inspect_arrays(report: dict[str, Any], arrays: Fields) -> None:
 def _usable_arrays(report: dict[str, Any], file: h5py.File) -> Fields:
     """Arrays that can be fields; others are warned of, and what leads out of the file refused."""
     usable: Fields = {}
-    ragged: set[str] = set()
+    apart: set[str] = set()
     for name, found in walk_links(file):
         group, _, part = name.rpartition("/")
         if group and is_windows(file[group]):
             if part == SERIES:
                 usable[group] = WindowArray(found, read_windows(file[group], group))
-        elif group and is_ragged(file[group]):
-            ragged.add(group)
+        elif group and (is_ragged(file[group]) or is_packed(file[group])):
+            apart.add(group)
         elif isinstance(found, str):
             _add(
                 report,
@@ -151,27 +159,32 @@ def _usable_arrays(report: dict[str, Any], file: h5py.File) -> Fields:
             _add(report, "unusable_array", f"{name!r} {reason}; it is left out.", "warnings")
         elif not _has_huge_chunks(report, name, found):
             usable[name] = found
-    for group in sorted(ragged):
-        _add_ragged(report, usable, file[group], group)
+    for group in sorted(apart):
+        _add_apart(report, usable, file[group], group)
     return dict(sorted(usable.items()))
 
 
-def _add_ragged(report: dict[str, Any], usable: Fields, group: h5py.Group, name: str) -> None:
-    """The ragged array that the group stands for, if it holds together."""
-    for other in sorted(set(group).difference((VALUES, OFFSETS))):
+def _add_apart(report: dict[str, Any], usable: Fields, group: h5py.Group, name: str) -> None:
+    """The ragged array or the packed graphs that the group stands for, if it holds together."""
+    packed = is_packed(group)
+    what, read = ("packed graphs", PARTS) if packed else ("a ragged array", (VALUES, OFFSETS))
+    for other in sorted(set(group).difference(read)):
         _add(
             report,
             "unusable_array",
-            f"'{name}/{other}' lies in the group of a ragged array, of which only {VALUES!r} and"
-            f" {OFFSETS!r} are read; it is left out.",
+            f"'{name}/{other}' lies in the group of {what}, of which only {', '.join(read)} are"
+            " read; it is left out.",
             "warnings",
         )
+    array: Apart
     try:
-        array = RaggedArray(group, name)
+        array = PackedArray(group, name) if packed else RaggedArray(group, name)
     except DataError as error:
-        _add(report, "damaged_ragged", error.message)
+        _add(report, "damaged_packed" if packed else "damaged_ragged", error.message)
         return
-    if not _has_huge_chunks(report, f"{name}/{VALUES}", array.values):
+    if not any(
+        _has_huge_chunks(report, f"{name}/{part}", one) for part, one in array.parts.items()
+    ):
         usable[name] = array
 
 
@@ -221,7 +234,7 @@ def _without_nulls(report: dict[str, Any], columns: Fields) -> Fields:
     return usable
 
 
-def _describe(array: InRows | RaggedArray) -> dict[str, Any]:
+def _describe(array: InRows | Apart) -> dict[str, Any]:
     described: dict[str, Any] = {
         "shape": list(array.shape[1:]),
         "dtype": array.dtype.name,
@@ -229,22 +242,38 @@ def _describe(array: InRows | RaggedArray) -> dict[str, Any]:
     }
     if isinstance(array, ArrowArray):
         return described | _describe_column(array)
-    if isinstance(array, RaggedArray):
-        return described | _describe_storage(array.values) | _describe_lengths(array)
+    if isinstance(array, RaggedArray | PackedArray):
+        return described | _describe_storage(array.values) | _describe_apart(array)
     return described | _describe_storage(array)
 
 
-def _describe_lengths(array: RaggedArray) -> dict[str, Any]:
-    """How many values the samples have, and what these and their offsets take."""
-    # A file without samples is refused; that is no reason to fail here.
-    lengths = array.ragged.lengths if array.ragged.num_samples else np.zeros(1, np.int64)
+def _describe_apart(array: Apart) -> dict[str, Any]:
+    """How many values or nodes and edges the samples have, and what all of it takes."""
+    taken = sum(part.id.get_storage_size() for part in array.parts.values())
+    if isinstance(array, RaggedArray):
+        lengths, offsets = _lengths(array.ragged), array.ragged.offsets.nbytes
+        return {"lengths": lengths, "stored_bytes": taken + offsets}
+    packed = array.packed
+    values = packed.edge_values
     return {
-        "lengths": {
-            "min": int(lengths.min()),
-            "mean": float(lengths.mean()),
-            "max": int(lengths.max()),
+        "lengths": _lengths(packed.nodes),
+        "edges": {
+            **_lengths(packed.edges),
+            "dtype": packed.edges.value.dtype.name,
+            "shape": None if values is None else list(values.shape),
+            "values_dtype": None if values is None else values.dtype.name,
         },
-        "stored_bytes": array.values.id.get_storage_size() + array.ragged.offsets.nbytes,
+        "stored_bytes": taken + 2 * packed.nodes.offsets.nbytes,
+    }
+
+
+def _lengths(ragged: Ragged) -> dict[str, Any]:
+    # A file without samples is refused; that is no reason to fail here.
+    lengths = ragged.lengths if ragged.num_samples else np.zeros(1, np.int64)
+    return {
+        "min": int(lengths.min()),
+        "mean": float(lengths.mean()),
+        "max": int(lengths.max()),
     }
 
 
@@ -285,7 +314,7 @@ def _sample_rows(report: dict[str, Any], arrays: Fields) -> None:
         if not any(len(part) for part in rows):
             continue
         values = describe_values(rows)
-        if isinstance(array, RaggedArray):
+        if isinstance(array, RaggedArray | PackedArray):
             values["sorted"] = None  # its values may be, which says nothing of its samples
         report["fields"][name] |= values
         if bad := values["nonfinite_count"]:
@@ -297,7 +326,7 @@ def _sample_rows(report: dict[str, Any], arrays: Fields) -> None:
                 " used.",
                 "warnings",
             )
-        if isinstance(array, RaggedArray):
+        if isinstance(array, RaggedArray | PackedArray):
             continue
         report["fields"][name] |= parts_of(array)
         if overlap := overlap_of(rows):
@@ -311,9 +340,9 @@ def _sample_rows(report: dict[str, Any], arrays: Fields) -> None:
     }
 
 
-def _in_rows(array: InRows | RaggedArray) -> InRows:
-    """What is read row by row: of a ragged array its values."""
-    return array.values if isinstance(array, RaggedArray) else array
+def _in_rows(array: InRows | Apart) -> InRows:
+    """What is read row by row: of a ragged array its values, of graphs their nodes."""
+    return array.values if isinstance(array, RaggedArray | PackedArray) else array
 
 
 def _read_probe(arrays: Fields) -> dict[str, Any] | None:

@@ -90,7 +90,8 @@ class _Probe:
         configure_torch(spec.runtime, precision, order["threads"])
         fields: dict[str, Field] = {}
         for name, field in order["fields"].items():
-            plain = Field(tuple(field["shape"]), np.dtype(field["dtype"]))
+            shape, dtype = tuple(field["shape"]), np.dtype(field["dtype"])
+            plain = Field(shape, dtype, field.get("rows"))
             fields |= at_full_length(name, plain) if field.get("ragged") else {name: plain}
         self._learning_rate = spec.optimizer.lr
         task = task_of(spec.recipe.kind).for_run(spec, fields)

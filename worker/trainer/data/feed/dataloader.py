@@ -24,7 +24,7 @@ from app.lifecycle import Reason
 from app.planning.residency import in_gib
 from app.planning.worker_pool import WorkerPool
 from app.spec.data import DataLoaderLoader
-from worker.trainer.data.batch import Batch, BatchPlan
+from worker.trainer.data.batch import ONE_SHAPE, Batch, BatchPlan, BatchShapes
 from worker.trainer.data.counters import Counters
 from worker.trainer.data.feed.samples import Batched, Fetched
 from worker.trainer.data.order import Order
@@ -92,8 +92,9 @@ class Loaded:
         to_device: ToDevice,
         pool: WorkerPool,
         settings: DataLoaderLoader,
+        shapes: BatchShapes = ONE_SHAPE,
     ) -> None:
-        self.plan = plan
+        self.plan, self.shapes = plan, shapes
         self.counters = Counters(copy_seconds=to_device.copy_seconds)
         self._rows, self._dataset, self._to_device = rows, dataset, to_device
         self._pool, self._settings = pool, settings

@@ -14,7 +14,7 @@ from app.planning.ladder import Rung, Use
 from app.planning.residency import PIECE_BYTES, Need, Residency
 from app.planning.worker_pool import WorkerPool, process_bytes, worker_pool_for
 from app.spec.data import DataLoaderLoader
-from worker.trainer.data.batch import Batches, BatchPlan
+from worker.trainer.data.batch import ONE_SHAPE, Batches, BatchPlan, BatchShapes
 from worker.trainer.data.checked import Checked
 from worker.trainer.data.feed.cuda import CudaBatches, CudaDevice
 from worker.trainer.data.feed.dataloader import (
@@ -36,6 +36,7 @@ from worker.trainer.data.feed.samples import (
 from worker.trainer.data.feed.stream import Streamed
 from worker.trainer.data.feed.transfer import HostDevice, Transfer
 from worker.trainer.data.order import Order
+from worker.trainer.data.shapes import batch_shapes
 from worker.trainer.data.source import Field, bytes_per_sample
 from worker.trainer.data.split import Part
 from worker.trainer.errors import SpecMismatch
@@ -104,13 +105,16 @@ class ChunkedOpener:
         dataset, residency = self._checked[part.dataset], self._residency
         in_training = name == "train"
         epochs = self._epochs if in_training else 1
+        shapes = batch_shapes(dataset.layouts.values(), part, order, plan)
         if residency.kind == "resident":
             transfer = self._transfer(dataset)
-            return Resident(plan, order, part, dataset.open, transfer, self._preparing, epochs)
+            return Resident(
+                plan, order, part, dataset.open, transfer, self._preparing, epochs, shapes
+            )
         samples = residency.chunk_samples if in_training else residency.evaluation_chunk_samples
         first = _first_samples(dataset, order, min(samples, len(part)))
         chunks = ChunkPlan(dataset.open, part, order, samples, first, epochs)
-        return Streamed(plan, chunks, self._transfer(dataset))
+        return Streamed(plan, chunks, self._transfer(dataset), shapes)
 
     def _transfer(self, dataset: Checked) -> Transfer:
         on_gpu, staging = self._device.type == "cuda", self._rung.staging_bytes
@@ -185,13 +189,14 @@ class LoadedOpener:
         )
 
     def open(self, name: PartName, part: Part, order: Order, plan: BatchPlan) -> Batches:
-        pool = self._pools[name]
+        pool, dataset = self._pools[name], self._checked[part.dataset]
+        shapes = batch_shapes(dataset.layouts.values(), part, order, plan)
         if pool.workers:
             batch_bytes = plan.largest_micro_batch * bytes_per_sample(self._fields)
             require_shared_memory(pool.slots * batch_bytes)
-        samples = batch_source(self._checked[part.dataset], self._fields, self._make, pool.workers)
-        asked = BatchRows(plan, order, part)
-        return Loaded(plan, asked, Batched(samples), self._to_device(), pool, self._settings)
+        samples = batch_source(dataset, self._fields, self._make, pool.workers, shapes)
+        asked, to_device = BatchRows(plan, order, part), self._to_device()
+        return Loaded(plan, asked, Batched(samples), to_device, pool, self._settings, shapes)
 
     def _to_device(self) -> ToDevice:
         if self._device.type == "cuda":
@@ -232,13 +237,17 @@ class LoadedOpener:
 
 
 def batch_source(
-    dataset: Checked, fields: Mapping[str, Field], make: MakeDataset | None, workers: int = 0
+    dataset: Checked,
+    fields: Mapping[str, Field],
+    make: MakeDataset | None,
+    workers: int = 0,
+    shapes: BatchShapes = ONE_SHAPE,
 ) -> BatchSource:
     """The file's samples, or what the recipe makes of them. A process reads with one thread, the
     trainer with several: there are many processes.
     """
     opened = partial(dataset.open, threads=1) if workers else dataset.open
-    stored = Samples(opened, dataset.num_samples)
+    stored = Samples(opened, dataset.num_samples, dataset.layouts.values(), shapes)
     return MadeSamples(make, stored, fields) if make else stored
 
 

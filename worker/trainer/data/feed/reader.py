@@ -3,17 +3,17 @@
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from worker.trainer.data.batch_memory import BatchMemory
 from worker.trainer.data.counters import Counters
 from worker.trainer.data.feed.transfer import Slot, Transfer
 from worker.trainer.data.order import Order
 from worker.trainer.data.source import OpenSource, Source
 from worker.trainer.data.split import Part
-from worker.trainer.data.tensors import rows_of
 
 # While a chunk is used up the next is read: a model that takes samples at an eighth of the rate at
 # which they are read never waits for one.
@@ -44,7 +44,7 @@ class Rooms:
     """Memory of the device: slots that take turns, and a batch for what lies scattered in them."""
 
     slots: Sequence[Slot]
-    batch: Mapping[str, Tensor]
+    batch: BatchMemory
 
 
 @dataclass(frozen=True)
@@ -117,16 +117,15 @@ class ChunkReader:
         return self._copied(start, stop)
 
     def _copied(self, start: int, stop: int) -> dict[str, Tensor]:
-        place = 0
+        self._batch.begin()
         while start < stop:
             chunk = self._chunk or self._next_chunk()
             end = min(stop, chunk.stop)
-            out = rows_of(self._batch, place, place + end - start)
-            chunk.slot.gather(start - chunk.start, end - chunk.start, out)
+            self._batch.add(chunk.slot, start - chunk.start, end - chunk.start)
             if end == chunk.stop:
                 self._release(chunk)
-            start, place = end, place + end - start
-        return rows_of(self._batch, 0, place)
+            start = end
+        return self._batch.batch()
 
     def close(self) -> None:
         """End the thread, wherever it is, and wait for it. Closing twice is harmless."""

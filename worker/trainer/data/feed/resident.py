@@ -5,14 +5,13 @@ from contextlib import closing
 
 from torch import Tensor
 
-from worker.trainer.data.batch import Batch, BatchPlan
+from worker.trainer.data.batch import ONE_SHAPE, Batch, BatchPlan, BatchShapes
 from worker.trainer.data.counters import Counters
 from worker.trainer.data.feed.order_ahead import OrderAhead
 from worker.trainer.data.feed.transfer import Slot, Transfer
 from worker.trainer.data.order import Order
 from worker.trainer.data.source import OpenSource
 from worker.trainer.data.split import Part
-from worker.trainer.data.tensors import rows_of
 from worker.trainer.preparing import Preparing
 
 
@@ -30,12 +29,13 @@ class Resident:
         transfer: Transfer,
         preparing: Preparing,
         epochs: int = 1,
+        shapes: BatchShapes = ONE_SHAPE,
     ) -> None:
         """Reads the part on the calling thread; `epochs` of the run.
 
         Raises DataError, DatasetChanged, StopRequested.
         """
-        self.plan = plan
+        self.plan, self.shapes = plan, shapes
         self.counters = Counters()
         self._order = OrderAhead(order, epochs)
         self._transfer = transfer
@@ -45,7 +45,7 @@ class Resident:
         slot = transfer.slot_of(rows, len(part) if self._shuffled else 0)
         self._slot: Slot | None = slot
         gathered = self._shuffled or slot.view(0, 0) is None
-        self._batch = transfer.new_batch(plan.largest_micro_batch if gathered else 0)
+        self._batch = transfer.new_batch(plan.largest_micro_batch * gathered, shapes)
         with closing(open_source()) as source:
             try:
                 for piece_bytes in transfer.load(source, rows, slot):
@@ -81,7 +81,5 @@ class Resident:
         view = slot.view(start, stop)
         if view is not None:
             return view
-        is_whole = stop - start == self.plan.largest_micro_batch
-        batch = self._batch if is_whole else rows_of(self._batch, 0, stop - start)
-        slot.gather(start, stop, batch)
-        return batch
+        self._batch.add(slot, start, stop)
+        return self._batch.batch()

@@ -2,7 +2,7 @@
 
 import pickle
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +12,10 @@ from torch.utils.data import Dataset, default_collate
 
 from app.lifecycle import Reason
 from app.planning.residency import LEAST_PLACED_BYTES
+from worker.trainer.data.batch import ONE_SHAPE, BatchShapes
+from worker.trainer.data.batch_memory import filled_up
 from worker.trainer.data.feed.rows import in_file_order, inverse, read_rows
+from worker.trainer.data.layouts.layout import Layout, packed_fields
 from worker.trainer.data.source import (
     Arrays,
     Field,
@@ -20,6 +23,7 @@ from worker.trainer.data.source import (
     Rows,
     Source,
     bytes_per_sample,
+    in_rows,
 )
 from worker.trainer.data.tensors import empty_arrays, torch_dtype
 from worker.trainer.errors import TrainerError
@@ -46,9 +50,17 @@ class Samples(Dataset[Arrays]):
     opens for itself.
     """
 
-    def __init__(self, open_source: OpenSource, num_samples: int) -> None:
+    def __init__(
+        self,
+        open_source: OpenSource,
+        num_samples: int,
+        layouts: Iterable[Layout] = (),
+        shapes: BatchShapes = ONE_SHAPE,
+    ) -> None:
+        """`layouts`: of its arrays, some of which may be packed; `shapes`: of batches then."""
         self._open_source = open_source
         self._num_samples = num_samples
+        self._layouts, self._shapes = tuple(layouts), shapes
         self._source: Source | None = None
 
     def __len__(self) -> int:
@@ -56,20 +68,40 @@ class Samples(Dataset[Arrays]):
         return self._num_samples
 
     def __getitem__(self, row: int) -> Arrays:
-        """A sample's arrays by name, in the shapes and types of the file."""
-        return {name: one[0].numpy() for name, one in self.batch(np.array([row])).items()}
+        """A sample's arrays by name, in the shapes and types of the file; packed ones have the rows
+        of this sample, whose numbers count them.
+        """
+        source, rows = self._opened(), np.array([row])
+        in_row = {name: one[0].numpy() for name, one in self._rows(source, rows).items()}
+        return in_row | packed_fields(self._layouts, source, rows)
 
     def batch(self, rows: Rows) -> dict[str, Tensor]:
-        """These samples, (samples, *shape) each. Raises DataError, DatasetChanged."""
+        """These samples, (samples, *shape) each; packed arrays one behind another, filled up.
+
+        Raises DataError, DatasetChanged.
+        """
+        source = self._opened()
+        arrays = self._rows(source, rows)
+        packed = packed_fields(self._layouts, source, rows)
+        if not packed:
+            return arrays
+        arrays |= {name: torch.from_numpy(one) for name, one in packed.items()}
+        return filled_up(arrays, source.fields, self._shapes, len(rows))
+
+    def _opened(self) -> Source:
         if self._source is None:
             self._source = self._open_source()
-        source = self._source
+        return self._source
+
+    def _rows(self, source: Source, rows: Rows) -> dict[str, Tensor]:
+        """Of fields that have a row a sample."""
+        fields = in_rows(source.fields)
         ascending, positions = in_file_order(rows)
-        out = empty_arrays(source.fields, len(rows), "cpu", pin_memory=False)
+        out = empty_arrays(fields, len(rows), "cpu", pin_memory=False)
         arrays = {name: tensor.numpy() for name, tensor in out.items()}
         if ascending is rows:
             read_rows(source, rows, arrays)
-        elif source.places_rows and bytes_per_sample(source.fields) >= LEAST_PLACED_BYTES:
+        elif source.places_rows and bytes_per_sample(fields) >= LEAST_PLACED_BYTES:
             read_rows(source, ascending, arrays, positions)
         else:
             read_rows(source, ascending, arrays)

@@ -5,7 +5,7 @@ from collections.abc import Generator
 from dataclasses import replace
 
 from app.planning.residency import SLOTS
-from worker.trainer.data.batch import Batch, BatchPlan
+from worker.trainer.data.batch import ONE_SHAPE, Batch, BatchPlan, BatchShapes
 from worker.trainer.data.counters import Counters
 from worker.trainer.data.feed.reader import GROWTH, ChunkPlan, ChunkReader, Rooms
 from worker.trainer.data.feed.transfer import Transfer
@@ -14,20 +14,26 @@ from worker.trainer.data.feed.transfer import Transfer
 class Streamed:
     """Batches of one part, read in chunks by a thread while the chunk before is in use."""
 
-    def __init__(self, plan: BatchPlan, chunks: ChunkPlan, transfer: Transfer) -> None:
+    def __init__(
+        self,
+        plan: BatchPlan,
+        chunks: ChunkPlan,
+        transfer: Transfer,
+        shapes: BatchShapes = ONE_SHAPE,
+    ) -> None:
         """Takes the memory of both slots at once, of one where a chunk is the whole part: what
         does not fit fails here, not hours later at the first evaluation, and a slot is never made
         in inference mode, where the reader's thread could not write to it. An evaluation's slots
         so stay between evaluations: at most 2 × EVALUATION_CHUNK_BYTES (app.planning.residency) for
         each held-out part.
         """
-        self.plan = plan
+        self.plan, self.shapes = plan, shapes
         self.counters = Counters(queue_depth=0)
         self._chunks = replace(chunks, first_samples=_first_samples(chunks, plan))
         self._transfer = transfer
         sizes = _slot_samples(self._chunks, plan)
         self._slots = [transfer.new_slot(samples) for samples in sizes]
-        self._batch = transfer.new_batch(plan.largest_micro_batch)
+        self._batch = transfer.new_batch(plan.largest_micro_batch, shapes)
         self._reader: ChunkReader | None = None
 
     def iterate(self, epoch: int, start_position: int = 0) -> Generator[Batch]:
@@ -47,7 +53,7 @@ class Streamed:
         self._end_reader()
         self._transfer.close()
         self._slots.clear()
-        self._batch.clear()
+        self._batch.close()
 
     def _start_reader(self, epoch: int, start_position: int) -> ChunkReader:
         if not self._slots:

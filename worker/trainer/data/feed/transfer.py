@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from app.planning.residency import LEAST_PLACED_BYTES, PIECE_BYTES
+from worker.trainer.data.batch import BatchShapes
+from worker.trainer.data.batch_memory import BatchMemory
 from worker.trainer.data.counters import Cause
 from worker.trainer.data.feed.rows import (
     in_file_order,
@@ -21,7 +23,7 @@ from worker.trainer.data.feed.rows import (
 )
 from worker.trainer.data.layouts.layout import DeviceArray, Layout
 from worker.trainer.data.source import Arrays, Field, Rows, Source, bytes_per_sample
-from worker.trainer.data.tensors import empty_arrays, rows_of
+from worker.trainer.data.tensors import rows_of
 
 # Threads that read wait for each other after each piece, which no copy has to pass by here. Of the
 # rate of a plain read, samples of 235 and 23 KiB: pieces of 64 MiB 0.72 and 0.79, 128 MiB 0.80 and
@@ -70,6 +72,11 @@ class Slot:
     def fitting(self, rows: Rows) -> int:
         """How many of these samples, the first ones, have room: one at least."""
         return min(one.fitting(rows) for one in self.arrays)
+
+    def packed_rows(self, start: int, stop: int) -> Mapping[str, int]:
+        """By packed field: rows that the samples at positions [start, stop) have in a batch."""
+        each = (one.packed_rows(start, stop) for one in self.arrays)
+        return {name: rows for found in each for name, rows in found.items()}
 
     def view(self, start: int, stop: int) -> dict[str, Tensor] | None:
         """The samples at positions [start, stop) where they lie; None if they lie scattered, or
@@ -224,9 +231,9 @@ class Transfer:
         on_device = torch.empty(places, dtype=torch.int64, device=self._device.memory)
         return Slot(arrays, on_device, self._device.new_fence(on_device))
 
-    def new_batch(self, samples: int) -> dict[str, Tensor]:
-        """Memory of the device for a batch, which is gathered into it."""
-        return empty_arrays(self._fields, samples, self._device.memory, pin_memory=False)
+    def new_batch(self, samples: int, shapes: BatchShapes) -> BatchMemory:
+        """Memory of the device for batches of up to so many samples."""
+        return BatchMemory(self._fields, shapes, samples, self._device.memory)
 
     def load(self, source: Source, rows: Rows, slot: Slot) -> Iterator[int]:
         """Fill the slot with these samples, in this order, without repeats; yields after each piece
@@ -291,6 +298,8 @@ class Transfer:
     def arrange(self, slot: Slot, places: Rows) -> None:
         """Set another order for a slot whose rows were loaded in the file's."""
         slot.arranged = True
+        for array in slot.arrays:
+            array.arrange(places)
         slot.fence.set_places(places)
 
     def why_waiting(self) -> Callable[[], Cause | None] | None:

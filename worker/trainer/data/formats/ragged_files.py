@@ -4,7 +4,7 @@ A group in place of an array, with the attribute `ragged` = 1, holds the arrays 
 and `offsets` (samples + 1,), int64: sample i is values[offsets[i] : offsets[i + 1]].
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,7 @@ class RaggedArray:
         """DataError where the group `name` does not hold together."""
         self.ragged = read_ragged(group, name)
         self.values: h5py.Dataset = group[VALUES]
+        self.parts = {VALUES: self.values}
         self.shape = (self.ragged.num_samples, *self.ragged.value.shape)
         """(samples, *shape of one value)."""
         self.dtype = self.ragged.value.dtype
@@ -90,22 +91,31 @@ def read_ragged(group: h5py.Group, name: str) -> Ragged:
     version = group.attrs[RAGGED]
     if np.ndim(version) != 0 or version != VERSION:
         raise _bad(name, f"has the attribute {RAGGED} = {version}, and only {VERSION} is known")
-    values, offsets = hard_link(group, VALUES), hard_link(group, OFFSETS)
-    for part, array in ((VALUES, values), (OFFSETS, offsets)):
+    return stretches(group, VALUES, OFFSETS, lambda what: _bad(name, what))
+
+
+def stretches(
+    group: h5py.Group, of_values: str, of_offsets: str, bad: Callable[[str], DataError]
+) -> Ragged:
+    """Those of one array of the group that begin where another says. `bad` makes the error where
+    they do not hold together, of the end of a sentence.
+    """
+    values, offsets = hard_link(group, of_values), hard_link(group, of_offsets)
+    for part, array in ((of_values, values), (of_offsets, offsets)):
         if not isinstance(array, h5py.Dataset):
-            raise _bad(name, f"has no array {part!r} of its own")
+            raise bad(f"has no array {part!r} of its own")
         if (reason := unusable_because(array)) is not None:
-            raise _bad(name, f"has an array {part!r} that {reason}")
+            raise bad(f"has an array {part!r} that {reason}")
     if offsets.ndim != 1 or offsets.dtype != np.int64 or not len(offsets):
-        raise _bad(name, "has 'offsets' that are not one int64 for each sample, and one more")
+        raise bad(f"has {of_offsets!r} that are not one int64 for each sample, and one more")
     begins, total = offsets[:], int(values.shape[0])
     if begins[0] != 0:
-        raise _bad(name, f"has 'offsets' that begin with {begins[0]:,}, not with 0")
+        raise bad(f"has {of_offsets!r} that begin with {begins[0]:,}, not with 0")
     # Compared, not subtracted: a difference of two int64 may wrap around.
     if len(falls := np.flatnonzero(begins[1:] < begins[:-1])):
-        raise _bad(name, f"has 'offsets' that fall: sample {falls[0]:,} would end before it begins")
+        raise bad(f"has {of_offsets!r} that fall: sample {falls[0]:,} would end before it begins")
     if begins[-1] != total:
-        raise _bad(name, f"has 'offsets' that end with {begins[-1]:,}, and {total:,} values")
+        raise bad(f"has {of_offsets!r} that end with {begins[-1]:,}, and {total:,} {of_values}")
     return Ragged(begins, Field(tuple(values.shape[1:]), values.dtype))
 
 

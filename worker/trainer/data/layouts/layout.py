@@ -1,9 +1,10 @@
 """What a layout is: how the samples of one array lie in a file, on the device and in a batch.
 
-There are three, each a class in a file of its own beside this one: plain (a row a sample), windows
-(a series that they slide over) and padded (values one sample behind another, filled up to the
-longest in a batch). To add one: write such a class, whose file is found by
-`worker.trainer.data.checked`. Nothing else in the data plane asks which layout an array has.
+There are four, each a class in a file of its own beside this one: plain (a row a sample), windows
+(a series that they slide over), padded (values one sample behind another, filled up to the longest
+in a batch) and packed (nodes and edges one sample behind another, also in a batch). To add one:
+write such a class, whose file is found by `worker.trainer.data.checked`. Nothing else in the data
+plane asks which layout an array has.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -72,6 +73,12 @@ class Layout(Protocol):
         next. None: its samples. `pooled`: one mean for all its numbers, not one a feature.
         """
 
+    def rows_in_batch(self, rows: Rows) -> Mapping[str, Rows]:
+        """By packed field: how many rows each of these samples has in a batch."""
+
+    def packed_fields(self, source: Source, rows: Rows) -> Mapping[str, NDArray[Any]]:
+        """The packed fields of a batch of these samples, in this order, with no row too many."""
+
     def hold(self, rows: Rows, device: torch.device) -> "DeviceArray":
         """Memory for these samples, which ascend and are there all at once."""
 
@@ -101,8 +108,22 @@ class DeviceArray(Protocol):
     def settle(self, samples: int) -> None:
         """Done on the device once the first so many samples were copied to it."""
 
+    def arrange(self, places: Rows) -> None:
+        """From now on the samples are asked for in this order, of those that are there."""
+
+    def packed_rows(self, start: int, stop: int) -> Mapping[str, int]:
+        """By packed field: rows that the samples asked for at [start, stop) have in a batch."""
+
     def view(self, start: int, stop: int) -> dict[str, Tensor] | None:
         """Samples [start, stop) where they lie; None where they do not lie as a batch has them."""
 
     def gather(self, samples: Tensor | slice, out: Mapping[str, Tensor]) -> None:
-        """Copy samples, by their numbers or neighbours, to the fields of `out`."""
+        """Copy samples, by their numbers or neighbours, to the fields of `out`, which have room for
+        just these.
+        """
+
+
+def packed_fields(layouts: Iterable[Layout], source: Source, rows: Rows) -> dict[str, NDArray[Any]]:
+    """Of all of them, what a batch of these samples has whose rows are no samples."""
+    each = (layout.packed_fields(source, rows) for layout in layouts)
+    return {name: array for found in each for name, array in found.items()}

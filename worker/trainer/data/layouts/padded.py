@@ -104,20 +104,14 @@ class PaddedLayout:
 
     def pieces_to_sum(self, source: Source, rows: Rows, *, pooled: bool) -> Iterator[Piece]:
         """The values, whatever sample they are of."""
-        [(name, value)] = self.stored.items()
-        buffer = None
-        for places, extents in one_behind_another(self.ragged, rows, rows_in(value, PIECE_BYTES)):
-            count = places.stop - places.start
-            if buffer is None:
-                buffer = np.empty((count, *value.shape), value.dtype)
-            read_stored(source, name, extents, buffer[:count])
-            yield buffer[:count], None
-        if buffer is None:
-            raise DataError(
-                f"The training part of {self.name!r} has samples without a value alone, so there is"
-                " no mean to standardize by. Set data.standardize to false for it, or train on"
-                " others."
-            )
+        [name] = self.stored
+        return values_to_sum(source, self.name, (name, self.ragged), rows)
+
+    def rows_in_batch(self, rows: Rows) -> Mapping[str, Rows]:
+        return {}
+
+    def packed_fields(self, source: Source, rows: Rows) -> Mapping[str, NDArray[Any]]:
+        return {}
 
     def hold(self, rows: Rows, device: torch.device) -> "DeviceValues":
         return self._device_values(int(self.ragged.lengths_at(rows).sum()), len(rows), device)
@@ -137,6 +131,25 @@ class PaddedLayout:
         places = {lengths_of(self.name): LENGTH, "begins": LENGTH}
         lengths, begins = empty_arrays(places, samples, device, pin_memory=False).values()
         return DeviceValues(self, values, lengths, begins, steps)
+
+
+def values_to_sum(
+    source: Source, array: str, stored: tuple[str, Ragged], rows: Rows
+) -> Iterator[Piece]:
+    """The values of these samples, some at a time, by the name that they are stored under."""
+    (name, ragged), buffer = stored, None
+    value = ragged.value
+    for places, extents in one_behind_another(ragged, rows, rows_in(value, PIECE_BYTES)):
+        count = places.stop - places.start
+        if buffer is None:
+            buffer = np.empty((count, *value.shape), value.dtype)
+        read_stored(source, name, extents, buffer[:count])
+        yield buffer[:count], None
+    if buffer is None:
+        raise DataError(
+            f"The training part of {array!r} has samples without a value alone, so there is no mean"
+            " to standardize by. Set data.standardize to false for it, or train on others."
+        )
 
 
 def one_behind_another(
@@ -214,8 +227,14 @@ class DeviceValues:
         torch.cumsum(self.lengths[:samples], 0, out=begins)
         begins -= self.lengths[:samples]
 
+    def arrange(self, places: Rows) -> None:
+        """Whatever the order, a sample is a row."""
+
     def view(self, start: int, stop: int) -> None:
         """They are not filled up."""
+
+    def packed_rows(self, start: int, stop: int) -> Mapping[str, int]:
+        return {}
 
     def gather(self, samples: Tensor | slice, out: Mapping[str, Tensor]) -> None:
         """Filled up with zeros."""

@@ -55,6 +55,12 @@ class PlainLayout:
     def pieces_to_sum(self, source: Source, rows: Rows, *, pooled: bool) -> None:
         """Its samples are."""
 
+    def rows_in_batch(self, rows: Rows) -> Mapping[str, Rows]:
+        return {}
+
+    def packed_fields(self, source: Source, rows: Rows) -> Mapping[str, NDArray[Any]]:
+        return {}
+
     def hold(self, rows: Rows, device: torch.device) -> "DeviceRows":
         return self.chunk(len(rows), device)
 
@@ -81,6 +87,12 @@ class DeviceRows:
 
     def settle(self, samples: int) -> None:
         """Nothing is left to do."""
+
+    def arrange(self, places: Rows) -> None:
+        """Whatever the order, a sample is a row."""
+
+    def packed_rows(self, start: int, stop: int) -> Mapping[str, int]:
+        return {}
 
     def view(self, start: int, stop: int) -> dict[str, Tensor]:
         return {name: array[start:stop] for name, array in self.rows.items()}

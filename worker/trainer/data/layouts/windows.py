@@ -93,6 +93,12 @@ class WindowsLayout:
             self._read_steps(source, first + start, steps)
             yield steps, times[first + start : first + stop]
 
+    def rows_in_batch(self, rows: Rows) -> Mapping[str, Rows]:
+        return {}
+
+    def packed_fields(self, source: Source, rows: Rows) -> Mapping[str, NDArray[Any]]:
+        return {}
+
     def hold(self, rows: Rows, device: torch.device) -> "DeviceSeries":
         starts, length = self.windows.starts[rows], self.windows.length
         first = int(starts.min())
@@ -134,6 +140,12 @@ class DeviceSeries:
 
     def settle(self, samples: int) -> None:
         """Nothing is left to do."""
+
+    def arrange(self, places: Rows) -> None:
+        """Whatever the order, a sample is a row."""
+
+    def packed_rows(self, start: int, stop: int) -> Mapping[str, int]:
+        return {}
 
     def view(self, start: int, stop: int) -> None:
         """No window is there by itself."""
