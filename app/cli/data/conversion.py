@@ -1,4 +1,4 @@
-"""`stoker data convert`: windows that overlap, rows in time and bars, written as series."""
+"""`stoker data convert`: windows, rows in time, bars, ragged arrays and molecules, written anew."""
 
 import json
 import re
@@ -23,6 +23,9 @@ NUMPY = (".npz", ".npy")
 BARS, SAMPLES = "worker.trainer.tools.bars", "worker.trainer.tools.samples"
 PADDING = "worker.trainer.tools.padding"
 ARRAYS, OVERLAPPING = "worker.trainer.tools.numpy_arrays", "worker.trainer.tools.convert"
+MOLECULES = "worker.trainer.tools.molecules.convert"
+# Files of nothing else than molecules.
+OF_MOLECULES = (".sdf", ".sd", ".smi", ".smiles")
 NAMELESS = "The column without a name (row numbers of pandas? index=False leaves them out)"
 
 
@@ -47,7 +50,7 @@ Target = Annotated[
     list[str] | None,
     typer.Option(
         help="The column to forecast; with --timeframes also `range`, ln((high - low) / close) of "
-        "each bar, which is the default there."
+        "each bar, which is the default there. Of molecules: the column or property to learn."
     ),
 ]
 Every = Annotated[
@@ -61,7 +64,8 @@ Source = Annotated[
     Path,
     typer.Argument(
         help="HDF5, NumPy (.npz, .npy), or Arrow files in a folder; with --window also CSV and "
-        "Parquet; with --timeframes CSV, a file or a folder."
+        "Parquet; with --timeframes CSV, a file or a folder; molecules as SDF, SMILES (.smi) or, "
+        "with --smiles, CSV."
     ),
 ]
 Out = Annotated[
@@ -100,8 +104,18 @@ class OnBad(StrEnum):
 WhenBad = Annotated[
     OnBad | None,
     typer.Option(
-        help="With --window or --timeframes: at a row that cannot be used, or a gap in its times, "
+        help="With --window, --timeframes or molecules: at what cannot be used, or a gap in times, "
         "stop (the default) or skip it and count."
+    ),
+]
+Smiles = Annotated[
+    str | None, typer.Option(help="Molecules of a CSV file: the column of their SMILES.")
+]
+MaxAtoms = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Of molecules: one with more atoms cannot be used, hydrogens aside; default 256.",
     ),
 ]
 
@@ -118,6 +132,8 @@ def convert(
     on_bad: WhenBad = None,
     max_gap: MaxGap = None,
     pad: Pad = None,
+    smiles: Smiles = None,
+    max_atoms: MaxAtoms = None,
     force: Force = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -128,31 +144,52 @@ def convert(
     With --timeframes, of bars: an array each, of bars that have closed when the sample ends.
     Of NumPy's files: the same arrays.
     With --pad, of ragged arrays: arrays whose samples have one length; others as they are.
+    Of molecules: packed graphs of their atoms and bonds, and the part that each is in by scaffold.
     """
     out = out or read_settings().data_root / f"{path.name if path.is_dir() else path.stem}.h5"
     _require_convertible(path, out)
     column = _only_one(target)
-    numbers = f"--horizon={horizon}", f"--every={every}"
     as_new = () if force else ("--new",)
     names = *_given(target=column, array=array, on_bad=on_bad, max_gap=max_gap), *as_new
-    is_cut = _is_cut(window, timeframes, on_bad, max_gap)
-    if pad is not None:
-        if is_cut:
+    if smiles is not None or path.suffix.lower() in OF_MOLECULES:
+        _require_molecules_alone(window, timeframes, horizon, array, max_gap, pad, every)
+        names += _given(smiles=smiles, max_atoms=max_atoms)
+        made, lines = _run(MOLECULES, path, out, *names)
+    elif max_atoms is not None:
+        raise CommandFailed("--max-atoms is for molecules: SDF, SMILES, or CSV with --smiles.")
+    elif _is_cut(window, timeframes, on_bad, max_gap):
+        if pad is not None:
             raise CommandFailed("--pad and --window or --timeframes are two steps: convert twice.")
+        made, lines = _run_cut(path, out, window, timeframes, horizon, column, array, every, names)
+    elif pad is not None:
         _require_no_cut(horizon, column, None, every)
         made, lines = _run(PADDING, path, out, f"--pad={pad}", *names)
-    elif timeframes is not None:
-        if horizon is None or array is not None:
-            raise CommandFailed("--timeframes needs --horizon, and has no --array.")
-        made, lines = _run(BARS, path, out, f"--timeframes={timeframes}", *numbers, *names)
-    elif window is not None:
-        if horizon is None or column is None:
-            raise CommandFailed("--window needs --horizon and --target: what is to be forecast.")
-        made, lines = _run(SAMPLES, path, out, f"--window={window}", *numbers, *names)
     else:
         _require_no_cut(horizon, column, array, every)
         made, lines = _run(_without_cut(path), path, out, *as_new)
     _tell(made, lines, out, as_json=as_json)
+
+
+def _run_cut(
+    path: Path,
+    out: Path,
+    window: int | None,
+    timeframes: str | None,
+    horizon: int | None,
+    column: str | None,
+    array: str | None,
+    every: int,
+    names: tuple[str, ...],
+) -> tuple[Document, list[str]]:
+    """By --window or --timeframes."""
+    numbers = f"--horizon={horizon}", f"--every={every}"
+    if timeframes is not None:
+        if horizon is None or array is not None:
+            raise CommandFailed("--timeframes needs --horizon, and has no --array.")
+        return _run(BARS, path, out, f"--timeframes={timeframes}", *numbers, *names)
+    if horizon is None or column is None:
+        raise CommandFailed("--window needs --horizon and --target: what is to be forecast.")
+    return _run(SAMPLES, path, out, f"--window={window}", *numbers, *names)
 
 
 def _is_cut(
@@ -176,7 +213,16 @@ def _only_one(targets: list[str] | None) -> str | None:
     return targets[0] if targets else None
 
 
-def _given(**options: str | None) -> tuple[str, ...]:
+def _require_molecules_alone(*options: object) -> None:
+    *others, every = options
+    if any(option is not None for option in others) or every != 1:
+        raise CommandFailed(
+            "Molecules are no rows in time: --smiles, --target, --max-atoms and --on-bad go with "
+            "them, and no other option that cuts or pads."
+        )
+
+
+def _given(**options: object) -> tuple[str, ...]:
     """As they are passed on."""
     named = {name.replace("_", "-"): value for name, value in options.items()}
     return tuple(f"--{name}={value}" for name, value in named.items() if value is not None)
@@ -245,6 +291,7 @@ def _run(module: str, path: Path, out: Path, *options: str) -> tuple[Document, l
         ARRAYS: _written,
         PADDING: _written,
         OVERLAPPING: _converted,
+        MOLECULES: _as_graphs,
     }
     return made, told[module](made)
 
@@ -296,6 +343,18 @@ def _read_times(made: Document) -> list[str]:
     """As what the times of rows were read, where there are any."""
     read_as = made.get("times_read_as")
     return [] if read_as is None else [f"Times were read as {read_as}, in UTC unless they say."]
+
+
+def _as_graphs(made: Document) -> list[str]:
+    parts = ", ".join(f"{number(count)} {name}" for name, count in made["parts"].items())
+    learned = "" if made["target"] is None else f" Target: {made['target']}."
+    return [
+        f"{number(made['samples'])} molecules of {number(made['atoms']['total'])} atoms, up to "
+        f"{number(made['atoms']['most'])} each, and {number(made['bonds'])} bonds.{learned}",
+        f"{number(made['scaffolds'])} scaffolds; by these {parts} (scaffold_part).",
+        *_skipped(made),
+        f"{made['path']}: {size(made['bytes'])}.",
+    ]
 
 
 def _skipped(made: Document) -> list[str]:

@@ -3,8 +3,9 @@
 import errno
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -29,11 +30,27 @@ app.add_typer(cache.app, name="cache")
 
 # What the service takes as a name, for it stands in addresses and specs.
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-# By name: the module that makes it, and the file or folder under DATA_ROOT.
+
+
+class SampleData(NamedTuple):
+    """The module that makes it, the file or folder under DATA_ROOT, and its datasets by name."""
+
+    module: str
+    path: str
+    datasets: Mapping[str, str]
+
+
 SAMPLES = {
-    "weather": ("worker.trainer.tools.sample_weather", "weather.h5"),
-    "bars": ("worker.trainer.tools.sample_bars", "bars.h5"),
-    "board": ("worker.trainer.tools.sample_board", "board"),
+    "weather": SampleData(
+        "worker.trainer.tools.sample_weather", "weather.h5", {"weather": "weather.h5"}
+    ),
+    "bars": SampleData("worker.trainer.tools.sample_bars", "bars.h5", {"bars": "bars.h5"}),
+    "board": SampleData("worker.trainer.tools.sample_board", "board", {"board": "board"}),
+    "molecules": SampleData(
+        "worker.trainer.tools.molecules.sample",
+        "molecules",
+        {"molecules": "molecules/nci.h5", "solubility": "molecules/solubility.h5"},
+    ),
 }
 REGISTRATION_WAIT_SECONDS = 120.0
 
@@ -44,7 +61,8 @@ def sample(
         str,
         typer.Argument(
             help="weather: hourly measurements of a TMY3 station. bars: the same in bars of 1 to "
-            "24 hours. board: positions of chess games."
+            "24 hours. board: positions of chess games. molecules: 4,991 of them, and 1,282 with "
+            "their solubility."
         ),
     ],
     force: Annotated[
@@ -56,21 +74,28 @@ def sample(
     if name not in SAMPLES:
         raise CommandFailed(f"There is no sample {name!r}; the samples are: {', '.join(SAMPLES)}.")
     settings = read_settings()
-    module, file_name = SAMPLES[name]
-    path = settings.data_root / file_name
+    made = SAMPLES[name]
+    path = settings.data_root / made.path
     if force or not path.exists():
         settings.data_root.mkdir(parents=True, exist_ok=True)
-        run_worker_module(module, str(path))
-    dataset = _register_if_service_runs(settings, name, path)
+        run_worker_module(made.module, str(path))
+    found = {
+        dataset: _register_if_service_runs(settings, dataset, settings.data_root / file)
+        for dataset, file in made.datasets.items()
+    }
     if as_json:
-        print_json({"name": name, "path": str(path), "dataset": dataset})
+        first, *others = found.values()
+        more = {"datasets": [first, *others]} if others else {}
+        print_json({"name": name, "path": str(path), "dataset": first, **more})
         return
     files = path.iterdir() if path.is_dir() else [path]
     typer.echo(f"{path} is ready, {size(sum(file.stat().st_size for file in files))}.")
-    if dataset is None:
-        typer.echo(f"No API is running. When one is: stoker data register {name} {path.name}")
-    else:
-        _say_outcome(dataset)
+    for dataset, outcome in found.items():
+        if outcome is None:
+            told = f"stoker data register {dataset} {made.datasets[dataset]}"
+            typer.echo(f"No API is running. When one is: {told}")
+        else:
+            _say_outcome(outcome)
 
 
 def _register_if_service_runs(settings: "Settings", name: str, path: Path) -> Document | None:
@@ -182,7 +207,15 @@ def _shape(field: Document) -> str:
 
 
 def _ragged_shape(field: Document) -> str:
-    lengths = field["lengths"]
+    lengths, edges = field["lengths"], field.get("edges")
+    if edges:
+        each = (f"{number(one['min'])} to {number(one['max'])}" for one in (lengths, edges))
+        nodes, between = each
+        features = " × ".join(map(str, field["shape"]))
+        return (
+            f"graphs of {nodes} nodes × {features} and {between} edges: {lengths['mean']:,.1f} and "
+            f"{edges['mean']:,.1f} on average, {size(field['stored_bytes'])}"
+        )
     between = f"{number(lengths['min'])} to {number(lengths['max'])}"
     shape = " × ".join([between, *map(str, field["shape"])])
     return f"{shape}, ragged: {lengths['mean']:,.1f} on average, {size(field['stored_bytes'])}"

@@ -1,0 +1,1 @@
+"""Molecules to packed graphs, by RDKit."""

@@ -1,0 +1,111 @@
+"""Writes molecules as packed graphs: what `stoker data convert` does to SMILES and SDF.
+
+`python -m worker.trainer.tools.molecules.convert IN OUT.h5 [--target NAME]` prints one JSON
+document. OUT has the graphs as `molecules`; the number that is learned as `targets`; the number of
+each molecule's scaffold, and the part that it is in by that, as `scaffold` and `scaffold_part`.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.trainer.checkpoints.whole_file import whole_file
+from worker.trainer.data.formats.packed_files import EDGES, NODES, write_packed
+from worker.trainer.errors import DataError
+from worker.trainer.tools.answer import answer, require_new
+from worker.trainer.tools.bad_rows import Bad
+from worker.trainer.tools.molecules.graphs import (
+    ATOM_FEATURES,
+    BOND_FEATURES,
+    TEST,
+    TRAINING,
+    VALIDATION,
+    graph_of,
+    parts_by_scaffold,
+    scaffold_of,
+)
+from worker.trainer.tools.molecules.records import KnownMolecule, Wanted, read_molecules
+
+MOLECULES, TARGETS, SCAFFOLD, SCAFFOLD_PART = "molecules", "targets", "scaffold", "scaffold_part"
+# Numbers of atoms are kept in two bytes.
+MOST_ATOMS = 65_535
+
+
+def convert(
+    path: Path, out: Path, wanted: Wanted, bad: Bad, *, force: bool = True
+) -> dict[str, Any]:
+    """Write `out`, which is replaced where that is allowed (`force`); says what it holds, and what
+    was left out. Raises DataError.
+    """
+    if not 1 <= wanted.most_atoms <= MOST_ATOMS:
+        raise DataError(f"--max-atoms is 1 to {MOST_ATOMS:,}, not {wanted.most_atoms:,}.")
+    molecules = list(read_molecules(path, wanted, bad))
+    if not molecules:
+        raise DataError(f"{path} has no molecule that can be used{bad.left_out()}.")
+    require_new(out, force=force)
+    return write(out, molecules, wanted.target) | {"bad": dict(bad.counts), "told": bad.told}
+
+
+def write(
+    out: Path,
+    molecules: Sequence[KnownMolecule],
+    target: str | None,
+    more: Mapping[str, NDArray[Any]] | None = None,
+) -> dict[str, Any]:
+    """Write the file as a whole or not at all, with `more` arrays; says what it holds."""
+    graphs = [graph_of(one.mol) for one in molecules]
+    scaffolds = [scaffold_of(one.mol) for one in molecules]
+    names, numbers = np.unique(scaffolds, return_inverse=True)
+    parts = parts_by_scaffold(scaffolds)
+    with whole_file(out) as partial, h5py.File(partial, "w") as file:
+        group = write_packed(file, MOLECULES, graphs)
+        group.attrs["node_features"], group.attrs["edge_features"] = ATOM_FEATURES, BOND_FEATURES
+        if target is not None:
+            file[TARGETS] = np.array([one.target for one in molecules], np.float32)
+            file.attrs["target_name"] = target
+        file[SCAFFOLD], file[SCAFFOLD_PART] = numbers.astype(np.int32), parts
+        for name, array in (more or {}).items():
+            file[name] = array
+    atoms = [len(graph[NODES]) for graph in graphs]
+    return {
+        "path": str(out),
+        "bytes": out.stat().st_size,
+        "samples": len(molecules),
+        "atoms": {"total": sum(atoms), "most": max(atoms)},
+        "bonds": sum(len(graph[EDGES]) for graph in graphs),
+        "scaffolds": len(names),
+        "parts": {
+            name: int((parts == part).sum())
+            for name, part in (("training", TRAINING), ("validation", VALIDATION), ("test", TEST))
+        },
+        "target": target,
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="convert", description="Molecules to packed graphs.")
+    parser.add_argument("path", type=Path, metavar="IN")
+    parser.add_argument("out", type=Path, metavar="OUT.h5")
+    parser.add_argument("--smiles", help="the column of a table")
+    parser.add_argument("--target", help="a column of a table, a property in SDF")
+    parser.add_argument("--max-atoms", type=int, default=Wanted.most_atoms)
+    parser.add_argument("--on-bad", choices=("stop", "skip"), default="stop")
+    parser.add_argument(
+        "--new", dest="force", action="store_false", help="refuse an OUT that is there"
+    )
+    options = parser.parse_args(arguments)
+    wanted = Wanted(options.smiles, options.target, options.max_atoms)
+    bad = Bad(skips=options.on_bad == "skip")
+    failed = f"{options.path} could not be written as {options.out}"
+    path, out, force = options.path, options.out, options.force
+    return answer(lambda: convert(path, out, wanted, bad, force=force), failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
