@@ -8,9 +8,7 @@ from app.spec.installed import RECIPES
 from app.spec.issue import Issue, PatchOp
 
 # The workloads of the contract; each is refused by name until its recipe is installed.
-RECIPES_TO_COME = tuple(
-    kind for kind in ("panel-graph", "molecule", "board") if kind not in RECIPES
-)
+RECIPES_TO_COME = tuple(kind for kind in ("panel-graph", "board") if kind not in RECIPES)
 RECIPES_HERE = ", ".join(RECIPES)
 
 
