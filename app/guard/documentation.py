@@ -139,7 +139,7 @@ IMPOSSIBLE = (
     Impossible(
         "A last batch of 1, or micro-batches under 8, with batch norm.",
         "No recipe of Stoker's has one: norms are of an atom, of a step or of groups of channels.",
-        "tests/trainer/test_molecule.py::test_what_a_batch_is_filled_up_with_changes_nothing",
+        "tests/trainer/recipes/test_molecule.py::test_what_a_batch_is_filled_up_with_changes_nothing",
     ),
     Impossible(
         "An evaluation that keeps all forecasts in memory.",

@@ -15,7 +15,7 @@ from app.planning.ladder import NO_RUNG
 from app.spec.recipe import Array, Problem
 from app.spec.run import RunSpec
 from tests.trainer.lab import BASE_SPEC, Lab, StopAtPoll, merged
-from tests.trainer.test_capture import Counting, applied, unless_never
+from tests.trainer.speed.test_capture import Counting, applied, unless_never
 from tests.trainer_data.factories import entry, preparing
 from tests.trainer_data.test_packed import graphs_of
 from worker.trainer import build as prepare
