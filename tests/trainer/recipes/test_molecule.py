@@ -39,7 +39,7 @@ FIELDS = {
     "molecules/edge_values": Field((2,), np.dtype("u1"), EDGES),
     "targets": Field((), np.dtype("f4")),
 }
-TASKS = {
+TASKS: dict[str, dict[str, Any]] = {
     "masked": {"targets": ["molecules"], "standardize": {"inputs": False, "targets": False}},
     "classification": {"standardize": {"inputs": False, "targets": False}},
     "regression": {"standardize": {"inputs": False}},
