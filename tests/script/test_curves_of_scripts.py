@@ -7,12 +7,17 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from tests.script.stage import Stage, spec_json
-from worker.script.curves import MOST_SERIES, Curves
+from worker.script import event_files
+from worker.script.curves import MOST_FOLDERS, MOST_SERIES, Curves
 from worker.script.points import point_of
 from worker.script.sources import CsvTable, JsonLines, Lines, Warn
 from worker.script.status import StatusServer
@@ -42,10 +47,10 @@ def as_file(name: str, losses: dict[int, float]) -> str:
 
 
 def curves_of(folder: Path, warn: Warn, **metrics: str | None) -> Curves:
-    """Of an attempt whose folder is also the script's."""
+    """Of an attempt that began a minute ago, and whose folder is also the script's."""
     wanted = {"file": None, "stdout": None, **metrics}
     (folder / "spec.json").write_text(json.dumps(spec_json(folder, metrics=wanted)))
-    return Curves(ScriptWork.read(folder), time.time(), 0, warn)
+    return Curves(ScriptWork.read(folder), time.time() - 60, 0, warn)
 
 
 @pytest.mark.slow
@@ -303,6 +308,35 @@ class TestOfFiles:
             "--metrics-file", "--metrics-stdout",
         ]  # fmt: skip
         assert "old.csv, which this run has not written" in told[0]
+
+    @pytest.mark.parametrize("has_curve", [True, False])
+    def test_a_search_that_was_cut_is_told_where_no_curve_was_found(
+        self, tmp_path: Path, has_curve: bool
+    ):
+        told: list[str] = []
+        for number in range(MOST_FOLDERS):
+            (tmp_path / str(number)).mkdir()
+        curves = curves_of(tmp_path, lambda _, said: told.append(said))
+        if has_curve:
+            (tmp_path / "metrics.csv").write_text(as_file("metrics.csv", {1: 0.5}))
+        assert len([*curves.read(all_of_it=True)]) == has_curve
+        assert len(told) == (not has_curve)
+        assert all("has more than 500 folders" in message for message in told)
+
+    def test_a_huge_event_file_is_read_piece_by_piece_to_its_end(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(event_files, "MOST_EVENTS", 500)
+        with closing(RecordWriter((tmp_path / "events.tfevents.1").open("wb"))) as writer:
+            for step in range(1205):
+                summary = Summary(value=[Summary.Value(tag="loss", simple_value=0.5)])
+                writer.write(Event(step=step, summary=summary).SerializeToString())
+        curves = curves_of(tmp_path, refuse)
+        looks = [[point.step for point in curves.read()] for _ in range(2)]
+        assert looks[0] == list(range(500))
+        assert looks[1] == list(range(500, 1000))
+        again = curves_of(tmp_path, refuse)
+        assert len([*again.read(all_of_it=True)]) == 1205
 
     def test_steps_that_no_run_makes_are_left_out_and_told_once(self, tmp_path: Path):
         told: list[str] = []

@@ -58,6 +58,8 @@ class Curves:
         self._may_warn_of_steps = True
         self._search_at = 0.0
         self._may_read_events = True
+        self._is_cut = False
+        """Whether the last search has left out folders."""
         self._sources[work.folder / METRICS] = JsonLines(work.folder / METRICS)
         self._silent = dict[Path, str]()
         """Sources that the user named and that gave no number yet, and the option."""
@@ -88,7 +90,7 @@ class Curves:
             self._warn_of_silence()
 
     def _warn_of_silence(self) -> None:
-        """At the end of the script, of what was named and gave no number."""
+        """At the end of the script, of what was named and gave no number, or may be elsewhere."""
         for path, option in self._silent.items():
             if option == "--metrics-stdout":
                 why = "matches no line of its output; `stoker logs` shows that"
@@ -98,6 +100,13 @@ class Curves:
                 kind = "a CSV table" if path.suffix == ".csv" else "JSON lines"
                 why = f"names {path}, which holds no numbers as {kind} have them"
             self._warn("no_metrics", f"{option} gave no curve: it {why}.")
+        if self._is_cut and not self._names:
+            self._warn(
+                "no_metrics",
+                f"No curve was found. {self._work.cwd} has more than {MOST_FOLDERS} folders, and "
+                "only the nearest were searched for event files and metrics.csv: write them into "
+                "$STOKER_RUN_DIR/tensorboard, or name a file with --metrics-file.",
+            )
 
     def named(self, source: Path, points: Iterable[CurvePoint]) -> Iterator[Numbers]:
         """Points of a source with their steps and the names of recipes; of too many series the
@@ -155,7 +164,9 @@ class Curves:
 
     def _search(self) -> None:
         places = [self._work.folder / "tensorboard", self._work.cwd]
-        for path in (path for place in places for path in _files_below(place)):
+        found = [_files_below(place) for place in places]
+        self._is_cut = not all(is_all for _, is_all in found)
+        for path in (path for paths, _ in found for path in paths):
             if path in self._sources or not self._is_new(path):
                 continue
             if path.name == "metrics.csv":
@@ -180,20 +191,23 @@ class Curves:
         return False
 
 
-def _files_below(folder: Path) -> Iterator[Path]:
-    """Event files and metrics.csv in a folder and those below, the nearest first."""
-    level, looked_at = [folder], 0
+def _files_below(folder: Path) -> tuple[list[Path], bool]:
+    """Event files and metrics.csv in a folder and those below, the nearest first; and whether all
+    folders were looked at that are not too deep.
+    """
+    found, level, looked_at = list[Path](), [folder], 0
     for _ in range(DEEPEST + 1):
         below: list[Path] = []
         for place in level:
             looked_at += 1
             if looked_at > MOST_FOLDERS:
-                return
+                return found, False
             with suppress(OSError), os.scandir(place) as entries:
                 for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
                         if entry.name not in PASSED_OVER and not entry.name.startswith("."):
                             below.append(Path(entry.path))
                     elif entry.name == "metrics.csv" or ".tfevents." in entry.name:
-                        yield Path(entry.path)
+                        found.append(Path(entry.path))
         level = below
+    return found, True

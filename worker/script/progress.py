@@ -61,10 +61,10 @@ class ScriptProgress:
         """Look at what is new; `all_of_it`: to the end, since nobody writes any more."""
         if self._shim is not None and self._shim.read():
             self.moved_at = time.monotonic()
-        for point in self._curves.read(all_of_it=all_of_it):
-            self._take(point)
         for posted in self._curves.named(POSTED, self._status.take()):
             self._take(posted)
+        for point in self._curves.read(all_of_it=all_of_it):
+            self._take(point)
 
     def _take(self, point: Numbers) -> None:
         self.moved_at = time.monotonic()
