@@ -93,10 +93,12 @@ class Stage:
         runner.wait(PATIENCE)
         return self.end(attempt)
 
-    def events(self, kind: str, attempt: int = 1) -> list[dict[str, Any]]:
+    def events(self, kind: str | None = None, attempt: int = 1) -> list[dict[str, Any]]:
+        """Of a kind, or all."""
         path = self.attempt(attempt) / "events.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
-        return [event for line in lines if (event := json.loads(line))["kind"] == kind]
+        events = [json.loads(line) for line in lines]
+        return [event for event in events if kind in (None, event["kind"])]
 
     def end(self, attempt: int = 1) -> dict[str, Any]:
         (end,) = self.events("end", attempt)

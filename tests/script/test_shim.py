@@ -10,8 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from tests.script.stage import Stage
+from worker.agent.beat_report import BeatReport
 from worker.script import shim
 from worker.script.work import SHIM
+from worker.telemetry.exporter import TelemetrySnapshot, WorkerCollector
 
 TRAINS = """
 import sys, torch
@@ -50,11 +52,30 @@ def test_steps_are_counted_and_the_result_is_the_same(stage: Stage):
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_rates_are_told_while_it_trains(stage: Stage):
-    stage.write(TRAINS.replace("other.step()", "other.step(); import time; time.sleep(0.1)"))
+def test_what_is_counted_reaches_curves_and_prometheus(stage: Stage):
+    slow = "other.step(); time.sleep(0.1); run.log({'loss': 1, 'grad_norm': 2}, step=epoch)"
+    begin = "import stoker, time\nrun = stoker.init()\n"
+    stage.write(begin + TRAINS.replace("other.step()", slow))
     stage.run()
     rates = stage.curve("iterations_per_second").values()
     assert 0 < max(rates) <= 10.5, "each step sleeps a tenth of a second"
+
+    report = BeatReport(stage.run_folder, stage.attempt())
+    report.take([event for event in stage.events() if event["kind"] != "end"])
+    collector = WorkerCollector()
+    run = report.view(1, 1, recipe="script", gpus=())
+    collector.publish(TelemetrySnapshot(runs=(run,)))
+    found = {
+        (sample.name.removeprefix("stoker_train_"), sample.labels.get("phase")): sample.value
+        for family in collector.collect()
+        for sample in family.samples
+        if "run_id" in sample.labels
+    }
+    assert 0 < found["iterations_per_second", "train"] <= 10.5
+    assert found["iterations_total", "train"] == 48
+    assert (found["loss", None], found["grad_norm", None]) == (1, 2)
+    waited, rest = (found["phase_seconds_total", part] for part in ("data_wait", "other"))
+    assert 0 < waited < 1 < rest < 20
 
 
 def test_rates_are_over_the_time_since_the_first_step(tmp_path: Path, monkeypatch):

@@ -209,6 +209,7 @@ class BeatReport:
         if peak and peak["device_bytes"] is None and self.peak_on_gpu:  # a script, which says none
             self.progress["peak_memory"] = {**peak, "device_bytes": self.peak_on_gpu}
         self.outbox.progress = self.progress
+        self.losses.pop("train", None)  # NaN is told as None
         if event.get("loss") is not None:
             self.losses["train"] = event["loss"]
         if "step_durations" in event:

@@ -81,19 +81,23 @@ class ScriptProgress:
 
     def tell(self, memory: int, peak: int | None) -> None:
         """What is new since it was told last. `memory` and `peak`: the host's, in bytes."""
-        rates = RATES_UNKNOWN if self._shim is None else self._shim.rates()
+        shim, status = self._shim, self._status
+        rates = RATES_UNKNOWN if shim is None else shim.rates()
+        epoch = self.last.get("epoch") if status.epoch is None else status.epoch
         told = {
             "phase": "running",
             "step": self.step,
-            "steps": self._status.steps,
-            "epoch": None if self._status.epoch is None else int(self._status.epoch),
-            "percent": self._status.percent,
-            "eta_seconds": self._status.eta_seconds,
+            "steps": status.steps,
+            "epoch": None if epoch is None else int(epoch),
+            "percent": status.percent,
+            "eta_seconds": status.eta_seconds,
             "loss": self.last.get("train_loss"),
             "lr": self.last.get("lr"),
+            "grad_norm": self.last.get("grad_norm"),
+            "phase_seconds": None if shim is None else shim.phase_seconds(),
             "host_memory_bytes": memory or None,
             "peak_memory": {"host_bytes": peak, "device_bytes": None},
-            "totals": {"train_iterations": 0 if self._shim is None else self._shim.steps},
+            "totals": {"train_iterations": 0 if shim is None else shim.steps},
             **rates,
         }
         if told != self._told:

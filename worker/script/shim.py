@@ -22,6 +22,10 @@ class Shim:
             self._figures = mmap.mmap(file.fileno(), SHIM.size, access=mmap.ACCESS_READ)
         self.steps = 0
         self._marks: deque[tuple[float, int, float]] = deque()
+        self._stepped = (0.0, 0, 0.0)
+        """Like a mark: the last look that found new steps."""
+        self._waited = self._other = self._seconds = 0.0
+        self._steps_timed = 0
 
     def read(self) -> bool:
         """Look at the figures; whether there are more steps than before."""
@@ -34,7 +38,31 @@ class Shim:
         self._marks.append((now, self.steps, waited))
         while len(self._marks) > 2 and now - self._marks[1][0] > RATE_SECONDS:
             self._marks.popleft()
+        if self.steps != before:
+            self._add_up((now, self.steps, waited))
         return self.steps != before
+
+    def _add_up(self, now: tuple[float, int, float]) -> None:
+        """The time since the look before that found new steps, which these took."""
+        (began, before, waited_before), self._stepped = self._stepped, now
+        ended, after, waited = now
+        if not before or after < before:
+            return
+        seconds, waiting = ended - began, max(0.0, waited - waited_before)
+        self._seconds += seconds
+        self._steps_timed += after - before
+        self._waited += waiting
+        self._other += max(0.0, seconds - waiting)
+
+    def mean_rate(self) -> float | None:
+        """Steps a second from the first one to the last; None before that takes any time."""
+        return self._steps_timed / self._seconds if self._seconds else None
+
+    def phase_seconds(self) -> dict[str, float] | None:
+        """Of that time, how long the steps waited for data, and the rest; None as above."""
+        if not self._seconds:
+            return None
+        return {"data_wait": self._waited, "other": self._other}
 
     def rates(self) -> dict[str, float | None]:
         """Steps a second, and which part of the time they waited for data, of late; at the

@@ -233,7 +233,7 @@ def _progress_ratio(progress: Mapping[str, Any]) -> float | None:
 
 def _phase_rate(progress: Mapping[str, Any]) -> tuple[str, float | None]:
     phase = progress.get("phase")
-    if phase == "training":
+    if phase in ("training", "running"):  # of a script, which is never anything else
         return "train", progress.get("iterations_per_second")
     if phase in ("evaluating", "testing"):
         return "eval", progress.get("phase_rate")
