@@ -1,11 +1,11 @@
 """Telling a run what to do: stop, kill, pause, resume, restart, delete."""
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
-from app.cli.arguments import RunId
+from app.cli.arguments import RunIds, for_each
 from app.cli.connect import connect
 from app.cli.failures import CommandFailed, ExitCode, issue_lines, require_yes
 from app.cli.output import JsonOption, in_words, label_line, number, print_json, print_lines
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from stoker import Client, Which
 
+    Source = Which | Literal["scratch"] | int
+
+Document = dict[str, Any]
 Action = Literal["stop", "kill", "pause", "resume"]
 
 WaitOption = Annotated[
@@ -32,18 +35,18 @@ AT_REST = {"stop": "stopped", "kill": "stopped", "pause": "paused"}
 ENDED = ("succeeded", "failed", "stopped")
 
 
-def stop(run_id: RunId, wait: WaitOption = None, as_json: JsonOption = False) -> None:
-    """Save a checkpoint and end the run."""
-    _act(run_id, "stop", wait, as_json)
+def stop(run_ids: RunIds, wait: WaitOption = None, as_json: JsonOption = False) -> None:
+    """Save a checkpoint and end the run; of several, each."""
+    _act(run_ids, "stop", wait, as_json)
 
 
-def kill(run_id: RunId, wait: WaitOption = None, as_json: JsonOption = False) -> None:
+def kill(run_ids: RunIds, wait: WaitOption = None, as_json: JsonOption = False) -> None:
     """End the run at once; what came after the last checkpoint is lost."""
-    _act(run_id, "kill", wait, as_json)
+    _act(run_ids, "kill", wait, as_json)
 
 
 def pause(
-    run_id: RunId,
+    run_ids: RunIds,
     wait: WaitOption = None,
     lose_progress: Annotated[
         bool,
@@ -54,16 +57,16 @@ def pause(
     as_json: JsonOption = False,
 ) -> None:
     """Save a checkpoint and free the GPU; `resume` goes on from there."""
-    _act(run_id, "pause", wait, as_json, lose_progress=lose_progress)
+    _act(run_ids, "pause", wait, as_json, lose_progress=lose_progress)
 
 
-def resume(run_id: RunId, wait: WaitOption = None, as_json: JsonOption = False) -> None:
+def resume(run_ids: RunIds, wait: WaitOption = None, as_json: JsonOption = False) -> None:
     """Put a paused run back into the queue."""
-    _act(run_id, "resume", wait, as_json)
+    _act(run_ids, "resume", wait, as_json)
 
 
 def restart(
-    run_id: RunId,
+    run_ids: RunIds,
     from_: Annotated[
         str,
         typer.Option(
@@ -84,31 +87,50 @@ def restart(
 ) -> None:
     """Start a new run that goes on from this one, which is stopped first if it is active."""
     source, patch = _source(from_), patch_of(assignments) or None
+    if dry_run and (force or watch):
+        raise typer.BadParameter("nothing is restarted with --dry-run")
+    if len(run_ids) > 1 and (dry_run or watch or isinstance(source, int)):
+        raise typer.BadParameter("--watch, --dry-run and --from N are for one run")
     if dry_run:
-        if force or watch:
-            raise typer.BadParameter("nothing is restarted with --dry-run")
-        _plan_restart(run_id, source, patch, as_json=as_json)
+        _plan_restart(run_ids[0], source, patch, as_json=as_json)
         return
-    with connect() as client, _shape_explained(run_id):
-        run = client.restart(run_id, from_=source, patch=patch, force=force)
-        warnings = [] if as_json else client.issues(run["id"])
+    with connect() as client:
         if watch:
-            print_lines(issue_lines(warnings))
-            raise typer.Exit(watch_run(client, run["id"], warnings, as_json=as_json))
-    if as_json:
-        print_json(run)
-        return
+            _restart_and_watch(client, run_ids[0], source, patch, force=force, as_json=as_json)
+
+        def act(run_id: int) -> tuple[Document, list[str]]:
+            with _shape_explained(run_id):
+                run = client.restart(run_id, from_=source, patch=patch, force=force)
+            return run, [] if as_json else _restarted(client, run_id, run, source)
+
+        for_each(run_ids, act, as_json=as_json)
+
+
+def _restart_and_watch(
+    client: "Client", run_id: int, source: "Source", patch: Document | None, *, force: bool,
+    as_json: bool,
+) -> NoReturn:  # fmt: skip
+    with _shape_explained(run_id):
+        run = client.restart(run_id, from_=source, patch=patch, force=force)
+    warnings = [] if as_json else client.issues(run["id"])
+    print_lines(issue_lines(warnings))
+    raise typer.Exit(watch_run(client, run["id"], warnings, as_json=as_json))
+
+
+def _restarted(client: "Client", run_id: int, run: Document, source: "Source") -> list[str]:
     words, carry = in_words(run["status"], run["waits_for"]), run["carry"]
     begins = carry and (carry["kind"] == "scratch" or _has_nothing(carry))
     does = "starts anew" if begins else "goes on"
-    typer.echo(f"Run {run_id} {does} as run {run['id']}, which {words}.")
-    _explain_carry(carry, source, is_script=run["recipe"] == "script")
-    print_lines(issue_lines(warnings))
-    typer.echo(f"  stoker watch {run['id']}")
+    return [
+        f"Run {run_id} {does} as run {run['id']}, which {words}.",
+        *_carry_lines(carry, source, is_script=run["recipe"] == "script"),
+        *issue_lines(client.issues(run["id"])),
+        f"  stoker watch {run['id']}",
+    ]
 
 
 def edit(
-    run_id: RunId,
+    run_ids: RunIds,
     name: Annotated[str | None, typer.Option(help="A name for people.")] = None,
     notes: Annotated[str | None, typer.Option(help="Free text.")] = None,
     priority: Annotated[
@@ -122,21 +144,22 @@ def edit(
 ) -> None:
     """Change name, notes, labels or priority of a run; its spec stays."""
     given = {"name": name, "notes": notes, "priority": priority}
-    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    changes: Document = {key: value for key, value in given.items() if value is not None}
     if not changes and not label:
         raise typer.BadParameter("say what to change: --name, --notes, --priority or --label")
     with connect() as client:
-        old = client.run(run_id)
-        if label:
-            changes["labels"] = _labelled(old["labels"], label)
-        run = client.update(run_id, changes, version=old["version"] if label else None)
-    if as_json:
-        print_json(run)
-        return
-    shown = [f"{key} {value!r}" for key, value in given.items() if value is not None]
-    if label:
-        shown.append(f"labels {label_line(run['labels']) or '(none)'}")
-    typer.echo(f"Run {run_id} now has the {', '.join(shown)}.")
+
+        def act(run_id: int) -> tuple[Document, list[str]]:
+            old = client.run(run_id)
+            labels = {"labels": _labelled(old["labels"], label)} if label else {}
+            version = old["version"] if label else None
+            run = client.update(run_id, {**changes, **labels}, version=version)
+            shown = [f"{key} {value!r}" for key, value in changes.items()]
+            if label:
+                shown.append(f"labels {label_line(run['labels']) or '(none)'}")
+            return run, [f"Run {run_id} now has the {', '.join(shown)}."]
+
+        for_each(run_ids, act, as_json=as_json)
 
 
 def _labelled(labels: dict[str, str], changes: list[str]) -> dict[str, str]:
@@ -150,27 +173,33 @@ def _labelled(labels: dict[str, str], changes: list[str]) -> dict[str, str]:
 
 
 def delete(
-    run_id: RunId,
+    run_ids: RunIds,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Remove an ended run with its checkpoints, metrics and logs."""
     with connect() as client:
-        client.run(run_id)  # one that is not there is refused before anybody is asked
+        for run_id in run_ids:  # one that is not there is refused before anybody is asked
+            client.run(run_id)
         if not yes:
-            require_yes(f"This removes run {run_id} with its checkpoints, metrics and logs.")
-        try:
-            client.delete(run_id)
-        except _problem_type() as problem:
-            raise _refusal(client, run_id, "delete", problem) from None
-    if as_json:
-        print_json({"deleted": run_id})
-    else:
-        typer.echo(f"Run {run_id} is deleted; a worker will remove its files.")
+            which = f"run {run_ids[0]} with its" if len(run_ids) == 1 else (
+                f"runs {', '.join(map(str, run_ids))} with their"
+            )  # fmt: skip
+            require_yes(f"This removes {which} checkpoints, metrics and logs.")
+
+        def act(run_id: int) -> tuple[Document, list[str]]:
+            try:
+                client.delete(run_id)
+            except _problem_type() as problem:
+                raise _refusal(client, run_id, "delete", problem) from None
+            told = f"Run {run_id} is deleted; a worker will remove its files."
+            return {"deleted": run_id}, [told]
+
+        for_each(run_ids, act, as_json=as_json)
 
 
 def _act(
-    run_id: int,
+    run_ids: list[int],
     action: Action,
     wait_seconds: float | None,
     as_json: bool,
@@ -178,18 +207,24 @@ def _act(
     lose_progress: bool = False,
 ) -> None:
     with connect() as client:
-        state_before = client.run(run_id)["state"]
-        try:
-            run = client.act(run_id, action, wait_seconds=wait_seconds, lose_progress=lose_progress)
-        except _problem_type() as problem:
-            raise _refusal(client, run_id, action, problem) from None
-    if as_json:
-        print_json(run)
-        return
-    said = in_words(run["status"], run["waits_for"])
-    if state_before == AT_REST.get(action):
-        said = said.replace(" ", " already ", 1)
-    typer.echo(f"Run {run_id} {said}.")
+        before: dict[int, str] = {}
+
+        def ask(run_id: int, wait: float | None) -> tuple[Document, list[str]]:
+            before.setdefault(run_id, client.run(run_id)["state"])
+            try:
+                run = client.act(run_id, action, wait_seconds=wait, lose_progress=lose_progress)
+            except _problem_type() as problem:
+                raise _refusal(client, run_id, action, problem) from None
+            said = in_words(run["status"], run["waits_for"])
+            if before[run_id] == AT_REST.get(action):
+                said = said.replace(" ", " already ", 1)
+            return run, [f"Run {run_id} {said}."]
+
+        if wait_seconds and len(run_ids) > 1:  # all are asked first, so that they end side by side
+            for run_id in run_ids:
+                with suppress(CommandFailed, _problem_type()):
+                    ask(run_id, None)
+        for_each(run_ids, lambda run_id: ask(run_id, wait_seconds), as_json=as_json)
 
 
 def _problem_type() -> "type[Problem]":
@@ -215,8 +250,8 @@ def _refusal(
 
 def _plan_restart(
     run_id: int,
-    source: "Which | Literal['scratch'] | int",
-    patch: dict[str, Any] | None,
+    source: "Source",
+    patch: Document | None,
     *,
     as_json: bool,
 ) -> None:
@@ -227,7 +262,7 @@ def _plan_restart(
     else:
         print_plan(answer, everything=False)
         kind = ((answer["spec"] or {}).get("recipe") or {}).get("kind")
-        _explain_carry(answer["carry"], source, is_script=kind == "script")
+        print_lines(_carry_lines(answer["carry"], source, is_script=kind == "script"))
     if not answer["accepted"]:
         raise typer.Exit(ExitCode.refused)
 
@@ -249,7 +284,7 @@ def _shape_explained(run_id: int) -> "Iterator[None]":
         raise
 
 
-def _source(text: str) -> "Which | Literal['scratch'] | int":
+def _source(text: str) -> "Source":
     match text:
         case "latest" | "best" | "scratch":
             return text
@@ -262,25 +297,19 @@ def _source(text: str) -> "Which | Literal['scratch'] | int":
     )
 
 
-def _explain_carry(
-    carry: dict[str, Any] | None,
-    source: "Which | Literal['scratch'] | int",
-    *,
-    is_script: bool,
-) -> None:
+def _carry_lines(carry: Document | None, source: "Source", *, is_script: bool) -> list[str]:
     if carry is None:
-        return
-    typer.echo(f"  {_carried(carry, source, is_script=is_script)}")
+        return []
+    lines = [f"  {_carried(carry, source, is_script=is_script)}"]
     if carry["kind"] == "weights" and (carry["waits_for_parent"] or carry["step"] is not None):
         files = {"/data/dataset": "data.dataset, or the file behind it"}
         differ = [files.get(path, path.strip("/").replace("/", ".")) for path in carry["changed"]]
-        typer.echo(f"  These differ from its parent's: {'; '.join(differ)}.")
-        typer.echo(f"  These start anew: {', '.join(carry['starts_anew'])}.")
+        lines.append(f"  These differ from its parent's: {'; '.join(differ)}.")
+        lines.append(f"  These start anew: {', '.join(carry['starts_anew'])}.")
+    return lines
 
 
-def _carried(
-    carry: dict[str, Any], source: "Which | Literal['scratch'] | int", *, is_script: bool
-) -> str:
+def _carried(carry: Document, source: "Source", *, is_script: bool) -> str:
     if carry["kind"] == "scratch":
         return "It starts from scratch."
     what = "the full training state" if carry["kind"] == "full" else "the weights alone"

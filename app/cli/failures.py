@@ -115,18 +115,27 @@ class StokerGroup(TyperGroup):
 def fail(told: Explained, *, as_json: bool) -> NoReturn:
     """Print the sentence on stderr, or with --json the document with the exit code, and leave."""
     if as_json:
-        document = {
-            "code": told.exit_code.name,
-            **told.document,
-            "detail": told.detail,
-            "exit_code": told.exit_code.value,
-        }
-        typer.echo(json.dumps(document, indent=2, ensure_ascii=False), err=True)
-        raise typer.Exit(told.exit_code)
+        typer.echo(json.dumps(error_document(told), indent=2, ensure_ascii=False), err=True)
+    else:
+        print_error(told)
+    raise typer.Exit(told.exit_code)
+
+
+def error_document(told: Explained) -> dict[str, Any]:
+    """What --json shows of an error."""
+    return {
+        "code": told.exit_code.name,
+        **told.document,
+        "detail": told.detail,
+        "exit_code": told.exit_code.value,
+    }
+
+
+def print_error(told: Explained) -> None:
+    """The sentence on stderr, and what else is to be said."""
     for line in wrapped(f"error: {told.detail}", err=True):
         typer.secho(line, err=True, fg=typer.colors.RED)
     print_lines(told.hints, err=True)
-    raise typer.Exit(told.exit_code)
 
 
 def require_yes(consequence: str) -> None:
