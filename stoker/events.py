@@ -14,9 +14,10 @@ KINDS = {
     "issue": "The guard found something: `code`, `severity`, `loc`, `message`, `why`, `fix`.",
     "phase": "The attempt went on to another phase: `phase`.",
     "applied": "What the attempt really uses: `applied`, `environment`.",
-    "restored": "It goes on from a checkpoint: `step`, `carry`, `path`.",
+    "restored": "It goes on from a checkpoint: `step`, `carry`, `path`; of a script `by_stoker`.",
     "epoch": "An epoch is done: `epoch`, `epochs`, `step`, `train_loss`, the scores.",
-    "checkpoint": "`action` is `saved` (`step`, `bytes`, `seconds`) or `quarantined` (`message`).",
+    "checkpoint": "`action` is `saved` (`step`, `bytes`, `seconds`; of a script `by_stoker`: "
+    "whether it saved by the calls of `stoker`) or `quarantined` (`message`).",
     "warning": "Something that you should know: `code`, `message`.",
     "code_changed": "A script's code is not what was submitted: `git_sha`, `was`, `diff`.",
     "retry": "The attempt failed and is tried again: `reason`, `message`, `delay_seconds`, "

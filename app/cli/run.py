@@ -107,6 +107,18 @@ HangOption = Annotated[
     float | None,
     typer.Option(min=5, help="End it after this many seconds without a step, a metric or output."),
 ]
+RetriesOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="How often it is tried again after a crash or a lost worker. Default: 3 if it can "
+        "resume (by --resume, or since it has saved by `stoker`), else 0.",
+    ),
+]
+ShimOption = Annotated[
+    bool,
+    typer.Option("--no-shim", help="Do not count steps and the wait for data inside the script."),
+]
 EnvOption = Annotated[
     list[str] | None,
     typer.Option(help="Pass on this variable although it looks secret. Can be repeated."),
@@ -133,6 +145,7 @@ OPTIONS = {
     "runtime.host_memory": "--host-memory",
     "policy.max_duration_seconds": "--max-duration",
     "policy.hang_timeout_seconds": "--hang-timeout",
+    "policy.max_retries": "--retries",
 }
 
 
@@ -152,6 +165,8 @@ def run(
     grace: GraceOption = None,
     max_duration: DurationOption = None,
     hang_timeout: HangOption = None,
+    retries: RetriesOption = None,
+    no_shim: ShimOption = False,
     priority: Annotated[int, typer.Option(help="Higher starts first.")] = 0,
     env: EnvOption = None,
     snapshot: SnapshotOption = False,
@@ -170,11 +185,12 @@ def run(
     recipe |= _given(like=like, resume=resume, checkpoints=checkpoints, stop_signal=stop_signal)
     metrics = _given(file=metrics_file, stdout=metrics_stdout)
     recipe |= _given(grace_seconds=grace, metrics=metrics or None)
-    recipe |= _given(snapshot=snapshot or None, launch=launch)
+    recipe |= _given(snapshot=snapshot or None, launch=launch, shim=False if no_shim else None)
     request: Document = {"name": name, "priority": priority, "recipe": recipe}
     runtime = _given(gpus=gpus, gpu_memory=gpu_memory, host_memory=host_memory)
     request |= _given(runtime=runtime or None)
     policy = _given(max_duration_seconds=max_duration, hang_timeout_seconds=hang_timeout)
+    policy |= _given(max_retries=retries)
     request |= _given(policy=policy or None)
     environment, left_out = _environment(env or [])
     asked = {"request": request, "environment": environment, "code": code}

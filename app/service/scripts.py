@@ -268,8 +268,9 @@ def _registered(recipe: Document, settings: Settings) -> tuple[Document, list[Is
         "launch": command.launch,
         "stop_signal": command.stop_signal,
         "grace_seconds": command.grace_seconds,
+        "shim": command.shim,
     }
-    return {**fields, "argv": argv}, issues
+    return fields, issues
 
 
 def _as_text(value: Any) -> str:

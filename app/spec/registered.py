@@ -69,6 +69,7 @@ class RegisteredScript(BaseModel):
         Arguments, BeforeValidator(one_or_more), AfterValidator(are_bounded)
     ] = ()
     launch: Literal["auto", "none"] = "auto"
+    shim: bool = True
     stop_signal: Annotated[str, AfterValidator(is_signal)] = "SIGTERM"
     grace_seconds: Annotated[float, Field(ge=0.0, le=86_400.0)] = 300.0
 

@@ -12,6 +12,8 @@ from app.spec.base import SpecModel
 from stoker.models.base import Labels, Priority, RunName, Text
 
 SCRIPT = "script"
+RETRIES = 3
+"""Of a script that can resume."""
 CHECKPOINT = "{checkpoint}"
 """In `resume`: the file or folder to go on from."""
 PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
@@ -214,7 +216,8 @@ class ScriptPolicy(SpecModel):
     """What happens when something goes wrong."""
 
     max_retries: Literal["auto"] | Annotated[int, Field(ge=0, le=1_000)] = "auto"
-    """New attempts after failures; auto: 3 where it says how to resume, else 0. Default auto."""
+    """New attempts after failures; auto: 3 with `resume`, or once it has saved by `stoker`, else 0.
+    Default auto."""
     max_duration_seconds: Annotated[float, Field(ge=1.0, le=31_536_000.0)] | None = None
     """Seconds that an attempt may run before it is asked to stop, and has succeeded; default none.
     """
@@ -260,7 +263,7 @@ class ScriptSpec(SpecModel):
     def max_retries(self) -> int:
         """With auto settled."""
         if self.policy.max_retries == "auto":
-            return 3 if self.recipe.resume else 0
+            return RETRIES if self.recipe.resume else 0
         return self.policy.max_retries
 
 

@@ -31,6 +31,15 @@ for step in range(start + 1, steps + 1):
     time.sleep(0.05)
 print("end", flush=True)
 """
+THREE_LINES = """
+import sys, stoker
+run = stoker.init()
+if run.resume_from is None:
+    with run.checkpoint(1) as folder:
+        (folder / "weights").write_text("1")
+    sys.exit(3)
+print("resumed at", run.resume_from.name)
+"""
 REGISTERED = """
 [scripts.count]
 argv = ["{python}", "train.py", "{{steps}}"]
@@ -111,6 +120,28 @@ def test_stop_and_restart_go_on_where_it_was(shell: Counting):
     shell.service.http.post(f"/runs/{child['id']}/kill", params={"wait": 60})
     killed = shell.service.run(child["id"])
     assert (killed["state"], killed["reason"]) == ("stopped", "kill_requested")
+
+
+def test_how_often_it_is_tried_again_is_said(shell: Counting):
+    fails = (sys.executable, "-c", "import sys; sys.exit(7)")
+    once = shell.run_command(command=fails)
+    ended = shell.service.wait_for_end(once["id"])
+    assert (ended["attempt"], ended["reason"]) == (1, "crashed")
+    assert "It is not tried again: it has no retries." in ended["message"]
+    twice = shell.run_command("--retries", "1", "--no-shim", command=fails)
+    ended = shell.service.wait_for_end(twice["id"])
+    assert (ended["attempt"], ended["reason"]) == (2, "crashed")
+    assert "no retries" not in ended["message"]
+    documents = shell.service.http.get(f"/runs/{twice['id']}/spec").json()
+    assert [one["shim"] for one in documents["applied"]] == [False, False]
+
+
+def test_one_that_saves_by_stoker_is_tried_again(shell: Counting):
+    (shell.project / "three.py").write_text(THREE_LINES)
+    run = shell.run_command(command=(sys.executable, "three.py"))
+    ended = shell.service.wait_for_end(run["id"])
+    assert (ended["state"], ended["attempt"]) == ("succeeded", 2)
+    assert "resumed at step-1\n" in shell.log(run["id"])
 
 
 def test_a_restart_that_changes_the_command_is_refused_over_http(shell: Counting):

@@ -186,8 +186,8 @@ def test_a_script_without_a_gpu_leaves_them_to_others(host: GpuHost) -> None:
 
 
 def test_an_agent_that_is_killed_leaves_no_slot_and_no_rank_behind(host: GpuHost) -> None:
-    run_id = host.run("--resume", "--from {checkpoint}")
-    host.until_it_trains(run_id)
+    run_id = host.run()  # no option says how it resumes: it saves by `stoker`
+    eventually(lambda: host.checkpoints(run_id), "it has saved, so it can resume")
     before = {process.pid for process in host.ranks(run_id)}
     os.kill(host.agent.pid, signal.SIGKILL)
     host.agent.wait()
@@ -213,7 +213,7 @@ def test_what_cannot_be_is_refused_where_it_is_typed(host: GpuHost) -> None:
     assert "cannot be started as one process a GPU" in refused
     assert "--launch none" in refused
     many = host.stoker("run", "--gpus", "4", "--", sys.executable, "train.py", "1", code=5)
-    assert "It asks for 4 GPUs, and the largest worker has 3." in many
+    assert "It asks for 4 GPUs, but the largest worker has 3." in many
     run_id = host.typed("--gpus", "3", "--launch", "none", *shell)
     assert host.service.wait_for_end(run_id)["state"] == "succeeded"
     assert "sees GPU-0,GPU-1,GPU-2" in host.log(run_id)

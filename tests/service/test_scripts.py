@@ -281,12 +281,9 @@ class TestOfSeveralGpus:
         (issue,) = planned(request, load_settings(home=tmp_path)).errors
         assert (issue.code, issue.fix) == ("cannot_be_launched", [])
         assert "in its registration" in issue.why
-        (tmp_path / "stoker.toml").write_text(f'{text}launch = "none"\n')
-        assert planned(request, load_settings(home=tmp_path)).errors == []
-        assert (
-            planned(request, load_settings(home=tmp_path)).require_ok()["recipe"]["launch"]
-            == "none"
-        )
+        (tmp_path / "stoker.toml").write_text(f'{text}launch = "none"\nshim = false\n')
+        recipe = planned(request, load_settings(home=tmp_path)).require_ok()["recipe"]
+        assert (recipe["launch"], recipe["shim"]) == ("none", False)
 
     @pytest.mark.parametrize(
         ("most", "gpus", "told"),

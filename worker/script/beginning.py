@@ -47,7 +47,12 @@ class Beginning:
             )
             return
         self.step = step
-        self._restored = {"path": str(checkpoint), "step": step, "carry": "full", "own": True}
+        self._restored = {
+            "path": str(checkpoint),
+            "step": step,
+            "carry": "full",
+            "by_stoker": not is_of_a_pattern(folder),
+        }
 
     def look(self, ran: float, *, has_moved: bool) -> None:
         """Tell that it goes on from its checkpoint once it is past its start. `ran`: seconds;

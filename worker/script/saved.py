@@ -287,6 +287,7 @@ class Saved:
         self._events.emit(
             "checkpoint",
             action="saved",
+            by_stoker="source" not in manifest,
             path=str(folder.relative_to(self._work.folder)),
             step=step,
             epoch=manifest.get("epoch") or 0,

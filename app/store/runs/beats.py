@@ -2,10 +2,22 @@
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Integer, Row, and_, bindparam, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Integer,
+    Row,
+    and_,
+    bindparam,
+    exists,
+    or_,
+    select,
+    update,
+)
 
 from app.errors import LeaseLost
 from app.lifecycle import RunState
+from app.spec.script import RETRIES
 from app.store.checkpoint_rows import (
     add_checkpoints,
     damage_checkpoints,
@@ -14,7 +26,7 @@ from app.store.checkpoint_rows import (
 from app.store.columns import storable
 from app.store.records import Beat, Document
 from app.store.runs.transitions import insert_events
-from app.store.tables import attempts, runs
+from app.store.tables import attempts, run_documents, runs
 from app.store.telemetry.logs import add_log_text
 from app.store.telemetry.metrics import add_points
 
@@ -36,6 +48,20 @@ _BEAT = (
         log_bytes=runs.c.log_bytes + bindparam("new_bytes"),
     )
     .returning(*_TOLD)
+)
+
+
+# A script that saves by `stoker` knows by itself how to go on: unless its spec says how often it is
+# tried again, that is from then on.
+_AUTO = run_documents.c.spec["policy"]["max_retries"].as_string() == "auto"
+_CAN_RESUME = (
+    update(runs)
+    .where(
+        runs.c.id == bindparam("of"),
+        runs.c.max_retries == 0,
+        exists().where(run_documents.c.run_id == runs.c.id, _AUTO),
+    )
+    .values(max_retries=RETRIES)
 )
 
 
@@ -64,6 +90,8 @@ def apply_beat(connection: Connection, token: str, beat: Beat, now: float) -> Ro
     saved = add_checkpoints(connection, run.id, run.attempt, beat.checkpoints)
     damage_checkpoints(connection, run.id, run.attempt, beat.damaged_checkpoints)
     forget_checkpoints(connection, run.id, beat.removed_checkpoints)
+    if any(event.data.get("by_stoker") for event in beat.events):
+        connection.execute(_CAN_RESUME, {"of": run.id})
     _update_attempt(connection, run, beat, text, saved)
     # Last: which points count hangs on the step that the attempt went on from.
     add_points(connection, run.id, run.attempt, beat.metric_points)

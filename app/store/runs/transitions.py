@@ -28,10 +28,16 @@ from app.lifecycle import (
     finish_target,
 )
 from app.planning.requirements import NOTHING_KNOWN, Requirements
+from app.spec.script import SCRIPT
 from app.store.notifications import note
 from app.store.records import NextRung
 from app.store.tables import TERMINAL_VALUES, attempts, events, runs
 
+# Why a script is not tried again that could be.
+NO_RETRIES = (
+    "It is not tried again: it has no retries. A script has three if it says how it resumes "
+    "(--resume), or has saved by `stoker`; `stoker run --retries N` gives it others."
+)
 # What a state event tells, beside where the run came from.
 MOVED = (runs.c.id, runs.c.attempt, runs.c.state, runs.c.intent, runs.c.reason, runs.c.message,
          runs.c.last_event_seq)  # fmt: skip
@@ -168,7 +174,8 @@ def _record_retry(connection: Connection, moved: Row[Any], ending: Ending, now: 
 
 
 def _values_after(ending: Ending, now: float) -> dict[str, Any]:
-    is_free = (ending.policy or REASON_POLICY[ending.reason]).free
+    policy = ending.policy or REASON_POLICY[ending.reason]
+    is_free = policy.free
     # Progress gives the budget back: what was lost before it does not count any more.
     losses = case((_has_saved, 0), else_=runs.c.losses + (0 if is_free else 1))
     used = case((_has_saved, 0), else_=runs.c.retries_used)
@@ -176,11 +183,21 @@ def _values_after(ending: Ending, now: float) -> dict[str, Any]:
     is_queued = target == RunState.queued.value
     is_off = target.in_([RunState.queued.value, RunState.paused.value])
     is_loop = why == Reason.crash_loop.value
+    has_none = and_(
+        target == RunState.failed.value,
+        runs.c.recipe == SCRIPT,
+        runs.c.max_retries == 0,
+        literal(policy.outcome == "retry"),
+    )
     retry_at = literal(now + ending.retry_delay_seconds, Double)
     return {
         "state": target,
         "reason": why,
-        "message": case((is_loop, _text(_crash_loop(ending.message))), else_=_text(ending.message)),
+        "message": case(
+            (is_loop, _text(_crash_loop(ending.message))),
+            (has_none, _text(f"{ending.message} {NO_RETRIES}")),
+            else_=_text(ending.message),
+        ),
         "losses": losses,
         "retries_used": case(
             (is_off, used + case((is_queued, 0 if is_free else 1), else_=0)),

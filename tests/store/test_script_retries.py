@@ -1,0 +1,66 @@
+"""A script is tried again if it can resume: by --resume, or since it has saved by `stoker`."""
+
+from typing import Any
+
+import pytest
+
+from app.lifecycle import Reason, RunState
+from app.spec.script import ScriptSpec
+from app.store.records import Beat, Finish, Lease, NewEvent
+
+from .conftest import World
+
+SAVED = NewEvent("checkpoint", 1.0, {"action": "saved", "step": 5, "by_stoker": True})
+BY_PATTERN = NewEvent("checkpoint", 1.0, {"action": "saved", "step": 5, "by_stoker": False})
+RESTORED = NewEvent("restored", 1.0, {"step": 5, "by_stoker": True})
+
+
+def of_script(max_retries: int | str) -> dict[str, Any]:
+    """What nothing is said of how it resumes."""
+    recipe, policy = {"kind": "script", "argv": ("true",)}, {"max_retries": max_retries}
+    spec = ScriptSpec.model_validate({"recipe": recipe, "policy": policy}).model_dump(mode="json")
+    column = 0 if max_retries == "auto" else max_retries
+    return {"spec": spec, "recipe": "script", "dataset": None, "max_retries": column}
+
+
+def ends(
+    world: World, lease: Lease, *events: NewEvent, reason: Reason = Reason.crashed
+) -> RunState:
+    """The state after an attempt that told this, and then ended so."""
+    world.store.leases.beat(lease.token, Beat(number=lease.beats, events=list(events)))
+    world.store.leases.finish(lease.token, Finish(reason, "It broke."))
+    assert message_of(world, lease).startswith("It broke.")
+    return world.store.runs.get(lease.run_id).state
+
+
+def message_of(world: World, lease: Lease) -> str:
+    return world.store.runs.get(lease.run_id).message or ""
+
+
+@pytest.mark.parametrize("told", [SAVED, RESTORED], ids=["saved", "restored"])
+def test_one_that_knows_by_itself_how_to_resume_is_tried_again(world: World, told: NewEvent):
+    assert ends(world, world.running(**of_script("auto")), told) == RunState.queued
+
+
+@pytest.mark.parametrize("told", [(), (BY_PATTERN,)], ids=["nothing", "by a pattern"])
+def test_one_that_does_not_is_not_and_that_is_said(world: World, told: tuple[NewEvent, ...]):
+    lease = world.running(**of_script("auto"))
+    assert ends(world, lease, *told) == RunState.failed
+    message = message_of(world, lease)
+    assert "It is not tried again: it has no retries" in message
+    assert "--retries N" in message
+
+
+def test_what_the_spec_says_stays(world: World):
+    lease = world.running(**of_script(0))
+    assert ends(world, lease, SAVED) == RunState.failed
+    assert "no retries" in message_of(world, lease)
+
+
+def test_an_end_that_is_never_retried_says_nothing_of_retries(world: World):
+    lease = world.running(**of_script("auto"))
+    assert ends(world, lease, reason=Reason.spec_error) == RunState.failed
+    assert message_of(world, lease) == "It broke."
+    recipe = world.running(max_retries=0)
+    assert ends(world, recipe) == RunState.failed
+    assert message_of(world, recipe) == "It broke."
