@@ -100,7 +100,7 @@ class PlainView:
 
     def __init__(self) -> None:
         self._said_at = 0.0
-        self._said: tuple[object, object] | None = None
+        self._said: tuple[object, ...] | None = None
 
     def note(self, text: str, style: str = "") -> None:
         typer.echo(text)
@@ -109,7 +109,7 @@ class PlainView:
         return None  # the notes say it
 
     def progress(self, progress: Document) -> None:
-        place = (progress.get("phase"), progress.get("step"))
+        place = (progress.get("phase"), progress.get("step"), progress.get("ratio"))
         if place == self._said or time.monotonic() - self._said_at < PLAIN_LINE_SECONDS:
             return
         self._said, self._said_at = place, time.monotonic()
@@ -172,7 +172,7 @@ class LiveView:
             description=phase,
             completed=done,
             total=total,
-            percent=f"{done / total:>3.0%}".replace("%", " %"),
+            percent=percent(done / total),
             figures=Figures(progress, self._room, time.monotonic()),
         )
 
@@ -196,10 +196,17 @@ class Figures:
         return figures(self.progress, self.width)
 
 
+def percent(ratio: float) -> str:
+    """` 70 %` of 0.7."""
+    return f"{ratio:>3.0%}".replace("%", " %")
+
+
 def where(progress: Document) -> tuple[str, int, int | None]:
     """Phase, steps done and steps in all: of the run while it makes steps, else of the phase."""
     phase = progress.get("phase") or "starting"
     if phase in OF_STEPS:
+        if not progress.get("steps") and progress.get("ratio") is not None:
+            return phase, round(100 * progress["ratio"]), 100
         return phase, progress.get("step") or 0, progress.get("steps")
     return phase, progress.get("phase_step") or 0, progress.get("phase_steps")
 
@@ -213,10 +220,8 @@ def figures(progress: Document, width: int | None = None) -> str:
     parts = []
     if progress.get("epochs"):
         parts.append(("epoch", f"epoch {progress.get('epoch', 0)}/{progress['epochs']}"))
-    if progress.get("steps"):
-        parts.append(("step", f"step {progress.get('step', 0)}/{progress['steps']}"))
-    elif progress.get("step") and progress.get("phase") == "running":  # of how many it has not said
-        parts.append(("step", f"step {progress['step']}"))
+    if place := _place(progress):
+        parts.append(("step", place))
     rate = progress.get("phase_rate") or progress.get("iterations_per_second")
     if rate:
         parts.append(("rate", f"{rate:.3g} it/s"))
@@ -232,6 +237,15 @@ def figures(progress: Document, width: int | None = None) -> str:
         if width is None or len(line) <= width:
             break
     return line
+
+
+def _place(progress: Document) -> str:
+    """The step, of how many; of a script that has not said how many, the share that it says."""
+    step, ratio = progress.get("step"), progress.get("ratio")
+    if progress.get("steps"):
+        return f"step {step or 0}/{progress['steps']}"
+    known = [f"step {step}"] if step and progress.get("phase") == "running" else []
+    return " · ".join(known if ratio is None else [*known, percent(ratio).strip()])
 
 
 def note_of(kind: str, data: Document) -> tuple[str, str] | None:

@@ -27,6 +27,7 @@ from app.cli.output import (
     print_table,
     size,
 )
+from app.cli.progress import percent
 from app.cli.specs.specfile import NO_CHANGES, SetOption, SpecPath, read_request
 from app.cli.watch import RESULTS, watch_run
 from stoker import Problem
@@ -303,18 +304,22 @@ def _cut(name: object, most: int) -> object:
 
 
 def _steps(progress: Document) -> str | None:
-    """None before a script has told of a step, which it may never do."""
-    if not progress or not (progress.get("step") or progress.get("steps")):
-        return None
-    done = f"step {number(progress.get('step'))}"
-    return done if progress.get("steps") is None else f"{done} of {number(progress['steps'])}"
+    """None before a script has told of a step, or how far it is, which it may never do."""
+    step, steps, ratio = (progress.get(name) for name in ("step", "steps", "ratio"))
+    if steps is not None:
+        return f"step {number(step)} of {number(steps)}"
+    told = [f"step {number(step)}"] if step else []
+    return ", ".join(told if ratio is None else [*told, percent(ratio).strip()]) or None
 
 
 def _speed(state: str, progress: Document) -> str | None:
-    """Of the last second while it runs; afterwards that of the whole attempt."""
+    """Of the last second while it runs; afterwards that of the whole attempt. Of a script nobody
+    knows its samples.
+    """
     mean = "" if state == "running" else "mean_"
-    rate, samples = (progress.get(f"{mean}{of}_per_second") for of in ("iterations", "samples"))
-    return f"{number(rate)} it/s, {number(samples)} samples/s" if rate else None
+    told = (("iterations", "it/s"), ("samples", "samples/s"))
+    rates = [(progress.get(f"{mean}{of}_per_second"), unit) for of, unit in told]
+    return ", ".join(f"{number(rate)} {unit}" for rate, unit in rates if rate) or None
 
 
 def _named(run: Document) -> str:

@@ -55,6 +55,8 @@ class Progress(Answer):
     epochs: int | None = None
     step: int | None = None
     steps: int | None = None
+    ratio: float | None = None
+    """The share that is done, from 0 to 1, where a script says it; step of steps goes first."""
     samples_per_second: float | None = None
     iterations_per_second: float | None = None
     """Of training, over its last second or more; evaluations and checkpoints do not count."""

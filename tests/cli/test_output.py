@@ -72,6 +72,14 @@ def test_the_bar_follows_the_run_and_in_other_phases_the_phase():
         "evaluating", 3, 8,
     )  # fmt: skip
     assert where({"phase": None}) == ("starting", 0, None)
+    assert where({"phase": "running", "step": 0, "ratio": 0.7}) == ("running", 70, 100)
+
+
+def test_a_script_that_says_its_share_alone_has_that_as_a_figure():
+    progress = {"phase": "running", "step": 0, "steps": None, "ratio": 0.7, "eta_seconds": 3.0}
+    assert figures(progress) == "70 % · 3 s left"
+    assert figures({**progress, "step": 12}) == "step 12 · 70 % · 3 s left"
+    assert figures({**progress, "step": 12, "steps": 20}) == "step 12/20 · 3 s left"
 
 
 def test_the_figures_of_a_progress():

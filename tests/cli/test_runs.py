@@ -204,6 +204,10 @@ def test_show_has_what_the_progress_says_also_of_a_run_that_told_no_result(cli, 
     assert "time left" not in paused
     assert "20 it/s, 640 samples/s" in paused, "of the whole attempt, not of its last second"
     assert "  best      step 30 · val_mae 3.5\n" in paused
+    told |= {"ratio": 0.7, "mean_samples_per_second": None}  # of a script
+    assert {"progress step 40, 70 %", "speed 20 it/s"} <= {
+        " ".join(line.split()) for line in shown("paused").splitlines()
+    }
     store.close()
 
 

@@ -172,7 +172,7 @@ class TestOfARun:
         stage.run()
         assert stage.curve("train_loss") == {7: 0.25}
         progress = stage.events("progress")[-1]
-        assert (progress["step"], progress["steps"], progress["percent"]) == (7, 10, 70)
+        assert (progress["step"], progress["steps"], progress["ratio"]) == (7, 10, 0.7)
         assert progress["eta_seconds"] == 3
 
     def test_files_of_earlier_runs_are_no_curves_of_this_one(self, stage: Stage):

@@ -74,6 +74,8 @@ def test_what_is_counted_reaches_curves_and_prometheus(stage: Stage):
     assert 0 < found["iterations_per_second", "train"] <= 10.5
     assert found["iterations_total", "train"] == 48
     assert (found["loss", None], found["grad_norm", None]) == (1, 2)
+    mean = stage.events("progress")[-1]["mean_iterations_per_second"]
+    assert 0 < mean <= 10.5
     waited, rest = (found["phase_seconds_total", part] for part in ("data_wait", "other"))
     assert 0 < waited < 1 < rest < 20
 

@@ -79,6 +79,14 @@ class ScriptProgress:
             self.last_step = point.step
         self._events.emit("metrics", step=point.step, values=point.values)
 
+    def _seconds_left(self) -> float | None:
+        """As the script says; else by its steps, where it has said how many these are."""
+        said, steps = self._status.eta_seconds, self._status.steps
+        pace = None if self._shim is None else self._shim.mean_rate()
+        if said is not None or steps is None or not pace:
+            return said
+        return max(0, steps - self.step) / pace
+
     def tell(self, memory: int, peak: int | None) -> None:
         """What is new since it was told last. `memory` and `peak`: the host's, in bytes."""
         shim, status = self._shim, self._status
@@ -89,8 +97,9 @@ class ScriptProgress:
             "step": self.step,
             "steps": status.steps,
             "epoch": None if epoch is None else int(epoch),
-            "percent": status.percent,
-            "eta_seconds": status.eta_seconds,
+            "ratio": status.ratio,
+            "mean_iterations_per_second": None if shim is None else shim.mean_rate(),
+            "eta_seconds": self._seconds_left(),
             "loss": self.last.get("train_loss"),
             "lr": self.last.get("lr"),
             "grad_norm": self.last.get("grad_norm"),

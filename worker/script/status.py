@@ -31,8 +31,8 @@ class StatusServer:
         self.token_file = folder / "status_token"
         self.token_file.touch(mode=0o600)
         self.token_file.write_text(token)
-        self.percent: float | None = None
-        """How far the trainer says that it is, 0 to 100."""
+        self.ratio: float | None = None
+        """How far the trainer says that it is, 0 to 1."""
         self.eta_seconds: float | None = None
         self.epoch: float | None = None
         self.steps: int | None = None
@@ -60,7 +60,8 @@ class StatusServer:
         self._thread.join()
 
     def _told(self, status: dict[str, Any]) -> None:
-        self.percent = number_of(status.get("progressPercentage"))
+        percent = number_of(status.get("progressPercentage"))
+        self.ratio = None if percent is None else min(1.0, max(0.0, percent / 100))
         self.eta_seconds = number_of(status.get("estimatedRemainingSeconds"))
         metrics = status.get("metrics")
         named = {

@@ -190,7 +190,7 @@ def _run_gauges(runs: tuple[RunView, ...]) -> Iterator[Metric]:
         yield _gauge(name, text, ("run_id",), rows)
     yield _gauge(
         "stoker_train_progress_ratio",
-        "Steps done of all steps",
+        "Steps done of all steps, or the share that a script says is done",
         ("run_id",),
         [([str(run.run_id)], _progress_ratio(run.progress)) for run in runs],
     )
@@ -228,7 +228,7 @@ def _run_gauges(runs: tuple[RunView, ...]) -> Iterator[Metric]:
 
 def _progress_ratio(progress: Mapping[str, Any]) -> float | None:
     step, steps = progress.get("step"), progress.get("steps")
-    return step / steps if step is not None and steps else None
+    return step / steps if step is not None and steps else progress.get("ratio")
 
 
 def _phase_rate(progress: Mapping[str, Any]) -> tuple[str, float | None]:
