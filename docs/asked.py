@@ -20,8 +20,8 @@ RECIPE = "recipe.kind"
 RARE = "test_rare_labels_are_begun_at_their_rate"
 PLACES = "test_full_steps_come_from_their_places"
 RECOMPUTE = "speed.needless_recomputing"
-AVERAGING = "averaging.kind"
-PLATEAU = "schedule.kind"
+OWN_RATE = "test_swa_has_a_rate_of_its_own_as_torchs_swalr"
+DELIVERED = "test_what_is_evaluated_is_what_a_checkpoint_delivers"
 GPUS = "runtime.gpus"
 NO_WORKERS = "test_the_reader_never_runs_more_than_its_slots_ahead"
 OWN_FILE = "test_each_process_opens_the_file_for_itself_and_computes_with_one_thread"
@@ -132,11 +132,15 @@ ASKED: tuple[Asked, ...] = (
             "learning.never_anneals",
             "learning.ends_before_its_epochs",
         ),
-        ("SWA after the end, or over a schedule that ends at zero", AVERAGING),
-        ("an EMA decay too slow for the steps", AVERAGING),
+        (
+            "SWA after the end, or over a schedule that ends at zero",
+            "learning.averages_nothing",
+            OWN_RATE,
+        ),
+        ("an EMA decay too slow for the steps", "learning.average_of_first_weights"),
         ("a rate scaled with the batch beyond reason", "learning.rate_beyond_batch"),
-        ("a plateau without evaluation", PLATEAU),
-        ("patience of early stopping not above the plateau's", PLATEAU),
+        ("a plateau without evaluation", "correctness.plateau_never_acts"),
+        ("patience of early stopping not above the plateau's", "learning.stops_before_plateau"),
         ("backbone_lr above lr", "learning.backbone_lr_above_lr"),
         ("pretrained weights under one high rate", "learning.pretrained_rate"),
         (
@@ -155,7 +159,7 @@ ASKED: tuple[Asked, ...] = (
             "correctness.unknown_monitor",
             "learning.monitor_upside_down",
         ),
-        ("the best chosen on raw weights while averaged ones are delivered", AVERAGING),
+        ("the best chosen on raw weights while averaged ones are delivered", DELIVERED),
         ("a restart that makes the rate jump", "learning.rate_jumps_at_restart"),
     ),
     *_about(

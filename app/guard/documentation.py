@@ -92,6 +92,17 @@ IMPOSSIBLE = (
         "tests/planning/test_schedule.py::test_no_schedule_begins_at_a_rate_of_0",
     ),
     Impossible(
+        "SWA over a schedule that ends at zero.",
+        "From averaging.start_epoch on the rate is averaging.lr.",
+        "tests/planning/test_schedule.py::test_swa_has_a_rate_of_its_own_as_torchs_swalr",
+    ),
+    Impossible(
+        "The best chosen on raw weights while averaged ones are delivered.",
+        "Evaluations look at the averaged weights, and a checkpoint's model part has the weights "
+        "that its scores are of.",
+        "tests/trainer/test_averaging.py::test_what_is_evaluated_is_what_a_checkpoint_delivers",
+    ),
+    Impossible(
         "Fractions of a split that leave nothing to train on.",
         "validation_fraction + test_fraction is below 1.",
         "tests/spec/test_parse.py::test_a_part_of_a_split_that_leaves_nothing_is_refused",
@@ -233,18 +244,6 @@ TO_COME = (
             "fp16 where bf16 is supported",
             "sizes that are no multiples of 8 in half precision",
         ),
-    ),
-    ToCome(
-        "averaging.kind: swa, ema",
-        (
-            "SWA that starts after the end, or over a schedule that ends at zero",
-            "an EMA decay too slow for the steps",
-            "the best chosen on raw weights while averaged ones are delivered",
-        ),
-    ),
-    ToCome(
-        "schedule.kind: plateau",
-        ("a plateau without evaluation", "patience of early stopping not above the plateau's"),
     ),
     ToCome(
         "runtime.gpus: 2 or more for a recipe",

@@ -2,6 +2,7 @@
 
 from app.guard.rule import GuardRule
 from app.guard.rules import (
+    averaging,
     checkpoint,
     compilation,
     data,
@@ -49,6 +50,7 @@ RULES: tuple[GuardRule, ...] = (
     checkpoint.no_validation,
     split.small_part,
     evaluation.never_evaluated,
+    optimization.plateau_never_acts,
     evaluation.unknown_metric,
     checkpoint.unknown_monitor,
     checkpoint.monitor_upside_down,
@@ -100,6 +102,12 @@ RULES: tuple[GuardRule, ...] = (
     optimization.no_warmup,
     optimization.warmup_never_ends,
     checkpoint.never_anneals,
+    checkpoint.stops_before_plateau,
+    averaging.averages_nothing,
+    checkpoint.stops_before_averaging,
+    evaluation.same_average_again,
+    averaging.average_of_first_weights,
+    averaging.averaging_rate_above_lr,
     training.nothing_left,
     training.rate_jumps_at_restart,
     evaluation.evaluation_is_short,

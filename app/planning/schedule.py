@@ -9,7 +9,9 @@ from app.spec.optimization import (
     OneCycle,
     Plateau,
     Schedule,
+    StochasticAveraging,
 )
+from app.spec.run import RunSpec
 
 # Where a schedule is stretched over other steps: from one step to the next the rate may change by
 # this factor, and by more only if it is meant to.
@@ -19,9 +21,12 @@ ANNEALED = 0.1
 
 
 def learning_rate(schedule: Schedule, peak: float, step: int, total_steps: int) -> float:
-    """The rate of optimizer step `step` (from 0) of `total_steps`, for a peak rate `peak`."""
+    """The rate of optimizer step `step` (from 0) of `total_steps`, for a peak rate `peak`.
+
+    Of a plateau that before its first fall, which hangs on the evaluations.
+    """
     match schedule:
-        case Constant():
+        case Constant() | Plateau():
             return peak
         case OneCycle():
             return _one_cycle(schedule, peak, step, total_steps)
@@ -31,13 +36,38 @@ def learning_rate(schedule: Schedule, peak: float, step: int, total_steps: int) 
         case LinearWarmup():
             risen, fallen = _rise_and_fall(schedule, step, total_steps)
             return peak * risen * (1.0 - fallen)
-        case Plateau():
-            raise ValueError("schedule.kind plateau is not available yet")
+
+
+def run_rate(
+    spec: RunSpec, step: int, total_steps: int, epoch_steps: int, lowered: float | None = None
+) -> float:
+    """The rate of a run's step `step` (from 0): that of its schedule, until SWA has its own.
+
+    `lowered`: what a plateau has come to, which nobody can plan. As torch's SWALR, whose step comes
+    once an epoch, SWA goes from the rate that the schedule would have at its first step to its own.
+    """
+    averaging = spec.averaging
+    if not isinstance(averaging, StochasticAveraging):
+        return _scheduled(spec, step, total_steps, lowered)
+    begins = (averaging.start_epoch - 1) * epoch_steps
+    before = _scheduled(spec, min(step, begins), total_steps, lowered)
+    if step < begins:
+        return before
+    epochs = (step - begins) // epoch_steps + 1
+    share = min(1.0, epochs / averaging.anneal_epochs) if averaging.anneal_epochs else 1.0
+    gone = (1.0 - math.cos(math.pi * share)) / 2.0
+    return averaging.lr * gone + before * (1.0 - gone)
+
+
+def _scheduled(spec: RunSpec, step: int, total_steps: int, lowered: float | None) -> float:
+    if lowered is not None and isinstance(spec.schedule, Plateau):
+        return lowered
+    return learning_rate(spec.schedule, spec.optimizer.lr, step, total_steps)
 
 
 def is_annealed(schedule: Schedule, step: int, steps: int) -> bool:
-    """Whether the rate is near its end at a step; a constant rate always is."""
-    if isinstance(schedule, Constant):
+    """Whether the rate is near its end at a step; one that no step changes always is."""
+    if isinstance(schedule, Constant | Plateau):
         return True
     now, then = (learning_rate(schedule, 1.0, min(s, steps - 1), steps) for s in (step, step + 1))
     return now <= ANNEALED and then <= now

@@ -17,7 +17,7 @@ class UnavailableOption:
     """A value that is refused, when it is met, and what to use meanwhile."""
 
     option: str
-    """Place in the spec with the values: `schedule.kind: plateau`."""
+    """Place in the spec with the values: `policy.on_nonfinite: rollback`."""
     refuses: Callable[[Any], bool]
     instead: str
     has_fix: bool = True
@@ -43,10 +43,6 @@ UNAVAILABLE: tuple[UnavailableOption, ...] = (
         _is(*RECIPES_TO_COME),
         f"the recipes here are {RECIPES_HERE}",
         has_fix=False,
-    ),
-    UnavailableOption("schedule.kind: plateau", _is("plateau"), "use one of the other schedules"),
-    UnavailableOption(
-        "averaging.kind: swa, ema", _is("swa", "ema"), "the trained weights are delivered"
     ),
     UnavailableOption(
         "runtime.gpus: 2 or more for a recipe",

@@ -71,6 +71,8 @@ VALUE_ALIASES: dict[str, dict[str, str]] = {
         "cosine": "cosine_warmup",
         "linear": "linear_warmup",
         "one_cycle": "onecycle",
+        "reduce_lr_on_plateau": "plateau",
+        "reducelronplateau": "plateau",
     },
 }
 

@@ -12,6 +12,8 @@ from app.spec.base import (
     SpecModel,
     disagreement,
 )
+from app.spec.recipe import Mode
+from app.spec.training import MOST_PATIENCE, Monitor
 
 WeightDecay = Annotated[float, Field(ge=0.0, le=10.0)]
 
@@ -127,14 +129,20 @@ class LinearWarmup(_Warmup):
 
 
 class Plateau(SpecModel):
-    """Lower the rate when the validation stops improving; not available yet."""
+    """At lr, which falls when the validation stops improving, as torch's ReduceLROnPlateau does."""
 
     kind: Literal["plateau"]
     """Reduce on plateau."""
-    patience: Annotated[int, Field(ge=0, le=10_000)] = 3
-    """Evaluations without improvement before the rate falls; default 3."""
+    monitor: Monitor = "val_loss"
+    """Which metric; default val_loss."""
+    mode: Mode = "min"
+    """Whether less or more is better; default as it is for the metric."""
+    patience: Annotated[int, Field(ge=0, le=MOST_PATIENCE)] = 3
+    """Evaluations without improvement that are borne; at the next one the rate falls. Default 3."""
     factor: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5
     """What the rate is multiplied by; default 0.5."""
+    threshold: Annotated[float, Field(ge=0.0, lt=1.0)] = 1.0e-4
+    """Smallest change that counts as improvement, as a share of the best value; default 0.0001."""
     min_lr: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
     """Lowest rate; default 0."""
 
@@ -150,17 +158,23 @@ class NoAveraging(SpecModel):
 
 
 class StochasticAveraging(SpecModel):
+    """The mean of the weights at the ends of epochs, which all weigh the same."""
+
     kind: Literal["swa"]
-    """Stochastic weight averaging; not available yet."""
+    """Stochastic weight averaging: Izmailov et al., 2018."""
     start_epoch: Epochs
-    """First epoch that enters the average."""
+    """First epoch, from 1, whose weights enter the average, at its end."""
     lr: LearningRate
-    """Learning rate while averaging."""
+    """Learning rate from that epoch on, in place of the schedule's."""
+    anneal_epochs: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Epochs on the way from the schedule's rate to it, as a cosine; default 0: at once."""
 
 
 class ExponentialAveraging(SpecModel):
+    """The mean of the weights after all steps, of which the later ones weigh more."""
+
     kind: Literal["ema"]
-    """Exponential moving average; not available yet."""
+    """Exponential moving average: Polyak & Juditsky, 1992."""
     decay: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.999
     """Weight of the past in each step; default 0.999."""
 

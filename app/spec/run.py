@@ -11,7 +11,15 @@ from pydantic import Discriminator, Field, StringConstraints, Tag, model_validat
 from app.spec.base import Fraction, SpecModel
 from app.spec.data import ChunkedLoader, Data
 from app.spec.installed import INSTALLED, RECIPES
-from app.spec.optimization import AdamW, Averaging, NoAveraging, OneCycle, Optimizer, Schedule
+from app.spec.optimization import (
+    AdamW,
+    Averaging,
+    NoAveraging,
+    OneCycle,
+    Optimizer,
+    Plateau,
+    Schedule,
+)
 from app.spec.recipe import BACKBONE, Array, Mode, Problem, Recipe
 from app.spec.runtime import Runtime
 from app.spec.training import Checkpointing, EarlyStopping, Evaluation, Policy, Training
@@ -35,7 +43,8 @@ RiskCode = Annotated[str, StringConstraints(max_length=100)]
 # `runtime.activation_checkpointing`, `pos_weight`, `class_weights`,
 # `data.split.method: groups`.
 # 5: several GPUs of a script, `recipe.launch`.
-SPEC_VERSION = 5
+# 6: `averaging`, `schedule.kind: plateau`.
+SPEC_VERSION = 6
 TermName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 LabelWeight = Annotated[float, Field(gt=0.0, le=1e6)]
 ClassWeights = Annotated[tuple[LabelWeight, ...], Field(min_length=2, max_length=65_536)]
@@ -141,12 +150,19 @@ class RunSpec(SpecModel):
         if "metrics" not in self.evaluation.model_fields_set:
             metrics = tuple(self.recipe.metric_modes)[:1]
             self.__dict__["evaluation"] = self.evaluation.model_copy(update={"metrics": metrics})
-        for name in ("checkpoint", "early_stopping"):
-            block: Checkpointing | EarlyStopping | None = getattr(self, name)
-            if block is not None and "mode" not in block.model_fields_set:
+        for name, block in self.watching().items():
+            if "mode" not in block.model_fields_set:
                 mode = self.better_when(block.monitor)
                 self.__dict__[name] = block.model_copy(update={"mode": mode})
         return self
+
+    def watching(self) -> dict[str, Checkpointing | EarlyStopping | Plateau]:
+        """By their names the blocks that compare scores of the validation part."""
+        blocks = {
+            name: getattr(self, name) for name in ("checkpoint", "early_stopping", "schedule")
+        }
+        kinds = Checkpointing | EarlyStopping | Plateau
+        return {name: block for name, block in blocks.items() if isinstance(block, kinds)}
 
     def recipe_problems(self, arrays: Mapping[str, Array]) -> Iterator[Problem]:
         """What keeps the recipe from training on these arrays as the spec asks for."""

@@ -44,6 +44,7 @@ from tests.guard.changes import (
     with_host,
     with_mib,
 )
+from tests.guard.learning_cases import LEARNING
 from tests.guard.world import (
     A100,
     FIELDS,
@@ -268,29 +269,7 @@ CASES: dict[str, Example] = {
         training(batch_size=128, gradient_accumulation_steps=27),
         training(batch_size=128, gradient_accumulation_steps=26),
     ),
-    "learning.no_warmup": Example(
-        {"training": {"batch_size": 1024}, "schedule": {"kind": "constant"}},
-        {"training": {"batch_size": 1023}, "schedule": {"kind": "constant"}},
-    ),
-    "learning.rate_beyond_batch": Example(
-        {"optimizer": {"lr": 0.011}}, {"optimizer": {"lr": 0.01}}
-    ),
-    "learning.rate_too_low": Example({"optimizer": {"lr": 9.9e-7}}, {"optimizer": {"lr": 1e-6}}),
-    "learning.few_steps": Example(
-        {"training": {"batch_size": 1600, "epochs": 16}},
-        {"training": {"batch_size": 1600, "epochs": 17}},
-    ),
-    "learning.warmup_never_ends": Example(
-        {"schedule": {"kind": "cosine_warmup", "warmup_steps": 130}},
-        {"schedule": {"kind": "cosine_warmup", "warmup_steps": 129}},
-    ),
-    "learning.adam_weight_decay": Example(
-        {"optimizer": {"kind": "adam", "weight_decay": 0.01}}, {"optimizer": {"kind": "adam"}}
-    ),
-    "learning.never_anneals": Example(
-        {"early_stopping": {"patience": 16}, "training": {"epochs": 20}},
-        {"early_stopping": {"patience": 17}, "training": {"epochs": 20}},
-    ),
+    **LEARNING,
     "learning.ends_before_its_epochs": Example(
         {"policy": {"max_duration_seconds": 6.6}, **training(epochs=5, **USUAL)},
         {"policy": {"max_duration_seconds": 6.8}, **training(epochs=5, **USUAL)},

@@ -52,6 +52,11 @@ def runtime(**values: Any) -> Change:
     return {"runtime": values}
 
 
+def averaged_from(epoch: int, lr: float = 5e-4) -> Change:
+    """SWA."""
+    return {"averaging": {"kind": "swa", "start_epoch": epoch, "lr": lr}}
+
+
 def on_rtx(**more: Any) -> Facts:
     return world(devices=(RTX,), **more)
 
@@ -61,6 +66,7 @@ def with_host(device: DeviceFacts = CPU, **changes: Any) -> Facts:
     return world(devices=(replace(device, host=replace(HOST, **changes)),))
 
 
+PLATEAU: Change = {"schedule": {"kind": "plateau", "patience": 2}}
 PINNED = {"training": {"batch_size": 128}}  # so that no preset brings a batch size
 OTHER = replace(weather(), name="winter", samples=900)
 SHORT = replace(OTHER, fields={**FIELDS, "targets": replace(FIELDS["targets"], shape=(24,))})

@@ -58,7 +58,17 @@ ORDINARY = st.fixed_dictionaries(
                 {"kind": "cosine_warmup", "warmup_fraction": 0.0},
                 {"kind": "linear_warmup", "warmup_steps": 50},
                 {"kind": "constant"},
+                {"kind": "plateau"},
+                {"kind": "plateau", "patience": 0, "monitor": "val_mae"},
             ]
+        ),
+        "averaging": st.one_of(
+            st.fixed_dictionaries(
+                {"kind": st.just("swa"), "start_epoch": st.integers(1, 60), "lr": LOG_UNIFORM}
+            ),
+            st.fixed_dictionaries(
+                {"kind": st.just("ema"), "decay": st.sampled_from([0.9, 0.99, 0.999, 0.9999])}
+            ),
         ),
         "evaluation": st.fixed_dictionaries(
             {},

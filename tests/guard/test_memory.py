@@ -81,6 +81,19 @@ def test_the_optimizer_has_so_many_moments_of_every_weight(optimizer, moments):
     assert items.get("optimizer", 0) == moments * items["gradients"]
 
 
+@pytest.mark.parametrize(
+    "averaging", [{"kind": "swa", "start_epoch": 3, "lr": 1e-3}, {"kind": "ema"}]
+)
+def test_averaged_weights_are_a_second_copy_also_in_a_checkpoint(averaging):
+    plain, found = (
+        Case(spec, world()).memory.as_json()["host"]["items"]
+        for spec in (spec_of(), spec_of(averaging=averaging))
+    )
+    assert found["average"] == found["weights"] == plain["weights"]
+    assert found["checkpoint_snapshot"] == plain["checkpoint_snapshot"] + found["average"]
+    assert "average" not in plain
+
+
 def test_the_peak_is_that_of_one_phase_and_not_of_all_together():
     host = Case(spec_of(), world()).memory.host
     assert host.peak_bytes == max(host.peaks.values()) < sum(item.bytes for item in host.items)

@@ -216,7 +216,7 @@ def test_a_run_that_nobody_can_claim_is_said_but_not_refused():
 
 def with_refused_value(entry):
     """A request that is whole but for this option, so that every rule judges it."""
-    words = ("probe", "panel-graph", "field", "plateau", "ema", "rollback")
+    words = ("probe", "panel-graph", "field", "rollback")
     values = (2, 0.001, True, {"run": 1}, ["a", "b"], *words, "always", "max-autotune")
     *parents, last = entry.pointer.strip("/").split("/")
     for value in filter(entry.refuses, values):

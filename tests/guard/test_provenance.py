@@ -49,6 +49,11 @@ KINDS: dict[str, dict[str, dict[str, tuple[Any, ...]]]] = {
         "onecycle": {"div_factor": (10.0,), "warmup_fraction": (0.1, 0.2), "warmup_steps": (5,)},
         "cosine_warmup": {"warmup_fraction": (0.05,), "warmup_steps": (3, None)},
         "constant": {},
+        "plateau": {"patience": (1, 5), "factor": (0.1,), "mode": ("max",)},
+    },
+    "/averaging": {
+        "none": {},
+        "ema": {"decay": (0.99,)},
     },
     "/data/split": {
         "chronological": {"validation_fraction": (0.1, 0.3), "test_fraction": (0.0, 0.1)},
@@ -318,7 +323,7 @@ def test_of_an_alias_and_its_setting_that_differ_nobody_chooses_for_the_author()
 
 
 def test_a_fix_of_what_the_preset_says_is_not_offered():
-    catalog = catalog_of({"averaging": {"kind": "ema"}})
+    catalog = catalog_of({"policy": {"on_nonfinite": "rollback"}})
     (issue,) = make_plan({**REQUEST, "preset": "mine"}, world(), catalog).errors
     assert (issue.code, issue.fix) == ("not_available_yet", [])
 

@@ -28,7 +28,8 @@ def unnamed_changes(before: RunPlan, after: RunPlan, fix: list[PatchOp]) -> set[
         and not pointer.startswith(asked)
         and not _is_of_one_kind(pointer, named, set(old), set(new))
         and not _is_rival(pointer, named)
-        and after.provenance.get(pointer, {}).get("source") != "guard"
+        and "guard"
+        not in (plan.provenance.get(pointer, {}).get("source") for plan in (before, after))
         and not _is_default_of_its_kind(pointer, named, after)
     }
 

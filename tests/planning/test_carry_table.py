@@ -74,6 +74,8 @@ WHOLE: list[dict[str, Any]] = [
 WEIGHTS: list[tuple[dict[str, Any], str]] = [
     ({"schedule": {"kind": "constant"}}, "/schedule/kind"),
     ({"schedule": {"warmup_fraction": 0.1}}, "/schedule/warmup_fraction"),
+    ({"schedule": {"kind": "plateau"}}, "/schedule/kind"),
+    ({"averaging": {"kind": "ema"}}, "/averaging/kind"),
     ({"optimizer": {"lr": 0.01}}, "/optimizer/lr"),
     ({"optimizer": {"kind": "sgd"}}, "/optimizer/kind"),
     ({"optimizer": {"weight_decay": 0.1}}, "/optimizer/weight_decay"),

@@ -1,12 +1,18 @@
 """Learning rates: those of the literature and of torch, at any step without history."""
 
+import json
 import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 from pydantic import TypeAdapter
+from torch.optim import SGD
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
+from torch.optim.swa_utils import SWALR
 
-from app.planning.schedule import learning_rate, schedule_version
+from app.planning.schedule import learning_rate, run_rate, schedule_version
 from app.spec.optimization import (
     Constant,
     CosineWarmup,
@@ -15,6 +21,7 @@ from app.spec.optimization import (
     Plateau,
     Schedule,
 )
+from app.spec.run import RunSpec
 
 
 def rates(schedule: OneCycle | Constant | CosineWarmup | LinearWarmup, total: int) -> list[float]:
@@ -101,6 +108,79 @@ def test_constant_is_constant() -> None:
     assert set(rates(Constant(kind="constant"), 10)) == {0.1}
 
 
-def test_plateau_is_refused_until_it_is_there() -> None:
-    with pytest.raises(ValueError, match="not available yet"):
-        learning_rate(Plateau(kind="plateau"), 0.1, 0, 10)
+def torchs(total: int, make: Callable[[SGD], Sequence[tuple[int, LRScheduler]]]) -> list[float]:
+    """The rates of torch's schedulers, each from a step on, that one after another take turns."""
+    optimizer = SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    parts, result = make(optimizer), []
+    schedule = SequentialLR(optimizer, [one for _, one in parts], [at for at, _ in parts[1:]])
+    for _ in range(total):
+        result.append(float(optimizer.param_groups[0]["lr"]))
+        optimizer.step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # SequentialLR gives its parts an epoch
+            schedule.step()
+    return result
+
+
+@pytest.mark.parametrize("warmup", [1, 7, 30])
+@pytest.mark.parametrize("by", ["steps", "fraction"])
+@pytest.mark.parametrize("kind", ["cosine_warmup", "linear_warmup"])
+def test_a_warm_up_and_what_follows_are_torchs(kind: str, by: str, warmup: int) -> None:
+    total = 100
+    given = {"warmup_steps": warmup} if by == "steps" else {"warmup_fraction": warmup / total}
+    schedule = TypeAdapter[Schedule](Schedule).validate_python({"kind": kind, **given})
+
+    def make(optimizer: SGD) -> Sequence[tuple[int, LRScheduler]]:
+        rise = LinearLR(optimizer, start_factor=1 / (warmup + 1), total_iters=warmup)
+        if kind == "linear_warmup":
+            return (0, rise), (warmup, LinearLR(optimizer, 1.0, 0.0, total - warmup))
+        return (0, rise), (warmup, CosineAnnealingLR(optimizer, total - warmup))
+
+    found = [learning_rate(schedule, 0.1, step, total) for step in range(total)]
+    assert found == pytest.approx(torchs(total, make), rel=1e-9, abs=1e-15)
+
+
+EPOCH_STEPS, EPOCHS = 4, 10
+
+
+def run_of(**blocks: Any) -> RunSpec:
+    document = {"recipe": {"kind": "sequence"}, "data": {"dataset": "waves"}, **blocks}
+    return RunSpec.model_validate_json(
+        json.dumps({"optimizer": {"kind": "sgd", "lr": 0.1}, **document})
+    )
+
+
+@pytest.mark.parametrize("anneal_epochs", [0, 1, 3, 20])
+@pytest.mark.parametrize("start_epoch", [1, 2, 7])
+@pytest.mark.parametrize("schedule", [{"kind": "onecycle"}, {"kind": "constant"}])
+def test_swa_has_a_rate_of_its_own_as_torchs_swalr(
+    schedule: dict[str, Any], start_epoch: int, anneal_epochs: int
+) -> None:
+    """torch's recipe: its scheduler takes a step after each step, SWALR one at each epoch's end."""
+    averaging = {"kind": "swa", "start_epoch": start_epoch, "lr": 0.02}
+    spec = run_of(schedule=schedule, averaging={**averaging, "anneal_epochs": anneal_epochs})
+    total = EPOCH_STEPS * EPOCHS
+    optimizer = SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    before = [learning_rate(spec.schedule, 0.1, step, total) for step in range(total)]
+    swalr, expected = None, []
+    for step in range(total):
+        epoch, begins = step // EPOCH_STEPS + 1, step % EPOCH_STEPS == 0
+        if epoch < start_epoch:
+            optimizer.param_groups[0]["lr"] = before[step]
+        elif begins:
+            optimizer.param_groups[0]["lr"] = before[step] if swalr is None else expected[-1]
+            swalr = swalr or SWALR(optimizer, swa_lr=0.02, anneal_epochs=anneal_epochs)
+            optimizer.step()
+            swalr.step()
+        expected.append(float(optimizer.param_groups[0]["lr"]))
+    found = [run_rate(spec, step, total, EPOCH_STEPS) for step in range(total)]
+    assert found == pytest.approx(expected, rel=1e-9)
+    assert found[-1] == pytest.approx(0.02) or anneal_epochs > EPOCHS - start_epoch
+
+
+def test_a_plateau_goes_on_from_what_it_has_come_to() -> None:
+    averaging = {"kind": "swa", "start_epoch": 3, "lr": 0.05, "anneal_epochs": 2}
+    spec = run_of(schedule={"kind": "plateau"}, averaging=averaging)
+    found = [run_rate(spec, epoch * EPOCH_STEPS, 40, EPOCH_STEPS, 0.01) for epoch in range(5)]
+    assert found == pytest.approx([0.01, 0.01, 0.03, 0.05, 0.05])
+    assert learning_rate(Plateau(kind="plateau"), 0.1, 7, 10) == 0.1

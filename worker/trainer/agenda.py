@@ -5,6 +5,8 @@ from functools import cached_property
 
 from app.lifecycle import Reason
 from app.planning.arithmetic import is_due, log_interval, steps_per_epoch, total_steps
+from app.planning.schedule import run_rate
+from app.spec.optimization import ExponentialAveraging, StochasticAveraging
 from app.spec.run import RunSpec
 from worker.trainer.state import TrainState
 
@@ -38,6 +40,28 @@ class Agenda:
     @cached_property
     def log_every_steps(self) -> int:
         return log_interval(self.spec.training, self.total_steps)
+
+    def learning_rate(self, state: TrainState) -> float:
+        """Of the next step."""
+        lowered = state.lowered.rate if state.lowered else None
+        return run_rate(self.spec, state.step, self.total_steps, self.steps_per_epoch, lowered)
+
+    def follows_schedule(self, state: TrainState) -> bool:
+        """Whether the rate of the latest step was that of the schedule, and not SWA's."""
+        averaging = self.spec.averaging
+        if not isinstance(averaging, StochasticAveraging):
+            return True
+        return state.step <= (averaging.start_epoch - 1) * self.steps_per_epoch
+
+    def averages(self, state: TrainState) -> int:
+        """How often the weights have to have entered the average by now."""
+        match self.spec.averaging:
+            case ExponentialAveraging():
+                return state.step
+            case StochasticAveraging(start_epoch=start):
+                return max(0, state.epoch - start + 1)
+            case _:
+                return 0
 
     def due(self, state: TrainState, saved: tuple[int, int], seconds_since_save: float) -> Due:
         """`saved` is (step, evaluated_step) of the newest checkpoint: the state moves with both."""

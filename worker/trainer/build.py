@@ -15,6 +15,7 @@ from app.spec.run import RunSpec
 from worker.reporting import EventLog, Pulse
 from worker.trainer.agenda import Agenda
 from worker.trainer.attempt import TrainerAttempt
+from worker.trainer.averaging import averaged_weights
 from worker.trainer.checkpoints.continuity import continuity_warnings
 from worker.trainer.checkpoints.exactness import resumes_exactly
 from worker.trainer.checkpoints.first_weights import InitialWeights, take_first_weights
@@ -85,7 +86,7 @@ def prepare(
     step = build_step(spec, task, statistics, precision, start, tables, attempt.rung)
     first = _first_weights(step, start)
     state = restore(step, start.snapshot) if start and start.is_full else TrainState()
-    lost = state.judge_by(*_yardsticks(spec))
+    lost = _judged(state, spec)
     if start is not None and not start.candidate.own:
         _begin_run(state, agenda)
     losses = LossFile(attempt.run_dir / "losses.csv", _losses_to_keep(start))
@@ -173,27 +174,32 @@ def _threads(attempt: TrainerAttempt, start: Start | None) -> int:
 def _check_monitors(spec: RunSpec, agenda: Agenda) -> None:
     """A monitored metric has to be one that evaluations give."""
     known = {"val_loss", *(f"val_{name}" for name in spec.evaluation.metrics)}
-    monitors = {"checkpoint.monitor": spec.checkpoint.monitor}
-    if spec.early_stopping is not None:
-        monitors["early_stopping.monitor"] = spec.early_stopping.monitor
-        if not agenda.has_validation:
+    needs_part = {"early_stopping": "drop early_stopping", "schedule": "take another schedule"}
+    for where, block in spec.watching().items():
+        if where in needs_part and not agenda.has_validation:
             raise SpecMismatch(
-                "early_stopping needs a validation part, and data.split holds none out. Set "
-                "data.split.validation_fraction above 0, or drop early_stopping."
+                f"{where} needs a validation part, and data.split holds none out. Set "
+                f"data.split.validation_fraction above 0, or {needs_part[where]}."
             )
-    for where, monitor in monitors.items():
-        if monitor not in known:
+        if block.monitor not in known:
             raise SpecMismatch(
-                f"{where} is {monitor}, which no evaluation gives: there are "
+                f"{where}.monitor is {block.monitor}, which no evaluation gives: there are "
                 f"{', '.join(sorted(known))}. Add it to evaluation.metrics, or monitor another."
             )
 
 
-def _yardsticks(spec: RunSpec) -> tuple[Yardstick, Yardstick | None]:
-    """Of the best evaluation, and of early stopping."""
-    kept, stopping, limit = spec.checkpoint, spec.early_stopping, spec.evaluation.max_batches
-    patience = Yardstick(stopping.monitor, stopping.mode, limit) if stopping else None
-    return Yardstick(kept.monitor, kept.mode, limit), patience
+def _judged(state: TrainState, spec: RunSpec) -> list[str]:
+    """Have the best evaluation, early stopping and a plateau judged as the spec says; what of the
+    book could not be kept.
+    """
+    by = {
+        name: Yardstick(block.monitor, block.mode, spec.evaluation.max_batches)
+        for name, block in spec.watching().items()
+    }
+    lost = state.judge_by(by["checkpoint"], by.get("early_stopping"))
+    if "schedule" in by:
+        lost += state.lower_by(spec.optimizer.lr, by["schedule"])
+    return lost
 
 
 def build_step(
@@ -218,8 +224,8 @@ def build_step(
     optimizer = build_optimizer(spec.optimizer, groups, _rate_factors(spec))
     weights = {term: spec.loss_weights.get(term, 1.0) for term in spec.recipe.loss_terms}
     on_device = {name: table.to(precision.device) for name, table in tables.items()}
-    limit = spec.training.clip_grad_norm
-    return TrainingStep(model, task, optimizer, precision, limit, weights, on_device)
+    limit, average = spec.training.clip_grad_norm, averaged_weights(model, spec.averaging)
+    return TrainingStep(model, task, optimizer, precision, limit, weights, on_device, average)
 
 
 def _rate_factors(spec: RunSpec) -> dict[str, float]:
@@ -307,7 +313,8 @@ def _started_from(trainer: Trainer, start: Start, first: InitialWeights | None) 
     best = state.best
     if start.is_full:
         trainer.best_folder = find_best(start, state, trainer.spec.checkpoint)
-        if candidate.own:
+        average = trainer.step.average
+        if candidate.own and not (average and average.statistics_due):
             trainer.saved = state.step, state.evaluated_step
     log.events.emit(
         "restored",

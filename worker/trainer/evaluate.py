@@ -1,18 +1,22 @@
 """Looking at the validation and test parts: sums on the device, one synchronization at the end."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 import torch
+from torch.optim.swa_utils import update_bn
 
 from app.lifecycle import Reason
+from app.spec.optimization import Plateau
+from worker.trainer.averaging import AveragedWeights
 from worker.trainer.checkpoints.format import TornCheckpoint, load
 from worker.trainer.checkpoints.snapshot import restore_weights
 from worker.trainer.data.batch import Batch, Batches
 from worker.trainer.errors import TrainerError
 from worker.trainer.report.report import not_finite
 from worker.trainer.state import Scores, improves
+from worker.trainer.step import ForwardPass
 from worker.trainer.trainer import Trainer
 
 
@@ -39,6 +43,41 @@ def validate(trainer: Trainer) -> None:
             state.patience_best, state.patience_used = value, 0
         else:
             state.patience_used += 1
+    if isinstance(spec.schedule, Plateau) and trainer.agenda.follows_schedule(state):
+        state.note_plateau(named[spec.schedule.monitor], spec.schedule)
+
+
+def average(trainer: Trainer) -> None:
+    """Have the weights enter their average when it is time, and batch norm's statistics be those
+    of what came of it. A stop leaves these due.
+    """
+    step = trainer.step
+    if step.average is None:
+        return
+    if step.average.count < trainer.agenda.averages(trainer.state):
+        step.average.take()
+    if step.average.statistics_due:
+        with trainer.at_rest():
+            _update_statistics(trainer, step.average)
+
+
+def _update_statistics(trainer: Trainer, average: AveragedWeights) -> None:
+    """One pass over the training part, as torch.optim.swa_utils.update_bn makes it."""
+    step, log, part = trainer.step, trainer.log, trainer.data.train
+    count = part.plan.num_micro_batches(part.plan.usable_samples)
+
+    def batches() -> Iterator[Batch]:
+        for batch in part.iterate(trainer.state.epoch):
+            if trainer.stop.requested:
+                return
+            yield batch
+            log.compared_batch()
+        average.statistics_due = False
+
+    in_phase = log.within("evaluating", count)
+    with in_phase, log.clock.part("eval"), average.in_model(), step.untouched():
+        step.task.begin("epoch", step.model)
+        update_bn(batches(), ForwardPass(step))
 
 
 def test(trainer: Trainer) -> Scores | None:
@@ -118,6 +157,7 @@ def _load_best(trainer: Trainer) -> tuple[int, int]:
         try:
             best = load(folder, ("model",))
             restore_weights(trainer.step.model, best.parts["model"])
+            trainer.step.average = None  # what is in the model now is what was to be delivered
         except TornCheckpoint as error:
             problem = str(error)
         else:

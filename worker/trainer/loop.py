@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from app.lifecycle import Reason
-from app.planning.schedule import learning_rate
 from worker.trainer.data.batch import Batch
-from worker.trainer.evaluate import validate
+from worker.trainer.evaluate import average, validate
 from worker.trainer.trainer import Trainer
 
 
@@ -16,7 +15,7 @@ def train(trainer: Trainer) -> Reason:
 
     Only `log.flush` and `log.epoch` wait for the device between evaluations and checkpoints.
     """
-    spec, agenda, state = trainer.spec, trainer.agenda, trainer.state
+    agenda, state = trainer.agenda, trainer.state
     step, log, stop, plan = trainer.step, trainer.log, trainer.stop, trainer.data.train.plan
     held_up = trainer.data.train.counters.held_up
     batches = log.clock.waiting(trainer.at_rest_during(micro_batches(trainer)), held_up)
@@ -26,6 +25,7 @@ def train(trainer: Trainer) -> Reason:
         # A step boundary. What is due follows from the spec and the state alone, so an attempt
         # that was restored here takes the turns that the interrupted one would have taken.
         state.trained_seconds = trainer.trained_seconds()
+        average(trainer)
         due = trainer.due()
         if due.log:
             log.flush(step)
@@ -52,9 +52,7 @@ def train(trainer: Trainer) -> Reason:
             batch, share, completes_step = next(batches)
             step.accumulate(batch, share)
             log.trained_batch(batch.size)
-        state.learning_rate = learning_rate(
-            spec.schedule, spec.optimizer.lr, state.step, agenda.total_steps
-        )
+        state.learning_rate = agenda.learning_rate(state)
         step.apply(state.learning_rate)
         state.advance(plan.usable_samples)
         log.trained_step()

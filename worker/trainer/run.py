@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from app.lifecycle import Reason
+from app.spec.optimization import StochasticAveraging
 from worker.reporting import EventLog, Pulse
 from worker.trainer.attempt import TrainerAttempt
 from worker.trainer.build import prepare
@@ -18,6 +19,8 @@ from worker.trainer.report.naive import naive_scores, no_better
 from worker.trainer.state import Scores
 from worker.trainer.stop import StopFlag
 from worker.trainer.trainer import Trainer
+
+NOTHING_AVERAGED = "; it ended before an epoch entered the average, so weights are as trained"
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +111,10 @@ def _sentence(trainer: Trainer, reason: Reason) -> str:
         )
     if reason is Reason.max_duration:
         told += f", which took the {spec.policy.max_duration_seconds:g} seconds that were allowed"
+    if isinstance(spec.averaging, StochasticAveraging):
+        averaged = agenda.averages(state)
+        epochs = f"; {averaged} {'epoch' if averaged == 1 else 'epochs'} entered the average"
+        told += epochs if averaged else NOTHING_AVERAGED
     if state.best is not None:
         told += f"; best {spec.checkpoint.monitor} {state.best.value:.6g} at step {state.best.step}"
     return told + "."

@@ -1,13 +1,18 @@
 """Where a training stands: the plain numbers that, with the tensors, are saved and restored."""
 
+import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from pydantic import ConfigDict, with_config
 
+from app.spec.optimization import Plateau
 from app.spec.training import Checkpointing
 
 Scores = dict[str, float]
+
+# torch's ReduceLROnPlateau leaves a rate that would change by less.
+LEAST_FALL = 1e-8
 
 # How what was saved is checked before it is restored; see worker/trainer/checkpoints/manifest.py.
 as_saved = with_config(ConfigDict(strict=True, extra="forbid", allow_inf_nan=False))
@@ -35,6 +40,33 @@ class Best:
 
     def document(self) -> dict[str, float | int]:
         return {"step": self.step, "epoch": self.epoch, **self.scores}
+
+
+@as_saved
+@dataclass
+class Lowered:
+    """What `schedule.kind: plateau` has come to, by the rules of torch's ReduceLROnPlateau."""
+
+    rate: float
+    """The learning rate."""
+    by: Yardstick
+    """By which evaluations are judged."""
+    best: float | None = None
+    """Value that it wants improved."""
+    used: int = 0
+    """Evaluations in a row without that improvement, since the rate fell last."""
+
+    def note(self, value: float, schedule: Plateau) -> None:
+        """An evaluation: after more than `patience` without an improvement the rate falls."""
+        if improves_by_share(value, self.best, schedule.mode, schedule.threshold):
+            self.best, self.used = value, 0
+            return
+        self.used += 1
+        if self.used > schedule.patience:
+            self.used = 0
+            rate = max(self.rate * schedule.factor, schedule.min_lr)
+            if self.rate - rate > LEAST_FALL:
+                self.rate = rate
 
 
 @as_saved
@@ -69,14 +101,18 @@ class TrainState:
     """Value that early stopping wants improved."""
     patience_used: int = 0
     """Evaluations in a row without that improvement."""
+    lowered: Lowered | None = None
+    """None: another schedule than plateau."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Self:
-        kinds = {"best": Best, "best_by": Yardstick, "patience_by": Yardstick}
+        kinds = {"best": Best, "best_by": Yardstick, "patience_by": Yardstick, "lowered": Lowered}
         parts = {name: document.get(name) for name in kinds}
+        if lowered := parts["lowered"]:
+            parts["lowered"] = lowered | {"by": Yardstick(**lowered["by"])}
         whole = {name: kinds[name](**part) if part else None for name, part in parts.items()}
         return cls(**document | whole)
 
@@ -105,6 +141,20 @@ class TrainState:
             self.patience_used = 0
         self.best_by, self.patience_by = best_by, patience_by
         return lost
+
+    def lower_by(self, peak: float, by: Yardstick) -> list[str]:
+        """The same for a plateau, which begins at the peak rate."""
+        if self.lowered is None:
+            self.lowered = Lowered(peak, by)
+        if self.lowered.by == by:
+            return []
+        self.lowered = Lowered(self.lowered.rate, by)
+        return ["the evaluations that schedule.patience has counted"]
+
+    def note_plateau(self, value: float, schedule: Plateau) -> None:
+        """An evaluation, by which the rate of the next step may fall."""
+        if self.lowered is not None:
+            self.lowered.note(value, schedule)
 
     def note_best(self, kept: Checkpointing) -> bool:
         """Whether the evaluation of this step is the best so far; if so, it is `best` now."""
@@ -137,3 +187,13 @@ def improves(value: float, best: float | None, mode: str, min_delta: float = 0.0
     if best is None:
         return True
     return value < best - min_delta if mode == "min" else value > best + min_delta
+
+
+def improves_by_share(value: float, best: float | None, mode: str, threshold: float) -> bool:
+    """By more than this share of the best value; of one below 0 by its size, unlike torch's, for
+    which then a value that is a little worse would be better.
+    """
+    if best is None:
+        return True
+    share = math.copysign(threshold, best)
+    return value < best * (1.0 - share) if mode == "min" else value > best * (1.0 + share)

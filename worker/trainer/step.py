@@ -3,12 +3,14 @@
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from itertools import chain
 from types import MappingProxyType
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 
+from worker.trainer.averaging import AveragedWeights
 from worker.trainer.data.batch import NO_BUCKET, Batch, Bucket
 from worker.trainer.data.tensors import resized
 from worker.trainer.optimizers import set_learning_rate
@@ -69,6 +71,7 @@ class TrainingStep:
         clip_grad_norm: float | None,
         loss_weights: Mapping[str, float] = ONE_TERM,
         tables: Mapping[str, Tensor] = NO_TABLES,
+        average: AveragedWeights | None = None,
     ) -> None:
         self.model = model
         self.task = task
@@ -77,6 +80,7 @@ class TrainingStep:
         self.clip_grad_norm = clip_grad_norm
         self.loss_weights = loss_weights
         self.tables = dict(tables)
+        self.average = average
         self.loss_names = ("loss", *loss_weights) if len(loss_weights) > 1 else ("loss",)
         self.loss_sums = torch.zeros(
             (2, len(self.loss_names)), dtype=torch.float64, device=precision.device
@@ -97,7 +101,12 @@ class TrainingStep:
     @property
     def has_finite_weights(self) -> bool:
         """Also of what the model keeps beside them; waits for the device."""
-        return all(bool(one.isfinite().all()) for one in self.model.state_dict().values())
+        each = chain(self.model.state_dict().values(), self.delivered().values())
+        return all(bool(one.isfinite().all()) for one in each)
+
+    def delivered(self) -> dict[str, Tensor]:
+        """The model's state as it is evaluated and saved to be used: averaged where it is to be."""
+        return self.average.state_dict() if self.average else self.model.state_dict()
 
     def compile(self, mode: str) -> None:
         """Compile what is computed of a batch; optimizer and clipping are fused kernels already."""
@@ -177,21 +186,44 @@ class TrainingStep:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """The model as evaluations use it, and nothing kept for gradients. What is drawn and what
-        the task notes meanwhile is forgotten: an evaluation that a stop cuts short is repeated.
+        """The model as evaluations use it, with averaged weights where there are some, and nothing
+        kept for gradients. What is drawn and what the task notes meanwhile is forgotten: an
+        evaluation that a stop cuts short is repeated.
         """
-        kept = untouched(self.task, self.model)
-        with kept, same_random_numbers(self.device), torch.inference_mode():
+        average = self.average.in_model() if self.average else nullcontext()
+        with average, self.untouched(), torch.inference_mode():
             self.model.eval()
             self.task.begin("evaluation", self.model)
             yield
             self.model.train()
+
+    @contextmanager
+    def untouched(self) -> Iterator[None]:
+        """What is drawn, and what the task notes or carries meanwhile, is forgotten."""
+        with untouched(self.task, self.model), same_random_numbers(self.device):
+            yield
 
     def measure(self, batch: Batch) -> dict[str, Tensor]:
         """What the task's scores need of a batch, as sums over its samples, on the device."""
         with self.precision.autocast():
             return self._measure(self.model, self._with_tables(batch))
 
+    def look_at(self, batch: Batch) -> None:
+        """A forward pass as the training makes it, not compiled, of which nothing is kept."""
+        with self.precision.autocast():
+            self.task.loss(self.model, self._with_tables(batch))
+
     def restart_loss(self, which: int) -> None:
         self.loss_sums[which] = 0.0
         self.loss_samples[which] = 0
+
+
+class ForwardPass(nn.Module):
+    """`TrainingStep.look_at` as a module, by which torch updates batch norm's statistics."""
+
+    def __init__(self, step: TrainingStep) -> None:
+        super().__init__()
+        self.model, self._step = step.model, step
+
+    def forward(self, batch: Batch) -> None:
+        self._step.look_at(batch)

@@ -116,7 +116,7 @@ class Held:
         yield from self.readers.items(self.data)
         if self.readers.pools is not None:
             yield from self.readers.pools.items(used_there=not on_gpu)
-        state = self.model.weights_bytes + self.model.optimizer_bytes
+        state = self.model.state_bytes
         yield Item("checkpoint_snapshot", state, STEPS)
         # At a stop a GPU's state is copied besides; on a CPU it is written from where it lies.
         if on_gpu and self.work.need.held_out and self.work.spec.checkpoint.keep_best:
@@ -125,6 +125,7 @@ class Held:
     def _of_model(self) -> Iterable[Item]:
         model = self.model
         yield Item("weights", model.weights_bytes)
+        yield Item("average", model.average_bytes)
         yield Item("gradients", model.gradients_bytes, ("training",))
         yield Item("optimizer", model.optimizer_bytes, STEPS)
 
@@ -135,13 +136,12 @@ class Held:
         batch_bytes = work.evaluation_batch * work.sample_bytes
         yield Item("evaluation_batch", batch_bytes, ("evaluating",))
         if (step := self.training) is not None:
-            exact = model.weights_bytes + model.gradients_bytes + model.optimizer_bytes
+            exact = model.state_bytes + model.gradients_bytes
             yield from _estimated("activations", step, exact, "training")
         elif not on_gpu:
             yield Item("compiler", self._compiler_bytes, STEPS)
         if (evaluation := self.evaluating) is not None:
-            exact = model.weights_bytes + model.optimizer_bytes
-            yield from _estimated("evaluation", evaluation, exact, "evaluating")
+            yield from _estimated("evaluation", evaluation, model.state_bytes, "evaluating")
 
     @property
     def _compiler_bytes(self) -> int:

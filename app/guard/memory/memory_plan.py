@@ -230,7 +230,7 @@ def probe_order(work: Workload, device: DeviceFacts) -> dict[str, Any]:
     UnknownFact.
     """
     model = ModelSize(work.spec, work.parameters)
-    evaluating = model.weights_bytes + model.optimizer_bytes
+    evaluating = model.state_bytes
     return {
         "spec": work.spec.model_dump(mode="json"),
         "fields": {

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from app.spec.optimization import SGD
+from app.spec.optimization import SGD, NoAveraging
 from app.spec.run import RunSpec
 
 FLOAT32_BYTES = 4
@@ -25,6 +25,16 @@ class ModelSize:
     @property
     def gradients_bytes(self) -> int:
         return self.weights_bytes
+
+    @property
+    def average_bytes(self) -> int:
+        """Of the averaged weights, which lie beside those that are trained."""
+        return 0 if isinstance(self.spec.averaging, NoAveraging) else self.weights_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """All that a checkpoint has of it."""
+        return self.weights_bytes + self.average_bytes + self.optimizer_bytes
 
     @property
     def optimizer_bytes(self) -> int:

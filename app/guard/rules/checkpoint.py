@@ -10,9 +10,8 @@ from app.guard.facts import known
 from app.guard.rule import LEAST_LOSS_SECONDS, Finding, rule
 from app.guard.wording import duration, share, size
 from app.planning.schedule import ANNEALED, is_annealed, learning_rate
-from app.spec.optimization import Constant, Plateau
-from app.spec.run import RunSpec
-from app.spec.training import MOST_PATIENCE
+from app.spec.optimization import Constant, Plateau, StochasticAveraging
+from app.spec.training import MOST_PATIENCE, Checkpointing, EarlyStopping
 from app.suggest import closest
 
 MOST_CHECKPOINTING = 0.02
@@ -30,7 +29,8 @@ def unknown_monitor(case: Case) -> Iterator[Finding]:
     computed = ["val_loss", *(f"val_{name}" for name in metrics)]
     known_metrics = case.spec.recipe.metric_modes
     could_be = ["val_loss", *(f"val_{name}" for name in known_metrics)]
-    for block, monitor, _mode in _watched(case.spec):
+    for block, watching in case.spec.watching().items():
+        monitor = watching.monitor
         if monitor in computed:
             continue
         meant = closest(monitor, could_be) or "val_loss"
@@ -52,28 +52,26 @@ def unknown_monitor(case: Case) -> Iterator[Finding]:
 def monitor_upside_down(case: Case) -> Iterator[Finding]:
     """The mode of a monitor says what is better of it; left out, it does."""
     spec = case.spec
-    for block, monitor, mode in _watched(spec):
-        better = spec.better_when(monitor)
-        if mode != better:
+    for block, watching in spec.watching().items():
+        better = spec.better_when(watching.monitor)
+        if watching.mode != better:
             lower = "lower" if better == "min" else "higher"
             yield Finding(
                 (block, "mode"),
-                f"{block}.mode is {mode}, and a {lower} {monitor} is better.",
-                "The worst checkpoint would be kept as the best."
-                if block == "checkpoint"
-                else f"The run would end after {spec.early_stopping.patience} evaluations that "
-                "each got better."
-                if spec.early_stopping
-                else "",
+                f"{block}.mode is {watching.mode}, and a {lower} {watching.monitor} is better.",
+                _what_upside_down_does(watching),
                 {f"/{block}/mode": better},
             )
 
 
-def _watched(spec: RunSpec) -> Iterator[tuple[str, str, str]]:
-    """(Block, monitor, mode) of whatever compares scores."""
-    yield "checkpoint", spec.checkpoint.monitor, spec.checkpoint.mode
-    if spec.early_stopping is not None:
-        yield "early_stopping", spec.early_stopping.monitor, spec.early_stopping.mode
+def _what_upside_down_does(watching: Checkpointing | EarlyStopping | Plateau) -> str:
+    match watching:
+        case EarlyStopping(patience=patience):
+            return f"The run would end after {patience} evaluations that each got better."
+        case Plateau(patience=patience):
+            return f"The rate would fall after {patience + 1} evaluations that each got better."
+        case Checkpointing():
+            return "The worst checkpoint would be kept as the best."
 
 
 @rule(
@@ -104,6 +102,8 @@ def never_anneals(case: Case) -> Iterator[Finding]:
     stopping, schedule = case.spec.early_stopping, case.spec.schedule
     if stopping is None or isinstance(schedule, Constant | Plateau):
         return
+    if isinstance(case.spec.averaging, StochasticAveraging):
+        return  # the rate is its own in the end: learning.stops_before_averaging
     steps, evaluations = case.steps, case.evaluations
     patience = stopping.patience
     if evaluations < patience + 2:
@@ -145,15 +145,69 @@ def patience_to_anneal(case: Case) -> int | None:
 
 
 @rule(
+    "learning.stops_before_averaging",
+    severity="warning",
+    stands_on="Izmailov et al., 2018: an average has to have weights of several epochs in it.",
+)
+def stops_before_averaging(case: Case) -> Iterator[Finding]:
+    """Early stopping acts only once SWA has averaged weights."""
+    stopping, averaging = case.spec.early_stopping, case.spec.averaging
+    if stopping is None or not isinstance(averaging, StochasticAveraging):
+        return
+    averaged = averaging.start_epoch * case.epoch_steps
+    if averaged > case.steps or case.evaluations < stopping.patience + 2:
+        return  # one of both never acts: learning.averages_nothing, correctness.never_evaluated
+    step = case.step_of_evaluation(stopping.patience + 1)
+    if step >= averaged:
+        return
+    able = range(1, min(case.evaluations - 1, MOST_PATIENCE + 1))
+    found = bisect_left(able, averaged, key=lambda n: case.step_of_evaluation(n + 1))
+    yield Finding(
+        ("early_stopping",),
+        f"Early stopping may end the run at step {step:,}, and SWA has its first weights at step "
+        f"{averaged:,}, the end of epoch {averaging.start_epoch:,}.",
+        "The run would deliver weights that nothing was averaged into.",
+        {"/early_stopping/patience": able[found]}
+        if found < len(able)
+        else {"/early_stopping": None},
+    )
+
+
+@rule(
+    "learning.stops_before_plateau",
+    severity="warning",
+    stands_on="The rate falls at the first evaluation beyond schedule.patience; what it brings "
+    "shows at the next one at the earliest.",
+)
+def stops_before_plateau(case: Case) -> Iterator[Finding]:
+    """Early stopping has patience enough to see what a plateau schedule's lower rate brings."""
+    stopping, schedule = case.spec.early_stopping, case.spec.schedule
+    if stopping is None or not isinstance(schedule, Plateau):
+        return
+    falls = schedule.patience + 1
+    if stopping.monitor != schedule.monitor or stopping.patience > falls:
+        return
+    enough = min(2 * falls, case.evaluations - 2, MOST_PATIENCE)
+    yield Finding(
+        ("early_stopping", "patience"),
+        f"Early stopping ends the run after {stopping.patience:,} evaluations without a better "
+        f"{stopping.monitor}, and the rate falls after {falls:,}.",
+        "Whenever the rate would fall the run is over, so it is trained at one rate throughout.",
+        {"/early_stopping/patience": enough} if enough > falls else {"/early_stopping": None},
+    )
+
+
+@rule(
     "memory.checkpoints_fill_disk",
-    stands_on="A checkpoint holds weights and optimizer; a new one is written before an old one "
-    "is removed.",
+    stands_on="A checkpoint holds weights, averaged ones beside them, and optimizer; a new one is "
+    "written before an old one is removed.",
 )
 def checkpoints_fill_disk(case: Case) -> Iterator[Finding]:
     """The checkpoints that are kept, and the one being written, have room on the disk."""
     free = known(case.device.host.disk_free_bytes, "the free space below the artifact root")
     plan = case.memory
-    state = sum(i.bytes for i in plan.with_model.items if i.name in ("weights", "optimizer"))
+    parts = ("weights", "average", "optimizer")
+    state = sum(item.bytes for item in plan.with_model.items if item.name in parts)
     kept = case.spec.checkpoint
     count = kept.keep_last + kept.keep_best + 1
     if count * state <= free:

@@ -1,5 +1,6 @@
 """Rules about evaluation: it comes at some time, and takes little of the time."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from app.guard.rule import LEAST_LOSS_SECONDS, Finding, rule
 from app.guard.rules.checkpoint import MOST_LOST_SECONDS
 from app.guard.wording import duration, share
 from app.planning.schedule import is_annealed
+from app.spec.optimization import StochasticAveraging
 from app.spec.training import MOST_PATIENCE
 from app.suggest import closest, did_you_mean
 
@@ -88,7 +90,11 @@ def _that_acts(case: Case, evaluations: int) -> dict[str, Any]:
     if patience < 1:
         return WITHOUT
     step = case.step_of_evaluation(patience + 1)
-    annealed = is_annealed(case.spec.schedule, step, case.steps)
+    averaging = case.spec.averaging
+    if isinstance(averaging, StochasticAveraging):
+        annealed = step >= averaging.start_epoch * case.epoch_steps
+    else:
+        annealed = is_annealed(case.spec.schedule, step, case.steps)
     return {"/early_stopping/patience": patience} if annealed else WITHOUT
 
 
@@ -181,3 +187,35 @@ def _rarer_evaluation(case: Case, found: _Evaluating) -> dict[str, int | None]:
         return {"/evaluation/max_batches": batches}
     epochs, most_looks = spec.training.epochs, found.most_samples // found.samples
     return by_epochs | {"/evaluation/every_epochs": epochs // (most_looks + 1) + 1}
+
+
+@rule(
+    "learning.same_average_again",
+    severity="warning",
+    stands_on="The mean of SWA changes at the end of an epoch, and evaluations look at it.",
+)
+def same_average_again(case: Case) -> Iterator[Finding]:
+    """While SWA averages, evaluations come at the ends of epochs."""
+    averaging, often = case.spec.averaging, case.spec.evaluation.every_steps
+    if not isinstance(averaging, StochasticAveraging) or often is None:
+        return
+    epoch_steps, steps = case.epoch_steps, case.steps
+    begins = averaging.start_epoch * epoch_steps
+    if begins >= steps:
+        return
+    all_of_them, at_ends = (
+        (steps - 1) // every - begins // every for every in (often, math.lcm(often, epoch_steps))
+    )
+    again = all_of_them - at_ends
+    if not again:
+        return
+    fix: dict[str, Any] = {"/evaluation/every_steps": None}
+    if case.spec.evaluation.every_epochs is None:
+        fix["/evaluation/every_epochs"] = 1
+    yield Finding(
+        ("evaluation", "every_steps"),
+        f"{again:,} evaluations would come in the middle of epochs after SWA has begun.",
+        "The average changes at the ends of epochs alone: they would look at the same weights "
+        "again, and early stopping would count each as one without improvement.",
+        fix,
+    )

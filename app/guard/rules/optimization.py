@@ -1,6 +1,7 @@
 """Rules about optimizer and schedule: the learning rate, its warm-up, and weight decay."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ from app.guard.rates import USUAL_BATCH, usual_rate
 from app.guard.rule import Finding, rule
 from app.guard.wording import share, two_digits
 from app.planning.schedule import learning_rate
-from app.spec.optimization import Adam, Constant, Plateau, Schedule
+from app.spec.optimization import Adam, Constant, Plateau, Schedule, StochasticAveraging
 
 # Ten times what works widely is too much; less than a thousandth of what works for a usual batch is
 # too little for any.
@@ -168,7 +169,7 @@ def no_warmup(case: Case) -> Iterator[Finding]:
 def _warmed_up(schedule: Schedule, steps: int) -> dict[str, Any]:
     """The fields of the warm-up alone, in the unit that they were given in."""
     fraction = max(WARMUP_FRACTION, two_digits(2 / steps))
-    if isinstance(schedule, Constant):
+    if isinstance(schedule, Constant | Plateau):
         return {"/schedule": {"kind": "linear_warmup", "warmup_fraction": fraction}}
     return _warming_up(schedule, fraction, steps)
 
@@ -205,3 +206,54 @@ def warmup_never_ends(case: Case) -> Iterator[Finding]:
         "model settle, the fall after the peak, never comes.",
         _warming_up(schedule, usual, steps),
     )
+
+
+@rule(
+    "correctness.plateau_never_acts",
+    overridable=False,
+    stands_on="A plateau is one of validation scores: the first is the best so far, and what comes "
+    "at the end lowers no rate any more.",
+)
+def plateau_never_acts(case: Case) -> Iterator[Finding]:
+    """A plateau schedule has evaluations to watch, more than its patience."""
+    schedule, wanted = case.spec.schedule, case.spec.evaluation
+    if not isinstance(schedule, Plateau):
+        return
+    other = {"/schedule": {"kind": "cosine_warmup"}}
+    if not case.sizes.validation:
+        yield Finding(
+            ("schedule",),
+            "A plateau schedule watches a validation metric, but the validation part is empty.",
+            f"The rate would stay at {case.spec.optimizer.lr:g}: nothing says when to lower it.",
+            other,
+        )
+    elif wanted.every_epochs is None and wanted.every_steps is None:
+        each_epoch = {"/evaluation/every_epochs": 1}
+        enough = _looks(case.with_values(each_epoch)) >= schedule.patience + 2
+        yield Finding(
+            ("evaluation",),
+            "A plateau schedule watches a validation metric, but nothing is evaluated before the "
+            "end.",
+            f"The rate would stay at {case.spec.optimizer.lr:g} to the last step.",
+            each_epoch if enough else other,
+        )
+    elif (looks := _looks(case)) < schedule.patience + 2:
+        yield Finding(
+            ("schedule", "patience"),
+            f"A plateau schedule with a patience of {schedule.patience:,} can never lower the "
+            f"rate: it has {looks:,} {'evaluation' if looks == 1 else 'evaluations'} to do it at.",
+            "The first is the best so far, so that the rate falls at evaluation "
+            f"{schedule.patience + 2:,} at the earliest, and what comes at the end of the run, or "
+            "once SWA has the rate, lowers none.",
+            {"/schedule/patience": looks - 2} if looks >= 2 else other,
+            severity="warning",
+        )
+
+
+def _looks(case: Case) -> int:
+    """Evaluations after which a plateau may lower the rate of steps to come; UnknownFact."""
+    averaging, end = case.spec.averaging, case.steps
+    if isinstance(averaging, StochasticAveraging):
+        end = min(end, (averaging.start_epoch - 1) * case.epoch_steps)
+    numbers = range(1, case.evaluations + 1)
+    return bisect_left(numbers, end, key=case.step_of_evaluation)

@@ -18,7 +18,7 @@ from app.guard.rule import Finding, rule
 from app.guard.rules.loader import nothing_left_for_data
 from app.guard.wording import largest_items, one_of, share, size, two_digits
 from app.planning.arithmetic import total_steps
-from app.planning.schedule import LARGEST_JUMP, learning_rate
+from app.planning.schedule import LARGEST_JUMP, run_rate
 from app.spec.run import RunSpec
 
 MOST_DROPPED = 0.01
@@ -348,8 +348,8 @@ def rate_jumps_at_restart(case: Case) -> Iterator[Finding]:
     if done.step >= steps:
         return
     peak, last = spec.optimizer.lr, min(done.step, done.steps - 1)
-    before = learning_rate(spec.schedule, peak, last, done.steps)
-    after = learning_rate(spec.schedule, peak, done.step, steps)
+    before = run_rate(spec, last, done.steps, case.epoch_steps)
+    after = run_rate(spec, done.step, steps, case.epoch_steps)
     if after <= LARGEST_JUMP * before:
         return
     yield Finding(

@@ -37,6 +37,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "optimization": ("optimizer", "schedule"),
     "runtime": ("runtime", "preset"),
     "compilation": ("runtime/compile", "runtime/cuda_graphs"),
+    "averaging": ("averaging",),
     "evaluation": ("evaluation",),
     "checkpoint": ("checkpoint", "early_stopping"),
     "policy": ("policy",),
@@ -46,6 +47,7 @@ FILE_OF = {place: file for file, places in FILES.items() for place in places}
 # Rules that find one thing in several places: where else, beside the one that they are filed by.
 ALSO = {
     "correctness.never_evaluated": {"checkpoint"},  # the patience, where evaluations are too few
+    "correctness.plateau_never_acts": {"evaluation"},  # that there is none
     "learning.small_part": {"evaluation"},  # the batches that are looked at of a large part
     "correctness.leaking_split": {"data"},  # a dataset that is named for two parts
     "memory.over_budget": {"loader"},  # chunks, where they alone are too large

@@ -71,6 +71,15 @@ SOUND: dict[str, Sound] = {
     "one cycle with early stopping": Sound(
         {"training": {"epochs": 30}, "early_stopping": {"patience": 3}}
     ),
+    "a plateau with early stopping": Sound(
+        {"training": {"epochs": 60}, "schedule": {"kind": "plateau"},
+         "early_stopping": {"patience": 10}}
+    ),
+    "SWA over the last quarter": Sound(
+        {"training": {"epochs": 40}, "schedule": COSINE, "early_stopping": {"patience": 32},
+         "averaging": {"kind": "swa", "start_epoch": 31, "lr": 5e-4, "anneal_epochs": 2}}
+    ),
+    "EMA as it comes": Sound({"training": {"epochs": 150}, "averaging": {"kind": "ema"}}),
     "the smallest GPUs": Sound({"training": {"batch_size": 64}}, (world(devices=(TINY,)),)),
     "a large batch at the scaled rate": Sound(
         {

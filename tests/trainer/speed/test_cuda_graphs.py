@@ -60,6 +60,8 @@ def assert_close(outcome: Outcome, expected: Outcome) -> None:
         LAYERS,
         {"schedule": {"kind": "onecycle"}},
         {"schedule": {"kind": "constant"}},
+        {"averaging": {"kind": "ema", "decay": 0.9}},
+        {"averaging": {"kind": "swa", "start_epoch": 2, "lr": 0.005}},
         {"data": {"loader": STREAMED}},
         {"data": {"loader": {"kind": "dataloader", "num_workers": 2, "pin_memory": True}}},
     ],

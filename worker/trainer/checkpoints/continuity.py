@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from app.planning.schedule import LARGEST_JUMP, learning_rate, schedule_version
+from app.planning.schedule import LARGEST_JUMP, schedule_version
 from worker.trainer.checkpoints.exactness import keeps_dropout_to_itself
 from worker.trainer.checkpoints.restore import Start
 from worker.trainer.data.order import ORDER_VERSION
@@ -78,11 +78,11 @@ def _of_the_device(trainer: Trainer, start: Start) -> Iterator[tuple[str, str]]:
 
 def _of_the_schedule(trainer: Trainer, start: Start) -> Iterator[tuple[str, str]]:
     """Only where the schedule was stretched or cut: others rise and fall as they are meant to."""
-    spec, state, total = trainer.spec, trainer.state, trainer.agenda.total_steps
+    state, total = trainer.state, trainer.agenda.total_steps
     before, planned = state.learning_rate, start.snapshot.body["total_steps"]
     if before is None or planned == total or state.step >= total:
         return
-    after = learning_rate(spec.schedule, spec.optimizer.lr, state.step, total)
+    after = trainer.agenda.learning_rate(state)
     if max(before, after) > LARGEST_JUMP * min(before, after):
         yield (
             "learning_rate_jump",

@@ -28,6 +28,8 @@ from worker.trainer.errors import TrainerError
 
 FORMAT: Final = 1
 PARTS: Final = ("model", "optimizer", "state")
+# Begins the names of trained weights in the state, where the model part has averaged ones.
+TRAINED: Final = "trained."
 # Tensors that every version of Stoker has saved.
 OF_EVERY_STATE: Final = frozenset({"rng.cpu", "loss_sums"})
 
@@ -68,7 +70,7 @@ def publish(snapshot: Snapshot, folder: Path) -> int:
     Raises TrainerError nonfinite rather than keep weights that are not finite, and disk_full; both
     leave earlier checkpoints as they are. OSError.
     """
-    _require_finite(snapshot.parts["model"], snapshot.body["step"])
+    _require_finite(snapshot)
     temporary = folder.with_name(f".{folder.name}.tmp")
     try:
         if not folder.parent.exists():
@@ -105,7 +107,10 @@ def _sync_names_above(folder: Path) -> None:
         disk.sync_folder(above)
 
 
-def _require_finite(weights: Tensors, step: int) -> None:
+def _require_finite(snapshot: Snapshot) -> None:
+    step, state = snapshot.body["step"], snapshot.parts["state"]
+    trained = {name: tensor for name, tensor in state.items() if name.startswith(TRAINED)}
+    weights = {**snapshot.parts["model"], **trained}
     broken = [name for name, tensor in weights.items() if not is_finite(tensor)]
     if broken:
         raise TrainerError(

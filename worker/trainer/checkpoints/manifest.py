@@ -58,6 +58,8 @@ class TrainingManifest(BaseModel):
     device_type: str
     precision: Literal["fp32", "tf32", "bf16-mixed", "fp16-mixed"]
     threads: Annotated[int, Field(ge=1)]
+    averaged: Count = 0
+    statistics_due: bool = False
     recipe: dict[str, Any] = {}
     best_folder: Annotated[str, AfterValidator(_names_a_path)] | None = None
 

@@ -72,6 +72,13 @@ def of_the_carried(step: TrainingStep, there: Mapping[str, Tensor]) -> Iterator[
         yield f"of what is carried {told}"
 
 
+def of_the_average(step: TrainingStep, there: Mapping[str, Tensor], count: int) -> Iterator[str]:
+    """The trained weights beside the averaged ones, which have been averaged so often."""
+    here = step.average.live if step.average and count else {}
+    for told in between(here, there):
+        yield f"of the weights that are averaged {told}"
+
+
 def between(here: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> Iterator[str]:
     """Names that only one has, and shapes that are not the same."""
     for name in dict.fromkeys([*here, *there]):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from worker.trainer.checkpoints import matching
-from worker.trainer.checkpoints.format import Snapshot, Tensors
+from worker.trainer.checkpoints.format import TRAINED, Snapshot, Tensors
 from worker.trainer.randomness import RandomState
 from worker.trainer.recipes.base import Task, put_back
 from worker.trainer.state import TrainState
@@ -31,14 +31,16 @@ def capture(
     any more; their memory is used again. `in_place`, when there are no later steps: what lies on
     the CPU is not copied, and `before` is not used.
     """
+    average = step.average
     live: dict[str, Tensors] = {
-        "model": step.model.state_dict(),
+        "model": step.delivered(),
         "optimizer": {f"{name}.{key}": value for name, key, value in _optimizer_tensors(step)},
         "state": {
             **RandomState.now(step.precision.device).tensors(),
             "loss_sums": step.loss_sums,
             **{f"{OF_THE_TASK}{name}": value for name, value in step.task.state_dict().items()},
             **{f"{CARRIED}{name}": one for name, one in step.task.carried(step.model).items()},
+            **{f"{TRAINED}{n}": one for n, one in (average.trained() if average else {}).items()},
         },
     }
     before = before or {}
@@ -55,6 +57,8 @@ def capture(
         "state": state.to_json(),
         "loss_samples": list(step.loss_samples),
         "scaler": step.precision.scaler.state_dict(),
+        "averaged": average.count if average else 0,
+        "statistics_due": average is not None and average.statistics_due,
     }
     return Snapshot(parts, body)
 
@@ -66,16 +70,20 @@ def restore(step: TrainingStep, snapshot: Snapshot) -> TrainState:
     """
     weights, moments = snapshot.parts["model"], snapshot.parts["optimizer"]
     extra, body = snapshot.parts["state"], snapshot.body
-    carried = _named(extra, CARRIED)
+    carried, trained = _named(extra, CARRIED), _named(extra, TRAINED)
     matching.require_none(
         [
             *matching.of_the_recipe(step.task, snapshot.body),
             *matching.of_the_weights(step.model, weights),
             *matching.of_the_optimizer(step, moments),
             *matching.of_the_carried(step, carried),
+            *matching.of_the_average(step, trained, body.get("averaged", 0)),
         ]
     )
     step.model.load_state_dict(weights)
+    if step.average is not None:
+        due = body.get("statistics_due", False)
+        step.average.restore(trained, body.get("averaged", 0), statistics_due=due)
     _restore_optimizer(step, moments)
     device = step.precision.device
     RandomState.now(device).restored(extra).put_back(device)
