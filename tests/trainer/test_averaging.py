@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from tests.trainer.test_whole_state import DrawingTask, Normed
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 from app.lifecycle import Reason
 from app.planning.ladder import Rung
 from app.spec.optimization import Averaging, ExponentialAveraging, StochasticAveraging
+from tests.trainer.checkpoints.test_whole_state import DrawingTask, Normed
 from tests.trainer.lab import BUILDING_POLLS, Killed, Lab, Outcome, StopAtPoll, merged
 from worker.trainer.averaging import averaged_weights
 from worker.trainer.checkpoints.format import TRAINED, load
