@@ -4,7 +4,7 @@ import re
 import shlex
 import signal
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -20,16 +20,28 @@ PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
 SIZE = re.compile(r"^[1-9][0-9]{0,5}(\.[0-9]{1,3})?(MiB|GiB)$")
 UNITS = {"MiB": 2**20, "GiB": 2**30}
 
-# How well-known trainers go on from a checkpoint, and where they put theirs: {output} is what the
-# command line says of its folder.
-LIKE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "hf": (("--resume_from_checkpoint", CHECKPOINT), ("{output}/checkpoint-*",)),
-    "lightning": (("--ckpt_path", CHECKPOINT), ("lightning_logs/version_*/checkpoints/*.ckpt",)),
-    "accelerate": (
-        ("--resume_from_checkpoint", CHECKPOINT),
-        ("{output}/step_*", "{output}/epoch_*"),
+
+class Trainer(NamedTuple):
+    """How a well-known trainer goes on from a checkpoint, and where it puts them: {output} is what
+    the command line says of its folder, else `output`.
+    """
+
+    resume: tuple[str, ...]
+    checkpoints: tuple[str, ...]
+    output: str = "."
+
+
+LIKE = {
+    "hf": Trainer(
+        ("--resume_from_checkpoint", CHECKPOINT), ("{output}/checkpoint-*",), "trainer_output"
     ),
-    "ultralytics": (("resume=True", f"model={CHECKPOINT}"), ("runs/*/*/weights/last.pt",)),
+    "lightning": Trainer(
+        ("--ckpt_path", CHECKPOINT), ("lightning_logs/version_*/checkpoints/*.ckpt",)
+    ),
+    "accelerate": Trainer(
+        ("--resume_from_checkpoint", CHECKPOINT), ("{output}/step_*", "{output}/epoch_*")
+    ),
+    "ultralytics": Trainer(("resume=True", f"model={CHECKPOINT}"), ("runs/*/*/weights/last.pt",)),
 }
 OUTPUT_OPTIONS = ("--output_dir", "--output-dir", "-o")
 
@@ -64,8 +76,7 @@ def on_several(argv: Sequence[str], gpus: int) -> tuple[str, ...] | None:
 
 def like_of(trainer: str, argv: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The arguments to resume with, and the patterns of checkpoints, of a trainer of LIKE."""
-    resume, checkpoints = LIKE[trainer]
-    output = "."
+    resume, checkpoints, output = LIKE[trainer]
     for option, value in zip(argv, [*argv[1:], ""], strict=True):
         if option in OUTPUT_OPTIONS and value:
             output = value

@@ -128,6 +128,20 @@ class TestOfARun:
             ("step-151", 151),  # best.pt: each pattern has its newest
         ]
 
+    @pytest.mark.parametrize(
+        ("like", "told"), [(None, ["none/*.pt"]), ("accelerate", [])], ids=["each", "any"]
+    )
+    def test_a_pattern_that_matches_nothing_is_told_at_the_end(
+        self, stage: Stage, like: str | None, told: list[str]
+    ):
+        """Of those that --like knows one is enough."""
+        stage.write("import os; os.mkdir('step_1'); open('step_1/model.bin', 'w').write('1')")
+        stage.run(checkpoints=["step_*", "none/*.pt"], like=like)
+        warned = [one for one in stage.events("warning") if one["code"] == "no_checkpoints_found"]
+        assert [pattern for one in warned for pattern in told if pattern in one["message"]] == told
+        assert len(warned) == len(told)
+        assert all(str(stage.cwd) in one["message"] for one in warned)
+
     def test_one_that_is_not_told_how_to_resume_is_not_said_to_be_restored(self, stage: Stage):
         stage.write(MANY.replace("sleep(60)", "sleep(0)"))
         patterns = {"checkpoints": ["out/ckpt-*.pt"]}

@@ -211,6 +211,19 @@ class TestOfItsFields:
         assert recipe["resume"] == ["--resume_from_checkpoint", "{checkpoint}"]
         assert recipe["checkpoints"] == ["mine/*"]
 
+    @pytest.mark.parametrize(
+        ("like", "checkpoints"),
+        [
+            ("hf", ["trainer_output/checkpoint-*"]),  # transformers 5.24, training_args.py
+            ("accelerate", ["./step_*", "./epoch_*"]),
+        ],
+    )
+    def test_like_knows_where_a_trainer_saves_that_is_told_no_folder(
+        self, settings, like, checkpoints
+    ):
+        plan = planned(free(like=like), settings, OWNER)
+        assert plan.require_ok()["recipe"]["checkpoints"] == checkpoints
+
     def test_like_knows_the_folder_that_the_command_line_names(self, settings):
         argv = ["/usr/bin/python", "train.py", "--output_dir", "runs/a"]
         plan = planned(free(like="hf", argv=argv), settings, OWNER)

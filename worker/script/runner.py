@@ -20,7 +20,7 @@ from worker.script.event_log import ScriptEventLog
 from worker.script.processes import Leader, ScriptSignals, end_rest, kill_all, memory_of
 from worker.script.progress import ScriptProgress
 from worker.script.restoring import adopt, began_of, choose
-from worker.script.saved import Past, Saved, saves_of
+from worker.script.saved import Past, Saved, saves_of, unmatched
 from worker.script.shim import Shim
 from worker.script.status import StatusServer
 from worker.script.work import ScriptWork
@@ -195,6 +195,8 @@ class Runner:
         progress.tell(self._memory, self._measured_peak)
         if saved.error is not None:
             self._warn("checkpoint_not_kept", f"A save could not be kept: {saved.error}.")
+        if not_found := unmatched(work):
+            self._warn("no_checkpoints_found", _not_found(work, not_found))
         end = self._end(code, (took, ended), progress, grace_over=grace_over)
         return end if self._stop_at is not None else beginning.judge(end, code)
 
@@ -287,6 +289,14 @@ class Runner:
             f"The script was asked to stop; it ended {how} {waited:.1f} s later.",
             result,
         )
+
+
+def _not_found(work: ScriptWork, patterns: list[str]) -> str:
+    return (
+        f"Nothing matched {' or '.join(patterns)} in {work.cwd} by the end, so no checkpoint was "
+        "kept of it, and a restart would begin anew. Does the script save somewhere else? "
+        "--checkpoints says where."
+    )
 
 
 @contextmanager

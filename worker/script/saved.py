@@ -321,6 +321,12 @@ def saves_of(work: ScriptWork, began: float) -> list[Save]:
     return sorted(found.values(), key=lambda save: save.newest)
 
 
+def unmatched(work: ScriptWork) -> list[str]:
+    """The patterns of which nothing was ever saved; of those that `like` knows one is enough."""
+    none = [pattern for pattern in work.checkpoints if not _matching(work.cwd, pattern)]
+    return none if work.like is None or len(none) == len(work.checkpoints) else []
+
+
 def _matching(cwd: Path, pattern: str) -> list[Path]:
     """Also an absolute pattern; unfinished names are passed over."""
     place = Path(pattern)

@@ -31,6 +31,7 @@ class ScriptWork:
     cwd: Path
     resume: tuple[str, ...]
     checkpoints: tuple[str, ...]
+    like: str | None
     stop_signal: str
     grace_seconds: float
     max_duration_seconds: float | None
@@ -64,6 +65,7 @@ class ScriptWork:
             cwd=Path(document["cwd"]),
             resume=tuple(recipe["resume"]),
             checkpoints=tuple(recipe["checkpoints"]),
+            like=recipe["like"],
             stop_signal=recipe["stop_signal"],
             grace_seconds=recipe["grace_seconds"],
             max_duration_seconds=policy["max_duration_seconds"],
