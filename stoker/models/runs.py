@@ -111,8 +111,12 @@ class Code(Answer):
     """The commit; null: its folder is in no repository, or git was not there."""
     dirty: bool | None
     """Whether something in it was changed, or not known to git."""
+    diff: str | None
+    """From the commit, of what git knows; the first 65,536 characters."""
     diff_bytes: int | None
-    """Size of the diff from the commit."""
+    """Size of the whole diff."""
+    argv: list[str]
+    """The command, as it was typed."""
     untracked: int
     """Files that git does not know."""
 

@@ -181,6 +181,25 @@ def test_registered_commands_are_taken_over_http_and_others_are_not(shell: Count
     assert planned["issues"][0]["loc"] == ["recipe", "params", "steps"]
 
 
+def test_a_restart_may_change_the_parameters_of_a_registered_command(shell: Counting):
+    run_id = shell.service.submit({"recipe": {"kind": "script", "command": "count"}})
+    shell.service.wait_for_end(run_id)
+
+    def restart(steps: int) -> Any:
+        patch = {"recipe": {"params": {"steps": steps}}}
+        body = {"patch": patch, "from": "scratch"}
+        return shell.service.http.post(f"/runs/{run_id}/restart", json=body)
+
+    too_many = restart(99)
+    assert too_many.status_code == 422
+    assert too_many.json()["issues"][0]["loc"] == ["recipe", "params", "steps"]
+    child = restart(5).json()["id"]
+    assert shell.service.wait_for_end(child)["state"] == "succeeded"
+    documents = shell.service.http.get(f"/runs/{child}/spec").json()
+    assert documents["spec"]["recipe"]["argv"][-1] == "5"
+    assert max(shell.curve(child)) == 5
+
+
 def test_a_script_that_fails_says_why_and_what_follows_goes_on(shell: Counting):
     failing = json.loads(
         shell.stoker("run", "--json", "--", sys.executable, "-c", "import nothing_like_this")
@@ -268,6 +287,7 @@ def test_the_code_is_told_in_short_and_kept_whole(shell: Counting):
     code = shell.service.run(run["id"])["code"]
     assert (code["git_sha"], code["dirty"], code["diff_bytes"]) == (sha, True, len(diff))
     assert code["untracked"] >= 1
+    assert (code["diff"], code["argv"]) == (diff, [sys.executable, "train.py", "3"])
     assert shell.service.http.get(f"/runs/{run['id']}/spec").json()["code"]["diff"] == diff
     assert f"commit {sha[:12]}, with a diff of" in shell.stoker("show", str(run["id"]))
     assert shell.stoker("show", str(run["id"]), "--diff").startswith("diff --git a/train.py")

@@ -21,7 +21,7 @@ PATIENCE = 60.0
 
 def spec_json(cwd: Path, policy: dict[str, Any] | None = None, **recipe: Any) -> dict[str, Any]:
     """The spec.json of a first attempt; `recipe` and `policy` say what is unusual."""
-    usual = {
+    usual: dict[str, Any] = {
         "like": None, "resume": [], "checkpoints": [], "stop_signal": "SIGTERM",
         "grace_seconds": 20.0, "shim": True, "metrics": {"file": None, "stdout": None},
     }  # fmt: skip

@@ -198,6 +198,27 @@ def test_what_it_finds_in_its_environment(stage: Stage):
     assert f"stoker {stage.path_folder}" in stage.log()
 
 
+@pytest.mark.parametrize("folder", [".", "bin"])
+def test_packages_with_our_names_are_its_own(stage: Stage, folder: str):
+    """Beside the script, and in the user's PYTHONPATH, which comes behind ours."""
+    (stage.cwd / folder).mkdir(exist_ok=True)
+    (stage.cwd / "app.py").touch()
+    for package in ("worker", "tests", "docs"):
+        (stage.cwd / package).mkdir()
+        (stage.cwd / package / "__init__.py").touch()
+    stage.write(
+        "import app, worker, tests, docs, stoker\n"
+        "for module in (app, worker, tests, docs): print('from', module.__file__)\n",
+        name=f"{folder}/train.py",
+    )
+    command = (sys.executable, f"{folder}/train.py")
+    assert stage.run(*command, environment={"PYTHONPATH": "."})["reason"] == "completed"
+    found = [line[5:] for line in stage.log().splitlines() if line.startswith("from ")]
+    own = [stage.cwd / "app.py"]
+    own += [stage.cwd / name / "__init__.py" for name in ("worker", "tests", "docs")]
+    assert [(stage.cwd / path).resolve() for path in found] == own
+
+
 def test_three_lines_save_when_it_is_stopped(stage: Stage):
     stage.write(
         "import stoker, time\n"

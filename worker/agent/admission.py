@@ -36,6 +36,7 @@ log = structlog.get_logger("stoker.worker")
 Document = dict[str, Any]
 MOST_BYTES = 8 * 2**20
 SECONDS = 10.0
+NO_ENVIRONMENT = "An environment is names with a text each."
 CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -74,9 +75,10 @@ def admit(settings: Settings, store: Store, asked: Document) -> int:
     request = asked.get("request")
     if not isinstance(request, dict) or not is_script(request):
         raise InvalidRequest("Only scripts are taken here: recipe.kind has to be script.")
-    recipe, environment = {**request["recipe"]}, asked.get("environment")
-    kept = None
-    if isinstance(environment, dict) and recipe.get("command") is None:
+    recipe, kept = {**request["recipe"]}, None
+    _require_copy(recipe, settings)
+    environment = _environment_of(recipe, asked.get("environment"))
+    if environment is not None:
         kept = settings.environments_dir / f"{_key_of(recipe, settings)}.json"
         recipe["environment"] = kept.stem
     code = asked.get("code")
@@ -88,7 +90,7 @@ def admit(settings: Settings, store: Store, asked: Document) -> int:
     )
     plan = plan_script({**request, "recipe": recipe}, settings, store.profiles, admission)
     new = new_script_run(plan, admission=admission)
-    if kept is None or not isinstance(environment, dict):
+    if kept is None or environment is None:
         return store.runs.create(new)[0].id
     keep_environment(kept, environment)
     try:
@@ -108,6 +110,18 @@ def checked_code(code: Any) -> Document:
         raise InvalidRequest(f"The code of a command: {where}: {first['msg']}.") from None
 
 
+def _environment_of(recipe: Document, given: Any) -> Document | None:
+    """Of a free command: `env` of its recipe, which goes no further, on top of what was given."""
+    if recipe.get("command") is not None:
+        return None
+    env = recipe.pop("env", {})
+    if not isinstance(env, dict):
+        raise InvalidRequest(NO_ENVIRONMENT)
+    if not isinstance(given, dict):
+        return env or None
+    return {**given, **env}
+
+
 def _key_of(recipe: Document, settings: Settings) -> str:
     """Under which key it is kept what came with the command: that of the copy of its code, where
     it runs in one. InvalidRequest for the copy of another run.
@@ -125,10 +139,21 @@ def _key_of(recipe: Document, settings: Settings) -> str:
     return key
 
 
+def _require_copy(recipe: Document, settings: Settings) -> None:
+    """InvalidRequest for one that says it runs in a copy, and does not."""
+    is_copy = Path(str(recipe.get("cwd"))).is_relative_to(settings.snapshots_dir)
+    if recipe.get("snapshot") and not is_copy:
+        raise InvalidRequest(
+            "recipe.snapshot says that the command runs in a copy of its code, and "
+            f"{recipe.get('cwd')} is none. `stoker run --snapshot` makes that copy; or leave "
+            "snapshot out."
+        )
+
+
 def keep_environment(path: Path, environment: Document) -> None:
     """Write it down for the runner alone to read. InvalidRequest."""
     if not all(isinstance(k, str) and isinstance(v, str) for k, v in environment.items()):
-        raise InvalidRequest("An environment is names with a text each.")
+        raise InvalidRequest(NO_ENVIRONMENT)
     path.parent.mkdir(mode=0o700, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:

@@ -146,7 +146,7 @@ def about_script(services: Services, run: RunRecord) -> dict[str, Code | Command
         return {}
     spec, code = services.store.runs.script(run.id)
     took = took_before(services.store.profiles, read_stored_script(spec), code)
-    names = ("git_sha", "dirty", "diff_bytes", "untracked")
+    names = ("git_sha", "dirty", "diff", "diff_bytes", "argv", "untracked")
     return {
         "code": None if code is None else Code(**{name: code[name] for name in names}),
         "profile": None if took is None else CommandProfile(**took.as_json()),

@@ -65,13 +65,15 @@ _MARKS = select(runs.c.id, *(runs.c[name] for name in WatchMark._fields)).where(
     runs.c.id.in_(bindparam("ids", expanding=True)), runs.c.deleted_at.is_(None)
 )
 
-# The diff, which may be large, stays in the database.
+# Of the diff, which may be large, so much is read.
 _CODE = {
     "git_sha": run_documents.c.code["git_sha"].as_string(),
     "repository": run_documents.c.code["repository"].as_string(),
     "folder": run_documents.c.code["folder"].as_string(),
     "dirty": run_documents.c.code["dirty"].as_boolean(),
     "diff_bytes": run_documents.c.code["diff_bytes"].as_integer(),
+    "diff": func.substr(run_documents.c.code["diff"].as_string(), 1, 65_536),
+    "argv": run_documents.c.code["argv"],
 }
 _SCRIPT = select(
     run_documents.c.spec,
@@ -176,9 +178,7 @@ class Runs:
             return fetch(connection, run_id, self._clock())
 
     def script(self, run_id: int) -> tuple[Document, Document | None]:
-        """The spec of a script, and its code without the diff, of untracked files their number.
-        NotFound.
-        """
+        """Spec and code of a script: the diff cut, of untracked files their number. NotFound."""
         with self._database.read() as connection:
             row = connection.execute(_SCRIPT, {"run": run_id}).one_or_none()
         if row is None:

@@ -58,6 +58,33 @@ def test_a_command_becomes_a_run_of_its_owner_with_its_environment_apart(world):
     assert store.runs.get(run_id).dataset is None
 
 
+def test_its_env_is_kept_apart_like_the_rest_of_the_environment(world):
+    """It may hold secrets, so it stands in no row: only in the file of mode 0600."""
+    settings, store, listening = world
+    request = {"recipe": {**REQUEST["recipe"], "env": {"TOKEN": "hush", "A": "2"}}}
+    asked = {"request": request, "environment": {"A": "1", "B": "1"}}
+    run_id = ask(listening, json.dumps(asked).encode() + b"\n")["run"]
+    documents = store.runs.documents(run_id)
+    assert "hush" not in json.dumps([documents.request, documents.spec, documents.provenance])
+    kept = settings.environments_dir / f"{documents.spec['recipe']['environment']}.json"
+    assert json.loads(kept.read_text()) == {"A": "2", "B": "1", "TOKEN": "hush"}
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    alone = ask(listening, json.dumps({"request": request}).encode() + b"\n")["run"]
+    key = store.runs.documents(alone).spec["recipe"]["environment"]
+    kept = settings.environments_dir / f"{key}.json"
+    assert json.loads(kept.read_text()) == {"TOKEN": "hush", "A": "2"}
+
+
+def test_of_a_large_diff_a_run_shows_the_beginning(world):
+    _, store, listening = world
+    code = {"git_sha": "abc", "dirty": True, "diff": "+x" * 50_000, "argv": ["true", "é"]}
+    asked = {"request": REQUEST, "code": code}
+    run_id = ask(listening, json.dumps(asked).encode() + b"\n")["run"]
+    _, shown = store.runs.script(run_id)
+    assert (shown["argv"], shown["diff"]) == (["true", "é"], "+x" * 32_768)
+    assert store.runs.documents(run_id).code["diff"] == code["diff"]
+
+
 @pytest.mark.parametrize(
     ("data", "told"),
     [
@@ -70,8 +97,16 @@ def test_a_command_becomes_a_run_of_its_owner_with_its_environment_apart(world):
             json.dumps({"request": REQUEST, "environment": {"A": 1}}).encode(),
             "names with a text each",
         ),
+        (
+            json.dumps({"request": {"recipe": {**REQUEST["recipe"], "env": ["A=1"]}}}).encode(),
+            "names with a text each",
+        ),
+        (
+            json.dumps({"request": {"recipe": {**REQUEST["recipe"], "snapshot": True}}}).encode(),
+            "`stoker run --snapshot` makes that copy",
+        ),
     ],
-    ids=["half", "list", "recipe", "huge", "empty", "environment"],
+    ids=["half", "list", "recipe", "huge", "empty", "environment", "env", "snapshot"],
 )
 def test_nonsense_is_refused_with_a_sentence_and_the_next_one_is_taken(world, data, told):
     _, store, listening = world

@@ -7,8 +7,7 @@ import pytest
 from app.lifecycle import Reason, RunState
 from app.spec.script import ScriptSpec
 from app.store.records import Beat, Finish, Lease, NewEvent
-
-from .conftest import World
+from tests.store.conftest import World
 
 SAVED = NewEvent("checkpoint", 1.0, {"action": "saved", "step": 5, "by_stoker": True})
 BY_PATTERN = NewEvent("checkpoint", 1.0, {"action": "saved", "step": 5, "by_stoker": False})
