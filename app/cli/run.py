@@ -105,7 +105,11 @@ DurationOption = Annotated[
 ]
 HangOption = Annotated[
     float | None,
-    typer.Option(min=5, help="End it after this many seconds without a step, a metric or output."),
+    typer.Option(
+        min=5,
+        help="End it after this many seconds without a step; without a metric if no steps are "
+        "counted; without output if it reports no metrics either.",
+    ),
 ]
 RetriesOption = Annotated[
     int | None,

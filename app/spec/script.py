@@ -233,7 +233,8 @@ class ScriptPolicy(SpecModel):
     """Seconds that an attempt may run before it is asked to stop, and has succeeded; default none.
     """
     hang_timeout_seconds: Annotated[float, Field(ge=5.0, le=604_800.0)] | None = None
-    """Seconds without a step, a metric or a line of output after which it is ended; default none.
+    """Seconds without a step after which it is ended; without a metric where no steps are counted,
+    and without output where it reports none either. Default none.
     """
 
 

@@ -175,7 +175,20 @@ def test_one_that_shows_no_sign_of_life_hangs(stage: Stage):
     stage.write(WAITS)
     end = stage.run(policy={"hang_timeout_seconds": 5.0})
     assert end["reason"] == "hang"
-    assert "made no step" in end["message"]
+    assert "printed nothing for 5 seconds" in end["message"]
+
+
+def test_a_progress_bar_that_goes_on_hides_no_hang(stage: Stage):
+    stage.write(
+        "import stoker, time\n"
+        "stoker.init().log({'loss': 1.0}, step=1)\n"
+        "while True:\n"
+        "    print('still here', flush=True)\n"
+        "    time.sleep(0.5)\n"
+    )
+    end = stage.run(policy={"hang_timeout_seconds": 5.0})
+    assert end["reason"] == "hang"
+    assert "reported no number for 5 seconds" in end["message"]
 
 
 def test_what_it_finds_in_its_environment(stage: Stage):

@@ -84,3 +84,18 @@ def test_the_time_left_is_by_its_rate_where_it_says_how_many_steps_there_are(scr
     script.posts(estimatedRemainingSeconds=7)
     script.looks(31)
     assert script.told("eta_seconds") == 7.0, "as it says itself"
+
+
+def test_it_stands_still_by_its_steps_else_by_its_numbers_else_by_its_output(script: Script):
+    def silence() -> tuple[float, str]:
+        return script.progress.silence(printed_at=5000.0)
+
+    script.looks()
+    assert silence() == (5000.0, "printed nothing")
+    script.posts(metrics=[{"name": "loss", "value": "0.5"}])
+    script.looks(seconds=10.0)
+    assert silence() == (1011.0, "reported no number")
+    script.looks(steps=3, seconds=10.0)
+    script.posts(metrics=[{"name": "loss", "value": "0.4"}])
+    script.looks(steps=3, seconds=10.0)
+    assert silence() == (1021.0, "made no step")

@@ -32,7 +32,8 @@ class ScriptProgress:
         """The newest number of each name."""
         self.last_step: int | None = None
         """The step of the newest loss."""
-        self.moved_at = time.monotonic()
+        self._stepped_at: float | None = None
+        self._reported_at: float | None = None
         self._told: dict[str, Any] = {}
         self._rated_at = 0
 
@@ -57,17 +58,28 @@ class ScriptProgress:
         """Whether the script has said that it is at its last step."""
         return self._status.steps is not None and self._said >= self._status.steps
 
+    def silence(self, printed_at: float) -> tuple[float, str]:
+        """Since when the script stands still (monotonic seconds), and in words what it does not
+        do: a step, once it has made one; else a report of a number, once it has made one; else
+        output, of which the last came at `printed_at`.
+        """
+        if self._stepped_at is not None:
+            return self._stepped_at, "made no step"
+        if self._reported_at is not None:
+            return self._reported_at, "reported no number"
+        return printed_at, "printed nothing"
+
     def read(self, *, all_of_it: bool = False) -> None:
         """Look at what is new; `all_of_it`: to the end, since nobody writes any more."""
         if self._shim is not None and self._shim.read():
-            self.moved_at = time.monotonic()
+            self._stepped_at = time.monotonic()
         for posted in self._curves.named(POSTED, self._status.take()):
             self._take(posted)
         for point in self._curves.read(all_of_it=all_of_it):
             self._take(point)
 
     def _take(self, point: Numbers) -> None:
-        self.moved_at = time.monotonic()
+        self._reported_at = time.monotonic()
         if point.says_step:
             self._said = max(self._said, point.step)
         self.last |= point.values

@@ -46,6 +46,8 @@ class Runner:
         self._stop_at: float | None = None
         """When the script was asked to stop (monotonic seconds)."""
         self._why_stop: Reason | None = None
+        self._silence = ""
+        """By what it would be known that it hangs."""
         self._log_size = 0
         self._printed_at = self._began
         self.last_step: int | None = None
@@ -206,8 +208,8 @@ class Runner:
             return Reason.interrupted
         if work.max_duration_seconds is not None and ran > work.max_duration_seconds:
             return Reason.max_duration
-        moved_at = max(progress.moved_at, self._printed_at)
-        if work.hang_timeout_seconds and now - moved_at > work.hang_timeout_seconds:
+        since, self._silence = progress.silence(self._printed_at)
+        if work.hang_timeout_seconds and now - since > work.hang_timeout_seconds:
             return Reason.hang
         return None
 
@@ -280,8 +282,8 @@ class Runner:
             return ScriptEnd(Reason.max_duration, told, result)
         if self._why_stop is Reason.hang:
             told = (
-                f"The script made no step, reported nothing and printed nothing for "
-                f"{self._work.hang_timeout_seconds:g} seconds, and was ended ({how})."
+                f"The script {self._silence} for {self._work.hang_timeout_seconds:g} seconds, and "
+                f"was ended ({how})."
             )
             return ScriptEnd(Reason.hang, told, result)
         return ScriptEnd(
