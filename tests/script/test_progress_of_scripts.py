@@ -59,6 +59,10 @@ class Script:
         events = [json.loads(line) for line in lines]
         return [event[name] for event in events if event["kind"] == "progress"][-1]
 
+    def tellings(self) -> int:
+        lines = (self._folder / "events.jsonl").read_text().splitlines()
+        return sum(json.loads(line)["kind"] == "progress" for line in lines)
+
     def close(self) -> None:
         self.status.close()
         self._events.close()
@@ -99,3 +103,9 @@ def test_it_stands_still_by_its_steps_else_by_its_numbers_else_by_its_output(scr
     script.posts(metrics=[{"name": "loss", "value": "0.4"}])
     script.looks(steps=3, seconds=10.0)
     assert silence() == (1021.0, "made no step")
+
+
+def test_a_silent_script_is_told_of_every_minute_and_is_not_taken_for_stalled(script: Script):
+    for _ in range(130):
+        script.looks()
+    assert script.tellings() == 3

@@ -10,6 +10,8 @@ from worker.script.shim import RATES_UNKNOWN, Shim
 from worker.script.status import StatusServer
 
 POSTED = Path("status")
+# Also when nothing has changed: that the script is watched is news for who waits for some.
+TOLD_SECONDS = 60.0
 
 
 class ScriptProgress:
@@ -35,6 +37,7 @@ class ScriptProgress:
         self._stepped_at: float | None = None
         self._reported_at: float | None = None
         self._told: dict[str, Any] = {}
+        self._told_at = 0.0
         self._rated_at = 0
 
     @property
@@ -100,7 +103,7 @@ class ScriptProgress:
         return max(0, steps - self.step) / pace
 
     def tell(self, memory: int, peak: int | None) -> None:
-        """What is new since it was told last. `memory` and `peak`: the host's, in bytes."""
+        """What is new since it was told last, or that nothing is. `memory` and `peak`: the host's, in bytes."""
         shim, status = self._shim, self._status
         rates = RATES_UNKNOWN if shim is None else shim.rates()
         epoch = self.last.get("epoch") if status.epoch is None else status.epoch
@@ -121,8 +124,9 @@ class ScriptProgress:
             "totals": {"train_iterations": 0 if shim is None else shim.steps},
             **rates,
         }
-        if told != self._told:
-            self._told = told
+        now = time.monotonic()
+        if told != self._told or now - self._told_at >= TOLD_SECONDS:
+            self._told, self._told_at = told, now
             self._events.emit("progress", **told)
         values = {name: value for name, value in rates.items() if value is not None}
         if values and self._counted != self._rated_at:
