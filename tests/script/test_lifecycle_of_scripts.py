@@ -1,12 +1,13 @@
 """A script starts, ends, is stopped and killed; whatever it started goes with it."""
 
 import json
+import signal
 import sys
 
 import psutil
 import pytest
 
-from tests.script.stage import Stage
+from tests.script.stage import PATIENCE, Stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -126,6 +127,19 @@ def test_what_outlives_it_is_ended_and_told(stage: Stage, daemon: bool):
     stage.stop(runner)
     assert not psutil.pid_exists(child)
     assert [one["code"] for one in stage.events("warning")] == ["processes_left"]
+
+
+def test_the_pulse_goes_on_while_what_outlives_it_is_waited_for(stage: Stage):
+    stage.write(SAYS_ITS_CHILD.format(daemon=False, then="time.sleep(600)"))
+    runner = stage.start(grace_seconds=6.0)
+    child = child_of(stage)
+    leader = psutil.Process(child).ppid()
+    runner.send_signal(signal.SIGTERM)
+    stage.until(lambda: not psutil.pid_exists(leader), "the leader is gone")
+    before = (stage.attempt() / "pulse").read_bytes()
+    stage.until(lambda: (stage.attempt() / "pulse").read_bytes() != before, "the pulse goes on")
+    assert psutil.pid_exists(child)
+    runner.wait(PATIENCE)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,9 @@ class ScriptProgress:
         return max(0, steps - self.step) / pace
 
     def tell(self, memory: int, peak: int | None) -> None:
-        """What is new since it was told last, or that nothing is. `memory` and `peak`: the host's, in bytes."""
+        """What is new since it was told last, or after a while that nothing is. `memory` and
+        `peak`: the host's, in bytes.
+        """
         shim, status = self._shim, self._status
         rates = RATES_UNKNOWN if shim is None else shim.rates()
         epoch = self.last.get("epoch") if status.epoch is None else status.epoch

@@ -188,8 +188,8 @@ class Runner:
             self._signals.wait(leader, LOOK_SECONDS / 2)
         code = leader.returncode()
         took = (ended := time.monotonic()) - self._began
-        self._end_rest(leader)
         with beating(self._pulse):
+            self._end_rest(leader)
             progress.read(all_of_it=True)
             saved.close(was_cut=code != 0)
         has_moved = code == 0 or progress.has_begun or bool(saved.folders)
@@ -303,7 +303,9 @@ def _not_found(work: ScriptWork, patterns: list[str]) -> str:
 
 @contextmanager
 def beating(pulse: Pulse) -> Iterator[None]:
-    """While large files are read and hashed, which may take minutes, the pulse goes on."""
+    """While processes are waited for, or large files read and hashed, which may take minutes, the
+    pulse goes on.
+    """
     is_over = threading.Event()
 
     def beat() -> None:
