@@ -82,12 +82,15 @@ def _names_in(words: str, group: typer.Typer) -> Iterator[str]:
 def commands_of(group: typer.Typer) -> Iterator[tuple[str, Callable[..., None]]]:
     """The commands of a group by name."""
     for info in group.registered_commands:
-        if info.callback is not None:
+        if info.callback is not None and not info.hidden:
             yield info.name or info.callback.__name__.replace("_", "-"), info.callback
 
 
 def itself_of(group: typer.Typer) -> Callable[..., None] | None:
-    """What the group does without one of its commands; None: nothing."""
+    """What the group does without one of its commands; None: nothing. A hidden one is that."""
+    for command in group.registered_commands:
+        if command.hidden:
+            return command.callback
     info = group.registered_callback
     return info.callback if info is not None and info.invoke_without_command else None
 

@@ -6,12 +6,13 @@ from typing import Self
 from stoker.address import Address, find_address
 from stoker.calls.checkpoints import CheckpointCalls
 from stoker.calls.documents import DocumentCalls
+from stoker.calls.exports import ExportCalls
 from stoker.calls.machine import MachineCalls
 from stoker.calls.runs import RunCalls
 from stoker.transport import Transport
 
 
-class Client(RunCalls, DocumentCalls, CheckpointCalls, MachineCalls):
+class Client(RunCalls, DocumentCalls, CheckpointCalls, ExportCalls, MachineCalls):
     """The calls of the HTTP contract: a method for each, with all that it can be told.
 
     Answers are the documents of the service as they came; of a list, one page: `{data,

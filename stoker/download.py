@@ -1,4 +1,4 @@
-"""Downloads a checkpoint: file by file, checked against its manifest, from where it broke off."""
+"""Downloads a checkpoint or an export, checked by its manifest, from where it broke off."""
 
 import hashlib
 import shlex
@@ -18,7 +18,7 @@ SILENCE_SECONDS = 60.0
 PIECE_BYTES = 1 << 20
 
 Told = Callable[[int, int], None]
-"""Is given the bytes that are here and those of the whole checkpoint."""
+"""Is given the bytes that are here and those of the whole folder."""
 
 
 def pieces_of(transport: Transport, path: str, file: str | None) -> Iterator[bytes]:
@@ -37,19 +37,17 @@ def pieces_of(transport: Transport, path: str, file: str | None) -> Iterator[byt
         ) from None
 
 
-def download(
-    transport: Transport, run_id: int, checkpoint_id: int, folder: Path, told: Told
-) -> None:
-    """Bring a checkpoint's files to `folder`, which must not be there, or be empty.
+def download(transport: Transport, source: str, again: str, folder: Path, told: Told) -> None:
+    """Bring the files that the path `source` serves to `folder`, which must be empty or not there.
 
     They are gathered in a hidden folder, and leave it when all are whole. After an error it stays,
-    and the next call for the same checkpoint and folder goes on with it. ClientError, OSError.
+    and the next call for the same path and folder goes on with it. `again`: the command, without
+    the folder, that does so. ClientError, OSError.
     """
     target = folder.resolve()
     partial = _gathered_in(target)
-    rest = f"--checkpoint {checkpoint_id} --output {shlex.quote(str(target))}"
-    again = f"stoker download {run_id} {rest}"
-    fetch = _Fetch(transport, f"/checkpoints/{checkpoint_id}/download", partial, again)
+    command = f"{again} --output {shlex.quote(str(target))}"
+    fetch = _Fetch(transport, source, partial, command)
     manifest = fetch.manifest()
     files: Mapping[str, Any] = manifest["files"]
     whole, here = sum(entry["bytes"] for entry in files.values()), 0
@@ -84,7 +82,7 @@ def _gathered_in(target: Path) -> Path:
 
 
 class _Fetch:
-    """Of one checkpoint, into one folder; `again`: the command that goes on with it."""
+    """Of one path, into one folder; `again`: the command that goes on with it."""
 
     def __init__(self, transport: Transport, path: str, folder: Path, again: str) -> None:
         self._transport = transport
@@ -93,7 +91,7 @@ class _Fetch:
         self._again = again
 
     def manifest(self) -> dict[str, Any]:
-        """What the service has; what is here already of another checkpoint is thrown away."""
+        """What the service has; what is here already of another folder is thrown away."""
         data = b"".join(self._pieces(MANIFEST, 0))
         kept = self._folder / MANIFEST
         if self._folder.exists() and not (kept.is_file() and kept.read_bytes() == data):
@@ -143,7 +141,7 @@ class _Fetch:
 
     def _damaged(self, what: str) -> ClientError:
         return ClientError(
-            f"What came is not the checkpoint that was saved: {what}. Download it again; if it "
-            "comes damaged again, it is damaged where it lies, and another one has to do "
-            "(`stoker checkpoints RUN` lists them)."
+            f"What came is not what was saved: {what}. Download it again; if it comes damaged "
+            "again, it is damaged where it lies, and another one has to do (`stoker checkpoints "
+            "RUN` and `stoker exports RUN` list them)."
         )

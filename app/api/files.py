@@ -1,26 +1,47 @@
-"""Files of a checkpoint, as a download: one file with ranges, or the folder as a streamed zip."""
+"""Files of a checkpoint or an export: one file with ranges, or the folder as a streamed zip."""
 
 import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from typing import IO
+from typing import IO, Annotated
 from zipfile import ZIP_STORED, ZipFile, ZipInfo
 
+from fastapi import Query
 from fastapi.responses import FileResponse, StreamingResponse
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from app.api.openapi import problems
 from app.api.problems import RangeNotSatisfiable, response_of
-from app.errors import InvalidRequest, StokerError
-from app.service.checkpoint_files import CheckpointFiles
+from app.errors import Conflict, InvalidRequest, NotFound, StokerError
+from app.service.checkpoint_files import StoredFiles
+
+FileName = Annotated[
+    str | None,
+    Query(
+        max_length=255,
+        pattern=r"^[^\x00]+$",
+        description="One file of the folder, such as model.safetensors, or tokens/vocab.txt in a "
+        "folder below; takes Range.",
+    ),
+]
+BINARY = {"schema": {"type": "string", "format": "binary"}}
+DOWNLOADS = {
+    200: {
+        "description": "The folder as a zip, or the file",
+        "content": {"application/zip": BINARY, "application/octet-stream": BINARY},
+    },
+    206: {"description": "A part of the file", "content": {"application/octet-stream": BINARY}},
+    **problems(InvalidRequest, NotFound, Conflict, RangeNotSatisfiable),
+}
 
 PIECE_BYTES = 1 << 20
 LARGE_BYTES = 1 << 31  # from here on a zip needs its 64-bit form
 EARLIEST = 315_619_200  # a zip knows no time before 1980
 
 
-def download(files: CheckpointFiles, name: str | None) -> Response:
+def download(files: StoredFiles, name: str | None) -> Response:
     """The file of that name, or a zip of all; NotFound when there is no such file."""
     with ExitStack() as opened:
         if name is not None:

@@ -20,8 +20,10 @@ from app.api.routers import (
     checkpoints,
     datasets,
     documents,
+    exports,
     fleet,
     health,
+    jobs,
     rules,
     runs,
 )
@@ -37,7 +39,10 @@ from app.spec.reading import MAX_BYTES
 from app.store.engine.migrate import upgrade
 from app.store.store import Store, open_store
 
-ROUTERS = (runs, actions, documents, checkpoints, datasets, catalog, rules, fleet)
+ROUTERS = (
+    *(runs, actions, documents, checkpoints, exports, jobs),
+    *(datasets, catalog, rules, fleet),
+)
 
 
 def create_app(settings: Settings, store: Store | None = None) -> FastAPI:

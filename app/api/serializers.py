@@ -9,11 +9,13 @@ from app.store.records import (
     DatasetRecord,
     RunRecord,
 )
-from app.store.worker_records import WorkerRecord
+from app.store.weights.export_rows import ExportRecord
+from app.store.worker_records import JobRecord, WorkerRecord
 from stoker.models.records import Attempt, Checkpoint, Dataset, Worker
 from stoker.models.runs import Carry, Environment, Progress, Result, Run
+from stoker.models.weights import Export, ExportFacts, Job
 
-RUN_LINKS = ("spec", "events", "logs", "metrics", "attempts", "checkpoints")
+RUN_LINKS = ("spec", "events", "logs", "metrics", "attempts", "checkpoints", "exports")
 
 
 def status_of(run: RunRecord) -> str:
@@ -76,6 +78,25 @@ def checkpoint_document(record: CheckpointRecord) -> Checkpoint:
     links = {"self": here, "download": f"{here}/download", "run": f"/runs/{record.run_id}"}
     fields = {name: getattr(record, name) for name in Checkpoint.model_fields if name != "links"}
     return Checkpoint(**fields, links=links)
+
+
+def export_document(record: ExportRecord) -> Export:
+    """An export with the paths of its run and its files."""
+    here = f"/exports/{record.id}"
+    links = {"self": here, "download": f"{here}/download", "run": f"/runs/{record.run_id}"}
+    names = Export.model_fields.keys() - {"links", "facts"}
+    fields = {name: getattr(record, name) for name in names}
+    return Export(**fields, facts=ExportFacts.model_validate(record.facts), links=links)
+
+
+def job_document(record: JobRecord) -> Job:
+    """A job with the paths of what it has made."""
+    links, made = {"self": f"/jobs/{record.id}"}, record.result or {}
+    for name in ("export", "run", "checkpoint"):
+        if (known := made.get(f"{name}_id")) is not None:
+            links[name] = f"/{name}s/{known}"
+    fields = {name: getattr(record, name) for name in Job.model_fields if name != "links"}
+    return Job(**fields, links=links)
 
 
 def attempt_document(record: AttemptRecord) -> Attempt:

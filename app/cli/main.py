@@ -12,6 +12,7 @@ from app.cli.data import datasets
 from app.cli.db import database
 from app.cli.failures import ExitCode, StokerGroup
 from app.cli.host import bench, doctor, machine, queue, service, systemd
+from app.cli.weights import exporting, importing
 
 app = typer.Typer(
     name="stoker",
@@ -47,8 +48,9 @@ TOPICS: dict[str, dict[str, Callable[..., None]]] = {
     "Results": {
         "logs": results.logs,
         "metrics": results.metrics,
-        "checkpoints": results.checkpoints,
         "download": results.download,
+        "export": exporting.export,
+        "exports": exporting.exports,
     },
     "Machine": {
         "gpus": machine.gpus,
@@ -61,11 +63,14 @@ TOPICS: dict[str, dict[str, Callable[..., None]]] = {
 }
 GROUPS = {
     "queue": queue.app,
+    "checkpoints": importing.app,
     "data": datasets.app,
     "service": systemd.app,
     "token": tokens.app,
     "db": database.app,
 }
+
+PANELS = {"queue": "Machine", "checkpoints": "Results"}
 
 # What follows a command of the user's own is its, also without `--` before it.
 CONTEXTS = {"run": {"allow_interspersed_args": False}}
@@ -75,7 +80,7 @@ for topic, commands in TOPICS.items():
         settings = CONTEXTS.get(name)
         app.command(name, rich_help_panel=topic, context_settings=settings)(command)
 for name, group in GROUPS.items():
-    panel = "Machine" if name == "queue" else "Administration"
+    panel = PANELS.get(name, "Administration")
     app.add_typer(group, name=name, rich_help_panel=panel)
 
 

@@ -193,23 +193,29 @@ def download(
     checkpoint: Annotated[
         int | None, typer.Option(min=1, help="This checkpoint, by its id (of any run).")
     ] = None,
+    export: Annotated[
+        int | None, typer.Option(min=1, help="This export (`stoker exports RUN`), by its id.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder; default run-N-latest.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy a checkpoint's files into a folder here, and check them against its manifest.
+    """Copy the files of a checkpoint, or of an export, into a folder here, and check them.
 
     The folder must not be there, or be empty. A download that broke off goes on when the same
     checkpoint is asked for again, into the same folder; while the run trains, its latest changes,
     so name it with --checkpoint.
     """
-    if best and checkpoint is not None:
-        raise typer.BadParameter("give one of the two", param_hint="--best, --checkpoint")
+    if best + (checkpoint is not None) + (export is not None) > 1:
+        raise typer.BadParameter("give one of them", param_hint="--best, --checkpoint, --export")
     which: Which | int = checkpoint or ("best" if best else "latest")
-    folder = output or Path(f"run-{run_id}-{which}")
-    with connect() as client, _progress(as_json) as told:
-        client.download(run_id, which, folder, told)
+    folder = output or Path(f"run-{run_id}-{which if export is None else f'export-{export}'}")
+    with connect() as client, download_bar(as_json) as told:
+        if export is None:
+            client.download(run_id, which, folder, told)
+        else:
+            client.save_export(export, folder, told)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     total = sum(path.stat().st_size for path in files)
     if as_json:
@@ -219,7 +225,7 @@ def download(
 
 
 @contextmanager
-def _progress(is_quiet: bool) -> "Iterator[Told]":
+def download_bar(is_quiet: bool) -> "Iterator[Told]":
     """A bar on a terminal; nothing where nobody looks."""
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     screen = Console(stderr=True)

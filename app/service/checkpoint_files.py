@@ -1,4 +1,4 @@
-"""The files of a saved checkpoint: found, compared with what was written, and opened."""
+"""The files of a checkpoint or an export: found, compared with what was written, and opened."""
 
 from contextlib import ExitStack
 from dataclasses import replace
@@ -8,6 +8,7 @@ from app.errors import Conflict, NotFound
 from app.service.services import Services
 from app.store.artifact_root import ArtifactRoot
 from app.store.records import CheckpointRecord
+from app.store.weights.export_rows import ExportRecord
 from stoker.manifest import MANIFEST, BadManifest, parse_manifest
 
 
@@ -20,25 +21,24 @@ def _damaged(record: CheckpointRecord) -> Conflict:
     )
 
 
-class CheckpointFiles:
-    """The regular files in a checkpoint's folder and in those below it, by their names from there;
-    no link, no other path is followed.
+class StoredFiles:
+    """The regular files in a folder of the artifact root and in those below it, by their names from
+    there; no link, no other path is followed. `name`: of what they are, and `others`: where there
+    are more of these, for an answer.
     """
 
-    def __init__(self, artifacts: ArtifactRoot, record: CheckpointRecord) -> None:
+    def __init__(
+        self, artifacts: ArtifactRoot, path: str, *, name: str, others: str, label: str
+    ) -> None:
+        """`label`: how what is downloaded is called. Unavailable while the artifact root is away,
+        NotFound where the files are gone.
+        """
         artifacts.require()
-        artifact_root = artifacts.path
-        self._record = record
-        self.label = f"run-{record.run_id}-step-{record.step}"
-        folder = (artifact_root / record.path).resolve()
-        inside = folder.is_relative_to(artifact_root.resolve())
-        if record.damage is not None:
-            raise _damaged(record)
-        if record.state != "saved" or not inside or not folder.is_dir():
-            raise NotFound(
-                f"The files of checkpoint {record.id} are gone. GET /runs/{record.run_id}"
-                "/checkpoints lists those that can be had."
-            )
+        self._name, self._others, self.label = name, others, label
+        root = artifacts.path.resolve()
+        folder = (root / path).resolve()
+        if not folder.is_relative_to(root) or not folder.is_dir():
+            raise self.gone()
         try:
             self._paths = {
                 path.relative_to(folder).as_posix(): path
@@ -75,8 +75,7 @@ class CheckpointFiles:
         path = self._paths.get(name)
         if path is None:
             raise NotFound(
-                f"Checkpoint {self._record.id} has no file {name[:100]!r}; "
-                f"it has {', '.join(self._paths)}."
+                f"{self._named} has no file {name[:100]!r}; it has {', '.join(self._paths)}."
             )
         try:
             return files.enter_context(path.open("rb"))
@@ -87,11 +86,38 @@ class CheckpointFiles:
     def names(self) -> list[str]:
         return list(self._paths)
 
+    @property
+    def _named(self) -> str:
+        return self._name.capitalize()
+
+    def gone(self) -> NotFound:
+        return NotFound(
+            f"The files of {self._name} are gone. {self._others} lists those that can be had."
+        )
+
     def _removed(self) -> NotFound:
         return NotFound(
-            f"Checkpoint {self._record.id} was removed just now. GET /runs/{self._record.run_id}"
-            "/checkpoints lists those that are left."
+            f"{self._named} was removed just now. {self._others} lists those that are left."
         )
+
+
+class CheckpointFiles(StoredFiles):
+    """Of a saved checkpoint."""
+
+    def __init__(self, artifacts: ArtifactRoot, record: CheckpointRecord) -> None:
+        """Conflict where it is known to be damaged; the rest as of StoredFiles."""
+        if record.damage is not None:
+            artifacts.require()
+            raise _damaged(record)
+        super().__init__(
+            artifacts,
+            record.path,
+            name=f"checkpoint {record.id}",
+            others=f"GET /runs/{record.run_id}/checkpoints",
+            label=f"run-{record.run_id}-step-{record.step}",
+        )
+        if record.state != "saved":
+            raise self.gone()
 
 
 def whole_files(services: Services, record: CheckpointRecord) -> CheckpointFiles:
@@ -102,4 +128,26 @@ def whole_files(services: Services, record: CheckpointRecord) -> CheckpointFiles
     if (why := files.damage()) is not None:
         services.store.checkpoints.note_damage(record.id, why)
         raise _damaged(replace(record, damage=why))
+    return files
+
+
+def export_files(services: Services, record: ExportRecord) -> StoredFiles:
+    """Those of an export; Conflict where they are not those that were written. NotFound,
+    Unavailable.
+    """
+    files = StoredFiles(
+        services.artifacts,
+        record.path,
+        name=f"export {record.id}",
+        others=f"GET /runs/{record.run_id}/exports",
+        label=f"run-{record.run_id}-step-{record.step}-{record.format}",
+    )
+    if record.state != "saved":
+        raise files.gone()
+    if (why := files.damage()) is not None:
+        raise Conflict(
+            f"Export {record.id} is damaged: {why}. Remove it (DELETE /exports/{record.id}) and "
+            "have it made again.",
+            code="export_damaged",
+        )
     return files

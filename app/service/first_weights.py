@@ -9,6 +9,7 @@ from app.guard.facts import SourceFacts
 from app.lifecycle import TERMINAL
 from app.service.checkpoint_files import CheckpointFiles
 from app.service.services import Services
+from app.spec.imported import IMPORTED
 
 Document = dict[str, Any]
 WEIGHTS = "model.safetensors"
@@ -28,7 +29,7 @@ def source_facts(services: Services, init_from: Document, parent_id: int | None)
         return SourceFacts(missing=f"{ended} to begin with; {advice}.")
     return SourceFacts(
         run_id=run.id,
-        recipe=run.recipe,
+        recipe=None if run.recipe == IMPORTED else run.recipe,
         shape=services.store.runs.documents(run.id).shape,
         tensors=_tensor_names(services, found.checkpoint_id),
     )

@@ -11,6 +11,7 @@ from app.service.checkpoint_files import whole_files
 from app.service.facts import Parent
 from app.service.services import Services
 from app.service.submit import Made, idempotency_of, made_before, new_run_of, plan_request
+from app.spec.imported import is_imported
 from app.spec.issue import Issue
 from app.spec.reading import checked
 from app.spec.script import is_script
@@ -63,6 +64,13 @@ def plan_restart(
 def _plan(services: Services, parent_id: int, body: RestartBody) -> tuple[RunPlan, Parent]:
     """The plan of the patched request as the world is now, and what is known of the parent."""
     documents = services.store.runs.documents(parent_id)
+    if is_imported(documents.spec):
+        raise InvalidRequest(
+            f"Run {parent_id} holds imported weights, and was never trained: there is nothing to "
+            "restart. A new run begins with them by `init_from: {run: "
+            f"{parent_id}}}`.",
+            code="nothing_to_restart",
+        )
     _require_whole(services, parent_id, body.from_)
     request = _patched(documents.request, body)
     taken = None

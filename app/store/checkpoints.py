@@ -19,10 +19,14 @@ from app.errors import Conflict, NotFound
 from app.spec.script import SCRIPT
 from app.store.checkpoint_rows import DAMAGED, REMOVING, SAVED, damage_checkpoints
 from app.store.engine.database import Database, retried
-from app.store.jobs import add_job, has_open_job
+from app.store.engine.sequences import take_id
+from app.store.jobs import add_job, get_job, has_open_job
 from app.store.records import CheckpointRecord, DamagedCheckpoint
 from app.store.runs.beats import held_run
 from app.store.tables import TERMINAL_VALUES, checkpoints, run_documents, runs
+from app.store.weights.export_rows import is_being_exported
+from app.store.weights.imported_rows import IMPORT, WantedImport
+from app.store.worker_records import JobRecord
 
 Paths = list[str]
 _rival = checkpoints.alias("rival")
@@ -79,7 +83,7 @@ needed_by_child = exists().where(
         ),
     ),
 )
-is_held = or_(checkpoints.c.pinned, needed_by_child)
+is_held = or_(checkpoints.c.pinned, needed_by_child, is_being_exported)
 
 
 def latest_of(connection: Connection, run_id: int) -> int | None:
@@ -184,9 +188,9 @@ class Checkpoints:
                 select(checkpoints.c.id).where(checkpoints.c.id == checkpoint_id, is_held)
             ).scalar():
                 raise Conflict(
-                    f"Checkpoint {checkpoint_id} is pinned, or a run that goes on from it or takes "
-                    "its first weights from it has saved nothing of its own yet. Unpin it, or wait "
-                    "for that run.",
+                    f"Checkpoint {checkpoint_id} is pinned or being exported, or a run that goes "
+                    "on from it or takes its first weights from it has saved nothing of its own "
+                    "yet. Unpin it, or wait for the export or that run.",
                     code="checkpoint_in_use",
                 )
             connection.execute(
@@ -198,6 +202,15 @@ class Checkpoints:
             if not has_open_job(connection, "remove_artifacts", payload):
                 add_job(connection, "remove_artifacts", payload, self._clock())
             return _fetch(connection, checkpoint_id)
+
+    @retried
+    def order_import(self, wanted: WantedImport) -> JobRecord:
+        """Have a worker read weights from elsewhere. The run that they become has its id from now
+        on, for its folder has it; it is there when they are.
+        """
+        with self._database.write(ring=True) as connection:
+            payload = {**vars(wanted), "run_id": take_id(connection, "runs")}
+            return get_job(connection, add_job(connection, IMPORT, payload, self._clock()))
 
     @retried
     def note_damage(self, checkpoint_id: int, why: str) -> None:

@@ -144,10 +144,15 @@ def pin_datasets(connection: Connection, run_id: int) -> dict[str, DatasetRecord
         .where(of_run, run_datasets.c.fingerprint.is_(None))
         .values(fingerprint=now.scalar_subquery())
     )
+    return pinned_datasets(connection, run_id)
+
+
+def pinned_datasets(connection: Connection, run_id: int) -> dict[str, DatasetRecord]:
+    """As `pin_datasets` has left them."""
     pinned = select(datasets, run_datasets.c.fingerprint.label("pinned")).join(
         run_datasets, run_datasets.c.name == datasets.c.name
     )
-    rows = connection.execute(pinned.where(of_run))
+    rows = connection.execute(pinned.where(run_datasets.c.run_id == run_id))
     return {row.name: record_of(row, fingerprint=row.pinned) for row in rows}
 
 

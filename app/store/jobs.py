@@ -35,13 +35,17 @@ from app.store.records import DamagedCheckpoint, Document, Inspection, NewCheckp
 from app.store.runs.expiry import expire_jobs
 from app.store.tables import checkpoints, datasets, jobs, runs, workers
 from app.store.telemetry.memory_profiles import add_measured
+from app.store.weights.export_rows import EXPORT, add_export, export_path, settle_removal
+from app.store.weights.imported_rows import IMPORT, add_imported_run
 from app.store.worker_records import JobKind, JobRecord
 
 MAX_ATTEMPTS = 3
 # Processes of a run may be saving, or hang in the kernel: its folder is asked for during hours.
 RECONCILE_ATTEMPTS = 100
-# Done only where the artifact root is at hand, and tried again: a disk may be back later.
-OF_ARTIFACTS = ("remove_artifacts", "reconcile_checkpoints")
+# Tried again: a disk may be back later.
+REPEATED = ("remove_artifacts", "reconcile_checkpoints")
+# Done only where the artifact root is at hand.
+OF_ARTIFACTS = (*REPEATED, EXPORT, IMPORT)
 PROBE_LOST = "The worker ended, or was lost, before it had measured. Ask again."
 # After the first failure; a disk or a mount may be back later. It grows sixfold each time.
 RETRY_SECONDS = 10.0
@@ -125,7 +129,7 @@ class Jobs:
             is_left = job.attempts < job.most and not _is_outdated(
                 connection, job.kind, job.payload
             )
-            if error is not None and job.kind in OF_ARTIFACTS and is_left:
+            if error is not None and job.kind in REPEATED and is_left:
                 wait = min(RETRY_SECONDS * 6.0 ** (job.attempts - 1), LONGEST_RETRY_SECONDS)
                 retry_at = self._clock.of(connection) + wait
                 return _requeue(connection, *mine, error=error, retry_at=retry_at)[0]
@@ -153,10 +157,7 @@ class Jobs:
     def get(self, job_id: int) -> JobRecord:
         """NotFound when there is none."""
         with self._database.read() as connection:
-            row = connection.execute(select(*_COLUMNS).where(jobs.c.id == job_id)).one_or_none()
-        if row is None:
-            raise NotFound(f"There is no job {job_id}.")
-        return _to_record(row)
+            return get_job(connection, job_id)
 
 
 def add_job(
@@ -181,6 +182,14 @@ def add_job(
     return job_id
 
 
+def get_job(connection: Connection, job_id: int) -> JobRecord:
+    """NotFound when there is none, or none any more."""
+    row = connection.execute(select(*_COLUMNS).where(jobs.c.id == job_id)).one_or_none()
+    if row is None:
+        raise NotFound(f"There is no job {job_id}, or it ended more than a week ago.")
+    return _to_record(row)
+
+
 def order_reconciliation(connection: Connection, run_id: int, attempt: int, now: float) -> None:
     """Have a worker compare, once, what is known of a run's checkpoints with what lies on disk.
 
@@ -193,10 +202,16 @@ def order_reconciliation(connection: Connection, run_id: int, attempt: int, now:
 
 def has_open_job(connection: Connection, kind: JobKind, payload: Document) -> bool:
     """Whether the same is queued or under way already."""
-    query = select(jobs.c.payload).where(
+    return open_job(connection, kind, payload) is not None
+
+
+def open_job(connection: Connection, kind: JobKind, payload: Document) -> int | None:
+    """The id of the job that does the same already, or will."""
+    query = select(jobs.c.id, jobs.c.payload).where(
         jobs.c.kind == kind, jobs.c.state.in_(["queued", "running"])
     )
-    return any(known == payload for known in connection.execute(query).scalars())
+    found = [row.id for row in connection.execute(query) if row.payload == payload]
+    return found[0] if found else None
 
 
 def requeue_jobs_of(connection: Connection, worker_id: int, now: float) -> None:
@@ -252,12 +267,42 @@ def _end(
             _settle_removal(connection, job)
         elif job.kind == "reconcile_checkpoints":
             _settle_reconciliation(connection, job)
+        elif job.kind == EXPORT and job.result is not None:
+            _settle_export(connection, job, job.result)
+        elif job.kind == IMPORT:
+            _settle_import(connection, job)
         elif job.kind == "inspect_dataset" and error is not None:
             _record_inspection(connection, job, Inspection("invalid", message=error))
     return ended
 
 
+def _settle_export(connection: Connection, job: JobRecord, made: Document) -> None:
+    """Take in what was made; of a run that was deleted meanwhile it goes too."""
+    export_id = add_export(connection, job.payload, made, job.finished_at or 0.0)
+    if export_id is None:
+        payload = {"run_id": job.payload["run_id"], "paths": [export_path(job.payload)]}
+        payload["checkpoint_id"] = None
+        add_job(connection, "remove_artifacts", payload, job.finished_at or 0.0)
+    known = update(jobs).where(jobs.c.id == job.id)
+    connection.execute(known.values(result={"export_id": export_id}))
+
+
+def _settle_import(connection: Connection, job: JobRecord) -> None:
+    """The run with what was read; or nothing, and nothing of it stays on the disk."""
+    now, run_id = job.finished_at or 0.0, job.payload["run_id"]
+    if job.result is None:
+        payload = {"run_id": run_id, "paths": [f"runs/{run_id}"], "checkpoint_id": None}
+        add_job(connection, "remove_artifacts", payload, now)
+        return
+    checkpoint_id = add_imported_run(connection, job.payload, job.result, job.worker_id, now)
+    made = {"run_id": run_id, "checkpoint_id": checkpoint_id, "left": job.result["left"]}
+    connection.execute(update(jobs).where(jobs.c.id == job.id).values(result=made))
+
+
 def _settle_removal(connection: Connection, job: JobRecord) -> None:
+    if (export_id := job.payload.get("export_id")) is not None:
+        settle_removal(connection, export_id, is_gone=job.state == "done")
+        return
     checkpoint = checkpoints.c.id == job.payload["checkpoint_id"]
     if job.state == "done":
         connection.execute(delete(checkpoints).where(checkpoint))
@@ -277,7 +322,8 @@ def _ids_being_removed(connection: Connection) -> list[int]:
     open_ones = select(jobs.c.payload).where(
         jobs.c.kind == "remove_artifacts", jobs.c.state.in_(["queued", "running"])
     )
-    return [payload["checkpoint_id"] for payload in connection.execute(open_ones).scalars()]
+    ids = [payload["checkpoint_id"] for payload in connection.execute(open_ones).scalars()]
+    return [one for one in ids if one is not None]
 
 
 def _as_ordered(payload: Document) -> Select[Any]:

@@ -19,6 +19,7 @@ from app.store.telemetry.logs import Logs
 from app.store.telemetry.memory_profiles import MemoryProfiles
 from app.store.telemetry.metrics import Metrics
 from app.store.tokens import Tokens
+from app.store.weights.exports import Exports
 from app.store.workers import Workers
 
 
@@ -40,6 +41,7 @@ class Store:
         self.profiles = MemoryProfiles(database)
         self.logs = Logs(database)
         self.checkpoints = Checkpoints(database, clock)
+        self.exports = Exports(database, clock)
         self.datasets = Datasets(database, clock)
         self.jobs = Jobs(database, clock)
         self.notifications = Notifications(database, clock)

@@ -280,6 +280,23 @@ checkpoints = table(
     Index(None, "run_id", "step"),
 )
 
+# What was made of checkpoints for use elsewhere. Without foreign keys: a checkpoint may go, and the
+# export stays; and a backup from before this table can be put back.
+exports = table(
+    "exports",
+    id_column(),
+    Column("run_id", Id, nullable=False),
+    Column("checkpoint_id", Id, nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("format", Text, nullable=False),
+    Column("path", PlainText, nullable=False, unique=True),
+    Column("bytes", BigInteger, nullable=False),
+    Column("facts", Document, nullable=False),  # what its manifest says of it
+    Column("state", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Index(None, "run_id", "id"),
+)
+
 jobs = table(
     "jobs",
     id_column(),

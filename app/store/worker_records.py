@@ -5,7 +5,10 @@ from typing import Literal
 
 from app.store.records import Document
 
-JobKind = Literal["inspect_dataset", "remove_artifacts", "probe_step", "reconcile_checkpoints"]
+JobKind = Literal[
+    "inspect_dataset", "remove_artifacts", "probe_step", "reconcile_checkpoints",
+    "export_checkpoint", "import_checkpoint",
+]  # fmt: skip
 JobState = Literal["queued", "running", "done", "failed"]
 WorkerState = Literal["alive", "draining", "gone", "lost"]
 
@@ -13,10 +16,13 @@ WorkerState = Literal["alive", "draining", "gone", "lost"]
 @dataclass(frozen=True)
 class JobRecord:
     """Work for an agent's child. Payloads: inspect_dataset `{name, path}`; remove_artifacts
-    `{run_id, paths: [relative to ARTIFACT_ROOT], checkpoint_id: int | null}`; probe_step `{spec,
+    `{run_id, paths: [relative to ARTIFACT_ROOT], checkpoint_id: int | null}`, of an export with its
+    `export_id`; probe_step `{spec,
     fields, device: cpu | cuda, name, batch_size, evaluation_batch_size, profile: {key, model_bytes,
     sample_bytes}}`, with what was measured as its `result`; reconcile_checkpoints `{run_id,
-    attempt}`, with what the store had yet to learn.
+    attempt}`, with what the store had yet to learn; export_checkpoint `{run_id, checkpoint_id,
+    step, format}`, whose result is `{export_id}` once it is known; import_checkpoint the fields of
+    WantedImport and `run_id`, whose result is `{run_id, checkpoint_id, left}` in the end.
     """
 
     id: int

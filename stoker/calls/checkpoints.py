@@ -50,11 +50,13 @@ class CheckpointCalls(Calls):
         for again: by its id, as the latest of a run that trains is soon another. `told` is given
         the bytes that are here, and all of them.
         """
-        chosen = which if isinstance(which, int) else self._chosen(run_id, which)
-        download(self._transport, run_id, chosen, folder, told)
+        chosen = which if isinstance(which, int) else self.chosen_checkpoint(run_id, which)
+        path, again = f"/checkpoints/{chosen}/download", f"stoker download {run_id}"
+        download(self._transport, path, f"{again} --checkpoint {chosen}", folder, told)
         return folder
 
-    def _chosen(self, run_id: int, which: Which) -> int:
+    def chosen_checkpoint(self, run_id: int, which: Which) -> int:
+        """The id of a run's latest or best checkpoint; Problem (404) with the reason."""
         while True:
             for row in self.every(self.checkpoints, run_id):
                 if row[f"is_{which}"]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         DatasetBody,
         DatasetField,
         DatasetLayout,
+        Edges,
         Event,
         EventPage,
         FieldParts,
@@ -63,12 +64,22 @@ if TYPE_CHECKING:
         Unchecked,
         Verb,
     )
+    from stoker.models.weights import (
+        Export,
+        ExportBody,
+        ExportedTensor,
+        ExportFacts,
+        ImportBody,
+        Job,
+        MeasuredModel,
+    )
 
 __all__ = [
     "Answer", "Attempt", "Body", "BrokenPreset", "BulkAnswer", "BulkBody", "BulkFilter",
     "BulkResult", "ByConstruction", "Carry", "Checkpoint", "Code", "CommandProfile", "Dataset",
-    "DatasetBody", "DatasetField", "DatasetLayout", "EarlyCode", "Environment", "Event",
-    "EventPage", "FieldParts", "Health", "Issue", "Lengths", "LogPiece", "Memory", "NotAPart",
+    "DatasetBody", "DatasetField", "DatasetLayout", "EarlyCode", "Edges", "Environment", "Event",
+    "EventPage", "Export", "ExportBody", "ExportFacts", "ExportedTensor", "FieldParts", "Health",
+    "ImportBody", "Issue", "Job", "Lengths", "LogPiece", "MeasuredModel", "Memory", "NotAPart",
     "Page", "PatchOp", "PatchOperation", "Plan", "Preset", "PresetPage", "Progress", "QueueMove",
     "Readiness", "Recipe", "RestartBody", "Result", "Rule", "RuleExample", "RulePage",
     "RulesToCome", "Run", "RunChanges", "RunDocuments", "Series", "Severity", "StateName", "Status",
@@ -76,7 +87,7 @@ __all__ = [
 ]  # fmt: skip
 
 # Late: pydantic takes a while for all of them, and most who import one need no others.
-_MODULES = ["base", "issue", "rules", "records", "runs"]
+_MODULES = ["base", "issue", "rules", "records", "runs", "weights"]
 __getattr__ = lazily(__name__, _MODULES, __all__)
 
 

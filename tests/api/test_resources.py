@@ -229,6 +229,8 @@ def test_what_the_client_answers_fits_the_models(settings, player):
             (models.LogPiece, client.logs(run_id)),
             (models.Series, client.metrics(run_id)),
             (models.Page[models.Checkpoint], client.checkpoints(run_id)),
+            (models.Job, client.export_checkpoint(1, "onnx")),
+            (models.Page[models.Export], client.exports(run_id)),
             (models.BulkAnswer, client.bulk("stop", {"ids": [run_id, 999]})),
             (models.Dataset, client.dataset("weather")),
             (models.Page[models.Worker], client.workers()),

@@ -163,7 +163,7 @@ def test_a_manifest_that_does_not_say_what_is_whole_is_refused(
     forged = manifest_bytes({"step": 1, **facts})
     with (
         line(monkeypatch, "manifest.json", change=lambda _: forged),
-        pytest.raises(ClientError, match=r"not the checkpoint that was saved: manifest\.json does"),
+        pytest.raises(ClientError, match=r"not what was saved: manifest\.json does"),
     ):
         client.download(finished_run["id"], "best", tmp_path / "best")
     assert not (tmp_path / "best").exists()

@@ -28,7 +28,7 @@ from torch.utils.data import Dataset
 from app.spec.data import Data
 from app.spec.recipe import Array
 from app.spec.run import RunSpec
-from worker.trainer.recipes.base import Samples
+from worker.trainer.recipes.base import Exported, Samples
 from walks_recipe.recipe import Walks
 from test_walks import FIELDS, SPEC
 from walks_recipe.task import *
@@ -43,6 +43,9 @@ assert HalfWalks(kind="walks").dataset_arrays(SPEC.data, {{}})["tokens"].shape =
 made = HalfWalksTask.dataset(SPEC, [{{"tokens": torch.arange(16), "label": 1}}])
 assert len(made) == 1
 assert made[0]["tokens"].tolist() == list(range(8))
+task = Portable.for_run(SPEC, FIELDS)
+batch = task.made_up(2, CPU)
+assert task.exported(batch).inputs["tokens"].dtype is torch.int64
 task = Carrying.for_run(SPEC, FIELDS)
 tables = task.made_up_tables()
 model = task.build_model({{}}, tables)

@@ -35,7 +35,10 @@ OTHER_ANSWERS = {
     "list_events": "watch",
 }
 # What is made of other calls.
-CONVENIENCE = {"every", "issues", "download", "ready", "alive", "lacks_only_artifacts", "close"}
+CONVENIENCE = {
+    *("every", "issues", "download", "save_export", "chosen_checkpoint"),
+    *("ready", "alive", "lacks_only_artifacts", "close"),
+}
 # What no method sends: where a stream of the log goes on, `after` says as well.
 UNSENT = {"read_logs": {"Last-Event-ID"}}
 # What a method does with an argument beside sending it.
@@ -49,17 +52,23 @@ ARGUMENTS: dict[str, Any] = {
     "before": 8,
     "changes": {"name": "n"},
     "checkpoint_id": 5,
+    "export_id": 12,
     "file": "model.safetensors",
     "force": True,
+    "format_": "onnx",
     "from_": "best",
     "idempotency_key": "key",
+    "job_id": 13,
     "include_ended": True,
+    "key": "state_dict",
     "label": "team",
+    "labels": {"team": "weather"},
     "limit": 4,
     "lineage": True,
     "max_points": 9,
     "name": "weather",
     "names": ["loss"],
+    "notes": "from elsewhere",
     "parent_id": 6,
     "patch": {"training": {"epochs": 2}},
     "patch_from": "diagnosis",
@@ -69,6 +78,7 @@ ARGUMENTS: dict[str, Any] = {
     "probe_seconds": 8.0,
     "q": "text",
     "recipe": "sequence",
+    "rename": {"module.": ""},
     "request": {"recipe": {}},
     "run_id": 7,
     "selection": {"all": True},

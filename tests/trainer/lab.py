@@ -48,7 +48,8 @@ def merged(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
     result = dict(document)
     for key, value in patch.items():
         both = isinstance(value, dict) and isinstance(result.get(key), dict)
-        if key == "recipe" and both and "kind" in value and value["kind"] != result[key]["kind"]:
+        is_kind = key == "recipe" and both and "kind" in value
+        if is_kind and value["kind"] != result[key].get("kind"):
             both = False
         result[key] = merged(result[key], value) if both else value
     return result

@@ -17,6 +17,8 @@ from app.store.store import Store
 from app.store.worker_records import JobRecord
 from worker.agent.devices import Devices
 from worker.agent.errand import WatchedRoot
+from worker.jobs.exporting import export
+from worker.jobs.importing import read_weights
 from worker.jobs.job_work import (
     OUTPUT_BYTES,
     JobEnd,
@@ -104,6 +106,10 @@ class JobRunner:
         if job.kind == "reconcile_checkpoints":
             rows = self._store.checkpoints.list(job.payload["run_id"])
             return reconciliation(job, self._artifacts, rows)
+        if job.kind == "export_checkpoint":
+            return export(job, self._settings, self._store, self._devices)
+        if job.kind == "import_checkpoint":
+            return read_weights(job, self._settings)
         return probe(job, self._settings, self._devices)
 
     def beat(self, now: float) -> None:

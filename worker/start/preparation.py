@@ -78,7 +78,7 @@ def attempt_document(
         "attempt": lease.attempt,
         "spec": lease.spec,
         "datasets": {
-            record.name: _dataset_document(record, settings.data_root)
+            record.name: dataset_document(record, settings.data_root)
             for record in lease.datasets.values()
         },
         "device": "cuda:0" if on_gpu else "cpu",  # the only GPU that the trainer can see
@@ -99,7 +99,8 @@ def threads_of(wanted: int | Literal["auto"], slots: int) -> int:
     return threads_of_slot(usable_cores(), slots) if wanted == "auto" else wanted
 
 
-def _dataset_document(record: DatasetRecord, data_root: Path) -> Document:
+def dataset_document(record: DatasetRecord, data_root: Path) -> Document:
+    """What a trainer is told of a dataset. NotFit."""
     try:
         path = confined(record.path, data_root)
     except ValueError as error:

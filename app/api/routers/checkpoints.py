@@ -2,12 +2,12 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Path, Response
 
 from app.api.deps import CheckpointId, Cursor, Limit, RunId, ServicesDep
+from app.api.files import DOWNLOADS, FileName
 from app.api.files import download as downloaded
 from app.api.openapi import problems
-from app.api.problems import RangeNotSatisfiable
 from app.api.serializers import checkpoint_document
 from app.api.strict import StrictRoute
 from app.errors import Conflict, InvalidRequest, NotFound
@@ -18,25 +18,6 @@ from stoker.models.records import Checkpoint
 from stoker.models.runs import Which
 
 router = APIRouter(tags=["checkpoints"], route_class=StrictRoute)
-
-FileName = Annotated[
-    str | None,
-    Query(
-        max_length=255,
-        pattern=r"^[^\x00]+$",
-        description="One file of the folder, such as model.safetensors, or tokens/vocab.txt in a "
-        "folder below; takes Range.",
-    ),
-]
-BINARY = {"schema": {"type": "string", "format": "binary"}}
-DOWNLOADS = {
-    200: {
-        "description": "The folder as a zip, or the file",
-        "content": {"application/zip": BINARY, "application/octet-stream": BINARY},
-    },
-    206: {"description": "A part of the file", "content": {"application/octet-stream": BINARY}},
-    **problems(InvalidRequest, NotFound, Conflict, RangeNotSatisfiable),
-}
 
 
 @router.get(

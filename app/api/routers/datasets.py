@@ -1,7 +1,5 @@
 """Datasets: register, list, get. A worker looks into the file."""
 
-import os
-from pathlib import Path as FilePath
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
@@ -13,6 +11,7 @@ from app.api.serializers import dataset_document
 from app.api.strict import StrictRoute
 from app.api.waiting import watching
 from app.errors import Conflict, InvalidRequest, NotFound
+from app.service.data_root import below_data_root
 from app.service.services import Services
 from app.service.waiting import until
 from stoker.models.base import Page
@@ -41,7 +40,7 @@ async def register(
     wait: Wait = None,
 ) -> Dataset:
     """Registering a name again looks into the file again. The state becomes ready or invalid."""
-    path = await run_in_threadpool(_below, services.settings.data_root, body.path)
+    path = await run_in_threadpool(below_data_root, services.settings.data_root, body.path)
     record, _ = await run_in_threadpool(services.store.datasets.register, body.name, path)
     dataset = dataset_document(record)
     if wait is not None:
@@ -49,32 +48,6 @@ async def register(
     response.status_code = 200 if dataset.state != "inspecting" else 202
     response.headers["Location"] = f"/datasets/{record.name}"
     return dataset
-
-
-def _below(data_root: FilePath, given: str) -> str:
-    """The path relative to DATA_ROOT; InvalidRequest when it leads out of it, also by a link."""
-    root = FilePath(os.path.realpath(data_root))
-    full = FilePath(os.path.realpath(root / given))
-    if full == root or not full.is_relative_to(root):
-        raise InvalidRequest(
-            f"The path {given[:200]!r} does not lead to a file under DATA_ROOT ({data_root}): only "
-            "what lies there can be read. Move or copy the file there and give the path within; or "
-            "start the service with STOKER_DATA_ROOT set to a folder that holds it.",
-            code="path_outside_data_root",
-        )
-    if os.path.islink(full):  # noqa: PTH114 - left of one that was followed; pathlib raises for long names
-        raise InvalidRequest(
-            f"{given[:200]!r} is a link that leads back to itself, so nothing was registered. "
-            "Point the link to the data, or give the path of the data.",
-            code="no_such_file",
-        )
-    if root.is_dir() and not os.path.lexists(full):  # without the folder, only a worker can tell
-        raise InvalidRequest(
-            f"There is no file {given[:200]!r} under DATA_ROOT ({data_root}), so nothing was "
-            "registered. Copy it there, or correct the path.",
-            code="no_such_file",
-        )
-    return str(full.relative_to(root))
 
 
 async def _when_inspected(

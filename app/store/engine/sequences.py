@@ -49,3 +49,13 @@ def _raise_on_sqlite(connection: Connection, table: str, seq: int) -> None:
     if not connection.execute(moved, values).rowcount:  # no row was ever inserted
         begun = text("INSERT INTO sqlite_sequence (name, seq) VALUES (:name, :seq)")
         connection.execute(begun, values)
+
+
+def take_id(connection: Connection, table: str) -> int:
+    """The next id of a table, for a row that comes later; nobody else gets it."""
+    if connection.dialect.name != "sqlite":
+        taken = connection.execute(text(f"SELECT nextval('{table}_id_seq')"))
+        return int(taken.scalar_one())
+    seq = last_ids(connection).get(table, 0) + 1
+    _raise_on_sqlite(connection, table, seq)
+    return seq

@@ -54,12 +54,20 @@ NOT_YET = {
     ("get", "/runs/{run_id}/diagnosis"),
     ("post", "/runs/{run_id}/verify-resume"),
     ("get", "/runs/compare"),
-    ("post", "/checkpoints/{checkpoint_id}/export"),
     ("get", "/"),
     ("get", "/ui"),
 }
 # What the service has beyond it.
-ALSO = {("delete", "/datasets/{name}"), ("post", "/runs/{run_id}/move")}
+ALSO = {
+    ("delete", "/datasets/{name}"),
+    ("post", "/runs/{run_id}/move"),
+    ("get", "/runs/{run_id}/exports"),
+    ("get", "/exports/{export_id}"),
+    ("delete", "/exports/{export_id}"),
+    ("get", "/exports/{export_id}/download"),
+    ("get", "/jobs/{job_id}"),
+    ("post", "/checkpoints/import"),
+}
 # What is there and describes itself or is for people, so that the document does not name it.
 UNDESCRIBED = {("get", "/openapi.json"), ("get", "/docs"), ("get", "/"), ("get", "/ui")}
 

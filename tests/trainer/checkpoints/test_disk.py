@@ -67,7 +67,7 @@ def test_what_is_no_error_of_the_system_stays_what_it_is(tmp_path: Path) -> None
 
 def test_tied_weights_are_written_under_each_name(tmp_path: Path) -> None:
     weight = torch.randn(4, 3)
-    last = snapshot._on_cpu({"embedding": weight, "head": weight, "view": weight[1:]})
+    last = snapshot.on_cpu({"embedding": weight, "head": weight, "view": weight[1:]})
     assert last["embedding"].data_ptr() == weight.data_ptr()
     disk.write_file(tmp_path / "file", last)
     found = safetensors.torch.load((tmp_path / "file").read_bytes())

@@ -20,6 +20,7 @@ import safetensors.torch
 from torch import Tensor
 
 from app.lifecycle import Reason
+from app.spec.imported import IMPORTED
 from stoker.manifest import MANIFEST, BadManifest, manifest_bytes, parse_manifest, require_place
 from worker.trainer.checkpoints import disk
 from worker.trainer.checkpoints.finite import is_finite
@@ -78,9 +79,9 @@ def publish(snapshot: Snapshot, folder: Path) -> int:
             _sync_names_above(folder.parent)
         disk.make_folder(temporary)
         files = {}
-        for part in PARTS:
+        for part, tensors in snapshot.parts.items():
             name = f"{part}.safetensors"
-            files[name] = _write_tensors(temporary / name, snapshot.parts[part])
+            files[name] = _write_tensors(temporary / name, tensors)
         manifest = manifest_bytes({**snapshot.body, "format": FORMAT, "files": files})
         disk.write_file(temporary / MANIFEST, manifest)
         disk.sync_file(temporary / MANIFEST)
@@ -108,7 +109,7 @@ def _sync_names_above(folder: Path) -> None:
 
 
 def _require_finite(snapshot: Snapshot) -> None:
-    step, state = snapshot.body["step"], snapshot.parts["state"]
+    step, state = snapshot.body["step"], snapshot.parts.get("state", {})
     trained = {name: tensor for name, tensor in state.items() if name.startswith(TRAINED)}
     weights = {**snapshot.parts["model"], **trained}
     broken = [name for name, tensor in weights.items() if not is_finite(tensor)]
@@ -139,7 +140,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         require_place(folder, document)
         if isinstance(written := document.get("format"), int) and written != FORMAT:
             raise _of_another_format(folder, written)
-        require_facts(document)
+        if IMPORTED not in document:  # weights alone, of no training
+            require_facts(document)
     except BadManifest as error:
         raise TornCheckpoint(str(error)) from error
     return document

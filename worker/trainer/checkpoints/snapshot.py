@@ -45,7 +45,7 @@ def capture(
     }
     before = before or {}
     parts = {
-        name: _on_cpu(part) if in_place else _to_cpu(part, before.get(name, {}))
+        name: on_cpu(part) if in_place else _to_cpu(part, before.get(name, {}))
         for name, part in live.items()
     }
     body = {
@@ -139,7 +139,7 @@ def _restore_optimizer(step: TrainingStep, tensors: Tensors) -> None:
     step.optimizer.load_state_dict(document)
 
 
-def _on_cpu(tensors: Tensors) -> Tensors:
+def on_cpu(tensors: Tensors) -> Tensors:
     """Themselves where they are there already; contiguous and each in memory of its own, as they
     are in a file: weights that are tied, or one view of many, have names of their own there.
     """

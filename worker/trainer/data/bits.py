@@ -18,6 +18,7 @@ def unpack_bits(packed: Tensor, count: int, order: Literal["big", "little"] = "b
     if not 0 <= count <= 8 * packed.shape[-1]:
         raise ValueError(f"{packed.shape[-1]} bytes have no {count} bits")
     first, last, step = (7, -1, -1) if order == "big" else (0, 8, 1)
-    shifts = torch.arange(first, last, step, dtype=torch.uint8, device=packed.device)
-    bits = (packed.unsqueeze(-1) >> shifts) & 1
+    # Not by shifts, which ONNX has not as PyTorch does them.
+    masks = 2 ** torch.arange(first, last, step, dtype=torch.uint8, device=packed.device)
+    bits = (packed.unsqueeze(-1) & masks).clamp_max(1)
     return bits.flatten(-2)[..., :count]

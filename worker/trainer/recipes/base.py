@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar, Literal, Self
 
@@ -21,11 +22,21 @@ from worker.trainer.data.training_data import TrainingData
 from worker.trainer.errors import SpecMismatch, TrainerError
 
 # What a recipe imports.
-__all__ = ["Batch", "Begin", "Samples", "Statistics", "Tables", "Task", "TrainingData"]
+__all__ = ["Batch", "Begin", "Exported", "Samples", "Statistics", "Tables", "Task", "TrainingData"]
 
 Statistics = Mapping[str, tuple[Tensor, Tensor]]
 Tables = Mapping[str, Tensor]
 Begin = Literal["epoch", "evaluation"]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What the forward of an exported model takes, by name and in its order, (batch, …) each; and
+    the names of the tensors that it gives, which have the batch first too.
+    """
+
+    inputs: Mapping[str, Tensor]
+    outputs: tuple[str, ...] = ("output",)
 
 
 @contextmanager
@@ -255,6 +266,17 @@ class Task(ABC):
 
         They are added up over all batches of a part, so that each sample weighs the same.
         """
+
+    def exported(self, batch: Batch) -> Exported:
+        """How the model is called elsewhere (`stoker export`): with these arrays of a batch, or
+        what is made of them, as `measure` calls it, once a batch. By default with all that are no
+        targets, in the order of `data.inputs`, and lengths of ragged ones behind them.
+        """
+        inputs, targets = self.spec.data.inputs, self.spec.data.targets
+        known = {*targets, *map(lengths_of, targets)}
+        named = [name for name in inputs if name in batch.arrays]
+        others = [name for name in batch.arrays if name not in {*named, *known}]
+        return Exported({name: batch.arrays[name] for name in (*named, *others)})
 
     @abstractmethod
     def scores(self, sums: Mapping[str, float], samples: int) -> dict[str, float]:

@@ -14,7 +14,7 @@ from worker.trainer.data.bits import unpack_bits
 from worker.trainer.data.source import Arrays
 from worker.trainer.data.training_data import TrainingData
 from worker.trainer.errors import DataError
-from worker.trainer.recipes.base import Batch, Statistics, Tables, Task
+from worker.trainer.recipes.base import Batch, Exported, Statistics, Tables, Task
 
 GROUPS = 8
 # The bias that logits begin with where labels are rare: a rate of 0.7 %.
@@ -182,6 +182,14 @@ class BoardTask(Task):
             "squared": (value - result).double().square().sum(),
             "absolute": (value - result).double().abs().sum(),
         }
+
+    def exported(self, batch: Batch) -> Exported:
+        """Bits of planes to a logit a move: in stage legal above 0 for what is legal, in stage play
+        for all moves, legal or not, with the expected result, -1 to 1.
+        """
+        name = self.spec.data.inputs[0]
+        outputs = ("legal",) if self.recipe.stage == "legal" else ("policy", "value")
+        return Exported({name: batch.arrays[name]}, outputs)
 
     def scores(self, sums: Mapping[str, float], samples: int) -> dict[str, float]:
         means = {name: total / samples for name, total in sums.items()}

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from app.recipes.sequence import Sequence
 from app.spec.recipe import BACKBONE
 from worker.trainer.data.batch import Batch
 from worker.trainer.data.source import Field, lengths_of
-from worker.trainer.recipes.base import Statistics, Tables, Task
+from worker.trainer.recipes.base import Exported, Statistics, Tables, Task
 from worker.trainer.recipes.sequence_model import (
     Forecaster,
     SequenceModel,
@@ -133,6 +134,10 @@ class SequenceTask(Task):
             "absolute": exact.abs().mean() * size,
             "squared": exact.square().mean() * size,
         }
+
+    def exported(self, batch: Batch) -> Exported:
+        """Raw features to forecasts in the target's own units: the model standardizes."""
+        return replace(super().exported(batch), outputs=(self.target_name,))
 
     def scores(self, sums: Mapping[str, float], samples: int) -> dict[str, float]:
         mse = sums["squared"] / samples

@@ -1,0 +1,1 @@
+"""Weights of runs for use elsewhere, and of others for runs."""

@@ -1,0 +1,1 @@
+"""Weights made for use elsewhere, and weights from elsewhere."""

@@ -1,0 +1,137 @@
+"""Exports: ordered once, kept from retention meanwhile, known until they are removed."""
+
+import pytest
+
+from app.errors import Conflict, NotFound
+from app.lifecycle import Reason
+from app.store.records import Beat, Finish, Lease, NewCheckpoint
+from app.store.worker_records import JobRecord
+
+from .conftest import World
+
+MADE = {"bytes": 7, "facts": {"versions": {"torch": "2.13"}}}
+
+
+def saved(world: World, lease: Lease, step: int = 1) -> int:
+    path = f"runs/{lease.run_id}/attempt-1/checkpoints/step-{step}"
+    new = NewCheckpoint(step, 0, path, 1, {"val_loss": 1.0}, 0.0)
+    world.store.leases.beat(lease.token, Beat(checkpoints=[new]))
+    return world.store.checkpoints.resolve(lease.run_id, "latest").id
+
+
+def claimed(world: World, kind: str) -> JobRecord:
+    """The next job of this kind; those before it are done."""
+    while (job := world.store.jobs.claim(world.worker)) is not None:
+        if job.kind == kind:
+            return job
+        world.store.jobs.finish(job.id, world.worker)
+    raise AssertionError(f"there is no job {kind}")
+
+
+def exported(world: World, checkpoint: int) -> int:
+    world.store.exports.order(checkpoint, "onnx")
+    job = claimed(world, "export_checkpoint")
+    world.store.jobs.finish(job.id, world.worker, result=MADE)
+    result = world.store.jobs.get(job.id).result
+    assert result is not None
+    return int(result["export_id"])
+
+
+def test_what_is_asked_for_twice_is_one_job_and_one_export(world: World) -> None:
+    checkpoint = saved(world, world.running())
+    job = world.store.exports.order(checkpoint, "onnx")
+    assert world.store.exports.order(checkpoint, "onnx").id == job.id
+    export = exported(world, checkpoint)
+    assert exported(world, checkpoint) == export
+    (record,) = world.store.exports.list(1, 50).data
+    assert (record.id, record.checkpoint_id, record.step) == (export, checkpoint, 1)
+    assert record.path == f"runs/1/exports/checkpoint-{checkpoint}-onnx"
+    assert record.facts == MADE["facts"]
+    again = world.store.exports.order(checkpoint, "onnx").id
+    assert again != job.id
+    assert world.store.exports.order(checkpoint, "int8").id != again
+
+
+def test_it_is_for_a_worker_that_has_the_artifacts(world: World) -> None:
+    world.store.exports.order(saved(world, world.running()), "onnx")
+    while (job := world.store.jobs.claim(world.worker, artifacts=False)) is not None:
+        assert job.kind != "export_checkpoint"
+        world.store.jobs.finish(job.id, world.worker)
+    assert claimed(world, "export_checkpoint").payload["format"] == "onnx"
+
+
+def test_retention_leaves_a_checkpoint_alone_while_it_is_exported(world: World) -> None:
+    lease = world.running()
+    checkpoint = saved(world, lease)
+    path = world.store.checkpoints.get(checkpoint).path
+    world.store.exports.order(checkpoint, "onnx")
+    job = claimed(world, "export_checkpoint")
+    assert world.store.checkpoints.get(checkpoint).pinned
+    assert world.store.checkpoints.begin_removal(lease.token, [path]) == []
+    with pytest.raises(Conflict, match="being exported"):
+        world.store.checkpoints.request_delete(checkpoint)
+    world.store.jobs.finish(job.id, world.worker, error="It failed.")
+    assert not world.store.checkpoints.get(checkpoint).pinned
+    assert world.store.checkpoints.begin_removal(lease.token, [path]) == [path]
+    with pytest.raises(NotFound, match="was removed"):
+        world.store.exports.order(checkpoint, "onnx")
+
+
+def test_one_that_fails_is_not_tried_again_and_leaves_no_export(world: World) -> None:
+    checkpoint = saved(world, world.running())
+    world.store.exports.order(checkpoint, "onnx")
+    job = claimed(world, "export_checkpoint")
+    world.store.jobs.finish(job.id, world.worker, error="This worker has no onnx.")
+    ended = world.store.jobs.get(job.id)
+    assert (ended.state, ended.error) == ("failed", "This worker has no onnx.")
+    assert world.store.exports.list(1, 50).data == []
+
+
+def test_an_export_outlives_its_checkpoint_and_goes_when_it_is_removed(world: World) -> None:
+    lease = world.running()
+    checkpoint = saved(world, lease)
+    export = exported(world, checkpoint)
+    world.store.checkpoints.request_delete(checkpoint)
+    job = claimed(world, "remove_artifacts")
+    world.store.jobs.finish(job.id, world.worker)
+    assert world.store.exports.get(export).state == "saved"
+
+    assert world.store.exports.request_delete(export).state == "removing"
+    world.store.exports.request_delete(export)
+    job = claimed(world, "remove_artifacts")
+    assert job.payload["paths"] == [world.store.exports.get(export).path]
+    world.store.jobs.finish(job.id, world.worker)
+    with pytest.raises(NotFound, match="stoker exports RUN"):
+        world.store.exports.get(export)
+    assert world.store.jobs.claim(world.worker) is None
+
+
+def test_a_removal_that_is_given_up_leaves_it_as_it_was(world: World) -> None:
+    checkpoint = saved(world, world.running())
+    export = exported(world, checkpoint)
+    world.store.exports.request_delete(export)
+    with pytest.raises(Conflict, match="is being removed"):
+        world.store.exports.order(checkpoint, "onnx")
+    while world.store.exports.get(export).state == "removing":
+        job = claimed(world, "remove_artifacts")
+        world.store.jobs.finish(job.id, world.worker, error="The disk hangs.")
+        world.clock.now += 1000
+    assert world.store.exports.get(export).state == "saved"
+
+
+def test_with_its_run_it_is_gone_also_when_it_is_done_too_late(world: World) -> None:
+    lease = world.running()
+    checkpoint = saved(world, lease)
+    exported(world, checkpoint)
+    world.store.exports.order(checkpoint, "int8")
+    job = claimed(world, "export_checkpoint")
+    world.store.leases.finish(lease.token, Finish(Reason.completed, ""))
+    world.store.runs.delete(lease.run_id)
+    assert world.store.exports.list(lease.run_id, 50).data == []
+    whole = claimed(world, "remove_artifacts")
+    assert whole.payload["paths"] == [f"runs/{lease.run_id}"]
+    world.store.jobs.finish(whole.id, world.worker)
+    world.store.jobs.finish(job.id, world.worker, result=MADE)
+    late = claimed(world, "remove_artifacts")
+    assert late.payload["paths"] == [f"runs/{lease.run_id}/exports/checkpoint-{checkpoint}-int8"]
+    assert world.store.exports.list(lease.run_id, 50).data == []

@@ -1,0 +1,226 @@
+"""Exports: what is written computes what the checkpoint does, and is whole or not there."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import onnxruntime
+import pytest
+import safetensors.torch
+import torch
+
+from stoker.manifest import parse_manifest
+from tests.trainer.lab import Lab, Outcome, merged
+from tests.trainer.recipes.test_board import LEGAL, PLAY, positions
+from tests.trainer.recipes.test_ragged import RAGGED, add_events
+from worker.trainer.checkpoints import disk
+from worker.trainer.errors import TrainerError
+from worker.trainer.weights import exporting as tool
+from worker.trainer.weights.make import make_export
+
+SHORT: dict[str, Any] = {
+    "recipe": {"num_layers": 1, "dropout": 0.0},
+    "training": {"max_steps": 4, "gradient_accumulation_steps": 1},
+    "checkpoint": {"every_steps": None},
+    "data": {"split": {"test_fraction": 0.0}},
+}
+
+
+def order_for(lab: Lab, outcome: Outcome, format_: str, name: str = "made") -> dict[str, Any]:
+    """As the worker gives it (worker.jobs.exporting)."""
+    attempt = json.loads((outcome.folder / "spec.json").read_text())
+    return {
+        "run_id": attempt["run_id"],
+        "checkpoint_id": 5,
+        "step": 4,
+        "format": format_,
+        "checkpoint": str(outcome.checkpoint()),
+        "out": str(outcome.run_dir / "exports" / name),
+        "run_dir": str(outcome.run_dir),
+        "spec": attempt["spec"],
+        "datasets": attempt["datasets"],
+        "threads": 1,
+        "data_cache": {"folder": str(lab.root / "cache"), "most_bytes": 2**20},
+    }
+
+
+def trained(lab: Lab, patch: dict[str, Any] | None = None) -> Outcome:
+    patch = patch or {}
+    is_other = "kind" in patch.get("recipe", {})
+    return lab.run(patch=merged(SHORT | {"recipe": {}} if is_other else SHORT, patch))
+
+
+def answers(folder: Path, **inputs: Any) -> list[np.ndarray[Any, Any]]:
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
+    found: list[np.ndarray[Any, Any]] = session.run(None, inputs)
+    return found
+
+
+def by_name(made: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {one["model"]: one for one in made["facts"]["measured"]}
+
+
+def test_raw_features_become_raw_targets_for_any_batch(lab: Lab) -> None:
+    outcome = trained(lab)
+    order = order_for(lab, outcome, "onnx")
+    made = make_export(order)
+    folder = Path(order["out"])
+    with h5py.File(lab.data) as file:
+        features, targets = file["features"][:], file["targets"][:]
+    facts = made["facts"]
+    assert facts["inputs"] == [{"name": "features", "dtype": "float32", "shape": ["batch", 12, 3]}]
+    assert facts["outputs"] == [{"name": "targets", "dtype": "float32", "shape": ["batch", 4]}]
+    assert b"/worker/trainer" not in (folder / "model.onnx").read_bytes()
+    (forecast,) = answers(folder, features=features)
+    (first,) = answers(folder, features=features[:1])
+    np.testing.assert_allclose(forecast[:1], first, rtol=1e-5)
+    held_out = slice(-facts["samples"], None)
+    mae = np.abs(forecast - targets)[held_out].mean()
+    last = outcome.result["last"]["val_mae"]
+    assert mae == pytest.approx(last, rel=1e-5)
+    found = by_name(made)
+    assert (facts["part"], facts["samples"]) == ("validation", 12)
+    assert found["pytorch"]["scores"]["mae"] == pytest.approx(last, rel=1e-6)
+    assert found["onnx"]["scores"]["mae"] == pytest.approx(last, rel=1e-5)
+    assert 0 <= found["onnx"]["max_difference"] < 1e-4
+    assert found["onnx"]["seconds_per_batch"] > 0
+    assert found["pytorch"]["max_difference"] is None
+
+
+def test_a_manifest_names_every_file_with_its_hash(lab: Lab) -> None:
+    outcome = trained(lab)
+    order = order_for(lab, outcome, "safetensors")
+    made = make_export(order)
+    folder = Path(order["out"])
+    manifest = parse_manifest((folder / "manifest.json").read_bytes())
+    assert sorted(manifest["files"]) == ["model.safetensors"]
+    assert made["bytes"] == sum(path.stat().st_size for path in folder.iterdir())
+    assert manifest["recipe"]["encoder"] == "lstm"
+    saved = safetensors.torch.load_file(outcome.checkpoint() / "model.safetensors")
+    given = safetensors.torch.load_file(folder / "model.safetensors")
+    assert given.keys() == saved.keys()
+    assert all(torch.equal(given[name], saved[name]) for name in saved)
+    assert [path.name for path in folder.parent.iterdir()] == ["made"]
+
+
+def test_weights_of_8_bits_are_measured_beside_the_original(lab: Lab) -> None:
+    wide = {"recipe": {"hidden_size": 64}}
+    order = order_for(lab, trained(lab, wide), "int8")
+    found = by_name(make_export(order))
+    assert list(found) == ["pytorch", "onnx", "int8"]
+    assert found["int8"]["bytes"] < 0.5 * found["onnx"]["bytes"]
+    assert found["int8"]["max_difference"] > found["onnx"]["max_difference"]
+    mae = found["pytorch"]["scores"]["mae"]
+    assert found["int8"]["scores"]["mae"] != mae
+    assert found["int8"]["scores"]["mae"] == pytest.approx(mae, rel=0.1)
+    assert sorted(p.name for p in Path(order["out"]).iterdir()) == ["manifest.json", "model.onnx"]
+
+
+def test_a_gru_is_not_quantized(lab: Lab) -> None:
+    outcome = trained(lab, {"recipe": {"encoder": "gru"}})
+    order = order_for(lab, outcome, "int8", "small")
+    with pytest.raises(TrainerError, match=r"has GRU layers.*Export it as onnx, or train it with"):
+        make_export(order)
+    assert not list(outcome.run_dir.glob("exports/*small*"))
+
+
+def test_a_transformer_over_several_timeframes(lab: Lab) -> None:
+    with h5py.File(lab.data, "r+") as file:
+        file["slow"] = (1000 * file["features"][:, 1::2, :2]).astype(np.float32)
+    recipe = {"encoder": "transformer", "hidden_size": 16}
+    outcome = trained(lab, {"recipe": recipe, "data": {"inputs": ["features", "slow"]}})
+    found = by_name(make_export(order_for(lab, outcome, "int8")))
+    assert found["onnx"]["max_difference"] < 1e-4
+    assert found["int8"]["bytes"] < found["onnx"]["bytes"]
+
+
+def test_ragged_samples_come_with_their_lengths(lab: Lab) -> None:
+    add_events(lab.data, np.random.default_rng(3).integers(1, 13, 60))
+    made = make_export(order := order_for(lab, trained(lab, RAGGED), "onnx"))
+    assert [one["name"] for one in made["facts"]["inputs"]] == ["events", "events/lengths"]
+    inputs = {"events": np.ones((2, 12, 3), np.float32), "events/lengths": np.array([5, 12])}
+    (short, whole) = answers(Path(order["out"]), **inputs)[0]
+    assert not np.array_equal(short, whole)
+    inputs["events"][0, 5:] = 9.0  # behind its end
+    assert np.array_equal(answers(Path(order["out"]), **inputs)[0][0], short)
+
+
+@pytest.mark.parametrize("stage", [LEGAL, PLAY], ids=["legal", "play"])
+def test_boards_of_packed_bits(lab: Lab, stage: dict[str, Any]) -> None:
+    with h5py.File(lab.data, "r+") as file:
+        for name, array in positions().items():
+            file[name] = array
+    outcome = trained(lab, stage)
+    made = make_export(order := order_for(lab, outcome, "int8"))
+    names = [one["name"] for one in made["facts"]["outputs"]]
+    assert names == (["legal"] if stage is LEGAL else ["policy", "value"])
+    found = by_name(made)
+    assert found["onnx"]["scores"] == pytest.approx(found["pytorch"]["scores"], rel=1e-4)
+    logits = answers(Path(order["out"]), planes=positions()["planes"][:3])[0]
+    assert logits.shape == (3, 32)
+
+
+def test_what_is_there_is_taken_and_what_is_damaged_is_made_again(lab: Lab) -> None:
+    order = order_for(lab, trained(lab), "safetensors")
+    made = make_export(order)
+    file = Path(order["out"]) / "model.safetensors"
+    written = file.stat().st_mtime_ns
+    assert make_export(order) == made
+    assert file.stat().st_mtime_ns == written
+    file.write_bytes(b"cut")
+    assert make_export(order) == made
+    assert file.stat().st_size > 3
+
+
+def test_an_export_that_breaks_off_leaves_nothing(lab: Lab, monkeypatch: Any) -> None:
+    order = order_for(lab, trained(lab), "safetensors")
+    exports = Path(order["out"]).parent
+    exports.mkdir()
+    (exports / ".made.1.tmp").mkdir()  # of a process that was killed
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device", order["out"])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "rename", full)
+        with pytest.raises(OSError, match="No space"):
+            make_export(order)
+    assert list(exports.iterdir()) == []
+    make_export(order)
+    assert [path.name for path in exports.iterdir()] == ["made"]
+
+
+def test_a_damaged_checkpoint_is_not_exported(lab: Lab) -> None:
+    outcome = trained(lab)
+    order = order_for(lab, outcome, "safetensors")
+    weights = outcome.checkpoint() / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with pytest.raises(TrainerError, match=r"Checkpoint 5 is damaged .*not as it was written"):
+        make_export(order)
+
+
+def test_the_command_says_what_it_lacks(lab: Lab, monkeypatch: Any) -> None:
+    outcome = trained(lab)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    for name in [n for n in sys.modules if n.startswith("worker.trainer.weights.onnx")]:
+        monkeypatch.delitem(sys.modules, name)
+    told = tool._answer(order_for(lab, outcome, "onnx"))["error"]
+    assert told.startswith("This worker has no onnxruntime, which onnx needs.")
+    assert "pip install 'stoker[export]'" in told
+    assert "error" not in tool._answer(order_for(lab, outcome, "safetensors"))
+
+
+def test_the_command_prints_one_document(lab: Lab) -> None:
+    order = order_for(lab, trained(lab), "safetensors")
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "worker.trainer.weights.exporting"],
+        input=json.dumps(order),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout)["facts"].keys() == {"versions"}

@@ -1,0 +1,1 @@
+"""Weights for use elsewhere, checked and measured on their data; and weights from elsewhere."""

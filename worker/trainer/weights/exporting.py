@@ -1,0 +1,46 @@
+"""`python -m worker.trainer.weights.exporting`: makes an export, and says what it is.
+
+Reads an order from its input (worker.jobs.exporting), and prints one JSON document: `{bytes,
+facts}`, or {error: sentence}.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+EXTRA = ("onnx", "onnxruntime", "onnxscript")
+INSTALL = "pip install 'stoker[export]', or pip install onnx onnxruntime onnxscript"
+
+
+def main() -> None:
+    """Print the document and end; a process that dies without one says so by that."""
+    order, stdout = json.load(sys.stdin), os.dup(1)
+    os.dup2(2, 1)  # libraries may print
+    answer = json.dumps(_answer(order)).encode()
+    with os.fdopen(stdout, "wb") as out:
+        out.write(answer)
+    os._exit(0)  # as the trainer does: taking torch apart lasts over a second
+
+
+def _answer(order: dict[str, Any]) -> dict[str, Any]:
+    try:
+        # Imported only now, to say in a sentence what is missing or broken.
+        from worker.trainer.failure import explain
+        from worker.trainer.weights.make import make_export
+    except Exception as error:  # noqa: BLE001 - whatever a broken installation raises
+        told = f"PyTorch cannot be used on this worker: {type(error).__name__}: {error}. "
+        return {"error": " ".join(told.split())}
+    try:
+        return make_export(order)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in EXTRA:
+            return {"error": explain(error, "exporting")[1]}
+        told = f"This worker has no {error.name.partition('.')[0]}, which {order['format']} needs."
+        return {"error": f"{told} Install the extra where the worker runs: {INSTALL}"}
+    except Exception as error:  # noqa: BLE001 - every failure is told as a sentence
+        return {"error": explain(error, "exporting")[1]}
+
+
+if __name__ == "__main__":
+    main()

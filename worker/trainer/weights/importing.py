@@ -1,0 +1,40 @@
+"""`python -m worker.trainer.weights.importing`: makes a checkpoint of a file's tensors.
+
+Reads an order from its input (worker.jobs.importing), and prints one JSON document: `{checkpoint,
+left, message}`, or {error: sentence}. The file may be anybody's, and its process owns nothing.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+
+def main() -> None:
+    """Print the document and end; a process that dies without one says so by that."""
+    order = json.load(sys.stdin)
+    sys.stdout.write(json.dumps(_answer(order)))
+    sys.stdout.flush()
+    os._exit(0)  # as the trainer does: taking torch apart lasts over a second
+
+
+def _answer(order: dict[str, Any]) -> dict[str, Any]:
+    try:
+        # Imported only now, to say in a sentence that torch is missing or broken.
+        from worker.trainer.errors import TrainerError
+        from worker.trainer.weights.foreign import ADVICE, import_weights
+    except Exception as error:  # noqa: BLE001 - whatever a broken installation raises
+        told = f"PyTorch cannot be used on this worker: {type(error).__name__}: {error}"
+        return {"error": " ".join(f"{told}. Install Stoker's worker extra there.".split())}
+    try:
+        return import_weights(order)
+    except TrainerError as error:
+        return {"error": error.message}
+    except MemoryError:
+        return {"error": f"This worker has not enough memory for {order['path']}. {ADVICE}"}
+    except OSError as error:
+        return {"error": f"Nothing was imported: {error}."}
+
+
+if __name__ == "__main__":
+    main()

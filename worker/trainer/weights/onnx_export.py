@@ -1,0 +1,102 @@
+"""ONNX and int8: written, compared with PyTorch on the run's data, and timed."""
+
+import shutil
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from app.lifecycle import Reason
+from worker.trainer.checkpoints.format import Tensors
+from worker.trainer.errors import TrainerError
+from worker.trainer.weights.evaluated import Evaluated, opened, tensors_of
+from worker.trainer.weights.measuring import PYTORCH, Run, compare, time_each
+from worker.trainer.weights.onnx_file import (
+    MODEL,
+    Session,
+    described,
+    require_names,
+    versions,
+    write_int8,
+    write_onnx,
+)
+
+# Of the largest output: rounding in another order comes to less.
+TOLERANCE = 1e-3
+
+
+def write_and_measure(order: Mapping[str, Any], weights: Tensors, folder: Path) -> dict[str, Any]:
+    """Write the file of the order's format into `folder`; what is told of it. TrainerError."""
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, scratch)
+        evaluated = stack.enter_context(opened(order, weights, scratch))
+        files = _write(order, evaluated, folder, scratch)
+        runs: dict[str, Run] = {
+            name: Session(path, order["threads"]) for name, path in files.items()
+        }
+        return _measure(order, evaluated, files, runs)
+
+
+def _write(
+    order: Mapping[str, Any], evaluated: Evaluated, folder: Path, scratch: Path
+) -> dict[str, Path]:
+    """The files by format; what was asked for lies in `folder`."""
+    wanted = evaluated.task.exported(evaluated.first())
+    is_int8 = order["format"] == "int8"
+    plain = (scratch if is_int8 else folder) / MODEL
+    write_onnx(evaluated.model, wanted, plain)
+    if not is_int8:
+        return {"onnx": plain}
+    write_int8(plain, folder / MODEL)
+    return {"onnx": plain, "int8": folder / MODEL}
+
+
+def _measure(
+    order: Mapping[str, Any],
+    evaluated: Evaluated,
+    files: Mapping[str, Path],
+    runs: Mapping[str, Run],
+) -> dict[str, Any]:
+    batch, forward = evaluated.first(), evaluated.model.forward
+    wanted = evaluated.task.exported(batch)
+    inputs = list(wanted.inputs.values())
+    with torch.inference_mode():
+        outputs = require_names(wanted, tensors_of(forward(*inputs)))
+    measured, samples = compare(evaluated, runs)
+    _require_same(measured, max(float(one.abs().max()) for one in outputs.values()))
+    timed = time_each({PYTORCH: lambda *given: tensors_of(forward(*given)), **runs}, inputs)
+    for one in measured:
+        name = one["model"]
+        one["seconds_per_batch"] = timed[name]
+        one["bytes"] = _size(files[name]) if name in files else None
+    return {
+        "inputs": described(wanted.inputs),
+        "outputs": described(outputs),
+        "part": evaluated.name,
+        "samples": samples,
+        "batch_size": batch.size,
+        "threads": order["threads"],
+        "measured": measured,
+        "versions": {"torch": torch.__version__, **versions()},
+    }
+
+
+def _size(path: Path) -> int:
+    """With its weights, which lie beside it where they are large."""
+    return sum(one.stat().st_size for one in path.parent.glob(f"{path.name}*"))
+
+
+def _require_same(measured: list[dict[str, Any]], largest: float) -> None:
+    """The ONNX file computes what PyTorch does; of int8 the scores say how far it does."""
+    for one in measured:
+        if one["model"] == "onnx" and one["max_difference"] > TOLERANCE * max(largest, 1e-6):
+            raise TrainerError(
+                Reason.trainer_error,
+                f"The ONNX file computes something else than the model: its outputs differ by up "
+                f"to {one['max_difference']:.3g}, of at most {largest:.3g}. Nothing was kept of "
+                "it; export it as safetensors.",
+            )
