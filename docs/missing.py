@@ -33,6 +33,7 @@ CALLS = (
 PARTS = (
     "The web page.",
     "Ray, and artifact roots on remote storage.",
+    "Scripts on several machines.",
     "Training on CSV or Parquet directly; convert it first with `stoker data convert`.",
 )
 

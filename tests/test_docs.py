@@ -11,7 +11,9 @@ from ruamel.yaml import YAML
 
 from app.spec.layers import leaves, overlay, with_default_kinds
 from app.spec.parse import parse_spec
+from app.spec.registered import Param, RegisteredScript
 from app.spec.run import RunSpec
+from app.spec.script import ScriptSpec
 from docs import reference, spec
 from docs.curves import Panel, draw
 from docs.generate import DOCUMENT, redraw
@@ -42,6 +44,17 @@ def test_every_field_of_a_spec_is_listed_and_each_link_leads_to_its_block():
     fields = {pointer.strip("/").replace("/", ".") for pointer in dict(leaves(whole))}
     missing = {name for name in fields if f"| `{name}` |" not in document}
     assert not missing
+    assert set(re.findall(r"\(#(.+?)\)", document)) <= anchors(document)
+
+
+def test_every_field_of_a_script_is_listed():
+    document = spec.OF_SCRIPTS.read_text()
+    assert spec.write_scripts() == document, "run: python -m docs.spec"
+    recipe = {"kind": "script", "argv": ("true",)}
+    whole = ScriptSpec.model_validate({"recipe": recipe}).model_dump(mode="json")
+    fields = {pointer.strip("/").replace("/", ".") for pointer in dict(leaves(whole))}
+    fields |= {*RegisteredScript.model_fields, *Param.model_fields}
+    assert not {name for name in fields if f"| `{name}` |" not in document}
     assert set(re.findall(r"\(#(.+?)\)", document)) <= anchors(document)
 
 

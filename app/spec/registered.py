@@ -27,14 +27,18 @@ TYPES: dict[str, type] = {"int": int, "float": float, "str": str, "bool": bool}
 class Param(BaseModel):
     """A typed value that goes into the command line, as one argument or a part of one."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     type: Literal["int", "float", "str", "bool"]
+    """Of what type its values are."""
     default: bool | int | float | str | None = None
-    """None: it has to be given."""
+    """Its value where a request gives none; without it a request has to."""
     ge: float | None = None
+    """The least value; default none."""
     le: float | None = None
+    """The largest value; default none."""
     choices: tuple[int | float | str, ...] = ()
+    """The values that there are; default any."""
 
     @property
     def python_type(self) -> Any:
@@ -59,19 +63,28 @@ class Param(BaseModel):
 class RegisteredScript(BaseModel):
     """One of them; `{name}` in `argv` stands for the value of a parameter."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     argv: Annotated[Arguments, Field(min_length=1)]
+    """The command and its arguments; {name} is the value of a parameter. No shell is involved."""
     cwd: str
+    """The folder in which it runs."""
     params: dict[str, Param] = Field(default_factory=dict)
+    """What a request may change, by name; default nothing."""
     resume: Annotated[Arguments, BeforeValidator(split_once), AfterValidator(has_placeholder)] = ()
+    """Arguments that follow when there is a {checkpoint} to go on from; default none."""
     checkpoints: Annotated[
         Arguments, BeforeValidator(one_or_more), AfterValidator(are_bounded)
     ] = ()
+    """Patterns of the checkpoints that it writes, from its folder on; default none."""
     launch: Literal["auto", "none"] = "auto"
+    """As recipe.launch; default auto."""
     shim: bool = True
+    """Count optimizer steps and the wait for data from within; default true."""
     stop_signal: Annotated[str, AfterValidator(is_signal)] = "SIGTERM"
+    """The signal that asks it to stop; default SIGTERM."""
     grace_seconds: Annotated[float, Field(ge=0.0, le=86_400.0)] = 300.0
+    """Seconds from that signal to SIGKILL; default 300."""
 
     @model_validator(mode="after")
     def _names_its_params(self) -> Self:

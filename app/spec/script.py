@@ -254,7 +254,7 @@ class ScriptSpec(SpecModel):
     recipe: ScriptRecipe
     """The command."""
     runtime: ScriptRuntime = ScriptRuntime()
-    """What it takes."""
+    """GPUs and memory that it needs."""
     checkpoint: ScriptCheckpoints = ScriptCheckpoints()
     """What is kept."""
     policy: ScriptPolicy = ScriptPolicy()

@@ -100,7 +100,8 @@ def test_a_wrong_registration_is_refused_with_the_place(api, body):
 
 def test_every_recipe_has_its_json_schema(api):
     recipes = {recipe["kind"]: recipe for recipe in api.get("/recipes").json()["data"]}
-    assert recipes.keys() == RECIPES.keys()
+    assert recipes.keys() == {*RECIPES, "script"}
+    assert "checkpoints" in recipes["script"]["parameters"]["properties"]
     assert "hidden_size" in recipes["sequence"]["parameters"]["properties"]
     assert recipes["sequence"]["metrics"] == {"mae": "min", "mse": "min", "rmse": "min"}
     assert recipes["sequence"]["loss_terms"] == ["loss"]

@@ -8,6 +8,7 @@ from app import __version__
 from app.api.deps import ServicesDep
 from app.api.strict import StrictRoute
 from app.spec.installed import INSTALLED
+from app.spec.script import SCRIPT, ScriptRecipe
 from stoker.models.base import Page
 from stoker.models.records import BrokenPreset, Preset, PresetPage, Recipe, Version
 
@@ -16,7 +17,8 @@ router = APIRouter(tags=["catalogue"], route_class=StrictRoute)
 
 @router.get("/recipes", operation_id="list_recipes", summary="Recipes and their parameters")
 def list_recipes() -> Page[Recipe]:
-    return Page(data=[_recipe(kind) for kind in INSTALLED.models])
+    """The installed ones, and `script`: a command of the user's own, or a registered one."""
+    return Page(data=[*(_recipe(kind) for kind in INSTALLED.models), _script()])
 
 
 def _recipe(kind: str) -> Recipe:
@@ -30,6 +32,19 @@ def _recipe(kind: str) -> Recipe:
         metrics=dict(default.metric_modes) if default else None,
         loss_terms=list(default.loss_terms) if default else None,
         parameter_groups=list(default.parameter_groups) if default else None,
+    )
+
+
+def _script() -> Recipe:
+    return Recipe(
+        kind=SCRIPT,
+        version=__version__,
+        package="stoker",
+        description=(ScriptRecipe.__doc__ or "").strip(),
+        parameters=ScriptRecipe.model_json_schema(),
+        metrics=None,
+        loss_terms=None,
+        parameter_groups=None,
     )
 
 
