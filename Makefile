@@ -52,7 +52,7 @@ clean: ## remove the environment and everything that was generated
 
 $(RUNTIME): pyproject.toml
 	@echo "Installing Stoker into .venv (the first time takes a minute or two)"
-	@.ci/install worker,samples,filters,scripts
+	@.ci/install worker,samples,boards,filters,scripts
 	@touch $@
 
 $(DEVELOPMENT): pyproject.toml

@@ -140,7 +140,7 @@ def _values(field: Schema) -> str:
             patterns = field.get("patternProperties", {}).values()
             inner = next(iter(patterns), field.get("additionalProperties"))
             kind = inner.get("type") if isinstance(inner, dict) else None
-            return f"{BY_NAME.get(kind, 'values')} by name"
+            return f"{BY_NAME.get(str(kind), 'values')} by name"
         case kind:
             return UNITS[str(kind)] + _bounds(field)
 
