@@ -49,7 +49,6 @@ def script_document(
         if kept is None
         else str(settings.environments_dir / f"{kept}.json"),
         "path_folder": str(path_folder(settings.home)),
-        "device": "cuda:0" if uses_gpu(spec, slots) else "cpu",
         "gpus": list(slots.uuids) if uses_gpu(spec, slots) else [],
         "restore": list(restore),
         "has_saved": has_saved,
