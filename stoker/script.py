@@ -48,7 +48,7 @@ PIECE_BYTES = 1 << 20
 def init(config: Mapping[str, Any] | None = None, *, verbose: bool = False) -> ScriptRun:
     """The run that this script is, by its environment; outside of Stoker one that does nothing.
 
-    `config` is kept with the run's files. `verbose`: outside of Stoker, say on standard error what
+    `config` is shown with the run. `verbose`: outside of Stoker, say on standard error what
     would be logged.
     """
     run = ScriptRun(verbose=verbose)

@@ -1,5 +1,6 @@
 """Submitting runs and looking at them: submit, ls, show."""
 
+import json
 import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from stoker import Client
 
 Document = dict[str, Any]
+LONGEST_CONFIG = 500
 SHORTEST_NAME = 12  # of what `ls` shows of a name, however narrow it is
 PAGE = 20  # runs of a page where `ls` is not told
 
@@ -210,6 +212,7 @@ def _facts(run: Document, documents: Document) -> list[tuple[str, object]]:
         ("memory", _memory(run, documents["memory"])),
         ("like runs", (run.get("profile") or {}).get("message")),
         ("code", _code(run["code"]) if run.get("code") else None),
+        ("config", _config(run.get("config") or {})),
         ("memory rung", _memory_rung(documents["applied"])),
         ("progress", _steps(progress)),
         ("speed", _speed(run["state"], progress)),
@@ -219,6 +222,15 @@ def _facts(run: Document, documents: Document) -> list[tuple[str, object]]:
         ("took", between(run["started_at"], run["finished_at"]) if run["started_at"] else None),
         ("notes", run.get("notes")),
     ]
+
+
+def _config(config: Document) -> str:
+    """What a script said that it was configured with, in short."""
+    told = {
+        key: value if isinstance(value, str) else json.dumps(value) for key, value in config.items()
+    }
+    line = label_line(told)
+    return line if len(line) <= LONGEST_CONFIG else f"{line[:LONGEST_CONFIG]}… (--json has all)"
 
 
 def _code(code: Document) -> str:

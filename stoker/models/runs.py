@@ -189,6 +189,8 @@ class Run(Answer):
     """The verbs that the run accepts now."""
     code: Code | None = None
     """Of a script; null in lists."""
+    config: Document | None = None
+    """What a script gave to `stoker.init(config=)`; null in lists, and where it gave nothing."""
     profile: CommandProfile | None = None
     """Of a script: what runs like it took, this one too once it is over; null in lists."""
     links: dict[str, str]

@@ -33,7 +33,7 @@ print("end", flush=True)
 """
 THREE_LINES = """
 import sys, stoker
-run = stoker.init()
+run = stoker.init(config={"lr": 3e-4, "layers": [8, 8]})
 if run.resume_from is None:
     with run.checkpoint(1) as folder:
         (folder / "weights").write_text("1")
@@ -142,6 +142,8 @@ def test_one_that_saves_by_stoker_is_tried_again(shell: Counting):
     ended = shell.service.wait_for_end(run["id"])
     assert (ended["state"], ended["attempt"]) == ("succeeded", 2)
     assert "resumed at step-1\n" in shell.log(run["id"])
+    assert ended["config"] == {"lr": 3e-4, "layers": [8, 8]}
+    assert "lr=0.0003, layers=[8, 8]" in shell.stoker("show", str(run["id"]))
 
 
 def test_a_restart_that_changes_the_command_is_refused_over_http(shell: Counting):

@@ -69,7 +69,8 @@ class TestOfARun:
         told = sorted(one["message"].partition(".")[0] for one in stage.events("warning"))
         assert told == ["train_loss is infinite at step 3", "val_f1 is NaN at step 1"]
         assert stage.events("progress")[-1]["loss"] is None, "that of step 2 is not the newest"
-        assert json.loads((stage.attempt() / "config.json").read_text()) == {"lr": 0.1}
+        started, configured = (event["applied"] for event in stage.events("applied"))
+        assert configured == {**started, "config": {"lr": 0.1}}
 
     def test_the_end_of_a_long_output_is_read_to_its_last_line(self, stage: Stage):
         stage.write("print(('-' * 99 + chr(10)) * 30_000, flush=True)\nprint('step 7 loss 0.5')")

@@ -11,6 +11,7 @@ import pytest
 from tests.script.stage import spec_json
 from worker.reporting import EventLog
 from worker.script import progress, shim
+from worker.script.config import LARGEST_BYTES, ScriptConfig
 from worker.script.curves import Curves
 from worker.script.progress import ScriptProgress
 from worker.script.status import StatusServer
@@ -76,6 +77,22 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
     script = Script(tmp_path, clock)
     yield script
     script.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [f'{{"a": "{LARGEST_BYTES * "x"}"}}', '{"a": ' + 500 * "[" + 500 * "]" + "}", "[1]"],
+    ids=["large", "deep", "list"],
+)
+def test_a_config_that_cannot_be_shown_is_told_once(tmp_path: Path, text: str):
+    told: list[str] = []
+    path = tmp_path / "config.json"
+    config = ScriptConfig(path, lambda code, _: told.append(code))
+    for written, news in (('{"a": [1', None), ('{"a": [1]}', {"a": [1]}), (text, None)):
+        path.write_text(written)
+        assert config.news() == news
+        assert config.news() is None
+    assert told == ["config_not_shown"]
 
 
 def test_the_time_left_is_by_its_rate_where_it_says_how_many_steps_there_are(script: Script):

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from app.codestate import code_state
 from app.lifecycle import Reason
-from stoker.script import FINISHED
+from stoker.script import CONFIG, FINISHED
 from worker.launch.launcher import PR_SET_CHILD_SUBREAPER, prctl
 from worker.reporting import EventLog, Pulse
 from worker.script.beginning import Beginning
+from worker.script.config import ScriptConfig
 from worker.script.curves import Curves
 from worker.script.ending import ScriptEnd, end_by_itself, how_it_ended
 from worker.script.event_log import ScriptEventLog
@@ -56,6 +58,8 @@ class Runner:
         self._is_measured = False
         self._memory_at = 0.0
         self._past = Past()
+        self._config = ScriptConfig(work.folder / CONFIG, self._warn)
+        self._applied: dict[str, Any] = {}
 
     def run(self) -> ScriptEnd:
         """Start the script and see it through."""
@@ -133,7 +137,7 @@ class Runner:
     def _tell_start(self, checkpoint: Path | None) -> None:
         work = self._work
         self._pulse.enter("running")
-        applied = {
+        self._applied = {
             "argv": work.command(checkpoint),
             "cwd": str(work.cwd),
             "device": ", ".join(work.gpus) or "cpu",
@@ -141,11 +145,20 @@ class Runner:
             "resume_from": None if checkpoint is None else str(checkpoint),
             "shim": work.shim,
         }
-        code = work.code or {}
-        environment = {"git_sha": code.get("git_sha"), "git_dirty": code.get("dirty")}
-        self._events.emit("applied", applied=applied, environment=environment)
+        self._tell_applied()
         self._events.emit("phase", phase="running")
         self._tell_changes()
+
+    def _tell_applied(self) -> None:
+        code = self._work.code or {}
+        environment = {"git_sha": code.get("git_sha"), "git_dirty": code.get("dirty")}
+        self._events.emit("applied", applied=self._applied, environment=environment)
+
+    def _tell_config(self) -> None:
+        """Of what the script was configured with, by its own word, when that is there."""
+        if (config := self._config.news()) is not None:
+            self._applied["config"] = config
+            self._tell_applied()
 
     def _tell_changes(self) -> None:
         """Whether the code is another one by now than that which was submitted."""
@@ -190,6 +203,7 @@ class Runner:
         took = (ended := time.monotonic()) - self._began
         with beating(self._pulse):
             self._end_rest(leader)
+            self._tell_config()
             progress.read(all_of_it=True)
             saved.close(was_cut=code != 0)
         has_moved = code == 0 or progress.has_begun or bool(saved.folders)
@@ -234,6 +248,7 @@ class Runner:
 
     def _look(self, leader: Leader, progress: ScriptProgress) -> None:
         self._pulse.beat()
+        self._tell_config()
         progress.read()
         now = time.monotonic()
         log_size = (self._work.folder / "trainer.log").stat().st_size

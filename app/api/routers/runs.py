@@ -140,7 +140,7 @@ def shown(run: RunRecord, response: Response) -> Run:
     return run_document(run)
 
 
-def about_script(services: Services, run: RunRecord) -> dict[str, Code | CommandProfile | None]:
+def about_script(services: Services, run: RunRecord) -> dict[str, Any]:
     """What the answer for one script has beside what lists have."""
     if run.recipe != SCRIPT:
         return {}
@@ -149,6 +149,7 @@ def about_script(services: Services, run: RunRecord) -> dict[str, Code | Command
     names = ("git_sha", "dirty", "diff", "diff_bytes", "argv", "untracked")
     return {
         "code": None if code is None else Code(**{name: code[name] for name in names}),
+        "config": services.store.attempts.newest_config(run.id),
         "profile": None if took is None else CommandProfile(**took.as_json()),
     }
 

@@ -4,7 +4,7 @@ from sqlalchemy import select
 
 from app.lifecycle import Reason
 from app.store.engine.database import Database
-from app.store.records import AttemptRecord
+from app.store.records import AttemptRecord, Document
 from app.store.tables import attempts
 
 
@@ -13,6 +13,16 @@ class Attempts:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+
+    def newest_config(self, run_id: int) -> Document | None:
+        """What the newest attempt of a script that said so was configured with; else None."""
+        query = (
+            select(attempts.c.applied["config"])
+            .where(attempts.c.run_id == run_id)
+            .order_by(attempts.c.number.desc())
+        )
+        with self._database.read() as connection:
+            return next((found for found in connection.execute(query).scalars() if found), None)
 
     def list(self, run_id: int) -> list[AttemptRecord]:
         """Those of a run, first to last."""
