@@ -185,6 +185,10 @@ ASKED: tuple[Asked, ...] = (
             "test_compiling_has_its_own_time_however_small_the_users_value",
         ),
         ("max_duration below the estimate", "learning.ends_before_its_epochs"),
+        (
+            "a rollback that undoes much, or has nothing to go back to",
+            "learning.rollback_undoes_much",
+        ),
     ),
     *_about(
         "scale",

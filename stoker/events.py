@@ -15,13 +15,15 @@ KINDS = {
     "phase": "The attempt went on to another phase: `phase`.",
     "applied": "What the attempt really uses: `applied`, `environment`.",
     "restored": "It goes on from a checkpoint: `step`, `carry`, `path`; of a script `by_stoker`.",
+    "rollback": "With the weights of `from_step`, it goes on behind `step`, where the loss was not "
+    "finite: `steps` and `samples` are left out, up to `position` in `epoch`.",
     "epoch": "An epoch is done: `epoch`, `epochs`, `step`, `train_loss`, the scores.",
     "checkpoint": "`action` is `saved` (`step`, `bytes`, `seconds`; of a script `by_stoker`: "
     "whether it saved by the calls of `stoker`) or `quarantined` (`message`).",
     "warning": "Something that you should know: `code`, `message`.",
     "code_changed": "A script's code is not what was submitted: `git_sha`, `was`, `diff`.",
     "retry": "The attempt failed and is tried again: `reason`, `message`, `delay_seconds`, "
-    "`retries_used`; with less memory also `change`.",
+    "`retries_used`; with less memory, or gone back, also `change`.",
     "progress": "How far it is, without a number: `phase`, `step`, `steps`, `loss`, `eta_seconds`.",
     "end": "The run is over, and the stream too, without a number: `state`, `reason`, `message`.",
 }

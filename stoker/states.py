@@ -41,7 +41,9 @@ class Reason(StrEnum):
     drained = "drained"
     """The worker was shut down; the run was saved first."""
     preempted = "preempted"
-    """Another run needed the slot. Not in this version: no run is preempted."""
+    """A run of higher priority needed the slot, and this one allows it (`policy.preemptible`). It
+    was saved first, and goes on from there.
+    """
     slot_busy = "slot_busy"
     """The slot was still held by another process."""
     worker_lost = "worker_lost"
@@ -59,7 +61,9 @@ class Reason(StrEnum):
     device_oom = "device_oom"
     """The GPU ran out of memory and nothing is left to make smaller."""
     nonfinite = "nonfinite"
-    """The loss or the weights became NaN or infinite."""
+    """The loss or the weights became NaN or infinite. With `policy.on_nonfinite: rollback` the run
+    goes back to a checkpoint first, and fails where that does not help.
+    """
     data_error = "data_error"
     """The data could not be read, or is not what the spec says."""
     dataset_changed = "dataset_changed"

@@ -268,13 +268,21 @@ def note_of(kind: str, data: Document) -> tuple[str, str] | None:
             return made, "dim"
         case "connection_lost":
             return "connection lost, trying again", "yellow"
-        case "restored":
-            return f"{'restored':<12} from step {data['step']}", "dim"
+        case "restored" | "rollback":
+            return _going_on(kind, data)
         case "issue" | "warning" | "retry" | "verdict":
-            # Of a retry with less memory the change: the line before it says what ran out.
+            # Of a retry that does otherwise the change: the line before it says what went wrong.
             said = data.get("change") or data.get("message") or _reason_text(data.get("reason"))
             return f"{kind:<12} {said}", "yellow"
     return None
+
+
+def _going_on(kind: str, data: Document) -> tuple[str, str]:
+    """From which checkpoint; and past what, where the loss was not finite there."""
+    if kind == "restored":
+        return f"{kind:<12} from step {data['step']}", "dim"
+    left_out = f"without the data of the {data['steps']} steps before it"
+    return f"{kind:<12} on behind step {data['step']}, {left_out}", "yellow"
 
 
 def _reason_text(reason: object) -> str:

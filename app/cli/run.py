@@ -123,6 +123,10 @@ ShimOption = Annotated[
     bool,
     typer.Option("--no-shim", help="Do not count steps and the wait for data inside the script."),
 ]
+PreemptibleOption = Annotated[
+    bool,
+    typer.Option("--preemptible", help="Let runs of higher priority have its slot; see --resume."),
+]
 EnvOption = Annotated[
     list[str] | None,
     typer.Option(help="Pass on this variable although it looks secret. Can be repeated."),
@@ -150,6 +154,7 @@ OPTIONS = {
     "policy.max_duration_seconds": "--max-duration",
     "policy.hang_timeout_seconds": "--hang-timeout",
     "policy.max_retries": "--retries",
+    "policy.preemptible": "--preemptible",
 }
 
 
@@ -172,6 +177,7 @@ def run(
     retries: RetriesOption = None,
     no_shim: ShimOption = False,
     priority: Annotated[int, typer.Option(help="Higher starts first.")] = 0,
+    preemptible: PreemptibleOption = False,
     env: EnvOption = None,
     snapshot: SnapshotOption = False,
     watch: WatchOption = False,
@@ -187,24 +193,29 @@ def run(
     code = code_state(cwd, command)
     recipe: Document = {"kind": "script", "argv": [program, *command[1:]], "cwd": str(cwd)}
     recipe |= _given(like=like, resume=resume, checkpoints=checkpoints, stop_signal=stop_signal)
-    metrics = _given(file=metrics_file, stdout=metrics_stdout)
-    recipe |= _given(grace_seconds=grace, metrics=metrics or None)
-    recipe |= _given(snapshot=snapshot or None, launch=launch, shim=False if no_shim else None)
+    recipe |= _given(metrics=_given(file=metrics_file, stdout=metrics_stdout) or None)
+    recipe |= _given(grace_seconds=grace, launch=launch, snapshot=snapshot or None)
+    recipe |= _given(shim=False if no_shim else None)
     request: Document = {"name": name, "priority": priority, "recipe": recipe}
     runtime = _given(gpus=gpus, gpu_memory=gpu_memory, host_memory=host_memory)
-    request |= _given(runtime=runtime or None)
     policy = _given(max_duration_seconds=max_duration, hang_timeout_seconds=hang_timeout)
-    policy |= _given(max_retries=retries)
-    request |= _given(policy=policy or None)
+    policy |= _given(max_retries=retries, preemptible=preemptible or None)
+    request |= _given(runtime=runtime or None, policy=policy or None)
     environment, left_out = _environment(env or [])
     asked = {"request": request, "environment": environment, "code": code}
+    made = cwd if snapshot else None
+    run_id = _queued(settings, asked, made, as_json=as_json)
+    _tell(run_id, left_out, made, watch=watch, as_json=as_json)
+
+
+def _queued(settings: "Settings", asked: Document, copy: Path | None, *, as_json: bool) -> int:
+    """The new run; what is refused needs no copy of its code."""
     try:
-        run_id = _admitted(settings, asked, as_json=as_json)
+        return _admitted(settings, asked, as_json=as_json)
     except CommandFailed as failure:
-        if snapshot and not isinstance(failure, Unanswered):
-            remove_snapshot(_top_of(cwd, settings))
+        if copy is not None and not isinstance(failure, Unanswered):
+            remove_snapshot(_top_of(copy, settings))
         raise
-    _tell(run_id, left_out, cwd if snapshot else None, watch=watch, as_json=as_json)
 
 
 def _tell(

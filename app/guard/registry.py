@@ -115,4 +115,5 @@ RULES: tuple[GuardRule, ...] = (
     training.needless_accumulation,
     policy.hang_timeout,
     checkpoint.rare_checkpoints,
+    checkpoint.rollback_undoes_much,
 )

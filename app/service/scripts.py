@@ -12,6 +12,13 @@ from pydantic import Field, create_model
 
 from app.guard.plan import RunPlan
 from app.planning.requirements import Owner
+from app.service.script_checks import (
+    DECIDED_BY_SCRIPT,
+    cannot_give_way,
+    decided_by_script,
+    half_told_resume,
+    impossible_gpus,
+)
 from app.service.script_profile import asks_for_less, needs_of, took_before
 from app.settings import Settings
 from app.spec.base import SpecModel
@@ -25,11 +32,6 @@ from app.store.telemetry.memory_profiles import MemoryProfiles
 from app.store.worker_records import WorkerRecord
 from app.suggest import closest, did_you_mean
 
-# What a recipe has and a script decides by itself.
-DECIDED_BY_SCRIPT = (
-    "data", "training", "optimizer", "schedule", "averaging", "evaluation", "early_stopping",
-    "loss_weights", "init_from", "preset", "accept_risks",
-)  # fmt: skip
 # What a request may say of a registered command; all else is said by its registration.
 OF_REGISTERED = ("kind", "command", "params")
 FROM_ELSEWHERE = (
@@ -78,15 +80,15 @@ def plan_script(
     admission: Admission = OVER_HTTP,
 ) -> RunPlan:
     """The plan of a request for a script; nothing is stored."""
-    issues = [*_decided_by_script(request), *_admitted(request, settings, admission)]
+    issues = [*decided_by_script(request), *_admitted(request, settings, admission)]
     filled, found = _filled(request, settings)
     spec, wrong = _parsed(filled, request)
     issues += [*found, *(issue for issue in wrong if not _is_covered(issue, issues))]
     if spec is None:
         return RunPlan(request, None, {}, issues)
     took = took_before(profiles, spec, admission.code)
-    issues += _impossible_gpus(spec, admission.most_gpus)
-    issues += [*_half_told_resume(spec), *asks_for_less(spec, took)]
+    issues += impossible_gpus(spec, admission.most_gpus)
+    issues += [*half_told_resume(spec), *cannot_give_way(spec), *asks_for_less(spec, took)]
     document = spec.model_dump(mode="json")
     sources = [("script", filled), ("request", request)]
     return RunPlan(
@@ -134,21 +136,6 @@ def _usual_name(spec: ScriptSpec) -> str:
         return spec.recipe.command
     files = [part for part in spec.recipe.argv if part.endswith((".py", ".sh"))]
     return (files or list(spec.recipe.argv))[0].rpartition("/")[2][:100]
-
-
-def _decided_by_script(request: Document) -> list[Issue]:
-    given = [name for name in DECIDED_BY_SCRIPT if name in request]
-    return [
-        Issue(
-            code="not_of_a_script",
-            severity="error",
-            loc=[name],
-            message=f"Scripts take no {name}; the script decides that itself.",
-            why="It would be ignored, and the run would not do what it says.",
-            fix=[PatchOp(op="remove", path=f"/{name}")],
-        )
-        for name in given
-    ]
 
 
 def _admitted(request: Document, settings: Settings, admission: Admission) -> list[Issue]:
@@ -305,70 +292,6 @@ def _parsed(filled: Document, request: Document) -> tuple[ScriptSpec | None, lis
 
 def _is_covered(issue: Issue, issues: list[Issue]) -> bool:
     return any(other.loc == issue.loc for other in issues)
-
-
-def _impossible_gpus(spec: ScriptSpec, most: int | None) -> list[Issue]:
-    issues, wanted = [], spec.runtime.gpus
-    if most is not None and wanted != "auto" and wanted > most:
-        has = f"the largest worker has {most}" if most else "no worker has any"
-        issues.append(
-            Issue(
-                code="not_enough_gpus",
-                severity="error",
-                loc=["runtime", "gpus"],
-                message=f"It asks for {wanted} {_gpus(wanted)}, but {has}.",
-                why="All GPUs of a run are of one worker, so it would wait forever.",
-                fix=[PatchOp(op="replace", path="/runtime/gpus", value=most)],
-            )
-        )
-    if spec.argv is None:
-        named = spec.recipe.command is not None
-        how = 'launch = "none" in its registration' if named else "--launch none"
-        issues.append(
-            Issue(
-                code="cannot_be_launched",
-                severity="error",
-                loc=["recipe", "launch"],
-                message="This command cannot be started as one process a GPU. `python SCRIPT` and "
-                "`python -m MODULE` can, without options of Python.",
-                why=f"One process would use one GPU, but hold all {wanted}. If the command starts "
-                f"its processes itself, as torchrun and accelerate do, say so: {how}.",
-                fix=[] if named else [PatchOp(op="add", path="/recipe/launch", value="none")],
-            )
-        )
-    return issues
-
-
-def _gpus(number: int) -> str:
-    return "GPU" if number == 1 else "GPUs"
-
-
-def _half_told_resume(spec: ScriptSpec) -> list[Issue]:
-    recipe = spec.recipe
-    if bool(recipe.resume) == bool(recipe.checkpoints):
-        return []
-    if recipe.resume:
-        return [
-            Issue(
-                code="correctness.resume_without_checkpoints",
-                severity="warning",
-                loc=["recipe", "checkpoints"],
-                message="It says how it resumes, but not where its checkpoints are.",
-                why="Only those that it saves by `stoker.init().checkpoint(…)` are found. Name the "
-                "others, such as --checkpoints 'out/checkpoint-*'.",
-            )
-        ]
-    return [
-        Issue(
-            code="correctness.checkpoints_without_resume",
-            severity="warning",
-            loc=["recipe", "resume"],
-            message="It says where its checkpoints are, but not how it resumes from one.",
-            why="They are kept. But after a pause, a restart or a crash the same command is run "
-            "again, which begins anew unless the script itself reads STOKER_RESUME_FROM. Name the "
-            "arguments, such as --resume '--resume {checkpoint}'.",
-        )
-    ]
 
 
 def _device(spec: ScriptSpec) -> Literal["auto", "cpu", "cuda"]:

@@ -32,10 +32,6 @@ def _is(*values: Any) -> Callable[[Any], bool]:
     return lambda value: value in values
 
 
-def _given(value: Any) -> bool:
-    return value is not None and value is not False
-
-
 UNAVAILABLE: tuple[UnavailableOption, ...] = (
     UnavailableOption("mode: probe", _is("probe"), "train with mode: train"),
     UnavailableOption(
@@ -48,16 +44,6 @@ UNAVAILABLE: tuple[UnavailableOption, ...] = (
         "runtime.gpus: 2 or more for a recipe",
         lambda v: isinstance(v, int) and v > 1,
         "a recipe trains on one GPU; a script may have several",
-    ),
-    UnavailableOption(
-        "policy.on_nonfinite: rollback",
-        _is("rollback"),
-        "the run fails and keeps its checkpoint",
-    ),
-    UnavailableOption(
-        "policy.preemptible: true",
-        _given,
-        "runs are claimed by priority, none is preempted",
     ),
 )
 

@@ -43,7 +43,7 @@ RiskCode = Annotated[str, StringConstraints(max_length=100)]
 # `runtime.activation_checkpointing`, `pos_weight`, `class_weights`,
 # `data.split.method: groups`.
 # 5: several GPUs of a script, `recipe.launch`.
-# 6: `averaging`, `schedule.kind: plateau`.
+# 6: `averaging`, `schedule.kind: plateau`, `policy.on_nonfinite: rollback`.
 SPEC_VERSION = 6
 TermName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 LabelWeight = Annotated[float, Field(gt=0.0, le=1e6)]

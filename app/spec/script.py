@@ -236,6 +236,10 @@ class ScriptPolicy(SpecModel):
     """Seconds without a step after which it is ended; without a metric where no steps are counted,
     and without output where it reports none either. Default none.
     """
+    preemptible: bool = False
+    """May be stopped for a run of higher priority, to go on later; it has to say how it resumes,
+    and is left alone until it has saved. Default false.
+    """
 
 
 class ScriptSpec(SpecModel):

@@ -87,10 +87,11 @@ class Policy(SpecModel):
     on_oom: Literal["fail", "ladder"] = "ladder"
     """Out of memory: fail, or go on with less data, then fewer samples, at once; default ladder."""
     on_nonfinite: Literal["fail", "rollback"] = "fail"
-    """What to do on a loss that is not finite; rollback is not available yet. Default fail."""
+    """A loss or weights that are not finite: fail, or rollback, which goes back to the newest
+    checkpoint and on past the data since, three times at most. Default fail."""
     hang_timeout_seconds: Literal["auto"] | Annotated[float, Field(ge=5.0, le=604_800.0)] = "auto"
     """Seconds without progress after which an attempt is ended; auto: 600. Default auto."""
     max_duration_seconds: Annotated[float, Field(ge=1.0, le=31_536_000.0)] | None = None
     """Seconds of training, over all attempts, after which the run ends; default none."""
     preemptible: bool = False
-    """May be paused for a run of higher priority; not available yet. Default false."""
+    """May be saved and put back into the queue for a run of higher priority; default false."""

@@ -7,6 +7,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from app.lifecycle import Intent, Reason, ReasonPolicy, RunState
 from app.planning.profile import Measured
 from app.planning.requirements import NOTHING_KNOWN, Owner, Requirements, Waiting
+from app.planning.rollback import Rollback
 from app.spec.run import SPEC_VERSION
 
 Document = dict[str, Any]
@@ -125,8 +126,7 @@ class RunRecord:
     retries_used: int
     losses: int
     waits_for: int | None
-    waiting: Waiting | None
-    """Why a queued run is not taken although a slot is idle."""
+    waiting: Waiting | None  # why a queued run is not taken
     carry: Document | None
     restart_from: str | None
     accepted_risks: list[str]
@@ -213,8 +213,7 @@ class CheckpointRecord:
     pinned: bool
     created_at: float
     state: Literal["saved", "damaged", "removing"]
-    damage: str | None = None
-    """Why it cannot be used."""
+    damage: str | None = None  # why it cannot be used
 
 
 @dataclass(frozen=True)
@@ -278,9 +277,8 @@ class Beat:
 
 @dataclass(frozen=True)
 class NextRung:
-    """What later attempts use in place of the spec's values, since memory ran out (`ran_out`: which
-    and how much); `sentence` says what is changed.
-    """
+    """What later attempts use in place of the spec's values, as `sentence` says, since memory ran
+    out (`ran_out`: which and how much)."""
 
     rung: Document
     ran_out: Document
@@ -298,11 +296,11 @@ class Finish:
     retry_delay_seconds: float = 0.0
     policy: ReasonPolicy | None = None
     next_rung: NextRung | None = None
+    rollback: Rollback | None = None
     needs: Requirements = NOTHING_KNOWN
     """What the next attempt needs at least, as this one has found; the run's own needs rise."""
     measured: Measured | None = None  # what it took of memory, as far as it can be said
-    untold: bool = False
-    """Whether its folders may hold what no beat told: not looked at, or not read to the end."""
+    untold: bool = False  # its folders may hold what no beat told, or were not looked at
 
 
 @dataclass(frozen=True)
@@ -373,7 +371,8 @@ class Lease:
     """An agent's right to one attempt of a run, in `slots`: several GPUs, or one slot. `token` is
     its fence, `beats` its next number.
     `restore_points`: from the parent on, as long as those before them have saved nothing.
-    `memory_rung`: of the attempts before that ran out of memory, the last one's `NextRung.rung`.
+    `memory_rung`: of the attempts before that ran out of memory, the last one's `NextRung.rung`;
+    `rollback`: of those whose loss was not finite, the last one's.
     """
 
     token: str
@@ -386,6 +385,7 @@ class Lease:
     max_retries: int
     beats: int
     memory_rung: Document | None
+    rollback: Document | None
     host_bytes: int | None  # of the host's memory, which it needs in its slot; None: not known
     datasets: Mapping[str, DatasetRecord]  # all that it reads, by name; none of a script
 

@@ -119,6 +119,8 @@ runs = table(
     Column("devices", Document, nullable=False),
     Column("environment", Document),
     Column("lease_token", Text, unique=True),
+    # The run of higher priority for which it gives its slots back, until it is claimed again.
+    Column("preempted_for", Id),
     Column("beat", BigInteger, nullable=False),
     Column("retry_at", Double),
     Column("retries_used", Integer, nullable=False),
@@ -144,7 +146,10 @@ runs = table(
     Index(None, "created_at", "id"),
     Index(None, "name", "id"),
 )
-_OF_FEW = ("parent_id", "waits_for", "restart_checkpoint_id", "worker_id", "submission")
+_OF_FEW = (
+    *("parent_id", "waits_for", "restart_checkpoint_id", "worker_id", "submission"),
+    "preempted_for",
+)
 for _name in (*_OF_FEW, *_FIRST_WEIGHTS):
     # Without the many rows that have none: small, and known to be selective.
     _has_one = runs.c[_name].is_not(None)
@@ -218,6 +223,8 @@ attempts = wide_table(
     Column("resumed_from_step", BigInteger),
     # What those after it use in place of the spec's values, since this one ran out of memory.
     Column("next_rung", Document),
+    # To which step those after it go back, and past which, since its loss was not finite.
+    Column("rollback", Document),
     Column("saved_checkpoints", Integer, nullable=False),
     Column("log_bytes", BigInteger, nullable=False),
 )

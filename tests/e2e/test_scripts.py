@@ -146,6 +146,21 @@ def test_one_that_saves_by_stoker_is_tried_again(shell: Counting):
     assert "lr=0.0003, layers=[8, 8]" in shell.stoker("show", str(run["id"]))
 
 
+def test_a_preemptible_one_makes_place_and_goes_on_where_it_was(shell: Counting):
+    low = shell.run(*NAMED, "--preemptible", steps=10_000)
+    eventually(lambda: shell.checkpoints(low["id"]), "a checkpoint is listed")
+    high = shell.run("--priority", "5")
+    assert shell.service.wait_for_end(high["id"])["state"] == "succeeded"
+    eventually(lambda: shell.service.run(low["id"])["attempt"] == 2, "it goes on")
+    first, _ = shell.service.http.get(f"/runs/{low['id']}/attempts").json()["data"]
+    assert first["reason"] == "preempted"
+    newest = max(one["step"] for one in shell.checkpoints(low["id"]) if one["attempt"] == 1)
+    eventually(
+        lambda: f"start {newest}\n" in shell.stoker("logs", str(low["id"])),
+        "it goes on from its newest checkpoint",
+    )
+
+
 def test_a_restart_that_changes_the_command_is_refused_over_http(shell: Counting):
     run = shell.run()
     shell.service.wait_for_end(run["id"])

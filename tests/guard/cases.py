@@ -39,6 +39,7 @@ from tests.guard.changes import (
     faster,
     measured_host,
     on_rtx,
+    rolled_back,
     runtime,
     training,
     with_host,
@@ -48,7 +49,6 @@ from tests.guard.learning_cases import LEARNING
 from tests.guard.world import (
     A100,
     FIELDS,
-    GIB,
     HISTORY,
     TURING,
     as_measured,
@@ -168,6 +168,7 @@ CASES: dict[str, Example] = {
         {"policy": {"hang_timeout_seconds": 10.0}},
         world(history=replace(HISTORY, checkpoint_seconds=2.0)),
     ),
+    "learning.rollback_undoes_much": Example(rolled_back(14), rolled_back(13)),
     "correctness.no_validation": Example(
         {
             "data": {"split": {"validation_fraction": 0.0}},
@@ -324,7 +325,7 @@ CASES: dict[str, Example] = {
         {**WIDE, **training(batch_size=512)}, {**WIDE, **training(batch_size=128)}, TOO_WIDE
     ),
     "memory.resident_does_not_fit": Example(RESIDENT, RESIDENT, with_mib(825), with_mib(845)),
-    "memory.host_over_budget": Example(PINNED, PINNED, measured_host(GIB), measured_host(2 * GIB)),
+    "memory.host_over_budget": Example(PINNED, PINNED, measured_host(1), measured_host(2)),
     "memory.checkpoints_fill_disk": Example(
         {}, {}, with_host(disk_free_bytes=2_000_000), with_host(disk_free_bytes=2_100_000)
     ),

@@ -121,6 +121,12 @@ CARRIED = {"recipe": {"carry_hidden": True}, "training": {"drop_last": True}}
 TRANSFORMER: Change = {"recipe": {"encoder": "transformer"}}
 
 
+def rolled_back(every_steps: int) -> Change:
+    """130 steps with a rollback, and a checkpoint every so many."""
+    kept = {"policy": {"on_nonfinite": "rollback"}, "checkpoint": {"every_steps": every_steps}}
+    return {**training(epochs=5, **USUAL), **kept}
+
+
 def with_mib(count: int) -> Facts:
     """The world in which so many MiB of the host are available."""
     return with_host(available_bytes=count * 2**20)
@@ -131,9 +137,9 @@ def faster(rate: float) -> Facts:
     return as_measured({}, on_rtx(), *paced(32, 900.0), *paced(256, rate))
 
 
-def measured_host(available_bytes: int) -> Facts:
-    """The world in which a GPU's host has so much, and like runs took 1 GiB of it."""
-    facts = with_host(RTX, available_bytes=available_bytes)
+def measured_host(gib: int) -> Facts:
+    """The world in which a GPU's host has so many GiB, and like runs took 1 of it."""
+    facts = with_host(RTX, available_bytes=gib * 2**30)
     return as_measured(PINNED, facts, point(128, 300))
 
 

@@ -216,7 +216,7 @@ def test_a_run_that_nobody_can_claim_is_said_but_not_refused():
 
 def with_refused_value(entry):
     """A request that is whole but for this option, so that every rule judges it."""
-    words = ("probe", "panel-graph", "field", "rollback")
+    words = ("probe", "panel-graph", "field")
     values = (2, 0.001, True, {"run": 1}, ["a", "b"], *words, "always", "max-autotune")
     *parents, last = entry.pointer.strip("/").split("/")
     for value in filter(entry.refuses, values):
@@ -244,10 +244,6 @@ def test_an_option_that_comes_later_hides_no_other_error_of_its_block():
         ("not_available_yet", "runtime.gpus"),
         ("wrong_value", "runtime.precision"),
         ("unknown_field", "runtime.treads"),
-    }
-    assert found({"policy": {"preemptible": True, "max_retries": -1}}) == {
-        ("not_available_yet", "policy.preemptible"),
-        ("wrong_value", "policy.max_retries"),
     }
     # Nobody knows the fields of a recipe that is not there yet.
     assert found({"recipe": {"kind": "panel-graph", "neighbours": 8}}) == {

@@ -171,6 +171,13 @@ class TestOfItsFields:
         assert (issue.code, issue.loc) == ("not_of_a_script", [block])
         assert issue.fix[0].model_dump(mode="json")["op"] == "remove"
 
+    def test_a_rollback_is_refused_with_a_fix(self, settings):
+        policy = {"on_nonfinite": "rollback", "max_retries": 1}
+        plan = planned({**free(), "policy": policy}, settings, OWNER)
+        (issue,) = plan.errors
+        assert (issue.code, issue.loc) == ("not_of_a_script", ["policy", "on_nonfinite"])
+        assert issue.fix[0].path == "/policy/on_nonfinite"
+
     @pytest.mark.parametrize(
         ("recipe", "field"),
         [
@@ -240,6 +247,16 @@ class TestOfItsFields:
     def test_half_of_what_it_takes_to_go_on_is_warned_of(self, settings, given, code):
         plan = planned(free(**given), settings, OWNER)
         assert [(issue.code, issue.severity) for issue in plan.issues] == [(code, "warning")]
+
+    @pytest.mark.parametrize("resume", ["", "--go {checkpoint}"])
+    def test_what_may_be_preempted_has_to_say_how_it_goes_on(self, settings, resume):
+        recipe = {"checkpoints": ["out/*.pt"], "resume": resume}
+        request = {**free(**recipe), "policy": {"preemptible": True}}
+        plan = planned(request, settings, OWNER)
+        code, place = "correctness.preemptible_without_resume", ("policy", "preemptible")
+        assert errors(plan) == ([] if resume else [(code, place)])
+        if resume:
+            assert plan.require_ok()["policy"]["preemptible"]
 
 
 PY = "/usr/bin/python3.12"

@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 
 from app.planning.ladder import NO_RUNG, Rung
+from app.planning.rollback import Rollback
 from worker.reporting import PHASES, PULSE_FORMAT, EventLog, Pulse
 from worker.trainer.checkpoints import disk
 from worker.trainer.data.fingerprint import fingerprint
@@ -172,6 +173,7 @@ class Lab:
         threads: int = 1,
         device: str = "cpu",
         rung: Rung = NO_RUNG,
+        rollback: Rollback | None = None,
     ) -> Path:
         """The next attempt of a run (a new run by default), restoring its own checkpoints."""
         run_dir = run_dir or self.new_run()
@@ -188,6 +190,7 @@ class Lab:
             "restore": own_checkpoints(run_dir) if restore is None else restore,
             "run_dir": str(run_dir),
             "memory_rung": rung.as_json(),
+            "rollback": rollback and rollback.as_json(),
             "keep": [],
             "data_cache": self.data_cache,
         }
@@ -216,8 +219,10 @@ class Lab:
         restore: list[dict[str, Any]] | None = None,
         stop: StopFlag | None = None,
         rung: Rung = NO_RUNG,
+        rollback: Rollback | None = None,
     ) -> Outcome:
-        return self.execute(self.prepare(run_dir, patch, restore, rung=rung), stop)
+        folder = self.prepare(run_dir, patch, restore, rung=rung, rollback=rollback)
+        return self.execute(folder, stop)
 
 
 # One that stands by imports at idle priority, and on busy cores that is for minutes. As on a host

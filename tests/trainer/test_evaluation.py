@@ -10,7 +10,7 @@ import torch
 
 from app.lifecycle import Reason
 from tests.trainer.lab import Lab, Outcome
-from worker.trainer.errors import SpecMismatch, TrainerError
+from worker.trainer.errors import Diverged, SpecMismatch, TrainerError
 from worker.trainer.step import TrainingStep
 
 
@@ -178,6 +178,7 @@ def test_nan_in_held_out_data_is_not_blamed_on_the_learning_rate(
     with pytest.raises(TrainerError, match=rf"loss while {part} became nan") as caught:
         lab.run()
     assert caught.value.reason is Reason.nonfinite
+    assert not isinstance(caught.value, Diverged)  # going back would not help
     assert "the weights are finite: that part of the data (features" in caught.value.message
     assert "optimizer.lr" not in caught.value.message
 

@@ -1,7 +1,8 @@
 """A trainer without torch that speaks the attempt protocol; the spec's `notes` are its script.
 
 Script (JSON): steps; pace (seconds a step); save_every (steps); on_stop: save | ignore;
-at: {step: what} with what = crash | segfault | kill | hang | daemon | silent_exit | linger.
+at: {step: what} with what = crash | segfault | kill | hang | daemon | silent_exit | linger |
+nonfinite.
 Each happens once in a run: a file in the run's folder remembers it. memory: {fits_on, data_bytes,
 batch} has its second step run out of device memory until the attempt stands on that rung. flood:
 so many events and as many lines of output, all at once before it ends. prints: lines at each step.
@@ -112,6 +113,8 @@ class FakeTrainer:
         for candidate in self.document["restore"]:
             manifest = json.loads((Path(candidate["path"]) / "manifest.json").read_text())
             self.step = manifest["step"] if candidate["carry"] == "full" else 0
+            if (back := self.document["rollback"]) and self.step < back["step"]:
+                self.step = back["step"]
             self.emit("restored", step=manifest["step"], passed_over=[], **candidate)
             return
 
@@ -175,6 +178,12 @@ class FakeTrainer:
             (self.run_dir / "daemon").write_text(str(daemon.pid))
         elif what == "silent_exit":
             os._exit(0)
+        elif what == "nonfinite":
+            told = "The training loss became nan."
+            place = {"step": self.step, "epoch": 0, "position": 8 * self.step}
+            self.emit("end", reason="nonfinite", message=f"{told} Restart it.", step=None,
+                      result=None, nonfinite={"what": told, **place})  # fmt: skip
+            sys.exit(1)
 
     def end(self, reason, message):
         self.emit(

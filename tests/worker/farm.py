@@ -72,6 +72,7 @@ class Farm:
         runtime=None,
         needs=NOTHING_KNOWN,
         spec_version=SPEC_VERSION,
+        priority=0,
         more=None,
         **script,
     ):
@@ -94,7 +95,7 @@ class Farm:
             name="",
             notes=notes,
             labels={},
-            priority=0,
+            priority=priority,
             recipe="sequence",
             mode="train",
             dataset="waves",

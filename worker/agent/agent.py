@@ -29,6 +29,7 @@ from worker.agent.admission import AdmissionSocket
 from worker.agent.boundary import Boundary
 from worker.agent.devices import Devices
 from worker.agent.errand import WatchedRoot
+from worker.agent.preemption import may_give_way, preempt
 from worker.agent.registration import FreeNow, describe_devices, describe_slots
 from worker.agent.signals import Signals
 from worker.agent.slots import AgentIndex, AgentSlot, HeldSlots
@@ -290,7 +291,9 @@ class Agent:
         )
 
     def _claim(self, now: float) -> None:
-        """Fill the free slots, and take a job when none is under way."""
+        """Fill the free slots, or have one freed for a run of higher priority; take a job when none
+        is under way.
+        """
         self._devices.refresh()
         away = self._artifacts.look()
         while away is None and (free := self._devices.free_slots()):
@@ -302,6 +305,9 @@ class Agent:
             supervision = Supervision(self._shop, lease, slots, now, claimed_at)
             self._supervisions.append(supervision)
             self._tend(supervision, now)
+        if away is None and (able := may_give_way(self._supervisions)):
+            offers = self._offers(self._devices.free_slots())
+            preempt(self._store, self._worker_id, able, offers, self._devices)
         if self._jobs.claim(now):
             self._watch(self._jobs.pidfd, "job")
 

@@ -28,7 +28,10 @@ Document = dict[str, Any]
 # Events of the trainer that go into the run's history as they are. Progress is a column, metrics
 # are points, and the end of an attempt is told by the state event of `finish`.
 HISTORY = frozenset(
-    {"phase", "applied", "restored", "epoch", "checkpoint", "warning", "code_changed"}
+    {
+        *("phase", "applied", "restored", "rollback", "epoch", "checkpoint", "warning"),
+        "code_changed",
+    }
 )
 # The phases that a run passes through; it may evaluate and save thousands of times, which its
 # progress shows.
@@ -79,6 +82,8 @@ class BeatReport:
     applied: Document | None = None
     torch: str | None = None
     saved: int = 0
+    newest_checkpoint: int | None = None
+    """Step of the newest that the run has: the one that was restored, or a later one."""
     peak_on_gpu: int = 0
     """Bytes of a GPU's memory that its processes held, as far as the driver tells."""
     losses: dict[str, float] = field(default_factory=dict)
@@ -236,6 +241,7 @@ class BeatReport:
         if action != "saved":
             return
         self.saved += 1
+        self.newest_checkpoint = max(self.newest_checkpoint or 0, event["step"])
         self.checkpoints = self.checkpoints.observe(event.get("seconds") or 0.0)
         self.outbox.checkpoints.append(
             NewCheckpoint(
@@ -254,6 +260,8 @@ class BeatReport:
     def _restored(self, event: Document) -> None:
         if event.get("carry") == "full":
             self.outbox.resumed_from_step = event.get("step")
+            if event.get("own"):
+                self.newest_checkpoint = event.get("step")
 
     def _end(self, event: Document) -> None:
         self.end = event

@@ -27,7 +27,7 @@ class Evidence:
     `end` is the trainer's own last event; `returncode` is the trainer's, negative for a signal,
     None when no launcher lived to report it; `launcher_returncode` is the launcher's own;
     `busy` the launcher's sentence about a held lock;
-    `intent` what the user wants of the run;
+    `intent` what the user wants of the run; `needed_by` the run for which it makes place;
     `lapsed`: no beat was stored for so long that the launcher stopped the trainer;
     `fault` an error of the worker itself in dealing with this attempt; `root_was_away`: the
     artifact root was, as the end was read, and not only slow;
@@ -44,6 +44,7 @@ class Evidence:
     asked: Literal["stop", "kill"] | None = None
     intent: Intent = Intent.run
     drained: bool = False
+    needed_by: int | None = None
     lapsed: bool = False
     oom_kills: int = 0
     grace_seconds: float = 0.0
@@ -99,8 +100,9 @@ def _by_itself(seen: Evidence) -> Verdict:
         return Verdict(
             Reason.host_oom, f"{said.message} Here it was the kernel, for want of memory."
         )
-    # A drain or a lapsed lease that had to kill is still that, and not the fault of what ran.
-    was_forced = said is not None and said.reason is Reason.killed and (seen.drained or seen.lapsed)
+    # A drain, a lapsed lease or a preemption that had to kill is that, and no fault of what ran.
+    is_ours = seen.drained or seen.lapsed or seen.needed_by is not None
+    was_forced = said is not None and said.reason is Reason.killed and is_ours
     if said is not None and said.reason is not Reason.interrupted and not was_forced:
         return said
     if seen.fault is not None:
@@ -112,7 +114,8 @@ def _by_itself(seen: Evidence) -> Verdict:
         told = f"The {seen.who} made no progress for {seen.hang_seconds:g} seconds and was ended"
         return Verdict(Reason.hang, f"{told}{stacks}.")
     of_script = "exit_code" in ((seen.end or {}).get("result") or {})
-    if said is not None and of_script and seen.asked == "stop" and not seen.drained:
+    is_asked = seen.asked == "stop" and not seen.drained and seen.needed_by is None
+    if said is not None and of_script and is_asked:
         return said  # how it ended after it was asked to, with its code
     if seen.asked is not None or seen.lapsed:
         return Verdict(*_stopped(seen))
@@ -160,6 +163,13 @@ def _stopped(seen: Evidence) -> tuple[Reason, str]:
     do, done = ("pause", "Paused") if seen.intent is Intent.pause else ("stop", "Stopped")
     if seen.drained:
         return Reason.drained, f"The worker was shut down; the {seen.who} {how}."
+    if seen.needed_by is not None:
+        if not seen.started and seen.returncode is None:
+            how = "had not started"
+        return Reason.preempted, (
+            f"Preempted by run {seen.needed_by}, which has a higher priority and needed its slot: "
+            f"the {seen.who} {how}. It goes on when a slot is free, and that uses up no retry."
+        )
     if seen.lapsed:
         return Reason.interrupted, (
             "The database was out of reach, or this worker or its host stood still, for so long "

@@ -1,6 +1,7 @@
 """Supervises one attempt, from the claim to the finish: start, orders, watchdog, beats, end."""
 
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from typing import Literal, TypeAlias
@@ -11,16 +12,15 @@ from app.container import oom_kills
 from app.errors import LeaseLost, NotFound
 from app.lifecycle import Intent, Reason
 from app.spec.stored import AnySpec
-from app.store.records import Finish, Lease
+from app.store.records import Lease
 from worker.agent.attempt_folder import AttemptDir
-from worker.agent.backoff import retry_delay_seconds
 from worker.agent.beat_report import BeatReport
 from worker.agent.checkpoint_folders import Unreadable
 from worker.agent.classify import Evidence, Verdict, classify
 from worker.agent.errand import PATIENCE_SECONDS, Errand, PatientLook
 from worker.agent.follower import Follower
-from worker.agent.ladder import step_down
 from worker.agent.measured import measured_by
+from worker.agent.recovery import finish_of, retry_delay_seconds
 from worker.agent.retention import Retention
 from worker.agent.slots import HeldSlots
 from worker.agent.watchdog import DUMP_SECONDS, Watchdog, hang_timeout_of
@@ -196,12 +196,15 @@ class Supervision:
         if intent is not Intent.run:
             self.ask("kill" if intent is Intent.kill else "stop")
 
-    def ask(self, do: Asked, *, drained: bool = False) -> None:
-        """End the attempt; a stop may become a kill, never the other way round."""
+    def ask(self, do: Asked, *, drained: bool = False, needed_by: int | None = None) -> None:
+        """End the attempt; a stop may become a kill, never the other way round. `needed_by`: the
+        run for which it makes place.
+        """
         if self.stage in (Stage.reading, Stage.ended):  # it ended before: how it did so stays
             self._waits_no_longer = True
             return
         self._seen.drained |= drained
+        self._seen.needed_by = needed_by or self._seen.needed_by
         if self._seen.asked in (do, "kill"):
             return
         self._seen.asked = do
@@ -352,16 +355,11 @@ class Supervision:
         if self._seen.asked is None or self._seen.fault is not None:
             delay = retry_delay_seconds(self._shop.store, self.lease.run_id, self._verdict)
         is_unseen = self._spec is None and self.lease.attempt > 1  # what earlier ones left
-        outcome = step_down(self._verdict, self._spec, self.lease.memory_rung, self._report)
-        finish = Finish(
-            reason=reason,
-            message=outcome.message,
+        finish = replace(
+            finish_of(self._verdict, self._spec, self.lease, self._report),
             exit_code=self._seen.returncode,
             final=self._report.beat(),
             retry_delay_seconds=delay,
-            policy=outcome.policy,
-            next_rung=outcome.next_rung,
-            needs=outcome.needs,
             measured=measured_by(self._prepared, reason, self._report, now - self._claimed_at),
             untold=is_unseen if self._watchdog is None else self._follower.has_untold,
         )

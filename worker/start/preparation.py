@@ -85,6 +85,7 @@ def attempt_document(
         "threads": threads_of(spec.runtime.threads, slots),
         "restore": restore,
         "memory_rung": lease.memory_rung,
+        "rollback": lease.rollback,
         "memory_beside_data": beside_bytes,
         "data_cache": {
             "folder": str(cache_folder(settings.home)),

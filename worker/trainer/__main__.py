@@ -14,7 +14,7 @@ from typing import Any
 from app.lifecycle import Reason
 from app.loading import unsearched
 from worker.reporting import EventLog, Pulse
-from worker.trainer.errors import OutOfMemory
+from worker.trainer.errors import Diverged, OutOfMemory
 from worker.trainer.stop import StopFlag
 from worker.trainer.warm import wait_for_attempt
 
@@ -47,6 +47,10 @@ def main(folder: Path) -> int:
         logging.exception("memory ran out while %s", pulse.phase)
         figures = {"wanted_bytes": error.wanted_bytes, "free_bytes": error.free_bytes}
         return _fail(events, error.reason, error.message, memory=figures)
+    except Diverged as error:
+        logging.exception("a number is not finite while %s", pulse.phase)
+        reached = None if error.reached is None else {"what": error.what, **error.reached}
+        return _fail(events, error.reason, error.message, nonfinite=reached)
     except Exception as error:
         logging.exception("the attempt failed while %s", pulse.phase)
         return _fail(events, *explain(error, pulse.phase))

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from app.lifecycle import Reason
 from app.planning.ladder import Rung
+from app.planning.rollback import Rollback
 from app.spec.run import RunSpec
 from app.spec.stored import read_stored
 from worker.trainer.errors import TrainerError
@@ -37,7 +38,8 @@ class DataCache:
 @dataclass(frozen=True)
 class TrainerAttempt:
     """`restore` has the newest candidate first; `device` is cpu or cuda:N; `rung` bounds what the
-    attempt takes of memory, since others before it ran out. `beside_bytes`: what the memory plan
+    attempt takes of memory, since others before it ran out; `rollback` says past what it goes on,
+    since the loss of one before it was not finite. `beside_bytes`: what the memory plan
     has beside the data; None: nobody could plan it. Without a `data_cache` nothing is kept of
     what the recipe prepares.
     """
@@ -52,6 +54,7 @@ class TrainerAttempt:
     threads: int
     restore: tuple[RestoreCandidate, ...]
     rung: Rung
+    rollback: Rollback | None = None
     beside_bytes: int | None = None
     data_cache: DataCache | None = None
 
@@ -74,6 +77,7 @@ class TrainerAttempt:
                     for entry in document.get("restore", ())
                 ),
                 rung=Rung.from_json(document.get("memory_rung")),
+                rollback=Rollback.from_json(document.get("rollback")),
                 beside_bytes=document.get("memory_beside_data"),
                 data_cache=_data_cache(document.get("data_cache")),
             )

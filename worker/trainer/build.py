@@ -20,6 +20,7 @@ from worker.trainer.checkpoints.continuity import continuity_warnings
 from worker.trainer.checkpoints.exactness import resumes_exactly
 from worker.trainer.checkpoints.first_weights import InitialWeights, take_first_weights
 from worker.trainer.checkpoints.restore import Start, find_best, find_start
+from worker.trainer.checkpoints.rollback import go_past
 from worker.trainer.checkpoints.snapshot import carry_weights, restore
 from worker.trainer.checkpoints.writer import CheckpointWriter
 from worker.trainer.data.dataset import DataSet, open_data
@@ -104,6 +105,7 @@ def prepare(
     inexact = continuity_warnings(trainer, start, lost) if start else ()
     for code, message in (*data.warnings, *inexact):
         log.warning(code, message)
+    go_past(trainer)
     return trainer
 
 

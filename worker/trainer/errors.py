@@ -51,6 +51,17 @@ class OutOfMemory(TrainerError):
         self.free_bytes = free_bytes
 
 
+class Diverged(TrainerError):
+    """The loss or the weights of the training became NaN or infinite. `what` says so without what
+    to do now; `reached` is told with it: the step, epoch and position at which that was seen.
+    """
+
+    def __init__(self, what: str, advice: str) -> None:
+        super().__init__(Reason.nonfinite, f"{what} {advice}")
+        self.what = what
+        self.reached: dict[str, int] | None = None
+
+
 class SpecMismatch(TrainerError):
     """The spec asks for what this dataset, device or version cannot give."""
 

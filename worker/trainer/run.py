@@ -11,6 +11,7 @@ from app.spec.optimization import StochasticAveraging
 from worker.reporting import EventLog, Pulse
 from worker.trainer.attempt import TrainerAttempt
 from worker.trainer.build import prepare
+from worker.trainer.errors import Diverged
 from worker.trainer.evaluate import test
 from worker.trainer.loop import train
 from worker.trainer.out_of_memory import out_of_memory
@@ -58,6 +59,8 @@ def execute(folder: Path, stop: StopFlag, events: EventLog, pulse: Pulse) -> End
                 _rescue(trainer, pulse)
             if ran_out is not None:
                 raise ran_out from error
+            if isinstance(error, Diverged) and trainer is not None:
+                error.reached = trainer.state.place()
             raise
 
 
@@ -100,6 +103,8 @@ def _result(trainer: Trainer, test_scores: Scores | None, naive: Scores) -> dict
 def _sentence(trainer: Trainer, reason: Reason) -> str:
     state, agenda, spec = trainer.state, trainer.agenda, trainer.spec
     done = f"{state.step} of {agenda.total_steps} steps"
+    if state.left_out_steps:
+        done += f", of which {state.left_out_steps} were left out after a loss that was not finite"
     if reason is Reason.interrupted:
         saved = "the state is saved" if state.step else "nothing was to be saved"
         return f"Stopped at a step boundary after {done}; {saved}."

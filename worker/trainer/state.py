@@ -103,9 +103,18 @@ class TrainState:
     """Evaluations in a row without that improvement."""
     lowered: Lowered | None = None
     """None: another schedule than plateau."""
+    left_out_steps: int = 0
+    """Steps that were not made, since a rollback went past them; they count as done."""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        document = asdict(self)
+        if not self.left_out_steps:  # which versions before rollbacks do not know
+            del document["left_out_steps"]
+        return document
+
+    def place(self) -> dict[str, int]:
+        """How far it is: step, epoch, position."""
+        return {"step": self.step, "epoch": self.epoch, "position": self.position}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Self:

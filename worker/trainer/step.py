@@ -121,6 +121,12 @@ class TrainingStep:
         """Before a batch in which these places begin another series, bool (batch,)."""
         self.task.begin_lanes(self.model, begins)
 
+    @torch.no_grad()
+    def forget_carried(self) -> None:
+        """Before a batch that does not follow on the one before it, in no place of it."""
+        for tensor in self.task.carried(self.model).values():
+            tensor.zero_()
+
     def made_up(self, size: int, bucket: Bucket = NO_BUCKET) -> Batch:
         """A batch of so many samples that are not of the data; packed arrays have the bucket's
         rows, those of the average without one.

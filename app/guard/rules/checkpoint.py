@@ -16,6 +16,8 @@ from app.suggest import closest
 
 MOST_CHECKPOINTING = 0.02
 MOST_LOST_SECONDS = 600.0
+# Of a run's steps, what a rollback may undo and leave out.
+MOST_LEFT_OUT = 0.1
 
 
 @rule(
@@ -302,3 +304,43 @@ def rare_checkpoints(case: Case) -> Iterator[Finding]:
         "loses five minutes at most.",
         {"/checkpoint/every_seconds": 300.0},
     )
+
+
+@rule(
+    "learning.rollback_undoes_much",
+    severity="warning",
+    stands_on="A rollback undoes the steps since the newest checkpoint, and their data is left "
+    "out; without a checkpoint there is none.",
+)
+def rollback_undoes_much(case: Case) -> Iterator[Finding]:
+    """Where a loss that is not finite is rolled back, that undoes at most a tenth of the run."""
+    steps = case.steps
+    if case.spec.policy.on_nonfinite != "rollback" or not steps:
+        return
+    between = _steps_between_checkpoints(case)
+    if between <= max(1.0, MOST_LEFT_OUT * steps):
+        return
+    wanted = max(1, int(MOST_LEFT_OUT * steps))
+    often = f"every {math.ceil(between):,} steps"
+    if between >= steps:
+        often = "by a new best score or at the end"
+    yield Finding(
+        ("checkpoint", "every_steps"),
+        f"A rollback may undo up to {math.ceil(min(between, steps)):,} of the run's {steps:,} "
+        f"steps: the state is saved {often}.",
+        "The data of these steps would be left out, and a run that has saved nothing yet fails. "
+        f"With a checkpoint every {wanted:,} steps, at most {share(wanted / steps)} are lost.",
+        {"/checkpoint/every_steps": wanted},
+    )
+
+
+def _steps_between_checkpoints(case: Case) -> float:
+    """Infinite where none comes before the end. UnknownFact where they come by time alone, and
+    nobody knows how fast the run is.
+    """
+    wanted = case.spec.checkpoint
+    by_steps = math.inf if wanted.every_steps is None else float(wanted.every_steps)
+    if by_steps <= MOST_LEFT_OUT * case.steps or wanted.every_seconds is None:
+        return by_steps
+    pace = known(case.history, "how fast runs like it are").iterations_per_second
+    return min(by_steps, wanted.every_seconds * pace)

@@ -38,8 +38,7 @@ def choose_run(
     all that the worker has in hand, those included that its runs have taken.
     """
     may_start = is_claimable(now)
-    kept = kept_for_several(connection, slots, may_start)
-    ways = [(_unless_kept(way, use, kept), use) for way, use in _ways(slots)]
+    ways = ways_to_start(connection, slots, may_start)
     query = (
         select(runs, case(*((way, number) for number, (way, _) in enumerate(ways))).label("way"))
         .where(may_start, or_(*(way for way, _ in ways)))
@@ -50,6 +49,14 @@ def choose_run(
         query = query.with_for_update(skip_locked=True, of=runs)
     run = connection.execute(query).one_or_none()
     return None if run is None else (run, ways[run.way][1])
+
+
+def ways_to_start(
+    connection: Connection, slots: Sequence[SlotOffer], may_start: ColumnElement[bool]
+) -> list[tuple[ColumnElement[bool], SlotUse]]:
+    """Which runs, of those that may start, could be trained by each use of these idle slots."""
+    kept = kept_for_several(connection, slots, may_start)
+    return [(_unless_kept(way, use, kept), use) for way, use in _ways(slots)]
 
 
 def _unless_kept(way: ColumnElement[bool], use: SlotUse, kept: Kept | None) -> ColumnElement[bool]:
@@ -91,6 +98,7 @@ def take(connection: Connection, run: Row[Any], worker_id: int, use: SlotUse, no
             devices=devices,
             **settled,
             retry_at=None,
+            preempted_for=None,
             phase=None,
             progress=_starting_again(run.progress),
             result=None,
@@ -161,11 +169,13 @@ def _lower_carry(connection: Connection, run: Row[Any], others: Collection[str])
     connection.execute(update(runs).where(runs.c.id == run.id).values(carry=carry.as_json()))
 
 
-def _memory_rung(connection: Connection, run_id: int) -> Document | None:
-    """How far attempts that ran out of memory have come down; None: as the spec has it."""
+def _last_of(
+    connection: Connection, run_id: int, column: ColumnElement[Document]
+) -> Document | None:
+    """What the attempts before have come to; None: none of them had any."""
     last = (
-        select(attempts.c.next_rung)
-        .where(attempts.c.run_id == run_id, attempts.c.next_rung.is_not(None))
+        select(column)
+        .where(attempts.c.run_id == run_id, column.is_not(None))
         .order_by(attempts.c.number.desc())
         .limit(1)
     )
@@ -197,7 +207,8 @@ def _lease(
         ),
         max_retries=run.max_retries,
         beats=run.beat,
-        memory_rung=_memory_rung(connection, run.id),
+        memory_rung=_last_of(connection, run.id, attempts.c.next_rung),
+        rollback=_last_of(connection, run.id, attempts.c.rollback),
         host_bytes=run.needs_host_bytes if use.measures is ON_GPU else run.needs_cpu_bytes,
         datasets=pin_datasets(connection, run.id),
     )

@@ -15,6 +15,13 @@ from app.store.jobs import order_reconciliation
 from app.store.records import Beat, Document, Finish, Holder, Lease, RunRecord
 from app.store.runs.beats import apply_beat
 from app.store.runs.claims import choose_run, take
+from app.store.runs.preemption import (
+    Preemptible,
+    Preemption,
+    asked_before,
+    find_preemption,
+    order_preemption,
+)
 from app.store.runs.rows import fetch
 from app.store.runs.transitions import Ending, end_attempt
 from app.store.tables import attempts, run_documents, runs, workers
@@ -69,6 +76,27 @@ class Leases:
             )
 
     @retried
+    def preempt(
+        self, worker_id: int, slots: Sequence[SlotOffer], held: Sequence[Preemptible]
+    ) -> list[Preemption]:
+        """Have runs of a worker that allow it make place for a waiting run of higher priority that
+        no idle slot fits: which of them are to save and end now. `slots`: as for `claim`.
+
+        One waiting run at a time, and none of equal priority. Who was stopped so is not stopped
+        again before it has saved a checkpoint since.
+        """
+        with self._database.read() as connection:
+            now = self._clock.of(connection)
+            if asked := asked_before(connection, held):
+                return asked
+            if find_preemption(connection, worker_id, slots, held, now) is None:
+                return []  # without a writer's lock, as in `claim`
+        with self._database.write() as connection:
+            now = self._clock.of(connection)
+            found = find_preemption(connection, worker_id, slots, held, now, locked=True)
+            return [] if found is None else order_preemption(connection, *found, now)
+
+    @retried
     def beat(self, token: str, beat: Beat, patience_seconds: float | None = None) -> Intent:
         """Write what is new, as one transaction; what the user wants by now. LeaseLost.
 
@@ -92,6 +120,7 @@ class Leases:
                 retry_delay_seconds=finish.retry_delay_seconds,
                 policy=finish.policy,
                 next_rung=finish.next_rung,
+                rollback=finish.rollback,
                 needs=finish.needs,
             )
             moved = end_attempt(connection, runs.c.lease_token == token, ending, now)

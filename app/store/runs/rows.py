@@ -10,6 +10,7 @@ from sqlalchemy import (
     Row,
     Select,
     bindparam,
+    func,
     or_,
     select,
 )
@@ -41,6 +42,14 @@ COLUMNS = (
     *_MATCHED,
 )
 
+giving = runs.alias("giving")
+# Of a row of runs, the first that gives its slots back for it.
+_gives_way = (
+    select(func.min(giving.c.id))
+    .where(giving.c.preempted_for == runs.c.id, giving.c.state == RunState.running.value)
+    .correlate(runs)
+    .scalar_subquery()
+)
 starting = or_(runs.c.phase.is_(None), runs.c.phase == "starting")
 retrying = runs.c.retry_at.is_not(None)
 _CHILDREN = (
@@ -62,6 +71,7 @@ def select_runs() -> Select[Any]:
             source.c.id.label("source"),
             source.c.state.label("source_state"),
             step.scalar_subquery().label("restart_step"),
+            _gives_way.label("gives_way"),
         )
         .select_from(runs.outerjoin(awaited, is_awaited).outerjoin(source, is_source))
         .where(runs.c.deleted_at.is_(None))
@@ -97,7 +107,7 @@ def waiting_of(values: Mapping[str, Any], offers: list[SlotOffer]) -> Waiting | 
 
 def _to_record(row: Row[Any], child_ids: tuple[int, ...], offers: list[SlotOffer]) -> RunRecord:
     values = row._asdict()
-    waiting = waiting_of(values, offers)
+    waiting = _made_way(values.pop("gives_way"), waiting_of(values, offers))
     for column in _MATCHED:
         del values[column.name]
     state = RunState(values.pop("state"))
@@ -117,6 +127,13 @@ def _to_record(row: Row[Any], child_ids: tuple[int, ...], offers: list[SlotOffer
         waits_for=waits,
         waiting=waiting if state is RunState.queued and waits is None else None,
     )
+
+
+def _made_way(by: int | None, waiting: Waiting | None) -> Waiting | None:
+    if by is None:
+        return waiting
+    for_memory = waiting is not None and waiting.for_memory
+    return Waiting(for_memory, f"Run {by}, of a lower priority, gives its slot back for it.")
 
 
 def _active(values: Document, name: str) -> int | None:

@@ -11,6 +11,7 @@ from sqlalchemy import (
     and_,
     case,
     exists,
+    false,
     func,
     insert,
     literal,
@@ -28,6 +29,7 @@ from app.lifecycle import (
     finish_target,
 )
 from app.planning.requirements import NOTHING_KNOWN, Requirements
+from app.planning.rollback import Rollback
 from app.spec.script import SCRIPT
 from app.store.notifications import note
 from app.store.records import NextRung
@@ -102,6 +104,7 @@ class Ending:
     retry_delay_seconds: float
     policy: ReasonPolicy | None = None
     next_rung: NextRung | None = None
+    rollback: Rollback | None = None
     needs: Requirements = NOTHING_KNOWN
 
 
@@ -123,8 +126,8 @@ def end_attempt(
         return None
     reason = ending.reason.value
     record_move(connection, moved, RunState.running.value, now, ended_by=reason)
-    is_paused_on_rung = moved.state == RunState.paused.value and ending.next_rung is not None
-    if moved.state == RunState.queued.value or is_paused_on_rung:
+    is_otherwise = ending.next_rung is not None or ending.rollback is not None
+    if moved.state == RunState.queued.value or (moved.state == "paused" and is_otherwise):
         _record_retry(connection, moved, ending, now)
     connection.execute(
         update(attempts)
@@ -136,6 +139,7 @@ def end_attempt(
             finished_at=now,
             exit_code=ending.exit_code,
             next_rung=ending.next_rung and ending.next_rung.rung,
+            rollback=ending.rollback and ending.rollback.as_json(),
         )
     )
     return moved
@@ -143,7 +147,7 @@ def end_attempt(
 
 def _record_retry(connection: Connection, moved: Row[Any], ending: Ending, now: float) -> None:
     """The event of a new attempt that nobody has to ask for: why, when at the earliest, and what it
-    makes smaller. One that takes less memory is told although a pause comes before it.
+    does otherwise. That it takes less memory, or goes back, is told also where a pause comes first.
     """
     counted = (
         update(runs)
@@ -166,6 +170,11 @@ def _record_retry(connection: Connection, moved: Row[Any], ending: Ending, now: 
             "ran_out": step.ran_out,
             "memory_rung": step.rung,
         }
+    if (back := ending.rollback) is not None:
+        change = back.sentence
+        data |= {
+            "message": f"{ending.message} {change}", "change": change, "rollback": back.as_json()
+        }  # fmt: skip
     row = {"run_id": moved.id, "seq": run.last_event_seq, "t": now, "attempt": moved.attempt}
     connection.execute(insert(events), {**row, "kind": "retry", "data": data})
     if ending.reason is Reason.hang:
@@ -190,6 +199,8 @@ def _values_after(ending: Ending, now: float) -> dict[str, Any]:
         literal(policy.outcome == "retry"),
     )
     retry_at = literal(now + ending.retry_delay_seconds, Double)
+    # Who was preempted waits for a slot, not for a time.
+    is_timed = is_queued if ending.reason is not Reason.preempted else false()
     return {
         "state": target,
         "reason": why,
@@ -203,7 +214,7 @@ def _values_after(ending: Ending, now: float) -> dict[str, Any]:
             (is_off, used + case((is_queued, 0 if is_free else 1), else_=0)),
             else_=runs.c.retries_used,  # of what is over, as it was
         ),
-        "retry_at": case((is_queued, retry_at), else_=null()),
+        "retry_at": case((is_timed, retry_at), else_=null()),
         "finished_at": case((target.in_(TERMINAL_VALUES), literal(now, Double)), else_=null()),
         "worker": case((is_off, null()), else_=runs.c.worker),
         "worker_id": None,

@@ -31,6 +31,7 @@ CONFLICTS = {
     # Lanes are cut into whole batches, so a state is carried only where the last samples go.
     ("learning.drop_last_drops", "correctness.carried_state"),
     ("correctness.no_training_steps", "correctness.carried_state"),
+    ("correctness.carried_state", "correctness.no_training_steps"),
     ("learning.parts_ignored", "learning.drop_last_drops"),
     ("learning.few_steps", "learning.drop_last_drops"),
     ("correctness.carried_state", "learning.sorted_blocks"),

@@ -1,10 +1,11 @@
-"""Rungs of the memory ladder: recorded at an attempt's end, and told at every later claim."""
+"""Rungs of the memory ladder, and rollbacks: recorded at an attempt's end, told at later claims."""
 
 from collections.abc import Callable
 
 import pytest
 
 from app.lifecycle import CRASH_LOOP_LOSSES, FAIL, FREE_RETRY, Intent, Reason, RunState
+from app.planning.rollback import Rollback
 from app.store.records import Finish, Lease, NextRung, Restart, RunRecord
 from tests.store.conftest import World, new_run
 
@@ -122,3 +123,47 @@ def test_a_restart_begins_with_the_spec(world: World) -> None:
     world.store.runs.restart(Restart(1, "latest", carry), new_run())
     child = claimed(world)
     assert (child.run_id, child.memory_rung) == (2, None)
+
+
+BACK = Rollback(1, from_step=40, step=55, epoch=2, position=300)
+
+
+def go_back(world: World, lease: Lease, rollback: Rollback = BACK) -> RunRecord:
+    end = Finish(Reason.nonfinite, "It became NaN.", policy=FREE_RETRY, rollback=rollback)
+    return world.store.leases.finish(lease.token, end)
+
+
+@pytest.mark.parametrize("happen", [lose, drain, pause_and_resume])
+def test_a_rollback_is_told_whatever_happens_to_the_attempts_after_it(
+    world: World, happen: Callable[[World, Lease], None]
+) -> None:
+    """Until the next one; it costs no retry, and is an event that says what is undone."""
+    run = go_back(world, world.running(max_retries=1))
+    assert (run.state, run.reason, run.retries_used) == (RunState.queued, Reason.nonfinite, 0)
+    (retry,) = [event for event in world.store.events.list(1) if event.kind == "retry"]
+    assert retry.data["change"] == BACK.sentence
+    assert retry.data["message"] == f"It became NaN. {BACK.sentence}"
+    assert retry.data["rollback"] == BACK.as_json()
+    happen(world, claimed(world))
+    lease = claimed(world)
+    assert lease.rollback == BACK.as_json()
+    later = Rollback(2, 80, 90, 3, 0)
+    go_back(world, lease, later)
+    assert claimed(world).rollback == later.as_json()
+
+
+def test_a_pause_that_comes_as_it_goes_back_keeps_the_rollback(world: World) -> None:
+    lease = world.running()
+    world.store.runs.set_intent(1, Intent.pause)
+    assert go_back(world, lease).state is RunState.paused
+    assert world.store.events.list(1)[-1].data["rollback"] == BACK.as_json()
+    world.store.runs.resume(1)
+    assert claimed(world).rollback == BACK.as_json()
+
+
+def test_a_restart_has_no_rollback_of_its_parent(world: World) -> None:
+    go_back(world, world.running())
+    world.store.runs.set_intent(1, Intent.stop)
+    carry = {"kind": "full", "starts_anew": [], "changed": []}
+    world.store.runs.restart(Restart(1, "latest", carry), new_run())
+    assert claimed(world).rollback is None

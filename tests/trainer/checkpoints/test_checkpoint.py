@@ -18,7 +18,7 @@ from worker.reporting import EventLog
 from worker.trainer.checkpoints import disk
 from worker.trainer.checkpoints import format as checkpoint
 from worker.trainer.checkpoints.format import Snapshot, TornCheckpoint, load, publish
-from worker.trainer.errors import TrainerError
+from worker.trainer.errors import Diverged, TrainerError
 from worker.trainer.state import TrainState
 from worker.trainer.step import TrainingStep
 
@@ -272,9 +272,18 @@ def test_weights_that_are_not_finite_are_refused_before_anything_is_written(
     assert [path.name for path in folder.iterdir()] == ["step-1"]
 
 
+def test_a_loss_that_is_not_finite_is_refused_with_whole_weights_too(checkpoints: Path) -> None:
+    """Whoever went on from it would end at the next log point."""
+    broken = snapshot(2)
+    broken.parts["state"]["loss_sums"] = torch.tensor([1.0, torch.inf])
+    with pytest.raises(Diverged, match="training loss is not finite at or before step 2"):
+        publish(broken, checkpoints / "step-2")
+    assert not checkpoints.exists()
+
+
 def test_no_copy_of_a_part_is_made(tmp_path: Path) -> None:
     size = 4 * 2**20
-    part = {"tensor": torch.zeros(size // 4)}
+    part = {"loss_sums": torch.zeros(size // 4)}
     snapshot = Snapshot({"model": part, "optimizer": part, "state": part}, {"step": 1})
     tracemalloc.start()
     publish(snapshot, tmp_path / "checkpoints" / "step-1")

@@ -19,7 +19,7 @@ def lease(run_id, *points):
     return Lease(
         token="t", run_id=run_id, attempt=2, spec={}, request={}, slots=("cpu-0-0",),
         restore_points=points, max_retries=3, beats=0, memory_rung=None,
-        host_bytes=None, datasets={WAVES.name: WAVES},
+        rollback=None, host_bytes=None, datasets={WAVES.name: WAVES},
     )  # fmt: skip
 
 

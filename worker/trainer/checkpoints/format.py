@@ -25,7 +25,7 @@ from stoker.manifest import MANIFEST, BadManifest, manifest_bytes, parse_manifes
 from worker.trainer.checkpoints import disk
 from worker.trainer.checkpoints.finite import is_finite
 from worker.trainer.checkpoints.manifest import require_facts
-from worker.trainer.errors import TrainerError
+from worker.trainer.errors import Diverged, TrainerError
 
 FORMAT: Final = 1
 PARTS: Final = ("model", "optimizer", "state")
@@ -68,8 +68,8 @@ def unreadable(path: Path, error: OSError) -> TrainerError:
 def publish(snapshot: Snapshot, folder: Path) -> int:
     """Write `folder`, which must not exist; returns its bytes. On return it survives a crash.
 
-    Raises TrainerError nonfinite rather than keep weights that are not finite, and disk_full; both
-    leave earlier checkpoints as they are. OSError.
+    Raises Diverged rather than keep weights or a loss that are not finite, and TrainerError
+    disk_full; both leave earlier checkpoints as they are. OSError.
     """
     _require_finite(snapshot)
     temporary = folder.with_name(f".{folder.name}.tmp")
@@ -109,17 +109,22 @@ def _sync_names_above(folder: Path) -> None:
 
 
 def _require_finite(snapshot: Snapshot) -> None:
+    """Of the weights, and of the loss: whoever went on from it would end at the next log point."""
     step, state = snapshot.body["step"], snapshot.parts.get("state", {})
     trained = {name: tensor for name, tensor in state.items() if name.startswith(TRAINED)}
     weights = {**snapshot.parts["model"], **trained}
     broken = [name for name, tensor in weights.items() if not is_finite(tensor)]
-    if broken:
-        raise TrainerError(
-            Reason.nonfinite,
-            f"The weights are not finite after step {step} ({', '.join(broken[:3])}), so no "
-            "checkpoint of them was kept. Lower optimizer.lr or set training.clip_grad_norm, and "
-            "restart the run from its latest checkpoint.",
-        )
+    what = f"weights are not finite after step {step} ({', '.join(broken[:3])})"
+    losses = state.get("loss_sums")  # weights that were brought have none
+    if not broken and losses is not None and not is_finite(losses):
+        what = f"training loss is not finite at or before step {step}"
+    elif not broken:
+        return
+    raise Diverged(
+        f"The {what}, so no checkpoint of it was kept.",
+        "Lower optimizer.lr or set training.clip_grad_norm, and restart the run from its latest "
+        "checkpoint.",
+    )
 
 
 def _write_tensors(path: Path, tensors: Tensors) -> dict[str, Any]:

@@ -14,12 +14,11 @@ from typing import Any
 
 import torch
 
-from app.lifecycle import Reason
 from worker.reporting import EventLog, Pulse
 from worker.trainer.agenda import Agenda
 from worker.trainer.checkpoints.whole_file import whole_file
 from worker.trainer.data.dataset import DataSet
-from worker.trainer.errors import TrainerError
+from worker.trainer.errors import Diverged
 from worker.trainer.report.losses import LossFile
 from worker.trainer.report.memory import LeakWatch, MemoryMeter
 from worker.trainer.report.phases import PhaseClock
@@ -199,10 +198,10 @@ class Report:
         )
 
 
-def not_finite(what: str, value: float, step: int, lr: float) -> TrainerError:
-    return TrainerError(
-        Reason.nonfinite,
+def not_finite(what: str, value: float, step: int, lr: float) -> Diverged:
+    return Diverged(
         f"The {what} became {value} at or before step {step}; checkpoints hold only finite "
-        f"weights. Lower optimizer.lr (it was {lr:.3g}), set training.clip_grad_norm, or look for "
-        "extreme values in the data, and restart the run (from its latest checkpoint, if any).",
+        "weights.",
+        f"Lower optimizer.lr (it was {lr:.3g}), set training.clip_grad_norm, or look for extreme "
+        "values in the data, and restart the run (from its latest checkpoint, if any).",
     )

@@ -1,4 +1,4 @@
-"""A run out of memory: what its agent makes of it, rung by rung."""
+"""A run out of memory, or whose loss was not finite: what its agent makes of it."""
 
 import json
 import signal
@@ -9,10 +9,11 @@ from app.guard.memory.items import CUDA_CONTEXT_BYTES
 from app.lifecycle import CRASH_LOOP_LOSSES, FAIL, FREE_RETRY, Reason, RunState
 from app.planning.ladder import Rung, Use
 from app.planning.requirements import NOTHING_KNOWN, Requirements
+from app.planning.rollback import Rollback
 from app.spec.run import RunSpec
 from worker.agent.beat_report import BeatReport
 from worker.agent.classify import Evidence, classify
-from worker.agent.ladder import step_down
+from worker.agent.recovery import roll_back, step_down
 
 GIB = 2**30
 RUNGS = CRASH_LOOP_LOSSES + 1
@@ -162,3 +163,102 @@ def test_what_an_attempt_had_taken_is_what_the_next_one_needs(
     outcome = step_down(classify(Evidence(end=report.end)), spec, None, report)
     assert outcome.next_rung is not None
     assert outcome.needs == needs
+
+
+# --- a loss that is not finite --------------------------------------------------------------
+
+ROLLBACK = {"on_nonfinite": "rollback", "max_retries": 0}
+BACK = RunSpec.model_validate(
+    {"recipe": {"kind": "sequence"}, "data": {"dataset": "waves"}, "policy": ROLLBACK}
+)
+
+
+def rollbacks(farm, run_id):
+    """As each attempt was told."""
+    attempts = range(1, farm.run(run_id).attempt + 1)
+    specs = [farm.folder(run_id, number) / "spec.json" for number in attempts]
+    return [json.loads(path.read_text())["rollback"] for path in specs]
+
+
+def test_it_goes_back_three_times_without_a_retry_and_then_it_fails(farm):
+    at = {str(step): "nonfinite" for step in (8, 17, 28, 39)}
+    run_id = farm.submit(steps=50, save_every=5, at=at, policy=ROLLBACK)
+    run = farm.wait_for_end(run_id)
+    assert (run.state, run.reason, run.attempt) == (RunState.failed, Reason.nonfinite, 4)
+    assert run.retries_used == 0
+    assert run.message == (
+        "The training loss became nan. Restart it. It was rolled back 3 times, and no run is more "
+        "often."
+    )
+    assert rollbacks(farm, run_id) == [
+        None,
+        {"number": 1, "from_step": 5, "step": 8, "epoch": 0, "position": 64},
+        {"number": 2, "from_step": 15, "step": 17, "epoch": 0, "position": 136},
+        {"number": 3, "from_step": 25, "step": 28, "epoch": 0, "position": 224},
+    ]
+    events = [event.data for event in farm.store.events.list(run_id) if event.kind == "retry"]
+    assert [event["rollback"]["number"] for event in events] == [1, 2, 3]
+    assert events[0]["message"] == (
+        "The training loss became nan. Rollback 1 of at most 3: it goes back to its checkpoint of "
+        "step 5 and goes on behind step 8, without the data of the 3 steps between."
+    )
+    saved = [one.step for one in farm.store.checkpoints.list(run_id)]
+    assert 35 in saved, "no good checkpoint is lost"
+
+
+def test_what_was_rolled_back_goes_on_so_whatever_comes_after(farm):
+    """Also an attempt that is begun for another reason; then it trains to its end."""
+    at = {"8": "nonfinite", "9": "crash"}
+    policy = {**ROLLBACK, "max_retries": 1}
+    run_id = farm.submit(steps=20, save_every=5, at=at, policy=policy)
+    run = farm.wait_for_end(run_id)
+    assert (run.state, run.attempt) == (RunState.succeeded, 3)
+    assert [told and told["step"] for told in rollbacks(farm, run_id)] == [None, 8, 8]
+
+
+def test_without_the_policy_the_first_time_is_the_last(farm):
+    run_id = farm.submit(steps=20, at={"8": "nonfinite"})
+    run = farm.wait_for_end(run_id)
+    assert (run.state, run.attempt) == (RunState.failed, 1)
+    assert run.message == "The training loss became nan. Restart it."
+
+
+@pytest.mark.parametrize(
+    ("saved", "before", "told"),
+    [
+        (None, None, "It was not rolled back, for it had saved no checkpoint yet"),
+        (8, Rollback(1, 5, 8, 0, 64), "came to no checkpoint after it"),
+        (5, Rollback(1, 5, 8, 0, 64), "came to no checkpoint after it"),
+        (15, Rollback(3, 5, 8, 0, 64), "It was rolled back 3 times"),
+    ],
+    ids=str,
+)
+def test_where_going_back_would_not_help_it_fails(tmp_path, saved, before, told):
+    report = BeatReport(tmp_path, tmp_path)
+    report.newest_checkpoint = saved
+    report.end = {"kind": "end", "reason": "nonfinite", "message": "It is NaN.",
+                  "nonfinite": {"what": "NaN.", "step": 18, "epoch": 0, "position": 9}}  # fmt: skip
+    verdict = classify(Evidence(end=report.end))
+    finish = roll_back(verdict, BACK, before and before.as_json(), report)
+    assert (finish.policy, finish.rollback) == (None, None)
+    assert finish.message.startswith("It is NaN. ")
+    assert told in finish.message
+
+
+def test_nan_in_the_data_of_an_evaluation_is_not_gone_back_from(report):
+    report.newest_checkpoint = 5
+    report.end = {"kind": "end", "reason": "nonfinite", "message": "The part holds NaN."}
+    finish = roll_back(classify(Evidence(end=report.end)), BACK, None, report)
+    assert (finish.message, finish.policy, finish.rollback) == ("The part holds NaN.", None, None)
+
+
+def test_the_newest_checkpoint_is_what_was_saved_last_or_restored(report):
+    def told(kind, step, **more):
+        report.take([{"kind": kind, "t": 1.0, "step": step, **more}])
+        return report.newest_checkpoint
+
+    assert told("restored", 4, carry="full", own=False) is None, "that of its parent"
+    assert told("restored", 4, carry="full", own=True) == 4
+    saved = {"action": "saved", "path": "checkpoints/step-9", "metrics": {}}
+    assert told("checkpoint", 9, **saved) == 9
+    assert told("checkpoint", 7, **saved) == 9, "a best one may come after a newer one"

@@ -1,17 +1,28 @@
-"""What becomes of a run that ran out of memory: the next rung of its ladder, or its end."""
+"""What comes after an attempt that failed: when the run is tried again, and what is done otherwise.
 
-from dataclasses import asdict, dataclass
+Out of memory it takes the next rung of its ladder; after a loss that was not finite it goes back.
+"""
+
+import random
+from dataclasses import asdict
+from itertools import takewhile
 
 from app.guard.memory.items import CUDA_CONTEXT_BYTES
-from app.lifecycle import FAIL, FREE_RETRY, Reason, ReasonPolicy
+from app.lifecycle import FAIL, FREE_RETRY, Reason
 from app.planning.ladder import RanOut, Rung, Use, next_step
 from app.planning.requirements import NOTHING_KNOWN, Requirements
+from app.planning.rollback import Rollback, next_rollback
 from app.spec.run import RunSpec
 from app.spec.stored import AnySpec
-from app.store.records import Document, NextRung
+from app.store.records import Document, Finish, Lease, NextRung
+from app.store.store import Store
 from worker.agent.beat_report import BeatReport
 from worker.agent.classify import Verdict
 
+FIRST_SECONDS = 1.0
+MOST_SECONDS = 60.0
+# A disk that is away may be so for hours, and each look at it costs an attempt.
+MOST_UNREADABLE_SECONDS = 300.0
 LESS_MEMORY = (
     "Lower training.batch_size and raise training.gradient_accumulation_steps by the same factor, "
     "which keeps the result, or have the loader hold less (data.loader.residency stream; of the "
@@ -23,14 +34,46 @@ TOO_EARLY = (
 )
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What to record of an end; `policy` in place of the reason's own."""
+def retry_delay_seconds(store: Store, run_id: int, verdict: Verdict) -> float:
+    """Doubling from one second on, with jitter so that runs do not come in step."""
+    if verdict.retry_seconds:
+        return verdict.retry_seconds * random.uniform(1.0, 1.25)
+    if verdict.reason is Reason.checkpoint_error:
+        failures, most = _unreadable_in_a_row(store, run_id), MOST_UNREADABLE_SECONDS
+    else:
+        run = store.runs.get(run_id)
+        failures, most = max(run.retries_used, run.losses), MOST_SECONDS
+    return min(FIRST_SECONDS * 2.0 ** min(failures, 10), most) * random.uniform(0.75, 1.25)
 
-    message: str
-    policy: ReasonPolicy | None = None
-    next_rung: NextRung | None = None
-    needs: Requirements = NOTHING_KNOWN
+
+def _unreadable_in_a_row(store: Store, run_id: int) -> int:
+    """Attempts, the last ones, that ended so; they are free, and so the run does not count them."""
+    ended = [one for one in store.attempts.list(run_id) if one.reason is not None]
+    alike = takewhile(lambda one: one.reason is Reason.checkpoint_error, reversed(ended))
+    return sum(1 for _ in alike)
+
+
+def finish_of(verdict: Verdict, spec: AnySpec | None, lease: Lease, report: BeatReport) -> Finish:
+    """The end of an attempt, with what the next one does otherwise."""
+    if isinstance(spec, RunSpec) and verdict.reason is Reason.nonfinite:
+        return roll_back(verdict, spec, lease.rollback, report)
+    return step_down(verdict, spec, lease.memory_rung, report)
+
+
+def roll_back(
+    verdict: Verdict, spec: RunSpec, before: Document | None, report: BeatReport
+) -> Finish:
+    """After a loss that was not finite; `before`: the run's last rollback. Where it lies in the
+    data of an evaluation, the trainer does not say how far it was: to go back would not help.
+    """
+    reached = (report.end or {}).get("nonfinite")
+    if spec.policy.on_nonfinite == "fail" or reached is None:
+        return Finish(verdict.reason, verdict.message)
+    place = (reached[name] for name in ("step", "epoch", "position"))
+    found = next_rollback(Rollback.from_json(before), report.newest_checkpoint, *place)
+    if isinstance(found, str):
+        return Finish(verdict.reason, f"{verdict.message} {found}")
+    return Finish(verdict.reason, reached["what"], policy=FREE_RETRY, rollback=found)
 
 
 def step_down(
@@ -38,24 +81,25 @@ def step_down(
     spec: AnySpec | None,
     memory_rung: Document | None,
     report: BeatReport,
-) -> Outcome:
+) -> Finish:
     """Where the run goes from here. `memory_rung` is that of the attempt; an end for another reason
     than memory is left as it is.
     """
     reason, message = verdict.reason, verdict.message
     if not isinstance(spec, RunSpec) or reason not in (Reason.device_oom, Reason.host_oom):
-        return Outcome(message, needs=verdict.needs)
+        return Finish(reason, message, needs=verdict.needs)
     if spec.policy.on_oom == "fail":
-        return Outcome(f"{message} {LESS_MEMORY}", FAIL)
+        return Finish(reason, f"{message} {LESS_MEMORY}", policy=FAIL)
     if report.memory_use is None:
-        return Outcome(f"{message} {TOO_EARLY}")
+        return Finish(reason, f"{message} {TOO_EARLY}")
     rung, ran_out = Rung.from_json(memory_rung), _ran_out(reason, report)
     step = next_step(rung, report.memory_use, ran_out)
     if step is None:
-        return Outcome(f"{message} {_end_of(rung, report.memory_use, ran_out)}", FAIL)
+        why = _end_of(rung, report.memory_use, ran_out)
+        return Finish(reason, f"{message} {why}", policy=FAIL)
     next_rung = NextRung(step.rung.as_json(), asdict(ran_out), step.sentence)
     needs = _needed(reason, report, rung, step.rung)
-    return Outcome(message, FREE_RETRY, next_rung, needs)
+    return Finish(reason, message, policy=FREE_RETRY, next_rung=next_rung, needs=needs)
 
 
 def _needed(reason: Reason, report: BeatReport, rung: Rung, below: Rung) -> Requirements:
