@@ -1,10 +1,11 @@
-"""Exports: ordered once, kept from retention meanwhile, known until they are removed."""
+"""Exports, ordered once and known until they are removed; and runs of imported weights."""
 
 import pytest
 
 from app.errors import Conflict, NotFound
-from app.lifecycle import Reason
-from app.store.records import Beat, Finish, Lease, NewCheckpoint
+from app.lifecycle import Reason, RunState
+from app.store.records import Beat, Finish, Lease, NewCheckpoint, RunFilter
+from app.store.weights.imported_rows import WantedImport, imported_path
 from app.store.worker_records import JobRecord
 
 from .conftest import World
@@ -135,3 +136,51 @@ def test_with_its_run_it_is_gone_also_when_it_is_done_too_late(world: World) -> 
     late = claimed(world, "remove_artifacts")
     assert late.payload["paths"] == [f"runs/{lease.run_id}/exports/checkpoint-{checkpoint}-int8"]
     assert world.store.exports.list(lease.run_id, 50).data == []
+
+
+WANTED = WantedImport("resnet.pt", "resnet", "from a paper", {"team": "a"}, None, {}, "ada")
+
+
+def read(run_id: int) -> dict[str, object]:
+    checkpoint = {"step": 0, "epoch": 0, "bytes": 7, "metrics": {}, "created_at": 1.0}
+    checkpoint["path"] = imported_path(run_id)
+    return {"checkpoint": checkpoint, "left": ["epoch"], "message": "It has 4 tensors."}
+
+
+def test_imported_weights_become_a_run_once_they_are_read(world: World) -> None:
+    before = world.submit()
+    world.store.checkpoints.order_import(WANTED)
+    after = world.submit()
+    job = claimed(world, "import_checkpoint")
+    run_id = job.payload["run_id"]
+    assert before.id < run_id < after.id, "its id is nobody else's"
+    with pytest.raises(NotFound):
+        world.store.runs.get(run_id)
+    world.store.jobs.finish(job.id, world.worker, result=read(run_id))
+    run = world.store.runs.get(run_id)
+    assert (run.state, run.reason, run.recipe) == (RunState.succeeded, "completed", "imported")
+    assert (run.name, run.notes, run.labels) == ("resnet", "from a paper", {"team": "a"})
+    assert (run.created_by, run.worker) == ("ada", "agent")
+    assert run.message == "Imported from resnet.pt. It has 4 tensors."
+    (checkpoint,) = world.store.checkpoints.list(run_id)
+    assert checkpoint.is_latest
+    result = world.store.jobs.get(job.id).result
+    assert result == {"run_id": run_id, "checkpoint_id": checkpoint.id, "left": ["epoch"]}
+    assert [one.id for one in world.store.runs.list(RunFilter(label="team=a"), 5).data] == [run_id]
+    assert len(world.store.attempts.list(run_id)) == 1
+    lease = world.claim()
+    assert lease is not None
+    assert lease.run_id == before.id, "it is never trained"
+    world.store.runs.delete(run_id)
+    assert claimed(world, "remove_artifacts").payload["paths"] == [f"runs/{run_id}"]
+
+
+def test_an_import_that_fails_leaves_no_run_and_no_files(world: World) -> None:
+    world.store.checkpoints.order_import(WANTED)
+    job = claimed(world, "import_checkpoint")
+    world.store.jobs.finish(job.id, world.worker, error="resnet.pt is damaged.")
+    assert world.store.runs.list(RunFilter(), 5).data == []
+    assert world.store.jobs.get(job.id).error == "resnet.pt is damaged."
+    run_id = job.payload["run_id"]
+    assert claimed(world, "remove_artifacts").payload["paths"] == [f"runs/{run_id}"]
+    assert world.submit().id > run_id

@@ -13,12 +13,16 @@ import pytest
 import safetensors.torch
 import torch
 
+from app.spec.run import RunSpec
 from stoker.manifest import parse_manifest
-from tests.trainer.lab import Lab, Outcome, merged
+from tests.trainer.lab import BASE_SPEC, Lab, Outcome, merged
 from tests.trainer.recipes.test_board import LEGAL, PLAY, positions
 from tests.trainer.recipes.test_ragged import RAGGED, add_events
 from worker.trainer.checkpoints import disk
-from worker.trainer.errors import TrainerError
+from worker.trainer.data.batch import Batch
+from worker.trainer.data.source import Field
+from worker.trainer.errors import SpecMismatch, TrainerError
+from worker.trainer.recipes.sequence import SequenceTask
 from worker.trainer.weights import exporting as tool
 from worker.trainer.weights.make import make_export
 
@@ -224,3 +228,11 @@ def test_the_command_prints_one_document(lab: Lab) -> None:
         check=True,
     )
     assert json.loads(done.stdout)["facts"].keys() == {"versions"}
+
+
+def test_packed_samples_have_no_model_of_one_sample() -> None:
+    spec = RunSpec.model_validate_json(json.dumps(BASE_SPEC))
+    packed = Field((3,), np.dtype("float32"), rows=4.0)
+    task = SequenceTask(spec, {"features": packed, "targets": Field((4,), np.dtype("float32"))})
+    with pytest.raises(SpecMismatch, match="the rows of features lie one behind another"):
+        task.exported(Batch({}, 2))

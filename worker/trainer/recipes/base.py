@@ -271,7 +271,16 @@ class Task(ABC):
         """How the model is called elsewhere (`stoker export`): with these arrays of a batch, or
         what is made of them, as `measure` calls it, once a batch. By default with all that are no
         targets, in the order of `data.inputs`, and lengths of ragged ones behind them.
+
+        Raises SpecMismatch where samples are packed: their arrays have no axis for the batch.
         """
+        packed = [name for name, field in self.fields.items() if field.rows is not None]
+        if packed:
+            raise SpecMismatch(
+                f"In a batch the rows of {', '.join(packed)} lie one behind another, so there is no"
+                f" model of one sample to write as ONNX, and the recipe {self.recipe.kind} names "
+                "none. Export it as safetensors."
+            )
         inputs, targets = self.spec.data.inputs, self.spec.data.targets
         known = {*targets, *map(lengths_of, targets)}
         named = [name for name in inputs if name in batch.arrays]

@@ -39,7 +39,8 @@ def import_weights(order: Mapping[str, Any]) -> dict[str, Any]:
     _require_finite(tensors, path)
     named = _renamed(tensors, order["rename"])
     checkpoint = _publish(order, named)
-    count = f"{len(named):,} tensors with {sum(t.numel() for t in named.values()):,} numbers"
+    many = "1 tensor" if len(named) == 1 else f"{len(named):,} tensors"
+    count = f"{many} with {sum(t.numel() for t in named.values()):,} numbers"
     beside = f"; {len(left)} other entries are left out" if left else ""
     return {
         "checkpoint": checkpoint,

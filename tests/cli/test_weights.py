@@ -1,0 +1,49 @@
+"""What the commands of weights say: exports, downloads of them, imports, and lists beside them."""
+
+import numpy as np
+import safetensors.numpy
+
+
+def test_an_export_is_shown_beside_the_original_and_downloaded(cli, up, finished_run, tmp_path):
+    run_id = str(finished_run["id"])
+    shown = cli("export", run_id, "--format", "onnx")
+    assert shown.code == 0, shown.err
+    first, inputs, outputs, header, pytorch, onnx, where, further = shown.out.splitlines()
+    assert f"of run {run_id} as onnx" in first
+    assert inputs.split() == ["inputs", "features:", "float32", "(batch,", "24,", "3)"]
+    assert outputs.split() == ["outputs", "targets:", "float32", "(batch,", "4)"]
+    assert header.split() == ["model", "loss", "mae", "a", "batch", "size", "differs", "by"]
+    assert (pytorch.split()[0], onnx.split()[0]) == ("pytorch", "onnx")
+    assert "120 samples of the validation part" in where
+    export_id = further.rpartition(" ")[2]
+    folder = tmp_path / "model"
+    saved = cli("download", run_id, "--export", export_id, "-o", str(folder), "--json")
+    assert sorted(p.name for p in folder.iterdir()) == ["manifest.json", "model.onnx"]
+    assert saved.document["bytes"] == cli("exports", run_id, "--json").document["data"][0]["bytes"]
+    assert "onnx" in cli("exports", run_id).out
+    again = cli("download", run_id, "--export", export_id, "--best", "-o", str(folder))
+    assert (again.code, "give one of them" in again.err) == (2, True)
+
+
+def test_a_runs_checkpoints_are_listed_also_with_options_first(cli, up, finished_run):
+    run_id = str(finished_run["id"])
+    rows = cli("checkpoints", run_id, "--json").document["data"]
+    assert rows
+    assert cli("checkpoints", "--json", run_id).document["data"] == rows
+    assert cli("checkpoints", run_id).out.splitlines()[0].split()[:3] == ["id", "step", "epoch"]
+    assert "ids are whole numbers" in cli("checkpoints", "imports").err
+
+
+def test_an_import_says_what_runs_begin_with(cli, up):
+    weights = {"module.head.bias": np.ones(4, np.float32)}
+    safetensors.numpy.save_file(weights, up / "data" / "head.safetensors")
+    named = ("checkpoints", "import", "head.safetensors", "--name", "head")
+    done = cli(*named, "--rename", "module.=")
+    assert done.code == 0, done.err
+    first, message, last = done.out.splitlines()
+    assert "(head)" in first
+    assert message == "  Imported from head.safetensors. It has 1 tensor with 4 numbers."
+    assert last.startswith("  init_from: {checkpoint: ")
+    wrong = cli(*named, "--rename", "modul.=")
+    assert "No tensor has a name that begins with 'modul.'" in wrong.err
+    assert (cli(*named, "--rename", "module").code, cli("ls", "--json").code) == (2, 0)
