@@ -1,19 +1,18 @@
 """Recipe `sequence`: direct multi-horizon forecasts from windows of one or several timeframes."""
 
 from collections.abc import Iterator, Mapping
-from math import gcd, prod
+from math import prod
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from app.spec.base import FieldName, OpenFraction
+from app.recipes.encoders import GATES, EncodingRecipe, fitting_patches
+from app.spec.base import FieldName
 from app.spec.data import Data
-from app.spec.recipe import BACKBONE, FORMATS, Array, Format, Mode, Problem, Recipe
-
-GATES = {"lstm": 4, "gru": 3}
+from app.spec.recipe import BACKBONE, Array, Mode, Problem
 
 
-class Sequence(Recipe):
+class Sequence(EncodingRecipe):
     """Direct multi-horizon forecasts from windows: patches → an encoder each → linear head.
 
     Several inputs, such as bars of 1, 5 and 60 minutes, are fused by attention: the end of the
@@ -22,20 +21,8 @@ class Sequence(Recipe):
 
     kind: Literal["sequence"]
     """Which recipe."""
-    encoder: Literal["lstm", "gru", "transformer"] = "lstm"
-    """The encoder of each input; default lstm."""
     fusion: Literal["attention"] = "attention"
     """How several inputs become one forecast; default attention."""
-    hidden_size: Annotated[int, Field(ge=1, le=16_384)] = 64
-    """Width of the encoder's state, in units; default 64."""
-    num_layers: Annotated[int, Field(ge=1, le=32)] = 1
-    """Stacked encoder layers; default 1."""
-    num_heads: Annotated[int, Field(ge=1, le=256)] | None = None
-    """Attention heads of transformer and fusion, which divide hidden_size; default up to 4."""
-    patch: Annotated[int, Field(ge=1, le=4_096)] = 6
-    """Time steps folded into one encoder step (divides each input's window); default 6."""
-    dropout: OpenFraction = 0.0
-    """Share of units dropped between layers and before the head, 0 to below 1; default 0."""
     carry_hidden: bool | Annotated[tuple[FieldName, ...], Field(min_length=1)] = False
     """Begin each window with the end state of the one before, in lanes: of all inputs, or of the
     named ones; default false."""
@@ -53,17 +40,8 @@ class Sequence(Recipe):
     def parameter_groups(self) -> tuple[str, ...]:
         return (BACKBONE, "head")
 
-    @property
-    def has_blocks(self) -> bool:
-        return self.encoder == "transformer"
-
     def uses_attention(self, data: Data) -> bool:
         return self.encoder == "transformer" or len(data.inputs) > 1
-
-    @property
-    def heads(self) -> int:
-        """As many as were asked for, or the most of 4, 2 and 1 that divide the hidden size."""
-        return self.num_heads or next(n for n in (4, 2, 1) if self.hidden_size % n == 0)
 
     def problems(self, data: Data, arrays: Mapping[str, Array]) -> Iterator[Problem]:
         """Windows in, a horizon of numbers out, and patches that divide the windows."""
@@ -74,7 +52,9 @@ class Sequence(Recipe):
                 "It forecasts one array.",
                 {"/data/targets": [data.targets[0]]},
             )
-        yield from self._head_problems(data)
+        yield from self.heads_problems(
+            attends=self.uses_attention(data), without=f"One input and the encoder {self.encoder}"
+        )
         yield from self._state_problems(data, arrays)
         windows = {name: arrays[name] for name in data.inputs if name in arrays}
         for position, (name, window) in enumerate(windows.items()):
@@ -88,26 +68,6 @@ class Sequence(Recipe):
                 f"{data.targets[0]!r} has samples of {_shown(target)}; the recipe sequence "
                 "forecasts (horizon,) or (horizon, values) numbers.",
                 "The head gives one number for each step of the horizon and each value.",
-            )
-
-    def _head_problems(self, data: Data) -> Iterator[Problem]:
-        if self.num_heads is None:
-            return
-        fix = {"/recipe/num_heads": None}
-        if self.encoder != "transformer" and len(data.inputs) == 1:
-            yield Problem(
-                ("recipe", "num_heads"),
-                f"One input and the encoder {self.encoder} have no attention, so {self.num_heads} "
-                "heads would do nothing.",
-                "Heads are those of a transformer, and of the fusion of several inputs.",
-                fix,
-            )
-        elif self.hidden_size % self.num_heads:
-            yield Problem(
-                ("recipe", "num_heads"),
-                f"{self.num_heads} heads do not divide a hidden size of {self.hidden_size}.",
-                "Each head has an equal part of the units.",
-                fix,
             )
 
     def _state_problems(self, data: Data, arrays: Mapping[str, Array]) -> Iterator[Problem]:
@@ -168,8 +128,7 @@ class Sequence(Recipe):
         uneven = [name for name, steps in lengths.items() if steps % self.patch]
         if not uneven:
             return
-        name, common = uneven[0], gcd(*lengths.values())
-        fitting = [p for p in range(1, common + 1) if common % p == 0]
+        name, fitting = uneven[0], fitting_patches(lengths.values())
         what = "the window" if len(windows) == 1 else f"the window {name!r}"
         every = "" if len(windows) == 1 else ", which divide the windows of all inputs"
         yield Problem(
@@ -195,37 +154,13 @@ class Sequence(Recipe):
         if any(len(window.shape) != 2 for window in windows):
             return None
         hidden, outputs = self.hidden_size, prod(arrays[data.targets[0]].shape)
-        encoders = sum(self._encoder_parameters(*window.shape) for window in windows)
+        encoders = sum(self.encoder_parameters(*window.shape) for window in windows)
         head = outputs * (hidden + 1)
         if len(windows) == 1:
             return encoders + head
         # Which frame a state is of, two norms, and the attention's four matrices with biases.
         fusion = len(windows) * hidden + 4 * hidden + 4 * hidden * (hidden + 1)
         return encoders + fusion + head
-
-    def _encoder_parameters(self, window: int, features: int) -> int:
-        """Of every recurrent layer, input and state weights and two biases a gate. Of a
-        transformer, embedding, positions and last norm, and by layer the attention's four matrices,
-        the two of a hidden layer four times as wide, and two norms.
-        """
-        hidden, width = self.hidden_size, features * self.patch
-        if self.encoder == "transformer":
-            layer = 4 * hidden * (hidden + 1) + hidden * (8 * hidden + 5) + 4 * hidden
-            around = hidden * (width + 1) + window // self.patch * hidden + 2 * hidden
-            return around + self.num_layers * layer
-        gates = GATES[self.encoder]
-        first = gates * hidden * (width + hidden + 2)
-        return first + (self.num_layers - 1) * gates * hidden * (2 * hidden + 2)
-
-    def computes_in(self, precision: str, device_kind: str) -> dict[str, Format]:
-        """Under bf16-mixed an RNN stays in fp32, or TF32 on a GPU: cuDNN's has no bf16 under
-        autocast, and oneDNN's refuses it on many CPUs.
-        """
-        usual: Format = FORMATS[precision]
-        encoder = usual
-        if usual == "bf16" and self.recurrence:
-            encoder = "tf32" if device_kind == "cuda" else "fp32"
-        return {self.encoder: encoder, "head": usual, "weights": "fp32"}
 
     @property
     def carries_state(self) -> bool:
@@ -237,19 +172,6 @@ class Sequence(Recipe):
 
     def carrying(self, inputs: tuple[str, ...]) -> Mapping[str, Any]:
         return {"carry_hidden": list(inputs)}
-
-    @property
-    def recurrence(self) -> str | None:
-        return self.encoder.upper() if self.encoder in GATES else None
-
-    @property
-    def not_capturable(self) -> str | None:
-        if self.recurrence and self.num_layers > 1 and self.dropout > 0:
-            return (
-                f"Dropout of {self.dropout:g} between {self.num_layers} layers is drawn from a "
-                "state of cuDNN that cannot be put back, so no captured step could be proved right."
-            )
-        return None
 
 
 def _is_horizon(target: Array) -> bool:

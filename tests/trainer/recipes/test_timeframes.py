@@ -19,8 +19,8 @@ from worker.trainer.data.batch import Batch
 from worker.trainer.data.source import Field
 from worker.trainer.errors import SpecMismatch, TrainerError
 from worker.trainer.recipes.base import grouped_parameters
+from worker.trainer.recipes.encoders import Moments
 from worker.trainer.recipes.sequence import SequenceTask
-from worker.trainer.recipes.sequence_model import Moments
 
 SHAPES = {"features": (12, 3), "slow": (6, 2), "targets": (4,)}
 SEVERAL: dict[str, Any] = {"data": {"inputs": ["features", "slow"]}}

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -15,6 +14,7 @@ from app.spec.recipe import BACKBONE
 from worker.trainer.data.batch import Batch
 from worker.trainer.data.source import Field, lengths_of
 from worker.trainer.recipes.base import Exported, Statistics, Tables, Task
+from worker.trainer.recipes.encoders import exact_for
 from worker.trainer.recipes.sequence_model import (
     Forecaster,
     SequenceModel,
@@ -63,8 +63,8 @@ class SequenceTask(Task):
         inputs = []
         for name, (_, features) in zip(names, samples, strict=True):
             unscaled = torch.zeros(features), torch.ones(features)
-            inputs.append(_exact_for(self.fields[name], statistics.get(name, unscaled)))
-        target = targets.shape, _exact_for(targets, scaled)
+            inputs.append(exact_for(self.fields[name], statistics.get(name, unscaled)))
+        target = targets.shape, exact_for(targets, scaled)
         if self.is_fused:
             return TimeframesModel(self.recipe, samples, target[0], inputs, target[1])
         return SequenceModel(self.recipe, samples[0], target[0], inputs[0], target[1])
@@ -152,15 +152,6 @@ class SequenceTask(Task):
             inputs.append(batch.arrays[lengths])
         forecast: Tensor = model(*inputs)
         return forecast - batch.arrays[self.target_name].to(forecast.dtype)
-
-
-def _exact_for(field: Field, moments: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """In float32, or float64 where that could not tell the file's own numbers apart: what is left
-    of 1,000,000.05 less the mean has to be left before it is made narrow.
-    """
-    fits = np.can_cast(field.dtype, np.float32)
-    mean, std = (moment.to(torch.float32 if fits else torch.float64) for moment in moments)
-    return mean, std
 
 
 def _criterion(error: Tensor, kind: str) -> Tensor:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 import torch
@@ -10,56 +9,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from app.recipes.sequence import Sequence
-
-RNNS: dict[str, type[nn.LSTM | nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU}
-Moments = tuple[Tensor, Tensor]
-"""Mean and deviation to standardize by."""
-SMALL = 0.02  # deviation of what is learned for each place: far below the states' own
-
-
-class TransformerEncoder(nn.Module):
-    """Pre-norm layers over patches with learned positions: (batch, steps, width) to (batch, steps,
-    hidden). Each step sees all of its window, which ends where the forecast begins.
-    """
-
-    def __init__(self, recipe: Sequence, width: int, steps: int) -> None:
-        super().__init__()
-        hidden = recipe.hidden_size
-        self.embedding = nn.Linear(width, hidden)
-        self.positions = nn.Parameter(torch.randn(steps, hidden) * SMALL)
-        # Not torch.nn.TransformerEncoder, which begins with the same weights in all layers.
-        self.layers = nn.Sequential(*(_layer(recipe) for _ in range(recipe.num_layers)))
-        self.norm = nn.LayerNorm(hidden)
-
-    def forward(self, patches: Tensor) -> Tensor:
-        states: Tensor = self.layers(self.embedding(patches) + self.positions)
-        return self.norm(states)  # type: ignore[no-any-return]
-
-
-def _layer(recipe: Sequence) -> nn.Module:
-    return nn.TransformerEncoderLayer(
-        recipe.hidden_size,
-        recipe.heads,
-        4 * recipe.hidden_size,
-        recipe.dropout,
-        "gelu",
-        batch_first=True,
-        norm_first=True,
-    )
-
-
-def build_encoder(recipe: Sequence, window: int, features: int) -> nn.Module:
-    """Of one input, by the length of its window in time steps."""
-    width = features * recipe.patch
-    if recipe.encoder == "transformer":
-        return TransformerEncoder(recipe, width, window // recipe.patch)
-    return RNNS[recipe.encoder](
-        width,
-        recipe.hidden_size,
-        recipe.num_layers,
-        batch_first=True,
-        dropout=recipe.dropout if recipe.num_layers > 1 else 0.0,
-    )
+from worker.trainer.recipes.encoders import (
+    SMALL,
+    Moments,
+    build_encoder,
+    encoded,
+    in_patches,
+    precision_of_rnns,
+    standardized,
+)
 
 
 class CarriedState(nn.Module):
@@ -92,24 +50,10 @@ def _encoded(encoder: nn.Module, patches: Tensor, carried: CarriedState | None) 
     """The state at each step, (batch, steps, hidden). What is carried is that of the training:
     in evaluations each window begins with zeros.
     """
-    if not isinstance(encoder, nn.RNNBase):
-        return encoder(patches)  # type: ignore[no-any-return]
-    with _precision_of_rnns(patches.device.type):
-        if carried is not None and encoder.training:
-            return carried(encoder, patches)  # type: ignore[no-any-return]
-        states: Tensor = encoder(patches)[0]
-    return states
-
-
-def _standardized(inputs: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Float32, in memory of its own; a batch may be a view of what stays on the device."""
-    return (inputs.to(mean.dtype) - mean).div_(std).float()
-
-
-def _in_patches(steps: Tensor, patch: int) -> Tensor:
-    """(batch, window, features) as (batch, steps, patch × features)."""
-    batch_size, window, _ = steps.shape
-    return steps.reshape(batch_size, window // patch, -1)
+    if carried is None or not encoder.training:
+        return encoded(encoder, patches)
+    with precision_of_rnns(patches.device.type):
+        return carried(encoder, patches)  # type: ignore[no-any-return]
 
 
 class Forecaster(nn.Module):
@@ -185,10 +129,10 @@ class SequenceModel(Forecaster):
         """Forecasts in the target's own units and the type of its statistics. `lengths`: (batch,),
         of samples that have fewer steps than the window.
         """
-        steps = _standardized(inputs, self.input_mean, self.input_std)
+        steps = standardized(inputs, self.input_mean, self.input_std)
         if lengths is not None:
             steps = _in_whole_patches(steps, lengths, self.patch)
-        states = _encoded(self.encoder, _in_patches(steps, self.patch), self.state_of(0))
+        states = _encoded(self.encoder, in_patches(steps, self.patch), self.state_of(0))
         if lengths is None:
             return self.forecast(states[:, -1])
         return self.forecast(_last_of(states, (lengths + self.patch - 1) // self.patch))
@@ -209,8 +153,8 @@ class TimeframeEncoder(nn.Module):
 
     def forward(self, inputs: Tensor, carried: CarriedState | None) -> Tensor:
         """(batch, window, features) to the states at each patch, (batch, steps, hidden)."""
-        steps = _standardized(inputs, self.mean, self.std)
-        return _encoded(self.encoder, _in_patches(steps, self.patch), carried)
+        steps = standardized(inputs, self.mean, self.std)
+        return _encoded(self.encoder, in_patches(steps, self.patch), carried)
 
 
 class AttentionFusion(nn.Module):
@@ -272,16 +216,3 @@ def _last_of(states: Tensor, counts: Tensor) -> Tensor:
     """
     is_last = torch.arange(1, states.shape[1] + 1, device=states.device) == counts[:, None]
     return states.where(is_last[..., None], 0.0).sum(1)
-
-
-def _precision_of_rnns(device_type: str) -> AbstractContextManager[object]:
-    """Under bf16 autocast an RNN stays in fp32 (TF32 on a GPU).
-
-    cuDNN's RNNs compute in fp16 under any autocast (ATen/cudnn/AutocastRNN.cpp), where gradients
-    vanish without the loss scaling that bf16 does not have; oneDNN's LSTM refuses bf16 on CPUs
-    that lack AVX-512.
-    """
-    in_bf16 = torch.get_autocast_dtype(device_type) is torch.bfloat16
-    if torch.is_autocast_enabled(device_type) and in_bf16:
-        return torch.autocast(device_type, enabled=False)
-    return nullcontext()
