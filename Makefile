@@ -57,5 +57,5 @@ $(RUNTIME): pyproject.toml
 
 $(DEVELOPMENT): pyproject.toml
 	@echo "Installing Stoker and its development tools into .venv"
-	@.ci/install worker,samples,scripts,boards,molecules,export,filters,postgres,test,dev
+	@.ci/install worker,samples,scripts,boards,molecules,panels,export,filters,postgres,test,dev
 	@touch $(RUNTIME) $@

@@ -41,7 +41,7 @@ from benchmarks.service import (
 from benchmarks.service.bench_service import bench_service
 from benchmarks.training import figures as training_figures
 from benchmarks.training import sorted_data
-from benchmarks.workloads import board, timeframes
+from benchmarks.workloads import board, panel, timeframes
 
 MEASURED: Mapping[str, Callable[[Effort, str], list[Figure]]] = {
     "rules": lambda effort, device: rules_figures.measure(),
@@ -53,7 +53,11 @@ MEASURED: Mapping[str, Callable[[Effort, str], list[Figure]]] = {
     "compile": lambda effort, device: compile_figures.measure(),
     "checkpoint": lambda effort, device: checkpoint_figures.measure(),
     "memory": lambda effort, device: memory_figures.measure(),
-    "workloads": lambda effort, device: [*board.measure(effort), *timeframes.measure(effort)],
+    "workloads": lambda effort, device: [
+        *board.measure(effort),
+        *panel.measure(effort),
+        *timeframes.measure(effort),
+    ],
     "demo": lambda effort, device: demo_figures.measure(),
 }
 OF_THE_SERVICE = ("api", "stop", "restart", "script", "scripts", "agent", "claims")

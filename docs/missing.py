@@ -49,7 +49,7 @@ def write_missing() -> str:
 
 def missing_list() -> str:
     """The list, as the README has it too."""
-    options = [f"`{entry.option}`" for entry in UNAVAILABLE if not entry.option.endswith(": ")]
+    options = [f"`{entry.option}`" for entry in UNAVAILABLE]
     commands = [f"`{name}`" for name in missing_commands()]
     calls = [f"`{call}`" for call in missing_calls()]
     listed = (("Options", options), ("Commands", commands), ("Calls", calls))

@@ -208,7 +208,6 @@ RECIPE_WORDS_ELSEWHERE = {
     ("app/api/openapi.py", "sequence"): "the specs that the API's documentation shows",
     ("app/cli/specs/yamltext.py", "sequence"): "YAML's word for a list",
     ("app/cli/data/datasets.py", "board"): "the name of a sample",
-    ("app/spec/availability.py", "board"): "a workload to come, until its recipe is installed",
 }
 OF_ONE_RECIPE = ("app/recipes", "worker/trainer/recipes")
 

@@ -207,7 +207,7 @@ class Case:
         """Samples to leave out at each border of a chronological split, so that no two parts share
         a step of a series.
         """
-        return gap_needed(self.spec.data, self.dataset)
+        return gap_needed(self.spec, self.dataset)
 
     @Derived
     def order(self) -> Order:
@@ -226,8 +226,7 @@ class Case:
         recipe, arrays = self.spec.recipe, self.recipe_arrays
         for name in (*self.spec.data.inputs, *self.spec.data.targets):
             known(arrays.get(name), f"the array {name!r}")
-        own = {name: getattr(recipe, name) for name in recipe.shape_fields}
-        return {"recipe": own, **recipe.shape(self.spec.data, arrays)}
+        return {"recipe": recipe.shape_values(), **recipe.shape(self.spec.data, arrays)}
 
     @Derived
     def recipe_arrays(self) -> Mapping[str, Array]:

@@ -103,6 +103,16 @@ IMPOSSIBLE = (
         "tests/trainer/test_averaging.py::test_what_is_evaluated_is_what_a_checkpoint_delivers",
     ),
     Impossible(
+        "A graph of a panel that knows what comes.",
+        "Each graph looks back from the first of its dates.",
+        "tests/trainer/recipes/test_panel_graph.py::test_a_graph_knows_nothing_of_what_comes",
+    ),
+    Impossible(
+        "Dates of a panel that differ in size, because entities are absent.",
+        "Each date has all entities, and masks say who is there.",
+        "tests/trainer/recipes/test_panel_graph.py::test_what_is_masked_changes_nothing",
+    ),
+    Impossible(
         "Fractions of a split that leave nothing to train on.",
         "validation_fraction + test_fraction is below 1.",
         "tests/spec/test_parse.py::test_a_part_of_a_split_that_leaves_nothing_is_refused",
@@ -235,16 +245,6 @@ EARLY = (
 )
 
 TO_COME = (
-    ToCome(
-        "recipe.kind: panel-graph",
-        (
-            "graphs rebuilt for each batch of training or evaluation",
-            "sizes without buckets",
-            "mixed precision on a CPU that slows it",
-            "fp16 where bf16 is supported",
-            "sizes that are no multiples of 8 in half precision",
-        ),
-    ),
     ToCome(
         "runtime.gpus: 2 or more for a recipe",
         (

@@ -8,29 +8,33 @@ from typing import NamedTuple
 from app.guard.facts import DatasetFacts, known
 from app.planning.arithmetic import group_parts, part_sizes
 from app.spec.data import ChronologicalSplit, Data, GroupSplit
+from app.spec.run import RunSpec
 
 
-def neighbours_sharing_steps(data: Data, dataset: DatasetFacts) -> int:
+def neighbours_sharing_steps(spec: RunSpec, dataset: DatasetFacts) -> int:
     """Samples after one that share steps of their series with it: in windows that slide over it, or
     in what is forecast from them. 0 for samples that are no windows; UnknownFact.
     """
+    data = spec.data
     moved_on = known(dataset.window_steps, f"whether windows overlap in {dataset.name}")
     shapes = {name: array.shape for name, array in dataset.fields.items() if name in moved_on}
-    targets = [dataset.fields[name].shape for name in data.targets if name in dataset.fields]
-    horizon = max((shape[0] for shape in targets if shape), default=0)
+    horizon = spec.recipe.forecast_steps(data)
+    if horizon is None:
+        targets = [dataset.fields[name].shape for name in data.targets if name in dataset.fields]
+        horizon = max((shape[0] for shape in targets if shape), default=0)
     spans = {name: shapes[name][0] for name in data.targets if name in shapes}
     spans |= {name: shapes[name][0] + horizon for name in data.inputs if name in shapes}
     return max((-(-span // moved_on[name]) - 1 for name, span in spans.items()), default=0)
 
 
-def gap_needed(data: Data, dataset: DatasetFacts) -> int:
+def gap_needed(spec: RunSpec, dataset: DatasetFacts) -> int:
     """Samples to leave out at each border of a chronological split, so that no two parts share a
     step of a series: none where a series ends at the border. UnknownFact.
     """
-    split, neighbours = data.split, neighbours_sharing_steps(data, dataset)
+    split, neighbours = spec.data.split, neighbours_sharing_steps(spec, dataset)
     samples = known(dataset.samples, f"the samples of the dataset {dataset.name}")
     assert isinstance(split, ChronologicalSplit)  # noqa: S101 - no other has borders
-    breaks = breaks_of_all(data, dataset)
+    breaks = breaks_of_all(spec.data, dataset)
     gap = 0
     while True:  # a gap moves the border before it, and only grows
         sizes = part_sizes(split.model_copy(update={"gap": gap}), samples)

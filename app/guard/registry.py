@@ -35,6 +35,7 @@ RULES: tuple[GuardRule, ...] = (
     loader.carried_state,
     recipe.unknown_loss_term,
     recipe.unused_weights,
+    recipe.slow_recipe,
     first_weights.init_from_missing,
     first_weights.init_from_matches_nothing,
     first_weights.init_from_other_shape,

@@ -4,12 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from app.spec.installed import RECIPES
 from app.spec.issue import Issue, PatchOp
-
-# The workloads of the contract; each is refused by name until its recipe is installed.
-RECIPES_TO_COME = tuple(kind for kind in ("panel-graph", "board") if kind not in RECIPES)
-RECIPES_HERE = ", ".join(RECIPES)
 
 
 @dataclass(frozen=True)
@@ -20,7 +15,6 @@ class UnavailableOption:
     """Place in the spec with the values: `policy.on_nonfinite: rollback`."""
     refuses: Callable[[Any], bool]
     instead: str
-    has_fix: bool = True
 
     @property
     def pointer(self) -> str:
@@ -34,12 +28,6 @@ def _is(*values: Any) -> Callable[[Any], bool]:
 
 UNAVAILABLE: tuple[UnavailableOption, ...] = (
     UnavailableOption("mode: probe", _is("probe"), "train with mode: train"),
-    UnavailableOption(
-        f"recipe.kind: {', '.join(RECIPES_TO_COME)}",
-        _is(*RECIPES_TO_COME),
-        f"the recipes here are {RECIPES_HERE}",
-        has_fix=False,
-    ),
     UnavailableOption(
         "runtime.gpus: 2 or more for a recipe",
         lambda v: isinstance(v, int) and v > 1,
@@ -65,7 +53,7 @@ def unavailable_issues(document: dict[str, Any]) -> list[Issue]:
                 loc=list(loc),
                 message=f"{'.'.join(loc)} = {value!r} is not available yet.",
                 why=f"In this version {entry.instead}; an option is refused rather than ignored.",
-                fix=[PatchOp(op="remove", path=path)] if entry.has_fix else [],
+                fix=[PatchOp(op="remove", path=path)],
             )
         )
     return issues

@@ -70,7 +70,7 @@ class Recipe(SpecModel):
     """
 
     shape_fields: ClassVar[tuple[str, ...]] = ()
-    """The fields that change the model's parameters or their meaning."""
+    """The fields that change the model's parameters or their meaning; of a block `block/field`."""
 
     takes_ragged: ClassVar[tuple[str, ...]] = ()
     """Which of `inputs` and `targets` may be ragged."""
@@ -124,11 +124,33 @@ class Recipe(SpecModel):
         """
         yield from ()
 
+    def slowdowns(self, data: Data) -> Iterator[Problem]:
+        """What these parameters were measured to cost without making a better model: `why` has the
+        share of the time, `fix` what saves it. A run may accept it, so it has to work.
+        """
+        yield from ()
+
+    def forecast_steps(self, data: Data) -> int | None:
+        """How many steps behind the end of a window its targets reach; None: as many as a sample of
+        the targets has. Of two parts none may know what the other is asked.
+        """
+        return None
+
     def dataset_arrays(self, data: Data, arrays: Mapping[str, Array]) -> Mapping[str, Array] | None:
         """What a batch has, where `Task.dataset` makes it of the file's samples: none of it ragged,
         read by the PyTorch loader. None: the inputs and targets of the file as they are.
         """
         return None
+
+    def shape_values(self) -> dict[str, Any]:
+        """Of `shape_fields`; None in a block that is not there."""
+        found = dict[str, Any]()
+        for name in self.shape_fields:
+            at: Any = self
+            for part in name.split("/"):
+                at = getattr(at, part, None)
+            found[name] = at
+        return found
 
     def shape(self, data: Data, arrays: Mapping[str, Array]) -> dict[str, Any]:
         """What gives the model its shape besides `shape_fields`: by role and name, the sizes that
@@ -155,6 +177,11 @@ class Recipe(SpecModel):
         about; None where the recipe does not say.
         """
         return None
+
+    @property
+    def masks_attention(self) -> bool:
+        """Whether some of that attention has a mask, which flash kernels of GPUs do not take."""
+        return False
 
     @property
     def has_blocks(self) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SAMPLES = ("weather", "bars", "board", "molecules")
+SAMPLES = ("weather", "bars", "board", "molecules", "panel")
 SOAK = "weather-long.yaml"  # trains for up to eight hours, so only where it is named
 
 

@@ -102,7 +102,7 @@ def test_an_unknown_field_is_refused_with_a_fix(api, player):
     [
         {"data": {"dataset": "nowhere"}},
         {"training": {"epochs": 10**400}},
-        {"recipe": {"kind": "panel-graph"}},
+        {"recipe": {"kind": "crystal"}},
         {"mode": "probe"},
         {"labels": ["a"]},
         {"name": None},

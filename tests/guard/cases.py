@@ -19,6 +19,7 @@ from tests.guard.changes import (
     PARTED,
     PINNED,
     PRETRAINED,
+    REBUILT,
     RESIDENT,
     SHORT,
     SLOWLY_READ,
@@ -87,6 +88,7 @@ CASES: dict[str, Example] = {
         world(),
     ),
     "correctness.recipe_does_not_fit": Example({"recipe": {"patch": 7}}, {"recipe": {"patch": 8}}),
+    "speed.slow_recipe": REBUILT,
     "correctness.carried_state": Example(
         {**CARRIED, "data": {"loader": {"shuffle": "full"}}},
         {**CARRIED, "data": {"loader": {"shuffle": "lanes"}}},

@@ -118,6 +118,36 @@ BEGIN: Change = {"init_from": {"run": 7}, "optimizer": {"lr": 1e-4}}
 PARTED = weather(fields={**FIELDS, "part": PART})
 LARGE = weather(samples=2_000_000, size_bytes=43_000_000_000)
 CARRIED = {"recipe": {"carry_hidden": True}, "training": {"drop_last": True}}
+PRICES = weather(
+    name="prices",
+    fields={
+        name: replace(FIELDS["targets"], shape=shape, dtype=dtype)
+        for name, shape, dtype in (
+            ("features", (60, 20, 5), "float32"),
+            ("present", (60, 20), "uint8"),
+            ("date", (), "int32"),
+            ("targets", (20, 1), "float32"),
+            ("known", (20, 1), "uint8"),
+        )
+    },
+    window_steps={"features": 1, "present": 1},
+)
+PANEL: Change = {
+    "recipe": {"kind": "panel-graph"},
+    "data": {
+        "dataset": "prices",
+        "inputs": ["features", "present", "date"],
+        "targets": ["targets", "known"],
+    },
+}
+REBUILT = Example(
+    {
+        **PANEL,
+        "recipe": {"kind": "panel-graph", "graph": {"rebuild_every": "batch", "lookback": 60}},
+    },
+    {**PANEL, "recipe": {"kind": "panel-graph", "graph": {"rebuild_every": 1, "lookback": 60}}},
+    world(PRICES),
+)
 TRANSFORMER: Change = {"recipe": {"encoder": "transformer"}}
 
 

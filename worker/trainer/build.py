@@ -158,7 +158,8 @@ def _configured(attempt: TrainerAttempt, device: torch.device, start: Start | No
     """How numbers are rounded, with PyTorch set up for it. SpecMismatch."""
     runtime = attempt.spec.runtime
     precision = _precision(runtime.precision, device, start)
-    if lacking := lacking_for_attention(runtime, precision, device):
+    masked = attempt.spec.recipe.masks_attention
+    if lacking := lacking_for_attention(runtime, precision, device, masked=masked):
         raise SpecMismatch(lacking)
     configure_torch(runtime, precision, _threads(attempt, start))
     return Precision(precision, device)

@@ -53,8 +53,12 @@ def lacking_for(precision: str, device: torch.device) -> str | None:
     return None
 
 
-def lacking_for_attention(runtime: Runtime, precision: str, device: torch.device) -> str | None:
-    """A sentence that says why attention cannot be computed as is asked here; None when it can."""
+def lacking_for_attention(
+    runtime: Runtime, precision: str, device: torch.device, *, masked: bool = False
+) -> str | None:
+    """A sentence that says why attention cannot be computed as is asked here; None when it can.
+    `masked`: whether some of it has a mask.
+    """
     asked = f"runtime.attention {runtime.attention}"
     on_gpu, advice = device.type == "cuda", "Use auto, which takes what there is."
     if runtime.attention == "memory-efficient" and not on_gpu:
@@ -63,6 +67,8 @@ def lacking_for_attention(runtime: Runtime, precision: str, device: torch.device
         return f"{asked} has gradients that vary from run to run under deterministic. {advice}"
     if runtime.attention != "flash" or not on_gpu:
         return None
+    if masked:
+        return f"{asked} takes no mask, and the attention of this recipe has one. {advice}"
     capability = torch.cuda.get_device_capability(device)
     if capability < FLASH_FROM:
         have = ".".join(map(str, capability))

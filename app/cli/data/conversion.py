@@ -21,7 +21,7 @@ WINDOWS = (".h5", ".hdf5", ".hdf", ".feather", ".arrow", ".ipc")
 NUMPY = (".npz", ".npy")
 # What does the work.
 BARS, SAMPLES = "worker.trainer.tools.bars", "worker.trainer.tools.samples"
-PADDING = "worker.trainer.tools.padding"
+PADDING, PANEL = "worker.trainer.tools.padding", "worker.trainer.tools.panel.panel_rows"
 ARRAYS, OVERLAPPING = "worker.trainer.tools.numpy_arrays", "worker.trainer.tools.convert"
 MOLECULES = "worker.trainer.tools.molecules.convert"
 # Files of nothing else than molecules.
@@ -41,16 +41,27 @@ Timeframes = Annotated[
     ),
 ]
 Horizon = Annotated[
-    int | None,
+    list[int] | None,
     typer.Option(
-        min=1, help="With --window or --timeframes: how many of the following rows to forecast."
+        min=1,
+        help="With --window or --timeframes: how many of the following rows to forecast; with "
+        "--entity over how many dates, and it may be given several times.",
+    ),
+]
+Entity = Annotated[
+    str | None,
+    typer.Option(
+        help="With --window: the column that says whose row it is. Rows of many entities (CSV) "
+        "become samples that are all entities of a date, with masks for those that are absent."
     ),
 ]
 Target = Annotated[
     list[str] | None,
     typer.Option(
         help="The column to forecast; with --timeframes also `range`, ln((high - low) / close) of "
-        "each bar, which is the default there. Of molecules: the column or property to learn."
+        "each bar, which is the default there; with --entity the mean of the column over the "
+        "horizon, or `volatility`, the default there: ln of a price's realized volatility. Of "
+        "molecules: the column or property to learn."
     ),
 ]
 Every = Annotated[
@@ -127,6 +138,7 @@ def convert(
     timeframes: Timeframes = None,
     horizon: Horizon = None,
     target: Target = None,
+    entity: Entity = None,
     every: Every = 1,
     array: OfArray = None,
     on_bad: WhenBad = None,
@@ -142,60 +154,69 @@ def convert(
     Of windows that overlap, in HDF5 or Arrow files: the same samples to the last bit, far smaller.
     With --window, of rows in time: samples of `features` and of the `targets` that follow them.
     With --timeframes, of bars: an array each, of bars that have closed when the sample ends.
+    With --window and --entity, of rows of many entities: a sample is all entities of a date.
     Of NumPy's files: the same arrays.
     With --pad, of ragged arrays: arrays whose samples have one length; others as they are.
     Of molecules: packed graphs of their atoms and bonds, and the part that each is in by scaffold.
     """
     out = out or read_settings().data_root / f"{path.name if path.is_dir() else path.stem}.h5"
     _require_convertible(path, out)
-    column = _only_one(target)
-    as_new = () if force else ("--new",)
-    names = *_given(target=column, array=array, on_bad=on_bad, max_gap=max_gap), *as_new
+    column, horizon = _only_one(target), horizon or None
+    new = () if force else ("--new",)
+    names = _given(*new, target=column, entity=entity, array=array, on_bad=on_bad, max_gap=max_gap)
     if smiles is not None or path.suffix.lower() in OF_MOLECULES:
-        _require_molecules_alone(window, timeframes, horizon, array, max_gap, pad, every)
+        _require_molecules_alone(window, timeframes, horizon, entity, array, max_gap, pad, every)
         names += _given(smiles=smiles, max_atoms=max_atoms)
         made, lines = _run(MOLECULES, path, out, *names)
     elif max_atoms is not None:
         raise CommandFailed("--max-atoms is for molecules: SDF, SMILES, or CSV with --smiles.")
-    elif _is_cut(window, timeframes, on_bad, max_gap):
+    elif _is_cut(window, timeframes, entity, on_bad, max_gap):
         if pad is not None:
             raise CommandFailed("--pad and --window or --timeframes are two steps: convert twice.")
-        made, lines = _run_cut(path, out, window, timeframes, horizon, column, array, every, names)
+        cutter, how = _cut_by(window, timeframes, horizon, column, entity, array)
+        made, lines = _run(cutter, path, out, *how, f"--every={every}", *names)
     elif pad is not None:
         _require_no_cut(horizon, column, None, every)
         made, lines = _run(PADDING, path, out, f"--pad={pad}", *names)
     else:
         _require_no_cut(horizon, column, array, every)
-        made, lines = _run(_without_cut(path), path, out, *as_new)
+        made, lines = _run(_without_cut(path), path, out, *new)
     _tell(made, lines, out, as_json=as_json)
 
 
-def _run_cut(
-    path: Path,
-    out: Path,
+def _cut_by(
     window: int | None,
     timeframes: str | None,
-    horizon: int | None,
+    horizon: list[int] | None,
     column: str | None,
+    entity: str | None,
     array: str | None,
-    every: int,
-    names: tuple[str, ...],
-) -> tuple[Document, list[str]]:
-    """By --window or --timeframes."""
-    numbers = f"--horizon={horizon}", f"--every={every}"
+) -> tuple[str, tuple[str, ...]]:
+    """The module that cuts rows in time, and what it cuts by. CommandFailed."""
+    horizons = tuple(f"--horizon={one}" for one in horizon or ())
+    if entity is None and len(horizons) > 1:
+        raise CommandFailed("--horizon is given several times, which goes with --entity alone.")
     if timeframes is not None:
-        if horizon is None or array is not None:
+        if not horizons or array is not None:
             raise CommandFailed("--timeframes needs --horizon, and has no --array.")
-        return _run(BARS, path, out, f"--timeframes={timeframes}", *numbers, *names)
-    if horizon is None or column is None:
+        return BARS, (f"--timeframes={timeframes}", *horizons)
+    if entity is not None and (not horizons or array is not None):
+        raise CommandFailed("--entity needs --horizon, and has no --array.")
+    if not horizons or (column is None and entity is None):
         raise CommandFailed("--window needs --horizon and --target: what is to be forecast.")
-    return _run(SAMPLES, path, out, f"--window={window}", *numbers, *names)
+    return SAMPLES if entity is None else PANEL, (f"--window={window}", *horizons)
 
 
 def _is_cut(
-    window: int | None, timeframes: str | None, on_bad: OnBad | None, max_gap: str | None
+    window: int | None,
+    timeframes: str | None,
+    entity: str | None,
+    on_bad: OnBad | None,
+    max_gap: str | None,
 ) -> bool:
     """Whether samples are cut out of rows, and in one way. CommandFailed."""
+    if entity is not None and window is None:
+        raise CommandFailed("--entity needs --window: how many dates a sample looks back on.")
     if window is not None and timeframes is not None:
         raise CommandFailed("--window and --timeframes are two ways to cut; give one of them.")
     is_cut = timeframes is not None or window is not None
@@ -222,10 +243,10 @@ def _require_molecules_alone(*options: object) -> None:
         )
 
 
-def _given(**options: object) -> tuple[str, ...]:
+def _given(*flags: str, **options: object) -> tuple[str, ...]:
     """As they are passed on."""
     named = {name.replace("_", "-"): value for name, value in options.items()}
-    return tuple(f"--{name}={value}" for name, value in named.items() if value is not None)
+    return (*(f"--{name}={value}" for name, value in named.items() if value is not None), *flags)
 
 
 def _tell(made: Document, lines: list[str], out: Path, *, as_json: bool) -> None:
@@ -288,6 +309,7 @@ def _run(module: str, path: Path, out: Path, *options: str) -> tuple[Document, l
     told = {
         BARS: _cut_bars,
         SAMPLES: _cut,
+        PANEL: _cut_panel,
         ARRAYS: _written,
         PADDING: _written,
         OVERLAPPING: _converted,
@@ -343,6 +365,28 @@ def _read_times(made: Document) -> list[str]:
     """As what the times of rows were read, where there are any."""
     read_as = made.get("times_read_as")
     return [] if read_as is None else [f"Times were read as {read_as}, in UTC unless they say."]
+
+
+def _cut_panel(made: Document) -> list[str]:
+    missing: dict[str, int] = made["missing_dates"]
+    return [
+        f"{number(made['samples'])} samples of {number(made['entities'])} entities and "
+        f"{number(len(made['features']))} features, cut out of {number(made['dates'])} dates; "
+        f"{made['present']:.1%} of them are there. Target: {made['target']} over "
+        f"{', '.join(map(str, made['horizons']))} dates.",
+        *([f"Missing between their first and last date: {_counts(missing)}."] if missing else []),
+        *_skipped(made),
+        *_read_times(made),
+        f"{made['path']}: {size(made['bytes'])}.",
+    ]
+
+
+def _counts(missing: dict[str, int], most: int = 5) -> str:
+    """Those that miss the most first."""
+    ordered = sorted(missing.items(), key=lambda one: -one[1])
+    shown = ", ".join(f"{name} {count:,}" for name, count in ordered[:most])
+    more = len(ordered) - most
+    return f"{shown} and {more:,} entities more" if more > 0 else shown
 
 
 def _as_graphs(made: Document) -> list[str]:

@@ -46,6 +46,9 @@ SAMPLES = {
     ),
     "bars": SampleData("worker.trainer.tools.sample_bars", "bars.h5", {"bars": "bars.h5"}),
     "board": SampleData("worker.trainer.tools.sample_board", "board", {"board": "board"}),
+    "panel": SampleData(
+        "worker.trainer.tools.panel.sample_panel", "panel.h5", {"panel": "panel.h5"}
+    ),
     "molecules": SampleData(
         "worker.trainer.tools.molecules.sample",
         "molecules",
@@ -61,8 +64,8 @@ def sample(
         str,
         typer.Argument(
             help="weather: hourly measurements of a TMY3 station. bars: the same in bars of 1 to "
-            "24 hours. board: positions of chess games. molecules: 4,991 of them, and 1,282 with "
-            "their solubility."
+            "24 hours. board: positions of chess games. panel: prices of 20 stocks since 1990. "
+            "molecules: 4,991 of them, and 1,282 with their solubility."
         ),
     ],
     force: Annotated[

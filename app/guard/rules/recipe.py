@@ -20,6 +20,17 @@ def recipe_does_not_fit(case: Case) -> Iterator[Finding]:
 
 
 @rule(
+    "speed.slow_recipe",
+    stands_on="What the recipe measured of its own parameters, `python -m benchmarks workloads`; "
+    "not timed here.",
+)
+def slow_recipe(case: Case) -> Iterator[Finding]:
+    """Nothing is asked of the recipe that it was measured to lose time by."""
+    for problem in case.spec.recipe.slowdowns(case.spec.data):
+        yield Finding(problem.loc, problem.message, problem.why, problem.fix)
+
+
+@rule(
     "correctness.unused_weights",
     overridable=False,
     stands_on="What the recipe says that its loss takes.",

@@ -230,6 +230,8 @@ def _no_such_attention(case: Case, kind: str) -> str | None:
         return "Its gradients vary from run to run, and runtime.deterministic is on"
     if kind != "flash":
         return None
+    if case.spec.recipe.masks_attention:
+        return f"The attention of {case.spec.recipe.kind} has a mask, which flash does not take"
     capability = known(device.capability, f"the compute capability of {device.name}")
     if capability < FLASH_FROM:
         have = ".".join(map(str, capability))

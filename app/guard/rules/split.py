@@ -184,7 +184,7 @@ def _over_the_border(case: Case, split: ChronologicalSplit) -> Iterator[Finding]
 
 def _between_neighbours(case: Case, split: FieldSplit) -> Iterator[Finding]:
     """The user has said where each window belongs, and may have a reason: a warning."""
-    neighbours = neighbours_sharing_steps(case.spec.data, case.dataset)
+    neighbours = neighbours_sharing_steps(case.spec, case.dataset)
     if not neighbours:
         return
     changes = case.field_parts.changes
@@ -204,7 +204,7 @@ def _between_neighbours(case: Case, split: FieldSplit) -> Iterator[Finding]:
 
 def _between_groups(case: Case, split: GroupSplit) -> Iterator[Finding]:
     """Neighbours of two groups, of which one is trained on: a warning, as between two parts."""
-    neighbours = neighbours_sharing_steps(case.spec.data, case.dataset)
+    neighbours = neighbours_sharing_steps(case.spec, case.dataset)
     sizes, changes = case.sizes, case.dataset.group_changes
     held_out = sizes.validation + sizes.test
     if not neighbours or not held_out or not sizes.training:

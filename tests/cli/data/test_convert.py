@@ -276,3 +276,34 @@ def test_what_has_not_one_sample_leaves_no_folder(cli, home, tmp_path):
     path = csv(tmp_path / "rows.csv", "hour,warmth", rows=ROWS[:5])
     assert cli("data", "convert", str(path), str(out), *CUT).code == 5
     assert not (tmp_path / "new").exists()
+
+
+PRICES = [
+    f"2024-{1 + day // 28:02}-{1 + day % 28:02},{name},{100 + (day * step) % 7}"
+    for day in range(200)
+    for name, step in (("AA", 3), ("BB", 5))
+]
+
+
+def test_rows_of_many_entities_become_a_panel(cli, up, tmp_path):
+    path = csv(tmp_path / "prices.csv", "date,ticker,close", rows=PRICES)
+    of_each = ("--entity", "ticker", "--window", "20", "--horizon", "2", "--horizon", "5")
+    made = cli("data", "convert", str(path), *of_each)
+    assert made.code == 0, made.err
+    assert "samples of 2 entities and 5 features, cut out of 200 dates" in made.out
+    assert "Target: volatility over 2, 5 dates." in made.out
+    line = made.out.splitlines()[-1].removeprefix("Then: stoker ")
+    assert "prices is ready" in cli(*shlex.split(line)).out
+    again = cli("data", "convert", str(path), *of_each)
+    assert (again.code, "exists already; --force replaces it" in again.err) == (5, True)
+
+
+def test_what_goes_with_entities_alone_is_told(cli, home, tmp_path):
+    path = str(csv(tmp_path / "prices.csv", "date,ticker,close", rows=PRICES))
+    for given, told in (
+        (("--entity", "ticker", "--horizon", "2"), "--entity needs --window"),
+        (("--entity", "ticker", "--window", "20"), "--entity needs --horizon"),
+        ((*CUT, "--horizon", "5"), "goes with --entity alone"),
+    ):
+        refused = cli("data", "convert", path, *given)
+        assert (refused.code, told in refused.err) == (5, True), refused.err

@@ -76,7 +76,23 @@ def graphs(name: str, samples: int, *parts: str, targets: bool = True) -> Datase
     return weather(name=name, samples=samples, fields=found)
 
 
+def panel(name: str, samples: int, entities: int) -> DatasetFacts:
+    """All entities of a date, with windows kept as a series."""
+    kinds = {"features": ((60, entities, 5), "float32"), "present": ((60, entities), "uint8"),
+             "date": ((), "int32"), "targets": ((entities, 2), "float32"),
+             "known": ((entities, 2), "uint8")}  # fmt: skip
+    fields = {
+        field: replace(FIELDS["targets"], shape=shape, dtype=dtype)
+        for field, (shape, dtype) in kinds.items()
+    }
+    for field in ("features", "present"):
+        fields[field] = replace(fields[field], series_steps=samples + 59)
+    return weather(name=name, samples=samples, fields=fields, window_steps={"features": 1})
+
+
 DATASETS = (
+    panel("panel", 8_195, 20),
+    panel("prices", 2_400, 256),
     graphs("molecules", 4_991, "scaffold_part", targets=False),
     graphs("solubility", 1_282, "scaffold_part", "part"),
     graphs("compounds", 2_000_000, "scaffold_part", targets=False),

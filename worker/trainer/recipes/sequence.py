@@ -12,7 +12,7 @@ from torch.nn import functional
 from app.recipes.sequence import Sequence
 from app.spec.recipe import BACKBONE
 from worker.trainer.data.batch import Batch
-from worker.trainer.data.source import Field, lengths_of
+from worker.trainer.data.source import lengths_of
 from worker.trainer.recipes.base import Exported, Statistics, Tables, Task
 from worker.trainer.recipes.encoders import exact_for
 from worker.trainer.recipes.sequence_model import (

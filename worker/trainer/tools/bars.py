@@ -204,7 +204,7 @@ def convert(
     """Write `out`, which is replaced where that is allowed (`force`); says what it holds, and what
     was left out. Raises DataError.
     """
-    period, files = cut.frames[0].seconds, _files(path)
+    period, files = cut.frames[0].seconds, csv_files(path)
     _require_target(files[0], target)
     reading = BarReading(period, max(max_gap or 0, period), target == RANGE, bad)
     read = _read_alike(reading, files)
@@ -262,7 +262,7 @@ def _require_target(file: Path, target: str) -> None:
         )
 
 
-def _files(path: Path) -> list[Path]:
+def csv_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     files = sorted(file for file in path.iterdir() if file.suffix.lower() == ".csv")

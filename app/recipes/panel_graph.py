@@ -1,0 +1,258 @@
+"""Recipe `panel-graph`: forecasts for all entities of a date, each of which looks at its like."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from app.recipes.encoders import EncodingRecipe, fitting_patches
+from app.spec.base import SpecModel
+from app.spec.data import Data, DatasetsSplit
+from app.spec.recipe import BACKBONE, Array, Format, Mode, Problem
+
+INPUTS = ("features", "who is there", "the date's number")
+TARGETS = ("what is forecast", "what of it is known")
+# Of an evaluation, what graphs take that are made for each date of each batch, or kept. On 2 CPU
+# cores, n = 7; python -m benchmarks workloads.
+REBUILT_SHARE, KEPT_SHARE = 0.13, 0.0004
+
+
+class Graph(SpecModel):
+    """Who looks at whom: at those entities whose past was most like its own."""
+
+    layers: Annotated[int, Field(ge=1, le=16)] = 1
+    """Layers of attention over entities, one behind another; default 1."""
+    neighbors: Annotated[int, Field(ge=1, le=65_536)] = 10
+    """Entities that each one looks at beside itself; default 10."""
+    feature: Annotated[int, Field(ge=0, le=65_535)] = 0
+    """Number of the feature whose correlations say who is alike; default 0, the first."""
+    lookback: Annotated[int, Field(ge=3, le=100_000)] = 250
+    """Dates that correlations look back on; default 250."""
+    rebuild_every: Annotated[int, Field(ge=1, le=1_000_000)] | Literal["batch"] = 20
+    """Dates from one graph to the next, each made once and kept; batch: each date of a batch has a
+    graph of its own window, made anew each time, which the guard refuses. Default 20."""
+
+
+class PanelGraph(EncodingRecipe):
+    """All entities of a date: patches → an encoder for each → attention over a graph → horizons.
+
+    A sample is a date. Who is absent is masked, in what is looked at and in the loss.
+    """
+
+    kind: Literal["panel-graph"]
+    """Which recipe."""
+    horizons: Annotated[tuple[Annotated[int, Field(ge=1, le=10_000)], ...], Field(min_length=1)] = (
+        5,
+    )
+    """Of each target, how many dates ahead it reaches, ascending; default [5]."""
+    graph: Graph | None = Graph()
+    """Who looks at whom; null: each entity by itself."""
+    top_frequencies: Annotated[int, Field(ge=0, le=2_048)] = 2
+    """Strongest frequencies of each window, which are taken out of what the encoder sees and
+    forecast beside it (frequency adaptive normalization); default 2, 0: none."""
+    loss: Literal["mae", "mse", "huber"] = "mae"
+    """Training loss, in standardized target units; default mae."""
+
+    shape_fields: ClassVar = (
+        *("encoder", "hidden_size", "num_layers", "num_heads", "patch", "top_frequencies"),
+        "graph/layers",
+    )
+
+    @property
+    def metric_modes(self) -> Mapping[str, Mode]:
+        """Over all horizons, and the absolute error of each."""
+        each = {f"mae_{horizon}": "min" for horizon in self.horizons}
+        return {"mae": "min", "mse": "min", "rmse": "min", "rank_correlation": "max", **each}  # type: ignore[dict-item]
+
+    @property
+    def parameter_groups(self) -> tuple[str, ...]:
+        return (BACKBONE, "head")
+
+    @property
+    def has_blocks(self) -> bool:
+        return self.graph is not None or super().has_blocks
+
+    @property
+    def masks_attention(self) -> bool:
+        return self.graph is not None
+
+    @property
+    def graph_layers(self) -> int:
+        return self.graph.layers if self.graph else 0
+
+    def uses_attention(self, data: Data) -> bool:
+        return self.encoder == "transformer" or self.graph is not None
+
+    def forecast_steps(self, data: Data) -> int:
+        return max(self.horizons)
+
+    def computes_in(self, precision: str, device_kind: str) -> dict[str, Format]:
+        found = super().computes_in(precision, device_kind)
+        return found if self.graph is None else {**found, "graph": found["head"]}
+
+    def problems(self, data: Data, arrays: Mapping[str, Array]) -> Iterator[Problem]:
+        """Three inputs and two targets, which agree about dates, entities and horizons."""
+        for part, roles in (("inputs", INPUTS), ("targets", TARGETS)):
+            if len(getattr(data, part)) != len(roles):
+                yield Problem(
+                    ("data", part),
+                    f"The recipe panel-graph takes {len(roles)} arrays in data.{part} "
+                    f"({', '.join(roles)}), not {len(getattr(data, part))}.",
+                    "Each array has a role of its own, by its place in the list; `stoker data "
+                    "convert --entity` writes them.",
+                )
+                return
+        yield from self.heads_problems(
+            attends=self.uses_attention(data),
+            without=f"No graph and the encoder {self.encoder}",
+        )
+        yield from self._horizon_problems()
+        if isinstance(data.split, DatasetsSplit):
+            yield Problem(
+                ("data", "split", "method"),
+                "The parts of a panel are datasets of their own, and graphs are made of the dates "
+                "of one.",
+                "The dates of another dataset would be given graphs that are not theirs.",
+                {"/data/split": {"method": "chronological"}},
+            )
+        panel = arrays.get(data.inputs[0])
+        if panel is None:
+            return
+        if len(panel.shape) != 3:
+            yield Problem(
+                ("data", "inputs", 0),
+                f"{data.inputs[0]!r} has samples of {panel.dtype} {panel.shape}; the recipe "
+                "panel-graph reads windows of (dates, entities, features).",
+                "A sample is all entities of a date, with the dates before it.",
+            )
+            return
+        yield from self._beside_problems(data, arrays, panel)
+        yield from self._panel_problems(panel)
+
+    def _horizon_problems(self) -> Iterator[Problem]:
+        ascending = sorted(set(self.horizons))
+        if list(self.horizons) != ascending:
+            yield Problem(
+                ("recipe", "horizons"),
+                f"The horizons {', '.join(map(str, self.horizons))} do not ascend.",
+                "Each is told by its length, so no two may be one.",
+                {"/recipe/horizons": ascending},
+            )
+
+    def _beside_problems(
+        self, data: Data, arrays: Mapping[str, Array], panel: Array
+    ) -> Iterator[Problem]:
+        """Masks, numbers and targets are as the panel has dates and entities."""
+        window, entities, _ = panel.shape
+        horizons, truth = len(self.horizons), ("bool", "uint8")
+        wanted: dict[tuple[str, int], tuple[tuple[int, ...], tuple[str, ...] | None]] = {
+            ("inputs", 1): ((window, entities), truth),
+            ("inputs", 2): ((), ("int8", "int16", "int32", "int64")),
+            ("targets", 0): ((entities, horizons), None),
+            ("targets", 1): ((entities, horizons), truth),
+        }
+        for (part, place), (shape, kinds) in wanted.items():
+            name = getattr(data, part)[place]
+            array = arrays.get(name)
+            if array is None:
+                continue
+            role = (INPUTS if part == "inputs" else TARGETS)[place]
+            if array.shape != shape or array.is_ragged:
+                yield Problem(
+                    ("data", part, place),
+                    f"{name!r} has samples of {array.dtype} {array.shape}; {role} is {shape} with "
+                    f"{entities} entities and {horizons} of recipe.horizons.",
+                    "Its places are those of the panel, and of recipe.horizons.",
+                )
+            elif kinds is not None and array.dtype not in kinds:
+                yield Problem(
+                    ("data", part, place),
+                    f"{name!r} is {array.dtype}; {role} is {' or '.join(kinds)}.",
+                    "It says yes or no for each place, or counts dates.",
+                )
+
+    def _panel_problems(self, panel: Array) -> Iterator[Problem]:
+        """The parameters fit windows, entities and features."""
+        window, entities, features = panel.shape
+        if window % self.patch:
+            fitting = fitting_patches([window])
+            yield Problem(
+                ("recipe", "patch"),
+                f"A patch of {self.patch} does not divide the window of {window} dates.",
+                f"{window % self.patch} dates would be left over. Choose one of "
+                f"{', '.join(map(str, fitting))}.",
+                {"/recipe/patch": max(p for p in fitting if p <= self.patch)},
+            )
+        if self.top_frequencies > window // 2 + 1:
+            yield Problem(
+                ("recipe", "top_frequencies"),
+                f"A window of {window} dates has {window // 2 + 1} frequencies, and "
+                f"{self.top_frequencies} are to be taken out.",
+                "Nothing would be left for the encoder.",
+                {"/recipe/top_frequencies": min(2, window // 2)},
+            )
+        if self.graph is not None:
+            yield from self._graph_problems(self.graph, window, entities, features)
+
+    def _graph_problems(
+        self, graph: Graph, window: int, entities: int, features: int
+    ) -> Iterator[Problem]:
+        if graph.neighbors >= entities:
+            yield Problem(
+                ("recipe", "graph", "neighbors"),
+                f"Of {entities} entities none has {graph.neighbors} others to look at.",
+                "An entity looks at those most like it, and at itself.",
+                {"/recipe/graph/neighbors": entities - 1} if entities > 1 else {},
+            )
+        if graph.feature >= features:
+            yield Problem(
+                ("recipe", "graph", "feature"),
+                f"The panel has {features} features, and number {graph.feature} is to be "
+                "correlated.",
+                "They are counted from 0.",
+                {"/recipe/graph/feature": 0},
+            )
+        if graph.rebuild_every == "batch" and graph.lookback > window:
+            yield Problem(
+                ("recipe", "graph", "lookback"),
+                f"A graph made in the batch has the window's {window} dates to look back on, not "
+                f"{graph.lookback}.",
+                "Of earlier dates a batch knows nothing.",
+                {"/recipe/graph/lookback": window},
+            )
+
+    def slowdowns(self, data: Data) -> Iterator[Problem]:
+        """Graphs that are made again and again."""
+        if self.graph is not None and self.graph.rebuild_every == "batch":
+            yield Problem(
+                ("recipe", "graph", "rebuild_every"),
+                "A graph is made for each date of each batch, in training and in every evaluation.",
+                f"That was measured to take {REBUILT_SHARE:.0%} of an evaluation of 256 entities, "
+                f"and graphs that are made once and kept {KEPT_SHARE:.2%}.",
+                {"/recipe/graph/rebuild_every": 20},
+            )
+
+    def shape(self, data: Data, arrays: Mapping[str, Array]) -> dict[str, Any]:
+        """How many features and horizons; how many entities changes no weights."""
+        panel, found = arrays.get(data.inputs[0]), dict[str, Any]()
+        if panel is not None and len(panel.shape) == 3:
+            window, _, features = panel.shape
+            by_place = self.encoder == "transformer" or self.top_frequencies > 0
+            found["inputs"] = {data.inputs[0]: [window, features] if by_place else [features]}
+        return {**found, "targets": {data.targets[0]: [len(self.horizons)]}}
+
+    def num_parameters(self, data: Data, arrays: Mapping[str, Array]) -> int | None:
+        """Of the encoder, of each layer of the graph (attention, hidden layer twice as wide, two
+        norms), of what forecasts the strongest frequencies, and of the linear head.
+        """
+        panel = arrays[data.inputs[0]]
+        if len(panel.shape) != 3:
+            return None
+        window, _, features = panel.shape
+        hidden, outputs = self.hidden_size, len(self.horizons)
+        layer = 4 * hidden * (hidden + 1) + hidden * (4 * hidden + 3) + 4 * hidden
+        frequencies = 0
+        if self.top_frequencies:
+            frequencies = hidden * (window * features + 1) + outputs * (hidden + 1)
+        encoder = self.encoder_parameters(window, features)
+        return encoder + self.graph_layers * layer + frequencies + outputs * (hidden + 1)

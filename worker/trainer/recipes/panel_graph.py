@@ -1,0 +1,208 @@
+"""Recipe `panel-graph`: what is prepared of a panel, its loss, and its scores a date."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from app.recipes.panel_graph import Graph, PanelGraph
+from app.spec.recipe import BACKBONE
+from worker.trainer.data.statistics import array_statistics
+from worker.trainer.data.training_data import TrainingData
+from worker.trainer.recipes.base import Batch, Statistics, Tables, Task
+from worker.trainer.recipes.encoders import Moments, exact_for
+from worker.trainer.recipes.graphs import correlations, nearest, trailing_graphs
+from worker.trainer.recipes.panel_model import GraphLayer, PanelModel
+from worker.trainer.recipes.panel_reading import FeatureSeries, PanelReader
+
+
+class PanelGraphTask(Task):
+    """Loss in standardized target units, metrics in the user's; each date weighs the same."""
+
+    recipe: PanelGraph
+    data_buffers = ("input_mean", "input_std", "target_mean", "target_std")
+    shape_parameters = (
+        *("kind", "encoder", "patch", "num_heads", "top_frequencies", "horizons", "graph_layers"),
+        *("window", "num_features"),
+    )
+    prepared_by = ("graph",)
+
+    @property
+    def standardized(self) -> tuple[str, ...]:
+        """None by the trainer, which knows of no masks: `prepare` does it."""
+        return ()
+
+    def prepare(self, data: TrainingData) -> Tables:
+        """Mean and deviation of what is there in the training part; and the graphs, of which each
+        looks back from its first date, so that no date is given one of its future. DataError.
+        """
+        reader, graph = PanelReader(data, self.spec.data), self.recipe.graph
+        series = reader.series(graph.feature if graph else 0)
+        found = dict[str, Tensor]()
+        panel, present, _ = self.spec.data.inputs
+        target, known = self.spec.data.targets
+        for name, mask in ((panel, present), (target, known)):
+            cells = ((piece, None) for piece in reader.cells(name, mask))
+            moments = array_statistics(name, cells, pooled=name == target)
+            found |= dict(zip((f"{name}/mean", f"{name}/std"), moments, strict=True))
+        if graph is not None and graph.rebuild_every != "batch":
+            found |= _kept_graphs(series, graph, graph.rebuild_every)
+        return found
+
+    def made_up_tables(self) -> Tables:
+        """With one graph, in which all look at all."""
+        panel, target = self.spec.data.inputs[0], self.spec.data.targets[0]
+        _, entities, features = self.fields[panel].shape
+        found = {f"{panel}/mean": torch.zeros(features), f"{panel}/std": torch.ones(features)}
+        found |= {f"{target}/mean": torch.tensor(0.0), f"{target}/std": torch.tensor(1.0)}
+        graph = self.recipe.graph
+        if graph is not None and graph.rebuild_every != "batch":
+            found["graphs"] = torch.ones(1, entities, entities, dtype=torch.bool)
+            found["first_date"] = torch.tensor(0)
+        return found
+
+    def build_model(self, statistics: Statistics, tables: Tables) -> nn.Module:
+        data, wanted = self.spec.data, self.spec.data.standardize
+        panel, target = data.inputs[0], data.targets[0]
+        window, _, features = self.fields[panel].shape
+        unscaled = torch.zeros(features), torch.ones(features)
+        inputs = self._moments(tables, panel) if wanted.inputs else unscaled
+        plain = torch.tensor(0.0), torch.tensor(1.0)
+        targets = self._moments(tables, target) if wanted.targets else plain
+        inputs = exact_for(self.fields[panel], inputs)
+        targets = exact_for(self.fields[target], targets)
+        return PanelModel(self.recipe, (window, features), inputs, targets)
+
+    def _moments(self, tables: Tables, name: str) -> Moments:
+        return tables[f"{name}/mean"], tables[f"{name}/std"]
+
+    def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
+        """The layers of a transformer, and those of the graph."""
+        kinds = (nn.TransformerEncoderLayer, GraphLayer)
+        return [module for module in model.modules() if isinstance(module, kinds)]
+
+    def parameter_groups(self, model: nn.Module) -> Mapping[str, Iterable[nn.Parameter]]:
+        """The encoder; and all that comes behind it."""
+        named = list(model.named_parameters())
+        return {
+            BACKBONE: [weight for name, weight in named if name.startswith("encoder.")],
+            "head": [weight for name, weight in named if not name.startswith("encoder.")],
+        }
+
+    def parameters_json(self) -> dict[str, Any]:
+        window, _, features = self.fields[self.spec.data.inputs[0]].shape
+        return {
+            **self.recipe.model_dump(mode="json"),
+            "num_heads": self.recipe.heads if self.recipe.uses_attention(self.spec.data) else None,
+            "graph_layers": self.recipe.graph_layers,
+            "window": window,
+            "num_features": features,
+        }
+
+    def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        error, known = self._error(model, batch)
+        return {"loss": self._loss_a_date(model, error, known).mean()}
+
+    def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        error, known = self._error(model, batch)
+        measured = batch.arrays[self.spec.data.targets[0]].double()
+        agreement, agreed = rank_agreement(error.double() + measured, measured, known)
+        exact = error.double()
+        sums = {
+            "dates": known.flatten(1).any(1),
+            "loss": self._loss_a_date(model, error, known),
+            "absolute": _mean_known(exact.abs(), known),
+            "squared": _mean_known(exact.square(), known),
+            "agreement": agreement,
+            "agreed": agreed,
+        }
+        for place, horizon in enumerate(self.recipe.horizons):
+            one = slice(place, place + 1)
+            sums[f"absolute_{horizon}"] = _mean_known(exact[..., one].abs(), known[..., one])
+            sums[f"dates_{horizon}"] = known[..., place].any(1)
+        return {name: one.double().sum() for name, one in sums.items()}
+
+    def scores(self, sums: Mapping[str, float], samples: int) -> dict[str, float]:
+        dates = max(1.0, sums["dates"])
+        mse = sums["squared"] / dates
+        metrics = {"mae": sums["absolute"] / dates, "mse": mse, "rmse": math.sqrt(mse)}
+        metrics["rank_correlation"] = sums["agreement"] / max(1.0, sums["agreed"])
+        for one in self.recipe.horizons:
+            metrics[f"mae_{one}"] = sums[f"absolute_{one}"] / max(1.0, sums[f"dates_{one}"])
+        wanted = {name: metrics[name] for name in self.spec.evaluation.metrics}
+        return {"loss": sums["loss"] / dates} | wanted
+
+    def _error(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Of each forecast, and whether it is known, both (batch, entities, horizons)."""
+        panel, present, _ = (batch.arrays[name] for name in self.spec.data.inputs)
+        measured, known = (batch.arrays[name] for name in self.spec.data.targets)
+        present, known = present.bool(), known.bool()
+        forecast: Tensor = model(panel, present, self.looks_at(batch))
+        error = forecast - measured.to(forecast.dtype)
+        # What nobody knows may be any number, which would spoil the sums and the gradients.
+        return error.masked_fill(~known, 0.0), known
+
+    def looks_at(self, batch: Batch) -> Tensor | None:
+        """Whom each entity looks at on the dates of the batch, bool (batch, entities, entities)."""
+        graph = self.recipe.graph
+        if graph is None:
+            return None
+        panel, present, date = (batch.arrays[name] for name in self.spec.data.inputs)
+        if graph.rebuild_every == "batch":
+            values = panel[:, -graph.lookback :, :, graph.feature].float()
+            return nearest(
+                correlations(values, present[:, -graph.lookback :].bool()), graph.neighbors
+            )
+        graphs = batch.tables["graphs"]
+        since = date.long() - batch.tables["first_date"]
+        number = since.div(graph.rebuild_every, rounding_mode="floor")
+        return graphs.index_select(0, number.clamp(0, len(graphs) - 1))
+
+    def _loss_a_date(self, model: nn.Module, error: Tensor, known: Tensor) -> Tensor:
+        """(batch,), in standardized units."""
+        scaled = (error / model.get_buffer("target_std")).float()
+        if self.recipe.loss == "mae":
+            each = scaled.abs()
+        elif self.recipe.loss == "mse":
+            each = scaled.square()
+        else:
+            each = functional.huber_loss(scaled, torch.zeros_like(scaled), reduction="none")
+        return _mean_known(each, known)
+
+
+def rank_agreement(forecast: Tensor, measured: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+    """Spearman's rank correlation over the entities of a date, summed over the horizons, and of how
+    many horizons there is one: not where fewer than two are known, or all are alike. (batch,
+    entities, horizons) each, to (batch,).
+    """
+    count = known.sum(1)
+    ranks = [_ranks(one, known) for one in (forecast, measured)]
+    first, second = ((one - one.sum(1, keepdim=True) / count.clamp(min=1)[:, None]) * known
+                     for one in ranks)  # fmt: skip
+    spread = (first.square().sum(1) * second.square().sum(1)).sqrt()
+    there = (count > 1) & (spread > 0)
+    found = torch.where(there, (first * second).sum(1) / spread.where(there, 1.0), 0.0)
+    return found.sum(1), there.sum(1)
+
+
+def _ranks(values: Tensor, known: Tensor) -> Tensor:
+    """Among those known, the mean rank of equals, as numbers; zeros for others."""
+    one, other = values[:, :, None], values[:, None]
+    below = ((other < one).double() + 0.5 * (other == one).double()) * known[:, None]
+    return below.sum(2) * known
+
+
+def _mean_known(values: Tensor, known: Tensor) -> Tensor:
+    """(batch, entities, horizons) to its mean a date over what is known, 0 where nothing is."""
+    count = known.flatten(1).sum(1).clamp(min=1)
+    return (values * known).flatten(1).sum(1) / count
+
+
+def _kept_graphs(series: FeatureSeries, graph: Graph, every: int) -> Tables:
+    """One for every so many dates, from that of the first sample on."""
+    ends = range(series.begin - series.first + 1, len(series.values) + 1, every)
+    graphs = trailing_graphs(series.values, series.present, ends, graph.lookback, graph.neighbors)
+    return {"graphs": graphs, "first_date": torch.tensor(series.begin)}

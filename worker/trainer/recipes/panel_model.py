@@ -1,0 +1,142 @@
+"""The model of the recipe `panel-graph`: standardize, split frequencies, encode, attend, forecast.
+
+Frequency adaptive normalization: Ye, Deng, Zou and Gui, Frequency Adaptive Normalization For
+Non-stationary Time Series Forecasting, NeurIPS 2024.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from app.recipes.panel_graph import PanelGraph
+from worker.trainer.recipes.encoders import (
+    Moments,
+    build_encoder,
+    encoded,
+    in_patches,
+    standardized,
+)
+
+
+class StrongestFrequencies(nn.Module):
+    """(windows, dates, features) to what its strongest frequencies alone make of each window and
+    feature. By a matrix in place of an FFT, whose complex numbers no compiler takes.
+    """
+
+    basis: Tensor
+    scale: Tensor
+
+    def __init__(self, window: int, strongest: int) -> None:
+        super().__init__()
+        self.strongest, self.count = strongest, window // 2 + 1
+        turns = torch.arange(self.count)[:, None] * torch.arange(window) / window
+        angles = 2 * math.pi * turns.double()
+        basis = torch.cat([angles.cos(), angles.sin()]).float()
+        scale = torch.full((self.count, 1), 2.0 / window)
+        scale[0] = 1.0 / window
+        if window % 2 == 0:
+            scale[-1] = 1.0 / window
+        self.register_buffer("basis", basis, persistent=False)
+        self.register_buffer("scale", scale, persistent=False)
+
+    def forward(self, windows: Tensor) -> Tensor:
+        # In float32 whatever the rest computes in: small frequencies are differences of large ones.
+        with torch.autocast(windows.device.type, enabled=False):
+            parts = self.basis @ windows
+            power = parts.square().view(len(windows), 2, self.count, -1).sum(1)
+            strongest = power.topk(self.strongest, 1).indices
+            kept = torch.zeros_like(power).scatter(1, strongest, 1.0) * self.scale
+            main: Tensor = self.basis.mT @ (parts * kept.repeat(1, 2, 1))
+        return main
+
+
+class GraphLayer(nn.Module):
+    """Pre-norm attention of each entity to those that it looks at, and a hidden layer."""
+
+    def __init__(self, recipe: PanelGraph) -> None:
+        super().__init__()
+        hidden = recipe.hidden_size
+        self.heads, self.dropout = recipe.heads, recipe.dropout
+        self.attention_norm, self.norm = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.projections, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+        self.hidden = nn.Sequential(
+            nn.Linear(hidden, 2 * hidden), nn.GELU(), nn.Linear(2 * hidden, hidden)
+        )
+
+    def forward(self, states: Tensor, looks_at: Tensor) -> Tensor:
+        """States (batch, entities, hidden), as what comes; bool (batch, entities, entities)."""
+        batch, entities, width = states.shape
+        projected = self.projections(self.attention_norm(states))
+        by_head = projected.view(batch, entities, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        query, key, value = by_head.unbind()
+        found = functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=looks_at[:, None],
+            dropout_p=self.dropout if self.training else 0.0,
+        )
+        states = states + self.out(found.transpose(1, 2).reshape(batch, entities, width))
+        return states + self.hidden(self.norm(states))  # type: ignore[no-any-return]
+
+
+class PanelModel(nn.Module):
+    """Panels (batch, dates, entities, features) to forecasts (batch, entities, horizons)."""
+
+    input_mean: Tensor
+    input_std: Tensor
+    target_mean: Tensor
+    target_std: Tensor
+
+    def __init__(
+        self, recipe: PanelGraph, sample: tuple[int, int], inputs: Moments, targets: Moments
+    ) -> None:
+        """`sample`: dates of the window and features."""
+        super().__init__()
+        window, features = sample
+        hidden, horizons = recipe.hidden_size, len(recipe.horizons)
+        self.patch = recipe.patch
+        self.encoder = build_encoder(recipe, window, features)
+        self.layers = nn.ModuleList(GraphLayer(recipe) for _ in range(recipe.graph_layers))
+        self.dropout, self.head = nn.Dropout(recipe.dropout), nn.Linear(hidden, horizons)
+        self.strongest: StrongestFrequencies | None = None
+        if recipe.top_frequencies:
+            self.strongest = StrongestFrequencies(window, recipe.top_frequencies)
+            self.frequencies = nn.Sequential(
+                nn.Flatten(),
+                nn.Linear(window * features, hidden),
+                nn.ReLU(),
+                nn.Linear(hidden, horizons),
+            )
+        for name, (mean, std) in (("input", inputs), ("target", targets)):
+            self.register_buffer(f"{name}_mean", mean)
+            self.register_buffer(f"{name}_std", std)
+
+    def forward(self, panel: Tensor, present: Tensor, looks_at: Tensor | None) -> Tensor:
+        """Forecasts in the target's own units and the type of its statistics. `present`: bool
+        (batch, dates, entities); `looks_at`: bool (batch, entities, entities), None without graph.
+        """
+        batch, window, entities, features = panel.shape
+        values = standardized(panel, self.input_mean, self.input_std)
+        values.masked_fill_(~present[..., None], 0.0)
+        each = values.transpose(1, 2).reshape(batch * entities, window, features)
+        main = None if self.strongest is None else self.strongest(each)
+        rest = each if main is None else each - main
+        states = encoded(self.encoder, in_patches(rest, self.patch))[:, -1]
+        states = states.reshape(batch, entities, -1)
+        if looks_at is not None:
+            looks_at = _who_is_there(looks_at, present[:, -1])
+            for layer in self.layers:
+                states = layer(states, looks_at)
+        found = self.head(self.dropout(states))
+        if main is not None:
+            found = found + self.frequencies(main).view(batch, entities, -1)
+        return torch.addcmul(self.target_mean, found.to(self.target_mean.dtype), self.target_std)
+
+
+def _who_is_there(looks_at: Tensor, present: Tensor) -> Tensor:
+    """Nobody looks at who is absent on the date itself, (batch, entities); but at itself."""
+    itself = torch.eye(looks_at.shape[-1], dtype=torch.bool, device=looks_at.device)
+    return (looks_at & present[:, None]) | itself

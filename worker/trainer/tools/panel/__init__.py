@@ -1,0 +1,1 @@
+"""Panels: rows of many entities, date by date, as samples of all entities of a date."""
