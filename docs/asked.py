@@ -16,7 +16,7 @@ def _about(topic: str, *troubles: tuple[str, ...]) -> tuple[Asked, ...]:
     return tuple(Asked(topic, trouble, tuple(kept_by)) for trouble, *kept_by in troubles)
 
 
-RECIPE = "recipe.kind"
+NORMS = "test_no_recipe_has_norms_over_a_batch"
 RARE = "test_rare_labels_are_begun_at_their_rate"
 PLACES = "test_full_steps_come_from_their_places"
 RECOMPUTE = "speed.needless_recomputing"
@@ -77,26 +77,26 @@ ASKED: tuple[Asked, ...] = (
         ("a validation or test part smaller than a batch", "learning.small_part"),
         ("a batch above the training samples", "learning.batch_above_samples"),
         ("drop_last that drops more than 1 %", "learning.drop_last_drops"),
-        ("a last batch of 1, or micro-batches under 8, with batch norm", RECIPE),
+        ("a last batch of 1, or micro-batches under 8, with batch norm", NORMS),
         ("positives under 5 % without weights", RARE),
         ("NaN or unscaled targets", "correctness.nonfinite_values", "learning.unscaled"),
         ("input fields of other length", "test_arrays_of_different_length_are_refused"),
     ),
     *_about(
         "graphs",
-        ("graphs rebuilt for each batch of training or evaluation", RECIPE),
-        ("variable sizes without buckets", "speed.mostly_filling", RECIPE),
+        ("graphs rebuilt for each batch of training or evaluation", "speed.slow_recipe"),
+        ("variable sizes without buckets", "speed.mostly_filling", ONE_SIZE),
         ("compile or CUDA graphs over unbounded shapes", ONE_SIZE, PLACES),
     ),
     *_about(
         "precision",
-        ("fp16 where bf16 is supported", RECIPE),
+        ("fp16 where bf16 is supported", "learning.fp16_beside_bf16"),
         ("bf16 on a device that emulates it", "correctness.precision_not_supported"),
         ("TF32 on a device without it", "correctness.precision_not_supported"),
         ("TF32 off on a device that has it", "speed.tf32_off"),
-        ("mixed precision on a CPU that slows it", RECIPE),
+        ("mixed precision on a CPU that slows it", "speed.mixed_on_cpu"),
         ("fp16 with unscaled targets and a squared loss", "learning.unscaled"),
-        ("sizes that are no multiples of 8 in half precision", RECIPE),
+        ("sizes that are no multiples of 8 in half precision", "speed.uneven_sizes"),
     ),
     *_about(
         "compilation",

@@ -1,6 +1,6 @@
 """What recipes have in common whose models step through time: an encoder and its parameters."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from math import gcd
 from typing import Annotated, Literal
 
@@ -36,6 +36,10 @@ class EncodingRecipe(Recipe):
     def heads(self) -> int:
         """As many as were asked for, or the most of 4, 2 and 1 that divide the hidden size."""
         return self.num_heads or next(n for n in (4, 2, 1) if self.hidden_size % n == 0)
+
+    @property
+    def widths(self) -> Mapping[str, int]:
+        return {"hidden_size": self.hidden_size}
 
     @property
     def recurrence(self) -> str | None:

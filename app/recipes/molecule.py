@@ -62,6 +62,10 @@ class Molecule(Recipe):
         return {"class_weights": self.classes} if self.task == "classification" else {}
 
     @property
+    def widths(self) -> Mapping[str, int]:
+        return {"hidden_size": self.hidden_size}
+
+    @property
     def metric_modes(self) -> Mapping[str, Mode]:
         if self.task == "masked":
             return {"accuracy": "max"}

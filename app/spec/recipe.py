@@ -191,6 +191,13 @@ class Recipe(SpecModel):
         return False
 
     @property
+    def widths(self) -> Mapping[str, int]:
+        """By field, how wide the model's layers are: sizes of its matrices, which tensor cores
+        want to be multiples of 8 in half precision.
+        """
+        return {}
+
+    @property
     def carries_state(self) -> bool:
         """Whether what one batch leaves is taken up by the next, each sample by that in its place:
         then batches are in lanes, and whole.

@@ -31,6 +31,10 @@ class Claim:
 SMALL = {"recipe": {"hidden_size": 16, "patch": 36}, "training": {"max_steps": 400, "epochs": 50}}
 # Its state, 27 MiB, takes longer to write than two steps do.
 LARGE = {"recipe": {"hidden_size": 512, "patch": 36}, "training": {"max_steps": 60, "epochs": 50}}
+ATTENDING = {
+    "recipe": {"encoder": "transformer", "num_layers": 4, "patch": 6},
+    "training": {"max_steps": 60, "epochs": 50},
+}
 SHORT = merge_patch(SMALL, {"training": {"max_steps": 72}})  # three epochs
 STREAMED = merge_patch(SHORT, {"data": {"loader": {"residency": "stream"}}})
 BY_PROCESSES = {"kind": "dataloader", "num_workers": 1}
@@ -58,6 +62,11 @@ CLAIMS = (
         "compiled_recurrence",
         merge_patch(SMALL, {"runtime": {"compile": {"mode": "default"}}}),
         merge_patch(SMALL, {"runtime": {"compile": {"mode": "none"}}}),
+    ),
+    Claim(
+        "mixed_on_cpu",
+        merge_patch(ATTENDING, {"runtime": {"precision": "bf16-mixed"}}),
+        merge_patch(ATTENDING, {"runtime": {"precision": "fp32"}}),
     ),
     Claim(
         "chunk_below_batch",

@@ -30,6 +30,7 @@ from tests.guard.changes import (
     TOO_WIDE,
     TORN,
     TRANSFORMER,
+    UNEVEN,
     USUAL,
     WATCHED,
     WIDE,
@@ -233,6 +234,20 @@ CASES: dict[str, Example] = {
     "speed.recurrence_not_in_bf16": Example(
         {**runtime(precision="bf16-mixed"), **PINNED},
         {**runtime(precision="tf32"), **PINNED},
+        world(devices=(A100,)),
+    ),
+    "speed.mixed_on_cpu": Example(
+        {**TRANSFORMER, **runtime(precision="bf16-mixed")},
+        {**TRANSFORMER, **runtime(precision="fp32")},
+    ),
+    "learning.fp16_beside_bf16": Example(
+        {**TRANSFORMER, **runtime(precision="fp16-mixed"), **PINNED},
+        {**TRANSFORMER, **runtime(precision="bf16-mixed"), **PINNED},
+        world(devices=(A100,)),
+    ),
+    "speed.uneven_sizes": Example(
+        {**UNEVEN, **runtime(precision="bf16-mixed"), **PINNED},
+        {**UNEVEN, **runtime(precision="tf32"), **PINNED},
         world(devices=(A100,)),
     ),
     "correctness.cannot_compile": Example(

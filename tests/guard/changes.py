@@ -149,6 +149,7 @@ REBUILT = Example(
     world(PRICES),
 )
 TRANSFORMER: Change = {"recipe": {"encoder": "transformer"}}
+UNEVEN: Change = {"recipe": {"encoder": "transformer", "hidden_size": 60}}
 
 
 def rolled_back(every_steps: int) -> Change:

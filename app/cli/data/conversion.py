@@ -5,16 +5,15 @@ import re
 import shlex
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from app.cli.connect import read_settings
+from app.cli.data.made import Document, as_graphs, converted, cut, cut_bars, cut_panel, written
 from app.cli.data.worker_module import run_worker_module
 from app.cli.failures import CommandFailed
-from app.cli.output import JsonOption, number, print_json, size
-
-Document = dict[str, Any]
+from app.cli.output import JsonOption, print_json
 
 # Files that may hold windows: HDF5, and Arrow IPC.
 WINDOWS = (".h5", ".hdf5", ".hdf", ".feather", ".arrow", ".ipc")
@@ -170,9 +169,7 @@ def convert(
         made, lines = _run(MOLECULES, path, out, *names)
     elif max_atoms is not None:
         raise CommandFailed("--max-atoms is for molecules: SDF, SMILES, or CSV with --smiles.")
-    elif _is_cut(window, timeframes, entity, on_bad, max_gap):
-        if pad is not None:
-            raise CommandFailed("--pad and --window or --timeframes are two steps: convert twice.")
+    elif _is_cut(window, timeframes, entity, pad, on_bad, max_gap):
         cutter, how = _cut_by(window, timeframes, horizon, column, entity, array)
         made, lines = _run(cutter, path, out, *how, f"--every={every}", *names)
     elif pad is not None:
@@ -211,6 +208,7 @@ def _is_cut(
     window: int | None,
     timeframes: str | None,
     entity: str | None,
+    pad: int | None,
     on_bad: OnBad | None,
     max_gap: str | None,
 ) -> bool:
@@ -220,6 +218,8 @@ def _is_cut(
     if window is not None and timeframes is not None:
         raise CommandFailed("--window and --timeframes are two ways to cut; give one of them.")
     is_cut = timeframes is not None or window is not None
+    if is_cut and pad is not None:
+        raise CommandFailed("--pad and --window or --timeframes are two steps: convert twice.")
     if not is_cut and (on_bad is not None or max_gap is not None):
         raise CommandFailed("--on-bad and --max-gap go with --window or --timeframes.")
     return is_cut
@@ -307,101 +307,12 @@ def _run(module: str, path: Path, out: Path, *options: str) -> tuple[Document, l
     answer = run_worker_module(module, str(path), str(out), *options, timeout_seconds=None)
     made = dict(json.loads(answer))
     told = {
-        BARS: _cut_bars,
-        SAMPLES: _cut,
-        PANEL: _cut_panel,
-        ARRAYS: _written,
-        PADDING: _written,
-        OVERLAPPING: _converted,
-        MOLECULES: _as_graphs,
+        BARS: cut_bars,
+        SAMPLES: cut,
+        PANEL: cut_panel,
+        ARRAYS: written,
+        PADDING: written,
+        OVERLAPPING: converted,
+        MOLECULES: as_graphs,
     }
     return made, told[module](made)
-
-
-def _converted(made: Document) -> list[str]:
-    smaller = made["bytes_before"] / made["bytes"]
-    return [
-        *(
-            f"{name}: {number(one['samples'])} windows of {number(one['window_length'])} steps are "
-            f"a series of {number(one['steps'])}."
-            for name, one in made["series"].items()
-        ),
-        f"{made['path']}: {size(made['bytes'])} for {size(made['bytes_before'])}, "
-        f"1/{smaller:,.0f}.",
-    ]
-
-
-def _written(made: Document) -> list[str]:
-    shapes = (f"{name} {' × '.join(map(str, shape))}" for name, shape in made["arrays"].items())
-    return [f"{made['path']}: {', '.join(shapes)}; {size(made['bytes'])}."]
-
-
-def _cut(made: Document) -> list[str]:
-    features, in_stretches = len(made["features"]), made["stretches"]
-    over = f" in {number(in_stretches)} stretches" if in_stretches > 1 else ""
-    of = f"{number(made['steps'])} rows{over}"
-    return [
-        f"{number(made['samples'])} samples of {number(features)} features, cut out of {of}.",
-        *_skipped(made),
-        *_read_times(made),
-        f"{made['path']}: {size(made['bytes'])}.",
-    ]
-
-
-def _cut_bars(made: Document) -> list[str]:
-    bars = ", ".join(f"{number(count)} of {label}" for label, count in made["timeframes"].items())
-    in_stretches = made["stretches"]
-    over = f" in {number(in_stretches)} stretches" if in_stretches > 1 else ""
-    return [
-        f"{number(made['samples'])} samples of {number(len(made['features']))} features: "
-        f"bars {bars}{over}. Target: {made['target']}.",
-        *_skipped(made),
-        *_read_times(made),
-        f"{made['path']}: {size(made['bytes'])}.",
-    ]
-
-
-def _read_times(made: Document) -> list[str]:
-    """As what the times of rows were read, where there are any."""
-    read_as = made.get("times_read_as")
-    return [] if read_as is None else [f"Times were read as {read_as}, in UTC unless they say."]
-
-
-def _cut_panel(made: Document) -> list[str]:
-    missing: dict[str, int] = made["missing_dates"]
-    return [
-        f"{number(made['samples'])} samples of {number(made['entities'])} entities and "
-        f"{number(len(made['features']))} features, cut out of {number(made['dates'])} dates; "
-        f"{made['present']:.1%} of them are there. Target: {made['target']} over "
-        f"{', '.join(map(str, made['horizons']))} dates.",
-        *([f"Missing between their first and last date: {_counts(missing)}."] if missing else []),
-        *_skipped(made),
-        *_read_times(made),
-        f"{made['path']}: {size(made['bytes'])}.",
-    ]
-
-
-def _counts(missing: dict[str, int], most: int = 5) -> str:
-    """Those that miss the most first."""
-    ordered = sorted(missing.items(), key=lambda one: -one[1])
-    shown = ", ".join(f"{name} {count:,}" for name, count in ordered[:most])
-    more = len(ordered) - most
-    return f"{shown} and {more:,} entities more" if more > 0 else shown
-
-
-def _as_graphs(made: Document) -> list[str]:
-    parts = ", ".join(f"{number(count)} {name}" for name, count in made["parts"].items())
-    learned = "" if made["target"] is None else f" Target: {made['target']}."
-    return [
-        f"{number(made['samples'])} molecules of {number(made['atoms']['total'])} atoms, up to "
-        f"{number(made['atoms']['most'])} each, and {number(made['bonds'])} bonds.{learned}",
-        f"{number(made['scaffolds'])} scaffolds; by these {parts} (scaffold_part).",
-        *_skipped(made),
-        f"{made['path']}: {size(made['bytes'])}.",
-    ]
-
-
-def _skipped(made: Document) -> list[str]:
-    """What could not be used, by kind."""
-    kinds = ", ".join(f"{kind.replace('_', ' ')} {n:,}" for kind, n in made["bad"].items())
-    return [f"Skipped: {kinds}."] if kinds else []

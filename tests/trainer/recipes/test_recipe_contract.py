@@ -1,6 +1,7 @@
 """What a recipe may give beside model and loss: groups of parameters, state that is carried on."""
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from app.lifecycle import Reason
 from app.recipes.sequence import Sequence
 from app.spec.optimization import SGD, Adam, AdamW, Optimizer
 from tests.trainer.lab import BUILDING_POLLS, Lab, Outcome, StopAtPoll
+from worker.trainer import recipes
 from worker.trainer.errors import TrainerError
 from worker.trainer.optimizers import build_optimizer, set_learning_rate
 from worker.trainer.recipes.base import Batch, Begin, Statistics, Tables, Task
@@ -210,3 +212,10 @@ def test_another_shape_of_it_is_not_gone_on_from(lab: Lab, monkeypatch: pytest.M
     with pytest.raises(TrainerError, match=r"of what is carried running is \(3,\) there") as caught:
         lab.run(run_dir)
     assert caught.value.reason is Reason.carry_mismatch
+
+
+def test_no_recipe_has_norms_over_a_batch() -> None:
+    """A last batch of 1, and micro-batches of a few, train as any others."""
+    files = [*Path(recipes.__file__).parent.glob("*.py")]
+    assert len(files) > 5
+    assert [file.name for file in files if "BatchNorm" in file.read_text()] == []

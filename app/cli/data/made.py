@@ -1,0 +1,96 @@
+"""What a conversion made, in lines for a person."""
+
+from typing import Any
+
+from app.cli.output import number, size
+
+Document = dict[str, Any]
+
+
+def converted(made: Document) -> list[str]:
+    smaller = made["bytes_before"] / made["bytes"]
+    return [
+        *(
+            f"{name}: {number(one['samples'])} windows of {number(one['window_length'])} steps are "
+            f"a series of {number(one['steps'])}."
+            for name, one in made["series"].items()
+        ),
+        f"{made['path']}: {size(made['bytes'])} for {size(made['bytes_before'])}, "
+        f"1/{smaller:,.0f}.",
+    ]
+
+
+def written(made: Document) -> list[str]:
+    shapes = (f"{name} {' × '.join(map(str, shape))}" for name, shape in made["arrays"].items())
+    return [f"{made['path']}: {', '.join(shapes)}; {size(made['bytes'])}."]
+
+
+def cut(made: Document) -> list[str]:
+    features, in_stretches = len(made["features"]), made["stretches"]
+    over = f" in {number(in_stretches)} stretches" if in_stretches > 1 else ""
+    of = f"{number(made['steps'])} rows{over}"
+    return [
+        f"{number(made['samples'])} samples of {number(features)} features, cut out of {of}.",
+        *_skipped(made),
+        *_read_times(made),
+        f"{made['path']}: {size(made['bytes'])}.",
+    ]
+
+
+def cut_bars(made: Document) -> list[str]:
+    bars = ", ".join(f"{number(count)} of {label}" for label, count in made["timeframes"].items())
+    in_stretches = made["stretches"]
+    over = f" in {number(in_stretches)} stretches" if in_stretches > 1 else ""
+    return [
+        f"{number(made['samples'])} samples of {number(len(made['features']))} features: "
+        f"bars {bars}{over}. Target: {made['target']}.",
+        *_skipped(made),
+        *_read_times(made),
+        f"{made['path']}: {size(made['bytes'])}.",
+    ]
+
+
+def _read_times(made: Document) -> list[str]:
+    """As what the times of rows were read, where there are any."""
+    read_as = made.get("times_read_as")
+    return [] if read_as is None else [f"Times were read as {read_as}, in UTC unless they say."]
+
+
+def cut_panel(made: Document) -> list[str]:
+    missing: dict[str, int] = made["missing_dates"]
+    return [
+        f"{number(made['samples'])} samples of {number(made['entities'])} entities and "
+        f"{number(len(made['features']))} features, cut out of {number(made['dates'])} dates; "
+        f"{made['present']:.1%} of them are there. Target: {made['target']} over "
+        f"{', '.join(map(str, made['horizons']))} dates.",
+        *([f"Missing between their first and last date: {_counts(missing)}."] if missing else []),
+        *_skipped(made),
+        *_read_times(made),
+        f"{made['path']}: {size(made['bytes'])}.",
+    ]
+
+
+def _counts(missing: dict[str, int], most: int = 5) -> str:
+    """Those that miss the most first."""
+    ordered = sorted(missing.items(), key=lambda one: -one[1])
+    shown = ", ".join(f"{name} {count:,}" for name, count in ordered[:most])
+    more = len(ordered) - most
+    return f"{shown} and {more:,} entities more" if more > 0 else shown
+
+
+def as_graphs(made: Document) -> list[str]:
+    parts = ", ".join(f"{number(count)} {name}" for name, count in made["parts"].items())
+    learned = "" if made["target"] is None else f" Target: {made['target']}."
+    return [
+        f"{number(made['samples'])} molecules of {number(made['atoms']['total'])} atoms, up to "
+        f"{number(made['atoms']['most'])} each, and {number(made['bonds'])} bonds.{learned}",
+        f"{number(made['scaffolds'])} scaffolds; by these {parts} (scaffold_part).",
+        *_skipped(made),
+        f"{made['path']}: {size(made['bytes'])}.",
+    ]
+
+
+def _skipped(made: Document) -> list[str]:
+    """What could not be used, by kind."""
+    kinds = ", ".join(f"{kind.replace('_', ' ')} {n:,}" for kind, n in made["bad"].items())
+    return [f"Skipped: {kinds}."] if kinds else []
