@@ -12,7 +12,7 @@ from app.recipes.panel_graph import Graph, PanelGraph
 from app.spec.recipe import BACKBONE
 from worker.trainer.data.statistics import array_statistics
 from worker.trainer.data.training_data import TrainingData
-from worker.trainer.recipes.base import Batch, Statistics, Tables, Task
+from worker.trainer.recipes.base import Batch, Exported, Statistics, Tables, Task
 from worker.trainer.recipes.encoders import Moments, exact_for
 from worker.trainer.recipes.graphs import correlations, nearest, trailing_graphs
 from worker.trainer.recipes.panel_model import GraphLayer, PanelModel
@@ -124,6 +124,16 @@ class PanelGraphTask(Task):
             sums[f"absolute_{horizon}"] = _mean_known(exact[..., one].abs(), known[..., one])
             sums[f"dates_{horizon}"] = known[..., place].any(1)
         return {name: one.double().sum() for name, one in sums.items()}
+
+    def exported(self, batch: Batch) -> Exported:
+        """Raw features, who is there and, with a graph, who looks at whom to forecasts in the
+        target's own units: whoever calls the model makes the graph.
+        """
+        panel, present, _ = self.spec.data.inputs
+        given = {panel: batch.arrays[panel], present: batch.arrays[present].bool()}
+        looks_at = self.looks_at(batch)
+        graph = {} if looks_at is None else {"looks_at": looks_at}
+        return Exported({**given, **graph}, (self.spec.data.targets[0],))
 
     def scores(self, sums: Mapping[str, float], samples: int) -> dict[str, float]:
         dates = max(1.0, sums["dates"])

@@ -114,7 +114,7 @@ class PanelModel(nn.Module):
             self.register_buffer(f"{name}_mean", mean)
             self.register_buffer(f"{name}_std", std)
 
-    def forward(self, panel: Tensor, present: Tensor, looks_at: Tensor | None) -> Tensor:
+    def forward(self, panel: Tensor, present: Tensor, looks_at: Tensor | None = None) -> Tensor:
         """Forecasts in the target's own units and the type of its statistics. `present`: bool
         (batch, dates, entities); `looks_at`: bool (batch, entities, entities), None without graph.
         """
