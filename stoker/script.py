@@ -42,6 +42,8 @@ from stoker.ranks import Ranks, rank_and_size, ranks_in
 METRICS = "metrics.jsonl"
 FINISHED = "finished"
 CONFIG = "config.json"
+CHECKPOINT = "{checkpoint}"
+"""In the arguments of `stoker run --resume`: the file or folder to go on from."""
 PIECE_BYTES = 1 << 20
 
 

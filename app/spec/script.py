@@ -10,12 +10,11 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from app.spec.base import SpecModel
 from stoker.models.base import Labels, Priority, RunName, Text
+from stoker.script import CHECKPOINT as CHECKPOINT
 
 SCRIPT = "script"
 RETRIES = 3
 """Of a script that can resume."""
-CHECKPOINT = "{checkpoint}"
-"""In `resume`: the file or folder to go on from."""
 PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
 SIZE = re.compile(r"^[1-9][0-9]{0,5}(\.[0-9]{1,3})?(MiB|GiB)$")
 UNITS = {"MiB": 2**20, "GiB": 2**30}
@@ -171,7 +170,7 @@ class ScriptRecipe(SpecModel):
     params: Annotated[dict[str, ParamValue], Field(max_length=100)] = Field(default_factory=dict)
     """Values of its parameters; default those of its registration."""
     argv: Arguments = ()
-    """The command and its arguments. No shell reads them."""
+    """The command and its arguments. No shell is involved."""
     cwd: Annotated[str, Field(max_length=4_096)] | None = None
     """The folder in which it runs."""
     environment: Annotated[str, Field(pattern=r"^[a-f0-9]{32}$")] | None = None

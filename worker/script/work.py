@@ -8,13 +8,13 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, Self
 
+from stoker.script import CHECKPOINT
+
 # What a registered command sees of the worker's environment.
 OF_THE_HOST = (
     *("PATH", "HOME", "USER", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "TZ"),
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE"),
 )
-CHECKPOINT = "{checkpoint}"
-"""In the arguments of `resume`: the file or folder of the checkpoint to go on from."""
 SHIM = Struct("<QdQ")
 """Steps, seconds of waiting for data, and the process that counts: path/sitecustomize.py."""
 

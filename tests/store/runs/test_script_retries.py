@@ -63,3 +63,16 @@ def test_an_end_that_is_never_retried_says_nothing_of_retries(world: World):
     recipe = world.running(max_retries=0)
     assert ends(world, recipe) == RunState.failed
     assert message_of(world, recipe) == "It broke."
+
+
+@pytest.mark.parametrize(("told", "state"), [((SAVED,), "queued"), ((), "failed")])
+def test_it_is_the_same_when_its_worker_is_lost(
+    world: World, told: tuple[NewEvent, ...], state: str
+):
+    """As by a crash of the host, or its reboot."""
+    lease = world.running(**of_script("auto"))
+    world.store.leases.beat(lease.token, Beat(number=lease.beats, events=list(told)))
+    assert world.store.leases.declare_lost(lease.token, lease.beats + 1)
+    run = world.store.runs.get(lease.run_id)
+    assert (run.state, run.reason) == (state, Reason.worker_lost)
+    assert ("It is not tried again" in (run.message or "")) is (state == "failed")
