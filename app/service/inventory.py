@@ -32,7 +32,7 @@ def dataset_facts(record: DatasetRecord) -> DatasetFacts:
         name=record.name,
         state=record.state,
         samples=record.samples,
-        fields={name: _field_facts(field) for name, field in fields.items()},
+        fields={name: field_facts(field) for name, field in fields.items()},
         size_bytes=record.size_bytes,
         window_steps=layout.get("window_steps"),
         breaks=layout.get("breaks") or {},
@@ -77,7 +77,8 @@ def _sentence(problem: Any) -> str:
     return str(problem.get("message", problem)) if isinstance(problem, dict) else str(problem)
 
 
-def _field_facts(field: Document) -> FieldFacts:
+def field_facts(field: Document) -> FieldFacts:
+    """Of an array, as an inspection described it."""
     chunks, series_steps = field.get("chunks"), field.get("series_steps")
     facts = FieldFacts(
         shape=tuple(field["shape"]),

@@ -17,7 +17,7 @@ GUIDE = (ROOT / "docs" / "recipes.md").read_text()
 A_FILE = re.compile(r"\*\*`([\w./-]+)`\*\*(?:(?!\n\n).)*\n\n```\w+\n(.*?)```", re.DOTALL)
 FILES = dict(A_FILE.findall(GUIDE))
 (COMMANDS,) = blocks("sh", GUIDE)
-MORE = re.findall(r"```python\n(class .*?)```", GUIDE, re.DOTALL)
+MORE = re.findall(r"```python\n((?:class|def) .*?)```", GUIDE, re.DOTALL)
 
 # The code of the last part, used as the loop would.
 USE_MORE = """
@@ -58,6 +58,10 @@ assert task.carried(model)["seen"] == 12
 task.begin("epoch", model)
 assert task.carried(model)["seen"] == 0
 assert "seen" not in model.state_dict()
+counts = torch.tensor([[2, 1], [1, 0], [0, 0]])
+graphs = {{"graphs/samples": torch.tensor([0, 0, 1, 3]), "graphs/counts": counts}}
+means = mean_of_nodes(torch.tensor([[1.0], [3.0], [5.0], [9.0]]), Batch(graphs, 3))
+assert means.tolist() == [[2.0], [5.0], [0.0]]
 """
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -113,7 +117,7 @@ def test_every_file_of_the_guide_is_found() -> None:
         "walks-recipe/walks_recipe/task.py",
         "walks-recipe/test_walks.py",
     }
-    assert len(MORE) == 3
+    assert len(MORE) == 4
 
 
 def test_its_commands_install_and_train_it(reader: Reader) -> None:

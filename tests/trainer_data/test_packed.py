@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from app.service.inventory import _field_facts
+from app.service.inventory import field_facts
 from tests.trainer_data.factories import entry, kept, make_spec, preparing
 from worker.trainer.data.batch import Batch
 from worker.trainer.data.checked import check_all
@@ -232,7 +232,7 @@ def test_the_guard_reckons_with_the_bytes_that_the_trainer_finds(tmp_path):
     path = write(tmp_path / "a.h5", graphs_of(many()))
     checked = check_all(make_spec({"inputs": ["graphs"]}).data, {"numbers": entry(path)})["numbers"]
     layout = checked.layouts["graphs"]
-    facts = _field_facts(inspect(path)["fields"]["graphs"])
+    facts = field_facts(inspect(path)["fields"]["graphs"])
     assert facts.kept_bytes == layout.kept_bytes
     assert facts.longest_bytes == layout.spare_bytes
     assert facts.sample_bytes == bytes_per_sample(layout.fields)

