@@ -248,7 +248,7 @@ def _pretraining(paths: Mapping[str, Path], folder: Path, seeds: int) -> Figure:
         errors["new"].append(runs.train(request)["test"]["test_mae"])
     ratios = [one / other for one, other in zip(errors["begun"], errors["new"], strict=True)]
     name = "molecules: test error after pretraining over that of new weights"
-    also = {}
+    also: dict[str, float] = {}
     for which, each in errors.items():
         also |= {f"{which} MAE": float(np.mean(each)), f"{which} deviation": float(np.std(each))}
     spread = min(ratios), max(ratios)
