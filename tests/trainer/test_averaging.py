@@ -15,7 +15,7 @@ from app.spec.optimization import Averaging, ExponentialAveraging, StochasticAve
 from tests.trainer.checkpoints.test_whole_state import DrawingTask, Normed
 from tests.trainer.lab import BUILDING_POLLS, Killed, Lab, Outcome, StopAtPoll, merged
 from worker.trainer.averaging import averaged_weights
-from worker.trainer.checkpoints.format import TRAINED, load
+from worker.trainer.checkpoints.format import TRAINED, load, publish
 from worker.trainer.errors import TrainerError
 from worker.trainer.recipes.base import Batch
 
@@ -56,6 +56,19 @@ def trained(outcome: Outcome, step: int) -> dict[str, Tensor]:
 
 def delivered(outcome: Outcome, step: int) -> dict[str, Tensor]:
     return safetensors.torch.load_file(outcome.checkpoint(step) / "model.safetensors")
+
+
+def scores_of_delivered(
+    lab: Lab, patch: dict[str, Any], outcome: Outcome, step: int
+) -> dict[str, Any]:
+    """The result of a run that begins with the weights of a checkpoint, and hardly moves."""
+    still = {
+        "optimizer": {"lr": 1e-12, "weight_decay": 0.0},
+        "training": {"max_steps": 1},
+        "averaging": {"kind": "none"},
+    }
+    restore = [{"path": str(outcome.checkpoint(step)), "carry": "weights", "own": False}]
+    return lab.run(patch=merged(patch, still), restore=restore).result
 
 
 def train_a_little(model: nn.Module) -> None:
@@ -132,23 +145,16 @@ def test_swa_of_a_run_is_torchs_with_its_statistics_updated(lab: Lab) -> None:
 
 @pytest.mark.parametrize("patch", [EMA, SWA], ids=["ema", "swa"])
 def test_what_is_evaluated_is_what_a_checkpoint_delivers(lab: Lab, patch: dict[str, Any]) -> None:
-    """A run that begins with a checkpoint and hardly moves has its scores, and so has the test."""
+    """Also what the test looks at."""
     outcome = lab.run(patch=patch)
-    still = {
-        "optimizer": {"lr": 1e-12, "weight_decay": 0.0},
-        "training": {"max_steps": 1},
-        "averaging": {"kind": "none"},
-    }
-    step = outcome.result["best"]["step"]
-    for which in {step, outcome.result["last"]["step"]}:
-        folder = outcome.checkpoint(which)
-        restore = [{"path": str(folder), "carry": "weights", "own": False}]
-        again = lab.run(patch=merged(patch, still), restore=restore)
-        scores = load(folder, ()).body["metrics"]
-        assert again.result["last"]["val_loss"] == pytest.approx(scores["val_loss"], rel=1e-5)
-        if which == step:
-            tested = again.result["test"]["test_loss"]
-            assert outcome.result["test"]["test_loss"] == pytest.approx(tested, rel=1e-5)
+    best = outcome.result["best"]["step"]
+    for step in {best, outcome.result["last"]["step"]}:
+        found = scores_of_delivered(lab, patch, outcome, step)
+        told = load(outcome.checkpoint(step), ()).body["metrics"]["val_loss"]
+        assert found["last"]["val_loss"] == pytest.approx(told, rel=1e-5)
+        if step == best:
+            tested = outcome.result["test"]["test_loss"]
+            assert found["test"]["test_loss"] == pytest.approx(tested, rel=1e-5)
     raw = lab.run(patch=merged(patch, {"averaging": {"kind": "none"}}))
     assert raw.result["last"]["val_loss"] != outcome.result["last"]["val_loss"]
 
@@ -238,6 +244,20 @@ def test_the_best_may_be_of_the_time_before_the_average(lab: Lab) -> None:
     assert delivered(outcome, step).keys() == delivered(plain, step).keys()
     for name, tensor in delivered(plain, step).items():
         assert torch.equal(delivered(outcome, step)[name], tensor), name
+    tested = scores_of_delivered(lab, worse, outcome, step)["test"]["test_loss"]
+    assert outcome.result["test"]["test_loss"] == pytest.approx(tested, rel=1e-5)
+
+
+def test_trained_weights_that_are_not_finite_are_not_kept_beside_an_average_that_is(
+    lab: Lab,
+) -> None:
+    kept = load(lab.run(patch=EMA).checkpoint())
+    (name, *_) = trained_names = [n for n in kept.parts["state"] if n.startswith(TRAINED)]
+    kept.parts["state"][name] = torch.full_like(kept.parts["state"][name], torch.nan)
+    assert len(trained_names) > 1
+    with pytest.raises(TrainerError, match=name) as raised:
+        publish(kept, lab.root / "step-9")
+    assert raised.value.reason is Reason.nonfinite
 
 
 def test_a_checkpoint_that_lacks_the_trained_weights_is_of_no_such_run(lab: Lab) -> None:

@@ -110,3 +110,14 @@ def test_a_plateau_without_a_validation_part_is_refused(lab: Lab) -> None:
     none = {"data": {"split": {"validation_fraction": 0.0}}, "early_stopping": None}
     with pytest.raises(SpecMismatch, match="schedule needs a validation part"):
         lab.run(patch=merged(FALLS, none))
+
+
+def test_where_swa_has_the_rate_an_evaluation_lowers_none(lab: Lab) -> None:
+    """Nor the one that SWA comes from: as torch's, which is told of no evaluation any more."""
+    averaging = {"kind": "swa", "start_epoch": 2, "lr": 0.004, "anneal_epochs": 2}
+    never_better = {"threshold": 0.99, "factor": 0.5, "min_lr": 0.001}
+    outcome = lab.run(patch=merged(FALLS, {"averaging": averaging, "schedule": never_better}))
+    # The first evaluation is the best, and each of the two after it halves the rate.
+    assert rates(outcome)[:3] == pytest.approx([0.01, 0.01, 0.005])
+    assert rates(outcome)[3:6] == pytest.approx([(0.0025 + 0.004) / 2] * 3)
+    assert rates(outcome)[6:] == pytest.approx([0.004] * 3)
