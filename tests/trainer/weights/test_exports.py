@@ -17,12 +17,14 @@ from app.spec.run import RunSpec
 from stoker.manifest import parse_manifest
 from tests.trainer.lab import BASE_SPEC, Lab, Outcome, merged
 from tests.trainer.recipes.test_board import LEGAL, PLAY, positions
+from tests.trainer.recipes.test_panel_graph import GRAPH, WINDOW, made_panel, with_recipe
 from tests.trainer.recipes.test_ragged import RAGGED, add_events
 from worker.trainer.checkpoints import disk
 from worker.trainer.data.batch import Batch
 from worker.trainer.data.source import Field
 from worker.trainer.errors import SpecMismatch, TrainerError
 from worker.trainer.recipes.sequence import SequenceTask
+from worker.trainer.tools.panel.panel_cut import PanelCut, write_panel
 from worker.trainer.weights import exporting as tool
 from worker.trainer.weights.make import make_export
 
@@ -151,6 +153,17 @@ def test_ragged_samples_come_with_their_lengths(lab: Lab) -> None:
     assert not np.array_equal(short, whole)
     inputs["events"][0, 5:] = 9.0  # behind its end
     assert np.array_equal(answers(Path(order["out"]), **inputs)[0][0], short)
+
+
+@pytest.mark.parametrize("graph", [GRAPH, None], ids=["graph", "none"])
+def test_panels_with_who_looks_at_whom(lab: Lab, graph: dict[str, Any] | None) -> None:
+    write_panel(lab.data, made_panel(), PanelCut(WINDOW, (1, 3), "own"))
+    outcome = trained(lab, with_recipe(graph=graph))
+    made = make_export(order_for(lab, outcome, "onnx"))
+    names = [one["name"] for one in made["facts"]["inputs"]]
+    assert names == ["features", "present", *(["looks_at"] if graph else [])]
+    found = by_name(made)
+    assert found["onnx"]["scores"] == pytest.approx(found["pytorch"]["scores"], rel=1e-4)
 
 
 @pytest.mark.parametrize("stage", [LEGAL, PLAY], ids=["legal", "play"])

@@ -129,11 +129,17 @@ class PanelGraphTask(Task):
         """Raw features, who is there and, with a graph, who looks at whom to forecasts in the
         target's own units: whoever calls the model makes the graph.
         """
+        return Exported(self._given(batch), (self.spec.data.targets[0],))
+
+    def _given(self, batch: Batch) -> dict[str, Tensor]:
+        """What the model is called with, in its order."""
         panel, present, _ = self.spec.data.inputs
-        given = {panel: batch.arrays[panel], present: batch.arrays[present].bool()}
         looks_at = self.looks_at(batch)
-        graph = {} if looks_at is None else {"looks_at": looks_at}
-        return Exported({**given, **graph}, (self.spec.data.targets[0],))
+        return {
+            panel: batch.arrays[panel],
+            present: batch.arrays[present].bool(),
+            **({} if looks_at is None else {"looks_at": looks_at}),
+        }
 
     def scores(self, sums: Mapping[str, float], samples: int) -> dict[str, float]:
         dates = max(1.0, sums["dates"])
@@ -147,10 +153,8 @@ class PanelGraphTask(Task):
 
     def _error(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Of each forecast, and whether it is known, both (batch, entities, horizons)."""
-        panel, present, _ = (batch.arrays[name] for name in self.spec.data.inputs)
         measured, known = (batch.arrays[name] for name in self.spec.data.targets)
-        present, known = present.bool(), known.bool()
-        forecast: Tensor = model(panel, present, self.looks_at(batch))
+        known, forecast = known.bool(), model(*self._given(batch).values())
         error = forecast - measured.to(forecast.dtype)
         # What nobody knows may be any number, which would spoil the sums and the gradients.
         return error.masked_fill(~known, 0.0), known
