@@ -16,12 +16,11 @@ log = structlog.get_logger("stoker.worker")
 
 
 def may_give_way(supervisions: Sequence[Supervision]) -> list[Supervision]:
-    """Those whose runs allow it, and that have not ended."""
+    """Those whose runs allow it, and that neither have ended nor are to end."""
     return [
         one
         for one in supervisions
-        if one.stage in (Stage.waiting, Stage.training)
-        and one.lease.spec["policy"].get("preemptible")
+        if one.stage in (Stage.waiting, Stage.training) and one.may_give_way
     ]
 
 

@@ -197,9 +197,7 @@ class Supervision:
             self.ask("kill" if intent is Intent.kill else "stop")
 
     def ask(self, do: Asked, *, drained: bool = False, needed_by: int | None = None) -> None:
-        """End the attempt; a stop may become a kill, never the other way round. `needed_by`: the
-        run for which it makes place.
-        """
+        """End the attempt, for the run `needed_by`; a stop may become a kill, not the reverse."""
         if self.stage in (Stage.reading, Stage.ended):  # it ended before: how it did so stays
             self._waits_no_longer = True
             return
@@ -377,6 +375,11 @@ class Supervision:
             return None
         run, kind = self.lease, self._spec.recipe.kind
         return self._report.view(run.run_id, run.attempt, recipe=kind, gpus=self._gpus)
+
+    @property
+    def may_give_way(self) -> bool:
+        """Whether its run allows that, and it is not to end anyway."""
+        return self._seen.asked is None and bool(self.lease.spec["policy"].get("preemptible"))
 
     @property
     def memory_to_come(self) -> int:

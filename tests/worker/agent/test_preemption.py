@@ -54,6 +54,25 @@ def test_what_waits_says_who_makes_place_and_one_that_does_not_stop_is_killed(ma
     farm.want(low, Intent.kill)
 
 
+def test_two_make_place_for_two_at_the_same_time(make_farm):
+    """The second does not wait until the first has ended, which does not stop by itself."""
+    farm = make_farm(slots=2, stop_grace_seconds=2.0)
+    farm.start_agent(STOKER_SLOTS="2")
+    script = {"policy": PREEMPTIBLE, "steps": 10**6, "pace": 0.02, "on_stop": "ignore"}
+    lows = [farm.submit(**script) for _ in range(2)]
+    for low in lows:
+        farm.wait_for_step(low, 1)
+    highs = [farm.submit(priority=5, steps=3) for _ in range(2)]
+    needed_by = eventually(
+        lambda: (told := [farm.run(high).waiting for high in highs]) and all(told) and told,
+        "both wait for one of them",
+    )
+    assert len({told.why for told in needed_by}) == 2
+    assert farm.log().count("run makes place") == 2
+    for high in highs:
+        assert farm.wait_for_end(high).state is RunState.succeeded
+
+
 def test_one_that_does_not_allow_it_goes_on(farm):
     low = farm.submit(steps=120, pace=0.02)
     high = high_beside(farm, low, steps=5)
