@@ -1,0 +1,103 @@
+"""What `stoker show` tells of a run: its result, memory, progress and speed."""
+
+from typing import Any
+
+import pytest
+from sqlalchemy import insert, update
+
+from app.settings import load_settings
+from app.store import open_store
+from app.store.tables import attempts, runs
+from tests.store.conftest import new_run
+
+
+def test_show_aligns_what_was_reached(cli, api):
+    store = open_store(load_settings(home=api))
+    run_id = store.runs.create(new_run(dataset="waves", labels={"team": "a"}))[0].id
+    result = {"last": {"val_mae": 3.5}, "best": {"step": 7, "val_mae": 3.25}, "exit_code": 0}
+    with store.database.write() as connection:
+        connection.execute(update(runs).where(runs.c.id == run_id).values(result=result))
+    store.close()
+    lines = cli("show", str(run_id)).out.splitlines()
+    shown = {value: line.index(value) for line in lines
+             for value in ("team=a", "val_mae 3.5", "step 7") if value in line}  # fmt: skip
+    assert len(shown) == 3
+    assert len(set(shown.values())) == 1, shown
+
+
+@pytest.mark.parametrize(
+    ("planned", "measured", "line"),
+    [
+        (2**20, None, "1.0 MiB planned, on top of the trainer's libraries"),
+        (
+            2**20,
+            3 * 2**19,
+            "1.0 MiB planned, 1.5 MiB measured at the peak, on top of the trainer's libraries",
+        ),
+        (None, 2**20, "1.0 MiB measured at the peak, on top of the trainer's libraries"),
+        (None, None, None),
+    ],
+)
+def test_show_tells_the_memory_as_far_as_it_is_known(cli, api, planned, measured, line):
+    plan = planned and {"host": {"planned_bytes": planned}, "device": None}
+    told = measured and {"peak_memory": {"host_bytes": measured, "device_bytes": None}}
+    store = open_store(load_settings(home=api))
+    run_id = store.runs.create(new_run(memory=plan, dataset="waves"))[0].id
+    with store.database.write() as connection:
+        connection.execute(update(runs).where(runs.c.id == run_id).values(progress=told))
+    store.close()
+    facts = [fact.split(maxsplit=1) for fact in cli("show", str(run_id)).out.splitlines()]
+    assert [fact[1] for fact in facts if fact[0] == "memory"] == ([line] if line else [])
+
+
+def test_show_tells_what_the_newest_attempt_makes_smaller(cli, api):
+    rung = {"number": 3, "data_bytes": 24 * 2**20, "batch": 32, "evaluation_batch": None,
+            "staging_bytes": None}  # fmt: skip
+    store = open_store(load_settings(home=api))
+    run_id = store.runs.create(new_run(dataset="waves"))[0].id
+
+    def shown(number: int, applied: dict[str, Any] | None) -> list[str]:
+        attempt = {
+            "run_id": run_id, "number": number, "worker": "agent", "state": "running",
+            "devices": [], "started_at": 1.0, "applied": applied, "saved_checkpoints": 0,
+            "log_bytes": 0,
+        }  # fmt: skip
+        with store.database.write() as connection:
+            connection.execute(insert(attempts), attempt)
+        lines = cli("show", str(run_id)).out.splitlines()
+        return [line.split(maxsplit=2)[2] for line in lines if line.startswith("  memory rung")]
+
+    assert shown(1, {"memory_rung": None}) == []
+    assert shown(2, {"memory_rung": rung}) == [
+        "3: at most 24.0 MiB of data at once, micro-batches of 32"
+    ]
+    assert shown(3, None) == []  # not yet known
+    store.close()
+
+
+def test_show_has_what_the_progress_says_also_of_a_run_that_told_no_result(cli, api):
+    store = open_store(load_settings(home=api))
+    run_id = store.runs.create(new_run(dataset="waves"))[0].id
+    told = {
+        "step": 40, "eta_seconds": 90.0, "best": {"step": 30, "val_mae": 3.5},
+        "iterations_per_second": 29.123, "samples_per_second": 932.0,
+        "mean_iterations_per_second": 20.0, "mean_samples_per_second": 640.0,
+    }  # fmt: skip
+
+    def shown(state: str) -> str:
+        with store.database.write() as connection:
+            row = {"state": state, "progress": told}
+            connection.execute(update(runs).where(runs.c.id == run_id).values(**row))
+        return str(cli("show", str(run_id)).out)
+
+    running, paused = shown("running"), shown("paused")
+    assert "time left" in running
+    assert "29.12 it/s, 932 samples/s" in running
+    assert "time left" not in paused
+    assert "20 it/s, 640 samples/s" in paused, "of the whole attempt, not of its last second"
+    assert "  best      step 30 · val_mae 3.5\n" in paused
+    told |= {"ratio": 0.7, "mean_samples_per_second": None}  # of a script
+    assert {"progress step 40, 70 %", "speed 20 it/s"} <= {
+        " ".join(line.split()) for line in shown("paused").splitlines()
+    }
+    store.close()
