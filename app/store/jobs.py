@@ -277,14 +277,16 @@ def _end(
 
 
 def _settle_export(connection: Connection, job: JobRecord, made: Document) -> None:
-    """Take in what was made; of a run that was deleted meanwhile it goes too."""
+    """Take in what was made; of a run that was deleted meanwhile it goes too, and none was made."""
     export_id = add_export(connection, job.payload, made, job.finished_at or 0.0)
+    end: Document = {"result": {"export_id": export_id}}
     if export_id is None:
-        payload = {"run_id": job.payload["run_id"], "paths": [export_path(job.payload)]}
-        payload["checkpoint_id"] = None
+        run_id = job.payload["run_id"]
+        payload = {"run_id": run_id, "paths": [export_path(job.payload)], "checkpoint_id": None}
         add_job(connection, "remove_artifacts", payload, job.finished_at or 0.0)
-    known = update(jobs).where(jobs.c.id == job.id)
-    connection.execute(known.values(result={"export_id": export_id}))
+        error = f"Run {run_id} was deleted meanwhile, so nothing is kept of its export."
+        end = {"state": "failed", "error": error, "result": None}
+    connection.execute(update(jobs).where(jobs.c.id == job.id).values(end))
 
 
 def _settle_import(connection: Connection, job: JobRecord) -> None:

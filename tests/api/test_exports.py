@@ -94,6 +94,19 @@ def test_a_damaged_checkpoint_is_refused_and_noted(api, player, checkpoint, sett
     assert api.get(f"/checkpoints/{checkpoint}").json()["state"] == "damaged"
 
 
+def test_what_is_being_made_again_is_not_removed(api, store, player, checkpoint):
+    ordering = f"/checkpoints/{checkpoint}/export"
+    api.post(ordering, json={"format": "onnx"})
+    store.jobs.finish(claimed(store, player).id, player.worker_id, result=MADE)
+    api.post(ordering, json={"format": "onnx"})
+    job = claimed(store, player)
+    assert api.delete("/exports/1").problem("export_being_made") == 409
+    told = api.get("/openapi.json").json()["paths"]["/exports/{export_id}"]["delete"]["responses"]
+    assert "409" in told
+    store.jobs.finish(job.id, player.worker_id, result=MADE)
+    assert api.delete("/exports/1").json()["state"] == "removing"
+
+
 def test_an_export_is_downloaded_whole_or_not_at_all(api, store, player, checkpoint, settings):
     api.post(f"/checkpoints/{checkpoint}/export", json={"format": "safetensors"})
     store.jobs.finish(claimed(store, player).id, player.worker_id, result=MADE)

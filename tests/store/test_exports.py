@@ -120,6 +120,21 @@ def test_a_removal_that_is_given_up_leaves_it_as_it_was(world: World) -> None:
     assert world.store.exports.get(export).state == "saved"
 
 
+def test_what_was_ordered_again_is_not_removed_until_that_is_made(world: World) -> None:
+    checkpoint = saved(world, world.running())
+    export = exported(world, checkpoint)
+    order = world.store.exports.order(checkpoint, "onnx")
+    with pytest.raises(Conflict, match=rf"a worker is about to make it \(job {order.id}\)"):
+        world.store.exports.request_delete(export)
+    job = claimed(world, "export_checkpoint")
+    with pytest.raises(Conflict, match="Remove it when that job has ended"):
+        world.store.exports.request_delete(export)
+    world.store.exports.order(checkpoint, "int8")  # another keeps nobody from it
+    world.store.jobs.finish(job.id, world.worker, result=MADE)
+    assert world.store.exports.get(export).state == "saved"
+    assert world.store.exports.request_delete(export).state == "removing"
+
+
 def test_with_its_run_it_is_gone_also_when_it_is_done_too_late(world: World) -> None:
     lease = world.running()
     checkpoint = saved(world, lease)
@@ -133,6 +148,9 @@ def test_with_its_run_it_is_gone_also_when_it_is_done_too_late(world: World) -> 
     assert whole.payload["paths"] == [f"runs/{lease.run_id}"]
     world.store.jobs.finish(whole.id, world.worker)
     world.store.jobs.finish(job.id, world.worker, result=MADE)
+    ended = world.store.jobs.get(job.id)
+    assert (ended.state, ended.result) == ("failed", None)
+    assert ended.error == "Run 1 was deleted meanwhile, so nothing is kept of its export."
     late = claimed(world, "remove_artifacts")
     assert late.payload["paths"] == [f"runs/{lease.run_id}/exports/checkpoint-{checkpoint}-int8"]
     assert world.store.exports.list(lease.run_id, 50).data == []

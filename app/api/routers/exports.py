@@ -93,7 +93,7 @@ def download_export(services: ServicesDep, export_id: ExportId, file: FileName =
     operation_id="delete_export",
     summary="Have an export removed",
     status_code=202,
-    responses=problems(NotFound),
+    responses=problems(NotFound, Conflict),
 )
 def delete_export(services: ServicesDep, export_id: ExportId) -> Export:
     """A worker removes the files; the checkpoint stays."""

@@ -44,12 +44,19 @@ def export_path(payload: Document) -> str:
     return f"runs/{payload['run_id']}/exports/{name}"
 
 
+def hold_run(connection: Connection, run_id: int) -> bool:
+    """Let nobody else order, add or remove an export of the run until the transaction ends. False:
+    the run was deleted.
+    """
+    there = select(runs.c.id).where(runs.c.id == run_id, runs.c.deleted_at.is_(None))
+    return connection.execute(there.with_for_update()).scalar() is not None
+
+
 def add_export(connection: Connection, payload: Document, made: Document, now: float) -> int | None:
     """The id of what a job has made: that of the row that is there already, if the same was asked
     for twice. None: its run was deleted meanwhile.
     """
-    of_run = select(runs.c.id).where(runs.c.id == payload["run_id"], runs.c.deleted_at.is_(None))
-    if connection.execute(of_run.with_for_update()).scalar() is None:
+    if not hold_run(connection, payload["run_id"]):
         return None
     path, facts = export_path(payload), {"bytes": made["bytes"], "facts": made["facts"]}
     again = update(exports).where(exports.c.path == path).values(state=SAVED, **facts)

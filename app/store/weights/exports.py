@@ -13,7 +13,13 @@ from app.store.engine.database import Database, retried
 from app.store.jobs import add_job, get_job, has_open_job, open_job
 from app.store.records import DatasetRecord, Document, StoredPage
 from app.store.tables import checkpoints, exports, run_documents, runs
-from app.store.weights.export_rows import EXPORT, ExportRecord, Format, export_path
+from app.store.weights.export_rows import (
+    EXPORT,
+    ExportRecord,
+    Format,
+    export_path,
+    hold_run,
+)
 from app.store.worker_records import JobRecord
 
 _COLUMNS = [exports.c[name] for name in ExportRecord.__dataclass_fields__]
@@ -31,8 +37,12 @@ class Exports:
         """Have a worker make it; the job, or the one that makes the same already. NotFound;
         Conflict where the checkpoint is on its way out, or the export is.
         """
-        held = select(checkpoints).where(checkpoints.c.id == checkpoint_id).with_for_update()
+        which = checkpoints.c.id == checkpoint_id
         with self._database.write(ring=True) as connection:
+            run_id = connection.execute(select(checkpoints.c.run_id).where(which)).scalar()
+            if run_id is not None:
+                hold_run(connection, run_id)
+            held = select(checkpoints).where(which).with_for_update()
             row = connection.execute(held).one_or_none()
             if row is None or row.state != SAVED:
                 raise NotFound(
@@ -80,9 +90,14 @@ class Exports:
 
     @retried
     def request_delete(self, export_id: int) -> ExportRecord:
-        """Have a worker remove it. Asked again while that is under way, it changes nothing."""
+        """Have a worker remove it. Asked again while that is under way, it changes nothing.
+
+        NotFound; Conflict while the same is being made again.
+        """
         with self._database.write(ring=True) as connection:
-            row = _fetch(connection, export_id, for_update=True)
+            hold_run(connection, _fetch(connection, export_id).run_id)
+            row = _fetch(connection, export_id)
+            _require_not_being_made(connection, row)
             leaving = update(exports).where(exports.c.id == export_id).values(state=REMOVING)
             connection.execute(leaving)
             payload = {
@@ -105,9 +120,20 @@ def _require_not_vanishing(connection: Connection, path: str) -> None:
         )
 
 
-def _fetch(connection: Connection, export_id: int, *, for_update: bool = False) -> Row[Any]:
+def _require_not_being_made(connection: Connection, row: Row[Any]) -> None:
+    """What a job is making, or finds there, must not be removed under it."""
+    payload = {name: getattr(row, name) for name in ("run_id", "checkpoint_id", "step", "format")}
+    if (job_id := open_job(connection, EXPORT, payload)) is not None:
+        raise Conflict(
+            f"Export {row.id} was asked for once more, and a worker is about to make it (job "
+            f"{job_id}). Remove it when that job has ended.",
+            code="export_being_made",
+        )
+
+
+def _fetch(connection: Connection, export_id: int) -> Row[Any]:
     wanted = select(*_COLUMNS).where(exports.c.id == export_id)
-    row = connection.execute(wanted.with_for_update() if for_update else wanted).one_or_none()
+    row = connection.execute(wanted).one_or_none()
     if row is None:
         raise NotFound(
             f"There is no export {export_id}, or it was removed. `stoker exports RUN` shows those "

@@ -52,7 +52,7 @@ def add_imported_run(
     """
     run_id, message = payload["run_id"], f"Imported from {payload['path']}. {read['message']}"
     query = select(workers.c.name).where(workers.c.id == worker_id)
-    worker = str(connection.execute(query).scalar())
+    worker: str = connection.execute(query).scalar_one()  # the job's row keeps the worker's
     connection.execute(insert(runs), _row(payload, message, worker, now))
     spec = imported_spec(payload["path"], payload["name"])
     documents: Document = {"request": spec, "spec": spec, "provenance": {}, "issues": []}
