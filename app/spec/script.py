@@ -20,7 +20,7 @@ SIZE = re.compile(r"^[1-9][0-9]{0,5}(\.[0-9]{1,3})?(MiB|GiB)$")
 UNITS = {"MiB": 2**20, "GiB": 2**30}
 
 
-class Trainer(NamedTuple):
+class KnownTrainer(NamedTuple):
     """How a well-known trainer goes on from a checkpoint, and where it puts them: {output} is what
     the command line says of its folder, else `output`.
     """
@@ -31,16 +31,18 @@ class Trainer(NamedTuple):
 
 
 LIKE = {
-    "hf": Trainer(
+    "hf": KnownTrainer(
         ("--resume_from_checkpoint", CHECKPOINT), ("{output}/checkpoint-*",), "trainer_output"
     ),
-    "lightning": Trainer(
+    "lightning": KnownTrainer(
         ("--ckpt_path", CHECKPOINT), ("lightning_logs/version_*/checkpoints/*.ckpt",)
     ),
-    "accelerate": Trainer(
+    "accelerate": KnownTrainer(
         ("--resume_from_checkpoint", CHECKPOINT), ("{output}/step_*", "{output}/epoch_*")
     ),
-    "ultralytics": Trainer(("resume=True", f"model={CHECKPOINT}"), ("runs/*/*/weights/last.pt",)),
+    "ultralytics": KnownTrainer(
+        ("resume=True", f"model={CHECKPOINT}"), ("runs/*/*/weights/last.pt",)
+    ),
 }
 OUTPUT_OPTIONS = ("--output_dir", "--output-dir", "-o")
 

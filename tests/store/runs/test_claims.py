@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.lifecycle import Intent, Reason
-from app.planning.requirements import Owner, Requirements, SlotOffer, why_waiting
+from app.planning.requirements import Requirements, SlotOffer, why_waiting
 from app.spec.run import SPEC_VERSION
 from app.store.offers import offers_of
 from app.store.records import Document, Finish, RunFilter
@@ -391,22 +391,3 @@ def test_a_run_is_found_by_the_status_that_it_shows(
     is_short = waiting is not None and waiting.for_memory
     assert statuses(world, run.id) == ["waiting_for_memory" if is_short else "queued"]
     world.store.runs.set_intent(run.id, Intent.kill)
-
-
-@pytest.mark.parametrize(
-    ("owner", "is_given"),
-    [
-        (Owner("box", 1000), True),
-        (Owner("box", 1001), False),
-        (Owner("other", 1000), False),
-        (None, False),
-    ],
-    ids=["its user", "another user", "another host", "an agent that says neither"],
-)
-def test_a_command_of_ones_own_is_claimed_by_agents_of_its_owner_alone(
-    world: World, owner: Owner | None, is_given: bool
-) -> None:
-    run = world.submit(owner=Owner("box", 1000))
-    lease = world.claim(SlotOffer("cpu-0-0", "cpu", "cpu", owner=owner))
-    assert (lease is not None and lease.run_id == run.id) is is_given
-    assert world.store.runs.get(run.id).state == ("running" if is_given else "queued")

@@ -1,10 +1,11 @@
-"""A script is tried again if it can resume: by --resume, or since it has saved by `stoker`."""
+"""Scripts: whose agents claim them, and that those are tried again that can resume."""
 
 from typing import Any
 
 import pytest
 
 from app.lifecycle import Reason, RunState
+from app.planning.requirements import Owner, SlotOffer
 from app.spec.script import ScriptSpec
 from app.store.records import Beat, Finish, Lease, NewEvent
 from tests.store.conftest import World
@@ -76,3 +77,22 @@ def test_it_is_the_same_when_its_worker_is_lost(
     run = world.store.runs.get(lease.run_id)
     assert (run.state, run.reason) == (state, Reason.worker_lost)
     assert ("It is not tried again" in (run.message or "")) is (state == "failed")
+
+
+@pytest.mark.parametrize(
+    ("owner", "is_given"),
+    [
+        (Owner("box", 1000), True),
+        (Owner("box", 1001), False),
+        (Owner("other", 1000), False),
+        (None, False),
+    ],
+    ids=["its user", "another user", "another host", "an agent that says neither"],
+)
+def test_a_command_of_ones_own_is_claimed_by_agents_of_its_owner_alone(
+    world: World, owner: Owner | None, is_given: bool
+) -> None:
+    run = world.submit(owner=Owner("box", 1000))
+    lease = world.claim(SlotOffer("cpu-0-0", "cpu", "cpu", owner=owner))
+    assert (lease is not None and lease.run_id == run.id) is is_given
+    assert world.store.runs.get(run.id).state == ("running" if is_given else "queued")
