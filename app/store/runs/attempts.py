@@ -17,12 +17,14 @@ class Attempts:
     def newest_config(self, run_id: int) -> Document | None:
         """What the newest attempt of a script that said so was configured with; else None."""
         query = (
-            select(attempts.c.applied["config"])
+            select(attempts.c.applied)
             .where(attempts.c.run_id == run_id)
             .order_by(attempts.c.number.desc())
         )
         with self._database.read() as connection:
-            return next((found for found in connection.execute(query).scalars() if found), None)
+            # Not taken apart there: PostgreSQL does so with no document that holds a NUL.
+            applied = connection.execute(query).scalars()
+            return next((one["config"] for one in applied if one and one.get("config")), None)
 
     def list(self, run_id: int) -> list[AttemptRecord]:
         """Those of a run, first to last."""

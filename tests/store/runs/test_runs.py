@@ -308,3 +308,13 @@ def test_the_memory_plan_is_kept_and_compared_with_the_peak_that_was_told(world:
     world.store.leases.beat(lease.token, Beat(progress={"phase": "training", "peak_memory": peak}))
     assert world.store.runs.documents(run.id).memory["ratio"] == 1.5
     assert world.store.runs.documents(world.submit().id).memory["plan"] is None
+
+
+def test_the_config_of_a_script_is_that_of_the_newest_attempt_that_told_it(world: World):
+    lease = world.running()
+    assert world.store.attempts.newest_config(lease.run_id) is None
+    world.store.leases.beat(lease.token, Beat(number=0, applied={"shim": True}))
+    assert world.store.attempts.newest_config(lease.run_id) is None
+    applied = {"shim": True, "config": {"a": [1, "é\0"]}}
+    world.store.leases.beat(lease.token, Beat(number=1, applied=applied))
+    assert world.store.attempts.newest_config(lease.run_id) == {"a": [1, "é\0"]}
