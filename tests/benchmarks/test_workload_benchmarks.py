@@ -1,13 +1,16 @@
 """What the benchmarks of workloads compare is the same work: every arm brings every sample."""
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
 import pytest
 import torch
 
-from benchmarks.workloads import timeframes
+from benchmarks.workloads import panel, timeframes
+from worker.trainer.recipes.panel_graph import PanelGraphTask
+from worker.trainer.tools.panel.sample_panel import MadeSize, make
 
 
 @pytest.mark.parametrize("residency", ["stream", "resident"])
@@ -36,3 +39,28 @@ def test_every_arm_of_timeframes_brings_the_same_samples(
             for key, whole in kept.items():
                 order = found["targets"][:, 0].argsort(), kept["targets"][:, 0].argsort()
                 assert torch.equal(found[key][order[0]], whole[order[1]]), name
+
+
+def test_every_arm_of_panels_looks_at_as_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(panel, "NEIGHBORS", 3)
+    path, graph = tmp_path / "panel.h5", {"neighbors": 3}
+    make(path, MadeSize(24, 300))
+    with ExitStack() as held:
+        each = graph | {"rebuild_every": "batch", "lookback": 60}
+        arms = [
+            panel.arm_of("kept", path, held, graph)[0],
+            panel.arm_of("made", path, held, each)[0],
+            panel.arm_of("pairs", path, held, graph, panel.PairByPair)[0],
+        ]
+        for arm in arms:
+            assert arm.data.validation is not None
+            batch = next(arm.data.validation.iterate(0))
+            task = arm.step.task
+            assert isinstance(task, PanelGraphTask)
+            looks_at = task.looks_at(replace(batch, tables=arm.step.tables))
+            assert looks_at is not None
+            assert looks_at.shape == (panel.BATCH, 24, 24)
+            assert looks_at.sum(2).max() == 4  # itself and three others
+            assert arm.evaluation() > 0
