@@ -92,11 +92,11 @@ def test_an_average_is_that_of_torchs_averaged_model(wanted: Averaging, referenc
     theirs, ours = AveragedModel(model, multi_avg_fn=reference), averaged_weights(model, wanted)
     assert ours is not None
     assert ours.state_dict().keys() == model.state_dict().keys()
-    for _ in range(20):
+    for step in range(20):
         train_a_little(model)
         before = {name: one.clone() for name, one in model.state_dict().items()}
         theirs.update_parameters(model)
-        ours.take()
+        ours.take(step + 1)
         expected = theirs.module.state_dict()
         for name, tensor in ours.state_dict().items():
             assert torch.equal(tensor, expected[name]), name
@@ -180,7 +180,7 @@ def test_a_run_interrupted_anywhere_ends_as_one_that_was_not(
             if first.end.reason is Reason.completed:
                 continue
             saved = any((first.folder / "checkpoints").glob("step-*[0-9]"))
-            stale += saved and load(first.checkpoint(), ()).body["statistics_due"]
+            stale += saved and load(first.checkpoint(), ()).body["average"]["statistics_due"]
         resumed = lab.run(run_dir, patch)
         assert (resumed.weights, resumed.losses) == (straight.weights, straight.losses)
         assert resumed.result == straight.result
@@ -204,7 +204,7 @@ def test_a_stop_while_the_last_statistics_are_updated_is_made_good(lab: Lab) -> 
             return len(NormedTask.shown) > 2 * count - 3
 
     first = lab.run(run_dir, patch, stop=Late())
-    assert load(first.checkpoint(), ()).body["statistics_due"]
+    assert load(first.checkpoint(), ()).body["average"]["statistics_due"]
     assert first.end is not None
     assert first.end.step == last
     resumed = lab.run(run_dir, patch)

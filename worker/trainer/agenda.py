@@ -53,15 +53,15 @@ class Agenda:
             return True
         return state.step <= (averaging.start_epoch - 1) * self.steps_per_epoch
 
-    def averages(self, state: TrainState) -> int:
-        """How often the weights have to have entered the average by now."""
+    def average_due(self, state: TrainState) -> bool:
+        """Whether the weights of this step boundary enter the average, if they have not yet."""
         match self.spec.averaging:
             case ExponentialAveraging():
-                return state.step
+                return state.step > 0
             case StochasticAveraging(start_epoch=start):
-                return max(0, state.epoch - start + 1)
+                return state.position == 0 and state.epoch >= start
             case _:
-                return 0
+                return False
 
     def due(self, state: TrainState, saved: tuple[int, int], seconds_since_save: float) -> Due:
         """`saved` is (step, evaluated_step) of the newest checkpoint: the state moves with both."""

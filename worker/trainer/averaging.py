@@ -5,8 +5,9 @@ update, and copies the whole model with what a recipe keeps in it; here the one 
 averaged weights while they are needed, and has its own back afterwards.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,25 +35,29 @@ class AveragedWeights:
         self._kept = {name: tensor.detach().clone() for name, tensor in self.live.items()}
         self.count = 0
         """How often the weights have entered; 0: there is no average yet."""
+        self.step = 0
+        """The step after which they entered last."""
+        self.put_aside = False
+        """Whether the model was given other weights, which are to be looked at as they are."""
         self.statistics_due = False
         """Whether batch norm's statistics are not yet those of these averaged weights."""
 
     @torch.no_grad()
-    def take(self) -> None:
-        """Have the weights enter as they are now. Waits for nothing."""
+    def take(self, step: int) -> None:
+        """Have the weights enter as they are after this step. Waits for nothing."""
         if self.count == 0:
             for name, tensor in self.live.items():
                 self._kept[name].copy_(tensor)
         else:
             averaged = [self._kept[name] for name in self._parameters]
             self._update(averaged, list(self._parameters.values()), self.count)
-        self.count += 1
+        self.count, self.step = self.count + 1, step
         self.statistics_due = bool(self._statistics)
 
     @contextmanager
     def in_model(self) -> Iterator[None]:
         """Within it the model has the averaged weights, if there are any."""
-        if self.count == 0:
+        if self.count == 0 or self.put_aside:
             yield
             return
         # Taken once: where it does not fit, nothing was exchanged yet.
@@ -82,10 +87,15 @@ class AveragedWeights:
         """What a checkpoint has beside `state_dict`: none before there is an average."""
         return self.live if self.count else {}
 
+    def place(self) -> dict[str, int | bool]:
+        """What a manifest has of it."""
+        return {"count": self.count, "step": self.step, "statistics_due": self.statistics_due}
+
     @torch.no_grad()
-    def restore(self, trained: dict[str, Tensor], count: int, *, statistics_due: bool) -> None:
+    def restore(self, trained: dict[str, Tensor], place: Mapping[str, Any]) -> None:
         """Once the model has been given what `state_dict` gave."""
-        self.count, self.statistics_due = count, statistics_due
+        self.count, self.step = place["count"], place["step"]
+        self.statistics_due = place["statistics_due"]
         for name, tensor in trained.items():
             self._kept[name].copy_(self.live[name])
             self.live[name].copy_(tensor)

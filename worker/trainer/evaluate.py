@@ -47,18 +47,18 @@ def validate(trainer: Trainer) -> None:
         state.note_plateau(named[spec.schedule.monitor], spec.schedule)
 
 
-def average(trainer: Trainer) -> None:
+def keep_average(trainer: Trainer) -> None:
     """Have the weights enter their average when it is time, and batch norm's statistics be those
     of what came of it. A stop leaves these due.
     """
-    step = trainer.step
-    if step.average is None:
+    average, state = trainer.step.average, trainer.state
+    if average is None:
         return
-    if step.average.count < trainer.agenda.averages(trainer.state):
-        step.average.take()
-    if step.average.statistics_due:
+    if average.step < state.step and trainer.agenda.average_due(state):
+        average.take(state.step)
+    if average.statistics_due:
         with trainer.at_rest():
-            _update_statistics(trainer, step.average)
+            _update_statistics(trainer, average)
 
 
 def _update_statistics(trainer: Trainer, average: AveragedWeights) -> None:
@@ -157,7 +157,8 @@ def _load_best(trainer: Trainer) -> tuple[int, int]:
         try:
             best = load(folder, ("model",))
             restore_weights(trainer.step.model, best.parts["model"])
-            trainer.step.average = None  # what is in the model now is what was to be delivered
+            if trainer.step.average:
+                trainer.step.average.put_aside = True
         except TornCheckpoint as error:
             problem = str(error)
         else:

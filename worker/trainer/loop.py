@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from app.lifecycle import Reason
 from worker.trainer.data.batch import Batch
-from worker.trainer.evaluate import average, validate
+from worker.trainer.evaluate import keep_average, validate
 from worker.trainer.trainer import Trainer
 
 
@@ -25,7 +25,7 @@ def train(trainer: Trainer) -> Reason:
         # A step boundary. What is due follows from the spec and the state alone, so an attempt
         # that was restored here takes the turns that the interrupted one would have taken.
         state.trained_seconds = trainer.trained_seconds()
-        average(trainer)
+        keep_average(trainer)
         due = trainer.due()
         if due.log:
             log.flush(step)

@@ -116,8 +116,8 @@ def _sentence(trainer: Trainer, reason: Reason) -> str:
         )
     if reason is Reason.max_duration:
         told += f", which took the {spec.policy.max_duration_seconds:g} seconds that were allowed"
-    if isinstance(spec.averaging, StochasticAveraging):
-        averaged = agenda.averages(state)
+    if isinstance(spec.averaging, StochasticAveraging) and trainer.step.average:
+        averaged = trainer.step.average.count
         epochs = f"; {averaged} {'epoch' if averaged == 1 else 'epochs'} entered the average"
         told += epochs if averaged else NOTHING_AVERAGED
     if state.best is not None:

@@ -110,6 +110,8 @@ class TrainState:
         document = asdict(self)
         if not self.left_out_steps:  # which versions before rollbacks do not know
             del document["left_out_steps"]
+        if self.lowered is None:  # nor plateaus
+            del document["lowered"]
         return document
 
     def place(self) -> dict[str, int]:

@@ -41,6 +41,7 @@ SHORT: dict[str, Any] = {
     "checkpoint": {"every_steps": 4, "keep_best": 0},
     "evaluation": {"every_steps": 7},
 }
+EMA = {"averaging": {"kind": "ema", "decay": 0.7}}
 
 
 class Spy:
@@ -130,20 +131,28 @@ def test_it_goes_on_with_the_weights_from_before_and_the_data_behind(lab: Lab, s
     assert steps == [2, 4, 6, 7, 8, 12, 14, 16, 18, 20, 21]
 
 
-def test_what_is_interrupted_after_it_ends_as_if_it_had_not_been(lab: Lab, spy: Spy) -> None:
-    lab.run(patch=SHORT)
+@pytest.mark.parametrize("more", [{}, EMA], ids=["plain", "averaged"])
+def test_what_is_interrupted_after_it_ends_as_if_it_had_not_been(
+    lab: Lab, spy: Spy, more: dict[str, Any]
+) -> None:
+    """And steps that were left out enter no average."""
+    patch = merged(SHORT, more)
+    lab.run(patch=patch)
     spoil(lab, spy.take()[9])
     run_dir, stop = lab.new_run(), StopAtPoll()
-    rollback = fail(lab, run_dir, SHORT)
-    straight = lab.execute(lab.prepare(run_dir, SHORT, rollback=rollback), stop)
+    rollback = fail(lab, run_dir, patch)
+    straight = lab.execute(lab.prepare(run_dir, patch, rollback=rollback), stop)
+    if more:
+        manifest = json.loads((straight.checkpoint() / "manifest.json").read_bytes())
+        assert manifest["average"] == {"count": 21 - 2, "step": 21, "statistics_due": False}
     for polls in range(BUILDING_POLLS, stop.polls, 4):
         again = lab.new_run()
-        assert fail(lab, again, SHORT) == rollback
+        assert fail(lab, again, patch) == rollback
         try:
-            lab.run(again, SHORT, rollback=rollback, stop=StopAtPoll(polls, kill=polls % 8 == 1))
+            lab.run(again, patch, rollback=rollback, stop=StopAtPoll(polls, kill=polls % 8 == 1))
         except Killed:
             assert polls % 8 == 1
-        resumed = lab.run(again, SHORT, rollback=rollback)
+        resumed = lab.run(again, patch, rollback=rollback)
         assert (resumed.weights, resumed.losses) == (straight.weights, straight.losses)
         assert resumed.result == straight.result
 

@@ -34,6 +34,16 @@ class Unscaled(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class Average(BaseModel):
+    """How far the average of the weights has come."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    count: Count
+    step: Count
+    statistics_due: bool
+
+
 def _names_a_path(text: str) -> str:
     if not text.isprintable():
         raise ValueError("it is no path")
@@ -58,8 +68,7 @@ class TrainingManifest(BaseModel):
     device_type: str
     precision: Literal["fp32", "tf32", "bf16-mixed", "fp16-mixed"]
     threads: Annotated[int, Field(ge=1)]
-    averaged: Count = 0
-    statistics_due: bool = False
+    average: Average | None = None
     recipe: dict[str, Any] = {}
     best_folder: Annotated[str, AfterValidator(_names_a_path)] | None = None
 

@@ -72,9 +72,11 @@ def of_the_carried(step: TrainingStep, there: Mapping[str, Tensor]) -> Iterator[
         yield f"of what is carried {told}"
 
 
-def of_the_average(step: TrainingStep, there: Mapping[str, Tensor], count: int) -> Iterator[str]:
-    """The trained weights beside the averaged ones, which have been averaged so often."""
-    here = step.average.live if step.average and count else {}
+def of_the_average(
+    step: TrainingStep, there: Mapping[str, Tensor], place: Mapping[str, Any] | None
+) -> Iterator[str]:
+    """The trained weights beside averaged ones; `place` is that of the average."""
+    here = step.average.live if step.average and place and place["count"] else {}
     for told in between(here, there):
         yield f"of the weights that are averaged {told}"
 

@@ -31,6 +31,8 @@ def go_past(trainer: Trainer) -> None:
         state.reported_epoch = state.epoch
         step.restart_loss(EPOCH)
     step.forget_carried()
+    if step.average is not None:
+        step.average.step = state.step  # these weights have entered, and those left out never do
     trainer.log.events.emit(
         "rollback",
         number=rollback.number,

@@ -57,8 +57,7 @@ def capture(
         "state": state.to_json(),
         "loss_samples": list(step.loss_samples),
         "scaler": step.precision.scaler.state_dict(),
-        "averaged": average.count if average else 0,
-        "statistics_due": average is not None and average.statistics_due,
+        "average": average.place() if average else None,
     }
     return Snapshot(parts, body)
 
@@ -77,13 +76,12 @@ def restore(step: TrainingStep, snapshot: Snapshot) -> TrainState:
             *matching.of_the_weights(step.model, weights),
             *matching.of_the_optimizer(step, moments),
             *matching.of_the_carried(step, carried),
-            *matching.of_the_average(step, trained, body.get("averaged", 0)),
+            *matching.of_the_average(step, trained, body.get("average")),
         ]
     )
     step.model.load_state_dict(weights)
-    if step.average is not None:
-        due = body.get("statistics_due", False)
-        step.average.restore(trained, body.get("averaged", 0), statistics_due=due)
+    if step.average is not None and (place := body.get("average")):
+        step.average.restore(trained, place)
     _restore_optimizer(step, moments)
     device = step.precision.device
     RandomState.now(device).restored(extra).put_back(device)
