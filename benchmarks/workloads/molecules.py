@@ -125,7 +125,9 @@ def _pace(data: DataSet, step: TrainingStep, seconds: int) -> list[Figure]:
             counts = np.bincount(np.floor(each).astype(int), np.array(done)[:, column])[:seconds]
             slow, middle, fast = np.quantile(counts, [0.05, 0.5, 0.95])
             windows = f"95th over 5th percentile of windows of 1 s{clock_name}"
-            ratio = Figure(f"molecules: {what}, {windows}", fast / slow, "", 1.5, seconds, COMMAND)
+            ratio = Figure(
+                f"molecules: {what}, {windows}", float(fast / slow), "", 1.5, seconds, COMMAND
+            )
             figures.append(replace(ratio, also={f"{what}/s": float(middle)}))
     name = (
         "molecules: memory after the second half of the epochs over the first half, but the first"
