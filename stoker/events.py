@@ -15,7 +15,7 @@ KINDS = {
     "phase": "The attempt went on to another phase: `phase`.",
     "applied": "What the attempt really uses: `applied`, `environment`.",
     "restored": "It goes on from a checkpoint: `step`, `carry`, `path`; of a script `by_stoker`.",
-    "rollback": "With the weights of `from_step`, it goes on behind `step`, where the loss was not "
+    "rollback": "With the weights of `from_step`, it continues after `step`, whose loss was not "
     "finite: `steps` and `samples` are left out, up to `position` in `epoch`.",
     "epoch": "An epoch is done: `epoch`, `epochs`, `step`, `train_loss`, the scores.",
     "checkpoint": "`action` is `saved` (`step`, `bytes`, `seconds`; of a script `by_stoker`: "

@@ -282,7 +282,7 @@ def _going_on(kind: str, data: Document) -> tuple[str, str]:
     if kind == "restored":
         return f"{kind:<12} from step {data['step']}", "dim"
     left_out = f"without the data of the {data['steps']} steps before it"
-    return f"{kind:<12} on behind step {data['step']}, {left_out}", "yellow"
+    return f"{kind:<12} on after step {data['step']}, {left_out}", "yellow"
 
 
 def _reason_text(reason: object) -> str:

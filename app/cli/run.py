@@ -125,7 +125,9 @@ ShimOption = Annotated[
 ]
 PreemptibleOption = Annotated[
     bool,
-    typer.Option("--preemptible", help="Let runs of higher priority have its slot; see --resume."),
+    typer.Option(
+        "--preemptible", help="Runs of higher priority may take its slot; needs --resume."
+    ),
 ]
 EnvOption = Annotated[
     list[str] | None,

@@ -38,7 +38,7 @@ class Rollback:
         steps = "step" if left_out == 1 else "steps"
         return (
             f"Rollback {self.number} of at most {MOST_ROLLBACKS}: it goes back to its checkpoint "
-            f"of step {self.from_step} and goes on behind step {self.step}, without the data of "
+            f"of step {self.from_step} and continues after step {self.step}, without the data of "
             f"the {left_out:,} {steps} between."
         )
 
@@ -58,9 +58,9 @@ def next_rollback(
         return Rollback(1, saved_step, step, epoch, position)
     if saved_step <= before.step:
         return (
-            f"It was rolled back past step {before.step} and came to no checkpoint after it, so "
+            f"It was rolled back past step {before.step} and saved no checkpoint since, so "
             "the batches that were left out are not what is wrong."
         )
     if before.number >= MOST_ROLLBACKS:
-        return f"It was rolled back {MOST_ROLLBACKS} times, and no run is more often."
+        return f"It was rolled back {MOST_ROLLBACKS} times, and that is the limit."
     return Rollback(before.number + 1, saved_step, step, epoch, position)

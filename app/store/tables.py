@@ -225,6 +225,7 @@ attempts = wide_table(
     Column("next_rung", Document),
     # To which step those after it go back, and past which, since its loss was not finite.
     Column("rollback", Document),
+    Column("preempted_for", Id),
     Column("saved_checkpoints", Integer, nullable=False),
     Column("log_bytes", BigInteger, nullable=False),
 )

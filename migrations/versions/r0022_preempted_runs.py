@@ -20,6 +20,7 @@ BEFORE = (
 
 
 def upgrade() -> None:
+    op.add_column("attempts", sa.Column("preempted_for", Id))
     op.add_column("runs", sa.Column("preempted_for", Id))
     op.create_index(
         "ix_runs_preempted_for",
@@ -35,3 +36,4 @@ def downgrade() -> None:
     look_at(BEFORE)
     op.drop_index("ix_runs_preempted_for", "runs")
     op.drop_column("runs", "preempted_for")
+    op.drop_column("attempts", "preempted_for")

@@ -48,7 +48,7 @@ def test_a_run_that_was_preempted_ends_as_one_that_was_not(service):
     with service.held():
         high = service.submit({**SPEC, "priority": 5})
         told = eventually(lambda: service.run(high)["message"], "it says for what it waits")
-    assert told == f"Run {low}, of a lower priority, gives its slot back for it."
+    assert told == f"Run {low}, of a lower priority, is giving up its slot for it."
     assert service.wait_for_end(high)["state"] == "succeeded"
     done = service.wait_for_end(low)
     assert done["state"] == "succeeded", done

@@ -259,9 +259,7 @@ class BeatReport:
 
     def _restored(self, event: Document) -> None:
         if event.get("carry") == "full":
-            self.outbox.resumed_from_step = event.get("step")
-            if event.get("own"):
-                self.newest_checkpoint = event.get("step")
+            self.outbox.resumed_from_step = self.newest_checkpoint = event.get("step")
 
     def _end(self, event: Document) -> None:
         self.end = event

@@ -1,4 +1,4 @@
-"""Runs that allow it make place for one of higher priority; which and for whom, the store says."""
+"""Runs that allow it make way for one of higher priority; which and for whom, the store says."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,7 +39,6 @@ def preempt(
     for supervision in able:
         run_id = supervision.lease.run_id
         if run_id in needed_by:
-            log.info("run makes place", run=run_id, needed_by=needed_by[run_id])
             supervision.ask("stop", needed_by=needed_by[run_id])
 
 

@@ -79,22 +79,21 @@ class Leases:
     def preempt(
         self, worker_id: int, slots: Sequence[SlotOffer], held: Sequence[Preemptible]
     ) -> list[Preemption]:
-        """Have runs of a worker that allow it make place for a waiting run of higher priority that
+        """Have runs of a worker that allow it make way for a waiting run of higher priority that
         no idle slot fits: which of them are to save and end now. `slots`: as for `claim`.
 
-        One waiting run at a time, and none of equal priority. Who was stopped so is not stopped
-        again before it has saved a checkpoint since.
+        Never for one of equal priority. Who was stopped so is not stopped again before it has
+        saved a checkpoint since, nor for the same run before that has started.
         """
         with self._database.read() as connection:
             now = self._clock.of(connection)
-            if asked := asked_before(connection, held):
-                return asked
+            asked = asked_before(connection, held)
             if find_preemption(connection, worker_id, slots, held, now) is None:
-                return []  # without a writer's lock, as in `claim`
+                return asked  # without a writer's lock, as in `claim`
         with self._database.write() as connection:
             now = self._clock.of(connection)
             found = find_preemption(connection, worker_id, slots, held, now, locked=True)
-            return [] if found is None else order_preemption(connection, *found, now)
+            return asked + ([] if found is None else order_preemption(connection, *found, now))
 
     @retried
     def beat(self, token: str, beat: Beat, patience_seconds: float | None = None) -> Intent:

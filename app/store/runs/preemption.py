@@ -16,6 +16,7 @@ from sqlalchemy import (
     not_,
     or_,
     select,
+    update,
 )
 
 from app.lifecycle import Intent, Reason, RunState
@@ -27,7 +28,7 @@ from app.store.runs.transitions import move
 from app.store.tables import attempts, checkpoints, runs, workers
 
 # A slot that was given back may be idle for so long before it is offered: its driver has to tell of
-# it anew. Until then no other run is asked to make place for the same one.
+# it anew. Until then no other run is asked to make way for the same one.
 SETTLE_SECONDS = 60.0
 
 Condition = ColumnElement[bool]
@@ -91,6 +92,25 @@ _MAY_GIVE_WAY = and_(
 )
 
 
+_started = attempts.alias("started")
+
+
+def _went_in_vain(group: Sequence[Row[Any]]) -> Condition:
+    """Of a row of runs, whether one of the group has gone for it already, and it has not started
+    since: what it lacks was not what that one had.
+    """
+    has_started = exists().where(
+        _started.c.run_id == runs.c.id, _started.c.started_at >= attempts.c.finished_at
+    )
+    return (
+        select(attempts.c.run_id)
+        .where(attempts.c.run_id.in_([victim.id for victim in group]))
+        .where(attempts.c.preempted_for == runs.c.id, ~has_started.correlate(runs, attempts))
+        .correlate(runs)
+        .exists()
+    )
+
+
 def asked_before(connection: Connection, held: Sequence[Preemptible]) -> list[Preemption]:
     """Those of these runs that are asked already, though their agent may not have heard of it."""
     query = select(runs.c.id, runs.c.preempted_for).where(
@@ -139,7 +159,7 @@ def find_preemption(
 def order_preemption(
     connection: Connection, run: Row[Any], victims: Sequence[Row[Any]], now: float
 ) -> list[Preemption]:
-    """Mark the runs that are to make place for a run that is held. None of them where one has
+    """Mark the runs that are to make way for a run that is held. None of them where one has
     moved meanwhile, or where another worker gives its slots for it.
     """
     given = select(runs.c.id).where(runs.c.id == run.id, _has_been_given_way(now))
@@ -156,6 +176,8 @@ def order_preemption(
             f"{row.priority}: it saves, and goes back to the queue."
         )
         move(connection, row, now, preempted_for=run.id, message=told)
+        asked = and_(attempts.c.run_id == row.id, attempts.c.number == row.attempt)
+        connection.execute(update(attempts).where(asked).values(preempted_for=run.id))
     return [Preemption(row.id, run.id) for row in rows]
 
 
@@ -184,11 +206,12 @@ def _suits(
     group: Sequence[Row[Any]],
     may_start: Condition,
 ) -> Condition:
-    """Of a row of runs, whether it would start if this group made place, and comes before all."""
+    """Of a row of runs, whether it would start if this group made way, and comes before all."""
     gone = [one for one in held if one.run_id in {victim.id for victim in group}]
     ways = ways_to_start(connection, _without(slots, gone), may_start)
     highest = max(victim.priority for victim in group)
-    return and_(runs.c.priority > highest, or_(false(), *(way for way, _ in ways)))
+    fit = or_(false(), *(way for way, _ in ways))
+    return and_(runs.c.priority > highest, ~_went_in_vain(group), fit)
 
 
 def _without(slots: Sequence[SlotOffer], gone: Sequence[Preemptible]) -> list[SlotOffer]:

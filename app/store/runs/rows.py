@@ -133,7 +133,7 @@ def _made_way(by: int | None, waiting: Waiting | None) -> Waiting | None:
     if by is None:
         return waiting
     for_memory = waiting is not None and waiting.for_memory
-    return Waiting(for_memory, f"Run {by}, of a lower priority, gives its slot back for it.")
+    return Waiting(for_memory, f"Run {by}, of a lower priority, is giving up its slot for it.")
 
 
 def _active(values: Document, name: str) -> int | None:

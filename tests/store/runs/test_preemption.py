@@ -1,4 +1,4 @@
-"""Runs that make place for one of higher priority: which, for whom, and when none does."""
+"""Runs that make way for one of higher priority: which, for whom, and when none does."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -98,7 +98,7 @@ def test_a_run_makes_place_for_one_of_higher_priority_and_goes_on_afterwards(box
     )
     told = box.world.store.events.list(low)[-1]
     assert (told.kind, told.data["message"]) == ("state", now.message)
-    assert why(box.get(high)) == f"Run {low}, of a lower priority, gives its slot back for it."
+    assert why(box.get(high)) == f"Run {low}, of a lower priority, is giving up its slot for it."
     after = box.end(low)
     assert (after.state, after.reason, after.message) == (RunState.queued, Reason.preempted,
                                                           "Preempted.")  # fmt: skip
@@ -256,7 +256,7 @@ class TestOneAtATime:
         one, two = box.run(), box.run()
         first, second = box.wait(priority=5), box.wait(priority=5)
         assert box.preempt() == [Preemption(two, first)]
-        assert box.preempt(two) == [Preemption(one, second)]
+        assert box.preempt() == [Preemption(two, first), Preemption(one, second)]
 
     def test_of_two_workers_one_gives_its_slot(self, world: World) -> None:
         """Both ask at the same moment."""
@@ -287,6 +287,20 @@ class TestNoThrashing:
         assert box.preempt() == []
         box.save(low, 20)
         assert box.preempt() == [Preemption(low, high)]
+
+    def test_it_does_not_go_twice_for_a_run_that_has_not_started_since(self, box: Box) -> None:
+        low = box.run()
+        high = box.wait(priority=5)
+        assert box.victims() == {low}
+        box.end(low)
+        pause(box, high)  # or what it lacks is still not there
+        assert box.claim() == low
+        box.world.store.runs.resume(high)
+        box.save(low, 20)
+        box.world.clock.now += SETTLE_SECONDS
+        assert box.preempt() == []
+        other = box.wait(priority=5)
+        assert box.preempt() == [Preemption(low, other)]
 
     def test_what_an_attempt_between_has_saved_counts(self, box: Box) -> None:
         low, high = self.again(box)

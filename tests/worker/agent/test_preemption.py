@@ -1,4 +1,4 @@
-"""A run that allows it makes place for one of higher priority, and goes on from where it was."""
+"""A run that allows it makes way for one of higher priority, and goes on from where it was."""
 
 import json
 
@@ -45,7 +45,7 @@ def test_what_waits_says_who_makes_place_and_one_that_does_not_stop_is_killed(ma
     low = farm.submit(policy=PREEMPTIBLE, steps=10**6, pace=0.02, on_stop="ignore")
     high = high_beside(farm, low, steps=5)
     told = eventually(lambda: farm.run(high).waiting, "it says for what it waits")
-    assert told.why == f"Run {low}, of a lower priority, gives its slot back for it."
+    assert told.why == f"Run {low}, of a lower priority, is giving up its slot for it."
     assert f"Run {high} of priority 5 needs its slot" in farm.run(low).message
     assert farm.wait_for_end(high).state is RunState.succeeded
     first = farm.store.attempts.list(low)[0]

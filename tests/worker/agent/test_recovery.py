@@ -187,8 +187,8 @@ def test_it_goes_back_three_times_without_a_retry_and_then_it_fails(farm):
     assert (run.state, run.reason, run.attempt) == (RunState.failed, Reason.nonfinite, 4)
     assert run.retries_used == 0
     assert run.message == (
-        "The training loss became nan. Restart it. It was rolled back 3 times, and no run is more "
-        "often."
+        "The training loss became nan. Restart it. It was rolled back 3 times, and that is "
+        "the limit."
     )
     assert rollbacks(farm, run_id) == [
         None,
@@ -200,7 +200,7 @@ def test_it_goes_back_three_times_without_a_retry_and_then_it_fails(farm):
     assert [event["rollback"]["number"] for event in events] == [1, 2, 3]
     assert events[0]["message"] == (
         "The training loss became nan. Rollback 1 of at most 3: it goes back to its checkpoint of "
-        "step 5 and goes on behind step 8, without the data of the 3 steps between."
+        "step 5 and continues after step 8, without the data of the 3 steps between."
     )
     saved = [one.step for one in farm.store.checkpoints.list(run_id)]
     assert 35 in saved, "no good checkpoint is lost"
@@ -227,8 +227,8 @@ def test_without_the_policy_the_first_time_is_the_last(farm):
     ("saved", "before", "told"),
     [
         (None, None, "It was not rolled back, for it had saved no checkpoint yet"),
-        (8, Rollback(1, 5, 8, 0, 64), "came to no checkpoint after it"),
-        (5, Rollback(1, 5, 8, 0, 64), "came to no checkpoint after it"),
+        (8, Rollback(1, 5, 8, 0, 64), "saved no checkpoint since"),
+        (5, Rollback(1, 5, 8, 0, 64), "saved no checkpoint since"),
         (15, Rollback(3, 5, 8, 0, 64), "It was rolled back 3 times"),
     ],
     ids=str,
@@ -257,8 +257,9 @@ def test_the_newest_checkpoint_is_what_was_saved_last_or_restored(report):
         report.take([{"kind": kind, "t": 1.0, "step": step, **more}])
         return report.newest_checkpoint
 
-    assert told("restored", 4, carry="full", own=False) is None, "that of its parent"
-    assert told("restored", 4, carry="full", own=True) == 4
+    assert told("restored", 3, carry="weights", own=False) is None, "it begins at step 0"
+    assert told("restored", 4, carry="full", own=False) == 4, "that of its parent"
+    assert told("restored", 5, carry="full", own=True) == 5
     saved = {"action": "saved", "path": "checkpoints/step-9", "metrics": {}}
     assert told("checkpoint", 9, **saved) == 9
     assert told("checkpoint", 7, **saved) == 9, "a best one may come after a newer one"
