@@ -37,8 +37,9 @@ CONFLICTS = {
     ("correctness.carried_state", "learning.sorted_blocks"),
     # A patch that divides the window is smaller, and there are more of them to be held.
     ("correctness.recipe_does_not_fit", "memory.over_budget"),
-    # With the rate of its parent a restart would go on with its state, which is at its end.
+    # With rate or optimizer of its parent a restart would go on with its state, at its end.
     ("learning.rate_beyond_batch", "correctness.nothing_left"),
+    ("learning.adam_weight_decay", "correctness.nothing_left"),
     # Where memory is too small for the data, the chunk that was asked for may be too small as well.
     ("memory.resident_does_not_fit", "speed.chunk_below_batch"),
     # And beside a large model no chunk may fit at all.
