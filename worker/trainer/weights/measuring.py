@@ -17,25 +17,39 @@ from worker.trainer.weights.evaluated import Evaluated, Forward, in_place_of, te
 Run = Callable[..., list[Tensor]]
 TIMED_ROUNDS, TIMED_SECONDS = 20, 10.0
 PYTORCH = "pytorch"
+# Of an output's largest value: rounding in another order comes to less.
+TOLERANCE = 1e-3
 
 
 class _Sums:
-    """What one model gave over all batches."""
+    """What one model gave over all batches; of each output its largest difference from PyTorch's,
+    and the largest finite value of that.
+    """
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
         self.samples = 0
-        self.difference = 0.0
+        self.differences = self.largest = torch.zeros(1, dtype=torch.float64)
 
     def add(self, measured: Mapping[str, Tensor], size: int) -> None:
         self.samples += size
         for name, one in measured.items():
             self.sums[name] = self.sums.get(name, 0) + one.double()
 
+    def compare(self, given: Sequence[Tensor], own: Sequence[Tensor]) -> None:
+        """Take in a batch's outputs: PyTorch's, and this model's."""
+        apart = torch.stack([_difference(*pair) for pair in zip(given, own, strict=True)])
+        largest = torch.stack([_largest(one) for one in given])
+        self.differences = torch.maximum(self.differences, apart)  # NaN stays
+        self.largest = torch.maximum(self.largest, largest)
 
-def compare(evaluated: Evaluated, runs: Mapping[str, Run]) -> tuple[list[dict[str, Any]], int]:
+
+def compare(
+    evaluated: Evaluated, runs: Mapping[str, Run], outputs: Sequence[str]
+) -> tuple[list[dict[str, Any]], int]:
     """Of PyTorch's model, then of each other by name: `{model, scores, max_difference}`; and how
-    many samples there were. Nothing of the data is kept: each batch goes through all.
+    many samples there were. Nothing of the data is kept: each batch goes through all. `outputs`:
+    what these are called. TrainerError where a score is not finite, or an output another's.
     """
     found = {name: _Sums() for name in (PYTORCH, *runs)}
     with torch.inference_mode():
@@ -45,16 +59,31 @@ def compare(evaluated: Evaluated, runs: Mapping[str, Run]) -> tuple[list[dict[st
             for name, run in runs.items():
                 answers.run = run
                 found[name].add(_measured(evaluated, batch, answers.by_run), batch.size)
-                found[name].difference = max(found[name].difference, answers.difference)
-    told = [
-        {
-            "model": name,
-            "scores": _scores(evaluated, one),
-            "max_difference": None if name == PYTORCH else one.difference,
-        }
-        for name, one in found.items()
-    ]
+                found[name].compare(answers.given, answers.own)
+    told = []
+    for name, one in found.items():
+        if name != PYTORCH:
+            _require_same(name, one, outputs)
+        apart = None if name == PYTORCH else float(one.differences.max())
+        scores = _scores(evaluated, name, one)
+        told.append({"model": name, "scores": scores, "max_difference": apart})
     return told, found[PYTORCH].samples
+
+
+def _require_same(name: str, found: _Sums, outputs: Sequence[str]) -> None:
+    """The ONNX file computes what PyTorch does; of int8 the scores say how far it does."""
+    pairs = zip(found.differences.tolist(), found.largest.tolist(), strict=True)
+    for output, (apart, largest) in zip(outputs, pairs, strict=True):
+        how = f"differs by up to {apart:.3g}, and is at most {largest:.3g}"
+        if not math.isfinite(apart):
+            how = "is not finite where the model's is, or the other way round"
+        elif name != "onnx" or apart <= TOLERANCE * max(largest, 1e-6):
+            continue
+        raise TrainerError(
+            Reason.trainer_error,
+            f"The {name.upper()} file does not compute what the model does: its output {output} "
+            f"{how}. Nothing was kept of it; export it as safetensors.",
+        )
 
 
 def _measured(evaluated: Evaluated, batch: Batch, forward: Forward) -> Mapping[str, Tensor]:
@@ -62,14 +91,16 @@ def _measured(evaluated: Evaluated, batch: Batch, forward: Forward) -> Mapping[s
         return evaluated.task.measure(evaluated.model, batch)
 
 
-def _scores(evaluated: Evaluated, found: _Sums) -> dict[str, float]:
+def _scores(evaluated: Evaluated, model: str, found: _Sums) -> dict[str, float]:
     sums = {name: one.item() for name, one in found.sums.items()}
     scores = evaluated.task.scores(sums, found.samples)
     if broken := [name for name, score in scores.items() if not math.isfinite(score)]:
+        whose = "the checkpoint's model" if model == PYTORCH else f"the {model.upper()} file"
+        advice = "Choose another checkpoint" if model == PYTORCH else "Export it as safetensors"
         raise TrainerError(
             Reason.nonfinite,
-            f"The {', '.join(broken)} on the {evaluated.name} part is not finite, so nothing can "
-            "be said of an export. Choose another checkpoint.",
+            f"The {', '.join(broken)} of {whose} on the {evaluated.name} part is not finite, so "
+            f"nothing was kept of the export. {advice}.",
         )
     return scores
 
@@ -82,7 +113,8 @@ class _Answers:
         self._given: Any = None
         self._calls = 0
         self.run: Run | None = None
-        self.difference = 0.0
+        self.given: list[Tensor] = []
+        self.own: list[Tensor] = []
 
     def by_model(self, *inputs: Tensor) -> Any:
         """Once a batch, or what is measured elsewhere would be something else."""
@@ -90,15 +122,14 @@ class _Answers:
         if self._calls > 1:
             raise _not_once("more than once")
         self._given = self._forward(*inputs)
+        self.given = tensors_of(self._given)
         return self._given
 
     def by_run(self, *inputs: Tensor) -> Any:
         if self._given is None or self.run is None:
             raise _not_once("in another way")
-        tensors = self.run(*inputs)
-        pairs = zip(tensors_of(self._given), tensors, strict=True)
-        self.difference = max(_difference(*pair) for pair in pairs)
-        return in_place_of(self._given, tensors)
+        self.own = self.run(*inputs)
+        return in_place_of(self._given, self.own)
 
 
 def _not_once(how: str) -> TrainerError:
@@ -110,10 +141,18 @@ def _not_once(how: str) -> TrainerError:
     )
 
 
-def _difference(one: Tensor, other: Tensor) -> float:
-    """The largest absolute one; equal infinities do not differ."""
-    apart = torch.where(one == other, 0.0, (one.double() - other.double()).abs())
-    return float(apart.max()) if apart.numel() else 0.0
+def _difference(one: Tensor, other: Tensor) -> Tensor:
+    """The largest absolute one; equal infinities do not differ, nor does NaN from NaN."""
+    is_same = (one == other) | (one.isnan() & other.isnan())
+    apart = torch.where(is_same, 0.0, (one.double() - other.double()).abs())
+    return apart.max() if apart.numel() else torch.zeros((), dtype=torch.float64)
+
+
+def _largest(one: Tensor) -> Tensor:
+    """The largest absolute value that is finite."""
+    size = one.double().abs()
+    finite = torch.where(size.isfinite(), size, 0.0)
+    return finite.max() if finite.numel() else torch.zeros((), dtype=torch.float64)
 
 
 def time_each(runs: Mapping[str, Run], inputs: Sequence[Tensor]) -> dict[str, float]:
