@@ -19,14 +19,14 @@ def below_data_root(data_root: Path, given: str) -> str:
         )
     if os.path.islink(full):  # noqa: PTH114 - left of one that was followed; pathlib raises for long names
         raise InvalidRequest(
-            f"{given[:200]!r} is a link that leads back to itself, so nothing was registered. "
+            f"{given[:200]!r} is a link that leads back to itself, so nothing was read. "
             "Point the link to the data, or give the path of the data.",
             code="no_such_file",
         )
     if root.is_dir() and not os.path.lexists(full):  # without the folder, only a worker can tell
         raise InvalidRequest(
             f"There is no file {given[:200]!r} under DATA_ROOT ({data_root}), so nothing was "
-            "registered. Copy it there, or correct the path.",
+            "read. Copy it there, or correct the path.",
             code="no_such_file",
         )
     return str(full.relative_to(root))

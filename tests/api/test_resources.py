@@ -58,6 +58,15 @@ def test_a_name_that_no_file_can_have_is_not_there(api):
     assert answer.problem("no_such_file") == 422
 
 
+@pytest.mark.parametrize("call", ["/datasets", "/checkpoints/import"])
+def test_a_path_that_leads_nowhere_is_told_of_data_and_weights_alike(api, settings, call):
+    (settings.data_root / "loop").symlink_to("loop")
+    for path in ("loop", "waves.pt"):
+        answer = api.post(call, json={"name": "waves", "path": path})
+        assert answer.problem("no_such_file") == 422
+        assert "so nothing was read" in answer.json()["detail"]
+
+
 def test_where_the_data_root_is_on_another_host_its_worker_judges(api, settings):
     settings.data_root.rmdir()
     assert api.post("/datasets", json={"name": "waves", "path": "waves.h5"}).status_code == 202

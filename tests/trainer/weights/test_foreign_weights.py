@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from worker.trainer.checkpoints.format import load
-from worker.trainer.weights import importing
+from worker.trainer.weights import foreign, importing
 
 MODEL = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 STATE = MODEL.state_dict()
@@ -89,7 +89,7 @@ def test_weights_lie_under_a_key_that_is_named(tmp_path: Path) -> None:
     told = read(tmp_path, nested)["error"]
     assert (
         told
-        == "The weights in weights.pt lie under a key. Say which: --key state_dict (9 tensors)."
+        == "The weights in weights.pt are under a key. Say which: --key state_dict (9 tensors)."
     )
     assert read(tmp_path, nested, key="state_dict")["left"] == []
     assert (
@@ -139,7 +139,7 @@ def test_a_pickle_with_code_is_refused_and_not_executed(tmp_path: Path) -> None:
     ("content", "told"),
     [
         (b"", "is damaged, or cut off"),
-        (b"weights", "is no file that torch.save has written"),
+        (b"weights", "was not written by torch.save"),
         ({}, "There is no tensor in weights.pt"),
         ({"lr": 0.1}, "There is no tensor in weights.pt"),
         (torch.ones(2), "holds one Tensor, and no dictionary"),
@@ -153,6 +153,62 @@ def test_what_is_no_weights_is_told_with_what_to_do(
     tmp_path: Path, content: Any, told: str
 ) -> None:
     assert told in read(tmp_path, content)["error"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64])
+def test_rare_numbers_are_kept_and_looked_at(tmp_path: Path, dtype: torch.dtype) -> None:
+    plain = torch.tensor([1.0, -2.0]).to(dtype)
+    assert "error" not in read(tmp_path, {"w": plain})
+    assert imported(tmp_path)["w"].dtype is dtype
+    assert torch.equal(imported(tmp_path)["w"].to(torch.complex128), plain.to(torch.complex128))
+    told = read(tmp_path, {"w": torch.tensor([1.0, float("nan")]).to(dtype)})["error"]
+    assert told.startswith("'w' in weights.pt has NaN or infinite values")
+    assert "optimizer.lr" not in told
+
+
+def test_numbers_that_a_checkpoint_cannot_hold_are_told(tmp_path: Path) -> None:
+    wide = torch.ones(2, dtype=torch.complex128)
+    told = importing._answer(order_for(tmp_path, {"w": wide}))["error"]
+    assert "weights.pt has what this worker cannot keep (" in told
+    assert "complex128" in told
+
+
+@pytest.mark.parametrize(
+    ("met", "told"),
+    [
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+            "This worker has not enough memory for weights.pt.",
+        ),
+        (
+            NotImplementedError('"x" not implemented\nfor y'),
+            "has what this worker cannot keep (Not",
+        ),
+    ],
+)
+def test_what_nobody_foresaw_is_told_too(
+    tmp_path: Path, monkeypatch: Any, met: Exception, told: str
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise met
+
+    with monkeypatch.context() as patch:
+        patch.setattr(foreign, "_renamed", fails)
+        answer = read(tmp_path, STATE)["error"]
+    assert told in answer
+    assert answer.endswith(foreign.ADVICE)
+    if "memory" in told:
+        monkeypatch.setattr(torch, "load", fails)
+        assert read(tmp_path, STATE)["error"] == answer
+
+
+def test_what_libraries_print_is_not_in_the_document(tmp_path: Path) -> None:
+    noisy = (
+        "import os; from worker.trainer.weights import importing; "
+        "importing._answer = lambda order: {'left': os.write(1, b'noise')}; importing.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", noisy], input=b"{}", capture_output=True)
+    assert (done.stdout, done.stderr) == (b'{"left": 5}', b"noise")
 
 
 def test_a_file_that_was_cut_off_or_is_too_large(tmp_path: Path) -> None:

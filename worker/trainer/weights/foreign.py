@@ -14,9 +14,11 @@ import safetensors
 import safetensors.torch
 import torch
 
+from worker.trainer.checkpoints.finite import is_finite
 from worker.trainer.checkpoints.format import Snapshot, Tensors, publish
 from worker.trainer.checkpoints.snapshot import on_cpu
 from worker.trainer.errors import SpecMismatch
+from worker.trainer.out_of_memory import which_memory
 
 MOST_NAMED, MOST_LEFT = 8, 100
 ADVICE = "Save it by torch.save(model.state_dict(), …), or as safetensors."
@@ -64,11 +66,9 @@ def _read(order: Mapping[str, Any]) -> Any:
         raise _not_weights(path, str(error)) from error
     except safetensors.SafetensorError as error:
         raise SpecMismatch(f"{path} is no whole safetensors file: {error}. {ADVICE}") from error
-    except MemoryError:
-        raise
     except Exception as error:  # whatever a damaged file leads to
-        if "DefaultCPUAllocator" in str(error):
-            raise MemoryError from error
+        if which_memory(error) is not None:
+            raise
         is_script = zipfile.is_zipfile(file) and "TorchScript" in str(error)
         what = "is a TorchScript program" if is_script else "is damaged, or cut off"
         told = str(error).strip().splitlines()[0][:200] if str(error).strip() else ""
@@ -79,7 +79,7 @@ def _read(order: Mapping[str, Any]) -> Any:
 def _not_weights(path: str, told: str) -> SpecMismatch:
     """Of a pickle that has more in it than weights, or is none."""
     if (code := CODE.search(told)) is None:
-        return SpecMismatch(f"{path} is no file that torch.save has written. {ADVICE}")
+        return SpecMismatch(f"{path} was not written by torch.save. {ADVICE}")
     return SpecMismatch(
         f"{path} holds more than weights: to read it would be to call {code[1]}, so nothing of it "
         f"was read or executed. {ADVICE}"
@@ -106,7 +106,7 @@ def _chosen(found: Any, key: str | None, path: str) -> Mapping[Any, Any]:
         ways = " or ".join(
             f"--key {prefix}{name} ({count:,} tensors)" for name, count in inner.items()
         )
-        raise SpecMismatch(f"The weights in {path} lie under a key. Say which: {ways}.")
+        raise SpecMismatch(f"The weights in {path} are under a key. Say which: {ways}.")
     return found  # type: ignore[no-any-return]
 
 
@@ -148,7 +148,7 @@ def _require_room(tensors: Tensors, order: Mapping[str, Any]) -> None:
 
 def _require_finite(tensors: Tensors, path: str) -> None:
     for name, one in tensors.items():
-        if one.is_floating_point() and not bool(one.isfinite().all()):
+        if not is_finite(one):
             raise SpecMismatch(
                 f"{name!r} in {path} has NaN or infinite values, and training from them would "
                 "fail. Save weights from before they became so."

@@ -12,9 +12,11 @@ from typing import Any
 
 def main() -> None:
     """Print the document and end; a process that dies without one says so by that."""
-    order = json.load(sys.stdin)
-    sys.stdout.write(json.dumps(_answer(order)))
-    sys.stdout.flush()
+    order, stdout = json.load(sys.stdin), os.dup(1)
+    os.dup2(2, 1)  # libraries may print
+    answer = json.dumps(_answer(order)).encode()
+    with os.fdopen(stdout, "wb") as out:
+        out.write(answer)
     os._exit(0)  # as the trainer does: taking torch apart lasts over a second
 
 
@@ -22,6 +24,7 @@ def _answer(order: dict[str, Any]) -> dict[str, Any]:
     try:
         # Imported only now, to say in a sentence that torch is missing or broken.
         from worker.trainer.errors import TrainerError
+        from worker.trainer.out_of_memory import which_memory
         from worker.trainer.weights.foreign import ADVICE, import_weights
     except Exception as error:  # noqa: BLE001 - whatever a broken installation raises
         told = f"PyTorch cannot be used on this worker: {type(error).__name__}: {error}"
@@ -30,10 +33,13 @@ def _answer(order: dict[str, Any]) -> dict[str, Any]:
         return import_weights(order)
     except TrainerError as error:
         return {"error": error.message}
-    except MemoryError:
-        return {"error": f"This worker has not enough memory for {order['path']}. {ADVICE}"}
-    except OSError as error:
-        return {"error": f"Nothing was imported: {error}."}
+    except Exception as error:  # noqa: BLE001 - every failure is told as a sentence
+        if which_memory(error) is not None:
+            return {"error": f"This worker has not enough memory for {order['path']}. {ADVICE}"}
+        if isinstance(error, OSError):
+            return {"error": f"Nothing was imported: {error}."}
+        told = f"Nothing was imported: {order['path']} has what this worker cannot keep "
+        return {"error": " ".join(f"{told}({type(error).__name__}: {error}). {ADVICE}".split())}
 
 
 if __name__ == "__main__":
