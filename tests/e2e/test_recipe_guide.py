@@ -117,7 +117,7 @@ def test_every_file_of_the_guide_is_found() -> None:
         "walks-recipe/walks_recipe/task.py",
         "walks-recipe/test_walks.py",
     }
-    assert len(MORE) == 4
+    assert len(MORE) == 5
 
 
 def test_its_commands_install_and_train_it(reader: Reader) -> None:
