@@ -22,7 +22,7 @@ from tests.guard.world import CATALOG, brought, identities
 
 LEAST_HITS = 0.015
 # Specs that are drawn for each rule at first, and how often more are, for those hit too rarely.
-EXAMPLES, ROUNDS = 3, 4
+EXAMPLES, ROUNDS = 3, 6
 # Specs that are drawn for no rule, and the share of the rules that must find something there.
 DRAWN_FOR_NONE = 110
 LEAST_RULES = 0.33
