@@ -8,6 +8,7 @@ def test_an_export_is_shown_beside_the_original_and_downloaded(cli, up, finished
     run_id = str(finished_run["id"])
     shown = cli("export", run_id, "--format", "onnx")
     assert shown.code == 0, shown.err
+    assert shown.err.count("waits for a worker that has the artifacts …") == 1
     first, inputs, outputs, header, pytorch, onnx, where, further = shown.out.splitlines()
     assert f"of run {run_id} as onnx" in first
     assert inputs.split() == ["inputs", "features:", "float32", "(batch,", "24,", "3)"]

@@ -105,13 +105,25 @@ def wait_for(client: "Client", job: Document, what: str, *, is_quiet: bool) -> D
     return job
 
 
+class _Once:
+    """Says, the first time that a job is found waiting, so."""
+
+    def __init__(self, told: str) -> None:
+        self._told: str | None = told
+
+    def __call__(self, job: Document) -> None:
+        if job["state"] == "queued" and self._told is not None:
+            typer.echo(self._told, err=True)
+            self._told = None
+
+
 @contextmanager
 def _told(what: str, is_quiet: bool) -> Iterator[Any]:
-    """Says where a job is: on a line that turns, or where nobody looks only what it waits for."""
+    """Says where a job is: on a line that turns, or where nobody looks once that it waits."""
     screen = Console(stderr=True)
     words = {"queued": "waits for a worker that has the artifacts", "running": "under way"}
     if is_quiet or not screen.is_terminal:
-        yield lambda _job: None
+        yield _Once(f"{what}: {words['queued']} …")
         return
     with screen.status(f"{what} …") as status:
         yield lambda job: status.update(f"{what}: {words.get(job['state'], job['state'])} …")
