@@ -46,6 +46,8 @@ RECONCILE_ATTEMPTS = 100
 REPEATED = ("remove_artifacts", "reconcile_checkpoints")
 # Done only where the artifact root is at hand.
 OF_ARTIFACTS = (*REPEATED, EXPORT, IMPORT)
+# They may take an hour, so that what is short, or what somebody waits for, goes first.
+LONG = (EXPORT, IMPORT)
 PROBE_LOST = "The worker ended, or was lost, before it had measured. Ask again."
 # After the first failure; a disk or a mount may be back later. It grows sixfold each time.
 RETRY_SECONDS = 10.0
@@ -59,7 +61,7 @@ _OLDEST_DUE = (
         or_(jobs.c.worker_id.is_(None), jobs.c.worker_id == bindparam("worker")),
         or_(jobs.c.kind.not_in(OF_ARTIFACTS), bindparam("artifacts", type_=Boolean)),
     )
-    .order_by(jobs.c.id)
+    .order_by(jobs.c.kind.in_(LONG), jobs.c.id)
     .limit(1)
 )
 _MOST_ATTEMPTS = case(
@@ -69,7 +71,7 @@ _COLUMNS = [jobs.c[name] for name in JobRecord.__dataclass_fields__]
 
 
 class Jobs:
-    """A queue in the order of ids; a job belongs to the worker that claimed it."""
+    """A queue in the order of ids, the long kinds last; a job is the worker's that claimed it."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
@@ -77,7 +79,7 @@ class Jobs:
 
     @retried
     def claim(self, worker_id: int, *, artifacts: bool = True) -> JobRecord | None:
-        """The oldest queued job that need not wait, and for no other worker; now this worker's.
+        """The next queued job that need not wait, and for no other worker; now this worker's.
 
         None when there is none. `artifacts`: whether the worker has the artifact root at hand.
 

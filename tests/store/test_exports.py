@@ -61,6 +61,20 @@ def test_it_is_for_a_worker_that_has_the_artifacts(world: World) -> None:
     assert claimed(world, "export_checkpoint").payload["format"] == "onnx"
 
 
+def test_what_is_short_goes_before_exports_and_imports(world: World) -> None:
+    checkpoint = saved(world, world.running())
+    while (job := world.store.jobs.claim(world.worker)) is not None:
+        world.store.jobs.finish(job.id, world.worker)
+    world.store.checkpoints.order_import(WANTED)
+    world.store.exports.order(checkpoint, "onnx")
+    world.store.datasets.register("later", "later.h5")
+    world.store.jobs.order_probe(world.worker, {})
+    kinds = []
+    while (job := world.store.jobs.claim(world.worker)) is not None:
+        kinds.append(job.kind)
+    assert kinds == ["inspect_dataset", "probe_step", "import_checkpoint", "export_checkpoint"]
+
+
 def test_retention_leaves_a_checkpoint_alone_while_it_is_exported(world: World) -> None:
     lease = world.running()
     checkpoint = saved(world, lease)
