@@ -9,7 +9,7 @@ import torch
 from app.guard.case import Case
 from app.guard.facts import DeviceFacts, known
 from app.guard.plan import RunPlan
-from app.guard.rules.runtime import precision_needs_gpu, precision_not_supported
+from app.guard.rules.precision import precision_needs_gpu, precision_not_supported
 from app.planning.imports import IMPORTS
 from app.spec.parse import parse_spec
 from app.spec.run import RunSpec

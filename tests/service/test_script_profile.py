@@ -168,10 +168,11 @@ def test_what_was_not_measured_stays_unknown(world: World):
 
 
 def test_the_code_is_read_in_short(world: World):
-    code = {**CODE, "git_sha": "abc", "dirty": True, "diff": "+1", "diff_bytes": 2,
+    diff = "+1\n" * 30_000
+    code = {**CODE, "git_sha": "abc", "dirty": True, "diff": diff, "diff_bytes": len(diff),
+            "argv": ["python", "train.py"],
             "untracked": ["a", "b"]}  # fmt: skip
-    short = {**code, "untracked": 2}
-    del short["diff"]
+    short = {**code, "untracked": 2, "diff": diff[:65_536]}
     given = {"recipe": "script", "dataset": None, "spec": spec().model_dump(mode="json")}
     assert world.store.runs.script(world.submit(**given, code=code).id)[1] == short
     assert world.store.runs.script(world.submit(**given, code=None).id)[1] is None

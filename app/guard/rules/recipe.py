@@ -4,7 +4,11 @@ from collections.abc import Iterator
 
 from app.guard.case import Case
 from app.guard.rule import Finding, rule
+from app.spec.issue import pointer
 from app.suggest import closest, did_you_mean
+
+# What tensor cores want of the sizes of matrices in half precision.
+MULTIPLE = 8
 
 
 @rule(
@@ -68,4 +72,30 @@ def unknown_loss_term(case: Case) -> Iterator[Finding]:
             "Every term of the loss has the weight 0.",
             "The loss would be 0 whatever the model does, so nothing would be learned.",
             {"/loss_weights": {}},
+        )
+
+
+@rule(
+    "speed.uneven_sizes",
+    severity="warning",
+    stands_on="NVIDIA, Matrix multiplication background: in half precision tensor cores are used "
+    "best where the sizes of matrices are multiples of 8. Timing it needs a GPU; not timed here.",
+)
+def uneven_sizes(case: Case) -> Iterator[Finding]:
+    """On a GPU in half precision the widths of layers are multiples of 8."""
+    spec = case.spec
+    if case.device.kind != "cuda" or case.precision not in ("bf16-mixed", "fp16-mixed"):
+        return
+    for field, width in spec.recipe.widths.items():
+        if width % MULTIPLE == 0:
+            continue
+        loc = ("recipe", field)
+        wider = -(-width // MULTIPLE) * MULTIPLE
+        yield Finding(
+            loc,
+            f"A width of {width} is no multiple of {MULTIPLE}, and the run computes in "
+            f"{case.precision}.",
+            "Tensor cores take matrices in pieces of 8 numbers: the last piece would be filled up, "
+            "or the product computed without them.",
+            {pointer(loc): wider},
         )
