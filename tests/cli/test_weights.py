@@ -1,5 +1,7 @@
 """What the commands of weights say: exports, downloads of them, imports, and lists beside them."""
 
+import json
+
 import numpy as np
 import safetensors.numpy
 
@@ -45,6 +47,6 @@ def test_an_import_says_what_runs_begin_with(cli, up):
     assert "(head)" in first
     assert message == "  Imported from head.safetensors. It has 1 tensor with 4 numbers."
     assert last.startswith("  init_from: {checkpoint: ")
-    wrong = cli(*named, "--rename", "modul.=")
-    assert "No tensor has a name that begins with 'modul.'" in wrong.err
+    wrong = cli(*named, "--rename", "modul.=", "--json")
+    assert "No tensor has a name that begins with 'modul.'" in json.loads(wrong.err)["detail"]
     assert (cli(*named, "--rename", "module").code, cli("ls", "--json").code) == (2, 0)

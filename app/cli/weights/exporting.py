@@ -119,10 +119,16 @@ class _Once:
 
 @contextmanager
 def _told(what: str, is_quiet: bool) -> Iterator[Any]:
-    """Says where a job is: on a line that turns, or where nobody looks once that it waits."""
+    """Says where a job is: on a line that turns, or where nobody looks once that it waits.
+
+    Quiet, it says nothing: with --json, an error's document has stderr to itself.
+    """
+    if is_quiet:
+        yield lambda _job: None
+        return
     screen = Console(stderr=True)
     words = {"queued": "waits for a worker that has the artifacts", "running": "under way"}
-    if is_quiet or not screen.is_terminal:
+    if not screen.is_terminal:
         yield _Once(f"{what}: {words['queued']} …")
         return
     with screen.status(f"{what} …") as status:
