@@ -1,12 +1,17 @@
 """Exports, ordered once and known until they are removed; and runs of imported weights."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from app.errors import Conflict, NotFound
 from app.lifecycle import Reason, RunState
+from app.store.jobs import add_job
 from app.store.records import Beat, Finish, Lease, NewCheckpoint, RunFilter
+from app.store.weights.export_rows import hold_run
 from app.store.weights.imported_rows import WantedImport, imported_path
 from app.store.worker_records import JobRecord
+from tests.store.engine.test_concurrency import until_one_waits
 
 from .conftest import World
 
@@ -147,6 +152,23 @@ def test_what_was_ordered_again_is_not_removed_until_that_is_made(world: World) 
     world.store.jobs.finish(job.id, world.worker, result=MADE)
     assert world.store.exports.get(export).state == "saved"
     assert world.store.exports.request_delete(export).state == "removing"
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param("postgres", marks=pytest.mark.postgres)], indirect=True
+)
+def test_a_removal_waits_for_an_order_that_is_under_way(world: World) -> None:
+    checkpoint = saved(world, world.running())
+    export = exported(world, checkpoint)
+    payload = {"run_id": 1, "checkpoint_id": checkpoint, "step": 1, "format": "onnx"}
+    with ThreadPoolExecutor(1) as other:
+        with world.store.database.write() as connection:
+            assert hold_run(connection, 1)
+            add_job(connection, "export_checkpoint", payload, world.clock())
+            removal = other.submit(world.store.exports.request_delete, export)
+            until_one_waits(world, removal)
+        with pytest.raises(Conflict, match="about to make it"):
+            removal.result()
 
 
 def test_with_its_run_it_is_gone_also_when_it_is_done_too_late(world: World) -> None:
