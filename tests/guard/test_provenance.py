@@ -323,7 +323,7 @@ def test_of_an_alias_and_its_setting_that_differ_nobody_chooses_for_the_author()
 
 
 def test_a_fix_of_what_the_preset_says_is_not_offered():
-    catalog = catalog_of({"policy": {"on_nonfinite": "rollback"}})
+    catalog = catalog_of({"runtime": {"gpus": 2}})
     (issue,) = make_plan({**REQUEST, "preset": "mine"}, world(), catalog).errors
     assert (issue.code, issue.fix) == ("not_available_yet", [])
 

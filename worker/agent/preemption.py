@@ -39,6 +39,7 @@ def preempt(
     for supervision in able:
         run_id = supervision.lease.run_id
         if run_id in needed_by:
+            log.info("run makes way", run=run_id, needed_by=needed_by[run_id])
             supervision.ask("stop", needed_by=needed_by[run_id])
 
 

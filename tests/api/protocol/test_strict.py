@@ -13,7 +13,10 @@ VERY_MANY = 10_000
 ROUTES = [
     (
         method,
-        route.path_format.format(run_id=1, checkpoint_id=1, name="w", which="best", action="stop"),
+        route.path_format.format_map(
+            {f"{of}_id": 1 for of in ("run", "checkpoint", "export", "job")}
+            | {"name": "w", "which": "best", "action": "stop"}
+        ),
     )
     for module in (*ROUTERS, health)
     for route in module.router.routes

@@ -83,6 +83,8 @@ def test_a_fix_of_what_stands_in_a_preset_changes_nothing_else(code):
     """Each rule's case, said by the preset; what a preset cannot say is left to the request."""
     case = CASES[code]
     request = {name: case.found[name] for name in OF_A_REQUEST if name in case.found}
+    if "kind" in case.found.get("recipe", {}):  # a request has one, and its own
+        request["recipe"] = case.found["recipe"]
     if "preset" in request:
         return  # it names another
     preset = {name: value for name, value in case.found.items() if name not in request}

@@ -114,11 +114,11 @@ def missing_numbers() -> pyarrow.Table:
     return pyarrow.table({"warmth": [1.0, None, *[2.0] * 20]})
 
 
-def test_what_is_missing_is_no_number_and_warned_of(tmp_path):
+def test_what_is_missing_is_no_number_and_ends_it(tmp_path, capsys):
     path = write(tmp_path / "t.feather", missing_numbers())
-    assert run(path, tmp_path / "out.h5") == 0
-    assert np.isnan(read_all(tmp_path / "out.h5")["features"][0, 1, 0])
-    assert [w["code"] for w in inspect(tmp_path / "out.h5")["warnings"]] == ["nonfinite_values"]
+    assert run(path, tmp_path / "out.h5") == 1
+    assert "row 2, column warmth: it is no number" in capsys.readouterr().err
+    assert not (tmp_path / "out.h5").exists()
 
 
 def text(content: str):

@@ -68,7 +68,7 @@ def test_two_make_place_for_two_at_the_same_time(make_farm):
         "both wait for one of them",
     )
     assert len({told.why for told in needed_by}) == 2
-    assert farm.log().count("run makes place") == 2
+    assert farm.log().count("run makes way") == 2
     for high in highs:
         assert farm.wait_for_end(high).state is RunState.succeeded
 
