@@ -16,8 +16,13 @@ from benchmarks.training.rounds import Turns, beside
 from benchmarks.training.training import Epoch, Training
 from tests.trainer_data.factories import children
 
+SLOW = ("larger convolution", "LSTM")
 
-@pytest.mark.parametrize("name", MODELS["cpu"])
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.minutes if n in SLOW else ()) for n in MODELS["cpu"]],
+)
 def test_every_loader_feeds_the_same_training(tmp_path, name):
     file = write(tmp_path, "contiguous", samples=300, features=2)
     before = children()

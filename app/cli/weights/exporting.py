@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -29,10 +30,18 @@ Document = dict[str, Any]
 WAIT_SECONDS = 20.0
 
 
+class ExportFormat(StrEnum):
+    """What becomes of a checkpoint; the oldest typer that is allowed takes no Literal."""
+
+    safetensors = "safetensors"
+    onnx = "onnx"
+    int8 = "int8"
+
+
 def export(
     run_id: RunId,
     format_: Annotated[
-        Literal["safetensors", "onnx", "int8"],
+        ExportFormat,
         typer.Option(
             "--format",
             help="safetensors: the weights; onnx: the model; int8: with weights of 8 bits.",
@@ -60,7 +69,7 @@ def export(
         chosen = checkpoint or client.chosen_checkpoint(run_id, "latest" if latest else "best")
         if checkpoint is not None:
             _require_own(client, run_id, checkpoint)
-        made = _made(client, chosen, format_, is_quiet=as_json)
+        made = _made(client, chosen, format_.value, is_quiet=as_json)
         if output is not None:
             with download_bar(as_json) as told:
                 client.save_export(made["id"], output, told)

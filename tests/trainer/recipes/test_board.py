@@ -298,7 +298,7 @@ def test_it_trains_alike_in_mixed_precision_and_in_smaller_micro_batches(
 
 
 @pytest.mark.compiler
-@pytest.mark.slow
+@pytest.mark.minutes
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 @STAGES
 def test_a_compiled_step_trains_alike(board: Lab, stage: dict[str, Any]) -> None:
