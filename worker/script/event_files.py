@@ -9,11 +9,10 @@ MOST_EVENTS = 20_000
 
 
 class Scalar(NamedTuple):
-    """A point of a curve; `t` in unix seconds."""
+    """A point of a curve."""
 
     name: str
     step: int
-    t: float
     value: float
 
 
@@ -45,7 +44,7 @@ class EventFile:
                 for value in event.summary.value:
                     number = _number(value)
                     if number is not None:
-                        yield Scalar(value.tag, event.step, event.wall_time, number)
+                        yield Scalar(value.tag, event.step, number)
                 count += 1
                 if count >= MOST_EVENTS:
                     self.is_behind = True

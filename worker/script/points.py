@@ -1,7 +1,6 @@
 """Points of a script's curves: numbers by name, at a step."""
 
 import math
-import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
@@ -19,20 +18,19 @@ class CurvePoint(NamedTuple):
     """Numbers of one step; None where it says none, but may be an epoch."""
 
     step: int | None
-    t: float
     values: dict[str, float]
     epoch: int | None = None
     not_finite: tuple[tuple[str, float], ...] = ()
     """Names of what is NaN or infinite, and which of these."""
 
     @classmethod
-    def of(cls, step: int | None, t: float, numbers: Mapping[str, float]) -> Self:
+    def of(cls, step: int | None, numbers: Mapping[str, float]) -> Self:
         """With what is not finite apart from the others."""
         values = {name: number for name, number in numbers.items() if math.isfinite(number)}
         not_finite = tuple((name, n) for name, n in numbers.items() if name not in values)
         epoch = values.get("epoch", -1.0)
         is_count = epoch >= 0 and epoch.is_integer()
-        return cls(step, t, values, int(epoch) if is_count else None, not_finite)
+        return cls(step, values, int(epoch) if is_count else None, not_finite)
 
 
 class Places:
@@ -68,7 +66,7 @@ def usual_name(name: str) -> str:
 def point_of(document: Mapping[str, Any]) -> CurvePoint | None:
     """The numbers of a document; None where there is none. Texts that are numbers count."""
     step: int | None = None
-    numbers, t = dict[str, float](), time.time()
+    numbers = dict[str, float]()
     for name, value in document.items():
         number = _float_of(value)
         if number is None:
@@ -76,11 +74,9 @@ def point_of(document: Mapping[str, Any]) -> CurvePoint | None:
         if name in STEP_NAMES:
             if math.isfinite(number):
                 step = max(step or 0, int(number))
-        elif name == "t" and 10**9 < number < math.inf:
-            t = number
-        else:
+        elif name != "t" or not 10**9 < number < math.inf:  # which is a time
             numbers[name] = number
-    return CurvePoint.of(step, t, numbers) if numbers else None
+    return CurvePoint.of(step, numbers) if numbers else None
 
 
 def number_of(value: Any) -> float | None:

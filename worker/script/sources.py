@@ -225,4 +225,4 @@ Source = JsonLines | CsvTable | Output | EventFileCurve
 
 
 def _of_scalar(scalar: Scalar) -> CurvePoint:
-    return CurvePoint.of(max(0, scalar.step), scalar.t, {scalar.name: scalar.value})
+    return CurvePoint.of(max(0, scalar.step), {scalar.name: scalar.value})

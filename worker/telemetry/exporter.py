@@ -99,24 +99,25 @@ class WorkerCollector(Collector):
         yield from _run_histograms(snapshot.runs)
 
 
-def _gauge(
-    name: str, text: str, labels: tuple[str, ...], rows: list[tuple[list[str], Any]]
-) -> GaugeMetricFamily:
+Rows = list[tuple[list[str], Any]]
+
+
+def _gauge(name: str, text: str, labels: tuple[str, ...], rows: Rows) -> GaugeMetricFamily:
     family = GaugeMetricFamily(name, text, labels=labels)
-    for values, value in rows:
-        if value is not None:
-            family.add_metric(values, float(value))
+    _add_known(family, rows)
     return family
 
 
-def _counter(
-    name: str, text: str, labels: tuple[str, ...], rows: list[tuple[list[str], Any]]
-) -> CounterMetricFamily:
+def _counter(name: str, text: str, labels: tuple[str, ...], rows: Rows) -> CounterMetricFamily:
     family = CounterMetricFamily(name, text, labels=labels)
+    _add_known(family, rows)
+    return family
+
+
+def _add_known(family: GaugeMetricFamily | CounterMetricFamily, rows: Rows) -> None:
     for values, value in rows:
         if value is not None:
             family.add_metric(values, float(value))
-    return family
 
 
 def _worker(snapshot: TelemetrySnapshot) -> Iterator[Metric]:

@@ -1,5 +1,6 @@
 """What a module of the trainer that runs as a command says: one JSON document, or one sentence."""
 
+import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -32,3 +33,34 @@ def answer(work: Callable[[], Mapping[str, Any]], failed: str) -> int:
         return 1
     sys.stdout.write(json.dumps(found) + "\n")
     return 0
+
+
+def sample_command(
+    parser: argparse.ArgumentParser,
+    build: Callable[[Path], Mapping[str, Any]],
+    baseline: Callable[[Path], Mapping[str, Any]],
+    arguments: list[str] | None,
+) -> int:
+    """A command that writes a sample to `path`, or with --baseline measures a naive guess on it."""
+    parser.add_argument("--baseline", action="store_true", help="measure a naive guess on it")
+    options = parser.parse_args(arguments)
+    work = baseline if options.baseline else build
+    return answer(lambda: work(options.path), f"{options.path} cannot be written or read")
+
+
+def converting_command(
+    name: str,
+    description: str,
+    convert: Callable[..., Mapping[str, Any]],
+    arguments: list[str] | None,
+) -> int:
+    """A command that writes one file anew as another. `convert`: of both paths and `force`."""
+    parser = argparse.ArgumentParser(prog=name, description=description)
+    parser.add_argument("path", type=Path, metavar="IN")
+    parser.add_argument("out", type=Path, metavar="OUT.h5")
+    parser.add_argument(
+        "--new", dest="force", action="store_false", help="refuse an OUT that is there"
+    )
+    options = parser.parse_args(arguments)
+    failed = f"{options.path} could not be written as {options.out}"
+    return answer(lambda: convert(options.path, options.out, force=options.force), failed)

@@ -6,7 +6,6 @@ JSON document. Every sample of OUT is that of IN to the last bit
 are copied. Rows that do not continue the one before begin a new stretch.
 """
 
-import argparse
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +34,7 @@ from worker.trainer.data.formats.window_files import (
 )
 from worker.trainer.data.source import Field, Rows
 from worker.trainer.errors import DataError
-from worker.trainer.tools.answer import answer, require_new
+from worker.trainer.tools.answer import converting_command, require_new
 from worker.trainer.tools.bad_rows import NotFinite
 from worker.trainer.tools.content import Overlap, overlap_of, row_bytes, same_bits, sampled_rows
 
@@ -215,15 +214,7 @@ def _summary(path: Path, out: Path, overlaps: dict[str, Overlap]) -> dict[str, A
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="convert", description="Windows to their series.")
-    parser.add_argument("path", type=Path, metavar="IN")
-    parser.add_argument("out", type=Path, metavar="OUT.h5")
-    parser.add_argument(
-        "--new", dest="force", action="store_false", help="refuse an OUT that is there"
-    )
-    options = parser.parse_args(arguments)
-    failed = f"{options.path} could not be written as {options.out}"
-    return answer(lambda: convert(options.path, options.out, force=options.force), failed)
+    return converting_command("convert", "Windows to their series.", convert, arguments)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
 unpickled.
 """
 
-import argparse
 import sys
 import zipfile
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from worker.trainer.checkpoints.whole_file import whole_file
 from worker.trainer.errors import DataError
-from worker.trainer.tools.answer import answer, require_new
+from worker.trainer.tools.answer import converting_command, require_new
 from worker.trainer.tools.bad_rows import NotFinite
 
 PIECE_BYTES = 2**26
@@ -77,17 +76,7 @@ def _copy(file: h5py.File, name: str, array: NDArray[Any], seen: NotFinite) -> N
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="numpy_arrays", description="NumPy's files to HDF5.")
-    parser.add_argument("path", type=Path, metavar="IN")
-    parser.add_argument("out", type=Path, metavar="OUT.h5")
-    parser.add_argument(
-        "--new", dest="force", action="store_false", help="refuse an OUT that is there"
-    )
-    options = parser.parse_args(arguments)
-    return answer(
-        lambda: write(options.path, options.out, force=options.force),
-        f"{options.path} could not be written as {options.out}",
-    )
+    return converting_command("numpy_arrays", "NumPy's files to HDF5.", write, arguments)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import numpy as np
 from worker.trainer.data.formats.hdf5_file import open_file
 from worker.trainer.data.formats.window_files import SERIES, STARTS
 from worker.trainer.errors import DataError
-from worker.trainer.tools.answer import answer
+from worker.trainer.tools.answer import sample_command
 from worker.trainer.tools.sample_weather import (
     ATTRIBUTES,
     DAYS_BEFORE_MONTH,
@@ -81,10 +81,7 @@ def baseline(path: Path) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="sample_bars", description="The weather in bars.")
     parser.add_argument("path", type=Path, metavar="OUT.h5")
-    parser.add_argument("--baseline", action="store_true", help="measure persistence on the file")
-    options = parser.parse_args(arguments)
-    work = baseline if options.baseline else build
-    return answer(lambda: work(options.path), f"{options.path} cannot be written or read")
+    return sample_command(parser, build, baseline, arguments)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from worker.trainer.checkpoints.whole_file import whole_file
 from worker.trainer.data.formats.hdf5_file import open_file
 from worker.trainer.errors import DataError
-from worker.trainer.tools.answer import answer
+from worker.trainer.tools.answer import sample_command
 
 WINDOW_HOURS, HORIZON_HOURS = 360, 36
 STATION_FILE = "pvlib/data/723170TYA.CSV"
@@ -154,10 +154,7 @@ def _features(row: Mapping[str, str]) -> list[float]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="sample_weather", description="The weather sample.")
     parser.add_argument("path", type=Path, metavar="OUT.h5")
-    parser.add_argument("--baseline", action="store_true", help="measure persistence on the file")
-    options = parser.parse_args(arguments)
-    work = baseline if options.baseline else build
-    return answer(lambda: work(options.path), f"{options.path} cannot be written or read")
+    return sample_command(parser, build, baseline, arguments)
 
 
 if __name__ == "__main__":

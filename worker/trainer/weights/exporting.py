@@ -4,23 +4,12 @@ Reads an order from its input (worker.jobs.exporting), and prints one JSON docum
 facts}`, or {error: sentence}.
 """
 
-import json
-import os
-import sys
 from typing import Any
+
+from worker.trainer.weights.order import answer_order
 
 EXTRA = ("onnx", "onnxruntime", "onnxscript")
 INSTALL = "pip install 'stoker[export]', or pip install onnx onnxruntime onnxscript"
-
-
-def main() -> None:
-    """Print the document and end; a process that dies without one says so by that."""
-    order, stdout = json.load(sys.stdin), os.dup(1)
-    os.dup2(2, 1)  # libraries may print
-    answer = json.dumps(_answer(order)).encode()
-    with os.fdopen(stdout, "wb") as out:
-        out.write(answer)
-    os._exit(0)  # as the trainer does: taking torch apart lasts over a second
 
 
 def _answer(order: dict[str, Any]) -> dict[str, Any]:
@@ -43,4 +32,4 @@ def _answer(order: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    answer_order(_answer)

@@ -19,7 +19,7 @@ from worker.trainer.checkpoints.whole_file import whole_folder
 from worker.trainer.data.formats.hdf5_file import open_file
 from worker.trainer.data.formats.packed_files import NODE_OFFSETS, NODES
 from worker.trainer.errors import DataError
-from worker.trainer.tools.answer import answer
+from worker.trainer.tools.answer import sample_command
 from worker.trainer.tools.bad_rows import Bad
 from worker.trainer.tools.molecules.convert import (
     MOLECULES,
@@ -105,10 +105,7 @@ def _mae(values: NDArray[Any], guess: float) -> float:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="sample", description="The sample of molecules.")
     parser.add_argument("path", type=Path, metavar="FOLDER")
-    parser.add_argument("--baseline", action="store_true", help="measure naive guesses on it")
-    options = parser.parse_args(arguments)
-    work = baseline if options.baseline else build
-    return answer(lambda: work(options.path), f"{options.path} cannot be written or read")
+    return sample_command(parser, build, baseline, arguments)
 
 
 if __name__ == "__main__":
