@@ -174,16 +174,7 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_used():
             project["dependencies"],
             *map(
                 extras.get,
-                (
-                    "worker",
-                    "postgres",
-                    "filters",
-                    "boards",
-                    "molecules",
-                    "export",
-                    "peers",
-                    "scripts",
-                ),
+                WITH_MODULES,
             ),
         )
         for line in lines

@@ -39,6 +39,17 @@ def ended_or_beyond(service: Service, run_id: int, step: int) -> dict[str, Any] 
     return run if run["state"] not in ACTIVE or (done is not None and done > step) else None
 
 
+def restarted(service: Service, spec: dict[str, Any]) -> int:
+    """The run that goes on from one of this spec, which is stopped past its 20th step."""
+    stopped = service.submit(spec)
+    service.wait_for_step(stopped, 20)
+    assert service.http.post(f"/runs/{stopped}/stop", params={"wait": 60}).status_code in (200, 202)
+    assert service.wait_for_end(stopped)["state"] == "stopped"
+    run = service.http.post(f"/runs/{stopped}/restart", json={}).json()
+    assert run["carry"]["kind"] == "full"
+    return int(run["id"])
+
+
 def test_timeframes_forecast_better_than_persistence(service, capsys):
     """By 0.3 degrees of 4.2, and a run that was stopped and restarted as one that was not."""
     path = service.home / "data" / "bars.h5"
@@ -52,14 +63,8 @@ def test_timeframes_forecast_better_than_persistence(service, capsys):
     spec["runtime"] = {"threads": 1}
     straight = service.submit(spec)
     end_of(service, straight)
-    stopped = service.submit(spec)
-    service.wait_for_step(stopped, 20)
-    assert service.http.post(f"/runs/{stopped}/stop", params={"wait": 60}).status_code in (200, 202)
-    parent = service.wait_for_end(stopped)
-    assert parent["state"] == "stopped"
-    restarted = service.http.post(f"/runs/{stopped}/restart", json={}).json()
-    assert restarted["carry"]["kind"] == "full"
-    run = end_of(service, restarted["id"])
+    goes_on = restarted(service, spec)
+    run = end_of(service, goes_on)
     assert run["state"] == "succeeded", run["message"]
     assert run["result"]["best"]["val_mae"] < persistence - 0.3
     assert run["result"] == service.run(straight)["result"]
@@ -80,14 +85,9 @@ def test_board_learns_the_rules_and_then_to_play(service, capsys):
     legal, play = (
         {**example(f"board-{stage}.yaml"), "runtime": {"threads": 1}} for stage in ("legal", "play")
     )
-    stopped = service.submit(legal)
-    service.wait_for_step(stopped, 20)
-    assert service.http.post(f"/runs/{stopped}/stop", params={"wait": 60}).status_code in (200, 202)
-    assert service.wait_for_end(stopped)["state"] == "stopped"
-    restarted = service.http.post(f"/runs/{stopped}/restart", json={}).json()
-    assert restarted["carry"]["kind"] == "full"
+    goes_on = restarted(service, legal)
     second = service.submit(play)
-    run = end_of(service, restarted["id"])
+    run = end_of(service, goes_on)
     assert run["state"] == "succeeded", run["message"]
     assert run["result"]["best"]["val_f1"] > naive["legal_f1"] + 0.3
 
@@ -121,14 +121,9 @@ def test_molecules_are_learned_and_then_their_solubility(service, capsys):
         for stage in ("pretrain", "finetune")
     )
     pretrain["training"]["epochs"], finetune["training"]["epochs"] = 4, 8
-    stopped = service.submit(pretrain)
-    service.wait_for_step(stopped, 20)
-    assert service.http.post(f"/runs/{stopped}/stop", params={"wait": 60}).status_code in (200, 202)
-    assert service.wait_for_end(stopped)["state"] == "stopped"
-    restarted = service.http.post(f"/runs/{stopped}/restart", json={}).json()
-    assert restarted["carry"]["kind"] == "full"
+    goes_on = restarted(service, pretrain)
     second = service.submit(finetune)
-    run = end_of(service, restarted["id"])
+    run = end_of(service, goes_on)
     assert run["state"] == "succeeded", run["message"]
     assert run["result"]["best"]["val_accuracy"] > naive["masked_accuracy"] + 0.08
 
@@ -152,20 +147,14 @@ def test_a_panel_forecasts_volatility_better_than_what_was(service, capsys):
     naive = json.loads(capsys.readouterr().out)
 
     spec = {**example("panel-graph.yaml"), "runtime": {"threads": 1}}
-    stopped = service.submit(spec)
-    service.wait_for_step(stopped, 20)
-    assert service.http.post(f"/runs/{stopped}/stop", params={"wait": 60}).status_code in (200, 202)
-    parent = service.wait_for_end(stopped)
-    assert parent["state"] == "stopped"
-    restarted = service.http.post(f"/runs/{stopped}/restart", json={}).json()
-    assert restarted["carry"]["kind"] == "full"
-    run = end_of(service, restarted["id"])
+    goes_on = restarted(service, spec)
+    run = end_of(service, goes_on)
     assert run["state"] == "succeeded", run["message"]
     best = run["result"]["best"]
     assert best["val_mae"] < min(naive["mae"], naive["shifted_mae"]) - 0.03
     assert best["val_mae_5"] < naive["mae_5"] - 0.03
     assert best["val_rank_correlation"] > naive["rank_correlation"]
-    settled = service.http.get(f"/runs/{stopped}/spec").json()["spec"]["data"]["split"]
+    settled = service.http.get(f"/runs/{run['parent_id']}/spec").json()["spec"]["data"]["split"]
     assert settled["gap"] == 60 + 20 - 1
-    events = service.http.get(f"/runs/{restarted['id']}/events").json()["data"]
+    events = service.http.get(f"/runs/{goes_on}/events").json()["data"]
     assert "preparing" not in [event["data"].get("phase") for event in events], "graphs are kept"

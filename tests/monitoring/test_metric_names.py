@@ -12,8 +12,8 @@ from app.api.telemetry import Telemetry
 from app.settings import load_settings
 from app.store import open_store
 from app.store.engine.migrate import upgrade
+from tests.worker.telemetry.test_exporter import GPU
 from worker.telemetry.exporter import RunView, TelemetrySnapshot, WorkerCollector
-from worker.telemetry.gpus import GpuSample
 from worker.telemetry.histogram import CHECKPOINT_DURATIONS
 
 MONITORING = Path(__file__).parents[2] / "monitoring"
@@ -33,23 +33,6 @@ PROGRESS = {
     "totals": {"train_iterations": 5, "train_samples": 640, "bytes_read": 1},
     "phase_seconds": {"data_wait": 0.1, "compute": 0.9},
 }
-GPU = GpuSample(
-    index="0",
-    uuid="GPU-0",
-    model="H200",
-    driver="580",
-    utilization=0.9,
-    sm_active=0.8,
-    memory_used_bytes=1,
-    memory_total_bytes=2,
-    power_watts=300.0,
-    temperature_celsius=60.0,
-    energy_joules=1.0,
-    sm_clock_hertz=1e9,
-    memory_clock_hertz=1e9,
-    capability=(9, 0),
-    processes=(),
-)
 
 
 def worker_text(root: Path) -> str:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from app.lifecycle import Reason
 from app.planning.ladder import NO_RUNG, Rung
 from app.planning.rollback import Rollback
 from worker.reporting import PHASES, PULSE_FORMAT, EventLog, Pulse
@@ -223,6 +225,39 @@ class Lab:
     ) -> Outcome:
         folder = self.prepare(run_dir, patch, restore, rung=rung, rollback=rollback)
         return self.execute(folder, stop)
+
+    def interrupted(
+        self,
+        straight: Outcome,
+        polls: Iterable[int],
+        patch: dict[str, Any] | None = None,
+        *,
+        kill: bool = False,
+    ) -> Iterator[tuple[Outcome | None, Outcome]]:
+        """Runs that are stopped, or killed, each at one of these polls and taken up again: both
+        outcomes, of which a killed one has none. All have to end as the run that was not.
+        """
+        for poll in polls:
+            run_dir, first = self.new_run(), None
+            try:
+                first = self.run(run_dir, patch, stop=StopAtPoll(poll, kill))
+            except Killed:
+                assert kill
+            if first is not None and first.end and first.end.reason is Reason.completed:
+                continue  # it had come to its end before
+            resumed = self.run(run_dir, patch)
+            assert (resumed.weights, resumed.losses) == (straight.weights, straight.losses)
+            yield first, resumed
+
+    def in_stages(
+        self, patch: dict[str, Any] | None, *polls: int | None
+    ) -> tuple[Outcome, list[int]]:
+        """One run that is stopped at each of these polls, in turn, and taken up again: the last
+        outcome, and at which step each attempt ended.
+        """
+        run_dir = self.new_run()
+        outcomes = [self.run(run_dir, patch, stop=StopAtPoll(poll)) for poll in polls]
+        return outcomes[-1], [one.end.step or 0 for one in outcomes if one.end is not None]
 
 
 # One that stands by imports at idle priority, and on busy cores that is for minutes. As on a host

@@ -13,7 +13,7 @@ from app.lifecycle import Reason
 from app.planning.ladder import Rung
 from app.spec.optimization import Averaging, ExponentialAveraging, StochasticAveraging
 from tests.trainer.checkpoints.test_whole_state import DrawingTask, Normed
-from tests.trainer.lab import BUILDING_POLLS, Killed, Lab, Outcome, StopAtPoll, merged
+from tests.trainer.lab import BUILDING_POLLS, Lab, Outcome, StopAtPoll, merged
 from worker.trainer.averaging import averaged_weights
 from worker.trainer.checkpoints.format import TRAINED, load, publish
 from worker.trainer.errors import TrainerError
@@ -169,20 +169,11 @@ def test_a_run_interrupted_anywhere_ends_as_one_that_was_not(
     stop = StopAtPoll()
     straight, polls = lab.run(patch=patch, stop=stop), stop.polls
     stale = 0
-    for poll in range(BUILDING_POLLS + 1, polls, 3):
-        run_dir = lab.new_run()
-        try:
-            first = lab.run(run_dir, patch, stop=StopAtPoll(poll, kill))
-        except Killed:
-            assert kill
-        else:
-            assert first.end is not None
-            if first.end.reason is Reason.completed:
-                continue
+    anywhere = range(BUILDING_POLLS + 1, polls, 3)
+    for first, resumed in lab.interrupted(straight, anywhere, patch, kill=kill):
+        if first is not None:
             saved = any((first.folder / "checkpoints").glob("step-*[0-9]"))
             stale += saved and load(first.checkpoint(), ()).body["average"]["statistics_due"]
-        resumed = lab.run(run_dir, patch)
-        assert (resumed.weights, resumed.losses) == (straight.weights, straight.losses)
         assert resumed.result == straight.result
         last = 3 * EPOCH_STEPS
         if (resumed.folder / "checkpoints").is_dir():

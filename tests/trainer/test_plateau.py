@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from app.lifecycle import Reason
 from app.spec.optimization import Plateau
-from tests.trainer.lab import BUILDING_POLLS, Killed, Lab, Outcome, StopAtPoll, merged
+from tests.trainer.lab import BUILDING_POLLS, Lab, Outcome, StopAtPoll, merged
 from worker.trainer.errors import SpecMismatch
 from worker.trainer.state import Lowered, Yardstick, improves_by_share
 
@@ -82,18 +81,8 @@ def test_a_runs_rates_are_those_that_torch_gives_for_its_validation(lab: Lab) ->
 def test_a_run_interrupted_anywhere_goes_on_at_its_rate(lab: Lab, kill: bool) -> None:
     stop = StopAtPoll()
     straight, polls = lab.run(patch=FALLS, stop=stop), stop.polls
-    for poll in range(BUILDING_POLLS + 1, polls, 4):
-        run_dir = lab.new_run()
-        try:
-            first = lab.run(run_dir, FALLS, stop=StopAtPoll(poll, kill))
-        except Killed:
-            assert kill
-        else:
-            assert first.end is not None
-            if first.end.reason is Reason.completed:
-                continue
-        resumed = lab.run(run_dir, FALLS)
-        assert (resumed.weights, resumed.losses) == (straight.weights, straight.losses)
+    anywhere = range(BUILDING_POLLS + 1, polls, 4)
+    for _, resumed in lab.interrupted(straight, anywhere, FALLS, kill=kill):
         assert resumed.result == straight.result
 
 

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Iterable
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from app.service.inventory import field_facts
-from tests.trainer_data.factories import entry, kept, make_spec, preparing
+from tests.trainer_data.factories import entry, kept, make_spec, open_parts, preparing
 from worker.trainer.data.batch import Batch
 from worker.trainer.data.checked import check_all
-from worker.trainer.data.dataset import DataSet, open_data
+from worker.trainer.data.dataset import open_data
 from worker.trainer.data.feed import rows as rows_module
 from worker.trainer.data.formats.packed_files import write_packed
 from worker.trainer.data.layouts.packed import DeviceGraphs
@@ -64,13 +65,7 @@ def write(path: Path, graphs: Graphs) -> Path:
     return path
 
 
-def opened(path: Path, loader: dict[str, Any], batch_size: int = 16, **data: Any) -> DataSet:
-    split = {"method": "chronological", "validation_fraction": 0.2, "test_fraction": 0.1}
-    spec = make_spec(
-        {"inputs": ["graphs"], "loader": loader, "split": split} | data,
-        training={"batch_size": batch_size},
-    )
-    return open_data(spec, {"numbers": entry(path)}, CPU, preparing(path.parent), GIB)
+opened = partial(open_parts, "graphs")
 
 
 def rows_checked(batches: Iterable[Batch], graphs: Graphs) -> list[int]:

@@ -5,6 +5,7 @@ import tempfile
 import threading
 from collections.abc import Iterable
 from contextlib import closing
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.trainer_data.factories import entry, kept, make_spec, preparing, samples_in
+from tests.trainer_data.factories import entry, kept, make_spec, open_parts, samples_in
 from worker.trainer.data.batch import Batch
-from worker.trainer.data.dataset import DataSet, open_data
+from worker.trainer.data.dataset import open_data
 from worker.trainer.data.feed import rows as rows_module
 from worker.trainer.data.feed.stream import Streamed
 from worker.trainer.data.formats.ragged_files import write_ragged
@@ -75,13 +76,7 @@ def filled_up(samples: Samples, longest: int | None = None) -> NDArray[Any]:
     return out
 
 
-def opened(path: Path, loader: dict[str, Any], batch_size: int = 16, **data: Any) -> DataSet:
-    split = {"method": "chronological", "validation_fraction": 0.2, "test_fraction": 0.1}
-    spec = make_spec(
-        {"inputs": ["atoms"], "loader": loader, "split": split} | data,
-        training={"batch_size": batch_size},
-    )
-    return open_data(spec, {"numbers": entry(path)}, CPU, preparing(path.parent), GIB)
+opened = partial(open_parts, "atoms")
 
 
 def rows_checked(

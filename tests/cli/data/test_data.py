@@ -178,12 +178,7 @@ def test_a_ragged_array_is_told_and_trains_as_input_and_is_refused_as_target(cli
         "data: {dataset: molecules, inputs: [atoms], targets: [energy]}\n"
         "training: {epochs: 1, batch_size: 32}\n"
     )
-    losses = []
-    for loader in LOADERS:
-        run = cli("submit", str(spec), "--set", f"data.loader={json.dumps(loader)}", "--watch")
-        assert run.code == 0, run.err
-        losses.append(cli("ls", "--json").document["data"][0]["result"]["last"])
-    assert losses[0] == losses[1] == losses[2]
+    trains_alike_by_every_loader(cli, spec)
     assert cli("submit", str(spec), "--set", "data.inputs=[first_atoms]", "--set", "recipe.patch=4",
                "--watch").code == 0  # fmt: skip
     refused = cli("submit", str(spec), "--set", "data.targets=[atoms]", "--set",
@@ -207,6 +202,15 @@ LOADERS = [
     {"kind": "chunked", "residency": "stream", "chunk_size": "64KiB", "shuffle": "full"},
     {"kind": "dataloader", "num_workers": 1, "shuffle": "full"},
 ]
+
+
+def trains_alike_by_every_loader(cli, spec):
+    losses = []
+    for loader in LOADERS:
+        run = cli("submit", str(spec), "--set", f"data.loader={json.dumps(loader)}", "--watch")
+        assert run.code == 0, run.err
+        losses.append(cli("ls", "--json").document["data"][0]["result"]["last"])
+    assert losses[0] == losses[1] == losses[2]
 
 
 def test_a_folder_of_arrow_files_trains_as_the_hdf5_file_does(cli, up):

@@ -1,8 +1,6 @@
 """Packed graphs by the command line: the page's own lines, inspected, registered and trained."""
 
-import json
-
-from tests.cli.data.test_data import LOADERS
+from tests.cli.data.test_data import trains_alike_by_every_loader
 from tests.cli.test_readme import ROOT
 from tests.pages import blocks
 
@@ -21,12 +19,7 @@ def test_packed_graphs_are_told_and_train_by_every_loader(cli, up, monkeypatch):
         "data: {dataset: rings, inputs: [rings], standardize: {inputs: false}}\n"
         "training: {epochs: 1, batch_size: 32}\n"
     )
-    losses = []
-    for loader in LOADERS:
-        run = cli("submit", str(spec), "--set", f"data.loader={json.dumps(loader)}", "--watch")
-        assert run.code == 0, run.err
-        losses.append(cli("ls", "--json").document["data"][0]["result"]["last"])
-    assert losses[0] == losses[1] == losses[2]
+    trains_alike_by_every_loader(cli, spec)
     refused = cli("submit", str(spec), "--set", "recipe={kind: sequence}")
     assert refused.code == 5
     assert "'rings' is packed: its samples are graphs" in refused.out + refused.err

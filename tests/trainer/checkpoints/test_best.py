@@ -234,14 +234,8 @@ def test_a_run_interrupted_while_its_best_waits_ends_as_one_that_was_not(
     patch = {**RARELY, "checkpoint": {"every_steps": 4}}
     stop = StopAtPoll()
     straight, polls = lab.run(patch=patch, stop=stop), stop.polls
-    for poll in range(BUILDING_POLLS + 1, polls - 5, 3):
-        run_dir = lab.new_run()
-        try:
-            lab.run(run_dir, patch, stop=StopAtPoll(poll, kill))
-        except Killed:
-            assert kill
-        resumed = lab.run(run_dir, patch)
-        assert (resumed.weights, resumed.losses) == (straight.weights, straight.losses)
+    anywhere = range(BUILDING_POLLS + 1, polls - 5, 3)
+    for _, resumed in lab.interrupted(straight, anywhere, patch, kill=kill):
         assert resumed.result == straight.result
         assert resumed.of_kind("warning") == []
 

@@ -12,9 +12,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from app.lifecycle import Reason
 from app.spec.run import RunSpec
-from tests.trainer.lab import BUILDING_POLLS, Killed, Lab, Outcome, StopAtPoll
+from tests.trainer.lab import BUILDING_POLLS, Lab, Outcome, StopAtPoll
 from worker.trainer.data.source import Field
 from worker.trainer.recipes.base import Batch, Statistics, Tables
 from worker.trainer.recipes.sequence import SequenceTask
@@ -76,18 +75,8 @@ def test_a_run_interrupted_anywhere_ends_as_one_that_was_not(lab: Lab, kill: boo
     stop = StopAtPoll()
     straight, polls = lab.run(stop=stop), stop.polls
     assert lab.run().weights == straight.weights  # a seed gives all random numbers
-    for poll in range(BUILDING_POLLS + 1, polls, 2):
-        run_dir = lab.new_run()
-        try:
-            first = lab.run(run_dir, stop=StopAtPoll(poll, kill))
-        except Killed:
-            assert kill
-        else:
-            assert first.end is not None
-            if first.end.reason is Reason.completed:
-                continue
-        resumed = lab.run(run_dir)
-        assert (resumed.weights, resumed.losses) == (straight.weights, straight.losses)
+    anywhere = range(BUILDING_POLLS + 1, polls, 2)
+    for _, resumed in lab.interrupted(straight, anywhere, kill=kill):
         assert resumed.of_kind("applied")[0]["applied"]["exact_resume"] is True
 
 

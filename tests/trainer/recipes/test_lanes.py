@@ -67,11 +67,8 @@ def test_a_run_interrupted_behind_a_break_ends_as_one_that_was_not(lab: Lab) -> 
     write_series(lab, [start + 5 * (start >= 72) for start in TOUCHING])
     patch, counting = merged(ONE_BY_ONE, {"optimizer": {"lr": 0.1}}), StopAtPoll()
     whole = lab.run(patch=patch, stop=counting)
-    for polls in range(counting.polls // 3, counting.polls, 7):
-        run_dir = lab.new_run()
-        lab.run(run_dir, patch, stop=StopAtPoll(polls))
-        resumed = lab.run(run_dir, patch)
-        assert (resumed.losses, resumed.weights) == (whole.losses, whole.weights)
+    polls = range(counting.polls // 3, counting.polls, 7)
+    assert len(list(lab.interrupted(whole, polls, patch))) >= 3
 
 
 def test_samples_that_are_no_neighbours_do_not_go_on() -> None:

@@ -309,11 +309,8 @@ def test_a_run_interrupted_anywhere_ends_as_one_that_was_not(
     patch = merged(with_recipe(encoder=encoder), {"data": {"loader": {"kind": kind}}})
     counting = StopAtPoll()
     whole = panel.run(patch=patch, stop=counting)
-    run_dir, steps = panel.new_run(), []
-    for polls in (counting.polls // 2, counting.polls // 2, None):
-        stopped = panel.run(run_dir, patch, stop=StopAtPoll(polls))
-        assert stopped.end is not None
-        steps.append(stopped.end.step or 0)
+    half = counting.polls // 2
+    stopped, steps = panel.in_stages(patch, half, half, None)
     assert 0 < steps[0] <= steps[1] <= steps[2] == 12
     assert steps[0] < 12
     assert (stopped.losses, stopped.weights) == (whole.losses, whole.weights)

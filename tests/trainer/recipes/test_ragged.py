@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from app.recipes.sequence import Sequence
 from app.spec.run import RunSpec
-from tests.trainer.lab import FEATURES, HORIZON, Lab, StopAtPoll, merged
+from tests.trainer.lab import FEATURES, HORIZON, Lab, merged
 from tests.trainer.test_numerics import train_losses
 from worker.trainer.data.formats.ragged_files import write_ragged
 from worker.trainer.data.source import Field, at_full_length, lengths_of
@@ -71,12 +71,7 @@ def test_every_loader_trains_the_same(short: Lab, patch: int) -> None:
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_run_that_was_stopped_anywhere_ends_as_one_that_was_not(short: Lab, kind: str) -> None:
     whole = short.run(patch=with_loader(kind))
-    run_dir = short.new_run()
-    steps = []
-    for polls in (11, 14, None):
-        stopped = short.run(run_dir, with_loader(kind), stop=StopAtPoll(polls))
-        assert stopped.end is not None
-        steps.append(stopped.end.step or 0)
+    stopped, steps = short.in_stages(with_loader(kind), 11, 14, None)
     assert 0 < steps[0] < steps[1] < steps[2] == 9
     assert (stopped.losses, stopped.weights) == (whole.losses, whole.weights)
 

@@ -127,9 +127,7 @@ def test_a_run_interrupted_anywhere_ends_as_one_that_was_not(
     use(monkeypatch, Halves)
     counting = StopAtPoll()
     whole = lab.run(patch=PATCH, stop=counting)
-    run_dir = lab.new_run()
-    for polls in (counting.polls // 2, counting.polls // 3, None):
-        stopped = lab.run(run_dir, PATCH, stop=StopAtPoll(polls))
+    stopped, _ = lab.in_stages(PATCH, counting.polls // 2, counting.polls // 3, None)
     assert stopped.of_kind("restored")
     assert (stopped.losses, stopped.weights) == (whole.losses, whole.weights)
 

@@ -176,11 +176,7 @@ def test_a_run_interrupted_anywhere_ends_as_one_that_was_not(
     counting = StopAtPoll()
     whole = frames.run(patch=patch, stop=counting)
     assert whole.result["best"]["val_loss"] < 1.2
-    run_dir, steps = frames.new_run(), []
-    for polls in (counting.polls // 2, counting.polls // 4, None):
-        stopped = frames.run(run_dir, patch, stop=StopAtPoll(polls))
-        assert stopped.end is not None
-        steps.append(stopped.end.step or 0)
+    stopped, steps = frames.in_stages(patch, counting.polls // 2, counting.polls // 4, None)
     assert 0 < steps[0] < steps[1] < steps[2] == 9
     assert (stopped.losses, stopped.weights) == (whole.losses, whole.weights)
     assert stopped.result == whole.result
@@ -267,11 +263,7 @@ def test_a_run_with_a_carried_state_interrupted_anywhere_ends_as_one_that_was_no
     whole = frames.run(patch=patch, stop=counting)
     without = frames.run(patch=merged(patch, {"recipe": {"carry_hidden": False}}))
     assert whole.weights != without.weights
-    run_dir, steps = frames.new_run(), []
-    for polls in (counting.polls // 2, counting.polls // 4, None):
-        stopped = frames.run(run_dir, patch, stop=StopAtPoll(polls))
-        assert stopped.end is not None
-        steps.append(stopped.end.step or 0)
+    stopped, steps = frames.in_stages(patch, counting.polls // 2, counting.polls // 4, None)
     assert 0 < steps[0] < steps[1] < steps[2]
     assert (stopped.losses, stopped.weights) == (whole.losses, whole.weights)
 

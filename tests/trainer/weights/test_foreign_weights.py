@@ -204,8 +204,8 @@ def test_what_nobody_foresaw_is_told_too(
 
 def test_what_libraries_print_is_not_in_the_document(tmp_path: Path) -> None:
     noisy = (
-        "import os; from worker.trainer.weights import importing; "
-        "importing._answer = lambda order: {'left': os.write(1, b'noise')}; importing.main()"
+        "import os; from worker.trainer.weights.order import answer_order; "
+        "answer_order(lambda order: {'left': os.write(1, b'noise')})"
     )
     done = subprocess.run([sys.executable, "-c", noisy], input=b"{}", capture_output=True)
     assert (done.stdout, done.stderr) == (b'{"left": 5}', b"noise")
