@@ -27,7 +27,10 @@ Action = Literal["stop", "kill", "pause", "resume"]
 WaitOption = Annotated[
     float | None,
     typer.Option(
-        "--wait", min=0, metavar="SECONDS", help="Wait until it is done, but no longer than this."
+        "--wait",
+        min=0,
+        metavar="SECONDS",
+        help="Wait until it is done, at most this long for a run.",
     ),
 ]
 # The state in which an action has nothing more to do.

@@ -116,7 +116,7 @@ RetriesOption = Annotated[
     typer.Option(
         min=0,
         help="How often it is tried again after a crash or a lost worker. Default: 3 if it can "
-        "resume (by --resume, or since it has saved by `stoker`), else 0.",
+        "resume (by --resume, or once it has saved with `stoker`), else 0.",
     ),
 ]
 ShimOption = Annotated[

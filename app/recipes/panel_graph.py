@@ -36,7 +36,7 @@ class Graph(SpecModel):
 class PanelGraph(EncodingRecipe):
     """All entities of a date: patches → an encoder for each → attention over a graph → horizons.
 
-    A sample is a date. Who is absent is masked, in what is looked at and in the loss.
+    A sample is a date. Who is absent is masked; what is not known is left out of the loss.
     """
 
     kind: Literal["panel-graph"]

@@ -228,8 +228,8 @@ class ScriptPolicy(SpecModel):
     """What happens when something goes wrong."""
 
     max_retries: Literal["auto"] | Annotated[int, Field(ge=0, le=1_000)] = "auto"
-    """New attempts after failures; auto: 3 with `resume`, or once it has saved by `stoker`, else 0.
-    Default auto."""
+    """New attempts after failures; auto: 3 with `resume`, or once it has saved with `stoker`, else
+    0. Default auto."""
     max_duration_seconds: Annotated[float, Field(ge=1.0, le=31_536_000.0)] | None = None
     """Seconds that an attempt may run before it is asked to stop, and has succeeded; default none.
     """

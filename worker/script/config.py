@@ -34,8 +34,8 @@ class ScriptConfig:
             return config
         self._warn(
             "config_not_shown",
-            "The config that the script gave to stoker.init is not shown: it is no object, or too "
-            f"deep, or larger than {LARGEST_BYTES:,} bytes. It lies in {self._path}.",
+            "The config that the script gave to stoker.init is not shown: it is not an object, or "
+            f"too deep, or larger than {LARGEST_BYTES:,} bytes. It lies in {self._path}.",
         )
         return None
 

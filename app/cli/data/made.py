@@ -53,7 +53,11 @@ def cut_bars(made: Document) -> list[str]:
 def _read_times(made: Document) -> list[str]:
     """As what the times of rows were read, where there are any."""
     read_as = made.get("times_read_as")
-    return [] if read_as is None else [f"Times were read as {read_as}, in UTC unless they say."]
+    return (
+        []
+        if read_as is None
+        else [f"Times were read as {read_as}, in UTC unless they name a zone."]
+    )
 
 
 def cut_panel(made: Document) -> list[str]:

@@ -24,7 +24,9 @@ def require_port(settings: "Settings") -> None:
     why = why_not_bindable(host, port)
     if why is None:
         return
-    what_to_do = "`--port 0` takes a free one, and `--port N` another (for good: STOKER_PORT)."
+    what_to_do = (
+        "`stoker up --port 0` takes a free one, and `--port N` another (for good: STOKER_PORT)."
+    )
     if not why.startswith(IN_USE):
         what_to_do = "Choose another --host or --port (for good: STOKER_HOST, STOKER_PORT)."
     raise CommandFailed(

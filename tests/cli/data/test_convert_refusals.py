@@ -61,7 +61,7 @@ def test_arrays_that_are_written_as_they_are_have_their_nan_told(cli, home, tmp_
     np.savez(tmp_path / "both.npz", x=x, y=y)
     made = cli("data", "convert", str(tmp_path / "both.npz"))
     assert made.code == 0
-    assert "warning: 2 samples of x hold NaN or infinity, the first is x[7]." in made.err
+    assert "warning: 2 samples of x hold NaN or infinity; the first is x[7]." in made.err
     assert " of y " not in made.err
 
     series = np.arange(300.0, dtype="float32")
@@ -71,7 +71,7 @@ def test_arrays_that_are_written_as_they_are_have_their_nan_told(cli, home, tmp_
         file["features"], file["targets"] = windows, np.full(280, np.nan)
     made = cli("data", "convert", str(tmp_path / "slides.h5"), str(tmp_path / "out.h5"))
     assert made.code == 0, made.err
-    assert "warning: 12 samples of features hold NaN or infinity, the first is features[89]" in (
+    assert "warning: 12 samples of features hold NaN or infinity; the first is features[89]" in (
         made.err
     )
     assert "warning: 280 samples of targets" in made.err

@@ -114,7 +114,7 @@ def test_a_second_up_and_a_taken_port_are_refused(up_home, tmp_path):
         assert (other.code, other.out) == (1, "")
         (line,) = other.err.splitlines()
         assert f"127.0.0.1:{port} cannot be bound: it is in use by process" in line
-        assert "(the API of another Stoker). Nothing was started. `--port 0` takes a free" in line
+        assert "(the API of another Stoker). Nothing was started. `stoker up --port 0`" in line
     assert not (tmp_path / "other" / "logs").exists(), "nothing was started"
 
 

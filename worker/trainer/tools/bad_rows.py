@@ -85,12 +85,15 @@ class NotFinite:
 
     def sentences(self) -> list[str]:
         """A warning for each array that has some."""
-        return [
-            f"{count:,} {'sample' if count == 1 else 'samples'} of {name} hold NaN or infinity, the"
-            f" first is {name}[{first}]. They are written as they are, and a run that reads them"
-            " fails: leave them out, or put numbers there."
-            for name, (count, first) in self.found.items()
-        ]
+        return [_warning(name, *found) for name, found in self.found.items()]
+
+
+def _warning(name: str, count: int, first: int) -> str:
+    hold = f"1 sample of {name} holds" if count == 1 else f"{count:,} samples of {name} hold"
+    return (
+        f"{hold} NaN or infinity; the first is {name}[{first}]. They are written as they are, and "
+        "a run that reads them fails: leave them out, or put numbers there."
+    )
 
 
 def _finite(rows: NDArray[Any]) -> NDArray[np.bool_]:
