@@ -1,6 +1,9 @@
-"""The words for where a run is, what is wanted of it, and why."""
+"""The words for where a run is, what is wanted of it, and why; and what weights are exported as."""
 
 from enum import StrEnum
+from typing import Literal
+
+ExportFormat = Literal["safetensors", "onnx", "int8"]
 
 
 class RunState(StrEnum):

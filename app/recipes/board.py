@@ -32,8 +32,11 @@ class Board(Recipe):
     blocks: Annotated[int, Field(ge=0, le=256)] = 4
     """Residual blocks of the tower, two convolutions each; default 4."""
 
-    has_scale: ClassVar = ()
     shape_fields: ClassVar = ("stage", "planes", "board", "moves", "channels", "blocks")
+
+    @property
+    def has_scale(self) -> tuple[str, ...]:
+        return ()
 
     @property
     def parameter_groups(self) -> tuple[str, ...]:

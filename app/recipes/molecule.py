@@ -38,7 +38,7 @@ class Molecule(Recipe):
     shape_fields: ClassVar = ("task", "hidden_size", "num_layers", "values", "classes")
 
     @property
-    def has_scale(self) -> tuple[str, ...]:  # type: ignore[override]
+    def has_scale(self) -> tuple[str, ...]:
         """Features are numbers of kinds; a property that is measured has a scale."""
         return ("targets",) if self.task == "regression" else ()
 

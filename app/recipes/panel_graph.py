@@ -61,8 +61,8 @@ class PanelGraph(EncodingRecipe):
     @property
     def metric_modes(self) -> Mapping[str, Mode]:
         """Over all horizons, and the absolute error of each."""
-        each = {f"mae_{horizon}": "min" for horizon in self.horizons}
-        return {"mae": "min", "mse": "min", "rmse": "min", "rank_correlation": "max", **each}  # type: ignore[dict-item]
+        each: dict[str, Mode] = {f"mae_{horizon}": "min" for horizon in self.horizons}
+        return {"mae": "min", "mse": "min", "rmse": "min", "rank_correlation": "max", **each}
 
     @property
     def parameter_groups(self) -> tuple[str, ...]:

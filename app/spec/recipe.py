@@ -78,10 +78,12 @@ class Recipe(SpecModel):
     takes_packed: ClassVar[tuple[str, ...]] = ()
     """Which of `inputs` and `targets` may be packed graphs."""
 
-    has_scale: ClassVar[tuple[str, ...]] = ("inputs", "targets")
-    """Which of `inputs` and `targets` are quantities, which learn best with mean 0 and deviation 1;
-    bits and indices are none.
-    """
+    @property
+    def has_scale(self) -> tuple[str, ...]:
+        """Which of `inputs` and `targets` are quantities, which learn best with mean 0 and
+        deviation 1; bits and indices are none.
+        """
+        return ("inputs", "targets")
 
     @property
     def metric_modes(self) -> Mapping[str, Mode]:

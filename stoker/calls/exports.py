@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
 
 from stoker.calls.base import Calls
 from stoker.download import Told, download, pieces_of
 from stoker.errors import Document
-
-ExportFormat = Literal["safetensors", "onnx", "int8"]
+from stoker.states import ExportFormat
 
 
 class ExportCalls(Calls):

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from stoker.models.base import Answer, Body, Labels, RunName, Text, Time
+from stoker.states import ExportFormat
 
 Document = dict[str, Any]
 
@@ -23,9 +24,6 @@ class Job(Answer):
     created_at: Time
     finished_at: Time | None
     links: dict[str, str]
-
-
-ExportFormat = Literal["safetensors", "onnx", "int8"]
 
 
 class ExportBody(Body):

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,20 +21,13 @@ from app.cli.output import (
     size,
 )
 from app.cli.results import download_bar
+from stoker.states import ExportFormat
 
 if TYPE_CHECKING:
     from stoker import Client
 
 Document = dict[str, Any]
 WAIT_SECONDS = 20.0
-
-
-class ExportFormat(StrEnum):
-    """What becomes of a checkpoint; the oldest typer that is allowed takes no Literal."""
-
-    safetensors = "safetensors"
-    onnx = "onnx"
-    int8 = "int8"
 
 
 def export(
@@ -69,7 +61,7 @@ def export(
         chosen = checkpoint or client.chosen_checkpoint(run_id, "latest" if latest else "best")
         if checkpoint is not None:
             _require_own(client, run_id, checkpoint)
-        made = _made(client, chosen, format_.value, is_quiet=as_json)
+        made = _made(client, chosen, format_, is_quiet=as_json)
         if output is not None:
             with download_bar(as_json) as told:
                 client.save_export(made["id"], output, told)
@@ -92,9 +84,11 @@ def _require_own(client: "Client", run_id: int, checkpoint_id: int) -> None:
         )
 
 
-def _made(client: "Client", checkpoint_id: int, format_: str, *, is_quiet: bool) -> Document:
+def _made(
+    client: "Client", checkpoint_id: int, format_: ExportFormat, *, is_quiet: bool
+) -> Document:
     """The export, once a worker has made it. CommandFailed with what the worker says."""
-    job = client.export_checkpoint(checkpoint_id, format_)  # type: ignore[arg-type]
+    job = client.export_checkpoint(checkpoint_id, format_)
     job = wait_for(client, job, f"Exporting checkpoint {checkpoint_id}", is_quiet=is_quiet)
     if job["result"] is None:
         raise CommandFailed(str(job["error"]), ExitCode.failed)

@@ -38,7 +38,7 @@ from app.store.tables import TERMINAL_VALUES, attempts, events, runs
 # Why a script is not tried again that could be.
 NO_RETRIES = (
     "It is not tried again: it has no retries. A script has three if it says how it resumes "
-    "(--resume), or has saved by `stoker`; `stoker run --retries N` gives it others."
+    "(--resume), or has saved with `stoker`; `stoker run --retries N` gives it others."
 )
 # What a state event tells, beside where the run came from.
 MOVED = (runs.c.id, runs.c.attempt, runs.c.state, runs.c.intent, runs.c.reason, runs.c.message,
