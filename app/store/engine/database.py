@@ -38,6 +38,9 @@ OBSERVER_PATIENCE_SECONDS = 1.0
 POOL_CONNECTIONS = 40
 # A transaction on PostgreSQL may take so often the time that one statement waits for a lock.
 CALL_TO_LOCK = 2.0
+# Before a transaction that was broken off is done once more. The one in whose way it was has to be
+# woken first: done at once, it took the same row again before it.
+PAUSE_BEFORE_RETRY_SECONDS = 0.1
 DIALECTS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
 SUPPORTED = (
     "Stoker keeps its data in a SQLite file (sqlite:////path/to/stoker.db) or in PostgreSQL "
@@ -66,6 +69,7 @@ def retried(method: Callable[P, T]) -> Callable[P, T]:
         try:
             return method(*args, **kwargs)
         except _BrokenOff:
+            time.sleep(PAUSE_BEFORE_RETRY_SECONDS)
             return method(*args, **kwargs)
 
     return call
@@ -98,7 +102,6 @@ class Database:
                 isolation_level="REPEATABLE READ", postgresql_readonly=True
             )
         )
-        self._url = settings.database_url
         self._bell = Doorbell(settings)
         self._writer = threading.Lock()
 
