@@ -19,7 +19,7 @@ from worker.reporting import Pulse
 from worker.trainer.data.batch import Batch, BatchPlan
 from worker.trainer.data.checked import check_all
 from worker.trainer.data.dataset import DataSet, open_data
-from worker.trainer.data.feed.dataloader import BatchRows, Loaded, OnHost
+from worker.trainer.data.feed.dataloader import BatchRows, DataLoaderBatches, OnHost
 from worker.trainer.data.feed.reader import ChunkPlan
 from worker.trainer.data.feed.resident import Resident
 from worker.trainer.data.feed.samples import Batched, Samples
@@ -32,7 +32,7 @@ from worker.trainer.data.order import Order
 from worker.trainer.data.sample_source import SampleSource
 from worker.trainer.data.source import OpenSource
 from worker.trainer.data.split import Part
-from worker.trainer.preparing import Preparing
+from worker.trainer.report.preparing import Preparing
 from worker.trainer.stop import StopFlag
 
 NAMES = ("features", "targets")
@@ -148,10 +148,10 @@ def loaded(
     most_at_once: int | None = None,
     open_source: OpenSource | None = None,
     **settings: Any,
-) -> Loaded:
+) -> DataLoaderBatches:
     """By the PyTorch loader, with as many processes as are asked for."""
     asked = DataLoaderLoader(kind="dataloader", **settings)
     plan = BatchPlan(len(part), batch_size, drop_last, most_at_once)
-    pool = worker_pool_for(asked, 64, plan.num_micro_batches(plan.usable_samples))
+    pool = worker_pool_for(asked, 64, plan.epoch_micro_batches)
     rows = Batched(Samples(open_source or opener(path), len(part)))
-    return Loaded(plan, BatchRows(plan, order, part), rows, OnHost(), pool, asked)
+    return DataLoaderBatches(plan, BatchRows(plan, order, part), rows, OnHost(), pool, asked)

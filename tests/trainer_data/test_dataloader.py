@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from app.lifecycle import Reason
 from tests.trainer_data.factories import (
@@ -38,6 +39,12 @@ from worker.trainer.errors import DataError, DatasetChanged, SpecMismatch, Train
 PART, ORDER = Part("numbers", range(100)), Order(100, 3, "full")
 STAYING: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}
 CONTEXTS = ["spawn", "forkserver"]
+
+
+@pytest.fixture(autouse=True)
+def _torch_looks_often(monkeypatch):
+    """Whether its processes live; it does so every five seconds."""
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.1,))
 
 
 @pytest.fixture(scope="module")

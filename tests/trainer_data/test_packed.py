@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from app.planning.packing import rounded_rows
 from app.service.inventory import field_facts
 from tests.trainer_data.factories import entry, kept, make_spec, open_parts, preparing
 from worker.trainer.data.batch import Batch
@@ -166,6 +167,26 @@ def test_batches_have_few_shapes_whatever_the_epoch(tmp_path):
     assert filled / free > 0.8
 
 
+def test_a_probe_is_given_the_rows_that_steps_are_captured_with(tmp_path):
+    """Of batches drawn at random; an inspection by an earlier version knew no deviation."""
+    sizes = np.random.default_rng(0).geometric(0.1, 7_000).clip(1, 60)
+    path = write(tmp_path / "a.h5", graphs_of(sizes))
+    split = {"method": "chronological", "validation_fraction": 0.0}
+    data = opened(path, {**RESIDENT, "shuffle": "full"}, 16, split=split)
+    captured = data.train.shapes.usual(16)[-1]
+    data.close()
+    described = inspect(path)["fields"]["graphs"]
+    known = field_facts(described)
+    probed = {name: rounded_rows(one.likely(16)) for name, one in known.spreads("graphs").items()}
+    assert probed == captured
+    assert known.lengths is not None
+    before = {key: each for key, each in described["lengths"].items() if key != "std"}
+    earlier = field_facts({**described, "lengths": before}).spreads("graphs")["graphs"]
+    assert known.lengths.std is not None
+    assert earlier.std > known.lengths.std
+    assert earlier.likely(1) == earlier.most == 60
+
+
 def test_what_is_measured_in_order_has_no_shape_to_spare(tmp_path):
     data = opened(write(tmp_path / "a.h5", graphs_of(many())), RESIDENT)
     assert data.validation is not None
@@ -247,9 +268,10 @@ def test_the_inspection_tells_of_nodes_and_edges(tmp_path):
     assert report["samples"] == 150
     found, edges = report["fields"]["graphs"], [len(graph["edges"]) for graph in graphs]
     assert (found["shape"], found["dtype"], found["sorted"]) == ([3], "uint8", None)
-    assert found["lengths"] == {"min": 0, "mean": np.mean(many()), "max": 9}
+    spread = {"std": np.std(many())}
+    assert found["lengths"] == {"min": 0, "mean": np.mean(many()), "max": 9, **spread}
     assert found["edges"] == {
-        "min": 0, "mean": np.mean(edges), "max": max(edges),
+        "min": 0, "mean": np.mean(edges), "max": max(edges), "std": np.std(edges),
         "dtype": "uint16", "shape": [2], "values_dtype": "int8",
     }  # fmt: skip
     assert report["layout"]["groups"].keys() == set()

@@ -137,7 +137,9 @@ def test_the_inspection_tells_how_long_samples_are(molecules):
     assert report["samples"] == 100
     atoms, values = report["fields"]["atoms"], np.concatenate(samples)
     assert (atoms["shape"], atoms["dtype"], atoms["sorted"]) == ([4], "uint8", None)
-    assert atoms["lengths"] == {"min": 0, "mean": len(values) / 100, "max": 9}
+    assert atoms["lengths"] == {
+        "min": 0, "mean": len(values) / 100, "max": 9, "std": np.std([len(one) for one in samples])
+    }  # fmt: skip
     assert atoms["stored_bytes"] == values.nbytes + 101 * 8
     assert atoms["mean"] == pytest.approx(values.mean())
     assert report["fields"]["targets"]["lengths"] is None
@@ -156,7 +158,7 @@ def test_samples_that_are_all_empty_are_a_dataset(tmp_path):
     report = inspect(tmp_path / "a.h5")
     assert report["problems"] == []
     assert (report["samples"], report["read_probe"]) == (3, None)
-    assert report["fields"]["atoms"]["lengths"] == {"min": 0, "mean": 0.0, "max": 0}
+    assert report["fields"]["atoms"]["lengths"] == {"min": 0, "mean": 0.0, "max": 0, "std": 0.0}
 
 
 def test_a_file_without_samples_is_told(molecules):

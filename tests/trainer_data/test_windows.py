@@ -16,6 +16,11 @@ from app.planning.residency import Need
 from tests.trainer_data.factories import entry, kept, make_spec, samples_in
 from worker.trainer.data.dataset import open_data
 from worker.trainer.data.feed.rows import read_rows
+from worker.trainer.data.formats.window_files import Windows
+from worker.trainer.data.layouts.plain import PlainLayout
+from worker.trainer.data.layouts.windows import WindowsLayout
+from worker.trainer.data.source import Field
+from worker.trainer.data.tensors import parts_to_copy
 from worker.trainer.errors import DataError, DatasetChanged
 from worker.trainer.tools.convert import convert, main
 from worker.trainer.tools.inspect import inspect
@@ -116,6 +121,32 @@ def test_windows_larger_than_a_piece_are_converted_piece_by_piece(tmp_path, monk
         path, out = write_pair(tmp_path, FEATURES[kind])
         assert read_all(out)["features"].tobytes() == read_all(path)["features"].tobytes()
         out.unlink()
+
+
+@pytest.mark.parametrize(
+    ("length", "numbers", "parts"),
+    [(12, 2_000, 1), (12, 10_000, 4), (13, 4_000, 13), (3, 40_000, 1), (32_768, 1, 2)],
+)
+def test_what_is_large_is_cut_into_parts_that_a_thread_copies(length, numbers, parts):
+    """As a window of a series, and as a row of a table."""
+    assert parts_to_copy(length, numbers, CPU) == parts
+    assert parts_to_copy(length, numbers, torch.device("cuda")) == 1
+    series = series_of(length + 10, numbers)
+    windows = Windows(length, np.arange(11), len(series), Field((numbers,), np.dtype("f4")))
+    held = WindowsLayout("features", windows).hold(np.arange(2, 11), CPU)
+    held.series.copy_(torch.from_numpy(series[2:]))
+    chosen = torch.tensor([7, 0, 7, 8])
+    expected = torch.stack([torch.from_numpy(series[2 + n : 2 + n + length]) for n in chosen])
+    found = torch.empty(4, length, numbers)
+    held.gather(chosen, {"features": found})
+    assert torch.equal(found, expected)
+
+    rows = PlainLayout("features", windows.field, 4).hold(np.arange(4), CPU)
+    rows.rows["features"].copy_(expected)
+    order = torch.tensor([3, 1, 1])
+    found = torch.empty(3, length, numbers)
+    rows.gather(order, {"features": found})
+    assert torch.equal(found, expected[order])
 
 
 RESIDENT = {"kind": "chunked", "residency": "resident"}

@@ -1,23 +1,43 @@
 """`stoker data convert`: windows, rows in time, bars, ragged arrays and molecules, written anew."""
 
 import json
-import re
 import shlex
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from app.cli.connect import read_settings
 from app.cli.data.made import Document, as_graphs, converted, cut, cut_bars, cut_panel, written
+from app.cli.data.options import (
+    Decimal,
+    Entity,
+    Every,
+    Force,
+    Horizon,
+    MaxAtoms,
+    MaxGap,
+    NoHeader,
+    NoTime,
+    OfArray,
+    OnBad,
+    Out,
+    Pad,
+    Smiles,
+    Source,
+    Target,
+    Thousands,
+    Time,
+    TimeFormat,
+    Timeframes,
+    WhenBad,
+    Window,
+)
 from app.cli.data.worker_module import run_worker_module
 from app.cli.failures import CommandFailed
 from app.cli.output import JsonOption, print_json
+from app.spec.suffixes import ARROW, HDF5, NUMPY, dataset_name_of
 
-# Files that may hold windows: HDF5, and Arrow IPC.
-WINDOWS = (".h5", ".hdf5", ".hdf", ".feather", ".arrow", ".ipc")
-NUMPY = (".npz", ".npy")
 # What does the work.
 BARS, SAMPLES = "worker.trainer.tools.bars", "worker.trainer.tools.samples"
 PADDING, PANEL = "worker.trainer.tools.padding", "worker.trainer.tools.panel.panel_rows"
@@ -25,109 +45,9 @@ ARRAYS, OVERLAPPING = "worker.trainer.tools.numpy_arrays", "worker.trainer.tools
 MOLECULES = "worker.trainer.tools.molecules.convert"
 # Files of nothing else than molecules.
 OF_MOLECULES = (".sdf", ".sd", ".smi", ".smiles")
+# Tells a module that OUT may not be replaced.
+NEW = "--new"
 NAMELESS = "The column without a name (row numbers of pandas? index=False leaves them out)"
-
-
-Window = Annotated[
-    int | None,
-    typer.Option(min=1, help="Cut rows in time into samples: how many rows each looks back on."),
-]
-Timeframes = Annotated[
-    str | None,
-    typer.Option(
-        help="Cut bars (CSV: time, open, high, low, close, volume) into samples of several "
-        "timeframes: label and bars of each, such as M1:480,M5:288,H1:96."
-    ),
-]
-Horizon = Annotated[
-    list[int] | None,
-    typer.Option(
-        min=1,
-        help="With --window or --timeframes: how many of the following rows to forecast; with "
-        "--entity over how many dates, and it may be given several times.",
-    ),
-]
-Entity = Annotated[
-    str | None,
-    typer.Option(
-        help="With --window: the column that says whose row it is. Rows of many entities (CSV) "
-        "become samples that are all entities of a date, with masks for those that are absent."
-    ),
-]
-Target = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="The column to forecast; with --timeframes also `range`, ln((high - low) / close) of "
-        "each bar, which is the default there; with --entity the mean of the column over the "
-        "horizon, or `volatility`, the default there: ln of a price's realized volatility. Of "
-        "molecules: the column or property to learn."
-    ),
-]
-Every = Annotated[
-    int,
-    typer.Option(
-        min=1,
-        help="With --window or --timeframes: how many rows lie between one sample and the next.",
-    ),
-]
-Source = Annotated[
-    Path,
-    typer.Argument(
-        help="HDF5, NumPy (.npz, .npy), or Arrow files in a folder; with --window also CSV and "
-        "Parquet; with --timeframes CSV, a file or a folder; molecules as SDF, SMILES (.smi) or, "
-        "with --smiles, CSV."
-    ),
-]
-Out = Annotated[
-    Path | None,
-    typer.Argument(help="The HDF5 file to write; default: of the same name, in DATA_ROOT."),
-]
-OfArray = Annotated[
-    str | None,
-    typer.Option(help="With --window the series of an HDF5 file, with --pad the ragged array."),
-]
-Pad = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Bring the samples of ragged arrays to this length: shorter ones are filled with "
-        "zeros, longer ones cut.",
-    ),
-]
-Force = Annotated[bool, typer.Option("--force", help="Replace OUT if it is there.")]
-MaxGap = Annotated[
-    str | None,
-    typer.Option(
-        help="With --window or --timeframes: the longest time from one row to the next that is no "
-        "gap, such as 3d for weekends; else about that of one row."
-    ),
-]
-
-
-class OnBad(StrEnum):
-    """What becomes of rows that cannot be used."""
-
-    stop = "stop"
-    skip = "skip"
-
-
-WhenBad = Annotated[
-    OnBad | None,
-    typer.Option(
-        help="With --window, --timeframes or molecules: at what cannot be used, or a gap in times, "
-        "stop (the default) or skip it and count."
-    ),
-]
-Smiles = Annotated[
-    str | None, typer.Option(help="Molecules of a CSV file: the column of their SMILES.")
-]
-MaxAtoms = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Of molecules: one with more atoms cannot be used, hydrogens aside; default 256.",
-    ),
-]
 
 
 def convert(
@@ -145,6 +65,12 @@ def convert(
     pad: Pad = None,
     smiles: Smiles = None,
     max_atoms: MaxAtoms = None,
+    time: Time = None,
+    time_format: TimeFormat = None,
+    no_time: NoTime = False,
+    decimal: Decimal = None,
+    thousands: Thousands = None,
+    no_header: NoHeader = False,
     force: Force = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -158,71 +84,133 @@ def convert(
     With --pad, of ragged arrays: arrays whose samples have one length; others as they are.
     Of molecules: packed graphs of their atoms and bonds, and the part that each is in by scaffold.
     """
-    out = out or read_settings().data_root / f"{path.name if path.is_dir() else path.stem}.h5"
+    out = out or _in_data_root(path)
     _require_convertible(path, out)
-    column, horizon = _only_one(target), horizon or None
-    new = () if force else ("--new",)
-    names = _given(*new, target=column, entity=entity, array=array, on_bad=on_bad, max_gap=max_gap)
-    if smiles is not None or path.suffix.lower() in OF_MOLECULES:
-        _require_molecules_alone(window, timeframes, horizon, entity, array, max_gap, pad, every)
-        names += _given(smiles=smiles, max_atoms=max_atoms)
-        made, lines = _run(MOLECULES, path, out, *names)
-    elif max_atoms is not None:
-        raise CommandFailed("--max-atoms is for molecules: SDF, SMILES, or CSV with --smiles.")
-    elif _is_cut(window, timeframes, entity, pad, on_bad, max_gap):
-        cutter, how = _cut_by(window, timeframes, horizon, column, entity, array)
-        made, lines = _run(cutter, path, out, *how, f"--every={every}", *names)
-    elif pad is not None:
-        _require_no_cut(horizon, column, None, every)
-        made, lines = _run(PADDING, path, out, f"--pad={pad}", *names)
-    else:
-        _require_no_cut(horizon, column, array, every)
-        made, lines = _run(_without_cut(path), path, out, *new)
+    asked = Asked(
+        path, window, timeframes, horizon or None, _only_one(target), entity, every, array,
+        on_bad, max_gap, pad, smiles, max_atoms,
+    )  # fmt: skip
+    form = _form(time, time_format, decimal, thousands, no_time=no_time, no_header=no_header)
+    module, how = _work(asked, form)
+    made, lines = _run(module, path, out, *how, *(() if force else (NEW,)))
     _tell(made, lines, out, as_json=as_json)
 
 
-def _cut_by(
-    window: int | None,
-    timeframes: str | None,
-    horizon: list[int] | None,
-    column: str | None,
-    entity: str | None,
-    array: str | None,
-) -> tuple[str, tuple[str, ...]]:
+@dataclass(frozen=True)
+class Asked:
+    """The options, as they were given."""
+
+    path: Path
+    window: int | None
+    timeframes: str | None
+    horizon: list[int] | None
+    column: str | None
+    entity: str | None
+    every: int
+    array: str | None
+    on_bad: OnBad | None
+    max_gap: str | None
+    pad: int | None
+    smiles: str | None
+    max_atoms: int | None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether samples are cut out of rows."""
+        return self.timeframes is not None or self.window is not None
+
+
+def _work(asked: Asked, form: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """The module that does it, and its options. CommandFailed."""
+    names = _given(
+        target=asked.column,
+        entity=asked.entity,
+        array=asked.array,
+        on_bad=asked.on_bad,
+        max_gap=asked.max_gap,
+    )
+    if form and not asked.is_cut:
+        raise CommandFailed(f"{form[0].partition('=')[0]} goes with --window or --timeframes.")
+    if asked.smiles is not None or asked.path.suffix.lower() in OF_MOLECULES:
+        _require_molecules_alone(asked)
+        return MOLECULES, (*names, *_given(smiles=asked.smiles, max_atoms=asked.max_atoms))
+    if asked.max_atoms is not None:
+        raise CommandFailed("--max-atoms is for molecules: SDF, SMILES, or CSV with --smiles.")
+    _require_one_way(asked, form)
+    if asked.is_cut:
+        cutter, how = _cut_by(asked)
+        return cutter, (*how, f"--every={asked.every}", *names, *form)
+    if asked.pad is not None:
+        _require_no_cut(asked.horizon, asked.column, None, asked.every)
+        return PADDING, (f"--pad={asked.pad}", *names)
+    return _without_cut(asked), names
+
+
+def _form(
+    time: list[str] | None,
+    time_format: str | None,
+    decimal: str | None,
+    thousands: str | None,
+    *,
+    no_time: bool,
+    no_header: bool,
+) -> tuple[str, ...]:
+    """How a table is written, as it is passed on. CommandFailed."""
+    wrong = []
+    if no_time and (time or time_format is not None):
+        wrong.append(
+            "--no-time says that there is none: leave it out, or --time and --time-format."
+        )
+    if decimal not in (None, ",", "."):
+        wrong.append(f"--decimal is a comma or a point, not {decimal!r}.")
+    if thousands is not None and (len(thousands) != 1 or thousands.isalnum()):
+        wrong.append(f"--thousands is one mark, such as , or ., not {thousands!r}.")
+    if thousands is not None and thousands == (decimal or "."):
+        wrong.append(
+            f"--thousands is {thousands!r}, which is the decimal mark: pass --decimal too."
+        )
+    if wrong:
+        raise CommandFailed(" ".join(wrong))
+    flags = (*(("--no-time",) if no_time else ()), *(("--no-header",) if no_header else ()))
+    named = _given(*flags, time_format=time_format, decimal=decimal, thousands=thousands)
+    return (*(f"--time={name}" for name in time or ()), *named)
+
+
+def _in_data_root(path: Path) -> Path:
+    """OUT where none is named; of a folder by its own name, also of `.`."""
+    name = (path.resolve().name or "data") if path.is_dir() else path.stem
+    return read_settings().data_root / f"{name}.h5"
+
+
+def _cut_by(asked: Asked) -> tuple[str, tuple[str, ...]]:
     """The module that cuts rows in time, and what it cuts by. CommandFailed."""
-    horizons = tuple(f"--horizon={one}" for one in horizon or ())
+    entity, array = asked.entity, asked.array
+    horizons = tuple(f"--horizon={one}" for one in asked.horizon or ())
     if entity is None and len(horizons) > 1:
         raise CommandFailed("--horizon is given several times, which goes with --entity alone.")
-    if timeframes is not None:
+    if asked.timeframes is not None:
         if not horizons or array is not None:
             raise CommandFailed("--timeframes needs --horizon, and has no --array.")
-        return BARS, (f"--timeframes={timeframes}", *horizons)
+        return BARS, (f"--timeframes={asked.timeframes}", *horizons)
     if entity is not None and (not horizons or array is not None):
         raise CommandFailed("--entity needs --horizon, and has no --array.")
-    if not horizons or (column is None and entity is None):
-        raise CommandFailed("--window needs --horizon and --target: what is to be forecast.")
-    return SAMPLES if entity is None else PANEL, (f"--window={window}", *horizons)
+    if not horizons or (asked.column is None and entity is None):
+        raise CommandFailed(_to_add(asked.window, asked.horizon, asked.column))
+    return SAMPLES if entity is None else PANEL, (f"--window={asked.window}", *horizons)
 
 
-def _is_cut(
-    window: int | None,
-    timeframes: str | None,
-    entity: str | None,
-    pad: int | None,
-    on_bad: OnBad | None,
-    max_gap: str | None,
-) -> bool:
-    """Whether samples are cut out of rows, and in one way. CommandFailed."""
-    if entity is not None and window is None:
+def _require_one_way(asked: Asked, form: tuple[str, ...]) -> None:
+    """CommandFailed for options that go with another way to cut, or with none."""
+    if asked.entity is not None and asked.window is None:
         raise CommandFailed("--entity needs --window: how many dates a sample looks back on.")
-    if window is not None and timeframes is not None:
+    if asked.window is not None and asked.timeframes is not None:
         raise CommandFailed("--window and --timeframes are two ways to cut; give one of them.")
-    is_cut = timeframes is not None or window is not None
-    if is_cut and pad is not None:
+    if asked.is_cut and asked.pad is not None:
         raise CommandFailed("--pad and --window or --timeframes are two steps: convert twice.")
-    if not is_cut and (on_bad is not None or max_gap is not None):
+    if not asked.is_cut and (asked.on_bad is not None or asked.max_gap is not None):
         raise CommandFailed("--on-bad and --max-gap go with --window or --timeframes.")
-    return is_cut
+    if "--no-time" in form and (asked.timeframes is not None or asked.entity is not None):
+        raise CommandFailed("--no-time goes with --window alone: bars and panels need times.")
 
 
 def _only_one(targets: list[str] | None) -> str | None:
@@ -234,9 +222,9 @@ def _only_one(targets: list[str] | None) -> str | None:
     return targets[0] if targets else None
 
 
-def _require_molecules_alone(*options: object) -> None:
-    *others, every = options
-    if any(option is not None for option in others) or every != 1:
+def _require_molecules_alone(asked: Asked) -> None:
+    others = (asked.horizon, asked.entity, asked.array, asked.max_gap, asked.pad)
+    if asked.is_cut or any(option is not None for option in others) or asked.every != 1:
         raise CommandFailed(
             "Molecules are no rows in time: --smiles, --target, --max-atoms and --on-bad go with "
             "them, and no other option that cuts or pads."
@@ -265,7 +253,7 @@ def _tell(made: Document, lines: list[str], out: Path, *, as_json: bool) -> None
 
 def _registered_by(out: Path) -> str:
     """The command that registers the file, with a name that the service takes."""
-    name = re.sub(r"[^a-z0-9._-]+", "-", out.stem.lower()).strip("._-")[:64] or "data"
+    name = dataset_name_of(out)
     root = read_settings().data_root.resolve()
     full = out.resolve()
     if full.is_relative_to(root):
@@ -275,10 +263,15 @@ def _registered_by(out: Path) -> str:
 
 
 def _require_convertible(path: Path, out: Path) -> None:
+    """CommandFailed for what is known before any of the data is read."""
     if not path.exists():
         raise CommandFailed(f"There is no file {path}.")
-    if out.exists() and out.samefile(path):
+    if not out.exists():
+        return
+    if out.samefile(path):
         raise CommandFailed("A file cannot be converted into itself; name another for OUT.")
+    if out.is_dir():
+        raise CommandFailed(f"{out} is a folder; name a file in it for OUT.")
 
 
 def _require_no_cut(*options: object) -> None:
@@ -290,16 +283,27 @@ def _require_no_cut(*options: object) -> None:
         )
 
 
-def _without_cut(path: Path) -> str:
-    """The module that writes such a file as it is. CommandFailed for a table, which is cut."""
-    if path.is_dir() or path.suffix.lower() in WINDOWS:
-        return OVERLAPPING
-    if path.suffix.lower() in NUMPY:
-        return ARRAYS
-    raise CommandFailed(
-        f"{path} is no file of windows. Rows in time become samples by --window, --horizon and "
-        "--target: how many rows to look back on, how many to forecast, and of which column."
+def _to_add(window: int | None, horizon: list[int] | None, column: str | None) -> str:
+    """The options that rows in time lack to become samples, and what each is."""
+    wanted = (
+        (window, "--window N", "how many rows to look back on"),
+        (horizon, "--horizon M", "how many rows to forecast"),
+        (column, "--target COLUMN", "which column to forecast"),
     )
+    options, meanings = zip(*(words for given, *words in wanted if given is None), strict=True)
+    return f"Add {' '.join(options)}: {', '.join(meanings)}."
+
+
+def _without_cut(asked: Asked) -> str:
+    """The module that writes such a file as it is. CommandFailed for a table, which is cut, and
+    where an option says how to cut.
+    """
+    path = asked.path
+    if not path.is_dir() and path.suffix.lower() not in (*HDF5, *ARROW, *NUMPY):
+        needed = _to_add(None, asked.horizon, asked.column)
+        raise CommandFailed(f"{path} holds rows, and samples have to be cut out of them. {needed}")
+    _require_no_cut(asked.horizon, asked.column, asked.array, asked.every)
+    return ARRAYS if path.suffix.lower() in NUMPY and not path.is_dir() else OVERLAPPING
 
 
 def _run(module: str, path: Path, out: Path, *options: str) -> tuple[Document, list[str]]:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from app.cli.arguments import parse_seconds
 from app.cli.connect import connect, read_settings
 from app.cli.data import cache
 from app.cli.data.conversion import convert
 from app.cli.data.worker_module import run_worker_module
 from app.cli.failures import CommandFailed, ExitCode, StokerGroup
 from app.cli.output import JsonOption, ago, number, print_facts, print_json, print_table, size
+from app.errors import NotFound
 from stoker import ServiceUnreachable
 
 if TYPE_CHECKING:
@@ -96,7 +98,7 @@ def sample(
     for dataset, outcome in found.items():
         if outcome is None:
             told = f"stoker data register {dataset} {made.datasets[dataset]}"
-            typer.echo(f"No API is running. When one is: {told}")
+            typer.echo(f"No service is running. When one is: {told}")
         else:
             _say_outcome(outcome)
 
@@ -119,14 +121,14 @@ def inspect(
     path: Annotated[
         Path,
         typer.Argument(
-            help="A data file, or a folder of Arrow files; a relative path is looked up here, then "
-            "in DATA_ROOT."
+            help="A data file, a folder of Arrow files or a registered dataset; a relative path is "
+            "looked up here, then in DATA_ROOT."
         ),
     ],
     as_json: JsonOption = False,
 ) -> None:
     """Show what is in a data file, without registering it."""
-    path = _found(path)
+    path = _found(path) or _file_of(path)
     document = json.loads(run_worker_module("worker.trainer.tools.inspect", str(path), "--json"))
     problems = document.get("problems") or []
     if as_json:
@@ -137,10 +139,9 @@ def inspect(
         raise typer.Exit(ExitCode.refused)
 
 
-def _found(path: Path) -> Path:
-    """What lies there, seen from where one is, else from DATA_ROOT."""
-    inside = read_settings().data_root / path
-    for place in (path, inside):
+def _found(path: Path) -> Path | None:
+    """What lies there, seen from where one is, else from DATA_ROOT; None: there is nothing."""
+    for place in (path, read_settings().data_root / path):
         try:
             place.stat()
         except FileNotFoundError:
@@ -156,7 +157,26 @@ def _found(path: Path) -> Path:
             raise CommandFailed(f"{place} cannot be read: {why}.") from None
         else:
             return place
-    raise CommandFailed(f"There is no file {path}, and no {inside}.")
+    return None
+
+
+def _file_of(name: Path) -> Path:
+    """What a registered dataset of that name has; CommandFailed where nothing is called so."""
+    from stoker import Problem  # httpx: late, as in connect
+
+    settings = read_settings()
+    try:
+        with connect() as client:
+            given = client.dataset(str(name))["path"]
+    except (ServiceUnreachable, Problem) as error:
+        is_known = isinstance(error, Problem) and error.status == NotFound.status
+        other = ", nor a dataset of that name" if is_known else ""
+        inside = settings.data_root / name
+        raise CommandFailed(f"There is no file {name}, and no {inside}{other}.") from None
+    path = _found(Path(given))
+    if path is None:
+        raise CommandFailed(f"The dataset {name} is {given} in DATA_ROOT, which is not there.")
+    return path
 
 
 def _print_inspection(path: Path, document: Document) -> None:
@@ -239,7 +259,10 @@ def register(
         ),
     ],
     wait: Annotated[
-        float, typer.Option(min=0, help="Wait this many seconds for the inspection.")
+        float,
+        typer.Option(
+            parser=parse_seconds, metavar="SECONDS", help="Wait so long for the inspection."
+        ),
     ] = REGISTRATION_WAIT_SECONDS,
     as_json: JsonOption = False,
 ) -> None:

@@ -5,6 +5,8 @@ from typing import Any
 from app.cli.output import number, size
 
 Document = dict[str, Any]
+# Of what times are read as, those that may name a time zone.
+WITH_ZONES = ("ISO 8601", "timestamps")
 
 
 def converted(made: Document) -> list[str]:
@@ -15,8 +17,8 @@ def converted(made: Document) -> list[str]:
             f"a series of {number(one['steps'])}."
             for name, one in made["series"].items()
         ),
-        f"{made['path']}: {size(made['bytes'])} for {size(made['bytes_before'])}, "
-        f"1/{smaller:,.0f}.",
+        f"{made['path']}: {size(made['bytes'])} in place of {size(made['bytes_before'])}, "
+        f"1/{smaller:,.0f} of it.",
     ]
 
 
@@ -32,9 +34,15 @@ def cut(made: Document) -> list[str]:
     return [
         f"{number(made['samples'])} samples of {number(features)} features, cut out of {of}.",
         *_skipped(made),
-        *_read_times(made),
+        *_separated(made),
+        *(_read_times(made) or ["No column of times: gaps between rows cannot be seen."]),
         f"{made['path']}: {size(made['bytes'])}.",
     ]
+
+
+def _separated(made: Document) -> list[str]:
+    by = made.get("separated_by")
+    return [f"Columns are separated by {by}."] if by else []
 
 
 def cut_bars(made: Document) -> list[str]:
@@ -45,6 +53,7 @@ def cut_bars(made: Document) -> list[str]:
         f"{number(made['samples'])} samples of {number(len(made['features']))} features: "
         f"bars {bars}{over}. Target: {made['target']}.",
         *_skipped(made),
+        *_separated(made),
         *_read_times(made),
         f"{made['path']}: {size(made['bytes'])}.",
     ]
@@ -53,11 +62,10 @@ def cut_bars(made: Document) -> list[str]:
 def _read_times(made: Document) -> list[str]:
     """As what the times of rows were read, where there are any."""
     read_as = made.get("times_read_as")
-    return (
-        []
-        if read_as is None
-        else [f"Times were read as {read_as}, in UTC unless they name a zone."]
-    )
+    if read_as is None:
+        return []
+    zone = "; those without a time zone are taken as UTC" if read_as in WITH_ZONES else ", in UTC"
+    return [f"Times were read as {read_as}{zone}."]
 
 
 def cut_panel(made: Document) -> list[str]:
@@ -69,6 +77,7 @@ def cut_panel(made: Document) -> list[str]:
         f"{', '.join(map(str, made['horizons']))} dates.",
         *([f"Missing between their first and last date: {_counts(missing)}."] if missing else []),
         *_skipped(made),
+        *_separated(made),
         *_read_times(made),
         f"{made['path']}: {size(made['bytes'])}.",
     ]

@@ -16,6 +16,8 @@ from tests.cli.data.test_convert import (
     skipped,
 )
 
+pytestmark = pytest.mark.usefixtures("converter_here")
+
 
 @pytest.mark.parametrize(
     ("head", "number", "said"),
@@ -42,6 +44,10 @@ def test_a_row_without_a_number_ends_it_or_is_left_out(cli, home, tmp_path, head
     assert skipped(made.out) == ["not numbers 1", *gaps]
     assert "77 samples of 2 features" in made.out
     assert_no_sample_reaches_over_what_is_missing(out)
+    if gaps:
+        longer = ("--max-gap", "3d", "--on-bad", "skip", "--force")
+        made = cli("data", "convert", str(path), str(out), *CUT, *longer)
+        assert (skipped(made.out), "77 samples" in made.out) == (["not numbers 1"], True)
 
 
 def test_an_array_of_hdf5_with_nan_is_told_with_its_row_and_column(cli, home, tmp_path):
@@ -61,7 +67,7 @@ def test_arrays_that_are_written_as_they_are_have_their_nan_told(cli, home, tmp_
     np.savez(tmp_path / "both.npz", x=x, y=y)
     made = cli("data", "convert", str(tmp_path / "both.npz"))
     assert made.code == 0
-    assert "warning: 2 samples of x hold NaN or infinity; the first is x[7]." in made.err
+    assert "warning: 2 samples of x have NaN or infinite values; the first is x[7]." in made.err
     assert " of y " not in made.err
 
     series = np.arange(300.0, dtype="float32")
@@ -71,8 +77,9 @@ def test_arrays_that_are_written_as_they_are_have_their_nan_told(cli, home, tmp_
         file["features"], file["targets"] = windows, np.full(280, np.nan)
     made = cli("data", "convert", str(tmp_path / "slides.h5"), str(tmp_path / "out.h5"))
     assert made.code == 0, made.err
-    assert "warning: 12 samples of features hold NaN or infinity; the first is features[89]" in (
-        made.err
+    assert (
+        "warning: 12 samples of features have NaN or infinite values; the first is features[89]"
+        in (made.err)
     )
     assert "warning: 280 samples of targets" in made.err
 
@@ -81,19 +88,22 @@ def test_arrays_that_are_written_as_they_are_have_their_nan_told(cli, home, tmp_
     ("options", "rows", "said"),
     [
         ((*CUT[:4], "--target", "wamth"), None, "Did you mean warmth?"),
-        (CUT[:2], None, "--window needs --horizon and --target"),
+        (("--timeframes", "H1:10", "--horizon", "2", "--target", "no"), None, "no column 'no'"),
+        ((*CUT[:4], "--entity", "nobody"), None, "no column 'nobody' that says whose row it is"),
+        ((*CUT[:4], "--entity", "hour", "--target", "wamth"), None, "Did you mean warmth?"),
+        (("--smiles", "form"), None, "no column 'form'; its columns are time, hour, warmth."),
         (CUT, "spoilt", "row 41, column warmth: it is no number"),
-        (CUT, "few", "The longest stretch of"),
-        (CUT, None, "exists already; --force replaces it."),
+        (CUT, "few", "has 5 rows, and one sample takes 12"),
         (("--timeframes", "H1:10", "--horizon", "2", "--target", "hour"), "spoilt",
          "column warmth: 'nan' is no finite number"),
-        (("--timeframes", "H1:10", "--horizon", "2", "--target", "hour"), None,
-         "exists already; --force replaces it."),
+        (CUT, None, None),
+        (("--timeframes", "H1:10", "--horizon", "2", "--target", "hour"), None, None),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_the_input_is_told_before_a_file_that_is_there(
+def test_a_file_that_is_there_is_told_before_reading_and_replaced_by_force_alone(
     cli, home, tmp_path, options, rows, said
 ):
+    """Reading a large table takes minutes, and whether OUT is there does not hang on it."""
     lines = hourly()
     if rows == "spoilt":
         lines[40] = f"{lines[40].rpartition(',')[0]},nan"
@@ -102,11 +112,12 @@ def test_what_is_wrong_with_the_input_is_told_before_a_file_that_is_there(
     out.write_bytes(b"mine")
     refused = cli("data", "convert", str(path), str(out), *options)
     assert (refused.code, refused.out) == (5, "")
-    assert said in refused.err
-    assert out.read_bytes() == b"mine"
-    if "exists already" in said:
-        assert cli("data", "convert", str(path), str(out), *options, "--force").code == 0
-        assert out.read_bytes() != b"mine"
+    is_wrong = rows != "spoilt" and said is not None
+    assert ("exists already; --force replaces it." in refused.err) is not is_wrong
+    assert ((said or "") in refused.err) is (is_wrong or not said), "a column is looked for before"
+    forced = cli("data", "convert", str(path), str(out), *options, "--force")
+    assert (forced.code, (said or "") in forced.err) == (5 if said else 0, True)
+    assert (out.read_bytes() == b"mine") is bool(said)
 
 
 @pytest.mark.parametrize("name", ["arrays.npy", "slides.h5", "ragged.h5"])
@@ -140,6 +151,7 @@ def test_no_file_is_replaced_unasked(cli, home, tmp_path, name):
         ("%Y%m%d%H%M", "YYYYMMDDHHMM"),
         ("%Y%m%d%H%M%S", "YYYYMMDDHHMMSS"),
         ("%s000", "milliseconds since 1970"),
+        ("%s000000", "microseconds since 1970"),
     ],
 )
 def test_times_of_digits_alone_are_read_as_what_they_are(cli, home, tmp_path, form, read_as, kind):
@@ -158,7 +170,7 @@ def test_times_of_digits_alone_are_read_as_what_they_are(cli, home, tmp_path, fo
         parquet.write_table(pyarrow.table({"time": given, "warmth": np.arange(100.0)}), path)
     made = cli("data", "convert", str(path), str(out), *cut)
     assert made.code == 0, made.err
-    assert f"Times were read as {read_as}, in UTC" in made.out
+    assert f"Times were read as {read_as}, in UTC.\n" in made.out
     assert "Skipped" not in made.out
     if kind == "bars":
         with h5py.File(out) as file:
@@ -171,3 +183,20 @@ def test_digits_that_are_no_time_of_day_are_seconds_or_milliseconds(cli, home, t
     parquet.write_table(pyarrow.table({"time": texts, "warmth": np.arange(100.0)}), path)
     made = cli("data", "convert", str(path), *CUT)
     assert (made.code, "read as milliseconds since 1970" in made.out) == (0, True), made.err
+
+
+def test_a_number_that_could_be_two_times_is_refused_with_its_row_and_column(cli, home, tmp_path):
+    given = [1_700_000_000_000_000 + 60_000_000 * minute for minute in range(100)]
+    given[40] *= 10  # 17 digits: microseconds of the year 2508, or a date and its milliseconds
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.table({"time": given, "warmth": np.arange(100.0)}), path)
+    refused = cli("data", "convert", str(path), *CUT)
+    assert refused.code == 5
+    said = "row 41, column time: it is no time: neither ISO 8601 nor, since 1970, seconds"
+    assert f"{path}, {said}" in refused.err
+
+
+def test_a_folder_is_no_file_to_write(cli, home, tmp_path):
+    path = csv(tmp_path / "x.csv", "time,hour,warmth", rows=hourly())
+    refused = cli("data", "convert", str(path), str(tmp_path), *CUT, "--force")
+    assert (refused.code, f"{tmp_path} is a folder; name a file" in refused.err) == (5, True)

@@ -1,14 +1,13 @@
 """Targets of one number a sample, (samples,), which most people's are: as (samples, 1)."""
 
-import json
-from typing import Any
-
 import h5py
 import numpy as np
+import pytest
 
-from tests.cli.data.test_data import LOADERS
+from tests.cli.data.test_data import trained
 
 
+@pytest.mark.minutes
 def test_targets_of_one_number_train_as_a_horizon_of_one(cli, up):
     noise = np.random.default_rng(0)
     x = noise.normal(size=(600, 12, 2)).astype("float32")
@@ -25,13 +24,8 @@ def test_targets_of_one_number_train_as_a_horizon_of_one(cli, up):
         "evaluation: {metrics: [mae, rmse]}\n"
     )
 
-    def trained(name: str, loader: Any) -> dict[str, float]:
-        options = "--set", f"data.dataset={name}", "--set", f"data.loader={json.dumps(loader)}"
-        run = cli("submit", str(spec), *options, "--watch")
-        assert run.code == 0, run.err
-        last: dict[str, float] = cli("ls", "--json").document["data"][0]["result"]["last"]
-        return last
-
-    expected = trained("column", LOADERS[0])
-    assert expected["val_mae"] < 1
-    assert [trained("flat", loader) for loader in LOADERS] == [expected] * 3
+    column, flat = (
+        trained(cli, spec, "--set", f"data.dataset={name}") for name in ("column", "flat")
+    )
+    assert column["val_mae"] < 1
+    assert flat == column

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import pytest
 from worker.trainer.data.formats.window_files import WindowArray, read_windows
 from worker.trainer.errors import DataError
 from worker.trainer.tools import bars, sample_bars
-from worker.trainer.tools.bad_rows import Bad
+from worker.trainer.tools.bad_rows import TOLD, Bad
 from worker.trainer.tools.bars import convert
+from worker.trainer.tools.rows.form import Form
 from worker.trainer.tools.timeframes import Cut, timeframes_of
 
 FRAMES = "M1:6,M5:4,M15:2"
@@ -169,6 +171,25 @@ def test_a_row_that_cannot_be_used_is_told_or_left_out(
     assert answer["rows"] == 199
 
 
+def test_of_many_bad_times_few_are_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To find the format of one takes milliseconds."""
+    explained: list[str] = []
+
+    def no_time(_: Form, text: str) -> str:
+        explained.append(text)
+        return "no time"
+
+    monkeypatch.setattr(Form, "no_time", no_time)
+    rows = made_bars()
+    path = write_csv(tmp_path / "bars.csv", [*rows, *(["?", *row[1:]] for row in rows[:9])])
+    made = convert(
+        path, tmp_path / "out.h5", Cut(timeframes_of(FRAMES), 5), "range", Bad(skips=True), 600
+    )
+    assert (made["bad"]["times"], len(made["told"]), len(explained)) == (9, TOLD, TOLD)
+
+
 def test_a_row_with_too_few_columns_is_told(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "bars.csv", [*made_bars(), [ROW[0] + 10**6]])
     with pytest.raises(DataError, match="line 202: 1 columns, fewer than the header has"):
@@ -211,12 +232,13 @@ def test_what_cannot_be_cut_is_told(
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"", "no column of times among none"),
+        (b"", "is empty"),
         (b"open,close\n1,2\n", "no column of times among open, close"),
         (b"time\n1\n", "no column beside 'time'"),
         (b"time,a,A\n1,2,3\n", "two columns of one name"),
-        (b"time,close\n", "no row that can be used"),
-        (b"time,close\n1,\xff\xfe\n", "no CSV file that can be read"),
+        (b"time,close\n", "has 1 line, and one sample takes 11 rows"),
+        (b"time,close\n" + b"\n" * 20, "no row that can be used"),
+        (b"time,close\n1,\xff\xfe\n", "not written in UTF-8"),
     ],
 )
 def test_a_file_without_bars_is_told(tmp_path: Path, content: bytes, told: str) -> None:
@@ -241,6 +263,37 @@ def test_times_are_iso_or_epoch_and_names_of_any_case(tmp_path: Path) -> None:
         convert(path, out, Cut(timeframes_of(FRAMES), 5), "range", Bad(skips=False), 600)
         for name, array in samples_of(out).items():
             np.testing.assert_array_equal(array, plain[name])
+    # The row numbers that pandas writes, and a separator at the end of each row.
+    write_csv(path, [[n, *row, ""] for n, row in enumerate(rows)], ["", *HEADER])
+    made = convert(path, out, Cut(timeframes_of(FRAMES), 5), "range", Bad(skips=False), 600)
+    assert (made["features"], made["left_out"]) == ([*HEADER[1:], "range"], [""])
+    assert (samples_of(out)["m5"] == plain["m5"]).all()
+
+
+def test_a_european_file_has_the_same_bars(tmp_path: Path, capsys: Any) -> None:
+    plain = samples_of(converted(tmp_path, made_bars()))
+    path, out = tmp_path / "european.csv", tmp_path / "european.h5"
+    lines = ["Tag;Uhr;Open;High;Low;Close;Volume"]
+    for time, *values in made_bars():
+        when = datetime.fromtimestamp(time, UTC).strftime("%d.%m.%Y;%H:%M:%S")
+        lines.append(";".join([when, *(str(value).replace(".", ",") for value in values)]))
+    path.write_text("\n".join(lines))
+    given = [str(path), str(out), "--horizon=5", f"--timeframes={FRAMES}", f"--max-gap={GAPS}"]
+    for told, more in (
+        ("european.csv has no column of times among tag, uhr", []),
+        (
+            "column tag and uhr: .* is no time: .* Pass --time-format '%d.%m.%Y %H:%M:%S'.",
+            ["--time=tag", "--time=uhr"],
+        ),
+        ("is no finite number. It would be one with --decimal ','", ["--time-format=%d.%m.%Y %X"]),
+    ):
+        given += more
+        assert bars.main(given) == 1
+        assert re.search(told, capsys.readouterr().err)
+    assert bars.main([*given, "--decimal=,"]) == 0
+    assert json.loads(capsys.readouterr().out)["separated_by"] == "semicolons"
+    for name, array in samples_of(out).items():
+        np.testing.assert_array_equal(array, plain[name])
 
 
 def test_files_of_a_folder_are_stretches_of_their_own(tmp_path: Path) -> None:

@@ -59,8 +59,10 @@ def test_a_graph_has_the_atoms_and_bonds_of_the_molecule():
     assert sorted(graph["edge_values"][:, 0].tolist()) == [1, 1, 1, 1, 1, 1, 2]
 
 
-def test_a_table_of_smiles_becomes_a_dataset(tmp_path):
-    path = written(tmp_path / "a.csv", "id,smiles,y\n1,CCO,1.5\n2,c1ccccc1,-2\n3,[Na+],0\n")
+@pytest.mark.parametrize(("mark", "name"), [(",", "id (a;b;c;d)"), (";", "id"), ("\t", "id")])
+def test_a_table_of_smiles_becomes_a_dataset(tmp_path, mark, name):
+    text = f"{name},smiles,y\n1,CCO,1.5\n2,c1ccccc1,-2\n3,[Na+],0\n"
+    path = written(tmp_path / "a.csv", text.replace(",", mark))
     made, out = converted(path, Wanted(target="y"))
     assert (made["samples"], made["atoms"], made["bonds"]) == (3, {"total": 10, "most": 6}, 8)
     report = inspect(out)

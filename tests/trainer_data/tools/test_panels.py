@@ -2,6 +2,7 @@
 
 import csv
 import json
+from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from worker.trainer.tools.bad_rows import Bad
 from worker.trainer.tools.panel import panel_rows, sample_panel
 from worker.trainer.tools.panel.panel_cut import PanelCut
 from worker.trainer.tools.panel.panel_rows import convert_rows
+from worker.trainer.tools.rows.form import Form
 
 DATES, NAMES = 150, ("AA", "BB", "CC", "DD")
 CUT = PanelCut(window=10, horizons=(2, 5))
@@ -154,6 +156,12 @@ BAD: dict[str, tuple[list[Row], str, str]] = {
         "line 43, column close: 'n/a' is no finite",
         "not_numbers",
     ),
+    "too large": (
+        changed(41, volume="1e39"),
+        "line 43, column volume: '1e39' is no",
+        "not_numbers",
+    ),
+    "no price": (changed(41, close=0), "line 43, column close: 0 of BB is no price", "not_prices"),
     "NaN": (changed(41, volume="nan"), "line 43, column volume: 'nan' is no finite", "not_numbers"),
     "no time": (changed(41, date="monday"), "line 43, column time: 'monday' is no time", "times"),
     "short": (
@@ -176,6 +184,11 @@ BAD: dict[str, tuple[list[Row], str, str]] = {
         [*made_rows(), ["2020-08-01", "EE", 1.0, 2]],
         "EE has 1 dates, and a sample takes 15",
         "short_entities",
+    ),
+    "still": (
+        [*made_rows(), *([row[0], "EE", 5.0, row[3]] for row in made_rows()[:: len(NAMES)])],
+        "column close: the price of EE never changes from 5, so it has no volatility",
+        "still_entities",
     ),
     "constant": (
         [[*row, 7] for row in made_rows()],
@@ -220,6 +233,83 @@ def test_what_is_not_there_is_told_with_what_is(
         convert_rows(path, tmp_path / "panel.h5", entity, cut, Bad(skips=False))
 
 
+@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize("target", ["volume", "close"])
+def test_what_is_forecast_has_to_vary(tmp_path: Path, target: str, skips: bool) -> None:
+    """Of a column of one value, which would be left out, nothing can be forecast. An entity that is
+    left out does not make it vary.
+    """
+    place = ("date", "ticker", "close", "volume").index(target)
+    rows = [[*row[:place], 7, *row[place + 1 :]] for row in made_rows()]
+    if skips:
+        rows.append(["2020-08-01", "EE", 1.0, 2])
+    path = write_csv(tmp_path / "rows.csv", rows)
+    told = f"column {target}: it is 7 in every row that can be used, and it is to be forecast"
+    with pytest.raises(DataError, match=told):
+        convert_rows(path, tmp_path / "panel.h5", "ticker", PanelCut(10, (2,), target), Bad(skips))
+
+
+FEW: dict[str, tuple[list[Row], PanelCut, str]] = {
+    "one date": (made_rows()[: len(NAMES)], CUT, "has 5 lines, and one sample takes 15 rows"),
+    "one date for all rows": (
+        [["2020-01-06", *row[1:]] for row in made_rows()],
+        CUT,
+        "No entity of .*short entities 4",
+    ),
+    "a longer window": (
+        made_rows(),
+        PanelCut(400, (1,)),
+        "No entity of .*short entities 4",
+    ),
+    "a longer horizon": (
+        made_rows(),
+        PanelCut(10, (400,)),
+        "No entity of .*short entities 4",
+    ),
+    "no price above 0": (
+        [[*row[:2], -row[2], row[3]] for row in made_rows()],
+        CUT,
+        "No entity of .*left out: not prices 600",
+    ),
+    "prices that never change": (
+        [[*row[:2], 7, row[3]] for row in made_rows()],
+        CUT,
+        "No entity of .*left out: still entities 4",
+    ),
+}
+
+
+@pytest.mark.parametrize(("rows", "cut", "told"), FEW.values(), ids=FEW)
+def test_too_little_for_a_sample_is_a_sentence(
+    tmp_path: Path, rows: list[Row], cut: PanelCut, told: str
+) -> None:
+    with pytest.raises(DataError, match=told):
+        converted(tmp_path, rows, cut, skips=True)
+
+
+def test_a_european_file_is_the_same_panel(tmp_path: Path) -> None:
+    plain, _ = converted(tmp_path, made_rows())
+    lines = ["Tag;Ticker;Close;Volume"]
+    for day, name, price, volume in made_rows():
+        lines.append(
+            f"{date.fromisoformat(day):%d.%m.%Y};{name};{price};{volume}".replace(".", ",")
+        )
+    path = tmp_path / "european.csv"
+    path.write_text("\n".join(lines))
+    form = Form(("tag",), "%d,%m,%Y", decimal=",")
+    made = convert_rows(path, tmp_path / "panel.h5", "ticker", CUT, Bad(skips=False), form=form)
+    assert made["separated_by"] == "semicolons"
+    for name, array in samples_of(tmp_path / "panel.h5").items():
+        np.testing.assert_array_equal(array, plain[name])
+
+
+def test_one_entity_is_a_panel_too(tmp_path: Path) -> None:
+    found, told = converted(tmp_path, [row for row in made_rows() if row[1] == "CC"])
+    assert told["entities"] == 1
+    assert found["features"].shape[1:] == (10, 1, 6)
+    assert found["present"][60:].all()
+
+
 def test_volatility_needs_a_price(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "rows.csv", made_rows(), ["date", "ticker", "level", "volume"])
     with pytest.raises(DataError, match=r"no column close or .*, only level, volume"):
@@ -229,11 +319,16 @@ def test_volatility_needs_a_price(tmp_path: Path) -> None:
 def test_the_command_prints_what_it_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write_csv(tmp_path / "rows.csv", made_rows())
+    rows = [[place, *row, ""] for place, row in enumerate(made_rows())]  # as pandas writes them
+    path = write_csv(tmp_path / "rows.csv", rows, ["", "date", "Ticker", "close", "volume"])
     arguments = ["--entity=Ticker", "--window=10", "--horizon=5", "--horizon=2"]
     assert panel_rows.main([str(path), str(tmp_path / "panel.h5"), *arguments]) == 0
     made = json.loads(capsys.readouterr().out)
     assert (made["horizons"], made["target"], made["bad"]) == ([2, 5], "volatility", {})
+    assert (made["features"], made["left_out"]) == ([*sample_panel_features(), "volume"], [""])
+    write_csv(path, rows, ["", "Handelstag", "Ticker", "close", "volume"])
+    with pytest.raises(DataError, match=r"has no column of times among .*Name it by --time"):
+        convert_rows(path, tmp_path / "again.h5", "ticker", CUT, Bad(skips=False))
 
 
 def test_a_made_panel_is_the_same_each_time_and_says_that_it_is_made(

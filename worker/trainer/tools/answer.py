@@ -12,8 +12,9 @@ from worker.trainer.errors import DataError, TrainerError
 
 
 def require_new(out: Path, *, force: bool) -> None:
-    """DataError where a file is there already and may not be replaced. Asked once nothing is wrong
-    with the input, so that all of it is told first.
+    """DataError where a file is there already and may not be replaced. Asked before the input is
+    read, which takes a while, but after what is wrong with its columns is known; and again right
+    before the file would be replaced.
     """
     if not force and out.exists():
         raise DataError(f"{out} exists already; --force replaces it.")

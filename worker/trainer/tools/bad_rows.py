@@ -1,10 +1,9 @@
 """Rows of a table that cannot be used, how a time is read, and what such a column is called."""
 
-import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +12,18 @@ from numpy.typing import NDArray
 from worker.trainer.errors import DataError
 from worker.trainer.tools.timeframes import LABEL, UNIT_SECONDS
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TIME_NAMES = ("time", "timestamp", "datetime", "date", "gmt time", "")
-MILLISECONDS_FROM = 1e11  # epoch seconds reach it in the year 5138
+# Times in digits: since 1970, of the years from 1973 on, until 2286. What lies between two units is
+# taken for neither: read as the smaller one it would be of a far future.
+FIRST_SECOND, LAST_SECOND = 10**8, 10**10
+UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
+IS_NO_TIME = (
+    "is no time: neither ISO 8601 nor, since 1970, seconds (10 digits), milliseconds (13),"
+    " microseconds (16) or nanoseconds (19)"
+)
+YEAR_1, YEAR_10000 = -62_135_596_800, 253_402_300_800  # seconds since 1970; a datetime lies between
+MICROSECONDS = 1_000_000
 COMPACT = {len(form): form for form in ("YYYYMMDD", "YYYYMMDDHHMM", "YYYYMMDDHHMMSS")}
 FIRST_YEAR, LAST_YEAR = "1900", "2100"
 TOLD = 5
@@ -28,28 +37,41 @@ class Bad:
     counts: Counter[str] = field(default_factory=Counter)
     told: list[str] = field(default_factory=list)
 
+    @property
+    def tells(self) -> bool:
+        """Whether the next sentence is told; else it is only counted, and need not be made."""
+        return not self.skips or len(self.told) < TOLD
+
     def add(self, kind: str, sentence: str, instead: str) -> None:
         """Raises DataError, unless such are skipped. `instead`: what skipping would do."""
         if not self.skips:
             raise DataError(f"{sentence} Mend the file, or pass --on-bad skip: {instead}.")
         self.counts[kind] += 1
-        if len(self.told) < TOLD:
+        if self.tells:
             self.told.append(sentence)
 
     def finite(
-        self, where: str, before: int, names: Sequence[str], rows: NDArray[Any]
+        self,
+        where: str,
+        before: int,
+        names: Sequence[str],
+        rows: NDArray[Any],
+        told: Callable[[int, int], str] | None = None,
     ) -> NDArray[np.bool_]:
         """Which rows (rows, columns) hold finite numbers alone. `before`: how many rows came before
-        these. Raises DataError for others, unless such are skipped.
+        these; `told`: what is wrong with the text at such a place, empty where there is none.
+        Raises DataError for others, unless such are skipped.
         """
         usable = _finite(rows)
         for place in np.flatnonzero(~usable).tolist():
             column = int(np.flatnonzero(~np.isfinite(rows[place]))[0])
             is_missing = bool(np.isnan(rows[place, column]))
             what = "no number (missing, or NaN)" if is_missing else "infinite as a 32-bit number"
+            said = told(place, column) if told is not None and is_missing else ""
             self.add(
                 "not_numbers",
-                f"{where} {before + place + 1:,}, column {names[column]}: it is {what}.",
+                f"{where} {before + place + 1:,}, column {names[column]}: "
+                + (said or f"it is {what}."),
                 "such rows are left out and counted",
             )
         return usable
@@ -61,10 +83,14 @@ class Bad:
 
 
 class Time(NamedTuple):
-    """When something was, in seconds since 1970, and as what its text was read."""
+    """When something was, in microseconds since 1970, and as what its text was read."""
 
-    seconds: int
+    microseconds: int
     read_as: str
+
+    @property
+    def seconds(self) -> int:
+        return round(self.microseconds / MICROSECONDS)
 
 
 @dataclass
@@ -89,10 +115,10 @@ class NotFinite:
 
 
 def _warning(name: str, count: int, first: int) -> str:
-    hold = f"1 sample of {name} holds" if count == 1 else f"{count:,} samples of {name} hold"
+    have = f"1 sample of {name} has" if count == 1 else f"{count:,} samples of {name} have"
     return (
-        f"{hold} NaN or infinity; the first is {name}[{first}]. They are written as they are, and "
-        "a run that reads them fails: leave them out, or put numbers there."
+        f"{have} NaN or infinite values; the first is {name}[{first}]. They are written as they "
+        "are, and a run that reads them fails: leave them out, or put numbers there."
     )
 
 
@@ -101,9 +127,9 @@ def _finite(rows: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(np.isfinite(rows.reshape(len(rows), -1)).all(axis=1))
 
 
-def time_of(text: str, least: float = -math.inf) -> Time:
-    """Of ISO 8601 (UTC where no zone is said), of digits alone (`compact_time`), or of seconds
-    since 1970, from `least` on, or milliseconds. Raises ValueError.
+def time_of(text: str, first_second: int = YEAR_1) -> Time:
+    """Of ISO 8601 (UTC where no zone is said), of digits alone (`compact_time`), or of a number
+    since 1970 (UNITS), of seconds from the first one on. Raises ValueError.
     """
     text = text.strip()
     if (compact := compact_time(text)) is not None:
@@ -112,11 +138,22 @@ def time_of(text: str, least: float = -math.inf) -> Time:
         number = float(text)
     except ValueError:
         return Time(_of_iso(text), "ISO 8601")
-    if number < least:
+    unit = unit_of(number, first_second)
+    if unit is None:
         raise ValueError(text)
-    if number >= MILLISECONDS_FROM:
-        return Time(round(number / 1000), "milliseconds since 1970")
-    return Time(round(number), "seconds since 1970")
+    whole = int(text) if text.isdecimal() else None
+    each = UNITS[unit]
+    exact = round(number * (MICROSECONDS / each))
+    return Time(exact if whole is None else whole * MICROSECONDS // each, f"{unit} since 1970")
+
+
+def unit_of(number: float, first_second: int = FIRST_SECOND) -> str | None:
+    """The one of UNITS in which a number is a time; None where it is none, or could be two."""
+    for unit, each in UNITS.items():
+        first = first_second if each == 1 else FIRST_SECOND
+        if first * each <= number < LAST_SECOND * each:
+            return unit
+    return None
 
 
 def compact_time(text: str) -> Time | None:
@@ -134,7 +171,8 @@ def compact_time(text: str) -> Time | None:
 
 def _of_iso(text: str) -> int:
     when = datetime.fromisoformat(text)
-    return round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
+    moment = when if when.tzinfo else when.replace(tzinfo=UTC)
+    return (moment - EPOCH) // timedelta(microseconds=1)
 
 
 def gap_of(text: str) -> int:

@@ -13,7 +13,6 @@ missing or not finite, times that repeat or go back, a low above its high. A gap
 """
 
 import argparse
-import csv
 import math
 import sys
 from collections.abc import Iterator
@@ -24,10 +23,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from app.spec.suffixes import ARROW, CSV, HDF5, NUMPY
 from app.suggest import closest, did_you_mean
 from worker.trainer.errors import DataError
 from worker.trainer.tools.answer import answer, require_new
-from worker.trainer.tools.bad_rows import TIME_NAMES, Bad, Time, gap_of, time_of
+from worker.trainer.tools.bad_rows import MICROSECONDS, Bad, Time, gap_of
+from worker.trainer.tools.row_times import clock_changed
+from worker.trainer.tools.rows.form import PLAIN, Form, add_form, form_of
+from worker.trainer.tools.rows.head import Head, csv_rows, head_of, require_lines, time_places
 from worker.trainer.tools.timeframes import (
     COMBINED,
     Bars,
@@ -39,6 +42,7 @@ from worker.trainer.tools.timeframes import (
     write,
 )
 
+NO_TEXT = (".parquet", *ARROW, *HDF5, *NUMPY, ".gz", ".zip", ".xlsx")
 PRICES = ("high", "low", "close")
 RANGE = "range"
 # A bar of which all trades had one price has a range of this part of it, and no logarithm of zero.
@@ -49,22 +53,21 @@ LEAST_RANGE = 1e-6
 class Header:
     """Which column of a file is the time, and which are numbers; names in small letters."""
 
-    time: int
+    time: tuple[int, ...]
     numbers: dict[str, int]
 
 
-def header_of(path: Path, names: list[str]) -> Header:
+def header_of(path: Path, head: Head, form: Form) -> Header:
     """Raises DataError where a file has no time or no numbers."""
-    low = [name.strip().lower() for name in names]
-    time = next((low.index(name) for name in TIME_NAMES if name in low), None)
-    if time is None:
-        raise DataError(
-            f"{path} has no column of times among {', '.join(names) or 'none'}. Name one `time`."
-        )
-    numbers = {name: place for place, name in enumerate(low) if place != time}
+    names = head.names
+    low = [name.lower() for name in names]
+    time = time_places(path, head, form)
+    # A column without a name is the row numbers that pandas writes, or a separator too many.
+    others = [(name, place) for place, name in enumerate(low) if name and place not in time]
+    numbers = dict(others)
     if not numbers:
-        raise DataError(f"{path} has no column beside {names[time]!r}.")
-    if len(numbers) != len(low) - 1:
+        raise DataError(f"{path} has no column beside {names[time[0]]!r}.")
+    if len(numbers) != len(others):
         raise DataError(f"{path} has two columns of one name: {', '.join(names)}. Rename one.")
     return Header(time, numbers)
 
@@ -94,25 +97,22 @@ class BarReading:
     max_gap: int
     wants_range: bool
     bad: Bad
+    form: Form = PLAIN
 
     def stretches(self, path: Path) -> BarFile:
         """What is in a file. Raises DataError."""
         found: list[tuple[list[int], list[list[float]]]] = [([], [])]
         read_as = None
-        try:
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                rows = csv.reader(file)
-                header = header_of(path, next(rows, []))
-                for at, time, values in self._usable(path, rows, header):
-                    read_as = read_as or time.read_as
-                    times = found[-1][0]
-                    if times and time.seconds - times[-1] > self.max_gap:
-                        self._add_gap(at, time.seconds - times[-1])
-                        found.append(([], []))
-                    found[-1][0].append(time.seconds)
-                    found[-1][1].append(values)
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise DataError(f"{path} is no CSV file that can be read: {error}.") from error
+        with csv_rows(path, self.form) as (head, rows):
+            header = header_of(path, head, self.form)
+            for at, time, values in self._usable(path, rows, header):
+                read_as = read_as or time.read_as
+                times = found[-1][0]
+                if times and time.seconds - times[-1] > self.max_gap:
+                    self._add_gap(at, time.seconds - times[-1])
+                    found.append(([], []))
+                found[-1][0].append(time.seconds)
+                found[-1][1].append(values)
         bars = [Bars(np.array(t, np.int64), np.array(v, np.float64)) for t, v in found if t]
         return BarFile(tuple(header.numbers), bars, read_as)
 
@@ -123,7 +123,9 @@ class BarReading:
             "no sample then reaches over a gap; --max-gap allows longer ones, such as 3d for the"
             " weekends of a market"
         )
-        self.bad.add("gaps", f"{at}, column time: {what} missing before it.", instead)
+        self.bad.add(
+            "gaps", f"{at}, column {self.form.time_column}: {what} missing before it.", instead
+        )
 
     def _usable(
         self, path: Path, rows: Any, header: Header
@@ -150,19 +152,20 @@ class BarReading:
         self, at: str, row: list[str], header: Header
     ) -> BarProblem | tuple[Time, list[float]]:
         """Its time and values, or what is wrong with it by itself."""
-        if len(row) <= max(header.time, *header.numbers.values()):
+        if len(row) <= max(*header.time, *header.numbers.values()):
             return BarProblem("short_rows", f"{at}: {len(row)} columns, fewer than the header has.")
+        text = " ".join(row[place] for place in header.time)
         try:
-            time = time_of(row[header.time])
-        except (ValueError, OverflowError):
-            what = f"{row[header.time]!r} is no time (ISO 8601, or epoch seconds)."
-            return BarProblem("times", f"{at}, column time: {what}")
-        values = {name: _number(row[place]) for name, place in header.numbers.items()}
-        for name, value in values.items():
-            if value is None:
-                what = f"{row[header.numbers[name]]!r} is no finite number."
+            time = self.form.moment(text)
+        except ValueError:
+            what = self.form.no_time(text) if self.bad.tells else ""
+            return BarProblem("times", f"{at}, column {self.form.time_column}: {what}")
+        numbers = {name: self.form.number(row[place]) for name, place in header.numbers.items()}
+        for name, value in numbers.items():
+            if not math.isfinite(value):
+                text = row[header.numbers[name]]
+                what = f"{text!r} is no finite number.{self.form.advice(text)}"
                 return BarProblem("not_numbers", f"{at}, column {name}: {what}")
-        numbers = {name: value for name, value in values.items() if value is not None}
         if numbers.get("low", -math.inf) > numbers.get("high", math.inf):
             what = f"{numbers['low']:g} is above the high, {numbers['high']:g}."
             return BarProblem("prices", f"{at}, column low: {what}")
@@ -174,21 +177,15 @@ class BarReading:
     def _out_of_order(self, at: str, time: int, last: int | None) -> BarProblem | None:
         if last is None or time >= last + self.period:
             return None
-        shown = datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        when = datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        shown = f"{at}, column {self.form.time_column}: {when}"
+        clock = clock_changed(time * MICROSECONDS)
         if time == last:
-            return BarProblem("duplicates", f"{at}, column time: {shown} is there already.")
+            return BarProblem("duplicates", f"{shown} is there already.{clock}")
         if time < last:
-            return BarProblem("unsorted", f"{at}, column time: {shown} is before the row above.")
+            return BarProblem("unsorted", f"{shown} is before the row above.{clock}")
         what = f"is {time - last} s after the row above, and a bar takes {self.period} s."
-        return BarProblem("too_close", f"{at}, column time: {shown} {what}")
-
-
-def _number(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
+        return BarProblem("too_close", f"{shown} {what}")
 
 
 def convert(
@@ -198,6 +195,7 @@ def convert(
     target: str,
     bad: Bad,
     max_gap: int | None = None,
+    form: Form = PLAIN,
     *,
     force: bool = True,
 ) -> dict[str, Any]:
@@ -205,13 +203,15 @@ def convert(
     was left out. Raises DataError.
     """
     period, files = cut.frames[0].seconds, csv_files(path)
-    _require_target(files[0], target)
-    reading = BarReading(period, max(max_gap or 0, period), target == RANGE, bad)
+    head, header = _opened(files[0], target, form)
+    require_lines(path, files, cut.frames[0].window + cut.horizon)
+    require_new(out, force=force)
+    reading = BarReading(period, max(max_gap or 0, period), target == RANGE, bad, form)
     read = _read_alike(reading, files)
     columns = read[0].columns
     stretches = [bars for one in read for bars in one.stretches]
     if not stretches:
-        raise DataError(f"{path} has no row that can be used.")
+        raise DataError(f"{path} has no row that can be used{bad.left_out()}.")
     columns, stretches = _without_constants(path, columns, stretches, bad)
     targets = [_target(path, target, columns, bars.values) for bars in stretches]
     how = [COMBINED.get(name, "last") for name in columns]
@@ -232,6 +232,7 @@ def convert(
         "timeframes": {frame.label: sum(map(len, made.series[frame.name])) for frame in cut.frames},
         "features": list(columns),
         "target": target,
+        **head.told(header.time),
         "times_read_as": next((one.read_as for one in read if one.read_as), None),
         "bad": dict(bad.counts),
         "told": bad.told,
@@ -251,23 +252,31 @@ def _read_alike(reading: BarReading, files: list[Path]) -> list[BarFile]:
     return read
 
 
-def _require_target(file: Path, target: str) -> None:
-    """DataError for a name that the file has not, before all of it is read."""
-    with file.open(newline="", encoding="utf-8-sig", errors="replace") as lines:
-        names = tuple(header_of(file, next(csv.reader(lines), [])).numbers)
+def _opened(file: Path, target: str, form: Form) -> tuple[Head, Header]:
+    """How a file begins. DataError where it has no such target, before all of it is read."""
+    head = head_of(file, form)
+    header = header_of(file, head, form)
+    names = tuple(header.numbers)
     if target != RANGE and target not in names:
         raise DataError(
             f"{file} has no column {target!r} to forecast; it has {', '.join(names)}, and `range`"
             f" where there are high, low and close.{did_you_mean(closest(target, names))}"
         )
+    return head, header
 
 
 def csv_files(path: Path) -> list[Path]:
+    """Raises DataError where none is CSV."""
     if not path.is_dir():
+        if path.suffix.lower() in NO_TEXT:
+            raise DataError(
+                f"{path} is no CSV file, of which bars and panels are made (--timeframes,"
+                " --entity). Write it as CSV, or unpack it first."
+            )
         return [path]
-    files = sorted(file for file in path.iterdir() if file.suffix.lower() == ".csv")
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() in CSV)
     if not files:
-        raise DataError(f"{path} has no CSV file (.csv).")
+        raise DataError(f"{path} has no CSV file ({', '.join(CSV)}).")
     return files
 
 
@@ -321,15 +330,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--new", dest="force", action="store_false", help="refuse an OUT that is there"
     )
+    add_form(parser)
     options = parser.parse_args(arguments)
 
     def work() -> dict[str, Any]:
         cut = Cut(timeframes_of(options.timeframes), options.horizon, options.every)
         gap = gap_of(options.max_gap) if options.max_gap is not None else None
         bad = Bad(skips=options.on_bad == "skip")
-        return convert(
-            options.path, options.out, cut, options.target.lower(), bad, gap, force=options.force
-        )
+        target, form = options.target.lower(), form_of(options)
+        return convert(options.path, options.out, cut, target, bad, gap, form, force=options.force)
 
     return answer(work, f"{options.path} could not be written as {options.out}")
 

@@ -7,7 +7,6 @@ with limits on memory and time, and read a missing document as an unreadable fil
 
 import argparse
 import json
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ import h5py
 import numpy as np
 
 from app.mounts import on_network
+from app.spec.suffixes import CONVERTED, TABLES
 from worker.trainer.data.fingerprint import fingerprint
 from worker.trainer.data.formats.arrow_index import MissingValues, is_arrow, listed
 from worker.trainer.data.formats.arrow_source import ArrowArray, ArrowArrays, open_arrow
@@ -35,7 +35,13 @@ from worker.trainer.data.formats.ragged_files import (
     RaggedArray,
     is_ragged,
 )
-from worker.trainer.data.formats.window_files import SERIES, WindowArray, is_windows, read_windows
+from worker.trainer.data.formats.window_files import (
+    SERIES,
+    TIME_COLUMN,
+    WindowArray,
+    is_windows,
+    read_windows,
+)
 from worker.trainer.errors import DataError
 from worker.trainer.tools.content import (
     Overlap,
@@ -47,17 +53,13 @@ from worker.trainer.tools.content import (
     row_bytes,
     sampled_rows,
 )
-from worker.trainer.tools.tables import open_table
+from worker.trainer.tools.tables import how_to_convert
 
 # Bounds of what is looked at, so that inspecting a huge file takes seconds.
 PROBE_BYTES = 256 * 2**20
 PROBE_SECONDS = 2.0
 PROBE_PIECE_BYTES = 8 * 2**20
 MAX_CHUNK_BYTES = 2**30
-
-# Kinds of files that become datasets by `stoker data convert`.
-TABLES, NUMPY_ARRAYS = (".csv", ".parquet"), (".npz", ".npy")
-
 Finding = dict[str, str]
 InRows: TypeAlias = h5py.Dataset | WindowArray | ArrowArray
 Apart: TypeAlias = RaggedArray | PackedArray
@@ -79,7 +81,7 @@ def inspect(path: Path) -> dict[str, Any]:
             return report
         if path.is_dir() and not listed(path):
             if any(one.suffix.lower() in TABLES for one in path.iterdir()):
-                _add(report, "not_converted", _to_convert(path))
+                _add(report, "not_converted", how_to_convert(path))
             else:
                 _add(report, "not_a_file", f"The folder {path} has no Arrow files; put them there.")
             return report
@@ -87,8 +89,8 @@ def inspect(path: Path) -> dict[str, Any]:
         if not report["size_bytes"]:
             _add(report, "empty_file", f"{path.name} is empty (0 bytes); write it again.")
             return report
-        if path.suffix.lower() in (*TABLES, *NUMPY_ARRAYS) and path.is_file():
-            _add(report, "not_converted", _to_convert(path))
+        if path.suffix.lower() in CONVERTED and path.is_file():
+            _add(report, "not_converted", how_to_convert(path))
             return report
         if is_arrow(path):
             with open_arrow(path) as found:
@@ -96,6 +98,7 @@ def inspect(path: Path) -> dict[str, Any]:
         else:
             with open_file(path) as file:
                 _inspect_arrays(report, _usable_arrays(report, file))
+                _warn_of_times(report, file)
         if not report["problems"]:
             report["fingerprint"] = fingerprint(path)
     except DataError as error:
@@ -162,6 +165,15 @@ def _usable_arrays(report: dict[str, Any], file: h5py.File) -> Fields:
     for group in sorted(apart):
         _add_apart(report, usable, file[group], group)
     return dict(sorted(usable.items()))
+
+
+def _warn_of_times(report: dict[str, Any], file: h5py.File) -> None:
+    if file.attrs.get(TIME_COLUMN) == "":
+        told = (
+            "The rows had no column of times when they were converted, so gaps between them cannot"
+            " be seen: a sample may reach over one."
+        )
+        _add(report, "no_times", told, "warnings")
 
 
 def _add_apart(report: dict[str, Any], usable: Fields, group: h5py.Group, name: str) -> None:
@@ -273,6 +285,7 @@ def _lengths(ragged: Ragged) -> dict[str, Any]:
     return {
         "min": int(lengths.min()),
         "mean": float(lengths.mean()),
+        "std": float(lengths.std()),
         "max": int(lengths.max()),
     }
 
@@ -363,18 +376,6 @@ def _read_probe(arrays: Fields) -> dict[str, Any] | None:
     seconds = time.perf_counter() - began
     read = done * row_bytes(array)
     return {"bytes": read, "seconds": seconds, "bytes_per_second": read / max(seconds, 1e-9)}
-
-
-def _to_convert(path: Path) -> str:
-    """The command that makes a dataset of what no run reads as it is."""
-    command, then = f"stoker data convert {shlex.quote(str(path))}", "Its last line registers it."
-    if path.suffix.lower() in NUMPY_ARRAYS:
-        return f"`{command}` writes the arrays of {path.name} as runs read them. {then}"
-    target = shlex.quote(open_table(path).columns[-1])
-    return (
-        f"`{command} --window 48 --horizon 12 --target {target}` makes samples of {path.name}, 48"
-        f" rows to look back on and 12 to forecast; choose the numbers and the column. {then}"
-    )
 
 
 def _add(report: dict[str, Any], code: str, message: str, kind: str = "problems") -> None:

@@ -12,12 +12,15 @@ import numpy as np
 import torch
 
 from app.lifecycle import Reason
+from app.planning.packing import RowSpread, rounded_rows
 from app.spec.stored import read_stored
 from worker.trainer.build import build_step
+from worker.trainer.data.batch import Batch
 from worker.trainer.data.source import Field, at_full_length
 from worker.trainer.device import choose_precision, configure_torch, open_device
 from worker.trainer.failure import explain
 from worker.trainer.recipes import task_of
+from worker.trainer.recipes.contract import require_sums
 from worker.trainer.report.memory import MemoryMeter, host_free_bytes
 from worker.trainer.step import Precision, TrainingStep
 
@@ -39,7 +42,8 @@ def measure_step(order: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return probe.run()
     except Exception as error:  # noqa: BLE001 - every failure is told as a sentence
-        reason, message = explain(error, f"{probe.phase} with a batch of {probe.batch_size}")
+        phase = f"{probe.phase} with a batch of {probe.batch_size}"
+        reason, message = explain(error, phase, logged=False)
         if reason not in MEMORY_RAN_OUT:
             return {"error": message, "out_of_memory": None}
         ran_out = [probe.phase, probe.batch_size]
@@ -101,17 +105,25 @@ class _Probe:
         step.compile(spec.runtime.compile.mode)
         return step
 
+    def _largest(self, step: TrainingStep, size: int) -> Batch:
+        """Of so many samples the largest that a step is captured for: half of the batches of packed
+        samples are larger than the mean.
+        """
+        spreads = {name: RowSpread(**one) for name, one in self._order.get("spreads", {}).items()}
+        rows = {name: rounded_rows(one.likely(size)) for name, one in spreads.items()}
+        return step.made_up(size, rows)
+
     def _train(self, step: TrainingStep, size: int, *, batches: int = 1) -> int:
         """The peak so far, after two steps: only the second has the optimizer's state beside it."""
         self.phase, self.batch_size = "training", size
         for _ in range(2):
             for _ in range(batches):
-                step.accumulate(step.made_up(size), 1 / batches)
+                step.accumulate(self._largest(step, size), 1 / batches)
             step.apply(self._learning_rate)
         return self._meter.peak_bytes()
 
     def _rate(self, step: TrainingStep, size: int) -> float:
-        """Samples a second of steps that wait for nothing."""
+        """Samples a second of steps that wait for nothing, of batches as they are on average."""
         batch, made = step.made_up(size), 0
         began = time.perf_counter()
         while made < TIMED_STEPS and (not made or time.perf_counter() - began < TIMED_SECONDS):
@@ -126,7 +138,9 @@ class _Probe:
         self.phase, self.batch_size = "evaluating", size
         self._meter.forget_peak()
         with step.evaluating():
-            for total in step.measure(step.made_up(size)).values():
+            measured = step.measure(self._largest(step, size))
+            require_sums(step.task, measured)
+            for total in measured.values():
                 total.item()  # waits for the device
         return self._meter.peak_bytes()
 

@@ -1,8 +1,8 @@
 """`python -m worker.trainer.tools.probe`: measures one real step of a spec, and says what it took.
 
-Reads {spec, fields: {name: {shape, dtype}}, device, threads, batch_size, evaluation_batch_size}
-from its input, and prints one JSON document: see `worker.trainer.tools.one_step`, or
-{error: sentence}.
+Reads {spec, fields: {name: {shape, dtype}}, spreads: {name: {mean, std, most}}, device, threads,
+batch_size, evaluation_batch_size} from its input; spreads are of the rows of packed arrays. It
+prints one JSON document: see `worker.trainer.tools.one_step`, or {error: sentence}.
 """
 
 import json

@@ -4,9 +4,9 @@ Rows whose time repeats, goes back or cannot be read end the conversion, or are 
 counted (`Bad`). A gap ends it too, or begins a new stretch, out of which no sample reaches.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,91 +15,130 @@ from numpy.typing import NDArray
 
 from worker.trainer.data.source import Rows
 from worker.trainer.tools.bad_rows import (
-    MILLISECONDS_FROM,
-    TIME_NAMES,
+    EPOCH,
+    FIRST_SECOND,
+    LAST_SECOND,
+    MICROSECONDS,
+    UNITS,
+    YEAR_1,
+    YEAR_10000,
     Bad,
     Time,
     compact_time,
-    time_of,
+    unit_of,
 )
+from worker.trainer.tools.rows.form import PLAIN, Form
 
-# Beside a column of days, those say at what time of the day a row is: it is no time by itself.
-TIMES_OF_DAY = {"time", "hour", "hours", "hr", "minute", "minutes"}
-# From here on (1973) a number in a column that is called a time is one, in seconds since 1970.
-LEAST_EPOCH = 1e8
 NO_TIME = np.iinfo(np.int64).min
-MICROSECONDS = 1_000_000
 # Clocks are not exact: what comes so much later than its turn is late, and no gap.
 LATE = 1.5
-LATEST = 253_402_300_800  # the year 10000, which no datetime reaches
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # of Arrow's timestamps
+DAY_SECONDS = 86_400
+HOUR = 3_600 * MICROSECONDS
 
 
-def time_column(schema: Any, types: Any) -> str | None:
-    """The column that says when each row was; None where there is none. Both are Arrow's."""
-    low = {field.name.strip().lower(): field for field in schema}
-    for name in TIME_NAMES:
-        field = low.get(name) if name else None
-        if field is None:
-            continue
-        kind = field.type
-        if types.is_timestamp(kind) or types.is_string(kind) or _is_number(types, kind):
-            return str(field.name)
-        if types.is_date(kind) and TIMES_OF_DAY.isdisjoint(low):
-            return str(field.name)
-    return None
+def is_text(column: Any, library: Any) -> bool:
+    """Of an Arrow column."""
+    kind, types = column.type, library.types
+    return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
-def _is_number(types: Any, kind: Any) -> bool:
+def is_number(column: Any, library: Any) -> bool:
+    """Of an Arrow column."""
+    kind, types = column.type, library.types
     return bool(types.is_integer(kind) or types.is_floating(kind))
 
 
 class ColumnTimes(NamedTuple):
     """The times of some rows, in microseconds since 1970, NO_TIME where there is none, and as what
-    the first was read.
+    the first was read; None: there is none at all.
     """
 
     microseconds: Rows
-    read_as: str
+    read_as: str | None
+    texts: Any = None
+    """The Arrow column of text that they were read from."""
 
 
-def times_of(column: Any, library: Any) -> ColumnTimes | None:
-    """Of an Arrow column; None where none of its texts is a time, or its first number is none."""
+def times_of(column: Any, library: Any, form: Form = PLAIN) -> ColumnTimes | None:
+    """Of an Arrow column; None where it holds words, or numbers too small for times: its first one
+    is before 1973.
+    """
     types = library.types
+    if form.time_format is not None:
+        column = column.cast(library.string())
     if types.is_timestamp(column.type) or types.is_date(column.type):
-        exact = column.cast(library.timestamp("us"), safe=False).cast(library.int64())
-        found = np.asarray(exact.fill_null(NO_TIME).to_numpy(zero_copy_only=False), np.int64)
-        return ColumnTimes(found, "timestamps")
-    if types.is_string(column.type):
-        return _of_texts(column.to_pylist())
+        return ColumnTimes(_of_timestamps(column, library), "timestamps")
+    if is_text(column, library):
+        times = _of_iso_texts(column, library) if form.time_format is None else None
+        times = times or _of_texts(column.to_pylist(), form)
+        return None if times is None else times._replace(texts=column)
+    if not is_number(column, library):
+        return None
     numbers = column.cast(library.float64(), safe=False).to_numpy(zero_copy_only=False)
-    known = np.isfinite(numbers)
-    if not known.any() or (first := numbers[known][0]) < LEAST_EPOCH:
+    known = numbers[np.isfinite(numbers)]
+    if not len(known) or known[0] < FIRST_SECOND:
         return None
-    if compact_time(f"{first:.0f}") is not None:
-        return _of_texts([f"{number:.0f}" for number in numbers])
-    known &= numbers >= LEAST_EPOCH
-    in_milliseconds = numbers >= MILLISECONDS_FROM
-    seconds = np.where(in_milliseconds, numbers / 1000, np.where(known, numbers, 0.0))
-    exact = np.where(known, np.round(seconds * MICROSECONDS), NO_TIME).astype(np.int64)
-    return ColumnTimes(exact, time_of(f"{first:.0f}").read_as)
+    if compact_time(f"{known[0]:.0f}") is not None:
+        return _of_texts([f"{number:.0f}" for number in numbers], PLAIN)
+    return _of_numbers(numbers)
 
 
-def _of_texts(texts: Iterable[str | None]) -> ColumnTimes | None:
-    found = [_of_text(text) for text in texts]
-    if not any(found):
+def _of_timestamps(column: Any, library: Any) -> Rows:
+    """Years that no datetime has are no times: they would wrap around."""
+    is_32_bits = library.types.is_date32(column.type)
+    ticks = column.cast(library.int32() if is_32_bits else library.int64())
+    per_second = PER_SECOND[getattr(column.type, "unit", "ms")]
+    rough = ticks.cast(library.float64(), safe=False).to_numpy(zero_copy_only=False)
+    rough = rough * DAY_SECONDS if is_32_bits else rough / per_second
+    exact = column.cast(library.timestamp("us"), safe=False).cast(library.int64())
+    found = exact.fill_null(NO_TIME).to_numpy(zero_copy_only=False)
+    return np.where((rough >= YEAR_1) & (rough < YEAR_10000), found, NO_TIME)
+
+
+def _of_numbers(numbers: NDArray[np.float64]) -> ColumnTimes:
+    """Each in the unit in which it is a time (`bad_rows.unit_of`)."""
+    exact = np.full(len(numbers), NO_TIME, np.int64)
+    for each in UNITS.values():
+        inside = (numbers >= FIRST_SECOND * each) & (numbers < LAST_SECOND * each)
+        exact[inside] = np.round(numbers[inside] * (MICROSECONDS / each)).astype(np.int64)
+    times = numbers[exact != NO_TIME]
+    return ColumnTimes(exact, f"{unit_of(times[0])} since 1970" if len(times) else None)
+
+
+def _of_iso_texts(column: Any, library: Any) -> ColumnTimes | None:
+    """Where all of them are ISO 8601, and all with a zone or none; Arrow reads these fast."""
+    for zone in (None, "UTC"):
+        try:
+            read = column.cast(library.timestamp("us", zone))
+        except library.ArrowInvalid:
+            continue
+        if read.null_count == len(read):
+            return None
+        return ColumnTimes(_of_timestamps(read, library), "ISO 8601")
+    return None
+
+
+def _of_texts(texts: Sequence[str | None], form: Form) -> ColumnTimes | None:
+    found = [_of_text(text, form) for text in texts]
+    if not any(found) and not _begins_with_digits(texts):
         return None
-    exact = [NO_TIME if time is None else time.seconds * MICROSECONDS for time in found]
-    read_as = next(time.read_as for time in found if time is not None)
+    exact = [NO_TIME if time is None else time.microseconds for time in found]
+    read_as = next((time.read_as for time in found if time is not None), None)
     return ColumnTimes(np.array(exact, np.int64), read_as)
 
 
-def _of_text(text: str | None) -> Time | None:
+def _begins_with_digits(texts: Sequence[str | None]) -> bool:
+    """Whether the first is a number that is large enough for a time, though it may be none."""
+    first = next((text.strip() for text in texts if text), "")
+    return first.isdecimal() and int(first) >= FIRST_SECOND
+
+
+def _of_text(text: str | None, form: Form) -> Time | None:
     try:
-        time = None if text is None else time_of(text, LEAST_EPOCH)
-    except (ValueError, OverflowError):
+        return None if text is None else form.moment(text, FIRST_SECOND)
+    except ValueError:
         return None
-    return time if time is not None and time.seconds < LATEST else None
 
 
 @dataclass
@@ -111,6 +150,7 @@ class RowTimes:
     path: Path
     column: str
     bad: Bad
+    form: Form = PLAIN
     max_gap: int | None = None
     period: int | None = None
     """Microseconds from one row to the next, as most rows of the first piece have it."""
@@ -119,7 +159,14 @@ class RowTimes:
     row: int = 0
     """How many rows have been taken."""
     _last: int | None = None
-    _last_row: int = 0
+    _left_out: int = 0
+    """How many rows have been left out whose time is not known, or not looked at; and how many of
+    them came before the last kept one; None: there was no kept one.
+    """
+    _left_out_before: int | None = None
+    _texts: Any = None
+    """Of the rows that are taken now, and how many came before those."""
+    _before: int = 0
 
     def take(
         self, times: ColumnTimes | None, usable: NDArray[np.bool_]
@@ -128,30 +175,35 @@ class RowTimes:
         kept ones, by number, begin a stretch. `times` None: none of them has one, and all are kept
         where no row before had one either. Raises DataError where bad ones are not left out.
         """
+        self._texts, self._before = (None if times is None else times.texts), self.row
         rows = self.row + 1 + np.flatnonzero(usable)
         self.row += len(usable)
         if times is None and self.period is None and self._last is None:
-            return usable, self._after_missing(rows)
+            return usable, self._after_left_out(usable, ~usable)
         if times is not None and self.read_as is None:
             self.read_as = times.read_as
         moments = np.full(len(rows), NO_TIME) if times is None else times.microseconds[usable]
-        in_order, gaps = self._in_order(moments, rows)
-        kept = usable.copy()
-        kept[usable] = in_order
-        return kept, gaps
+        in_order, begins = self._in_order(moments, rows)
+        kept, left_out = usable.copy(), ~usable
+        kept[usable], left_out[usable] = in_order, moments == NO_TIME
+        return kept, sorted({*begins, *self._after_left_out(kept, left_out)})
 
-    def _after_missing(self, rows: Rows) -> list[int]:
-        """Which of these come after a row that is left out, where no time says so."""
-        if not len(rows):
+    def _after_left_out(self, kept: NDArray[np.bool_], left_out: NDArray[np.bool_]) -> list[int]:
+        """Which of the kept rows, by number, come after one that is left out: no gap in time may
+        say so, as with --max-gap.
+        """
+        before = self._left_out + np.cumsum(left_out)[kept]
+        self._left_out += int(left_out.sum())
+        if not len(before):
             return []
-        before = np.concatenate(([self._last_row or rows[0] - 1], rows[:-1]))
-        self._last_row = int(rows[-1])
-        begins: list[int] = np.flatnonzero(rows - before > 1).tolist()
+        first = before[0] if self._left_out_before is None else self._left_out_before
+        self._left_out_before = int(before[-1])
+        begins: list[int] = np.flatnonzero(np.diff(before, prepend=first)).tolist()
         return begins
 
     def _in_order(self, times: Rows, rows: Rows) -> tuple[NDArray[np.bool_], list[int]]:
         """Which of the rows of these times and numbers are in order, and before which of those time
-        is missing.
+        is missing, or a row that came too late would have been.
         """
         first = self._last if self._last is not None else NO_TIME
         latest = np.maximum.accumulate(np.concatenate(([first], times)))[:-1]
@@ -168,8 +220,10 @@ class RowTimes:
             self._add(int(rows[place]), int(times[place]), int(latest[place]))
         for gap in gaps:
             self._add_gap(int(rows[places[gap]]), int(kept[gap]), int(steps[gap]))
+        late = times[~usable & (times > (begins[0] if len(begins) else first))]
+        late = late[~np.isin(late, kept)]
         self._last = int(kept[-1]) if len(kept) else self._last
-        return usable, gaps
+        return usable, [*gaps, *np.searchsorted(kept, late).tolist()]
 
     def _longest(self) -> float:
         period = self.period or 0
@@ -178,18 +232,24 @@ class RowTimes:
     def _add(self, row: int, time: int, latest: int) -> None:
         at, instead = self._at(row), "such rows are left out and counted"
         if time == NO_TIME:
-            what = "it is no time (ISO 8601, or seconds since 1970)."
-            self.bad.add("times", f"{at}: {what}", instead)
+            self.bad.add("times", f"{at}: {self._text(row)} {self.form.is_no_time}.", instead)
         elif time == latest:
-            self.bad.add("duplicates", f"{at}: {_shown(time)} is there already.", instead)
+            what = f"{_shown(time)} is there already.{clock_changed(time)}"
+            self.bad.add("duplicates", f"{at}: {what}", instead)
         else:
             what = f"{_shown(time)} is before {_shown(latest)}, which came earlier."
-            self.bad.add("unsorted", f"{at}: {what}", instead)
+            self.bad.add("unsorted", f"{at}: {what}{clock_changed(time)}", instead)
+
+    def _text(self, row: int) -> str:
+        text = None if self._texts is None else self._texts[row - 1 - self._before].as_py()
+        return "it" if text is None else repr(text)
 
     def _add_gap(self, row: int, time: int, step: int) -> None:
         missing = round(step / self.period) - 1 if self.period else 0
         rows = "1 row is" if missing == 1 else f"{missing:,} rows are"
         what = f"{rows} missing between {_shown(time - step)} and {_shown(time)}."
+        if step - (self.period or 0) == HOUR:
+            what += clock_changed(time)
         instead = (
             "no sample then reaches over a gap; --max-gap allows longer ones, such as 3d for"
             " weekends"
@@ -198,6 +258,19 @@ class RowTimes:
 
     def _at(self, row: int) -> str:
         return f"{self.path}, row {row:,}, column {self.column}"
+
+
+def clock_changed(time: int) -> str:
+    """A sentence where the time, in microseconds, is one at which clocks are changed: a Sunday
+    before four.
+    """
+    when = EPOCH + timedelta(microseconds=time)
+    if when.weekday() != 6 or (when.hour, when.minute) > (3, 0):
+        return ""
+    return (
+        " If this is a clock that was changed to or from summer time: write the times in UTC, or"
+        " with their offset."
+    )
 
 
 def _shown(time: int) -> str:

@@ -19,12 +19,13 @@ import h5py
 import numpy as np
 
 from worker.trainer.checkpoints.whole_file import whole_file
-from worker.trainer.data.formats.window_files import SERIES, write_windows
+from worker.trainer.data.formats.window_files import SERIES, TIME_COLUMN, write_windows
 from worker.trainer.data.source import Field, Rows
 from worker.trainer.errors import DataError
 from worker.trainer.tools.answer import answer, require_new
 from worker.trainer.tools.bad_rows import Bad, gap_of
 from worker.trainer.tools.row_times import RowTimes
+from worker.trainer.tools.rows.form import add_form, form_of
 from worker.trainer.tools.tables import Table, column_of, open_table
 
 PIECE_STEPS = 2**18
@@ -37,6 +38,10 @@ class SampleCut:
     window: int
     horizon: int
     every: int = 1
+
+    def __str__(self) -> str:
+        rows = self.window + self.horizon
+        return f"{rows:,}: {self.window:,} and the {self.horizon:,} that follow"
 
     def starts(self, lengths: list[int]) -> Rows:
         """Where the samples of stretches of so many steps begin, which lie one behind another."""
@@ -60,7 +65,8 @@ def cut(
     `force`: whether `out` may be replaced. DataError when there is not one sample, or a row cannot
     be used.
     """
-    column, names = column_of(table, target), table.columns
+    column, names = _required(table, target, how), table.columns
+    require_new(out, force=force)
     with (
         whole_file(out) as partial,
         tempfile.TemporaryFile(dir=out.parent) as steps,
@@ -71,14 +77,15 @@ def cut(
         if not len(starts):
             raise DataError(
                 f"The longest stretch of {table.path} has {max(lengths):,} rows{bad.left_out()},"
-                f" and one sample takes {how.window + how.horizon:,}: {how.window:,} and the"
-                f" {how.horizon:,} that follow. Ask for less."
+                f" and one sample takes {how}. Ask for less."
             )
         require_new(out, force=force)
         step = Field((len(names),), np.dtype(np.float32))
         write_windows(file, "features", steps, step, starts, how.window)
         _write_target(file, column, starts + how.window, how.horizon)
-        file.attrs.update({"feature_names": list(names), "target_name": target})
+        clocks = " ".join(table.time) if clock.period else ""
+        told = {"feature_names": list(names), "target_name": target, TIME_COLUMN: clocks}
+        file.attrs.update(told)
     return {
         "path": str(out),
         "bytes": out.stat().st_size,
@@ -86,12 +93,42 @@ def cut(
         "steps": sum(lengths),
         "stretches": len(lengths),
         "features": list(names),
-        "left_out": [name for name in table.left_out if name != table.time or not clock.period],
-        "time": table.time,
+        "left_out": [n for n in table.left_out if n not in table.time or not clock.period],
+        "time": clocks or None,
+        "separated_by": table.separated_by,
         "times_read_as": clock.read_as,
         "bad": dict(bad.counts),
-        "told": bad.told,
+        "told": [*bad.told, *(_coarse(table) if clock.period else [])],
     }
+
+
+def _coarse(table: Table) -> list[str]:
+    """Of a time in numbers, which is a feature as any other: it always was."""
+    if len(table.time) != 1 or table.time[0] not in table.columns or table.form.time_format:
+        return []
+    return [
+        f"The column {table.time[0]} is the time and a feature too, and 32 bits hold such numbers"
+        " coarsely: seconds since 1970 in steps of 128. Write it as text, such as"
+        " 2024-01-31T12:00:00, to leave it out."
+    ]
+
+
+def _required(table: Table, target: str, how: SampleCut) -> int:
+    """The place of the target. DataError with all that is wrong before anything is copied."""
+    wrong, column = [], 0
+    try:
+        column = column_of(table, target)
+    except DataError as error:
+        wrong.append(error.message)
+    if not table.has_rows(how.window + how.horizon):
+        rows = [sum(len(piece.numbers) for piece in table.pieces(file)) for file in table.files]
+        wrong.append(
+            f"The longest stretch of {table.path} has {max(rows):,} rows, and one sample takes"
+            f" {how}. Ask for less."
+        )
+    if wrong:
+        raise DataError(" ".join(wrong))
+    return column
 
 
 def _copied(
@@ -100,14 +137,14 @@ def _copied(
     """Write the rows of all files; how many there were in each stretch, and the last file's times.
     DataError where --max-gap has nothing to look at.
     """
-    lengths, clock = [], RowTimes(table.path, table.time or "", bad, max_gap)
+    lengths, clock = [], RowTimes(table.path, " and ".join(table.time), bad, table.form, max_gap)
     for path in table.files:
-        clock = RowTimes(path, clock.column, bad, max_gap, clock.period, clock.read_as)
+        clock = RowTimes(path, clock.column, bad, table.form, max_gap, clock.period, clock.read_as)
         lengths += _copy(table, path, steps, clock)
-    if table.time is not None and clock.period is None and max_gap is not None:
+    if table.time and clock.period is None and max_gap is not None:
         raise DataError(
-            f"The column {table.time!r} of {table.path} holds no times (ISO 8601, or seconds since"
-            " 1970), so --max-gap has nothing to look at. Leave it out."
+            f"The column {clock.column!r} of {table.path} holds no times (ISO 8601, or a number"
+            " since 1970), so --max-gap has nothing to look at. Leave it out."
         )
     return lengths, clock
 
@@ -115,10 +152,11 @@ def _copied(
 def _copy(table: Table, path: Path, steps: IO[bytes], clock: RowTimes) -> list[int]:
     """Append the rows of a file; how many there were in each stretch without a gap."""
     count, begins = 0, [0]
-    for piece, times in table.pieces(path):
-        usable = clock.bad.finite(f"{path}, row", clock.row, table.columns, piece)
-        kept, new = clock.take(times, usable)
-        rows = piece[kept]
+    for piece in table.pieces(path):
+        where = f"{path}, row"
+        usable = clock.bad.finite(where, clock.row, table.columns, piece.numbers, piece.told)
+        kept, new = clock.take(piece.times, usable)
+        rows = piece.numbers[kept]
         begins += [count + place for place in new]
         steps.write(rows.tobytes())
         count += len(rows)
@@ -148,16 +186,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--new", dest="force", action="store_false", help="refuse an OUT that is there"
     )
+    add_form(parser)
     options = parser.parse_args(arguments)
 
     def work() -> dict[str, Any]:
         how = SampleCut(options.window, options.horizon, options.every)
         gap = gap_of(options.max_gap) if options.max_gap is not None else None
-        table, bad = open_table(options.path, options.array), Bad(skips=options.on_bad == "skip")
-        if table.time is None and gap is not None:
+        bad = Bad(skips=options.on_bad == "skip")
+        table = open_table(options.path, options.array, form_of(options))
+        if not table.time and gap is not None:
             raise DataError(
-                f"{options.path} has no column of times, so --max-gap has nothing to look at. Call"
-                " the column `time`, or leave it out."
+                f"{options.path} has no column of times, so --max-gap has nothing to look at. Name"
+                " one by --time, or leave it out."
             )
         return cut(table, options.out, how, options.target, bad, gap, force=options.force)
 

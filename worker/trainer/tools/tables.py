@@ -1,26 +1,45 @@
 """Tables of numbers, a row for each step of time: CSV, Parquet, Feather, folders of them, HDF5."""
 
-import csv
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial as bound
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from app.spec.suffixes import ARROW, CSV, HDF5, NUMPY, TEXT
 from app.suggest import closest, did_you_mean
 from worker.trainer.data.formats.arrow_index import arrow, explained
 from worker.trainer.data.formats.hdf5_file import find_array, open_file, unusable_because
 from worker.trainer.errors import DataError
-from worker.trainer.tools.row_times import ColumnTimes, time_column, times_of
-
-FORMATS = {".csv": "csv", ".parquet": "parquet"} | dict.fromkeys(
-    (".feather", ".arrow", ".ipc"), "feather"
+from worker.trainer.tools.row_times import ColumnTimes
+from worker.trainer.tools.rows.form import PLAIN, Form
+from worker.trainer.tools.rows.head import head_of
+from worker.trainer.tools.rows.text_columns import (
+    is_numeric,
+    numbers_of,
+    require_readable,
+    text_batches,
 )
-HDF5 = (".h5", ".hdf5", ".hdf")
+from worker.trainer.tools.rows.time_columns import find_time, read_times
+
+FORMATS = {".parquet": "parquet"} | dict.fromkeys(CSV, "csv") | dict.fromkeys(ARROW, "feather")
 PIECE_ROWS = 2**16
+
+
+class TablePiece(NamedTuple):
+    """Some rows of a file."""
+
+    numbers: NDArray[np.float32]
+    """(rows, columns), NaN where there is none."""
+    times: ColumnTimes | None
+    """None: not known."""
+    told: Callable[[int, int], str] | None
+    """Of a row and a column what is wrong with the text there; empty where there is none."""
 
 
 @dataclass(frozen=True)
@@ -35,76 +54,185 @@ class Table:
     array: str | None
     """Of an HDF5 file."""
     files: tuple[Path, ...]
-    time: str | None = None
-    """The column that says when each row was."""
+    time: tuple[str, ...] = ()
+    """The columns that together say when each row was."""
+    form: Form = PLAIN
+    separated_by: str | None = None
+    """Of a CSV file in words, unless it is commas."""
 
-    def pieces(self, file: Path) -> Iterator[tuple[NDArray[np.float32], ColumnTimes | None]]:
-        """The rows of a file, (rows, columns) at a time, and their times; None: not known.
-        DataError when they cannot be read.
-        """
-        pieces = self._of_array(file) if self.array is not None else self._of_table(file)
-        for piece, times in pieces:
-            yield np.ascontiguousarray(piece, np.float32), times
+    def pieces(self, file: Path) -> Iterator[TablePiece]:
+        """The rows of a file. DataError when they cannot be read."""
+        yield from self._of_array(file) if self.array is not None else self._of_table(file)
 
-    def _of_array(self, path: Path) -> Iterator[tuple[NDArray[Any], None]]:
+    def has_rows(self, count: int) -> bool:
+        """Whether a file has so many. Reads no more than that."""
+        for file in self.files:
+            rows = 0
+            for piece in self.pieces(file):
+                rows += len(piece.numbers)
+                if rows >= count:
+                    return True
+        return False
+
+    def _of_array(self, path: Path) -> Iterator[TablePiece]:
         with open_file(path) as file:
             array = _array(file, path, self.array)
             for start in range(0, len(array), PIECE_ROWS):
                 rows = array[start : start + PIECE_ROWS]
-                yield rows.reshape(len(rows), -1), None
+                numbers = np.ascontiguousarray(rows.reshape(len(rows), -1), np.float32)
+                yield TablePiece(numbers, None, None)
 
-    def _of_table(self, path: Path) -> Iterator[tuple[NDArray[Any], ColumnTimes | None]]:
-        library = arrow()
+    def _of_table(self, path: Path) -> Iterator[TablePiece]:
+        read = list(dict.fromkeys((*self.columns, *self.time)))
         with explained(path):
-            dataset = _dataset(path)
-            read = dict.fromkeys((*self.columns, *([self.time] if self.time else [])))
-            if missing := [name for name in read if name not in dataset.schema.names]:
-                raise DataError(
-                    f"{path} has no column {missing[0]!r}, which {self.files[0].name} has; all the"
-                    " files of a folder need the same columns."
-                )
-            wanted = library.schema([(name, library.float32()) for name in self.columns])
-            for batch in dataset.to_batches(columns=list(read)):
-                if not len(batch):
-                    continue
-                times = None if self.time is None else times_of(batch[self.time], library)
-                # Not "safe": numbers that float32 does not hold exactly are rounded, as is meant.
-                numbers = library.Table.from_batches([batch]).select(list(self.columns))
-                whole = numbers.cast(wanted, safe=False)
-                yield np.column_stack([column.to_numpy() for column in whole.columns]), times
+            for batch in _batches(path, self.form, read):
+                if missing := sorted(set(read) - set(batch.schema.names), key=read.index):
+                    raise DataError(
+                        f"{path} has no column {missing[0]!r}, which {self.files[0].name} has; all"
+                        " the files of a folder need the same columns."
+                    )
+                times = read_times(batch, self.time, self.form) if self.time else None
+                by_name = dict(zip(batch.schema.names, batch.columns, strict=True))
+                columns = [by_name[name] for name in self.columns]
+                numbers = np.column_stack([_numbers(one, self.form) for one in columns])
+                told = bound(_told_of_text, columns, self.form) if _is_csv(path) else None
+                yield TablePiece(np.ascontiguousarray(numbers, np.float32), times, told)
 
 
-def open_table(path: Path, array: str | None = None) -> Table:
+def _told_of_text(columns: Sequence[Any], form: Form, row: int, column: int) -> str:
+    text = columns[column][row].as_py()
+    return "" if text is None else f"{text!r} is no number.{form.advice(text)}"
+
+
+def _numbers(column: Any, form: Form) -> NDArray[Any]:
+    """Of an Arrow column, as numbers of 32 bits."""
+    library = arrow()
+    if library.types.is_string(column.type):
+        with np.errstate(over="ignore"):  # what is too large is infinite, and told
+            return numbers_of(column, form).astype(np.float32)
+    # Not "safe": numbers that float32 does not hold exactly are rounded, as is meant.
+    found = column.cast(library.float32(), safe=False).to_numpy(zero_copy_only=False)
+    return np.asarray(found)
+
+
+def open_table(path: Path, array: str | None = None, form: Form = PLAIN) -> Table:
     """Look at a table. `array` names the one of an HDF5 file. DataError when there is none."""
     if path.suffix.lower() in HDF5:
+        if (form.time, form.time_format) != ((), None):
+            raise DataError(f"{path} has an array and no columns, so --time names nothing there.")
+        _require_no_text(path, form)
         return _hdf5_table(path, array)
     if array is not None:
         raise DataError(f"{path} is no HDF5 file, so it has no array {array!r}.")
     files = _files_of(path)
-    if FORMATS[files[0].suffix.lower()] == "csv":
-        _require_names_first(files[0])
-    with explained(files[0]):
-        schema = _dataset(files[0]).schema
+    first, is_csv = files[0], _is_csv(files[0])
+    if not is_csv:
+        _require_no_text(first, form)
+    with explained(first):
+        batch = _first_batch(first, form)
         types = arrow().types
     # A column without a name is the row numbers that pandas writes.
-    numbers = [f.name for f in schema if f.name and _is_number(types, f.type)]
+    numbers = [
+        name
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        if name and (is_numeric(column, form) if is_csv else _is_number(types, column.type))
+    ]
+    separated_by = head_of(first, form).separated_by if is_csv else None
     if not numbers:
-        raise DataError(f"{files[0]} has no column of numbers, only {', '.join(schema.names)}.")
-    others = tuple(name for name in schema.names if name not in numbers)
-    return Table(path, tuple(numbers), others, None, files, time_column(schema, types))
+        raise DataError(_without_numbers(first, batch))
+    time = _time_of(first, batch, form, numbers if is_csv else [])
+    empty = [name for name in batch.schema.names if not name and _is_empty(batch, name)]
+    others = [name for name in batch.schema.names if name not in (*numbers, *empty)]
+    return Table(path, tuple(numbers), tuple(others), None, files, time, form, separated_by)
 
 
-def _require_names_first(path: Path) -> None:
-    """DataError where a CSV file begins with a line of its own, as TMY3's files do."""
-    with path.open(newline="", encoding="utf-8", errors="replace") as lines:
-        rows = csv.reader(lines)
-        first, second = next(rows, []), next(rows, [])
-    if len(first) < len(second) or (second and len(first) > len(second)):
+def _time_of(path: Path, batch: Any, form: Form, texts: Sequence[str]) -> tuple[str, ...]:
+    """The columns of the time; `texts`: those of numbers that are written as text. DataError tells
+    what cannot be read of both, so that it is one try to mend it.
+    """
+    try:
+        time = find_time(path, batch, form)
+    except DataError as wrong:
+        try:
+            _require_readable(path, batch, form, texts)
+        except DataError as also:
+            told = also.message.removeprefix(f"{path}, ")
+            raise DataError(f"{wrong.message} Also {told}") from None
+        raise
+    _require_readable(path, batch, form, [name for name in texts if name not in time])
+    return time
+
+
+def _require_readable(path: Path, batch: Any, form: Form, names: Sequence[str]) -> None:
+    for name in names:
+        require_readable(path, name, batch[name], form)
+
+
+def _require_no_text(path: Path, form: Form) -> None:
+    if not (form.is_plain and form.has_names):
         raise DataError(
-            f"Line 1 of {path} has {len(first)} fields and line 2 has {len(second)}: the names of"
-            f" the columns have to come first. Leave out what stands before them, as with `tail -n"
-            f" +2 {path.name} > rows.csv`."
+            f"{path} is no CSV file: --decimal, --thousands and --no-header say how text is read."
+            " Leave them out."
         )
+
+
+def how_to_convert(path: Path) -> str:
+    """The command that makes a dataset of what no run reads as it is. DataError."""
+    command, then = f"stoker data convert {shlex.quote(str(path))}", "Its last line registers it."
+    if path.suffix.lower() in NUMPY:
+        return f"`{command}` writes the arrays of {path.name} as runs read them. {then}"
+    try:
+        target = open_table(path).columns[-1]
+    except DataError as error:
+        options = f" These are options of `{command}`." if " --" in error.message else ""
+        raise DataError(f"{error.message}{options}") from error
+    return (
+        f"`{command} --window 48 --horizon 12 --target {shlex.quote(target)}` makes samples of"
+        f" {path.name}, 48 rows to look back on and 12 to forecast; choose the numbers and the"
+        f" column. {then}"
+    )
+
+
+def _is_csv(path: Path) -> bool:
+    return path.suffix.lower() in (*CSV, TEXT)
+
+
+def _batches(path: Path, form: Form, columns: Sequence[str] | None = None) -> Iterator[Any]:
+    """Record batches; of files that are not CSV these columns alone."""
+    if _is_csv(path):
+        return text_batches(path, form)
+    dataset = _dataset(path)
+    known = [name for name in columns or dataset.schema.names if name in dataset.schema.names]
+    return (batch for batch in dataset.to_batches(columns=known) if len(batch))
+
+
+def _first_batch(path: Path, form: Form) -> Any:
+    """The first rows, also where there are none."""
+    if _is_csv(path):
+        names = head_of(path, form).kept
+        empty = [arrow().array([], arrow().string())] * len(names)
+        none = arrow().RecordBatch.from_arrays(empty, names=names)
+        return next(text_batches(path, form), none)
+    rows = _dataset(path).head(PIECE_ROWS, batch_readahead=0, fragment_readahead=0)
+    found = rows.combine_chunks().to_batches()
+    return found[0] if found else arrow().RecordBatch.from_pylist([], schema=rows.schema)
+
+
+def _is_empty(batch: Any, name: str) -> bool:
+    column = batch[name]
+    return bool(column.null_count == len(column))
+
+
+def _without_numbers(path: Path, batch: Any) -> str:
+    names = batch.schema.names
+    if not len(batch):
+        return f"{path} has the names of columns ({', '.join(names)}) and no rows behind them."
+    if len(names) == 1:
+        return (
+            f"{path} has no column of numbers, only {names[0]}. Columns are separated by commas,"
+            " semicolons, tabs or vertical bars."
+        )
+    return f"{path} has no column of numbers, only {', '.join(names)}."
 
 
 def _is_number(types: Any, kind: Any) -> bool:
@@ -115,13 +243,17 @@ def _files_of(path: Path) -> tuple[Path, ...]:
     if not path.exists():
         raise DataError(f"There is no {path}.")
     files = sorted(path.iterdir()) if path.is_dir() else [path]
-    tables = tuple(file for file in files if file.suffix.lower() in FORMATS and file.is_file())
+    known = FORMATS if path.is_dir() else (*FORMATS, TEXT)
+    tables = tuple(file for file in files if file.suffix.lower() in known and file.is_file())
     if not tables:
-        raise DataError(
-            f"{path} is no table: CSV (.csv), Parquet (.parquet), Feather (.feather, .arrow, .ipc),"
-            " a folder of these, and HDF5 (.h5) can be read."
+        packed = (
+            f" Unpack it first: gunzip -k {shlex.quote(path.name)}." if path.suffix == ".gz" else ""
         )
-    if len({FORMATS[file.suffix.lower()] for file in tables}) > 1:
+        raise DataError(
+            f"{path} is no table: CSV (.csv, .tsv, .txt), Parquet (.parquet), Feather (.feather,"
+            f" .arrow, .ipc), a folder of these, and HDF5 (.h5) can be read.{packed}"
+        )
+    if len({FORMATS.get(file.suffix.lower()) for file in tables}) > 1:
         raise DataError(f"{path} has tables of several kinds; keep those of one kind in a folder.")
     return tables
 
@@ -166,9 +298,19 @@ def column_of(table: Table, name: str) -> int:
     """The place of a column. DataError with those there are."""
     if name in table.columns:
         return table.columns.index(name)
-    what = "holds no numbers" if name in table.left_out else "is not there"
+    each = [one.strip() for one in name.split(",")]
+    if len(each) > 1 and set(each) <= set(table.columns):
+        raise DataError(
+            f"One column is forecast, and {name!r} names {len(each)}. Convert once for each:"
+            f" --target {shlex.quote(each[0])} first."
+        )
+    what = f"There is no column {name!r}"
+    if name in table.time:
+        what = f"The column {name!r} says when each row was, which is not forecast"
+    elif name in table.left_out:
+        what = f"The column {name!r} holds no numbers"
     meant = did_you_mean(closest(name, table.columns))
-    raise DataError(f"The column {name!r} {what}; of numbers are {_told(table.columns)}.{meant}")
+    raise DataError(f"{what}; these hold numbers: {_told(table.columns)}.{meant}")
 
 
 def _told(names: Sequence[str], most: int = 20) -> str:

@@ -45,7 +45,10 @@ def convert(
     """
     if not 1 <= wanted.most_atoms <= MOST_ATOMS:
         raise DataError(f"--max-atoms is 1 to {MOST_ATOMS:,}, not {wanted.most_atoms:,}.")
-    molecules = list(read_molecules(path, wanted, bad))
+    found = read_molecules(path, wanted, bad)
+    first = next(found, None)  # what is wrong with the columns is told before all else
+    require_new(out, force=force)
+    molecules = [] if first is None else [first, *found]
     if not molecules:
         raise DataError(f"{path} has no molecule that can be used{bad.left_out()}.")
     require_new(out, force=force)

@@ -8,15 +8,16 @@ import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+from app.spec.suffixes import CSV
 from app.suggest import closest, did_you_mean
 from worker.trainer.errors import DataError
 from worker.trainer.tools.bad_rows import Bad
+from worker.trainer.tools.rows.head import HEAD_ROWS, separator_of
 
-TABLES = {".csv": ",", ".tsv": "\t"}
 LINES, SDF = (".smi", ".smiles"), (".sdf", ".sd")
 SMILES_NAMES = ("smiles", "canonical_smiles", "isomeric_smiles", "structure")
 END_OF_RECORD = "$$$$"
@@ -59,7 +60,7 @@ def chemistry() -> Any:
 def read_molecules(path: Path, wanted: Wanted, bad: Bad) -> Iterator[KnownMolecule]:
     """Those that can be used, in the order of the file. DataError."""
     kind = path.suffix.lower()
-    readers = {**dict.fromkeys(TABLES, _of_table), **dict.fromkeys(LINES, _of_lines)}
+    readers = {**dict.fromkeys(CSV, _of_table), **dict.fromkeys(LINES, _of_lines)}
     read = _of_sdf if kind in SDF else readers.get(kind)
     if read is None:
         raise DataError(
@@ -115,7 +116,9 @@ def _number(text: str | None) -> float | None:
 
 
 def _of_table(path: Path, file: TextIO, wanted: Wanted, bad: Bad) -> Iterator[_Found]:
-    rows = csv.reader(file, delimiter=TABLES[path.suffix.lower()])
+    first = list(islice(file, HEAD_ROWS))
+    mark = separator_of([line for line in first if line.strip()])
+    rows = csv.reader(chain(first, file), delimiter=mark)
     names = next(rows, [])
     smiles = _column(path, names, wanted.smiles, SMILES_NAMES, "--smiles")
     target = None

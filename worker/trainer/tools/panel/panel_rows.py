@@ -5,16 +5,15 @@ prints one JSON document. IN is a CSV file, or a folder of them, with a time, a 
 whose row it is, and numbers. `worker.trainer.tools.panel.panel_cut` says what is written.
 
 Rows that cannot be used end it, or are left out (`--on-bad skip`) and counted: numbers that are
-missing or not finite, times that repeat or go back for an entity. So does an entity that is missing
-for longer than `--max-gap`, which is masked meanwhile, or has fewer dates than a sample, which is
-left out; and a column of one value.
+missing or not finite, times that repeat or go back for an entity, prices that are not above 0. So
+does an entity that is missing for longer than `--max-gap`, which is masked meanwhile, or has fewer
+dates than a sample or a price that never changes, which is left out; and a column of one value. One
+that is to be forecast always ends it.
 """
 
 import argparse
-import csv
-import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -25,8 +24,8 @@ import numpy as np
 
 from app.suggest import closest, did_you_mean
 from worker.trainer.errors import DataError
-from worker.trainer.tools.answer import answer
-from worker.trainer.tools.bad_rows import TIME_NAMES, Bad, Time, gap_of, time_of
+from worker.trainer.tools.answer import answer, require_new
+from worker.trainer.tools.bad_rows import Bad, Time, gap_of
 from worker.trainer.tools.bars import csv_files
 from worker.trainer.tools.panel.panel_cut import (
     VOLATILITY,
@@ -35,10 +34,14 @@ from worker.trainer.tools.panel.panel_cut import (
     price_of,
     write_panel,
 )
+from worker.trainer.tools.rows.form import PLAIN, Form, add_form, form_of
+from worker.trainer.tools.rows.head import Head, csv_rows, head_of, require_lines, time_places
 
 LEFT_OUT = "such rows are left out and counted"
 # Of the time that usually lies between two dates; longer an entity is not missing without a word.
 USUAL_GAPS = 10
+# As what numbers are written.
+LARGEST = float(np.finfo(np.float32).max)
 
 
 class RowProblem(NamedTuple):
@@ -63,35 +66,33 @@ class PanelHeader:
     in small letters.
     """
 
-    time: int
+    time: tuple[int, ...]
     entity: int
     numbers: dict[str, int]
 
     @classmethod
-    def of(cls, path: Path, names: Sequence[str], entity: str) -> "PanelHeader":
+    def of(cls, path: Path, head: Head, entity: str, form: Form) -> "PanelHeader":
         """Raises DataError where a file has no time, no such entity or no numbers."""
-        low = [name.strip().lower() for name in names]
-        if len(set(low)) != len(low):
+        names = head.names
+        low = [name.lower() for name in names]
+        named = [name for name in low if name]  # none: pandas' row numbers, a separator too many
+        if len(set(named)) != len(named):
             raise DataError(f"{path} has two columns of one name: {', '.join(names)}. Rename one.")
-        time = next((low.index(name) for name in TIME_NAMES if name in low), None)
-        if time is None:
-            raise DataError(
-                f"{path} has no column of times among {', '.join(names) or 'none'}. Name one"
-                " `time`."
-            )
+        time = time_places(path, head, form)
         if entity not in low:
             raise DataError(
                 f"{path} has no column {entity!r} that says whose row it is; it has"
                 f" {', '.join(low)}.{did_you_mean(closest(entity, low))}"
             )
-        numbers = {name: place for place, name in enumerate(low) if name not in (low[time], entity)}
+        others = (*time, low.index(entity))
+        numbers = {n: place for place, n in enumerate(low) if n and place not in others}
         if not numbers:
-            raise DataError(f"{path} has no column beside {low[time]!r} and {entity!r}.")
+            raise DataError(f"{path} has no column beside {low[time[0]]!r} and {entity!r}.")
         return cls(time, low.index(entity), numbers)
 
     @property
     def last(self) -> int:
-        return max(self.time, self.entity, *self.numbers.values())
+        return max(*self.time, self.entity, *self.numbers.values())
 
 
 @dataclass
@@ -100,6 +101,7 @@ class PanelReading:
 
     bad: Bad
     entity: str
+    form: Form = PLAIN
     columns: tuple[str, ...] = ()
     rows: dict[str, Rows] = field(default_factory=dict)
     times_read_as: str | None = None
@@ -107,15 +109,12 @@ class PanelReading:
 
     def read(self, path: Path) -> None:
         """Append the rows of a file. Raises DataError."""
-        try:
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                lines = csv.reader(file)
-                header = PanelHeader.of(path, next(lines, []), self.entity)
-                self._require_same_columns(path, tuple(header.numbers))
-                for line in lines:
+        with csv_rows(path, self.form) as (head, lines):
+            header = PanelHeader.of(path, head, self.entity, self.form)
+            self._require_same_columns(path, tuple(header.numbers))
+            for line in lines:
+                if line:
                     self._take(f"{path}, line {lines.line_num}", line, header)
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise DataError(f"{path} is no CSV file that can be read: {error}.") from error
 
     def _require_same_columns(self, path: Path, columns: tuple[str, ...]) -> None:
         if self.columns and columns != self.columns:
@@ -133,7 +132,9 @@ class PanelReading:
             return
         name, time, values = found
         rows = self.rows.setdefault(name, Rows())
-        problem = _out_of_order(at, name, time.seconds, rows.times)
+        problem = _out_of_order(
+            f"{at}, column {self.form.time_column}", name, time.seconds, rows.times
+        )
         if problem is not None:
             self.bad.add(*problem, LEFT_OUT)
             return
@@ -149,16 +150,18 @@ class PanelReading:
         if len(line) <= header.last:
             what = f"{at}: {len(line)} columns, fewer than the header has."
             return RowProblem("short_rows", what)
+        text = " ".join(line[place] for place in header.time)
         try:
-            time = _time(line[header.time])
-        except (ValueError, OverflowError):
-            what = f"{line[header.time]!r} is no time (ISO 8601, or epoch seconds)."
-            return RowProblem("times", f"{at}, column time: {what}")
-        values = [_number(line[place]) for place in header.numbers.values()]
+            time = _time(text, self.form)
+        except ValueError:
+            what = self.form.no_time(text) if self.bad.tells else ""
+            return RowProblem("times", f"{at}, column {self.form.time_column}: {what}")
+        values = [self.form.number(line[place]) for place in header.numbers.values()]
         for (name, place), value in zip(header.numbers.items(), values, strict=True):
-            if not math.isfinite(value):
-                what = f"{at}, column {name}: {line[place]!r} is no finite number."
-                return RowProblem("not_numbers", what)
+            if not abs(value) <= LARGEST:  # NaN neither
+                what = f"{line[place]!r} is no finite number of 32 bits."
+                what += self.form.advice(line[place])
+                return RowProblem("not_numbers", f"{at}, column {name}: {what}")
         name = line[header.entity].strip()
         if not name:
             return RowProblem("no_entity", f"{at}, column {self.entity}: it is empty.")
@@ -168,22 +171,15 @@ class PanelReading:
 def _out_of_order(at: str, name: str, time: int, times: list[int]) -> RowProblem | None:
     if not times or time > times[-1]:
         return None
-    shown = f"{at}, column time: {_shown(time)} of {name}"
+    shown = f"{at}: {_shown(time)} of {name}"
     if time == times[-1]:
         return RowProblem("duplicates", f"{shown} is there already.")
     return RowProblem("unsorted", f"{shown} is before {_shown(times[-1])}, further up.")
 
 
 @cache
-def _time(text: str) -> Time:
-    return time_of(text)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+def _time(text: str, form: Form) -> Time:
+    return form.moment(text)
 
 
 def _shown(time: int) -> str:
@@ -197,65 +193,114 @@ def convert_rows(
     cut: PanelCut,
     bad: Bad,
     max_gap: int | None = None,
+    form: Form = PLAIN,
     *,
     force: bool = True,
 ) -> dict[str, Any]:
     """Write `out`, which is replaced where that is allowed (`force`); says what it holds, and what
     was left out. Raises DataError.
     """
-    reading = PanelReading(bad, entity.lower())
-    for file in csv_files(path):
+    reading, files = PanelReading(bad, entity.lower(), form), csv_files(path)
+    head, header = _opened(files[0], reading, cut.target)
+    require_lines(path, files, cut.window + max(cut.horizons))
+    require_new(out, force=force)
+    for file in files:
         reading.read(file)
     if not reading.rows:
-        raise DataError(f"{path} has no row that can be used.")
-    _require_column(path, cut.target, reading.columns)
+        raise DataError(f"{path} has no row that can be used{bad.left_out()}.")
+    forecast = _column_of(path, cut.target, reading.columns)
+    place = reading.columns.index(forecast)
     rows = dict(sorted(reading.rows.items()))
-    times = np.unique(np.concatenate([one.times for one in rows.values()]))
+    if cut.target == VOLATILITY:
+        rows = dict(_with_prices(rows, forecast, place, bad))
+    times = np.unique([time for one in rows.values() for time in one.times])
     usual = int(np.median(np.diff(times))) if len(times) > 1 else 1
     longest = max_gap or USUAL_GAPS * usual
-    rows = dict(_long_enough(rows, cut, bad))
+    rows = dict(_usable(rows, cut, forecast, place, bad))
     if not rows:
-        raise DataError(f"No entity of {path} has the dates of a sample; ask for a shorter window.")
-    _tell_gaps(rows, longest, bad)
-    panel = _without_constants(path, _in_a_panel(rows, reading.columns), bad)
+        raise DataError(
+            f"No entity of {path} has what a sample takes{bad.left_out()}; ask for a shorter"
+            " window, or mend what was left out."
+        )
+    _tell_gaps(rows, longest, bad, form.time_column)
+    panel = _without_constants(path, _in_a_panel(rows, reading.columns), forecast, bad)
     made = write_panel(out, panel, cut, longest, force=force)
     missing = {name: _gap_dates(one.times, panel.times) for name, one in rows.items()}
     return {
         **made,
         "rows": sum(len(one.times) for one in rows.values()),
         "missing_dates": {name: count for name, count in missing.items() if count},
+        **head.told(header.time),
         "times_read_as": reading.times_read_as,
         "bad": dict(bad.counts),
         "told": bad.told,
     }
 
 
-def _require_column(path: Path, target: str, columns: tuple[str, ...]) -> None:
+def _opened(file: Path, reading: PanelReading, target: str) -> tuple[Head, PanelHeader]:
+    """How a file begins. DataError where it has no such target, before all of it is read."""
+    head = head_of(file, reading.form)
+    header = PanelHeader.of(file, head, reading.entity, reading.form)
+    _column_of(file, target, tuple(header.numbers))
+    return head, header
+
+
+def _column_of(path: Path, target: str, columns: tuple[str, ...]) -> str:
+    """The column that the forecast is made of. DataError."""
     if target == VOLATILITY:
-        price_of(columns)
-    elif target not in columns:
+        return price_of(columns)
+    if target not in columns:
         raise DataError(
             f"{path} has no column {target!r} to forecast; it has {', '.join(columns)}, and"
             f" `volatility` where there is a price.{did_you_mean(closest(target, columns))}"
         )
+    return target
 
 
-def _long_enough(rows: dict[str, Rows], cut: PanelCut, bad: Bad) -> Iterator[tuple[str, Rows]]:
+def _with_prices(
+    rows: dict[str, Rows], column: str, place: int, bad: Bad
+) -> Iterator[tuple[str, Rows]]:
+    """Volatility is that of logarithms: without rows that have none."""
+    for name, one in rows.items():
+        kept = Rows()
+        for time, at, values in zip(one.times, one.places, one.values, strict=True):
+            if values[place] > 0:
+                kept.times.append(time)
+                kept.places.append(at)
+                kept.values.append(values)
+            else:
+                what = f"{at}, column {column}: {values[place]:g} of {name} is no price above 0."
+                bad.add("not_prices", what, LEFT_OUT)
+        if kept.times:
+            yield name, kept
+
+
+def _usable(
+    rows: dict[str, Rows], cut: PanelCut, column: str, place: int, bad: Bad
+) -> Iterator[tuple[str, Rows]]:
+    """Entities with the dates of a sample, and of which something can be forecast: a price that
+    never changes has no logarithm of its volatility.
+    """
     needed = cut.window + max(cut.horizons)
     for name, one in rows.items():
-        if len(one.times) >= needed:
-            yield name, one
-        else:
-            what = f"{one.places[0]}, column of entities: {name} has {len(one.times):,} dates, and"
+        instead, at = "such entities are left out", one.places[0]
+        if len(one.times) < needed:
+            what = f"{at}, column of entities: {name} has {len(one.times):,} dates, and"
             what += f" a sample takes {needed:,}."
-            bad.add("short_entities", what, "such entities are left out")
+            bad.add("short_entities", what, instead)
+        elif cut.target == VOLATILITY and len({values[place] for values in one.values}) == 1:
+            what = f"{at}, column {column}: the price of {name} never changes from"
+            what += f" {one.values[0][place]:g}, so it has no volatility."
+            bad.add("still_entities", what, instead)
+        else:
+            yield name, one
 
 
-def _tell_gaps(rows: dict[str, Rows], longest: int, bad: Bad) -> None:
+def _tell_gaps(rows: dict[str, Rows], longest: int, bad: Bad, column: str) -> None:
     for name, one in rows.items():
         times = np.array(one.times)
         for place in np.flatnonzero(np.diff(times) > longest).tolist():
-            what = f"{one.places[place + 1]}, column time: {name} is missing since"
+            what = f"{one.places[place + 1]}, column {column}: {name} is missing since"
             what += f" {_shown(one.times[place])}, for {_days(times[place + 1] - times[place])}."
             instead = "it is masked then; --max-gap allows longer ones, such as 30d"
             bad.add("gaps", what, instead)
@@ -279,15 +324,18 @@ def _in_a_panel(rows: dict[str, Rows], columns: tuple[str, ...]) -> Panel:
     return Panel(times, tuple(rows), columns, values)
 
 
-def _without_constants(path: Path, panel: Panel, bad: Bad) -> Panel:
-    """A column of one value tells nothing."""
+def _without_constants(path: Path, panel: Panel, forecast: str, bad: Bad) -> Panel:
+    """A column of one value tells nothing; that of which a forecast is made has to vary."""
     least, most = np.nanmin(panel.values, (0, 1)), np.nanmax(panel.values, (0, 1))
-    for place in np.flatnonzero(least == most).tolist():
-        what = f"{path}, column {panel.columns[place]}: it is {least[place]:g} in every row."
-        bad.add("constant_columns", what, "such columns are left out")
     kept = least != most
-    if not kept.any():
-        raise DataError(f"{path} has no column that varies.")
+    for place in np.flatnonzero(~kept).tolist():
+        what = f"{path}, column {panel.columns[place]}: it is {least[place]:g} in every row"
+        if panel.columns[place] == forecast:
+            raise DataError(
+                f"{what} that can be used, and it is to be forecast: there is nothing to learn."
+                " Name another column (--target)."
+            )
+        bad.add("constant_columns", f"{what}.", "such columns are left out")
     names = tuple(n for n, one in zip(panel.columns, kept.tolist(), strict=True) if one)
     return Panel(panel.times, panel.entities, names, panel.values[..., kept])
 
@@ -306,6 +354,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--new", dest="force", action="store_false", help="refuse an OUT that is there"
     )
+    add_form(parser)
     options = parser.parse_args(arguments)
 
     def work() -> dict[str, Any]:
@@ -313,9 +362,8 @@ def main(arguments: list[str] | None = None) -> int:
         cut = PanelCut(options.window, horizons, options.target.lower(), options.every)
         gap = gap_of(options.max_gap) if options.max_gap is not None else None
         bad = Bad(skips=options.on_bad == "skip")
-        return convert_rows(
-            options.path, options.out, options.entity, cut, bad, gap, force=options.force
-        )
+        path, out, entity, form = options.path, options.out, options.entity, form_of(options)
+        return convert_rows(path, out, entity, cut, bad, gap, form, force=options.force)
 
     return answer(work, f"{options.path} could not be written as {options.out}")
 

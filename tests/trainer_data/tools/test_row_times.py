@@ -1,0 +1,80 @@
+"""What is a time in a column, and in which unit."""
+
+from datetime import UTC, datetime
+
+import numpy as np
+import pyarrow
+import pytest
+
+from worker.trainer.tools.bad_rows import time_of
+from worker.trainer.tools.row_times import NO_TIME, ColumnTimes, times_of
+
+NOON = int(datetime(2024, 2, 29, 12, tzinfo=UTC).timestamp())
+EXACT = NOON * 1_000_000
+NO_DATETIME = 2**62
+
+
+def read(column: pyarrow.Array) -> ColumnTimes:
+    found = times_of(column, pyarrow)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("unit", "digits", "each"),
+    [("seconds", 10, 1), ("milliseconds", 13, 10**3), ("microseconds", 16, 10**6),
+     ("nanoseconds", 19, 10**9)],
+)  # fmt: skip
+def test_the_number_of_digits_is_the_unit(unit, digits, each):
+    number = NOON * each + each // 2
+    assert len(str(number)) == digits
+    half = EXACT + (500_000 if each > 1 else 0)
+    for column in ([number], [str(number)], [float(number)]):
+        found = read(pyarrow.array(column))
+        assert (found.microseconds.tolist(), found.read_as) == ([half], f"{unit} since 1970")
+    assert time_of(str(number)) == (half, f"{unit} since 1970")
+
+
+@pytest.mark.parametrize("number", [10**10, 10**13, 10**16, 20_240_229_120_000_123, 10**19])
+def test_what_lies_between_two_units_is_no_time(number):
+    """Read as the smaller one it would be of a year from 2286 on."""
+    numbers = pyarrow.array([number, NOON], pyarrow.uint64())
+    for column in (numbers, pyarrow.array([str(number), str(NOON)])):
+        found = read(column)
+        assert found.microseconds.tolist() == [NO_TIME, EXACT]
+        assert found.read_as == "seconds since 1970"
+    alone = read(pyarrow.array([str(number)]))
+    assert (alone.microseconds.tolist(), alone.read_as) == ([NO_TIME], None)
+    with pytest.raises(ValueError, match=str(number)):
+        time_of(str(number))
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-1e30", "1e300", "10000-01-01", "noon"])
+def test_what_no_calendar_has_is_no_time(text):
+    with pytest.raises(ValueError, match=r".*"):
+        time_of(text)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pyarrow.array([NO_DATETIME, NOON], pyarrow.timestamp("s")),
+        pyarrow.array([NO_DATETIME, EXACT], pyarrow.timestamp("us", "UTC")),
+        pyarrow.array([-NO_DATETIME, NOON * 1000], pyarrow.date64()),
+        pyarrow.array([None, NOON], pyarrow.timestamp("s")),
+    ],
+)
+def test_a_timestamp_of_no_year_is_no_time(column):
+    assert read(column).microseconds.tolist() == [NO_TIME, EXACT]
+
+
+def test_days_that_wrap_around_are_no_times():
+    days = pyarrow.array([2**31 - 1, NOON // 86_400], pyarrow.date32())
+    assert read(days).microseconds.tolist() == [NO_TIME, EXACT - 43_200 * 10**6]
+
+
+def test_parts_of_a_second_are_kept_in_texts_of_either_width():
+    texts = ["2024-02-29T12:00:00.25", "2024-02-29T13:00:00.5+01:00"]
+    for kind in (pyarrow.string(), pyarrow.large_string()):
+        found = read(pyarrow.array(texts, kind))
+        assert np.subtract(found.microseconds, EXACT).tolist() == [250_000, 500_000]

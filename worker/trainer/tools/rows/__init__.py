@@ -1,0 +1,1 @@
+"""How a table of rows is written: separators, numbers, times."""
