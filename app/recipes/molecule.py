@@ -159,19 +159,23 @@ class Molecule(Recipe):
         )
 
     def shape(self, data: Data, arrays: Mapping[str, Array]) -> dict[str, Any]:
-        """How many features atoms and bonds have."""
-        name = data.inputs[0]
-        found = {"atoms": arrays.get(name), "bonds": arrays.get(f"{name}/edge_values")}
-        return {part: list(one.shape) for part, one in found.items() if one is not None}
+        """How many features atoms and bonds have, by the names of their arrays."""
+        found = {name: arrays.get(name) for name in _graph_arrays(data)}
+        return {"inputs": {name: list(one.shape) for name, one in found.items() if one is not None}}
 
     def num_parameters(self, data: Data, arrays: Mapping[str, Array]) -> int | None:
         """Embeddings, with one for hidden atoms; in each layer a norm and two linear ones; two as
         the head.
         """
-        shapes: dict[str, list[int]] = self.shape(data, arrays)
-        if shapes.keys() != {"atoms", "bonds"} or any(len(one) != 1 for one in shapes.values()):
+        shapes = [arrays[name].shape for name in _graph_arrays(data) if name in arrays]
+        if len(shapes) != 2 or any(len(one) != 1 for one in shapes):
             return None
-        features, wide = shapes["atoms"][0] + shapes["bonds"][0], self.hidden_size
+        features, wide = sum(one[0] for one in shapes), self.hidden_size
         layer = 2 * wide + (wide + 1) * 2 * wide + (2 * wide + 1) * wide
         head = 2 * wide + (wide + 1) * wide + (wide + 1) * self.outputs
         return (features * self.values + 1) * wide + self.num_layers * layer + head
+
+
+def _graph_arrays(data: Data) -> tuple[str, str]:
+    """The names of what is said of atoms and of bonds."""
+    return data.inputs[0], f"{data.inputs[0]}/edge_values"

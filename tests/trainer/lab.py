@@ -18,7 +18,7 @@ from app.planning.rollback import Rollback
 from worker.reporting import PHASES, PULSE_FORMAT, EventLog, Pulse
 from worker.trainer.checkpoints import disk
 from worker.trainer.data.fingerprint import fingerprint
-from worker.trainer.preparing import Preparing
+from worker.trainer.report.preparing import Preparing
 from worker.trainer.run import End, execute
 from worker.trainer.stop import StopFlag
 
@@ -157,6 +157,8 @@ class Lab:
         self.runs = root / "runs"
         self.count = 0
         self.data_cache: dict[str, Any] | None = None
+        self.held_out: dict[str, Path] = {}
+        """Datasets beside, by name."""
 
     def new_run(self) -> Path:
         self.count += 1
@@ -165,7 +167,11 @@ class Lab:
         return run_dir
 
     def datasets(self) -> dict[str, Any]:
-        return {"waves": {"path": str(self.data), "fingerprint": fingerprint(self.data)}}
+        files = {"waves": self.data, **self.held_out}
+        return {
+            name: {"path": str(path), "fingerprint": fingerprint(path)}
+            for name, path in files.items()
+        }
 
     def prepare(
         self,

@@ -11,6 +11,8 @@ import pytest
 from app.planning.imports import IMPORTS
 from app.spec.run import RunSpec
 from benchmarks.memory.memory_cases import BUILD
+from tests.trainer.recipes.molecules import FIELDS as FIELDS_OF_MOLECULES
+from tests.trainer.recipes.molecules import request_of
 
 FIELDS = {
     "features": {"shape": [24, 3], "dtype": "float32"},
@@ -26,9 +28,13 @@ def probe(
     *, data_bytes: int | None = None, path: str = "", batch: int = 16, fields=FIELDS, **recipe
 ):
     request = {"recipe": {"kind": "sequence", "patch": 4, **recipe}, "data": {"dataset": "waves"}}
+    return measured(request, batch, fields, path=path, data_bytes=data_bytes)
+
+
+def measured(request, batch, fields, *, path="", data_bytes=None, **more):
     spec = RunSpec.model_validate_json(json.dumps(request)).model_dump(mode="json")
     order = {"spec": spec, "fields": fields, "device": "cpu", "threads": 1, "batch_size": batch,
-             "evaluation_batch_size": 2 * batch}  # fmt: skip
+             "evaluation_batch_size": 2 * batch, **more}  # fmt: skip
     paths = [part for part in (path, os.environ.get("PYTHONPATH", "")) if part]
     child = subprocess.Popen(
         COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -59,6 +65,22 @@ def test_a_step_of_ragged_samples_is_measured_with_the_longest():
     assert "error" not in found
     small, large = (peak for _, peak in found["training"])
     assert large - small > 3000 * 7 * 64 * 4
+
+
+def test_a_step_of_graphs_is_measured_with_as_many_rows_as_are_captured():
+    """Of four deviations above the mean: half of the batches are larger than that."""
+    fields = {
+        name: {"shape": list(one.shape), "dtype": one.dtype.name, "rows": one.rows}
+        for name, one in FIELDS_OF_MOLECULES.items()
+    }
+    spread = {"mean": 6.5, "std": 500.0, "most": 10_000}
+    spreads = {name: spread for name, one in fields.items() if one["rows"] is not None}
+    request = request_of("regression", recipe={"hidden_size": 64})
+    found = measured(request, 256, fields, spreads=spreads)
+    assert "error" not in found
+    _, (_, large) = found["training"]
+    captured = 256 * 6.5 + 4 * 16 * 500
+    assert large > captured * 10 * 64 * 4  # at the least: of the means a twentieth
 
 
 def test_a_larger_batch_takes_more():

@@ -19,7 +19,7 @@ from worker.trainer.data.feed.residency import device_memory
 from worker.trainer.report.losses import LossFile
 from worker.trainer.report.memory import MemoryMeter, host_free_bytes
 from worker.trainer.report.phases import PARTS, PhaseClock
-from worker.trainer.report.progress import Rates, Totals
+from worker.trainer.report.rates import Rates, Totals
 from worker.trainer.step import TrainingStep
 
 PROGRESS = {

@@ -55,7 +55,7 @@ def test_a_run_fed_in_pieces_is_the_resident_one_and_resumes_bit_exactly(
     assert used.get("chunk_samples", 0) < 10
     assert (straight.weights, straight.losses) == (resident.weights, resident.losses)
     interrupted = 0
-    for poll in range(1, stop.polls, 4):
+    for poll in range(1, stop.polls, stop.polls // 5):
         run_dir = lab.new_run()
         first = lab.run(run_dir, pieces, stop=StopAtPoll(poll))
         assert first.end is not None
@@ -88,9 +88,13 @@ LONG = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 @pytest.mark.parametrize(
-    ("context", "standby"), [("spawn", False), ("forkserver", True)], ids=["new", "standing by"]
+    ("context", "standby"),
+    [
+        pytest.param("spawn", False, id="new"),
+        pytest.param("forkserver", True, id="standing by"),
+    ],
 )
 def test_a_trainer_with_loader_processes_stops_and_leaves_nobody(
     lab: Lab, context: str, standby: bool

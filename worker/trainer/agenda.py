@@ -112,7 +112,7 @@ class Agenda:
     def checkpoint_due(
         self, state: TrainState, saved: tuple[int, int], seconds_since_save: float
     ) -> bool:
-        """By steps, by seconds, and always at the end; for the best see `Trainer.keep_best`."""
+        """By steps, by seconds, and always at the end; the best has `CheckpointSaver.keep_best`."""
         if (state.step, state.evaluated_step) == saved:
             return False
         wanted = self.spec.checkpoint

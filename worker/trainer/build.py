@@ -21,10 +21,11 @@ from worker.trainer.checkpoints.exactness import resumes_exactly
 from worker.trainer.checkpoints.first_weights import InitialWeights, take_first_weights
 from worker.trainer.checkpoints.restore import Start, find_best, find_start
 from worker.trainer.checkpoints.rollback import go_past
+from worker.trainer.checkpoints.saver import CheckpointSaver
 from worker.trainer.checkpoints.snapshot import carry_weights, restore
-from worker.trainer.checkpoints.writer import CheckpointWriter
 from worker.trainer.data.dataset import DataSet, open_data
 from worker.trainer.device import (
+    attention_kernels,
     choose_precision,
     configure_torch,
     lacking_for,
@@ -34,14 +35,15 @@ from worker.trainer.device import (
 from worker.trainer.errors import SpecMismatch
 from worker.trainer.optimizers import build_optimizer
 from worker.trainer.prepared import prepared_tables
-from worker.trainer.preparing import Preparing
 from worker.trainer.randomness import seed_everything
-from worker.trainer.recipes import task_of
+from worker.trainer.recipes import task_of, trained_as_another
 from worker.trainer.recipes.base import Statistics, Tables, Task, grouped_parameters
+from worker.trainer.recipes.contract import left_unstandardized, model_of
 from worker.trainer.report.environment import describe_environment
 from worker.trainer.report.losses import LossFile
 from worker.trainer.report.memory import MemoryMeter
 from worker.trainer.report.phases import PhaseClock
+from worker.trainer.report.preparing import Preparing
 from worker.trainer.report.report import Report
 from worker.trainer.speed.activations import checkpoint_activations
 from worker.trainer.speed.compiled import Compilation, compile_step
@@ -94,19 +96,28 @@ def prepare(
     resources.callback(losses.close)
 
     log = Report(events, pulse, losses, clock, agenda, state, data, memory)
-    fast = _compile(step, spec, data, preparing, log), _capture(step, attempt, data, preparing, log)
+    compilation = _compile(step, spec, data, preparing, log)
+    captured = _capture(step, attempt, data, preparing, log)
     versions = describe_environment(device)
-    writer = CheckpointWriter()
-    resources.callback(writer.close)
-    trainer = Trainer(attempt, agenda, data, task, step, *fast, state, log, stop, writer, versions)
+    saver = CheckpointSaver(attempt, agenda, step, state, log, versions)
+    resources.callback(saver.close)
+    trainer = Trainer(
+        attempt, agenda, data, task, step, compilation, captured, state, log, stop, saver
+    )
     log.applied(_applied(trainer, first), versions)
     if start is not None:
         _started_from(trainer, start, first)
-    inexact = continuity_warnings(trainer, start, lost) if start else ()
-    for code, message in (*data.warnings, *inexact):
-        log.warning(code, message)
+    _warn(trainer, start, lost)
     go_past(trainer)
     return trainer
+
+
+def _warn(trainer: Trainer, start: Start | None, lost: list[str]) -> None:
+    """Of what is not as it was asked for. `lost`: what `_judged` could not keep."""
+    inexact = continuity_warnings(trainer, start, lost) if start else ()
+    of_recipe = *trained_as_another(trainer.spec.recipe), *left_unstandardized(trainer.task)
+    for code, message in (*trainer.data.warnings, *inexact, *of_recipe):
+        trainer.log.warning(code, message)
 
 
 def _open_data(
@@ -218,7 +229,7 @@ def build_step(
     what the recipe has prepared.
     """
     seed_everything(spec.training.seed)
-    model = task.build_model(statistics, tables).to(precision.device)
+    model = model_of(task, statistics, tables).to(precision.device)
     if start is not None and start.candidate.carry == "weights":
         carry_weights(model, task, start.snapshot)
     if spec.runtime.activation_checkpointing or rung.activation_checkpointing:
@@ -290,7 +301,7 @@ def _applied(trainer: Trainer, first: InitialWeights | None) -> dict[str, Any]:
         "cuda_graphs": asdict(trainer.captured),
         "activation_checkpointing": trainer.spec.runtime.activation_checkpointing
         or rung.activation_checkpointing,
-        "attention": trainer.spec.runtime.attention,
+        "attention": _attention(trainer.spec, precision),
         "cudnn_autotuning": precision.device.type == "cuda" and torch.backends.cudnn.benchmark,
         "threads": torch.get_num_threads(),
         "limits": limits().as_json(),
@@ -311,14 +322,22 @@ def _applied(trainer: Trainer, first: InitialWeights | None) -> dict[str, Any]:
     }
 
 
+def _attention(spec: RunSpec, precision: Precision) -> list[str] | None:
+    """The kernels that it may be computed by; None where the recipe computes none."""
+    if spec.recipe.uses_attention(spec.data) is False:
+        return None
+    masked = spec.recipe.masks_attention
+    return attention_kernels(spec.runtime, precision.name, precision.device, masked=masked)
+
+
 def _started_from(trainer: Trainer, start: Start, first: InitialWeights | None) -> None:
     body, candidate, log, state = start.snapshot.body, start.candidate, trainer.log, trainer.state
     best = state.best
     if start.is_full:
-        trainer.best_folder = find_best(start, state, trainer.spec.checkpoint)
+        trainer.saver.best_folder = find_best(start, state, trainer.spec.checkpoint)
         average = trainer.step.average
         if candidate.own and not (average and average.statistics_due):
-            trainer.saved = state.step, state.evaluated_step
+            trainer.saver.saved = state.step, state.evaluated_step
     log.events.emit(
         "restored",
         path=str(candidate.path),

@@ -3,13 +3,19 @@
 import os
 
 import torch
+from torch.backends.cuda import (
+    SDPAParams,
+    can_use_cudnn_attention,
+    can_use_efficient_attention,
+    can_use_flash_attention,
+)
 
 from app.lifecycle import Reason
 from app.spec.runtime import Runtime
 from worker.trainer.errors import SpecMismatch, TrainerError
 
 # The first GPUs that flash attention is for, and what it computes in there.
-FLASH_FROM, HALF = (8, 0), ("bf16-mixed", "fp16-mixed")
+FLASH_FROM, HALF = (8, 0), {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 
 
 def open_device(name: str) -> torch.device:
@@ -85,6 +91,27 @@ def _choose_attention(kind: str) -> None:
     torch.backends.cuda.enable_mem_efficient_sdp(every or kind == "memory-efficient")
     torch.backends.cuda.enable_math_sdp(every or kind == "math")
     torch.backends.cuda.enable_cudnn_sdp(every)
+
+
+def attention_kernels(
+    runtime: Runtime, precision: str, device: torch.device, *, masked: bool = False
+) -> list[str]:
+    """Those that PyTorch may compute attention by, once it is configured: of auto each that this
+    device has for numbers of this precision, of which it chooses call by call. `masked`: as above.
+    """
+    if runtime.attention != "auto":
+        return [runtime.attention]
+    if device.type != "cuda":
+        return ["flash", "math"]
+    states = torch.zeros(1, 1, 8, 64, dtype=HALF.get(precision, torch.float32), device=device)
+    mask = torch.ones(1, 1, 8, 8, dtype=torch.bool, device=device) if masked else None
+    asked = SDPAParams(states, states, states, mask, 0.0, False, False)
+    by_torch = {
+        "flash": can_use_flash_attention,
+        "memory-efficient": can_use_efficient_attention,
+        "cudnn": can_use_cudnn_attention,
+    }
+    return [*(name for name, can_use in by_torch.items() if can_use(asked)), "math"]
 
 
 def configure_torch(runtime: Runtime, precision: str, threads: int) -> None:

@@ -29,6 +29,21 @@ class DataError(TrainerError):
         super().__init__(Reason.data_error, message)
 
 
+class NothingToScore(DataError):
+    """A part of the data has nothing that a score could be of: a recipe's `scores` raises it with
+    `what`, a phrase that names the array; who knows the part says which one it is.
+    """
+
+    def __init__(self, what: str, part: str = "evaluated") -> None:
+        super().__init__(
+            f"In the {part} part {what}, so there is nothing to score: whatever the model, it would"
+            " come out as good as can be. Give that part samples of which something is known, by "
+            "data.split or by a larger file, or look at more of it (evaluation.max_batches); then "
+            "restart the run."
+        )
+        self.what = what
+
+
 class DatasetChanged(TrainerError):
     """A dataset's file is not the one that was registered."""
 

@@ -13,11 +13,15 @@ from worker.trainer.averaging import AveragedWeights
 from worker.trainer.checkpoints.format import TornCheckpoint, load
 from worker.trainer.checkpoints.snapshot import restore_weights
 from worker.trainer.data.batch import Batch, Batches
-from worker.trainer.errors import TrainerError
+from worker.trainer.errors import NothingToScore, TrainerError
+from worker.trainer.recipes.contract import require_sums, scores_of
 from worker.trainer.report.report import not_finite
 from worker.trainer.state import Scores, improves
 from worker.trainer.step import ForwardPass
 from worker.trainer.trainer import Trainer
+
+# Which part is looked at in each phase.
+PARTS = {"evaluating": "validation", "testing": "test"}
 
 
 def validate(trainer: Trainer) -> None:
@@ -26,7 +30,7 @@ def validate(trainer: Trainer) -> None:
     limit = spec.evaluation.max_batches
     if part is None:
         return
-    with trainer.at_rest():
+    with trainer.saver.rescuable():
         scores = measure(trainer, part, "evaluating", limit)
     if scores is None:
         return
@@ -36,7 +40,7 @@ def validate(trainer: Trainer) -> None:
     epoch = state.running_epoch()
     trainer.log.evaluation("validation", scores["loss"], named, state.step, epoch)
     if state.note_best(spec.checkpoint) and spec.checkpoint.keep_best == 0:
-        trainer.best_folder = None  # unless it is saved for another reason
+        trainer.saver.best_folder = None  # unless it is saved for another reason
     if stopping := spec.early_stopping:
         value = named[stopping.monitor]
         if improves(value, state.patience_best, stopping.mode, stopping.min_delta):
@@ -47,7 +51,7 @@ def validate(trainer: Trainer) -> None:
         state.note_plateau(named[spec.schedule.monitor], spec.schedule)
 
 
-def keep_average(trainer: Trainer) -> None:
+def update_average(trainer: Trainer) -> None:
     """Have the weights enter their average when it is time, and batch norm's statistics be those
     of what came of it. A stop leaves these due.
     """
@@ -57,21 +61,21 @@ def keep_average(trainer: Trainer) -> None:
     if average.step < state.step and trainer.agenda.average_due(state):
         average.take(state.step)
     if average.statistics_due:
-        with trainer.at_rest():
+        with trainer.saver.rescuable():
             _update_statistics(trainer, average)
 
 
 def _update_statistics(trainer: Trainer, average: AveragedWeights) -> None:
     """One pass over the training part, as torch.optim.swa_utils.update_bn makes it."""
     step, log, part = trainer.step, trainer.log, trainer.data.train
-    count = part.plan.num_micro_batches(part.plan.usable_samples)
+    count = part.plan.epoch_micro_batches
 
     def batches() -> Iterator[Batch]:
         for batch in part.iterate(trainer.state.epoch):
             if trainer.stop.requested:
                 return
             yield batch
-            log.compared_batch()
+            log.visited_batch()
         average.statistics_due = False
 
     in_phase = log.within("evaluating", count)
@@ -80,12 +84,10 @@ def _update_statistics(trainer: Trainer, average: AveragedWeights) -> None:
         update_bn(batches(), ForwardPass(step))
 
 
-def test(trainer: Trainer) -> Scores | None:
-    """Scores of the test part with the best weights; None without such a part, or when stopped."""
-    if trainer.data.test is None:
-        return None
+def test(trainer: Trainer, part: Batches) -> Scores | None:
+    """Scores of the test part with the best weights; None when stopped."""
     step, epoch = _load_best(trainer)
-    scores = measure(trainer, trainer.data.test, "testing")
+    scores = measure(trainer, part, "testing")
     if scores is None:
         return None
     named = {f"test_{name}": score for name, score in scores.items()}
@@ -96,17 +98,18 @@ def test(trainer: Trainer) -> Scores | None:
 def measure(
     trainer: Trainer, part: Batches, phase: str, max_batches: int | None = None
 ) -> Scores | None:
-    """Loss and metrics over a part, every sample weighing the same; None when stopped."""
-    log, plan = trainer.log, part.plan
-    samples = plan.usable_samples
-    if max_batches is not None:
-        samples = min(samples, max_batches * plan.batch_size)
-    count = plan.num_micro_batches(samples)
+    """Loss and metrics over a part, every sample weighing the same; None when stopped. DataError
+    where nothing of it can be scored.
+    """
+    log, count = trainer.log, part.plan.first_batches(max_batches).epoch_micro_batches
     with log.within(phase, count), log.clock.part("eval"), trainer.step.evaluating():
         found = _sums(trainer, islice(part.iterate(0), count))
     if found is None:
         return None
-    scores = trainer.task.scores(*found)
+    try:
+        scores = scores_of(trainer.task, *found)
+    except NothingToScore as error:
+        raise NothingToScore(error.what, PARTS[phase]) from None
     for name, score in scores.items():
         if not math.isfinite(score):
             raise _not_finite(trainer, f"{name} while {phase}", score)
@@ -136,6 +139,7 @@ def _sums(trainer: Trainer, batches: Iterable[Batch]) -> tuple[dict[str, float],
         if trainer.stop.requested:
             return None
         measured = step.measure(batch)
+        require_sums(step.task, measured, names)
         names, samples = list(measured), samples + batch.size
         sums = sums + torch.stack(list(measured.values()))
         trainer.log.evaluated_batch(batch.size)
@@ -148,7 +152,7 @@ def _load_best(trainer: Trainer) -> tuple[int, int]:
 
     Where no best ones were kept, the last ones stay, with a warning when some were wanted.
     """
-    state, folder = trainer.state, trainer.best_folder
+    state, folder = trainer.state, trainer.saver.best_folder
     last = state.step, state.running_epoch()
     if state.best is None or state.best.step == state.step:
         return last

@@ -1,12 +1,14 @@
 """From an exception to the reason of an attempt's end and a sentence a person can act on."""
 
 import errno
+from traceback import extract_tb
 
 import torch
 
 from app.lifecycle import Reason
 from worker.trainer.errors import TrainerError
 from worker.trainer.out_of_memory import behind, of_gpu, out_of_memory
+from worker.trainer.recipes.raised import told_of_recipe
 
 # What PyTorch says where the kernels that `runtime.attention` allows cannot compute this.
 NO_ATTENTION = ("No available kernel", "No viable backend for scaled_dot_product_attention")
@@ -22,9 +24,9 @@ NEEDED = {
 }
 
 
-def explain(error: BaseException, phase: str) -> tuple[Reason, str]:
-    """`phase` is what the attempt was doing."""
-    is_of_the_compiler = phase == "compiling" or type(error).__module__.startswith(COMPILER)
+def explain(error: BaseException, phase: str, *, logged: bool = True) -> tuple[Reason, str]:
+    """`phase` is what the attempt was doing. `logged`: it has a trainer.log, with the traceback."""
+    is_of_the_compiler = type(error).__module__.startswith(COMPILER)
     error = behind(error)
     text = str(error)
     if isinstance(error, TrainerError):
@@ -40,8 +42,8 @@ def explain(error: BaseException, phase: str) -> tuple[Reason, str]:
     if text.startswith(NO_ATTENTION):
         return Reason.spec_error, (
             "The kernels that runtime.attention allows cannot compute this attention here: none is"
-            " for its dropout, mask or number format. Use auto, and restart the run; trainer.log of"
-            " the attempt has PyTorch's reasons."
+            " for its dropout, mask or number format. Use auto, and restart the run."
+            f"{_details(error, logged=logged)}"
         )
     if of_gpu(error):
         return Reason.gpu_fault, (
@@ -58,15 +60,27 @@ def explain(error: BaseException, phase: str) -> tuple[Reason, str]:
             f"The checkpoint could not be written: {text}. Earlier checkpoints are intact. Mend "
             "the artifact root; once the retries are used up, restart the run from its latest."
         )
-    if is_of_the_compiler:
-        return Reason.spec_error, _not_compiled(error)
+    details = _details(error, logged=logged)
+    of_recipe = None if is_of_the_compiler else told_of_recipe(error, phase)
+    if of_recipe is not None:
+        mend = f"Mend the recipe's package and install it again.{details if logged else ''}"
+        return Reason.trainer_error, f"{of_recipe} {mend}"
+    if is_of_the_compiler or phase == "compiling":
+        return Reason.spec_error, _not_compiled(error, logged=logged)
     return Reason.trainer_error, (
-        f"An unexpected {type(error).__name__} ended the attempt while {phase}: "
-        f"{_first_line(text)} trainer.log of the attempt has the details."
+        f"An unexpected {type(error).__name__} came while {phase}: {_first_line(text)}{details}"
     )
 
 
-def _not_compiled(error: BaseException) -> str:
+def _details(error: BaseException, *, logged: bool) -> str:
+    """Where there is more to read of it, or what there is: its place."""
+    if logged:
+        return " trainer.log of the attempt has the details."
+    at = extract_tb(error.__traceback__)[-1:]
+    return "".join(f" It was raised in {one.filename}, line {one.lineno}." for one in at)
+
+
+def _not_compiled(error: BaseException, *, logged: bool) -> str:
     told = ": ".join(filter(None, (type(error).__name__, str(error))))
     needed = next((what for name, what in NEEDED.items() if name in told), None)
     advice = "set runtime.compile.mode to none, which needs nothing of this"
@@ -74,7 +88,7 @@ def _not_compiled(error: BaseException) -> str:
         advice = f"install {needed} where this worker runs, or {advice}"
     return (
         f"The steps could not be compiled: {_first_line(told)} To go on, {advice}, and restart "
-        "the run; trainer.log of the attempt has the details."
+        f"the run.{_details(error, logged=logged)}"
     )
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from app.lifecycle import Reason
 from worker.trainer.data.batch import Batch
-from worker.trainer.evaluate import keep_average, validate
+from worker.trainer.evaluate import update_average, validate
 from worker.trainer.trainer import Trainer
 
 
@@ -16,32 +16,33 @@ def train(trainer: Trainer) -> Reason:
     Only `log.flush` and `log.epoch` wait for the device between evaluations and checkpoints.
     """
     agenda, state = trainer.agenda, trainer.state
-    step, log, stop, plan = trainer.step, trainer.log, trainer.stop, trainer.data.train.plan
+    step, log, stop, saver = trainer.step, trainer.log, trainer.stop, trainer.saver
+    plan = trainer.data.train.plan
     held_up = trainer.data.train.counters.held_up
-    batches = log.clock.waiting(trainer.at_rest_during(micro_batches(trainer)), held_up)
+    batches = log.clock.waiting(micro_batches(trainer), held_up)
     log.enter("training", agenda.total_steps, state.step)
 
     while True:
         # A step boundary. What is due follows from the spec and the state alone, so an attempt
         # that was restored here takes the turns that the interrupted one would have taken.
         state.trained_seconds = trainer.trained_seconds()
-        keep_average(trainer)
+        update_average(trainer)
         due = trainer.due()
         if due.log:
             log.flush(step)
-            trainer.mind_compilation()
+            trainer.warn_if_recompiled()
         if due.evaluation:
             validate(trainer)  # left undone, and so still due, when a stop is asked for meanwhile
             due = trainer.due()  # it may end the training, and lets the epoch be reported
         if due.epoch_report:
             log.epoch(step)
         stopping = stop.requested  # asked once, so that a checkpoint was begun where this ends
-        if trainer.writer.has_failed:
-            trainer.finish_saving()
+        if saver.has_failed:
+            saver.finish()
         if due.checkpoint or stopping:
-            trainer.save(stopping=stopping)
+            saver.save(stopping=stopping)
         else:
-            trainer.keep_best()
+            saver.keep_best()
         if due.ending and not due.evaluation:
             return due.ending
         if stopping:
@@ -76,14 +77,15 @@ def micro_batches(trainer: Trainer) -> Iterator[MicroBatch]:
     part, state, training = trainer.data.train, trainer.state, trainer.spec.training
     samples = part.plan.usable_samples
     step_samples = part.plan.batch_size * training.gradient_accumulation_steps
-    while True:
-        if state.position == 0:
-            trainer.step.begin_epoch()
-        for batch in part.iterate(state.epoch, state.position):
-            step_begin = state.position // step_samples * step_samples
-            step_end = min(step_begin + step_samples, samples)
-            share = batch.size / (step_end - step_begin)
-            if (begins := trainer.data.lane_breaks_at(state.position)) is not None:
-                trainer.step.begin_lanes(begins)
-            state.position += batch.size
-            yield MicroBatch(batch, share, state.position == step_end)
+    with trainer.saver.rescuable():
+        while True:
+            if state.position == 0:
+                trainer.step.begin_epoch()
+            for batch in part.iterate(state.epoch, state.position):
+                step_begin = state.position // step_samples * step_samples
+                step_end = min(step_begin + step_samples, samples)
+                share = batch.size / (step_end - step_begin)
+                if (begins := trainer.data.lane_breaks_at(state.position)) is not None:
+                    trainer.step.begin_lanes(begins)
+                state.position += batch.size
+                yield MicroBatch(batch, share, state.position == step_end)

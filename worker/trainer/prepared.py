@@ -18,19 +18,19 @@ import safetensors.torch
 from torch import Tensor
 
 from app.datacache import MANIFEST, TABLES, EntryLock, trim
-from app.lifecycle import Reason
 from worker.trainer.attempt import DataCache, TrainerAttempt
 from worker.trainer.checkpoints.whole_file import whole_folder
 from worker.trainer.data.dataset import DataSet
-from worker.trainer.errors import TrainerError
-from worker.trainer.preparing import Preparing
 from worker.trainer.recipes.base import Task
+from worker.trainer.recipes.contract import tables_of
+from worker.trainer.report.preparing import Preparing
 
 logger = logging.getLogger(__name__)
 
 Tables = dict[str, Tensor]
 
-FORMAT = 1
+# 2: every dataset of a run was looked at, not that alone which is trained on.
+FORMAT = 2
 WAIT_SECONDS = 0.1
 
 
@@ -84,14 +84,7 @@ def _facts(task: Task, attempt: TrainerAttempt, data: DataSet) -> dict[str, Any]
 def _made(task: Task, data: DataSet, preparing: Preparing) -> Tables:
     """Called afresh; in a phase of its own, which may last."""
     preparing.enter("preparing")
-    tables = task.prepare(data.for_recipe(preparing))
-    for name, table in tables.items():
-        if not isinstance(table, Tensor):
-            raise TrainerError(
-                Reason.trainer_error,
-                f"Task.prepare of the recipe gave {name!r} as {type(table).__name__}, where every "
-                "table has to be a torch.Tensor. Mend the recipe's package.",
-            )
+    tables = tables_of(task, task.prepare(data.for_recipe(preparing)))
     preparing.enter("building")
     # Copies, so that no two share memory, which a file of them would not allow.
     return {name: table.detach().cpu().contiguous().clone() for name, table in tables.items()}

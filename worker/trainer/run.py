@@ -15,8 +15,8 @@ from worker.trainer.errors import Diverged
 from worker.trainer.evaluate import test
 from worker.trainer.loop import train
 from worker.trainer.out_of_memory import out_of_memory
-from worker.trainer.preparing import StopRequested
 from worker.trainer.report.naive import naive_scores, no_better
+from worker.trainer.report.preparing import StopRequested
 from worker.trainer.state import Scores
 from worker.trainer.stop import StopFlag
 from worker.trainer.trainer import Trainer
@@ -68,7 +68,7 @@ def _rescue(trainer: Trainer, pulse: Pulse) -> None:
     """What fails here is logged: the error that ends the attempt is told, with its own phase."""
     phase = pulse.phase
     try:
-        trainer.rescue()
+        trainer.saver.rescue()
     except Exception:
         logger.exception("the state could not be saved before the end")
     if pulse.phase != phase:
@@ -77,10 +77,10 @@ def _rescue(trainer: Trainer, pulse: Pulse) -> None:
 
 def _to_its_end(trainer: Trainer) -> End:
     reason = train(trainer)
-    trainer.finish_saving()
+    trainer.saver.finish()
     scores = None
     if reason is not Reason.interrupted and trainer.data.test is not None:
-        scores = test(trainer)
+        scores = test(trainer, trainer.data.test)
         reason = reason if scores is not None else Reason.interrupted
     naive = Scores() if reason is Reason.interrupted else naive_scores(trainer)
     trainer.log.progress()

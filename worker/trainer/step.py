@@ -16,6 +16,7 @@ from worker.trainer.data.tensors import resized
 from worker.trainer.optimizers import set_learning_rate
 from worker.trainer.randomness import same_random_numbers
 from worker.trainer.recipes.base import Task, untouched
+from worker.trainer.recipes.contract import require_gradient, require_terms
 from worker.trainer.speed.compiler import compiled
 from worker.trainer.speed.static_step import StaticStep, StaticSteps
 
@@ -169,11 +170,13 @@ class TrainingStep:
     def _weighted_loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """By `loss_names`, (names,): the weighted sum of the terms, and each of them unweighted."""
         terms = self.task.loss(model, batch)
+        require_terms(self.task, terms, self.loss_weights)
         weighted = [
             terms[name] if weight == 1.0 else terms[name] * weight
             for name, weight in self.loss_weights.items()
         ]
         total = weighted[0] if len(weighted) == 1 else torch.stack(weighted).sum()
+        require_gradient(self.task, total)
         return torch.stack([total, *(terms[name].detach() for name in self.loss_names[1:])])
 
     def _update(self) -> None:

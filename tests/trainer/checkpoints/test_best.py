@@ -22,8 +22,8 @@ from tests.trainer.lab import (
     no_more,
     read_events,
 )
-from worker.trainer import state, trainer
-from worker.trainer.checkpoints import disk
+from worker.trainer import state
+from worker.trainer.checkpoints import disk, saver
 from worker.trainer.checkpoints.format import Snapshot, publish
 from worker.trainer.errors import TrainerError
 
@@ -42,7 +42,7 @@ def weights(outcome: Outcome, step: int) -> bytes:
 @pytest.fixture
 def _no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first best one none may be written for years."""
-    monkeypatch.setattr(trainer, "SHARE_OF_WRITING", 1e-12)
+    monkeypatch.setattr(saver, "SHARE_OF_WRITING", 1e-12)
 
 
 def best_until(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
@@ -263,8 +263,8 @@ def test_writing_the_best_takes_at_most_a_fiftieth_of_the_time(
         clock.now += 0.5
         return publish(snapshot, folder)
 
-    monkeypatch.setattr(trainer, "publish", slow)
-    monkeypatch.setattr(trainer, "time", SimpleNamespace(monotonic=lambda: clock.now, time=float))
+    monkeypatch.setattr(saver, "publish", slow)
+    monkeypatch.setattr(saver, "time", SimpleNamespace(monotonic=lambda: clock.now, time=float))
     best_until(monkeypatch, 90)
     patch = {**RARELY, "training": {"epochs": 30}, "early_stopping": None}
     outcome = lab.run(patch=patch, stop=clock)

@@ -122,7 +122,7 @@ def test_the_next_checkpoint_waits_for_the_one_before(
         return capture(*arguments, in_place=in_place)
 
     monkeypatch.setattr(disk, "rename", rename_late)
-    monkeypatch.setattr("worker.trainer.trainer.capture", capture_noted)
+    monkeypatch.setattr("worker.trainer.checkpoints.saver.capture", capture_noted)
     outcome = lab.run(patch=EVERY_THIRD)
     assert copied == [0, 1, 2]
     assert written == ["step-3", "step-6", "step-9"]
@@ -139,7 +139,7 @@ def test_the_memory_of_the_copy_before_is_used_again(
         places.append([t.data_ptr() for part in snapshot.parts.values() for t in part.values()])
         return snapshot
 
-    monkeypatch.setattr("worker.trainer.trainer.capture", capture_noted)
+    monkeypatch.setattr("worker.trainer.checkpoints.saver.capture", capture_noted)
     lab.run(patch=EVERY_THIRD)
     assert len(places) == 3
     assert places[0] == places[1] == places[2]
@@ -164,7 +164,7 @@ def test_a_stop_takes_no_memory_for_its_state(lab: Lab, monkeypatch: pytest.Monk
         copies.append(weakref.ref(there))
         return snapshot
 
-    monkeypatch.setattr("worker.trainer.trainer.capture", capture_noted)
+    monkeypatch.setattr("worker.trainer.checkpoints.saver.capture", capture_noted)
     outcome = lab.run(patch=EVERY_THIRD, stop=StopAtPoll(BUILDING_POLLS + 8))
     assert len(outcome.of_kind("checkpoint")) == 2
     assert at_the_stop == [True, True]
@@ -259,7 +259,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> set[int]:
             snapshot.parts["model"]["head.weight"][0, 0] = torch.nan
         return snapshot
 
-    monkeypatch.setattr("worker.trainer.trainer.capture", capture_poisoned)
+    monkeypatch.setattr("worker.trainer.checkpoints.saver.capture", capture_poisoned)
     return steps
 
 

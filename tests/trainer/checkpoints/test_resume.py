@@ -189,7 +189,9 @@ def wait_for_step(folder: Path, step: int, process: subprocess.Popen[bytes]) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.minutes), signal.SIGKILL]
+)
 def test_a_process_that_is_signalled_resumes_bit_exactly(lab: Lab, number: int) -> None:
     longer = {
         "training": {"epochs": 80, "log_every_steps": 10},

@@ -283,6 +283,10 @@ def test_it_learns_the_game_and_each_head_has_a_curve(board: Lab, stage: dict[st
     for head in ("train_policy", "train_value"):
         curve = [values[head] for values in seen if head in values]
         assert curve[-1] < curve[0] / 4
+    for values in seen:
+        if "train_loss" in values:  # as `loss_weights` says
+            weighted = values["train_policy"] + 0.5 * values["train_value"]
+            assert values["train_loss"] == pytest.approx(weighted, rel=1e-5)
 
 
 @STAGES

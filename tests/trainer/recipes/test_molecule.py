@@ -1,7 +1,6 @@
 """The recipe `molecule`: what it refuses, what it computes, and that it learns."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,52 +14,18 @@ from app.planning.ladder import NO_RUNG
 from app.spec.recipe import Array, Problem
 from app.spec.run import RunSpec
 from tests.trainer.lab import BASE_SPEC, Lab, StopAtPoll, merged
+from tests.trainer.recipes.molecules import CPU, FIELDS, TASKS, batch_of, run_of, spec_of, write
 from tests.trainer.speed.test_capture import Counting, applied, unless_never
-from tests.trainer_data.factories import entry, preparing
-from tests.trainer_data.test_packed import graphs_of
+from tests.trainer_data.factories import preparing
 from worker.trainer import build as prepare
 from worker.trainer.data.batch import Batch, BatchShapes
 from worker.trainer.data.dataset import open_data
-from worker.trainer.data.formats.packed_files import write_packed
-from worker.trainer.data.source import Field, arrays_of
+from worker.trainer.data.source import arrays_of
 from worker.trainer.errors import DataError, SpecMismatch
 from worker.trainer.recipes.molecule import MoleculeTask
 from worker.trainer.recipes.sequence import SequenceTask
 from worker.trainer.speed import cuda_graph
 from worker.trainer.speed.proof import STEPS
-
-CPU = torch.device("cpu")
-NODES, EDGES = 6.5, 7.5
-FIELDS = {
-    "molecules": Field((3,), np.dtype("u1"), NODES),
-    "molecules/counts": Field((2,), np.dtype("i8")),
-    "molecules/samples": Field((), np.dtype("i8"), NODES, "molecules/counts"),
-    "molecules/edges": Field((2,), np.dtype("i8"), EDGES, "molecules"),
-    "molecules/edge_values": Field((2,), np.dtype("u1"), EDGES),
-    "targets": Field((), np.dtype("f4")),
-}
-TASKS: dict[str, dict[str, Any]] = {
-    "masked": {"targets": ["molecules"], "standardize": {"inputs": False, "targets": False}},
-    "classification": {"standardize": {"inputs": False, "targets": False}},
-    "regression": {"standardize": {"inputs": False}},
-}
-
-
-METRICS = {
-    "masked": ["accuracy"],
-    "classification": ["accuracy", "balanced_accuracy"],
-    "regression": ["mae", "mse", "rmse"],
-}
-
-
-def request_of(task: str, **more: Any) -> dict[str, Any]:
-    data = {"dataset": "numbers", "inputs": ["molecules"], **TASKS[task]}
-    recipe = {"kind": "molecule", "task": task, "hidden_size": 16, "num_layers": 2}
-    return merged({"recipe": recipe, "data": data}, more)
-
-
-def spec_of(task: str, **more: Any) -> RunSpec:
-    return RunSpec.model_validate_json(json.dumps(request_of(task, **more)))
 
 
 def problems_of(spec: RunSpec, **arrays: Array) -> list[Problem]:
@@ -110,39 +75,11 @@ def test_as_many_parameters_as_it_says(task: str) -> None:
     groups = made.parameter_groups(model)
     assert sum(p.numel() for group in groups.values() for p in group) == parameters
     assert len(list(made.blocks(model))) == 2
-    for size in (1, 5):
+    for size in (1, 20):
         batch = made.made_up(size, CPU)
         assert made.loss(model, batch)["loss"].isfinite()
         sums = {name: one.item() for name, one in made.measure(model, batch).items()}
-        assert made.scores(sums, size).keys() == {"loss", *made.spec.evaluation.metrics}
-
-
-def write(path: Path, count: int = 200, *, classes: bool = False) -> Path:
-    """Chains whose number is the share of their atoms that are of the elements 0 to 3; neighbours
-    are of one element, but for every tenth.
-    """
-    random = np.random.default_rng(5)
-    graphs = graphs_of(random.integers(2, 10, count))
-    for graph in graphs:
-        length = len(graph["nodes"])
-        elements = np.where(random.random(length) < 0.1, graph["nodes"][:, 0], random.integers(8))
-        graph["nodes"] = np.repeat(elements[:, None] % 8, 3, 1).astype(np.uint8)
-        ends = np.arange(length - 1)
-        graph["edges"] = np.stack([ends, ends + 1], 1).astype(np.uint16)
-        graph["edge_values"] = np.ones((length - 1, 2), np.uint8)
-    share = np.array([(graph["nodes"][:, 0] < 4).mean() for graph in graphs], np.float32)
-    with h5py.File(path, "w") as file:
-        write_packed(file, "molecules", graphs)
-        file["targets"] = (share > 0.5).astype(np.float32) if classes else 100 * share
-    return path
-
-
-def batch_of(path: Path, spec: RunSpec, loader: dict[str, Any] | None = None) -> Batch:
-    data = open_data(spec, {"numbers": entry(path)}, CPU, preparing(path.parent), 2**30)
-    [batch, *_] = data.train.iterate(0)
-    arrays = {name: array.clone() for name, array in batch.arrays.items()}
-    data.close()
-    return replace(batch, arrays=arrays)
+    assert made.scores(sums, size).keys() == {"loss", *made.spec.evaluation.metrics}
 
 
 def test_what_a_batch_is_filled_up_with_changes_nothing(tmp_path: Path) -> None:
@@ -186,22 +123,6 @@ def test_a_hidden_atom_is_not_shown(tmp_path: Path) -> None:
     each, hidden, _ = task._masked(model, batch)
     assert not hidden[graphs[3] == batch.size].any()
     assert len(each) == len(graphs[0])
-
-
-def run_of(task: str, epochs: int = 2, **more: Any) -> dict[str, Any]:
-    """In place of the lab's spec."""
-    request = request_of(task, data={"dataset": "waves", "split": {"method": "random"}})
-    changes = {
-        "training": {"epochs": epochs, "batch_size": 16, "gradient_accumulation_steps": 1},
-        "evaluation": {"every_steps": None, "batch_size": 16, "metrics": METRICS[task]},
-    }
-    return merged(merged(request, changes), more)
-
-
-@pytest.fixture
-def molecules(lab: Lab) -> Lab:
-    write(lab.data)
-    return lab
 
 
 @pytest.mark.parametrize(
@@ -280,6 +201,36 @@ def test_a_number_that_is_out_of_range_ends_the_run_with_its_place(
     assert f"130{'.0' if part == 'targets' else ' as feature 0'} in row 7 of waves.h5" in (
         caught.value.message
     )
+
+
+def test_a_property_that_nobody_knows_ends_the_run_with_its_place(molecules: Lab) -> None:
+    with h5py.File(molecules.data, "r+") as file:
+        file["targets"][150:] = np.nan
+    with pytest.raises(DataError) as caught:
+        molecules.run(patch=run_of("regression", data={"standardize": {"targets": False}}))
+    told = "'targets' has nan in row 150 of waves.h5, and a property is a finite number"
+    assert told in caught.value.message
+
+
+def test_molecules_of_one_scaffold_are_in_one_part(molecules: Lab) -> None:
+    """By `method: groups`, as the file names the scaffolds: whole numbers or text."""
+    with h5py.File(molecules.data, "r+") as file:
+        file["targets"][:] = np.arange(200)
+        file["scaffold"] = (np.arange(200) * 7 % 40).astype(np.int32)
+    split = {"method": "groups", "field": "scaffold", "validation_fraction": 0.3}
+    patch = run_of("regression", epochs=1, data={"split": split})
+    assert molecules.run(patch=patch).result["last"]["val_loss"] > 0
+    spec = RunSpec.model_validate_json(json.dumps(merged(BASE_SPEC, patch)))
+    data = open_data(spec, molecules.datasets(), CPU, preparing(molecules.root), 2**30)
+    assert data.validation is not None
+    assert data.test is not None
+    seen = [
+        {int(row) * 7 % 40 for batch in part.iterate(0) for row in batch.arrays["targets"]}
+        for part in (data.train, data.validation, data.test)
+    ]
+    data.close()
+    assert all(seen)
+    assert sum(map(len, seen)) == len(set().union(*seen)) == 40
 
 
 def test_fine_tuning_begins_with_what_was_learned_of_masked_atoms(molecules: Lab) -> None:

@@ -1,92 +1,36 @@
-"""The recipe for panels: what it refuses, who looks at whom, what is masked, and exact resume."""
+"""The recipe for panels: what it refuses, who looks at whom, what is masked, and its scores."""
 
 import json
-from typing import Any
 
-import h5py
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from app.datacache import entries
 from app.lifecycle import Reason
+from app.spec.recipe import Array
 from app.spec.run import RunSpec
-from tests.trainer.lab import BASE_SPEC, Killed, Lab, StopAtPoll, merged
-from worker.trainer.data.source import Field, arrays_of
-from worker.trainer.errors import DataError, SpecMismatch
+from tests.trainer.lab import BASE_SPEC, merged
+from tests.trainer.recipes.panels import (
+    DATES,
+    ENCODERS,
+    ENTITIES,
+    MASKS,
+    SPEC,
+    WINDOW,
+    batch_of,
+    made_panel,
+    model_of,
+    spec_of,
+    task_for,
+    with_recipe,
+)
+from worker.trainer.data.source import arrays_of
+from worker.trainer.errors import SpecMismatch
 from worker.trainer.recipes.base import Batch, grouped_parameters
 from worker.trainer.recipes.graphs import correlations, nearest, trailing_graphs
-from worker.trainer.recipes.panel_graph import PanelGraphTask, rank_agreement
-from worker.trainer.recipes.panel_model import PanelModel, StrongestFrequencies
-from worker.trainer.tools.panel.panel_cut import Panel, PanelCut, write_panel
-
-DATES, ENTITIES, WINDOW = 90, 6, 12
-FIELDS = {
-    "features": ((WINDOW, ENTITIES, 2), "float32"),
-    "present": ((WINDOW, ENTITIES), "uint8"),
-    "date": ((), "int32"),
-    "targets": ((ENTITIES, 2), "float32"),
-    "known": ((ENTITIES, 2), "uint8"),
-}
-GRAPH: dict[str, Any] = {"neighbors": 2, "lookback": 30, "rebuild_every": 10}
-SPEC: dict[str, Any] = {
-    "recipe": {
-        "kind": "panel-graph", "encoder": "gru", "hidden_size": 8, "patch": 3, "dropout": 0.1,
-        "horizons": [1, 3], "graph": GRAPH,
-    },
-    "data": {"inputs": ["features", "present", "date"], "targets": ["targets", "known"]},
-    "evaluation": {"metrics": ["mae", "rmse", "rank_correlation", "mae_1", "mae_3"]},
-}  # fmt: skip
-ENCODERS = ("lstm", "gru", "transformer")
-MASKS = {"inputs": ["features", "present", "date"], "targets": ["targets", "known"]}
-
-
-def with_recipe(**recipe: Any) -> dict[str, Any]:
-    return {**SPEC, "recipe": merged(SPEC["recipe"], recipe)}
-
-
-def made_panel(seed: int = 0) -> Panel:
-    """Two groups of three, each with a wave of its own; one comes late, one is away for a while."""
-    random = np.random.default_rng(seed)
-    wave = 3 * np.sin(0.4 * np.arange(DATES)[:, None] + random.uniform(0, 6, 2))
-    own = 50 + wave[:, [0, 0, 0, 1, 1, 1]] + 0.3 * random.normal(size=(DATES, ENTITIES))
-    values = np.stack([own, random.normal(size=own.shape)], -1)
-    values[:40, 1] = values[50:60, 4] = np.nan
-    return Panel(86_400 * np.arange(DATES), tuple("abcdef"), ("own", "noise"), values)
-
-
-@pytest.fixture
-def panel(lab: Lab) -> Lab:
-    write_panel(lab.data, made_panel(), PanelCut(WINDOW, (1, 3), "own"))
-    return lab
-
-
-def task_for(patch: dict[str, Any], **fields: tuple[tuple[int, ...], str]) -> PanelGraphTask:
-    spec = RunSpec.model_validate_json(json.dumps(merged(BASE_SPEC, patch)))
-    found = {n: Field(shape, np.dtype(kind)) for n, (shape, kind) in (FIELDS | fields).items()}
-    return PanelGraphTask.for_run(spec, found)
-
-
-def model_of(task: PanelGraphTask) -> PanelModel:
-    torch.manual_seed(0)
-    model = task.build_model({}, task.made_up_tables()).eval()
-    assert isinstance(model, PanelModel)
-    return model
-
-
-def batch_of(task: PanelGraphTask, size: int = 4) -> Batch:
-    torch.manual_seed(1)
-    arrays = {
-        "features": torch.randn(size, WINDOW, ENTITIES, 2),
-        "present": torch.ones(size, WINDOW, ENTITIES, dtype=torch.uint8),
-        "date": torch.arange(20, 20 + size, dtype=torch.int32),
-        "targets": torch.randn(size, ENTITIES, 2),
-        "known": torch.ones(size, ENTITIES, 2, dtype=torch.uint8),
-    }
-    return Batch(arrays, size, task.made_up_tables())
+from worker.trainer.recipes.panel_graph import rank_agreement
+from worker.trainer.recipes.panel_model import StrongestFrequencies
 
 
 @pytest.mark.parametrize(
@@ -104,6 +48,7 @@ def batch_of(task: PanelGraphTask, size: int = 4) -> Batch:
         ({"recipe": {"num_heads": 3}}, {}, "3 heads do not divide a hidden size of 8"),
         ({"recipe": {"num_heads": 2, "graph": None}}, {}, "No graph and the encoder gru have no"),
         ({"recipe": {"top_frequencies": 8}}, {}, "window of 12 dates has 7 frequencies, and 8"),
+        ({"recipe": {"top_frequencies": 7}}, {}, "window of 12 dates has 7 frequencies, and 7"),
         ({"recipe": {"graph": {"neighbors": 6}}}, {}, "Of 6 entities none has 6 others"),
         ({"recipe": {"graph": {"feature": 2}}}, {}, "has 2 features, and number 2"),
         ({"recipe": {"graph": {"rebuild_every": "batch"}}}, {}, "window's 12 dates .*not 30"),
@@ -113,6 +58,39 @@ def test_what_does_not_fit_is_refused_with_what_would(patch, fields, told) -> No
     with pytest.raises(SpecMismatch, match=told) as caught:
         task_for(merged(SPEC, patch), **fields)
     assert caught.value.reason is Reason.spec_error
+
+
+def arrays_with(window: int = WINDOW, entities: int = ENTITIES) -> dict[str, Array]:
+    return {
+        "features": Array((window, entities, 2), "float32"),
+        "present": Array((window, entities), "uint8"),
+        "date": Array((), "int32"),
+        "targets": Array((entities, 2), "float32"),
+        "known": Array((entities, 2), "uint8"),
+    }
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 4, 12])
+def test_all_frequencies_but_one_may_be_taken_out(window: int) -> None:
+    """And what is offered in place of too many fits."""
+    most = window // 2
+    for strongest in range(most + 2):
+        spec = spec_of(with_recipe(patch=1, top_frequencies=strongest))
+        found = list(spec.recipe.problems(spec.data, arrays_with(window)))
+        assert bool(found) == (strongest > most)
+        for problem in found:
+            (offered,) = problem.fix.values()
+            fitting = spec_of(with_recipe(patch=1, top_frequencies=offered))
+            assert not list(fitting.recipe.problems(fitting.data, arrays_with(window)))
+
+
+def test_one_entity_has_no_graph() -> None:
+    spec = spec_of(SPEC)
+    [problem] = spec.recipe.problems(spec.data, arrays_with(entities=1))
+    assert "Of 1 entities none has 2 others" in problem.message
+    assert problem.fix == {"/recipe/graph": None}
+    alone = spec_of(with_recipe(graph=None))
+    assert not list(alone.recipe.problems(alone.data, arrays_with(entities=1)))
 
 
 def test_parts_that_are_datasets_of_their_own_are_refused() -> None:
@@ -226,9 +204,25 @@ def test_rank_agreement_is_spearmans_over_what_is_known() -> None:
     known[0, 3] = False
     agreement, agreed = rank_agreement(forecast, measured, known)
     assert agreement.tolist() == pytest.approx([0.5, 0.0])  # 1 - 6 * 2 / (3 * 8)
-    assert agreed.tolist() == [1, 0], "of equal forecasts there is none"
+    assert agreed.tolist() == [1, 1], "who says the same of all has ranked none of them"
+    alike = rank_agreement(measured, torch.ones_like(measured), known)
+    alone = rank_agreement(forecast, measured, known & (torch.arange(4) == 1)[:, None])
+    assert [one.tolist() for one in (*alike, *alone)] == [[0, 0]] * 4, "nothing to rank"
     ties, _ = rank_agreement(torch.tensor([[[1.0], [2.0], [2.0]]]), measured[:1, :3], known[:1, :3])
     assert ties.item() == pytest.approx(0.75**0.5), "equals have the mean of their ranks"
+
+
+@pytest.mark.parametrize("level", [0.1, 1e4, 1e7])
+def test_a_forecast_that_is_the_same_for_all_has_ranked_none(level: float) -> None:
+    """To the last bit: made of its error and what came, it would be a little more or less."""
+    task = task_for(with_recipe(top_frequencies=0))
+    model, batch = model_of(task), batch_of(task, 16)
+    torch.nn.init.zeros_(model.head.weight)
+    torch.nn.init.zeros_(model.head.bias)
+    model.target_mean.fill_(level)
+    batch.arrays["targets"].mul_(level / 3)
+    found = sums_of(task.measure(model, batch))
+    assert (found["agreement"], found["agreed"]) == (0.0, 16 * 2)
 
 
 def test_scores_are_means_over_dates_however_they_are_batched() -> None:
@@ -252,104 +246,3 @@ def test_scores_are_means_over_dates_however_they_are_batched() -> None:
 
 def sums_of(measured: dict[str, Tensor]) -> dict[str, float]:
     return {name: one.item() for name, one in measured.items()}
-
-
-@pytest.mark.parametrize("graph", [GRAPH, None, {"rebuild_every": "batch", "lookback": 12}])
-def test_every_graph_learns(panel: Lab, graph: dict[str, Any] | None) -> None:
-    outcome = panel.run(patch=with_recipe(graph=graph))
-    assert outcome.result["best"]["val_loss"] < 1.0
-    metrics = set(SPEC["evaluation"]["metrics"])
-    assert {f"val_{name}" for name in metrics} <= set(outcome.result["best"])
-    assert {f"test_{name}" for name in metrics} <= set(outcome.result["test"])
-
-
-def test_graphs_are_made_once_and_kept(panel: Lab) -> None:
-    folder = panel.root / "data-cache"
-    panel.data_cache = {"folder": str(folder), "most_bytes": 2**20}
-    first = panel.run(patch=SPEC)
-    second = panel.run(patch=SPEC)
-    phases = [[one["phase"] for one in run.of_kind("phase")] for run in (first, second)]
-    assert ["preparing" in one for one in phases] == [True, False]
-    assert (second.weights, second.losses) == (first.weights, first.losses)
-    panel.run(patch=with_recipe(graph={"neighbors": 3}))
-    assert len(entries(folder)) == 2
-
-
-def test_what_is_prepared_is_what_the_dates_before_say(panel: Lab) -> None:
-    """Moments of what is there in the training part, and a graph every ten dates."""
-    folder = panel.root / "data-cache"
-    panel.data_cache = {"folder": str(folder), "most_bytes": 2**20}
-    panel.run(patch=SPEC)
-    (entry,) = entries(folder)
-    tables = safetensors.torch.load_file(folder / entry.key / "tables.safetensors")
-    with h5py.File(panel.data) as file:
-        series, present = file["features/series"][:], file["present/series"][:].astype(bool)
-        dates = file["date"][:]
-    training = len(dates) - round(0.2 * len(dates)) - round(0.1 * len(dates))
-    seen = slice(0, int(dates[training - 1]) + 1)
-    cells = series[seen][present[seen]].astype(np.float64)
-    np.testing.assert_allclose(tables["features/mean"], cells.mean(0))
-    np.testing.assert_allclose(tables["features/std"], cells.std(0))
-    assert int(tables["first_date"]) == dates[0] == WINDOW - 1
-    assert len(tables["graphs"]) == -(-(int(dates[-1]) - int(dates[0]) + 1) // 10)
-    for number, graph in enumerate(tables["graphs"]):
-        end = int(dates[0]) + 10 * number + 1
-        rows = slice(max(0, end - 30), end)
-        values = torch.from_numpy(series[rows, :, 0].astype(np.float64))
-        expected = nearest(correlations(values, torch.from_numpy(present[rows])), 2)
-        assert torch.equal(graph, expected)
-    assert len({one.numpy().tobytes() for one in tables["graphs"]}) > 1
-
-
-@pytest.mark.parametrize("encoder", ENCODERS)
-@pytest.mark.parametrize("kind", ["chunked", "dataloader"])
-def test_a_run_interrupted_anywhere_ends_as_one_that_was_not(
-    panel: Lab, encoder: str, kind: str
-) -> None:
-    patch = merged(with_recipe(encoder=encoder), {"data": {"loader": {"kind": kind}}})
-    counting = StopAtPoll()
-    whole = panel.run(patch=patch, stop=counting)
-    half = counting.polls // 2
-    stopped, steps = panel.in_stages(patch, half, half, None)
-    assert 0 < steps[0] <= steps[1] <= steps[2] == 12
-    assert steps[0] < 12
-    assert (stopped.losses, stopped.weights) == (whole.losses, whole.weights)
-    assert stopped.result == whole.result
-
-
-def test_a_run_that_is_killed_ends_as_one_that_was_not(panel: Lab) -> None:
-    counting = StopAtPoll()
-    whole = panel.run(patch=SPEC, stop=counting)
-    run_dir = panel.new_run()
-    with pytest.raises(Killed):
-        panel.run(run_dir, SPEC, stop=StopAtPoll(3 * counting.polls // 4, kill=True))
-    resumed = panel.run(run_dir, SPEC)
-    assert resumed.of_kind("restored")
-    assert (resumed.losses, resumed.weights) == (whole.losses, whole.weights)
-
-
-def spoil(lab: Lab, name: str, place: tuple[Any, ...], value: Any) -> None:
-    with h5py.File(lab.data, "r+") as file:
-        values: NDArray[Any] = file[name][:]
-        values[place] = value
-        file[name][:] = values
-
-
-@pytest.mark.parametrize(
-    ("name", "place", "value", "told"),
-    [
-        ("date", (20,), 3, r"'date' is 3 in row 20 .*, and 30 in the row before.* ascend"),
-        ("date", (slice(-5, None),), range(10**6, 10**6 + 5), "to count dates, 0, 1, 2"),
-        ("known", (5, 2, 1), 2, r"'known' has 2 in row 5 .* a mask is 1"),
-        ("present/series", (5, 2), 3, "'present' has 3 in row 0 "),
-        ("features/series", (80, 2, 1), np.nan, r"'features' is nan in row .*, at \[2, 1\]"),
-        ("targets", (30, 0, 0), np.inf, r"'targets' is inf in row 30 "),
-        ("known", (slice(None),), 0, "By 'known' nothing of 'targets' is there"),
-    ],
-)
-def test_a_panel_that_is_none_ends_the_run_with_its_place(
-    panel: Lab, name: str, place: tuple[Any, ...], value: Any, told: str
-) -> None:
-    spoil(panel, name, place, value if not isinstance(value, range) else list(value))
-    with pytest.raises(DataError, match=told):
-        panel.run(patch=SPEC)

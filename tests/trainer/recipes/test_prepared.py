@@ -235,7 +235,7 @@ def test_a_stop_is_heard_while_they_are_made(lab: Lab, monkeypatch: pytest.Monke
 
 def test_something_else_than_tensors_is_refused(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, Untensored)
-    with pytest.raises(TrainerError, match="gave 'mean' as list") as caught:
+    with pytest.raises(TrainerError, match="gave for 'mean' a list") as caught:
         lab.run()
     assert caught.value.reason is Reason.trainer_error
 

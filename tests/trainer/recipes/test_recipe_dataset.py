@@ -26,7 +26,7 @@ PATCH: dict[str, Any] = {
         "loader": {"kind": "dataloader", "shuffle": "full"},
     },
 }
-BY_PROCESSES = {"data": {"loader": {"num_workers": 2, "multiprocessing_context": "forkserver"}}}
+BY_PROCESSES = {"data": {"loader": {"num_workers": 1, "multiprocessing_context": "forkserver"}}}
 
 
 class Halves(Dataset[Mapping[str, Any]]):
@@ -108,8 +108,14 @@ def written(lab: Lab) -> None:
         file["features"] = halves
 
 
-@pytest.mark.parametrize("made", [Halves, Together])
-@pytest.mark.parametrize("loader", [{}, BY_PROCESSES], ids=["here", "by processes"])
+@pytest.mark.parametrize(
+    ("made", "loader"),
+    [
+        pytest.param(Halves, {}, id="one by one"),
+        pytest.param(Together, {}, id="together"),
+        pytest.param(Together, BY_PROCESSES, id="by processes", marks=pytest.mark.minutes),
+    ],
+)
 def test_it_is_trained_on_as_its_samples_in_a_file_would_be(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, made: type[Halves], loader: dict[str, Any]
 ) -> None:

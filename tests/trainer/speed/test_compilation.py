@@ -93,6 +93,7 @@ def applied(outcome: Outcome) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.minutes
 def test_all_is_compiled_before_the_first_step_and_a_resume_ends_with_the_same_bits(
     lab: Lab,
 ) -> None:
@@ -115,7 +116,7 @@ def test_all_is_compiled_before_the_first_step_and_a_resume_ends_with_the_same_b
     assert (outcome.weights, outcome.losses) == (straight.weights, straight.losses)
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_an_lstm_too_and_the_cache_outlives_the_process_and_serves_a_standby(
     lab: Lab, cache: Path
 ) -> None:
@@ -137,6 +138,7 @@ def test_an_lstm_too_and_the_cache_outlives_the_process_and_serves_a_standby(
     assert ended[0].weights == ended[1].weights
 
 
+@pytest.mark.minutes
 def test_a_stop_is_heard_between_two_shapes(lab: Lab) -> None:
     outcome = lab.run(patch=COMPILED, stop=StopAtPoll(POLLS - 1))
     assert outcome.end is not None
@@ -144,6 +146,7 @@ def test_a_stop_is_heard_between_two_shapes(lab: Lab) -> None:
     assert "Stopped while compiling, before a step was made" in outcome.end.message
 
 
+@pytest.mark.minutes
 def test_more_graphs_than_were_foreseen_are_told_once(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from app.lifecycle import Reason
+from app.spec.runtime import Runtime
 from tests.trainer.lab import Lab
 from worker.trainer import loop
 from worker.trainer import run as execute
+from worker.trainer.checkpoints.saver import CheckpointSaver
+from worker.trainer.device import FLASH_FROM, attention_kernels
 from worker.trainer.report.report import Report
-from worker.trainer.trainer import Trainer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,7 +44,7 @@ def test_nothing_waits_for_the_device_between_log_points(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, precision: str, residency: str, graphs: str
 ) -> None:
     """Log points, epochs, evaluations and checkpoints may."""
-    may_wait = ((Report, "flush"), (Report, "epoch"), (Trainer, "save"), (loop, "validate"))
+    may_wait = ((Report, "flush"), (Report, "epoch"), (CheckpointSaver, "save"), (loop, "validate"))
     for owner, name in may_wait:
         monkeypatch.setattr(owner, name, within("default", getattr(owner, name)))
     monkeypatch.setattr(execute, "train", within("error", loop.train))
@@ -55,3 +57,13 @@ def test_nothing_waits_for_the_device_between_log_points(
     outcome = lab.execute(lab.prepare(patch=patch, device="cuda:0"))
     assert outcome.end is not None
     assert outcome.end.reason is Reason.completed
+
+
+def test_auto_may_take_flash_in_half_precision_alone_and_without_a_mask() -> None:
+    device = torch.device("cuda:0")
+    if torch.cuda.get_device_capability(device) < FLASH_FROM:
+        pytest.skip("a GPU from before flash")
+    half = attention_kernels(Runtime(), "bf16-mixed", device)
+    assert {"flash", "memory-efficient", "math"} <= set(half)
+    assert "flash" not in attention_kernels(Runtime(), "bf16-mixed", device, masked=True)
+    assert "flash" not in attention_kernels(Runtime(), "tf32", device)

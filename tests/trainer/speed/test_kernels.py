@@ -4,11 +4,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.backends.cuda import SDPAParams
 
 from app.lifecycle import Reason
 from app.spec.runtime import Runtime
 from tests.trainer.lab import Lab, merged
-from worker.trainer.device import configure_torch, lacking_for_attention
+from worker.trainer import device
+from worker.trainer.device import attention_kernels, configure_torch, lacking_for_attention
 from worker.trainer.errors import SpecMismatch
 from worker.trainer.failure import explain
 
@@ -27,16 +29,48 @@ def kernel() -> str:
     return found.grad_fn.name()
 
 
-@pytest.mark.parametrize(("kind", "is_flash"), [("auto", True), ("flash", True), ("math", False)])
+@pytest.mark.parametrize(
+    ("kind", "kernels"), [("auto", ["flash", "math"]), ("flash", ["flash"]), ("math", ["math"])]
+)
 def test_attention_is_computed_by_the_kernels_that_are_asked_for(
-    lab: Lab, kind: str, is_flash: bool
+    lab: Lab, kind: str, kernels: list[str]
 ) -> None:
     outcome = lab.run(patch=attending(kind))
-    assert ("Flash" in kernel()) == is_flash
+    assert ("Flash" in kernel()) == ("flash" in kernels)
     (applied,) = outcome.of_kind("applied")
-    assert applied["applied"]["attention"] == kind
+    assert applied["applied"]["attention"] == kernels
     assert outcome.end is not None
     assert outcome.end.reason is Reason.completed
+
+
+def test_a_recipe_without_attention_applies_no_kernels_of_it(lab: Lab) -> None:
+    (applied,) = lab.run().of_kind("applied")
+    assert applied["applied"]["attention"] is None
+
+
+def test_what_auto_may_choose_on_a_gpu_is_what_pytorch_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the device alone: the tensors lie on none here."""
+    zeros, ones = torch.zeros, torch.ones
+    asked: list[SDPAParams] = []
+
+    def can_use(params: SDPAParams) -> bool:
+        asked.append(params)
+        return True
+
+    on_cuda = torch.device("cuda:0")
+    at_meta = {"device": "meta"}
+    monkeypatch.setattr(torch, "zeros", lambda *shape, **how: zeros(*shape, **(how | at_meta)))
+    monkeypatch.setattr(torch, "ones", lambda *shape, **how: ones(*shape, **(how | at_meta)))
+    monkeypatch.setattr(device, "can_use_cudnn_attention", can_use)
+    kinds = {
+        (precision, masked): attention_kernels(Runtime(), precision, on_cuda, masked=masked)
+        for precision, masked in (("bf16-mixed", False), ("tf32", True))
+    }
+    assert set(map(tuple, kinds.values())) == {("cudnn", "math")}, "no flash without a GPU"
+    assert [params.query.dtype for params in asked] == [torch.bfloat16, torch.float32]
+    assert [params.attn_mask is None for params in asked] == [True, False]
 
 
 def test_kernels_that_a_cpu_lacks_end_the_run_with_a_sentence(lab: Lab) -> None:

@@ -1,6 +1,7 @@
 """Loss scaling for fp16, tested on the CPU; and every precision on a GPU where there is one."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ CPU = torch.device("cpu")
 class Regression:
     """The smallest task: one linear layer, mean absolute error, a loss that can be blown up."""
 
+    recipe = SimpleNamespace(shape_fields=())
     shape_parameters = ()
 
     def __init__(self) -> None:
@@ -38,6 +40,9 @@ class Regression:
     def made_up(self, size: int, device: torch.device) -> Batch:
         x = torch.ones(size, 4, device=device)
         return Batch({"x": x, "y": x.sum(dim=1, keepdim=True)}, size)
+
+    def parameters_json(self) -> dict[str, str]:
+        return {}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {}

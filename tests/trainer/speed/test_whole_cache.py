@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from worker.trainer.preparing import StopRequested
+from worker.trainer.report.preparing import StopRequested
 from worker.trainer.speed.whole_cache import whole_cache
 
 COMPILES = """

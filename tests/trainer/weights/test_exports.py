@@ -16,8 +16,8 @@ import torch
 from app.spec.run import RunSpec
 from stoker.manifest import parse_manifest
 from tests.trainer.lab import BASE_SPEC, Lab, Outcome, merged
+from tests.trainer.recipes.panels import GRAPH, WINDOW, made_panel, with_recipe
 from tests.trainer.recipes.test_board import LEGAL, PLAY, positions
-from tests.trainer.recipes.test_panel_graph import GRAPH, WINDOW, made_panel, with_recipe
 from tests.trainer.recipes.test_ragged import RAGGED, add_events
 from worker.trainer.checkpoints import disk
 from worker.trainer.data.batch import Batch
@@ -37,7 +37,7 @@ SHORT: dict[str, Any] = {
 
 
 def order_for(lab: Lab, outcome: Outcome, format_: str, name: str = "made") -> dict[str, Any]:
-    """As the worker gives it (worker.jobs.exporting)."""
+    """As the worker gives it (worker.jobs.export_work)."""
     attempt = json.loads((outcome.folder / "spec.json").read_text())
     return {
         "run_id": attempt["run_id"],
@@ -126,6 +126,7 @@ def test_weights_of_8_bits_are_measured_beside_the_original(lab: Lab) -> None:
     assert sorted(p.name for p in Path(order["out"]).iterdir()) == ["manifest.json", "model.onnx"]
 
 
+@pytest.mark.minutes
 def test_a_gru_is_not_quantized(lab: Lab) -> None:
     outcome = trained(lab, {"recipe": {"encoder": "gru"}})
     order = order_for(lab, outcome, "int8", "small")
@@ -134,6 +135,7 @@ def test_a_gru_is_not_quantized(lab: Lab) -> None:
     assert not list(outcome.run_dir.glob("exports/*small*"))
 
 
+@pytest.mark.minutes
 def test_a_transformer_over_several_timeframes(lab: Lab) -> None:
     with h5py.File(lab.data, "r+") as file:
         file["slow"] = (1000 * file["features"][:, 1::2, :2]).astype(np.float32)
@@ -144,6 +146,7 @@ def test_a_transformer_over_several_timeframes(lab: Lab) -> None:
     assert found["int8"]["bytes"] < found["onnx"]["bytes"]
 
 
+@pytest.mark.minutes
 def test_ragged_samples_come_with_their_lengths(lab: Lab) -> None:
     add_events(lab.data, np.random.default_rng(3).integers(1, 13, 60))
     made = make_export(order := order_for(lab, trained(lab, RAGGED), "onnx"))
@@ -155,6 +158,7 @@ def test_ragged_samples_come_with_their_lengths(lab: Lab) -> None:
     assert np.array_equal(answers(Path(order["out"]), **inputs)[0][0], short)
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize("graph", [GRAPH, None], ids=["graph", "none"])
 def test_panels_with_who_looks_at_whom(lab: Lab, graph: dict[str, Any] | None) -> None:
     write_panel(lab.data, made_panel(), PanelCut(WINDOW, (1, 3), "own"))
@@ -177,6 +181,11 @@ def test_boards_of_packed_bits(lab: Lab, stage: dict[str, Any]) -> None:
     assert names == (["legal"] if stage is LEGAL else ["policy", "value"])
     found = by_name(made)
     assert found["onnx"]["scores"] == pytest.approx(found["pytorch"]["scores"], rel=1e-4)
+    small = found["int8"]
+    assert small["scores"] == pytest.approx(found["pytorch"]["scores"], rel=0.02)
+    assert small["bytes"] < 0.7 * found["onnx"]["bytes"]
+    assert small["max_difference"] > 100 * found["onnx"]["max_difference"]
+    assert small["seconds_per_batch"] > 0
     logits = answers(Path(order["out"]), planes=positions()["planes"][:3])[0]
     assert logits.shape == (3, 32)
 

@@ -42,7 +42,8 @@ def told(batches: Sequence[Rows], others: Sequence[Rows], name: str = "onnx") ->
     def given(rows: Rows) -> dict[str, Tensor]:
         return {key: torch.tensor(row) for key, row in zip(OUTPUTS, rows, strict=True)}
 
-    task: Any = SimpleNamespace(measure=measure, scores=lambda sums, _: sums)
+    spec = SimpleNamespace(evaluation=SimpleNamespace(metrics=()))
+    task: Any = SimpleNamespace(spec=spec, measure=measure, scores=lambda sums, _: sums)
     part: Any = [Batch(given(rows), 1) for rows in batches]
     answers = iter([list(given(rows).values()) for rows in others])
     evaluated = Plain(None, task, Given(), "validation", part, {})  # type: ignore[arg-type]

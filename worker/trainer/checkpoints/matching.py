@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from app.lifecycle import Reason
+from app.spec.recipe import value_at
 from worker.trainer.errors import TrainerError
 from worker.trainer.optimizers import kept_of_each
 from worker.trainer.recipes.base import Task
@@ -41,11 +42,13 @@ def listed(phrases: Sequence[str]) -> str:
 
 def of_the_recipe(task: Task, manifest: Mapping[str, Any]) -> Iterator[str]:
     """What weights of equal names and shapes may still mean differently."""
-    there = manifest.get("recipe", {})
-    for name in task.shape_parameters:
-        here = task.parameters_json()[name]
-        if name in there and there[name] != here:
-            yield f"{name} is {there[name]} there and {here} in this run"
+    here, there = task.parameters_json(), manifest.get("recipe", {})
+    for name in dict.fromkeys(("kind", *task.recipe.shape_fields, *task.shape_parameters)):
+        if name.split("/")[0] not in there:
+            continue  # an earlier version had no word for it
+        was, now = value_at(there, name), value_at(here, name)
+        if was != now:
+            yield f"{name} is {was} there and {now} in this run"
 
 
 def of_the_weights(model: nn.Module, there: Mapping[str, Tensor]) -> Iterator[str]:

@@ -155,7 +155,7 @@ class Checked:
 
 
 def check_all(data: Data, datasets: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Checked]:
-    """Every dataset that the spec names, by name."""
+    """Every dataset that the spec names, by name; first the one that is trained on."""
     named = [data.dataset]
     if isinstance(data.split, DatasetsSplit):
         named += [data.split.validation, *([data.split.test] if data.split.test else [])]

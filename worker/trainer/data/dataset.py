@@ -17,10 +17,10 @@ from app.spec.run import RunSpec
 from worker.trainer.data.batch import Batches, BatchPlan, BatchShapes, Bucket
 from worker.trainer.data.checked import Checked, check_all, check_field
 from worker.trainer.data.counters import Counters
-from worker.trainer.data.feed.dataloader import Loaded
+from worker.trainer.data.feed.dataloader import DataLoaderBatches
 from worker.trainer.data.feed.opening import (
     ChunkedOpener,
-    LoadedOpener,
+    DataLoaderOpener,
     Opener,
     PartName,
     Plans,
@@ -49,7 +49,7 @@ from worker.trainer.data.split import Part, Parts, parts_by_number, split_sample
 from worker.trainer.data.statistics import Moments, array_statistics, field_statistics
 from worker.trainer.data.training_data import TrainingData
 from worker.trainer.errors import SpecMismatch
-from worker.trainer.preparing import Preparing
+from worker.trainer.report.preparing import Preparing
 
 
 class DataSet:
@@ -61,18 +61,21 @@ class DataSet:
     def __init__(
         self,
         data: Data,
-        training: tuple[Checked, Part],
+        checked: Mapping[str, Checked],
+        part: Part,
         streams: tuple[Batches, Batches | None, Batches | None],
         description: Mapping[str, Any],
         warnings: Warnings,
         samples: BatchSource,
         breaks: LaneBreaks | None = None,
     ) -> None:
-        """`warnings`: codes and sentences of what is not as it was asked for. `samples`: those of
-        the dataset that is trained on, one by one. `breaks`: of what is carried in lanes.
+        """`checked`: as `check_all` gives them. `part`: the training part. `warnings`: codes and
+        sentences of what is not as it was asked for. `samples`: those of the dataset that is
+        trained on, one by one. `breaks`: of what is carried in lanes.
         """
         self.train, self.validation, self.test = streams
-        self._checked, self._part = training
+        self._every, self._part = checked, part
+        self._checked = checked[data.dataset]
         self.fields = self._checked.fields
         self._samples, self._breaks = samples, breaks
         self._inputs, self._targets = data.inputs, data.targets
@@ -82,7 +85,12 @@ class DataSet:
     @property
     def pids(self) -> list[int]:
         """Of the processes that read for it now."""
-        return [pid for each in self._streams() if isinstance(each, Loaded) for pid in each.pids]
+        return [
+            pid
+            for each in self._streams()
+            if isinstance(each, DataLoaderBatches)
+            for pid in each.pids
+        ]
 
     @property
     def counters(self) -> Counters:
@@ -164,7 +172,7 @@ class DataSet:
 
     def for_recipe(self, preparing: Preparing) -> TrainingData:
         """What a recipe may read of it before the training."""
-        return TrainingData(self._checked, self._part, preparing)
+        return TrainingData(tuple(self._every.values()), self._part, preparing)
 
     def lane_breaks_at(self, position: int) -> torch.Tensor | None:
         """Bool (batch,) on the device: in which places of the training's next batch another series
@@ -241,7 +249,7 @@ def open_data(
         epochs = spec.training.epochs
         opener = ChunkedOpener(checked, need, residency, device, rung, preparing, epochs)
     else:
-        opener = LoadedOpener(checked, data.loader, plans, device, rung, fields, make)
+        opener = DataLoaderOpener(checked, data.loader, plans, device, rung, fields, make)
     filling = max(0, bytes_per_sample(fields) - need.sample_bytes)
     preparing.will_use(opener.use(_use(need, filling, plans, device, spec, rung)))
     order = shuffle.order(len(parts.train), seed, plans["train"].batch_size)
@@ -252,8 +260,8 @@ def open_data(
     streams, read = (train, validation, test), batch_source(training, fields, make)
     if (breaks := _lane_breaks(spec, training, parts.train, order, device)) is not None:
         description["lane_breaks"] = int(breaks.marks.sum())
-    trained = training, parts.train
-    return DataSet(data, trained, streams, description, opener.warnings(), read, breaks)
+    warnings = opener.warnings()
+    return DataSet(data, checked, parts.train, streams, description, warnings, read, breaks)
 
 
 def _lane_breaks(

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from app.planning.packing import RowSpread, rounded_rows
 from worker.trainer.data.batch import ONE_SHAPE, BatchPlan, BatchShapes, Bucket
 from worker.trainer.data.layouts.layout import Layout
 from worker.trainer.data.order import Order
@@ -17,9 +18,6 @@ from worker.trainer.data.split import Part
 
 # Of the totals that the batches of an epoch have, these shares are at or below a bucket.
 LEVELS = (0.2, 0.4, 0.6, 0.8, 0.95, 1.0)
-MULTIPLE = 8
-# One in 30,000 batches that are drawn at random is further from the mean.
-DEVIATIONS = 4.0
 # Samples at the beginning of an epoch whose batches are looked at.
 LOOKED_AT = 2**20
 
@@ -45,8 +43,9 @@ def batch_shapes(
         if known and found:
             most = {name: int(each.max()) for name, each in found.items()}
         is_usual = size == plan.largest_micro_batch and found is not None
-        likely = {name: _likely(counts, size) for name, counts in every.items()}
-        levels = [*_levels(found, likely, most)] if is_usual and found else []
+        likely = {name: _spread_of(counts).likely(size) for name, counts in every.items()}
+        at_random = order.shuffle == "full"
+        levels = [*_levels(found, likely, most, at_random)] if is_usual and found else []
         by_size[size] = _distinct([*levels, _rounded(most)])
     return BatchShapes(by_size, has_spare=not known)
 
@@ -74,26 +73,27 @@ def _largest(counts: Rows, size: int) -> int:
     return int(np.partition(counts, len(counts) - size)[len(counts) - size :].sum())
 
 
-def _likely(counts: Rows, size: int) -> float:
-    """What so many samples drawn at random have together, if hardly ever more."""
-    return float(size * counts.mean() + DEVIATIONS * size**0.5 * counts.std())
+def _spread_of(counts: Rows) -> RowSpread:
+    return RowSpread(float(counts.mean()), float(counts.std()), int(counts.max()))
 
 
-def _levels(found: Counts, likely: Mapping[str, float], most: Bucket) -> Iterator[Bucket]:
-    """By the batches that were seen, and one beyond them: other epochs have other batches."""
+def _levels(
+    found: Counts, likely: Mapping[str, float], most: Bucket, at_random: bool
+) -> Iterator[Bucket]:
+    """By the batches that were seen, and one beyond them: other epochs have other batches. Where
+    batches are drawn at random it is known how far these go; of blocks of neighbours it is not.
+    """
     for level in LEVELS:
         yield _rounded({name: float(np.quantile(each, level)) for name, each in found.items()})
     beyond = {
-        name: max(likely[name], 2 * each.max() - np.median(each)) for name, each in found.items()
+        name: max(likely[name], each.max() if at_random else 2 * each.max() - np.median(each))
+        for name, each in found.items()
     }
     yield _rounded({name: min(float(rows), most[name]) for name, rows in beyond.items()})
 
 
 def _rounded(totals: Mapping[str, float]) -> Bucket:
-    """One more at least."""
-    return {
-        name: -(-(int(np.ceil(rows)) + 1) // MULTIPLE) * MULTIPLE for name, rows in totals.items()
-    }
+    return {name: rounded_rows(rows) for name, rows in totals.items()}
 
 
 def _distinct(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:

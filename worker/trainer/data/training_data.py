@@ -11,21 +11,22 @@ from worker.trainer.data.feed.rows import piece_bounds, read_rows
 from worker.trainer.data.layouts.layout import packed_fields
 from worker.trainer.data.source import Arrays, Field, Rows, in_rows
 from worker.trainer.data.split import Part
-from worker.trainer.preparing import Preparing
+from worker.trainer.report.preparing import Preparing
 
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The dataset that is trained on, and which of its samples are the training part."""
+    """Every dataset that a run reads, and which samples of the first are the training part."""
 
-    _checked: Checked
+    _each: tuple[Checked, ...]
+    """First the one that is trained on."""
     _part: Part
     _preparing: Preparing
 
     @property
     def fields(self) -> Mapping[str, Field]:
         """Shape and type of a sample, by the names of the spec's inputs and targets."""
-        return self._checked.fields
+        return self._trained.fields
 
     @property
     def num_samples(self) -> int:
@@ -34,8 +35,8 @@ class TrainingData:
 
     @property
     def all_samples(self) -> int:
-        """Of the whole dataset."""
-        return self._checked.num_samples
+        """Of all parts, also where validation and test are datasets of their own."""
+        return sum(one.num_samples for one in self._each)
 
     def pieces(self, *names: str) -> Iterator[Arrays]:
         """These arrays of the training part, in the file's order: (samples, *shape) each. The next
@@ -44,22 +45,32 @@ class TrainingData:
 
         Raises DataError, DatasetChanged; StopRequested when the run is to stop meanwhile.
         """
-        return self._pieces(names, self._part.all_rows())
+        return self._pieces(self._trained, names, self._part.all_rows())
 
     def whole(self, *names: str) -> Iterator[Arrays]:
-        """The same of all samples, held-out ones too: for what is no secret of theirs, such as
-        which entities there are.
+        """The same of all samples, one dataset behind another, held-out ones too: for what is no
+        secret of theirs, such as which entities there are, and to find what is wrong with them
+        before the first step. No piece is of two datasets.
         """
-        return self._pieces(names, np.arange(self.all_samples))
+        for one in self._each:
+            yield from self._pieces(one, names, np.arange(one.num_samples))
 
     def place_of(self, sample: int) -> str:
-        """Where a person finds a sample of the whole dataset: its row and the file's name."""
-        return self._checked.stored.place_of(sample)
+        """Where a person finds a sample, as `whole` counts them: its row and the file's name."""
+        for one in self._each:
+            if sample < one.num_samples:
+                return one.stored.place_of(sample)
+            sample -= one.num_samples
+        raise IndexError(sample)
 
-    def _pieces(self, names: tuple[str, ...], rows: Rows) -> Iterator[Arrays]:
+    @property
+    def _trained(self) -> Checked:
+        return self._each[0]
+
+    def _pieces(self, checked: Checked, names: tuple[str, ...], rows: Rows) -> Iterator[Arrays]:
         buffers: Arrays = {}
-        layouts = [self._checked.layouts[name] for name in names]
-        with closing(self._checked.open_some(names)) as source:
+        layouts = [checked.layouts[name] for name in names]
+        with closing(checked.open_some(names)) as source:
             for start, stop in piece_bounds(source.fields, len(rows)):
                 if not buffers:
                     fields = in_rows(source.fields).items()

@@ -100,8 +100,9 @@ class Task(ABC):
     """
 
     shape_parameters: ClassVar[tuple[str, ...]] = ()
-    """Of `parameters_json`, those without which weights of the same names and shapes would mean
-    something else: no checkpoint with others is gone on from.
+    """Of `parameters_json`, what follows from the arrays and without which weights of the same
+    names and shapes would mean something else: no checkpoint with others is gone on from, nor one
+    with other `shape_fields` of the recipe.
     """
 
     prepared_by: ClassVar[tuple[str, ...]] = ()
@@ -170,8 +171,9 @@ class Task(ABC):
         return {}
 
     def made_up_tables(self) -> Tables:
-        """Tables that nobody prepared, as large as those of the data: a probe of memory reads none.
-        A recipe that prepares some gives them, or cannot be probed.
+        """Tables that nobody prepared, as small as a batch can do with: a probe of memory reads
+        none, and what those of the data take is planned beside it (`Recipe.table_bytes`). A recipe
+        that prepares some gives them, or cannot be probed.
         """
         if type(self).prepare is Task.prepare:
             return {}
@@ -289,4 +291,8 @@ class Task(ABC):
 
     @abstractmethod
     def scores(self, sums: Mapping[str, float], samples: int) -> dict[str, float]:
-        """`loss` and the metrics of the spec, from the sums of `measure` over a whole part."""
+        """`loss` and the metrics of the spec, from the sums of `measure` over a whole part.
+
+        Raises `worker.trainer.errors.NothingToScore` where the part has nothing that they could be
+        of, such as masked targets alone.
+        """

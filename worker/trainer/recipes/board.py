@@ -86,7 +86,6 @@ class BoardTask(Task):
     """Binary cross entropy a move, or cross entropy and the square error of the result."""
 
     recipe: Board
-    shape_parameters: ClassVar[tuple[str, ...]] = ("kind", "stage", "planes", "board", "moves")
     prepared_by: ClassVar[tuple[str, ...]] = ("stage", "moves")
 
     @property

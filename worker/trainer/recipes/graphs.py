@@ -1,6 +1,6 @@
 """Graphs of a panel: which entities were most alike, by correlations of one feature."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -40,11 +40,14 @@ def nearest(correlation: Tensor, neighbors: int) -> Tensor:
 
 
 def trailing_graphs(
-    values: Tensor, present: Tensor, ends: Iterable[int], lookback: int, neighbors: int
+    values: Tensor, present: Tensor, ends: Sequence[int], lookback: int, neighbors: int
 ) -> Tensor:
     """A graph of the `lookback` dates before each of `ends`, bool (ends, entities, entities).
     `values`, `present`: (dates, entities).
     """
-    pieces = ((values[max(0, end - lookback) : end], present[max(0, end - lookback) : end])
-              for end in ends)  # fmt: skip
-    return torch.stack([nearest(correlations(*piece), neighbors) for piece in pieces])
+    entities = values.shape[-1]
+    graphs = torch.empty(len(ends), entities, entities, dtype=torch.bool, device=values.device)
+    for place, end in enumerate(ends):
+        past = slice(max(0, end - lookback), end)
+        graphs[place] = nearest(correlations(values[past], present[past]), neighbors)
+    return graphs

@@ -13,14 +13,19 @@ from app.recipes.molecule import Molecule
 from app.spec.recipe import BACKBONE
 from worker.trainer.data.source import Arrays
 from worker.trainer.data.training_data import TrainingData
-from worker.trainer.errors import DataError
+from worker.trainer.errors import DataError, NothingToScore
 from worker.trainer.recipes.base import Batch, Statistics, Tables, Task
+from worker.trainer.recipes.encoders import exact_for
 
 Graphs = tuple[Tensor, Tensor, Tensor, Tensor, int]
 """Of a batch: features of atoms (atoms, …) and bonds (bonds, …), the two atoms of each bond, the
 molecule of each atom, and how many molecules there are. Behind the atoms of the last one are some
 that are of none, and bonds between these.
 """
+
+
+BITS = 31
+LOWEST_BITS = 2**BITS - 1
 
 
 class Layer(nn.Module):
@@ -85,8 +90,13 @@ class MoleculeModel(nn.Module):
     """
 
     def __init__(
-        self, recipe: Molecule, features: tuple[int, int], scale: tuple[Tensor, Tensor]
+        self,
+        recipe: Molecule,
+        features: tuple[int, int],
+        scale: tuple[Tensor, Tensor],
+        class_weights: Tensor | None = None,
     ) -> None:
+        """`class_weights`: float32 (classes,), if the loss has some."""
         super().__init__()
         width = recipe.hidden_size
         self.encoder = Encoder(recipe, *features)
@@ -97,6 +107,8 @@ class MoleculeModel(nn.Module):
         )  # fmt: skip
         self.register_buffer("target_mean", scale[0])
         self.register_buffer("target_std", scale[1])
+        # On the device from the first step on; a checkpoint does without: the spec has them.
+        self.register_buffer("class_weights", class_weights, persistent=False)
 
     def of_atoms(self, graphs: Graphs, hides: Tensor) -> Tensor:
         """Logits (atoms, values) of the elements."""
@@ -116,7 +128,7 @@ class MoleculeModel(nn.Module):
         return answers
 
     def forward(self, graphs: Graphs, hides: Tensor | None = None) -> Tensor:
-        """Of atoms where some are hidden, else of molecules; numbers in the target's units."""
+        """Of atoms where some are hidden, else of molecules; numbers in standardized units."""
         if hides is not None:
             return self.of_atoms(graphs, hides)
         return self.of_molecules(graphs)
@@ -126,7 +138,6 @@ class MoleculeTask(Task):
     """Cross entropy of hidden elements or of classes; or the error of a number, as `loss` says."""
 
     recipe: Molecule
-    shape_parameters: ClassVar[tuple[str, ...]] = ("kind", "task", "values", "classes")
     prepared_by: ClassVar[tuple[str, ...]] = ("task", "values", "classes")
     data_buffers: ClassVar[tuple[str, ...]] = ("target_mean", "target_std")
 
@@ -143,8 +154,8 @@ class MoleculeTask(Task):
         return (self.target,) * self.spec.data.standardize.targets
 
     def prepare(self, data: TrainingData) -> Tables:
-        """No tables, but a look at every feature and class: one that is out of range would end a
-        step on a GPU without a word about where it lies. Raises DataError.
+        """No tables, but a look at every feature, class and property: one that is out of range
+        would end a step on a GPU without a word about where it lies. Raises DataError.
         """
         begin, names = 0, dict.fromkeys((self.molecules, self.target))
         for piece in data.whole(*names):
@@ -166,18 +177,26 @@ class MoleculeTask(Task):
                 what = f"{piece[part][row, feature]} as feature {feature}"
                 where = data.place_of(begin + int(of[row]))
                 raise _out_of_range(part, what, where, f"features are 0 to {values - 1:,}")
+        if self.recipe.task == "masked":
+            return
+        found = piece[self.target].reshape(-1)
         if self.recipe.task == "classification":
-            classes, found = self.recipe.classes, piece[self.target].reshape(-1)
-            others = np.flatnonzero(~((found >= 0) & (found < classes) & (found % 1 == 0)))
-            if len(others):
-                where = data.place_of(begin + int(others[0]))
-                rule = f"classes are whole numbers from 0 to {classes - 1:,}"
-                raise _out_of_range(self.target, f"{found[others[0]]}", where, rule)
+            classes = self.recipe.classes
+            fits = (found >= 0) & (found < classes) & (found % 1 == 0)
+            rule = f"classes are whole numbers from 0 to {classes - 1:,}"
+        else:
+            fits, rule = np.isfinite(found), "a property is a finite number"
+        if not fits.all():
+            row = int(np.flatnonzero(~fits)[0])
+            raise _out_of_range(self.target, f"{found[row]}", data.place_of(begin + row), rule)
 
     def build_model(self, statistics: Statistics, tables: Tables) -> nn.Module:
         unscaled = torch.tensor(0.0), torch.tensor(1.0)
-        mean, std = (one.float() for one in statistics.get(self.target, unscaled))
-        return MoleculeModel(self.recipe, self._features, (mean, std))
+        scale = statistics.get(self.target, unscaled)
+        mean, std = exact_for(self.fields[self.target], scale)
+        given = self.spec.class_weights
+        weights = None if given is None else torch.tensor(given)
+        return MoleculeModel(self.recipe, self._features, (mean, std), weights)
 
     @property
     def _features(self) -> tuple[int, int]:
@@ -211,7 +230,7 @@ class MoleculeTask(Task):
             return {"loss": (each * hides).sum() / hides.sum().clamp(min=1)}
         if self.recipe.task == "classification":
             logits, target = self._classes(model, batch)
-            weights = self._class_weights(logits)
+            weights = _class_weights(model)
             return {"loss": functional.cross_entropy(logits, target, weights)}
         return {"loss": self._criterion(self._error(model, batch)).mean()}
 
@@ -221,7 +240,7 @@ class MoleculeTask(Task):
             sums = {"loss": each * hides, "right": right & hides, "hidden": hides}
         elif self.recipe.task == "classification":
             logits, target = self._classes(model, batch)
-            return self._measure_classes(logits, target)
+            return self._measure_classes(logits, target, _class_weights(model))
         else:
             error = self._error(model, batch)
             exact = error.double() * model.get_buffer("target_std").double()
@@ -233,7 +252,8 @@ class MoleculeTask(Task):
     def scores(self, sums: Mapping[str, float], samples: int) -> dict[str, float]:
         task, wanted = self.recipe.task, self.spec.evaluation.metrics
         if task == "masked":
-            hidden = max(1.0, sums["hidden"])
+            if not (hidden := sums["hidden"]):
+                raise NothingToScore(f"no atom of {self.molecules!r} is hidden")
             found = {"loss": sums["loss"] / hidden, "accuracy": sums["right"] / hidden}
         elif task == "classification":
             found = self._scores_of_classes(sums, samples)
@@ -252,11 +272,18 @@ class MoleculeTask(Task):
         return atoms, bonds, edges, of, batch.size
 
     def _masked(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each atom: its cross entropy, whether it was hidden, and whether it was told."""
+        """Of each atom: its cross entropy, whether it was hidden, and whether it was told. The
+        training hides others each time; evaluations always the same, or equal weights would get
+        other scores from one to the next.
+        """
         graphs = self._graphs(batch)
         atoms, *_, of, molecules = graphs
-        drawn = torch.rand(len(atoms), device=atoms.device) < self.recipe.mask_fraction
-        hides = drawn & (of < molecules)
+        if model.training:
+            drawn = torch.rand(len(atoms), device=atoms.device)
+        else:
+            counts = batch.arrays[f"{self.molecules}/counts"]
+            drawn = fixed_draws(graphs, counts, self.spec.training.seed)
+        hides = (drawn < self.recipe.mask_fraction) & (of < molecules)
         logits, elements = model(graphs, hides).float(), atoms[:, 0].long()
         each = functional.cross_entropy(logits, elements, reduction="none")
         return each, hides, logits.argmax(1) == elements
@@ -266,13 +293,10 @@ class MoleculeTask(Task):
         logits = model(self._graphs(batch)).float()
         return logits, batch.arrays[self.target].reshape(-1).long()
 
-    def _class_weights(self, logits: Tensor) -> Tensor | None:
-        weights = self.spec.class_weights
-        return None if weights is None else logits.new_tensor(weights)
-
-    def _measure_classes(self, logits: Tensor, target: Tensor) -> dict[str, Tensor]:
+    def _measure_classes(
+        self, logits: Tensor, target: Tensor, weights: Tensor | None
+    ) -> dict[str, Tensor]:
         """Also how many there are of each class, and how many of these were told."""
-        weights = self._class_weights(logits)
         loss = functional.cross_entropy(logits, target, weights, reduction="none")
         each = logits.new_ones(len(target)) if weights is None else weights[target]
         kinds = functional.one_hot(target, self.recipe.classes).double()
@@ -293,19 +317,51 @@ class MoleculeTask(Task):
         }
 
     def _error(self, model: nn.Module, batch: Batch) -> Tensor:
-        """(molecules,), in standardized units."""
+        """(molecules,), in standardized units and the type of the target's mean."""
         target = batch.arrays[self.target].reshape(-1)
         mean, std = (model.get_buffer(f"target_{name}") for name in ("mean", "std"))
         answers: Tensor = model(self._graphs(batch)).float()
         return answers[:, 0] - (target.to(mean.dtype) - mean) / std
 
     def _criterion(self, error: Tensor) -> Tensor:
-        """Of each."""
+        """Of each, float32."""
+        error = error.float()
         if self.recipe.loss == "mae":
             return error.abs()
         if self.recipe.loss == "mse":
             return error.square()
         return functional.huber_loss(error, torch.zeros_like(error), reduction="none")
+
+
+def fixed_draws(graphs: Graphs, counts: Tensor, seed: int) -> Tensor:
+    """Of each atom a number as if drawn from [0, 1], float32 (atoms,): the same wherever a molecule
+    lies, for it follows from the seed, the molecule's atoms and the atom's place among them.
+    `counts`: atoms and bonds of each molecule, (molecules, 2).
+    """
+    atoms, *_, of, molecules = graphs
+    begins = functional.pad(counts[:, 0].cumsum(0) - counts[:, 0], (0, 1))
+    places = torch.arange(len(atoms), device=atoms.device) - begins.index_select(0, of)
+    said = _scattered(places & LOWEST_BITS)
+    for feature in atoms.long().unbind(1):
+        said = _scattered(said ^ (feature & LOWEST_BITS))
+    of_molecules = said.new_zeros(molecules + 1).index_add(0, of, said)
+    of_molecules = _scattered((of_molecules + seed % 2**BITS) & LOWEST_BITS)
+    drawn: Tensor = _scattered(of_molecules.index_select(0, of) ^ said).float() / 2**BITS
+    return drawn
+
+
+def _scattered(numbers: Tensor) -> Tensor:
+    """Whole numbers of BITS bits to others, one to one, as if drawn: multiplied and folded twice.
+    No product is beyond int64, where the compiler might take another one.
+    """
+    for _ in range(2):
+        numbers = ((numbers ^ (numbers >> 16)) * 0x45D9F3B) & LOWEST_BITS
+    return numbers ^ (numbers >> 16)
+
+
+def _class_weights(model: nn.Module) -> Tensor | None:
+    weights: Tensor | None = model.get_buffer("class_weights")
+    return weights
 
 
 def _out_of_range(name: str, what: str, where: str, rule: str) -> DataError:

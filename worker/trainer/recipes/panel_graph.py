@@ -12,6 +12,7 @@ from app.recipes.panel_graph import Graph, PanelGraph
 from app.spec.recipe import BACKBONE
 from worker.trainer.data.statistics import array_statistics
 from worker.trainer.data.training_data import TrainingData
+from worker.trainer.errors import NothingToScore
 from worker.trainer.recipes.base import Batch, Exported, Statistics, Tables, Task
 from worker.trainer.recipes.encoders import Moments, exact_for
 from worker.trainer.recipes.graphs import correlations, nearest, trailing_graphs
@@ -24,10 +25,6 @@ class PanelGraphTask(Task):
 
     recipe: PanelGraph
     data_buffers = ("input_mean", "input_std", "target_mean", "target_std")
-    shape_parameters = (
-        *("kind", "encoder", "patch", "num_heads", "top_frequencies", "horizons", "graph_layers"),
-        *("window", "num_features"),
-    )
     prepared_by = ("graph",)
 
     @property
@@ -103,14 +100,13 @@ class PanelGraphTask(Task):
         }
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        error, known = self._error(model, batch)
+        _, error, known = self._forecast(model, batch)
         return {"loss": self._loss_a_date(model, error, known).mean()}
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        error, known = self._error(model, batch)
-        measured = batch.arrays[self.spec.data.targets[0]].double()
-        agreement, agreed = rank_agreement(error.double() + measured, measured, known)
-        exact = error.double()
+        forecast, error, known = self._forecast(model, batch)
+        measured, exact = batch.arrays[self.spec.data.targets[0]], error.double()
+        agreement, agreed = rank_agreement(forecast, measured, known)
         sums = {
             "dates": known.flatten(1).any(1),
             "loss": self._loss_a_date(model, error, known),
@@ -142,22 +138,30 @@ class PanelGraphTask(Task):
         }
 
     def scores(self, sums: Mapping[str, float], samples: int) -> dict[str, float]:
-        dates = max(1.0, sums["dates"])
+        target, known = self.spec.data.targets
+        if not (dates := sums["dates"]):
+            raise NothingToScore(f"by {known!r} nothing of {target!r} is there")
         mse = sums["squared"] / dates
         metrics = {"mae": sums["absolute"] / dates, "mse": mse, "rmse": math.sqrt(mse)}
-        metrics["rank_correlation"] = sums["agreement"] / max(1.0, sums["agreed"])
+        wanted = self.spec.evaluation.metrics
+        if sums["agreed"]:
+            metrics["rank_correlation"] = sums["agreement"] / sums["agreed"]
+        elif "rank_correlation" in wanted:
+            raise NothingToScore(f"on no date two {target!r} differ")
         for one in self.recipe.horizons:
-            metrics[f"mae_{one}"] = sums[f"absolute_{one}"] / max(1.0, sums[f"dates_{one}"])
-        wanted = {name: metrics[name] for name in self.spec.evaluation.metrics}
-        return {"loss": sums["loss"] / dates} | wanted
+            if sums[f"dates_{one}"]:
+                metrics[f"mae_{one}"] = sums[f"absolute_{one}"] / sums[f"dates_{one}"]
+            elif f"mae_{one}" in wanted:
+                raise NothingToScore(f"by {known!r} no {target!r} of {one} dates ahead is there")
+        return {"loss": sums["loss"] / dates} | {name: metrics[name] for name in wanted}
 
-    def _error(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Of each forecast, and whether it is known, both (batch, entities, horizons)."""
+    def _forecast(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Each forecast, its error, and whether that is known, all (batch, entities, horizons)."""
         measured, known = (batch.arrays[name] for name in self.spec.data.targets)
         known, forecast = known.bool(), model(*self._given(batch).values())
         error = forecast - measured.to(forecast.dtype)
         # What nobody knows may be any number, which would spoil the sums and the gradients.
-        return error.masked_fill(~known, 0.0), known
+        return forecast, error.masked_fill(~known, 0.0), known
 
     def looks_at(self, batch: Batch) -> Tensor | None:
         """Whom each entity looks at on the dates of the batch, bool (batch, entities, entities)."""
@@ -188,17 +192,18 @@ class PanelGraphTask(Task):
 
 
 def rank_agreement(forecast: Tensor, measured: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """Spearman's rank correlation over the entities of a date, summed over the horizons, and of how
-    many horizons there is one: not where fewer than two are known, or all are alike. (batch,
+    """Spearman's rank correlation over the entities of a date, summed over the horizons, and over
+    how many: equals have the mean of their ranks, forecasts that are all equal agree by 0, and a
+    horizon of which fewer than two are known, or all came alike, counts for nothing. (batch,
     entities, horizons) each, to (batch,).
     """
     count = known.sum(1)
     ranks = [_ranks(one, known) for one in (forecast, measured)]
     first, second = ((one - one.sum(1, keepdim=True) / count.clamp(min=1)[:, None]) * known
                      for one in ranks)  # fmt: skip
+    there = second.square().sum(1) > 0
     spread = (first.square().sum(1) * second.square().sum(1)).sqrt()
-    there = (count > 1) & (spread > 0)
-    found = torch.where(there, (first * second).sum(1) / spread.where(there, 1.0), 0.0)
+    found = (first * second).sum(1) / spread.where(spread > 0, 1.0)
     return found.sum(1), there.sum(1)
 
 

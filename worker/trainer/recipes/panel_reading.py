@@ -46,7 +46,7 @@ class PanelReader:
 
     def series(self, feature: int) -> FeatureSeries:
         """Of the whole dataset. DataError where dates do not ascend, a mask is none, or what is
-        there is no finite number; StopRequested.
+        there, on whatever date of a window, is no finite number; StopRequested.
         """
         panel, mask, date = self.names.inputs
         numbers, values, present = list[Rows](), list[NDArray[Any]](), list[Truth]()
@@ -54,7 +54,7 @@ class PanelReader:
         for piece in self.data.whole(panel, mask, date):
             dates, there = piece[date].astype(np.int64), self._truth(piece, mask, begin)
             self._require_ascending(dates, last, begin)
-            self._require_finite(panel, piece[panel][:, -1], there[:, -1], begin)
+            self._require_finite(panel, piece[panel], there, begin)
             added = _added(dates, last, there.shape[1])
             numbers.append(_numbers(dates, added))
             values.append(_ends(piece[panel][..., feature], added).astype(np.float64))
@@ -134,14 +134,16 @@ class PanelReader:
     def _require_finite(self, name: str, values: NDArray[Any], there: Truth, begin: int) -> None:
         """`there`: as `values`, but for the features behind."""
         bad = ~np.isfinite(values)
+        if not bad.any():
+            return
         bad &= there.reshape(*there.shape, *[1] * (values.ndim - there.ndim))
         wrong = np.argwhere(bad)
         if len(wrong):
             row, *where = wrong[0].tolist()
             raise DataError(
                 f"{name!r} is {values[row, *where]} in {self.data.place_of(begin + row)}, at "
-                f"{where}, where its mask says that there is something. Fill it or mask it,"
-                " register the file again and restart the run."
+                f"{where} of its sample, where its mask says that there is something. Fill it or "
+                "mask it, register the file again and restart the run."
             )
 
 

@@ -26,7 +26,7 @@ class SequenceTask(Task):
     """Loss in standardized target units, metrics in the user's."""
 
     recipe: Sequence
-    shape_parameters = ("kind", "encoder", "patch", "num_heads", "num_features", "target_shape")
+    shape_parameters = ("num_features", "target_shape")
 
     @property
     def data_buffers(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -2,7 +2,7 @@
 
 import os
 import resource
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,20 @@ from typing import Any
 import psutil
 import torch
 
-from app.container import available_memory
+from app.container import available_memory, held_memory
 
 _PROCESS = psutil.Process()
 # What an epoch may add to the host's memory, and how many in a row that add more are no chance.
 LEAK_BYTES, LEAK_EPOCHS = 100_000_000, 3
+KEPT_BY_TRAINER = (
+    "Something is kept of each batch: look in the recipe's loss, measure and begin for lists, and "
+    "for tensors that hold on to their graph (use .detach())."
+)
+KEPT_BY_LOADER = (
+    "Something is kept of each sample: look in the dataset's __getitem__ for lists and for caches "
+    "that have no bound. Until then data.loader.persistent_workers false gives it back with every "
+    "epoch, for each begins with new processes."
+)
 
 
 class MemoryMeter:
@@ -106,29 +115,40 @@ class MemoryMeter:
 
 
 class LeakWatch:
-    """Looks at the end of each epoch at the memory that is this process's own and no file's.
+    """Looks at the end of each epoch at what the trainer and its loader's processes hold that is no
+    file's.
 
     All that a training needs it has after its first epoch.
     """
 
     def __init__(self) -> None:
-        self._at_ends: list[int] = []
+        self._at_ends: list[tuple[int, int]] = []
         self._has_told = False
 
-    def epoch_done(self) -> str | None:
-        """A sentence, once, where memory has grown by too much in each of the last epochs."""
-        self._at_ends = [*self._at_ends[-LEAK_EPOCHS:], _status_bytes("RssAnon")]
-        growth = [after - before for before, after in pairwise(self._at_ends)]
+    def epoch_done(self, loader: Collection[int] = ()) -> str | None:
+        """A sentence, once, where memory has grown by too much in each of the last epochs.
+        `loader`: the processes that read for the trainer now.
+        """
+        # Of the trainer what the kernel counts anyway: to walk its pages would take milliseconds a
+        # GiB. What keeps batches of the loader's keeps shared memory.
+        held = _status_bytes("RssAnon") + _status_bytes("RssShmem")
+        self._at_ends = [*self._at_ends[-LEAK_EPOCHS:], (held, sum(map(held_memory, loader)))]
+        first, last = self._at_ends[0], self._at_ends[-1]
+        growth = [sum(after) - sum(before) for before, after in pairwise(self._at_ends)]
         if self._has_told or len(growth) < LEAK_EPOCHS or min(growth) <= LEAK_BYTES:
             return None
         self._has_told = True
-        first, last = self._at_ends[0], self._at_ends[-1]
+        trainer, processes = (
+            (end - begin) / len(growth) for begin, end in zip(first, last, strict=True)
+        )
+        of_which = (
+            f" ({_mb(trainer)} of it in the trainer, {_mb(processes)} in its loader's processes)"
+        )
         return (
-            f"The trainer's host memory has grown by {sum(growth) / len(growth) / 1e6:,.0f} MB an "
-            f"epoch over the last {len(growth)}, from {first / 1e6:,.0f} to {last / 1e6:,.0f} MB, "
-            "and will run out if that goes on. Something is kept of each batch: look in the "
-            "recipe's loss, measure and begin for lists, and for tensors that hold on to their "
-            "graph (use .detach())."
+            f"Host memory has grown by {_mb(trainer + processes)} an epoch over the last "
+            f"{len(growth)}{of_which if processes else ''}, from {_mb(sum(first))} to "
+            f"{_mb(sum(last))}, and will run out if that goes on. "
+            f"{KEPT_BY_LOADER if processes > trainer else KEPT_BY_TRAINER}"
         )
 
 
@@ -151,6 +171,10 @@ def _status_bytes(name: str) -> int:
     status = Path("/proc/self/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith(f"{name}:"))
     return int(line.split()[1]) * 1024
+
+
+def _mb(size: float) -> str:
+    return f"{size / 1e6:,.0f} MB"
 
 
 def _own_bytes(pid: int) -> int:

@@ -33,11 +33,8 @@ def _scores(
 ) -> Scores:
     """Over the samples that `worker.trainer.evaluate.measure` looks at."""
     (name, feature), target = past, trainer.spec.data.targets[0]
-    log, plan = trainer.log, part.plan
-    samples = plan.usable_samples
-    if max_batches is not None:
-        samples = min(samples, max_batches * plan.batch_size)
-    count = plan.num_micro_batches(samples)
+    log, plan = trainer.log, part.plan.first_batches(max_batches)
+    count = plan.epoch_micro_batches
     sums = torch.zeros(2, dtype=torch.float64, device=trainer.step.precision.device)
     with torch.no_grad(), log.within("evaluating", count), log.clock.part("eval"):
         for batch in islice(part.iterate(0), count):
@@ -46,8 +43,8 @@ def _scores(
             last = batch.arrays[name][:, -1, feature].double()
             error = last[:, None] - batch.arrays[target].double().reshape(batch.size, -1)
             sums += batch.size * torch.stack([error.abs().mean(), error.square().mean()])
-            log.compared_batch()
-        mae, mse = (sums / samples).tolist()
+            log.visited_batch()
+        mae, mse = (sums / plan.usable_samples).tolist()
     measured = {"mae": mae, "mse": mse, "rmse": mse**0.5}
     return {one: measured[one] for one in MEASURES if one in trainer.spec.evaluation.metrics}
 

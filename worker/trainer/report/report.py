@@ -22,7 +22,7 @@ from worker.trainer.errors import Diverged
 from worker.trainer.report.losses import LossFile
 from worker.trainer.report.memory import LeakWatch, MemoryMeter
 from worker.trainer.report.phases import PhaseClock
-from worker.trainer.report.progress import PhaseProgress, Rates, Totals, training_progress
+from worker.trainer.report.rates import PhaseProgress, Rates, Totals, training_progress
 from worker.trainer.state import Scores, TrainState
 from worker.trainer.step import EPOCH, WINDOW, TrainingStep
 
@@ -106,8 +106,8 @@ class Report:
         self._phase.step += 1
         self._beat()
 
-    def compared_batch(self) -> None:
-        """One of which only the data was looked at."""
+    def visited_batch(self) -> None:
+        """One that counts for the progress of its phase alone: no loss or score is of it."""
         self._phase.step += 1
         self._beat()
 
@@ -179,7 +179,7 @@ class Report:
         )
         step.restart_loss(EPOCH)
         state.reported_epoch = state.epoch
-        if leaks := self._leaks.epoch_done():
+        if leaks := self._leaks.epoch_done(self._data.pids):
             self.warning("memory_grows", leaks)
 
     def progress(self, memory: dict[str, Any] | None = None) -> None:

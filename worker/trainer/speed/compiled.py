@@ -4,13 +4,13 @@ A shape that the compiler has not met makes a step wait for it, for seconds to m
 """
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from app.spec.run import RunSpec
 from worker.trainer.data.batch import Bucket
 from worker.trainer.data.dataset import DataSet
-from worker.trainer.preparing import Preparing
+from worker.trainer.report.preparing import Preparing
 from worker.trainer.speed.compiler import Counts, count, end_helpers, quiet
 from worker.trainer.speed.preserved_state import state_preserved
 from worker.trainer.step import TrainingStep
@@ -71,9 +71,7 @@ def _evaluated_shapes(spec: RunSpec, data: DataSet) -> list[tuple[int, Bucket]]:
     """Of the batches of evaluations and of the test, each once."""
     found: list[tuple[int, Bucket]] = []
     if data.validation is not None:
-        plan, most = data.validation.plan, spec.evaluation.max_batches
-        if most is not None and most < plan.num_batches:
-            plan = replace(plan, num_samples=most * plan.batch_size)
+        plan = data.validation.plan.first_batches(spec.evaluation.max_batches)
         found += data.validation.shapes.each(plan.sizes)
     if data.test is not None:
         found += data.test.shapes.each(data.test.plan.sizes)

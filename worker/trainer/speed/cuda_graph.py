@@ -23,7 +23,7 @@ from worker.trainer.checkpoints.exactness import keeps_dropout_to_itself
 from worker.trainer.data.batch import Batch, Bucket
 from worker.trainer.data.dataset import DataSet
 from worker.trainer.optimizers import make_capturable, make_plain
-from worker.trainer.preparing import Preparing
+from worker.trainer.report.preparing import Preparing
 from worker.trainer.speed.proof import (
     STEPS,
     Choose,

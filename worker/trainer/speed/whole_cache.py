@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from uuid import uuid4
 
-from worker.trainer.preparing import StopRequested
+from worker.trainer.report.preparing import StopRequested
 
 FOLDERS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 EMPTIED = (

@@ -25,9 +25,9 @@ from worker.trainer.data.dataset import DataSet, open_data
 from worker.trainer.device import configure_torch
 from worker.trainer.errors import TrainerError
 from worker.trainer.prepared import prepared_tables
-from worker.trainer.preparing import Preparing
 from worker.trainer.recipes import task_of
 from worker.trainer.recipes.base import Task
+from worker.trainer.report.preparing import Preparing
 from worker.trainer.stop import StopFlag
 
 CPU = torch.device("cpu")
@@ -47,10 +47,8 @@ class Evaluated:
 
     def batches(self) -> Iterator[Batch]:
         """Those that an evaluation of the run looks at."""
-        plan, limit = self.part.plan, self.spec.evaluation.max_batches
-        count = plan.num_batches if limit is None else min(limit, plan.num_batches)
-        samples = min(plan.usable_samples, count * plan.batch_size)
-        for batch in islice(self.part.iterate(0), plan.num_micro_batches(samples)):
+        plan = self.part.plan.first_batches(self.spec.evaluation.max_batches)
+        for batch in islice(self.part.iterate(0), plan.epoch_micro_batches):
             yield replace(batch, tables=self.tables)
 
     def first(self) -> Batch:
@@ -72,7 +70,7 @@ class Evaluated:
 
 @contextmanager
 def opened(order: Mapping[str, Any], weights: Tensors, scratch: Path) -> Iterator[Evaluated]:
-    """What an order names (worker.jobs.exporting). TrainerError: data or weights do not fit."""
+    """What an order names (worker.jobs.export_work). TrainerError: data or weights do not fit."""
     spec = _on_cpu(read_stored(order["spec"]))
     configure_torch(spec.runtime, "fp32", order["threads"])
     with ExitStack() as resources:

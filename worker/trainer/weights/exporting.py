@@ -1,6 +1,6 @@
 """`python -m worker.trainer.weights.exporting`: makes an export, and says what it is.
 
-Reads an order from its input (worker.jobs.exporting), and prints one JSON document: `{bytes,
+Reads an order from its input (worker.jobs.export_work), and prints one JSON document: `{bytes,
 facts}`, or {error: sentence}.
 """
 
@@ -24,11 +24,11 @@ def _answer(order: dict[str, Any]) -> dict[str, Any]:
         return make_export(order)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in EXTRA:
-            return {"error": explain(error, "exporting")[1]}
+            return {"error": explain(error, "exporting", logged=False)[1]}
         told = f"This worker has no {error.name.partition('.')[0]}, which {order['format']} needs."
         return {"error": f"{told} Install the extra where the worker runs: {INSTALL}"}
     except Exception as error:  # noqa: BLE001 - every failure is told as a sentence
-        return {"error": explain(error, "exporting")[1]}
+        return {"error": explain(error, "exporting", logged=False)[1]}
 
 
 if __name__ == "__main__":

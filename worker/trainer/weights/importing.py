@@ -1,6 +1,6 @@
 """`python -m worker.trainer.weights.importing`: makes a checkpoint of a file's tensors.
 
-Reads an order from its input (worker.jobs.importing), and prints one JSON document: `{checkpoint,
+Reads an order from its input (worker.jobs.import_work), and prints one JSON document: `{checkpoint,
 left, message}`, or {error: sentence}. The file may be anybody's, and its process owns nothing.
 """
 

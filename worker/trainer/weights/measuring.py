@@ -12,6 +12,7 @@ from torch import Tensor
 from app.lifecycle import Reason
 from worker.trainer.data.batch import Batch
 from worker.trainer.errors import TrainerError
+from worker.trainer.recipes.contract import scores_of
 from worker.trainer.weights.evaluated import Evaluated, Forward, in_place_of, tensors_of
 
 Run = Callable[..., list[Tensor]]
@@ -93,7 +94,7 @@ def _measured(evaluated: Evaluated, batch: Batch, forward: Forward) -> Mapping[s
 
 def _scores(evaluated: Evaluated, model: str, found: _Sums) -> dict[str, float]:
     sums = {name: one.item() for name, one in found.sums.items()}
-    scores = evaluated.task.scores(sums, found.samples)
+    scores = scores_of(evaluated.task, sums, found.samples)
     if broken := [name for name, score in scores.items() if not math.isfinite(score)]:
         whose = "the checkpoint's model" if model == PYTORCH else f"the {model.upper()} file"
         advice = "Choose another checkpoint" if model == PYTORCH else "Export it as safetensors"

@@ -35,6 +35,8 @@ from worker.trainer.errors import SpecMismatch, TrainerError
 # What torch raises of a process that has died, or while it fetched a tensor from one.
 OF_A_DEATH = (RuntimeError, ConnectionError, EOFError)
 DEATH_SECONDS = 1.0
+# After which a process that still reads is killed, where nobody wants what it reads.
+END_SECONDS = 2.0
 # Where PyTorch hands over tensors from one process to another.
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - its free space alone
 
@@ -79,7 +81,7 @@ class BatchRows:
             yield self._part.take(self._order.rows(epoch, start, stop))
 
 
-class Loaded:
+class DataLoaderBatches:
     """Batches of one part. Processes begin with an iteration, and end with it unless they are to
     stay.
     """
@@ -123,8 +125,7 @@ class Loaded:
                 self._leave()
 
     def close(self) -> None:
-        self._end_processes()
-        self._batches = self._loader = None
+        self._end_processes(None)
         self._dataset.close()
         self._to_device.close()
         self.counters.copy_seconds = self._to_device.copy_seconds
@@ -195,23 +196,35 @@ class Loaded:
             return said
         gone.join()  # its pipe closes a moment before its exit code can be asked for
         error = _gone(gone.pid, gone.exitcode or 0)
-        self._end_processes()
-        self._batches, self._loader = None, self._new_loader()  # the old one would wait for it
+        said.__traceback__ = None  # its frames hold torch's iterator
+        self._end_processes(self._new_loader())  # the old one would wait for it
         return error
 
     def _leave(self) -> None:
         """End the iteration that is under way."""
-        if not self._settings.persistent_workers:
-            self._end_processes()
-        self._batches = None
+        if self._settings.persistent_workers:
+            self._batches = None
+        else:
+            self._end_processes(self._loader)
 
-    def _end_processes(self) -> None:
-        """Kill them: they only read, so nothing is lost by it, and a read may last."""
-        for process in self._processes:
-            process.kill()
+    def _end_processes(self, loader: DataLoader[Any] | None) -> None:
+        """Let go of torch's iterator, of which `loader` comes next, then kill what is left. Torch
+        goes first: it would wait for ever for a lock that a killed one held. It gives each process
+        ten seconds, one after another; they only read, so all are killed before.
+        """
+        impatience = threading.Timer(END_SECONDS, self._kill)
+        impatience.start()
+        self._batches, self._loader = None, loader
+        impatience.cancel()
+        impatience.join()
+        self._kill()
         for process in self._processes:
             process.join()
         self._processes.clear()
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
 
 
 def read_bytes(arrays: Mapping[str, Tensor]) -> int:

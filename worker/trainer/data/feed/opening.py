@@ -19,7 +19,7 @@ from worker.trainer.data.checked import Checked
 from worker.trainer.data.feed.cuda import CudaBatches, CudaDevice
 from worker.trainer.data.feed.dataloader import (
     BatchRows,
-    Loaded,
+    DataLoaderBatches,
     OnHost,
     ToDevice,
     require_shared_memory,
@@ -40,7 +40,7 @@ from worker.trainer.data.shapes import batch_shapes
 from worker.trainer.data.source import Field, bytes_per_sample
 from worker.trainer.data.split import Part
 from worker.trainer.errors import SpecMismatch
-from worker.trainer.preparing import Preparing
+from worker.trainer.report.preparing import Preparing
 
 # A hundredth of a second to read. Scattered rows take twice the time of neighbours, which a chunk
 # of less than so many times as much is read too soon to be worth.
@@ -147,7 +147,7 @@ def _first_samples(dataset: Checked, order: Order, chunk_samples: int) -> int:
     return small if is_worth_it else chunk_samples
 
 
-class LoadedOpener:
+class DataLoaderOpener:
     """By torch.utils.data.DataLoader, with processes of its own for each part."""
 
     def __init__(
@@ -175,7 +175,7 @@ class LoadedOpener:
         self._fields, self._make = fields, make
         self._cores = usable_cores()
         self._pools: dict[PartName, WorkerPool] = {
-            name: worker_pool_for(settings, self._cores, _count(plan), rung)
+            name: worker_pool_for(settings, self._cores, plan.epoch_micro_batches, rung)
             for name, plan in plans.items()
         }
 
@@ -196,7 +196,9 @@ class LoadedOpener:
             require_shared_memory(pool.slots * batch_bytes)
         samples = batch_source(dataset, self._fields, self._make, pool.workers, shapes)
         asked, to_device = BatchRows(plan, order, part), self._to_device()
-        return Loaded(plan, asked, Batched(samples), to_device, pool, self._settings, shapes)
+        return DataLoaderBatches(
+            plan, asked, Batched(samples), to_device, pool, self._settings, shapes
+        )
 
     def _to_device(self) -> ToDevice:
         if self._device.type == "cuda":
@@ -228,7 +230,7 @@ class LoadedOpener:
         return [("fewer_loader_processes", told)]
 
     def _limit(self, name: PartName, pool: WorkerPool) -> str:
-        batches = _count(self._plans[name])
+        batches = self._plans[name].epoch_micro_batches
         if pool.workers == batches:
             return f"batches: {batches:,}"
         if pool.workers == self._cores:
@@ -249,8 +251,3 @@ def batch_source(
     opened = partial(dataset.open, threads=1) if workers else dataset.open
     stored = Samples(opened, dataset.num_samples, dataset.layouts.values(), shapes)
     return MadeSamples(make, stored, fields) if make else stored
-
-
-def _count(plan: BatchPlan) -> int:
-    """Batches that are read one by one in an epoch."""
-    return plan.num_micro_batches(plan.usable_samples)

@@ -40,8 +40,8 @@ class ChunkPlan:
 
 
 @dataclass(frozen=True)
-class Rooms:
-    """Memory of the device: slots that take turns, and a batch for what lies scattered in them."""
+class DeviceMemory:
+    """Slots that take turns, and a batch for what lies scattered in them."""
 
     slots: Sequence[Slot]
     batch: BatchMemory
@@ -72,7 +72,7 @@ class ChunkReader:
         self,
         plan: ChunkPlan,
         transfer: Transfer,
-        rooms: Rooms,
+        memory: DeviceMemory,
         counters: Counters,
         span: tuple[int, int, int],
     ) -> None:
@@ -85,9 +85,9 @@ class ChunkReader:
         """At the beginning of which it stands; None: in an epoch, or after the last."""
         self._free: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[_Chunk | BaseException] = queue.SimpleQueue()
-        for slot in rooms.slots:
+        for slot in memory.slots:
             self._free.put(slot)
-        self._batch = rooms.batch
+        self._batch = memory.batch
         self._chunk: _Chunk | None = None
         self._viewed: _Chunk | None = None  # all of it was handed out, the last of it as a view
         self._closing = threading.Event()

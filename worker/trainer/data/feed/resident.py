@@ -12,7 +12,7 @@ from worker.trainer.data.feed.transfer import Slot, Transfer
 from worker.trainer.data.order import Order
 from worker.trainer.data.source import OpenSource
 from worker.trainer.data.split import Part
-from worker.trainer.preparing import Preparing
+from worker.trainer.report.preparing import Preparing
 
 
 class Resident:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from app.planning.residency import SLOTS
 from worker.trainer.data.batch import ONE_SHAPE, Batch, BatchPlan, BatchShapes
 from worker.trainer.data.counters import Counters
-from worker.trainer.data.feed.reader import GROWTH, ChunkPlan, ChunkReader, Rooms
+from worker.trainer.data.feed.reader import GROWTH, ChunkPlan, ChunkReader, DeviceMemory
 from worker.trainer.data.feed.transfer import Transfer
 
 
@@ -59,8 +59,8 @@ class Streamed:
         if not self._slots:
             raise RuntimeError("this part was closed")
         span = (epoch, start_position, self.plan.usable_samples)
-        rooms = Rooms(self._slots, self._batch)
-        return ChunkReader(self._chunks, self._transfer, rooms, self.counters, span)
+        memory = DeviceMemory(self._slots, self._batch)
+        return ChunkReader(self._chunks, self._transfer, memory, self.counters, span)
 
     def _end_reader(self) -> None:
         if self._reader:

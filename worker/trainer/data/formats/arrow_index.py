@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from app.spec.suffixes import ARROW
 from worker.trainer.data.formats.hdf5_file import USABLE_DTYPES
 from worker.trainer.data.source import Field, Rows
 from worker.trainer.errors import DataError, SpecMismatch
 
-SUFFIXES = (".feather", ".arrow", ".ipc")
 MAGIC, OLD_MAGIC = b"ARROW1", b"FEA1"
 # ZSTD makes a block of 128 KiB that is all alike 4 bytes, LZ4 less.
 MOST_PACKED = 2**16
@@ -168,14 +168,14 @@ class ArrowIndex:
 
 def is_arrow(path: Path) -> bool:
     """Whether a dataset at this path is read as Arrow files: a folder, or a file named as one."""
-    return path.is_dir() or path.suffix.lower() in SUFFIXES
+    return path.is_dir() or path.suffix.lower() in ARROW
 
 
 def listed(path: Path) -> list[Path]:
     """The files of a dataset, in the order of their names; others beside them do not count."""
     if not path.is_dir():
         return [path]
-    found = [each for each in path.iterdir() if each.suffix.lower() in SUFFIXES]
+    found = [each for each in path.iterdir() if each.suffix.lower() in ARROW]
     return sorted(each for each in found if not each.name.startswith("."))
 
 
@@ -184,7 +184,7 @@ def arrow_paths(path: Path) -> list[Path]:
     found = listed(path)
     if not found:
         raise DataError(
-            f"The folder {path} has no Arrow files ({', '.join(SUFFIXES)}); put them there, each"
+            f"The folder {path} has no Arrow files ({', '.join(ARROW)}); put them there, each"
             " with the same columns."
         )
     for each in found:

@@ -24,6 +24,8 @@ from worker.trainer.data.source import Field, Rows
 from worker.trainer.errors import DataError
 
 LENGTH, SERIES, STARTS = "window_length", "series", "starts"
+# Of a file whose samples were cut out of rows: the column of their times; empty where none has one.
+TIME_COLUMN = "time_column"
 PIECE_BYTES = 64 * 2**20
 
 

@@ -189,8 +189,8 @@ class DeviceGraphs:
             room = empty_arrays({name: field}, sizes[name], device, pin_memory=False)
             self._values |= room
         places = {"counts": PLACES, "begins": PLACES}
-        rooms = empty_arrays(places, samples, device, pin_memory=False)
-        self._counts, self._begins = rooms["counts"], rooms["begins"]
+        buffers = empty_arrays(places, samples, device, pin_memory=False)
+        self._counts, self._begins = buffers["counts"], buffers["begins"]
         nothing = np.zeros((0, 2), np.int64)
         self._held, self._asked_for = nothing, nothing
         """(samples, 2) on the host: nodes and edges of each sample, in the order in which they lie,

@@ -14,7 +14,7 @@ from worker.trainer.data.feed.rows import each_row, read_stored, rows_in
 from worker.trainer.data.formats.ragged_files import VALUES, Ragged
 from worker.trainer.data.layouts.layout import Layout, Piece
 from worker.trainer.data.source import LENGTH, NO_ROWS, Extents, Field, Rows, Source, lengths_of
-from worker.trainer.data.tensors import empty_arrays
+from worker.trainer.data.tensors import empty_arrays, take_steps
 from worker.trainer.errors import DataError
 
 
@@ -244,10 +244,7 @@ class DeviceValues:
         else:
             torch.index_select(self.lengths, 0, samples, out=lengths)
         longest, numbers = len(self.steps), self.values[0].numel()
-        # As many as the longest has, from each value on: views that overlap.
-        shape = (len(self.values) - longest + 1, longest * numbers)
-        each = self.values.as_strided(shape, (numbers, 1))
-        torch.index_select(each, 0, self.begins[samples], out=filled.view(len(filled), -1))
+        take_steps(self.values, self.begins[samples], longest, filled)
         bits = WHOLE_NUMBERS[filled.element_size()]
         inside = (self.steps < lengths[:, None]).to(bits).neg_()  # of -1 all bits are set
         filled.view(bits).view(len(filled), longest, numbers).bitwise_and_(inside[..., None])

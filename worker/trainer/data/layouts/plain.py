@@ -10,7 +10,7 @@ from torch import Tensor
 
 from worker.trainer.data.layouts.layout import Layout
 from worker.trainer.data.source import NO_ROWS, Extents, Field, Rows, Source
-from worker.trainer.data.tensors import empty_arrays
+from worker.trainer.data.tensors import empty_arrays, parts_to_copy, take_steps
 
 
 @dataclass(frozen=True)
@@ -101,5 +101,7 @@ class DeviceRows:
         for name, array in self.rows.items():
             if isinstance(samples, slice):
                 out[name].copy_(array[samples])
-            else:
+            elif parts_to_copy(numbers := array.shape[1:].numel(), 1, array.device) == 1:
                 torch.index_select(array, 0, samples, out=out[name])
+            else:
+                take_steps(array.flatten(), samples * numbers, numbers, out[name])

@@ -15,7 +15,7 @@ from worker.trainer.data.formats.window_files import SERIES, Windows, expand
 from worker.trainer.data.layouts.layout import Layout, Piece
 from worker.trainer.data.layouts.plain import DeviceRows
 from worker.trainer.data.source import Extent, Extents, Field, Rows, Source
-from worker.trainer.data.tensors import empty_arrays
+from worker.trainer.data.tensors import empty_arrays, take_steps
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,4 @@ class DeviceSeries:
         """No window is there by itself."""
 
     def gather(self, samples: Tensor | slice, out: Mapping[str, Tensor]) -> None:
-        # Each window that there could be: views of the series that overlap.
-        numbers = self.series[0].numel()
-        shape = (len(self.series) - self.length + 1, self.length * numbers)
-        every, into = self.series.as_strided(shape, (numbers, 1)), out[self.name]
-        torch.index_select(every, 0, self.begins[samples], out=into.view(len(into), -1))
+        take_steps(self.series, self.begins[samples], self.length, out[self.name])
