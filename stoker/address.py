@@ -52,7 +52,8 @@ def find_token(home: Path) -> str | None:
 def _checked(url: str) -> str:
     try:
         parts = urlsplit(url)
-        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_one = parts.scheme in ("http", "https") and is_host(parts.hostname or "")
+        is_one = is_one and parts.port != 0
     except ValueError:
         is_one = False
     if not is_one:
@@ -63,11 +64,19 @@ def _checked(url: str) -> str:
     return url
 
 
+def is_host(name: str) -> bool:
+    """Whether a name can be looked up at all; Python raises UnicodeError for one such as a..b."""
+    try:
+        return bool(name.encode("idna"))
+    except UnicodeError:
+        return False
+
+
 def _local_url(home: Path) -> str:
     written = read_api_file(home)
     if written is None:
         raise ServiceUnreachable(
-            f"No API is running for {home}. Start one with `stoker up`, or set "
+            f"No service is running for {home}. Start one with `stoker up`, or set "
             "STOKER_HOME (another home on this machine) or STOKER_URL and STOKER_TOKEN."
         )
     return str(written["url"])

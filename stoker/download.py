@@ -64,6 +64,11 @@ def download(transport: Transport, source: str, again: str, folder: Path, told: 
     partial.rmdir()
 
 
+def require_room(folder: Path) -> None:
+    """ClientError where `download` could write nothing; asked before what it brings is made."""
+    _gathered_in(folder.resolve())
+
+
 def _gathered_in(target: Path) -> Path:
     """The hidden folder for what has come. ClientError when the target cannot be used.
 

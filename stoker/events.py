@@ -19,11 +19,13 @@ KINDS = {
     "finite: `steps` and `samples` are left out, up to `position` in `epoch`.",
     "epoch": "An epoch is done: `epoch`, `epochs`, `step`, `train_loss`, the scores.",
     "checkpoint": "`action` is `saved` (`step`, `bytes`, `seconds`; of a script `by_stoker`: "
-    "whether it saved by the calls of `stoker`) or `quarantined` (`message`).",
+    "whether it saved by the calls of `stoker`, and `seen`: whether `step` is where the script was "
+    "when the file was found) or `quarantined` (`message`).",
     "warning": "Something that you should know: `code`, `message`.",
     "code_changed": "A script's code is not what was submitted: `git_sha`, `was`, `diff`.",
     "retry": "The attempt failed and is tried again: `reason`, `message`, `delay_seconds`, "
-    "`retries_used`; with less memory, or gone back, also `change`.",
+    "`retries_used`; with less memory, or gone back, also `change`; `paused` where a pause comes "
+    "first.",
     "progress": "How far it is, without a number: `phase`, `step`, `steps`, `loss`, `eta_seconds`.",
     "end": "The run is over, and the stream too, without a number: `state`, `reason`, `message`.",
 }

@@ -32,16 +32,19 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Iterator, Mapping  # noqa: UP035 - Python 3.8
 
-from stoker.manifest import MANIFEST, manifest_bytes
+from stoker.manifest import COUNTS, MANIFEST, manifest_bytes
 from stoker.ranks import Ranks, rank_and_size, ranks_in
+from stoker.secret import masked
 
 METRICS = "metrics.jsonl"
 FINISHED = "finished"
 CONFIG = "config.json"
+LOG = "trainer.log"
+"""Its output."""
 CHECKPOINT = "{checkpoint}"
 """In the arguments of `stoker run --resume`: the file or folder to go on from."""
 PIECE_BYTES = 1 << 20
@@ -50,8 +53,8 @@ PIECE_BYTES = 1 << 20
 def init(config: Mapping[str, Any] | None = None, *, verbose: bool = False) -> ScriptRun:
     """The run that this script is, by its environment; outside of Stoker one that does nothing.
 
-    `config` is shown with the run. `verbose`: outside of Stoker, say on standard error what
-    would be logged.
+    `config` is shown with the run, see `ScriptRun.keep_config`. `verbose`: outside of Stoker, say
+    on standard error what would be logged.
     """
     run = ScriptRun(verbose=verbose)
     if config is not None:
@@ -72,6 +75,8 @@ class ScriptRun:
         self._stop_file = _path("STOKER_STOP_FILE")
         self._says = verbose and folder is None
         self._asks = False
+        self._said: set[str] = set()
+        """What was said of things that could not be kept."""
 
     @property
     def is_inside(self) -> bool:
@@ -89,26 +94,66 @@ class ScriptRun:
         return ranks_in(self.folder)
 
     def keep_config(self, config: Mapping[str, Any]) -> None:
-        """Keep what the script was configured with beside its log."""
-        if self.folder is not None and self._is_first:
-            text = json.dumps(dict(config), indent=1, default=str)
-            (self.folder / CONFIG).write_text(text + "\n", encoding="utf-8")
+        """Keep what the script was configured with beside its log. What JSON does not know is kept
+        as a text, and a text that looks secret as `***`. What cannot be kept is said in the log,
+        and ends nothing.
+        """
+        if self.folder is None or not self._is_first:
+            return
+        with self._unless_it_fails("the config is not kept"):
+            kept = {}
+            for key, value in dict(config).items():
+                name = _text(key)
+                with self._unless_it_fails(f"{name} of the config is not kept"):
+                    kept[name] = masked(_plain(value), name)
+            _replace(self.folder / CONFIG, json.dumps(kept, indent=1) + "\n")
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Numbers of a step, which become points of the run's curves. Of several processes the
-        first one counts. Of a value that is not finite the run has a warning, once a name.
+        first one counts. Of a value that is not finite the run has a warning, once a name. What is
+        no number, or cannot be written, is said in the log once, and ends nothing.
         """
         if self.folder is not None and self._is_first:
-            values = {name: float(value) for name, value in metrics.items()}
-            said = {
-                name: value if math.isfinite(value) else str(value)  # JSON has no number for it
-                for name, value in values.items()
-            }
-            line = json.dumps({"step": int(step), "t": time.time(), **said}) + "\n"
-            with (self.folder / METRICS).open("a", encoding="utf-8") as file:
-                file.write(line)
+            with self._unless_it_fails("numbers of a step are not kept"):
+                said = {
+                    name: value if math.isfinite(value) else str(value)  # JSON has no number for it
+                    for name, value in self._numbers(metrics).items()
+                }
+                line = json.dumps({"step": int(step), "t": time.time(), **said}) + "\n"
+                with (self.folder / METRICS).open("a", encoding="utf-8") as file:
+                    file.write(line)
         elif self._says:
             sys.stderr.write(f"stoker: step {step}: {dict(metrics)}\n")
+
+    def _numbers(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+        """Without what is none."""
+        numbers: dict[str, float] = {}
+        with self._unless_it_fails("metrics are left out"):
+            for name, value in metrics.items():
+                try:
+                    numbers[str(name)] = float(value)
+                except Exception as error:  # noqa: BLE001 - of a library's own numbers
+                    self._say(f"{name} is left out, since it is not a number", error)
+        return numbers
+
+    @contextmanager
+    def _unless_it_fails(self, otherwise: str) -> Iterator[None]:
+        """Where the block fails, say in one line what follows, and go on: the script has more to do
+        than to be watched.
+        """
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever a value raises that is looked at
+            self._say(otherwise, error)
+
+    def _say(self, what: str, error: Exception) -> None:
+        """Once."""
+        if what in self._said:
+            return
+        self._said.add(what)
+        with suppress(Exception):  # there may be no standard error, or a full disk behind it
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            sys.stderr.write(f"stoker: {what} ({why}); the script goes on\n")
 
     def should_stop(self) -> bool:
         """Whether to save and end now. Ask once a step, and keep the answer. Each of several
@@ -141,8 +186,11 @@ class ScriptRun:
         not at all. `metrics` are shown beside it. Of several processes each has to enter the block
         and may write files of its own, under names of its own; they are finished together.
 
-        Raises OSError when the disk refuses, and RuntimeError in each process when another fails.
+        Raises OSError when the disk refuses, RuntimeError in each process when another fails, and
+        ValueError for a step that is none, such as -1: nobody could list it.
         """
+        if not 0 <= int(step) <= COUNTS["step"]:
+            raise ValueError(f"checkpoint({step}): a step is from 0 to {COUNTS['step']:,}")
         if self._checkpoints is None:
             with tempfile.TemporaryDirectory(prefix="stoker-") as nowhere:
                 yield Path(nowhere)
@@ -169,21 +217,35 @@ class ScriptRun:
     def _seal(self, temporary: Path, step: int, metrics: Mapping[str, float]) -> None:
         if self._checkpoints is None or not self._is_first:
             return
-        values = {name: _finite(value) for name, value in metrics.items()}
+        values = self._numbers(metrics)
         body = {
             "run_id": int(os.environ["STOKER_RUN_ID"]),
             "attempt": int(os.environ["STOKER_ATTEMPT"]),
             "step": int(step),
-            "metrics": {name: value for name, value in values.items() if value is not None},
+            "curve_bytes": self._curve_bytes(),
+            "metrics": {name: value for name, value in values.items() if math.isfinite(value)},
         }
         seal(temporary, self._checkpoints / f"step-{int(step)}", body)
+
+    def _curve_bytes(self) -> dict[str, int]:
+        """How long the files are that points of curves are read from: what lies there now belongs
+        to what is saved.
+        """
+        folder, named = self.folder, _path("STOKER_METRICS_FILE")
+        paths = [named, folder and folder / LOG, folder and folder / METRICS]
+        sizes = {}
+        for path in filter(None, paths):
+            with suppress(OSError):
+                sizes[str(path)] = path.stat().st_size
+        return sizes
 
     def finish(self) -> None:
         """Say that the work is done: a run that was asked to stop meanwhile has then succeeded. Of
         several processes the first one says so.
         """
         if self.folder is not None and self._is_first:
-            (self.folder / FINISHED).touch()
+            with self._unless_it_fails("that the work is done could not be noted"):
+                (self.folder / FINISHED).touch()
 
 
 @contextmanager
@@ -256,6 +318,32 @@ def _path(name: str) -> Path | None:
     return Path(value) if value else None
 
 
-def _finite(value: float) -> float | None:
-    number = float(value)
-    return number if math.isfinite(number) else None
+def _plain(value: Any) -> Any:
+    """As JSON has it; what that does not know becomes a text."""
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    if isinstance(value, Mapping):
+        return {_text(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item) for item in value]
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    """One that UTF-8 can say."""
+    text = value if isinstance(value, str) else str(value)
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file whole, or leave the one that is there. OSError."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise

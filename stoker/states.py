@@ -82,7 +82,7 @@ class Reason(StrEnum):
     disk_full = "disk_full"
     """The disk is full."""
     spec_error = "spec_error"
-    """The spec cannot be trained, and only the worker could find out."""
+    """The spec, or a script as submitted, cannot run; only the worker could find out."""
     trainer_error = "trainer_error"
     """An error in the trainer or the recipe; the log has the traceback."""
     crash_loop = "crash_loop"

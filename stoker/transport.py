@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from stoker.address import Address
+from stoker.address import Address, is_host
 from stoker.errors import ClientError, Document, Problem, ServiceUnreachable
 
 # A waiting call is given this much longer than it asked the service to wait.
@@ -27,6 +27,10 @@ class Transport:
             )
         except httpx.InvalidURL as error:
             raise ServiceUnreachable(f"{address.url!r} is not an address: {error}.") from None
+        host = self._http.base_url.host
+        if host and not is_host(host):  # else looking it up raises UnicodeError
+            self._http.close()
+            raise ServiceUnreachable(f"{address.url!r} is not an address: no host is {host!r}.")
 
     def close(self) -> None:
         self._http.close()

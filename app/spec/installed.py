@@ -10,9 +10,9 @@ from typing import get_args
 
 from pydantic import ValidationError
 
+from app.spec.plugins import FIRST_HALVES
 from app.spec.recipe import Recipe
 
-ENTRY_POINTS = "stoker.recipes"
 OWN_PACKAGE = "stoker"
 
 
@@ -26,6 +26,10 @@ class Installed:
     versions: dict[str, str]
     packages: dict[str, str]
     broken: dict[str, str]
+
+    def is_plugin(self, kind: str) -> bool:
+        """Whether its recipe is of another package than Stoker's own."""
+        return self.packages[kind] != OWN_PACKAGE
 
     def with_defaults(self, kind: str) -> Recipe | None:
         """The recipe as a spec of its kind alone would have it; None where it needs more."""
@@ -41,15 +45,15 @@ def find_installed() -> Installed:
     An entry point's name is the recipe's kind. One that raises at import harms nothing else.
     """
     found = Installed({}, {}, {}, {})
-    for point in sorted(entry_points(group=ENTRY_POINTS), key=_own_first):
+    for point in sorted(entry_points(group=FIRST_HALVES), key=_own_first):
         kind, package = point.name, point.dist.name if point.dist else OWN_PACKAGE
         try:
             model = _loaded(point, found.models)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it raises is its own
             found.broken[kind] = f"{package} ({point.value}): {type(error).__name__}: {error}"
             continue
-        is_plugin = point.dist is not None and package != OWN_PACKAGE
         found.models[kind], found.packages[kind] = model, package
+        is_plugin = found.is_plugin(kind)
         found.versions[kind] = point.dist.version if is_plugin and point.dist else model.revision
     return found
 

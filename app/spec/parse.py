@@ -18,6 +18,15 @@ from app.spec.run import RunSpec
 from app.suggest import did_you_mean
 
 JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+GROUPED = re.compile(r"[1-9][0-9]{0,2}(,[0-9]{3}){1,5}")
+PLAINLY = {
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid string": "text",
+    "a valid boolean": "true or false",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+}
 # Tags that pydantic puts into a location to say which member of a union it tried.
 UNION_TAGS = frozenset(
     {"chronological", "random", "datasets", "field", "chunked", "dataloader", "adamw", "adam"}
@@ -49,10 +58,10 @@ def parse(
     text = json.dumps(document)
     # Which seldom are there, and then are found faster in the text than in the document.
     if any(mark in text for mark in ("NaN", "Infinity", '"": ')):
-        bad_numbers = at_most(list(_non_finite_numbers(document)), _not_finite)
-        nameless = at_most(list(_empty_names(document)), _nameless)  # pydantic drops them
-        if bad_numbers or nameless:
-            return None, [*bad_numbers, *nameless]
+        unreadable = [(loc, _not_finite) for loc in _non_finite_numbers(document)]
+        unreadable += [(loc, _nameless) for loc in _empty_names(document)]  # pydantic drops them
+        if unreadable:
+            return None, at_most(unreadable, lambda found: found[1](found[0]))
     try:
         return model.model_validate_json(text), []
     except ValidationError as error:
@@ -153,39 +162,23 @@ def _of_another_kind(loc: list[str | int]) -> Issue:
 def _wrong_value(
     loc: list[str | int], same: list[ErrorDetails], document: Any, schema: Schema
 ) -> Issue:
-    choices = [choice for details in same for choice in _choices(details)]
-    value = value_at(document, loc)
-    number = _number_in(value, {details["type"] for details in same})
-    if number is not None:
-        return Issue(
-            code="wrong_value",
-            severity="error",
-            loc=loc,
-            message=f"{_dotted(loc)} = {_shown(value)}: it is text, and should be a number. "
-            "Write it without quotes.",
-            why=_what_it_is(loc, document, schema) or "The run could not do what it says.",
-            fix=[PatchOp(op="replace", path=pointer(loc), value=number)],
-        )
-    block = _block_of(value, loc, schema)
-    if block is not None:
-        return Issue(
-            code="wrong_value",
-            severity="error",
-            loc=loc,
-            message=f"{_dotted(loc)} = {_shown(value)}: it should be an object. Did you mean "
-            f"{json.dumps(block)}?",
-            why=_what_it_is(loc, document, schema) or "The run could not do what it says.",
-            fix=[PatchOp(op="replace", path=pointer(loc), value=block)],
-        )
-    meant = suggest_value(pointer(loc), value, choices) if choices else None
-    said = " or ".join(dict.fromkeys(_complaint(details) for details in same))
+    value, choices = value_at(document, loc), [one for each in same for one in _choices(each)]
+    meant: Any = _number_in(value, {details["type"] for details in same})
+    if meant is not None:
+        without = "commas" if "," in value else "quotes"
+        said = f"it is text, and should be a number. Write it without {without}."
+    elif (meant := _block_of(value, loc, schema)) is not None:
+        said = f"it should be an object. Did you mean {json.dumps(meant)}?"
+    else:
+        meant = suggest_value(pointer(loc), value, choices) if choices else None
+        said = f"{_complaints(same)}.{did_you_mean(meant)}"
     return Issue(
         code="wrong_value",
         severity="error",
         loc=loc,
-        message=f"{_dotted(loc)} = {_shown(value)}: {said}.{did_you_mean(meant)}",
-        why=_what_it_is(loc, document, schema) or "The run could not do what it says.",
-        fix=[PatchOp(op="replace", path=pointer(loc), value=meant)] if meant else [],
+        message=f"{_dotted(loc)} = {_shown(value)}: {said}",
+        why=_what_it_is(loc, document, schema, meant) or "The run could not do what it says.",
+        fix=[] if meant is None else [PatchOp(op="replace", path=pointer(loc), value=meant)],
     )
 
 
@@ -206,7 +199,11 @@ def _block_of(value: Any, loc: list[str | int], schema: Schema) -> dict[str, str
 
 def _number_in(value: Any, complaints: set[str]) -> int | float | None:
     """The number that a text is, where one of its kind is asked for; None for any other value."""
-    if not isinstance(value, str) or JSON_NUMBER.fullmatch(value) is None:
+    if not isinstance(value, str):
+        return None
+    if GROUPED.fullmatch(value) and "int_type" in complaints:
+        return int(value.replace(",", ""))
+    if JSON_NUMBER.fullmatch(value) is None:
         return None
     if complaints.isdisjoint(("int_type", "float_type")) or not math.isfinite(float(value)):
         return None
@@ -220,10 +217,18 @@ def _choices(details: ErrorDetails) -> list[str]:
     return [part.strip(" '") for part in allowed.replace(" or ", ",").split(",") if part.strip()]
 
 
+def _complaints(same: list[ErrorDetails]) -> str:
+    """What is wrong with a value, as a person would say it; each thing once."""
+    first, *others = dict.fromkeys(_complaint(details) for details in same)
+    return " or ".join([first, *(said.removeprefix("it should be ") for said in others)])
+
+
 def _complaint(details: ErrorDetails) -> str:
     if details["type"] == "union_tag_invalid":
         return f"it should be one of {', '.join(_choices(details))}"
     said = details["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+    for formal, plain in PLAINLY.items():
+        said = said.replace(formal, plain)
     return said[0].lower() + said[1:]
 
 
@@ -274,9 +279,9 @@ def _fields_beside(parent: str, schema: Schema) -> list[str]:
     return sorted({name for node in nodes for name in node.get("properties", {})})
 
 
-def _what_it_is(loc: list[str | int], document: Any, schema: Schema) -> str:
-    """The field's own description, with its unit and default; of an item, that of its list, and of
-    a kind, that of each kind, or of its block where all kinds say the same.
+def _what_it_is(loc: list[str | int], document: Any, schema: Schema, meant: Any = None) -> str:
+    """The field's own description, with its unit and default; of an item, that of its list; of a
+    kind, that of the one that is meant, else of each, or of its block where all say the same.
     """
     names = [str(part) for part in loc if isinstance(part, str)]
     nodes = [
@@ -292,8 +297,9 @@ def _what_it_is(loc: list[str | int], document: Any, schema: Schema) -> str:
         if len(set(told)) == 1:
             whole = (" ".join(node.get("description", "").split()) for node in nodes)
             told = [text.partition(". ")[0] for text in whole]
-        kinds = zip(fields, told, strict=True)
-        told = ["; ".join(f"{field['const']}, {text.rstrip('.')}" for field, text in kinds) + "."]
+        each = {field["const"]: text for field, text in zip(fields, told, strict=True)}
+        named = [meant] if isinstance(meant, str) and meant in each else [*each]
+        told = ["; ".join(f"{kind}, {each[kind].rstrip('.')}" for kind in named) + "."]
     return f"{'.'.join(names)}: {told[0]}"
 
 

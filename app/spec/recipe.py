@@ -40,6 +40,9 @@ class Array:
     is_ragged: bool = False
     rows: float | None = None
     """Of a packed array: how many rows a sample has on average; None of others."""
+    series_steps: int | None = None
+    """Of windows that are kept as the series which they slide over: how many steps that has, as
+    far as it is known; None of others."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,9 @@ class Recipe(SpecModel):
     """
 
     shape_fields: ClassVar[tuple[str, ...]] = ()
-    """The fields that change the model's parameters or their meaning; of a block `block/field`."""
+    """The fields that change the model's parameters or their meaning; of a block `block/field`. By
+    this one list a restart is told what it carries, and the trainer compares a checkpoint.
+    """
 
     takes_ragged: ClassVar[tuple[str, ...]] = ()
     """Which of `inputs` and `targets` may be ragged."""
@@ -145,14 +150,9 @@ class Recipe(SpecModel):
         return None
 
     def shape_values(self) -> dict[str, Any]:
-        """Of `shape_fields`; None in a block that is not there."""
-        found = dict[str, Any]()
-        for name in self.shape_fields:
-            at: Any = self
-            for part in name.split("/"):
-                at = getattr(at, part, None)
-            found[name] = at
-        return found
+        """Of `shape_fields`, as JSON has them."""
+        given = self.model_dump(mode="json")
+        return {name: value_at(given, name) for name in self.shape_fields}
 
     def shape(self, data: Data, arrays: Mapping[str, Array]) -> dict[str, Any]:
         """What gives the model its shape besides `shape_fields`: by role and name, the sizes that
@@ -166,6 +166,12 @@ class Recipe(SpecModel):
     def num_parameters(self, data: Data, arrays: Mapping[str, Array]) -> int | None:
         """Trainable parameters of the model; None where only building it can tell."""
         return None
+
+    def table_bytes(self, data: Data, arrays: Mapping[str, Array], samples: int) -> int:
+        """Bytes that the tables of `Task.prepare` take, for the memory plan; those that are small
+        need not be counted. `samples`: of the dataset that is trained on.
+        """
+        return 0
 
     def computes_in(self, precision: str, device_kind: str) -> dict[str, Format]:
         """By part of the model, the number format of its products; `precision` is not auto.
@@ -230,3 +236,11 @@ class Recipe(SpecModel):
     def not_capturable(self) -> str | None:
         """Why no step can be captured as a CUDA graph, as a sentence; None where one can."""
         return None
+
+
+def value_at(parameters: Mapping[str, Any], name: str) -> Any:
+    """Of a field, or `block/field`; None where it is not there."""
+    at: Any = parameters
+    for part in name.split("/"):
+        at = at.get(part) if isinstance(at, Mapping) else None
+    return at

@@ -16,7 +16,8 @@ SCRIPT = "script"
 RETRIES = 3
 """Of a script that can resume."""
 PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
-SIZE = re.compile(r"^[1-9][0-9]{0,5}(\.[0-9]{1,3})?(MiB|GiB)$")
+# As people type it: 20GiB, 20GB, 20g. All are powers of two, as GPUs' memory is counted.
+SIZE = re.compile(r"([1-9][0-9]{0,5}(?:\.[0-9]{1,3})?) ?([MG])(?:i?B)?", re.IGNORECASE)
 UNITS = {"MiB": 2**20, "GiB": 2**30}
 
 
@@ -44,6 +45,14 @@ LIKE = {
         ("resume=True", f"model={CHECKPOINT}"), ("runs/*/*/weights/last.pt",)
     ),
 }
+# Variables that a script gets from its runner; so are all that begin with STOKER_.
+SET_BY_STOKER = frozenset(
+    {
+        *("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),
+        *("KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN"),
+        *("TENSORBOARD_LOGGING_DIR", "PYTHONUNBUFFERED"),
+    }
+)
 OUTPUT_OPTIONS = ("--output_dir", "--output-dir", "-o")
 
 
@@ -55,6 +64,11 @@ LAUNCHERS = frozenset(
         *("deepspeed.launcher.runner", "horovod.runner"),
     }
 )
+
+
+def is_set_by_stoker(variable: str) -> bool:
+    """Whether a script gets this variable from Stoker, whatever its submitter's environment has."""
+    return variable in SET_BY_STOKER or variable.startswith("STOKER_")
 
 
 def on_several(argv: Sequence[str], gpus: int) -> tuple[str, ...] | None:
@@ -134,10 +148,12 @@ def _is_pattern(text: str) -> str:
     return text
 
 
-def _is_size(text: str) -> str:
-    if SIZE.fullmatch(text) is None:
+def _size(text: str) -> str:
+    """As "20GiB"."""
+    found = SIZE.fullmatch(text)
+    if found is None:
         raise ValueError('give a size such as "20GiB" or "512MiB"')
-    return text
+    return f"{found[1]}{found[2].upper()}iB"
 
 
 def bytes_of(size: str | None) -> int | None:
@@ -149,7 +165,7 @@ def bytes_of(size: str | None) -> int | None:
 
 Argument = Annotated[str, Field(max_length=131_072, pattern=r"^[^\x00]*$")]
 Arguments = Annotated[tuple[Argument, ...], Field(max_length=4_096)]
-Size = Annotated[str, AfterValidator(_is_size)]
+Size = Annotated[str, AfterValidator(_size)]
 ParamValue = bool | int | float | Annotated[str, Field(max_length=10_000)]
 
 
@@ -228,18 +244,18 @@ class ScriptPolicy(SpecModel):
     """What happens when something goes wrong."""
 
     max_retries: Literal["auto"] | Annotated[int, Field(ge=0, le=1_000)] = "auto"
-    """New attempts after failures; auto: 3 with `resume`, or once it has saved with `stoker`, else
+    """New attempts after failures; auto: 3 with `resume`, or after a save by `run.checkpoint`, else
     0. Default auto."""
     max_duration_seconds: Annotated[float, Field(ge=1.0, le=31_536_000.0)] | None = None
     """Seconds that an attempt may run before it is asked to stop, and has succeeded; default none.
     """
     hang_timeout_seconds: Annotated[float, Field(ge=5.0, le=604_800.0)] | None = None
-    """Seconds without a step after which it is ended; without a metric where no steps are counted,
-    and without output where it reports none either. Default none.
+    """Seconds without a step and without a metric after which it is ended; one that has neither
+    made a step nor reported a metric is judged by its output. Default none.
     """
     preemptible: bool = False
-    """May be stopped for a run of higher priority, to go on later; it has to say how it resumes,
-    and is left alone until it has saved. Default false.
+    """May be stopped for a run of higher priority, to go on later; it is left alone until it has
+    saved, and without `resume` until it has saved by `run.checkpoint`. Default false.
     """
 
 

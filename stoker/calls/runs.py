@@ -98,10 +98,11 @@ class RunCalls(Calls):
         *,
         to: Literal["first", "last"] | None = None,
         before: int | None = None,
+        after: int | None = None,
         version: int | None = None,
     ) -> Document:
-        """To an end of the queue, or before another run; it takes over the priority there."""
-        body = {"to": to, "before": before}
+        """To an end of the queue, or before or after another run, whose priority it takes over."""
+        body = {"to": to, "before": before, "after": after}
         return self._transport.json(
             "POST",
             f"/runs/{run_id}/move",

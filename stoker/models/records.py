@@ -72,7 +72,8 @@ class Checkpoint(Answer):
     run_id: int
     attempt: int
     step: int
-    epoch: int
+    epoch: int | None
+    """None of a script, whose epochs nobody knows."""
     path: str
     """Folder, relative to the artifact root."""
     bytes: int
@@ -105,6 +106,8 @@ class Lengths(Answer):
     min: int
     mean: float
     max: int
+    std: float | None = None
+    """Standard deviation; null where an earlier version looked into the file."""
 
 
 class Edges(Answer):
@@ -118,6 +121,9 @@ class Edges(Answer):
     shape: list[int] | None
     """Of what is said of an edge; null: nothing is."""
     values_dtype: str | None
+    std: float | None = None
+    """Standard deviation of how many there are; null where an earlier version looked into the file.
+    """
 
 
 class FieldParts(Answer):

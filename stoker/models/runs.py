@@ -187,12 +187,16 @@ class Run(Answer):
     """Codes of the rules that found something and that the run's `accept_risks` overrides."""
     allowed_actions: list[str]
     """The verbs that the run accepts now."""
+    argv: list[str] | None = None
+    """Of a script: its program and arguments, the first 1,000 characters of them; the spec has
+    all. Null: no script.
+    """
     code: Code | None = None
     """Of a script; null in lists."""
     config: Document | None = None
     """What a script gave to `stoker.init(config=)`; null in lists, and where it gave nothing."""
     profile: CommandProfile | None = None
-    """Of a script: what runs like it took, this one too once it is over; null in lists."""
+    """Of a script: what other runs like it took; null in lists, and where none was measured."""
     links: dict[str, str]
     """Paths of what belongs to the run."""
 
@@ -292,11 +296,13 @@ class QueueMove(Body):
     """To this end of the queue."""
     before: Id | None = None
     """Before this run, which has to wait as well."""
+    after: Id | None = None
+    """Behind this run, which has to wait as well."""
 
     @model_validator(mode="after")
     def _says_where(self) -> "QueueMove":
-        if (self.to is None) == (self.before is None):
-            raise ValueError("give one of to and before")
+        if [self.to, self.before, self.after].count(None) != 2:
+            raise ValueError("give one of to, before and after")
         return self
 
 

@@ -59,6 +59,7 @@ class Stage:
         environment: dict[str, str] | None = None,
         restore: tuple[Path, ...] = (),
         policy: dict[str, Any] | None = None,
+        code: dict[str, Any] | None = None,
         **recipe: Any,
     ) -> "subprocess.Popen[bytes]":
         """Start the runner; `python train.py` unless `argv` says otherwise."""
@@ -70,7 +71,7 @@ class Stage:
             "attempt": attempt, "run_dir": str(self.run_folder), "environment_file": str(kept),
             "argv": list(argv) or [sys.executable, "train.py"],
             "path_folder": str(self.path_folder), "has_saved": bool(restore),
-            "restore": [{"path": str(path)} for path in restore],
+            "restore": [{"path": str(path)} for path in restore], "code": code,
         }  # fmt: skip
         (folder / "spec.json").write_text(json.dumps(document))
         with (folder / "trainer.log").open("wb") as log:

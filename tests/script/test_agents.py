@@ -43,6 +43,7 @@ def test_both_tell_every_exit_code():
     assert re.findall(r"(?:^|· ?\n?)(\d+) ", SKILL.split("## Exit codes\n\n")[1]) == codes
 
 
+@pytest.mark.minutes
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_command_of_the_page_works(tmp_path):

@@ -15,6 +15,8 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from app.codestate import code_state
+from tests.repository import committed
 from tests.script.stage import Stage, spec_json
 from worker.script import event_files
 from worker.script.curves import MOST_FOLDERS, MOST_SERIES, Curves
@@ -50,7 +52,7 @@ def curves_of(folder: Path, warn: Warn, **metrics: str | None) -> Curves:
     """Of an attempt that began a minute ago, and whose folder is also the script's."""
     wanted = {"file": None, "stdout": None, **metrics}
     (folder / "spec.json").write_text(json.dumps(spec_json(folder, metrics=wanted)))
-    return Curves(ScriptWork.read(folder), time.time() - 60, 0, warn)
+    return Curves(ScriptWork.read(folder), time.time() - 60, None, warn)
 
 
 @pytest.mark.slow
@@ -89,6 +91,15 @@ class TestOfARun:
         stage.run()
         assert stage.curve("train_loss") == {10: 0.5, 20: 0.4}
         assert stage.curve("val_loss") == {10: 0.7}
+
+    def test_what_it_writes_at_once_is_a_curve_and_no_change_of_its_code(self, stage: Stage):
+        """It ends sooner than git has compared the code."""
+        stage.write('{"step": 1, "loss": 0.9}\n', name="own.jsonl")
+        code = code_state(committed(stage.cwd), ["sh"])
+        writes = """echo '{"step": 2, "loss": 0.5}' >> own.jsonl"""
+        stage.run("sh", "-c", writes, code=code, metrics={"file": "own.jsonl", "stdout": None})
+        assert stage.curve("train_loss") == {2: 0.5}
+        assert stage.events("code_changed") == []
 
     def test_epochs_are_the_steps_of_a_table_without(self, stage: Stage):
         stage.write(
@@ -231,9 +242,14 @@ class TestOfFiles:
         path = tmp_path / "lines"
         lines = Lines(path)
         path.write_text("one\ntwo\n")
-        assert lines.read() == ["one", "two"]
+        assert lines.read() == [("one", 4), ("two", 8)]
         path.write_text("new\n")
-        assert lines.read() == ["new"]
+        assert lines.read() == [("new", 4)]
+
+    def test_a_table_may_begin_with_a_byte_order_mark(self, tmp_path: Path):
+        path = tmp_path / "metrics.csv"
+        path.write_text("step,loss\n7,0.5\n", encoding="utf-8-sig")
+        assert [point.step for point in CsvTable(path, refuse).read()] == [7]
 
     def test_a_table_that_gets_a_column_tells_only_its_new_rows(self, tmp_path: Path):
         path = tmp_path / "metrics.csv"

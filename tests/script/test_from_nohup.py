@@ -39,6 +39,7 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     assert Service(home).left_running() == []
 
 
+@pytest.mark.minutes
 def test_every_command_works_as_it_stands(tmp_path: Path, environment: dict[str, str]) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     start, *others = BLOCKS
@@ -50,5 +51,5 @@ def test_every_command_works_as_it_stands(tmp_path: Path, environment: dict[str,
     assert re.search(r"train_loss +\d+ +0\.", printed), "curves of what it printed"
     first = [int(step) for step in re.findall(r"^step (\d+) ", printed, re.MULTILINE)]
     assert first.count(100) == 1, "the second began after what the first had saved"
-    went_on = r"Run 1 goes on as run 2.*\n  It is given the checkpoint of step [\d,]+00\."
+    went_on = r"Run 1 goes on as run 2.*\n  It can go on from the checkpoint at step [\d,]+00\."
     assert re.search(went_on, printed)

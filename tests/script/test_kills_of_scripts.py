@@ -19,7 +19,6 @@ def test_a_kill_at_any_moment_leaves_whole_ones_alone(stage: Stage):
 
 
 @pytest.mark.minutes
-@pytest.mark.timeout(900)
 def test_so_do_kills_at_fifty_moments(stage: Stage):
     survive_kills(stage, count=50, longest=4.0)
 

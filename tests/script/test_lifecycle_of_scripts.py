@@ -1,12 +1,15 @@
 """A script starts, ends, is stopped and killed; whatever it started goes with it."""
 
 import json
+import shlex
 import signal
 import sys
+from textwrap import dedent
 
 import psutil
 import pytest
 
+from app.spec.script import SET_BY_STOKER, is_set_by_stoker
 from tests.script.stage import PATIENCE, Stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -49,6 +52,77 @@ def test_one_that_raises_has_crashed_with_its_last_line(stage: Stage):
     assert "ValueError: no such column: price" in end["message"]
 
 
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (("train.py",), "cannot import the module 'not_there'. Activate"),
+        (("-m", "not_there.either"), "cannot import the module 'not_there"),
+    ],
+)
+def test_what_its_python_cannot_import_is_told_with_that_python(stage: Stage, argv, told: str):
+    stage.write("import not_there")
+    end = stage.run(sys.executable, *argv)
+    assert f"{sys.executable} {told}" in end["message"]
+    way = f"`stoker run -- /path/to/venv/bin/python {shlex.join(argv)}`."
+    assert end["message"].endswith(way), "nothing follows of retries: it is final"
+    assert end["reason"] == "spec_error"
+
+
+def as_torchrun_tells(raised: str, code: int = 1) -> str:
+    """What a process under torch.distributed.run wrote, and then what that wrote itself."""
+    elastic = "torch/distributed/elastic/multiprocessing"
+    return dedent(f"""\
+        Traceback (most recent call last):
+          File "train.py", line 1, in <module>
+            import flash_attn
+        ModuleNotFoundError: No module named 'flash_attn'
+        {raised}
+        W1125 22:31:07.511000 812 {elastic}/api.py:1023] Sending process 818 closing signal SIGTERM
+        E1125 22:31:07.526000 812 {elastic}/api.py:984] failed (exitcode: {code}) local_rank: 0 \
+(pid: 817) of binary: /venv/bin/python
+        Traceback (most recent call last):
+          File "<frozen runpy>", line 198, in _run_module_as_main
+          File "/venv/torch/{elastic}/errors/__init__.py", line 362, in wrapper
+            return f(*args, **kwargs)
+        torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+        ====
+        train.py FAILED
+        ====
+        """)
+
+
+@pytest.mark.parametrize(
+    ("log", "reason", "told"),
+    [
+        (as_torchrun_tells("[rank0]: ModuleNotFoundError: No module named 'not_there'"),
+         "spec_error", "cannot import the module 'not_there'."),
+        (as_torchrun_tells("[rank0]: torch.distributed.DistBackendError: NCCL error"),
+         "crashed", "The last line of its processes: [rank0]: torch.distributed.DistBackendError"),
+        (as_torchrun_tells("", code=-11), "crashed", "The last line of its log: ====."),
+        ("ImportError: libcuda.so.1: cannot open shared object file", "crashed", "libcuda.so.1"),
+        ("ImportError: cannot import name 'a' from 'b'", "crashed", "cannot import name 'a'"),
+    ],
+)  # fmt: skip
+def test_only_a_module_that_is_not_there_is_not_tried_again(
+    stage: Stage, log: str, reason: str, told: str
+):
+    """Not one that was handled, nor a library that may come with the GPU's driver."""
+    (stage.cwd / "log").write_text(log)
+    stage.write("import sys\nsys.exit(open('log').read())")
+    end = stage.run()
+    assert end["reason"] == reason
+    assert told in end["message"]
+    assert ("Activate" in end["message"]) == (reason == "spec_error")
+
+
+@pytest.mark.parametrize("asks", ["input('Continue? ')", "breakpoint()\nprint()"])
+def test_one_that_asks_a_person_is_told_that_nobody_answers(stage: Stage, asks: str):
+    stage.write(asks)
+    end = stage.run()
+    assert (end["reason"], end["result"]["exit_code"]) == ("spec_error", 1)
+    assert "A run has nothing on its standard input" in end["message"]
+
+
 def test_one_whose_gpu_memory_ran_out_says_so(stage: Stage):
     stage.write("raise RuntimeError('CUDA out of memory. Tried to allocate 20.00 MiB')")
     assert stage.run()["reason"] == "device_oom"
@@ -67,10 +141,12 @@ def test_a_command_that_cannot_be_started_is_a_sentence(stage: Stage, argv, told
     assert told in end["message"]
 
 
-def test_a_folder_that_is_gone_is_a_sentence(stage: Stage):
+@pytest.mark.parametrize(("attempt", "reason"), [(1, "spec_error"), (2, "crashed")])
+def test_a_folder_that_is_gone_is_a_sentence(stage: Stage, attempt: int, reason: str):
+    """At a later attempt it may come back, as a drive does that is mounted late."""
     stage.cwd.rmdir()
-    end = stage.run()
-    assert end["reason"] == "spec_error"
+    end = stage.run(attempt=attempt)
+    assert end["reason"] == reason
     assert "is not there any more" in end["message"]
 
 
@@ -161,6 +237,7 @@ def test_a_daemon_that_its_script_leaves_is_ended_and_told(stage: Stage):
     stage.write(WAITS)
     end = stage.run("setsid", "--fork", sys.executable, "train.py")
     assert end["reason"] == "completed"
+    assert "1 process that it had started went on, and had to be ended." in end["message"]
     (warning,) = stage.events("warning")
     assert warning["message"].startswith("1 process that the script had started outlived it")
 
@@ -213,15 +290,26 @@ def test_what_it_finds_in_its_environment(stage: Stage):
         "print('stoker', stoker.__file__)\n"
     )
     (stage.cwd / "app.py").write_text("raise SystemExit('not mine')")
-    stage.run(environment={"MINE": "1", "STOKER_TOKEN": "secret", "NO_PROXY": "intra"})
+    given = {"MINE": "1", "STOKER_TOKEN": "secret", "NO_PROXY": "intra"}
+    stage.run(environment=given | dict.fromkeys(SET_BY_STOKER, "chosen"))
 
     found = json.loads(next(line for line in stage.log().splitlines() if line.startswith("{")))
     assert found["MINE"] == "1"
     assert "STOKER_TOKEN" not in found
-    assert found["STOKER_RUN_ID"] == "1"
+    told = {
+        "STOKER_RUN_ID": "1",
+        "STOKER_GRACE_SECONDS": "20",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "15",  # before the grace time is over
+        "PYTHONUNBUFFERED": "1",
+        "TENSORBOARD_LOGGING_DIR": str(stage.attempt() / "tensorboard"),
+    }
+    assert {name: found[name] for name in told} == told
     assert found["NO_PROXY"] == "intra,127.0.0.1,localhost"
     assert found["PYTHONPATH"] == str(stage.path_folder)
     assert "STOKER_RESUME_FROM" not in found
+    assert "chosen" not in found.values()
+    others = {name for name in found if not is_set_by_stoker(name)}
+    assert others - {"LC_CTYPE"} == {"MINE", "PATH", "PYTHONPATH", "NO_PROXY", "no_proxy"}
     assert f"stoker {stage.path_folder}" in stage.log()
 
 

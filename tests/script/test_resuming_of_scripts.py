@@ -1,4 +1,4 @@
-"""A script that refuses what is to resume it is not said to go on, nor tried for ever."""
+"""At which step a save is listed; and one that refuses to be resumed is not tried for ever."""
 
 from pathlib import Path
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.script.stage import Stage
+from worker.script.ending import refuses
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -22,6 +23,19 @@ print("resumed from", options.resume)
 TELLS_A_NUMBER = """
 with open(os.environ["STOKER_RUN_DIR"] + "/metrics.jsonl", "w") as file:
     file.write('{"step": 6, "loss": 1.0}')
+"""
+
+NUMBERED = """
+import json, os, time, zipfile
+os.makedirs("out")
+with open(os.environ["STOKER_RUN_DIR"] + "/metrics.jsonl", "w") as file:
+    for step in range(1, 54):
+        print(json.dumps({"step": step, "loss": 1.0}), file=file, flush=True)
+        if step in (50, 53):
+            name = "model_50" if step == 50 else "epoch_3"
+            with zipfile.ZipFile(f"out/{name}.pt", "w") as archive:
+                archive.writestr("step", str(step))
+time.sleep(60)
 """
 
 
@@ -45,6 +59,20 @@ def test_one_that_takes_it_is_told_as_restored(stage: Stage, kept: tuple[Path, .
     assert (restored["step"], Path(restored["path"]).parent) == (5, kept[0])
 
 
+def test_a_path_with_a_space_fills_its_item(tmp_path: Path):
+    (tmp_path / "my project").mkdir()
+    stage = Stage(tmp_path / "my project")
+    stage.write(SAVES)
+    together = {"resume": ["--resume={checkpoint}"], "checkpoints": ["out/*.pt"]}
+    stage.run(**together)
+    (folder,) = (stage.attempt() / "checkpoints").glob("step-*")
+    assert stage.run(attempt=2, restore=(folder,), **together)["reason"] == "completed"
+    assert f"resumed from {folder}/ckpt-5.pt\n" in stage.log(2)
+    apart = named("--resume")
+    assert stage.run(attempt=3, restore=(folder,), **apart)["reason"] == "completed"
+    assert f"resumed from {folder}/ckpt-5.pt\n" in stage.log(3)
+
+
 def test_one_that_refuses_it_is_tried_once_more_and_not_told_as_restored(
     stage: Stage, kept: tuple[Path, ...]
 ):
@@ -56,14 +84,64 @@ def test_one_that_refuses_it_is_tried_once_more_and_not_told_as_restored(
         in (first["message"])
     )
     assert "unrecognized arguments: --resume_from" in first["message"]
+    assert first["message"].endswith("its log says that it does not take these arguments.")
     again = stage.run(attempt=3, restore=kept, **wrong)
     assert again["reason"] == "spec_error"
-    assert "as at the attempt before; it is not tried again" in again["message"]
+    assert "as at the attempt before. It is not tried again." in again["message"]
     assert "`stoker restart 1 --from scratch`" in again["message"]
     stage.write("raise SystemExit(7)")
     other = stage.run(attempt=4, restore=kept, **wrong)
     assert other["reason"] == "crashed", "another code may be another reason"
     assert [stage.events("restored", number) for number in (2, 3, 4)] == [[], [], []]
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [
+        'parser.error("/mnt/data is not there")',
+        "raise OSError('cannot reach the host')",
+        'parser.parse_args(["--data", "x"])',
+    ],
+    ids=["a mount", "a passing error", "another argument"],
+)
+def test_one_that_fails_early_otherwise_is_tried_again(
+    stage: Stage, kept: tuple[Path, ...], fails: str
+):
+    stage.write(SAVES.replace("os.makedirs", f"{fails}\nos.makedirs"))
+    for attempt in (2, 3):
+        end = stage.run(attempt=attempt, restore=kept, **named("--resume"))
+        assert end["reason"] == "crashed", "as often as its retries allow"
+        assert end["message"].endswith("as --resume says, and ended before its first step.")
+
+
+@pytest.mark.parametrize(
+    ("said", "is_refused"),
+    [
+        ("usage: train.py [--lr LR]\ntrain.py: error: unrecognized arguments: --go /c/5.pt", True),
+        ("train.py: error: argument --go: invalid int value: '/c/5.pt'", True),
+        ("train.py: error: argument --go: invalid existing_dir value: '/c/5.pt'", False),
+        ("Usage: train.py [OPTIONS]\nTry 'train.py --help'\n\nError: No such option: --go", True),
+        ("Error: Got unexpected extra argument (/c/5.pt)", True),
+        ("FATAL Flags parsing error: Unknown command line flag 'go'. Did you mean: to ?", True),
+        ("ERROR: Could not consume arg: --go", True),
+        ("Could not override 'go'.\nKey 'go' is not in struct", True),
+        (
+            "Some specified arguments are not used by the HfArgumentParser: ['--go']",
+            True,
+        ),
+        ("getopt.GetoptError: option --go not recognized", True),
+        ("train.py: error: unrecognized arguments: --gone", False),
+        ("usage: train.py [--go GO]\ntrain.py: error: /mnt/data is not there", False),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/c/5.pt'", False),
+        ("train.py: error: argument --go: can't open '/c/5.pt': [Errno 2] No such file", False),
+        ("", False),
+    ],
+)
+def test_a_usage_error_is_known_by_the_argument_that_it_names(tmp_path: Path, said, is_refused):
+    log = tmp_path / "trainer.log"
+    log.write_text(f"{said}\n")
+    for arguments in (["--go", "/c/5.pt"], ["--go=/c/5.pt"]):
+        assert refuses(log, arguments) is is_refused
 
 
 def test_one_that_fails_past_its_start_has_gone_on(stage: Stage, kept: tuple[Path, ...]):
@@ -79,3 +157,12 @@ def test_one_that_fails_without_a_checkpoint_is_told_as_ever(stage: Stage):
     for attempt in (1, 2):
         end = stage.run(attempt=attempt, **named("--resume"))
         assert (end["reason"], "--resume" in end["message"]) == ("crashed", False)
+
+
+def test_a_number_in_a_name_is_the_step_if_it_was_just_made(stage: Stage) -> None:
+    stage.write(NUMBERED)
+    runner = stage.start(checkpoints=["out/model_*.pt", "out/epoch_*.pt"], grace_seconds=10.0)
+    stage.until(lambda: len(stage.events("checkpoint")) == 2, "both are kept")
+    stage.stop(runner)
+    # model_50.pt at its own number, though it is found at step 53; epoch_3.pt at the script's.
+    assert [event["step"] for event in stage.events("checkpoint")] == [50, 53]

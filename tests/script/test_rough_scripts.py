@@ -1,12 +1,12 @@
 """Scripts that are rough with the machine: the disk full, a gigabyte printed, a thousand forks."""
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.script.disks import small_disk
 from tests.script.stage import Stage
 
 pytestmark = pytest.mark.timeout(300)
@@ -28,35 +28,44 @@ finally:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Stage]:
+def cramped(tmp_path: Path) -> Iterator[Stage]:
     """A stage on a disk of 8 MiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(place)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("only root may mount a disk")
-    stage = Stage(place)
-    yield stage
-    stage.close()
-    subprocess.run(["umount", str(place)], check=True)
+    with small_disk(tmp_path / "disk", 8) as place:
+        stage = Stage(place)
+        yield stage
+        stage.close()
 
 
 @pytest.mark.parametrize("pause", [0, 5])
-def test_one_that_fills_the_disk_ends_and_says_so(small_disk: Stage, pause: int):
-    small_disk.write(FILLS.replace("PAUSE", str(pause)))
-    end = small_disk.run(checkpoints=["out/*.pt"], resume=["--resume", "{checkpoint}"])
+def test_one_that_fills_the_disk_ends_and_says_so(cramped: Stage, pause: int):
+    cramped.write(FILLS.replace("PAUSE", str(pause)))
+    end = cramped.run(checkpoints=["out/*.pt"], resume=["--resume", "{checkpoint}"])
     assert (end["reason"], end["result"]["exit_code"]) == ("disk_full", 1)
     assert "restart the run. The last line of its log: OSError: [Errno 28]" in end["message"]
     assert f" after {pause} s" in end["message"] or pause, "it is left to go on meanwhile"
-    assert not list((small_disk.attempt() / "checkpoints").glob("step-*"))
+    assert not list((cramped.attempt() / "checkpoints").glob("step-*"))
 
 
-def test_one_that_goes_on_with_a_full_disk_is_left_to_do_so(small_disk: Stage):
+def test_one_that_goes_on_with_a_full_disk_is_left_to_do_so(cramped: Stage):
     catches = FILLS.replace("finally:", "except OSError:\n    os.remove('out/ckpt-5.pt')")
-    small_disk.write(catches.replace("PAUSE", "3") + "\nprint('went on')\n")
-    assert small_disk.run()["reason"] == "completed"
-    assert "went on" in small_disk.log()
-    assert small_disk.curve("train_loss")
+    cramped.write(catches.replace("PAUSE", "3") + "\nprint('went on')\n")
+    assert cramped.run()["reason"] == "completed"
+    assert "went on" in cramped.log()
+    assert cramped.curve("train_loss")
+
+
+def test_calls_of_stoker_do_not_end_one_on_a_full_disk(cramped: Stage):
+    calls = (
+        "except OSError:\n"
+        "    import stoker\n"
+        "    run = stoker.init(config={'lr': 0.1})\n"
+        "    run.log({'loss': 0.5}, step=1001)\n"
+        "    run.finish()\n"
+        "    os.remove('out/ckpt-5.pt')\n"
+    )
+    cramped.write(FILLS.replace("finally:\n    time.sleep(PAUSE)", calls) + "print('went on')")
+    assert cramped.run()["reason"] == "completed"
+    assert "went on" in cramped.log()
 
 
 @pytest.mark.minutes

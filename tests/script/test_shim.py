@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from app.spec.script import ScriptSpec
 from tests.script.stage import Stage
 from worker.agent.beat_report import BeatReport
 from worker.script import shim
@@ -39,8 +40,8 @@ print("loss", loss.item().hex())
 def test_steps_are_counted_and_the_result_is_the_same(stage: Stage):
     stage.write(TRAINS)
     stage.run()
-    steps, waited, pid = SHIM.unpack((stage.attempt() / "shim").read_bytes())
-    assert steps == 48
+    steps, waited, pid, others = SHIM.unpack((stage.attempt() / "shim").read_bytes())
+    assert (steps, others) == (48, 48), "they take turns"
     assert 0 < waited < 60
     assert pid
     plain = subprocess.run(
@@ -48,6 +49,16 @@ def test_steps_are_counted_and_the_result_is_the_same(stage: Stage):
     )
     assert plain.stdout.strip() in stage.log()
     assert stage.events("progress")[-1]["step"] == 48
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_turned_off_it_counts_nothing(stage: Stage):
+    stage.write(TRAINS)
+    assert stage.run(shim=False)["reason"] == "completed"
+    assert not (stage.attempt() / "shim").exists()
+    assert not stage.curve("iterations_per_second")
+    assert {event["step"] for event in stage.events("progress")} <= {0, None}
 
 
 @pytest.mark.slow
@@ -63,7 +74,8 @@ def test_what_is_counted_reaches_curves_and_prometheus(stage: Stage):
     report = BeatReport(stage.run_folder, stage.attempt())
     report.take([event for event in stage.events() if event["kind"] != "end"])
     collector = WorkerCollector()
-    run = report.view(1, 1, recipe="script", gpus=())
+    spec = ScriptSpec.model_validate({"recipe": {"kind": "script", "argv": ("a.py",), "cwd": "/"}})
+    run = report.view(1, 1, spec, gpus=())
     collector.publish(TelemetrySnapshot(runs=(run,)))
     found = {
         (sample.name.removeprefix("stoker_train_"), sample.labels.get("phase")): sample.value
@@ -74,6 +86,7 @@ def test_what_is_counted_reaches_curves_and_prometheus(stage: Stage):
     assert 0 < found["iterations_per_second", "train"] <= 10.5
     assert found["iterations_total", "train"] == 48
     assert (found["loss", None], found["grad_norm", None]) == (1, 2)
+    assert found["stoker_run_progress_timeout_seconds", None] == 3600
     mean = stage.events("progress")[-1]["mean_iterations_per_second"]
     assert 0 < mean <= 10.5
     waited, rest = (found["phase_seconds_total", part] for part in ("data_wait", "other"))
@@ -89,7 +102,7 @@ def test_rates_are_over_the_time_since_the_first_step(tmp_path: Path, monkeypatc
     def told(steps: int, waited: float) -> tuple[float | None, float | None]:
         now[0] += 1.0
         with path.open("r+b") as file:
-            file.write(SHIM.pack(steps, waited, 1))
+            file.write(SHIM.pack(steps, waited, 1, 0))
         counted.read()
         rates = counted.rates()
         return rates["iterations_per_second"], rates["data_wait_ratio"]
@@ -150,13 +163,18 @@ def test_a_torch_that_is_unlike_any_other_is_left_alone(tmp_path: Path):
     assert run_with_shim(tmp_path, code, str(tmp_path / "fake")) == "7\n"
 
 
-FORKS = """
+COUNTS = """
 import os, sitecustomize
-counter, optimizer = sitecustomize.Counter(os.environ["STOKER_SHIM_FILE"]), object()
-def make(steps):
+counter = sitecustomize.Counter(os.environ["STOKER_SHIM_FILE"])
+class Optimizer:
+    pass
+optimizer = Optimizer()
+def make(steps, by=None):
     for _ in range(steps):
-        counter.step(optimizer, (), {})
+        counter.step(by or optimizer, (), {})
 make(3)
+"""
+FORKS = f"""{COUNTS}
 if os.fork() == 0:
     make(50)
     os._exit(0)
@@ -165,9 +183,28 @@ make(2)
 """
 
 
+def counted_in(tmp_path: Path, code: str) -> tuple[int, int]:
+    """Steps that were counted, and others."""
+    assert run_with_shim(tmp_path, code) == ""
+    steps, _, _, others = SHIM.unpack((tmp_path / "shim").read_bytes())
+    return steps, others
+
+
 def test_of_several_processes_the_first_one_counts(tmp_path: Path):
-    assert run_with_shim(tmp_path, FORKS) == ""
-    assert SHIM.unpack((tmp_path / "shim").read_bytes())[0] == 5
+    assert counted_in(tmp_path, FORKS) == (5, 50), "the others show that the script lives"
+
+
+@pytest.mark.parametrize(
+    ("code", "counted"),
+    [
+        ("make(2, second); make(1)", (4, 2)),
+        ("make(2, second); del optimizer; make(4, second)", (7, 2)),
+        ("make(150, second)", (153, 99)),
+    ],
+    ids=["in turns", "when the first is gone", "when the first is done"],
+)
+def test_a_second_optimizer_is_counted_after_the_first(tmp_path: Path, code: str, counted):
+    assert counted_in(tmp_path, f"{COUNTS}second = Optimizer(); {code}") == counted
 
 
 def test_a_file_that_is_gone_stops_no_training(tmp_path: Path):

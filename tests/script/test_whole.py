@@ -1,5 +1,6 @@
 """What a file itself says of being whole."""
 
+import io
 import json
 import os
 import pickle
@@ -12,7 +13,24 @@ import pytest
 from worker.script.whole import NotWhole, proves_itself, require_whole
 
 HEADER = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
-TENSORS = struct.pack("<Q", len(HEADER)) + HEADER + bytes(8)
+DEEP = b"[" * 100_000
+
+
+def tensors(header: bytes) -> bytes:
+    return struct.pack("<Q", len(header)) + header + bytes(8)
+
+
+def newer_zip() -> bytes:
+    """Of a version that this Python cannot read."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("data", "x")
+    data = bytearray(file.getvalue())
+    data[data.index(b"PK\x01\x02") + 6] = 99
+    return bytes(data)
+
+
+TENSORS = tensors(HEADER)
 
 
 @pytest.mark.parametrize(
@@ -21,6 +39,11 @@ TENSORS = struct.pack("<Q", len(HEADER)) + HEADER + bytes(8)
         ("a.safetensors", TENSORS[:-1], "its header tells of"),
         ("a.safetensors", b"\x01", "no header"),
         ("a.safetensors", struct.pack("<Q", 3) + b"{{{", "cannot be read"),
+        ("a.safetensors", tensors(b'{"w": {"data_offsets": [0, "8"]}}'), "cannot be read"),
+        ("a.safetensors", tensors(b'{"w": {"data_offsets": []}}'), "cannot be read"),
+        ("a.safetensors", tensors(DEEP), "cannot be read"),
+        ("a.pt", newer_zip(), "cut short or damaged"),
+        ("trainer_state.json", DEEP, "no whole JSON"),
         ("a.pt", b"PK\x03\x04....", "cut short"),
         ("a.ckpt", b"", "cut short"),
         ("a.bin", b"PK\x03\x04....", "cut short"),

@@ -14,7 +14,7 @@ import torch
 from tests.e2e.service import eventually
 from tests.e2e.shell import Shell
 
-pytestmark = [pytest.mark.minutes, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.minutes
 
 PROJECTS = Path(__file__).parent / "projects"
 SUPERVISED_SECONDS = 60.0
@@ -167,7 +167,10 @@ def test_a_table_of_lightning_is_read(shell: Shell, libraries: Path):
 def test_a_script_of_scikit_learn_has_its_log_and_its_curve(shell: Shell, libraries: Path):
     pattern = r"Iteration (?P<step>[0-9]+), loss = (?P<loss>[0-9.]+)"
     command = (str(libraries / "python"), str(PROJECTS / "train_sklearn.py"))
+    typed = time.monotonic()
     run_id = shell.run_command("--metrics-stdout", pattern, command=command)["id"]
+    eventually(lambda: shell.curve(run_id), "its curve begins")
+    assert time.monotonic() - typed < SUPERVISED_SECONDS
     ended = shell.service.wait_for_end(run_id)
     assert ended["state"] == "succeeded", shell.log(run_id)
     curve = shell.curve(run_id)

@@ -147,3 +147,6 @@ BAD = {
     **{f"{name} in YAML": ("yaml", *case) for name, case in BAD_YAML.items()},
 }
 """(Format, bytes, words of the refusal) of documents that are not."""
+
+BAD_IN_SHORT = {name: case for name, case in BAD.items() if len(case[1]) < 4_000}
+"""Without those that take the reader long: for whoever calls it, and tells what it said."""

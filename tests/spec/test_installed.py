@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from app.cli.host.checks import check_recipes
+from app.cli.host.recipe_checks import check_recipes
 from app.spec import installed
 from app.spec.installed import Installed, find_installed
+from app.spec.plugins import FIRST_HALVES
 
 GOOD = """
     from typing import ClassVar, Literal
@@ -33,9 +34,9 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def find(content: str, kind: str = "toy", value: str = "toy_module:Toy") -> Installed:
         sys.modules.pop("toy_module", None)
         (tmp_path / "toy_module.py").write_text(dedent(content))
-        other: Any = EntryPoint(kind, value, installed.ENTRY_POINTS)
+        other: Any = EntryPoint(kind, value, FIRST_HALVES)
         other = other._for(SimpleNamespace(name="toy-package", version="0.2"))
-        every = [other, *entry_points(group=installed.ENTRY_POINTS)]
+        every = [other, *entry_points(group=FIRST_HALVES)]
         monkeypatch.setattr("app.spec.installed.entry_points", lambda group: every)
         return find_installed()
 

@@ -60,15 +60,16 @@ def test_a_suggested_fix_makes_the_spec_valid(change, loc, code):
         (["training", "epochs"], "4", 4),
         (["training", "clip_grad_norm"], "1E+0", 1.0),
         (["evaluation", "batch_size"], "64", 64),
+        (["training", "max_steps"], "1,000,000", 1_000_000),
     ],
 )
 def test_a_number_that_is_text_is_mended(loc, text, number):
     block, name = loc
     (issue,) = issues_of({block: {name: text}})
     assert (issue.loc, issue.code) == (loc, "wrong_value")
-    assert f'"{text}": it is text, and should be a number. Write it without quotes.' in (
-        issue.message
-    )
+    without = "commas" if "," in text else "quotes"
+    said = f'"{text}": it is text, and should be a number. Write it without {without}.'
+    assert said in issue.message
     (operation,) = issue.fix
     assert (operation.op, operation.path) == ("replace", f"/{block}/{name}")
     assert (operation.value, type(operation.value)) == (number, type(number))
@@ -85,6 +86,8 @@ def test_a_number_that_is_text_is_mended(loc, text, number):
         (["training", "epochs"], "4.5"),
         (["training", "epochs"], "4.0"),
         (["training", "epochs"], "1e2"),
+        (["training", "epochs"], "1,00"),
+        (["optimizer", "lr"], "1,000"),
         (["runtime", "precision"], "16"),
     ],
 )  # fmt: skip
@@ -106,12 +109,20 @@ def test_a_name_that_could_be_two_fields_is_not_guessed_at(name):
 @pytest.mark.parametrize(
     ("change", "loc", "words"),
     [
-        ({"training": {"batch_size": "x"}}, ["training", "batch_size"], "valid integer"),
+        ({"training": {"batch_size": "x"}}, ["training", "batch_size"], "be a whole number."),
         ({"training": 5}, ["training"], "object"),
-        ({"training": {"epochs": 10**9}}, ["training", "epochs"], "less than or equal"),
-        ({"evaluation": {"batch_size": "x"}}, ["evaluation", "batch_size"], "'auto' or it should"),
+        ({"training": {"epochs": 10**9}}, ["training", "epochs"], "be at most 1000000."),
+        (
+            {"evaluation": {"batch_size": "x"}},
+            ["evaluation", "batch_size"],
+            "'auto' or a whole number.",
+        ),
         ({"optimizer": {"betas": [0.9]}}, ["optimizer", "betas", 1], "missing"),
-        ({"schedule": {"kind": "onecycle", "div_factor": 0}}, ["schedule", "div_factor"], "equal"),
+        (
+            {"schedule": {"kind": "onecycle", "div_factor": 0}},
+            ["schedule", "div_factor"],
+            "be at least 1.",
+        ),
         ({"training": {"epochs": float("nan")}}, ["training", "epochs"], "finite"),
         ({"optimizer": {"lr": float("inf")}}, ["optimizer", "lr"], "finite"),
     ],
@@ -203,6 +214,14 @@ def test_a_field_without_a_name_is_unknown(change, loc):
     assert "without a name" in issue.message
 
 
+def test_of_numbers_and_names_that_json_has_not_twenty_are_told_together():
+    labels = {f"l{number}": {"": float("nan")} for number in range(15)}
+    spec, issues = parse_spec({**SMALLEST, "labels": labels})
+    assert spec is None
+    assert [issue.code for issue in issues[20:]] == ["more_issues"]
+    assert issues[20].message.startswith("10 more")
+
+
 def test_a_field_of_another_kind_is_not_said_to_be_meant_by_itself():
     (issue,) = issues_of({"schedule": {"kind": "constant", "warmup_steps": 5}})
     assert issue.message == "There is no field schedule.warmup_steps in this kind of schedule."
@@ -223,7 +242,9 @@ def test_a_wrong_value_is_told_what_the_field_is_in_its_own_kind():
     assert issue.why.endswith("Share of all steps spent warming up, 0 to 1; default 0.1, null with "
                               "warmup_steps.")  # fmt: skip
     (issue,) = issues_of({"schedule": {"kind": "cosine"}})
-    assert "cosine_warmup, Cosine with warm-up: Loshchilov & Hutter, 2017;" in issue.why
-    assert "onecycle, One cycle: Smith & Topin, 2018;" in issue.why
+    told = "schedule.kind: cosine_warmup, Cosine with warm-up: Loshchilov & Hutter, 2017."
+    assert issue.why == told, "of the kind that is meant alone"
+    (issue,) = issues_of({"schedule": {"kind": "bent"}})
+    assert "onecycle, One cycle: Smith & Topin, 2018;" in issue.why, "where nobody knows, of all"
     (issue,) = issues_of({"optimizer": {"kind": "sgd", "weight_decay": -1}})
     assert issue.why == "optimizer.weight_decay: L2 penalty; default 0."

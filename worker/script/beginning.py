@@ -1,7 +1,8 @@
 """The start of a script that is given a checkpoint: whether it comes past it, and what that tells.
 
 A script that does not know the arguments of `--resume` ends at once, with a usage error. It has not
-gone on from anything then, and would end the same however often it is tried.
+gone on from anything then, and would end the same however often it is tried. Any other early end
+may be a passing one, such as a folder that is not mounted yet: it is tried again as usual.
 """
 
 import json
@@ -11,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from app.lifecycle import Reason
+from stoker.script import LOG
 from worker.reporting import EventLog
-from worker.script.ending import ScriptEnd
+from worker.script.ending import ScriptEnd, refuses
 from worker.script.restoring import is_of_a_pattern
 from worker.script.saved import step_of
-from worker.script.sources import Warn
 from worker.script.work import ScriptWork
 
 # A script that ran for so long has read its arguments, also if it imports a lot before.
@@ -23,30 +24,23 @@ START_SECONDS = 20.0
 
 
 class Beginning:
-    """Of one attempt. `step`: the one that it goes on from, 0 for none."""
+    """Of one attempt. `step`: what it goes on from, 0 for nothing; `folder`: that checkpoint's."""
 
-    def __init__(
-        self, work: ScriptWork, checkpoint: Path | None, events: EventLog, warn: Warn
-    ) -> None:
+    def __init__(self, work: ScriptWork, checkpoint: Path | None, events: EventLog) -> None:
         self._work, self._events = work, events
         self._arguments = work.command(checkpoint)[len(work.argv) :]
         """Those that resume it."""
         self._restored: dict[str, Any] | None = None
         self._is_past = False
         self.step = 0
+        self.folder: Path | None = None
         if checkpoint is None:
             return
         folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
         step = step_of(folder)
         if not work.resume and is_of_a_pattern(folder):
-            warn(
-                "resume_not_told",
-                f"The checkpoint of step {step} is there, and nothing says how the script resumes "
-                "from it (--resume). It was started as at first, and begins anew unless it reads "
-                "STOKER_RESUME_FROM itself.",
-            )
-            return
-        self.step = step
+            return  # only the script knows whether it reads it
+        self.step, self.folder = step, folder
         self._restored = {
             "path": str(checkpoint),
             "step": step,
@@ -66,7 +60,7 @@ class Beginning:
 
     def judge(self, end: ScriptEnd, code: int) -> ScriptEnd:
         """The end of a script that nobody asked to stop: with what it was given where it did not
-        come past its start, and for good where that happened before.
+        come past its start, and for good where it refused that before, too.
         """
         if self._is_past or not self._arguments or code <= 0 or end.reason is not Reason.crashed:
             return end
@@ -74,11 +68,14 @@ class Beginning:
             f"{end.message} It had been given `{shlex.join(self._arguments)}`, as --resume says, "
             "and ended before its first step"
         )
+        if not refuses(self._work.folder / LOG, self._arguments):
+            return replace(end, message=f"{told}.")
+        told += ": its log says that it does not take these arguments"
         if not _ended_so(self._work, code):
-            return replace(end, message=f"{told}: does it know these arguments?")
+            return replace(end, message=f"{told}.")
         return ScriptEnd(
             Reason.spec_error,
-            f"{told}, as at the attempt before; it is not tried again. Submit the command with "
+            f"{told}, as at the attempt before. It is not tried again. Submit the command with "
             "the --resume that it understands, or begin anew: "
             f"`stoker restart {self._work.run_id} --from scratch`.",
             end.result,

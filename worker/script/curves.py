@@ -8,21 +8,24 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from stoker.manifest import COUNTS
-from stoker.script import METRICS
+from stoker.script import LOG, METRICS
 from worker.script.event_files import NoReader
-from worker.script.points import CurvePoint, Places, usual_name
+from worker.script.points import EPOCH, CurvePoint, LastPoint, Places, usual_name
+from worker.script.restoring import last_points
+from worker.script.saved import step_of
 from worker.script.sources import CsvTable, EventFileCurve, JsonLines, Output, Source, Warn
 from worker.script.work import ScriptWork
 
 MOST_SERIES = 200
 LONGEST_NAME = 100
-LOG = "trainer.log"
 LARGEST_STEP = COUNTS["step"]
 # Files that a script writes are looked for in its folder, so deep and among so many folders: the
 # folder may hold a repository of 10,000 files, and its data.
@@ -34,23 +37,26 @@ PASSED_OVER = {"node_modules", "site-packages", "__pycache__", "wandb", "mlruns"
 
 class Numbers(NamedTuple):
     """What a run's curves get; `says_step`: whether the script said the step; `not_finite`: names
-    whose value is none that a curve can have.
+    whose value is none that a curve can have; `origin`: of what says no step, as its event has it.
     """
 
     step: int
     values: dict[str, float]
     says_step: bool
     not_finite: frozenset[str] = frozenset()
+    origin: Mapping[str, Any] = MappingProxyType({})
 
 
 class Curves:
     """All sources of one attempt. `read` gives points at steps, under their final names."""
 
-    def __init__(self, work: ScriptWork, began: float, before: int, warn: Warn) -> None:
+    def __init__(self, work: ScriptWork, began: float, checkpoint: Path | None, warn: Warn) -> None:
         """`began`: unix seconds; older files are of earlier runs, and so is what lies in the file
-        of `metrics_file` now. `before`: the step that the script goes on from.
+        of `metrics_file` now. `checkpoint`: the folder of the one that the script goes on from.
         """
         self._work, self._began, self._warn = work, began, warn
+        self._checkpoint = checkpoint
+        before = 0 if checkpoint is None else step_of(checkpoint)
         self._sources: dict[Path, Source] = {}
         self._names: dict[str, str] = {}
         self._places = defaultdict[Path, Places](lambda: Places(before))
@@ -64,7 +70,7 @@ class Curves:
         self._silent = dict[Path, str]()
         """Sources that the user named and that gave no number yet, and the option."""
         if work.metrics_file is not None:
-            path = work.cwd / work.metrics_file
+            path = work.metrics_file
             named = CsvTable(path, warn) if path.suffix == ".csv" else JsonLines(path)
             named.pass_over()
             self._sources[path], self._silent[path] = named, "--metrics-file"
@@ -113,16 +119,29 @@ class Curves:
         later ones are left out.
         """
         for point in points:
-            step = self._places[source].step_of(point)
-            if step > LARGEST_STEP:
-                self._warn_of_step(step)
-                continue
             values = {self._known(name): value for name, value in point.values.items()}
             values.pop("", None)
             not_finite = {self._known(name): value for name, value in point.not_finite}
             not_finite.pop("", None)
+            names = frozenset({*values, *not_finite} - {EPOCH})
+            past = None if point.step is not None else self._past_of(names)
+            step = self._places[source].step_of(point, names, past)
+            if step > LARGEST_STEP:
+                self._warn_of_step(step)
+                continue
             self._warn_of_not_finite(step, not_finite)
-            yield Numbers(step, values, point.step is not None, frozenset(not_finite))
+            says_step, origin = point.step is not None, _origin_of(point, source)
+            yield Numbers(step, values, says_step, frozenset(not_finite), origin)
+
+    def _past_of(self, names: frozenset[str]) -> LastPoint | None:
+        """The last point of these curves that the script goes on behind."""
+        known = [self._past[name] for name in names if name in self._past]
+        return max(known, key=lambda point: point.step, default=None)
+
+    @cached_property
+    def _past(self) -> dict[str, LastPoint]:
+        """Looked up only for points that say no step."""
+        return {} if self._checkpoint is None else last_points(self._checkpoint)
 
     def _warn_of_not_finite(self, step: int, numbers: dict[str, float]) -> None:
         """Once of each name."""
@@ -191,6 +210,17 @@ class Curves:
         return False
 
 
+def _is_known(name: str) -> bool:
+    return name == "metrics.csv" or ".tfevents." in name
+
+
+def _origin_of(point: CurvePoint, source: Path) -> dict[str, Any]:
+    """By which `last_points` knows whether it came before a checkpoint."""
+    if point.step is not None or point.origin is None:
+        return {}
+    return {"source": str(source), **point.origin._asdict()}
+
+
 def _files_below(folder: Path) -> tuple[list[Path], bool]:
     """Event files and metrics.csv in a folder and those below, the nearest first; and whether all
     folders were looked at that are not too deep.
@@ -207,7 +237,7 @@ def _files_below(folder: Path) -> tuple[list[Path], bool]:
                     if entry.is_dir(follow_symlinks=False):
                         if entry.name not in PASSED_OVER and not entry.name.startswith("."):
                             below.append(Path(entry.path))
-                    elif entry.name == "metrics.csv" or ".tfevents." in entry.name:
+                    elif _is_known(entry.name) and entry.is_file():
                         found.append(Path(entry.path))
         level = below
     return found, True

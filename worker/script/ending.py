@@ -1,16 +1,48 @@
 """How a script ended, in words: by its exit code, and by the last lines of its log."""
 
 import re
+import shlex
+import shutil
 import signal
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from app.lifecycle import Reason
+from stoker.script import LOG
+from worker.reporting import last_line
+from worker.script.event_log import FULL
+from worker.script.work import ScriptWork
 
 OUT_OF_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError|CUDA error: out of memory")
 NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
+# How parsers of arguments say that they do not know one, or that its value is missing or wrong:
+# argparse, optparse, click, absl, Fire, Hydra, jsonargparse, Hugging Face's, getopt, clap, Go's.
+USAGE_ERROR = re.compile(
+    r"unrecogni[sz]ed (argument|option)|no such option|unexpected (extra )?argument"
+    r"|unknown (command line )?(flag|option|argument)|(invalid|illegal) option|ambiguous option"
+    r"|flag provided but not defined|option .+ (not recognized|is not accepted)"
+    r"|not used by the HfArgumentParser|could not (consume arg|override)"
+    r"|option .+ (requires|does not take) |argument .+: (expected|ignored explicit) "
+    r"|argument .+: invalid (int|float|bool|choice)\b"
+    r"|invalid value for .+ is not a valid",
+    re.IGNORECASE,
+)
+# How Python says that there is no such module, or none to run (-m). Any other ImportError may be
+# gone at the next attempt, as that of libcuda.so.1 is once the driver is up.
+NO_MODULE = re.compile(r"(?:ModuleNotFoundError|^\S*python[0-9.]*): No module named '?([\w.]+)")
+# What torch.distributed.run logs while its processes end, and that one ended as Python does after
+# an error: what they wrote comes before that, and its own traceback after it.
+OF_STARTER = re.compile(rb"\btorch[./]distributed[./]elastic\b")
+RAISED_BELOW = re.compile(rb"\bfailed \(exitcode: 1\)")
+# How Python says that nobody answers what `input` asks, or `breakpoint`.
+NO_INPUT = ("EOFError: EOF when reading a line", "bdb.BdbQuit")
+PYTHON = re.compile(r"(python|pypy)[0-9.]*")
+LONGEST_COMMAND = 100
 LOG_END_BYTES = 8192
+# An error of the runner may come when the script has long begun.
+NOT_RUN = "The script could not be run, or not any further"
 
 
 @dataclass(frozen=True)
@@ -32,27 +64,99 @@ def how_it_ended(code: int) -> str:
         return f"by signal {-code}"
 
 
-def end_by_itself(log: Path, code: int, told: str, result: dict[str, Any]) -> ScriptEnd:
+def end_by_itself(work: ScriptWork, code: int, told: str, result: dict[str, Any]) -> ScriptEnd:
     """Of a script that nobody asked to stop: by its exit code and the last lines of its log."""
     if code == 0:
         return ScriptEnd(Reason.completed, told, result)
-    end = _end_of(log)
-    last = next((line.strip() for line in reversed(end.split("\n")) if line.strip()), "")
-    hint = f" The last line of its log: {last[:300]}" if last else ""
+    log = work.folder / LOG
+    data = _end_of(log)
+    below = _last_line_below(data)
+    end, last = data.decode("utf-8", "replace"), below or last_line(data)
+    stop = "" if last.endswith((".", "!", "?")) else "."
+    whose = "its processes" if below else "its log"
+    hint = f" The last line of {whose}: {last}{stop}" if last else ""
     if OUT_OF_MEMORY.search(end):
         return ScriptEnd(Reason.device_oom, f"{told} The GPU's memory ran out.{hint}", result)
-    if NO_SPACE.search(end):
+    if NO_SPACE.search(end) or _is_full(log.parent):
         told = f"{told} A disk is full: free space, and restart the run."
         return ScriptEnd(Reason.disk_full, told + hint, result)
     if code == -signal.SIGKILL:
-        return ScriptEnd(Reason.killed, f"{told} It was not Stoker who sent that.", result)
+        return ScriptEnd(Reason.killed, f"{told} Stoker did not send that signal.", result)
+    if last in NO_INPUT:
+        why = "A run has nothing on its standard input: take answers as arguments"
+        return ScriptEnd(Reason.spec_error, f"{told}{hint} {why}, and no breakpoints.", result)
+    lacking = NO_MODULE.search(last)
+    if code > 0 and lacking is not None:
+        # On a later attempt a drive may not be mounted yet: then it is tried again as usual.
+        reason = Reason.spec_error if work.attempt == 1 else Reason.crashed
+        return ScriptEnd(reason, f"{told}{hint} {_not_importable(work.argv, lacking[1])}", result)
     return ScriptEnd(Reason.crashed, told + hint, result)
 
 
-def _end_of(path: Path) -> str:
+def _last_line_below(log: bytes) -> str:
+    """Of what torch.distributed.run has started, where a process of it raised; "" elsewhere."""
+    lines = log.split(b"\n")
+    ends = [at for at, line in enumerate(lines) if OF_STARTER.search(line)]
+    raised = [at for at in ends if RAISED_BELOW.search(lines[at])]
+    before = range(raised[-1] if raised else 0)
+    return last_line(b"\n".join(lines[at] for at in before if at not in ends))
+
+
+def _not_importable(argv: Sequence[str], module: str) -> str:
+    """Which Python could not import it, and how the one that can is named."""
+    program, *words = argv
+    is_python = PYTHON.fullmatch(Path(program).name) is not None
+    who = program if is_python else f"The Python that {program} has started"
+    typed = shlex.join(words) if is_python else "train.py"
+    shown = typed if len(typed) <= LONGEST_COMMAND else "…"
+    return (
+        f"{who} cannot import the module {module!r}. Activate the environment that has it before "
+        f"`stoker run`, or name its python: `stoker run -- /path/to/venv/bin/python {shown}`."
+    )
+
+
+def not_run(error: Exception) -> ScriptEnd:
+    """Of a script that this host could not run, or not any further."""
+    if isinstance(error, OSError) and error.errno in FULL:
+        told = f"{NOT_RUN}: the disk of the run is full ({error})."
+        advice = "Free space below the artifact root, and restart the run."
+        return ScriptEnd(Reason.disk_full, f"{told} {advice}")
+    told = f"{NOT_RUN}, on this worker: {type(error).__name__}: {error}."
+    return ScriptEnd(Reason.trainer_error, told)
+
+
+def refuses(log: Path, arguments: Sequence[str]) -> bool:
+    """Whether the last lines of its log say that the script does not take one of these arguments:
+    a usage error that names it. Another one may be passing, such as a folder that is not there.
+    """
+    names = {re.escape(name) for word in arguments for name in _names_of(word)}
+    named = re.compile(rf"(?<![\w-])({'|'.join(names)})(?![\w-])")
+    lines = _end_of(log).decode("utf-8", "replace").split("\n")
+    errors = [line for line in lines if USAGE_ERROR.search(line)]
+    return bool(names) and any(named.search(line) for line in errors)
+
+
+def _names_of(word: str) -> Iterator[str]:
+    """What a parser may call an argument: `--option=value`, `--option`, `option` or `value`."""
+    option, equals, value = word.partition("=")
+    name = option.lstrip("-+")
+    yield from {part for part in (word, option, value) if part}
+    if name and (equals or name != option):
+        yield name
+
+
+def _is_full(folder: Path) -> bool:
+    """Whether the log's own disk is, which then had no room to say so."""
+    try:
+        return shutil.disk_usage(folder).free < LOG_END_BYTES
+    except OSError:
+        return False
+
+
+def _end_of(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - LOG_END_BYTES))
-            return file.read().decode("utf-8", "replace")
+            return file.read()
     except OSError:
-        return ""
+        return b""

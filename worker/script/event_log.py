@@ -17,10 +17,15 @@ class ScriptEventLog(EventLog):
     """
 
     def __init__(self, path: Path) -> None:
-        """OSError."""
+        """OSError; none where there is no more room but for a few events, which may tell so."""
         super().__init__(path)
         self._reserve = path.with_name("reserve")
-        self._reserve.write_bytes(bytes(RESERVE_BYTES))
+        try:
+            self._reserve.write_bytes(bytes(RESERVE_BYTES))
+        except OSError as error:
+            self._reserve.unlink(missing_ok=True)
+            if error.errno not in FULL:
+                raise
 
     def emit(self, kind: str, **data: Any) -> None:
         try:

@@ -11,7 +11,17 @@ USUAL_NAMES = {
     "validation_loss": "val_loss", "learning_rate": "lr", "train/learning_rate": "lr",
     "train/grad_norm": "grad_norm",
 }  # fmt: skip
+EPOCH = "epoch"
 STEP_NAMES = ("step", "global_step", "current_step", "iteration", "iter")
+
+
+class PointOrigin(NamedTuple):
+    """Where a point was read: so many bytes of its file end with it, and were written by then (unix
+    seconds).
+    """
+
+    offset: int
+    written: float
 
 
 class CurvePoint(NamedTuple):
@@ -22,15 +32,29 @@ class CurvePoint(NamedTuple):
     epoch: int | None = None
     not_finite: tuple[tuple[str, float], ...] = ()
     """Names of what is NaN or infinite, and which of these."""
+    origin: PointOrigin | None = None
 
     @classmethod
     def of(cls, step: int | None, numbers: Mapping[str, float]) -> Self:
         """With what is not finite apart from the others."""
         values = {name: number for name, number in numbers.items() if math.isfinite(number)}
         not_finite = tuple((name, n) for name, n in numbers.items() if name not in values)
-        epoch = values.get("epoch", -1.0)
+        epoch = values.get(EPOCH, -1.0)
         is_count = epoch >= 0 and epoch.is_integer()
         return cls(step, values, int(epoch) if is_count else None, not_finite)
+
+
+class LastPoint(NamedTuple):
+    """Where a curve ended when the checkpoint was made that the script goes on from."""
+
+    step: int
+    epoch: float | None
+
+    def was_at(self, epoch: int) -> bool:
+        """Whether the steps were epochs, and the script still counts them so: one that begins anew
+        with 0 or 1 does not.
+        """
+        return self.step == self.epoch and epoch > 1
 
 
 class Places:
@@ -39,22 +63,26 @@ class Places:
     def __init__(self, before: int) -> None:
         """`before`: the step that the script goes on from."""
         self._before, self._last = before, -1
-        self._names: set[str] = set()
+        self._names: frozenset[str] = frozenset()
         """What was told at the last step."""
 
-    def step_of(self, point: CurvePoint) -> int:
+    def step_of(self, point: CurvePoint, names: frozenset[str], past: LastPoint | None) -> int:
         """What the point says. Else its epoch, where that comes after the last one, or adds other
-        numbers to it; else one more than the last.
+        numbers to it; else one more than the last. `names`: of its numbers; `past`: of these, the
+        last of the attempts before.
         """
         if point.step is not None:
             return point.step
-        epoch, names = point.epoch, {*point.values, *dict(point.not_finite)} - {"epoch"}
-        if epoch is not None and epoch == self._last and not names & self._names:
+        epoch, last = point.epoch, self._last
+        if epoch is not None and epoch == last and not names & self._names:
             self._names |= names
-        else:
-            is_next = epoch is not None and epoch > self._last
-            following = self._before + 1 if self._last < 0 else self._last + 1
-            self._last, self._names = (epoch or 0) if is_next else following, names
+            return last
+        if epoch is None:
+            last = max(last, self._before)
+        if past is not None and (epoch is None or not past.was_at(epoch)):
+            last = max(last, past.step)
+        self._last = epoch if epoch is not None and epoch > last else last + 1
+        self._names = names
         return self._last
 
 
@@ -63,7 +91,7 @@ def usual_name(name: str) -> str:
     return USUAL_NAMES.get(name, name)
 
 
-def point_of(document: Mapping[str, Any]) -> CurvePoint | None:
+def point_of(document: Mapping[str, Any], origin: PointOrigin | None = None) -> CurvePoint | None:
     """The numbers of a document; None where there is none. Texts that are numbers count."""
     step: int | None = None
     numbers = dict[str, float]()
@@ -76,7 +104,7 @@ def point_of(document: Mapping[str, Any]) -> CurvePoint | None:
                 step = max(step or 0, int(number))
         elif name != "t" or not 10**9 < number < math.inf:  # which is a time
             numbers[name] = number
-    return CurvePoint.of(step, numbers) if numbers else None
+    return CurvePoint.of(step, numbers)._replace(origin=origin) if numbers else None
 
 
 def number_of(value: Any) -> float | None:

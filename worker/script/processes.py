@@ -12,10 +12,9 @@ from pathlib import Path
 
 import psutil
 
+from app.container import held_memory
+
 POLL_SECONDS = 0.1
-# Lines of /proc/PID/smaps_rollup: anonymous pages and shared memory, each page divided by those who
-# have it.
-OWN_PAGES = ("Pss_Anon:", "Pss_Shmem:")
 # A process that SIGKILL has not ended by then hangs in a driver or a file system.
 KILL_SECONDS = 10.0
 
@@ -127,14 +126,4 @@ def memory_of(leader: Leader) -> int:
     """Bytes of memory that the script's processes hold together. Pages that several of them share,
     as loader processes do that were forked, count once; those of files do not count.
     """
-    return sum(_held_by(process) for process in _living(leader))
-
-
-def _held_by(process: psutil.Process) -> int:
-    """Its share of pages without a file. 0 of one that has ended."""
-    try:
-        lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    kilobytes = (line.split()[1] for line in lines if line.startswith(OWN_PAGES))
-    return sum(1024 * int(number) for number in kilobytes)
+    return sum(held_memory(process.pid) for process in _living(leader))

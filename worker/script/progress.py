@@ -63,14 +63,14 @@ class ScriptProgress:
 
     def silence(self, printed_at: float) -> tuple[float, str]:
         """Since when the script stands still (monotonic seconds), and in words what it does not
-        do: a step, once it has made one; else a report of a number, once it has made one; else
-        output, of which the last came at `printed_at`.
+        do: make steps and report numbers, whichever of both it has done; else print, which it did
+        last at `printed_at`.
         """
-        if self._stepped_at is not None:
-            return self._stepped_at, "made no step"
-        if self._reported_at is not None:
-            return self._reported_at, "reported no number"
-        return printed_at, "printed nothing"
+        signs = {"made no step": self._stepped_at, "reported no number": self._reported_at}
+        seen = {words: at for words, at in signs.items() if at is not None}
+        if not seen:
+            return printed_at, "printed nothing"
+        return max(seen.values()), " and ".join(seen)
 
     def read(self, *, all_of_it: bool = False) -> None:
         """Look at what is new; `all_of_it`: to the end, since nobody writes any more."""
@@ -92,7 +92,7 @@ class ScriptProgress:
             return
         if "train_loss" in point.values:
             self.last_step = point.step
-        self._events.emit("metrics", step=point.step, values=point.values)
+        self._events.emit("metrics", step=point.step, values=point.values, **point.origin)
 
     def _seconds_left(self) -> float | None:
         """As the script says; else by its steps, where it has said how many these are."""

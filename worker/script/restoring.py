@@ -3,18 +3,24 @@
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from app.plainjson import load_json
 from stoker.manifest import MANIFEST, BadManifest, parse_manifest
 from worker.reporting import EventLog
-from worker.script.saved import Past, Saved, step_of, without_numbers
+from worker.script.points import EPOCH, LastPoint
+from worker.script.saved import Past, Saved, step_of
+from worker.script.saves import without_numbers
 from worker.script.sources import Warn
 from worker.script.whole import NotWhole
 from worker.script.work import ScriptWork
+
+TELLS_OF_CURVES = re.compile(r'"kind": ?"(metrics|applied|restored|checkpoint)"')
 
 
 def adopt(work: ScriptWork, events: EventLog, warn: Warn) -> Past:
@@ -80,6 +86,83 @@ def is_of_a_pattern(folder: Path) -> bool:
     how to go on from one.
     """
     return "source" in parse_manifest((folder / MANIFEST).read_bytes())
+
+
+def last_points(checkpoint: Path) -> dict[str, LastPoint]:
+    """By name, where the curves of a run ended when this checkpoint was made, as far as the events
+    of its attempt are there, and of those that it went on from.
+    """
+    found: dict[str, LastPoint] = {}
+    folder: Path | None = checkpoint
+    while folder is not None:
+        try:
+            told, folder = _told_before(folder)
+        except (OSError, ValueError, LookupError, TypeError):
+            break
+        found = told | found
+    return found
+
+
+def _told_before(folder: Path) -> tuple[dict[str, LastPoint], Path | None]:
+    """The last points that its attempt had told when a checkpoint was made; and the checkpoint that
+    this attempt went on from. OSError, ValueError, LookupError, TypeError.
+    """
+    attempt, was_told_at = folder.parent.parent, _was_told_at(folder)
+    events = _events_of(attempt)
+    if _is_adopted(folder, events):
+        number = int(attempt.name.removeprefix("attempt-")) - 1
+        events = _events_of(attempt.with_name(f"attempt-{number}"))
+    told: dict[str, LastPoint] = {}
+    before: Path | None = None
+    for event in events:
+        if event["kind"] == "restored":
+            path = Path(event["path"])
+            before = path if path.parent.name == folder.parent.name else path.parent
+        elif event["kind"] == "metrics" and was_told_at(event):
+            point = LastPoint(event["step"], event["values"].get(EPOCH))
+            told |= dict.fromkeys(event["values"], point)
+    return told, before
+
+
+def _was_told_at(checkpoint: Path) -> Callable[[dict[str, Any]], bool]:
+    """Whether a point that an event tells of belongs to what a checkpoint has saved. One that was
+    made by `stoker` says how long the files were that points are read from. Else the time has to
+    tell: when the script had saved, and when the point had been written. OSError, ValueError.
+    """
+    manifest = parse_manifest((checkpoint / MANIFEST).read_bytes())
+    sizes: dict[str, int] = dict(manifest.get("curve_bytes", {}))
+    saved_at: float = manifest.get("saved_at", (checkpoint / MANIFEST).stat().st_mtime)
+
+    def was_told(event: dict[str, Any]) -> bool:
+        if (size := sizes.get(event.get("source", ""))) is not None:
+            return bool(event["offset"] <= size)
+        return bool(event.get("written", event["t"]) <= saved_at)
+
+    return was_told
+
+
+def _is_adopted(checkpoint: Path, events: list[dict[str, Any]]) -> bool:
+    """Whether it was kept before the script of the attempt began in which it lies: that of the one
+    before has saved it.
+    """
+    place = f"{checkpoint.parent.name}/{checkpoint.name}"
+    for event in events:
+        if event["kind"] == "applied":
+            return False
+        if event["kind"] == "checkpoint" and event["path"] == place:
+            return True
+    return True
+
+
+def _events_of(attempt: Path) -> list[dict[str, Any]]:
+    """What tells where curves ended, but for a line that a kill has cut. OSError."""
+    events = []
+    with (attempt / "events.jsonl").open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if TELLS_OF_CURVES.search(line):
+                with suppress(ValueError):
+                    events.append(load_json(line))
+    return events
 
 
 def _require_as_written(folder: Path, manifest: dict[str, Any]) -> None:

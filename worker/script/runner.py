@@ -11,18 +11,19 @@ from typing import Any
 
 from app.codestate import code_state
 from app.lifecycle import Reason
-from stoker.script import CONFIG, FINISHED
+from stoker.script import CONFIG, FINISHED, LOG
 from worker.launch.launcher import PR_SET_CHILD_SUBREAPER, prctl
 from worker.reporting import EventLog, Pulse
 from worker.script.beginning import Beginning
 from worker.script.config import ScriptConfig
 from worker.script.curves import Curves
-from worker.script.ending import ScriptEnd, end_by_itself, how_it_ended
-from worker.script.event_log import ScriptEventLog
+from worker.script.ending import ScriptEnd, end_by_itself, how_it_ended, not_run
+from worker.script.event_log import FULL, ScriptEventLog
 from worker.script.processes import Leader, ScriptSignals, end_rest, kill_all, memory_of
 from worker.script.progress import ScriptProgress
 from worker.script.restoring import adopt, began_of, choose
-from worker.script.saved import Past, Saved, saves_of, unmatched
+from worker.script.saved import Past, Saved
+from worker.script.saves import saves_of, unmatched
 from worker.script.shim import Shim
 from worker.script.status import StatusServer
 from worker.script.work import ScriptWork
@@ -60,12 +61,15 @@ class Runner:
         self._past = Past()
         self._config = ScriptConfig(work.folder / CONFIG, self._warn)
         self._applied: dict[str, Any] = {}
+        self._left = ""
+        """What is said of processes that outlived the script."""
 
     def run(self) -> ScriptEnd:
-        """Start the script and see it through."""
+        """The whole attempt, to its end."""
         work = self._work
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         work.checkpoints_folder.mkdir(exist_ok=True)
+        work.hold_stop_file()
         try:
             with beating(self._pulse):
                 self._past = adopt(work, self._events, self._warn)
@@ -81,24 +85,40 @@ class Runner:
             return refused
         status = StatusServer(work.folder, work.run_id)
         try:
-            shim = Shim(work.shim_file) if work.shim else None
-            environment = work.environment(
-                work.given_environment(), checkpoint, (status.url, status.token_file)
+            return self._start(checkpoint, status)
+        finally:
+            status.close()
+
+    def _start(self, checkpoint: Path | None, status: StatusServer) -> ScriptEnd:
+        """Start the script and see it through. What lies there is looked at before: the script may
+        write at once.
+        """
+        work = self._work
+        with beating(self._pulse):
+            self._tell_changes()
+            beginning = Beginning(work, checkpoint, self._events)
+            curves = Curves(work, self._began_at, beginning.folder, self._warn)
+        try:
+            given = work.given_environment()
+        except (OSError, ValueError) as error:
+            return self._for_good(
+                f"The environment that was kept with the command cannot be read ({error}).",
+                f"Put {work.environment_file} back and restart the run, or submit the command "
+                "again.",
             )
+        try:
+            shim = Shim(work.shim_file) if work.shim else None
+            environment = work.environment(given, checkpoint, (status.url, status.token_file))
             leader = Leader(work.command(checkpoint), work.cwd, environment)
         except OSError as error:
-            status.close()
-            return ScriptEnd(Reason.spec_error, self._not_started(error))
-        self._tell_start(checkpoint)
-        beginning = Beginning(work, checkpoint, self._events, self._warn)
-        curves = Curves(work, self._began_at, beginning.step, self._warn)
-        progress = ScriptProgress(curves, status, shim, self._events, beginning.step)
+            return self._not_started(error)
         try:
+            self._tell_start(checkpoint)
+            progress = ScriptProgress(curves, status, shim, self._events, beginning.step)
             return self._see_through(leader, progress, beginning)
         finally:
             kill_all(leader)
             leader.close()
-            status.close()
 
     def _refuse(self, checkpoint: Path | None) -> ScriptEnd | None:
         """Never a start from nothing where there is something that the script should go on from."""
@@ -122,17 +142,25 @@ class Runner:
             )
         return None
 
-    def _not_started(self, error: OSError) -> str:
+    def _not_started(self, error: OSError) -> ScriptEnd:
         work = self._work
-        if not work.cwd.is_dir():
-            return (
-                f"The folder {work.cwd} in which the command was submitted is not there any more. "
-                "Put it back and restart the run, or submit the command again where it is now."
+        if error.errno in FULL:
+            return not_run(error)
+        if work.cwd.is_dir():
+            told = f"{work.argv[0]} could not be started: {error.strerror or error}."
+            advice = "Check that it is there and executable, and submit the command again."
+        else:
+            told = (
+                f"The folder {work.cwd} in which the command was submitted is not there any more."
             )
-        return (
-            f"{work.argv[0]} could not be started: {error.strerror or error}. Check that it is "
-            "there and executable, and submit the command again."
-        )
+            advice = "Put it back and restart the run, or submit the command again where it is now."
+        return self._for_good(told, advice)
+
+    def _for_good(self, told: str, advice: str) -> ScriptEnd:
+        """At a first attempt; at a later one a drive may not be mounted yet."""
+        if self._work.attempt == 1:
+            return ScriptEnd(Reason.spec_error, f"{told} {advice}")
+        return ScriptEnd(Reason.crashed, f"{told} A drive may be missing. {advice}")
 
     def _tell_start(self, checkpoint: Path | None) -> None:
         work = self._work
@@ -147,16 +175,15 @@ class Runner:
         }
         self._tell_applied()
         self._events.emit("phase", phase="running")
-        self._tell_changes()
 
     def _tell_applied(self) -> None:
         code = self._work.code or {}
         environment = {"git_sha": code.get("git_sha"), "git_dirty": code.get("dirty")}
         self._events.emit("applied", applied=self._applied, environment=environment)
 
-    def _tell_config(self) -> None:
+    def _tell_config(self, *, is_last: bool = False) -> None:
         """Of what the script was configured with, by its own word, when that is there."""
-        if (config := self._config.news()) is not None:
+        if (config := self._config.news(is_last=is_last)) is not None:
             self._applied["config"] = config
             self._tell_applied()
 
@@ -166,7 +193,8 @@ class Runner:
         if not before or not before.get("git_sha"):
             return
         now = code_state(self._work.cwd, list(before["argv"]))
-        if all(now[name] == before.get(name) for name in ("git_sha", "diff")):
+        is_known = now["git_sha"] is not None  # else the folder is not there, or git is not
+        if not is_known or all(now[name] == before.get(name) for name in ("git_sha", "diff")):
             return
         message = "The code has changed since the command was submitted, and runs as it is now."
         told = {"git_sha": now["git_sha"], "was": before["git_sha"], "diff": now["diff"]}
@@ -203,7 +231,7 @@ class Runner:
         took = (ended := time.monotonic()) - self._began
         with beating(self._pulse):
             self._end_rest(leader)
-            self._tell_config()
+            self._tell_config(is_last=True)
             progress.read(all_of_it=True)
             saved.close(was_cut=code != 0)
         has_moved = code == 0 or progress.has_begun or bool(saved.folders)
@@ -230,7 +258,8 @@ class Runner:
     def _ask_to_stop(self, leader: Leader, why: Reason) -> None:
         """The stop file first, then the signal: a script that asks for the file sees it."""
         self._stop_at, self._why_stop = time.monotonic(), why
-        self._work.stop_file.touch()
+        with suppress(OSError):  # then the signal alone says so
+            self._work.show_stop_file()
         leader.signal(signal.Signals[self._work.stop_signal])
 
     def _end_rest(self, leader: Leader) -> None:
@@ -240,6 +269,7 @@ class Runner:
         number = signal.Signals[self._work.stop_signal]
         if left := end_rest(leader, number, rest):
             were = "1 process" if left == 1 else f"{left} processes"
+            self._left = f" {were} that it had started went on, and had to be ended."
             self._warn(
                 "processes_left",
                 f"{were} that the script had started outlived it and had to be ended, so that the "
@@ -251,9 +281,10 @@ class Runner:
         self._tell_config()
         progress.read()
         now = time.monotonic()
-        log_size = (self._work.folder / "trainer.log").stat().st_size
-        if log_size != self._log_size:
-            self._log_size, self._printed_at = log_size, now
+        with suppress(OSError):  # the script has removed it
+            log_size = (self._work.folder / LOG).stat().st_size
+            if log_size != self._log_size:
+                self._log_size, self._printed_at = log_size, now
         if now >= self._memory_at:
             self._memory_at = now + min(MEMORY_SECONDS, (now - self._began) / 10)
             self._memory = memory_of(leader)
@@ -279,8 +310,8 @@ class Runner:
         result = {"last": last, "exit_code": code}
         done = (self._work.folder / FINISHED).exists() or progress.is_through
         if self._stop_at is None:
-            told = f"The script ended {how} after {took:.0f} s."
-            return end_by_itself(self._work.folder / "trainer.log", code, told, result)
+            told = f"The script ended {how} after {took:.0f} s.{self._left}"
+            return end_by_itself(self._work, code, told, result)
         waited = ended - self._stop_at
         if done and self._why_stop is not Reason.hang:
             told = "It was asked to stop, and had said by then that it was done."
@@ -342,20 +373,16 @@ def _forced(why: Reason | None) -> Reason:
 
 def run_attempt(folder: Path) -> int:
     """0 when the attempt's end could be told."""
-    events, pulse, signals = (
-        ScriptEventLog(folder / "events.jsonl"),
-        Pulse(folder / "pulse"),
-        ScriptSignals(),
-    )
-    pulse.enter("starting")
-    events.emit("phase", phase="starting")
+    events, signals = ScriptEventLog(folder / "events.jsonl"), ScriptSignals()
     last_step = None
     try:
+        pulse = Pulse(folder / "pulse")
+        pulse.enter("starting")
+        events.emit("phase", phase="starting")
         runner = Runner(ScriptWork.read(folder), events, pulse, signals)
         end, last_step = runner.run(), runner.last_step
     except (OSError, ValueError, LookupError) as error:
-        told = f"The script could not be run on this worker: {type(error).__name__}: {error}."
-        end = ScriptEnd(Reason.trainer_error, told)
+        end = not_run(error)
     events.end(reason=end.reason, message=end.message, result=end.result, step=last_step)
     with suppress(OSError):  # of a full disk
         print(f"stoker: {end.message}", flush=True)  # noqa: T201 - the log of the run

@@ -10,23 +10,24 @@ like those.
 """
 
 import json
-import os
 import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stoker.manifest import MANIFEST, parse_manifest
+from stoker.manifest import COUNTS, MANIFEST, parse_manifest
 from stoker.script import seal
 from worker.reporting import EventLog
+from worker.script.event_log import FULL
 from worker.script.points import number_of, usual_name
+from worker.script.saves import Save, Signature, bring, saves_of, signature_of, without_numbers
 from worker.script.sources import Warn
-from worker.script.whole import UNFINISHED, NotWhole, proves_itself, require_whole
+from worker.script.whole import NotWhole, require_whole
 from worker.script.work import ScriptWork
 
 LOOK_SECONDS = 2.0
@@ -34,33 +35,6 @@ LOOK_SECONDS = 2.0
 COPYING = 0.05
 STEP = re.compile(r"(?:step|checkpoint|ckpt|iter)[=_-]?(\d+)", re.IGNORECASE)
 NUMBER = re.compile(r"(\d+)(?!.*\d)")
-
-Signature = tuple[tuple[str, int, int], ...]
-
-
-@dataclass(frozen=True)
-class Save:
-    """One save of the script as it lay at a look: name, size and time of each file."""
-
-    path: Path
-    signature: Signature
-    pattern: str
-    """The pattern of the spec that it matches."""
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Of its files, with any number for another."""
-        return without_numbers(name for name, _, _ in self.signature)
-
-    @property
-    def proves_itself(self) -> bool:
-        """Whether a cut one cannot be taken for a whole one."""
-        return proves_itself(self.path)
-
-    @property
-    def newest(self) -> float:
-        """Unix seconds of the last write."""
-        return max((time for _, _, time in self.signature), default=0) / 1e9
 
 
 @dataclass(frozen=True)
@@ -93,6 +67,8 @@ class Saved:
             work, began, events, warn, step,
         )  # fmt: skip
         self._before: dict[Path, Signature] = {}
+        self._looked_at_step, self._since = past.step or 0, dict[Path, int]()
+        """The script's step at the last look, and at the last look before each save."""
         self._names = dict(past.names)
         """Of the files of the last kept save of each pattern."""
         self._kept: dict[Path, Signature] = {}
@@ -129,6 +105,9 @@ class Saved:
         except OSError as error:
             self.error = error
             return
+        new = (save for save in saves if self._before.get(save.path) != save.signature)
+        self._since |= dict.fromkeys((save.path for save in new), self._looked_at_step)
+        self._looked_at_step = self._step()
         if is_last or time.monotonic() >= self._copy_at:
             for save in self._due(saves, is_last=is_last):
                 self._try_to_keep(save)
@@ -200,6 +179,12 @@ class Saved:
             self._keep(save)
             self.error = None
         except OSError as error:
+            if error.errno in FULL and self.error is None:
+                self._warn(
+                    "checkpoint_not_kept",
+                    f"{save.path} is not kept: the disk of the run is full. Free space; the newest "
+                    "save is tried again at each look, and one before it counts until then.",
+                )
             self.error = error
         except ValueError as error:  # a name or a number that no manifest can say
             self._newest_kept = save.newest
@@ -222,16 +207,16 @@ class Saved:
                 )
 
     def _keep(self, save: Save) -> None:
-        step = self._step_of(save)
+        step, is_seen = self._step_of(save)
         target = self._work.checkpoints_folder / f"step-{step}"
         temporary = target.with_name(f".{target.name}.tmp")
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         try:
             began = time.monotonic()
-            _bring(save, temporary)
+            bring(save, temporary)
             self._copy_at = time.monotonic() + (time.monotonic() - began) / COPYING
-            if _signature(save.path) != save.signature:
+            if signature_of(save.path) != save.signature:
                 return  # it was being written after all: the next look sees it again
             require_whole(temporary)
             body = {
@@ -243,6 +228,8 @@ class Saved:
                 "entry": None if save.path.is_dir() else save.path.name,
                 "source": str(save.path),
                 "pattern": save.pattern,
+                "seen": is_seen,
+                "saved_at": save.newest,
             }
             seal(temporary, target, body)
         except NotWhole:
@@ -266,19 +253,18 @@ class Saved:
         self._names[save.pattern] = save.names
         self._newest_kept = save.newest
 
-    def _step_of(self, save: Save) -> int:
-        """The step that its name tells, else the script's own, else any number of its name; always
-        above those before it, for the newest save is the one to go on from.
+    def _step_of(self, save: Save) -> tuple[int, bool]:
+        """The step that its name tells: a number beside a word for steps, or any that can be a step
+        that was just made; else the script's own, now that it is seen, and True. Always above those
+        before it, for the newest save is the one to go on from.
         """
-        name, own = save.path.name, self._step()
-        told, other = STEP.search(name), NUMBER.search(name)
-        if told is not None:
-            step = int(told[1])
-        elif own or other is None:
-            step = own
-        else:
-            step = int(other[1])
-        return max(step, max(self._steps, default=self._restored) + 1)
+        name, own, since = save.path.name, self._step(), self._since[save.path]
+        told, other = _number_in(name, STEP), _number_in(name, NUMBER)
+        if other is not None and own and not (since <= other <= 2 * own <= 4 * other):
+            other = None  # an epoch, or a number of something else
+        told = other if told is None else told
+        step = max(own if told is None else told, max(self._steps, default=self._restored) + 1)
+        return step, step != told
 
     def _tell(self, folder: Path, step: int) -> None:
         manifest = parse_manifest((folder / MANIFEST).read_bytes())
@@ -288,6 +274,7 @@ class Saved:
             "checkpoint",
             action="saved",
             by_stoker="source" not in manifest,
+            seen=manifest.get("seen", False),
             path=str(folder.relative_to(self._work.folder)),
             step=step,
             epoch=manifest.get("epoch") or 0,
@@ -297,58 +284,16 @@ class Saved:
         )
 
 
-def without_numbers(names: Iterable[str]) -> frozenset[str]:
-    """Names of files as they are in each save, of whatever step."""
-    return frozenset(re.sub(r"[0-9]+", "0", name) for name in names)
+def _number_in(name: str, pattern: re.Pattern[str]) -> int | None:
+    """None where there is none that a step can be, such as a time in nanoseconds."""
+    match = pattern.search(name)
+    number = COUNTS["step"] if match is None else int(match[1])
+    return number if number < COUNTS["step"] else None
 
 
 def step_of(folder: Path) -> int:
     """Of a checkpoint, by its name."""
     return int(folder.name.removeprefix("step-"))
-
-
-def saves_of(work: ScriptWork, began: float) -> list[Save]:
-    """What lies where the patterns of the spec say, was written since, and is not obviously
-    unfinished; the oldest first.
-    """
-    found = dict[Path, Save]()
-    for pattern in work.checkpoints:
-        for path in _matching(work.cwd, pattern):
-            with suppress(FileNotFoundError):
-                save = Save(path, _signature(path), pattern)
-                if save.signature and save.newest >= began:
-                    found[path] = save
-    return sorted(found.values(), key=lambda save: save.newest)
-
-
-def unmatched(work: ScriptWork) -> list[str]:
-    """The patterns of which nothing was ever saved; of those that `like` knows one is enough."""
-    none = [pattern for pattern in work.checkpoints if not _matching(work.cwd, pattern)]
-    return none if work.like is None or len(none) == len(work.checkpoints) else []
-
-
-def _matching(cwd: Path, pattern: str) -> list[Path]:
-    """Also an absolute pattern; unfinished names are passed over."""
-    place = Path(pattern)
-    base, relative = (
-        (Path(place.anchor), place.relative_to(place.anchor)) if place.anchor else (cwd, place)
-    )
-    try:
-        found = list(base.glob(str(relative)))
-    except (ValueError, NotImplementedError):
-        return []
-    return [path for path in found if not any(path.match(name) for name in UNFINISHED)]
-
-
-def _signature(path: Path) -> Signature:
-    """Raises FileNotFoundError when something of it vanishes meanwhile."""
-    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-    told = []
-    for file in files:
-        status = file.stat()
-        name = str(file.relative_to(path)) if path.is_dir() else file.name
-        told.append((name, status.st_size, status.st_mtime_ns))
-    return tuple(told)
 
 
 def _metrics_of(path: Path) -> dict[str, float]:
@@ -362,26 +307,6 @@ def _metrics_of(path: Path) -> dict[str, float]:
         found = {ours: number_of(merged.get(name)) for name, ours in kept.items()}
         return {name: value for name, value in found.items() if value is not None}
     return {}
-
-
-def _bring(save: Save, target: Path) -> None:
-    """Copy its files. In a folder below, a file keeps its place."""
-    for name, size, _ in save.signature:
-        to = target / name
-        to.parent.mkdir(parents=True, exist_ok=True)
-        _copy(save.path / name if save.path.is_dir() else save.path, to, size)
-
-
-def _copy(source: Path, target: Path, size: int) -> None:
-    with source.open("rb") as old, target.open("xb") as new:
-        left = size
-        with suppress(OSError):  # another file system: below
-            while left and (count := os.copy_file_range(old.fileno(), new.fileno(), left)):
-                left -= count
-        if left:
-            old.seek(size - left)
-            new.seek(size - left)
-            shutil.copyfileobj(old, new)
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -20,7 +20,7 @@ class Shim:
         path.write_bytes(bytes(SHIM.size))
         with path.open("rb") as file:
             self._figures = mmap.mmap(file.fileno(), SHIM.size, access=mmap.ACCESS_READ)
-        self.steps = 0
+        self.steps = self._others = 0
         self._marks: deque[tuple[float, int, float]] = deque()
         self._stepped = (0.0, 0, 0.0)
         """Like a mark: the last look that found new steps."""
@@ -28,9 +28,11 @@ class Shim:
         self._steps_timed = 0
 
     def read(self) -> bool:
-        """Look at the figures; whether there are more steps than before."""
-        before = self.steps
-        self.steps, waited, _ = SHIM.unpack_from(self._figures, 0)
+        """Look at the figures; whether the script has made steps since, also such as are not
+        counted.
+        """
+        before, others = self.steps, self._others
+        self.steps, waited, _, self._others = SHIM.unpack_from(self._figures, 0)
         now = time.monotonic()
         # Until the first step it imports and loads; and another process of it counts from zero.
         if not before or self.steps < before:
@@ -40,7 +42,7 @@ class Shim:
             self._marks.popleft()
         if self.steps != before:
             self._add_up((now, self.steps, waited))
-        return self.steps != before
+        return (self.steps, self._others) != (before, others)
 
     def _add_up(self, now: tuple[float, int, float]) -> None:
         """The time since the look before that found new steps, which these took."""

@@ -7,10 +7,12 @@ import re
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
+from typing import BinaryIO
 
 from worker.script.event_files import EventFile, Scalar
-from worker.script.points import CurvePoint, point_of
+from worker.script.points import CurvePoint, PointOrigin, point_of
 
 Warn = Callable[[str, str], None]
 
@@ -19,6 +21,13 @@ PIECE_BYTES = 2**20
 LONGEST_LINE = 2**16
 # By so many of its last bytes a file is known to be the one that was read.
 KNOWN_BYTES = 2**10
+
+
+def opened(path: Path) -> BinaryIO:
+    """A file to read. OSError, also for a pipe, which would hold up whoever opens it."""
+    if not path.is_file():
+        raise OSError(f"{path} is no file")
+    return path.open("rb")
 
 
 class Lines:
@@ -30,44 +39,61 @@ class Lines:
         """Whether there may be more than the last look has read."""
         self._offset = 0
         self._rest = self._known = b""
+        self._written = 0.0
         self._passed_at: int | None = None
         """When the file was written of which nothing else was seen than `pass_over` did."""
 
     def pass_over(self) -> None:
         """Begin behind what lies there now, unless that is written anew."""
-        with suppress(OSError), self.path.open("rb") as file:
+        with suppress(OSError), opened(self.path) as file:
             found = os.fstat(file.fileno())
             file.seek(max(0, found.st_size - KNOWN_BYTES))
             self._known, self._rest = file.read(KNOWN_BYTES), b""
             self._offset, self._passed_at = found.st_size, found.st_mtime_ns
 
-    def read(self) -> list[str]:
-        """What is new, at most so much of it."""
+    def read(self) -> list[tuple[str, int]]:
+        """What is new, at most so much of it, and of each line the byte behind it."""
         try:
-            with self.path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size < self._offset:
+            with opened(self.path) as file:
+                found = os.fstat(file.fileno())
+                if found.st_size < self._offset:
                     self._begin_anew()
                 file.seek(self._offset)
-                data = file.read(PIECE_BYTES)
+                # No more than had been written when the time was looked up that goes with it.
+                data = file.read(max(0, min(PIECE_BYTES, found.st_size - self._offset)))
         except OSError:
             self.is_behind = False
             return []
         if data:
             self._passed_at = None
         self.is_behind = len(data) == PIECE_BYTES
+        begin, self._written = self._offset - len(self._rest), found.st_mtime
         self._offset += len(data)
         self._known = (self._known + data)[-KNOWN_BYTES:]
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > LONGEST_LINE:  # no metrics: a progress bar, or something binary
-            self._rest = b""
-        return [line.decode("utf-8", "replace") for line in lines if len(line) <= LONGEST_LINE]
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        self._rest = _kept(self._rest)
+        ends = accumulate((len(line) + 1 for line in whole), initial=begin)
+        next(ends)
+        return [
+            (line.decode("utf-8", "replace"), end)
+            for line, end in zip(map(_kept, whole), ends, strict=True)
+        ]
+
+    def take_states(self) -> tuple[str, int]:
+        """Of the line under way, the whole states of a progress bar, and the byte behind them."""
+        states, _, self._rest = self._rest.rpartition(b"\r")
+        return states.decode("utf-8", "replace"), self._offset - len(self._rest)
+
+    def origin(self, end: int) -> PointOrigin:
+        """Of a point in a line of the last look, by the byte behind it."""
+        return PointOrigin(end, self._written)
 
     def is_written_anew(self) -> bool:
         """Whether something else lies where it has read, or the same that was written again. Then
         it reads from the start.
         """
         try:
-            with self.path.open("rb") as file:
+            with opened(self.path) as file:
                 found = os.fstat(file.fileno())
                 file.seek(self._offset - len(self._known))
                 is_longer = found.st_size > self._offset
@@ -81,6 +107,13 @@ class Lines:
 
     def _begin_anew(self) -> None:
         self._offset, self._rest, self._known, self._passed_at = 0, b"", b"", None
+
+
+def _kept(line: bytes) -> bytes:
+    """Of one that is too long the last states of a progress bar; nothing of what is no metrics."""
+    if len(line) <= LONGEST_LINE:
+        return line
+    return line[-LONGEST_LINE:].partition(b"\r")[2]
 
 
 class JsonLines:
@@ -99,10 +132,12 @@ class JsonLines:
 
     def read(self) -> Iterator[CurvePoint]:
         self._lines.is_written_anew()
-        for line in self._lines.read():
+        for line, end in self._lines.read():
             with suppress(ValueError, RecursionError):
                 document = json.loads(line)
-                if isinstance(document, dict) and (point := point_of(document)) is not None:
+                if not isinstance(document, dict):
+                    continue
+                if (point := point_of(document, self._lines.origin(end))) is not None:
                     yield point
 
 
@@ -140,14 +175,16 @@ class CsvTable:
             self._header, self._row = None, 0
             if self._is_old:
                 self._told = array("q")
-        for line in self._lines.read():
+        for line, end in self._lines.read():
             cells = self._cells(line)
             if not cells:
                 continue
             if self._header is None:
-                self._header = [name.strip() for name in cells]
+                # Behind the mark that some programs put before UTF-8.
+                self._header = [name.lstrip("\ufeff").strip() for name in cells]
                 continue
-            point = point_of(dict(zip(self._header, cells, strict=True)))
+            numbers = dict(zip(self._header, cells, strict=True))
+            point = point_of(numbers, self._lines.origin(end))
             if self._is_news(point) and point is not None:
                 self._is_old = False
                 yield point
@@ -179,22 +216,43 @@ class CsvTable:
 
 
 class Output:
-    """What the script prints, by a pattern of the user's with named groups."""
+    """What the script prints, by a pattern of the user's with named groups. Of a progress bar the
+    last state of each look counts, if it says its step; else that in which its line ends.
+    """
 
     def __init__(self, path: Path, pattern: str) -> None:
         self._lines = Lines(path)
         self._pattern = re.compile(pattern)
+        self._state: re.Match[str] | None = None
+        """Of the line under way, the last that tells something and was not told."""
 
     @property
     def is_behind(self) -> bool:
         return self._lines.is_behind
 
     def read(self) -> Iterator[CurvePoint]:
-        for line in self._lines.read():
-            if (match := self._pattern.search(line[:LONGEST_LINE])) is not None:
-                point = point_of({k: v for k, v in match.groupdict().items() if v is not None})
-                if point is not None:
-                    yield point
+        for line, end in self._lines.read():
+            match, self._state = self._last_of(line) or self._state, None
+            if match is not None and (point := self._point(match, end)) is not None:
+                yield point
+        states, end = self._lines.take_states()
+        if (match := self._last_of(states)) is not None:
+            point = self._point(match, end)
+            is_told = point is not None and point.step is not None
+            self._state = None if is_told else match
+            if point is not None and is_told:
+                yield point
+
+    def _last_of(self, line: str) -> re.Match[str] | None:
+        """Where the pattern matches: of a progress bar, in its last state that tells something."""
+        if "\r" not in line:
+            return self._pattern.search(line)
+        parts = map(self._pattern.search, reversed(line.split("\r")))
+        return next(filter(None, parts), None) or self._pattern.search(line)
+
+    def _point(self, match: re.Match[str], end: int) -> CurvePoint | None:
+        named = {k: v for k, v in match.groupdict().items() if v is not None}
+        return point_of(named, self._lines.origin(end))
 
 
 class EventFileCurve:

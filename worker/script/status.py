@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from stoker.manifest import COUNTS
 from worker.script.points import CurvePoint, number_of, point_of
 
 MOST_BYTES = 2**16
@@ -39,8 +40,7 @@ class StatusServer:
         self._points: deque[CurvePoint] = deque(maxlen=MOST_WAITING)
         route = f"/runs/{run_id}/status"
         handler = _handler(route, token, self._told)
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._server.daemon_threads = True
+        self._server = _QuietServer(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}{route}"
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.5,), name="status", daemon=True
@@ -70,10 +70,18 @@ class StatusServer:
             if isinstance(one, dict) and "name" in one
         }
         total, epoch = number_of(named.pop("total_steps", None)), named.pop("current_epoch", None)
-        self.steps = self.steps if total is None else int(total)
+        if total is not None and 1 <= total <= COUNTS["step"]:
+            self.steps = int(total)
         self.epoch = number_of(epoch) if epoch is not None else self.epoch
         if (point := point_of(named)) is not None:
             self._points.append(point)
+
+
+class _QuietServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Who hangs up before the answer is no error of the script's, in whose log it would be."""
 
 
 def _handler(route: str, token: str, told: Any) -> type[BaseHTTPRequestHandler]:

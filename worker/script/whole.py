@@ -52,9 +52,9 @@ def _require_tensors(file: Path) -> None:
             ends = [
                 one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"
             ]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            size = 8 + length + max(ends, default=0)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise NotWhole(f"the header of {file.name} cannot be read") from error
-    size = 8 + length + max(ends, default=0)
     if file.stat().st_size != size:
         raise NotWhole(
             f"{file.name} has {file.stat().st_size} bytes, and its header tells of {size}"
@@ -71,7 +71,7 @@ def _require_saved(file: Path) -> None:
         try:
             with zipfile.ZipFile(file) as archive:
                 archive.namelist()
-        except (zipfile.BadZipFile, OSError, ValueError) as error:
+        except (zipfile.BadZipFile, OSError, ValueError, RuntimeError, struct.error) as error:
             raise NotWhole(f"{file.name} is cut short or damaged") from error
 
 
@@ -100,5 +100,5 @@ def _ends_of(file: Path) -> tuple[bytes, bytes]:
 def _require_json(file: Path) -> None:
     try:
         json.loads(file.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise NotWhole(f"{file.name} is no whole JSON") from error

@@ -15,8 +15,13 @@ OF_THE_HOST = (
     *("PATH", "HOME", "USER", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "TZ"),
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE"),
 )
-SHIM = Struct("<QdQ")
-"""Steps, seconds of waiting for data, and the process that counts: path/sitecustomize.py."""
+SHIM = Struct("<QdQQ")
+"""Steps, seconds of waiting for data, the process that counts, and steps that are not counted:
+path/sitecustomize.py.
+"""
+
+
+HELD_STOP = ".stop"
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class ScriptWork:
     max_duration_seconds: float | None
     hang_timeout_seconds: float | None
     shim: bool
-    metrics_file: str | None
+    metrics_file: Path | None
     metrics_stdout: str | None
     environment_file: Path | None
     path_folder: Path
@@ -56,13 +61,14 @@ class ScriptWork:
         document = json.loads((folder / "spec.json").read_text())
         recipe, policy = document["spec"]["recipe"], document["spec"]["policy"]
         environment, metrics = document["environment_file"], recipe["metrics"]
+        cwd = Path(document["cwd"])
         return cls(
             folder=folder,
             run_id=document["run_id"],
             attempt=document["attempt"],
             run_folder=Path(document["run_dir"]),
             argv=tuple(document["argv"]),
-            cwd=Path(document["cwd"]),
+            cwd=cwd,
             resume=tuple(recipe["resume"]),
             checkpoints=tuple(recipe["checkpoints"]),
             like=recipe["like"],
@@ -71,7 +77,7 @@ class ScriptWork:
             max_duration_seconds=policy["max_duration_seconds"],
             hang_timeout_seconds=policy["hang_timeout_seconds"],
             shim=recipe["shim"],
-            metrics_file=metrics["file"],
+            metrics_file=None if metrics["file"] is None else cwd / metrics["file"],
             metrics_stdout=metrics["stdout"],
             environment_file=None if environment is None else Path(environment),
             path_folder=Path(document["path_folder"]),
@@ -88,6 +94,19 @@ class ScriptWork:
     @property
     def stop_file(self) -> Path:
         return self.folder / "stop"
+
+    def hold_stop_file(self) -> None:
+        """Make it ahead, under another name: a disk that is full by then has no room for one.
+        OSError.
+        """
+        self.stop_file.with_name(HELD_STOP).touch()
+
+    def show_stop_file(self) -> None:
+        """OSError where that cannot be done."""
+        try:
+            self.stop_file.with_name(HELD_STOP).rename(self.stop_file)
+        except FileNotFoundError:
+            self.stop_file.touch()
 
     @property
     def shim_file(self) -> Path:
@@ -130,6 +149,8 @@ class ScriptWork:
         }
         if checkpoint is not None:
             named["STOKER_RESUME_FROM"] = str(checkpoint)
+        if self.metrics_file is not None:
+            named["STOKER_METRICS_FILE"] = str(self.metrics_file)
         if self.shim:
             named["STOKER_SHIM_FILE"] = str(self.shim_file)
         kept = {name: value for name, value in given.items() if not name.startswith("STOKER_")}

@@ -7,6 +7,7 @@ import lightning
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from moments import Moments
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -35,11 +36,23 @@ class Line(lightning.LightningModule):
 class Tells(Callback):
     """Prints where it begins, and each step with its time."""
 
-    def __init__(self, pace):
-        self.pace, self.due = pace, 0.0
+    def __init__(self, pace, linger):
+        self.pace, self.moments, self.start, self.due = pace, Moments(linger), 0, 0.0
 
     def on_train_start(self, trainer, module):
+        self.start = trainer.global_step
         print("start", trainer.global_step, flush=True)
+
+    def on_train_batch_start(self, trainer, module, batch, batch_index):
+        if trainer.global_step == self.start:
+            self.moments.come("first step", trainer.global_step)
+
+    def on_validation_batch_start(self, trainer, module, batch, batch_index, dataloader_index=0):
+        if not trainer.sanity_checking:
+            self.moments.come("evaluation", trainer.global_step)
+
+    def on_save_checkpoint(self, trainer, module, checkpoint):
+        self.moments.come("save", trainer.global_step)
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_index):
         self.due = max(self.due, time.time() - 1) + self.pace
@@ -53,6 +66,7 @@ def read_options():
     parser.add_argument("--max_steps", type=int, default=100)
     parser.add_argument("--save_steps", type=int, default=20)
     parser.add_argument("--pace", type=float, default=0.0)
+    parser.add_argument("--linger", type=float, default=0.0)
     parser.add_argument("--csv", action="store_true", help="log to metrics.csv")
     parser.add_argument("--save_on_exception", action="store_true")
     parser.add_argument("--ckpt_path")
@@ -74,7 +88,7 @@ def fit(args, ckpt_path, *callbacks):
         accelerator="cpu",
         logger=CSVLogger(".") if args.csv else True,
         log_every_n_steps=5,
-        callbacks=[Tells(args.pace), saves, *callbacks],
+        callbacks=[Tells(args.pace, args.linger), saves, *callbacks],
         enable_progress_bar=False,
         enable_model_summary=False,
     )

@@ -5,7 +5,8 @@ scripts have on their PYTHONPATH. It does nothing until the script itself import
 no result, and never raises. Another `sitecustomize` that it stands in front of is run too.
 
 The figures go into STOKER_SHIM_FILE, which is mapped into memory: steps as a whole number, seconds
-of waiting as a double, and the process that counts, each of 8 bytes. Standard library only.
+of waiting as a double, the process that counts, and steps that nobody counts, which are a sign of
+life; each of 8 bytes. Standard library only.
 """
 
 from __future__ import annotations
@@ -26,8 +27,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-FIGURES = struct.Struct("<QdQ")
+FIGURES, OTHERS = struct.Struct("<QdQ"), struct.Struct("<Q")
+SIZE = FIGURES.size + OTHERS.size
 OPTIMIZER, DATALOADER = "torch.optim.optimizer", "torch.utils.data.dataloader"
+# After so many steps in a row of another optimizer, the counted one is done. It may live on for
+# long, in a scheduler that refers to it.
+TURN_STEPS = 100
 
 
 class Counter:
@@ -37,39 +42,72 @@ class Counter:
         self._path = path
         self._memory: Any = None
         self._optimizer = self._pid = 0
-        self.steps = 0
+        self._reference: Any = None
+        self._counts = False
+        """Whether this process is the one that counts."""
+        self.steps = self.others = 0
         self.waited = 0.0
+        self._turn = self._turn_began = 0
+        """Steps of others since the last counted one, and which that was."""
         os.register_at_fork(after_in_child=self._begin_anew)
 
     def _begin_anew(self) -> None:
-        self._memory = None
+        self._memory, self._optimizer = None, 0
 
     def step(self, optimizer: object, _args: object, _kwargs: object) -> None:
-        """After an optimizer's step; where a script has several, the first one counts. A step costs
-        no system call, and next to nothing besides.
+        """After an optimizer's step; of several that take turns, the first one is counted. A step
+        costs no system call, and next to nothing besides.
         """
         try:
             if self._optimizer != id(optimizer):
-                if self._optimizer:
-                    return
-                self._optimizer = id(optimizer)
+                self._other_step(optimizer)
+                return
             self.steps += 1
-            if self._memory is None:
-                self._claim()
             FIGURES.pack_into(self._memory, 0, self.steps, self.waited, self._pid)
         except Exception:  # a file that cannot be seen from here stops no training
-            self._memory = bytearray(FIGURES.size)
+            self._memory = bytearray(SIZE)
+
+    def _other_step(self, optimizer: object) -> None:
+        """Of an optimizer that is not counted. It is from now on if the counted one is gone, or
+        has made no step for so long that it is done.
+        """
+        if self._memory is None:
+            self._claim()
+        if self._turn_began != self.steps:
+            self._turn, self._turn_began = 0, self.steps
+        self._turn += 1
+        if self._counts and (not self._optimizer or self._turn >= TURN_STEPS):
+            if self._optimizer:
+                self.steps += self._turn - 1
+            self._follow(optimizer)
+            self.step(optimizer, (), {})
+            return
+        self.others += 1
+        OTHERS.pack_into(self._memory, FIGURES.size, self.others)
+
+    def _follow(self, optimizer: object) -> None:
+        """Count this one's steps. It is not kept alive by that."""
+        import weakref  # PyTorch has it by now, and other programs need not import it
+
+        self._optimizer = id(optimizer)
+        with suppress(TypeError):  # one that cannot be referred to so
+            self._reference = weakref.ref(optimizer, self._let_go)
+
+    def _let_go(self, reference: object) -> None:
+        if reference is self._reference:
+            self._optimizer = 0
 
     def _claim(self) -> None:
-        """The file's memory where this process is the one that counts, else some of its own."""
-        self._pid, self._memory = os.getpid(), bytearray(FIGURES.size)
+        """Map the file, and count if no other process that lives does. Of several that a launcher
+        has started, the first alone writes there.
+        """
+        self._pid, self._memory, self._counts = os.getpid(), bytearray(SIZE), False
         if os.environ.get("RANK", "0") != "0" or os.environ.get("LOCAL_RANK", "0") != "0":
             return
         with open(self._path, "r+b") as file:
-            memory = mmap.mmap(file.fileno(), FIGURES.size)
-        counts_now = FIGURES.unpack_from(memory, 0)[2]
-        if counts_now in (0, self._pid) or not os.path.exists(f"/proc/{counts_now}"):
-            self._memory = memory
+            self._memory = mmap.mmap(file.fileno(), SIZE)
+        counts_now = FIGURES.unpack_from(self._memory, 0)[2]
+        self._counts = counts_now in (0, self._pid) or not os.path.exists(f"/proc/{counts_now}")
 
 
 def watch_optimizers(module: Any, counter: Counter) -> None:
