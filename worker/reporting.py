@@ -1,6 +1,7 @@
 """What an attempt writes for the agent: its events, and a pulse that shows it is alive."""
 
 import mmap
+import re
 import struct
 import threading
 import time
@@ -23,6 +24,22 @@ PHASES: Final = (
     "running",
 )
 PULSE_FORMAT: Final = struct.Struct("<QQ")  # index into PHASES, counter
+
+
+# What colours and moves the cursor of a terminal.
+ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)")
+LONGEST_LAST_LINE = 300
+
+
+def last_line(log: bytes) -> str:
+    """The last line with something on it of the end of a log, as a terminal would show it: of a
+    progress bar its last state, and nothing that colours; "" where there is none.
+    """
+    text = ESCAPES.sub("", log.decode("utf-8", "replace"))
+    for line in reversed(re.split(r"[\n\r]", text)):
+        if shown := "".join(one if one.isprintable() else " " for one in line).strip():
+            return shown[:LONGEST_LAST_LINE]
+    return ""
 
 
 class Pulse:

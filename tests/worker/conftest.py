@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.worker.agents import AgentStarter
+from tests.forking import Starter
 from tests.worker.farm import Farm
 
 
@@ -22,17 +22,19 @@ def fake_nvml(monkeypatch):
 
 @pytest.fixture(scope="session")
 def agent_starter():
-    with AgentStarter() as starter:
+    with Starter("tests.worker.agent_process") as starter:
         yield starter
 
 
 @pytest.fixture
-def make_farm(tmp_path, agent_starter):
+def make_farm(tmp_path, agent_starter, empty_database):
     """Make farms with settings of their own; all are closed after the test."""
     farms: list[Farm] = []
 
     def make(**settings):
-        farms.append(Farm(tmp_path / f"home-{len(farms)}", agent_starter, **settings))
+        farms.append(
+            Farm(tmp_path / f"home-{len(farms)}", agent_starter, empty_database, **settings)
+        )
         return farms[-1]
 
     yield make

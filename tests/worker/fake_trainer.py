@@ -6,6 +6,7 @@ nonfinite.
 Each happens once in a run: a file in the run's folder remembers it. memory: {fits_on, data_bytes,
 batch} has its second step run out of device memory until the attempt stands on that rung. flood:
 so many events and as many lines of output, all at once before it ends. prints: lines at each step.
+peak_bytes: of the device, as it tells.
 
 With --standby it waits for its folder first, as the real one does.
 """
@@ -58,9 +59,10 @@ class FakeTrainer:
 
     def train(self):
         self.emit("phase", phase="starting")
-        self.emit(
-            "applied", applied={"threads": self.document["threads"]}, environment={"python": "3"}
-        )
+        applied = {
+            "threads": self.document["threads"], "gradient_accumulation_steps": 1, "parameters": 100
+        }  # fmt: skip
+        self.emit("applied", applied=applied, environment={"python": "3"})
         self.tell_memory()
         self.restore()
         self.emit("phase", phase="training")
@@ -119,7 +121,7 @@ class FakeTrainer:
             return
 
     def report(self):
-        steps = self.script.get("steps", 10)
+        steps, peak = self.script.get("steps", 10), self.script.get("peak_bytes")
         self.emit(
             "metrics",
             step=self.step,
@@ -132,7 +134,8 @@ class FakeTrainer:
             samples_per_second=800.0, host_memory_bytes=10_000_000, queue_depth=1,
             totals={"train_iterations": self.step, "train_samples": 8 * self.step,
                     "eval_iterations": 2, "eval_samples": 16, "bytes_read": 1000 * self.step},
-            phase_seconds={"compute": 0.1 * self.step, "data_wait": 0.0},
+            phase_seconds={"compute": 0.1 * self.step, "data_wait": 0.0, "sync": 0.0, "h2d": 0.0},
+            peak_memory=peak and {"device_bytes": peak, "host_bytes": 2**30, "phases": None},
         )  # fmt: skip
 
     def save(self):

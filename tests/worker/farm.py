@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from contextlib import suppress
@@ -26,9 +27,11 @@ FIELDS = {
 
 
 class Farm:
-    """One home. `close` ends every agent and checks nothing: tests ask `left_running`."""
+    """One home, with a copy of the empty database unless a URL is given. `close` ends every agent
+    and checks nothing: tests ask `left_running`.
+    """
 
-    def __init__(self, home, starter, **settings):
+    def __init__(self, home, starter, empty_database, **settings):
         self.home = home
         self.starter = starter
         self.settings = load_settings(
@@ -43,7 +46,10 @@ class Farm:
             "STOKER_STOP_GRACE_SECONDS": str(self.settings.stop_grace_seconds),
         }
         home.mkdir()
-        upgrade(self.settings)
+        if "database_url" in settings:
+            upgrade(self.settings)
+        else:
+            shutil.copy(empty_database, home / "stoker.db")
         self.store = open_store(self.settings)
         self.agents = []
         self.store.datasets.register("waves", "waves.h5")
@@ -54,7 +60,9 @@ class Farm:
 
     def start_agent(self, **environment):
         """Start an agent process; returns once it is registered."""
-        agent = self.starter.start(self.environment | environment, self.home / "agents.log")
+        agent = self.starter.start(
+            "agent", self.environment | environment, self.home / "agents.log"
+        )
         self.agents.append(agent)
 
         def registered():
@@ -136,7 +144,10 @@ class Farm:
             run = self.run(run_id)
             return None if run.state in (RunState.queued, RunState.running) else run
 
-        return eventually(ended, f"run {run_id} ends\n{self.log()}")
+        try:
+            return eventually(ended, f"run {run_id} ends")
+        except AssertionError as error:  # as it is now, not as it was when the wait began
+            raise AssertionError(f"{error}\n{self.run(run_id)}\n{self.log()}") from None
 
     def want(self, run_id, intent: Intent):
         return self.store.runs.set_intent(run_id, intent)
@@ -174,6 +185,9 @@ class Farm:
         for agent in self.agents:
             if agent.poll() is None:
                 agent.terminate()
+        for trainer in self.processes("fake_trainer.py"):
+            with suppress(psutil.NoSuchProcess):
+                trainer.kill()  # one that hangs would be waited for
         for agent in self.agents:
             try:
                 agent.wait(timeout=30)
@@ -181,7 +195,8 @@ class Farm:
                 agent.kill()
                 agent.wait()
         for process in self.left_running():
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         self.store.close()
 
 

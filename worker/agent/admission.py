@@ -25,7 +25,7 @@ from app.codestate import KEY
 from app.durable import socket_address
 from app.errors import InvalidRequest, StokerError
 from app.planning.requirements import Owner
-from app.service.scripts import Admission, most_gpus, new_script_run, plan_script
+from app.service.scripts import Admission, among, new_script_run, plan_script
 from app.settings import Settings
 from app.spec.script import SubmittedCode, is_script
 from app.store.identity import this_process
@@ -77,6 +77,7 @@ def admit(settings: Settings, store: Store, asked: Document) -> int:
         raise InvalidRequest("Only scripts are taken here: recipe.kind has to be script.")
     recipe, kept = {**request["recipe"]}, None
     _require_copy(recipe, settings)
+    env = recipe.get("env")
     environment = _environment_of(recipe, asked.get("environment"))
     if environment is not None:
         kept = settings.environments_dir / f"{_key_of(recipe, settings)}.json"
@@ -86,8 +87,9 @@ def admit(settings: Settings, store: Store, asked: Document) -> int:
     admission = Admission(
         owner,
         code=None if code is None else checked_code(code),
-        most_gpus=most_gpus(store.workers.list(alive_only=True), owner),
+        env=tuple(env or ()) if environment is not None else (),
     )
+    admission = among(admission, store.workers.list(alive_only=True), owner)
     plan = plan_script({**request, "recipe": recipe}, settings, store.profiles, admission)
     new = new_script_run(plan, admission=admission)
     if kept is None or environment is None:
@@ -151,13 +153,23 @@ def _require_copy(recipe: Document, settings: Settings) -> None:
 
 
 def keep_environment(path: Path, environment: Document) -> None:
-    """Write it down for the runner alone to read. InvalidRequest."""
+    """Write it down, whole or not at all, for the runner alone to read. InvalidRequest, OSError."""
     if not all(isinstance(k, str) and isinstance(v, str) for k, v in environment.items()):
         raise InvalidRequest(NO_ENVIRONMENT)
+    wrong = [k for k, v in environment.items() if not k or "=" in k or "\0" in k + v]
+    if wrong:
+        raise InvalidRequest(
+            f"{wrong[0]!r} can be no variable of an environment: its name is not empty and has no "
+            "equals sign, and neither name nor value has a NUL character. Leave it out."
+        )
     path.parent.mkdir(mode=0o700, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(environment, file)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(environment, file)
+    except OSError:
+        path.unlink()  # it may hold secrets, and no run would ever let go of it
+        raise
 
 
 def _handler(take: Callable[[Document], int]) -> type[socketserver.StreamRequestHandler]:

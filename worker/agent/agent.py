@@ -27,13 +27,14 @@ from app.store.store import Store, open_store
 from app.store.worker_records import NewWorker
 from worker.agent.admission import AdmissionSocket
 from worker.agent.boundary import Boundary
+from worker.agent.classify import Asked
 from worker.agent.devices import Devices
 from worker.agent.errand import WatchedRoot
 from worker.agent.preemption import may_give_way, preempt
 from worker.agent.registration import FreeNow, describe_devices, describe_slots
 from worker.agent.signals import Signals
 from worker.agent.slots import AgentIndex, AgentSlot, HeldSlots
-from worker.agent.supervisor import Asked, Stage, Supervision
+from worker.agent.supervisor import Stage, Supervision
 from worker.jobs.jobs import JobRunner
 from worker.jobs.submissions import Submissions
 from worker.launch.compile_cache import trim_caches
@@ -63,37 +64,37 @@ class Agent:
         self._store = store
         self._selector = selectors.DefaultSelector()
         self._owned = ExitStack()
-        self._signals = self._own(Signals())
-        self._index = self._own(AgentIndex(settings.locks_dir))
-        self._bell = self._own(Doorbell(settings).listener())
-        self._devices = self._own(Devices(settings, self._index.number))
+        own = self._owned.enter_context
+        self._signals = own(closing(Signals()))
+        self._index = own(closing(AgentIndex(settings.locks_dir)))
+        self._bell = own(closing(Doorbell(settings).listener()))
+        self._devices = own(closing(Devices(settings, self._index.number)))
         self._telemetry = self._devices.telemetry
         code = checkout(PACKAGES)
         threads = threads_of("auto", self._devices.cores_shared_by)
         usual = trainer_environment(settings.home, gpu=None, threads=threads)
-        self._standby = self._own(Standby(settings.standby, usual, trainer_command))
+        self._standby = own(closing(Standby(settings.standby, usual, trainer_command)))
         self._artifacts = WatchedRoot(ArtifactRoot(store.database, settings.artifact_root))
         self._artifacts.look()
         self._shop = Workshop(settings, store, self._artifacts, self._devices, code, self._standby)
         self._collector = WorkerCollector(
             home=settings.home, data=settings.data_root, artifacts=settings.artifact_root
         )
-        exporter = start_exporter(self._collector, settings.exporter_host, settings.exporter_port)
+        exporter, served = start_exporter(self._collector, settings)
         if exporter is not None:
-            self._own(exporter)
-        self._facts = host_setup() | {"metrics_url": exporter and exporter.url}
+            own(closing(exporter))
+        self._facts = host_setup() | served
         self._free = FreeNow(settings.artifact_root)
         self._worker_id = self._register()
-        self._jobs = self._own(
-            JobRunner(settings, store, self._devices, self._artifacts, self._worker_id)
+        self._jobs = own(
+            closing(JobRunner(settings, store, self._devices, self._artifacts, self._worker_id))
         )
-        self._own(Submissions(settings, store))
-        self._own(AdmissionSocket(settings, store, self._index.number))
-        self._own(Notifier(settings, store)).start()
+        own(closing(Submissions(settings, store)))
+        own(closing(AdmissionSocket(settings, store, self._index.number)))
+        own(closing(Notifier(settings, store))).start()
         self._observer = Observer(store, settings.beat_seconds)
         self._supervisions: list[Supervision] = []
         self._checkpoint_failures: Counter[str] = Counter()
-        self._signals_seen = 0
         self._next_beat = time.monotonic()
         self._beat_at: float | None = None
         self._boundary = Boundary(database_is_on_one_host=store.database.is_on_one_host())
@@ -103,10 +104,6 @@ class Agent:
         self._probe_fd: int | None = None
         self._watch(self._signals, "signals")
         self._watch(self._bell, "bell")
-
-    def _own(self, part: Any) -> Any:
-        self._owned.callback(part.close)
-        return part
 
     def close(self) -> None:
         """Let go of everything, in the reverse order."""
@@ -149,11 +146,11 @@ class Agent:
         return 0
 
     def _is_drained(self) -> bool:
-        """Nothing is left to do; after a second signal an end that cannot be stored is left."""
-        left = self._supervisions
-        if self._signals_seen > 1:
-            left = [s for s in left if s.stage not in (Stage.ended, Stage.clearing, Stage.reading)]
-        return self._signals_seen > 0 and not left
+        """Nothing is left to do; after a second signal, nothing that can be stored soon."""
+        if self._signals.seen < 2:
+            return self._signals.seen > 0 and not self._supervisions
+        is_late = self._signals.is_overdue()
+        return all(s.may_be_left(is_late=is_late) for s in self._supervisions)
 
     def _timeout(self) -> float:
         now = time.monotonic()
@@ -163,7 +160,7 @@ class Agent:
     def _take_in(self, kind: str, supervision: Supervision | None) -> None:
         """Read what one descriptor has to say."""
         if kind == "signals":
-            self._drain(self._signals.count())
+            self._drain()
         elif kind == "bell":
             self._bell.drain()
             self._look_soon()
@@ -202,7 +199,7 @@ class Agent:
     def _look(self, now: float) -> None:
         with self._boundary.store():
             self._read_intents()
-        if not self._signals_seen:
+        if not self._signals.seen:
             with self._boundary.store():
                 self._claim(now)
 
@@ -238,7 +235,7 @@ class Agent:
             self._tell(now)
         for supervision in self._supervisions if self._boundary.is_file_locked else ():
             supervision.hold_on()
-        if not self._signals_seen and not any(s.starts for s in self._supervisions):
+        if not self._signals.seen and not any(s.starts for s in self._supervisions):
             self._standby.refill()  # not beside a start, which would last longer
         self._publish()
 
@@ -263,7 +260,7 @@ class Agent:
         try:
             self._store.workers.beat(
                 self._worker_id,
-                "draining" if self._signals_seen else "alive",
+                "draining" if self._signals.seen else "alive",
                 slots=describe_slots(
                     self._devices.slots,
                     {v.run_id: v.progress.get("host_memory_bytes") for v in views},
@@ -353,7 +350,9 @@ class Agent:
             supervision.launcher_ended()
 
     def _end_job(self) -> None:
-        self._selector.unregister(self._jobs.pidfd)
+        pidfd = self._jobs.pidfd
+        assert pidfd is not None  # noqa: S101 - it is what has ended
+        self._selector.unregister(pidfd)
         with self._boundary.store():
             self._jobs.ended()
         self._look_soon()
@@ -368,11 +367,11 @@ class Agent:
         self._look_soon()
         self._publish()
 
-    def _drain(self, signals: int) -> None:
+    def _drain(self) -> None:
         """First signal: stop every run with a checkpoint. Second: kill."""
-        first = self._signals_seen == 0
-        self._signals_seen += signals
-        do: Asked = "stop" if self._signals_seen == 1 else "kill"
+        first = not self._signals.seen
+        self._signals.read()
+        do: Asked = "stop" if self._signals.seen == 1 else "kill"
         log.info("draining", runs=len(self._supervisions), how=do)
         for supervision in self._supervisions:
             supervision.ask(do, drained=True)

@@ -2,7 +2,6 @@
 
 import codecs
 import json
-import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import Any
 from app.store.telemetry.logs import HEAD_BYTES, TAIL_BYTES
 from worker.agent.log_trimmer import LogTrimmer
 from worker.launch.launcher import write_atomically
+from worker.reporting import PULSE_FORMAT, last_line
 
 Document = dict[str, Any]
-PULSE = struct.Struct("<QQ")
 PIECE_BYTES = 2**20  # of a file, read at once
 # A line that is longer is no event: nothing that a trainer tells comes near it.
 LONGEST_EVENT_BYTES = 16 * 2**20
@@ -166,9 +165,9 @@ class AttemptDir:
             data = (self.path / "pulse").read_bytes()
         except FileNotFoundError:
             return None
-        if len(data) < PULSE.size:
+        if len(data) < PULSE_FORMAT.size:
             return None
-        phase, counter = PULSE.unpack_from(data)
+        phase, counter = PULSE_FORMAT.unpack_from(data)
         return phase, counter
 
     def last_words(self) -> list[Document]:
@@ -193,11 +192,10 @@ class AttemptDir:
         return document if isinstance(document, dict) else None
 
     def last_log_line(self) -> str | None:
-        """The last line with something on it, at most 300 characters."""
+        """See `last_line`; None where there is none."""
         try:
             with (self.path / "trainer.log").open("rb") as log:
                 log.seek(max(0, log.seek(0, 2) - 8192))
-                lines = log.read().decode("utf-8", "replace").split("\n")
+                return last_line(log.read()) or None
         except OSError:
             return None
-        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), None)

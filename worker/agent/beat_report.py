@@ -2,13 +2,15 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from app.planning.ladder import Use
+from app.spec.script import is_script
+from app.spec.stored import AnySpec
 from app.store.records import (
     Beat,
     DamagedCheckpoint,
@@ -17,7 +19,8 @@ from app.store.records import (
     NewEvent,
 )
 from worker.agent.checkpoint_folders import Reconciled
-from worker.telemetry.exporter import RunView
+from worker.agent.watchdog import longest_silence
+from worker.telemetry.exporter import FAILED_ENDS, RunView
 from worker.telemetry.gpus import GpuSample, memory_of
 from worker.telemetry.histogram import CHECKPOINT_DURATIONS, Histogram
 
@@ -41,7 +44,6 @@ STATIONS = frozenset(
         *("training", "testing", "running"),
     }
 )
-LAST_OF_CURVES = ("train_loss", "lr", "grad_norm")
 SPLIT_LOSSES = {"train_loss": "train", "val_loss": "validation", "test_loss": "test"}
 
 
@@ -84,6 +86,8 @@ class BeatReport:
     saved: int = 0
     newest_checkpoint: int | None = None
     """Step of the newest that the run has: the one that was restored, or a later one."""
+    by_stoker: bool = False
+    """Whether a script has saved, or goes on from a checkpoint, by the calls of `stoker`."""
     peak_on_gpu: int = 0
     """Bytes of a GPU's memory that its processes held, as far as the driver tells."""
     losses: dict[str, float] = field(default_factory=dict)
@@ -92,12 +96,15 @@ class BeatReport:
     checkpoint_failures: Counter[str] = field(default_factory=Counter)
     outbox: Outbox = field(default_factory=Outbox)
     beats: int = 0
+    _newest: dict[str, MetricPoint] = field(default_factory=dict)
+    """Of each curve."""
     _sent: Beat | None = None
 
     def take(self, events: list[Document]) -> None:
         """Take in events in their order."""
         for event in events:
             kind = event["kind"]
+            self.by_stoker = self.by_stoker or bool(event.get("by_stoker"))
             if kind in HISTORY and not (kind == "phase" and self._is_passing(event)):
                 data = {k: v for k, v in event.items() if k not in ("kind", "seq", "t")}
                 self.outbox.events.append(NewEvent(kind=kind, t=event["t"], data=data))
@@ -180,13 +187,21 @@ class BeatReport:
         totals = (self.progress or {}).get("totals") or {}
         return bool(totals.get("train_iterations")) or self.station in ("testing", "running")
 
-    def view(self, run_id: int, attempt: int, *, recipe: str, gpus: tuple[str, ...]) -> RunView:
+    def may_give_way(self, spec: Document) -> bool:
+        """Whether a run of this spec allows to be stopped for another, and will go on afterwards.
+        Of a script that does not say how it resumes, that is known once it saves by `stoker`.
+        """
+        knows_how = self.by_stoker or not is_script(spec) or bool(spec["recipe"]["resume"])
+        return knows_how and bool(spec["policy"].get("preemptible"))
+
+    def view(self, run_id: int, attempt: int, spec: AnySpec, gpus: tuple[str, ...]) -> RunView:
         """What the exporter shows of it."""
         return RunView(
             run_id,
             attempt,
-            recipe,
+            spec.recipe.kind,
             gpus,
+            progress_timeout_seconds=longest_silence(spec),
             progress=self.progress or {},
             losses=dict(self.losses),
             iterations=self.iterations,
@@ -220,15 +235,26 @@ class BeatReport:
         if "step_durations" in event:
             self.iterations = Histogram.from_json(event["step_durations"])
 
-    def _points(self, event: Document, values: Document, *, keep: bool = False) -> None:
+    def keep_ends(self) -> None:
+        """Have the last point of each curve stored: the store thins them, and where one ended must
+        be seen all the same, however the attempt did.
+        """
+        for point in self._newest.values():
+            self.outbox.points[point.name, point.step] = replace(point, keep=True)
+        loss = self._newest.get("train_loss")
+        if self.progress is not None and loss is not None and loss.t > self.progress["t"]:
+            # It was killed after it had told the one and before it told the other.
+            self.progress = self.outbox.progress = {**self.progress, "loss": loss.value}
+
+    def _points(self, event: Document, values: Document) -> None:
         step = event.get("step")
         if step is None:
             return
         for name, value in values.items():
             if value is None:
                 continue
-            point = MetricPoint(name, step, event["t"], float(value), keep)
-            self.outbox.points[name, step] = point
+            point = MetricPoint(name, step, event["t"], float(value))
+            self.outbox.points[name, step] = self._newest[name] = point
             if name in SPLIT_LOSSES:
                 self.losses[SPLIT_LOSSES[name]] = point.value
 
@@ -263,8 +289,5 @@ class BeatReport:
 
     def _end(self, event: Document) -> None:
         self.end = event
-        # The store thins curves; where one ended must be seen all the same.
-        last = (event.get("result") or {}).get("last") or {}
-        self._points(event, {name: last.get(name) for name in LAST_OF_CURVES}, keep=True)
-        if event.get("reason") in ("checkpoint_error", "disk_full"):
+        if event.get("reason") in FAILED_ENDS:
             self.checkpoint_failures[event["reason"]] += 1

@@ -47,8 +47,8 @@ class DiskCheckpoint:
 
 @dataclass(frozen=True)
 class Found:
-    """What a run's folders hold: good checkpoints, the one with most progress first, and damaged
-    ones, each with its attempt, its step, and why it cannot be used.
+    """What a run's folders hold: good checkpoints, the one with most progress first, and the
+    folders of damaged ones, each with why it cannot be used.
     """
 
     good: list[DiskCheckpoint]

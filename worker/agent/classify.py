@@ -3,7 +3,7 @@
 import errno
 import signal
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 
 from app.lifecycle import Intent, Reason
 from app.planning.requirements import NOTHING_KNOWN, Requirements
@@ -18,6 +18,8 @@ OF_THE_ROOT = frozenset(
         Reason.crashed,
     }
 )
+
+Asked: TypeAlias = Literal["stop", "kill"]
 
 
 @dataclass
@@ -41,7 +43,7 @@ class Evidence:
     busy: str | None = None
     fault: Exception | None = None
     hang_seconds: float | None = None
-    asked: Literal["stop", "kill"] | None = None
+    asked: Asked | None = None
     intent: Intent = Intent.run
     drained: bool = False
     needed_by: int | None = None
@@ -56,6 +58,15 @@ class Evidence:
     def of(cls, spec: dict[str, Any], grace_seconds: float) -> Self:
         """Nothing is known yet, but of what kind of run it is."""
         return cls(grace_seconds=grace_seconds, who="script" if is_script(spec) else "trainer")
+
+    def ask(self, do: Asked, *, drained: bool, needed_by: int | None) -> bool:
+        """Note that the end is asked for; False: so much was asked for before."""
+        self.drained |= drained
+        self.needed_by = needed_by or self.needed_by
+        if self.asked in (do, "kill"):
+            return False
+        self.asked = do
+        return True
 
     def hear(self, message: dict[str, Any]) -> None:
         """Note what the launcher has said."""
@@ -188,18 +199,23 @@ def _stopped(seen: Evidence) -> tuple[Reason, str]:
 
 def _died(seen: Evidence) -> Verdict:
     """An end that nobody asked for and the trainer did not explain."""
-    code = seen.returncode
+    code, who = seen.returncode, _called(seen)
     if code is None:
         return _launcher_died(seen)
     if code == -signal.SIGKILL and seen.oom_kills > 0:
-        told = "The kernel killed the trainer because the host was out of memory."
+        told = f"The kernel killed the {who} because the host was out of memory."
         return Verdict(Reason.host_oom, told)
     if code == -signal.SIGKILL:
-        return Verdict(Reason.killed, "The trainer was killed by SIGKILL, not by this worker.")
+        return Verdict(Reason.killed, f"The {who} was killed by SIGKILL, not by this worker.")
     if code == -signal.SIGTERM:
-        return Verdict(Reason.interrupted, "The trainer was ended by SIGTERM as it started.")
+        return Verdict(Reason.interrupted, f"The {who} was ended by SIGTERM as it started.")
     how = f"by signal {_signal_name(-code)}" if code < 0 else f"with exit code {code}"
-    return Verdict(Reason.crashed, f"The trainer ended {how} without saying why.{_hint(seen)}")
+    return Verdict(Reason.crashed, f"The {who} ended {how} without saying why.{_hint(seen)}")
+
+
+def _called(seen: Evidence) -> str:
+    """The process that the launcher has started: of a script, who watches it."""
+    return "runner of the script" if seen.who == "script" else "trainer"
 
 
 def _launcher_died(seen: Evidence) -> Verdict:
@@ -207,12 +223,15 @@ def _launcher_died(seen: Evidence) -> Verdict:
     code = seen.launcher_returncode
     if code is None or code < 0:
         by = "" if code is None else f" by {_signal_name(-code)}"
-        return Verdict(Reason.killed, f"The launcher was killed{by}, and its trainer with it.")
+        told = f"The launcher was killed{by}, and the {seen.who} with it."
+        return Verdict(Reason.killed, told)
     if code == 0:
-        return Verdict(Reason.interrupted, "The launcher was ended before its trainer started.")
+        told = f"The launcher was ended before the {seen.who} started."
+        return Verdict(Reason.interrupted, told)
     return Verdict(
         Reason.crashed,
-        f"The launcher failed with exit code {code}, and its trainer ended with it.{_hint(seen)}",
+        f"The launcher failed with exit code {code}, and the {seen.who} ended with it."
+        f"{_hint(seen)}",
     )
 
 

@@ -1,6 +1,7 @@
-"""The GPUs of this host as the driver shows them, and the slots that the agent makes of them."""
+"""This host's GPUs as the driver shows them, the slots made of them, and those that a run holds."""
 
 import os
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -8,14 +9,26 @@ import structlog
 
 from app.planning.requirements import cores_shared_by
 from app.settings import Settings
+from app.store.records import NewEvent
 from worker.agent.slots import AgentSlot, make_slots, why_waiting
-from worker.telemetry.gpus import GpuSample, GpuTelemetry, driver_is_loaded
+from worker.telemetry.gpus import (
+    GpuSample,
+    GpuTelemetry,
+    driver_is_loaded,
+    left_behind,
+    newcomers,
+    sees_the_host,
+)
 from worker.telemetry.host import torch_has_cuda
 from worker.telemetry.visible import VARIABLE, visible
 
 log = structlog.get_logger("stoker.worker")
 
 FIRST_PROBE_SECONDS = 10.0
+# A driver takes back the memory of the largest process within about a second.
+RELEASE_SECONDS = 15.0
+ASK_GAP_SECONDS = 0.1
+SLOT_WAITS = " The slot takes no run while others are seen to hold memory there."
 
 
 class Devices:
@@ -24,6 +37,7 @@ class Devices:
     def __init__(self, settings: Settings, agent: int) -> None:
         self._settings = settings
         self._agent = agent
+        self.share_gpus = settings.share_gpus
         self.telemetry = GpuTelemetry(settings.beat_seconds)
         self.telemetry.wait_for_first(FIRST_PROBE_SECONDS)
         if self._is_driver_silent():
@@ -72,7 +86,7 @@ class Devices:
             gpu = self.gpu_of(slot)
             slot.last_sample = gpu or slot.last_sample
             if slot.run_id is None:
-                slot.waiting = why_waiting(slot, gpu, share=self._settings.share_gpus)
+                slot.waiting = why_waiting(slot, gpu, share=self.share_gpus)
                 if slot.uuid is None and self._is_driver_silent():
                     slot.waiting = (
                         "This host has an NVIDIA driver, but NVML has not answered yet; the slot "
@@ -115,3 +129,80 @@ class Devices:
 
     def _visible(self) -> list[GpuSample]:
         return visible(self.telemetry.gpus or (), os.environ.get(VARIABLE))
+
+
+class HeldGpus:
+    """The GPUs that one attempt trains on, by NVML's numbers: none where it trains on the CPU."""
+
+    def __init__(self, devices: Devices, indexes: Sequence[str] = ()) -> None:
+        self._devices = devices
+        self.indexes = tuple(indexes)
+        begins = devices.samples(self.indexes)
+        self._before = {pid for gpu in begins for pid, _ in gpu.processes}
+        # Else whoever came since the run began may be somebody else, who goes on.
+        self._can_tell = sees_the_host() or not devices.share_gpus
+        self._was_listed: set[str] = set()  # where the driver has told of the attempt
+        self._ended_at: float | None = None
+        self._asked_at = 0.0
+        self._why: str | None = None
+        self.is_awaited = self._is_told = False
+
+    @property
+    def names(self) -> list[str]:
+        return [f"cuda:{index}" for index in self.indexes] or ["cpu"]
+
+    def samples(self) -> list[GpuSample]:
+        """As the driver told of them last; noted is where it lists the attempt."""
+        samples = self._devices.samples(self.indexes)
+        self._was_listed.update(gpu.index for gpu in samples if newcomers(gpu, self._before))
+        return samples
+
+    @property
+    def free_since(self) -> float | None:
+        """From when on the driver tells of them without the attempt; None: that is not known, as
+        where the driver never listed it, like one that lists no processes at all.
+        """
+        is_told = self._can_tell and self._was_listed.issuperset(self.indexes)
+        return self._ended_at if is_told and self._why is None else None
+
+    def why_held(self, now: float) -> str | None:
+        """Once the last process of the attempt is gone: a clause while the driver does not show
+        that their memory is free, as it does when a GPU lists none of them any more. After a while
+        that is not waited for: see `take_warnings`. Nor is it in a container that shares its GPUs.
+        """
+        if not self._can_tell:
+            return None
+        if self._ended_at is None:
+            self._ended_at = now
+        self._why = self._why_not_free(self._ended_at)
+        self.is_awaited = self._why is not None and now < self._ended_at + RELEASE_SECONDS
+        if not self.is_awaited:
+            return None
+        if now >= self._asked_at + ASK_GAP_SECONDS:
+            self._asked_at = now
+            self._devices.telemetry.ask()
+        return self._why
+
+    def _why_not_free(self, ended_at: float) -> str | None:
+        fresh = [gpu for gpu in self.samples() if gpu.seen_at > ended_at]
+        listed = sorted(pid for gpu in fresh for pid in left_behind(gpu, self._before))
+        where = ", ".join(self.names)
+        if listed:
+            pids = ", ".join(map(str, listed))
+            return f"the driver lists processes on {where} that came since the run began ({pids})"
+        if len(fresh) < len(self.indexes):
+            return f"the driver does not say yet whether {where} is free"
+        return None
+
+    def take_warnings(self) -> list[NewEvent]:
+        """Once, if their memory was not seen to be free when it was not waited for any longer."""
+        if self._why is None or self._is_told:
+            return []
+        self._is_told = True
+        message = (
+            f"{RELEASE_SECONDS:g} seconds after its last process has ended, {self._why}: whether "
+            f"its memory is free is not known.{'' if self._devices.share_gpus else SLOT_WAITS} "
+            "`nvidia-smi` on this host may show more; the kernel's log (`dmesg`) tells of errors "
+            "of the driver, and a restart of the host frees what it lost."
+        )
+        return [NewEvent("warning", time.time(), {"code": "gpu_not_free", "message": message})]

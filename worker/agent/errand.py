@@ -33,7 +33,7 @@ class Errand(Generic[T]):
         self._done = threading.Event()
         self._error: BaseException | None = None
         self._result: list[T] = []
-        self._is_started = False
+        self._is_started = self._was_asked = False
         self._start()
 
     def _start(self) -> None:
@@ -51,7 +51,13 @@ class Errand(Generic[T]):
             self._error = error
         self._done.set()
 
-    def is_done(self, patience_seconds: float = 0.0) -> bool:
+    def is_done(self, patience_seconds: float | None = None) -> bool:
+        """Waits so long for it; None: PATIENCE_SECONDS when it is asked for the first time, and
+        after that not at all.
+        """
+        if patience_seconds is None:
+            patience_seconds = 0.0 if self._was_asked else PATIENCE_SECONDS
+        self._was_asked = True
         if not self._is_started:
             self._start()
         return self._is_started and self._done.wait(patience_seconds)
@@ -107,7 +113,7 @@ class WatchedRoot:
             self._take_answer()  # the disk is slow, not away: what it has answered counts
         elif self._hanging is None:
             errand = self._hanging = Errand(self._root.look)
-            if errand.is_done(PATIENCE_SECONDS):
+            if errand.is_done():
                 self._take_answer()
                 errand.result()
         return self.away
@@ -132,10 +138,8 @@ class PatientLook:
 
     def is_here(self) -> bool:
         """False also until the disk has answered."""
-        is_new = self._errand is None
-        errand = self._errand or self._root.begin_look()
-        self._errand = errand
-        if not errand.is_done(PATIENCE_SECONDS if is_new else 0.0):
+        self._errand = errand = self._errand or self._root.begin_look()
+        if not errand.is_done():
             return False
         self._errand = None
         is_here = errand.result()

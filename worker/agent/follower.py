@@ -6,7 +6,7 @@ from functools import partial
 from worker.agent.attempt_folder import PIECE_BYTES, AttemptDir, Piece
 from worker.agent.beat_report import BeatReport
 from worker.agent.classify import Evidence
-from worker.agent.errand import PATIENCE_SECONDS, Errand
+from worker.agent.errand import Errand
 
 # While the store is out of reach no more than this is held for it: the rest stays in the files.
 UNTOLD_EVENT_BYTES = 4 * 2**20
@@ -16,14 +16,14 @@ UNTOLD_LOG_CHARACTERS = 2**20
 class Follower:
     """One attempt's events, log and pulse, read beside the agent's loop: a disk that hangs holds up
     nobody. `is_through`: all that was there has been taken; `is_waiting`: the disk has yet to
-    answer.
+    answer; `pulse`: as it was read last.
     """
 
     def __init__(self, attempt: AttemptDir, report: BeatReport) -> None:
         self._attempt = attempt
         self._report = report
         self._errand: Errand[Piece] | None = None
-        self._pulse: tuple[int, int] | None = None
+        self.pulse: tuple[int, int] | None = None
         self.is_through = False
 
     @property
@@ -37,24 +37,18 @@ class Follower:
         """
         return self._report.end is None or not self.is_through
 
-    def pulse(self) -> tuple[int, int] | None:
-        """As it was read last."""
-        return self._pulse
-
     def read(self) -> None:
         """Take in one piece more, of each file that the store has not fallen behind with."""
         self.is_through = False
-        is_new = self._errand is None
-        errand = self._errand or Errand(self._next_piece())
-        self._errand = errand
-        if not errand.is_done(PATIENCE_SECONDS if is_new else 0.0):
+        self._errand = errand = self._errand or Errand(self._next_piece())
+        if not errand.is_done():
             return
         self._errand = None
         piece = errand.result()
         self._report.take(piece.events)
         self._report.outbox.event_bytes += piece.event_bytes
         self._report.outbox.log_text += piece.log_text
-        self._pulse = piece.pulse
+        self.pulse = piece.pulse
         self.is_through = piece.is_last
 
     def _next_piece(self) -> Callable[[], Piece]:
@@ -65,6 +59,7 @@ class Follower:
 
     def complete(self, seen: Evidence, *, is_here: bool) -> None:
         """Add what is known of the attempt's end, and what files say of it, if they are here."""
+        self._report.keep_ends()
         seen.end = self._report.end
         if not is_here:
             return

@@ -35,7 +35,7 @@ TOO_EARLY = (
 
 
 def retry_delay_seconds(store: Store, run_id: int, verdict: Verdict) -> float:
-    """Doubling from one second on, with jitter so that runs do not come in step."""
+    """Doubling from one second on, less a jitter so that runs do not come in step."""
     if verdict.retry_seconds:
         return verdict.retry_seconds * random.uniform(1.0, 1.25)
     if verdict.reason is Reason.checkpoint_error:
@@ -43,7 +43,7 @@ def retry_delay_seconds(store: Store, run_id: int, verdict: Verdict) -> float:
     else:
         run = store.runs.get(run_id)
         failures, most = max(run.retries_used, run.losses), MOST_SECONDS
-    return min(FIRST_SECONDS * 2.0 ** min(failures, 10), most) * random.uniform(0.75, 1.25)
+    return min(FIRST_SECONDS * 2.0 ** min(failures, 10), most) * random.uniform(0.75, 1.0)
 
 
 def _unreadable_in_a_row(store: Store, run_id: int) -> int:

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from worker.agent.errand import PATIENCE_SECONDS, Errand
+from worker.agent.errand import Errand
 from worker.agent.slots import AgentSlot
 from worker.telemetry.gpus import GpuSample
 from worker.telemetry.host import host_now
@@ -33,7 +33,7 @@ class FreeNow:
         if self._look is None and now >= self._due:
             self._due = now + HOST_SECONDS
             self._look = Errand(partial(host_now, self._root))
-            self._look.is_done(PATIENCE_SECONDS if self._known else FIRST_SECONDS)
+            self._look.is_done(None if self._known else FIRST_SECONDS)
         if self._look is not None and self._look.is_done():
             self._known, self._look = self._look.result(), None
         return self._known

@@ -6,7 +6,7 @@ from app.spec.script import ScriptCheckpoints
 from app.spec.training import Checkpointing
 from app.store.records import Lease
 from worker.agent.checkpoint_folders import beyond_retention, remove_all
-from worker.agent.errand import PATIENCE_SECONDS, Errand, PatientLook
+from worker.agent.errand import Errand, PatientLook
 from worker.protocol import boottime
 from worker.start.starting import Workshop
 
@@ -55,7 +55,7 @@ class Retention:
         if doomed:
             root = self._shop.settings.artifact_root
             self._removal = Errand(partial(remove_all, root, doomed))
-            self._removal.is_done(PATIENCE_SECONDS)
+            self._removal.is_done()
         self.is_owed = False
 
     def take_removed(self) -> list[str]:

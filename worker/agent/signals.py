@@ -2,12 +2,24 @@
 
 import signal
 import socket
+import time
+
+from worker.agent.devices import RELEASE_SECONDS
+
+# From the second signal on, what has ended is read and recorded for so long at most: its GPUs may
+# take most of that, and its files are read at some MiB a second.
+RECORDING_SECONDS = RELEASE_SECONDS + 5.0
 
 
 class Signals:
-    """A descriptor that is readable when a signal came; the handlers only record."""
+    """A descriptor that is readable when a signal came; the handlers only record.
+
+    `seen`: how many have been read.
+    """
 
     def __init__(self) -> None:
+        self.seen = 0
+        self._heard_at = 0.0
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
@@ -20,9 +32,15 @@ class Signals:
     def fileno(self) -> int:
         return self._reader.fileno()
 
-    def count(self) -> int:
-        """How many arrived since the last call; call it only when there is one."""
-        return len(self._reader.recv(64))
+    def read(self) -> None:
+        """Count those that have arrived since the last call; call it only when there is one."""
+        if self.seen < 2:  # those after the second do not prolong it
+            self._heard_at = time.monotonic()
+        self.seen += len(self._reader.recv(64))
+
+    def is_overdue(self) -> bool:
+        """Whether who has sent two has waited long enough."""
+        return time.monotonic() > self._heard_at + RECORDING_SECONDS
 
     def close(self) -> None:
         """Give the signals back to whoever had them before."""

@@ -3,7 +3,7 @@
 import fcntl
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,10 +25,12 @@ class AgentSlot:
     last_sample: GpuSample | None = None
     free_since: float = 0.0  # monotonic
 
-    def release(self) -> None:
-        """The run is over; what the driver said of the device until now was about that run."""
+    def release(self, since: float | None = None) -> None:
+        """The run is over; what the driver said of the device until now, or until it was seen to
+        be free, was about that run.
+        """
         self.run_id = self.waiting = None
-        self.free_since = time.monotonic()
+        self.free_since = time.monotonic() if since is None else since
 
     @property
     def device(self) -> str:
@@ -51,9 +53,17 @@ class HeldSlots:
         for slot in self.all:
             slot.waiting = why
 
-    def release(self) -> None:
+    def wait_for_deaths(self, run_id: int, pids: Collection[int]) -> None:
+        """Show that processes which were killed are still there."""
+        listed = ", ".join(map(str, sorted(pids)))
+        self.wait(
+            f"Run {run_id} is over, but its processes ({listed}) do not die: they hang in the "
+            "kernel, in a driver or a file system; the slot waits until they are gone."
+        )
+
+    def release(self, since: float | None = None) -> None:
         for slot in self.all:
-            slot.release()
+            slot.release(since)
 
     @property
     def lock_paths(self) -> tuple[Path, ...]:

@@ -4,7 +4,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
-from typing import Literal, TypeAlias
 
 import structlog
 
@@ -16,8 +15,9 @@ from app.store.records import Lease
 from worker.agent.attempt_folder import AttemptDir
 from worker.agent.beat_report import BeatReport
 from worker.agent.checkpoint_folders import Unreadable
-from worker.agent.classify import Evidence, Verdict, classify
-from worker.agent.errand import PATIENCE_SECONDS, Errand, PatientLook
+from worker.agent.classify import Asked, Evidence, Verdict, classify
+from worker.agent.devices import HeldGpus
+from worker.agent.errand import Errand, PatientLook
 from worker.agent.follower import Follower
 from worker.agent.measured import measured_by
 from worker.agent.recovery import finish_of, retry_delay_seconds
@@ -25,15 +25,13 @@ from worker.agent.retention import Retention
 from worker.agent.slots import HeldSlots
 from worker.agent.watchdog import DUMP_SECONDS, Watchdog, hang_timeout_of
 from worker.launch.lease_term import lease_term, lock_patience
-from worker.launch.local import Launched
+from worker.launch.local import LauncherProcess
 from worker.protocol import boottime
 from worker.start.preparation import NotFit, run_dir
 from worker.start.starting import Prepared, Workshop, prepare, verdict_of_completed, why_not_started
 from worker.telemetry.exporter import RunView
 
 log = structlog.get_logger("stoker.worker")
-
-Asked: TypeAlias = Literal["stop", "kill"]
 
 # So often locks, a first step (which is beaten at once) and orders that wait are looked at.
 POLL_SECONDS = 0.1
@@ -81,12 +79,12 @@ class Supervision:
         self._look = PatientLook(shop.artifacts)  # as the end is read
         self._doubt = PatientLook(shop.artifacts)  # after an error: the next one finds its answer
         self._retention = Retention(shop, lease)
-        self._gpus: tuple[str, ...] = ()  # what it trains on, which may be less than its slots
+        self._gpus = HeldGpus(shop.devices)  # what it trains on, which may be less than its slots
         self._watchdog: Watchdog | None = None
         self._verdict: Verdict | None = None
         self.lease = lease
         self.slots = slots
-        self.launched: Launched | None = None
+        self.launched: LauncherProcess | None = None
         self.stage = Stage.waiting
         self.finish_tried = False
         self.version = -1  # of the run, as last read after a ring of the doorbell
@@ -96,7 +94,8 @@ class Supervision:
         if self.stage is Stage.waiting:
             return now + POLL_SECONDS
         if self.stage is Stage.reading:
-            at = now + POLL_SECONDS if self._look.is_under_way or self._follower.is_waiting else now
+            waits = self._look.is_under_way or self._follower.is_waiting or self._gpus.is_awaited
+            at = now + POLL_SECONDS if waits else now
             return None if self._report.is_unsure or self._artifacts.away else at
         if self.stage is not Stage.training:
             return None
@@ -126,12 +125,10 @@ class Supervision:
 
     def _start(self, now: float) -> None:
         """Launch once no earlier attempt holds a lock; what cannot start ends here."""
-        is_new = self._preparation is None
-        preparation = self._preparation or Errand(
+        self._preparation = preparation = self._preparation or Errand(
             partial(prepare, self._shop, self.lease, self.slots, self._attempt)
         )
-        self._preparation = preparation
-        if not preparation.is_done(PATIENCE_SECONDS if is_new else 0.0):
+        if not preparation.is_done():
             self.slots.wait(f"Run {self.lease.run_id} waits: its files are being looked at.")
             return
         self._preparation = None
@@ -158,13 +155,13 @@ class Supervision:
             self._end(verdict_of_completed(self._report, *earlier.completed))
             return
         assert prepared.launch is not None  # noqa: S101 - there is something to train
-        self._watchdog = Watchdog(self._follower.pulse, hang_timeout_of(prepared.spec), now)
+        self._watchdog = Watchdog(hang_timeout_of(prepared.spec), self._follower.pulse, now)
         self._oom_kills = oom_kills()
         self._seen.grace_seconds = prepared.launch.grace_seconds
         self.launched = self._shop.launcher(prepared.spec, prepared.launch)
         self.launched.begin(prepared.launch, self._lease_term)
-        self._gpus = self.slots.gpus if prepared.on_gpu else ()
-        self._report.outbox.devices = [f"cuda:{gpu}" for gpu in self._gpus] or ["cpu"]
+        self._gpus = HeldGpus(self._shop.devices, self.slots.gpus if prepared.on_gpu else ())
+        self._report.outbox.devices = self._gpus.names
         self.slots.wait(None)
         self.stage = Stage.training
         log.info("run started", run=self.lease.run_id, attempt=self.lease.attempt)
@@ -181,10 +178,10 @@ class Supervision:
         if self._artifacts.away is not None or self._follower.is_waiting:
             self._watchdog.excuse(now)  # its pulse lies there
             return False
-        if not self._watchdog.hangs(now):
+        if not self._watchdog.hangs(self._follower.pulse, now):
             return False
         self._follower.read()  # the last time may be long ago, as while the store is away
-        if self._follower.is_waiting or not self._watchdog.hangs(now):
+        if self._follower.is_waiting or not self._watchdog.hangs(self._follower.pulse, now):
             return False
         self._seen.hang_seconds = self._watchdog.allowed_seconds
         log.warning("trainer hangs", run=self.lease.run_id, seconds=self._seen.hang_seconds)
@@ -201,11 +198,8 @@ class Supervision:
         if self.stage in (Stage.reading, Stage.ended):  # it ended before: how it did so stays
             self._waits_no_longer = True
             return
-        self._seen.drained |= drained
-        self._seen.needed_by = needed_by or self._seen.needed_by
-        if self._seen.asked in (do, "kill"):
+        if not self._seen.ask(do, drained=drained, needed_by=needed_by):
             return
-        self._seen.asked = do
         if self.launched is not None:
             self.launched.order(do)
         elif self.stage is Stage.waiting:
@@ -249,11 +243,7 @@ class Supervision:
     def hold(self, pids: AbstractSet[int]) -> None:
         """The launcher was killed, and these processes do not die: their slot is not free yet."""
         self.stage = Stage.clearing
-        listed = ", ".join(map(str, sorted(pids)))
-        self.slots.wait(
-            f"Run {self.lease.run_id} is over, but its processes ({listed}) do not die: they hang "
-            "in the kernel, in a driver or a file system; the slot waits until they are gone."
-        )
+        self.slots.wait_for_deaths(self.lease.run_id, pids)
 
     def launcher_ended(self) -> None:
         """The last process of the attempt is gone; what is left is to read and to judge."""
@@ -270,9 +260,8 @@ class Supervision:
         self.stage = Stage.reading
 
     def _read_rest(self, now: float) -> None:
-        """One piece more of what the trainer wrote, and a beat for it; after the last one, judge.
-
-        Who wants the attempt ended does not wait for a root that is away.
+        """One piece more of what the trainer wrote, and a beat for it; after the last one, and once
+        its GPUs are free, judge. Who wants the end does not wait for a root that is away.
         """
         if self._artifacts.away is None and not self._follower.is_through:
             self._follower.read()
@@ -281,6 +270,10 @@ class Supervision:
                 if not self._follower.is_waiting:
                     self.beat(now)
                 return
+        if (why := self._gpus.why_held(now)) is not None:
+            self.slots.wait(f"Run {self.lease.run_id} has ended, and {why}.")
+            return
+        self._report.outbox.events += self._gpus.take_warnings()
         is_here = self._look.is_here()  # asked after the reading, which finds nothing in one away
         self._seen.root_was_away = self._look.was_away
         if self._waits_no_longer or self._seen.asked or (is_here and self._follower.is_through):
@@ -297,7 +290,7 @@ class Supervision:
 
     def _leave(self) -> None:
         self.stage = Stage.over
-        self.slots.release()
+        self.slots.release(self._gpus.free_since)
 
     def beat(self, now: float) -> None:
         """Tell the store what is new, and carry out what it answers."""
@@ -331,8 +324,8 @@ class Supervision:
 
     def _gather(self, now: float) -> None:
         self._follower.read()
-        if self._gpus and self.launched is not None:
-            self._report.note_gpus(self._shop.devices.samples(self._gpus), self.launched.pid)
+        if self._gpus.indexes and self.launched is not None:
+            self._report.note_gpus(self._gpus.samples(), self.launched.pid)
         if self._report.end is not None and self._kill_at is None:
             self._kill_at = now + max(EXIT_SECONDS, self._seen.grace_seconds)
 
@@ -373,13 +366,13 @@ class Supervision:
         """What the exporter shows; None before it has started and after it has ended."""
         if self._spec is None or self.stage is not Stage.training:
             return None
-        run, kind = self.lease, self._spec.recipe.kind
-        return self._report.view(run.run_id, run.attempt, recipe=kind, gpus=self._gpus)
+        run = self.lease
+        return self._report.view(run.run_id, run.attempt, self._spec, gpus=self._gpus.indexes)
 
     @property
     def may_give_way(self) -> bool:
         """Whether its run allows that, and it is not to end anyway."""
-        return self._seen.asked is None and bool(self.lease.spec["policy"].get("preemptible"))
+        return self._seen.asked is None and self._report.may_give_way(self.lease.spec)
 
     @property
     def memory_to_come(self) -> int:
@@ -388,6 +381,11 @@ class Supervision:
             return 0
         taken = (self._report.progress or {}).get("host_memory_bytes") or 0
         return max(0, (self.lease.host_bytes or 0) - taken)
+
+    def may_be_left(self, *, is_late: bool) -> bool:
+        """Where the agent ends at once: nothing of it lives, and its end cannot be stored soon."""
+        is_read = self.stage is Stage.reading and (is_late or self._report.is_unsure)
+        return is_read or self.stage in (Stage.clearing, Stage.ended)
 
     @property
     def starts(self) -> bool:

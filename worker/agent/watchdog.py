@@ -1,6 +1,5 @@
 """The watchdog: a trainer whose pulse stands still for too long is hung."""
 
-from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 from app.spec.script import ScriptSpec
@@ -25,18 +24,21 @@ def hang_timeout_of(spec: AnySpec) -> float | Literal["auto"]:
     return "auto" if isinstance(spec, ScriptSpec) else spec.policy.hang_timeout_seconds
 
 
+def longest_silence(spec: AnySpec) -> float:
+    """Seconds for which a run may stand still in any of its phases, at most."""
+    timeout = hang_timeout_of(spec)
+    return COMPILING_SECONDS if timeout == "auto" else max(timeout, COMPILING_SECONDS)
+
+
 class Watchdog:
     """Compares the pulse with what it was; times are monotonic seconds."""
 
     def __init__(
-        self,
-        read_pulse: Callable[[], Pulse | None],
-        timeout_seconds: float | Literal["auto"],
-        now: float,
+        self, timeout_seconds: float | Literal["auto"], pulse: Pulse | None, now: float
     ) -> None:
-        self._read_pulse = read_pulse
+        """`pulse`: as it is now; None: there is none yet."""
         self._timeout = AUTO_HANG_SECONDS if timeout_seconds == "auto" else float(timeout_seconds)
-        self._pulse = read_pulse()
+        self._pulse = pulse
         self._moved_at = now
         self._warm: set[int] = set()  # phases in which the counter was seen to move
 
@@ -48,9 +50,8 @@ class Watchdog:
             return max(self._timeout, COMPILING_SECONDS)
         return self._timeout if phase in self._warm else max(self._timeout, STARTUP_SECONDS)
 
-    def hangs(self, now: float) -> bool:
-        """Whether neither phase nor counter has moved within the time allowed."""
-        pulse = self._read_pulse()
+    def hangs(self, pulse: Pulse | None, now: float) -> bool:
+        """Whether neither phase nor counter has moved, up to `pulse`, within the time allowed."""
         if pulse != self._pulse:
             self._note(pulse)
             self._moved_at = now

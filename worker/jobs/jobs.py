@@ -17,8 +17,8 @@ from app.store.store import Store
 from app.store.worker_records import JobRecord
 from worker.agent.devices import Devices
 from worker.agent.errand import WatchedRoot
-from worker.jobs.exporting import export
-from worker.jobs.importing import read_weights
+from worker.jobs.export_work import export
+from worker.jobs.import_work import read_weights
 from worker.jobs.job_work import (
     OUTPUT_BYTES,
     JobEnd,

@@ -1,1 +1,1 @@
-"""How an attempt is started: on this host, and later by torchrun or Ray."""
+"""How an attempt is started on this host, and what outlives whom."""

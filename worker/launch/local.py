@@ -45,7 +45,7 @@ def memory_settings(libc: tuple[str, str]) -> dict[str, str]:
     return HEAP if name == "glibc" and numbers >= HUGE_PAGES_SINCE else HUGE_TENSORS
 
 
-class Launched:
+class LauncherProcess:
     """A running launcher: its process, a descriptor that tells its end, and the control socket."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", control: socket.socket) -> None:
@@ -124,7 +124,7 @@ def _line(order: Order) -> bytes:
 
 def start_launcher(
     environment: Mapping[str, str], command: Sequence[str] | None = None, *, standby: bool = False
-) -> Launched:
+) -> LauncherProcess:
     """Start a launcher in a session of its own; OSError when this host cannot start processes.
 
     `command` replaces the trainer's, in tests; with `standby` a trainer is started at once, ahead
@@ -143,7 +143,7 @@ def start_launcher(
             pass_fds=(theirs.fileno(),),
             start_new_session=True,
         )
-    return Launched(process, ours)
+    return LauncherProcess(process, ours)
 
 
 def trainer_environment(home: Path, *, gpu: str | None, threads: int) -> dict[str, str]:

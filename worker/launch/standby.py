@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from worker.launch.local import Launched, start_launcher
+from worker.launch.local import LauncherProcess, start_launcher
 
 log = structlog.get_logger("stoker.worker")
 
@@ -21,7 +21,7 @@ RETRY_SECONDS = 60.0
 @dataclass(frozen=True)
 class _Waiting:
     environment: Mapping[str, str]
-    launched: Launched
+    launched: LauncherProcess
 
 
 class Standby:
@@ -34,10 +34,10 @@ class Standby:
         self._environment = environment
         self._command = command
         self._waiting: list[_Waiting] = []
-        self._let_go: list[Launched] = []
+        self._let_go: list[LauncherProcess] = []
         self._not_before = 0.0  # monotonic
 
-    def launcher(self, environment: Mapping[str, str]) -> Launched:
+    def launcher(self, environment: Mapping[str, str]) -> LauncherProcess:
         """A launcher for an attempt, with a waiting trainer if one has the same environment.
 
         OSError when this host cannot start processes.

@@ -32,7 +32,7 @@ from worker.agent.classify import Evidence, Verdict, classify, failed_here
 from worker.agent.devices import Devices
 from worker.agent.errand import WatchedRoot
 from worker.agent.slots import HeldSlots, lock_is_free, take_lock
-from worker.launch.local import Launched, start_launcher, trainer_environment
+from worker.launch.local import LauncherProcess, start_launcher, trainer_environment
 from worker.launch.standby import Standby
 from worker.protocol import Launch
 from worker.start.claim_guard import (
@@ -73,7 +73,7 @@ class Workshop:
     checkout: dict[str, Any]
     standby: Standby
 
-    def launcher(self, spec: AnySpec, launch: Launch) -> Launched:
+    def launcher(self, spec: AnySpec, launch: Launch) -> LauncherProcess:
         """Of a trainer that may have been started ahead, or of a script's runner. OSError."""
         if isinstance(spec, ScriptSpec):
             return start_launcher(launch.environment, COMMAND)

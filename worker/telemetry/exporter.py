@@ -17,13 +17,16 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from app.container import available_memory, total_memory
+from app.settings import Settings
 from worker.telemetry.gpus import GpuSample
 from worker.telemetry.histogram import CHECKPOINT_DURATIONS, Histogram
 from worker.telemetry.host import free_bytes
 
 log = structlog.get_logger("stoker.worker")
 
-CHECKPOINT_FAILURES = ("checkpoint_error", "disk_full", "quarantined")
+# Ends of attempts that are a checkpoint's failure.
+FAILED_ENDS = ("checkpoint_error", "checkpoint_write_error", "disk_full")
+CHECKPOINT_FAILURES = (*FAILED_ENDS, "quarantined")
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class RunView:
     attempt: int
     recipe: str
     gpus: tuple[str, ...]
+    progress_timeout_seconds: float
     progress: Mapping[str, Any] = field(default_factory=dict)
     losses: Mapping[str, float] = field(default_factory=dict)
     iterations: Histogram | None = None
@@ -196,6 +200,13 @@ def _run_gauges(runs: tuple[RunView, ...]) -> Iterator[Metric]:
         [([str(run.run_id)], _progress_ratio(run.progress)) for run in runs],
     )
     yield _gauge(
+        "stoker_run_progress_timeout_seconds",
+        "How long a run may report nothing, at most, before its trainer is ended; a script's own "
+        "silence ends nothing unless --hang-timeout is given",
+        ("run_id",),
+        [([str(run.run_id)], run.progress_timeout_seconds) for run in runs],
+    )
+    yield _gauge(
         "stoker_run_info",
         "What a run is",
         ("run_id", "recipe", "attempt"),
@@ -306,14 +317,22 @@ class Exporter:
         self._thread.join()
 
 
-def start_exporter(collector: WorkerCollector, host: str, port: int) -> Exporter | None:
-    """None when the port is taken, as by a second agent of this host."""
+def start_exporter(
+    collector: WorkerCollector, settings: Settings
+) -> tuple[Exporter | None, dict[str, str | None]]:
+    """None when the port is taken, as by a second agent of this host; and what the worker's row
+    tells: where metrics are, or why there are none and what to do.
+    """
+    host, port = settings.exporter_host, settings.exporter_port
     try:
         exporter = Exporter(collector, host, port)
     except OSError as error:
-        log.warning(
-            "no metrics are served: the exporter's port cannot be had", port=port, why=str(error)
+        why = (
+            f"{host}:{port} cannot be had ({error.strerror or error}). End what uses it, or set "
+            "STOKER_EXPORTER_PORT to another port, or to 0 for a free one; then start the worker "
+            "again."
         )
-        return None
-    log.info("metrics are served", url=exporter.url)
-    return exporter
+        log.warning("no metrics are exported", why=why)
+        return None, {"metrics_url": None, "why_no_metrics": why}
+    log.info("metrics are exported", url=exporter.url)
+    return exporter, {"metrics_url": exporter.url, "why_no_metrics": None}

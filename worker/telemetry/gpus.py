@@ -6,6 +6,7 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,6 +143,12 @@ class GpuTelemetry:
                 return
             self.read(time.monotonic())
 
+    def ask(self) -> None:
+        """Have a sample made now; it is read as every other."""
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(OSError):  # it has just ended
+                os.write(self._process.stdin.fileno(), b"\n")
+
     def pids(self) -> set[int]:
         """Processes of this probe that have not been reaped."""
         running = [] if self._process is None else [self._process]
@@ -193,13 +200,29 @@ def foreign_work(gpu: GpuSample, *, is_fresh: bool = True) -> str | None:
     )
 
 
+def newcomers(gpu: GpuSample, before: AbstractSet[int]) -> list[int]:
+    """Processes that compute there and are not among those `before`."""
+    drawing = dict(gpu.graphics)
+    return [pid for pid, _ in gpu.processes if pid not in drawing and pid not in before]
+
+
+def left_behind(gpu: GpuSample, before: AbstractSet[int]) -> list[int]:
+    """Processes that a GPU lists although all of its run have ended; `before`: whom it listed when
+    the run began.
+
+    In a container, where process ids are others, all who have come since count.
+    """
+    since = newcomers(gpu, before)
+    return [pid for pid in since if not (sees_the_host() and psutil.pid_exists(pid))]
+
+
 def memory_of(gpu: GpuSample, ancestor: int) -> int | None:
     """Bytes of a GPU that the descendants of a process hold; None where the driver does not tell.
 
     In a container, where process ids are others, all who compute count: the slot's GPU is its own.
     """
     computing = dict(gpu.processes)
-    if _sees_the_host():
+    if sees_the_host():
         computing = {pid: memory for pid, memory in computing.items() if _descends(pid, ancestor)}
     known = [memory for memory in computing.values() if memory is not None]
     return sum(known) if known and len(known) == len(computing) else None
@@ -212,7 +235,7 @@ def _descends(pid: int, ancestor: int) -> bool:
         return False
 
 
-def _sees_the_host() -> bool:
+def sees_the_host() -> bool:
     """Whether the process ids of the host, which NVML tells, are those of here."""
     return Path("/proc/self/ns/pid").stat().st_ino == HOST_PID_NAMESPACE
 
@@ -222,7 +245,7 @@ def _is_known_here(pid: int) -> bool:
 
     In a container the same number may be any process: it is the one only if it has a GPU open.
     """
-    if _sees_the_host():
+    if sees_the_host():
         return psutil.pid_exists(pid)
     opened: list[str] = []
     with suppress(OSError):  # it has ended, or is somebody else's

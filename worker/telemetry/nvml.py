@@ -1,10 +1,12 @@
 """Reads the GPUs through NVML in a process of its own, since a wedged driver can hang a probe.
 
-`python -m worker.telemetry.nvml SECONDS` prints one JSON line a period: {"gpus": [...]} or, once
-and for all, {"unavailable": why}. It ends when its standard input does.
+`python -m worker.telemetry.nvml SECONDS` prints one JSON line a period, and one at once for each
+line on its standard input: {"gpus": [...]} or, once and for all, {"unavailable": why}. It ends when
+its standard input does.
 """
 
 import json
+import os
 import select
 import sys
 from collections.abc import Callable
@@ -15,6 +17,9 @@ import pynvml
 from worker.telemetry.gpm import Gpm
 
 Document = dict[str, Any]
+# NVML wants two samples of its counters so far apart at least; and a line that was asked for in
+# between shortens no period, less a tenth for a timer that fires early.
+LEAST_GPM_SECONDS, PART_OF_PERIOD = 0.1, 0.9
 
 
 def sample(gpm: Gpm) -> Document:
@@ -31,6 +36,8 @@ def _gpu(index: int, driver: str, gpm: Gpm) -> Document:
     """NVMLError when the GPU does not answer at all."""
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     uuid = pynvml.nvmlDeviceGetUUID(handle)
+    # Before the memory: where none is listed any more, what they held is not counted either.
+    computing = _processes(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
     rates = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
     memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
     milliwatts = _ask(pynvml.nvmlDeviceGetPowerUsage, handle)
@@ -53,7 +60,7 @@ def _gpu(index: int, driver: str, gpm: Gpm) -> Document:
         "memory_clock_hertz": _clock(handle, pynvml.NVML_CLOCK_MEM),
         "energy_joules": None if millijoules is None else millijoules / 1000,
         "capability": None if capability is None else list(capability),
-        "processes": _processes(pynvml.nvmlDeviceGetComputeRunningProcesses, handle),
+        "processes": computing,
         "graphics": _processes(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle),
     }
 
@@ -84,10 +91,10 @@ def main(period_seconds: float) -> int:
     except pynvml.NVMLError as error:
         print(json.dumps({"unavailable": str(error)}), flush=True)  # noqa: T201 - the protocol
         return 0
-    gpm = Gpm()
+    gpm = Gpm(max(LEAST_GPM_SECONDS, PART_OF_PERIOD * period_seconds))
     while True:
         print(json.dumps(sample(gpm)), flush=True)  # noqa: T201 - the protocol
-        if select.select([sys.stdin], [], [], period_seconds)[0]:
+        if select.select([sys.stdin], [], [], period_seconds)[0] and not os.read(0, 4096):
             return 0
 
 

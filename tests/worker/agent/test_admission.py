@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import stat
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from app.durable import socket_address
 from app.settings import load_settings
 from app.store.engine.migrate import upgrade
 from app.store.store import open_store
+from tests.script.disks import small_disk
 from worker.agent.admission import MOST_BYTES, AdmissionSocket
 
 REQUEST = {"recipe": {"kind": "script", "argv": ["/bin/true"], "cwd": "/tmp"}}
@@ -73,6 +75,44 @@ def test_its_env_is_kept_apart_like_the_rest_of_the_environment(world):
     key = store.runs.documents(alone).spec["recipe"]["environment"]
     kept = settings.environments_dir / f"{key}.json"
     assert json.loads(kept.read_text()) == {"TOKEN": "hush", "A": "2"}
+
+
+@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "STOKER_RUN_DIR", "STOKER_ANY"])
+def test_env_that_stoker_sets_itself_is_refused_by_name(world, name):
+    settings, store, listening = world
+    request = {"recipe": {**REQUEST["recipe"], "env": {"A": "1", name: "2"}}}
+    ways: tuple[dict[str, Any], ...] = ({}, {"environment": {}})
+    for given in ways:
+        problem = ask(listening, json.dumps({"request": request, **given}).encode() + b"\n")[
+            "problem"
+        ]
+        (issue,) = problem["issues"]
+        assert (issue["code"], issue["loc"]) == ("set_by_stoker", ["recipe", "env", name])
+        assert f"{name} cannot be passed on" in issue["message"]
+    assert not list(settings.environments_dir.glob("*.json"))
+    assert not sum(store.runs.counts_by_state().values())
+    ambient = {"request": REQUEST, "environment": {name: "2"}}
+    assert "run" in ask(listening, json.dumps(ambient).encode() + b"\n"), "nobody asked for it"
+
+
+@pytest.mark.parametrize(("name", "value"), [("", "1"), ("A=B", "1"), ("A\0", "1"), ("A", "\0")])
+def test_what_no_environment_can_hold_is_refused_by_name(world, name, value):
+    settings, store, listening = world
+    asked = {"request": REQUEST, "environment": {"PATH": "/bin", name: value}}
+    problem = ask(listening, json.dumps(asked).encode() + b"\n")["problem"]
+    assert f"{name!r} can be no variable" in problem["detail"]
+    assert not list(settings.environments_dir.glob("*"))
+    assert not sum(store.runs.counts_by_state().values())
+
+
+def test_nothing_is_left_of_an_environment_that_finds_no_room(world):
+    settings, store, listening = world
+    asked = {"request": REQUEST, "environment": {"SECRET": "x" * 1_500_000}}
+    with small_disk(settings.environments_dir, 1) as place:
+        problem = ask(listening, json.dumps(asked).encode() + b"\n")["problem"]
+        assert "No space left on device" in problem["detail"]
+        assert not list(place.iterdir())
+    assert not sum(store.runs.counts_by_state().values())
 
 
 def test_of_a_large_diff_a_run_shows_the_beginning(world):

@@ -4,12 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import psutil
 
 from app.codestate import checkout
 from app.lifecycle import Intent, Reason, RunState
 from tests.worker.eventually import eventually
+from worker.agent import signals
 from worker.launch.local import PACKAGES
 
 ENDLESS = {"steps": 10**6}
@@ -173,7 +175,10 @@ def test_a_second_agent_runs_without_an_exporter_when_its_port_is_taken(make_far
     farm.start_agent(STOKER_EXPORTER_PORT=port)
     urls = [worker.facts["metrics_url"] for worker in farm.store.workers.list(alive_only=True)]
     assert sorted(urls, key=str) == sorted([first.facts["metrics_url"], None], key=str)
-    assert "no metrics are served" in farm.log()
+    whys = {worker.facts["why_no_metrics"] for worker in farm.store.workers.list(alive_only=True)}
+    (why,) = whys - {None}
+    assert f":{port} cannot be had" in why
+    assert "STOKER_EXPORTER_PORT" in why
 
 
 def test_a_drained_agent_saves_its_run_and_leaves_nothing(farm):
@@ -202,6 +207,23 @@ def test_a_second_signal_kills(farm):
     assert agent.wait(timeout=60) == 0
     assert farm.run(run_id).reason is Reason.drained
     assert farm.left_running() == []
+
+
+def test_further_signals_do_not_prolong_the_wait(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    heard = signals.Signals()
+    late = []
+    try:
+        for now[0] in (100.0, 200.0, 215.0):
+            signal.raise_signal(signal.SIGINT)
+            heard.read()
+        for now[0] in (219.0, 221.0):
+            late.append(heard.is_overdue())
+    finally:
+        heard.close()
+    assert heard.seen == 3
+    assert late == [False, True], "20 seconds after the second"
 
 
 def test_a_host_that_refuses_is_told_in_a_sentence(tmp_path):

@@ -120,6 +120,15 @@ def test_a_script_is_called_so():
     assert classify(killed).message == "The script was killed."
     killed.asked, killed.hang_seconds = None, 600
     assert classify(killed).message == "The script made no progress for 600 seconds and was ended."
+    for code, told in (
+        (-signal.SIGKILL, "The runner of the script was killed by SIGKILL, not by this worker."),
+        (-signal.SIGTERM, "The runner of the script was ended by SIGTERM as it started."),
+        (1, "The runner of the script ended with exit code 1 without saying why."),
+        (None, "The launcher was killed, and the script with it."),
+    ):
+        died = Evidence.of({"recipe": {"kind": "script"}}, 60)
+        died.returncode = code
+        assert classify(died).message == told
     killed = Evidence.of({"recipe": {"kind": "sequence"}}, 60)
     killed.asked, killed.returncode, killed.started = "kill", -signal.SIGKILL, True
     assert classify(killed).message == "The trainer was killed."

@@ -1,9 +1,11 @@
 """A trainer that tells and prints without measure costs its agent neither memory nor a word."""
 
+import signal
 from pathlib import Path
 
 from app.lifecycle import RunState
 from app.store.telemetry.logs import TAIL_BYTES
+from tests.worker.eventually import eventually
 
 COUNT = 80_000
 
@@ -14,7 +16,7 @@ def memory_kib(pid, name):
 
 
 def test_the_end_of_a_flood_is_told_in_pieces_and_in_order(make_farm):
-    farm = make_farm()
+    farm = make_farm(beat_seconds=1.0)  # the load of other tests is no part of this one
     agent = farm.start_agent(STOKER_SLOTS="2")
     beside = farm.submit(steps=10**6, pace=0.02)
     farm.wait_for_step(beside, 2)
@@ -39,3 +41,19 @@ def test_the_end_of_a_flood_is_told_in_pieces_and_in_order(make_farm):
     kept = [line for line in log[-TAIL_BYTES + 1000 :].splitlines() if line.startswith("flood ")]
     numbers = [int(line.split()[1]) for line in kept[1:]]
     assert numbers == list(range(numbers[0], COUNT))
+
+
+def test_after_a_second_signal_a_flood_is_read_to_its_end(make_farm):
+    farm = make_farm(beat_seconds=1.0)
+    agent = farm.start_agent(STOKER_SLOTS="1")
+    run_id = farm.submit(steps=3, flood=COUNT)
+
+    def is_told():
+        return any(event.kind == "warning" for event in farm.store.events.list(run_id))
+
+    eventually(is_told, "its flood is being read")
+    agent.send_signal(signal.SIGTERM)
+    agent.send_signal(signal.SIGINT)
+    assert agent.wait(timeout=60) == 0
+    assert farm.run(run_id).state is RunState.succeeded
+    assert farm.left_running() == []

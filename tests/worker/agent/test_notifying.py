@@ -39,9 +39,9 @@ def test_a_hang_is_told_as_a_stall_and_the_run_goes_on(make_farm):
     with receiving() as receiver:
         farm = make_farm()
         farm.start_agent(STOKER_NOTIFY_URL=receiver.url, STOKER_NOTIFY_ON="stalled")
-        run = farm.submit(
-            steps=20, pace=0.02, save_every=5, at={"8": "hang"}, policy={"hang_timeout_seconds": 5}
-        )
+        # It steps for longer than a beat: until a step was seen, a start is what it may take.
+        policy = {"hang_timeout_seconds": 5}
+        run = farm.submit(steps=40, pace=0.05, save_every=5, at={"38": "hang"}, policy=policy)
         assert farm.wait_for_end(run).state == "succeeded"
         eventually(lambda: told(receiver), "the stall is told")
         assert told(receiver) == [("run.stalled", run)]

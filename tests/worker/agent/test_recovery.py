@@ -1,7 +1,10 @@
 """A run out of memory, or whose loss was not finite: what its agent makes of it."""
 
 import json
+import random
 import signal
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,8 +15,8 @@ from app.planning.requirements import NOTHING_KNOWN, Requirements
 from app.planning.rollback import Rollback
 from app.spec.run import RunSpec
 from worker.agent.beat_report import BeatReport
-from worker.agent.classify import Evidence, classify
-from worker.agent.recovery import roll_back, step_down
+from worker.agent.classify import Evidence, Verdict, classify
+from worker.agent.recovery import retry_delay_seconds, roll_back, step_down
 
 GIB = 2**30
 RUNGS = CRASH_LOOP_LOSSES + 1
@@ -63,6 +66,31 @@ def test_without_a_ladder_the_first_end_is_the_last(farm):
     run = farm.wait_for_end(run_id)
     assert (run.state, run.reason, run.attempt) == (RunState.failed, Reason.device_oom, 1)
     assert "Lower training.batch_size" in run.message
+
+
+UNREADABLE, CRASHED = Reason.checkpoint_error, Reason.crashed
+DELAYS = [
+    # reason, failures before it, seconds at most
+    (UNREADABLE, 1, 2), (UNREADABLE, 3, 8), (UNREADABLE, 8, 256), (UNREADABLE, 9, 300),
+    (UNREADABLE, 2000, 300), (CRASHED, 0, 1), (CRASHED, 3, 8), (CRASHED, 2000, 60),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reason", "failures", "most"), DELAYS)
+@pytest.mark.parametrize("drawn", [min, max])
+def test_retries_come_later_each_time_and_never_later_than_is_said(
+    monkeypatch, reason, failures, most, drawn
+):
+    """An unreadable disk is looked at every 5 minutes at least; what crashed, every minute."""
+    monkeypatch.setattr(random, "uniform", lambda low, high: drawn(low, high))
+    of_run = [SimpleNamespace(reason=UNREADABLE)] * failures if reason is UNREADABLE else []
+    crashed = SimpleNamespace(reason=CRASHED)
+    store: Any = SimpleNamespace(
+        attempts=SimpleNamespace(list=lambda _: [crashed, *of_run, SimpleNamespace(reason=None)]),
+        runs=SimpleNamespace(get=lambda _: SimpleNamespace(retries_used=failures, losses=0)),
+    )
+    delay = retry_delay_seconds(store, 7, Verdict(reason, ""))
+    assert delay == most * (1 if drawn is max else 0.75)
 
 
 @pytest.fixture

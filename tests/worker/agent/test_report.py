@@ -25,6 +25,10 @@ def phase(name):
     return {"kind": "phase", "t": 1.0, "phase": name}
 
 
+def metrics(step, **values):
+    return {"kind": "metrics", "t": 1.0, "step": step, "values": values}
+
+
 def test_evaluating_and_saving_a_thousand_times_leaves_no_thousand_rows(report):
     stations = ["starting", "restoring", "building", "compiling", "training"]
     detours = ["evaluating", "training", "checkpointing", "training"] * 1000
@@ -32,17 +36,16 @@ def test_evaluating_and_saving_a_thousand_times_leaves_no_thousand_rows(report):
     assert [event.data["phase"] for event in report.outbox.events] == [*stations, "testing"]
 
 
-def test_the_last_point_of_a_curve_is_kept_however_near_it_is(report):
-    last = {"step": 144, "epoch": 6, "train_loss": 0.18, "lr": 1e-8, "grad_norm": 0.3}
-    end = {"kind": "end", "t": 9.0, "reason": "completed", "message": "", "step": 144}
-    report.take([{**end, "result": {"last": last, "best": None, "test": None}}])
-    kept = {point.name: point for point in report.outbox.points.values() if point.keep}
-    assert {name: point.value for name, point in kept.items()} == {
-        "train_loss": 0.18,
-        "lr": 1e-8,
-        "grad_norm": 0.3,
-    }
-    assert {point.step for point in kept.values()} == {144}
+def test_the_last_point_of_every_curve_is_kept_however_the_attempt_ends(report):
+    report.take([metrics(7, train_loss=0.2, lr=1e-3), progress(7, [], loss=0.2, t=0.9)])
+    report.take([metrics(8, train_loss=0.1, accuracy=0.9)])
+    report.beat()
+    report.told()
+    report.keep_ends()  # killed: nothing has told an end
+    kept = {(point.name, point.step): point.value for point in report.beat().metric_points}
+    assert kept == {("train_loss", 8): 0.1, ("lr", 7): 1e-3, ("accuracy", 8): 0.9}
+    assert all(point.keep for point in report.beat().metric_points)
+    assert report.beat().progress["loss"] == 0.1, "it had no time to tell"
 
 
 def test_a_damaged_checkpoint_is_told_with_the_reason_also_another_runs(report, tmp_path):
@@ -56,12 +59,32 @@ def test_a_damaged_checkpoint_is_told_with_the_reason_also_another_runs(report, 
         ("runs/9/step-6", "x"),
     ]
     assert beat.removed_checkpoints == []
+    for reason in ("checkpoint_write_error", "completed"):
+        report.take([{"kind": "end", "t": 2.0, "reason": reason, "message": "", "step": 6}])
+    assert report.checkpoint_failures == {"quarantined": 2, "checkpoint_write_error": 1}
 
 
 def test_the_environment_says_which_code_trained(tmp_path):
     report = BeatReport(tmp_path, tmp_path / "runs/1/attempt-1", {"git_sha": "abc"})
     report.take([{"kind": "applied", "t": 1.0, "applied": {}, "environment": {"torch": "2"}}])
     assert report.outbox.environment == {"torch": "2", "git_sha": "abc"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "event", "may"),
+    [
+        ({"kind": "sequence"}, {}, True),
+        ({"kind": "script", "resume": ["--resume", "{checkpoint}"]}, {}, True),
+        ({"kind": "script", "resume": []}, {}, False),
+        ({"kind": "script", "resume": []}, {"by_stoker": False}, False),
+        ({"kind": "script", "resume": []}, {"by_stoker": True}, True),
+    ],
+    ids=["a recipe", "says how", "says nothing", "saves by a pattern", "saves by stoker"],
+)
+def test_a_script_gives_way_once_it_is_known_how_it_resumes(report, recipe, event, may):
+    report.take([{"kind": "restored", "t": 1.0, "step": 5, **event}, phase("running")])
+    assert report.may_give_way({"recipe": recipe, "policy": {"preemptible": True}}) is may
+    assert not report.may_give_way({"recipe": recipe, "policy": {}})
 
 
 def test_a_beat_stays_as_it_is_until_it_is_known_to_be_stored(report):
@@ -113,7 +136,7 @@ def test_an_attempt_with_no_step_left_is_not_waited_for(report):
 def test_a_scripts_peak_on_its_gpu_is_that_of_its_own_processes(
     report, monkeypatch, *, sees_the_host
 ):
-    monkeypatch.setattr("worker.telemetry.gpus._sees_the_host", lambda: sees_the_host)
+    monkeypatch.setattr("worker.telemetry.gpus.sees_the_host", lambda: sees_the_host)
     wrapped = [sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '60'])"]
     with subprocess.Popen(wrapped, start_new_session=True) as launcher:
         try:

@@ -15,6 +15,7 @@ from tests.worker.eventually import eventually
 from worker.agent.errand import Errand
 
 SLOW = {"steps": 10**6, "pace": 0.02}
+LONGER_THAN_A_LEASE = "4"  # of a farm's agent
 
 
 @contextmanager
@@ -168,7 +169,7 @@ def slow_removal(make_farm, tmp_path):
     """A farm that removes no checkpoint until the second call."""
     farm, fifo = make_farm(), tmp_path / "disk"
     os.mkfifo(fifo)
-    farm.start_agent(REMOVAL_OPENS=str(fifo))
+    farm.start_agent(REMOVAL_OPENS=str(fifo), REMOVAL_SECONDS=LONGER_THAN_A_LEASE)
 
     def answer():
         fifo.rename(tmp_path / "before")
@@ -205,7 +206,8 @@ def test_old_checkpoints_are_removed_beside_the_other_runs(make_farm, tmp_path):
     farm = make_farm()
     fifo = tmp_path / "disk"
     os.mkfifo(fifo)
-    farm.start_agent(STOKER_SLOTS="2", REMOVAL_OPENS=str(fifo))
+    given = {"REMOVAL_OPENS": str(fifo), "REMOVAL_SECONDS": LONGER_THAN_A_LEASE}
+    farm.start_agent(STOKER_SLOTS="2", **given)
     keeps = {"keep_last": 1, "keep_best": 0}
     saves, other = farm.submit(**SLOW, checkpoint=keeps), farm.submit(**SLOW)
 

@@ -1,9 +1,9 @@
 """A driver with as many GPUs as FAKE_NVML says; put before the real binding by PYTHONPATH.
 
-FAKE_NVML is JSON: {"gpus": [{"pids": [..], "used": bytes, "total": bytes, "graphics": [..], "held":
-bytes of each compute process, "unsupported": ["power"], "lost": true or a file that
-makes it so, "sm_active": percent, where the GPU counts it}]}, or {"error": text}, or
-{"hang": true}; "until": a file with which a hang ends.
+FAKE_NVML is JSON: {"gpus": [{"pids": [..] or a file with such a list, "used": bytes, "total":
+bytes, "graphics": [..], "held": bytes of each compute process, "unsupported": ["power"], "lost":
+true or a file that makes it so, "sm_active": percent, where the GPU counts it}]}, or
+{"error": text}, or {"hang": true}; "until": a file with which a hang ends.
 """
 
 import json
@@ -85,6 +85,9 @@ def nvmlDeviceGetCudaComputeCapability(handle):  # noqa: N802
 
 def nvmlDeviceGetComputeRunningProcesses(handle):  # noqa: N802
     pids = WORLD["gpus"][handle].get("pids", ())
+    if isinstance(pids, str):
+        with open(pids) as file:  # noqa: PTH123
+            pids = json.load(file)
     held = WORLD["gpus"][handle].get("held", 3 * GIB)
     return [SimpleNamespace(pid=pid, usedGpuMemory=held) for pid in pids]
 

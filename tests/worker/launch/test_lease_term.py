@@ -71,6 +71,7 @@ def test_what_is_over_before_the_trainer_has_started_starts_none(attempt):  # no
     assert not (one.folder / "events.jsonl").exists()
 
 
+@pytest.mark.namespaces
 def test_time_goes_on_while_the_host_is_asleep(attempt, monkeypatch):  # noqa: F811
     """The clock of a suspended host has jumped when it wakes; other timers have stood still."""
     asleep = ["unshare", "--time", "--boottime", "86400"]
@@ -204,7 +205,7 @@ def test_the_locks_of_all_runs_take_a_third_of_a_lease_together(tmp_path):
 
 
 def test_a_sqlite_file_that_somebody_locks_for_longer_than_a_lease_costs_no_attempt(make_farm):
-    farm = make_farm(beat_seconds=0.5)
+    farm = make_farm(beat_seconds=1.0)  # a shorter lease lapses where other tests want the cores
     for _ in range(2):
         farm.start_agent()
     run_id = farm.submit(steps=10**6, pace=0.02)

@@ -55,6 +55,7 @@ RUN = RunView(
     attempt=2,
     recipe="sequence",
     gpus=("0",),
+    progress_timeout_seconds=3600.0,
     progress=PROGRESS,
     losses={"train": 0.5, "validation": 0.6},
     iterations=Histogram((0.025, 10.0), (50, 0, 1), 21.0),
@@ -89,6 +90,7 @@ CONTRACT = {
     "stoker_data_read_bytes_total": ("counter", {"run_id"}),
     "stoker_data_queue_depth": ("gauge", {"run_id"}),
     "stoker_run_last_progress_timestamp_seconds": ("gauge", {"run_id"}),
+    "stoker_run_progress_timeout_seconds": ("gauge", {"run_id"}),
     "stoker_run_host_memory_bytes": ("gauge", {"run_id"}),
     "stoker_run_info": ("gauge", {"run_id", "recipe", "attempt"}),
     "stoker_checkpoint_duration_seconds": ("histogram", {"run_id"}),
@@ -129,7 +131,10 @@ def samples(families):
 
 
 FULL = TelemetrySnapshot(
-    runs=(RUN,), gpus=(GPU,), beat_at=1.0, checkpoint_failures={"disk_full": 2}
+    runs=(RUN,),
+    gpus=(GPU,),
+    beat_at=1.0,
+    checkpoint_failures={"disk_full": 2, "checkpoint_write_error": 1},
 )
 
 
@@ -160,6 +165,7 @@ def test_values_of_a_training_run(scrape):
     assert found[bucket, ("le", "+Inf"), run] == 51
     assert found["stoker_gpu_runs", ("gpu", "0")] == 1
     assert found["stoker_checkpoint_failures_total", ("reason", "disk_full")] == 2
+    assert found["stoker_checkpoint_failures_total", ("reason", "checkpoint_write_error")] == 1
     assert found["stoker_checkpoint_failures_total", ("reason", "quarantined")] == 0
 
 
@@ -171,9 +177,12 @@ def test_the_series_of_a_run_vanish_with_it(scrape):
 
 
 def test_what_is_unknown_is_absent_and_not_zero(scrape):
-    starting = RunView(run_id=8, attempt=1, recipe="sequence", gpus=())
+    starting = replace(
+        RUN, run_id=8, progress={}, losses={}, iterations=None, checkpoints=CHECKPOINT_DURATIONS
+    )
     found = samples(scrape(TelemetrySnapshot(runs=(starting,))))
-    assert [name for name, *labels in found if ("run_id", "8") in labels] == ["stoker_run_info"]
+    of_run = {name for name, *labels in found if ("run_id", "8") in labels}
+    assert of_run == {"stoker_run_info", "stoker_run_progress_timeout_seconds"}
     assert not [name for name, *_ in found if name.startswith("stoker_gpu")]
     assert found["stoker_telemetry_available", ("source", "nvml")] == 0
     assert found["stoker_telemetry_available", ("source", "psutil")] == 1
@@ -189,7 +198,7 @@ def test_a_root_that_is_away_takes_no_other_figure_with_it(tmp_path):
 
 def test_a_rate_is_that_of_the_phase_under_way(scrape):
     evaluating = {**PROGRESS, "phase": "evaluating", "phase_rate": 90.0}
-    run = RunView(run_id=7, attempt=1, recipe="sequence", gpus=(), progress=evaluating)
+    run = replace(RUN, progress=evaluating)
     found = samples(scrape(TelemetrySnapshot(runs=(run,))))
     name = "stoker_train_iterations_per_second"
     assert {key[1]: value for key, value in found.items() if key[0] == name} == {

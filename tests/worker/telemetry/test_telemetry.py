@@ -4,6 +4,7 @@ import os
 import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pynvml
 import pytest
@@ -53,14 +54,18 @@ def test_the_real_binding_has_what_the_probe_asks_with(monkeypatch):
         asked.metrics[0].value = 25.0
         return asked
 
+    sampled = []
     monkeypatch.setattr(pynvml, "nvmlGpmMetricsGet", answer)
-    monkeypatch.setattr(pynvml, "nvmlGpmSampleGet", lambda handle, sample: sample)
+    monkeypatch.setattr(pynvml, "nvmlGpmSampleGet", lambda handle, sample: sampled.append(sample))
     monkeypatch.setattr(pynvml, "nvmlGpmSampleFree", lambda sample: None)
     monkeypatch.setattr(pynvml, "nvmlGpmSampleAlloc", pynvml.c_nvmlGpmSample_t)
     support = pynvml.c_nvmlGpmSupport_t(isSupportedDevice=1)
     monkeypatch.setattr(pynvml, "nvmlGpmQueryDeviceSupport", lambda handle: support)
-    gpm = Gpm()
-    assert [gpm.sm_active("GPU-0", None) for _ in range(3)] == [None, 0.25, 0.25]
+    clock = SimpleNamespace(monotonic=iter([0.0, 2.0, 2.1, 4.0]).__next__)
+    monkeypatch.setattr("worker.telemetry.gpm.time", clock)
+    gpm = Gpm(1.8)
+    assert [gpm.sm_active("GPU-0", None) for _ in range(4)] == [None, 0.25, 0.25, 0.25]
+    assert len(sampled) == 3, "one that was asked for in between shortens no period"
 
 
 def test_samples_keep_coming(fake_nvml, telemetry):
@@ -73,6 +78,20 @@ def test_samples_keep_coming(fake_nvml, telemetry):
         return telemetry.gpus is not first
 
     eventually(another, "a second sample comes")
+
+
+def test_a_sample_is_made_when_one_is_asked_for(fake_nvml):
+    fake_nvml(gpus=[{}])
+    with closing(GpuTelemetry(period_seconds=600.0)) as telemetry:
+        telemetry.wait_for_first(60)
+        first = telemetry.gpus
+        telemetry.ask()
+
+        def another():
+            telemetry.read(time.monotonic())
+            return telemetry.gpus is not first
+
+        eventually(another, "a second sample comes")
 
 
 def test_no_driver_is_absence_and_is_not_asked_again(fake_nvml, telemetry):
