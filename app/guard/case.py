@@ -359,7 +359,10 @@ class Case:
         if made := self.dataset_arrays:
             arrays = {name: FieldFacts(one.shape, one.dtype) for name, one in made.items()}
         need = need_of(arrays.values(), sizes, self.order)
-        return Workload(self.spec, arrays, sizes, need, self.parameters)
+        tables = 0
+        if not self.recipe_problems:
+            tables = self.spec.recipe.table_bytes(self.spec.data, self.recipe_arrays, self.samples)
+        return Workload(self.spec, arrays, sizes, need, self.parameters, tables)
 
     @Derived
     def parameters(self) -> int | None:
@@ -371,7 +374,7 @@ class Case:
     @Derived
     def memory(self) -> MemoryPlan:
         """What it takes on the device that it would get."""
-        device = self.device
+        device = self.device  # one that is missing is told first
         return memory_plan(self.workload, device, self.facts.profiles)
 
     @Derived

@@ -9,6 +9,7 @@ from app.guard.presets.catalog import Match
 from app.planning.arithmetic import PartSizes
 from app.planning.imports import IMPORTS, Build, Imports
 from app.planning.pace import Pace
+from app.planning.packing import RowSpread, largest_std
 from app.planning.profile import Profile, ProfileKey
 from app.spec.recipe import Array
 from app.spec.run import RunSpec
@@ -41,6 +42,14 @@ class LengthFacts:
     shortest: int
     mean: float
     longest: int
+    std: float | None = None
+    """None: an earlier version looked into the file."""
+
+    @property
+    def spread(self) -> RowSpread:
+        """With the most that the deviation can be, where it is not known."""
+        std = largest_std(self.shortest, self.mean, self.longest) if self.std is None else self.std
+        return RowSpread(self.mean, std, self.longest)
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,13 @@ class EdgeFacts:
     dtype: str
     shape: tuple[int, ...] | None = None
     values_dtype: str | None = None
+    std: float | None = None
+    """Of how many there are; None: an earlier version looked into the file."""
+
+    @property
+    def spread(self) -> RowSpread:
+        """With the most that the deviation can be, where it is not known."""
+        return LengthFacts(0, self.mean, self.longest, self.std).spread
 
 
 @dataclass(frozen=True)
@@ -111,7 +127,8 @@ class FieldFacts:
     def arrays(self, name: str) -> dict[str, Array]:
         """What a batch has of it, as a recipe is told."""
         if self.edges is None or self.lengths is None:
-            return {name: Array(self.shape, self.dtype, self.is_ragged)}
+            steps = self.series_steps
+            return {name: Array(self.shape, self.dtype, self.is_ragged, series_steps=steps)}
         nodes, edges = self.lengths.mean, self.edges.mean
         found = {
             name: Array(self.shape, self.dtype, rows=nodes),
@@ -123,6 +140,17 @@ class FieldFacts:
             values = Array(self.edges.shape, self.edges.values_dtype, rows=edges)
             found[f"{name}/edge_values"] = values
         return found
+
+    def spreads(self, name: str) -> dict[str, RowSpread]:
+        """Of a packed array: how the rows of each array that a batch has of it are spread."""
+        if self.edges is None or self.lengths is None:
+            return {}
+        of_edges = {f"{name}/edges", f"{name}/edge_values"}
+        return {
+            part: self.edges.spread if part in of_edges else self.lengths.spread
+            for part, array in self.arrays(name).items()
+            if array.rows is not None
+        }
 
     @property
     def _of_graphs(self) -> dict[str, tuple[int, float, int]]:
@@ -328,6 +356,8 @@ class Facts:
     """The devices that the run's preset was made for."""
     profiles: Mapping[ProfileKey, Profile] = field(default_factory=dict)
     """What runs like it were measured to take, on the devices that it could get."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Of names that no dataset has, the file in DATA_ROOT that is called so."""
 
     def best_device(self, wanted: str, precision: str = "auto") -> DeviceFacts | None:
         """The device a run would get: a GPU before the CPU, of GPUs those that compute as it asks

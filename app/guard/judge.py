@@ -5,18 +5,27 @@ from dataclasses import dataclass
 from typing import Literal
 
 from app.guard.case import Case
-from app.guard.facts import UnknownFact
+from app.guard.facts import Facts, UnknownFact
 from app.guard.fixes import patch_for
 from app.guard.registry import RULES
 from app.guard.rule import Finding, GuardRule, Severity
+from app.guard.rules import data
+from app.spec.installed import ANY_RECIPE
 from app.spec.issue import Issue
 from app.spec.layers import Document
-from app.spec.parse import value_at
+from app.spec.parse import parse_spec, value_at
 from app.spec.run import RunSpec
 from app.suggest import SURE, closest, did_you_mean
 
 Strictness = Literal["enforce", "warn"]
 Waiver = Literal["site", "parent"]
+# What they ask of the data, its name alone tells.
+OF_NAMES = (
+    data.dataset_not_found,
+    data.dataset_invalid,
+    data.dataset_not_ready,
+    data.dataset_changed,
+)
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,15 @@ def judge(
             waiver = None if accepted else _waiver(rule, finding, case, strictness)
             issues.append(_issue(rule, finding, request, accepted, waiver))
     return Judgement([*issues, *_risk_issues(case.spec, request, rules)], unchecked)
+
+
+def judge_names(request: Document, facts: Facts) -> list[Issue]:
+    """What is found of the datasets that a request names, of which the rest cannot be read."""
+    split = value_at(request, ("data", "split"))
+    by_datasets = {"split": split} if value_at(split, ["method"]) == "datasets" else {}
+    named = {"dataset": value_at(request, ("data", "dataset")), **by_datasets}
+    spec, _ = parse_spec({"recipe": {"kind": ANY_RECIPE}, "data": named})
+    return [] if spec is None else judge(Case(spec, facts), request, rules=OF_NAMES).issues
 
 
 def accepts(accept_risks: Sequence[str], code: str) -> bool:

@@ -9,7 +9,7 @@ from app.guard.case import Case
 from app.guard.estimate import estimate_of
 from app.guard.facts import Facts, UnknownFact
 from app.guard.gap import leaves_enough
-from app.guard.judge import Strictness, UncheckedRules, judge
+from app.guard.judge import Strictness, UncheckedRules, judge, judge_names
 from app.guard.needs import device_wanted, requirements_of, where_it_fits
 from app.guard.patching import apply_json_patch, with_values
 from app.guard.presets.catalog import Catalog
@@ -98,7 +98,7 @@ def judged(
     untried.
     """
     if resolved.spec is None or resolved.document is None:
-        return RunPlan(request, None, {}, resolved.issues)
+        return RunPlan(request, None, {}, [*judge_names(request, facts), *resolved.issues])
     if resolved.preset is not None:
         facts = replace(facts, preset=resolved.preset.match)
     case = Case(resolved.spec, facts)

@@ -80,6 +80,9 @@ def _with_fix_that_helps(issue: Issue, request: Document, layer: Document) -> Is
     _, still = parse_spec(overlay(layer, with_default_kinds(patched)), patched)
     written = {op.path for op in issue.fix if op.op != "remove"}
     wrong = [other for other in still if pointer(other.loc) in written and not other.fix]
+    if wrong and issue.code == "unknown_field":  # that the name is right does not help yet
+        said = f"{issue.message} With that, {wrong[0].message}"
+        return without.model_copy(update={"message": said})
     return without if wrong else issue
 
 

@@ -1,6 +1,6 @@
 """What a restarted run takes over from its parent: the whole state, the weights, or nothing."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -105,16 +105,29 @@ def from_scratch(changed: tuple[str, ...], why: str) -> CarryPlan:
     return CarryPlan("scratch", ("weights", *STARTS_ANEW), changed, why)
 
 
+def arrays_of(shape: Mapping[str, Any] | None, part: str) -> dict[str, list[int]]:
+    """The sizes of `inputs` or `targets` that a recipe has declared, in its order: weights follow
+    from the places of arrays, whatever these are called. {} where none is known.
+    """
+    declared = dict(shape or {})
+    if part == "inputs" and part not in declared:  # an earlier version filed them beside
+        return {name: sizes for name, sizes in declared.items() if isinstance(sizes, list)}
+    return dict(declared.get(part) or {})
+
+
 def _other_arrays(parent: Document | None, child: Document | None) -> tuple[str, ...]:
     """A sentence for each array of another shape than that which the parent has learned from."""
     told = []
-    for part, what in (("inputs", "values a step"), ("targets", "values")):
-        before, after = ((shape or {}).get(part, {}) for shape in (parent, child))
-        for name in sorted(before.keys() & after.keys()):
-            if before[name] != after[name]:
-                was, now = (" × ".join(map(str, one[name])) or "1" for one in (before, after))
-                told.append(f"{name} has {now} {what}, not {was}.")
+    for part, what in (("inputs", "values a row"), ("targets", "values")):
+        before, after = arrays_of(parent, part), arrays_of(child, part)
+        for was, (name, now) in zip(before.values(), after.items(), strict=False):
+            if was != now:
+                told.append(f"{name} has {_sizes(now)} {what}, not {_sizes(was)}.")
     return tuple(told)
+
+
+def _sizes(sizes: Iterable[int]) -> str:
+    return " × ".join(map(str, sizes)) or "1"
 
 
 def _named(pointers: Iterable[str]) -> str:

@@ -16,6 +16,9 @@ class Pace:
     """Until one is durable."""
     evaluation_seconds: float | None = None
     """For one sample."""
+    least_evaluation_steps: float | None = None
+    """For one sample: the steps that took as long in the same run, in the run where they are
+    fewest; None: as the medians."""
     other_seconds: float | None = None
     """From the start of an attempt to its end, beside steps, evaluations and checkpoints."""
     compiling_seconds: float | None = None

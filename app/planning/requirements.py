@@ -5,7 +5,7 @@ sentence that tells why a run waits.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -186,6 +186,21 @@ def if_given_back(offers: Sequence[SlotOffer]) -> list[SlotOffer]:
     if any(offer.is_taken for offer in offers):
         slots = [replace(offer, host_free_bytes=offer.host_bytes) for offer in slots]
     return [replace(offer, is_taken=False, blocked=None) for offer in slots]
+
+
+def most_of(
+    offers: Sequence[SlotOffer], device: str, gpus: int, needs: Collection[str]
+) -> int | None:
+    """The most that a place has, of those that such a run could use, of what meets one of these
+    needs. None: there is no place, or one that needs nothing of it, or does not tell.
+    """
+    there = [
+        next((getattr(use.offer, m.offer) for m in use.measures if m.need in needs), None)
+        for use in uses_of(offers)
+        if use.takes(device, gpus)
+    ]
+    known = [count for count in there if count is not None]
+    return max(known) if known and len(known) == len(there) else None
 
 
 def lacking(needs: Requirements, use: SlotUse) -> list[Measure]:

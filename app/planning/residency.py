@@ -3,7 +3,7 @@
 Pure arithmetic: the trainer chooses by it, and the guard's memory plan reckons by it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -185,4 +185,10 @@ def _within(total_bytes: int, need: Need) -> tuple[int, int]:
 
 def in_gib(count: int) -> str:
     """Bytes in GiB, small ones in MiB."""
-    return f"{count / GIB:,.2f} GiB" if count >= GIB // 10 else f"{count / MIB:,.2f} MiB"
+    return in_one_unit([count])[0]
+
+
+def in_one_unit(counts: Sequence[int]) -> list[str]:
+    """Bytes to be compared, all in GiB; in MiB if the largest is small."""
+    size, unit = (GIB, "GiB") if max(counts, default=0) >= GIB // 10 else (MIB, "MiB")
+    return [f"{count / size:,.2f} {unit}" for count in counts]

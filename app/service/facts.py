@@ -17,6 +17,7 @@ from app.guard.resolve import Resolved, resolve
 from app.lifecycle import RunState
 from app.planning.carry import carry_between
 from app.planning.pace import Pace
+from app.service.data_root import files_called
 from app.service.first_weights import source_facts
 from app.service.inventory import changed_since, dataset_facts, worker_devices
 from app.service.profiles import with_profiles
@@ -62,6 +63,7 @@ def facts_for(
     }
     facts = Facts(
         datasets={**others, **wanted},
+        files=files_called(names - named.keys(), root),
         devices=tuple(one for worker in services.workers.get() for one in worker_devices(worker)),
     )
     inherited = None if parent is None else parent.inherited

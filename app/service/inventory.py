@@ -16,13 +16,11 @@ from app.guard.facts import (
 from app.planning.arithmetic import PartSizes
 from app.planning.imports import build_of
 from app.planning.requirements import cores_shared_by
+from app.spec.suffixes import ARROW
 from app.store.records import DatasetRecord
 from app.store.worker_records import WorkerRecord
 
 Document = dict[str, Any]
-
-# Of the files that count in a folder.
-ARROW = (".arrow", ".feather", ".ipc")
 
 
 def dataset_facts(record: DatasetRecord) -> DatasetFacts:
@@ -118,7 +116,7 @@ def _in_samples(facts: FieldFacts, lengths: Document) -> FieldFacts:
     return replace(
         facts,
         shape=(longest, *facts.shape),
-        lengths=LengthFacts(lengths["min"], lengths["mean"], longest),
+        lengths=LengthFacts(lengths["min"], lengths["mean"], longest, lengths.get("std")),
         chunk_rows=rows,
     )
 
@@ -129,8 +127,10 @@ def _graphs(facts: FieldFacts, nodes: Document, edges: Document) -> FieldFacts:
     values = None if shape is None else tuple(shape)
     return replace(
         facts,
-        lengths=LengthFacts(nodes["min"], nodes["mean"], max(1, nodes["max"])),
-        edges=EdgeFacts(edges["mean"], longest, edges["dtype"], values, edges["values_dtype"]),
+        lengths=LengthFacts(nodes["min"], nodes["mean"], max(1, nodes["max"]), nodes.get("std")),
+        edges=EdgeFacts(
+            edges["mean"], longest, edges["dtype"], values, edges["values_dtype"], edges.get("std")
+        ),
         chunk_rows=None,
     )
 

@@ -1,10 +1,13 @@
 """What a script's request asks for that no script can have, or that it tells only half of."""
 
 from collections.abc import Sequence
+from typing import Literal
 
-from app.spec.issue import Issue, PatchOp
+from app.planning.requirements import SlotOffer, most_of
+from app.planning.residency import in_gib
+from app.spec.issue import Issue, PatchOp, pointer
 from app.spec.layers import Document
-from app.spec.script import ScriptSpec
+from app.spec.script import ScriptSpec, bytes_of, is_set_by_stoker
 
 # What a recipe has and a script decides by itself.
 DECIDED_BY_SCRIPT = (
@@ -47,6 +50,23 @@ def _of_recipes(given: Sequence[str]) -> list[Issue]:
     ]
 
 
+def set_by_stoker(variables: Sequence[str]) -> list[Issue]:
+    """Of what is asked to be in a command's environment, what cannot be chosen."""
+    return [
+        Issue(
+            code="set_by_stoker",
+            severity="error",
+            loc=["recipe", "env", name],
+            message=f"{name} cannot be passed on: Stoker decides it for each command.",
+            why="Your value would be lost. How many GPUs it sees is runtime.gpus; all these names, "
+            "STOKER_ ones among them, are in docs/scripts.md.",
+            fix=[PatchOp(op="remove", path=pointer(["recipe", "env", name]))],
+        )
+        for name in variables
+        if is_set_by_stoker(name)
+    ]
+
+
 def impossible_gpus(spec: ScriptSpec, most: int | None) -> list[Issue]:
     issues, wanted = [], spec.runtime.gpus
     if most is not None and wanted != "auto" and wanted > most:
@@ -79,6 +99,33 @@ def impossible_gpus(spec: ScriptSpec, most: int | None) -> list[Issue]:
     return issues
 
 
+def impossible_memory(
+    spec: ScriptSpec, device: Literal["auto", "cpu", "cuda"], places: Sequence[SlotOffer]
+) -> list[Issue]:
+    """What is asked for and no place has in total; what is merely not free now is waited for."""
+    runtime = spec.runtime
+    asked = (
+        ("gpu_memory", runtime.gpu_memory, ("device_bytes",), "of each GPU's memory", "GPU"),
+        ("host_memory", runtime.host_memory, ("host_bytes", "cpu_bytes"), "of host memory", "host"),
+    )
+    issues = []
+    for name, size, needs, what, who in asked:
+        most, wanted = most_of(places, device, spec.gpus, needs), bytes_of(size)
+        if most is None or wanted is None or wanted <= most:
+            continue
+        issues.append(
+            Issue(
+                code="not_enough_memory",
+                severity="error",
+                loc=["runtime", name],
+                message=f"It asks for {in_gib(wanted)} {what}, but the largest {who} that it could "
+                f"run on has {in_gib(most)} in total.",
+                why="It would wait forever. Ask for less, or start a worker where there is more.",
+            )
+        )
+    return issues
+
+
 def _gpus(number: int) -> str:
     return "GPU" if number == 1 else "GPUs"
 
@@ -87,6 +134,8 @@ def half_told_resume(spec: ScriptSpec) -> list[Issue]:
     recipe = spec.recipe
     if bool(recipe.resume) == bool(recipe.checkpoints):
         return []
+    if not recipe.resume and spec.max_retries:
+        return []  # that it may be tried again says that it resumes by itself
     if recipe.resume:
         return [
             Issue(
@@ -103,26 +152,27 @@ def half_told_resume(spec: ScriptSpec) -> list[Issue]:
             code="correctness.checkpoints_without_resume",
             severity="warning",
             loc=["recipe", "resume"],
-            message="It says where its checkpoints are, but not how it resumes from one.",
-            why="They are kept. But after a pause, a restart or a crash the same command is run "
-            "again, which begins anew unless the script itself reads STOKER_RESUME_FROM. Name the "
-            "arguments, such as --resume '--resume {checkpoint}'.",
+            message="Nothing says how the script resumes from its checkpoints.",
+            why="After a pause or a restart the same command runs again. If the script loads its "
+            "newest checkpoint by itself, or the one that STOKER_RESUME_FROM names, say so with "
+            "--retries 3: after a crash it is tried again, too. If it does not, it would begin "
+            "anew: name the arguments that resume it, such as --resume '--resume {checkpoint}'.",
         )
     ]
 
 
-def cannot_give_way(spec: ScriptSpec) -> list[Issue]:
-    """One that may be preempted has to go on afterwards."""
+def preempted_late(spec: ScriptSpec) -> list[Issue]:
+    """Whether one that may be preempted goes on afterwards is known once it has saved."""
     if not spec.policy.preemptible or spec.recipe.resume:
         return []
     return [
         Issue(
             code="correctness.preemptible_without_resume",
-            severity="error",
+            severity="warning",
             loc=["policy", "preemptible"],
-            message="It may be preempted, and nothing says how it goes on afterwards.",
-            why="Each time a run of higher priority needs its slot, it would begin anew. Name the "
-            "arguments, such as --resume '--resume {checkpoint}', and where it saves.",
-            fix=[PatchOp(op="remove", path="/policy/preemptible")],
+            message="It may be preempted, but does not say how it resumes.",
+            why="So it keeps its slot until it has saved by `run.checkpoint` or a callback of "
+            "`stoker`: only then is it known that it goes on. If it saves in another way, name "
+            "the arguments, such as --resume '--resume {checkpoint}', and where it saves.",
         )
     ]

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from app.lifecycle import REASON_POLICY, Reason
 from app.planning.profile import COUNTED_POINTS, Measured, Point, Profile, ProfileKey
 from app.planning.requirements import Requirements
-from app.planning.residency import GIB, MIB, in_gib
+from app.planning.residency import GIB, MIB, in_gib, in_one_unit
 from app.spec.issue import Issue, PatchOp
 from app.spec.script import SCRIPT, ScriptSpec, bytes_of
 from app.store.telemetry.memory_profiles import MemoryProfiles
@@ -28,6 +28,7 @@ DIGITS = 32
 VERSION = "1"
 # What ended before tells little: it may not have come to its first step.
 LEAST_SECONDS = 60.0
+NONE = Profile(())
 SCRIPTS, BEFORE_WHAT_RUNS = (".py", ".sh"), ("-m", "-c")
 
 
@@ -57,27 +58,37 @@ class Took:
         host = self.host_bytes
         if host is None and self.device_bytes is None:
             host = self.cpu_bytes
-        parts = []
-        if self.device_bytes is not None:
-            parts.append(f"{in_gib(self.device_bytes)} of GPU memory")
-        if host is not None:
-            parts.append(f"{in_gib(host)} of the host's{'' if parts else ' memory'}")
+        whose = "of the host's memory" if self.device_bytes is None else "of the host's"
+        told = ((self.device_bytes, "of GPU memory"), (host, whose))
+        known = [(count, words) for count, words in told if count is not None]
+        sizes = in_one_unit([count for count, _ in known])
+        parts = [f"{size} {words}" for size, (_, words) in zip(sizes, known, strict=True)]
         which = ", ".join(str(run) for run in self.runs)
         who = f"run{'s' if len(self.runs) > 1 else ''} {which}"
         return f"Runs like this took {' and '.join(parts)} ({who})."
 
 
-def took_before(profiles: MemoryProfiles, spec: ScriptSpec, code: Document | None) -> Took | None:
-    """What runs like it took on the devices that it may get; None: none was measured."""
+def took_before(
+    profiles: MemoryProfiles, spec: ScriptSpec, code: Document | None, run_id: int | None = None
+) -> Took | None:
+    """What runs like it took on the devices that it may get; None: none was measured. `run_id`: its
+    own, where it has one; it is not like itself.
+    """
     by_kind = {kind: _key(spec, code, kind) for kind in _kinds(spec)}
     known = profiles.of(by_kind.values())
-    found = {kind: known[key] for kind, key in by_kind.items() if key in known}
+    others = {key: _without(run_id, profile) for key, profile in known.items()}
+    found = {kind: others[key] for kind, key in by_kind.items() if others.get(key, NONE).points}
     if not found:
         return None
     gpu, cpu = found.get("cuda"), found.get("cpu")
     points = [point for profile in found.values() for point in profile.points[:COUNTED_POINTS]]
     runs = sorted({p.run_id for p in points if p.run_id is not None}, reverse=True)
     return Took(_taken(gpu), None if gpu is None else gpu.host_bytes, _taken(cpu), tuple(runs))
+
+
+def _without(run_id: int | None, profile: Profile) -> Profile:
+    kept = (point for point in profile.points if run_id is None or point.run_id != run_id)
+    return Profile(tuple(kept))
 
 
 def _taken(profile: Profile | None) -> int | None:

@@ -5,19 +5,21 @@ There are free commands of this host's own user, and commands that the administr
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pydantic import Field, create_model
 
 from app.guard.plan import RunPlan
-from app.planning.requirements import Owner
+from app.planning.requirements import Owner, SlotOffer
 from app.service.script_checks import (
     DECIDED_BY_SCRIPT,
-    cannot_give_way,
     decided_by_script,
     half_told_resume,
     impossible_gpus,
+    impossible_memory,
+    preempted_late,
+    set_by_stoker,
 )
 from app.service.script_profile import asks_for_less, needs_of, took_before
 from app.settings import Settings
@@ -27,6 +29,7 @@ from app.spec.layers import Document, provenance
 from app.spec.parse import parse
 from app.spec.registered import RegisteredScript
 from app.spec.script import LIKE, PLACEHOLDER, ScriptSpec, like_of
+from app.store.offers import offers_in_total
 from app.store.records import NewRun
 from app.store.telemetry.memory_profiles import MemoryProfiles
 from app.store.worker_records import WorkerRecord
@@ -55,22 +58,29 @@ class Admission:
     """The request of the run that is restarted."""
     code: Document | None = None
     """The code as it was, see app.codestate; of a restart, that of its parent."""
+    env: Sequence[str] = ()
+    """Names of `recipe.env`, whose values are kept beside the run."""
     most_gpus: int | None = None
     """That one worker has which could run it; None: there is no worker to ask."""
+    places: Sequence[SlotOffer] = ()
+    """The slots of all workers that could run it, with nothing else on their hosts."""
 
 
 OVER_HTTP = Admission()
 
 
-def most_gpus(workers: Sequence[WorkerRecord], owner: Owner | None = None) -> int | None:
-    """GPUs of the worker that has the most; of those of an owner, if one is given."""
+def among(
+    admission: Admission, workers: Sequence[WorkerRecord], owner: Owner | None = None
+) -> Admission:
+    """With what these workers have at most; of those of an owner, if one is given."""
     able = [
         worker
         for worker in workers
         if owner is None or (worker.host, worker.facts.get("uid")) == (owner.host, owner.uid)
     ]
     each = [sum(slot["device"] != "cpu" for slot in worker.slots) for worker in able]
-    return max(each, default=None)
+    places = [offer for worker in able for offer in offers_in_total(worker)]
+    return replace(admission, most_gpus=max(each, default=None), places=places)
 
 
 def plan_script(
@@ -81,6 +91,7 @@ def plan_script(
 ) -> RunPlan:
     """The plan of a request for a script; nothing is stored."""
     issues = [*decided_by_script(request), *_admitted(request, settings, admission)]
+    issues += set_by_stoker(admission.env)
     filled, found = _filled(request, settings)
     spec, wrong = _parsed(filled, request)
     issues += [*found, *(issue for issue in wrong if not _is_covered(issue, issues))]
@@ -88,7 +99,8 @@ def plan_script(
         return RunPlan(request, None, {}, issues)
     took = took_before(profiles, spec, admission.code)
     issues += impossible_gpus(spec, admission.most_gpus)
-    issues += [*half_told_resume(spec), *cannot_give_way(spec), *asks_for_less(spec, took)]
+    issues += impossible_memory(spec, _device(spec), admission.places)
+    issues += [*half_told_resume(spec), *preempted_late(spec), *asks_for_less(spec, took)]
     document = spec.model_dump(mode="json")
     sources = [("script", filled), ("request", request)]
     return RunPlan(
@@ -159,8 +171,17 @@ def _admitted(request: Document, settings: Settings, admission: Admission) -> li
             "A command of your own can only be submitted with `stoker run -- COMMAND`, on the "
             "machine that runs it; a restart can change anything but the recipe.",
             changed[0] if changed else "kind",
+            fix=[_as_it_was(name, parent) for name in changed] if parent else [],
         )
     ]
+
+
+def _as_it_was(name: str, parent: Document) -> PatchOp:
+    """Takes a change of the recipe back."""
+    path = pointer(["recipe", name])
+    if name not in parent:
+        return PatchOp(op="remove", path=path)
+    return PatchOp(op="replace", path=path, value=parent[name])
 
 
 def _of_registration(name: str) -> Issue:
@@ -175,13 +196,19 @@ def _of_registration(name: str) -> Issue:
     )
 
 
-def _not_allowed(message: str, field: str = "kind", why: str = FROM_ELSEWHERE) -> Issue:
+def _not_allowed(
+    message: str,
+    field: str = "kind",
+    why: str = FROM_ELSEWHERE,
+    fix: Sequence[PatchOp] = (),
+) -> Issue:
     return Issue(
         code="script_not_allowed",
         severity="error",
         loc=["recipe", field],
         message=message,
         why=why,
+        fix=list(fix),
     )
 
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -11,7 +10,7 @@ from app.guard.facts import Facts
 from app.guard.plan import RunPlan, make_plan
 from app.guard.resolve import Resolved
 from app.service.facts import Parent, facts_for
-from app.service.scripts import OVER_HTTP, Admission, most_gpus, new_script_run, plan_script
+from app.service.scripts import OVER_HTTP, Admission, among, new_script_run, plan_script
 from app.service.services import Services
 from app.service.tailer import Watch
 from app.service.waiting import until
@@ -36,8 +35,7 @@ def plan_request(services: Services, request: Document, parent: Parent | None = 
     """The plan of a request as the world is now; `parent`: of a restart."""
     if is_script(request):
         admission = OVER_HTTP if parent is None else Admission(None, parent.request, parent.code)
-        most = most_gpus(services.store.workers.list(alive_only=True))
-        admission = replace(admission, most_gpus=most)
+        admission = among(admission, services.store.workers.list(alive_only=True))
         return plan_script(request, services.settings, services.store.profiles, admission)
     return plan_under(services, request, *facts_for(services, request, parent))
 

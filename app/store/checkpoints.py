@@ -1,6 +1,6 @@
 """Checkpoints: what is saved, which is latest and best, and what must not be removed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from sqlalchemy import (
@@ -9,6 +9,7 @@ from sqlalchemy import (
     Row,
     Select,
     and_,
+    case,
     exists,
     or_,
     select,
@@ -18,6 +19,7 @@ from sqlalchemy import (
 from app.errors import Conflict, NotFound
 from app.spec.script import SCRIPT
 from app.store.checkpoint_rows import DAMAGED, REMOVING, SAVED, damage_checkpoints
+from app.store.engine.clock import Clock
 from app.store.engine.database import Database, retried
 from app.store.engine.sequences import take_id
 from app.store.jobs import add_job, get_job, has_open_job
@@ -99,6 +101,12 @@ def best_of(connection: Connection, run_id: int) -> int | None:
     return connection.execute(scored.order_by(*best_first(checkpoints))).scalar()
 
 
+def best_or_latest_of(connection: Connection, run_id: int) -> int | None:
+    """Id of the best; of a run that was not evaluated the newest is the best that there is."""
+    best = best_of(connection, run_id)
+    return latest_of(connection, run_id) if best is None else best
+
+
 def why_none(connection: Connection, run_id: int) -> str | None:
     """That all of a run's checkpoints are damaged; None: that is not so."""
     states = select(checkpoints.c.state).where(checkpoints.c.run_id == run_id)
@@ -129,9 +137,9 @@ def _why_no_best(connection: Connection, run_id: int) -> str:
 
 
 class Checkpoints:
-    """The aggregate; what beats write of it is in checkpoint_rows."""
+    """Lists, pins and removes checkpoints; what beats write of them is in checkpoint_rows."""
 
-    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+    def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
 
@@ -253,9 +261,12 @@ def mark_removing(connection: Connection, run_id: int, paths: Sequence[str]) -> 
 
 
 def _select() -> Select[Any]:
-    names = set(CheckpointRecord.__dataclass_fields__) - {"is_best", "is_latest", "pinned"}
+    made = {"is_best", "is_latest", "pinned", "epoch"}
+    names = set(CheckpointRecord.__dataclass_fields__) - made
+    of_script = exists().where(runs.c.id == checkpoints.c.run_id, runs.c.recipe == SCRIPT)
     return select(
         *[checkpoints.c[name] for name in sorted(names)],
+        case((of_script.correlate(checkpoints), None), else_=checkpoints.c.epoch).label("epoch"),
         is_best.label("is_best"),
         is_latest.label("is_latest"),
         is_held.label("pinned"),

@@ -1,11 +1,12 @@
 """Datasets: registered by name, inspected by a worker's job."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, bindparam, delete, func, select, update
 
 from app.errors import Conflict, InvalidRequest, NotFound
+from app.store.engine.clock import Clock
 from app.store.engine.cursor import page_by_id
 from app.store.engine.database import Database, retried
 from app.store.engine.dialect import insert_unless_there
@@ -27,9 +28,9 @@ _HELD = (
 
 
 class Datasets:
-    """The aggregate."""
+    """Registers datasets, lists and forgets them; jobs write what inspections find."""
 
-    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+    def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
 

@@ -31,12 +31,14 @@ def this_process() -> ProcessIdentity:
 
 
 def is_known_dead(identity: ProcessIdentity) -> bool:
-    """Whether the process has certainly ended; False also when it is of another host or boot."""
+    """Whether the process has certainly ended; False also when it is of another host or boot, and
+    when /proc cannot be read, as when this process may open no more files.
+    """
     if (identity.host, identity.boot_id) != (socket.gethostname(), _boot_id()):
         return False
     try:
         return _start_time(identity.pid) != identity.start_time
-    except PermissionError:
+    except OSError:
         return False
 
 
@@ -49,9 +51,9 @@ def _boot_id() -> str:
 def _start_time(pid: int) -> float | None:
     """Clock ticks from the boot to the start of the process; None when there is no such process.
 
-    A zombie counts as ended: it holds nothing any more and never beats again. PermissionError when
-    there is one that may not be seen: where /proc is mounted with `hidepid`, another user's is not
-    there, or cannot be read.
+    A zombie counts as ended: it holds nothing any more and never beats again. OSError when /proc
+    cannot be read; PermissionError when there is one that may not be seen: where it is mounted with
+    `hidepid`, another user's is not there, or cannot be read.
     """
     try:
         stat = (PROC / str(pid) / "stat").read_text()

@@ -53,7 +53,7 @@ _OWN = [name for name in NotificationRecord.__dataclass_fields__ if name not in 
 
 
 class Notifications:
-    """The aggregate."""
+    """Hands out what is to be told, one at a time, until it was sent or is given up."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database

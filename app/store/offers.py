@@ -8,6 +8,7 @@ from sqlalchemy import ColumnElement, Connection, and_, false, not_, or_, select
 from app.planning.requirements import Measure, Owner, SlotOffer, SlotUse, uses_of
 from app.store.records import Document
 from app.store.tables import runs, workers
+from app.store.worker_records import WorkerRecord
 
 Condition = ColumnElement[bool]
 # What a worker understands that does not say it: those of before there were versions.
@@ -54,6 +55,16 @@ def offers_of(
     """Of an agent's slots, from what it registers of itself."""
     by_id = {f"cuda:{one.get('index')}": one for one in devices if one.get("kind") == "cuda"}
     return [_offer(worker, slot, by_id.get(slot["device"], {}), facts) for slot in slots]
+
+
+def offers_in_total(record: WorkerRecord) -> list[SlotOffer]:
+    """Of a worker's slots, as they would be with nothing else on its host and devices."""
+    slots = [{**slot, "run_id": None} for slot in record.slots]
+    devices = [{**one, "free_memory_bytes": None} for one in record.devices]
+    return [
+        replace(offer, host_free_bytes=offer.host_bytes, disk_free_bytes=None, blocked=None)
+        for offer in offers_of(record.name, slots, devices, record.facts)
+    ]
 
 
 def _offer(worker: str, slot: Document, gpu: Document, facts: Document) -> SlotOffer:

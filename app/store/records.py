@@ -75,9 +75,8 @@ class Idempotency:
 
 @dataclass(frozen=True)
 class RunFilter:
-    """`label` is `key` or `key=value`; `q` is looked for in name and notes.
-
-    `statuses`: one of them; none: any. Times in unix seconds, from the first to before the second.
+    """`label` is `key` or `key=value`; `q` is looked for in name and notes. `statuses`: one of
+    them; none: any. Times in unix seconds, from the first to before the second.
     """
 
     state: RunState | None = None
@@ -130,6 +129,7 @@ class RunRecord:
     carry: Document | None
     restart_from: str | None
     accepted_risks: list[str]
+    argv: list[str] | None  # of a script, as much as LONGEST_ARGV characters hold
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class CheckpointRecord:
     run_id: int
     attempt: int
     step: int
-    epoch: int
+    epoch: int | None  # of a script nobody knows it
     path: str
     bytes: int
     metrics: Document

@@ -1,4 +1,4 @@
-"""The store: one object with an attribute for each aggregate."""
+"""The store: one object with an attribute for each kind of thing that it keeps."""
 
 from sqlalchemy import text
 

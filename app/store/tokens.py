@@ -2,12 +2,12 @@
 
 import hashlib
 import secrets
-from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Row, bindparam, insert, select, update
 
 from app.errors import NotFound
+from app.store.engine.clock import Clock
 from app.store.engine.database import Database, retried
 from app.store.records import TokenRecord
 from app.store.tables import tokens
@@ -22,9 +22,9 @@ _VALID = select(*_COLUMNS).where(
 
 
 class Tokens:
-    """The aggregate."""
+    """Creates, verifies and revokes tokens."""
 
-    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+    def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
 

@@ -1,12 +1,13 @@
 """Workers: agent processes, each with an id of its own, never a host's name."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
 from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
 from app.errors import NotFound
+from app.store.engine.clock import Clock
 from app.store.engine.cursor import page_by_id
 from app.store.engine.database import OBSERVER_PATIENCE_SECONDS, Database, retried
 from app.store.jobs import requeue_jobs_of
@@ -28,9 +29,9 @@ _VERSIONS = select(workers.c.id, workers.c.beat, workers.c.state).where(workers.
 
 
 class Workers:
-    """The aggregate."""
+    """Registers workers, takes their beats, and declares the silent ones lost."""
 
-    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+    def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
 

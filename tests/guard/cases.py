@@ -265,7 +265,7 @@ CASES: dict[str, Example] = {
     "correctness.graphs_need_gpu": Example(
         runtime(cuda_graphs="always"), runtime(cuda_graphs="auto")
     ),
-    "correctness.step_not_recordable": Example(
+    "correctness.step_not_capturable": Example(
         {**runtime(cuda_graphs="always"), **training(batch_size=8, gradient_accumulation_steps=9)},
         {**runtime(cuda_graphs="always"), **training(batch_size=8, gradient_accumulation_steps=8)},
         on_rtx(),
@@ -276,8 +276,8 @@ CASES: dict[str, Example] = {
         on_rtx(history=replace(HISTORY, iterations_per_second=100.0)),
     ),
     "learning.batch_above_samples": Example(
-        {"training": {"batch_size": 3217}, "schedule": {"kind": "cosine_warmup"}},
-        {"training": {"batch_size": 3216}, "schedule": {"kind": "cosine_warmup"}},
+        {"training": {"batch_size": 3217, "epochs": 50}, "schedule": {"kind": "cosine_warmup"}},
+        {"training": {"batch_size": 3216, "epochs": 50}, "schedule": {"kind": "cosine_warmup"}},
     ),
     "learning.drop_last_drops": Example(
         {"training": {"batch_size": 1100, "drop_last": True}},

@@ -279,6 +279,7 @@ def test_on_a_gpu_the_context_is_not_pytorchs_and_the_host_is_measured_beside():
     assert known.host.least_bytes == pytest.approx(1_500 * MIB, abs=MIB)
 
 
+@pytest.mark.minutes
 @pytest.mark.slow
 def test_a_plan_by_a_probe_is_near_a_real_trainings_peak(tmp_path: Path):
     """On any machine within a factor; `python -m benchmarks memory` looks how near."""

@@ -99,7 +99,7 @@ SCRATCH: list[tuple[dict[str, Any], str, str]] = [
     ({"recipe": {"patch": 12}}, "/recipe/patch", "recipe.patch changed"),
     ({"data": {"inputs": ["other"]}}, "/data/inputs", "data.inputs changed"),
     ({"data": {"targets": ["goals"]}}, "/data/targets", "data.targets changed"),
-    ({"data": {"dataset": "wider"}}, "/data/dataset", "features has 16 values a step, not 15"),
+    ({"data": {"dataset": "wider"}}, "/data/dataset", "features has 16 values a row, not 15"),
     ({"data": {"dataset": "farther"}}, "/data/dataset", "targets has 48 values, not 36"),
     # A shape goes before all else that changed.
     ({"recipe": {"hidden_size": 32}, "optimizer": {"lr": 0.01}, "training": {"epochs": 9}},

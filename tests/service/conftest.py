@@ -4,10 +4,9 @@ from tests.store.conftest import (
     kind,
     postgres,
     settings,
-    sqlite_template,
     store,
     upgraded_postgres,
     world,
 )
 
-__all__ = ["kind", "postgres", "settings", "sqlite_template", "store", "upgraded_postgres", "world"]
+__all__ = ["kind", "postgres", "settings", "store", "upgraded_postgres", "world"]

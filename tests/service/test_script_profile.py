@@ -124,6 +124,21 @@ def test_the_most_of_the_newest_three_counts(world: World):
     assert took.device_bytes == GIB
 
 
+def test_a_run_is_not_like_itself(world: World):
+    keep(world, spec(), {"device_bytes": 9 * GIB, "host_bytes": GIB // 2}, run_id=3)
+    assert took_before(world.store.profiles, spec(), CODE, 3) is None
+    keep(world, spec(), run_id=4)
+    took = took_before(world.store.profiles, spec(), CODE, 4)
+    assert took is not None
+    assert took.as_json()["message"] == (
+        "Runs like this took 9.00 GiB of GPU memory and 0.50 GiB of the host's (run 3)."
+    )
+    keep(world, spec(), {"device_bytes": 8 * GIB, "host_bytes": 4 * 2**20}, run_id=5)
+    took = took_before(world.store.profiles, spec(), CODE)
+    assert took is not None
+    assert took.runs == (5, 4, 3)
+
+
 def test_devices_are_told_apart(world: World):
     keep(world, spec(), {"device_bytes": None, "host_bytes": 3 * GIB}, on_gpu=False)
     took = took_before(world.store.profiles, spec(), CODE)

@@ -8,15 +8,20 @@ from typing import Any
 import pytest
 
 from app.errors import SpecRejected
+from app.guard.patching import apply_json_patch
 from app.guard.plan import RunPlan
 from app.planning.requirements import Owner
-from app.service.scripts import OVER_HTTP, Admission, most_gpus, new_script_run, plan_script
+from app.service.scripts import OVER_HTTP, Admission, among, new_script_run, plan_script
 from app.settings import Settings, SettingsError, load_settings
 from app.spec.script import ScriptSpec
 from app.store.telemetry.memory_profiles import MemoryProfiles
 
 OWNER = Admission(Owner("box", 1000))
 TOML = """
+[scripts.note]
+argv = ["/opt/python", "note.py", "{text}", "--text={text}"]
+cwd = "/srv"
+params.text = {type = "str"}
 [scripts.tune]
 argv = ["/opt/python", "train.py", "--lr", "{lr}", "--amp={amp}"]
 cwd = "/srv"
@@ -98,6 +103,11 @@ class TestOfWhoMayRunWhat:
         assert errors(moved) == [("script_not_allowed", ("recipe", "cwd"))]
         more = planned(free(cwd="/x", checkpoints=["/etc/*"]), settings, of_parent)
         assert errors(more) == [("script_not_allowed", ("recipe", "checkpoints"))]
+        request = {**free(cwd="/y", checkpoints=["/etc/*"], argv=["/bin/sh"]), "priority": 3}
+        (refused,) = planned(request, settings, of_parent).errors
+        mended = apply_json_patch(request, [op.model_dump() for op in refused.fix])
+        assert mended == {**free(cwd="/x"), "priority": 3}, "all else is as it was asked for"
+        assert planned(request, settings).errors[0].fix == [], "of a new run nothing is known"
         only = settings.model_copy(update={"scripts": "registered"})
         assert errors(planned(free(cwd="/x"), only, of_parent))
 
@@ -122,6 +132,12 @@ class TestOfRegisteredOnes:
         assert new_script_run(plan).max_retries == 3
         assert plan.provenance["/recipe/params/lr"]["source"] == "request"
         assert plan.provenance["/recipe/argv"]["source"] == "script"
+
+    def test_a_value_fills_its_item_and_is_not_split(self, settings):
+        text = "a b '{size} {text}\" $(id)"
+        request = {"recipe": {"kind": "script", "command": "note", "params": {"text": text}}}
+        recipe = planned(request, settings).require_ok()["recipe"]
+        assert recipe["argv"] == ["/opt/python", "note.py", text, f"--text={text}"]
 
     @pytest.mark.parametrize(
         ("params", "code", "name"),
@@ -178,6 +194,15 @@ class TestOfItsFields:
         assert (issue.code, issue.loc) == ("not_of_a_script", ["policy", "on_nonfinite"])
         assert issue.fix[0].path == "/policy/on_nonfinite"
 
+    def test_a_text_is_split_once_as_a_shell_would(self, settings):
+        resume = "--go '{checkpoint}' --note 'a  \"b\"' c\\ d"
+        recipe = planned(free(resume=resume, checkpoints="out/my run/*.pt"), settings, OWNER)
+        spec = recipe.require_ok()["recipe"]
+        assert spec["resume"] == ["--go", "{checkpoint}", "--note", 'a  "b"', "c d"]
+        assert spec["checkpoints"] == ["out/my run/*.pt"]
+        again = planned(free(**{**spec, "environment": None}), settings, OWNER).require_ok()
+        assert again["recipe"]["resume"] == spec["resume"], "what it became is not split again"
+
     @pytest.mark.parametrize(
         ("recipe", "field"),
         [
@@ -206,9 +231,10 @@ class TestOfItsFields:
 
     @pytest.mark.parametrize(("gpus", "device"), [(0, "cpu"), (1, "cuda"), ("auto", "auto")])
     def test_its_gpus_decide_where_it_goes(self, settings, gpus, device):
-        request = {**free(), "runtime": {"gpus": gpus, "gpu_memory": "20GiB"}}
+        request = {**free(), "runtime": {"gpus": gpus, "gpu_memory": "20 gb" if gpus else "20G"}}
         plan = planned(request, settings, OWNER)
         assert plan.device == device
+        assert plan.require_ok()["runtime"]["gpu_memory"] == "20GiB"
         assert plan.requirements.device_bytes == 20 * 2**30
 
     def test_like_fills_in_what_is_not_said(self, settings):
@@ -223,6 +249,8 @@ class TestOfItsFields:
         [
             ("hf", ["trainer_output/checkpoint-*"]),  # transformers 5.24, training_args.py
             ("accelerate", ["./step_*", "./epoch_*"]),
+            ("lightning", ["lightning_logs/version_*/checkpoints/*.ckpt"]),
+            ("ultralytics", ["runs/*/*/weights/last.pt"]),
         ],
     )
     def test_like_knows_where_a_trainer_saves_that_is_told_no_folder(
@@ -230,6 +258,10 @@ class TestOfItsFields:
     ):
         plan = planned(free(like=like), settings, OWNER)
         assert plan.require_ok()["recipe"]["checkpoints"] == checkpoints
+
+    def test_like_knows_words_that_go_on_without_a_dash(self, settings):
+        recipe = planned(free(like="ultralytics"), settings, OWNER).require_ok()["recipe"]
+        assert recipe["resume"] == ["resume=True", "model={checkpoint}"]
 
     def test_like_knows_the_folder_that_the_command_line_names(self, settings):
         argv = ["/usr/bin/python", "train.py", "--output_dir", "runs/a"]
@@ -247,16 +279,18 @@ class TestOfItsFields:
     def test_half_of_what_it_takes_to_go_on_is_warned_of(self, settings, given, code):
         plan = planned(free(**given), settings, OWNER)
         assert [(issue.code, issue.severity) for issue in plan.issues] == [(code, "warning")]
+        again = planned({**free(**given), "policy": {"max_retries": 3}}, settings, OWNER).issues
+        says_so = code == "correctness.checkpoints_without_resume"
+        assert [issue.code for issue in again] == ([] if says_so else [code])
 
-    @pytest.mark.parametrize("resume", ["", "--go {checkpoint}"])
-    def test_what_may_be_preempted_has_to_say_how_it_goes_on(self, settings, resume):
-        recipe = {"checkpoints": ["out/*.pt"], "resume": resume}
-        request = {**free(**recipe), "policy": {"preemptible": True}}
-        plan = planned(request, settings, OWNER)
-        code, place = "correctness.preemptible_without_resume", ("policy", "preemptible")
-        assert errors(plan) == ([] if resume else [(code, place)])
-        if resume:
-            assert plan.require_ok()["policy"]["preemptible"]
+    @pytest.mark.parametrize("recipe", [{}, {"checkpoints": ["a"], "resume": "--go {checkpoint}"}])
+    def test_what_may_be_preempted_is_told_when_it_does_not_say_how_it_resumes(
+        self, settings, recipe
+    ):
+        plan = planned({**free(**recipe), "policy": {"preemptible": True}}, settings, OWNER)
+        assert plan.require_ok()["policy"]["preemptible"]
+        code = "correctness.preemptible_without_resume"
+        assert [issue.code for issue in plan.issues] == ([] if recipe else [code])
 
 
 PY = "/usr/bin/python3.12"
@@ -331,12 +365,36 @@ class TestOfSeveralGpus:
     def test_what_may_be_had_is_not(self, settings, most, gpus):
         assert self.planned(settings, PY, "train.py", most=most, gpus=gpus).errors == []
 
-    def test_only_workers_that_may_run_it_are_asked(self):
+    def test_only_workers_that_may_run_it_are_asked_for_what_they_have_in_total(self, settings):
         def worker(host: str, uid: int, gpus: int) -> Any:
             slots = [{"device": f"cuda:{n}"} for n in range(gpus)] + [{"device": "cpu"}]
-            return SimpleNamespace(host=host, facts={"uid": uid}, slots=slots)
+            total, free = 23 * 2**30, 2**30
+            facts = {"host_memory_bytes": total, "available_memory_bytes": free}
+            gpu = {"index": 0, "total_memory_bytes": total, "free_memory_bytes": free}
+            return SimpleNamespace(
+                name=host,
+                host=host,
+                facts={"uid": uid, "host": host, **facts},
+                slots=[{"name": slot["device"], "run_id": 1, **slot} for slot in slots],
+                devices=[{"kind": "cuda", **gpu}],
+            )
 
         rows = [worker("box", 1000, 1), worker("box", 7, 8), worker("other", 1000, 4)]
-        assert most_gpus(rows) == 8
-        assert most_gpus(rows, OWNER.owner) == 1
-        assert most_gpus([]) is None
+        assert among(OWNER, rows).most_gpus == 8
+        own = among(OWNER, rows, OWNER.owner)
+        assert own.most_gpus == 1
+        assert among(OWNER, []).most_gpus is None
+
+        def refused(admission: Admission, **runtime: Any) -> list[str]:
+            plan = planned({**free(), "runtime": runtime}, settings, admission)
+            return [issue.message for issue in plan.errors]
+
+        told = "It asks for 80.00 GiB of {}, but the largest {} that it could run on has 23.00 GiB"
+        host, gpu = told.format("host memory", "host"), told.format("each GPU's memory", "GPU")
+        for gpus in (0, 1, "auto"):
+            assert refused(own, gpus=gpus, host_memory="80GiB") == [f"{host} in total."]
+            assert refused(own, gpus=gpus, host_memory="23GiB") == [], "it waits for what is in use"
+        assert refused(own, gpus=1, gpu_memory="80GiB") == [f"{gpu} in total."]
+        assert refused(own, gpus=1, gpu_memory="23GiB") == []
+        assert refused(own, gpus=0, gpu_memory="80GiB") == [], "it takes none"
+        assert refused(among(OWNER, []), host_memory="900GiB") == [], "there is no worker to ask"

@@ -1,6 +1,5 @@
 """The same store tests on SQLite and on a PostgreSQL server that the session starts itself."""
 
-import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -118,10 +117,8 @@ def world(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator
     home = tmp_path / "home"
     home.mkdir()
     if kind == "sqlite":
-        shutil.copy(request.getfixturevalue("sqlite_template"), home / "stoker.db")
-        settings = load_settings(home=home)
-        with closing(Database(settings)) as database:
-            yield World(settings, database)
+        database = request.getfixturevalue("sqlite_in")(home)
+        yield World(load_settings(home=home), database)
     else:
         url, database = request.getfixturevalue("upgraded_postgres")
         _empty(database)
@@ -131,14 +128,6 @@ def world(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator
 @pytest.fixture
 def store(world: World) -> Store:
     return world.store
-
-
-@pytest.fixture(scope="session")
-def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database file with the current schema."""
-    home = tmp_path_factory.mktemp("template")
-    migrate.upgrade(load_settings(home=home))
-    return home / "stoker.db"
 
 
 @pytest.fixture(scope="session")

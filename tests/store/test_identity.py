@@ -1,5 +1,7 @@
 """When a lease's holder is known to be dead, on the host of who asks."""
 
+import errno
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -38,14 +40,15 @@ def test_a_process_that_proc_hides_is_not_known_to_be_dead(
     assert is_known_dead(replace(me, pid=process.pid))
 
 
-def test_a_process_that_may_not_be_looked_at_is_not_known_to_be_dead(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE])
+def test_a_process_that_cannot_be_looked_at_is_not_known_to_be_dead(
+    monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """As under `hidepid=1`."""
+    """As under `hidepid=1`, and without a descriptor left."""
     me = this_process()
 
     def refuse(_path: Path) -> str:
-        raise PermissionError
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(Path, "read_text", refuse)
     assert not is_known_dead(me)

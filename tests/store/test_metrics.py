@@ -131,6 +131,9 @@ def test_a_full_curve_is_halved_and_grows_half_as_fast(
     assert steps_of(world, lease.run_id) == [0, 2, 4, 6, 8, 10]
     world.store.leases.beat(lease.token, Beat(metric_points=points("train_loss", *range(11, 16))))
     assert steps_of(world, lease.run_id) == [0, 2, 4, 6, 8, 10, 12, 14]
+    news = points("train_loss", *range(18, 24), every=2.0)
+    world.store.leases.beat(lease.token, Beat(metric_points=news))
+    assert steps_of(world, lease.run_id)[-2:] == [22, 23], "the last one stays"
 
 
 def test_a_series_of_ten_thousand_is_the_most(world: World) -> None:

@@ -70,7 +70,12 @@ class Held:
         return (*(["weights"] if self.model.parameters is None and none else []), *none)
 
     def beside_data_on_cpu(self) -> tuple[Item, ...]:
-        return (*self._of_model(), *self._of_step(on_gpu=False), *self.of_host(on_gpu=False))
+        return (
+            *self._of_model(),
+            *self._of_step(on_gpu=False),
+            *self.of_host(on_gpu=False),
+            Item("tables", self.work.table_bytes),
+        )
 
     def beside_data_on_gpu(self) -> tuple[Item, ...]:
         batch_bytes = self.readers.pools.batch_bytes if self.readers.pools else 0
@@ -78,6 +83,7 @@ class Held:
             Item("context", CUDA_CONTEXT_BYTES),
             *self._of_model(),
             *self._of_step(on_gpu=True),
+            Item("tables", self.work.table_bytes),
             # The batch before is let go when the next one is there.
             Item("next_batch", batch_bytes, ("training",)),
         )
@@ -90,7 +96,9 @@ class Held:
         else:
             spread = measured * SPREAD_OF_RUNS // 100
             own = [Item("libraries", measured), Item("host_spread", spread, least=0)]
-        items = (*own, *self._staged(), *self.of_host(on_gpu=True))
+        # They go to the GPU when all of them are there.
+        tables = Item("tables", self.work.table_bytes, ("building",))
+        items = (*own, *self._staged(), *self.of_host(on_gpu=True), tables)
         return Budget(items, available, is_known=measured is not None)
 
     def of_data(self, *, touched_only: bool = False) -> Iterable[Item]:
@@ -114,6 +122,8 @@ class Held:
     def of_host(self, *, on_gpu: bool) -> Iterable[Item]:
         """On the host, whatever the device: of reading, and copies of the state."""
         yield from self.readers.items(self.data)
+        # While they are made or read, and kept for the next run, there are two of them.
+        yield Item("copy_of_tables", self.work.table_bytes, ("building",))
         if self.readers.pools is not None:
             yield from self.readers.pools.items(used_there=not on_gpu)
         state = self.model.state_bytes

@@ -1,7 +1,7 @@
 """The memory plan: what a run will take on its device and on its host, item by item."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from app.guard.facts import DeviceFacts, HostFacts, known
@@ -242,6 +242,11 @@ def probe_order(work: Workload, device: DeviceFacts) -> dict[str, Any]:
             }
             for array, facts in work.arrays.items()
             for name, one in facts.arrays(array).items()
+        },
+        "spreads": {
+            name: asdict(one)
+            for array, facts in work.arrays.items()
+            for name, one in facts.spreads(array).items()
         },
         "device": device.kind,
         "name": device.name,

@@ -26,6 +26,8 @@ class Workload:
     """What the trainer will find that the data comes to."""
     parameters: int | None
     """Of the model, as its recipe says; None where only building it tells."""
+    table_bytes: int = 0
+    """Of the tables that the recipe prepares of the data."""
 
     @cached_property
     def sample_bytes(self) -> int:

@@ -112,12 +112,12 @@ def graphs_need_gpu(case: Case) -> Iterator[Finding]:
 
 
 @rule(
-    "correctness.step_not_recordable",
+    "correctness.step_not_capturable",
     overridable=False,
     stands_on="The trainer compares captured steps with launched ones before it trains by them, "
     "and replays only steps that are like each other (worker/trainer/speed/cuda_graph.py).",
 )
-def step_not_recordable(case: Case) -> Iterator[Finding]:
+def step_not_capturable(case: Case) -> Iterator[Finding]:
     """Steps that must be replayed from a CUDA graph are such as the trainer captures."""
     spec = case.spec
     if spec.runtime.cuda_graphs != "always" or case.device.kind == "cpu":

@@ -1,5 +1,6 @@
 """Rules about the data that a spec names: it is there, fits together, and holds good values."""
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
@@ -7,7 +8,10 @@ from app.guard.case import Case, Loc
 from app.guard.facts import DatasetFacts, FieldFacts, known
 from app.guard.rule import Finding, rule
 from app.guard.wording import size
+from app.spec.installed import INSTALLED
 from app.spec.issue import pointer
+from app.spec.recipe import Recipe
+from app.spec.suffixes import dataset_name_of
 from app.suggest import closest, did_you_mean
 
 ARRAYS_OF_A_FILE = (
@@ -36,6 +40,15 @@ def dataset_not_found(case: Case) -> Iterator[Finding]:
     """Every dataset that a run names is registered."""
     for loc, name in case.named_datasets:
         if name in case.facts.datasets:
+            continue
+        file = case.facts.files.get(name)
+        if file and all(one.path != file for one in case.facts.datasets.values()):
+            yield Finding(
+                loc,
+                f"There is no dataset {name!r}, but the file {file} lies in DATA_ROOT.",
+                "A run reads a registered dataset: `stoker data register "
+                f"{dataset_name_of(PurePosixPath(file))} {shlex.quote(file)}` makes it one.",
+            )
             continue
         meant = _registered(name, case.facts.datasets)
         yield Finding(
@@ -281,9 +294,21 @@ def unscaled(case: Case) -> Iterator[Finding]:
                 ("data", "standardize", part),
                 f"{name!r} has mean {mean:.4g} and deviation {std:.4g}, and is not standardized.",
                 "The network starts with values around 0 and 1 and would spend its first epochs, "
-                "or all of them, on reaching the scale.",
+                f"or all of them, on reaching the scale.{_if_none(case.spec.recipe, part)}",
                 {f"/data/standardize/{part}": True},
             )
+
+
+def _if_none(recipe: Recipe, part: str) -> str:
+    """How a plugin says that these are no quantities, where it says nothing of them."""
+    if not INSTALLED.is_plugin(recipe.kind) or type(recipe).has_scale is not Recipe.has_scale:
+        return ""
+    others = tuple(one for one in ("inputs", "targets") if one != part)
+    return (
+        f" If they are no quantities (classes, bits, indices), the recipe's package has to say so: "
+        f"`has_scale: ClassVar = {others!r}` in the class {type(recipe).__name__} names those that "
+        "are; () where none is."
+    )
 
 
 @rule(

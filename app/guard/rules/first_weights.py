@@ -6,10 +6,12 @@ from typing import Any
 from app.guard.case import Case
 from app.guard.facts import SourceFacts, known
 from app.guard.rule import Finding, rule
+from app.planning.carry import arrays_of
 from app.spec.run import InitFromCheckpoint, InitFromRun
 from app.suggest import closest, did_you_mean
 
 MOST_NAMED = 8
+ARRAYS = ("inputs", "targets")
 
 
 def _asked(case: Case) -> tuple[InitFromCheckpoint | InitFromRun, SourceFacts] | None:
@@ -85,7 +87,11 @@ def init_from_other_shape(case: Case) -> Iterator[Finding]:
         differs = [f"its recipe is {source.recipe}, and this one's {kind}"]
     else:
         there = known(source.shape, f"the shape of the model of run {source.run_id}")
-        differs = list(_differences(there, case.shape))
+        differs = [*_other_fields(there, case.shape), *_other_arrays(there, case.shape)]
+        for part in ARRAYS if not differs else ():
+            if arrays_of(case.shape, part):
+                which = f"the shapes of the {part} of run {source.run_id}"
+                known(arrays_of(there, part) or None, which)
     if differs:
         least = case.spec.init_from.min_matched if case.spec.init_from else 0.0
         yield Finding(
@@ -97,9 +103,21 @@ def init_from_other_shape(case: Case) -> Iterator[Finding]:
         )
 
 
-def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
-    for part in sorted({*there, *here}):
-        one, other = there.get(part) or {}, here.get(part) or {}
-        for name in sorted({*one, *other}):
-            if one.get(name) != other.get(name):
-                yield f"{name} is {one.get(name)} there and {other.get(name)} here"
+def _other_fields(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+    """Of the recipe; an earlier version may have had no word for one."""
+    one, other = there.get("recipe") or {}, here["recipe"]
+    for name in sorted(one.keys() & other.keys()):
+        if one[name] != other[name]:
+            yield f"{name} is {one[name]} there and {other[name]} here"
+
+
+def _other_arrays(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+    """By place, for they may have other names."""
+    for part in ARRAYS:
+        one, other = arrays_of(there, part), arrays_of(here, part)
+        if one and other and len(one) != len(other):
+            yield f"it has {len(one)} {part} there and {len(other)} here"
+        for (name, was), (called, now) in zip(one.items(), other.items(), strict=False):
+            if was != now:
+                again = "" if called == name else f"{called} "
+                yield f"{name} is {was} there and {again}{now} here"

@@ -1,6 +1,5 @@
-"""Rules about training: batches that fit, samples that count, and steps that are left."""
+"""Rules about training: batches that fit, samples that count, and steps that are enough."""
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,10 +15,8 @@ from app.guard.memory.memory_plan import MemoryPlan
 from app.guard.rates import USUAL_BATCH
 from app.guard.rule import Finding, rule
 from app.guard.rules.loader import nothing_left_for_data
-from app.guard.wording import largest_items, one_of, share, size, two_digits
+from app.guard.wording import largest_items, one_of, share, size
 from app.planning.arithmetic import total_steps
-from app.planning.schedule import LARGEST_JUMP, run_rate
-from app.spec.run import RunSpec
 
 MOST_DROPPED = 0.01
 # A run of fewer steps learns little, whatever its samples are.
@@ -140,7 +137,8 @@ def _what_would_fit(case: Case) -> str:
 def batch_above_samples(case: Case) -> Iterator[Finding]:
     """A batch has at most as many samples as the training part."""
     training, batch = case.sizes.training, case.spec.training.batch_size
-    if 0 < training < batch:
+    # A run of few steps is told of those, with a batch that makes more.
+    if 0 < training < batch and not any(few_steps(case)):
         yield Finding(
             ("training", "batch_size"),
             f"A batch of {batch:,} is larger than the training part of {training:,} samples.",
@@ -279,14 +277,14 @@ def _of_rates(case: Case, fix: dict[str, Any]) -> str:
 def few_steps(case: Case) -> Iterator[Finding]:
     """A run that is no trial has 50 steps or more, also where its batches are large."""
     training, samples, batch = case.spec.training, case.sizes.training, case.effective_batch
-    steps = case.steps
+    steps, together = case.steps, f"{batch:,}" if batch < samples else "all of them"
     if training.max_steps is not None or batch <= USUAL_BATCH or not 0 < steps < FEW_STEPS:
         return
     epochs = f"{training.epochs:,} {'epoch' if training.epochs == 1 else 'epochs'}"
     yield Finding(
         ("training",),
         f"The whole run has {steps:,} {'step' if steps == 1 else 'steps'}, {epochs} of "
-        f"{samples:,} samples with {min(batch, samples):,} in each step.",
+        f"{samples:,} samples with {together} in each step.",
         "Each step moves a weight by about the learning rate: so few hardly change a model, and "
         "its forecast may stay the mean of the target. More epochs, or smaller batches, give more "
         "steps.",
@@ -305,80 +303,3 @@ def _more_steps(case: Case) -> dict[str, Any]:
             alone = {} if training.gradient_accumulation_steps == 1 else {ACCUMULATION: 1}
             return {"/training/batch_size": 2**power, **alone}
     return {"/training/epochs": -(-FEW_STEPS // case.epoch_steps)}
-
-
-@rule(
-    "correctness.nothing_left",
-    overridable=False,
-    stands_on="A run that carries the whole state goes on from its parent's step to its own last.",
-)
-def nothing_left(case: Case) -> Iterator[Finding]:
-    """A restart that carries the whole state has steps left to train."""
-    spec = case.spec
-    parent = case.facts.parent
-    if parent is None or parent.carried is None or not _same_schedule(spec, parent.spec):
-        return
-    steps, done = case.steps, parent.carried
-    # What failed at its last step has its final evaluation before it.
-    if not steps or done.step < steps or (done.step == steps and not done.succeeded):
-        return
-    # The test at the end is made by the new spec, also when nothing is left to train.
-    if case.sizes.test and spec.evaluation != parent.spec.evaluation:
-        return
-    yield Finding(
-        ("training", "epochs" if spec.training.max_steps is None else "max_steps"),
-        f"The checkpoint is at step {done.step:,}, and the run would end at step {steps:,}.",
-        f"It would end at once, with what its parent has. Give it more than {done.step:,} steps, "
-        "or restart from scratch to train anew.",
-    )
-
-
-@rule(
-    "learning.rate_jumps_at_restart",
-    stands_on="The schedule itself: one cycle with a peak of 1e-3, stretched at step 100 from 130 "
-    "to 260 steps, goes from 2.3e-4 to 9.6e-4 in one step.",
-)
-def rate_jumps_at_restart(case: Case) -> Iterator[Finding]:
-    """A restart that carries the whole state goes on with the learning rate that it had."""
-    spec = case.spec
-    parent = case.facts.parent
-    if parent is None or parent.carried is None or not _same_schedule(spec, parent.spec):
-        return
-    steps, done = case.steps, parent.carried
-    if done.step >= steps:
-        return
-    peak, last = spec.optimizer.lr, min(done.step, done.steps - 1)
-    before = run_rate(spec, last, done.steps, case.epoch_steps)
-    after = run_rate(spec, done.step, steps, case.epoch_steps)
-    if after <= LARGEST_JUMP * before:
-        return
-    yield Finding(
-        ("training", "epochs"),
-        f"At step {done.step:,} the learning rate jumps from {before:.2g} to {after:.2g}.",
-        f"The schedule runs over {steps:,} steps now and ran over {done.steps:,}, so weights "
-        f"that have annealed get steps of {share(after / peak)} of the full rate. A new, lower "
-        f"cycle over the {steps - done.step:,} steps that are still to come carries the weights "
-        "and starts the optimizer and the count of steps anew.",
-        _lower_cycle(case, steps - done.step),
-    )
-
-
-def _lower_cycle(case: Case, ahead: int) -> dict[str, Any]:
-    """A schedule of its own, over the steps that are ahead of the parent's checkpoint."""
-    epoch_steps = case.epoch_steps
-    fix: dict[str, Any] = {
-        "/schedule": {"kind": "cosine_warmup"},
-        "/optimizer/lr": two_digits(case.spec.optimizer.lr / 10),
-        "/training/epochs": max(1, round(ahead / epoch_steps)),
-    }
-    if case.spec.training.max_steps is not None:
-        fix["/training/max_steps"] = ahead
-        fix["/training/epochs"] = math.ceil(ahead / epoch_steps)
-    return fix
-
-
-def _same_schedule(spec: RunSpec, parent: RunSpec) -> bool:
-    """Otherwise the schedule starts anew, with the weights alone: as after these rules' own fixes,
-    which are judged beside the same parent.
-    """
-    return (spec.schedule, spec.optimizer) == (parent.schedule, parent.optimizer)

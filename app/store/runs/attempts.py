@@ -9,7 +9,7 @@ from app.store.tables import attempts
 
 
 class Attempts:
-    """The aggregate; claims begin attempts, beats fill them in, finishes end them."""
+    """Reads attempts; claims begin them, beats fill them in, finishes end them."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

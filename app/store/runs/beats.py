@@ -9,7 +9,6 @@ from sqlalchemy import (
     Row,
     and_,
     bindparam,
-    exists,
     or_,
     select,
     update,
@@ -25,8 +24,8 @@ from app.store.checkpoint_rows import (
 )
 from app.store.columns import storable
 from app.store.records import Beat, Document
-from app.store.runs.transitions import insert_events
-from app.store.tables import attempts, run_documents, runs
+from app.store.runs.transitions import RETRIES_ARE_AUTO, insert_events
+from app.store.tables import attempts, runs
 from app.store.telemetry.logs import add_log_text
 from app.store.telemetry.metrics import add_points
 
@@ -53,13 +52,12 @@ _BEAT = (
 
 # A script that saves by `stoker` knows by itself how to go on: unless its spec says how often it is
 # tried again, that is from then on.
-_AUTO = run_documents.c.spec["policy"]["max_retries"].as_string() == "auto"
 _CAN_RESUME = (
     update(runs)
     .where(
         runs.c.id == bindparam("of"),
         runs.c.max_retries == 0,
-        exists().where(run_documents.c.run_id == runs.c.id, _AUTO),
+        RETRIES_ARE_AUTO,
     )
     .values(max_retries=RETRIES)
 )

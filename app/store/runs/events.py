@@ -8,7 +8,7 @@ from app.store.tables import events, runs
 
 
 class Events:
-    """The aggregate; events are written by the transactions that they tell of."""
+    """Reads events, which are written by the transactions that they tell of."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -6,7 +6,7 @@ from sqlalchemy import Connection, Row, select
 
 from app.errors import InvalidRequest
 from app.store.checkpoint_rows import SAVED
-from app.store.checkpoints import best_of, latest_of
+from app.store.checkpoints import best_or_latest_of, latest_of
 from app.store.records import Document, RestorePoint
 from app.store.runs.restart_points import lock_saved
 from app.store.tables import checkpoints, run_documents, runs
@@ -113,6 +113,5 @@ def _run_called(connection: Connection, which: int | str) -> int | None:
 
 
 def _chosen(connection: Connection, run_id: int, which: str) -> int | None:
-    """Of a run that was not evaluated the newest is the best that there is."""
-    best = best_of(connection, run_id) if which == "best" else None
-    return latest_of(connection, run_id) if best is None else best
+    choose = best_or_latest_of if which == "best" else latest_of
+    return choose(connection, run_id)

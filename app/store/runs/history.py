@@ -124,11 +124,14 @@ def _spent(row: Row[Any], part: str) -> float:
 
 
 def _medians(alike: list[Row[Any]]) -> Pace:
+    evaluations = [
+        (_spent(row, "eval") / row.progress["totals"]["eval_samples"], _rate(row))
+        for row in alike
+        if row.progress["totals"].get("eval_samples")
+    ]
     return Pace(
         runs=tuple(row.id for row in alike),
-        iterations_per_second=median(
-            row.progress["totals"]["train_iterations"] / _trained_seconds(row) for row in alike
-        ),
+        iterations_per_second=median(map(_rate, alike)),
         checkpoint_seconds=_median(
             _spent(row, "checkpoint") / row.saved_checkpoints
             for row in alike
@@ -139,16 +142,17 @@ def _medians(alike: list[Row[Any]]) -> Pace:
             for row in alike
             if row.saved_checkpoints and (seconds := _at(row.progress, WRITTEN))
         ),
-        evaluation_seconds=_median(
-            _spent(row, "eval") / row.progress["totals"]["eval_samples"]
-            for row in alike
-            if row.progress["totals"].get("eval_samples")
-        ),
+        evaluation_seconds=_median(seconds for seconds, _ in evaluations),
+        least_evaluation_steps=min((seconds * rate for seconds, rate in evaluations), default=None),
         other_seconds=_median(_beside(alike)),
         compiling_seconds=_median(
             seconds for row in alike if (seconds := _spent(row, "graph_build"))
         ),
     )
+
+
+def _rate(row: Row[Any]) -> float:
+    return float(row.progress["totals"]["train_iterations"] / _trained_seconds(row))
 
 
 def _beside(alike: list[Row[Any]]) -> Iterator[float]:

@@ -48,7 +48,7 @@ _HOLDERS = (
 
 
 class Leases:
-    """The aggregate. One lease a running run; it ends with finish or declare_lost."""
+    """One lease a running run; it ends with finish or declare_lost."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database

@@ -9,11 +9,14 @@ from typing import Any, Literal
 from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, or_, select, update
 
 from app.errors import ActionNotAllowed
-from app.lifecycle import Intent, RunState, allowed_actions
+from app.lifecycle import TERMINAL, Intent, RunState, allowed_actions
 from app.store.engine.cursor import not_a_cursor, parse_cursor
 from app.store.runs.claimable import CLAIM_ORDER, IS_WAITING, is_placed_before
 from app.store.runs.rows import lock
 from app.store.tables import runs
+
+# An end of the queue, or the run that is to be the neighbour.
+Place = Literal["first", "last"] | int
 
 
 def behind(connection: Connection, cursor: str) -> ColumnElement[bool]:
@@ -32,11 +35,10 @@ def count_waiting(condition: Any) -> Select[Any]:
     return select(func.count()).select_from(runs).where(IS_WAITING, condition)
 
 
-def move_in_queue(
-    connection: Connection, run: Row[Any], to: Literal["first", "last"] | int
-) -> None:
-    """Move a locked run to an end of the queue, or before the run of this id; it takes over the
-    priority that is needed there. NotFound, ActionNotAllowed where one of both does not wait.
+def move_in_queue(connection: Connection, run: Row[Any], to: Place, *, after: bool) -> None:
+    """Move a locked run to an end of the queue, or before or `after` the run of this id; it takes
+    over the priority that is needed there. NotFound, ActionNotAllowed where one of both does not
+    wait.
     """
     _require_waiting(run)
     others = (IS_WAITING, runs.c.id != run.id)
@@ -56,7 +58,10 @@ def move_in_queue(
         _shift(connection, of_class, 1)
         place = other.place
     else:
-        _shift(connection, (*of_class, is_placed_before(other)), 2)
+        ahead = is_placed_before(other)
+        if after:
+            ahead = or_(ahead, runs.c.id == other.id)
+        _shift(connection, (*of_class, ahead), 2)
         place = other.place - 1
     connection.execute(
         update(runs)
@@ -76,7 +81,8 @@ def _require_waiting(run: Row[Any]) -> None:
     state, intent = RunState(run.state), Intent(run.intent)
     if state is RunState.queued and intent is Intent.run:
         return
+    verb = "has" if state in TERMINAL else "is"
     raise ActionNotAllowed(
-        f"Run {run.id} is {state.value}; only a run that waits has a place in the queue.",
+        f"Run {run.id} {verb} {state.value}; only a run that waits has a place in the queue.",
         allowed_actions=allowed_actions(state, intent),
     )

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, select
 
 from app.errors import InvalidRequest
 from app.store.checkpoint_rows import SAVED
-from app.store.checkpoints import best_of, latest_of, why_none
+from app.store.checkpoints import best_or_latest_of, latest_of, why_none
 from app.store.records import CarryKind, RestorePoint
 from app.store.tables import checkpoints, runs
 
@@ -144,9 +144,8 @@ def _strength(wish: str) -> int:
 
 
 def _choose(connection: Connection, run_id: int, wish: str) -> int | None:
-    if wish == "best":  # of a run that was not evaluated, the newest
-        best = best_of(connection, run_id)
-        return latest_of(connection, run_id) if best is None else best
+    if wish == "best":
+        return best_or_latest_of(connection, run_id)
     named = select(checkpoints.c.id).where(
         checkpoints.c.id == int(wish),
         checkpoints.c.run_id == run_id,

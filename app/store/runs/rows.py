@@ -19,6 +19,7 @@ from app.errors import NotFound, PreconditionFailed
 from app.lifecycle import TERMINAL, Intent, Reason, RunState
 from app.planning.carry import STARTS_ANEW
 from app.planning.requirements import Owner, Requirements, SlotOffer, Waiting, why_waiting
+from app.spec.script import SCRIPT
 from app.store.records import CarryKind, Document, RunRecord
 from app.store.runs.claimable import (
     NEEDS,
@@ -28,9 +29,12 @@ from app.store.runs.claimable import (
     source,
     told_offers,
 )
-from app.store.tables import checkpoints, runs
+from app.store.tables import checkpoints, run_documents, runs
 
-_COMPUTED = {"child_ids", "waits_for", "waiting"}
+# Characters of a script's command that a record has: lists are read by people, and commands may be
+# a thousand times as long.
+LONGEST_ARGV = 1_000
+_COMPUTED = {"child_ids", "waits_for", "waiting", "argv"}
 _MATCHED = (
     *NEEDS.values(),
     *(runs.c[name] for name in ("device", "gpus", "spec_version", "recipe_version")),
@@ -56,6 +60,9 @@ _CHILDREN = (
     select(runs.c.parent_id, runs.c.id)
     .where(runs.c.parent_id.in_(bindparam("ids", expanding=True)), runs.c.deleted_at.is_(None))
     .order_by(runs.c.id)
+)
+_ARGV = select(run_documents.c.run_id, run_documents.c.spec[("recipe", "argv")]).where(
+    run_documents.c.run_id.in_(bindparam("ids", expanding=True))
 )
 
 
@@ -90,7 +97,29 @@ def to_records(connection: Connection, rows: Sequence[Row[Any]], now: float) -> 
             children.setdefault(parent_id, []).append(child_id)
     is_any_queued = any(row.state == RunState.queued.value for row in rows)
     offers = told_offers(connection, now) if is_any_queued else []
-    return [_to_record(row, tuple(children.get(row.id, ())), offers) for row in rows]
+    argv = _argv_of(connection, [row.id for row in rows if row.recipe == SCRIPT])
+    return [
+        _to_record(row, tuple(children.get(row.id, ())), offers, argv.get(row.id)) for row in rows
+    ]
+
+
+def _argv_of(connection: Connection, scripts: Sequence[int]) -> dict[int, list[str]]:
+    """The commands of these scripts by id, each cut at LONGEST_ARGV."""
+    if not scripts:
+        return {}
+    rows = connection.execute(_ARGV, {"ids": scripts})
+    return {run_id: _cut(argv or ()) for run_id, argv in rows}
+
+
+def _cut(argv: Sequence[str]) -> list[str]:
+    kept: list[str] = []
+    room = LONGEST_ARGV
+    for word in argv:
+        if len(word) > room:
+            return [*kept, f"{word[:room]}…"]
+        kept.append(word)
+        room -= len(word)
+    return kept
 
 
 def waiting_of(values: Mapping[str, Any], offers: list[SlotOffer]) -> Waiting | None:
@@ -105,7 +134,9 @@ def waiting_of(values: Mapping[str, Any], offers: list[SlotOffer]) -> Waiting | 
     return why_waiting(device, needs, version, recipe, offers, owner, gpus)
 
 
-def _to_record(row: Row[Any], child_ids: tuple[int, ...], offers: list[SlotOffer]) -> RunRecord:
+def _to_record(
+    row: Row[Any], child_ids: tuple[int, ...], offers: list[SlotOffer], argv: list[str] | None
+) -> RunRecord:
     values = row._asdict()
     waiting = _made_way(values.pop("gives_way"), waiting_of(values, offers))
     for column in _MATCHED:
@@ -126,6 +157,7 @@ def _to_record(row: Row[Any], child_ids: tuple[int, ...], offers: list[SlotOffer
         child_ids=child_ids,
         waits_for=waits,
         waiting=waiting if state is RunState.queued and waits is None else None,
+        argv=argv,
     )
 
 

@@ -1,7 +1,7 @@
 """Runs: submit, look at, change, steer, count."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from sqlalchemy import (
 
 from app.errors import InvalidRequest, StokerError
 from app.lifecycle import Intent, RunState
+from app.store.engine.clock import Clock
 from app.store.engine.cursor import cursor_of, parse_cursor
 from app.store.engine.database import Database, retried
 from app.store.records import (
@@ -31,7 +32,7 @@ from app.store.records import (
 from app.store.runs import intents
 from app.store.runs.claimable import CLAIM_ORDER, IS_WAITING
 from app.store.runs.first_weights import FirstWeights, find_first_weights, meant_by
-from app.store.runs.queue import behind, count_waiting, move_in_queue
+from app.store.runs.queue import Place, behind, count_waiting, move_in_queue
 from app.store.runs.removal import order_removal, remove_run, wholly_deleted
 from app.store.runs.restart_points import Origin, WholeState, find_whole_state
 from app.store.runs.rows import (
@@ -100,9 +101,9 @@ class _Undone(Exception):
 
 
 class Runs:
-    """The aggregate. Everything that changes a run is one transaction with its event."""
+    """Everything that changes a run is one transaction with its event."""
 
-    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+    def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
 
@@ -281,13 +282,13 @@ class Runs:
 
     @retried
     def move(
-        self, run_id: int, to: Literal["first", "last"] | int, if_version: int | None = None
+        self, run_id: int, to: Place, if_version: int | None = None, *, after: bool = False
     ) -> RunRecord:
-        """To an end of the queue, or before another run. NotFound, PreconditionFailed,
+        """To an end of the queue, or before or `after` another run. NotFound, PreconditionFailed,
         ActionNotAllowed.
         """
         with self._database.write(ring=True) as connection:
-            move_in_queue(connection, lock(connection, run_id, if_version), to)
+            move_in_queue(connection, lock(connection, run_id, if_version), to, after=after)
             return fetch(connection, run_id, self._clock())
 
     @retried

@@ -33,16 +33,26 @@ from app.planning.rollback import Rollback
 from app.spec.script import SCRIPT
 from app.store.notifications import note
 from app.store.records import NextRung
-from app.store.tables import TERMINAL_VALUES, attempts, events, runs
+from app.store.tables import TERMINAL_VALUES, attempts, events, run_documents, runs
 
 # Why a script is not tried again that could be.
 NO_RETRIES = (
-    "It is not tried again: it has no retries. A script has three if it says how it resumes "
-    "(--resume), or has saved with `stoker`; `stoker run --retries N` gives it others."
+    "It is not tried again: it has no retries. A script gets three if --resume says how it "
+    "resumes, or once it has saved by `run.checkpoint`; `stoker run --retries N` sets a number."
 )
 # What a state event tells, beside where the run came from.
 MOVED = (runs.c.id, runs.c.attempt, runs.c.state, runs.c.intent, runs.c.reason, runs.c.message,
          runs.c.last_event_seq)  # fmt: skip
+
+# Of a script, whether its spec leaves it to Stoker how often it is tried again.
+RETRIES_ARE_AUTO = (
+    exists()
+    .where(
+        run_documents.c.run_id == runs.c.id,
+        run_documents.c.spec["policy"]["max_retries"].as_string() == "auto",
+    )
+    .correlate(runs)
+)
 
 # Whether the attempt that ends has saved a checkpoint of its own.
 _has_saved = (
@@ -175,6 +185,8 @@ def _record_retry(connection: Connection, moved: Row[Any], ending: Ending, now: 
         data |= {
             "message": f"{ending.message} {change}", "change": change, "rollback": back.as_json()
         }  # fmt: skip
+    if moved.state == RunState.paused.value:
+        data["paused"] = True  # it waits to be resumed, and no delay
     row = {"run_id": moved.id, "seq": run.last_event_seq, "t": now, "attempt": moved.attempt}
     connection.execute(insert(events), {**row, "kind": "retry", "data": data})
     if ending.reason is Reason.hang:
@@ -197,6 +209,7 @@ def _values_after(ending: Ending, now: float) -> dict[str, Any]:
         runs.c.recipe == SCRIPT,
         runs.c.max_retries == 0,
         literal(policy.outcome == "retry"),
+        RETRIES_ARE_AUTO,  # else whoever said 0 knows
     )
     retry_at = literal(now + ending.retry_delay_seconds, Double)
     # Who was preempted waits for a slot, not for a time.

@@ -15,7 +15,9 @@ PIECE_BYTES = 64 << 10
 
 
 class Logs:
-    """The aggregate. Offsets are bytes of UTF-8 from the start of an attempt's log."""
+    """Reads logs, which beats write (`add_log_text`). Offsets are bytes of UTF-8 from the start of
+    an attempt's log.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -20,7 +20,7 @@ DELETED_AT_ONCE = 5_000
 
 
 class Metrics:
-    """The aggregate."""
+    """Reads curves; points are written by the beats that bring them (`add_points`)."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -161,8 +161,9 @@ def _row(run_id: int, attempt: int, point: MetricPoint) -> dict[str, Any]:
 
 
 def _with_fewer(connection: Connection, run_id: int, name: str, state: SeriesState) -> SeriesState:
-    """Delete every second point of a full curve; from now on points come half as often. Those of an
-    evaluation come when there is one: of these every second of the older half goes.
+    """Delete every second point of a full curve, but not its last; from now on points come half as
+    often. Those of an evaluation come when there is one: of these every second of the older half
+    goes.
     """
     key = (metric_points.c.step, metric_points.c.attempt)
     of_series = (metric_points.c.run_id == run_id, metric_points.c.name == name)
@@ -176,7 +177,7 @@ def _with_fewer(connection: Connection, run_id: int, name: str, state: SeriesSta
         ]
         surplus = [keys[place] for place in least_missed(seen)]
     else:
-        surplus, gap_seconds = keys[1::2], gap_seconds * 2
+        surplus, gap_seconds = keys[1:-1:2], gap_seconds * 2
     for i in range(0, len(surplus), DELETED_AT_ONCE):
         some = surplus[i : i + DELETED_AT_ONCE]
         connection.execute(delete(metric_points).where(*of_series, tuple_(*key).in_(some)))

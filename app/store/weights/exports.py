@@ -1,6 +1,5 @@
 """Exports: ordered of a checkpoint, made by a worker, listed, removed."""
 
-from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Connection, Row, select, update
@@ -8,6 +7,7 @@ from sqlalchemy import Connection, Row, select, update
 from app.errors import Conflict, NotFound
 from app.store.checkpoint_rows import REMOVING, SAVED
 from app.store.datasets import pinned_datasets
+from app.store.engine.clock import Clock
 from app.store.engine.cursor import page_by_id
 from app.store.engine.database import Database, retried
 from app.store.jobs import add_job, get_job, has_open_job, open_job
@@ -26,9 +26,9 @@ _COLUMNS = [exports.c[name] for name in ExportRecord.__dataclass_fields__]
 
 
 class Exports:
-    """The aggregate; the rows are written where a job ends (export_rows)."""
+    """Orders, lists and removes exports; rows are written where a job ends (export_rows)."""
 
-    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+    def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
 

@@ -133,6 +133,28 @@ def test_evaluation_is_refused_only_where_it_was_measured_and_told_long_before()
     assert [issue.severity for issue in plan.issues] == ["warning"]
 
 
+@pytest.mark.parametrize(
+    ("least", "median", "severity"),
+    [(0.51, 0.51, "error"), (0.49, 0.49, "warning"), (0.49, 0.51, "warning"),
+     (0.51, 0.7, "error"), (0.2, 0.51, "warning")],
+)  # fmt: skip
+def test_evaluation_is_refused_where_each_like_run_measured_more_than_half(least, median, severity):
+    """So that a timing about the half does not refuse what was accepted an hour before."""
+
+    def steps(share: float) -> float:
+        """For a sample, by 1,299 evaluations of 804 samples beside 2,600 steps."""
+        return share / (1 - share) * 2600 / (1299 * 804)
+
+    timed = past(
+        iterations_per_second=0.5,
+        evaluation_seconds=steps(median) / 0.5,
+        least_evaluation_steps=steps(least),
+    )
+    (issue,) = [one for one in plan_of(long(every_steps=2), timed).issues if one.code == SHARE]
+    assert issue.severity == severity
+    assert issue.message.startswith(f"About {median:.0%} of the time")
+
+
 def test_what_the_history_refuses_is_not_refused_where_nobody_looks_for_one():
     """A claim has no history: a run that was accepted must not fail there."""
     change, slow = long(every_steps=2), past(evaluation_seconds=0.01)

@@ -69,8 +69,10 @@ def filed_in(rule: GuardRule) -> str:
 
 
 def block_of(stem: str) -> str:
-    """The name in FILES of a file: that of its block has what is about all arrays of it."""
-    return "data" if stem == "lengths" else stem
+    """The name in FILES of a file: beside that of its block there is one about all arrays of it, or
+    about restarts.
+    """
+    return {"lengths": "data", "restart": "training"}.get(stem, stem)
 
 
 def found_in(drawn: Drawn) -> Iterator[tuple[GuardRule, str]]:

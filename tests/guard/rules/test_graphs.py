@@ -8,7 +8,7 @@ from app.spec.layers import overlay
 from tests.guard.world import RTX, codes, plan_of, world
 
 ON_RTX = world(devices=(RTX,))
-RULE = "correctness.step_not_recordable"
+RULE = "correctness.step_not_capturable"
 
 
 def wanting(graphs: str, change: dict[str, Any]) -> dict[str, Any]:

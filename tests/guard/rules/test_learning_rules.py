@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from tests.guard.world import codes, parent_of, plan_of, weather, world
+from app.recipes.sequence import Sequence
+from app.spec.installed import INSTALLED
+from tests.guard.world import codes, parent_of, plan_of, weather, with_field, world
 
 JUMPS, WARMUP = "learning.rate_jumps_at_restart", "learning.no_warmup"
 TRAINING = {"batch_size": 128, "epochs": 5}
@@ -283,9 +285,14 @@ def test_an_evaluation_looks_at_enough_of_its_part(batches, batch_size, told):
 @pytest.mark.parametrize(("batch", "samples", "training"), [(1000, 1125, 900), (3217, 4020, 3216)])
 def test_a_batch_above_the_part_becomes_the_whole_part(batch, samples, training):
     """It was that already: nothing of the training changes."""
-    plan = plan_of({"training": {"batch_size": batch}}, world(weather(samples=samples)))
+    facts = world(weather(samples=samples))
+    plan = plan_of({"training": {"batch_size": batch, "epochs": 50}}, facts)
     issue = next(i for i in plan.issues if i.code == "learning.batch_above_samples")
     assert [(op.path, op.value) for op in issue.fix] == [("/training/batch_size", training)]
+    short = plan_of({"training": {"batch_size": batch, "epochs": 3}}, facts)
+    assert "learning.batch_above_samples" not in codes(short)
+    told = next(i for i in short.issues if i.code == "learning.few_steps")
+    assert f"of {training:,} samples with all of them in each step." in told.message
 
 
 def test_one_epoch_is_one():
@@ -300,3 +307,16 @@ def test_a_rate_that_is_offered_is_one_that_a_spec_can_say():
     plan = plan_of({"optimizer": {"kind": "sgd", "lr": 1e-5}, "training": huge})
     (issue,) = [each for each in plan.issues if each.code == "learning.rate_too_low"]
     assert [op.value for op in issue.fix if op.path == "/optimizer/lr"] == [10.0]
+
+
+def test_a_plugin_that_says_nothing_of_scales_is_told_how(monkeypatch):
+    asked = {"data": {"standardize": {"targets": False}}}
+    facts = world(with_field("targets", std=40.0))
+    (own,) = plan_of(asked, facts).issues
+    monkeypatch.setitem(INSTALLED.packages, "sequence", "walks-recipe")
+    (of_a_plugin,) = plan_of(asked, facts).issues
+    assert "has_scale" not in own.why
+    assert "`has_scale: ClassVar = ('inputs',)` in the class Sequence" in of_a_plugin.why
+    monkeypatch.setattr(Sequence, "has_scale", ("targets",))
+    (said,) = plan_of(asked, facts).issues
+    assert said.why == own.why

@@ -87,3 +87,9 @@ def test_arrays_that_could_be_either_are_left_to_the_author(fields: dict[str, An
     assert {(error.code, len(error.fix)) for error in plan.errors} == {
         ("correctness.unknown_array", 0)
     }
+
+
+def test_the_only_metric_that_is_left_is_meant_whatever_was_written():
+    (issue,) = plan_of({"evaluation": {"metrics": ["mae", "mse", "xyz"]}}).issues
+    assert issue.message.endswith("Did you mean rmse?")
+    assert [op.value for op in issue.fix] == [["mae", "mse", "rmse"]]

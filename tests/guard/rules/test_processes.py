@@ -50,7 +50,7 @@ def fix_of(plan: RunPlan, code: str) -> dict[str, Any]:
     return {op.path: op.value for op in issue(plan, code).fix}
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_a_process_takes_what_the_plan_says(context):
     """On any machine within a factor; `python -m benchmarks memory` looks how near."""

@@ -23,7 +23,6 @@ NO_FIX = {  # what no change of the spec would mend
     "correctness.init_from_missing",
     "learning.init_from_other_shape",
     "correctness.nonfinite_values",
-    "correctness.nothing_left",
     "correctness.packed_array",
     "correctness.ragged_array",
     "correctness.target_is_input",

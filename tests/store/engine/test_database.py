@@ -14,7 +14,7 @@ import pytest
 from app.errors import FileLocked, Unavailable
 from app.settings import Settings, load_settings
 from app.store.engine import migrate, sqlite
-from app.store.engine.database import BUSY_TIMEOUT_SECONDS, make_engine
+from app.store.engine.database import make_engine
 from app.store.engine.sqlite import driver, has_wal_reset_bug
 from app.store.store import open_store
 
@@ -175,7 +175,3 @@ def test_a_file_is_on_one_host_where_its_file_system_is_known_to_be(
     monkeypatch.setattr("psutil.disk_partitions", lambda all: [mounted])  # noqa: A006
     with closing(open_store(settings)) as store:
         assert store.database.is_on_one_host() is is_local
-
-
-def test_a_request_waits_ten_seconds_for_a_lock_at_the_most() -> None:
-    assert BUSY_TIMEOUT_SECONDS <= 10

@@ -35,6 +35,7 @@ class Done:
     steps: int = 200
     seconds: float = 10.0
     saves: int = 0
+    evaluating: float = 2.0
     phase: str = "training"
     compiling: float = 0.0
 
@@ -50,8 +51,8 @@ def progress_of(done: Done) -> dict[str, Any]:
         },
         "phase_seconds": {
             "data_wait": done.seconds * 0.2, "compute": done.seconds * 0.7,
-            "sync": done.seconds * 0.1, "checkpoint": 0.5 * done.saves, "eval": 2.0, "other": 1.0,
-            "graph_build": done.compiling,
+            "sync": done.seconds * 0.1, "checkpoint": 0.5 * done.saves, "eval": done.evaluating,
+            "other": 1.0, "graph_build": done.compiling,
         },
     }  # fmt: skip
 
@@ -69,7 +70,7 @@ def train(
     beat = Beat(progress=progress_of(done), environment=environment, checkpoints=saved)
     world.store.leases.beat(lease.token, beat)
     if ends:
-        world.clock.now += done.seconds + 2.0 + 0.5 * done.saves + 3.0
+        world.clock.now += done.seconds + done.evaluating + 0.5 * done.saves + 3.0
         world.store.leases.finish(lease.token, Finish(Reason.completed, "It is done."))
     return lease.run_id
 
@@ -81,8 +82,8 @@ def test_without_a_like_run_there_is_nothing_to_tell(world: World) -> None:
 
 
 def test_the_figures_are_medians_over_like_runs(world: World) -> None:
-    first = train(world, Done(seconds=10.0, saves=2))
-    second = train(world, Done(seconds=40.0))
+    first = train(world, Done(seconds=10.0, saves=2, evaluating=1.2))
+    second = train(world, Done(seconds=40.0, evaluating=3.0))
     third = train(world, Done(seconds=20.0), {"training": {"epochs": 9}, "name": "longer"})
     history = world.store.history.like(SPEC, *CPU)
     assert history is not None
@@ -91,6 +92,8 @@ def test_the_figures_are_medians_over_like_runs(world: World) -> None:
     assert history.checkpoint_seconds == pytest.approx(0.5)
     assert history.written_seconds == pytest.approx(2.0)
     assert history.evaluation_seconds == pytest.approx(2.0 / 4000)
+    # Of the second: it evaluated longest, but beside the most training.
+    assert history.least_evaluation_steps == pytest.approx(3.0 / 4000 * 200 / 40)
     assert history.other_seconds == pytest.approx(3.0)
     assert history.compiling_seconds is None
 

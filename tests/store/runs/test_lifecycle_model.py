@@ -1,10 +1,13 @@
 """Any order of calls: a run's store never leaves the table, loses an event, or forgets a stop."""
 
+import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import ClassVar
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
@@ -12,7 +15,6 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from app.errors import ActionNotAllowed, LeaseLost
 from app.lifecycle import REASON_POLICY, TERMINAL, TRANSITIONS, Intent, Reason, RunState
 from app.settings import load_settings
-from app.store.engine import migrate
 from app.store.engine.database import Database
 from app.store.records import Beat, Finish, NewEvent, Restart
 from tests.store.conftest import World, new_run
@@ -34,12 +36,13 @@ class Lifecycle(RuleBasedStateMachine):
 
     runs = Bundle("runs")
     tokens = Bundle("tokens")
+    template: ClassVar[Path]
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = TemporaryDirectory()
         home = load_settings(home=Path(self.folder.name))
-        migrate.upgrade(home)
+        shutil.copy(self.template, home.home / "stoker.db")
         self.world = World(home, Database(home))
         self.known: dict[int, Known] = {}
 
@@ -128,6 +131,11 @@ class Lifecycle(RuleBasedStateMachine):
             if known.was_stopped:
                 assert run.state not in (RunState.queued, RunState.paused)
             known.is_over = run.state if run.state in TERMINAL else None
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _template(empty_database: Path) -> None:
+    Lifecycle.template = empty_database
 
 
 TestLifecycle = Lifecycle.TestCase

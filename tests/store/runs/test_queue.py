@@ -29,8 +29,10 @@ def test_whatever_was_moved_before_a_run_goes_where_it_is_told(world: World) -> 
         to: Any = chosen.choice(["first", "last", others[0]])
         expected.remove(run)
         index = {"first": 0, "last": len(expected)}.get(to)
-        expected.insert(expected.index(to) if index is None else index, run)
-        world.store.runs.move(run, to)
+        after = isinstance(to, int) and chosen.random() < 0.5
+        beside = index if index is not None else expected.index(to) + after
+        expected.insert(beside, run)
+        world.store.runs.move(run, to, after=after)
         assert order(world) == expected, (run, to)
         pages, cursor = [], None
         while True:
@@ -57,6 +59,10 @@ def test_two_restarts_on_their_parents_place_are_told_apart_by_their_ids(world: 
     between = world.submit().id
     world.store.runs.move(between, two)
     assert order(world) == [one, between, two]
+    world.store.runs.move(between, two, after=True)
+    assert order(world) == [one, two, between]
+    world.store.runs.move(between, one, after=True)
+    assert order(world) == [one, between, two]
 
 
 def test_a_run_takes_over_the_priority_of_where_it_goes(world: World) -> None:
@@ -73,7 +79,8 @@ def test_a_run_alone_or_before_itself_stays(world: World) -> None:
     run = world.submit()
     places: tuple[Any, ...] = ("first", "last", run.id)
     for to in places:
-        assert world.store.runs.move(run.id, to).version == run.version
+        for after in (False, True):
+            assert world.store.runs.move(run.id, to, after=after).version == run.version
     assert order(world) == [run.id]
 
 

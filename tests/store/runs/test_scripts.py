@@ -7,7 +7,8 @@ import pytest
 from app.lifecycle import Reason, RunState
 from app.planning.requirements import Owner, SlotOffer
 from app.spec.script import ScriptSpec
-from app.store.records import Beat, Finish, Lease, NewEvent
+from app.store.records import Beat, Finish, Lease, NewEvent, RunFilter
+from app.store.runs.rows import LONGEST_ARGV
 from tests.store.conftest import World
 
 SAVED = NewEvent("checkpoint", 1.0, {"action": "saved", "step": 5, "by_stoker": True})
@@ -54,7 +55,7 @@ def test_one_that_does_not_is_not_and_that_is_said(world: World, told: tuple[New
 def test_what_the_spec_says_stays(world: World):
     lease = world.running(**of_script(0))
     assert ends(world, lease, SAVED) == RunState.failed
-    assert "no retries" in message_of(world, lease)
+    assert message_of(world, lease) == "It broke.", "whoever said 0 knows"
 
 
 def test_an_end_that_is_never_retried_says_nothing_of_retries(world: World):
@@ -96,3 +97,19 @@ def test_a_command_of_ones_own_is_claimed_by_agents_of_its_owner_alone(
     lease = world.claim(SlotOffer("cpu-0-0", "cpu", "cpu", owner=owner))
     assert (lease is not None and lease.run_id == run.id) is is_given
     assert world.store.runs.get(run.id).state == ("running" if is_given else "queued")
+
+
+def test_lists_have_what_a_command_was_given_as_far_as_people_read(world: World):
+    first, second = of_script(0), of_script(0)
+    first["spec"]["recipe"]["argv"] = ["/bin/python", "train.py", "--lr", "1e-3"]
+    second["spec"]["recipe"]["argv"] = ["/bin/python", "x" * 2_000, "--lr"]
+    world.submit()
+    ids = [world.submit(**spec).id for spec in (first, second)]
+    store = world.store.runs
+    known = {run.id: run.argv for run in (*store.list(RunFilter(), 10).data, *store.queue().data)}
+    assert known[ids[0]] == ["/bin/python", "train.py", "--lr", "1e-3"]
+    long = known[ids[1]] or []
+    assert [len(word) for word in long] == [11, LONGEST_ARGV - 11 + 1]
+    assert long[-1].endswith("x…")
+    assert known[min(known)] is None, "of what is no script"
+    assert store.get(ids[0]).argv == known[ids[0]]
