@@ -1,4 +1,4 @@
-"""What a process may use of its host: cores and memory, no more than its container's.
+"""What a process may use of its host: no more than its container's cores and memory; what it holds.
 
 Read from the kernel's control groups of version 1 and 2. `root` is where /proc and /sys are found.
 """
@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path("/")
+# Lines of /proc/PID/smaps_rollup: anonymous pages and shared memory, each page divided by those who
+# have it.
+OWN_PAGES = ("Pss_Anon:", "Pss_Shmem:")
 
 
 class MemoryBound(NamedTuple):
@@ -79,6 +82,14 @@ def oom_kills(root: Path = ROOT) -> int:
     for _, top, path in _hierarchies("memory", root):
         files += [top / path / "memory.events", top / path / "memory.oom_control"]
     return sum(_counter(file, "oom_kill") for file in files)
+
+
+def held_memory(pid: int) -> int:
+    """Bytes of a process's pages that are no file's. A page that several have, as copies of a fork
+    server do, counts to each by its share. 0 once the process is gone.
+    """
+    lines = _lines(ROOT / f"proc/{pid}/smaps_rollup")
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(OWN_PAGES))
 
 
 def _least(limited: list[int], root: Path) -> int | None:

@@ -22,7 +22,7 @@ from pydantic_settings import (
 from app.errors import InvalidRequest
 from app.spec.registered import RegisteredScript
 from app.suggest import closest, did_you_mean
-from stoker.address import DEFAULT_HOME
+from stoker.address import DEFAULT_HOME, is_host
 
 # Read by stoker.address: how a client finds a service that is elsewhere.
 CLIENT_NAMES = {"URL", "TOKEN"}
@@ -215,6 +215,16 @@ class Settings(BaseSettings):
             )
         return value
 
+    @field_validator("host", "exporter_host")
+    @classmethod
+    def _can_be_looked_up(cls, value: str) -> str:
+        if not is_host(value):
+            raise ValueError(
+                f"{value[:100]!r} is no address and no host name: between the dots of a name are "
+                "1 to 63 letters, digits and dashes"
+            )
+        return value
+
     @field_validator("home", "data_root", "artifact_root")
     @classmethod
     def _absolute(cls, value: Path) -> Path:
@@ -273,7 +283,7 @@ class Settings(BaseSettings):
 def split_notify_url(text: str) -> tuple[str | None, str]:
     """The form that stands before the URL, as in ntfy+http://…, or None; the URL. ValueError."""
     match = NOTIFY_URL.fullmatch(text)
-    if match is None or not urlsplit(match[2]).hostname:
+    if match is None or not is_host(urlsplit(match[2]).hostname or ""):
         raise ValueError(
             "give a URL such as https://ntfy.sh/my-topic; one of the forms "
             f"{', '.join(NOTIFY_FORMS)} may stand before it, as in ntfy+http://10.0.0.5/runs"

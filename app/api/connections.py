@@ -38,7 +38,7 @@ class BoundedHttp(H11Protocol):
     _writing: TimerHandle | None = None
 
     def connection_made(self, transport: BaseTransport) -> None:
-        super().connection_made(transport)  # type: ignore[arg-type]
+        super().connection_made(transport)  # type: ignore[arg-type]  # asyncio gives a Transport
         self._wait_for_request()
         self._make_place()
 

@@ -41,7 +41,7 @@ LARGE_BYTES = 1 << 31  # from here on a zip needs its 64-bit form
 EARLIEST = 315_619_200  # a zip knows no time before 1980
 
 
-def download(files: StoredFiles, name: str | None) -> Response:
+def download_response(files: StoredFiles, name: str | None) -> Response:
     """The file of that name, or a zip of all; NotFound when there is no such file."""
     with ExitStack() as opened:
         if name is not None:

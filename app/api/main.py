@@ -9,11 +9,10 @@ from fastapi_offline import FastAPIOffline
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
 from app import __version__
-from app.api import problems
 from app.api.auth import caller
 from app.api.middleware import Gate, HeadAsGet, Observed
-from app.api.openapi import COMMON, DESCRIPTION, described
-from app.api.openapi import problems as answering
+from app.api.openapi import COMMON, DESCRIPTION, described, problems
+from app.api.problems import install_handlers
 from app.api.routers import (
     actions,
     catalog,
@@ -77,7 +76,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     )
     if store is not None:
         _furnish(app, settings, store)
-    problems.install(app)
+    install_handlers(app)
     # A request passes them from the last to the first.
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MAX_BYTES)
     app.add_middleware(Gate, settings=settings)
@@ -88,9 +87,9 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
         app.include_router(
             module.router,
             dependencies=[Depends(caller), strict],
-            responses=answering(*COMMON, Unauthorized),
+            responses=problems(*COMMON, Unauthorized),
         )
-    app.include_router(health.router, dependencies=[strict], responses=answering(*COMMON))
+    app.include_router(health.router, dependencies=[strict], responses=problems(*COMMON))
     app.openapi = partial(described, app)  # type: ignore[method-assign]  # as FastAPI has it
     return app
 

@@ -19,6 +19,7 @@ from app.api.hints import complaints
 from app.api.operations import operation_of
 from app.errors import InvalidRequest, NotFound, PayloadTooLarge, StokerError
 from app.spec.issue import Issue
+from app.spec.plugins import raised_in_plugin
 from app.spec.reading import MAX_BYTES
 
 MEDIA_TYPE = "application/problem+json"
@@ -75,7 +76,7 @@ def response_of(error: StokerError, headers: Mapping[str, str] | None = None) ->
     return ProblemResponse(document_of(error), status_code=error.status, headers=headers)
 
 
-def install(app: FastAPI) -> None:
+def install_handlers(app: FastAPI) -> None:
     """Have every error of the app answered as a problem."""
     app.add_exception_handler(StokerError, _stoker_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
@@ -85,9 +86,18 @@ def install(app: FastAPI) -> None:
 
 
 def unexpected(error: BaseException, path: str) -> StokerError:
-    """An error that only the log may describe; the id in the answer finds it there."""
+    """An error that only the log may describe, unless it is a plugin's; the id in the answer finds
+    it there.
+    """
     error_id = uuid4().hex[:12]
     log.error("unexpected error", error_id=error_id, path=path, exc_info=error)
+    if (raised := raised_in_plugin(error)) is not None:
+        return StokerError(
+            f"The recipe {raised.kind} raised {raised.told()} ({raised.file}, line {raised.line}). "
+            "Mend its package, install it again and restart the service; its log has the details "
+            f"under {error_id}.",
+            error_id=error_id,
+        )
     return StokerError(
         "The service made a mistake while answering. Your request may be fine: try again, and if "
         f"it happens again report error {error_id}, under which the service's log has the details.",

@@ -57,7 +57,8 @@ def _result(run: RunRecord) -> dict[str, Any] | None:
     if run.result is not None or run.state not in TERMINAL or not run.progress:
         return run.result
     told = run.progress
-    last = {name: told[name] for name in ("step", "epoch") if told.get(name) is not None}
+    named = {"step": told.get("step"), "epoch": told.get("epoch"), "train_loss": told.get("loss")}
+    last = {name: value for name, value in named.items() if value is not None}
     return {"last": last, "best": run.progress.get("best"), "test": None}
 
 
@@ -65,6 +66,7 @@ _PLAIN = (
     "id", "name", "notes", "labels", "priority", "recipe", "mode", "dataset", "state", "intent",
     "reason", "version", "waits_for", "parent_id", "attempt", "worker", "devices", "created_at",
     "created_by", "started_at", "finished_at", "retry_at", "diagnosis", "accepted_risks",
+    "argv",
 )  # fmt: skip
 
 

@@ -1,4 +1,9 @@
-"""Requests that wait: until it is done, the time is over, the client leaves or the service ends."""
+"""Requests that wait: until it is done, the time is over, the client leaves or the service ends.
+
+An order (a verb, an export, an import, a registration) is stored before the wait, and stays when
+the client leaves: `wait` is for the answer alone. A run, which is made once its data is ready, is
+not made then.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

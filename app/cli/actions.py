@@ -1,18 +1,21 @@
 """Telling a run what to do: stop, kill, pause, resume, restart, delete."""
 
-from contextlib import contextmanager, suppress
+import shlex
+import time
+from contextlib import contextmanager
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
-from app.cli.arguments import RunIds, for_each
+from app.cli.arguments import RunIds, cut_off, for_each, parse_seconds
 from app.cli.connect import connect
 from app.cli.failures import CommandFailed, ExitCode, issue_lines, require_yes
-from app.cli.output import JsonOption, in_words, label_line, number, print_json, print_lines
-from app.cli.planview import print_plan
+from app.cli.output import JsonOption, in_words, label_line, print_json, print_lines
+from app.cli.planview import carry_lines, has_nothing, print_plan
 from app.cli.specs.specfile import NO_CHANGES, SetOption, patch_of
 from app.cli.watch import watch_run
-from stoker import Problem
+from stoker import Problem, ServiceUnreachable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,14 +31,24 @@ WaitOption = Annotated[
     float | None,
     typer.Option(
         "--wait",
-        min=0,
+        parser=parse_seconds,
         metavar="SECONDS",
-        help="Wait until it is done, at most this long for a run.",
+        help="Wait until it is done; of several runs until all are, at most this long in all.",
     ),
 ]
 # The state in which an action has nothing more to do.
 AT_REST = {"stop": "stopped", "kill": "stopped", "pause": "paused"}
 ENDED = ("succeeded", "failed", "stopped")
+# What --wait waits for, unless the run ends before.
+DONE = {**AT_REST, "resume": "running"}
+POLL_SECONDS = 0.2
+# Why a restart cannot go on with its parent's weights, by the code of the finding.
+UNFIT = {
+    "shape_changed": "A new {place} changes the shape of the model, so the weights of run {run} do "
+    "not fit.",
+    "init_from_changed": "A restart goes on with the weights of run {run}, so {place} would have "
+    "no effect.",
+}
 
 
 def stop(run_ids: RunIds, wait: WaitOption = None, as_json: JsonOption = False) -> None:
@@ -95,26 +108,23 @@ def restart(
     if len(run_ids) > 1 and (dry_run or watch or isinstance(source, int)):
         raise typer.BadParameter("--watch, --dry-run and --from N are for one run")
     if dry_run:
-        _plan_restart(run_ids[0], source, patch, as_json=as_json)
+        _plan_restart(run_ids[0], source, assignments, as_json=as_json)
         return
     with connect() as client:
         if watch:
-            _restart_and_watch(client, run_ids[0], source, patch, force=force, as_json=as_json)
+            with _with_a_way_out(run_ids[0], source, assignments):
+                run = client.restart(run_ids[0], from_=source, patch=patch, force=force)
+            _watch_restarted(client, run, as_json=as_json)
 
         def act(run_id: int) -> tuple[Document, list[str]]:
-            with _shape_explained(run_id):
+            with _with_a_way_out(run_id, source, assignments):
                 run = client.restart(run_id, from_=source, patch=patch, force=force)
             return run, [] if as_json else _restarted(client, run_id, run, source)
 
         for_each(run_ids, act, as_json=as_json)
 
 
-def _restart_and_watch(
-    client: "Client", run_id: int, source: "Source", patch: Document | None, *, force: bool,
-    as_json: bool,
-) -> NoReturn:  # fmt: skip
-    with _shape_explained(run_id):
-        run = client.restart(run_id, from_=source, patch=patch, force=force)
+def _watch_restarted(client: "Client", run: Document, *, as_json: bool) -> NoReturn:
     warnings = [] if as_json else client.issues(run["id"])
     print_lines(issue_lines(warnings))
     raise typer.Exit(watch_run(client, run["id"], warnings, as_json=as_json))
@@ -122,11 +132,11 @@ def _restart_and_watch(
 
 def _restarted(client: "Client", run_id: int, run: Document, source: "Source") -> list[str]:
     words, carry = in_words(run["status"], run["waits_for"]), run["carry"]
-    begins = carry and (carry["kind"] == "scratch" or _has_nothing(carry))
+    begins = carry and (carry["kind"] == "scratch" or has_nothing(carry))
     does = "starts anew" if begins else "goes on"
     return [
         f"Run {run_id} {does} as run {run['id']}, which {words}.",
-        *_carry_lines(carry, source, is_script=run["recipe"] == "script"),
+        *carry_lines(carry, source, is_script=run["recipe"] == "script"),
         *issue_lines(client.issues(run["id"])),
         f"  stoker watch {run['id']}",
     ]
@@ -182,18 +192,17 @@ def delete(
 ) -> None:
     """Remove an ended run with its checkpoints, metrics and logs."""
     with connect() as client:
-        for run_id in run_ids:  # one that is not there is refused before anybody is asked
-            client.run(run_id)
-        if not yes:
-            which = f"run {run_ids[0]} with its" if len(run_ids) == 1 else (
-                f"runs {', '.join(map(str, run_ids))} with their"
+        there = [] if yes else [one for one in dict.fromkeys(run_ids) if _is_there(client, one)]
+        if there:
+            which = f"run {there[0]} with its" if len(there) == 1 else (
+                f"runs {', '.join(map(str, there))} with their"
             )  # fmt: skip
             require_yes(f"This removes {which} checkpoints, metrics and logs.")
 
         def act(run_id: int) -> tuple[Document, list[str]]:
             try:
                 client.delete(run_id)
-            except _problem_type() as problem:
+            except Problem as problem:
                 raise _refusal(client, run_id, "delete", problem) from None
             told = f"Run {run_id} is deleted; a worker will remove its files."
             return {"deleted": run_id}, [told]
@@ -209,29 +218,91 @@ def _act(
     *,
     lose_progress: bool = False,
 ) -> None:
+    deadline = None if wait_seconds is None else time.monotonic() + wait_seconds
     with connect() as client:
-        before: dict[int, str] = {}
+        # Each is asked once, and all before any is waited for: so they end side by side.
+        asked, is_cut = _ask(client, run_ids, action, lose_progress=lose_progress)
 
-        def ask(run_id: int, wait: float | None) -> tuple[Document, list[str]]:
-            before.setdefault(run_id, client.run(run_id)["state"])
-            try:
-                run = client.act(run_id, action, wait_seconds=wait, lose_progress=lose_progress)
-            except _problem_type() as problem:
-                raise _refusal(client, run_id, action, problem) from None
+        def act(run_id: int) -> tuple[Document, list[str]]:
+            nonlocal is_cut
+            answer = asked[run_id]
+            if isinstance(answer, Exception):
+                raise answer
+            before, run = answer
+            if deadline is not None and not is_cut:
+                try:
+                    run = _when_done(client, run, action, deadline)
+                except KeyboardInterrupt:  # it was accepted, as those behind it were
+                    is_cut = True
             said = in_words(run["status"], run["waits_for"])
-            if before[run_id] == AT_REST.get(action):
+            if before == AT_REST.get(action):
                 said = said.replace(" ", " already ", 1)
             return run, [f"Run {run_id} {said}."]
 
-        if wait_seconds and len(run_ids) > 1:  # all are asked first, so that they end side by side
-            for run_id in run_ids:
-                with suppress(CommandFailed, _problem_type()):
-                    ask(run_id, None)
-        for_each(run_ids, lambda run_id: ask(run_id, wait_seconds), as_json=as_json)
+        try:
+            for_each(run_ids, act, as_json=as_json)
+        except typer.Exit:
+            if not is_cut:
+                raise
+        if is_cut:
+            raise typer.Exit(ExitCode.interrupted)
 
 
-def _problem_type() -> "type[Problem]":
-    return Problem
+def _ask(
+    client: "Client", run_ids: list[int], action: Action, *, lose_progress: bool
+) -> tuple[dict[int, tuple[str, Document] | Exception], bool]:
+    """Of each run its state before and the run as it was answered, or why it was refused. Where
+    the service does not answer, that is so of all the others. And whether Ctrl-C came.
+    """
+    asked: dict[int, tuple[str, Document] | Exception] = {}
+    for run_id in run_ids:
+        if run_id in asked:
+            continue
+        try:
+            before = client.run(run_id)["state"]
+            try:
+                run = client.act(run_id, action, lose_progress=lose_progress)
+            except Problem as problem:
+                raise _refusal(client, run_id, action, problem) from None
+            asked[run_id] = before, run
+        except ServiceUnreachable as error:
+            return dict.fromkeys(run_ids, error) | asked, False
+        except KeyboardInterrupt:
+            others = {one: cut_off(one, was_asked=one == run_id) for one in run_ids}
+            return others | asked, True
+        except (CommandFailed, Problem) as error:
+            asked[run_id] = error
+    return asked, False
+
+
+def _when_done(client: "Client", run: Document, action: Action, deadline: float) -> Document:
+    """The run once the action is done, or as it is when the time is over. CommandFailed where the
+    service goes away meanwhile.
+    """
+    while run["state"] not in (*ENDED, DONE[action]):
+        left = deadline - time.monotonic()
+        time.sleep(max(0.0, min(POLL_SECONDS, left)))
+        try:
+            run = client.run(run["id"])
+        except ServiceUnreachable as error:
+            raise CommandFailed(
+                f"The {action} of run {run['id']} was accepted; what came of it is not known. "
+                f"{error.detail}",
+                ExitCode.unreachable,
+            ) from None
+        if left <= 0:
+            break
+    return run
+
+
+def _is_there(client: "Client", run_id: int) -> bool:
+    try:
+        client.run(run_id)
+    except Problem as problem:
+        if problem.status != HTTPStatus.NOT_FOUND:
+            raise
+        return False
+    return True
 
 
 def _refusal(
@@ -241,49 +312,58 @@ def _refusal(
     if problem.code != "action_not_allowed":
         return problem
     state = client.run(run_id)["state"]
-    allowed = "".join(f"\n  stoker {verb} {run_id}" for verb in problem.allowed_actions)
+    allowed = " or ".join(f"`stoker {verb} {run_id}`" for verb in problem.allowed_actions)
     if action == "delete":
         said = f"Run {run_id} is {state}; only one that has ended can be deleted."
     elif state in ENDED:
         said = f"Run {run_id} {in_words(state)}; there is nothing to {action}."
     else:
         said = f"Run {run_id} is {state}; you cannot {action} it now."
-    return CommandFailed(f"{said} Possible now:{allowed}", document=problem.document)
+    return CommandFailed(f"{said} Possible now: {allowed}.", document=problem.document)
 
 
 def _plan_restart(
     run_id: int,
     source: "Source",
-    patch: Document | None,
+    assignments: list[str],
     *,
     as_json: bool,
 ) -> None:
-    with connect() as client, _shape_explained(run_id):
+    patch = patch_of(assignments) or None
+    with connect() as client, _with_a_way_out(run_id, source, assignments):
         answer = client.plan_restart(run_id, from_=source, patch=patch)
     if as_json:
         print_json(answer)
     else:
         print_plan(answer, everything=False)
         kind = ((answer["spec"] or {}).get("recipe") or {}).get("kind")
-        print_lines(_carry_lines(answer["carry"], source, is_script=kind == "script"))
+        print_lines(carry_lines(answer["carry"], source, is_script=kind == "script"))
     if not answer["accepted"]:
         raise typer.Exit(ExitCode.refused)
 
 
 @contextmanager
-def _shape_explained(run_id: int) -> "Iterator[None]":
-    """Weights that cannot fit, as a person would say it."""
+def _with_a_way_out(run_id: int, source: "Source", assignments: list[str]) -> "Iterator[None]":
+    """What a restart is refused for, as a person would say it, with the restart that would do."""
     try:
         yield
-    except _problem_type() as problem:
+    except Problem as problem:
+        changes = [word for assignment in assignments for word in ("--set", assignment)]
+        again = shlex.join(["stoker", "restart", str(run_id), *changes])
         for issue in problem.issues:
-            if issue["code"] == "shape_changed":
-                raise CommandFailed(
-                    f"A new {'.'.join(map(str, issue['loc']))} changes the shape of the model, so "
-                    f"the weights of run {run_id} do not fit. Leave it as it was, or train anew "
-                    "with: --from scratch",
-                    document=problem.document,
-                ) from None
+            if issue["code"] in UNFIT:
+                place = ".".join(map(str, issue["loc"]))
+                anew = f"  fix: leave {place} as it was, or train anew: {again} --from scratch"
+                said = UNFIT[issue["code"]].format(place=place, run=run_id)
+                raise CommandFailed(said, hints=[anew], document=problem.document) from None
+        if any(issue["code"] == "correctness.nothing_left" for issue in problem.issues):
+            told = [*issue_lines(problem.issues), f"  or train anew: {again} --from scratch"]
+            title = f"{problem.title.rstrip('.')}."
+            raise CommandFailed(title, hints=told, document=problem.document) from None
+        if problem.code == "no_such_checkpoint":
+            latest = "" if source in ("latest", "scratch") else f"{again}, or "
+            hints = [f"  fix: {latest}{again} --from scratch"]
+            raise CommandFailed(problem.detail, hints=hints, document=problem.document) from None
         raise
 
 
@@ -298,34 +378,3 @@ def _source(text: str) -> "Source":
         "(`stoker checkpoints RUN` lists them)",
         param_hint="--from",
     )
-
-
-def _carry_lines(carry: Document | None, source: "Source", *, is_script: bool) -> list[str]:
-    if carry is None:
-        return []
-    lines = [f"  {_carried(carry, source, is_script=is_script)}"]
-    if carry["kind"] == "weights" and (carry["waits_for_parent"] or carry["step"] is not None):
-        files = {"/data/dataset": "data.dataset, or the file behind it"}
-        differ = [files.get(path, path.strip("/").replace("/", ".")) for path in carry["changed"]]
-        lines.append(f"  These differ from its parent's: {'; '.join(differ)}.")
-        lines.append(f"  These start anew: {', '.join(carry['starts_anew'])}.")
-    return lines
-
-
-def _carried(carry: Document, source: "Source", *, is_script: bool) -> str:
-    if carry["kind"] == "scratch":
-        return "It starts from scratch."
-    what = "the full training state" if carry["kind"] == "full" else "the weights alone"
-    takes = "It is given what was saved" if is_script else f"It continues with {what}, as saved"
-    if carry["waits_for_parent"] and source in ("latest", "best"):
-        which = "latest" if source == "latest" else "best by then"
-        return f"{takes} ({which}) once its parent has stopped."
-    if carry["step"] is None:
-        return "Nothing is saved that it could go on from: it starts from the beginning."
-    takes = "It is given the checkpoint of" if is_script else f"It continues with {what} from"
-    return f"{takes} step {number(carry['step'])}."
-
-
-def _has_nothing(carry: dict[str, Any]) -> bool:
-    """Whether its parent has saved nothing, and will not."""
-    return carry["step"] is None and not carry["waits_for_parent"]

@@ -1,7 +1,7 @@
 """What a command works with: the settings, a client, the store. Each imported when asked for.
 
 pydantic, httpx and SQLAlchemy take longer to import than everything else a command does, and
-`stoker --help` needs none of them: this is the one place of the CLI that imports them late.
+`stoker --help` needs none of them. So commands import what brings them late, where they use it.
 """
 
 from collections.abc import Iterator

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -94,7 +95,18 @@ class Explained:
 
 
 class StokerGroup(TyperGroup):
-    """Turns the errors that a user can meet into sentences on stderr."""
+    """Turns the errors that a user can meet into sentences on stderr; and its help shows a value
+    only where an option takes one.
+    """
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_values(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _without_values(command.get_params(ctx))
+        return command
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -110,6 +122,14 @@ class StokerGroup(TyperGroup):
             if explained is None:
                 raise
             fail(explained, as_json=bool(ctx.meta.get(AS_JSON)))
+
+
+def _without_values(params: list[Any]) -> list[Any]:
+    """The same; of those that are flags no type is shown, as if `--watch` were given one."""
+    for param in params:
+        if getattr(param, "is_bool_flag", False) and param.metavar is None:
+            param.metavar = ""
+    return params
 
 
 def fail(told: Explained, *, as_json: bool) -> NoReturn:
@@ -185,11 +205,13 @@ def issue_lines(
     lines = []
     for issue in issues:
         place = ".".join(str(part) for part in issue.get("loc", ())) or "spec"
-        lines.append(f"  {issue['severity']} {issue['code']} at {place}: {issue['message']}")
-        if issue.get("why"):
-            lines.append(f"    why: {issue['why']}")
-        steps = [step for op in issue.get("fix", ()) for step in _fix_steps(op, options)]
-        if steps:
+        field = ".".join(part for part in issue.get("loc", ()) if isinstance(part, str))
+        message, why = (_in_options(issue.get(part) or "", options) for part in ("message", "why"))
+        place, field = options.get(place, place), options.get(field, field)
+        lines.append(f"  {issue['severity']} {issue['code']} at {place}: {message}")
+        if why:  # what a field is, is no reason
+            lines.append(f"    {'' if why.startswith(f'{field}: ') else 'why: '}{why}")
+        if steps := fix_steps(issue, options):
             lines.append(f"    fix: {', '.join(steps)}")
         if issue.get("accepted"):
             lines.append("    accepted by accept_risks")
@@ -200,9 +222,36 @@ def issue_lines(
     return lines
 
 
-def _fix_steps(op: dict[str, Any], options: Mapping[str, str]) -> list[str]:
-    """One operation in words of the command line."""
-    name = str(op["path"]).strip("/").replace("/", ".")
+def _in_options(text: str, options: Mapping[str, str]) -> str:
+    """A text with the command's options in place of the fields that they say."""
+    for name, option in options.items():
+        text = re.sub(rf"(?<![\w.]){re.escape(name)}(?!\.?\w)", option, text)
+    return text
+
+
+def fix_steps(issue: Mapping[str, Any], options: Mapping[str, str]) -> list[str]:
+    """The fix of a finding in words of the command line."""
+    fix = issue.get("fix", ())
+    if issue["code"] == "unknown_field" and len(fix) > 1:
+        return [_renamed(fix[0], fix[-1])]
+    return [step for op in fix for step in _steps_of(op, options)]
+
+
+def _renamed(removed: dict[str, Any], added: dict[str, Any]) -> str:
+    """What a field should be called; its value as well, which may have a name of its own here."""
+    new, value = _dotted(added), added["value"]
+    told = f"rename {_dotted(removed)} to {new}"
+    if isinstance(value, dict):
+        return told
+    return f"{told} ({new}={value if isinstance(value, str) else json.dumps(value)})"
+
+
+def _dotted(op: dict[str, Any]) -> str:
+    return str(op["path"]).strip("/").replace("/", ".")
+
+
+def _steps_of(op: dict[str, Any], options: Mapping[str, str]) -> list[str]:
+    name = _dotted(op)
     if op["op"] == "remove":
         return [f"remove {options.get(name, name)}"]
     return _settings_of(name, op["value"], options)

@@ -1,17 +1,16 @@
 """How answers look: JSON, tables, and numbers, sizes and times for people."""
 
 import json
+import re
+import shlex
 import shutil
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 # Where a command's context holds that it was asked for JSON: errors are then told so, too.
 AS_JSON = "stoker.as_json"
@@ -26,7 +25,11 @@ JsonOption = Annotated[
     bool, typer.Option("--json", help="Print the answer as JSON.", callback=_noted)
 ]
 
-NARROWEST = 40
+NARROWEST, PAGE_WIDTH = 40, 100
+# What is copied into a shell, and so never broken: what stands in backticks, an option with its
+# quoted value, a command up to the end of its line.
+COPIED = re.compile(r"`[^`]*`|--\S+ '[^']*'|(?<=\s)stoker [a-z].*")
+HELD = "\x1f"  # in place of a space at which no line is broken
 STATUS_STYLES = {
     "succeeded": "green",
     "failed": "red",
@@ -41,31 +44,41 @@ def print_json(document: Any) -> None:
     typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
 
 
-def console() -> "Console":
-    """A console on stdout; lines are not cut where nobody looks at them."""
-    from rich.console import Console  # imported late: start-up of every command
-
-    is_terminal = sys.stdout.isatty()
-    return Console(highlight=False, soft_wrap=not is_terminal, width=None if is_terminal else 500)
-
-
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], empty: str) -> None:
-    """Columns without lines; numbers to the right. `empty` is said when there are no rows."""
+    """Columns without lines; numbers to the right. `empty` is said when there are no rows.
+
+    Where nobody looks a row is a line, and where COLUMNS is set to less, no word is cut.
+    """
     if not rows:
         typer.echo(empty)
         return
-    from rich.table import Table  # imported late: start-up of every command
+    from rich.console import Console  # imported late: start-up of every command
+    from rich.table import Table
     from rich.text import Text
 
+    shown = [["–" if cell is None else str(cell) for cell in row] for row in rows]
+    cells = list(zip(headers, *shown, strict=True))
+    longest = [_longest_word(column) for column in cells]
+    whole = [max(map(width_of, column)) for column in cells]
+    is_terminal = sys.stdout.isatty()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for position, header in enumerate(headers):
         numeric = all(isinstance(row[position], int | float) for row in rows)
-        one_word = all(" " not in str(row[position]) for row in rows)
-        table.add_column(header, justify="right" if numeric else "left", no_wrap=one_word)
-    for row in rows:
-        cells = ["–" if cell is None else str(cell) for cell in row]
-        table.add_row(*(Text(cell, style=_style(cell)) for cell in cells))
-    console().print(table)
+        table.add_column(
+            header,
+            justify="right" if numeric else "left",
+            no_wrap=all(" " not in row[position] for row in shown),
+            min_width=None if is_terminal else longest[position],
+        )
+    for row in shown:
+        table.add_row(*(Text(cell, style=_style(cell)) for cell in row))
+    gaps = 2 * len(headers)
+    width = max(sum(longest) + gaps, min(sum(whole) + gaps, table_columns()))
+    Console(highlight=False, width=None if is_terminal else width).print(table)
+
+
+def _longest_word(cells: Sequence[str]) -> int:
+    return max(width_of(word) for cell in cells for word in (cell.split() or [""]))
 
 
 def _style(cell: str) -> str:
@@ -74,22 +87,28 @@ def _style(cell: str) -> str:
 
 
 def columns() -> int:
-    """Of the terminal, or as COLUMNS says; without either as many as there may be."""
+    """For sentences: of the terminal, or as COLUMNS says; without either what fits a page."""
+    return max(NARROWEST, shutil.get_terminal_size((PAGE_WIDTH, 0)).columns)
+
+
+def table_columns() -> int:
+    """For tables: the same; without either room without end, for programs read them by the line."""
     return max(NARROWEST, shutil.get_terminal_size((sys.maxsize, 0)).columns)
 
 
 def print_explained(headers: Sequence[str], rows: Sequence[Sequence[str]], empty: str) -> None:
-    """A table whose last column is prose, which stands below its row where a line has no room.
-
-    COLUMNS bounds the lines where nobody looks at them too; they are whole where it is not set.
-    """
-    room = columns()
-    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
+    """A table whose last column is prose, which stands below its row where a line has no room."""
+    room = table_columns()
+    widths = [max(map(width_of, column)) for column in zip(headers, *rows, strict=True)]
     if not rows or sum(widths) + 2 * len(widths) <= room:
         print_table(headers, rows, empty)
         return
     for row in (headers, *rows):
-        head = "  ".join(f"{cell:<{width}}" for cell, width in zip(row[:-1], widths, strict=False))
+        padded = (
+            cell + " " * (width - width_of(cell))
+            for cell, width in zip(row[:-1], widths, strict=False)
+        )
+        head = "  ".join(padded)
         lines = _broken(head, room, "", "  ")
         if row is headers:
             lines = [typer.style(line, bold=True) for line in lines]
@@ -99,32 +118,31 @@ def print_explained(headers: Sequence[str], rows: Sequence[Sequence[str]], empty
 
 
 def print_lines(lines: Sequence[str], *, err: bool = False) -> None:
-    """Lines, broken between words where somebody looks; what follows is indented as deep."""
+    """Lines, broken between words; what follows is indented as deep."""
     for line in lines:
         for piece in wrapped(line, err=err):
             typer.echo(piece, err=err)
 
 
 def wrapped(line: str, hanging: int = 2, *, err: bool = False) -> list[str]:
-    """A line as the terminal's width allows; whole where it is none."""
-    stream = sys.stderr if err else sys.stdout
-    if not stream.isatty():
+    """A line as the terminal's width allows; errors are whole where a log takes them."""
+    if err and not sys.stderr.isatty():
         return [line]
     depth = len(line) - len(line.lstrip()) + hanging
-    width = max(NARROWEST, shutil.get_terminal_size().columns)
-    return _broken(line, width, "", " " * depth) or [""]
+    return _broken(line, columns(), "", " " * depth) or [""]
 
 
 def _broken(text: str, width: int, first: str, others: str) -> list[str]:
     """The lines of a text, broken between words; `first` and `others` are their indents."""
-    return textwrap.wrap(
-        text,
+    lines = textwrap.wrap(
+        COPIED.sub(lambda found: found[0].replace(" ", HELD), text),
         width,
         initial_indent=first,
         subsequent_indent=others,
         break_long_words=False,
         break_on_hyphens=False,
     )
+    return [line.replace(HELD, " ") for line in lines]
 
 
 def print_facts(facts: Sequence[tuple[str, object]]) -> None:
@@ -132,7 +150,9 @@ def print_facts(facts: Sequence[tuple[str, object]]) -> None:
     known = [(name, value) for name, value in facts if value not in (None, "")]
     width = max((len(name) for name, _ in known), default=0)
     for name, value in known:
-        for piece in wrapped(f"  {name:<{width}}  {value}", hanging=width + 2):
+        line = f"  {name:<{width}}  {value}"
+        is_copied = name in ("command", "folder") and not sys.stdout.isatty()
+        for piece in [line] if is_copied else wrapped(line, hanging=width + 2):
             typer.echo(piece)
 
 
@@ -155,6 +175,70 @@ def label_line(labels: Mapping[str, str]) -> str:
     return ", ".join(f"{key}={value}" for key, value in labels.items())
 
 
+def width_of(text: str) -> int:
+    """Columns that it takes in a terminal: two for each wide character."""
+    from rich.cells import cell_len  # imported late: start-up of every command
+
+    return cell_len(text)
+
+
+def one_line(text: str) -> str:
+    """A text that somebody else wrote, without line breaks and the like."""
+    return "".join(one if one.isprintable() else " " for one in text)
+
+
+def cut(text: str, most: int) -> str:
+    """A text in one line of at most so many columns."""
+    from rich.cells import set_cell_size  # imported late: start-up of every command
+
+    line = one_line(text)
+    return line if width_of(line) <= most else f"{set_cell_size(line, most - 1).rstrip()}…"
+
+
+def shell_line(words: Sequence[str]) -> str:
+    """A command as a shell takes it, in one line: line breaks and the like as bash writes them."""
+    return " ".join(shlex.quote(word) if word.isprintable() else _escaped(word) for word in words)
+
+
+def _escaped(word: str) -> str:
+    """`$'first\\nsecond'`."""
+    quoted = word.replace("\\", "\\\\").replace("'", "\\'")
+    shown = (one if one.isprintable() else ascii(one)[1:-1] for one in quoted)
+    return f"$'{''.join(shown)}'"
+
+
+def fitted_arguments(runs: Sequence[Mapping[str, Any]], room: int = sys.maxsize) -> list[str]:
+    """The arguments of each run's script, as a shell takes them; empty of other runs. Where they
+    are wider than `room`, what all of one name begin with alike gives way first, then the end.
+    """
+    words = [_arguments(run) for run in runs]
+    lines = [shell_line(one) for one in words]
+    long = [run for run, line in zip(runs, lines, strict=True) if width_of(line) > room]
+    for name in {run["name"] for run in long}:
+        same = [place for place, run in enumerate(runs) if run["name"] == name]
+        alike = _alike([words[place] for place in same])
+        for place in same if alike else ():
+            lines[place] = f"… {shell_line(words[place][alike:])}".rstrip()
+    return [cut(line, room) for line in lines]
+
+
+def _arguments(run: Mapping[str, Any]) -> list[str]:
+    """What follows the file that a script is named after, else all that follows its program."""
+    argv = run.get("argv") or []
+    names = [word.rpartition("/")[2] for word in argv]
+    return argv[(names.index(run["name"]) if run["name"] in names else 0) + 1 :]
+
+
+def _alike(each: Sequence[Sequence[str]]) -> int:
+    """How many words all begin with; an option stays before the value that differs."""
+    count = 0
+    while len({tuple(one[: count + 1]) for one in each}) == 1 and count < len(each[0]):
+        count += 1
+    if count == len(max(each, key=len)):
+        return 0
+    return count - 1 if count and each[0][count - 1].startswith("-") else count
+
+
 def in_words(status: str, waits_for: int | None = None) -> str:
     """A status as what follows "Run 7 …"; `waits_for`: the run that has to be over before."""
     if status in ("succeeded", "failed", "stopped"):
@@ -174,16 +258,22 @@ def best_score(best: Mapping[str, object] | None) -> str | None:
     return f"{name} {number(scores[name])}" if name in scores else None
 
 
-def size(value: object) -> str:
-    """Bytes in the unit that leaves one to three digits before the point."""
+def size(value: object, beside: float = 0) -> str:
+    """Bytes in the unit that leaves one to three digits before the point of the larger one: of
+    these, or of those that they are compared with.
+    """
     if not isinstance(value, int | float):
         return "–"
-    amount = float(value)
+    amount, largest = float(value), max(abs(value), beside)
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(amount) < 1024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} TiB"
+        if largest < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{_tenths(amount)} {unit}"
+        amount, largest = amount / 1024, largest / 1024
+    return f"{_tenths(amount)} TiB"
+
+
+def _tenths(amount: float) -> str:
+    return f"{amount:.1f}" if abs(amount) >= 0.1 or amount == 0 else f"{amount:.2g}"
 
 
 def duration(seconds: object) -> str:

@@ -11,6 +11,7 @@ from app.cli.connect import connect
 from app.cli.failures import CommandFailed, ExitCode, issue_lines
 from app.cli.output import JsonOption, print_json, print_lines
 from app.cli.planview import print_plan
+from app.cli.specs.assigned import with_own_fixes
 from app.cli.specs.specfile import (
     NO_CHANGES,
     Format,
@@ -80,7 +81,8 @@ def plan(
     if as_json:
         print_json(answer)
     else:
-        print_plan(answer, everything=everything)
+        issues = with_own_fixes(answer["issues"], request, assignments)
+        print_plan({**answer, "issues": issues}, everything=everything)
     errors = [issue for issue in answer["issues"] if issue["severity"] == "error"]
     if not as_json and any(issue["fix"] for issue in errors):
         typer.echo(

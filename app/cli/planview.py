@@ -10,6 +10,10 @@ from app.cli.output import duration, number, print_facts, print_lines, print_tab
 from app.guard.wording import share
 
 Document = dict[str, Any]
+SAVES = (
+    "For the next time, say where it saves and how it resumes: --checkpoints and --resume, see "
+    "docs/scripts.md."
+)
 
 
 def print_plan(answer: Document, *, everything: bool) -> None:
@@ -89,7 +93,7 @@ def _print_memory(memory: Document) -> None:
         plan = memory.get(place)
         if plan is None:
             continue
-        typer.echo(f"  {place}: {_against(plan)}. No phase holds all of these at once:")
+        print_lines([f"  {place}: {_against(plan)}. No phase holds all of these at once:"])
         items = sorted(plan["items"].items(), key=lambda item: -item[1])
         width = max((len(name) for name, _ in items), default=0)
         for name, count in items:
@@ -158,3 +162,38 @@ def _print_values(provenance: Document, *, everything: bool) -> None:
 
 def _shown(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def carry_lines(carry: Document | None, source: str | int, *, is_script: bool) -> list[str]:
+    """What a restart takes over, and what starts anew."""
+    if carry is None:
+        return []
+    lines = [f"  {_carried(carry, source, is_script=is_script)}"]
+    if carry["kind"] == "weights" and (carry["waits_for_parent"] or carry["step"] is not None):
+        files = {"/data/dataset": "data.dataset, or the file behind it"}
+        differ = [files.get(path, path.strip("/").replace("/", ".")) for path in carry["changed"]]
+        lines.append(f"  These differ from its parent's: {'; '.join(differ)}.")
+        lines.append(f"  These start anew: {', '.join(carry['starts_anew'])}.")
+    return lines
+
+
+def _carried(carry: Document, source: str | int, *, is_script: bool) -> str:
+    if carry["kind"] == "scratch":
+        return "It starts from scratch."
+    what = "the full training state" if carry["kind"] == "full" else "the weights alone"
+    takes = (
+        "It can go on from what was saved" if is_script else f"It continues with {what}, as saved"
+    )
+    if carry["waits_for_parent"] and source in ("latest", "best"):
+        which = "latest" if source == "latest" else "best by then"
+        return f"{takes} ({which}) once its parent has stopped."
+    if carry["step"] is None:
+        told = "Nothing is saved that it could go on from: it starts from the beginning."
+        return f"{told} {SAVES}" if is_script else told
+    takes = "It can go on from the checkpoint at" if is_script else f"It continues with {what} from"
+    return f"{takes} step {number(carry['step'])}."
+
+
+def has_nothing(carry: Document) -> bool:
+    """Whether its parent has saved nothing, and will not."""
+    return carry["step"] is None and not carry["waits_for_parent"]

@@ -1,5 +1,6 @@
 """Presets: the list of them, those that cannot be used, and one in full."""
 
+import textwrap
 from typing import Annotated, Any
 
 import typer
@@ -68,7 +69,7 @@ def _show(page: Document, name: str, *, as_json: bool) -> None:
     for title, layer in layers:
         if layer:
             typer.echo(f"\n{title}:\n")
-            print_lines(["  " + line for line in dump_yaml(layer).splitlines()])
+            typer.echo(textwrap.indent(dump_yaml(layer), "  "), nl=False)
 
 
 def _match(match: Document | None) -> str | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
-from app.cli.output import STATUS_STYLES, best_score, duration, number
+from app.cli.output import STATUS_STYLES, best_score, duration, number, wrapped
 from stoker import Event
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ LONG_PHASES = {
 }
 # What stands beside the figures: phase, percentage, and the spaces between.
 PHASE_WIDTH, PERCENT_WIDTH, SPACES = 12, 5, 3
+NOTE_WIDTH = 13  # of the word that a note begins with, and the space behind it
 LEAST_BAR, WIDEST_BAR, FIGURES_WIDTH = 6, 30, 76
 
 
@@ -101,9 +102,12 @@ class PlainView:
     def __init__(self) -> None:
         self._said_at = 0.0
         self._said: tuple[object, ...] | None = None
+        self._phase = ""
 
     def note(self, text: str, style: str = "") -> None:
-        typer.echo(text)
+        typer.echo("\n".join(wrapped(text, hanging=NOTE_WIDTH)))
+        if " " not in text:
+            self._phase = text
 
     def doing(self, what: str) -> None:
         return None  # the notes say it
@@ -112,8 +116,10 @@ class PlainView:
         place = (progress.get("phase"), progress.get("step"), progress.get("ratio"))
         if place == self._said or time.monotonic() - self._said_at < PLAIN_LINE_SECONDS:
             return
-        self._said, self._said_at = place, time.monotonic()
-        typer.echo(plain_line(progress))
+        line = plain_line(progress)
+        if line != self._phase:  # a script may tell no more than that it is running
+            self._said, self._said_at = place, time.monotonic()
+            typer.echo("\n".join(wrapped(line)))
 
     def close(self) -> None:
         return None
@@ -153,7 +159,8 @@ class LiveView:
     def note(self, text: str, style: str = "") -> None:
         from rich.text import Text  # imported late: only a terminal needs it
 
-        self._bar.console.print(Text(text, style=style))
+        lines = wrapped(text, hanging=NOTE_WIDTH)
+        self._bar.console.print(Text("\n".join(lines), style=style))
 
     def doing(self, what: str) -> None:
         # A new task rather than an update, which cannot take a total away again.
@@ -258,7 +265,8 @@ def note_of(kind: str, data: Document) -> tuple[str, str] | None:
         case "epoch":
             return f"{'epoch':<12} {_epoch_text(data)}", ""
         case "checkpoint" if data.get("action") == "saved":
-            return f"{'checkpoint':<12} saved at step {data['step']}", "dim"
+            how = "seen" if data.get("seen") else "saved"
+            return f"{'checkpoint':<12} {how} at step {data['step']}", "dim"
         case "checkpoint" if data.get("action") == "quarantined":
             name = str(data.get("path")).rpartition("/")[2]
             return f"{'damaged':<12} {name} is passed over: {data.get('message')}", "yellow"
@@ -271,9 +279,8 @@ def note_of(kind: str, data: Document) -> tuple[str, str] | None:
         case "restored" | "rollback":
             return _going_on(kind, data)
         case "issue" | "warning" | "retry" | "verdict":
-            # Of a retry that does otherwise the change: the line before it says what went wrong.
-            said = data.get("change") or data.get("message") or _reason_text(data.get("reason"))
-            return f"{kind:<12} {said}", "yellow"
+            said = data.get("message") or _reason_text(data.get("reason"))
+            return f"{kind:<12} {_retry_text(data) if kind == 'retry' else said}", "yellow"
     return None
 
 
@@ -283,6 +290,17 @@ def _going_on(kind: str, data: Document) -> tuple[str, str]:
         return f"{kind:<12} from step {data['step']}", "dim"
     left_out = f"without the data of the {data['steps']} steps before it"
     return f"{kind:<12} on after step {data['step']}, {left_out}", "yellow"
+
+
+def _retry_text(data: Document) -> str:
+    """When, and what it does otherwise; the line before it says what went wrong."""
+    seconds = data["delay_seconds"]
+    when = f"in {duration(seconds)}" if round(seconds) else "at once"
+    when = "when it is resumed" if data.get("paused") else when
+    told = (
+        f"It is tried again {when}; {data['retries_used']} of {data['max_retries']} retries used."
+    )
+    return f"{told} {data['change']}" if data.get("change") else told
 
 
 def _reason_text(reason: object) -> str:

@@ -1,6 +1,7 @@
 """What a run leaves: logs, metrics, checkpoints, download."""
 
 import json
+import shlex
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,18 +17,19 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from app.cli.arguments import RunId
+from app.cli.arguments import CheckpointId, RunId
 from app.cli.connect import connect
 from app.cli.failures import CommandFailed
 from app.cli.output import (
     JsonOption,
     ago,
-    console,
     metric_line,
     number,
     print_json,
+    print_lines,
     print_table,
     size,
+    table_columns,
 )
 
 if TYPE_CHECKING:
@@ -39,6 +41,10 @@ if TYPE_CHECKING:
 LOG_WAIT_SECONDS = 20.0
 ENDED = ("succeeded", "failed", "stopped", "paused")
 ALL_NAMES: list[str] = []
+HOW_MANY_ARE_KEPT = (
+    "A curve keeps about one point a second (of a very long run fewer), and its last one; those of "
+    "val_ and test_ keep all of up to 10,000."
+)
 # Marks of a metric's course; what stands before it is at most so wide.
 LEAST_COURSE, WIDEST_COURSE, FIGURES_WIDTH = 5, 32, 75
 
@@ -56,7 +62,9 @@ def logs(
     """Print the log of a run; with --json a line for each piece of it."""
     with connect() as client:
         pieces = _followed(client, run_id, attempt) if follow else _rest(client, run_id, attempt)
+        is_empty = True
         for piece in pieces:
+            is_empty = False
             if as_json:
                 typer.echo(json.dumps(piece, ensure_ascii=False))
                 continue
@@ -64,6 +72,8 @@ def logs(
                 typer.echo(f"[… {size(piece['dropped_bytes'])} were not kept …]")
             sys.stdout.write(piece["text"])
             sys.stdout.flush()
+        if is_empty and not as_json:
+            typer.echo("No output." if _has_ended(client, run_id) else "No output yet.", err=True)
 
 
 def _followed(client: "Client", run_id: int, attempt: int | None) -> "Iterator[dict[str, Any]]":
@@ -95,16 +105,22 @@ def _has_ended(client: "Client", run_id: int) -> bool:
 
 
 def metrics(
+    context: typer.Context,
     run_id: RunId,
     names: Annotated[
         list[str], typer.Option("--name", help="Only this metric. Can be repeated.")
     ] = ALL_NAMES,
-    csv: Annotated[bool, typer.Option("--csv", help="All points as CSV.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="All points that are kept, as CSV.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the metrics of a run, each with its curve."""
     if csv and as_json:
         raise typer.BadParameter("give one of the two", param_hint="--csv, --json")
+    if context.args:
+        named = " ".join(f"--name {shlex.quote(name)}" for name in context.args)
+        raise typer.BadParameter(
+            f"name metrics by it: stoker metrics {run_id} {named}", param_hint="--name"
+        )
     with connect() as client:
         if csv and not names:
             sys.stdout.write(client.metrics_csv(run_id))
@@ -119,7 +135,7 @@ def metrics(
     if as_json:
         print_json({"series": series})
         return
-    rows, width = [], max(LEAST_COURSE, min(WIDEST_COURSE, console().width - FIGURES_WIDTH))
+    rows, width = [], max(LEAST_COURSE, min(WIDEST_COURSE, table_columns() - FIGURES_WIDTH))
     for name, points in sorted(series.items()):
         values = [value for _, _, value in points if value is not None]
         if values:
@@ -129,6 +145,8 @@ def metrics(
     print_table(
         ["metric", "points", "first", "least", "most", "last", "trend"], rows, "No metrics yet."
     )
+    if rows:
+        print_lines([HOW_MANY_ARE_KEPT], err=True)
 
 
 def _no_series(client: "Client", run_id: int, unknown: list[str]) -> str:
@@ -185,6 +203,26 @@ def checkpoints(run_id: RunId, as_json: JsonOption = False) -> None:
     )
 
 
+def pin(checkpoint_id: CheckpointId, as_json: JsonOption = False) -> None:
+    """Keep a checkpoint until it is unpinned, however many newer ones there are."""
+    with connect() as client:
+        _print_pinned(client.pin_checkpoint(checkpoint_id), as_json=as_json)
+
+
+def unpin(checkpoint_id: CheckpointId, as_json: JsonOption = False) -> None:
+    """Let a checkpoint go when newer ones, or better ones, are kept in its place."""
+    with connect() as client:
+        _print_pinned(client.unpin_checkpoint(checkpoint_id), as_json=as_json)
+
+
+def _print_pinned(row: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(row)
+        return
+    which = f"Checkpoint {row['id']} of run {row['run_id']}, step {row['step']},"
+    typer.echo(f"{which} is {'' if row['pinned'] else 'no longer '}pinned.")
+
+
 def download(
     run_id: RunId,
     best: Annotated[
@@ -226,9 +264,18 @@ def download(
 
 @contextmanager
 def download_bar(is_quiet: bool) -> "Iterator[Told]":
-    """A bar on a terminal; nothing where nobody looks."""
+    """A bar on a terminal, from the first bytes on; nothing where nobody looks."""
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     screen = Console(stderr=True)
-    with Progress(*columns, console=screen, disable=is_quiet or not screen.is_terminal) as bar:
-        task = bar.add_task("download")
-        yield lambda here, whole: bar.update(task, completed=here, total=whole)
+    bar = Progress(*columns, console=screen, disable=is_quiet or not screen.is_terminal)
+    task = bar.add_task("download")
+
+    def told(here: int, whole: int) -> None:
+        bar.start()
+        bar.update(task, completed=here, total=whole)
+
+    try:
+        yield told
+    finally:
+        if bar.live.is_started:
+            bar.stop()

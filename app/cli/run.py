@@ -2,44 +2,33 @@
 
 import json
 import os
-import re
-import shutil
+import shlex
 import socket
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from app.cli.connect import connect, read_settings
-from app.cli.failures import CommandFailed, ExitCode, issue_lines
-from app.cli.output import JsonOption, in_words, print_json, print_lines
+from app.cli.failures import CommandFailed, ExitCode, fix_steps, issue_lines
+from app.cli.output import JsonOption, in_words, one_line, print_json, print_lines
+from app.cli.typed import find_program, require_script
 from app.cli.watch import watch_run
 from app.codestate import code_state, make_snapshot, remove_snapshot
 from app.durable import socket_address
-from app.suggest import closest, did_you_mean
+from stoker.secret import looks_secret
 
 if TYPE_CHECKING:
     from app.settings import Settings
 
 Document = dict[str, Any]
-# Names of variables whose values others should not see; a run does not get them unless asked.
-SECRET = re.compile(
-    r"(^|_)(KEY|TOKEN|SECRET|PASSPHRASE|CREDENTIAL|AUTH|COOKIE|PAT)S?(_|$)"
-    r"|PASSWORD|PASSWD|_?PWD$|APIKEY",
-    re.IGNORECASE,
-)
-# A value such as postgres://user:password@host.
-SECRET_VALUE = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
 # What belongs to this terminal, or to a process above, and not to the run.
 NOT_OF_THE_RUN = frozenset(
     {"_", "OLDPWD", "SHLVL", "CUDA_VISIBLE_DEVICES", "SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY"}
 )
-# Interpreters that are given a file, unless an option has one of these letters: a module, code,
-# or standard input. A value follows options that end with one of the others.
-INTERPRETER = re.compile(r"(python|bash|sh)[0-9.]*")
-NO_FILE, VALUED = frozenset("mcs"), frozenset("WXoO")
 START_SECONDS = 100.0
 ANSWER_BYTES = 2**20
 
@@ -82,7 +71,8 @@ ResumeOption = Annotated[
     typer.Option(help="Arguments that resume it: '--resume_from_checkpoint {checkpoint}'."),
 ]
 CheckpointsOption = Annotated[
-    list[str] | None, typer.Option(help="Where it saves: 'out/checkpoint-*'. Can be repeated.")
+    list[str] | None,
+    typer.Option(metavar="PATTERN", help="Where it saves: 'out/checkpoint-*'. Can be repeated."),
 ]
 MetricsFileOption = Annotated[
     str | None, typer.Option(help="Read curves from this file: JSON lines or CSV.")
@@ -107,8 +97,8 @@ HangOption = Annotated[
     float | None,
     typer.Option(
         min=5,
-        help="End it after this many seconds without a step; without a metric if no steps are "
-        "counted; without output if it reports no metrics either.",
+        help="End it after this many seconds without a step and without a metric; without output "
+        "if it has neither made a step nor reported a metric.",
     ),
 ]
 RetriesOption = Annotated[
@@ -116,7 +106,7 @@ RetriesOption = Annotated[
     typer.Option(
         min=0,
         help="How often it is tried again after a crash or a lost worker. Default: 3 if it can "
-        "resume (by --resume, or once it has saved with `stoker`), else 0.",
+        "resume (by --resume, or by a checkpoint saved with run.checkpoint), else 0.",
     ),
 ]
 ShimOption = Annotated[
@@ -126,12 +116,16 @@ ShimOption = Annotated[
 PreemptibleOption = Annotated[
     bool,
     typer.Option(
-        "--preemptible", help="Runs of higher priority may take its slot; needs --resume."
+        "--preemptible",
+        help="Runs of higher priority may take its slot once it has saved; without --resume, once "
+        "it has saved with run.checkpoint.",
     ),
 ]
 EnvOption = Annotated[
     list[str] | None,
-    typer.Option(help="Pass on this variable although it looks secret. Can be repeated."),
+    typer.Option(
+        metavar="NAME", help="Pass on this variable although it looks secret. Can be repeated."
+    ),
 ]
 SnapshotOption = Annotated[
     bool, typer.Option("--snapshot", help="Run from a git copy of the current code.")
@@ -187,8 +181,8 @@ def run(
 ) -> None:
     """Run your own script: stoker run -- python train.py --lr 3e-4."""
     settings, cwd = read_settings(), Path.cwd()
-    program = _found(command[0])
-    _require_script(cwd, command)
+    program = find_program(command[0])
+    require_script(cwd, command)
     if snapshot:
         copy = make_snapshot(cwd, settings.home)
         program, cwd = _in_copy(program, cwd, copy), copy
@@ -203,6 +197,7 @@ def run(
     policy = _given(max_duration_seconds=max_duration, hang_timeout_seconds=hang_timeout)
     policy |= _given(max_retries=retries, preemptible=preemptible or None)
     request |= _given(runtime=runtime or None, policy=policy or None)
+    recipe |= _given(env=_asked_for(env or []) or None)
     environment, left_out = _environment(env or [])
     asked = {"request": request, "environment": environment, "code": code}
     made = cwd if snapshot else None
@@ -234,45 +229,14 @@ def _tell(
             _say(shown, warnings, left_out)
             if copy is not None:
                 typer.echo(f"  its copy of the code, removed with the run: {copy}")
+            if not watch:
+                typer.echo(f"  stoker watch {run_id}")
         if watch:
             raise typer.Exit(watch_run(client, run_id, warnings, as_json=as_json))
 
 
 def _given(**values: Any) -> Document:
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _found(command: str) -> str:
-    """The absolute path of the program, as the shell would find it here."""
-    path = shutil.which(command)
-    if path is None:
-        way = "Give its path, or activate its environment."
-        if " " in command:
-            way = f"Leave out the quotes: stoker run -- {command}"
-        raise CommandFailed(
-            f"{command!r} is not in PATH or not executable. {way}", ExitCode.refused
-        )
-    # Not resolved: the python of an environment is a link, and works by the place of the link.
-    return str(Path(path).absolute())
-
-
-def _require_script(cwd: Path, command: list[str]) -> None:
-    """CommandFailed where an interpreter is surely given a file, and it is not there."""
-    words, file = iter(command[1:]), None
-    for word in words if INTERPRETER.fullmatch(Path(command[0]).name) else ():
-        if not word.startswith("-"):
-            file = Path(word)
-            break
-        if word == "-" or word.startswith("--") or NO_FILE.intersection(word):
-            return
-        if word[-1] in VALUED:
-            next(words, None)
-    if file is None or (cwd / file).exists():
-        return
-    there = [one.name for one in (cwd / file).parent.glob(f"*{file.suffix}")]
-    meant = closest(file.name, there)
-    named = None if meant is None else str(file.with_name(meant))
-    raise CommandFailed(f"There is no file {file} in {cwd}.{did_you_mean(named)}")
 
 
 def _in_copy(program: str, cwd: Path, copy: Path) -> str:
@@ -290,32 +254,44 @@ def _top_of(cwd: Path, settings: "Settings") -> Path:
     return settings.snapshots_dir / cwd.relative_to(settings.snapshots_dir).parts[0]
 
 
+def _asked_for(wanted: list[str]) -> dict[str, str]:
+    """What --env names. CommandFailed for what is not set here."""
+    for name in wanted:
+        variable, is_assigned, value = name.partition("=")
+        if is_assigned:
+            raise CommandFailed(
+                f"--env {variable} passes on the value that {variable} has here, and takes none. "
+                f"Set it before: {variable}={shlex.quote(value)} stoker run --env {variable} …",
+                ExitCode.usage,
+            )
+        if name not in os.environ:
+            said = f"--env {shlex.quote(name)}: this variable is not set here."
+            raise CommandFailed(said, ExitCode.usage)
+    return {name: os.environ[name] for name in wanted}
+
+
 def _environment(wanted: list[str]) -> tuple[dict[str, str], list[str]]:
     """What the run gets of this environment, and the names that look secret and stay here."""
-    missing = [name for name in wanted if name not in os.environ]
-    if missing:
-        raise CommandFailed(f"--env {missing[0]}: this variable is not set here.", ExitCode.usage)
     kept = {
         name: value
         for name, value in os.environ.items()
         if name not in NOT_OF_THE_RUN and not name.startswith("STOKER_")
     }
-    secret = {n for n, value in kept.items() if SECRET.search(n) or SECRET_VALUE.search(value)}
+    secret = {name for name, value in kept.items() if looks_secret(name, value)}
     left_out = sorted(secret - {"PWD", *wanted})
     return {name: value for name, value in kept.items() if name not in left_out}, left_out
 
 
 def _say(run: Document, warnings: list[Document], left_out: list[str]) -> None:
-    typer.echo(f"Run {run['id']} ({run['name']}) {in_words(run['status'])}.")
+    typer.echo(f"Run {run['id']} ({one_line(run['name'])}) {in_words(run['status'])}.")
     if run["state"] == "queued" and run["message"]:
-        print_lines([f"  It waits: {run['message']}"])
+        print_lines([f"  {run['message']}"])
     if profile := run.get("profile"):
         print_lines([f"  {profile['message']}"])
     print_lines(issue_lines(warnings, OPTIONS))
     if left_out:
         names = ", ".join(left_out)
         typer.echo(f"  not passed on, because they look secret: {names} (--env NAME passes one on)")
-    typer.echo(f"  stoker watch {run['id']}")
 
 
 def _admitted(settings: "Settings", asked: Document, *, as_json: bool) -> int:
@@ -336,10 +312,25 @@ def _admitted(settings: "Settings", asked: Document, *, as_json: bool) -> int:
             ExitCode.unreachable,
         )
     if (problem := answer.get("problem")) is not None:
-        issues = problem.get("issues") or []
-        detail = str(problem["detail"])
-        raise CommandFailed(detail, hints=issue_lines(issues, OPTIONS), document=problem)
+        raise _refused(problem, asked["request"]["recipe"].get("env", ()))
     return int(answer["run"])
+
+
+def _refused(problem: Document, env: Iterable[str]) -> CommandFailed:
+    """With each finding in words of the command line, for nobody has typed the request. `env`: what
+    --env has named.
+    """
+    options = OPTIONS | {f"recipe.env.{name}": f"--env {name}" for name in env}
+    issues = [
+        {**issue, "fix_options": fix_steps(issue, options)} for issue in problem.get("issues") or ()
+    ]
+    if not issues:
+        return CommandFailed(str(problem["detail"]), document=problem)
+    hints = issue_lines(issues, options)
+    # The findings say all that its sentence would.
+    return CommandFailed(
+        "The command was refused.", hints=hints, document={**problem, "issues": issues}
+    )
 
 
 def _ask(settings: "Settings", asked: Document) -> Document | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.arguments import RunId
+from app.cli.arguments import RunId, parse_seconds
 from app.cli.connect import connect
 from app.cli.failures import CommandFailed, issue_lines
 from app.cli.filters import BeforeOption, SinceOption, as_typed, moment, one_each, refusal
@@ -16,19 +16,25 @@ from app.cli.output import (
     ago,
     best_score,
     between,
-    columns,
+    cut,
     duration,
+    fitted_arguments,
     in_words,
     label_line,
     metric_line,
     number,
+    one_line,
     print_facts,
     print_json,
     print_lines,
     print_table,
+    shell_line,
     size,
+    table_columns,
+    width_of,
 )
 from app.cli.progress import percent
+from app.cli.specs.assigned import with_own_fixes
 from app.cli.specs.specfile import NO_CHANGES, SetOption, SpecPath, read_request
 from app.cli.watch import RESULTS, watch_run
 from stoker import Problem
@@ -38,7 +44,8 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 LONGEST_CONFIG = 500
-SHORTEST_NAME = 12  # of what `ls` shows of a name, however narrow it is
+# Of what `ls` shows of a name and of a script's arguments, however narrow it is.
+SHORTEST_NAME, LEAST_ARGUMENTS = 12, 20
 PAGE = 20  # runs of a page where `ls` is not told
 
 
@@ -50,14 +57,18 @@ def submit(
     ] = False,
     wait: Annotated[
         float | None,
-        typer.Option(help="Wait this many seconds for a dataset that is still being inspected."),
+        typer.Option(
+            parser=parse_seconds,
+            metavar="SECONDS",
+            help="Wait so long for a dataset that is still being inspected.",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Submit a run: stoker submit spec.yaml --watch."""
     request = read_request(spec, assignments)
     with connect() as client:
-        run = _submitted(client, request, wait, _fixing_command(spec, assignments))
+        run = _submitted(client, request, wait, spec, assignments)
         warnings = [] if as_json else client.issues(run["id"])
         if watch:
             print_lines(issue_lines(warnings))
@@ -67,24 +78,26 @@ def submit(
         return
     typer.echo(f"Run {run['id']} {_named(run)}{in_words(run['status'], run['waits_for'])}.")
     if run["state"] == "queued" and run["message"]:
-        print_lines([f"  It waits: {run['message']}"])
+        print_lines([f"  {run['message']}"])
     print_lines(issue_lines(warnings))
     typer.echo(f"  stoker watch {run['id']}")
 
 
 def _submitted(
-    client: "Client", request: Document, wait: float | None, fixing: str | None
+    client: "Client", request: Document, wait: float | None, spec: str, assignments: list[str]
 ) -> Document:
     """The new run; a refusal ends with the command that mends the spec, where there is a fix."""
     try:
         return client.submit(request, wait_seconds=wait)
     except Problem as problem:
-        if fixing is None or not any(issue.get("fix") for issue in problem.issues):
+        issues = with_own_fixes(problem.issues, request, assignments)
+        if not any(issue.get("fix") for issue in issues):
             raise
+        hints, fixing = issue_lines(issues), _fixing_command(spec, assignments)
+        if fixing is not None and any(issue.get("fix") for issue in problem.issues):
+            hints.append(f"  all fixes, as a diff: {fixing}")
         raise CommandFailed(
-            f"{problem.title.rstrip('.')}.",
-            hints=[*issue_lines(problem.issues), f"  all fixes, as a diff: {fixing}"],
-            document=problem.document,
+            f"{problem.title.rstrip('.')}.", hints=hints, document=problem.document
         ) from None
 
 
@@ -101,7 +114,8 @@ def ls(
         str | None, typer.Option(help="queued, running, paused, succeeded, failed or stopped.")
     ] = None,
     status: Annotated[
-        list[str] | None, typer.Option(help="A word from the status column. Can be repeated.")
+        list[str] | None,
+        typer.Option(metavar="STATUS", help="A word from the status column. Can be repeated."),
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="Only runs of this recipe.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Only runs on this dataset.")] = None,
@@ -134,7 +148,7 @@ def ls(
         return
     given = as_typed({**filters, "after": after})
     none = f"No run matches {given}." if given else "No runs. `stoker submit SPEC` creates one."
-    print_table(*_fitted([_row(run) for run in page["data"]], columns()), none)
+    print_table(*_fitted(page["data"], table_columns()), none)
     if page["next_cursor"]:
         size_given = None if limit == PAGE else limit
         further = as_typed({**filters, "limit": size_given, "after": page["next_cursor"]})
@@ -197,10 +211,10 @@ def _facts(run: Document, documents: Document) -> list[tuple[str, object]]:
     left = progress.get("eta_seconds") if run["state"] == "running" else None
     children = ", ".join(str(child) for child in run["child_ids"])
     return [
-        ("reason", run.get("reason")),
+        ("reason", _reason(run.get("reason"))),
         ("message", run.get("message")),
         ("recipe", f"{run['recipe']}, mode {run['mode']}"),
-        ("command", shlex.join(recipe.get("argv") or ()) or None),
+        ("command", shell_line(recipe.get("argv") or ()) or None),
         ("folder", recipe.get("cwd")),
         ("labels", label_line(run["labels"])),
         ("accepted risks", ", ".join(run["accepted_risks"])),
@@ -210,7 +224,7 @@ def _facts(run: Document, documents: Document) -> list[tuple[str, object]]:
         ("worker", run.get("worker")),
         ("devices", ", ".join(run.get("devices") or ())),
         ("memory", _memory(run, documents["memory"])),
-        ("like runs", (run.get("profile") or {}).get("message")),
+        ("memory before", (run.get("profile") or {}).get("message")),
         ("code", _code(run["code"]) if run.get("code") else None),
         ("config", _config(run.get("config") or {})),
         ("memory rung", _memory_rung(documents["applied"])),
@@ -222,6 +236,11 @@ def _facts(run: Document, documents: Document) -> list[tuple[str, object]]:
         ("took", between(run["started_at"], run["finished_at"]) if run["started_at"] else None),
         ("notes", run.get("notes")),
     ]
+
+
+def _reason(reason: str | None) -> str | None:
+    """With what it means where there is no spec file, as for scripts."""
+    return "spec_error (it cannot run as submitted)" if reason == "spec_error" else reason
 
 
 def _config(config: Document) -> str:
@@ -251,11 +270,16 @@ def _memory(run: Document, memory: Document) -> str:
     if run["recipe"] == "script":
         peak = (run.get("progress") or {}).get("peak_memory") or {}
         where = (("device_bytes", "of GPU memory"), ("host_bytes", "of the host's"))
-        known = [f"{size(peak[name])} {words}" for name, words in where if peak.get(name)]
-        return f"{' and '.join(known)}, at the peak" if known else ""
+        known = [(peak[name], words) for name, words in where if peak.get(name)]
+        return f"{' and '.join(_sizes(known))}, at the peak" if known else ""
     told = (("planned_bytes", "planned"), ("measured_bytes", "measured at the peak"))
-    listed = [f"{size(memory[name])} {words}" for name, words in told if memory[name] is not None]
-    return f"{', '.join(listed)}, on top of the trainer's libraries" if listed else ""
+    known = [(memory[name], words) for name, words in told if memory[name] is not None]
+    return f"{', '.join(_sizes(known))}, on top of the trainer's libraries" if known else ""
+
+
+def _sizes(known: list[tuple[int, str]]) -> list[str]:
+    """Each with its words, all in the unit of the largest, so that they can be compared."""
+    return [f"{size(count, max(known)[0])} {words}" for count, words in known]
 
 
 def _memory_rung(applied: list[Document | None]) -> str | None:
@@ -292,27 +316,33 @@ def _row(run: Document) -> dict[str, object]:
     }
 
 
-def _fitted(rows: list[dict[str, object]], room: int) -> tuple[list[str], list[list[object]]]:
-    """Headers and rows that are no wider than the terminal: of what `show` has too, the loss and
-    the time go first, and names are cut.
+def _fitted(runs: list[Document], room: int) -> tuple[list[str], list[list[object]]]:
+    """Headers and rows that are no wider than `room`: of what `show` has too, the loss and
+    the time go first, and names and the arguments of scripts are cut; arguments that most runs
+    do not have go before.
     """
+    rows, arguments = [_row(run) for run in runs], fitted_arguments(runs)
+    least = min(LEAST_ARGUMENTS, max(map(width_of, arguments), default=0))
+    beside = least + 2 if 2 * sum(map(bool, arguments)) > len(runs) else 0
     headers = list(rows[0]) if rows else []
     for left_out in (None, "loss", "took"):
         headers = [header for header in headers if header != left_out]
         width = {
-            header: max(len(header), *(len(str(row[header] or "–")) for row in rows))
+            header: max(len(header), *(width_of(str(row[header] or "–")) for row in rows))
             for header in headers
         }
         left = room - sum(width.values()) - 2 * (len(headers) - 1) + width["name"] if rows else 0
-        if left >= min(SHORTEST_NAME, width.get("name", 0)):
+        if left - beside >= min(SHORTEST_NAME, width.get("name", 0)):
             break
-    most = max(SHORTEST_NAME, left)
-    named = [{**row, "name": _cut(row["name"], most)} for row in rows]
-    return headers, [[row[header] for header in headers] for row in named]
-
-
-def _cut(name: object, most: int) -> object:
-    return f"{name[: most - 1]}…" if isinstance(name, str) and len(name) > most else name
+    most = max(SHORTEST_NAME, left - beside)
+    for row in rows:
+        row["name"] = cut(str(row["name"] or "–"), most)
+    name = max((width_of(str(row["name"])) for row in rows), default=0)
+    if least and left - name - 2 >= len("arguments"):
+        headers.append("arguments")
+        for row, words in zip(rows, fitted_arguments(runs, left - name - 2), strict=True):
+            row["arguments"] = words or None
+    return headers, [[row[header] for header in headers] for row in rows]
 
 
 def _steps(progress: Document) -> str | None:
@@ -335,4 +365,4 @@ def _speed(state: str, progress: Document) -> str | None:
 
 
 def _named(run: Document) -> str:
-    return f"({run['name']}) " if run["name"] else ""
+    return f"({one_line(run['name'])}) " if run["name"] else ""

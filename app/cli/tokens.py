@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from app.settings import Settings
     from app.store import Store
 
-app = typer.Typer(cls=StokerGroup, no_args_is_help=True, help="Tokens that open the API.")
+MOST_ID = 10**18  # below what a database takes as a whole number
+
+app = typer.Typer(
+    cls=StokerGroup, no_args_is_help=True, help="Create, list and revoke tokens that open the API."
+)
 
 
 @app.command()
@@ -60,7 +64,9 @@ def list_tokens(as_json: JsonOption = False) -> None:
 
 @app.command()
 def revoke(
-    token_id: Annotated[int, typer.Argument(metavar="ID", min=1, help="The token's id.")],
+    token_id: Annotated[
+        int, typer.Argument(metavar="ID", min=1, max=MOST_ID, help="The token's id.")
+    ],
     this_one: Annotated[
         bool, typer.Option("--yes-this-one", help="Also the one that this command line uses.")
     ] = False,

@@ -9,7 +9,7 @@ import typer
 from app.cli.arguments import RunId
 from app.cli.connect import connect
 from app.cli.failures import OUTCOMES, ExitCode
-from app.cli.output import STATUS_STYLES, JsonOption, between, metric_line
+from app.cli.output import STATUS_STYLES, JsonOption, between, metric_line, print_facts
 from app.cli.progress import Teller, View, make_view
 from stoker import Event
 
@@ -81,17 +81,14 @@ def _print_outcome(run: Document) -> None:
     state = run["state"]
     took = between(run["started_at"], run["finished_at"])
     head = f"Run {run['id']} {state}" + (f" after {took}" if run["started_at"] else "")
-    style = {"green": "green", "red": "red", "yellow": "yellow"}.get(STATUS_STYLES[state])
-    typer.secho(f"{head}.", fg=style)  # its last note has said why
-    reached = {
-        n: v for n in ("best", "last", "test", "naive") if (v := (run["result"] or {}).get(n))
-    }
-    width = max(map(len, reached), default=0)
-    for name, values in reached.items():
-        typer.echo(f"  {name:<{width}}  {metric_line(values)}")
+    typer.secho(f"{head}.", fg=STATUS_STYLES[state])  # its last note has said why
+    result = run["result"] or {}
+    print_facts([(name, metric_line(result.get(name) or {})) for name in RESULTS])
     if run["child_ids"]:
         typer.echo(f"  It goes on as run {run['child_ids'][-1]}.")
     elif state in ("failed", "stopped"):
-        typer.echo(f"  stoker logs {run['id']}    stoker restart {run['id']}")
+        # What cannot run as submitted would end the same: its message says what helps.
+        again = "" if run["reason"] == "spec_error" else f"    stoker restart {run['id']}"
+        typer.echo(f"  stoker logs {run['id']}{again}")
     elif state == "paused":
         typer.echo(f"  stoker resume {run['id']}")

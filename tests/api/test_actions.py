@@ -170,7 +170,7 @@ def test_a_file_with_other_arrays_under_the_same_name_needs_scratch(api, run_id,
     (issue,) = refusal.json()["issues"]
     assert issue["code"] == "shape_changed"
     assert "needs scratch" in issue["message"]
-    assert "features has 5 values a step, not 3" in issue["message"]
+    assert "features has 5 values a row, not 3" in issue["message"]
     child = api.post(f"/runs/{run_id}/restart", json={"from": "scratch"})
     assert child.json()["carry"]["kind"] == "scratch"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.api.files import download
+from app.api.files import download_response
 from app.errors import NotFound
 from app.lifecycle import Reason
 from app.service.checkpoint_files import CheckpointFiles
@@ -174,7 +174,7 @@ class TestAFolderThatRetentionRemoves:
         files, folder = self.files(settings, player, lease)
         shutil.rmtree(folder)
         with pytest.raises(NotFound, match="removed just now"):
-            download(files, name)
+            download_response(files, name)
 
     def test_while_its_names_are_read(self, api, settings, player, lease, name, monkeypatch):
         self.files(settings, player, lease)
@@ -188,11 +188,11 @@ class TestAFolderThatRetentionRemoves:
         _, folder = self.files(settings, player, lease)
 
         def respond_and_remove(files, wanted):
-            answer = download(files, wanted)
+            answer = download_response(files, wanted)
             shutil.rmtree(folder)
             return answer
 
-        monkeypatch.setattr("app.api.routers.checkpoints.downloaded", respond_and_remove)
+        monkeypatch.setattr("app.api.routers.checkpoints.download_response", respond_and_remove)
         params = {} if name is None else {"file": name}
         answer = api.get(f"/runs/{lease.run_id}/checkpoints/latest/download", params=params)
         assert answer.status_code == 200

@@ -280,6 +280,7 @@ def test_a_finished_run_that_is_to_train_longer_is_refused_with_a_fix(api, playe
     assert refusal.problem("spec_rejected") == 422
     (issue,) = refusal.json()["issues"]
     assert issue["code"] == JUMPS
+    assert "In the fix training.epochs is therefore 30: what is still to come" in issue["why"]
     fixed = api.post(f"/runs/{run_id}/restart", json={"patch_ops": [*LONGER, *issue["fix"]]})
     assert fixed.status_code == 201, fixed.text
     spec = api.get(f"/runs/{fixed.json()['id']}/spec").json()["spec"]
@@ -294,6 +295,13 @@ def test_a_finished_run_is_not_restarted_for_nothing(api, player, patch):
     (issue,) = refusal.json()["issues"]
     assert (issue["code"], issue["overridable"]) == ("correctness.nothing_left", False)
     assert "The checkpoint is at step 250, and the run would end at step" in issue["message"]
+    field = "max_steps" if "max_steps" in patch.get("training", {}) else "epochs"
+    assert f"training.{field} counts what is done as well: with more of them" in issue["why"]
+    merged = {**patch, "schedule": {"kind": "cosine_warmup"}, "optimizer": {"lr": 1e-4}}
+    assert {op["path"] for op in issue["fix"]} == {"/schedule", "/optimizer"}, "it is one of these"
+    lower = api.post(f"/runs/{run_id}/restart", json={"patch": merged})
+    assert lower.status_code == 201, lower.text
+    assert lower.json()["carry"]["kind"] == "weights"
     anew = api.post(f"/runs/{run_id}/restart", json={"from": "scratch", "patch": patch})
     assert anew.status_code == 201
 

@@ -1,11 +1,17 @@
 """POST /runs, lists, changes and deletion, as a client sees them."""
 
+import time
+from contextlib import closing
 from typing import Any
 
 import pytest
 
+from app.api.main import create_app
 from app.lifecycle import Reason
-from tests.api.support import SPEC, spec_with
+from app.store.engine.database import BUSY_TIMEOUT_SECONDS
+from app.store.engine.sqlite import driver
+from app.store.store import open_store
+from tests.api.support import SPEC, Api, spec_with
 
 YAML_SPEC = b"""
 name: from-yaml
@@ -257,3 +263,22 @@ def test_a_killed_run_tells_what_was_known_of_it(api, player):
 def test_a_run_that_never_began_has_no_result(api, player):
     run_id = api.post("/runs", json=SPEC).json()["id"]
     assert api.post(f"/runs/{run_id}/kill").json()["result"] is None
+
+
+def test_a_change_under_a_lock_of_the_database_is_refused_in_ten_seconds(api, settings, player):
+    """It waits once, for the patience of the store; here a shorter one."""
+    assert BUSY_TIMEOUT_SECONDS <= 10
+    api.post("/runs", json=SPEC)
+    with (
+        closing(open_store(settings, busy_seconds=1.0)) as store,
+        Api(create_app(settings, store), api.token) as hasty,
+        closing(driver.connect(str(settings.home / "stoker.db"))) as other,
+    ):
+        hasty.app.openapi_schema = api.app.openapi_schema
+        assert hasty.patch("/runs/1", json={"priority": 1}).status_code == 200
+        other.execute("BEGIN IMMEDIATE").close()
+        begun = time.monotonic()
+        assert hasty.patch("/runs/1", json={"priority": 2}).problem("unavailable") == 503
+        assert time.monotonic() - begun < 2.0
+        other.rollback()
+    assert api.get("/runs/1").json()["priority"] == 1

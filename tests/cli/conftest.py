@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from app.cli.main import app
 from stoker import Client
-from tests.e2e.service import eventually, write_waves
+from tests.e2e.service import eventually, starter, write_waves
 
 SPEC = {
     "name": "waves",
@@ -25,6 +25,8 @@ SPEC = {
     "training": {"max_steps": 12, "epochs": 3},
     "runtime": {"device": "cpu", "threads": 1},
 }
+# So wide that sentences are not broken into lines: tests look for them.
+WHOLE = 1_000
 # Long enough to be stopped in the middle.
 LONG = {**SPEC, "name": "long", "training": {"epochs": 100_000}}
 
@@ -39,6 +41,7 @@ class Answer:
 
     @property
     def document(self) -> Any:
+        assert self.out, f"It printed nothing, ended with {self.code}, and said: {self.err}"
         return json.loads(self.out)
 
 
@@ -49,6 +52,7 @@ def environment_of(home: Path) -> dict[str, str]:
         "STOKER_PORT": "0",
         "STOKER_EXPORTER_PORT": "0",
         "STOKER_BEAT_SECONDS": "0.2",
+        "COLUMNS": str(WHOLE),
         "OMP_NUM_THREADS": "1",
     }
 
@@ -86,8 +90,10 @@ def use_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def cli():
     """Call a command in this process."""
 
-    def call(*arguments: str, text: str | None = None) -> Answer:
-        result = CliRunner().invoke(app, list(arguments), input=text)
+    def call(*arguments: str, text: str | None = None, columns: int | None = WHOLE) -> Answer:
+        """`columns`: as COLUMNS is set; None: it is not."""
+        environment = {"COLUMNS": None if columns is None else str(columns)}
+        result = CliRunner().invoke(app, list(arguments), input=text, env=environment)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception  # users see a sentence for it; here it is a defect
         return Answer(result.exit_code, result.stdout, result.stderr)
@@ -112,17 +118,12 @@ def api_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @contextmanager
 def serving(home: Path) -> Iterator[None]:
     """An API of this home, which exists."""
-    with (home / "api.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "app.cli", "api"],
-            env=environment_of(home),
-            stdout=log,
-            stderr=log,
-        )
+    process = starter().start("api", environment_of(home), home / "api.log")
     try:
         eventually((home / "api.json").exists, "the API writes its address")
         eventually(lambda: _answers(home), "the API answers")
         yield
+        assert process.poll() is None, f"The API ended by itself:\n{(home / 'api.log').read_text()}"
     finally:
         process.terminate()
         process.wait(30)

@@ -1,14 +1,21 @@
 """The client against a server that misbehaves in the ways real networks and programs do."""
 
 import json
+import os
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from app.cli.main import CALLED_HERE, GROUPS, TOPICS
 from stoker import Client, ClientError, Event, Problem, ServiceUnreachable
 from stoker.events import lines_of, parse_event_stream
+from tests.cli.conftest import environment_of, stoker
+from tests.e2e.service import write_waves
 
 Handle = Callable[[BaseHTTPRequestHandler, int], None]
 
@@ -203,6 +210,15 @@ def test_no_service_is_a_sentence_with_what_to_do(home):
             client.run(1)
 
 
+@pytest.mark.parametrize("name", ["a..b", "x" * 64])
+def test_what_is_no_host_name_is_a_sentence(cli, home, monkeypatch, name):
+    monkeypatch.setenv("STOKER_URL", f"http://{name}:8000")
+    listed = cli("ls")
+    assert (listed.code, f"{name}:8000 is not the address of a service" in listed.err) == (5, True)
+    with pytest.raises(ServiceUnreachable, match="is not an address"):
+        Client(f"http://{name}:8000")
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), b"bytes", {1, 2}])
 def test_what_json_cannot_say_is_refused_before_it_is_sent(value):
     with Client("http://127.0.0.1:9") as client, pytest.raises(ClientError, match="JSON"):
@@ -237,12 +253,52 @@ def test_a_misspelt_setting_is_refused_and_not_passed_over(cli, monkeypatch):
     assert "STOKER_HOEM is not a setting. Did you mean STOKER_HOME?" in answer.err
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("status", "`stoker ls` shows the state of all runs"), ("rm", "`stoker delete RUN`"),
+     ("lgos", "Did you mean 'logs'")],
+)  # fmt: skip
+def test_another_tools_word_for_a_command_is_answered_with_ours(cli, word, said):
+    answer = cli(word)
+    assert answer.code == 2
+    assert said in answer.err
+
+
+@pytest.mark.parametrize("command", [(), ("submit",), ("queue", "move")])
+def test_help_shows_a_value_only_where_an_option_takes_one(cli, command):
+    said = cli(*command, "--help").out
+    assert "--help" in said
+    assert "<bool>" not in said
+    assert ("A.B=VALUE" in said) == (command == ("submit",))
+
+
+def test_what_is_answered_names_commands_that_are_there():
+    there = {*GROUPS, *(name for commands in TOPICS.values() for name in commands)}
+    for word, said in CALLED_HERE.items():
+        assert word not in there
+        assert set(re.findall(r"`stoker ([a-z]+)", said)) <= there, said
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]"])
 def test_a_broken_address_file_is_a_sentence(home, text):
     home.mkdir()
     (home / "api.json").write_text(text)
     with pytest.raises(ServiceUnreachable, match=r"api\.json cannot be read"):
         Client()
+
+
+def test_what_the_terminal_cannot_show_ends_no_command(tmp_path):
+    """`RUN…` where only ASCII is known, and a file whose name is no UTF-8."""
+    helped = subprocess.run(
+        [sys.executable, "-m", "app.cli", "stop", "--help"],
+        env={**environment_of(tmp_path / "home"), "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+    assert (helped.returncode, b"RUN" in helped.stdout) == (0, True), helped.stderr
+    data = write_waves(tmp_path / os.fsdecode(b"\xff.h5"))
+    looked = stoker(tmp_path / "home", "data", "inspect", str(data))
+    assert (looked.code, "\\udcff.h5" in looked.out) == (0, True), looked.err
 
 
 @pytest.mark.parametrize("token", ["", "zwölf-geheim", "two geheim", "a\ngeheim"])

@@ -16,7 +16,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 # SIGTERM is taken as SIGHUP is.
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "ending", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.minutes)]
+)
 def test_an_interrupted_demo_ends_what_it_started(tmp_path, ending):
     said = tmp_path / "said.txt"
     with said.open("wb") as output:

@@ -2,12 +2,13 @@
 
 import shlex
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from app.cli.filters import moment
 from app.cli.output import print_table
-from app.cli.runs import _fitted, _row, why_they_wait
+from app.cli.runs import _fitted, why_they_wait
 from app.spec.installed import INSTALLED
 from app.spec.run import SPEC_VERSION
 from tests.cli.conftest import serving
@@ -23,7 +24,7 @@ def test_submit_and_ls_say_that_runs_wait_for_their_artifacts(cli, api, spec_fil
         second = cli("submit", str(spec_file), "--json").document
         listed = cli("ls", "--limit", "2")
         as_json = cli("ls", "--limit", "2", "--json")
-    assert f"  It waits: {away['artifacts_away']}\n" in submitted.out
+    assert f"  {away['artifacts_away']}\n" in submitted.out
     assert second["message"] == away["artifacts_away"], "also to who calls the API by hand"
     ids = f"{second['id'] - 1}, {second['id']}"
     assert listed.err == f"Runs {ids} wait: {away['artifacts_away']}\n"
@@ -135,24 +136,100 @@ def test_several_statuses_in_one_are_told_apart(cli, api):
 
 @pytest.mark.parametrize("reason", ["completed", "hang", "checkpoint_write_error"])
 @pytest.mark.parametrize("name", ["waves", "a-name-that-is-as-long-as-some-people-like-them-to-be"])
-def test_ls_fits_a_hundred_columns(capsys, reason, name):
+def test_ls_fits_a_hundred_columns(capsys, monkeypatch, reason, name):
+    monkeypatch.delenv("COLUMNS", raising=False)
     outcome = "succeeded" if reason == "completed" else "failed"
     progress = {"step": 123_456, "steps": 500_000, "loss": 0.034567, "best": {"val_mae": 3.5678}}
     moment = "2026-01-01T00:00:00.000Z"
     run = {
         "id": 12_345, "name": name, "state": outcome, "status": outcome, "reason": reason,
         "progress": progress, "created_at": moment, "started_at": moment, "finished_at": moment,
+        "argv": None,
     }  # fmt: skip
-    print_table(*_fitted([_row(run), _row(run | {"id": 7, "name": None})], 100), "")
+    print_table(*_fitted([run, run | {"id": 7, "name": ""}], 100), "")
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert max(map(len, lines)) <= 100
     assert "123,456 of 500,000" in lines[1]
     assert "val_mae 3.568" in lines[1]
     assert name[:11] in lines[1]
     assert ("failed: " + reason in lines[1]) is (outcome == "failed")
-    print_table(*_fitted([_row(run)], 1_000), "")
+    monkeypatch.setenv("COLUMNS", "1000")
+    print_table(*_fitted([run], 1_000), "")
     assert name in capsys.readouterr().out, "where there is room all of it is shown"
 
 
 def test_ls_of_nothing_has_no_columns():
     assert _fitted([], 100) == ([], [])
+
+
+def script(run_id: int, *arguments: str, **told: Any) -> dict[str, Any]:
+    moment = "2026-01-01T00:00:00.000Z"
+    argv = ["/opt/venv/bin/python", "src/train.py", *arguments]
+    run = {"id": run_id, "name": "train.py", "state": "queued", "status": "queued", "argv": argv,
+           "progress": None, "created_at": moment, "started_at": None,
+           "finished_at": None}  # fmt: skip
+    return run | told
+
+
+def listed(runs: list[dict[str, Any]], room: int = 100) -> list[str]:
+    headers, rows = _fitted(runs, room)
+    return [str(row[headers.index("arguments")]) for row in rows]
+
+
+def test_runs_of_one_script_are_told_apart_by_their_arguments(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    runs = [script(1, "--lr", "1e-3", "--note", "two words"), script(2, "--lr", "3e-4")]
+    assert listed(runs) == ["--lr 1e-3 --note 'two words'", "--lr 3e-4"]
+    assert listed([script(1, "-c", "a\nb's", name="night")]) == [r"src/train.py -c $'a\nb\'s'"]
+    print_table(*_fitted([script(3), script(1, "--lr", "1"), script(2, argv=None)], 100), "")
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == [
+        "arguments", "–", "1", "–",
+    ]  # fmt: skip
+    assert "arguments" not in _fitted([script(1), script(2, argv=None)], 100)[0]
+
+
+def test_arguments_that_few_runs_have_go_before_the_loss():
+    told = {"progress": {"step": 123_456, "steps": 500_000, "loss": 0.1}}
+    runs = [script(run_id, argv=None, **told) for run_id in (1, 2)]
+    headers, _ = _fitted([*runs, script(3, "--data", "x" * 30)], 80)
+    assert {"loss", "took"} <= set(headers)
+
+
+def test_wide_names_and_those_of_two_lines_keep_a_run_in_its_line(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    runs = [script(1, "--lr", "1" * 90, name="日本語" * 9), script(2, "--lr", "2", name="a\nb")]
+    print_table(*_fitted(runs, 100), "")
+    first, wide, two = capsys.readouterr().out.splitlines()
+    assert wide.startswith(" 1  日本語日本")
+    assert wide.count("…") == 2
+    assert two.startswith(" 2  a b  ")
+    assert len(first) == len(two) == 100
+
+
+def test_what_long_arguments_differ_in_is_shown(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    long = ["--data", "/mnt/data/" + "a" * 60, "--output", "out/" + "b" * 40, "--seed"]
+    runs = [script(1, *long, "1"), script(2, *long, "22", "--wide"), script(3, "--lr", "1e-3")]
+    assert listed(runs[:2]) == ["… --seed 1", "… --seed 22 --wide"]
+    (alone,) = listed(runs[:1])
+    assert alone.startswith("--data /mnt/data/aaa")
+    assert alone.endswith("…")
+    for room in (90, 100):
+        failed = {"state": "failed", "status": "failed", "reason": "checkpoint_write_error"}
+        told = {"progress": {"step": 123_456, "steps": 500_000, "loss": 0.1}, **failed}
+        print_table(*_fitted([*runs, script(4, *long, **told)], room), "")
+        lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+        assert max(map(len, lines)) <= room
+        assert "train.py" in lines[1]
+
+
+def test_a_pipe_has_all_columns_and_whole_names_and_a_line_for_each_run(cli, api, spec_file):
+    name = "a-name-that-is-as-long-as-some-people-like-them-to-be-" + "x" * 60
+    assert cli("submit", str(spec_file), "--set", f"name={name}").code == 0
+    shown = cli("ls", "-n", "1", columns=None).out.splitlines()
+    assert shown[0].split() == [
+        *("id", "name", "status", "steps", "loss", "best", "created", "took"),
+    ]  # fmt: skip
+    assert shown[1].split()[1] == name
+    queued = cli("queue", columns=None).out.splitlines()
+    assert [line.split()[2] for line in queued if name in line] == [name]

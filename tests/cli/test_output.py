@@ -6,9 +6,29 @@ from typing import Any
 
 import pytest
 
-from app.cli.output import ago, best_score, between, duration, in_words, number, size
+from app.cli.output import (
+    ago,
+    best_score,
+    between,
+    duration,
+    in_words,
+    number,
+    print_explained,
+    print_table,
+    size,
+    wrapped,
+)
 from app.cli.planview import print_plan
-from app.cli.progress import Figures, LiveView, Teller, figures, note_of, plain_line, where
+from app.cli.progress import (
+    Figures,
+    LiveView,
+    PlainView,
+    Teller,
+    figures,
+    note_of,
+    plain_line,
+    where,
+)
 from app.cli.results import sparkline
 from stoker import Event
 
@@ -36,6 +56,13 @@ def test_a_status_ends_a_sentence():
 )
 def test_sizes(value, text):
     assert size(value) == text
+
+
+def test_sizes_that_are_compared_have_one_unit():
+    assert size(200 * 2**20, beside=3 * 2**29) == "0.2 GiB"
+    assert size(5 * 2**20, beside=2**30) == "0.0049 GiB"
+    assert size(2**30, beside=5) == "1.0 GiB"
+    assert size(0, beside=2**30) == "0.0 GiB"
 
 
 @pytest.mark.parametrize(
@@ -153,6 +180,59 @@ def test_figures_without_news_say_so():
     assert str(Figures(FULL, 80, time.monotonic() - 8)) == "no news for 8 s"
 
 
+def test_watching_where_nobody_looks_tells_each_thing_once_in_lines_that_fit(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    view = PlainView()
+    for ratio in (None, None, 0.5, 0.5):
+        monkeypatch.setattr(view, "_said_at", 0.0)
+        view.note(*note_of("state", {"to": "running"}) or ("", ""))
+        view.progress({"phase": "running", "step": None, "ratio": ratio})
+        view.note("checkpoint   saved at step 3")
+    view.note("warning      " + "It is told in many words. " * 8)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:9] == ["running", "checkpoint   saved at step 3"] * 2 + [
+        "running", "running · 50 %", "checkpoint   saved at step 3", "running",
+        "checkpoint   saved at step 3",
+    ]  # fmt: skip
+    assert max(map(len, lines)) <= 100
+    assert len(lines) == 12
+    assert lines[-1].startswith(" " * 13 + "many")
+
+
+def test_what_is_copied_is_never_broken(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    told = "word " * 18
+    for copied in ("`stoker run -- x y`", "--set 'a.b=c d e'", "stoker ls --after 3 --limit 99 -n"):
+        first, second = wrapped(f"  {told}{copied}")
+        assert second == f"    {copied}"
+        assert first == f"  {told}".rstrip()
+    assert wrapped("x" * 200) == ["x" * 200]
+    assert wrapped(told * 3, err=True) == [told * 3], "a log has errors whole"
+
+
+def test_tables_where_nobody_looks_have_a_line_for_each_row(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    why = ("It waits for memory. " * 80).rstrip()
+    for show in (print_table, print_explained):
+        show(["name", "why"], [("a" * 30, why), ("日" * 60, "")], "")
+        _, first, second = capsys.readouterr().out.splitlines()
+        assert first.split("  ")[0] == "a" * 30
+        assert first.endswith(why)
+        assert second.rstrip() == "日" * 60
+
+
+def test_tables_fit_the_columns_that_are_set_and_cut_no_word(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    print_table(["name", "why"], [("a" * 30, "It waits for memory. " * 8)], "")
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert max(map(len, lines)) <= 100
+    assert len(lines) > 2
+    print_table(["name", "file"], [("a" * 80, "b" * 80)], "")
+    assert "a" * 80 + "  " + "b" * 80 in capsys.readouterr().out
+    print_table(["name", "file"], [("日" * 80, "本" * 80)], "")
+    assert "日" * 80 + "  " + "本" * 80 in capsys.readouterr().out
+
+
 class Remembered:
     """A view that remembers what it was told."""
 
@@ -236,6 +316,10 @@ def test_a_live_view_shows_no_steps_where_none_are_counted(monkeypatch, capsys):
     drawn = capsys.readouterr().out
     assert "3:02:05 left" in drawn
     assert " 4 %" in drawn
+    view.note(f"{'issue':<12} {'word ' * 40}")
+    noted = [line for line in capsys.readouterr().out.splitlines() if "word" in line]
+    assert [line[:17] for line in noted[1:]] == [" " * 13 + "word"] * (len(noted) - 1)
+    assert len(noted) > 2
     view.doing("restoring")
     view._bar.refresh()
     drawn = capsys.readouterr().out
@@ -256,17 +340,30 @@ def test_a_live_view_shows_no_steps_where_none_are_counted(monkeypatch, capsys):
         ("state", {"to": "queued", "reason": "worker_lost", "message": None}, "worker lost"),
         ("epoch", {"epoch": 2, "epochs": 6, "train_loss": 0.4, "val_mae": 3.5}, "val_mae 3.5"),
         ("checkpoint", {"action": "saved", "step": 24}, "saved at step 24"),
+        ("checkpoint", {"action": "saved", "step": 24, "seen": True}, "seen at step 24"),
         (
             "checkpoint",
             {"action": "quarantined", "path": "runs/1/step-6", "message": "x is not as written"},
             "damaged      step-6 is passed over: x is not as written",
         ),
         ("warning", {"code": "x", "message": "the disk is nearly full"}, "nearly full"),
-        ("retry", {"reason": "killed", "message": "It was killed."}, "retry        It was killed."),
+        # Not what the line before it said: why.
         (
             "retry",
-            {"message": "Memory ran out. Rung 1: less.", "change": "Rung 1: less."},
-            "retry        Rung 1: less.",
+            {"message": "It was killed.", "delay_seconds": 5, "retries_used": 1, "max_retries": 3},
+            "retry        It is tried again in 5 s; 1 of 3 retries used.",
+        ),
+        (
+            "retry",
+            {"message": "Memory ran out. Rung 1: less.", "change": "Rung 1: less."}
+            | {"delay_seconds": 0, "retries_used": 2, "max_retries": 3},
+            "retry        It is tried again at once; 2 of 3 retries used. Rung 1: less.",
+        ),
+        (
+            "retry",
+            {"change": "Rung 1.", "delay_seconds": 0, "retries_used": 2, "max_retries": 3}
+            | {"paused": True},
+            "retry        It is tried again when it is resumed; 2 of 3 retries used. Rung 1.",
         ),
     ],
 )

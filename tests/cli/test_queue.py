@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from app.cli.failures import ExitCode
-from app.cli.host.queue import starts_next
+from app.cli.host.queue import _listed, starts_next
 from tests.cli.host.test_machine import registered
+from tests.cli.test_ls import script
 
 
 @pytest.fixture
@@ -29,6 +30,10 @@ def test_runs_are_moved_and_what_changed_is_said(cli, waiting):
     answer = cli("queue", "move", str(one), "--before", str(three))
     assert answer.out == f"Run {one} now waits before run {three}.\n"
     assert first(cli) == [one, three, two]
+    answer = cli("queue", "move", str(one), "--after", str(two))
+    assert answer.out == f"Run {one} now waits after run {two}.\n"
+    assert first(cli) == [three, two, one]
+    cli("queue", "move", str(one), "--before", str(three))
     cli("edit", str(two), "--priority", "960")
     assert first(cli) == [two, one, three]
     answer = cli("queue", "move", str(three), "--first")
@@ -40,9 +45,10 @@ def test_runs_are_moved_and_what_changed_is_said(cli, waiting):
 
 def test_what_cannot_be_moved_is_a_sentence(cli, waiting):
     one, two, three = map(str, waiting)
-    for words in ((), ("--first", "--last"), ("--first", "--before", two)):
+    for words in ((), ("--first", "--last"), ("--first", "--before", two),
+                  ("--after", two, "--before", two)):  # fmt: skip
         answer = cli("queue", "move", one, *words)
-        assert (answer.code, "one of --first, --last and --before RUN" in answer.err) == (2, True)
+        assert (answer.code, "one of --first, --last, --before RUN and" in answer.err) == (2, True)
     cli("pause", three)
     for words in ((three, "--first"), (one, "--before", three)):
         answer = cli("queue", "move", *words)
@@ -126,3 +132,18 @@ def test_a_run_that_waits_for_something_else_says_for_what():
     assert told(slots, {}, WAITING[:1]) is None
     held = [{"run_id": None, "waiting": "its GPU is used by others"}]
     assert told(held, {}, WAITING) == "Run 7 starts next, when a slot is free."
+
+
+def test_the_queue_says_why_and_with_what_only_where_there_is_any():
+    plain = {"priority": 0, "message": None}
+    beside = ["place", "id", "name", "status", "priority", "created"]
+    headers, rows = _listed([script(7, **plain), script(8, argv=None, **plain)], 100)
+    assert headers == beside
+    assert rows[0][:5] == ["1", "7", "train.py", "queued", "0"]
+    runs = [script(7, "--lr", "1e-3", **plain), script(8, **plain | {"message": "It needs a GPU."})]
+    headers, rows = _listed(runs, 100)
+    assert headers == [*beside, "arguments", "why"]
+    assert [row[-2:] for row in rows] == [["--lr 1e-3", ""], ["", "It needs a GPU."]]
+    *_, (*_, shown) = _listed([script(7, "--data", "x" * 300, **plain)], 100)[1]
+    assert shown.endswith("…")
+    assert _listed([], 100) == (beside, [])

@@ -81,6 +81,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.mark.minutes
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_every_line_of_the_tour_works(tour):
@@ -90,11 +91,16 @@ def test_every_line_of_the_tour_works(tour):
     (folder / "client.py").write_text(client)
     # What it shows in Python is run before the tour's last line ends the service.
     before, down, after = "\n".join(blocks("sh", TOUR)).rpartition("stoker down\n")
-    shown = f"python client.py\nstoker show 1 --json >run.json\n{down}{after}python checkpoint.py"
+    (folder / "converted.py").write_text(checkpoint.replace("weather.h5", "series.h5"))
+    shown = (
+        f"python client.py\nstoker show 1 --json >run.json\n{down}{after}"
+        'stoker data convert "$STOKER_HOME/data/weather.h5" "$STOKER_HOME/data/series.h5"\n'
+        "python converted.py\npython checkpoint.py"
+    )
     lines = run_as_typed(before + shown, folder, environment).splitlines()
     assert [line for line in lines if line.startswith("1 succeeded")], "the client's script"
     best = json.loads((folder / "run.json").read_text())["result"]["best"]["val_mae"]
-    assert lines[-1] == f"{best:.4f} °C"
+    assert lines[-2:] == [f"{best:.4f} °C"] * 2, "of the file as it was, and as a series"
     assert zipfile.ZipFile(folder / "best.zip").testzip() is None
 
 
@@ -134,6 +140,7 @@ def hourly_rows(path: Path) -> None:
     path.write_text("\n".join(["time,temperature,pressure", *rows]) + "\n")
 
 
+@pytest.mark.minutes
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_readme_shows_what_its_commands_print(tour):

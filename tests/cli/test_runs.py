@@ -1,6 +1,7 @@
 """Commands about runs against a real API: what is printed, and how bad input ends."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,7 @@ from app.settings import load_settings
 from app.store import open_store
 from app.store.checkpoint_rows import add_checkpoints
 from app.store.records import NewCheckpoint
-from stoker import Client
+from stoker import Client, Problem
 from tests.cli.conftest import SPEC
 
 
@@ -39,7 +40,7 @@ def test_a_refused_spec_shows_every_issue_with_its_fix(cli, api, spec_file):
     assert answer.code == 5
     assert answer.out == ""
     assert "unknown_field" in answer.err
-    assert "--set 'training.gradient_accumulation_steps=2'" in answer.err
+    assert "fix: --set 'training.gradient_accumulation_steps=2'\n" in answer.err
     assert answer.err.count("There is no field grad_accum") == 1
     assert "recipe.patch" in answer.err
     assert "Traceback" not in answer.err
@@ -67,8 +68,35 @@ def test_with_json_an_error_is_a_document_too(cli, api, run_id, spec_file):
 
 def test_a_fix_that_is_shown_can_be_used(cli, api, spec_file):
     answer = cli("submit", str(spec_file), "--set", "learning_rate=0.01")
-    assert "fix: remove learning_rate, --set 'optimizer.lr=0.01'\n" in answer.err
+    assert "fix: --set 'optimizer.lr=0.01'\n" in answer.err
     assert cli("plan", str(spec_file), "--set", "optimizer.lr=0.01").code == 0
+    for epochs in (5, 3):  # the file has that field as well, with 3
+        answer = cli("submit", str(spec_file), "--set", f"training.epoch={epochs}")
+        assert f"fix: --set 'training.epochs={epochs}'\n" in answer.err
+    planned = cli("plan", str(spec_file), "--set", "checkpoint.every_n_steps=0")
+    said = "Did you mean checkpoint.every_steps? With that, checkpoint.every_steps = 0: it should"
+    assert said in planned.out
+    assert "fix:" not in planned.out
+
+
+def test_what_is_known_of_the_data_is_told_with_what_cannot_be_read(cli, api, spec_file):
+    for name in ("miss", "miss.h5"):  # the first is no HDF5 file
+        (api / "data" / name).touch()
+    wrong = ("--set", "training.epochs=-3", "--set", "optimizer.lr=1e6", "--set", "recipe.kind=seq")
+    answer = cli("submit", str(spec_file), *wrong, "--set", "data.dataset=miss")
+    assert "There is no dataset 'miss', but the file miss.h5 lies in DATA_ROOT." in answer.err
+    assert "`stoker data register miss miss.h5` makes it one." in answer.err
+    for field in ("training.epochs", "optimizer.lr", "recipe.kind"):
+        assert f" at {field}: " in answer.err
+        assert f"\n    {field}: " in answer.err, "a description is no why"
+    typo = cli("plan", str(spec_file), "--set", "data.dataset=wavs", "--set", "training.epochs=0")
+    assert "There is no dataset 'wavs'. Did you mean waves?" in typo.out
+    assert "fix: --set 'data.dataset=waves'" in typo.out
+
+
+def test_inspect_takes_the_name_of_a_dataset(cli, api):
+    assert cli("data", "inspect", "waves", "--json").document["fields"]
+    assert "nor a dataset of that name" in cli("data", "inspect", "wavs").err
 
 
 def test_a_plan_creates_nothing(cli, api, spec_file):
@@ -134,6 +162,18 @@ def test_a_wrong_command_line_is_a_usage_error(cli, api, arguments):
     assert cli(*arguments).code == 2
 
 
+def test_a_metric_without_its_option_is_told_with_it(cli, api, run_id):
+    said = " ".join(cli("metrics", str(run_id), "val_mae").err.replace("│", " ").split())
+    assert f"stoker metrics {run_id} --name val_mae" in said
+    assert cli("metrics", str(run_id)).code == 0
+
+
+def test_a_log_without_output_says_so(cli, api, run_id):
+    answer = cli("logs", str(run_id))
+    assert (answer.out, answer.err) == ("", "No output yet.\n")
+    assert cli("logs", str(run_id), "--json").err == ""
+
+
 def test_pause_resume_stop(cli, api, run_id):
     assert cli("pause", str(run_id)).out == f"Run {run_id} is paused.\n"
     assert cli("watch", str(run_id)).code == 4
@@ -147,8 +187,8 @@ def test_an_action_that_is_not_allowed_says_which_are(cli, api, run_id):
     answer = cli("pause", str(run_id))
     assert answer.code == 5
     assert answer.err == (
-        f"error: Run {run_id} has stopped; there is nothing to pause. Possible now:\n"
-        f"  stoker restart {run_id}\n  stoker delete {run_id}\n"
+        f"error: Run {run_id} has stopped; there is nothing to pause. "
+        f"Possible now: `stoker restart {run_id}` or `stoker delete {run_id}`.\n"
     )
 
 
@@ -177,10 +217,45 @@ def test_another_shape_needs_a_restart_from_scratch(cli, api, run_id):
     cli("stop", str(run_id))
     refused = cli("restart", str(run_id), "--set", "recipe.hidden_size=16")
     assert refused.code == 5
-    assert "--from scratch" in refused.err
     assert '"from"' not in refused.err
+    again = f"stoker restart {run_id} --set recipe.hidden_size=16 --from scratch"
+    leave = "leave recipe.hidden_size as it was"
+    assert refused.err.splitlines()[1:] == [f"  fix: {leave}, or train anew: {again}"]
+    assert refused.err == cli("restart", str(run_id), *again.split()[3:5], "--dry-run").err
     options = ("--set", "recipe.hidden_size=16", "--from", "scratch")
     assert cli("restart", str(run_id), *options).code == 0
+
+
+def test_a_restart_from_what_is_not_there_says_from_where_it_could_be(cli, api, run_id):
+    cli("stop", str(run_id))
+    for source in ("best", "99999"):
+        refused = cli("restart", str(run_id), "--from", source, "--set", "notes=a b")
+        again = f"stoker restart {run_id} --set 'notes=a b'"
+        assert refused.code == 5
+        assert refused.err.splitlines()[-1] == f"  fix: {again}, or {again} --from scratch"
+    document = cli("restart", str(run_id), "--from", "best", "--json")
+    assert json.loads(document.err)["code"] == "no_such_checkpoint"
+
+
+def test_a_finished_run_is_told_each_way_to_train_on(monkeypatch, cli, api, run_id):
+    lower = {"op": "add", "path": "/optimizer", "value": {"lr": 1e-4}}
+    issue: dict[str, Any] = {
+        "severity": "error",
+        "code": "correctness.nothing_left",
+        "loc": ["training", "epochs"],
+    }
+    issue |= {"message": "The checkpoint is at step 5.", "why": "", "fix": [lower]}
+
+    def refuse(*_, **__):
+        raise Problem(422, {"title": "The spec was rejected", "issues": [issue]})
+
+    monkeypatch.setattr(Client, "restart", refuse)
+    refused = cli("restart", str(run_id), "--set", "notes=x")
+    assert refused.code == 5
+    assert refused.err.splitlines()[-2:] == [
+        "    fix: --set 'optimizer.lr=0.0001'",
+        f"  or train anew: stoker restart {run_id} --set notes=x --from scratch",
+    ]
 
 
 def test_restart_with_changes(cli, api, run_id):

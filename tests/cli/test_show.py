@@ -34,6 +34,11 @@ def test_show_aligns_what_was_reached(cli, api):
             3 * 2**19,
             "1.0 MiB planned, 1.5 MiB measured at the peak, on top of the trainer's libraries",
         ),
+        (
+            200 * 2**20,
+            3 * 2**29,
+            "0.2 GiB planned, 1.5 GiB measured at the peak, on top of the trainer's libraries",
+        ),
         (None, 2**20, "1.0 MiB measured at the peak, on top of the trainer's libraries"),
         (None, None, None),
     ],

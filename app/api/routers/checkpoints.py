@@ -5,8 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 
 from app.api.deps import CheckpointId, Cursor, Limit, RunId, ServicesDep
-from app.api.files import DOWNLOADS, FileName
-from app.api.files import download as downloaded
+from app.api.files import DOWNLOADS, FileName, download_response
 from app.api.openapi import problems
 from app.api.serializers import checkpoint_document
 from app.api.strict import StrictRoute
@@ -50,7 +49,7 @@ def download_of_run(
 ) -> Response:
     services.store.runs.get(run_id)
     record = services.store.checkpoints.resolve(run_id, which)
-    return downloaded(whole_files(services, record), file)
+    return download_response(whole_files(services, record), file)
 
 
 @router.get(
@@ -73,7 +72,7 @@ def get_checkpoint(services: ServicesDep, checkpoint_id: CheckpointId) -> Checkp
 def download(services: ServicesDep, checkpoint_id: CheckpointId, file: FileName = None) -> Response:
     """A zip of the folder (stored, not compressed), or with `file` one file of it."""
     record = services.store.checkpoints.get(checkpoint_id)
-    return downloaded(whole_files(services, record), file)
+    return download_response(whole_files(services, record), file)
 
 
 @router.post(

@@ -6,8 +6,7 @@ from fastapi import APIRouter, Path, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from app.api.deps import CheckpointId, Cursor, Limit, RunId, ServicesDep, Wait
-from app.api.files import DOWNLOADS, FileName
-from app.api.files import download as downloaded
+from app.api.files import DOWNLOADS, FileName, download_response
 from app.api.openapi import BODY, problems
 from app.api.routers.jobs import when_ended
 from app.api.serializers import export_document
@@ -42,7 +41,8 @@ async def export_checkpoint(
     wait: Wait = None,
 ) -> Job:
     """A worker that has the artifacts makes it; the job says which export it became, or why there
-    is none. What is asked for twice is made once.
+    is none. What is asked for twice is made once. Who leaves a `wait` ends the wait alone: the job
+    stays ordered.
     """
     job = await run_in_threadpool(order_export, services, checkpoint_id, body.format)
     answer = await when_ended(request, services, job.id, wait)
@@ -85,7 +85,7 @@ def get_export(services: ServicesDep, export_id: ExportId) -> Export:
 def download_export(services: ServicesDep, export_id: ExportId, file: FileName = None) -> Response:
     """A zip of the folder (stored, not compressed), or with `file` one file of it."""
     record = services.store.exports.get(export_id)
-    return downloaded(export_files(services, record), file)
+    return download_response(export_files(services, record), file)
 
 
 @router.delete(

@@ -87,9 +87,9 @@ async def create_run(
     The body is a run spec as JSON or YAML 1.2. With `dry_run` the answer is the plan with issues
     of any severity, and nothing is stored; a body that is no spec, such as one with a field that
     there is not, gets 422 and its issues as without it. With `wait`, a dataset that is still being
-    inspected is waited for. With `dry_run` and `probe` the worker whose device the run would get
-    makes one real step, and the memory plan stands on what that took; `wait` bounds it, 270 seconds
-    unless told.
+    inspected is waited for; who leaves before it is ready makes no run. With `dry_run` and `probe`
+    the worker whose device the run would get makes one real step, and the memory plan stands on
+    what that took; `wait` bounds it, 270 seconds unless told, and who leaves withdraws it.
     """
     order = require_object(document)
     if probe and not dry_run:
@@ -145,7 +145,7 @@ def about_script(services: Services, run: RunRecord) -> dict[str, Any]:
     if run.recipe != SCRIPT:
         return {}
     spec, code = services.store.runs.script(run.id)
-    took = took_before(services.store.profiles, read_stored_script(spec), code)
+    took = took_before(services.store.profiles, read_stored_script(spec), code, run.id)
     names = ("git_sha", "dirty", "diff", "diff_bytes", "argv", "untracked")
     return {
         "code": None if code is None else Code(**{name: code[name] for name in names}),

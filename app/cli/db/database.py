@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
 MOST_NAMED = 100  # runs whose ids are shown
 
-app = typer.Typer(cls=StokerGroup, no_args_is_help=True, help="The service's database.")
+app = typer.Typer(
+    cls=StokerGroup,
+    no_args_is_help=True,
+    help="Back up, restore, check, prune or upgrade the database.",
+)
 
 
 @app.command()

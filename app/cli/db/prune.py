@@ -82,4 +82,6 @@ def _parse(text: str, units: dict[str, int], option: str, examples: str) -> floa
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]+)", text.strip())
     if match is None or match[2] not in units:
         raise typer.BadParameter(f"{text!r} is not of the form {examples}", param_hint=option)
-    return float(match[1]) * units[match[2]]
+    if (found := float(match[1]) * units[match[2]]) == math.inf:
+        raise typer.BadParameter(f"{text[:20]}… is too large", param_hint=option)
+    return found

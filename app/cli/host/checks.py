@@ -3,7 +3,6 @@
 import os
 import shutil
 import stat
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -16,8 +15,11 @@ from app import __version__
 from app.cli.db.storage import check_artifacts, check_database
 from app.cli.host.findings import DoctorFinding
 from app.cli.host.home_lock import holder_of
+from app.cli.host.machine import ask_without_metrics
 from app.cli.host.notifying import check_notifications
 from app.cli.host.ports import why_not_bindable
+from app.cli.host.programs import ask
+from app.cli.host.recipe_checks import ask_of_recipes, check_recipes
 from app.cli.output import size
 from app.guard.presets.catalog import load_catalog
 from stoker import ClientError, Problem, find_token, read_api_file
@@ -100,7 +102,7 @@ def check_driver() -> Iterator[DoctorFinding]:
             )
         return
     query = [program, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    code, said = _ask(query)
+    code, said = ask(query, DRIVER_TIMEOUT_SECONDS)
     if code != 0:
         yield DoctorFinding(
             "driver",
@@ -134,7 +136,7 @@ def check_pages() -> Iterator[DoctorFinding]:
 def _check_torch_sees_gpus() -> Iterator[DoctorFinding]:
     """Asked in a child: torch takes seconds to import, and a wedged driver would hang it."""
     probe = "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.device_count())"
-    code, said = _ask([sys.executable, "-c", probe])
+    code, said = ask([sys.executable, "-c", probe], DRIVER_TIMEOUT_SECONDS)
     if code != 0:
         return  # torch is not installed: the worker extra's finding says so
     torch_version, cuda, count = said.splitlines()[-1].split()
@@ -148,20 +150,6 @@ def _check_torch_sees_gpus() -> Iterator[DoctorFinding]:
             "install a CUDA build of torch that this driver supports "
             "(pytorch.org/get-started), or look at CUDA_VISIBLE_DEVICES",
         )
-
-
-def _ask(command: list[str]) -> tuple[int, str]:
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=DRIVER_TIMEOUT_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return 1, f"no answer within {DRIVER_TIMEOUT_SECONDS} s"
-    return done.returncode, (done.stdout.strip() or done.stderr.strip())
 
 
 def check_home(settings: "Settings") -> Iterator[DoctorFinding]:
@@ -204,20 +192,6 @@ def check_token(settings: "Settings") -> Iterator[DoctorFinding]:
         yield DoctorFinding("token", "problem", f"{path} belongs to another user", "use its owner")
     else:
         yield DoctorFinding("token", "ok", f"{path} ({stat.filemode(status.st_mode)})")
-
-
-def check_recipes() -> Iterator[DoctorFinding]:
-    """Every installed recipe can be imported; one that cannot keeps nothing else from working."""
-    from app.spec.installed import INSTALLED  # plugins are imported: late, and only here
-
-    for kind, why in INSTALLED.broken.items():
-        yield DoctorFinding(
-            "recipes", "problem", f"the recipe {kind} cannot be used: {why}",
-            "Mend or uninstall its package; every other recipe works.",
-        )  # fmt: skip
-    if INSTALLED.models:
-        told = (f"{kind} {INSTALLED.versions[kind]}" for kind in INSTALLED.models)
-        yield DoctorFinding("recipes", "ok", ", ".join(told))
 
 
 def check_presets(settings: "Settings") -> Iterator[DoctorFinding]:
@@ -271,6 +245,8 @@ def check_service(settings: "Settings") -> Iterator[DoctorFinding]:
     with Client(written["url"], find_token(settings.home)) as client:
         is_ready, is_alive = client.ready(), client.alive()
         refusal = _token_refusal(client) if is_alive else None
+        lacking = ask_without_metrics(client) if is_ready else []
+        of_recipes = ask_of_recipes(client) if is_ready else []
     if is_ready:
         yield DoctorFinding("service", "ok", f"ready at {written['url']}")
     elif is_alive:
@@ -290,6 +266,9 @@ def check_service(settings: "Settings") -> Iterator[DoctorFinding]:
             "export STOKER_TOKEN=$(stoker token create NAME), or restart the service, which "
             "writes a new one into its home",
         )
+    yield from of_recipes
+    for why in lacking:
+        yield DoctorFinding("metrics", "warning", why)
 
 
 def _token_refusal(client: "Client") -> str | None:

@@ -1,11 +1,16 @@
 """The machine and the service: gpus, workers."""
 
-from typing import Annotated, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from app.cli.connect import connect
-from app.cli.output import JsonOption, ago, print_json, print_table, size
+from app.cli.output import JsonOption, ago, print_json, print_lines, print_table, size
+from stoker import ClientError
+
+if TYPE_CHECKING:
+    from stoker import Client
 
 Document = dict[str, Any]
 
@@ -77,6 +82,23 @@ def workers(
         ],
         "No worker is alive. `stoker up` or `stoker worker` starts one.",
     )
+    print_lines(without_metrics(rows), err=True)
+
+
+def ask_without_metrics(client: "Client") -> list[str]:
+    """As `without_metrics`; a service that does not answer is told of elsewhere."""
+    with suppress(ClientError):
+        return without_metrics(list(client.every(client.workers)))
+    return []
+
+
+def without_metrics(workers: list[Document]) -> list[str]:
+    """Of those that live and export no metrics: why, and what to do."""
+    return [
+        f"Worker {worker['name']} exports no metrics: {why}"
+        for worker in workers
+        if worker["state"] in PRESENT and (why := worker["facts"].get("why_no_metrics"))
+    ]
 
 
 def _worker_is(worker: Document) -> str:

@@ -15,6 +15,7 @@ import typer
 from app.cli.connect import read_settings
 from app.cli.failures import CommandFailed, ExitCode
 from app.cli.host.home_lock import HomeLock, end_holder, holder_of, making
+from app.cli.host.machine import ask_without_metrics
 from app.cli.output import JsonOption, print_json, print_lines
 from app.loading import unsearched
 from stoker import find_token, read_api_file
@@ -114,15 +115,20 @@ def start_detached(settings: "Settings", out: TextIO, *, as_json: bool = False) 
         text=True,
         start_new_session=True,
     )
-    url = _await_ready(settings, process, log)
+    url, lacking = _await_ready(settings, process, log)
     if as_json:
-        print_json({"url": url, "pid": process.pid, "log": str(log)})
+        print_json({"url": url, "pid": process.pid, "log": str(log), "without_metrics": lacking})
         return
     typer.echo(f"Stoker is ready at {url} (process {process.pid}).", file=out)
+    for why in lacking:
+        typer.echo(f"  {why}", file=out)
     typer.echo(f"  log: {log}\n  end: stoker down", file=out)
 
 
-def _await_ready(settings: "Settings", process: "subprocess.Popen[str]", log: Path) -> str:
+def _await_ready(
+    settings: "Settings", process: "subprocess.Popen[str]", log: Path
+) -> tuple[str, list[str]]:
+    """Its URL, and of each worker that exports no metrics why. CommandFailed."""
     from stoker import Client  # httpx: late, as in connect
 
     deadline = time.monotonic() + DETACHED_START_SECONDS
@@ -133,7 +139,7 @@ def _await_ready(settings: "Settings", process: "subprocess.Popen[str]", log: Pa
         if ours and written is not None and _is_child(written["pid"], process.pid):
             with Client(written["url"], find_token(settings.home)) as client:
                 if client.ready() or client.lacks_only_artifacts():
-                    return client.url
+                    return client.url, ask_without_metrics(client)
         if time.monotonic() > deadline:
             process.terminate()
             process.wait()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from app.cli.failures import CommandFailed, ExitCode
 from app.cli.host.children import HostChild, Outputs
+from app.cli.host.machine import ask_without_metrics
 from stoker import Client, find_token, read_api_file
 
 if TYPE_CHECKING:
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
 
 READY_TIMEOUT_SECONDS = 90.0
 API_DRAIN_SECONDS = 15.0
-# The worker ends a trainer after the grace time itself; this is for it to report and to leave.
-WORKER_MARGIN_SECONDS = 20.0
+# The worker ends a trainer after the grace time itself; this is for it to report and to leave. Up
+# to 15 of them the driver has to give back a GPU's memory: RELEASE_SECONDS in worker.agent.devices.
+WORKER_MARGIN_SECONDS = 35.0
 TICK_SECONDS = 0.2
 
 Say = Callable[[str, str], None]
@@ -90,11 +92,12 @@ class Supervisor:
         if written is None or written["pid"] != self._api.pid:
             return None
         with Client(written["url"], find_token(self._settings.home)) as client:
-            if client.ready():
-                return client.url
-            if not client.lacks_only_artifacts():
-                return None
-            self._say("stoker", "the artifact root is away: runs wait; stoker doctor says why")
+            if not client.ready():
+                if not client.lacks_only_artifacts():
+                    return None
+                self._say("stoker", "the artifact root is away: runs wait; stoker doctor says why")
+            for why in ask_without_metrics(client):
+                self._say("stoker", why)
             return client.url
 
     def _until_asked(self) -> None:

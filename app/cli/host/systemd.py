@@ -18,7 +18,9 @@ from app.cli.output import JsonOption, print_json
 if TYPE_CHECKING:
     from app.settings import Settings
 
-app = typer.Typer(cls=StokerGroup, no_args_is_help=True, help="Run as a service of the system.")
+app = typer.Typer(
+    cls=StokerGroup, no_args_is_help=True, help="Install Stoker as a service of the system."
+)
 
 UNIT_NAME = "stoker.service"
 # Time for the worker to end its trainers, and for the API to leave, before systemd kills them.

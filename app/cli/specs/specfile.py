@@ -1,5 +1,6 @@
 """Spec files (YAML 1.2, JSON, TOML) and `--set a.b=1`, as the dictionaries that are posted."""
 
+import shlex
 import sys
 from copy import deepcopy
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import typer
 
 from app.cli.failures import CommandFailed
 from app.errors import InvalidRequest
+from app.suggest import closest_file, did_you_mean
 
 Document = dict[str, Any]
 
@@ -70,7 +72,13 @@ def with_assignments(document: Document, assignments: list[str]) -> Document:
 
 def format_of(name: str) -> Format:
     """The format that a file's name says; CommandFailed for a name of another kind."""
-    kind = FORMATS.get(Path(name).suffix.lower())
+    suffix = Path(name).suffix.lower()
+    kind = FORMATS.get(suffix)
+    if suffix == ".py":
+        raise CommandFailed(
+            f"{name} is a Python file, which is no spec. `stoker run -- python "
+            f"{shlex.quote(name)}` runs it as a script of yours."
+        )
     if kind is None:
         raise CommandFailed(f"{name}: the name of a spec ends in .yaml, .yml, .json or .toml.")
     return kind
@@ -139,5 +147,13 @@ def _content(path: str, name: str) -> bytes:
             return sys.stdin.buffer.read(MAX_BYTES + 1)
         with Path(path).open("rb") as file:
             return file.read(MAX_BYTES + 1)
+    except IsADirectoryError:
+        specs = sorted(one for one in Path(path).iterdir() if one.suffix and one.suffix in FORMATS)
+        given = f", such as {specs[0]}" if specs else ""
+        raise CommandFailed(
+            f"{name} is a folder. Give a spec: a .yaml, .json or .toml file{given}."
+        ) from None
     except OSError as error:
-        raise CommandFailed(f"{name} cannot be read: {error.strerror}.") from None
+        meant = closest_file(Path(path), FORMATS) if isinstance(error, FileNotFoundError) else None
+        hint = did_you_mean(None if meant is None else str(meant))
+        raise CommandFailed(f"{name} cannot be read: {error.strerror}.{hint}") from None

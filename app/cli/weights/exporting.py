@@ -28,17 +28,15 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 WAIT_SECONDS = 20.0
+FORMATS = "safetensors is the weights, onnx the model, int8 the model with weights of 8 bits"
+FormatOption = Annotated[
+    ExportFormat | None, typer.Option("--format", help=f"Required: {FORMATS}.")
+]
 
 
 def export(
     run_id: RunId,
-    format_: Annotated[
-        ExportFormat,
-        typer.Option(
-            "--format",
-            help="safetensors: the weights; onnx: the model; int8: with weights of 8 bits.",
-        ),
-    ],
+    format_: FormatOption = None,
     latest: Annotated[
         bool, typer.Option("--latest", help="The latest checkpoint, not the best.")
     ] = False,
@@ -55,8 +53,15 @@ def export(
     A worker makes it, and keeps it beside the run. Of onnx and int8 it measures the run's metrics
     and the time a batch on the validation part, beside PyTorch's.
     """
+    if format_ is None:
+        said = f"say which, such as stoker export {run_id} --format onnx: {FORMATS}"
+        raise typer.BadParameter(said, param_hint="--format")
     if latest and checkpoint is not None:
         raise typer.BadParameter("give one of the two", param_hint="--latest, --checkpoint")
+    if output is not None:
+        from stoker.download import require_room  # httpx: late, as in connect
+
+        require_room(output)
     with connect() as client:
         chosen = checkpoint or client.chosen_checkpoint(run_id, "latest" if latest else "best")
         if checkpoint is not None:

@@ -7,10 +7,10 @@ import pytest
 from app.api import bodies
 from app.errors import InvalidRequest
 from app.spec import reading
-from tests.spec.documents import BAD, GOOD
+from tests.spec.documents import BAD_IN_SHORT, GOOD
 
 
-@pytest.mark.parametrize(("kind", "body", "words"), BAD.values(), ids=BAD.keys())
+@pytest.mark.parametrize(("kind", "body", "words"), BAD_IN_SHORT.values(), ids=BAD_IN_SHORT.keys())
 def test_what_the_reader_refuses_is_refused(api, kind, body, words):
     if not body:
         return  # which is said before it is read

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from contextlib import closing
+from importlib.metadata import EntryPoint
 
 import pytest
 from structlog.testing import capture_logs
@@ -190,6 +191,11 @@ def test_an_unexpected_error_tells_the_client_nothing_but_where_to_look(api, sto
     assert [entry["error_id"] for entry in logged] == [answer.json()["error_id"]]
     assert "secret" not in answer.text
     assert answer.json()["error_id"] in answer.json()["detail"]
+    plugin = [EntryPoint("walks", f"{__name__}:Walks", "stoker.recipes")]
+    monkeypatch.setattr("app.spec.plugins.entry_points", lambda group: plugin)
+    told = api.get("/runs/1").json()["detail"]
+    assert "The recipe walks raised RuntimeError: secret detail, in test_an_unexp" in told
+    assert f"({__file__}, line " in told
 
 
 async def _aiter(pieces):

@@ -6,6 +6,7 @@ from fastapi.routing import APIRoute
 from app.api.main import ROUTERS
 from app.api.routers import health
 from app.api.strict import StrictRoute
+from stoker.models.issue import Issue
 from tests.api.support import SPEC, spec_with
 
 VERY_MANY = 10_000
@@ -196,10 +197,18 @@ def test_an_unknown_field_of_a_body_is_refused_with_what_was_meant(
     ],
     ids=["spec", "block", "nameless", "body"],
 )
-def test_of_very_many_findings_the_first_are_told_and_how_many_more_there_are(
-    api, player, method, path, body
+def test_of_very_many_findings_the_first_are_made_and_told_and_how_many_more_there_are(
+    api, player, monkeypatch, method, path, body
 ):
+    made, make = [], Issue.__init__
+
+    def counted(issue, **fields):
+        made.append(fields["code"])
+        make(issue, **fields)
+
+    monkeypatch.setattr(Issue, "__init__", counted)
     answer = api.request(method, path, json=body)
+    assert len(made) == 20 + 1
     assert answer.status_code == 422
     *issues, last = answer.json()["issues"]
     assert len(issues) == 20

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
+from app.lifecycle import Intent
 from app.settings import load_settings
 from app.store.store import Store, open_store
 from app.store.tables import jobs
@@ -83,24 +84,45 @@ def test_runs_that_nobody_waits_for_any_more_are_not_made(
 def test_every_wait_ends_with_its_connection(
     server: ApiProcess, store: Store, player: Player
 ) -> None:
+    """What was ordered before the wait stays ordered; what would be made after it is not made."""
     run_id = server.client.post("/runs", json=SPEC).json()["id"]
-    player.claim()
+    player.checkpoint(player.claim(), 1)
     (server.home / "data").mkdir()
-    (server.home / "data" / "new.h5").touch()
-    waits = [
-        ("POST", f"/runs/{run_id}/pause?wait=300", None),
-        ("POST", f"/runs/{run_id}/restart?wait=300", {"patch": {"data": {"dataset": "later"}}}),
-        ("GET", f"/runs/{run_id}/events?wait=300&after=1000", None),
-        ("GET", f"/runs/{run_id}/logs?wait=300", None),
-        ("GET", "/datasets/later?wait=300", None),
-        ("POST", "/datasets?wait=300", {"name": "new", "path": "new.h5"}),
-    ]
-    for count, (method, path, document) in enumerate(waits, 1):
+    for name in ("new.h5", "weights.pt"):
+        (server.home / "data" / name).touch()
+    later, weights = {"data": {"dataset": "later"}}, {"path": "weights.pt", "name": "w"}
+    waits = {
+        "act": ("POST", f"/runs/{run_id}/pause?wait=300", None),
+        "restart_run": ("POST", f"/runs/{run_id}/restart?wait=300", {"patch": later}),
+        "list_events": ("GET", f"/runs/{run_id}/events?wait=300&after=1000", None),
+        "read_logs": ("GET", f"/runs/{run_id}/logs?wait=300", None),
+        "get_dataset": ("GET", "/datasets/later?wait=300", None),
+        "register_dataset": ("POST", "/datasets?wait=300", {"name": "new", "path": "new.h5"}),
+        "get_job": ("GET", "/jobs/1?wait=300", None),
+        "export_checkpoint": ("POST", "/checkpoints/1/export?wait=300", {"format": "safetensors"}),
+        "import_checkpoint": ("POST", "/checkpoints/import?wait=300", weights),
+    }
+    assert {*waits, "create_run"} == operations_with(server, "wait"), "of each route that waits"
+    for count, (method, path, document) in enumerate(waits.values(), 1):
         send(server, method, path, document).close()
         eventually(partial(has_abandoned, server, count), f"{count} requests end")
     player.inspect("later")
     assert sum(store.runs.counts_by_state().values()) == 1, "no child of the restart"
+    assert store.runs.get(run_id).intent is Intent.pause
+    with store.database.read() as connection:
+        ordered = set(connection.scalars(select(jobs.c.kind).where(jobs.c.state != "done")))
+    assert ordered == {"inspect_dataset", "export_checkpoint", "import_checkpoint"}
     assert "Traceback" not in server.log
+
+
+def operations_with(server: ApiProcess, name: str) -> set[str]:
+    """Ids of the operations that take the parameter."""
+    return {
+        operation["operationId"]
+        for path in server.client.get("/openapi.json").json()["paths"].values()
+        for operation in path.values()
+        if name in [parameter["name"] for parameter in operation.get("parameters", ())]
+    }
 
 
 def test_a_probe_that_nobody_waits_for_any_more_is_withdrawn(

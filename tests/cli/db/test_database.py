@@ -79,6 +79,7 @@ def test_the_secret_alone_is_on_stdout(cli, database):
 def test_a_token_without_a_name_or_id_is_refused(cli, database):
     assert cli("token", "create", "  ").code == 5
     assert cli("token", "revoke", "99").code == 5
+    assert cli("token", "revoke", "9" * 20).code == 2
 
 
 def test_backup_and_restore(cli, database, tmp_path):
@@ -226,6 +227,8 @@ def test_prune_wants_a_bound(cli, api):
     assert cli("db", "prune").code == 2
     assert cli("db", "prune", "--older-than", "long").code == 2
     assert cli("db", "prune", "--max-size", "50").code == 2
+    beyond = cli("db", "prune", "--max-size", "9" * 400 + "TiB")
+    assert (beyond.code, "9… is too large" in beyond.err) == (2, True)
 
 
 @pytest.mark.parametrize(("text", "value"), [("90m", 5400), ("12h", 43200), ("1.5d", 129600)])

@@ -26,7 +26,7 @@ def test_a_part_there_is_not(home):
 def test_a_part_without_a_quick_form(home):
     answer = stoker(home, "bench", "rules", "--quick", "--device", "cpu")
     assert answer.code == 2
-    assert "not in this form: rules; only loading, windows, training are" in answer.err
+    assert "not in this form: rules. --quick measures loading, windows, training;" in answer.err
 
 
 def test_an_installed_package_says_where_the_benchmarks_are(tmp_path):

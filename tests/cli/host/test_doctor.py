@@ -11,12 +11,16 @@ import pytest
 from sqlalchemy import update
 
 from app.cli.host import checks
+from app.cli.host.recipe_checks import ask_of_recipes
 from app.lifecycle import Intent
 from app.settings import load_settings
+from app.spec.installed import INSTALLED
 from app.store import open_store
 from app.store.engine import migrate
 from app.store.tables import runs
-from tests.cli.conftest import environment_of
+from stoker import Client
+from tests.cli.conftest import environment_of, stoker
+from tests.e2e.environment import ROOT
 from tests.service.receiver import receiving
 from tests.store.conftest import new_run
 
@@ -51,13 +55,20 @@ def test_a_wrong_setting_is_a_finding(cli, home, monkeypatch):
     assert "environment" in found
 
 
-def test_a_running_service_is_seen(cli, up):
+def test_a_running_service_is_seen(cli, up, monkeypatch):
     found = findings(cli("doctor", "--json"))
     assert found["service"]["found"].startswith("ready at http://127.0.0.1:")
     assert found["ports"]["found"] == "in use by this service"
     assert found["database"]["status"] == "ok"
     named = [finding["check"] for finding in cli("doctor", "--json").document["findings"]]
     assert len(named) == len(set(named)), "one name for each line"
+    # As after an installation since it began.
+    monkeypatch.setitem(INSTALLED.packages, "sequence", "walks-recipe")
+    monkeypatch.setitem(INSTALLED.versions, "sequence", "0.2")
+    with Client(home=load_settings().home) as client:
+        of_api, of_worker = [finding.found for finding in ask_of_recipes(client)]
+    assert of_api == "the API has sequence 1, and 0.2 is installed here"
+    assert of_worker.endswith("has sequence 1, and 0.2 is installed here")
 
 
 def test_a_token_that_others_can_read(cli, home):
@@ -68,6 +79,72 @@ def test_a_token_that_others_can_read(cli, home):
     assert answer.code == 1
     assert "can be read by other users" in answer.out
     assert "chmod 600" in answer.out
+
+
+RECIPE = """
+from typing import Literal
+from app.spec.recipe import Recipe
+
+class Plug(Recipe):
+    kind: Literal["{kind}"]
+"""
+TASK = "from worker.trainer.recipes.sequence import SequenceTask as {name}\n"
+
+
+def install_plug(folder: Path, kind: str, task: str, first: str = "") -> None:
+    """A package as pip lays it: the first half works, after `first`; the second is `task`."""
+    (folder / f"{kind}_plug.py").write_text(first + RECIPE.format(kind=kind))
+    (folder / f"{kind}_task.py").write_text(task)
+    info = folder / f"{kind}_plug-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {kind}-plug\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        f"[stoker.recipes]\n{kind} = {kind}_plug:Plug\n"
+        f"[stoker.tasks]\n{kind} = {kind}_task:PlugTask\n"
+    )
+
+
+@pytest.mark.minutes
+def test_a_plugin_whose_half_that_trains_cannot_be_imported_is_named(home, tmp_path, monkeypatch):
+    install_plug(tmp_path, "whole", TASK.format(name="PlugTask"), "import torch\n")
+    install_plug(tmp_path, "raising", "raise OSError('no such\\nlibrary')\n")
+    install_plug(tmp_path, "leaving", "import sys\nprint('leaving')\nsys.exit('left')\n")
+    install_plug(tmp_path, "dying", "import os\nos.kill(os.getpid(), 11)\n")
+    install_plug(tmp_path, "elsewhere", TASK.format(name="AnotherTask"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    answer = stoker(home, "doctor", "--json")
+    assert answer.code == 1, answer.err
+    of_recipes = [one for one in answer.document["findings"] if one["check"] == "recipes"]
+    *broken, early, usable = [finding["found"] for finding in of_recipes]
+    assert "whole (whole-plug) that the API asks imports torch (" in early
+    told = {found.split()[2]: found for found in broken}
+    assert set(told) == {"raising", "leaving", "dying", "elsewhere"}
+    assert "raising-plug: " in told["raising"]
+    assert "OSError: no such library" in told["raising"]
+    assert "SystemExit: left" in told["leaving"]
+    assert "ended with -11" in told["dying"]
+    assert "has no attribute 'PlugTask'" in told["elsewhere"]
+    assert "whole 1.0" in usable
+    assert "sequence 1" in usable
+
+
+def test_what_a_first_half_imports_and_must_not_is_found_where_it_stands(tmp_path):
+    install_plug(tmp_path, "early", "", "\nimport early_helper\n")
+    (tmp_path / "early_helper.py").write_text("import torch\n")
+    (tmp_path / "torch.py").write_text("")
+    install_plug(tmp_path, "late", "import torch\n")
+    paths = os.pathsep.join([str(tmp_path), str(ROOT)])
+    told = [
+        subprocess.run(
+            [sys.executable, "-P", "-m", "app.cli.host.first_half", kind],
+            env=os.environ | {"PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for kind in ("early", "late")
+    ]
+    assert told == [f"torch ({tmp_path / 'early_plug.py'}, line 2)\n", ""]
 
 
 def test_a_guard_that_only_warns_is_said(cli, home, monkeypatch):

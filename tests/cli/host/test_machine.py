@@ -29,7 +29,7 @@ GPU = GpuSample(
 
 @contextmanager
 def registered(home, state="alive", **changes):
-    """A worker as an agent of this process would register it; it is gone afterwards."""
+    """A worker as an agent of this process would register it, by its id; it is gone afterwards."""
     worker = NewWorker(
         name="box",
         host="box",
@@ -45,10 +45,16 @@ def registered(home, state="alive", **changes):
     worker_id = store.workers.register(replace(worker, **changes))
     try:
         store.workers.set_state(worker_id, state)
-        yield
+        yield worker_id
     finally:
         store.workers.set_state(worker_id, "gone")
         store.close()
+
+
+def test_a_worker_that_exports_no_metrics_is_told_with_the_reason(cli, api):
+    with registered(api, facts={"why_no_metrics": "127.0.0.1:8001 cannot be had"}):
+        assert "Worker box exports no metrics: 127.0.0.1:8001 cannot" in cli("workers").err
+        assert "Worker box exports no metrics: 127.0.0.1:8001 cannot" in cli("doctor").out
 
 
 def test_gpus_are_listed_with_what_they_do(cli, api):

@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import termios
@@ -21,14 +22,14 @@ from tests.e2e.service import Service, eventually, write_waves
 class Foreground:
     """`stoker up` in this terminal, with what it says in a file."""
 
-    def __init__(self, home: Path, *options: str) -> None:
+    def __init__(self, home: Path, *options: str, **settings: str) -> None:
         home.parent.mkdir(parents=True, exist_ok=True)
         self.home = home
         self.said = home.parent / "up.txt"
         with self.said.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "app.cli", "up", *options],
-                env=environment_of(home),
+                env=environment_of(home) | settings,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
@@ -53,8 +54,8 @@ class Foreground:
 def foreground(tmp_path):
     running: list[Foreground] = []
 
-    def start(*options: str) -> Foreground:
-        running.append(Foreground(tmp_path / "home", *options))
+    def start(*options: str, **settings: str) -> Foreground:
+        running.append(Foreground(tmp_path / "home", *options, **settings))
         return running[-1]
 
     yield start
@@ -74,13 +75,19 @@ def test_ctrl_c_drains_everything(foreground):
     assert Service(up.home).left_running() == []
 
 
-def test_lines_say_who_speaks(foreground):
-    up = foreground()
-    up.wait_until_ready()
+def test_lines_say_who_speaks_and_that_no_metrics_are_exported(foreground):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        up = foreground(STOKER_EXPORTER_PORT=port)
+        up.wait_until_ready()
     speakers = {line.split()[0] for line in up.text().splitlines() if line.strip()}
     assert speakers == {"api", "worker", "stoker"}
+    (told,) = (line for line in up.text().splitlines() if " exports no metrics: " in line)
+    assert f":{port} cannot be had (Address already in use)" in told
+    assert "STOKER_EXPORTER_PORT" in told
 
 
+@pytest.mark.minutes
 def test_a_child_that_dies_is_started_again(foreground):
     up = foreground()
     up.wait_until_ready()
@@ -118,6 +125,14 @@ def test_a_second_up_and_a_taken_port_are_refused(up_home, tmp_path):
     assert not (tmp_path / "other" / "logs").exists(), "nothing was started"
 
 
+@pytest.mark.parametrize("command", [("up",), ("up", "--detach"), ("api",)])
+def test_what_is_no_host_name_is_refused(tmp_path, command):
+    refused = stoker(tmp_path / "home", *command, "--host", "a..b")
+    assert refused.code == 5
+    assert refused.err.startswith("error: STOKER_HOST: 'a..b' is no address and no host name")
+    assert not (tmp_path / "home").exists()
+
+
 def test_a_start_that_fails_is_one_document_with_the_end_of_its_log(tmp_path):
     home = tmp_path / "home"
     home.mkdir()
@@ -128,6 +143,7 @@ def test_a_start_that_fails_is_one_document_with_the_end_of_its_log(tmp_path):
     assert Service(home).left_running() == []
 
 
+@pytest.mark.minutes
 def test_folders_of_the_same_names_where_one_stands_are_not_taken_for_ours(tmp_path):
     home, project = tmp_path / "home", tmp_path / "project"
     for package in ("app", "worker"):
@@ -163,6 +179,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize("saves", [True, False])
 def test_down_says_which_runs_go_on_and_which_begin_anew(tmp_path, saves):
     home, project = tmp_path / "home", tmp_path / "project"
@@ -181,6 +198,7 @@ def test_down_says_which_runs_go_on_and_which_begin_anew(tmp_path, saves):
     assert said in ended.out
 
 
+@pytest.mark.minutes
 def test_down_ends_the_service_while_its_database_is_away(tmp_path):
     home = tmp_path / "home"
     assert stoker(home, "up", "--detach").code == 0
@@ -241,7 +259,9 @@ def test_logs_metrics_and_checkpoints(cli, up, finished_run):
         pieces = [json.loads(line) for line in told.splitlines()]
         assert "".join(piece["text"] for piece in pieces) == cli("logs", run_id).out
         assert {piece["attempt"] for piece in pieces} == {1}
-    assert "val_mae" in cli("metrics", run_id).out
+    told = cli("metrics", run_id)
+    assert "val_mae" in told.out
+    assert "about one point a second" in told.err
     assert list(cli("metrics", run_id, "--name", "val_mae", "--json").document["series"]) == [
         "val_mae"
     ]
@@ -320,6 +340,7 @@ def test_a_failed_run_ends_watch_with_one_and_a_sentence(cli, up, spec_file):
     assert "Traceback" not in answer.out + answer.err
 
 
+@pytest.mark.minutes
 def test_stop_pause_resume_restart_while_it_trains(cli, up, long_spec_file):
     run_id = cli("submit", str(long_spec_file), "--json").document["id"]
     wait_for_training(run_id)

@@ -93,7 +93,8 @@ def answer_of(plan: RunPlan, memory: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_the_memory_plan_is_shown_with_its_largest_part_first(capsys):
+def test_the_memory_plan_is_shown_with_its_largest_part_first(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
     plan = make_plan(REQUEST, world(), CATALOG)
     spec = RunSpec.model_validate_json(json.dumps(plan.require_ok()))
     facts = as_measured({}, world(), point(128, 760))
@@ -127,7 +128,8 @@ def test_a_probe_has_a_real_step_measured(cli, up, spec_file):
     assert f"as a probe on {measured['worker']} on" in " ".join(memory["assumed"])
 
 
-def test_what_nobody_has_measured_is_said_with_the_way_to_measure_it(capsys):
+def test_what_nobody_has_measured_is_said_with_the_way_to_measure_it(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
     plan = make_plan(REQUEST, world(), CATALOG)
     assert plan.memory is not None
     print_plan(answer_of(plan, plan.memory), everything=False)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from app.cli.failures import CommandFailed
 from app.cli.specs.specfile import parse_assignment, patch_of, read_request, read_spec
 from app.errors import StokerError
-from tests.spec.documents import BAD, GOOD
+from tests.spec.documents import BAD_IN_SHORT, GOOD
 
 # The database keeps neither NUL nor half of a surrogate pair.
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
@@ -116,7 +116,7 @@ def test_a_file_says_what_the_same_body_says(tmp_path, kind: str, body: bytes, v
     assert json.dumps(read_spec(str(path)).document) == json.dumps(value)
 
 
-@pytest.mark.parametrize(("kind", "body", "words"), BAD.values(), ids=BAD.keys())
+@pytest.mark.parametrize(("kind", "body", "words"), BAD_IN_SHORT.values(), ids=BAD_IN_SHORT.keys())
 def test_a_file_is_refused_where_the_same_body_is(tmp_path, kind: str, body: bytes, words: str):
     path = tmp_path / f"spec.{kind}"
     path.write_bytes(body)
@@ -132,6 +132,22 @@ def test_what_is_set_in_one_place_is_not_set_where_an_alias_stands(tmp_path):
     assert read_request(str(path), ["a.b=2"]) == {"a": {"b": 2}, "c": {"b": 1}}
 
 
-def test_a_missing_file_is_named():
-    with pytest.raises(CommandFailed, match=r"nowhere\.yaml cannot be read: No such file"):
-        read_request("nowhere.yaml", [])
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("nowhere.yaml", "nowhere.yaml cannot be read: No such file or directory."),
+        ("exampels/weather.yaml", "Did you mean examples/weather.yaml?"),
+        ("examples/wether.yml", "Did you mean examples/weather.yaml?"),
+        ("examples/train.py", "`stoker run -- python examples/train.py`"),
+        ("examples", "is a folder. Give a spec: a .yaml, .json or .toml file, such as examples/we"),
+    ],
+)
+def test_what_is_no_spec_is_told_with_what_was_meant(tmp_path, monkeypatch, path, said):
+    monkeypatch.chdir(tmp_path)
+    for name in ("weather.yaml", "train.py"):
+        (tmp_path / "examples" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "examples" / name).write_text("")
+    with pytest.raises(CommandFailed) as refused:
+        read_request(path, [])
+    assert said in refused.value.detail
+    assert ("Did you mean" in refused.value.detail) == ("Did you mean" in said)
