@@ -22,9 +22,9 @@ up: $(RUNTIME) ## start API, worker and exporter in this terminal
 	@$(BIN)/stoker up
 
 test: $(if $(TESTS),$(DEVELOPMENT),lint) ## every check, and every test but those of test-slow; of a part without lint: TESTS=tests/store
-	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations=25 $(TESTS)
+	@$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations=25 $(TESTS)
 
-test-slow: $(DEVELOPMENT) ## what takes minutes: scripts of real training libraries, kills at 50 moments
+test-slow: $(DEVELOPMENT) ## what takes minutes: scripts of real libraries, 50 kills, whole workloads, searches, pages that install
 	@$(BIN)/python -m pytest -m minutes --durations=25 $(TESTS)
 
 lint: $(DEVELOPMENT) ## style, types and the rules of who may import whom
@@ -41,7 +41,7 @@ bench: $(RUNTIME) ## measure this machine: rules, loading, training, checkpoints
 	@$(BIN)/python -m benchmarks --json benchmarks/results
 
 workloads: $(DEVELOPMENT) ## train every spec of examples on real data, in a home of their own
-	@$(BIN)/python -m benchmarks.workloads
+	@$(BIN)/python -m benchmarks.examples
 
 peers: $(RUNTIME) ## install what `make bench` compares with and needs an environment of its own
 	@.ci/install worker,peers .venv/peers

@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -83,8 +84,13 @@ def line_count(path: Path) -> int:
     return len((ROOT / path).read_text().splitlines())
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse((ROOT / path).read_text())
+
+
 def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -121,17 +127,25 @@ def test_no_class_name_is_used_twice():
     defined: dict[str, set[str]] = {}
     for path in PRODUCT_FILES:
         if path.parts[0] in ("app", "worker", "stoker"):
-            for node in ast.walk(ast.parse((ROOT / path).read_text())):
+            for node in ast.walk(parsed(path)):
                 if isinstance(node, ast.ClassDef):
                     defined.setdefault(node.name, set()).add(str(path))
     twice = {name: places for name, places in defined.items() if len(places) > 1}
     assert twice.keys() == IMPORTED_BY_USERS, twice
 
 
+def test_no_file_of_the_worker_is_named_as_one_of_its_trainer():
+    names: dict[bool, set[str]] = {True: set(), False: set()}
+    for path in PRODUCT_FILES:
+        if path.parts[0] == "worker" and not path.name.startswith("__"):
+            names[path.is_relative_to("worker/trainer")].add(path.name)
+    assert not names[True] & names[False], "two halves, read side by side"
+
+
 def test_every_file_opens_with_the_line_that_says_what_belongs_in_it():
     silent = []
     for path in PYTHON_FILES:
-        docstring = ast.get_docstring(ast.parse((ROOT / path).read_text()))
+        docstring = ast.get_docstring(parsed(path))
         if docstring is None or not docstring.splitlines()[0].endswith((".", ":")):
             silent.append(str(path))
     assert not silent
@@ -153,7 +167,7 @@ def test_an_import_inside_a_function_says_why():
 
 
 def says_why_for_the_whole_file(path: Path) -> bool:
-    docstring = ast.get_docstring(ast.parse((ROOT / path).read_text())) or ""
+    docstring = ast.get_docstring(parsed(path)) or ""
     return {"import", "late"} <= set(re.findall(r"import|late", docstring))
 
 
@@ -190,7 +204,7 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_used():
 
 
 def imported_modules(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -205,6 +219,7 @@ RECIPE_WORDS_ELSEWHERE = {
     ("app/cli/data/datasets.py", "board"): "the name of a sample",
 }
 OF_ONE_RECIPE = ("app/recipes", "worker/trainer/recipes")
+OF_EVERY_RECIPE = ("__init__", "base", "contract", "raised")
 
 
 def test_only_a_recipes_own_files_name_it():
@@ -226,13 +241,13 @@ def recipe_modules() -> set[str]:
     return {
         ".".join(path.with_suffix("").parts)
         for path in PRODUCT_FILES
-        if str(path.parent) in OF_ONE_RECIPE and path.stem not in ("__init__", "base")
+        if str(path.parent) in OF_ONE_RECIPE and path.stem not in OF_EVERY_RECIPE
     }
 
 
 def recipe_words(path: Path) -> Iterator[str]:
     modules = recipe_modules()
-    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom):
             names = {f"{node.module}", *(f"{node.module}.{one.name}" for one in node.names)}
             yield from names & modules

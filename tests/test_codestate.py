@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.codestate import checkout
+from app.codestate import DIFF_BYTES, checkout, code_state
 from tests.repository import committed, git
 
 
@@ -28,6 +28,16 @@ def test_a_git_of_somebody_else_says_nothing_about_stoker(repository, monkeypatc
     git(elsewhere, "init", "--quiet")
     monkeypatch.setenv("GIT_DIR", str(elsewhere / ".git"))
     assert checkout(repository)["git_sha"] == git(repository, "rev-parse", "HEAD")
+
+
+def test_a_long_diff_is_cut_between_characters_and_says_so(repository):
+    (repository / "inner" / "code.py").write_text("ä" * (DIFF_BYTES * 11 // 20))
+    state = code_state(repository, [])
+    kept, _, told = state["diff"].partition("\n[cut: ")
+    assert DIFF_BYTES - 2 < len(kept.encode()) <= DIFF_BYTES
+    assert kept.endswith("ä")
+    assert told == f"the whole diff has {state['diff_bytes']:,} bytes]\n"
+    assert state["diff_bytes"] > DIFF_BYTES * 11 // 10
 
 
 def test_without_git_or_a_commit_nothing_is_said(repository, monkeypatch):

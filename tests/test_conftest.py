@@ -9,15 +9,19 @@ from pathlib import Path
 import pytest
 
 CONFTEST = Path(__file__).with_name("conftest.py")
-MARKERS = "[pytest]\nmarkers =\n  postgres: x\n  gpu: x\n"
+MARKERS = "[pytest]\nmarkers =\n  postgres: x\n  gpu: x\n  minutes: x\n"
 
 
-def run_session(folder: Path, test: str, *, ci: str) -> subprocess.CompletedProcess[str]:
-    (folder / "conftest.py").write_text(CONFTEST.read_text())
+def run_session(
+    folder: Path, test: str, *, ci: str, limit: str = "1200"
+) -> subprocess.CompletedProcess[str]:
+    text, line = CONFTEST.read_text(), "MINUTES_LIMIT = 1200\n"
+    assert line in text
+    (folder / "conftest.py").write_text(text.replace(line, f"MINUTES_LIMIT = {limit}\n"))
     (folder / "pytest.ini").write_text(MARKERS)
     (folder / "test_it.py").write_text(f"import pytest\n{test}\ndef test_fine(): pass\n")
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "pytest_timeout"],
         cwd=folder,
         env={**os.environ, "CI": ci, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
@@ -45,3 +49,18 @@ def test_other_skips_are_allowed(tmp_path, test, ci):
     session = run_session(tmp_path, test, ci=ci)
     assert session.returncode == 0, session.stdout
     assert "1 passed, 1 skipped" in session.stdout
+
+
+HANGS = """import time
+pytestmark = pytest.mark.timeout(300)
+@pytest.mark.minutes
+def test_it():
+    time.sleep(600)
+"""
+
+
+def test_what_takes_minutes_ends_with_its_stack_after_one_limit(tmp_path):
+    session = run_session(tmp_path, HANGS, ci="", limit="0.5")
+    assert "Timeout (>0.5s) from pytest-timeout" in session.stdout
+    assert "time.sleep(600)" in session.stdout
+    assert "1 failed, 1 passed" in session.stdout

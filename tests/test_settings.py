@@ -71,6 +71,10 @@ def test_hosts_are_given_with_commas(monkeypatch):
         ("XYZZY", "1", r"is not a setting\.$"),
         ("AUTH", "maybe", "token"),
         ("ARTIFACT_ROOT", "s3://bucket", "not available yet"),
+        ("HOST", "a..b", "no host name"),
+        ("HOST", "", "no host name"),
+        ("EXPORTER_HOST", "x" * 64, "no host name"),
+        ("NOTIFY_URL", "https://a..b/topic", "give a URL"),
     ],
 )
 def test_a_wrong_setting_is_named(monkeypatch, name, value, words):

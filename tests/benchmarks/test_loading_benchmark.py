@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 
 import psutil
 import pytest
@@ -21,8 +22,9 @@ from tests.trainer_data.factories import children
 ONCE = Effort(most_rounds=1, share=1.0, most_variants=2, own_processes=False)
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_every_arm_brings_each_sample_once(tmp_path, shuffled):
+def test_every_arm_brings_each_sample_once(tmp_path, shuffled, monkeypatch):
     file = write(tmp_path, "contiguous", samples=300, features=2)
     before = children()
     found = {figure.name: figure for figure in figures._contiguous(file, ONCE, shuffled=shuffled)}
@@ -33,6 +35,16 @@ def test_every_arm_brings_each_sample_once(tmp_path, shuffled):
     assert all(value > 0 for figure in rates for value in figure.also.values())
     assert all(figure.also["of the probe"] for figure in rates)
     assert children() <= before
+    mapped = []
+    monkeypatch.setattr(figures, "forget", lambda each: mapped.append(is_mapped(each.path)))
+    probe, ours, _ = figures._cold(file, ONCE, shuffled=shuffled)
+    assert probe.name.endswith("gather, mapped anew" if shuffled else "raw read")
+    assert min(probe.value, ours.value) > 0
+    assert mapped == [False, False]  # what is mapped would stay in the cache
+
+
+def is_mapped(path):
+    return str(path) in Path("/proc/self/maps").read_text()
 
 
 @pytest.mark.parametrize("layout", figures.PACKINGS)
@@ -127,6 +139,7 @@ def test_a_process_of_the_peers_that_ends_is_no_figure(tmp_path, monkeypatch):
     second.close()
 
 
+@pytest.mark.minutes
 def test_peers_that_are_not_installed_have_a_row_and_a_plain_script_has_a_rate(
     tmp_path, monkeypatch
 ):

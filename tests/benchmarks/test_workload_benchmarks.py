@@ -8,20 +8,61 @@ import h5py
 import pytest
 import torch
 
-from benchmarks.workloads import panel, timeframes
+from benchmarks.confidence import FEWEST
+from benchmarks.workloads import board, molecules, panel, timeframes
+from tests.trainer.recipes.molecules import write
 from worker.trainer.recipes.panel_graph import PanelGraphTask
+from worker.trainer.tools import sample_board
 from worker.trainer.tools.panel.sample_panel import MadeSize, make
 
 
-@pytest.mark.parametrize("residency", ["stream", "resident"])
-def test_every_arm_of_timeframes_brings_the_same_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, residency: str
-) -> None:
+@pytest.fixture
+def few_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """The same samples as series and written out."""
     monkeypatch.setattr(timeframes, "SAMPLES", 24)
     monkeypatch.setattr(timeframes, "FEATURES", 2)
     monkeypatch.setattr(timeframes, "BATCH", 8)
     monkeypatch.setattr(timeframes, "CHUNK_SAMPLES", 16)
-    series, tables = timeframes.make(tmp_path)
+    return timeframes.make(tmp_path)
+
+
+def test_timeframes_are_trained_beside_batches_in_memory(few_bars: tuple[Path, Path]) -> None:
+    with ExitStack() as held:
+        found = timeframes._efficiency(*few_bars, FEWEST, held)
+    names = [figure.name for figure in found]
+    assert names == [
+        "timeframes: Stoker, a stream over in memory, lower bound",
+        "timeframes: Stoker, kept as series over in memory, lower bound",
+    ]
+    assert all(0 < figure.value <= figure.also["median"] for figure in found)
+    assert [(figure.bound, figure.at_least, figure.n) for figure in found] == 2 * [(0.95, True, 5)]
+
+
+def test_a_board_is_trained_beside_batches_in_memory(tmp_path: Path) -> None:
+    pytest.importorskip("pyspiel")
+    sample_board.build(tmp_path / "board", sample_board.Size(games=10, files=3))
+    with ExitStack() as held:
+        resident, streamed = board._efficiency(tmp_path / "board", 1, held)
+    assert (resident.name, resident.n) == ("board, legal: Stoker, resident over in memory", 1)
+    assert streamed.value > 0
+
+
+def test_molecules_are_trained_beside_batches_in_memory(tmp_path: Path) -> None:
+    path = write(tmp_path / "molecules.h5")
+    with h5py.File(path, "a") as file:
+        file["scaffold_part"] = [0] * 180 + [1] * 20
+    with ExitStack() as held:
+        resident, streamed = molecules._efficiency(path, 1, held)
+    assert resident.name == "molecules, masked: Stoker, resident over in memory"
+    assert (resident.bound, streamed.bound) == (0.95, 0.95)
+    assert streamed.value > 0
+
+
+@pytest.mark.parametrize("residency", ["stream", "resident"])
+def test_every_arm_of_timeframes_brings_the_same_samples(
+    few_bars: tuple[Path, Path], residency: str
+) -> None:
+    series, tables = few_bars
     with h5py.File(tables) as file:
         kept = {name: torch.from_numpy(file[name][:]) for name in (*timeframes.NAMES, "targets")}
     assert [len(kept[name][0]) for name in timeframes.NAMES] == [480, 288, 192, 96, 48]
@@ -41,7 +82,7 @@ def test_every_arm_of_timeframes_brings_the_same_samples(
                 assert torch.equal(found[key][order[0]], whole[order[1]]), name
 
 
-def test_every_arm_of_panels_looks_at_as_many(
+def test_every_arm_of_panels_looks_at_as_many_and_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(panel, "NEIGHBORS", 3)
@@ -64,3 +105,6 @@ def test_every_arm_of_panels_looks_at_as_many(
             assert looks_at.shape == (panel.BATCH, 24, 24)
             assert looks_at.sum(2).max() == 4  # itself and three others
             assert arm.evaluation() > 0
+        resident, streamed = panel._efficiency(path, 1, held)
+    assert (resident.name, resident.bound) == ("panel: Stoker, resident over in memory", 0.95)
+    assert streamed.value > 0

@@ -85,6 +85,7 @@ def started(program: Path, part: str, home: Path, **settings: str) -> Iterator[P
             process.wait()
 
 
+@pytest.mark.minutes
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_api_image_has_no_torch_and_serves(api_bin, health_commands, tmp_path):
@@ -107,6 +108,7 @@ def test_the_api_image_has_no_torch_and_serves(api_bin, health_commands, tmp_pat
         assert token.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.minutes
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_api_image_says_what_a_worker_needs(api_bin, tmp_path):

@@ -1,5 +1,6 @@
 """A whole Stoker for tests: real API and agent processes on a home of their own."""
 
+import atexit
 import json
 import os
 import signal
@@ -7,7 +8,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,9 +18,21 @@ import httpx
 import numpy as np
 import psutil
 
+from tests.forking import Forked, Starter
+
 DEADLINE_SECONDS = 90.0
 ACTIVE = ("queued", "running")
 T = TypeVar("T")
+Process = subprocess.Popen[bytes] | Forked
+PROGRAMS = {"api": ["-m", "app.cli", "api"], "agent": ["-m", "worker"]}
+
+
+@cache
+def starter() -> Starter:
+    """Of APIs and agents, for all tests of this process."""
+    starter = Starter("tests.services").__enter__()
+    atexit.register(starter.__exit__)
+    return starter
 
 
 class Service:
@@ -32,17 +46,18 @@ class Service:
             "STOKER_PORT": "0",
             "STOKER_EXPORTER_PORT": "0",
             "STOKER_BEAT_SECONDS": "0.2",
+            "COLUMNS": "1000",  # tests look for sentences, which are broken into lines
             "STOKER_STOP_GRACE_SECONDS": "20",
             **settings,
         }
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Process] = []
         self.http: httpx.Client = httpx.Client()
 
-    def start_api(self) -> subprocess.Popen[bytes]:
+    def start_api(self) -> Process:
         """Start the API and connect; returns when it answers that it is alive."""
         address = self.home / "api.json"
         address.unlink(missing_ok=True)
-        api = self._start("api", ["-m", "app.cli", "api"])
+        api = self._start("api")
         eventually(address.exists, "the API writes its address")
         url = eventually(lambda: _read_json(address), "the address is complete")["url"]
         token = (self.home / "token").read_text().strip()
@@ -53,10 +68,10 @@ class Service:
         eventually(lambda: self._alive(), "the API answers")
         return api
 
-    def start_agent(self, *program: str) -> subprocess.Popen[bytes]:
+    def start_agent(self, *program: str) -> Process:
         """Start an agent, the product's or another program; returns when it is registered."""
         known = self._alive_workers()
-        agent = self._start("agent", list(program) or ["-m", "worker"])
+        agent = self._start("agent", *program)
         eventually(lambda: self._alive_workers() - known, "the agent registers")
         return agent
 
@@ -116,16 +131,21 @@ class Service:
         try:
             yield
         finally:
-            trainer.resume()
+            with suppress(psutil.NoSuchProcess):  # it was killed meanwhile
+                trainer.resume()
 
-    def stop(self, process: subprocess.Popen[bytes]) -> None:
+    def stop(self, process: Process) -> None:
         """Drain one of the processes, and wait for its end."""
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=DEADLINE_SECONDS)
 
     def left_running(self) -> list[psutil.Process]:
-        """Every process that still belongs to this home."""
-        return [p for p in psutil.process_iter() if str(self.home) in _home_of(p)]
+        """Every process that still belongs to this home, and those that were forked by this
+        service, which do not show it.
+        """
+        forked = {p.pid for p in self.processes if isinstance(p, Forked) and p.poll() is None}
+        every = psutil.process_iter()
+        return [p for p in every if p.pid in forked or str(self.home) in _home_of(p)]
 
     def close(self) -> None:
         """Drain what still runs, and end it for good."""
@@ -155,14 +175,18 @@ class Service:
     def _process(self, module: str) -> psutil.Process | None:
         return next((p for p in self.left_running() if module in _command(p)), None)
 
-    def _start(self, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, *program: str) -> Process:
         self.home.mkdir(parents=True, exist_ok=True)
-        with (self.home / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [self.python, *arguments], env=self.environment, stdout=log, stderr=log
-            )
-        self.processes.append(process)
-        return process
+        path = self.home / f"{name}.log"
+        if self.python == sys.executable and not program:
+            self.processes.append(starter().start(name, self.environment, path))
+        else:
+            command = [self.python, *(program or PROGRAMS[name])]
+            with path.open("ab") as log:
+                self.processes.append(
+                    subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
+                )
+        return self.processes[-1]
 
 
 def eventually(probe: Callable[[], T | None], what: str) -> T:

@@ -1,12 +1,30 @@
 """A service, and `stoker` as it is typed in the folder of a project."""
 
 import json
-import subprocess
-import sys
+import os
+from collections.abc import Mapping
+from contextlib import chdir, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import psutil
+from typer.testing import CliRunner, Result
+
+from app.cli.main import app
 from tests.e2e.service import Service, eventually
+
+ROOT = Path(__file__).parents[2]
+END_BYTES = 2**16
+
+
+def typed(folder: Path, environment: Mapping[str, str], *words: str) -> Result:
+    """`stoker WORDS` in this process, as typed in a folder where these variables alone are set."""
+    with chdir(folder), patch.dict(os.environ, environment, clear=True):
+        done = CliRunner().invoke(app, list(words))
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception  # users see a sentence for it; here it is a defect
+    return done
 
 
 class Shell:
@@ -26,15 +44,9 @@ class Shell:
 
     def stoker(self, *words: str, code: int = 0) -> str:
         """What the command says: its output, or its errors where `code` is another one."""
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "app.cli", *words],
-            cwd=self.project,
-            env={**self.service.environment, "PYTHONPATH": str(Path(__file__).parents[2])},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == code, done.stdout + done.stderr
+        environment = {**self.service.environment, "PYTHONPATH": str(ROOT)}
+        done = typed(self.project, environment, *words)
+        assert done.exit_code == code, done.stdout + done.stderr
         return done.stdout if code == 0 else done.stderr
 
     def run_command(self, *words: str, command: tuple[str, ...]) -> dict[str, Any]:
@@ -43,7 +55,13 @@ class Shell:
         return document
 
     def log(self, run_id: int) -> str:
-        return self.stoker("logs", str(run_id))
+        """Of all attempts; asked for by HTTP, since it is waited for."""
+        text, after = "", 0
+        while True:
+            answer = self.service.http.get(f"/runs/{run_id}/logs", params={"after": after}).json()
+            if not answer["text"]:
+                return text
+            text, after = text + answer["text"], answer["next_offset"]
 
     def until_log_has(self, run_id: int, text: str) -> None:
         """Fails where the run ends without having said so."""
@@ -55,6 +73,37 @@ class Shell:
             return text in log
 
         eventually(has, f"{text!r} is in the log of run {run_id}")
+
+    def said(self, run_id: int) -> str:
+        """The end of what its newest attempt has printed, read where it lies: no command starts."""
+        attempt = self.service.run(run_id)["attempt"]
+        newest = self.service.home / f"artifacts/runs/{run_id}/attempt-{attempt}/trainer.log"
+        if not newest.exists():
+            return ""
+        with newest.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - END_BYTES))
+            return file.read().decode(errors="replace")
+
+    def until_said(self, run_id: int, text: str) -> None:
+        eventually(lambda: text in self.said(run_id), f"run {run_id} says {text!r}")
+
+    def processes_of(self, run_id: int) -> list[psutil.Process]:
+        """Those of the script that live, wherever they went: they have its run in their
+        environment.
+        """
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                told = process.environ()
+                is_ours = told.get("STOKER_RUN_DIR", "").startswith(str(self.service.home))
+                if is_ours and told["STOKER_RUN_ID"] == str(run_id):
+                    found.append(process)
+        return found
+
+    def messages(self, run_id: int, kind: str) -> list[str]:
+        """Of all its events of a kind."""
+        events = self.service.http.get(f"/runs/{run_id}/events").json()["data"]
+        return [event["data"].get("message", "") for event in events if event["kind"] == kind]
 
     def curve(self, run_id: int, name: str = "train_loss") -> dict[int, float]:
         answer = self.service.http.get(f"/runs/{run_id}/metrics", params={"names": name})

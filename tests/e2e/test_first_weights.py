@@ -26,6 +26,7 @@ def events(service: Service, run_id: int, kind: str) -> list[dict[str, Any]]:
     return [event for event in answer["data"] if event["kind"] == kind]
 
 
+@pytest.mark.minutes
 def test_a_second_stage_waits_for_the_first_and_begins_with_its_best(service: Service) -> None:
     first = service.submit(SPEC)
     wanted = {"init_from": {"run": "first stage", "prefix": "encoder."}}

@@ -68,6 +68,7 @@ def losses(service: Service, run: dict[str, Any]) -> list[tuple[str, str, str, f
     return [(row["step"], row["epoch"], row["split"], float(row["loss"])) for row in rows]
 
 
+@pytest.mark.minutes
 def test_data_that_does_not_fit_comes_in_ever_smaller_chunks_and_nothing_changes(service):
     spec = {
         "recipe": {"kind": "sequence", "hidden_size": 16, "patch": 8, "dropout": 0.1},
@@ -91,6 +92,7 @@ def test_data_that_does_not_fit_comes_in_ever_smaller_chunks_and_nothing_changes
     assert applied[-1]["data"]["residency"] == "stream"
 
 
+@pytest.mark.minutes
 def test_a_batch_that_does_not_fit_is_computed_in_micro_batches_of_the_same_steps(service):
     spec = {
         "recipe": {"kind": "sequence", "hidden_size": 128, "patch": 1},
@@ -112,6 +114,7 @@ def test_a_batch_that_does_not_fit_is_computed_in_micro_batches_of_the_same_step
         torch.testing.assert_close(tensor, weights[1][name], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.minutes
 def test_a_model_that_does_not_fit_fails_with_what_was_wanted_and_what_to_do(service):
     spec = {
         "recipe": {"kind": "sequence", "hidden_size": 2048, "patch": 8},

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# The second command runs this very test: inside it, only quick tests are run, in one process.
+# `make test` would run these very tests: quick ones alone are run there, in one process.
 QUICK_TESTS = (
     "--maxprocesses 1 tests/guard/presets tests/guard/rules/test_rules.py tests/test_lifecycle.py"
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.minutes, pytest.mark.timeout(600)]
 
 
 def commands_of_the_readme() -> list[str]:
@@ -44,28 +44,39 @@ def in_clone(clone: Path, command: str, **extra: str) -> str:
     return done.stdout
 
 
-def test_the_two_commands_work_in_a_fresh_clone(tmp_path):
-    clone = tmp_path / "stoker"
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    """As for a user who has uv; `.ci/run` installs with pip where there is none."""
+    folder = tmp_path_factory.mktemp("newcomer")
+    clone = folder / "stoker"
     subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
-    # As for a user who has uv; `.ci/run` installs with pip where there is none. Alone in a folder,
-    # so that nothing else of this environment is found there.
-    (tmp_path / "bin").mkdir()
+    # Alone in a folder, so that nothing else of this environment is found there.
+    (folder / "bin").mkdir()
     uv = Path(sys.executable).parent / "uv"
     assert uv.exists(), "the extra `test` brings it"
-    (tmp_path / "bin" / "uv").symlink_to(uv)
-    demo, test = commands_of_the_readme()
-    assert (demo, test) == ("make demo", "make test")
+    (folder / "bin" / "uv").symlink_to(uv)
+    return clone
 
-    shown = in_clone(clone, demo)
-    assert "persistence" in shown
-    assert "succeeded" in shown
 
-    # The same code is checked here; without what mypy knows of it that takes a minute more.
-    known = {"MYPY_CACHE_DIR": str(ROOT / ".mypy_cache")}
-    shown = in_clone(clone, test, PYTEST_ADDOPTS=QUICK_TESTS, **known)
-    assert re.search(r"\d+ passed", shown)
-
+def assert_as_it_was(clone: Path) -> None:
     untracked = subprocess.run(
         ["git", "status", "--porcelain"], cwd=clone, capture_output=True, text=True, check=True
     )
     assert untracked.stdout == "", "the commands leave the clone as it was"
+
+
+def test_the_demo_works_in_a_fresh_clone(clone):
+    demo, test = commands_of_the_readme()
+    assert (demo, test) == ("make demo", "make test")
+    shown = in_clone(clone, demo)
+    assert "persistence" in shown
+    assert "succeeded" in shown
+    assert_as_it_was(clone)
+
+
+def test_the_checks_work_there_too(clone):
+    # The same code is checked here; without what mypy knows of it that takes a minute more.
+    known = {"MYPY_CACHE_DIR": str(ROOT / ".mypy_cache")}
+    shown = in_clone(clone, "make test", PYTEST_ADDOPTS=QUICK_TESTS, **known)
+    assert re.search(r"\d+ passed", shown)
+    assert_as_it_was(clone)

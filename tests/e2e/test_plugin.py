@@ -1,30 +1,30 @@
 """The example package of a recipe: installed as a user would, it trains through POST /runs."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import h5py
-import numpy as np
 import pytest
 
-from tests.e2e.environment import ROOT, install, new_environment
+from tests.e2e.environment import ROOT, Reader, install, new_environment
 from tests.e2e.service import Service, eventually
+from tests.pages import blocks
 
 PLUGIN = ROOT / "examples" / "plugin-recipe"
 SPEC: dict[str, Any] = {
     "recipe": {"kind": "tabular", "task": "classification", "classes": 3, "hidden_size": 32},
-    "data": {"dataset": "blobs", "split": {"method": "random"}},
-    "training": {"epochs": 12, "batch_size": 32},
+    "data": {"dataset": "clouds", "split": {"method": "random"}},
+    "training": {"epochs": 12, "batch_size": 320},
     "optimizer": {"lr": 3.0e-3},
     "runtime": {"threads": 1},
     "checkpoint": {"monitor": "val_accuracy"},
     "accept_risks": ["speed.*", "learning.*"],
 }
-LONG: dict[str, Any] = {**SPEC, "training": {"epochs": 40, "batch_size": 8}}
+LONG: dict[str, Any] = {**SPEC, "training": {"epochs": 40, "batch_size": 80}}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -42,23 +42,15 @@ def service(python: str, tmp_path_factory: pytest.TempPathFactory):
     service = Service(tmp_path_factory.mktemp("service") / "home", python=python)
     try:
         service.start_api()
-        write_blobs(service.home / "data" / "blobs.h5")
+        clouds = service.home / "data" / "clouds.h5"
+        clouds.parent.mkdir()
+        subprocess.run([python, PLUGIN / "make_clouds.py", clouds], check=True)
         yield service
     finally:
         service.close()
 
 
-def write_blobs(path: Path) -> None:
-    """Three clouds of points: 400 rows of 5 columns, and the cloud of each."""
-    random = np.random.Generator(np.random.Philox(3))
-    classes = random.integers(0, 3, 400)
-    centres = random.normal(0, 3, (3, 5))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with h5py.File(path, "w") as file:
-        file["features"] = (centres[classes] + random.normal(0, 1, (400, 5))).astype("f4")
-        file["targets"] = classes.astype("i8")
-
-
+@pytest.mark.minutes
 def test_its_own_tests_pass(python: str) -> None:
     done = subprocess.run(
         [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(PLUGIN)],
@@ -67,6 +59,22 @@ def test_its_own_tests_pass(python: str) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.minutes
+def test_its_readme_installs_and_trains_it(python: str, tmp_path: Path) -> None:
+    (commands,) = blocks("sh", (PLUGIN / "README.md").read_text())
+    (tmp_path / ".venv").symlink_to(Path(python).parents[1])
+    (tmp_path / "examples").symlink_to(PLUGIN.parent)
+    reader = Reader(tmp_path)
+    try:
+        told = reader.type(commands)
+    finally:
+        reader.leave()
+    assert "tabular 0.1.0" in told
+    best = re.search(r"best val_accuracy ([0-9.]+)", told)
+    assert best, told
+    assert float(best[1]) > 0.9
 
 
 def test_it_is_listed_guarded_and_planned(service: Service) -> None:
@@ -78,7 +86,7 @@ def test_it_is_listed_guarded_and_planned(service: Service) -> None:
     assert "Tabular" in service.http.get("/openapi.json").json()["components"]["schemas"]
 
     agent = service.start_agent()
-    assert service.register("blobs", "blobs.h5")["state"] == "ready"
+    assert service.register("clouds", "clouds.h5")["state"] == "ready"
     for recipe, told, why in (
         ({"hidden_sise": 8}, "recipe.hidden_size?", ""),
         ({"hidden_size": 0}, "recipe.hidden_size", "Width of the hidden layers"),
@@ -134,9 +142,11 @@ def test_a_worker_without_it_or_with_another_version_leaves_its_runs_in_the_queu
     service.stop(right)
 
 
+@pytest.mark.minutes
 def test_it_learns_goes_on_after_a_pause_and_is_restarted(service: Service, python: str) -> None:
     service.python = python
     service.start_agent()
+    assert service.register("clouds", "clouds.h5")["state"] == "ready"
     straight, paused = service.submit(LONG), service.submit(LONG)
     run = service.wait_for_end(straight)
     assert run["state"] == "succeeded", run

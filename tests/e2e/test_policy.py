@@ -15,6 +15,7 @@ def events(service, run_id, kind):
     return [event["data"] for event in answer.json()["data"] if event["kind"] == kind]
 
 
+@pytest.mark.minutes
 def test_a_run_goes_past_a_batch_whose_loss_is_infinite(service):
     with h5py.File(write_waves(service.home / "data" / "burst.h5"), "r+") as file:
         file["targets"][100] = 1e30  # finite, and its square is not
@@ -39,6 +40,7 @@ def test_a_run_goes_past_a_batch_whose_loss_is_infinite(service):
     assert f", of which {told['steps']} were left out" in done["message"]
 
 
+@pytest.mark.minutes
 def test_a_run_that_was_preempted_ends_as_one_that_was_not(service):
     long = {**SPEC, "training": {**SPEC["training"], "epochs": 40}}
     calm = service.submit(long)

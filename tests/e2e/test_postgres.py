@@ -71,6 +71,7 @@ def test_stop_restart_succeed(service):
     assert_no_traceback(service)
 
 
+@pytest.mark.minutes
 def test_pause_resume_and_the_death_of_an_agent(service):
     run_id = service.submit(SPEC)
     service.wait_for_step(run_id, 100)
@@ -109,6 +110,7 @@ def test_the_doorbell_is_felt_between_two_beats(make_service):
         assert any(starts_and_stops_between_beats() for _ in range(2))
 
 
+@pytest.mark.minutes
 def test_a_restart_of_the_server_is_survived_by_all(make_service, server):
     with make_service(agents=1, STOKER_BEAT_SECONDS="1") as service:
         run_id = service.submit(LONG)

@@ -1,15 +1,11 @@
 """docs/recipes.md, followed word by word: a package is written, installed, tested and trained."""
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.e2e.environment import ROOT, new_environment
+from tests.e2e.environment import ROOT, Reader, new_environment
 from tests.pages import blocks
 
 GUIDE = (ROOT / "docs" / "recipes.md").read_text()
@@ -67,44 +63,16 @@ assert means.tolist() == [[2.0], [5.0], [0.0]]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-class Reader:
-    """Somebody with an empty folder, in which `.venv` has Stoker."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.python = new_environment(folder / ".venv")
-        path = [str(folder / ".venv" / "bin"), str(Path(sys.executable).parent)]
-        self.environment = os.environ | {
-            "PATH": os.pathsep.join([*path, os.environ["PATH"]]),
-            "STOKER_HOME": str(folder / "home"),
-            "STOKER_PORT": "0",
-            "STOKER_EXPORTER_PORT": "0",
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
-
-    def run(self, *command: str, cwd: str = ".") -> str:
-        done = subprocess.run(
-            command,
-            cwd=self.folder / cwd,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=250,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout
-        return done.stdout
-
-
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
-    reader = Reader(tmp_path_factory.mktemp("reader"))
+    folder = tmp_path_factory.mktemp("reader")
+    new_environment(folder / ".venv")
+    reader = Reader(folder)
     for name, content in FILES.items():
         (reader.folder / name).parent.mkdir(parents=True, exist_ok=True)
         (reader.folder / name).write_text(content)
     yield reader
-    subprocess.run(["stoker", "down"], env=reader.environment, check=False, capture_output=True)
+    reader.leave()
 
 
 def test_every_file_of_the_guide_is_found() -> None:
@@ -120,8 +88,9 @@ def test_every_file_of_the_guide_is_found() -> None:
     assert len(MORE) == 5
 
 
+@pytest.mark.minutes
 def test_its_commands_install_and_train_it(reader: Reader) -> None:
-    told = reader.run("bash", "-euo", "pipefail", "-c", COMMANDS)
+    told = reader.type(COMMANDS)
     assert "walks 0.1.0" in told
     assert re.search(r"succeeded|Trained \d+ of \d+ steps", told), told
     best = re.search(r"best val_recall ([0-9.]+)", told)
@@ -130,6 +99,7 @@ def test_its_commands_install_and_train_it(reader: Reader) -> None:
     assert re.search(r"[0-9a-f]{32} +walks 0.1.0 +walks", told), told
 
 
+@pytest.mark.minutes
 def test_the_packages_own_test_and_what_more_there_is(reader: Reader) -> None:
-    reader.run(reader.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd="walks-recipe")
-    reader.run(reader.python, "-c", USE_MORE.format(blocks="\n".join(MORE)), cwd="walks-recipe")
+    reader.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "walks-recipe")
+    reader.run("python", "-c", USE_MORE.format(blocks="\n".join(MORE)), cwd="walks-recipe")

@@ -2,12 +2,14 @@
 
 import json
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.cli.watch import _print_outcome
 from tests.e2e.service import eventually
 from tests.e2e.shell import Shell
 from tests.repository import git
@@ -39,6 +41,20 @@ if run.resume_from is None:
         (folder / "weights").write_text("1")
     sys.exit(3)
 print("resumed at", run.resume_from.name)
+"""
+BY_STOKER = """
+import stoker, time
+run = stoker.init()
+start = 0 if run.resume_from is None else int(run.resume_from.name.partition("-")[2])
+print("start", start, flush=True)
+for step in range(start + 1, 10_000):
+    stopping = run.should_stop()
+    if step % 10 == 0 or stopping:
+        with run.checkpoint(step) as folder:
+            (folder / "weights").write_text(str(step))
+    if stopping:
+        break
+    time.sleep(0.05)
 """
 REGISTERED = """
 [scripts.count]
@@ -96,7 +112,8 @@ def test_a_command_runs_with_its_curve_its_log_and_its_result(shell: Counting):
 def test_a_finding_is_told_once_while_the_run_is_followed(shell: Counting):
     words = ("--watch", "--checkpoints", "out/ckpt-*.pt", "--", sys.executable, "train.py", "1")
     said = shell.stoker("run", *words)
-    assert said.count("It says where its checkpoints are") == 1
+    assert said.count("Nothing says how the script resumes") == 1
+    assert "stoker watch" not in said, "it is followed already"
     assert "succeeded" in said
 
 
@@ -106,12 +123,13 @@ def test_stop_and_restart_go_on_where_it_was(shell: Counting):
     stopped = shell.service.http.post(f"/runs/{run['id']}/stop", params={"wait": 60}).json()
     assert (stopped["state"], stopped["reason"]) == ("stopped", "stop_requested")
     newest = max(one["step"] for one in shell.checkpoints(run["id"]))
+    assert {one["epoch"] for one in shell.checkpoints(run["id"])} == {None}, "nobody knows it"
+    shell.stoker("download", str(run["id"]), "--output", "fetched")
+    with zipfile.ZipFile(shell.project / "fetched" / f"ckpt-{newest}.pt") as archive:
+        assert int(archive.read("step")) == newest
     child = json.loads(shell.stoker("restart", str(run["id"]), "--json"))
     assert child["carry"]["kind"] == "full"
-    eventually(
-        lambda: f"start {newest}\n" in shell.stoker("logs", str(child["id"])),
-        "the child goes on from the newest checkpoint",
-    )
+    shell.until_log_has(child["id"], f"start {newest}\n")
     eventually(lambda: shell.checkpoints(child["id"]), "the child has saved, too")
     shell.service.http.post(f"/runs/{child['id']}/pause", params={"wait": 60})
     assert shell.service.run(child["id"])["state"] == "paused"
@@ -120,14 +138,17 @@ def test_stop_and_restart_go_on_where_it_was(shell: Counting):
     shell.service.http.post(f"/runs/{child['id']}/kill", params={"wait": 60})
     killed = shell.service.run(child["id"])
     assert (killed["state"], killed["reason"]) == ("stopped", "kill_requested")
+    curve, last = shell.curve(child["id"]), killed["result"]["last"]
+    told = {last["train_loss"], killed["progress"]["loss"], curve[max(curve)]}
+    assert len(told) == 1, "ls, show and metrics agree"
 
 
 def test_how_often_it_is_tried_again_is_said(shell: Counting):
-    fails = (sys.executable, "-c", "import sys; sys.exit(7)")
+    fails = (sys.executable, "-c", "import sys; print('no luck'); sys.exit(7)")
     once = shell.run_command(command=fails)
     ended = shell.service.wait_for_end(once["id"])
     assert (ended["attempt"], ended["reason"]) == (1, "crashed")
-    assert "It is not tried again: it has no retries." in ended["message"]
+    assert "log: no luck. It is not tried again: it has no retries." in ended["message"]
     twice = shell.run_command("--retries", "1", "--no-shim", command=fails)
     ended = shell.service.wait_for_end(twice["id"])
     assert (ended["attempt"], ended["reason"]) == (2, "crashed")
@@ -146,8 +167,15 @@ def test_one_that_saves_by_stoker_is_tried_again(shell: Counting):
     assert "lr=0.0003, layers=[8, 8]" in shell.stoker("show", str(run["id"]))
 
 
-def test_a_preemptible_one_makes_place_and_goes_on_where_it_was(shell: Counting):
-    low = shell.run(*NAMED, "--preemptible", steps=10_000)
+@pytest.mark.parametrize(
+    ("options", "script"), [(NAMED, "train.py"), ((), "by_stoker.py")], ids=["resume", "stoker"]
+)
+def test_a_preemptible_one_makes_place_and_goes_on_where_it_was(
+    shell: Counting, options: tuple[str, ...], script: str
+):
+    (shell.project / "by_stoker.py").write_text(BY_STOKER)
+    command = (sys.executable, script, "10000")
+    low = shell.run_command(*options, "--preemptible", command=command)
     eventually(lambda: shell.checkpoints(low["id"]), "a checkpoint is listed")
     high = shell.run("--priority", "5")
     assert shell.service.wait_for_end(high["id"])["state"] == "succeeded"
@@ -155,10 +183,7 @@ def test_a_preemptible_one_makes_place_and_goes_on_where_it_was(shell: Counting)
     first, _ = shell.service.http.get(f"/runs/{low['id']}/attempts").json()["data"]
     assert first["reason"] == "preempted"
     newest = max(one["step"] for one in shell.checkpoints(low["id"]) if one["attempt"] == 1)
-    eventually(
-        lambda: f"start {newest}\n" in shell.stoker("logs", str(low["id"])),
-        "it goes on from its newest checkpoint",
-    )
+    shell.until_log_has(low["id"], f"start {newest}\n")
 
 
 def test_a_restart_that_changes_the_command_is_refused_over_http(shell: Counting):
@@ -217,20 +242,31 @@ def test_a_restart_may_change_the_parameters_of_a_registered_command(shell: Coun
     assert max(shell.curve(child)) == 5
 
 
-def test_a_script_that_fails_says_why_and_what_follows_goes_on(shell: Counting):
+def test_a_script_that_fails_says_why_and_what_follows_goes_on(
+    shell: Counting, capsys: pytest.CaptureFixture[str]
+):
     failing = json.loads(
         shell.stoker("run", "--json", "--", sys.executable, "-c", "import nothing_like_this")
     )
     after = shell.run()
     ended = shell.service.wait_for_end(failing["id"])
-    assert (ended["state"], ended["reason"]) == ("failed", "crashed")
-    assert "No module named 'nothing_like_this'" in ended["message"]
+    assert (ended["state"], ended["reason"]) == ("failed", "spec_error")
+    assert f"{sys.executable} cannot import the module 'nothing_like_this'" in ended["message"]
+    assert "retries" not in ended["message"]
+    _print_outcome(ended)
+    logs = f"  stoker logs {failing['id']}\n"
+    assert capsys.readouterr().out.endswith(logs), "a restart would end the same"
+    assert "spec_error (it cannot run as submitted)" in shell.stoker("show", str(failing["id"]))
     assert shell.service.wait_for_end(after["id"])["state"] == "succeeded"
 
 
 def test_a_command_that_is_not_there_is_refused_where_it_is_typed(shell: Counting):
     said = shell.stoker("run", "--", "no-such-program", code=5)
     assert "'no-such-program' is not in PATH" in said
+    said = shell.stoker("run", "--metrics-stdout", "step (?P<step", "--", "true", code=5)
+    assert said.count("it is no regular expression") == 1
+    said = shell.stoker("run", "--host-memory", "90000GiB", "--", "true", code=5)
+    assert "at --host-memory: It asks for 90,000.00 GiB of host memory, but the largest" in said
 
 
 def test_what_looks_secret_stays_at_home_unless_it_is_named(shell: Counting):
@@ -243,12 +279,22 @@ def test_what_looks_secret_stays_at_home_unless_it_is_named(shell: Counting):
     assert "seen hf_x None" in shell.stoker("logs", str(run["id"]))
     spec = shell.service.http.get(f"/runs/{run['id']}/spec").text
     assert "hf_x" not in spec
+    shell.service.environment |= {"CUDA_VISIBLE_DEVICES": "0"}
+    said = shell.stoker("run", "--env", "CUDA_VISIBLE_DEVICES", "--", "true", code=5)
+    assert "CUDA_VISIBLE_DEVICES cannot be passed on: Stoker decides it" in said
+    assert "set_by_stoker at --env CUDA_VISIBLE_DEVICES:" in said
+    assert "fix: remove --env CUDA_VISIBLE_DEVICES" in said
+    said = shell.stoker("run", "--json", "--env", "CUDA_VISIBLE_DEVICES", "--", "true", code=5)
+    (issue,) = json.loads(said)["issues"]
+    assert issue["fix_options"] == ["remove --env CUDA_VISIBLE_DEVICES"]
+    del shell.service.environment["CUDA_VISIBLE_DEVICES"]
+    said = shell.stoker("run", "--env", "A=b c", "--", "true", code=2)
+    assert "Set it before: A='b c' stoker run --env A" in said
 
 
 REFUSES = """
-import os, sys, zipfile
-if "--resume_from" in sys.argv:
-    sys.exit(2)
+import argparse, os, zipfile, sys
+argparse.ArgumentParser().parse_args()
 os.makedirs("out", exist_ok=True)
 with zipfile.ZipFile("out/ckpt-7.pt", "w") as archive:
     archive.writestr("step", "7")
@@ -284,11 +330,12 @@ def test_what_a_command_took_is_told_of_the_next_one_and_asked_for(shell: Counti
     ended = shell.service.wait_for_end(first["id"])
     taken = ended["progress"]["peak_memory"]["host_bytes"]
     assert taken >= 200 * 2**20
-    assert ended["profile"]["cpu_bytes"] == taken
+    assert ended["profile"] is None, "a run is not like itself"
     said = shell.stoker("run", "--", *command, "--more")
+    assert shell.service.run(first["id"] + 1)["profile"]["cpu_bytes"] == taken
     assert f"Runs like this took {taken / 2**30:.2f} GiB of the host's memory" in said
     warned = shell.stoker("run", "--host-memory", "64MiB", "--", *command)
-    assert "runtime.host_memory is 64MiB, and runs like this took" in warned
+    assert "--host-memory is 64MiB, and runs like this took" in warned
     assert "at the peak" in shell.stoker("show", str(first["id"]))
 
 

@@ -59,6 +59,7 @@ else:
 dist.destroy_process_group()
 """
 ENDLESS = 10**6
+HOLD = "import time; print('it holds', flush=True); time.sleep(600)"
 
 
 class GpuHost(Shell):
@@ -75,6 +76,13 @@ class GpuHost(Shell):
 
     def typed(self, *words: str) -> int:
         return int(json.loads(self.stoker("run", "--json", *words))["id"])
+
+    def hold(self, gpus: int) -> int:
+        """A run that has so many GPUs until it is ended, once it runs."""
+        words = ("--gpus", str(gpus), "--launch", "none", "--", sys.executable, "-c", HOLD)
+        run_id = self.typed(*words)
+        self.until_log_has(run_id, "it holds")
+        return run_id
 
     def slots(self) -> list[int | None]:
         """Which run is on each GPU, as the worker that lives tells it."""
@@ -121,6 +129,7 @@ def free_slots(host: GpuHost) -> Iterator[None]:
     eventually(lambda: host.slots() == [None] * 3, "all slots are free")
 
 
+@pytest.mark.minutes
 def test_two_ranks_train_stop_together_and_go_on_at_the_saved_step(host: GpuHost) -> None:
     run_id = host.run()
     host.until_it_trains(run_id)
@@ -146,9 +155,8 @@ def test_two_ranks_train_stop_together_and_go_on_at_the_saved_step(host: GpuHost
 
 
 def test_of_two_on_three_gpus_one_waits_and_is_not_overtaken(host: GpuHost) -> None:
-    first = host.run()
-    host.until_it_trains(first)
-    second = host.run(steps=8)
+    first = host.hold(2)
+    second = host.typed("--gpus", "2", "--launch", "none", "--", sys.executable, "-c", "print('2')")
     single = host.typed("--gpus", "1", "--", sys.executable, "-c", "print('single')")
     waiting = host.service.run(second)
     assert (waiting["state"], waiting["status"]) == ("queued", "queued")
@@ -179,12 +187,12 @@ def test_a_rank_that_fails_ends_all_of_them(host: GpuHost) -> None:
 def test_a_script_without_a_gpu_leaves_them_to_others(host: GpuHost) -> None:
     without = host.typed("--gpus", "0", "--", sys.executable, "-c", "import time; time.sleep(600)")
     assert host.service.http.get(f"/runs/{without}").json()["state"] in ("queued", "running")
-    run_id = host.typed("--gpus", "3", "--", sys.executable, "train.py", str(ENDLESS))
-    host.until_it_trains(run_id)
+    run_id = host.hold(3)
     assert host.slots() == [run_id] * 3
     assert host.service.run(without)["devices"] == ["cpu"]
 
 
+@pytest.mark.minutes
 def test_an_agent_that_is_killed_leaves_no_slot_and_no_rank_behind(host: GpuHost) -> None:
     run_id = host.run()  # no option says how it resumes: it saves by `stoker`
     eventually(lambda: host.checkpoints(run_id), "it has saved, so it can resume")

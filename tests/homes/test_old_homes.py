@@ -68,6 +68,7 @@ def test_it_upgrades_and_tells_what_it_told(home):
         assert store.metrics.series(1)["val_loss"]
 
 
+@pytest.mark.minutes
 def test_its_runs_resume_and_restart(home):
     service = Service(home)
     try:

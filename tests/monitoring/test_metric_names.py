@@ -42,6 +42,7 @@ def worker_text(root: Path) -> str:
         attempt=1,
         recipe="sequence",
         gpus=("0",),
+        progress_timeout_seconds=3600.0,
         progress=PROGRESS,
         losses={"train": 1.0},
         iterations=CHECKPOINT_DURATIONS.observe(0.1),
