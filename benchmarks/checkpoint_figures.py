@@ -95,7 +95,7 @@ class Inline(Nothing):
 
 
 class Stoker(Nothing):
-    """As `Trainer.save` does it."""
+    """As `CheckpointSaver.save` does it."""
 
     def __init__(self) -> None:
         self._writer = CheckpointWriter()

@@ -51,7 +51,7 @@ class Demo:
             "STOKER_HOME": str(self.home),
             "STOKER_PORT": "0",
             "STOKER_EXPORTER_PORT": "0",
-            "STOKER_BEAT_SECONDS": "0.2",
+            "STOKER_BEAT_SECONDS": "0.5",
         }
         others = {k: v for k, v in os.environ.items() if not k.startswith("STOKER_")}
         self.environment = others | own

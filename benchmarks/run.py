@@ -81,7 +81,12 @@ def main() -> int:
     parser.add_argument(
         "--json", type=Path, metavar="PATH", help="write the figures to this file or folder"
     )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the batches")
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help=f"of {' and '.join(GPU_PARTS)}; all else is measured on a CPU",
+    )
     arguments = parser.parse_args()
     if unknown := set(arguments.parts) - set(PARTS):
         parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
@@ -92,8 +97,11 @@ def main() -> int:
         and (part in GPU_PARTS or arguments.device == "cpu")
     ]
     parts = arguments.parts or possible
-    if slow := set(parts) - set(possible):
-        parser.error(f"not in this form: {', '.join(slow)}; only {', '.join(possible)} are")
+    if others := [part for part in parts if part not in possible]:
+        parser.error(
+            f"not in this form: {', '.join(others)}. --quick measures {', '.join(QUICK_PARTS)}; "
+            f"--device cuda {', '.join(GPU_PARTS)}; all else is measured on a CPU, at full length"
+        )
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error(NO_CUDA)
     if arguments.quick:

@@ -14,9 +14,10 @@ from app.spec.run import RunSpec
 from worker.reporting import Pulse
 from worker.trainer.build import build_step
 from worker.trainer.data.source import Field
-from worker.trainer.preparing import Preparing
 from worker.trainer.recipes import task_of
-from worker.trainer.step import Precision, TrainingStep
+from worker.trainer.recipes.base import Tables
+from worker.trainer.report.preparing import Preparing
+from worker.trainer.step import NO_TABLES, Precision, TrainingStep
 from worker.trainer.stop import StopFlag
 
 FIELDS: Mapping[str, Field] = {
@@ -30,11 +31,14 @@ def spec_of(request: Mapping[str, Any]) -> RunSpec:
 
 
 def step_of(
-    spec: RunSpec, fields: Mapping[str, Field] = FIELDS, device: str = "cpu"
+    spec: RunSpec,
+    fields: Mapping[str, Field] = FIELDS,
+    device: str = "cpu",
+    tables: Tables = NO_TABLES,
 ) -> TrainingStep:
     """In fp32."""
     task = task_of(spec.recipe.kind).for_run(spec, fields)
-    return build_step(spec, task, {}, Precision("fp32", torch.device(device)))
+    return build_step(spec, task, {}, Precision("fp32", torch.device(device)), tables=tables)
 
 
 @contextmanager

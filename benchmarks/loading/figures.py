@@ -42,7 +42,9 @@ def measure(effort: Effort, device: str = "cpu") -> list[Figure]:
         for layout in effort.variants(PACKINGS):
             packed = write(folder, layout, effort.samples(PACKED[0]), PACKED[1])
             figures += _compressed(packed, layout, effort, device)
-        return [*figures, *_cold(large, effort, device)]
+        for shuffled in (False, True):
+            figures += _cold(large, effort, device, shuffled=shuffled)
+        return figures
 
 
 def _contiguous(
@@ -118,12 +120,15 @@ def _compressed(file: DataFile, layout: str, effort: Effort, device: str = "cpu"
     return [*figures, ratio(layout, rounds, ours, [naive], 2.0, COMMAND)]
 
 
-def _cold(file: DataFile, effort: Effort, device: str = "cpu") -> list[Figure]:
-    probe = raw_read(file, load(file)["targets"])
-    ours = stoker(file, "stream", "none", device=device)
+def _cold(file: DataFile, effort: Effort, device: str = "cpu", *, shuffled: bool) -> list[Figure]:
+    """In order beside the disk's own pace; shuffled, rows that are read beside a map of them."""
+    title, targets = "cold, shuffled" if shuffled else "cold", load(file)["targets"]
+    probe = mapped_gather(file, targets, anew=True) if shuffled else raw_read(file, targets)
+    ours = stoker(file, "stream", "full" if shuffled else "none", device=device)
     rounds = in_turn(file, [probe, ours], effort.rounds(ROUNDS), before=lambda: forget(file))
-    figures = rates("cold", file, rounds, COMMAND, probe)
-    return [*figures, ratio("cold", rounds, ours, [probe], 0.95, COMMAND)]
+    figures = rates(title, file, rounds, COMMAND, probe)
+    bound = None if shuffled else 0.95
+    return [*figures, ratio(title, rounds, ours, [probe], bound, COMMAND)]
 
 
 def forget(file: DataFile) -> None:

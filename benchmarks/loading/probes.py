@@ -82,22 +82,28 @@ def raw_read(file: DataFile, targets: Tensor) -> Arm:
     return Arm("probe: raw read", epoch, _closer(descriptor, pool))
 
 
-def mapped_gather(file: DataFile, targets: Tensor) -> Arm:
+def mapped_gather(file: DataFile, targets: Tensor, *, anew: bool = False) -> Arm:
     """Rows in random order straight from the system's page cache to one reused buffer: each byte is
-    copied once, as any loader has to.
+    copied once, as any loader has to. `anew`: mapped for each epoch, so that pages can leave the
+    cache between two; those that are mapped stay.
     """
-    shape = file.samples, file.row_bytes // 4
-    mapped = np.memmap(file.path, np.float32, "c", _offset(file), shape)  # "c": never written back
-    features, most = torch.from_numpy(mapped), CHUNK_BYTES // file.sample_bytes
+    shape, begin = (file.samples, file.row_bytes // 4), _offset(file)
+    most = CHUNK_BYTES // file.sample_bytes
     reused = torch.empty(most, shape[1])
 
+    def mapped() -> Tensor:  # "c": never written back
+        return torch.from_numpy(np.memmap(file.path, np.float32, "c", begin, shape))
+
+    kept = None if anew else mapped()
+
     def epoch(number: int) -> Iterator[Batch]:
+        features = mapped() if kept is None else kept
         order = torch.randperm(file.samples, generator=torch.Generator().manual_seed(number))
         for rows in torch.split(order, most):
             gathered = torch.index_select(features, 0, rows, out=reused[: len(rows)])
             yield {"features": gathered, "targets": targets[rows]}
 
-    return Arm("probe: gather", epoch)
+    return Arm(f"probe: gather{', mapped anew' * anew}", epoch)
 
 
 def _closer(descriptor: int, pool: ThreadPoolExecutor) -> Callable[[], None]:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import h5py
 import numpy as np
@@ -37,6 +37,17 @@ BUILD = build_of(torch.__version__)
 Profiles = Mapping[ProfileKey, Profile]
 IN_ONE_PIECE = FieldFacts((), "", "contiguous")
 AVAILABLE_BYTES = 4 * 2**30  # for the plan; none of these specs comes near it
+
+
+class CaseData(Protocol):
+    """A dataset that is written where it is needed."""
+
+    @property
+    def name(self) -> str: ...
+
+    def write(self, folder: Path) -> Path: ...
+
+    def facts(self, path: Path) -> DatasetFacts: ...
 
 
 @dataclass(frozen=True)
@@ -122,8 +133,9 @@ RAGGED = RaggedShape(20_000, 120, 96)  # 242 MiB of values, which filled up woul
 @dataclass(frozen=True)
 class MemoryCase:
     name: str
-    data: Shape
+    data: CaseData
     recipe: dict[str, Any]
+    """Of `sequence`, unless it has another kind."""
     batch: int
     more: dict[str, Any] = field(default_factory=dict)
 
@@ -151,7 +163,7 @@ def loader(**values: Any) -> dict[str, Any]:
 
 
 def by_torch(**values: Any) -> dict[str, Any]:
-    """With steps enough for each slot of the room to be in use once, and for the heap to have the
+    """With steps enough for each slot of the loader to be in use once, and for the heap to have the
     holes that it gets.
     """
     return {

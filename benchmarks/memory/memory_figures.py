@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.planning.imports import IMPORTS
+from app.spec.installed import RECIPES
 from benchmarks.figures import Figure, not_measured
 from benchmarks.memory.memory_cases import (
     BUILD,
@@ -24,10 +25,12 @@ from benchmarks.memory.memory_cases import (
     train,
 )
 from benchmarks.memory.process_memory import compiler, imports_of_a_trainer, loader_processes
+from benchmarks.memory.recipe_cases import RECIPE_CASES
 
 MIB = 2**20
 TOLERANCE = 0.15
 COMMAND = "python -m benchmarks memory"
+NO_PLUGIN = "needs it installed: uv pip install --no-deps ./examples/plugin-recipe"
 # A plan by like runs takes 1.0 to 1.25 of what is measured.
 MIDDLE = 1.125
 ANOTHER_BATCH = MemoryCase("LSTM, batch 512 by 128 and 256", SMALL, {}, 512)
@@ -64,7 +67,10 @@ def _of_processes() -> Iterator[Figure]:
 
 def _of_plans(folder: Path) -> Iterator[Figure]:
     """Each is trained twice, in a process of its own: the second is planned by the first."""
-    for case in CASES:
+    for case in (*CASES, *RECIPE_CASES):
+        if case.recipe.get("kind", "sequence") not in RECIPES:
+            yield not_measured(f"off the middle: {case.name}", NO_PLUGIN, COMMAND)
+            continue
         first = train(case, folder)
         found = train(case, folder, profiles_of(first.measured)).compared
         yield _within(case.name, found["planned_bytes"], found["measured_bytes"])

@@ -1,9 +1,11 @@
 """A user's script to measure: it says when it began, trains so many steps, and what they took.
 
-`python benchmarks/service/own_script.py STEPS` prints its Unix time at its first line, and at the
-end seconds of processor time and of the clock for the steps after the first tenth.
+`python benchmarks/service/own_script.py STEPS HIDDEN…`, with the sizes of the hidden layers, prints
+its Unix time at its first line, and at the end seconds of processor time and of the clock for the
+steps after the first tenth, and glibc's settings.
 """
 
+import os
 import sys
 import time
 
@@ -15,11 +17,19 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 BATCH = 64
 
 
-def main(steps: int) -> None:
+def model_of(hidden: list[int]) -> torch.nn.Sequential:
+    """From 64 numbers to one."""
+    layers: list[torch.nn.Module] = []
+    for width, after in zip([64, *hidden], [*hidden, 1], strict=True):
+        layers += [torch.nn.Linear(width, after), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers[:-1])
+
+
+def main(steps: int, hidden: list[int]) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(steps * BATCH, 64), torch.randn(steps * BATCH, 1))
-    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
+    model = model_of(hidden)
     optimizer = torch.optim.AdamW(model.parameters())
     cpu = wall = 0.0
     for step, (x, y) in enumerate(DataLoader(data, batch_size=BATCH, shuffle=True)):
@@ -29,8 +39,9 @@ def main(steps: int) -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    print("took", time.process_time() - cpu, time.perf_counter() - wall, flush=True)
+    took = time.process_time() - cpu, time.perf_counter() - wall
+    print("took", *took, os.environ.get("GLIBC_TUNABLES", "default"), flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), [int(word) for word in sys.argv[2:]])

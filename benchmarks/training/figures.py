@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.confidence import FEWEST, lower_bound
 from benchmarks.effort import Effort
 from benchmarks.figures import Figure, figure_of
 from benchmarks.loading.arms import BATCH, CORES, Arm, Batch
@@ -20,8 +19,8 @@ from benchmarks.loading.stoker import by_torch, stoker, too_large
 from benchmarks.training.captured import captured
 from benchmarks.training.gpu import on_gpu, variants_on_gpu
 from benchmarks.training.models import MODELS, Subject
-from benchmarks.training.rounds import Ratios, beside
-from benchmarks.training.training import Epoch
+from benchmarks.training.rounds import Ratios, beside, efficiency
+from benchmarks.training.training import Epoch, Training
 
 # On a host rounds differ by a tenth, on a GPU by a hundredth.
 ROUNDS, PEER_ROUNDS = {"cpu": 40, "cuda": 8}, {"cpu": 9, "cuda": 5}
@@ -63,13 +62,14 @@ def _beside_the_limit(subject: Subject, file: DataFile, count: int) -> list[Figu
     limit = ready(file, device)
     ours = [stoker(file, "resident", "full", device=device), too_large(file, device)]
     thrown_away = loaded_beside(limit, too_large(file, device))
-    rounds, ratios = beside(limit, subject, file, [*ours, thrown_away], count)
+    training = partial(Training, subject, file)
+    rounds, ratios = beside(limit, [*ours, thrown_away], training, count)
     figures = [_rate(name, file, arm, epochs) for arm, epochs in rounds.items()]
     least = LEAST_EFFICIENCY if device == "cpu" else LEAST_EFFICIENCY_OF_A_GPU
     heavy = subject.model == DATA_HEAVY and device == "cpu"
     bounds = [None if heavy else bound for bound in least]
     for arm, bound in zip((*ours, thrown_away), (*bounds, None), strict=True):
-        figures.append(_efficiency(name, arm, ratios[arm.name], bound))
+        figures.append(efficiency(name, arm, ratios[arm.name], bound, COMMAND))
     return figures
 
 
@@ -81,12 +81,13 @@ def _beside_peers(subject: Subject, file: DataFile, count: int) -> list[Figure]:
     items = [loader(n, batched=False) for n in WORKERS[device]]
     batches = [loader(n, batched=True) for n in WORKERS[device]]
     loaded = [by_torch(file, n, "full", device) for n in WORKERS[device]]
-    rounds, ratios = beside(ours, subject, file, [naive, *items, *batches, *loaded], count)
+    others = [naive, *items, *batches, *loaded]
+    rounds, ratios = beside(ours, others, partial(Training, subject, file), count)
     figures = [_rate(name, file, arm, rounds[arm]) for arm in rounds if arm != ours.name]
     heavy = name == DATA_HEAVY and device == "cpu"
     over = (OVER_ITEMS, OVER_BATCHES) if heavy else (1.0, 1.0)
     peers = ((items, over[0]), (batches, over[1]), ([naive], 1.0), (loaded, None))
-    return [*figures, *(_over(name, ratios, ours, others, least) for others, least in peers)]
+    return [*figures, *(_over(name, ratios, ours, some, least) for some, least in peers)]
 
 
 def ready(file: DataFile, device: str = "cpu") -> Arm:
@@ -114,18 +115,6 @@ def _rate(model: str, file: DataFile, arm: str, epochs: Sequence[Epoch]) -> Figu
     waited = statistics.median(100 * e.waited / e.seconds for e in epochs)
     figure = figure_of(f"{model}: {arm}", "samples/s", rates, COMMAND)
     return replace(figure, also={"% waiting for batches": waited})
-
-
-def _efficiency(model: str, arm: Arm, ratios: Sequence[float], bound: float | None) -> Figure:
-    """What is reached of the limit: its lower confidence bound (95 %); of fewer rounds, which show
-    nothing with confidence, the median.
-    """
-    figure = figure_of(f"{model}: {arm.name} over in memory", "", ratios, COMMAND, bound)
-    if len(ratios) < FEWEST:
-        return figure
-    also = {"median": figure.value}
-    name = f"{figure.name}, lower bound"
-    return replace(figure, name=name, value=lower_bound(ratios), also=also)
 
 
 def _over(

@@ -1,12 +1,13 @@
 """Epochs of training, an arm beside another, and what the one is worth of the other."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from benchmarks.confidence import FEWEST, lower_bound
+from benchmarks.figures import Figure, figure_of
 from benchmarks.loading.arms import Arm
-from benchmarks.loading.files import DataFile
-from benchmarks.training.models import Subject
-from benchmarks.training.training import Epoch, Training
+from benchmarks.training.training import Epoch, TimedTraining
 
 Rounds = dict[str, list[Epoch]]
 """By arm."""
@@ -19,9 +20,9 @@ class Turns:
     with what was read ahead.
     """
 
-    def __init__(self, subject: Subject, file: DataFile, arm: Arm) -> None:
+    def __init__(self, training: TimedTraining, arm: Arm) -> None:
         self.arm = arm
-        self._training, self._numbers = Training(subject, file), itertools.count()
+        self._training, self._numbers = training, itertools.count()
 
     def epochs(self, count: int) -> list[Epoch]:
         """So many, after one that is not measured: memory that was not in use for a while is slow
@@ -35,7 +36,7 @@ class Turns:
 
 
 def beside(
-    limit: Arm, subject: Subject, file: DataFile, arms: Sequence[Arm], count: int
+    limit: Arm, arms: Sequence[Arm], training: Callable[[], TimedTraining], count: int
 ) -> tuple[Rounds, Ratios]:
     """Two epochs of each arm a round, between one of the limit and another: the pace of a virtual
     machine changes within seconds. Of two arms that are the same either is as often the faster. The
@@ -44,7 +45,7 @@ def beside(
     rounds: Rounds = {arm.name: [] for arm in (limit, *arms)}
     ratios: Ratios = {arm.name: [] for arm in arms}
     try:
-        limits, every = Turns(subject, file, limit), [Turns(subject, file, arm) for arm in arms]
+        limits, every = Turns(training(), limit), [Turns(training(), arm) for arm in arms]
         [before] = limits.epochs(1)
         for _ in range(count):
             for turns in every:
@@ -58,3 +59,17 @@ def beside(
         for arm in (limit, *arms):
             arm.close()
     return rounds, ratios
+
+
+def efficiency(
+    model: str, arm: Arm, ratios: Sequence[float], bound: float | None, command: str
+) -> Figure:
+    """What is reached of the limit: its lower confidence bound (95 %); of fewer rounds, which show
+    nothing with confidence, the median.
+    """
+    figure = figure_of(f"{model}: {arm.name} over in memory", "", ratios, command, bound)
+    if len(ratios) < FEWEST:
+        return figure
+    also = {"median": figure.value}
+    name = f"{figure.name}, lower bound"
+    return replace(figure, name=name, value=lower_bound(ratios), also=also)

@@ -4,7 +4,8 @@ The report: 3 it/s in stage legal where stage play made 20, and four fixes witho
 data are the board sample's (chess positions in 40 Feather files, LZ4), and everything but what a
 row names is done as a run of Stoker does it. Each arm takes turns with the plain one, so a pace
 that changes touches both. On a CPU the host is the device, and what only a GPU waits for shows
-less: so each arm also says how many samples a second its batches come at without training.
+less: so each arm also says how many samples a second its batches come at without training. Beside
+batches in memory the example's tower is trained, which is the work then.
 """
 
 import tempfile
@@ -28,8 +29,9 @@ from app.spec.run import RunSpec
 from benchmarks.effort import Effort
 from benchmarks.figures import Figure, figure_of, not_measured
 from benchmarks.steps import spec_of, unstopped
+from benchmarks.workloads import efficiency
 from worker.trainer.build import build_step
-from worker.trainer.data.dataset import open_data
+from worker.trainer.data.dataset import DataSet, open_data
 from worker.trainer.data.fingerprint import fingerprint
 from worker.trainer.data.source import Field
 from worker.trainer.recipes.base import Batch, Statistics, Tables
@@ -46,6 +48,8 @@ Arrays = dict[str, NDArray[Any]]
 
 # So narrow that the tower takes under half of a batch's time, and the rest can be seen.
 RECIPE = {"kind": "board", "planes": PLANES, "moves": MOVES, "channels": 8, "blocks": 1}
+# That of the example, where the tower is the work.
+WIDER = {"channels": 32, "blocks": 2}
 UNSCALED = {"inputs": False, "targets": False}
 # As a run has it by itself: of 40 million positions 30 GB, packed, which lie on a large GPU.
 RESIDENT = {"kind": "chunked"}
@@ -92,7 +96,10 @@ def measure(effort: Effort) -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as open_arms:
         path = Path(folder, "board")
         sample_board.build(path, sample_board.Size(GAMES, FILES))
-        return _measure(path, effort.rounds(ROUNDS), open_arms)
+        return [
+            *_measure(path, effort.rounds(ROUNDS), open_arms),
+            *_efficiency(path, effort.rounds(efficiency.ROUNDS), open_arms),
+        ]
 
 
 def _measure(path: Path, rounds: int, open_arms: ExitStack) -> list[Figure]:
@@ -120,6 +127,16 @@ def _measure(path: Path, rounds: int, open_arms: ExitStack) -> list[Figure]:
     supplies = [by_report["legal"].supply() / report.supply() for _ in range(rounds)]
     name = "board: the report's legal, of its play's, without training"
     return [*figures, figure_of(name, "", supplies, COMMAND)]
+
+
+def _efficiency(path: Path, rounds: int, open_arms: ExitStack) -> list[Figure]:
+    """Beside batches in memory, by the tower of the example."""
+    loaders = {
+        "Stoker, resident": _opened(path, "legal", open_arms, RESIDENT),
+        "Stoker, a stream": _opened(path, "legal", open_arms, STREAMED),
+    }
+    spec = _spec("legal", RESIDENT, **WIDER)
+    return efficiency.beside_memory("board, legal", spec, loaders, rounds, COMMAND)
 
 
 def _inverse(name: str, ratios: list[float], bound: float | None = None) -> Figure:
@@ -164,13 +181,13 @@ def _tower_share(rates: list[float], rounds: int) -> Figure:
     return replace(figure, bound=0.5, at_least=False, n=len(seconds) - 4)
 
 
-def _spec(stage: str, loader: dict[str, str] = RESIDENT) -> RunSpec:
+def _spec(stage: str, loader: dict[str, str] = RESIDENT, **recipe: int) -> RunSpec:
     inputs, targets = ARRAYS[stage]
     data = {"dataset": "board", "inputs": inputs, "targets": targets, "standardize": UNSCALED}
     split = {"method": "field", "field": "game_part"}
     return spec_of(
         {
-            "recipe": RECIPE | {"stage": stage},
+            "recipe": RECIPE | {"stage": stage} | recipe,
             "data": data | {"split": split, "loader": loader},
             "training": {"epochs": 10_000, "batch_size": BATCH},
         }
@@ -193,13 +210,19 @@ def _step(stage: str, task: type[BoardTask] = BoardTask) -> TrainingStep:
 def _stream(
     path: Path, stage: str, open_arms: ExitStack, loader: dict[str, str] = RESIDENT
 ) -> Callable[[], Iterator[Batch]]:
-    """As a run opens them: the samples of each epoch in an order of its own."""
+    """The samples of each epoch in an order of its own."""
+    data = _opened(path, stage, open_arms, loader)
+    numbers = iter(range(10_000))
+    return lambda: data.train.iterate(next(numbers))
+
+
+def _opened(path: Path, stage: str, open_arms: ExitStack, loader: dict[str, str]) -> DataSet:
+    """As a run opens them."""
     datasets = {"board": {"path": str(path), "fingerprint": fingerprint(path)}}
     preparing = open_arms.enter_context(unstopped())
     data = open_data(_spec(stage, loader), datasets, CPU, preparing)
     open_arms.callback(data.close)
-    numbers = iter(range(10_000))
-    return lambda: data.train.iterate(next(numbers))
+    return data
 
 
 def _habits(path: Path, stream: Callable[[], Iterator[Batch]]) -> list[Arm]:

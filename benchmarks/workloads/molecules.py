@@ -4,6 +4,7 @@ The report: 6.3 to 47.6 it/s from one moment to the next, a loss that stays wher
 with 32 GB on which the processes of the DataLoader began anew each epoch. Here the data are the
 sample's: 4,991 molecules of 1 to 122 atoms, and 1,282 with their solubility. PyTorch Geometric's
 DataLoader keeps its graphs as objects in memory, and trains the same model with the same batches.
+Stoker's own batches are kept in memory, too, as the limit of what a loader can reach.
 """
 
 import json
@@ -31,15 +32,14 @@ from app.service.inventory import field_facts
 from app.spec.run import RunSpec
 from benchmarks.effort import Effort
 from benchmarks.figures import Figure, figure_of, not_measured
-from benchmarks.steps import spec_of, unstopped
+from benchmarks.steps import spec_of, step_of, unstopped
+from benchmarks.workloads import efficiency
 from worker.reporting import EventLog, Pulse
-from worker.trainer.build import build_step
 from worker.trainer.data.batch import Batch
 from worker.trainer.data.dataset import DataSet, open_data
 from worker.trainer.data.fingerprint import fingerprint
-from worker.trainer.recipes import task_of
 from worker.trainer.run import execute
-from worker.trainer.step import Precision, TrainingStep
+from worker.trainer.step import TrainingStep
 from worker.trainer.stop import StopFlag
 from worker.trainer.tools.inspect import inspect
 
@@ -47,6 +47,8 @@ COMMAND = "python -m benchmarks workloads"
 BATCH, WINDOWS, ROUNDS, SEEDS = 128, 20, 7, 5
 CPU = torch.device("cpu")
 EXAMPLES = Path(__file__).parents[2] / "examples"
+RESIDENT = {"kind": "chunked"}
+STREAMED = {"kind": "chunked", "residency": "stream", "chunk_size": "1MiB"}
 # Of the report: processes, batches that each is ahead, and samples of a batch.
 WORKERS, AHEAD = 8, 4
 
@@ -65,14 +67,19 @@ def measure(effort: Effort) -> list[Figure]:
         data, step = _opened(paths["molecules"], held)
         figures = _pace(data, step, effort.rounds(WINDOWS))
         figures += _beside_geometric(data, step, effort.rounds(ROUNDS))
+        figures += _efficiency(paths["molecules"], effort.rounds(efficiency.ROUNDS), held)
         figures.append(_host_plan(paths["molecules"]))
         if effort.own_processes:
             figures.append(_pretraining(paths, path, SEEDS))
         return figures
 
 
-def _spec(stage: str, **more: Any) -> RunSpec:
-    return spec_of(_request(stage) | more)
+def _spec(loader: Mapping[str, Any]) -> RunSpec:
+    """Of the pretraining, for more epochs than are measured."""
+    request = _request("pretrain")
+    request["data"]["loader"] = dict(loader)
+    request["training"]["epochs"] = 10_000
+    return spec_of(request)
 
 
 def _request(stage: str) -> dict[str, Any]:
@@ -87,12 +94,26 @@ def _request(stage: str) -> dict[str, Any]:
 def _opened(path: Path, held: ExitStack) -> tuple[DataSet, TrainingStep]:
     """As a run of the example opens them, on one thread."""
     torch.set_num_threads(1)
-    spec = _spec("pretrain")
+    spec = _spec(RESIDENT)
+    data = _open(spec, path, held)
+    return data, step_of(spec, data.fields)
+
+
+def _open(spec: RunSpec, path: Path, held: ExitStack) -> DataSet:
     preparing = held.enter_context(unstopped())
     data = open_data(spec, _dataset("molecules", path), CPU, preparing)
     held.callback(data.close)
-    task = task_of(spec.recipe.kind).for_run(spec, data.fields)
-    return data, build_step(spec, task, {}, Precision("fp32", CPU))
+    return data
+
+
+def _efficiency(path: Path, rounds: int, held: ExitStack) -> list[Figure]:
+    """Beside batches in memory."""
+    spec = _spec(RESIDENT)
+    loaders = {
+        "Stoker, resident": _open(spec, path, held),
+        "Stoker, a stream": _open(_spec(STREAMED), path, held),
+    }
+    return efficiency.beside_memory("molecules, masked", spec, loaders, rounds, COMMAND)
 
 
 def _dataset(name: str, path: Path) -> dict[str, Any]:
@@ -214,17 +235,14 @@ def _geometric(graphs: list[Any], workers: int) -> Callable[[], Iterator[Batch]]
 
 def _host_plan(path: Path) -> Figure:
     """What is planned of a GPU's host for this data, over that for the report's processes."""
-    spec = _spec("pretrain")
     facts = field_facts(inspect(path)["fields"]["molecules"])
     sizes, arrays = PartSizes(3_992, 499, 500), {"molecules": facts}
     host = HostFacts(memory_bytes=32 * GIB, cores=16, torch_build="cuda")
     gpu = DeviceFacts("cuda", "GPU", 80 * GIB, 79 * GIB, (8, 0), host)
     loader = {"kind": "dataloader", "num_workers": WORKERS, "prefetch_factor": AHEAD}
     planned = {}
-    for kind, chosen in (("resident", {"kind": "chunked"}), ("batches", loader)):
-        request = json.loads(spec.model_dump_json())
-        request["data"]["loader"] = chosen
-        work = Workload(spec_of(request), arrays, sizes, need_of([facts], sizes, ("full", 1)), 0)
+    for kind, chosen in (("resident", RESIDENT), ("batches", loader)):
+        work = Workload(_spec(chosen), arrays, sizes, need_of([facts], sizes, ("full", 1)), 0)
         settled = Residency(kind, "", 0, 0, 0)  # type: ignore[arg-type]
         planned[kind] = held_there(work, gpu, settled).beside_gpu(None).peak_bytes
     name = f"molecules: host memory of {WORKERS} workers × {AHEAD} × {BATCH} over Stoker's"

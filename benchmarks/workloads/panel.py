@@ -4,12 +4,13 @@ The report: the GPU at 0 %, and 2.1 s an iteration of the validation, which buil
 every batch, pair by pair in Python. Here the prices are made by a factor model, and a batch is 16
 dates of 256 entities, 4,096 windows of 60 days. All arms evaluate the same dates by the same model,
 as a run does: batches in order, loss and scores summed on the device. What an arm takes to know who
-looks at whom is timed by itself, too.
+looks at whom is timed by itself, too. The training is measured beside batches in memory, with fewer
+entities: loading and model both grow with them.
 """
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,22 +24,27 @@ from app.spec.run import RunSpec
 from benchmarks.effort import Effort
 from benchmarks.figures import Figure, figure_of
 from benchmarks.steps import spec_of, unstopped
+from benchmarks.workloads import efficiency
 from worker.trainer.build import build_step
 from worker.trainer.data.dataset import DataSet, open_data
 from worker.trainer.data.fingerprint import fingerprint
 from worker.trainer.recipes.base import Batch, Tables
 from worker.trainer.recipes.graphs import nearest
 from worker.trainer.recipes.panel_graph import PanelGraphTask
+from worker.trainer.report.preparing import Preparing
 from worker.trainer.step import Precision, TrainingStep
 from worker.trainer.tools.panel.sample_panel import MadeSize, make
 
 COMMAND = "python -m benchmarks workloads"
 ENTITIES, DATES, WINDOW, NEIGHBORS = 256, 480, 60, 10
+TRAINED_ENTITIES = 32
 BATCH, ROUNDS = 16, 7
 MOST_OF_AN_EVALUATION = 0.02
 CPU = torch.device("cpu")
 
 KEPT: dict[str, Any] = {"neighbors": NEIGHBORS}
+RESIDENT = {"kind": "chunked"}
+STREAMED = {"kind": "chunked", "residency": "stream", "chunk_size": "4MiB"}
 EACH_BATCH = KEPT | {"rebuild_every": "batch", "lookback": WINDOW}
 
 
@@ -98,7 +104,26 @@ def measure(effort: Effort) -> list[Figure]:
             arm_of("made pair by pair for a batch", path, held, KEPT, PairByPair)[0],
             arm_of("no graph", path, held, None)[0],
         ]
-        return [*_figures([kept, *others], effort.rounds(ROUNDS)), _made_once(made)]
+        figures = [*_figures([kept, *others], effort.rounds(ROUNDS)), _made_once(made)]
+        trained = Path(folder, "trained.h5")
+        make(trained, MadeSize(TRAINED_ENTITIES, DATES))
+        return figures + _efficiency(trained, effort.rounds(efficiency.ROUNDS), held)
+
+
+def _efficiency(path: Path, rounds: int, held: ExitStack) -> list[Figure]:
+    """Beside batches in memory, with graphs that are kept. On one thread: two wait for each other
+    in so small a model, and beside other work took 20 times as long.
+    """
+    held.callback(torch.set_num_threads, torch.get_num_threads())
+    torch.set_num_threads(1)
+    (resident, preparing), (streamed, _) = (
+        _opened(_spec(KEPT, loader), path, held) for loader in (RESIDENT, STREAMED)
+    )
+    loaders = {"Stoker, resident": resident, "Stoker, a stream": streamed}
+    spec = _spec(KEPT)
+    task = PanelGraphTask.for_run(spec, resident.fields)
+    tables = task.prepare(resident.for_recipe(preparing))
+    return efficiency.beside_memory("panel", spec, loaders, rounds, COMMAND, tables)
 
 
 def arm_of(
@@ -110,10 +135,7 @@ def arm_of(
 ) -> tuple[Arm, float]:
     """And the seconds that its tables took."""
     spec = _spec(graph)
-    datasets = {"panel": {"path": str(path), "fingerprint": fingerprint(path)}}
-    preparing = held.enter_context(unstopped())
-    data = open_data(spec, datasets, CPU, preparing)
-    held.callback(data.close)
+    data, preparing = _opened(spec, path, held)
     task = kind.for_run(spec, data.fields)
     began = time.perf_counter()
     tables: Tables = task.prepare(data.for_recipe(preparing))
@@ -122,15 +144,24 @@ def arm_of(
     return Arm(name, step, data), took
 
 
-def _spec(graph: dict[str, Any] | None) -> RunSpec:
+def _opened(spec: RunSpec, path: Path, held: ExitStack) -> tuple[DataSet, Preparing]:
+    """As a run opens it."""
+    datasets = {"panel": {"path": str(path), "fingerprint": fingerprint(path)}}
+    preparing = held.enter_context(unstopped())
+    data = open_data(spec, datasets, CPU, preparing)
+    held.callback(data.close)
+    return data, preparing
+
+
+def _spec(graph: dict[str, Any] | None, loader: Mapping[str, str] = RESIDENT) -> RunSpec:
     recipe = {"kind": "panel-graph", "encoder": "gru", "patch": 5, "horizons": [5, 20]}
     names = {"inputs": ["features", "present", "date"], "targets": ["targets", "known"]}
     split = {"method": "chronological", "validation_fraction": 0.2}
     return spec_of(
         {
             "recipe": recipe | {"graph": graph},
-            "data": {"dataset": "panel", **names, "split": split},
-            "training": {"batch_size": BATCH},
+            "data": {"dataset": "panel", **names, "split": split, "loader": loader},
+            "training": {"batch_size": BATCH, "epochs": 10_000},
             "evaluation": {"batch_size": BATCH},
         }
     )

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 SAMPLES = ("weather", "bars", "board", "molecules", "panel")
 SOAK = "weather-long.yaml"  # trains for up to eight hours, so only where it is named
 
@@ -80,7 +80,7 @@ def main(names: list[str]) -> int:
         shutil.rmtree(home, ignore_errors=True)
     print(f"{len(specs) - failed} of {len(specs)} examples have succeeded.")
     if not names:
-        print(f"Left out, since it trains for hours: python -m benchmarks.workloads {SOAK}")
+        print(f"Left out, since it trains for hours: python -m benchmarks.examples {SOAK}")
     return 1 if failed else 0
 
 
