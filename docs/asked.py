@@ -108,13 +108,13 @@ ASKED: tuple[Asked, ...] = (
         (
             "CUDA graphs with activation checkpointing or the dataloader loader",
             PLACES,
-            "correctness.step_not_recordable",
+            "correctness.step_not_capturable",
         ),
         ("neither for a long run bound by launches", "speed.launched_steps"),
         (
             "CUDA graphs of steps that cannot be captured",
             "correctness.graphs_need_gpu",
-            "correctness.step_not_recordable",
+            "correctness.step_not_capturable",
             "test_a_step_that_goes_wrong_is_found_out",
         ),
     ),

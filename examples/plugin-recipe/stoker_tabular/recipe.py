@@ -25,6 +25,7 @@ class Tabular(Recipe):
     """Share of units dropped behind each hidden layer, 0 to below 1; default 0."""
 
     shape_fields: ClassVar[tuple[str, ...]] = ("task", "classes", "hidden_size")
+    has_scale: ClassVar[tuple[str, ...]] = ("inputs",)
 
     @property
     def metric_modes(self) -> Mapping[str, Mode]:
