@@ -175,7 +175,10 @@ def test_a_task_that_lacks_methods_is_refused_by_their_names(
     ("answer", "file"),
     [
         (lambda: _answer({"format": "onnx"})["error"], "make.py"),
-        (lambda: measure_step({"device": "cpu", "batch_size": 8, "evaluation_batch_size": 8}), ""),
+        (
+            lambda: measure_step({"device": "cpu", "batch_size": 8, "evaluation_batch_size": 8}),
+            "one_step.py",
+        ),
     ],
 )
 def test_an_export_and_a_probe_name_a_place_and_no_log_that_is_not_there(

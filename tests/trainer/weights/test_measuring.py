@@ -1,6 +1,6 @@
 """What is told of an exported model: a difference of each output, and scores that are finite."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import inf, nan
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +32,22 @@ class Plain(Evaluated):
         yield from self.part  # type: ignore[misc]
 
 
+class Measured:
+    """Of a task, what is asked of it to compare."""
+
+    spec = SimpleNamespace(evaluation=SimpleNamespace(metrics=()))
+    recipe = SimpleNamespace(kind="odd")
+
+    def __init__(self, sums: Callable[[nn.Module, Batch], dict[str, Tensor]]) -> None:
+        self._sums = sums
+
+    def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return self._sums(model, batch)
+
+    def scores(self, sums: dict[str, float], samples: int) -> dict[str, float]:
+        return sums
+
+
 def told(batches: Sequence[Rows], others: Sequence[Rows], name: str = "onnx") -> dict[str, Any]:
     """What is told of a model that answers with `others` to `batches`, each a row an output."""
 
@@ -42,8 +58,7 @@ def told(batches: Sequence[Rows], others: Sequence[Rows], name: str = "onnx") ->
     def given(rows: Rows) -> dict[str, Tensor]:
         return {key: torch.tensor(row) for key, row in zip(OUTPUTS, rows, strict=True)}
 
-    spec = SimpleNamespace(evaluation=SimpleNamespace(metrics=()))
-    task: Any = SimpleNamespace(spec=spec, measure=measure, scores=lambda sums, _: sums)
+    task: Any = Measured(measure)
     part: Any = [Batch(given(rows), 1) for rows in batches]
     answers = iter([list(given(rows).values()) for rows in others])
     evaluated = Plain(None, task, Given(), "validation", part, {})  # type: ignore[arg-type]
@@ -83,3 +98,13 @@ def test_each_output_is_held_to_its_own_largest_value_of_all_batches() -> None:
     with pytest.raises(TrainerError, match="output policy differs by up to 2, and is at most 1e"):
         told(pair, [[[0.1], [0.5]], [[1002.0, -inf], [0.5]]])
     assert told(pair, [[[0.1], [0.5]], [[1002.0, -inf], [0.5]]], "int8")["max_difference"] == 2.0
+
+
+def test_sums_that_are_none_are_told_of_the_recipe() -> None:
+    task: Any = Measured(lambda model, batch: {"loss": model(*batch.arrays.values())[1]})
+    part: Any = [Batch({name: torch.ones(2) for name in OUTPUTS}, 2)]
+    evaluated = Plain(None, task, Given(), "validation", part, {})  # type: ignore[arg-type]
+    with pytest.raises(
+        TrainerError, match=r"Measured\.measure of the recipe odd gave for 'loss' a t"
+    ):
+        compare(evaluated, {}, OUTPUTS)

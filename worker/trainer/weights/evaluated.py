@@ -27,6 +27,7 @@ from worker.trainer.errors import TrainerError
 from worker.trainer.prepared import prepared_tables
 from worker.trainer.recipes import task_of
 from worker.trainer.recipes.base import Task
+from worker.trainer.recipes.contract import model_of
 from worker.trainer.report.preparing import Preparing
 from worker.trainer.stop import StopFlag
 
@@ -84,7 +85,7 @@ def opened(order: Mapping[str, Any], weights: Tensors, scratch: Path) -> Iterato
         task = kind.for_run(spec, data.fields)
         tables = prepared_tables(task, _attempt(order, spec), data, preparing)
         # Means and deviations come with the weights.
-        model = task.build_model({}, tables)
+        model = model_of(task, {}, tables)
         restore_weights(model, weights)
         model.eval().requires_grad_(False)
         name, part = _part_of(data)

@@ -12,7 +12,7 @@ from torch import Tensor
 from app.lifecycle import Reason
 from worker.trainer.data.batch import Batch
 from worker.trainer.errors import TrainerError
-from worker.trainer.recipes.contract import scores_of
+from worker.trainer.recipes.contract import require_sums, scores_of
 from worker.trainer.weights.evaluated import Evaluated, Forward, in_place_of, tensors_of
 
 Run = Callable[..., list[Tensor]]
@@ -89,7 +89,9 @@ def _require_same(name: str, found: _Sums, outputs: Sequence[str]) -> None:
 
 def _measured(evaluated: Evaluated, batch: Batch, forward: Forward) -> Mapping[str, Tensor]:
     with evaluated.called_as(forward):
-        return evaluated.task.measure(evaluated.model, batch)
+        sums = evaluated.task.measure(evaluated.model, batch)
+    require_sums(evaluated.task, sums)
+    return sums
 
 
 def _scores(evaluated: Evaluated, model: str, found: _Sums) -> dict[str, float]:
