@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from app.store import Store
 
 SECONDS = {"m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-BYTES = {"MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+BYTES = {"m": 2**20, "g": 2**30, "t": 2**40}
+AGE = re.compile(r"(\d+(?:\.\d+)?)([mhdw])")
+# Written as in a spec (app.spec.script): 20GiB, 20GB and 20g are one size.
+SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([MGT])(?:i?B)?", re.IGNORECASE)
 RUNS_AT_ONCE = 100
 
 
@@ -70,18 +73,20 @@ def parse_age(
     text: str, option: str = "--older-than", examples: str = "30d, 12h, 90m or 2w"
 ) -> float:
     """`30d`, `12h`, `90m`, `2w` in seconds; BadParameter of the option for anything else."""
-    return _parse(text, SECONDS, option, examples)
+    return _parse(AGE, text, SECONDS, option, examples)
 
 
 def parse_size(text: str) -> int:
     """`50GiB`, `500MiB`, `1TiB` in bytes."""
-    return int(_parse(text, BYTES, "--max-size", "50GiB, 500MiB or 1TiB"))
+    return int(_parse(SIZE, text, BYTES, "--max-size", "50GiB, 500MiB or 1TiB"))
 
 
-def _parse(text: str, units: dict[str, int], option: str, examples: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]+)", text.strip())
-    if match is None or match[2] not in units:
+def _parse(
+    form: re.Pattern[str], text: str, units: dict[str, int], option: str, examples: str
+) -> float:
+    match = form.fullmatch(text.strip())
+    if match is None:
         raise typer.BadParameter(f"{text!r} is not of the form {examples}", param_hint=option)
-    if (found := float(match[1]) * units[match[2]]) == math.inf:
+    if (found := float(match[1]) * units[match[2].lower()]) == math.inf:
         raise typer.BadParameter(f"{text[:20]}… is too large", param_hint=option)
     return found

@@ -236,7 +236,10 @@ def test_ages(text, value):
     assert parse_age(text) == value
 
 
-@pytest.mark.parametrize(("text", "value"), [("500MiB", 500 * 2**20), ("1TiB", 2**40)])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("500MiB", 500 * 2**20), ("1TiB", 2**40), ("20G", 20 * 2**30), ("1.5 gb", 3 * 2**29)],
+)
 def test_sizes(text, value):
     assert parse_size(text) == value
 
