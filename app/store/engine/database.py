@@ -39,7 +39,7 @@ POOL_CONNECTIONS = 40
 # A transaction on PostgreSQL may take so often the time that one statement waits for a lock.
 CALL_TO_LOCK = 2.0
 # Before a transaction that was broken off is done once more. The one in whose way it was has to be
-# woken first: done at once, it took the same row again before it.
+# woken first: done at once, it may take the same row again before it.
 PAUSE_BEFORE_RETRY_SECONDS = 0.1
 DIALECTS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
 SUPPORTED = (
