@@ -43,12 +43,15 @@ from worker.trainer.step import TrainingStep
 from worker.trainer.stop import StopFlag
 from worker.trainer.tools.inspect import inspect
 
+Epoch = Callable[[], Iterator[Batch]]
+
 COMMAND = "python -m benchmarks workloads"
 BATCH, WINDOWS, ROUNDS, SEEDS = 128, 20, 7, 5
 CPU = torch.device("cpu")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RESIDENT = {"kind": "chunked"}
 STREAMED = {"kind": "chunked", "residency": "stream", "chunk_size": "1MiB"}
+BESIDE_GEOMETRIC = "molecules: Stoker's samples/s over PyTorch Geometric's DataLoader"
 # Of the report: processes, batches that each is ahead, and samples of a batch.
 WORKERS, AHEAD = 8, 4
 
@@ -66,7 +69,7 @@ def measure(effort: Effort) -> list[Figure]:
         paths = {"molecules": path / "data/nci.h5", "solubility": path / "data/solubility.h5"}
         data, step = _opened(paths["molecules"], held)
         figures = _pace(data, step, effort.rounds(WINDOWS))
-        figures += _beside_geometric(data, step, effort.rounds(ROUNDS))
+        figures += _beside_geometric(data, step, effort)
         figures += _efficiency(paths["molecules"], effort.rounds(efficiency.ROUNDS), held)
         figures.append(_host_plan(paths["molecules"]))
         if effort.own_processes:
@@ -163,21 +166,48 @@ def _trained(batches: Iterator[Batch], step: TrainingStep) -> Iterator[Batch]:
         yield batch
 
 
-def _beside_geometric(data: DataSet, step: TrainingStep, rounds: int) -> list[Figure]:
-    """Epochs in turn: of the same molecules, batch size and model, in this process."""
-    name = "molecules: Stoker's samples/s over PyTorch Geometric's DataLoader"
+def _beside_geometric(data: DataSet, step: TrainingStep, effort: Effort) -> list[Figure]:
+    """The same molecules, batch size and model, in this process."""
     if find_spec("torch_geometric") is None:
         why = "needs PyTorch Geometric: pip install 'stoker[peers]'"
-        return [not_measured(name, why, COMMAND)]
-    graphs = _geometric_graphs(data)
-    figures, numbers = [], iter(range(100, 10_000))
-    ours = partial(_rate, lambda: data.train.iterate(next(numbers)), step)
+        return [not_measured(BESIDE_GEOMETRIC, why, COMMAND)]
+    graphs, numbers = _geometric_graphs(data), iter(range(100, 10_000))
+
+    def own() -> Iterator[Batch]:
+        return data.train.iterate(next(numbers))
+
+    loaders = {"Stoker": own, "PyTorch Geometric, 0 workers": _geometric(graphs, 0)}
+    for stay, words in ((True, "that stay"), (False, "that end with the epoch")):
+        loader = _geometric(graphs, WORKERS, stay, AHEAD)
+        loaders[f"PyTorch Geometric, {WORKERS} workers {words}"] = loader
+    seconds = effort.rounds(WINDOWS)
+    swings = [_swing(name, epoch, step, seconds) for name, epoch in loaders.items()]
+    return [*_rates(own, graphs, step, effort.rounds(ROUNDS)), *swings]
+
+
+def _swing(name: str, epoch: Epoch, step: TrainingStep, seconds: int) -> Figure:
+    """Steps in each second of epoch after epoch; the first epoch does not count."""
+    for _ in _trained(epoch(), step):
+        pass
+    began, ends = time.perf_counter(), list[float]()
+    while not ends or ends[-1] < seconds:
+        ends += [time.perf_counter() - began for _ in _trained(epoch(), step)]
+    counts = np.bincount(np.floor(ends).astype(int))[:seconds]
+    slow, middle, fast = np.quantile(counts, [0.05, 0.5, 0.95])
+    what = f"molecules: steps, 95th over 5th percentile of windows of 1 s, {name}"
+    also = {"it/s": float(middle), "it/s (5th)": float(slow), "it/s (95th)": float(fast)}
+    return Figure(what, float(fast / slow), "", None, seconds, COMMAND, also=also)
+
+
+def _rates(own: Epoch, graphs: list[Any], step: TrainingStep, rounds: int) -> list[Figure]:
+    """Epochs in turn."""
+    figures, ours = [], partial(_rate, own, step)
     for workers in (0, 2):
         theirs = partial(_rate, _geometric(graphs, workers), step)
         ours(), theirs()  # memory and processes begin
         pairs = [(ours(), theirs()) for _ in range(rounds)]
         ratios = [one / other for one, other in pairs]
-        figure = figure_of(f"{name}, {workers} workers", "", ratios, COMMAND, 1.0)
+        figure = figure_of(f"{BESIDE_GEOMETRIC}, {workers} workers", "", ratios, COMMAND, 1.0)
         rates = {
             f"{who} samples/s": float(np.median(each))
             for who, each in zip(("own", "their"), zip(*pairs, strict=True), strict=True)
@@ -186,10 +216,10 @@ def _beside_geometric(data: DataSet, step: TrainingStep, rounds: int) -> list[Fi
     return figures
 
 
-def _rate(batches: Callable[[], Iterator[Batch]], step: TrainingStep) -> float:
+def _rate(epoch: Epoch, step: TrainingStep) -> float:
     """Samples a second of an epoch."""
     began = time.perf_counter()
-    samples = sum(batch.size for batch in _trained(batches(), step))
+    samples = sum(batch.size for batch in _trained(epoch(), step))
     return samples / (time.perf_counter() - began)
 
 
@@ -213,12 +243,12 @@ def _geometric_graphs(data: DataSet) -> list[Any]:
     return found
 
 
-def _geometric(graphs: list[Any], workers: int) -> Callable[[], Iterator[Batch]]:
+def _geometric(graphs: list[Any], workers: int, stay: bool = True, ahead: int = 2) -> Epoch:
+    """`stay`: whether its processes outlive the epoch; `ahead`: batches of each."""
     from torch_geometric.loader import DataLoader  # a peer
 
-    loader = DataLoader(
-        graphs, BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0
-    )
+    processes = {"persistent_workers": stay, "prefetch_factor": ahead} if workers else {}
+    loader = DataLoader(graphs, BATCH, shuffle=True, num_workers=workers, **processes)
 
     def epoch() -> Iterator[Batch]:
         for one in loader:

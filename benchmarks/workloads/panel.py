@@ -25,6 +25,7 @@ from benchmarks.effort import Effort
 from benchmarks.figures import Figure, figure_of
 from benchmarks.steps import spec_of, unstopped
 from benchmarks.workloads import efficiency
+from benchmarks.workloads.panel_rows import CASES, Rows, as_reported
 from worker.trainer.build import build_step
 from worker.trainer.data.dataset import DataSet, open_data
 from worker.trainer.data.fingerprint import fingerprint
@@ -77,10 +78,12 @@ class Arm:
 
     def graphs(self) -> float:
         """Seconds that it takes to know who looks at whom, for the batches of an evaluation."""
+        return self._seconds(self.looks_at)
+
+    def looks_at(self, batch: Batch) -> Tensor | None:
         task = self.step.task
         assert isinstance(task, PanelGraphTask)  # noqa: S101 - what arm_of made
-        tables = self.step.tables
-        return self._seconds(lambda batch: task.looks_at(Batch(batch.arrays, batch.size, tables)))
+        return task.looks_at(Batch(batch.arrays, batch.size, self.step.tables))
 
     def _seconds(self, work: Callable[[Batch], Any]) -> float:
         """Of `work` with each batch, without the time that these take to come."""
@@ -105,6 +108,7 @@ def measure(effort: Effort) -> list[Figure]:
             arm_of("no graph", path, held, None)[0],
         ]
         figures = [*_figures([kept, *others], effort.rounds(ROUNDS)), _made_once(made)]
+        figures += _as_reported(effort, kept, others[1])
         trained = Path(folder, "trained.h5")
         make(trained, MadeSize(TRAINED_ENTITIES, DATES))
         return figures + _efficiency(trained, effort.rounds(efficiency.ROUNDS), held)
@@ -124,6 +128,16 @@ def _efficiency(path: Path, rounds: int, held: ExitStack) -> list[Figure]:
     task = PanelGraphTask.for_run(spec, resident.fields)
     tables = task.prepare(resident.for_recipe(preparing))
     return efficiency.beside_memory("panel", spec, loaders, rounds, COMMAND, tables)
+
+
+def _as_reported(effort: Effort, kept: Arm, pair_by_pair: Arm) -> list[Figure]:
+    """The report's iterations of the validation."""
+    assert kept.data.validation is not None  # noqa: S101 - a fifth is held out
+    rows = Rows(kept.data.validation.iterate(0))
+    graph, model = pair_by_pair.looks_at, kept.step.measure
+    with kept.step.evaluating(), torch.no_grad():
+        cases = effort.variants(CASES)
+        return [as_reported(rows, case, graph, model, COMMAND) for case in cases]
 
 
 def arm_of(
