@@ -15,6 +15,7 @@ from app.cli.output import JsonOption, in_words, label_line, print_json, print_l
 from app.cli.planview import carry_lines, has_nothing, print_plan
 from app.cli.specs.specfile import NO_CHANGES, SetOption, patch_of
 from app.cli.watch import watch_run
+from app.lifecycle import TERMINAL
 from stoker import Problem, ServiceUnreachable
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ WaitOption = Annotated[
 ]
 # The state in which an action has nothing more to do.
 AT_REST = {"stop": "stopped", "kill": "stopped", "pause": "paused"}
-ENDED = ("succeeded", "failed", "stopped")
 # What --wait waits for, unless the run ends before.
 DONE = {**AT_REST, "resume": "running"}
 POLL_SECONDS = 0.2
@@ -279,7 +279,7 @@ def _when_done(client: "Client", run: Document, action: Action, deadline: float)
     """The run once the action is done, or as it is when the time is over. CommandFailed where the
     service goes away meanwhile.
     """
-    while run["state"] not in (*ENDED, DONE[action]):
+    while run["state"] not in (*TERMINAL, DONE[action]):
         left = deadline - time.monotonic()
         time.sleep(max(0.0, min(POLL_SECONDS, left)))
         try:
@@ -315,7 +315,7 @@ def _refusal(
     allowed = " or ".join(f"`stoker {verb} {run_id}`" for verb in problem.allowed_actions)
     if action == "delete":
         said = f"Run {run_id} is {state}; only one that has ended can be deleted."
-    elif state in ENDED:
+    elif state in TERMINAL:
         said = f"Run {run_id} {in_words(state)}; there is nothing to {action}."
     else:
         said = f"Run {run_id} is {state}; you cannot {action} it now."

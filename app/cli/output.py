@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from app.lifecycle import TERMINAL
+
 # Where a command's context holds that it was asked for JSON: errors are then told so, too.
 AS_JSON = "stoker.as_json"
 
@@ -241,7 +243,7 @@ def _alike(each: Sequence[Sequence[str]]) -> int:
 
 def in_words(status: str, waits_for: int | None = None) -> str:
     """A status as what follows "Run 7 …"; `waits_for`: the run that has to be over before."""
-    if status in ("succeeded", "failed", "stopped"):
+    if status in TERMINAL:
         return f"has {status}"
     word = {
         "killing": "being killed",

@@ -31,6 +31,7 @@ from app.cli.output import (
     size,
     table_columns,
 )
+from app.lifecycle import TERMINAL
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from stoker.download import Told
 
 LOG_WAIT_SECONDS = 20.0
-ENDED = ("succeeded", "failed", "stopped", "paused")
 ALL_NAMES: list[str] = []
 HOW_MANY_ARE_KEPT = (
     "A curve keeps about one point a second (of a very long run fewer), and its last one; those of "
@@ -101,7 +101,7 @@ def _rest(
 
 
 def _has_ended(client: "Client", run_id: int) -> bool:
-    return client.run(run_id)["state"] in ENDED
+    return client.run(run_id)["state"] in (*TERMINAL, "paused")
 
 
 def metrics(

@@ -47,7 +47,7 @@ def watch_run(
     if run is None:
         typer.echo(f"Run {run_id} goes on; `stoker watch {run_id}` follows it again.", err=True)
         return ExitCode.interrupted
-    _print_outcome(run)
+    print_outcome(run)
     return OUTCOMES[run["state"]]
 
 
@@ -77,7 +77,8 @@ def _print_events(client: "Client", run_id: int) -> ExitCode:
     return OUTCOMES[run["state"]]
 
 
-def _print_outcome(run: Document) -> None:
+def print_outcome(run: Document) -> None:
+    """How a run ended, or that it is paused, and what can be done now."""
     state = run["state"]
     took = between(run["started_at"], run["finished_at"])
     head = f"Run {run['id']} {state}" + (f" after {took}" if run["started_at"] else "")

@@ -13,7 +13,7 @@ from sqlalchemy import (
     literal_column,
 )
 
-from app.lifecycle import RunState
+from app.lifecycle import TERMINAL, RunState
 from app.planning.profile import ProfileKey
 from app.store.columns import (
     Document,
@@ -388,7 +388,5 @@ CHANGEABLE_WHEN_TERMINAL = frozenset(
     {"name", "notes", "labels", "priority", "diagnosis", "version", "last_event_seq", "deleted_at",
      "likeness"}
 )  # fmt: skip
-TERMINAL_VALUES = tuple(
-    state.value for state in (RunState.succeeded, RunState.failed, RunState.stopped)
-)
-ACTIVE_VALUES = tuple(state.value for state in RunState if state.value not in TERMINAL_VALUES)
+TERMINAL_VALUES = tuple(state.value for state in RunState if state in TERMINAL)
+ACTIVE_VALUES = tuple(state.value for state in RunState if state not in TERMINAL)

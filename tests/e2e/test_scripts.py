@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.cli.watch import _print_outcome
+from app.cli.watch import print_outcome
 from tests.e2e.service import eventually
 from tests.e2e.shell import Shell
 from tests.repository import git
@@ -253,7 +253,7 @@ def test_a_script_that_fails_says_why_and_what_follows_goes_on(
     assert (ended["state"], ended["reason"]) == ("failed", "spec_error")
     assert f"{sys.executable} cannot import the module 'nothing_like_this'" in ended["message"]
     assert "retries" not in ended["message"]
-    _print_outcome(ended)
+    print_outcome(ended)
     logs = f"  stoker logs {failing['id']}\n"
     assert capsys.readouterr().out.endswith(logs), "a restart would end the same"
     assert "spec_error (it cannot run as submitted)" in shell.stoker("show", str(failing["id"]))
