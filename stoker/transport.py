@@ -30,7 +30,9 @@ class Transport:
         host = self._http.base_url.host
         if host and not is_host(host):  # else looking it up raises UnicodeError
             self._http.close()
-            raise ServiceUnreachable(f"{address.url!r} is not an address: no host is {host!r}.")
+            raise ServiceUnreachable(
+                f"{address.url!r} is not an address: {host!r} is no valid host name."
+            )
 
     def close(self) -> None:
         self._http.close()

@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
+from app.cli.host.supervise import WORKER_MARGIN_SECONDS
 from app.settings import CLIENT_NAMES, Settings
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +56,7 @@ def test_settings_exist_and_are_accepted(compose, monkeypatch):
 def test_a_stop_is_given_longer_than_the_grace_of_trainers(compose):
     worker = compose["services"]["worker"]
     grace = float(worker["environment"]["STOKER_STOP_GRACE_SECONDS"])
-    assert float(worker["stop_grace_period"].removesuffix("s")) >= grace + 15
+    assert float(worker["stop_grace_period"].removesuffix("s")) >= grace + WORKER_MARGIN_SECONDS
 
 
 def test_only_the_loopback_address_is_published(compose):
