@@ -160,3 +160,17 @@ def test_a_restart_can_leave_the_gap_that_its_parent_asked_for(asked, gap):
     parent = ParentFacts(spec, gap_was_settled=gap_was_settled(chosen.provenance))
     facts = world(weather(window_steps={"features": 1}), parent=parent)
     assert plan_of(facts=facts).require_ok()["data"]["split"]["gap"] == gap
+
+
+def test_a_finished_run_goes_on_by_the_limit_that_ended_it():
+    constant = {"schedule": {"kind": "constant"}}
+    for training, field in (
+        ({"max_steps": 1_000}, "epochs"),
+        ({"max_steps": 100}, "max_steps"),
+    ):
+        request = {**constant, "training": {"epochs": 5, **training}}
+        done = parent_of(request, min(130, training["max_steps"]), succeeded=True)
+        plan = plan_of(request, world(parent=done))
+        (issue,) = [one for one in plan.issues if one.code == "correctness.nothing_left"]
+        assert issue.loc == ["training", field]
+        assert ("/training/max_steps" in str(issue.fix)) == (field == "max_steps")

@@ -33,7 +33,8 @@ def nothing_left(case: Case) -> Iterator[Finding]:
     epochs = done.step // max(1, case.epoch_steps) + 1
     field, least = "epochs", epochs
     fix: dict[str, Any] = {"/training/epochs": max(epochs, spec.training.epochs)}
-    if spec.training.max_steps is not None:
+    most_steps = spec.training.max_steps
+    if most_steps is not None and most_steps <= steps:
         field, least = "max_steps", done.step + 1
         fix["/training/max_steps"] = least
     how = f"set it to {least} or more to go on"
