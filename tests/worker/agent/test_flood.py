@@ -52,6 +52,7 @@ def test_after_a_second_signal_a_flood_is_read_to_its_end(make_farm):
         return any(event.kind == "warning" for event in farm.store.events.list(run_id))
 
     eventually(is_told, "its flood is being read")
+    eventually(lambda: not farm.processes("fake_trainer.py"), "its trainer has ended")
     agent.send_signal(signal.SIGTERM)
     agent.send_signal(signal.SIGINT)
     assert agent.wait(timeout=60) == 0
