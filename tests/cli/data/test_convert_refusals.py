@@ -177,12 +177,24 @@ def test_times_of_digits_alone_are_read_as_what_they_are(cli, home, tmp_path, fo
             assert file["ends"][0] == begin.timestamp() + 10 * 60
 
 
-def test_digits_that_are_no_time_of_day_are_seconds_or_milliseconds(cli, home, tmp_path):
-    texts = [f"{204_799_999_999 + 60_000 * minute}" for minute in range(100)]  # 2047-99-99…
-    path = tmp_path / "rows.parquet"
-    parquet.write_table(pyarrow.table({"time": texts, "warmth": np.arange(100.0)}), path)
-    made = cli("data", "convert", str(path), *CUT)
-    assert (made.code, "read as milliseconds since 1970" in made.out) == (0, True), made.err
+@pytest.mark.parametrize("kind", ["text", "numbers", "bars"])
+def test_digits_of_a_day_that_there_is_not_are_no_other_time(cli, home, tmp_path, kind):
+    """202402301200 is not the millisecond of 1976 that has this number."""
+    begin = datetime(2024, 2, 29, 23, 0, tzinfo=UTC)
+    texts = [f"{begin + timedelta(minutes=minute):%Y%m%d%H%M}" for minute in range(100)]
+    texts[70] = "202402301200"
+    cut: tuple[str, ...] = CUT
+    if kind == "bars":
+        cut = ("--timeframes", "M1:10", "--horizon", "2")
+        rows = [f"{text},{n + 1},{n + 0.5},{n + 0.75}" for n, text in enumerate(texts)]
+        path = csv(tmp_path / "rows.csv", "time,high,low,close", rows=rows)
+    else:
+        given = texts if kind == "text" else [int(text) for text in texts]
+        path = tmp_path / "rows.parquet"
+        parquet.write_table(pyarrow.table({"time": given, "warmth": np.arange(100.0)}), path)
+    refused = cli("data", "convert", str(path), *cut)
+    assert (refused.code, "is no time: neither ISO 8601" in refused.err) == (5, True)
+    assert ("line 72" if kind == "bars" else "row 71") in refused.err
 
 
 def test_a_number_that_could_be_two_times_is_refused_with_its_row_and_column(cli, home, tmp_path):

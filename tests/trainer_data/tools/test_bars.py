@@ -196,6 +196,32 @@ def test_a_row_with_too_few_columns_is_told(tmp_path: Path) -> None:
         convert(path, tmp_path / "out.h5", Cut(timeframes_of(FRAMES), 5), "range", Bad(False), 600)
 
 
+def test_a_row_with_too_many_columns_is_told(tmp_path: Path) -> None:
+    """A comma within a number would shift what follows; one at the end of a row does not."""
+    rows = made_bars()
+    rows[50] = [*rows[50][:1], "100", *rows[50][1:]]
+    rows[60] = [*rows[60], " "]
+    path, out, cut = (
+        write_csv(tmp_path / "bars.csv", rows),
+        tmp_path / "out.h5",
+        timeframes_of(FRAMES),
+    )
+    with pytest.raises(DataError, match="line 52: 7 columns, and the header has 6"):
+        convert(path, out, Cut(cut, 5), "range", Bad(skips=False), 600)
+    made = convert(path, out, Cut(cut, 5), "range", Bad(skips=True), 600)
+    assert (made["bad"]["long_rows"], made["rows"]) == (1, 199)
+
+
+def test_months_before_days_are_no_seconds(tmp_path: Path) -> None:
+    rows = [[f"01{day + 1:02}2024", *row[1:]] for day, row in enumerate(made_bars()[:31])]
+    path, cut = write_csv(tmp_path / "bars.csv", rows), timeframes_of("D1:3")
+    with pytest.raises(DataError, match="'01012024' is no time"):
+        convert(path, tmp_path / "out.h5", Cut(cut, 2), "range", Bad(skips=False))
+    form = Form(time_format="%m%d%Y")
+    made = convert(path, tmp_path / "out.h5", Cut(cut, 2), "range", Bad(skips=False), form=form)
+    assert made["rows"] == 31
+
+
 def test_a_column_of_one_value_is_told_or_left_out(tmp_path: Path) -> None:
     rows = [[*row[:5], 0] for row in made_bars()]
     path, out = write_csv(tmp_path / "bars.csv", rows), tmp_path / "out.h5"

@@ -169,6 +169,12 @@ BAD: dict[str, tuple[list[Row], str, str]] = {
         "line 43: 1 columns",
         "short_rows",
     ),
+    "long": (
+        [*made_rows()[:41], ["2020-01-20", "BB", 5, 25, 7], *made_rows()[41:]],
+        "line 43: 5 columns, and the header has 4",
+        "long_rows",
+    ),
+    "month first": (changed(41, date="01202020"), "column time: '01202020' is no time", "times"),
     "nobody's": (changed(41, ticker=" "), "line 43, column ticker: it is empty", "no_entity"),
     "twice": (
         [*made_rows()[:42], made_rows()[41], *made_rows()[42:]],

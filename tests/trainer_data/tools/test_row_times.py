@@ -49,10 +49,24 @@ def test_what_lies_between_two_units_is_no_time(number):
         time_of(str(number))
 
 
-@pytest.mark.parametrize("text", ["nan", "inf", "-1e30", "1e300", "10000-01-01", "noon"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("nan", "inf", "-1e30", "1e300", "10000-01-01", "noon"),
+        *("20240230", "202402301200", "20240230120000", "202413011200"),  # there is no such day
+        *("01312024", "31012024", "1312024", "0", "60"),  # seconds of 1970, or month, day and year
+    ],
+)
 def test_what_no_calendar_has_is_no_time(text):
     with pytest.raises(ValueError, match=r".*"):
         time_of(text)
+
+
+def test_a_day_that_there_is_not_is_no_time_among_others():
+    for column in ([20240229, 20240230], [202402291200, 202402301200], ["20240229", "20240230"]):
+        found = read(pyarrow.array(column))
+        assert found.microseconds[0] in (EXACT, EXACT - 12 * 3600 * 10**6)
+        assert found.microseconds[1] == NO_TIME
 
 
 @pytest.mark.parametrize(

@@ -127,18 +127,18 @@ def _finite(rows: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(np.isfinite(rows.reshape(len(rows), -1)).all(axis=1))
 
 
-def time_of(text: str, first_second: int = YEAR_1) -> Time:
-    """Of ISO 8601 (UTC where no zone is said), of digits alone (`compact_time`), or of a number
-    since 1970 (UNITS), of seconds from the first one on. Raises ValueError.
+def time_of(text: str) -> Time:
+    """Of ISO 8601 (UTC where no zone is said), of digits alone (`is_compact`), or of a number since
+    1970 (UNITS). Raises ValueError.
     """
     text = text.strip()
-    if (compact := compact_time(text)) is not None:
-        return compact
+    if is_compact(text):
+        return Time(_of_iso(f"{text[:8]}T{text[8:]}" if text[8:] else text), COMPACT[len(text)])
     try:
         number = float(text)
     except ValueError:
         return Time(_of_iso(text), "ISO 8601")
-    unit = unit_of(number, first_second)
+    unit = unit_of(number)
     if unit is None:
         raise ValueError(text)
     whole = int(text) if text.isdecimal() else None
@@ -147,26 +147,19 @@ def time_of(text: str, first_second: int = YEAR_1) -> Time:
     return Time(exact if whole is None else whole * MICROSECONDS // each, f"{unit} since 1970")
 
 
-def unit_of(number: float, first_second: int = FIRST_SECOND) -> str | None:
+def unit_of(number: float) -> str | None:
     """The one of UNITS in which a number is a time; None where it is none, or could be two."""
     for unit, each in UNITS.items():
-        first = first_second if each == 1 else FIRST_SECOND
-        if first * each <= number < LAST_SECOND * each:
+        if FIRST_SECOND * each <= number < LAST_SECOND * each:
             return unit
     return None
 
 
-def compact_time(text: str) -> Time | None:
-    """Of 20240131, 202401311200 or 20240131120000, in UTC; None where it is no such time of the
-    years 1900 to 2100. Read as a number of seconds, it would be one of a far future.
+def is_compact(text: str) -> bool:
+    """Whether it is written as 20240131, 202401311200 or 20240131120000, of the years 1900 to 2100,
+    though there may be no such day. As a number it would be a time of 1970 or of a far future.
     """
-    read_as = COMPACT.get(len(text))
-    if read_as is None or not text.isdecimal() or not FIRST_YEAR <= text[:4] <= LAST_YEAR:
-        return None
-    try:
-        return Time(_of_iso(f"{text[:8]}T{text[8:]}" if text[8:] else text), read_as)
-    except ValueError:
-        return None
+    return len(text) in COMPACT and text.isdecimal() and FIRST_YEAR <= text[:4] <= LAST_YEAR
 
 
 def _of_iso(text: str) -> int:

@@ -30,7 +30,14 @@ from worker.trainer.tools.answer import answer, require_new
 from worker.trainer.tools.bad_rows import MICROSECONDS, Bad, Time, gap_of
 from worker.trainer.tools.row_times import clock_changed
 from worker.trainer.tools.rows.form import PLAIN, Form, add_form, form_of
-from worker.trainer.tools.rows.head import Head, csv_rows, head_of, require_lines, time_places
+from worker.trainer.tools.rows.head import (
+    Head,
+    csv_rows,
+    head_of,
+    misfit,
+    require_lines,
+    time_places,
+)
 from worker.trainer.tools.timeframes import (
     COMBINED,
     Bars,
@@ -55,6 +62,12 @@ class Header:
 
     time: tuple[int, ...]
     numbers: dict[str, int]
+    width: int
+    """How many columns it has."""
+
+    @property
+    def last(self) -> int:
+        return max(*self.time, *self.numbers.values())
 
 
 def header_of(path: Path, head: Head, form: Form) -> Header:
@@ -69,7 +82,7 @@ def header_of(path: Path, head: Head, form: Form) -> Header:
         raise DataError(f"{path} has no column beside {names[time[0]]!r}.")
     if len(numbers) != len(others):
         raise DataError(f"{path} has two columns of one name: {', '.join(names)}. Rename one.")
-    return Header(time, numbers)
+    return Header(time, numbers, len(names))
 
 
 class BarProblem(NamedTuple):
@@ -152,8 +165,9 @@ class BarReading:
         self, at: str, row: list[str], header: Header
     ) -> BarProblem | tuple[Time, list[float]]:
         """Its time and values, or what is wrong with it by itself."""
-        if len(row) <= max(*header.time, *header.numbers.values()):
-            return BarProblem("short_rows", f"{at}: {len(row)} columns, fewer than the header has.")
+        if (found := misfit(row, header.last, header.width)) is not None:
+            kind, what = found
+            return BarProblem(kind, f"{at}: {what}")
         text = " ".join(row[place] for place in header.time)
         try:
             time = self.form.moment(text)

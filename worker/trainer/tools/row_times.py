@@ -24,7 +24,7 @@ from worker.trainer.tools.bad_rows import (
     YEAR_10000,
     Bad,
     Time,
-    compact_time,
+    is_compact,
     unit_of,
 )
 from worker.trainer.tools.rows.form import PLAIN, Form
@@ -77,11 +77,9 @@ def times_of(column: Any, library: Any, form: Form = PLAIN) -> ColumnTimes | Non
         return None
     numbers = column.cast(library.float64(), safe=False).to_numpy(zero_copy_only=False)
     known = numbers[np.isfinite(numbers)]
-    if not len(known) or known[0] < FIRST_SECOND:
-        return None
-    if compact_time(f"{known[0]:.0f}") is not None:
+    if len(known) and is_compact(f"{known[0]:.0f}"):
         return _of_texts([f"{number:.0f}" for number in numbers], PLAIN)
-    return _of_numbers(numbers)
+    return _of_numbers(numbers) if len(known) and known[0] >= FIRST_SECOND else None
 
 
 def _of_timestamps(column: Any, library: Any) -> Rows:
@@ -136,7 +134,7 @@ def _begins_with_digits(texts: Sequence[str | None]) -> bool:
 
 def _of_text(text: str | None, form: Form) -> Time | None:
     try:
-        return None if text is None else form.moment(text, FIRST_SECOND)
+        return None if text is None else form.moment(text)
     except ValueError:
         return None
 

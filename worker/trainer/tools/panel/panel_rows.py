@@ -35,7 +35,14 @@ from worker.trainer.tools.panel.panel_cut import (
     write_panel,
 )
 from worker.trainer.tools.rows.form import PLAIN, Form, add_form, form_of
-from worker.trainer.tools.rows.head import Head, csv_rows, head_of, require_lines, time_places
+from worker.trainer.tools.rows.head import (
+    Head,
+    csv_rows,
+    head_of,
+    misfit,
+    require_lines,
+    time_places,
+)
 
 LEFT_OUT = "such rows are left out and counted"
 # Of the time that usually lies between two dates; longer an entity is not missing without a word.
@@ -69,6 +76,8 @@ class PanelHeader:
     time: tuple[int, ...]
     entity: int
     numbers: dict[str, int]
+    width: int
+    """How many columns it has."""
 
     @classmethod
     def of(cls, path: Path, head: Head, entity: str, form: Form) -> "PanelHeader":
@@ -88,7 +97,7 @@ class PanelHeader:
         numbers = {n: place for place, n in enumerate(low) if n and place not in others}
         if not numbers:
             raise DataError(f"{path} has no column beside {low[time[0]]!r} and {entity!r}.")
-        return cls(time, low.index(entity), numbers)
+        return cls(time, low.index(entity), numbers, len(low))
 
     @property
     def last(self) -> int:
@@ -147,9 +156,9 @@ class PanelReading:
         self, at: str, line: list[str], header: PanelHeader
     ) -> RowProblem | tuple[str, Time, list[float]]:
         """Whose row it is, its time and numbers; or what is wrong with it by itself."""
-        if len(line) <= header.last:
-            what = f"{at}: {len(line)} columns, fewer than the header has."
-            return RowProblem("short_rows", what)
+        if (misfitting := misfit(line, header.last, header.width)) is not None:
+            kind, what = misfitting
+            return RowProblem(kind, f"{at}: {what}")
         text = " ".join(line[place] for place in header.time)
         try:
             time = _time(text, self.form)

@@ -96,10 +96,10 @@ class Form:
         )
         return " ".join([*decimal, *thousands])
 
-    def moment(self, text: str, first_second: int | None = None) -> Time:
+    def moment(self, text: str) -> Time:
         """Raises ValueError where it is no time."""
         if self.time_format is None:
-            return time_of(text) if first_second is None else time_of(text, first_second)
+            return time_of(text)
         when = datetime.strptime(text.strip(), self.time_format)  # noqa: DTZ007  one line down
         when = when if when.tzinfo else when.replace(tzinfo=UTC)
         return Time((when - EPOCH) // timedelta(microseconds=1), repr(self.time_format))

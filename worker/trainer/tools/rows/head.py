@@ -182,6 +182,21 @@ def csv_rows(path: Path, form: Form) -> Iterator[tuple[Head, Any]]:
         raise DataError(f"{path} is no CSV file that can be read: {error}.") from error
 
 
+def misfit(row: Sequence[str], last: int, width: int) -> tuple[str, str] | None:
+    """The kind of row, and what is wrong with it, where it does not reach its `last` place that is
+    used, or has more than `width` fields; a separator too many at its end is no field.
+    """
+    if len(row) <= last:
+        return "short_rows", f"{len(row)} columns, fewer than the header has."
+    if any(text.strip() for text in row[width:]):
+        return (
+            "long_rows",
+            f"{len(row)} columns, and the header has {width}. A field with a separator in it, such"
+            " as 1,5, needs quotes around it.",
+        )
+    return None
+
+
 def require_lines(path: Path, files: Sequence[Path], least: int) -> None:
     """DataError where all files together have fewer lines, which is found before they are read."""
     lines = chain.from_iterable(_lines(file) for file in files)

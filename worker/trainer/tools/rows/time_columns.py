@@ -13,7 +13,7 @@ import numpy as np
 
 from worker.trainer.data.formats.arrow_index import arrow
 from worker.trainer.errors import DataError
-from worker.trainer.tools.bad_rows import MICROSECONDS, TIME_NAMES, compact_time, unit_of
+from worker.trainer.tools.bad_rows import MICROSECONDS, TIME_NAMES, time_of
 from worker.trainer.tools.row_times import (
     DAY_SECONDS,
     NO_TIME,
@@ -229,9 +229,17 @@ def _can_be_times(column: Any) -> bool:
     numbers = numbers_of(column, PLAIN) if is_text(column, arrow()) else column.to_numpy(False)
     known = np.asarray(numbers, np.float64)
     known = known[np.isfinite(known)]
-    are_times = [bool(unit_of(one) or compact_time(f"{one:.0f}")) for one in known[:100].tolist()]
+    are_times = [_is_time(one) for one in known[:100].tolist()]
     steps = np.diff(known)
     rise, fall = int((steps > 0).sum()), int((steps < 0).sum())
     if not len(steps) or 2 * rise < len(steps) or 10 * fall > len(steps):
         return False
     return 2 * sum(are_times) > len(are_times)
+
+
+def _is_time(number: float) -> bool:
+    try:
+        time_of(f"{number:.0f}")
+    except ValueError:
+        return False
+    return True
