@@ -34,7 +34,8 @@ WaitOption = Annotated[
         "--wait",
         parser=parse_seconds,
         metavar="SECONDS",
-        help="Wait until it is done; of several runs until all are, at most this long in all.",
+        help="Wait until it is done; of several runs until all are, at most this long in all. "
+        "What is not done by then goes on: its line has its status, and the exit code is 0.",
     ),
 ]
 # The state in which an action has nothing more to do.

@@ -73,7 +73,7 @@ class Checkpoint(Answer):
     attempt: int
     step: int
     epoch: int | None
-    """None of a script, whose epochs nobody knows."""
+    """Null for a script: its epochs are not known."""
     path: str
     """Folder, relative to the artifact root."""
     bytes: int

@@ -159,8 +159,8 @@ def keep_environment(path: Path, environment: Document) -> None:
     wrong = [k for k, v in environment.items() if not k or "=" in k or "\0" in k + v]
     if wrong:
         raise InvalidRequest(
-            f"{wrong[0]!r} can be no variable of an environment: its name is not empty and has no "
-            "equals sign, and neither name nor value has a NUL character. Leave it out."
+            f"{wrong[0]!r} is not a valid environment variable: a name must not be empty or "
+            "contain `=`, and neither name nor value may contain a NUL character. Leave it out."
         )
     path.parent.mkdir(mode=0o700, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -132,9 +132,9 @@ async def restart_run(
     The child starts from the parent's checkpoint. The whole training state is carried when only
     epochs, steps, policy, evaluation, checkpoint, logging, loader or runtime change; other changes
     carry the weights; a changed shape needs `"from": "scratch"`. `carry` says which it is. With
-    `wait`, a dataset that is still being inspected is waited for; who leaves before it is ready
-    makes no run. With `dry_run` the answer is the plan, with its `carry`; nothing is stored, and
-    the parent trains on.
+    `wait`, a dataset that is still being inspected is waited for; if the client disconnects before
+    it is ready, no run is made. With `dry_run` the answer is the plan, with its `carry`; nothing is
+    stored, and the parent trains on.
     """
     order = body or RestartBody()
     if order.patch_from is not None:
@@ -197,8 +197,8 @@ async def act(
 ) -> Run:
     """Stop saves a checkpoint and ends the run, kill ends it at once, pause saves and lets go.
 
-    202: accepted. 200: it was so already, or, with `wait`, is done by now. Who leaves a `wait` ends
-    the wait alone: what was asked for stands.
+    202: accepted. 200: it was so already, or, with `wait`, is done by now. If the client
+    disconnects while waiting, what was asked for stands.
     """
     run, changed = await run_in_threadpool(
         lambda: _act(services, run_id, action, version, lose_progress=lose_progress)

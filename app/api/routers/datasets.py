@@ -39,8 +39,8 @@ async def register(
     body: DatasetBody,
     wait: Wait = None,
 ) -> Dataset:
-    """Registering a name again looks into the file again. The state becomes ready or invalid. Who
-    leaves a `wait` ends the wait alone: the dataset stays registered.
+    """Registering a name again looks into the file again. The state becomes ready or invalid. If
+    the client disconnects while waiting, the dataset stays registered.
     """
     path = await run_in_threadpool(below_data_root, services.settings.data_root, body.path)
     record, _ = await run_in_threadpool(services.store.datasets.register, body.name, path)

@@ -41,7 +41,7 @@ async def export_checkpoint(
     wait: Wait = None,
 ) -> Job:
     """A worker that has the artifacts makes it; the job says which export it became, or why there
-    is none. What is asked for twice is made once. Who leaves a `wait` ends the wait alone: the job
+    is none. What is asked for twice is made once. If the client disconnects while waiting, the job
     stays ordered.
     """
     job = await run_in_threadpool(order_export, services, checkpoint_id, body.format)

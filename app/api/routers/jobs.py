@@ -54,8 +54,8 @@ async def import_checkpoint(
     token: Caller = None,
 ) -> Job:
     """A worker reads the file, weights alone: nothing in it is executed. What it has read is the
-    checkpoint of a run that was never trained; `init_from: {checkpoint: ID}` begins with it. Who
-    leaves a `wait` ends the wait alone: the job stays ordered.
+    checkpoint of a run that was never trained; `init_from: {checkpoint: ID}` begins with it. If
+    the client disconnects while waiting, the job stays ordered.
     """
     path = await run_in_threadpool(below_data_root, services.settings.data_root, body.path)
     wanted = WantedImport(

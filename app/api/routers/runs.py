@@ -87,9 +87,10 @@ async def create_run(
     The body is a run spec as JSON or YAML 1.2. With `dry_run` the answer is the plan with issues
     of any severity, and nothing is stored; a body that is no spec, such as one with a field that
     there is not, gets 422 and its issues as without it. With `wait`, a dataset that is still being
-    inspected is waited for; who leaves before it is ready makes no run. With `dry_run` and `probe`
-    the worker whose device the run would get makes one real step, and the memory plan stands on
-    what that took; `wait` bounds it, 270 seconds unless told, and who leaves withdraws it.
+    inspected is waited for; if the client disconnects before it is ready, no run is made. With
+    `dry_run` and `probe` the worker whose device the run would get makes one real step, and the
+    memory plan stands on what that took; `wait` bounds it, 270 seconds by default, and a client
+    that disconnects withdraws it.
     """
     order = require_object(document)
     if probe and not dry_run:

@@ -42,8 +42,9 @@ def check_recipes() -> Iterator[DoctorFinding]:
             yield DoctorFinding(
                 "recipes", "warning",
                 f"the half of {kind} ({package}) that the API asks imports {imported}",
-                "the first half may not: it slows the start of the API, or breaks the recipe where "
-                "that is missing. Import it in the half that trains (docs/recipes.md)",
+                "The half that the API imports must not: it slows the start of the API, or breaks "
+                "the recipe where that is missing. Import it in the half that trains "
+                "(docs/recipes.md).",
             )  # fmt: skip
     if usable:
         yield DoctorFinding("recipes", "ok", ", ".join(usable))

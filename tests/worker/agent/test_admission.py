@@ -100,7 +100,7 @@ def test_what_no_environment_can_hold_is_refused_by_name(world, name, value):
     settings, store, listening = world
     asked = {"request": REQUEST, "environment": {"PATH": "/bin", name: value}}
     problem = ask(listening, json.dumps(asked).encode() + b"\n")["problem"]
-    assert f"{name!r} can be no variable" in problem["detail"]
+    assert f"{name!r} is not a valid environment variable" in problem["detail"]
     assert not list(settings.environments_dir.glob("*"))
     assert not sum(store.runs.counts_by_state().values())
 
