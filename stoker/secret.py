@@ -29,15 +29,18 @@ def looks_secret(name: str, value: str) -> bool:
 
 def masked(value: Any, name: str = "") -> Any:
     """A JSON value with `***` in place of each text that looks secret by its own name, or by that
-    of what it lies in or of the option that it comes behind. Numbers stay: `max_tokens` is none.
+    of what it lies in or of the option that it belongs to. Numbers stay: `max_tokens` is none.
     """
     if isinstance(value, str):
+        option, is_given, given = value.partition("=")
+        if is_given and option.startswith("-"):
+            return f"{option}={masked(given, f'{name}.{option}')}"
         return MASK if looks_secret(SPECIAL_TOKEN.sub("", name), value) else value
     if isinstance(value, dict):
         return {key: masked(item, f"{name}.{key}") for key, item in value.items()}
     if isinstance(value, list):
         return [
-            masked(item, f"{name}.{before}" if str(before).startswith("-") else name)
+            masked(item, f"{name}.{before}" if re.match("-[^=]*$", str(before)) else name)
             for before, item in zip(["", *value], value)  # noqa: B905 - Python 3.8
         ]
     return value

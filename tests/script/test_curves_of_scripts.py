@@ -235,8 +235,9 @@ class TestOfFiles:
         path.write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
         assert [point.step for point in source.read()] == [1]
         with path.open("a") as file:
-            file.write('ss": 0.25}\nno json\n[1]\n{"step": 3}\n')
+            file.write('ss": 0.25}\nno json\n[1]\n{"step": 3}\n{"step": 4, "loss": 0.1}')
         assert [point.values for point in source.read()] == [{"loss": 0.25}]
+        assert [point.step for point in source.read_rest()] == [4], "nobody writes any more"
 
     def test_a_file_that_became_shorter_is_read_anew(self, tmp_path: Path):
         path = tmp_path / "lines"

@@ -123,6 +123,11 @@ def test_one_that_asks_a_person_is_told_that_nobody_answers(stage: Stage, asks: 
     assert "A run has nothing on its standard input" in end["message"]
 
 
+def test_what_it_lacks_after_its_first_step_is_worth_a_restart(stage: Stage):
+    stage.write("import stoker\nstoker.init().log({'loss': 1.0}, step=1)\nimport not_there")
+    assert stage.run()["reason"] == "crashed"
+
+
 def test_one_whose_gpu_memory_ran_out_says_so(stage: Stage):
     stage.write("raise RuntimeError('CUDA out of memory. Tried to allocate 20.00 MiB')")
     assert stage.run()["reason"] == "device_oom"

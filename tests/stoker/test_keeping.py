@@ -131,10 +131,12 @@ def test_names_that_look_like_others(name: str):
 def test_words_of_names_and_options_are_told_apart():
     given = {
         "HFToken": "x", "argv": ["--lr", "1", "--api-token", "x"], "pad_token": "<pad>",
+        "words": ["--api-token=x=y", "-lr=1", "--url=postgres://u:p@host/x"],
         "auth": {"pad_token": "x"},
     }  # fmt: skip
     assert masked(given) == {
         "HFToken": "***", "argv": ["--lr", "1", "--api-token", "***"], "pad_token": "<pad>",
+        "words": ["--api-token=***", "-lr=1", "--url=***"],
         "auth": {"pad_token": "***"},
     }  # fmt: skip
 

@@ -92,6 +92,9 @@ class Curves:
                 yield from self.named(path, points)
                 if not (all_of_it and source.is_behind):
                     break
+            if all_of_it and isinstance(source, JsonLines) and (last := list(source.read_rest())):
+                self._silent.pop(path, None)
+                yield from self.named(path, last)
         if all_of_it:
             self._warn_of_silence()
 

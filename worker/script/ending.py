@@ -64,8 +64,13 @@ def how_it_ended(code: int) -> str:
         return f"by signal {-code}"
 
 
-def end_by_itself(work: ScriptWork, code: int, told: str, result: dict[str, Any]) -> ScriptEnd:
-    """Of a script that nobody asked to stop: by its exit code and the last lines of its log."""
+def end_by_itself(
+    work: ScriptWork, code: int, told: str, result: dict[str, Any], *, has_begun: bool
+) -> ScriptEnd:
+    """Of a script that nobody asked to stop: by its exit code and the last lines of its log.
+    `has_begun`: it has made a step or told a number. What it lacks then may be put right, and a
+    restart goes on.
+    """
     if code == 0:
         return ScriptEnd(Reason.completed, told, result)
     log = work.folder / LOG
@@ -82,13 +87,14 @@ def end_by_itself(work: ScriptWork, code: int, told: str, result: dict[str, Any]
         return ScriptEnd(Reason.disk_full, told + hint, result)
     if code == -signal.SIGKILL:
         return ScriptEnd(Reason.killed, f"{told} Stoker did not send that signal.", result)
+    for_good = Reason.crashed if has_begun else Reason.spec_error
     if last in NO_INPUT:
         why = "A run has nothing on its standard input: take answers as arguments"
-        return ScriptEnd(Reason.spec_error, f"{told}{hint} {why}, and no breakpoints.", result)
+        return ScriptEnd(for_good, f"{told}{hint} {why}, and no breakpoints.", result)
     lacking = NO_MODULE.search(last)
     if code > 0 and lacking is not None:
         # On a later attempt a drive may not be mounted yet: then it is tried again as usual.
-        reason = Reason.spec_error if work.attempt == 1 else Reason.crashed
+        reason = for_good if work.attempt == 1 else Reason.crashed
         return ScriptEnd(reason, f"{told}{hint} {_not_importable(work.argv, lacking[1])}", result)
     return ScriptEnd(Reason.crashed, told + hint, result)
 

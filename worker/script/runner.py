@@ -311,7 +311,8 @@ class Runner:
         done = (self._work.folder / FINISHED).exists() or progress.is_through
         if self._stop_at is None:
             told = f"The script ended {how} after {took:.0f} s.{self._left}"
-            return end_by_itself(self._work, code, told, result)
+            begun = progress.has_begun
+            return end_by_itself(self._work, code, told, result, has_begun=begun)
         waited = ended - self._stop_at
         if done and self._why_stop is not Reason.hang:
             told = "It was asked to stop, and had said by then that it was done."

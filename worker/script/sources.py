@@ -79,6 +79,11 @@ class Lines:
             for line, end in zip(map(_kept, whole), ends, strict=True)
         ]
 
+    def take_rest(self) -> tuple[str, int]:
+        """The line under way, and the byte behind it."""
+        rest, self._rest = self._rest, b""
+        return rest.decode("utf-8", "replace"), self._offset
+
     def take_states(self) -> tuple[str, int]:
         """Of the line under way, the whole states of a progress bar, and the byte behind them."""
         states, _, self._rest = self._rest.rpartition(b"\r")
@@ -132,13 +137,19 @@ class JsonLines:
 
     def read(self) -> Iterator[CurvePoint]:
         self._lines.is_written_anew()
-        for line, end in self._lines.read():
-            with suppress(ValueError, RecursionError):
-                document = json.loads(line)
-                if not isinstance(document, dict):
-                    continue
-                if (point := point_of(document, self._lines.origin(end))) is not None:
-                    yield point
+        yield from filter(None, map(self._point, self._lines.read()))
+
+    def read_rest(self) -> Iterator[CurvePoint]:
+        """Of a last line that nobody ends any more; one that was cut is no JSON."""
+        yield from filter(None, [self._point(self._lines.take_rest())])
+
+    def _point(self, read: tuple[str, int]) -> CurvePoint | None:
+        line, end = read
+        with suppress(ValueError, RecursionError):
+            document = json.loads(line)
+            if isinstance(document, dict):
+                return point_of(document, self._lines.origin(end))
+        return None
 
 
 class CsvTable:

@@ -34,12 +34,13 @@ class NothingToScore(DataError):
     `what`, a phrase that names the array; who knows the part says which one it is.
     """
 
-    def __init__(self, what: str, part: str = "evaluated") -> None:
+    def __init__(self, what: str, part: str = "evaluated", *, is_cut: bool = False) -> None:
+        """`is_cut`: whether `evaluation.max_batches` has left some of that part out."""
+        more = ", or look at more of it (evaluation.max_batches)" if is_cut else ""
         super().__init__(
             f"In the {part} part {what}, so there is nothing to score: whatever the model, it would"
             " come out as good as can be. Give that part samples of which something is known, by "
-            "data.split or by a larger file, or look at more of it (evaluation.max_batches); then "
-            "restart the run."
+            f"data.split or by a larger file{more}; then restart the run."
         )
         self.what = what
 

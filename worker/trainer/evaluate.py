@@ -109,7 +109,8 @@ def measure(
     try:
         scores = scores_of(trainer.task, *found)
     except NothingToScore as error:
-        raise NothingToScore(error.what, PARTS[phase]) from None
+        is_cut = count < part.plan.epoch_micro_batches
+        raise NothingToScore(error.what, PARTS[phase], is_cut=is_cut) from None
     for name, score in scores.items():
         if not math.isfinite(score):
             raise _not_finite(trainer, f"{name} while {phase}", score)

@@ -159,6 +159,7 @@ def test_a_part_of_which_nothing_is_asked_has_no_score(molecules: Lab, part: str
         molecules.run(patch=run_of("masked", **split))
     told = f"In the {part} part no atom of 'molecules' is hidden, so there is nothing to score"
     assert told in caught.value.message
+    assert "max_batches" not in caught.value.message, "all of it was looked at"
 
 
 @pytest.mark.parametrize(
