@@ -107,7 +107,8 @@ def install_plug(folder: Path, kind: str, task: str, first: str = "") -> None:
 @pytest.mark.minutes
 def test_a_plugin_whose_half_that_trains_cannot_be_imported_is_named(home, tmp_path, monkeypatch):
     install_plug(tmp_path, "whole", TASK.format(name="PlugTask"), "import torch\n")
-    install_plug(tmp_path, "raising", "raise OSError('no such\\nlibrary')\n")
+    warned = "import warnings\nwarnings.warn('too old', UserWarning)\n"
+    install_plug(tmp_path, "raising", f"{warned}raise OSError('no such\\nlibrary')\n")
     install_plug(tmp_path, "leaving", "import sys\nprint('leaving')\nsys.exit('left')\n")
     install_plug(tmp_path, "dying", "import os\nos.kill(os.getpid(), 11)\n")
     install_plug(tmp_path, "elsewhere", TASK.format(name="AnotherTask"))
