@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 LONGEST_CONFIG = 500
+# Warnings and attempts that `show` has of a run, of so many that it asks for.
+SHOWN, MOST = 3, 500
 # Of what `ls` shows of a name and of a script's arguments, however narrow it is.
 SHORTEST_NAME, LEAST_ARGUMENTS = 12, 20
 PAGE = 20  # runs of a page where `ls` is not told
@@ -191,6 +193,8 @@ def show(
     with connect() as client:
         run = client.run(run_id)
         documents = {} if as_json else client.spec(run_id)
+        warnings = [] if as_json else client.events(run_id, kind="warning", limit=MOST)["data"]
+        attempts = [] if as_json else client.attempts(run_id, limit=MOST)["data"]
     if diff:
         if as_json:
             raise typer.BadParameter("--diff goes without --json")
@@ -203,10 +207,26 @@ def show(
     # Until its end a run has no result; but what was best so far.
     result = run.get("result") or {"best": (run.get("progress") or {}).get("best")}
     reached = [(name, metric_line(result.get(name) or {})) for name in RESULTS]
-    print_facts([*_facts(run, documents), *reached])
+    print_facts([*_facts(run, documents, attempts), *reached, *_warnings(warnings)])
 
 
-def _facts(run: Document, documents: Document) -> list[tuple[str, object]]:
+def _warnings(events: list[Document]) -> list[tuple[str, object]]:
+    """The newest of different words, and where the others are told."""
+    told = list(dict.fromkeys(event["data"]["message"] for event in reversed(events)))
+    more = [f"{len(told) - SHOWN} more: `stoker watch` tells them all"] * (len(told) > SHOWN)
+    return [("warning", message) for message in [*told[:SHOWN], *more]]
+
+
+def _attempt(run: Document, attempts: list[Document]) -> str | None:
+    """Its number, and how the last ones before it have ended."""
+    before = [one for one in attempts if one["number"] != run["attempt"]][-SHOWN:]
+    ended = ", ".join(f"{one['number']} {one['reason'] or one['state']}" for one in before)
+    return f"{run['attempt']}{f' (before: {ended})' * bool(ended)}" if run["attempt"] else None
+
+
+def _facts(
+    run: Document, documents: Document, attempts: list[Document]
+) -> list[tuple[str, object]]:
     progress, recipe = run.get("progress") or {}, documents["spec"]["recipe"]
     left = progress.get("eta_seconds") if run["state"] == "running" else None
     children = ", ".join(str(child) for child in run["child_ids"])
@@ -214,13 +234,14 @@ def _facts(run: Document, documents: Document) -> list[tuple[str, object]]:
         ("reason", _reason(run.get("reason"))),
         ("message", run.get("message")),
         ("recipe", f"{run['recipe']}, mode {run['mode']}"),
+        ("dataset", run.get("dataset")),
         ("command", shell_line(recipe.get("argv") or ()) or None),
         ("folder", recipe.get("cwd")),
         ("labels", label_line(run["labels"])),
         ("accepted risks", ", ".join(run["accepted_risks"])),
         ("restart of", run.get("parent_id")),
         ("restarted as", children),
-        ("attempt", run["attempt"] or None),
+        ("attempt", _attempt(run, attempts)),
         ("worker", run.get("worker")),
         ("devices", ", ".join(run.get("devices") or ())),
         ("memory", _memory(run, documents["memory"])),

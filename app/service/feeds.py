@@ -52,6 +52,8 @@ class EventFeed:
     store: Store
     run_id: int
     limit: int = EVENTS_AT_ONCE
+    kind: str | None = None
+    """Only events of this kind; None: all."""
     _progress: dict[str, Any] | None = None
 
     def read(self, cursor: int) -> FeedReading:
@@ -69,7 +71,7 @@ class EventFeed:
 
     def records_after(self, cursor: int) -> tuple[RunRecord, list[EventRecord]]:
         run = self.store.runs.get(self.run_id)
-        return run, self.store.events.list(self.run_id, cursor, self.limit)
+        return run, self.store.events.list(self.run_id, cursor, self.limit, self.kind)
 
 
 def _told(record: EventRecord) -> dict[str, Any]:

@@ -17,12 +17,16 @@ class DocumentCalls(Calls):
         self,
         run_id: int,
         *,
+        kind: str | None = None,
         limit: int = 100,
         after: int | str = 0,
         wait_seconds: float | None = None,
     ) -> Document:
-        """Events after a number; `wait_seconds` waits for one where there is none yet."""
-        return self._get(f"/runs/{run_id}/events", {"limit": limit, "after": after}, wait_seconds)
+        """Events after a number, of one kind or all; `wait_seconds` waits for one where there is
+        none yet.
+        """
+        asked = {"kind": kind, "limit": limit, "after": after}
+        return self._get(f"/runs/{run_id}/events", asked, wait_seconds)
 
     def watch(
         self, run_id: int, *, after: int | None = None, patience_seconds: float | None = None
@@ -37,8 +41,7 @@ class DocumentCalls(Calls):
 
     def issues(self, run_id: int) -> list[Document]:
         """What the guard found in a run that it let pass: warnings and accepted risks."""
-        events = self.every(self.events, run_id)
-        return [event["data"] for event in events if event["kind"] == "issue"]
+        return [event["data"] for event in self.every(self.events, run_id, kind="issue")]
 
     def attempts(self, run_id: int, *, limit: int = 50, after: str | None = None) -> Document:
         return self._get(f"/runs/{run_id}/attempts", {"limit": limit, "after": after})

@@ -9,6 +9,13 @@ from stoker.models.base import Answer, Body, DatasetName, Page, Time
 Document = dict[str, Any]
 
 
+# Of stoker.events.KINDS those that are kept, and so can be asked for.
+EventKind = Literal[
+    "state", "issue", "phase", "applied", "restored", "rollback", "epoch", "checkpoint", "warning",
+    "code_changed", "retry",
+]  # fmt: skip
+
+
 class Event(Answer):
     """Something that happened to a run."""
 

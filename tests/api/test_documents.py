@@ -4,6 +4,7 @@ import io
 import shutil
 import zipfile
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -13,6 +14,8 @@ from app.lifecycle import Reason
 from app.service.checkpoint_files import CheckpointFiles
 from app.store.artifact_root import ArtifactRoot
 from app.store.records import Beat, MetricPoint
+from stoker.events import KINDS
+from stoker.models.records import EventKind
 from tests.api.support import SPEC, whole_checkpoint
 
 
@@ -35,6 +38,27 @@ def test_events_come_in_order_after_a_sequence_number(api, run_id, player, lease
     rest = api.get(f"/runs/{run_id}/events", params={"after": first["next_cursor"]}).json()
     assert [(e["kind"], e["data"]) for e in rest["data"]] == [("phase", {"phase": "training"})]
     assert (rest["next_cursor"], rest["last_seq"]) == (None, 3)
+
+
+def test_events_of_one_kind(api, run_id, player, lease):
+    player.event(lease, "warning", message="careful")
+    player.event(lease, "phase", phase="training")
+    player.event(lease, "warning", message="again")
+    events = f"/runs/{run_id}/events"
+    first = api.get(events, params={"kind": "warning", "limit": 1}).json()
+    after = {"kind": "warning", "after": first["next_cursor"]}
+    rest = api.get(events, params=after).json()
+    assert [e["data"]["message"] for e in (*first["data"], *rest["data"])] == ["careful", "again"]
+    waiting = api.start("GET", events, params={**after, "after": rest["last_seq"], "wait": 30})
+    player.event(lease, "phase", phase="evaluating")
+    player.event(lease, "warning", message="third")
+    (third,) = waiting.result(30).json()["data"]
+    assert third["data"]["message"] == "third"
+    assert api.get(events, params={"kind": "progress"}).status_code == 422
+    in_stream = {"accept": "text/event-stream"}
+    refused = api.get(events, params={"kind": "warning"}, headers=in_stream)
+    assert (refused.status_code, "so kind would have no effect" in refused.text) == (422, True)
+    assert set(get_args(EventKind)) == set(KINDS) - {"progress", "end"}
 
 
 def test_a_long_poll_answers_when_something_happens(api, run_id, player, lease):

@@ -7,7 +7,7 @@ from sqlalchemy import insert, update
 
 from app.settings import load_settings
 from app.store import open_store
-from app.store.tables import attempts, runs
+from app.store.tables import attempts, events, runs
 from tests.store.conftest import new_run
 
 
@@ -106,3 +106,32 @@ def test_show_has_what_the_progress_says_also_of_a_run_that_told_no_result(cli, 
         " ".join(line.split()) for line in shown("paused").splitlines()
     }
     store.close()
+
+
+def test_show_has_the_newest_warnings_and_how_attempts_before_have_ended(cli, api):
+    store = open_store(load_settings(home=api))
+    run_id = store.runs.create(new_run(dataset="waves"))[0].id
+    warned = ["loss is NaN", "slow", "slow", "a save was cut", "full"]
+    with store.database.write() as connection:
+        for number, state in ((1, "crashed"), (2, "running")):
+            attempt = {
+                "run_id": run_id, "number": number, "worker": "agent", "state": state,
+                "reason": "worker_lost" if number == 1 else None, "devices": [],
+                "started_at": 1.0, "saved_checkpoints": 0, "log_bytes": 0,
+            }  # fmt: skip
+            connection.execute(insert(attempts), attempt)
+        for number, message in enumerate(warned):
+            event = {
+                "run_id": run_id, "seq": 100 + number, "t": 1.0, "attempt": 1, "kind": "warning",
+                "data": {"code": "any", "message": message},
+            }  # fmt: skip
+            connection.execute(insert(events), event)
+        connection.execute(update(runs).where(runs.c.id == run_id).values(attempt=2))
+    store.close()
+    lines = [" ".join(line.split()) for line in cli("show", str(run_id)).out.splitlines()]
+    assert "attempt 2 (before: 1 worker_lost)" in lines
+    assert "dataset waves" in lines
+    assert lines[-4:] == [
+        "warning full", "warning a save was cut", "warning slow",
+        "warning 1 more: `stoker watch` tells them all",
+    ]  # fmt: skip

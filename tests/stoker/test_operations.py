@@ -61,6 +61,7 @@ ARGUMENTS: dict[str, Any] = {
     "job_id": 13,
     "include_ended": True,
     "key": "state_dict",
+    "kind": "warning",
     "label": "team",
     "labels": {"team": "weather"},
     "limit": 4,

@@ -18,7 +18,7 @@ from app.service.feeds import EventFeed, LogFeed
 from app.store.engine.cursor import cursor_of, page_of
 from app.store.records import MetricSeries
 from stoker.models.base import LARGEST_ID, Page, rfc3339
-from stoker.models.records import Attempt, Event, EventPage, LogPiece, Series
+from stoker.models.records import Attempt, Event, EventKind, EventPage, LogPiece, Series
 from stoker.models.runs import RunDocuments
 
 router = APIRouter(tags=["run documents"], route_class=StrictRoute)
@@ -29,6 +29,7 @@ LastEventId = Annotated[
     str | None,
     Header(alias="Last-Event-ID", description="A stream goes on after this id."),
 ]
+Kind = Annotated[EventKind | None, Query(description="Only events of this kind.")]
 Attempts = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="Only this attempt.")]
 STREAM_EXAMPLE = (
     'retry: 1000\n\nid: 1\nevent: state\ndata: {"from":null,"to":"queued"}\n\n'
@@ -85,22 +86,23 @@ async def list_events(
     services: ServicesDep,
     run_id: RunId,
     after: Position = 0,
+    kind: Kind = None,
     limit: Limit = 100,
     wait: Wait = None,
     last_event_id: LastEventId = None,
 ) -> Response | EventPage:
     """Events after `after`. With `wait`, an answer without events is held back for so long.
 
-    With `Accept: text/event-stream` it is a stream, which takes neither `wait` nor `limit`: replay
-    after `Last-Event-ID`, heartbeats as comments, live `progress` events (without id, they are not
-    stored), and a final `end` event.
+    With `Accept: text/event-stream` it is a stream, which takes no `kind`, `limit` or `wait`:
+    replay after `Last-Event-ID`, heartbeats as comments, live `progress` events (without id, they
+    are not stored), and a final `end` event.
     """
     await run_in_threadpool(services.store.runs.get, run_id)
     if _wants_stream(request):
-        _refuse_in_stream(request, "wait", "limit")
+        _refuse_in_stream(request, "wait", "limit", "kind")
         start = _start(after, last_event_id)
         return stream(services.tailer, EventFeed(services.store, run_id), run_id, start)
-    feed = EventFeed(services.store, run_id, limit)
+    feed = EventFeed(services.store, run_id, limit, kind)
     if wait:
         await wait_for_news(request, services.tailer, feed, run_id, after, wait)
     _, records = await run_in_threadpool(feed.records_after, after)

@@ -13,10 +13,14 @@ class Events:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def list(self, run_id: int, after: int = 0, limit: int = 500) -> list[EventRecord]:
-        """Events with a number above `after`, oldest first."""
+    def list(
+        self, run_id: int, after: int = 0, limit: int = 500, kind: str | None = None
+    ) -> list[EventRecord]:
+        """Events with a number above `after`, oldest first; of one kind, or of all."""
         columns = [events.c[name] for name in EventRecord.__dataclass_fields__]
         query = select(*columns).where(events.c.run_id == run_id, events.c.seq > after)
+        if kind is not None:
+            query = query.where(events.c.kind == kind)
         with self._database.read() as connection:
             rows = connection.execute(query.order_by(events.c.seq).limit(limit))
             return [EventRecord(*row) for row in rows]
