@@ -94,6 +94,9 @@ NAMED = ("--time", "year", "--time", "month", "--time", "day", "--time", "hour")
         ([""], (), "is empty"),
         (["time,warmth,warmth", *rows()], (), "two columns of the name 'warmth'"),
         ([HEAD, *rows(), "2024-02-05 00:00:00,1"], (), "row 101: it has 2 fields and 3 columns"),
+        ([HEAD, f"{rows()[0]},7", *rows()[1:]], (), "row 1: it has 4 fields and 3 columns"),
+        ([HEAD, *rows()[:60], '2024-01-05,"7,1', *rows()[60:]], (), "A quote in it may not be"),
+        (["date,hour,warmth", *rows("%m%d%Y")], (), "Pass --time-format %m%d%Y"),
     ],
 )  # fmt: skip
 def test_what_would_be_wrong_unseen_is_refused_with_what_to_do(

@@ -196,9 +196,10 @@ def test_a_row_with_too_few_columns_is_told(tmp_path: Path) -> None:
         convert(path, tmp_path / "out.h5", Cut(timeframes_of(FRAMES), 5), "range", Bad(False), 600)
 
 
-def test_a_row_with_too_many_columns_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_a_row_with_too_many_columns_is_told(tmp_path: Path, is_ended: bool) -> None:
     """A comma within a number would shift what follows; one at the end of a row does not."""
-    rows = made_bars()
+    rows = [[*row, *[""] * is_ended] for row in made_bars()]
     rows[50] = [*rows[50][:1], "100", *rows[50][1:]]
     rows[60] = [*rows[60], " "]
     path, out, cut = (
@@ -206,7 +207,7 @@ def test_a_row_with_too_many_columns_is_told(tmp_path: Path) -> None:
         tmp_path / "out.h5",
         timeframes_of(FRAMES),
     )
-    with pytest.raises(DataError, match="line 52: 7 columns, and the header has 6"):
+    with pytest.raises(DataError, match=f"line 52: {7 + is_ended} columns, and the header has 6"):
         convert(path, out, Cut(cut, 5), "range", Bad(skips=False), 600)
     made = convert(path, out, Cut(cut, 5), "range", Bad(skips=True), 600)
     assert (made["bad"]["long_rows"], made["rows"]) == (1, 199)

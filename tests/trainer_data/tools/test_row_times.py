@@ -8,6 +8,7 @@ import pytest
 
 from worker.trainer.tools.bad_rows import time_of
 from worker.trainer.tools.row_times import NO_TIME, ColumnTimes, times_of
+from worker.trainer.tools.rows.form import Form, Moments
 
 NOON = int(datetime(2024, 2, 29, 12, tzinfo=UTC).timestamp())
 EXACT = NOON * 1_000_000
@@ -63,10 +64,34 @@ def test_what_no_calendar_has_is_no_time(text):
 
 
 def test_a_day_that_there_is_not_is_no_time_among_others():
-    for column in ([20240229, 20240230], [202402291200, 202402301200], ["20240229", "20240230"]):
+    midnight = EXACT - 12 * 3600 * 10**6
+    for column, first in (
+        ([20240229, 20240230], midnight),
+        ([202402291200, 202402301200], EXACT),
+        (["20240229", "20240230"], midnight),
+        (["202402291200.0", "202402301200.0"], EXACT),
+    ):
+        assert read(pyarrow.array(column)).microseconds.tolist() == [first, NO_TIME]
+
+
+def test_milliseconds_may_cross_a_year_whose_digits_look_like_a_day():
+    """190598400000 of 1976 would be in the year 1905."""
+    days = [157_766_400_000 + 10 * 86_400_000 * n for n in range(100)]
+    for column in (days, [str(day) for day in days], [f"{day}.0" for day in days]):
         found = read(pyarrow.array(column))
-        assert found.microseconds[0] in (EXACT, EXACT - 12 * 3600 * 10**6)
-        assert found.microseconds[1] == NO_TIME
+        assert found.microseconds.tolist() == [1000 * day for day in days]
+
+
+@pytest.mark.parametrize("first", ["0", "60", "-157766400", "1.5", "-300000000.0"])
+def test_bars_and_panels_may_begin_before_1973(first):
+    moments = Moments(Form(), takes_early=True)
+    begin = float(first)
+    assert moments.read(first).microseconds == begin * 10**6
+    for later in (begin + 40_000_000, begin + 10**9):
+        assert moments.read(f"{later:.1f}").microseconds == later * 10**6
+    assert moments.read_as == "seconds since 1970"
+    with pytest.raises(ValueError, match="60"):
+        Moments(Form()).read("60")
 
 
 @pytest.mark.parametrize(

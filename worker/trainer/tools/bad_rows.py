@@ -19,8 +19,8 @@ TIME_NAMES = ("time", "timestamp", "datetime", "date", "gmt time", "")
 FIRST_SECOND, LAST_SECOND = 10**8, 10**10
 UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
 IS_NO_TIME = (
-    "is no time: neither ISO 8601 nor, since 1970, seconds (10 digits), milliseconds (13),"
-    " microseconds (16) or nanoseconds (19)"
+    "is no time: neither ISO 8601 nor, since 1970, seconds (9 or 10 digits), milliseconds (13),"
+    " microseconds (16) or nanoseconds (19); nor 20240131 or 202401311200 of a day that there is"
 )
 YEAR_1, YEAR_10000 = -62_135_596_800, 253_402_300_800  # seconds since 1970; a datetime lies between
 MICROSECONDS = 1_000_000
@@ -127,22 +127,25 @@ def _finite(rows: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(np.isfinite(rows.reshape(len(rows), -1)).all(axis=1))
 
 
-def time_of(text: str) -> Time:
+def time_of(text: str, unit: str | None = None, first_second: int = FIRST_SECOND) -> Time:
     """Of ISO 8601 (UTC where no zone is said), of digits alone (`is_compact`), or of a number since
-    1970 (UNITS). Raises ValueError.
+    1970, from a first second on. `unit`: the one of UNITS that numbers have; None: it follows from
+    each. Raises ValueError.
     """
     text = text.strip()
-    if is_compact(text):
+    if text.endswith(".0") and text[:-2].isdecimal():
+        text = text[:-2]  # as pandas writes whole numbers of a column that has gaps
+    if unit is None and is_compact(text):
         return Time(_of_iso(f"{text[:8]}T{text[8:]}" if text[8:] else text), COMPACT[len(text)])
     try:
         number = float(text)
     except ValueError:
         return Time(_of_iso(text), "ISO 8601")
-    unit = unit_of(number)
-    if unit is None:
+    unit = unit or unit_of(number)
+    each = UNITS[unit or "seconds"]
+    if unit is None or not first_second * each <= number < LAST_SECOND * each:
         raise ValueError(text)
     whole = int(text) if text.isdecimal() else None
-    each = UNITS[unit]
     exact = round(number * (MICROSECONDS / each))
     return Time(exact if whole is None else whole * MICROSECONDS // each, f"{unit} since 1970")
 

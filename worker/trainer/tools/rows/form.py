@@ -16,7 +16,15 @@ from pathlib import Path
 
 from app.suggest import closest, did_you_mean
 from worker.trainer.errors import DataError
-from worker.trainer.tools.bad_rows import EPOCH, IS_NO_TIME, Time, time_of
+from worker.trainer.tools.bad_rows import (
+    EPOCH,
+    FIRST_SECOND,
+    IS_NO_TIME,
+    UNITS,
+    YEAR_1,
+    Time,
+    time_of,
+)
 
 # What is a number as somebody writes it, with either mark.
 ANY_NUMBER = r"^[+-]?(\d+|\d{1,3}([.,' ]\d{3})+)?([.,]\d*)?([eE][+-]?\d+)?$"
@@ -29,7 +37,7 @@ WAYS = ((".", ""), (",", ""), (".", ","), (",", "."), (".", " "), (",", " "), ("
 DATES = (
     *("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%Y.%m.%d", "%d-%m-%Y", "%m-%d-%Y"),
     *("%Y-%m-%d", "%d.%m.%y", "%d/%m/%y", "%m/%d/%y", "%Y-%m", "%Y/%m", "%m/%Y", "%d-%b-%Y"),
-    *("%d %b %Y", "%b %d, %Y", "%b %Y", "%Y %m %d", "%Y %m"),
+    *("%d %b %Y", "%b %d, %Y", "%b %Y", "%Y %m %d", "%Y %m", "%Y%m%d", "%m%d%Y", "%d%m%Y"),
 )
 CLOCKS = (
     *("", " %H:%M:%S", " %H:%M", " %I:%M:%S %p", " %I:%M %p", " %H", "T%H:%M"),
@@ -96,10 +104,10 @@ class Form:
         )
         return " ".join([*decimal, *thousands])
 
-    def moment(self, text: str) -> Time:
-        """Raises ValueError where it is no time."""
+    def moment(self, text: str, unit: str | None = None, first_second: int = FIRST_SECOND) -> Time:
+        """Of numbers as `time_of` says. Raises ValueError where it is no time."""
         if self.time_format is None:
-            return time_of(text)
+            return time_of(text, unit, first_second)
         when = datetime.strptime(text.strip(), self.time_format)  # noqa: DTZ007  one line down
         when = when if when.tzinfo else when.replace(tzinfo=UTC)
         return Time((when - EPOCH) // timedelta(microseconds=1), repr(self.time_format))
@@ -118,6 +126,39 @@ class Form:
     def is_no_time(self) -> str:
         """Said of a text."""
         return IS_NO_TIME if self.time_format is None else f"is no time as {self.time_format!r}"
+
+
+@dataclass
+class Moments:
+    """Reads the times of a column: numbers all have the unit of the first one."""
+
+    form: Form
+    takes_early: bool = False
+    """Whether it may begin before 1973, in seconds: where the column is known to be times. Not by
+    7 or 8 digits, which may be a month, a day and a year.
+    """
+    read_as: str | None = None
+    """As what the first one was read."""
+    _unit: str | None = None
+    _first_second: int = FIRST_SECOND
+
+    def read(self, text: str) -> Time:
+        """Raises ValueError where it is no time."""
+        if self._unit is None and self.takes_early and _is_early(text):
+            self._unit, self._first_second = "seconds", YEAR_1
+        time = self.form.moment(text, self._unit, self._first_second)
+        self.read_as = self.read_as or time.read_as
+        if self._unit is None:
+            self._unit = next((one for one in UNITS if time.read_as.startswith(one)), None)
+        return time
+
+
+def _is_early(text: str) -> bool:
+    """Whether it is a number of seconds before 1973 and nothing else."""
+    try:
+        return float(text) < FIRST_SECOND and not re.fullmatch(r"\d{7,8}(\.0)?", text.strip())
+    except ValueError:
+        return False
 
 
 def _quoted(mark: str) -> str:

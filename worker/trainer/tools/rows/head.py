@@ -22,7 +22,7 @@ from worker.trainer.tools.rows.form import (
 )
 
 SEPARATORS = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "vertical bars"}
-ROW_NUMBER = r"\d{1,8}"  # as seconds since 1970 it would be of that year or the three after it
+ROW_NUMBER = r"\d{1,8}"
 HEAD_BYTES, HEAD_ROWS, MOST_LINE = 2**16, 10, 2**24
 
 
@@ -37,6 +37,12 @@ class Head(NamedTuple):
     """Which columns have no name, and values in the first rows."""
     is_numbered: bool = False
     """Whether the first of these counts rows, as the index that pandas writes does."""
+
+    @property
+    def width(self) -> int:
+        """How many columns it has, but for empty ones behind the last."""
+        filled = (at for at, name in enumerate(self.names) if name or at in self.nameless)
+        return 1 + max(filled, default=-1)
 
     @property
     def separated_by(self) -> str | None:
@@ -76,7 +82,10 @@ def head_of(path: Path, form: Form) -> Head:
     first, second = rows[:2]
     if len(first) + 1 == len(second) and not second[-1]:
         first = [*first, ""]  # a separator at the end of each row
-    if len(first) < len(second) or (second and len(first) > len(second)):
+    others = [len(row) for row in rows[2:] if row]
+    # Where the rows behind it are as long as the names, the second line alone is wrong.
+    is_alone = 2 * others.count(len(first)) > len(others)
+    if second and len(first) != len(second) and not is_alone:
         raise DataError(
             f"Line 1 of {path} has {len(first)} fields and line 2 has {len(second)}: the names of"
             f" the columns have to come first. Leave out what stands before them, as with `tail -n"
@@ -191,8 +200,8 @@ def misfit(row: Sequence[str], last: int, width: int) -> tuple[str, str] | None:
     if any(text.strip() for text in row[width:]):
         return (
             "long_rows",
-            f"{len(row)} columns, and the header has {width}. A field with a separator in it, such"
-            " as 1,5, needs quotes around it.",
+            f"{len(row)} columns, and the header has {width}. A field that holds the"
+            " separator (such as 1,5) needs quotes around it.",
         )
     return None
 

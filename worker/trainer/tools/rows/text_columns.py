@@ -59,9 +59,12 @@ def text_batches(path: Path, form: Form) -> Iterator[Any]:
 
 def _of_other_length(path: Path, row: Any, form: Form) -> str:
     fields = "1 field" if row.actual_columns == 1 else f"{row.actual_columns} fields"
+    is_open = row.text.count('"') % 2 or "\n" in row.text
+    quote = " A quote in it may not be closed." if is_open else ""
     return (
         f"{path}, row {row.number - int(form.has_names):,}: it has {fields} and"
-        f" {row.expected_columns} columns have names: {row.text[:80]!r}. Mend the file."
+        f" {row.expected_columns} columns have names: {row.text[:80]!r}.{quote} Mend the file:"
+        " --on-bad skip does not leave out such a row."
     )
 
 

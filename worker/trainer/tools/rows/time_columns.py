@@ -4,6 +4,7 @@ A table whose times nobody reads would have its gaps in samples, unseen: what lo
 refused until the user names it, or says that there are none.
 """
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,6 +37,8 @@ from worker.trainer.tools.rows.text_columns import numbers_of, sampled
 # Beside a column of days, those say at what time of the day a row is: it is no time by itself.
 TIMES_OF_DAY = ("time", "hour", "hours", "hr", "minute", "minutes")
 PARTS = ("year", "month", "day", "hour", "minute", "second")
+# Such a column of digits alone may have days, written in any order; a zero may be left out.
+DAY_NAMES, DIGITS = ("timestamp", "datetime", "date"), r"\d{7,8}"
 MANY = 2  # times by which an order is known
 USUAL = "`time`, `timestamp`, `datetime` or `date`"
 DAY = DAY_SECONDS * MICROSECONDS
@@ -91,6 +94,8 @@ def _columns_of_time(path: Path, batch: Any, form: Form) -> tuple[str, ...]:
             _require_times(path, batch, (name,), form)
             return (name,)
     _require_none(path, batch, low)
+    for name in usual:
+        _require_no_days(path, batch, name, form)
     if form.time_format is not None:
         if not usual:
             raise DataError(
@@ -218,6 +223,14 @@ def _require_none(path: Path, batch: Any, low: Mapping[str, str]) -> None:
                 f"{path}: {told} like times, such as {shown!r}, and none is called {USUAL}. Pass"
                 f" {_to_name(batch, [name])}, or {WITHOUT}."
             )
+
+
+def _require_no_days(path: Path, batch: Any, name: str, form: Form) -> None:
+    """DataError where a column whose name says so has days in another order, as in 01312024."""
+    texts = sampled(batch[name])
+    is_days = name.strip().lower() in DAY_NAMES and all(re.fullmatch(DIGITS, t) for t in texts)
+    if is_days and form.time_format is None and formats_of(texts):
+        _require_times(path, batch, (name,), form)
 
 
 def _can_be_times(column: Any) -> bool:
