@@ -29,13 +29,15 @@ def looks_secret(name: str, value: str) -> bool:
 
 def masked(value: Any, name: str = "") -> Any:
     """A JSON value with `***` in place of each text that looks secret by its own name, or by that
-    of what it lies in or of the option that it belongs to. Numbers stay: `max_tokens` is none.
+    of what it lies in or of the option that it belongs to. Numbers of JSON stay, such as that of
+    `max_tokens`.
     """
     if isinstance(value, str):
         option, is_given, given = value.partition("=")
-        if is_given and option.startswith("-"):
+        own = SPECIAL_TOKEN.sub("", name)
+        if is_given and option.startswith("-") and not looks_secret(own, ""):
             return f"{option}={masked(given, f'{name}.{option}')}"
-        return MASK if looks_secret(SPECIAL_TOKEN.sub("", name), value) else value
+        return MASK if looks_secret(own, value) else value
     if isinstance(value, dict):
         return {key: masked(item, f"{name}.{key}") for key, item in value.items()}
     if isinstance(value, list):

@@ -123,9 +123,10 @@ def test_one_that_asks_a_person_is_told_that_nobody_answers(stage: Stage, asks: 
     assert "A run has nothing on its standard input" in end["message"]
 
 
-def test_what_it_lacks_after_its_first_step_is_worth_a_restart(stage: Stage):
-    stage.write("import stoker\nstoker.init().log({'loss': 1.0}, step=1)\nimport not_there")
-    assert stage.run()["reason"] == "crashed"
+@pytest.mark.parametrize("lacks", ["import not_there", "input('Continue? ')"])
+def test_what_it_lacks_once_it_has_saved_is_worth_a_restart(stage: Stage, lacks: str):
+    stage.write(f"from zipfile import *\nZipFile('a.pt','w').writestr('a/data.pkl', 'N.')\n{lacks}")
+    assert stage.run(checkpoints=["*.pt"])["reason"] == "crashed"
 
 
 def test_one_whose_gpu_memory_ran_out_says_so(stage: Stage):

@@ -65,11 +65,11 @@ def how_it_ended(code: int) -> str:
 
 
 def end_by_itself(
-    work: ScriptWork, code: int, told: str, result: dict[str, Any], *, has_begun: bool
+    work: ScriptWork, code: int, told: str, result: dict[str, Any], *, has_moved: bool
 ) -> ScriptEnd:
     """Of a script that nobody asked to stop: by its exit code and the last lines of its log.
-    `has_begun`: it has made a step or told a number. What it lacks then may be put right, and a
-    restart goes on.
+    `has_moved`: it has made a step, told a number or saved. What it lacks then may be put right,
+    and a restart goes on.
     """
     if code == 0:
         return ScriptEnd(Reason.completed, told, result)
@@ -87,7 +87,7 @@ def end_by_itself(
         return ScriptEnd(Reason.disk_full, told + hint, result)
     if code == -signal.SIGKILL:
         return ScriptEnd(Reason.killed, f"{told} Stoker did not send that signal.", result)
-    for_good = Reason.crashed if has_begun else Reason.spec_error
+    for_good = Reason.crashed if has_moved else Reason.spec_error
     if last in NO_INPUT:
         why = "A run has nothing on its standard input: take answers as arguments"
         return ScriptEnd(for_good, f"{told}{hint} {why}, and no breakpoints.", result)

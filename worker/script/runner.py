@@ -241,7 +241,8 @@ class Runner:
             self._warn("checkpoint_not_kept", f"A save could not be kept: {saved.error}.")
         if not_found := unmatched(work):
             self._warn("no_checkpoints_found", _not_found(work, not_found))
-        end = self._end(code, (took, ended), progress, grace_over=grace_over)
+        times = took, ended
+        end = self._end(code, times, progress, grace_over=grace_over, has_moved=has_moved)
         return end if self._stop_at is not None else beginning.judge(end, code)
 
     def _why_to_stop(self, now: float, progress: ScriptProgress) -> Reason | None:
@@ -301,7 +302,13 @@ class Runner:
         self._events.emit("warning", code=code, message=message)
 
     def _end(
-        self, code: int, times: tuple[float, float], progress: ScriptProgress, *, grace_over: bool
+        self,
+        code: int,
+        times: tuple[float, float],
+        progress: ScriptProgress,
+        *,
+        grace_over: bool,
+        has_moved: bool,
     ) -> ScriptEnd:
         took, ended = times
         how = how_it_ended(code)
@@ -311,8 +318,7 @@ class Runner:
         done = (self._work.folder / FINISHED).exists() or progress.is_through
         if self._stop_at is None:
             told = f"The script ended {how} after {took:.0f} s.{self._left}"
-            begun = progress.has_begun
-            return end_by_itself(self._work, code, told, result, has_begun=begun)
+            return end_by_itself(self._work, code, told, result, has_moved=has_moved)
         waited = ended - self._stop_at
         if done and self._why_stop is not Reason.hang:
             told = "It was asked to stop, and had said by then that it was done."

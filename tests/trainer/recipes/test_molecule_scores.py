@@ -160,6 +160,10 @@ def test_a_part_of_which_nothing_is_asked_has_no_score(molecules: Lab, part: str
     told = f"In the {part} part no atom of 'molecules' is hidden, so there is nothing to score"
     assert told in caught.value.message
     assert "max_batches" not in caught.value.message, "all of it was looked at"
+    few = split | {"evaluation": {"max_batches": 1}}
+    with pytest.raises(DataError) as caught:
+        molecules.run(patch=run_of("masked", **few))
+    assert ("max_batches" in caught.value.message) == (part == "validation")
 
 
 @pytest.mark.parametrize(
