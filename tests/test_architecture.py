@@ -216,7 +216,7 @@ def imported_modules(path: Path) -> Iterator[str]:
 RECIPE_WORDS_ELSEWHERE = {
     ("app/api/openapi.py", "sequence"): "the specs that the API's documentation shows",
     ("app/cli/specs/yamltext.py", "sequence"): "YAML's word for a list",
-    ("app/cli/data/datasets.py", "board"): "the name of a sample",
+    ("app/samples.py", "board"): "the name of a sample",
 }
 OF_ONE_RECIPE = ("app/recipes", "worker/trainer/recipes")
 OF_EVERY_RECIPE = ("__init__", "base", "contract", "raised")

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from app.installing import pip_install
 from stoker.manifest import COUNTS
 from stoker.script import LOG, METRICS
 from worker.script.event_files import NoReader
@@ -204,7 +205,7 @@ class Curves:
             self._warn(
                 "event_files_not_read",
                 f"{path} is an event file of TensorBoard, and the package that reads it is not "
-                "installed here: pip install 'stoker[scripts]'. The script goes on without.",
+                f"installed here: {pip_install('stoker[scripts]')}. The script goes on without.",
             )
 
     def _is_new(self, path: Path) -> bool:

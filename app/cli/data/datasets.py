@@ -3,9 +3,8 @@
 import errno
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +16,7 @@ from app.cli.data.worker_module import run_worker_module
 from app.cli.failures import CommandFailed, ExitCode, StokerGroup
 from app.cli.output import JsonOption, ago, number, print_facts, print_json, print_table, size
 from app.errors import NotFound
+from app.samples import SAMPLES
 from stoker import ServiceUnreachable
 
 if TYPE_CHECKING:
@@ -32,31 +32,6 @@ app.add_typer(cache.app, name="cache")
 
 # What the service takes as a name, for it stands in addresses and specs.
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-
-
-class SampleData(NamedTuple):
-    """The module that makes it, the file or folder under DATA_ROOT, and its datasets by name."""
-
-    module: str
-    path: str
-    datasets: Mapping[str, str]
-
-
-SAMPLES = {
-    "weather": SampleData(
-        "worker.trainer.tools.sample_weather", "weather.h5", {"weather": "weather.h5"}
-    ),
-    "bars": SampleData("worker.trainer.tools.sample_bars", "bars.h5", {"bars": "bars.h5"}),
-    "board": SampleData("worker.trainer.tools.sample_board", "board", {"board": "board"}),
-    "panel": SampleData(
-        "worker.trainer.tools.panel.sample_panel", "panel.h5", {"panel": "panel.h5"}
-    ),
-    "molecules": SampleData(
-        "worker.trainer.tools.molecules.sample",
-        "molecules",
-        {"molecules": "molecules/nci.h5", "solubility": "molecules/solubility.h5"},
-    ),
-}
 REGISTRATION_WAIT_SECONDS = 120.0
 
 

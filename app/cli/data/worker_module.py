@@ -5,6 +5,7 @@ import sys
 from importlib.util import find_spec
 
 from app.cli.failures import CommandFailed
+from app.installing import pip_install
 
 INSPECTION_TIMEOUT_SECONDS = 300
 
@@ -15,7 +16,8 @@ def run_worker_module(
     """Run a module of the worker as a child; returns its stdout, raises what it said on stderr."""
     if find_spec("h5py") is None:
         raise CommandFailed(
-            "This needs the worker extra, which is not installed here: pip install 'stoker[worker]'"
+            "This needs the worker extra, which is not installed here: "
+            f"{pip_install('stoker[worker]')}"
         )
     try:
         done = subprocess.run(

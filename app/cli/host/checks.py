@@ -22,6 +22,7 @@ from app.cli.host.programs import ask
 from app.cli.host.recipe_checks import ask_of_recipes, check_recipes
 from app.cli.output import size
 from app.guard.presets.catalog import load_catalog
+from app.installing import pip_install
 from stoker import ClientError, Problem, find_token, read_api_file
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def check_worker_extra() -> Iterator[DoctorFinding]:
             "worker extra",
             "warning",
             f"missing: {', '.join(missing)}",
-            "to train on this machine: pip install 'stoker[worker]'; an API alone needs none",
+            f"to train on this machine: {pip_install('stoker[worker]')}; an API alone needs none",
         )
     else:
         yield DoctorFinding("worker extra", "ok", ", ".join(found))

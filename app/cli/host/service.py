@@ -17,6 +17,7 @@ from app.cli.failures import CommandFailed, ExitCode
 from app.cli.host.home_lock import HomeLock, end_holder, holder_of, making
 from app.cli.host.machine import ask_without_metrics
 from app.cli.output import JsonOption, print_json, print_lines
+from app.installing import pip_install
 from app.loading import unsearched
 from stoker import find_token, read_api_file
 
@@ -211,8 +212,8 @@ def _end(holder: "LockHolder", settings: "Settings") -> tuple[list[int], list[in
 def _at_the_next_start(go_on: list[int], anew: list[int]) -> list[str]:
     told = []
     if go_on:
-        who = f"Run {go_on[0]} goes" if len(go_on) == 1 else f"Runs {_in_list(go_on)} go"
-        told.append(f"  {who} on at the next start.")
+        who = f"Run {go_on[0]} waits" if len(go_on) == 1 else f"Runs {_in_list(go_on)} wait"
+        told.append(f"  {who} in the queue to go on after the next start.")
     if anew:
         one = len(anew) == 1
         who = f"Run {anew[0]} begins" if one else f"Runs {_in_list(anew)} begin"
@@ -254,5 +255,5 @@ def require_worker_extra() -> None:
     if missing:
         raise CommandFailed(
             f"Training needs the worker extra, which is not installed here (missing: "
-            f"{', '.join(missing)}). Install it with: pip install 'stoker[worker]'"
+            f"{', '.join(missing)}). Install it with: {pip_install('stoker[worker]')}"
         )

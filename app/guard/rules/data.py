@@ -8,6 +8,7 @@ from app.guard.case import Case, Loc
 from app.guard.facts import DatasetFacts, FieldFacts, known
 from app.guard.rule import Finding, rule
 from app.guard.wording import size
+from app.samples import sample_with
 from app.spec.installed import INSTALLED
 from app.spec.issue import pointer
 from app.spec.recipe import Recipe
@@ -51,10 +52,13 @@ def dataset_not_found(case: Case) -> Iterator[Finding]:
             )
             continue
         meant = _registered(name, case.facts.datasets)
+        sample = None if meant else sample_with(name)
         yield Finding(
             loc,
             f"There is no dataset {name[:200]!r}.{did_you_mean(meant)}",
-            "A run reads a registered dataset. `stoker data ls` shows those there are; POST "
+            f"It is in a sample: `stoker data sample {sample}` makes it."
+            if sample is not None
+            else "A run reads a registered dataset. `stoker data ls` shows those there are; POST "
             "/datasets or `stoker data register` adds one.",
             {pointer(loc): meant} if meant is not None else {},
         )

@@ -25,6 +25,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import feather
 
+from app.installing import pip_install
 from worker.trainer.checkpoints.whole_file import whole_folder
 from worker.trainer.errors import DataError
 from worker.trainer.tools.answer import answer
@@ -97,8 +98,8 @@ def _chess() -> Any:
         import pyspiel  # an extra, for this alone
     except ImportError:
         raise DataError(
-            "The board sample gets the rules of chess from OpenSpiel, which is not installed; run"
-            " pip install 'stoker[boards]'."
+            "The board sample gets the rules of chess from OpenSpiel, which is not installed: "
+            f"{pip_install('stoker[boards]')}."
         ) from None
     return pyspiel.load_game("chess")
 

@@ -22,6 +22,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from app.installing import pip_install
 from worker.trainer.checkpoints.whole_file import whole_file
 from worker.trainer.data.formats.hdf5_file import open_file
 from worker.trainer.errors import DataError
@@ -66,8 +67,8 @@ def find_station_file() -> Path:
         distribution = importlib.metadata.distribution("pvlib")
     except importlib.metadata.PackageNotFoundError:
         raise DataError(
-            "The weather sample comes from the package pvlib, which is not installed; run"
-            " pip install 'stoker[samples]'."
+            "The weather sample comes from the package pvlib, which is not installed: "
+            f"{pip_install('stoker[samples]')}."
         ) from None
     path = Path(str(distribution.locate_file(STATION_FILE)))
     if not path.is_file():

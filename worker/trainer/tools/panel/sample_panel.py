@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from app.installing import pip_install
 from worker.trainer.data.formats.hdf5_file import open_file
 from worker.trainer.data.formats.window_files import SERIES, STARTS
 from worker.trainer.errors import DataError
@@ -60,9 +61,9 @@ def find_prices_file() -> Path:
         distribution = importlib.metadata.distribution("skfolio")
     except importlib.metadata.PackageNotFoundError:
         raise DataError(
-            "The sample panel comes from the package skfolio, which is not installed; run pip"
-            " install 'stoker[panels]', or, without all that skfolio itself needs, pip install"
-            " --no-deps skfolio."
+            "The sample panel comes from the package skfolio, which is not installed: "
+            f"{pip_install('stoker[panels]')}, or, without all that skfolio itself needs, "
+            f"{pip_install('--no-deps', 'skfolio')}."
         ) from None
     path = Path(str(distribution.locate_file(PRICES_FILE)))
     if not path.is_file():
