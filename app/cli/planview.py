@@ -169,8 +169,11 @@ def carry_lines(carry: Document | None, source: str | int, *, is_script: bool) -
     if carry is None:
         return []
     lines = [f"  {_carried(carry, source, is_script=is_script)}"]
+    dataset, of_file = "/data/dataset", "data.dataset, or the file behind it"
+    if carry["kind"] == "scratch" and dataset in carry["changed"]:
+        lines.append(f"  Its data is not its parent's: {of_file}, differs.")
     if carry["kind"] == "weights" and (carry["waits_for_parent"] or carry["step"] is not None):
-        files = {"/data/dataset": "data.dataset, or the file behind it"}
+        files = {dataset: of_file}
         differ = [files.get(path, path.strip("/").replace("/", ".")) for path in carry["changed"]]
         lines.append(f"  These differ from its parent's: {'; '.join(differ)}.")
         lines.append(f"  These start anew: {', '.join(carry['starts_anew'])}.")

@@ -199,7 +199,7 @@ def checkpoints(run_id: RunId, as_json: JsonOption = False) -> None:
             )
             for row in rows
         ],
-        "No checkpoints yet.",
+        "No checkpoints.",
     )
 
 

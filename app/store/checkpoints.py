@@ -164,7 +164,7 @@ class Checkpoints:
                 why = why_none(connection, run_id) or (
                     _why_no_best(connection, run_id)
                     if which == "best" and latest_of(connection, run_id) is not None
-                    else f"none was saved yet; `stoker show {run_id}` says how far it is"
+                    else f"none was saved; `stoker show {run_id}` says how far it came"
                 )
                 raise NotFound(f"Run {run_id} has no {which} checkpoint: {why}.")
             return _fetch(connection, chosen)

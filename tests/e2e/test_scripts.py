@@ -372,4 +372,4 @@ def test_the_best_of_a_script_without_metrics_is_told_how_to_get(shell: Counting
     assert f"`stoker download {run['id']}` takes the latest" in said
     bare = shell.run()
     shell.service.wait_for_end(bare["id"])
-    assert "none was saved yet" in shell.stoker("download", str(bare["id"]), "--best", code=5)
+    assert "none was saved;" in shell.stoker("download", str(bare["id"]), "--best", code=5)

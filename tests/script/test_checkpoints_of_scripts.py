@@ -137,6 +137,10 @@ class TestOfARun:
     ):
         """Of those that --like knows one is enough."""
         stage.write("import os; os.mkdir('step_1'); open('step_1/model.bin', 'w').write('1')")
+        (stage.cwd / "none").mkdir()
+        old = stage.cwd / "none" / "of_an_earlier_run.pt"
+        old.write_text("1")
+        os.utime(old, (1e9, 1e9))
         stage.run(checkpoints=["step_*", "none/*.pt"], like=like)
         warned = [one for one in stage.events("warning") if one["code"] == "no_checkpoints_found"]
         assert [pattern for one in warned for pattern in told if pattern in one["message"]] == told

@@ -166,3 +166,14 @@ def test_a_number_in_a_name_is_the_step_if_it_was_just_made(stage: Stage) -> Non
     stage.stop(runner)
     # model_50.pt at its own number, though it is found at step 53; epoch_3.pt at the script's.
     assert [event["step"] for event in stage.events("checkpoint")] == [50, 53]
+
+
+def test_a_stop_says_which_steps_were_not_saved(stage: Stage) -> None:
+    stage.write(NUMBERED)
+    runner = stage.start(checkpoints=["out/model_*.pt"], grace_seconds=10.0)
+    stage.until(lambda: stage.events("checkpoint"), "it is kept")
+    stage.until(lambda: 53 in stage.curve("train_loss"), "all is told")
+    end = stage.stop(runner)
+    assert end["reason"] == "interrupted"
+    told = "Its newest checkpoint is of step 50. The 3 steps after it are not saved."
+    assert end["message"].endswith(told)

@@ -5,7 +5,7 @@ import shlex
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,18 @@ def end_by_itself(
         reason = for_good if work.attempt == 1 else Reason.crashed
         return ScriptEnd(reason, f"{told}{hint} {_not_importable(work.argv, lacking[1])}", result)
     return ScriptEnd(Reason.crashed, told + hint, result)
+
+
+def with_what_is_lost(end: ScriptEnd, step: int, saved: int) -> ScriptEnd:
+    """Of one that was asked to stop at a step, and whose newest checkpoint is of an earlier one;
+    0 is none.
+    """
+    lost = step - saved
+    if end.reason is Reason.completed or not saved or lost <= 0:
+        return end
+    since = "The step after it is" if lost == 1 else f"The {lost:,} steps after it are"
+    told = f"Its newest checkpoint is of step {saved:,}. {since} not saved."
+    return replace(end, message=f"{end.message} {told}")
 
 
 def _last_line_below(log: bytes) -> str:

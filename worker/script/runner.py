@@ -17,7 +17,13 @@ from worker.reporting import EventLog, Pulse
 from worker.script.beginning import Beginning
 from worker.script.config import ScriptConfig
 from worker.script.curves import Curves
-from worker.script.ending import ScriptEnd, end_by_itself, how_it_ended, not_run
+from worker.script.ending import (
+    ScriptEnd,
+    end_by_itself,
+    how_it_ended,
+    not_run,
+    with_what_is_lost,
+)
 from worker.script.event_log import FULL, ScriptEventLog
 from worker.script.processes import Leader, ScriptSignals, end_rest, kill_all, memory_of
 from worker.script.progress import ScriptProgress
@@ -239,11 +245,15 @@ class Runner:
         progress.tell(self._memory, self._measured_peak)
         if saved.error is not None:
             self._warn("checkpoint_not_kept", f"A save could not be kept: {saved.error}.")
-        if not_found := unmatched(work):
-            self._warn("no_checkpoints_found", _not_found(work, not_found))
+        # One that has gone on may have ended before it saved again.
+        since = self._began_at if beginning.folder is None else 0.0
+        if not_found := unmatched(work, since):
+            self._warn("no_checkpoints_found", not_found)
         times = took, ended
         end = self._end(code, times, progress, grace_over=grace_over, has_moved=has_moved)
-        return end if self._stop_at is not None else beginning.judge(end, code)
+        if self._stop_at is None:
+            return beginning.judge(end, code)
+        return with_what_is_lost(end, progress.step, saved.newest_step)
 
     def _why_to_stop(self, now: float, progress: ScriptProgress) -> Reason | None:
         work, ran = self._work, now - self._began
@@ -344,14 +354,6 @@ class Runner:
             f"The script was asked to stop; it ended {how} {waited:.1f} s later.",
             result,
         )
-
-
-def _not_found(work: ScriptWork, patterns: list[str]) -> str:
-    return (
-        f"Nothing matched {' or '.join(patterns)} in {work.cwd} by the end, so no checkpoint was "
-        "kept of it, and a restart would begin anew. Does the script save somewhere else? "
-        "--checkpoints says where."
-    )
 
 
 @contextmanager

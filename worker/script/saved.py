@@ -85,6 +85,11 @@ class Saved:
         self._thread = threading.Thread(target=self._run, name="saved", daemon=True)
         self._thread.start()
 
+    @property
+    def newest_step(self) -> int:
+        """Of the newest checkpoint that it can go on from; 0 without one."""
+        return max(self._steps, default=self._restored)
+
     def close(self, *, was_cut: bool) -> None:
         """Look a last time, when nobody writes any more. `was_cut`: whoever wrote did not end
         well, maybe in the middle of a save.

@@ -53,10 +53,19 @@ def saves_of(work: ScriptWork, began: float) -> list[Save]:
     return sorted(found.values(), key=lambda save: save.newest)
 
 
-def unmatched(work: ScriptWork) -> list[str]:
-    """The patterns of which nothing was ever saved; of those that `like` knows one is enough."""
-    none = [pattern for pattern in work.checkpoints if not _matching(work.cwd, pattern)]
-    return none if work.like is None or len(none) == len(work.checkpoints) else []
+def unmatched(work: ScriptWork, since: float) -> str | None:
+    """A sentence on the patterns of which nothing was saved since; None: there is none. Of those
+    that `like` knows one is enough.
+    """
+    found = {save.pattern for save in saves_of(work, since)}
+    none = [pattern for pattern in work.checkpoints if pattern not in found]
+    if not none or (work.like is not None and found):
+        return None
+    return (
+        f"Nothing that matches {' or '.join(none)} in {work.cwd} was saved by the end, so no "
+        "checkpoint was kept of it, and a restart would begin anew. Does the script save somewhere "
+        "else? --checkpoints says where."
+    )
 
 
 def _matching(cwd: Path, pattern: str) -> list[Path]:
