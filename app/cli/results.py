@@ -45,6 +45,7 @@ HOW_MANY_ARE_KEPT = (
     "A curve keeps about one point a second (of a very long run fewer), and its last one; those of "
     "val_ and test_ keep all of up to 10,000."
 )
+SOME_MAY_BE_LEFT_OUT = 100  # points
 # Marks of a metric's course; what stands before it is at most so wide.
 LEAST_COURSE, WIDEST_COURSE, FIGURES_WIDTH = 5, 32, 75
 
@@ -145,7 +146,7 @@ def metrics(
     print_table(
         ["metric", "points", "first", "least", "most", "last", "trend"], rows, "No metrics yet."
     )
-    if rows:
+    if any(points >= SOME_MAY_BE_LEFT_OUT for _, points, *_ in rows):
         print_lines([HOW_MANY_ARE_KEPT], err=True)
 
 

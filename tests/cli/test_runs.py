@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from app.cli.planview import carry_lines
 from app.settings import load_settings
 from app.store import open_store
 from app.store.checkpoint_rows import add_checkpoints
@@ -281,6 +282,12 @@ def test_restart_explains_what_is_carried(cli, api, run_id):
     answer = cli("restart", str(run_id), "--set", "optimizer.lr=0.01", "--dry-run")
     assert "  It continues with the weights alone from step 1.\n" in answer.out, answer.err
     assert "  These differ from its parent's: optimizer.lr.\n" in answer.out
+
+
+def test_a_start_from_scratch_on_other_data_says_so():
+    carry = {"kind": "scratch", "changed": ["/data/dataset"]}
+    said = "  Its data is not its parent's: data.dataset, or the file behind it, differs."
+    assert carry_lines(carry, "scratch", is_script=False) == ["  It starts from scratch.", said]
 
 
 def _save(home, run_id, step):

@@ -43,6 +43,11 @@ def test_a_path_that_leads_to_no_dataset_names_none(given: str) -> None:
     ]
 
 
+def test_a_dataset_of_a_sample_is_told_with_what_makes_it() -> None:
+    (error,) = plan_of({"data": {"dataset": "solubility"}}, world(HOURLY)).errors
+    assert "`stoker data sample molecules` makes it" in error.why
+
+
 @pytest.mark.parametrize(
     ("change", "path", "block"),
     [
