@@ -117,7 +117,8 @@ TimeFormat = Annotated[
     str | None,
     typer.Option(
         metavar="FORMAT",
-        help="How times are written, as Python's strptime takes it, such as '%d.%m.%Y %H:%M'.",
+        help="How times are written, as Python's strptime takes it, such as '%d.%m.%Y %H:%M'; "
+        "or the unit of numbers since 1970: seconds, milliseconds, microseconds, nanoseconds.",
     ),
 ]
 NoTime = Annotated[

@@ -117,6 +117,7 @@ def test_what_would_be_wrong_unseen_is_refused_with_what_to_do(
         (",hour,warmth", (), ()),  # the index of pandas
         ("unix,hour,warmth", ("%s",), ("--time", "unix")),
         (HEAD, ("%d.%m.%Y %H:%M",), ("--time-format", "%d.%m.%Y %H:%M")),
+        (HEAD, ("%s",), ("--time-format", "seconds")),
         ("time;hour;warmth", (ISO, "{};{};{}"), ()),
         ("time\thour\twarmth", (ISO, "{}\t{}\t{}"), ()),
         ("time|hour|warmth", (ISO, "{}|{}|{}"), ()),

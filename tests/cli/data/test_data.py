@@ -266,12 +266,12 @@ def test_rows_of_a_csv_file_become_samples(cli, home, tmp_path):
 def test_bars_of_a_csv_file_become_samples_of_timeframes(cli, home, tmp_path):
     path, out = tmp_path / "bars.csv", tmp_path / "bars.h5"
     minutes = [*range(40), 40, 40, *range(41, 60)]
-    rows = [f"{6 * 10**8 + 60 * at},{4 + at % 7},{1 + at % 3},{3.5 + at % 2}" for at in minutes]
+    rows = [f"{60 * at},{4 + at % 7},{1 + at % 3},{3.5 + at % 2}" for at in minutes]
     path.write_text("\n".join(["time,high,low,close", *rows]))
-    given = "--timeframes", "M1:6,M5:2", "--horizon", "4"
+    given = "--timeframes", "M1:6,M5:2", "--horizon", "4", "--time-format", "seconds"
     stopped = cli("data", "convert", str(path), str(out), *given)
     assert stopped.code == 5
-    assert "line 43, column time: 1989-01-05 11:20:00 is there already. Mend" in stopped.err
+    assert "line 43, column time: 1970-01-01 00:40:00 is there already. Mend" in stopped.err
     answer = cli("data", "convert", str(path), str(out), *given, "--on-bad", "skip")
     assert answer.code == 0, answer.err
     assert answer.out.splitlines()[:2] == [

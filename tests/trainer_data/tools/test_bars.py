@@ -207,7 +207,7 @@ def test_a_row_with_too_many_columns_is_told(tmp_path: Path, is_ended: bool) -> 
         tmp_path / "out.h5",
         timeframes_of(FRAMES),
     )
-    with pytest.raises(DataError, match=f"line 52: {7 + is_ended} columns, and the header has 6"):
+    with pytest.raises(DataError, match=f"line 52: {7 + is_ended} columns, and 6 have names"):
         convert(path, out, Cut(cut, 5), "range", Bad(skips=False), 600)
     made = convert(path, out, Cut(cut, 5), "range", Bad(skips=True), 600)
     assert (made["bad"]["long_rows"], made["rows"]) == (1, 199)
@@ -221,6 +221,17 @@ def test_months_before_days_are_no_seconds(tmp_path: Path) -> None:
     form = Form(time_format="%m%d%Y")
     made = convert(path, tmp_path / "out.h5", Cut(cut, 2), "range", Bad(skips=False), form=form)
     assert made["rows"] == 31
+
+
+def test_seconds_of_1970_have_to_be_said(tmp_path: Path) -> None:
+    """They could be days, years or row numbers."""
+    rows = [[60 * minute, *row[1:]] for minute, row in enumerate(made_bars())]
+    path, cut = write_csv(tmp_path / "bars.csv", rows), Cut(timeframes_of(FRAMES), 5)
+    with pytest.raises(DataError, match="pass its unit, such as --time-format seconds"):
+        convert(path, tmp_path / "out.h5", cut, "range", Bad(skips=False), 600)
+    form = Form(time_format="seconds")
+    made = convert(path, tmp_path / "out.h5", cut, "range", Bad(skips=False), 600, form)
+    assert (made["rows"], made["times_read_as"]) == (200, "seconds since 1970")
 
 
 def test_a_column_of_one_value_is_told_or_left_out(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ BAD: dict[str, tuple[list[Row], str, str]] = {
     ),
     "long": (
         [*made_rows()[:41], ["2020-01-20", "BB", 5, 25, 7], *made_rows()[41:]],
-        "line 43: 5 columns, and the header has 4",
+        "line 43: 5 columns, and 4 have names",
         "long_rows",
     ),
     "month first": (changed(41, date="01202020"), "column time: '01202020' is no time", "times"),

@@ -8,7 +8,7 @@ import pytest
 
 from worker.trainer.tools.bad_rows import time_of
 from worker.trainer.tools.row_times import NO_TIME, ColumnTimes, times_of
-from worker.trainer.tools.rows.form import Form, Moments
+from worker.trainer.tools.rows.form import Form
 
 NOON = int(datetime(2024, 2, 29, 12, tzinfo=UTC).timestamp())
 EXACT = NOON * 1_000_000
@@ -74,24 +74,18 @@ def test_a_day_that_there_is_not_is_no_time_among_others():
         assert read(pyarrow.array(column)).microseconds.tolist() == [first, NO_TIME]
 
 
-def test_milliseconds_may_cross_a_year_whose_digits_look_like_a_day():
-    """190598400000 of 1976 would be in the year 1905."""
-    days = [157_766_400_000 + 10 * 86_400_000 * n for n in range(100)]
-    for column in (days, [str(day) for day in days], [f"{day}.0" for day in days]):
-        found = read(pyarrow.array(column))
-        assert found.microseconds.tolist() == [1000 * day for day in days]
-
-
-@pytest.mark.parametrize("first", ["0", "60", "-157766400", "1.5", "-300000000.0"])
-def test_bars_and_panels_may_begin_before_1973(first):
-    moments = Moments(Form(), takes_early=True)
-    begin = float(first)
-    assert moments.read(first).microseconds == begin * 10**6
-    for later in (begin + 40_000_000, begin + 10**9):
-        assert moments.read(f"{later:.1f}").microseconds == later * 10**6
-    assert moments.read_as == "seconds since 1970"
-    with pytest.raises(ValueError, match="60"):
-        Moments(Form()).read("60")
+@pytest.mark.parametrize("unit", ["seconds", "milliseconds", "microseconds", "nanoseconds"])
+def test_a_unit_that_is_said_reads_what_could_be_something_else(unit):
+    """Of 1970, of before, and of 1976, whose milliseconds look like a day of 1905."""
+    each = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}[unit]
+    seconds = [0, 60, -157_766_400, 40_000_000, 190_598_400, NOON]
+    for column in ([each * one for one in seconds], [f"{each * one}.0" for one in seconds]):
+        found = times_of(pyarrow.array(column), pyarrow, Form(time_format=unit))
+        assert found is not None
+        assert found.microseconds.tolist() == [one * 10**6 for one in seconds]
+        assert found.read_as == f"{unit} since 1970"
+    too_far = times_of(pyarrow.array(["1e30", "noon"]), pyarrow, Form(time_format=unit))
+    assert too_far is None
 
 
 @pytest.mark.parametrize(

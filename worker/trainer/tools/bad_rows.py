@@ -127,27 +127,32 @@ def _finite(rows: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(np.isfinite(rows.reshape(len(rows), -1)).all(axis=1))
 
 
-def time_of(text: str, unit: str | None = None, first_second: int = FIRST_SECOND) -> Time:
+def time_of(text: str) -> Time:
     """Of ISO 8601 (UTC where no zone is said), of digits alone (`is_compact`), or of a number since
-    1970, from a first second on. `unit`: the one of UNITS that numbers have; None: it follows from
-    each. Raises ValueError.
+    1970 (`unit_of`). Raises ValueError.
     """
     text = text.strip()
     if text.endswith(".0") and text[:-2].isdecimal():
         text = text[:-2]  # as pandas writes whole numbers of a column that has gaps
-    if unit is None and is_compact(text):
+    if is_compact(text):
         return Time(_of_iso(f"{text[:8]}T{text[8:]}" if text[8:] else text), COMPACT[len(text)])
     try:
         number = float(text)
     except ValueError:
         return Time(_of_iso(text), "ISO 8601")
-    unit = unit or unit_of(number)
-    each = UNITS[unit or "seconds"]
-    if unit is None or not first_second * each <= number < LAST_SECOND * each:
+    if (unit := unit_of(number)) is None:
         raise ValueError(text)
-    whole = int(text) if text.isdecimal() else None
-    exact = round(number * (MICROSECONDS / each))
-    return Time(exact if whole is None else whole * MICROSECONDS // each, f"{unit} since 1970")
+    return since_1970(text, unit)
+
+
+def since_1970(text: str, unit: str) -> Time:
+    """Of a number in one of UNITS, also before 1970. Raises ValueError."""
+    each, exact = UNITS[unit], float(text)
+    if not YEAR_1 * each <= exact < LAST_SECOND * each:
+        raise ValueError(text)
+    whole = int(text) if text.strip().isdecimal() else None
+    found = round(exact * (MICROSECONDS / each)) if whole is None else whole * MICROSECONDS // each
+    return Time(found, f"{unit} since 1970")
 
 
 def unit_of(number: float) -> str | None:

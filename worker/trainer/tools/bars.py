@@ -29,7 +29,7 @@ from worker.trainer.errors import DataError
 from worker.trainer.tools.answer import answer, require_new
 from worker.trainer.tools.bad_rows import MICROSECONDS, Bad, Time, gap_of
 from worker.trainer.tools.row_times import clock_changed
-from worker.trainer.tools.rows.form import PLAIN, Form, Moments, add_form, form_of
+from worker.trainer.tools.rows.form import PLAIN, Form, add_form, form_of
 from worker.trainer.tools.rows.head import (
     Head,
     csv_rows,
@@ -116,10 +116,11 @@ class BarReading:
     def stretches(self, path: Path) -> BarFile:
         """What is in a file. Raises DataError."""
         found: list[tuple[list[int], list[list[float]]]] = [([], [])]
-        moments = Moments(self.form, takes_early=True)
+        read_as = None
         with csv_rows(path, self.form) as (head, rows):
             header = header_of(path, head, self.form)
-            for at, time, values in self._usable(path, rows, header, moments):
+            for at, time, values in self._usable(path, rows, header):
+                read_as = read_as or time.read_as
                 times = found[-1][0]
                 if times and time.seconds - times[-1] > self.max_gap:
                     self._add_gap(at, time.seconds - times[-1])
@@ -127,7 +128,7 @@ class BarReading:
                 found[-1][0].append(time.seconds)
                 found[-1][1].append(values)
         bars = [Bars(np.array(t, np.int64), np.array(v, np.float64)) for t, v in found if t]
-        return BarFile(tuple(header.numbers), bars, moments.read_as)
+        return BarFile(tuple(header.numbers), bars, read_as)
 
     def _add_gap(self, at: str, seconds: int) -> None:
         missing = seconds // self.period - 1
@@ -141,7 +142,7 @@ class BarReading:
         )
 
     def _usable(
-        self, path: Path, rows: Any, header: Header, moments: Moments
+        self, path: Path, rows: Any, header: Header
     ) -> Iterator[tuple[str, Time, list[float]]]:
         """(where, time, values) of each row that can be used."""
         last = None
@@ -149,7 +150,7 @@ class BarReading:
             if not row:
                 continue
             at = f"{path}, line {rows.line_num}"
-            read = self._read(at, row, header, moments)
+            read = self._read(at, row, header)
             problem = (
                 read
                 if isinstance(read, BarProblem)
@@ -162,7 +163,7 @@ class BarReading:
                 yield at, *read
 
     def _read(
-        self, at: str, row: list[str], header: Header, moments: Moments
+        self, at: str, row: list[str], header: Header
     ) -> BarProblem | tuple[Time, list[float]]:
         """Its time and values, or what is wrong with it by itself."""
         if (misfitting := misfit(row, header.last, header.width)) is not None:
@@ -170,7 +171,7 @@ class BarReading:
             return BarProblem(kind, f"{at}: {what}")
         text = " ".join(row[place] for place in header.time)
         try:
-            time = moments.read(text)
+            time = self.form.moment(text)
         except ValueError:
             what = self.form.no_time(text) if self.bad.tells else ""
             return BarProblem("times", f"{at}, column {self.form.time_column}: {what}")

@@ -27,7 +27,7 @@ from worker.trainer.tools.bad_rows import (
     is_compact,
     unit_of,
 )
-from worker.trainer.tools.rows.form import PLAIN, Form, Moments
+from worker.trainer.tools.rows.form import PLAIN, Form
 
 NO_TIME = np.iinfo(np.int64).min
 # Clocks are not exact: what comes so much later than its turn is late, and no gap.
@@ -118,12 +118,12 @@ def _of_iso_texts(column: Any, library: Any) -> ColumnTimes | None:
 
 
 def _of_texts(texts: Sequence[str | None], form: Form) -> ColumnTimes | None:
-    moments = Moments(form)
-    found = [_of_text(text, moments) for text in texts]
+    found = [_of_text(text, form) for text in texts]
     if not any(found) and not _begins_with_digits(texts):
         return None
     exact = [NO_TIME if time is None else time.microseconds for time in found]
-    return ColumnTimes(np.array(exact, np.int64), moments.read_as)
+    read_as = next((time.read_as for time in found if time is not None), None)
+    return ColumnTimes(np.array(exact, np.int64), read_as)
 
 
 def _begins_with_digits(texts: Sequence[str | None]) -> bool:
@@ -132,9 +132,9 @@ def _begins_with_digits(texts: Sequence[str | None]) -> bool:
     return first.isdecimal() and int(first) >= FIRST_SECOND
 
 
-def _of_text(text: str | None, moments: Moments) -> Time | None:
+def _of_text(text: str | None, form: Form) -> Time | None:
     try:
-        return None if text is None else moments.read(text)
+        return None if text is None else form.moment(text)
     except ValueError:
         return None
 

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from app.installing import pip_install
 from app.spec.suffixes import ARROW
 from worker.trainer.data.formats.hdf5_file import USABLE_DTYPES
 from worker.trainer.data.source import Field, Rows
@@ -32,8 +31,8 @@ def arrow() -> Any:
         import pyarrow  # a tenth of a second that HDF5 does not need
     except ImportError:
         raise DataError(
-            "CSV, Feather and Arrow files are read by pyarrow, which is not installed here:"
-            f" {pip_install('stoker[worker]')}."
+            "CSV, Feather and Arrow files are read by pyarrow, which is not installed here: on"
+            " each worker, pip install 'stoker[worker]'."
         ) from None
     return pyarrow
 

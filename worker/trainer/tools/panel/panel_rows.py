@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ from worker.trainer.tools.panel.panel_cut import (
     price_of,
     write_panel,
 )
-from worker.trainer.tools.rows.form import PLAIN, Form, Moments, add_form, form_of
+from worker.trainer.tools.rows.form import PLAIN, Form, add_form, form_of
 from worker.trainer.tools.rows.head import (
     Head,
     csv_rows,
@@ -112,16 +113,8 @@ class PanelReading:
     form: Form = PLAIN
     columns: tuple[str, ...] = ()
     rows: dict[str, Rows] = field(default_factory=dict)
-    _known: dict[str, Time] = field(default_factory=dict)
-    """Times that were read; many entities have each."""
-
-    def __post_init__(self) -> None:
-        self._moments = Moments(self.form, takes_early=True)
-
-    @property
-    def times_read_as(self) -> str | None:
-        """As what the first time was read."""
-        return self._moments.read_as
+    times_read_as: str | None = None
+    """As what the first time was read."""
 
     def read(self, path: Path) -> None:
         """Append the rows of a file. Raises DataError."""
@@ -154,6 +147,7 @@ class PanelReading:
         if problem is not None:
             self.bad.add(*problem, LEFT_OUT)
             return
+        self.times_read_as = self.times_read_as or time.read_as
         rows.times.append(time.seconds)
         rows.places.append(at)
         rows.values.append(values)
@@ -167,8 +161,7 @@ class PanelReading:
             return RowProblem(kind, f"{at}: {what}")
         text = " ".join(line[place] for place in header.time)
         try:
-            time = self._known.get(text) or self._moments.read(text)
-            self._known[text] = time
+            time = _time(text, self.form)
         except ValueError:
             what = self.form.no_time(text) if self.bad.tells else ""
             return RowProblem("times", f"{at}, column {self.form.time_column}: {what}")
@@ -191,6 +184,11 @@ def _out_of_order(at: str, name: str, time: int, times: list[int]) -> RowProblem
     if time == times[-1]:
         return RowProblem("duplicates", f"{shown} is there already.")
     return RowProblem("unsorted", f"{shown} is before {_shown(times[-1])}, further up.")
+
+
+@cache
+def _time(text: str, form: Form) -> Time:
+    return form.moment(text)
 
 
 def _shown(time: int) -> str:

@@ -16,15 +16,7 @@ from pathlib import Path
 
 from app.suggest import closest, did_you_mean
 from worker.trainer.errors import DataError
-from worker.trainer.tools.bad_rows import (
-    EPOCH,
-    FIRST_SECOND,
-    IS_NO_TIME,
-    UNITS,
-    YEAR_1,
-    Time,
-    time_of,
-)
+from worker.trainer.tools.bad_rows import EPOCH, IS_NO_TIME, UNITS, Time, since_1970, time_of
 
 # What is a number as somebody writes it, with either mark.
 ANY_NUMBER = r"^[+-]?(\d+|\d{1,3}([.,' ]\d{3})+)?([.,]\d*)?([eE][+-]?\d+)?$"
@@ -37,8 +29,9 @@ WAYS = ((".", ""), (",", ""), (".", ","), (",", "."), (".", " "), (",", " "), ("
 DATES = (
     *("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%Y.%m.%d", "%d-%m-%Y", "%m-%d-%Y"),
     *("%Y-%m-%d", "%d.%m.%y", "%d/%m/%y", "%m/%d/%y", "%Y-%m", "%Y/%m", "%m/%Y", "%d-%b-%Y"),
-    *("%d %b %Y", "%b %d, %Y", "%b %Y", "%Y %m %d", "%Y %m", "%Y%m%d", "%m%d%Y", "%d%m%Y"),
+    *("%d %b %Y", "%b %d, %Y", "%b %Y", "%Y %m %d", "%Y %m"),
 )
+DIGIT_DATES = ("%Y%m%d", "%m%d%Y", "%d%m%Y")  # of 8 digits: with fewer, a day may be read wrongly
 CLOCKS = (
     *("", " %H:%M:%S", " %H:%M", " %I:%M:%S %p", " %I:%M %p", " %H", "T%H:%M"),
     " %H:%M:%S.%f",
@@ -52,7 +45,7 @@ class Form:
     time: tuple[str, ...] = ()
     """Columns that together say when a row was; empty: the one of a usual name."""
     time_format: str | None = None
-    """As `datetime.strptime` takes it; None: as `time_of` reads."""
+    """As `datetime.strptime` takes it, or one of UNITS; None: as `time_of` reads."""
     has_time: bool = True
     decimal: str = "."
     thousands: str = ""
@@ -104,10 +97,12 @@ class Form:
         )
         return " ".join([*decimal, *thousands])
 
-    def moment(self, text: str, unit: str | None = None, first_second: int = FIRST_SECOND) -> Time:
-        """Of numbers as `time_of` says. Raises ValueError where it is no time."""
+    def moment(self, text: str) -> Time:
+        """Raises ValueError where it is no time."""
         if self.time_format is None:
-            return time_of(text, unit, first_second)
+            return time_of(text)
+        if self.time_format in UNITS:
+            return since_1970(text, self.time_format)
         when = datetime.strptime(text.strip(), self.time_format)  # noqa: DTZ007  one line down
         when = when if when.tzinfo else when.replace(tzinfo=UTC)
         return Time((when - EPOCH) // timedelta(microseconds=1), repr(self.time_format))
@@ -115,7 +110,10 @@ class Form:
     def no_time(self, text: str) -> str:
         """Why a text is no time, and how it would be one; sentences."""
         formats = formats_of([text]) if self.time_format is None else []
-        return f"{text!r} {self.is_no_time}." + (f" Pass {offered(formats)}." if formats else "")
+        told = f"{text!r} {self.is_no_time}." + (f" Pass {offered(formats)}." if formats else "")
+        if self.time_format is None and not formats and is_number_of_any(text):
+            told += " If it is a number since 1970, pass its unit, such as --time-format seconds."
+        return told
 
     @property
     def time_column(self) -> str:
@@ -126,39 +124,6 @@ class Form:
     def is_no_time(self) -> str:
         """Said of a text."""
         return IS_NO_TIME if self.time_format is None else f"is no time as {self.time_format!r}"
-
-
-@dataclass
-class Moments:
-    """Reads the times of a column: numbers all have the unit of the first one."""
-
-    form: Form
-    takes_early: bool = False
-    """Whether it may begin before 1973, in seconds: where the column is known to be times. Not by
-    7 or 8 digits, which may be a month, a day and a year.
-    """
-    read_as: str | None = None
-    """As what the first one was read."""
-    _unit: str | None = None
-    _first_second: int = FIRST_SECOND
-
-    def read(self, text: str) -> Time:
-        """Raises ValueError where it is no time."""
-        if self._unit is None and self.takes_early and _is_early(text):
-            self._unit, self._first_second = "seconds", YEAR_1
-        time = self.form.moment(text, self._unit, self._first_second)
-        self.read_as = self.read_as or time.read_as
-        if self._unit is None:
-            self._unit = next((one for one in UNITS if time.read_as.startswith(one)), None)
-        return time
-
-
-def _is_early(text: str) -> bool:
-    """Whether it is a number of seconds before 1973 and nothing else."""
-    try:
-        return float(text) < FIRST_SECOND and not re.fullmatch(r"\d{7,8}(\.0)?", text.strip())
-    except ValueError:
-        return False
 
 
 def _quoted(mark: str) -> str:
@@ -202,7 +167,10 @@ def time_place(path: Path, name: str, names: Sequence[str]) -> int:
 
 def formats_of(texts: Sequence[str]) -> list[str]:
     """Ways to write a time that read all of these."""
-    ways = (*map("".join, product(DATES, CLOCKS)), "%Y %m %d %H %M")
+    dates: tuple[str, ...] = DATES
+    if all(re.match(r"\d{8}(?!\d)", text.strip()) for text in texts):
+        dates = DIGIT_DATES
+    ways = (*map("".join, product(dates, CLOCKS)), "%Y %m %d %H %M")
     return [one for one in ways if texts and _reads(Form(time_format=one), texts)]
 
 
@@ -239,12 +207,13 @@ def form_of(options: argparse.Namespace) -> Form:
         options.thousands,
         options.has_names,
     )
-    if form.time_format is not None:
+    if form.time_format is not None and form.time_format not in UNITS:
         try:
             form.moment(datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC).strftime(form.time_format))
         except (ValueError, re.error) as error:
             raise DataError(
                 f"--time-format {form.time_format!r} cannot be read: {error}. It is written as"
-                " Python's strptime takes it, such as '%d.%m.%Y %H:%M'."
+                " Python's strptime takes it, such as '%d.%m.%Y %H:%M', or is the unit of numbers"
+                f" since 1970: {', '.join(UNITS)}."
             ) from None
     return form

@@ -200,8 +200,8 @@ def misfit(row: Sequence[str], last: int, width: int) -> tuple[str, str] | None:
     if any(text.strip() for text in row[width:]):
         return (
             "long_rows",
-            f"{len(row)} columns, and the header has {width}. A field that holds the"
-            " separator (such as 1,5) needs quotes around it.",
+            f"{len(row)} columns, and {width} have names. Name the others too, or put quotes"
+            " around a field that holds the separator, as around 1,5.",
         )
     return None
 

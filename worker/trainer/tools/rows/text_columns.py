@@ -59,8 +59,7 @@ def text_batches(path: Path, form: Form) -> Iterator[Any]:
 
 def _of_other_length(path: Path, row: Any, form: Form) -> str:
     fields = "1 field" if row.actual_columns == 1 else f"{row.actual_columns} fields"
-    is_open = row.text.count('"') % 2 or "\n" in row.text
-    quote = " A quote in it may not be closed." if is_open else ""
+    quote = " A quote in it may not be closed." if row.text.count('"') % 2 else ""
     return (
         f"{path}, row {row.number - int(form.has_names):,}: it has {fields} and"
         f" {row.expected_columns} columns have names: {row.text[:80]!r}.{quote} Mend the file:"

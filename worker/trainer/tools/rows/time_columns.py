@@ -37,8 +37,8 @@ from worker.trainer.tools.rows.text_columns import numbers_of, sampled
 # Beside a column of days, those say at what time of the day a row is: it is no time by itself.
 TIMES_OF_DAY = ("time", "hour", "hours", "hr", "minute", "minutes")
 PARTS = ("year", "month", "day", "hour", "minute", "second")
-# Such a column of digits alone may have days, written in any order; a zero may be left out.
-DAY_NAMES, DIGITS = ("timestamp", "datetime", "date"), r"\d{7,8}"
+# Such a column of 8 digits may have days, written in any order.
+DAY_NAMES, DIGITS = ("timestamp", "datetime", "date"), r"\d{8}"
 MANY = 2  # times by which an order is known
 USUAL = "`time`, `timestamp`, `datetime` or `date`"
 DAY = DAY_SECONDS * MICROSECONDS
