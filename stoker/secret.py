@@ -19,6 +19,8 @@ WORD = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 SPECIAL_TOKEN = re.compile(r"\b(pad|eos|bos|unk|sep|cls|mask)_token$")
 # A value such as postgres://user:password@host.
 VALUE = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
+# An option and what it is given, in one word.
+OPTION = re.compile(r"(--[a-z][\w.-]*)=(.*)", re.IGNORECASE | re.DOTALL)
 MASK = "***"
 
 
@@ -33,11 +35,9 @@ def masked(value: Any, name: str = "") -> Any:
     `max_tokens`.
     """
     if isinstance(value, str):
-        option, is_given, given = value.partition("=")
-        own = SPECIAL_TOKEN.sub("", name)
-        if is_given and option.startswith("-") and not looks_secret(own, ""):
-            return f"{option}={masked(given, f'{name}.{option}')}"
-        return MASK if looks_secret(own, value) else value
+        if option := OPTION.match(value):
+            return f"{option[1]}={masked(option[2], option[1])}"
+        return MASK if looks_secret(SPECIAL_TOKEN.sub("", name), value) else value
     if isinstance(value, dict):
         return {key: masked(item, f"{name}.{key}") for key, item in value.items()}
     if isinstance(value, list):

@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 LONGEST_CONFIG = 500
-# Warnings and attempts that `show` has of a run, of so many that it asks for.
-SHOWN, MOST = 3, 500
+SHOWN = 3  # of a run's warnings, and of its attempts
 # Of what `ls` shows of a name and of a script's arguments, however narrow it is.
 SHORTEST_NAME, LEAST_ARGUMENTS = 12, 20
 PAGE = 20  # runs of a page where `ls` is not told
@@ -193,8 +192,8 @@ def show(
     with connect() as client:
         run = client.run(run_id)
         documents = {} if as_json else client.spec(run_id)
-        warnings = [] if as_json else client.events(run_id, kind="warning", limit=MOST)["data"]
-        attempts = [] if as_json else client.attempts(run_id, limit=MOST)["data"]
+        warnings = [] if as_json else list(client.every(client.events, run_id, kind="warning"))
+        attempts = [] if as_json else list(client.every(client.attempts, run_id))
     if diff:
         if as_json:
             raise typer.BadParameter("--diff goes without --json")

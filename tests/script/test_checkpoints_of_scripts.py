@@ -141,7 +141,7 @@ class TestOfARun:
         old = stage.cwd / "none" / "of_an_earlier_run.pt"
         old.write_text("1")
         os.utime(old, (1e9, 1e9))
-        stage.run(checkpoints=["step_*", "none/*.pt"], like=like)
+        stage.run(checkpoints=["step_*", "none/*.pt", "step_1"], like=like)
         warned = [one for one in stage.events("warning") if one["code"] == "no_checkpoints_found"]
         assert [pattern for one in warned for pattern in told if pattern in one["message"]] == told
         assert len(warned) == len(told)

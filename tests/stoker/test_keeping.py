@@ -132,13 +132,15 @@ def test_words_of_names_and_options_are_told_apart():
     given = {
         "HFToken": "x", "argv": ["--lr", "1", "--api-token", "x"], "pad_token": "<pad>",
         "words": ["--api-token=x=y", "-lr=1", "--url=postgres://u:p@host/x"],
-        "ssh_key": "-----BEGIN KEY-----\nMIIE=", "more": ["--api-token", "-AbC=", "--lr", "-1=2"],
+        "ssh_key": "-----BEGIN KEY-----\nMIIE=",
+        "more": ["--api-token", "-AbC=", "--lr", "-1=2", "--no-auth", "--n=3"],
         "auth": {"pad_token": "x"},
     }  # fmt: skip
     assert masked(given) == {
         "HFToken": "***", "argv": ["--lr", "1", "--api-token", "***"], "pad_token": "<pad>",
         "words": ["--api-token=***", "-lr=1", "--url=***"],
-        "ssh_key": "***", "more": ["--api-token", "***", "--lr", "-1=2"],
+        "ssh_key": "***",
+        "more": ["--api-token", "***", "--lr", "-1=2", "--no-auth", "--n=3"],
         "auth": {"pad_token": "***"},
     }  # fmt: skip
 

@@ -100,9 +100,7 @@ def end_by_itself(
 
 
 def with_what_is_lost(end: ScriptEnd, step: int, saved: int) -> ScriptEnd:
-    """Of one that was asked to stop at a step, and whose newest checkpoint is of an earlier one;
-    0 is none.
-    """
+    """Of one that was asked to stop at a step; `saved`: that of its newest checkpoint, or 0."""
     lost = step - saved
     if end.reason is Reason.completed or not saved or lost <= 0:
         return end

@@ -245,15 +245,15 @@ class Runner:
         progress.tell(self._memory, self._measured_peak)
         if saved.error is not None:
             self._warn("checkpoint_not_kept", f"A save could not be kept: {saved.error}.")
-        # One that has gone on may have ended before it saved again.
-        since = self._began_at if beginning.folder is None else 0.0
+        # One that may go on from what it has saved before may end before it saves again.
+        since = 0.0 if work.restore or self._past.folders else self._began_at
         if not_found := unmatched(work, since):
             self._warn("no_checkpoints_found", not_found)
         times = took, ended
         end = self._end(code, times, progress, grace_over=grace_over, has_moved=has_moved)
         if self._stop_at is None:
             return beginning.judge(end, code)
-        return with_what_is_lost(end, progress.step, saved.newest_step)
+        return with_what_is_lost(end, progress.step, saved.known_step)
 
     def _why_to_stop(self, now: float, progress: ScriptProgress) -> Reason | None:
         work, ran = self._work, now - self._began

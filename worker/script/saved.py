@@ -79,16 +79,13 @@ class Saved:
         self._overwritten = 0
         self.folders: list[Path] = []
         """Of what was kept, in its order."""
+        self.known_step = 0
+        """Of the newest, where it counts as the script does; 0 elsewhere."""
         self.error: OSError | None = None
         self._ended = threading.Event()
         self._cut_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="saved", daemon=True)
         self._thread.start()
-
-    @property
-    def newest_step(self) -> int:
-        """Of the newest checkpoint that it can go on from; 0 without one."""
-        return max(self._steps, default=self._restored)
 
     def close(self, *, was_cut: bool) -> None:
         """Look a last time, when nobody writes any more. `was_cut`: whoever wrote did not end
@@ -203,6 +200,7 @@ class Saved:
                 continue
             try:
                 self._tell(path, int(match[1]))
+                self.known_step = int(match[1])
             except (FileNotFoundError, ValueError):
                 self._kept[path] = ()
                 self._warn(
@@ -243,6 +241,9 @@ class Saved:
             shutil.rmtree(temporary, ignore_errors=True)
         self._note(save)
         self._tell(target, step)
+        # Else its name may count epochs, or the script samples.
+        is_own = not is_seen and self._since[save.path] <= step <= self._step() <= 2 * step
+        self.known_step = step if is_own else 0
 
     def _note(self, save: Save) -> None:
         if save.path in self._kept and not save.path.is_dir():

@@ -57,15 +57,25 @@ def unmatched(work: ScriptWork, since: float) -> str | None:
     """A sentence on the patterns of which nothing was saved since; None: there is none. Of those
     that `like` knows one is enough.
     """
-    found = {save.pattern for save in saves_of(work, since)}
-    none = [pattern for pattern in work.checkpoints if pattern not in found]
-    if not none or (work.like is not None and found):
+    none = [
+        pattern
+        for pattern in work.checkpoints
+        if not any(_newest(path) >= since for path in _matching(work.cwd, pattern))
+    ]
+    if not none or (work.like is not None and len(none) < len(work.checkpoints)):
         return None
     return (
         f"Nothing that matches {' or '.join(none)} in {work.cwd} was saved by the end, so no "
         "checkpoint was kept of it, and a restart would begin anew. Does the script save somewhere "
         "else? --checkpoints says where."
     )
+
+
+def _newest(path: Path) -> float:
+    """When it was written last, in unix seconds; 0 where it is gone."""
+    with suppress(FileNotFoundError):
+        return max((time for _, _, time in signature_of(path)), default=0) / 1e9
+    return 0.0
 
 
 def _matching(cwd: Path, pattern: str) -> list[Path]:
