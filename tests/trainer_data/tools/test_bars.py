@@ -227,7 +227,7 @@ def test_seconds_of_1970_have_to_be_said(tmp_path: Path) -> None:
     """They could be days, years or row numbers."""
     rows = [[60 * minute, *row[1:]] for minute, row in enumerate(made_bars())]
     path, cut = write_csv(tmp_path / "bars.csv", rows), Cut(timeframes_of(FRAMES), 5)
-    with pytest.raises(DataError, match="pass its unit, such as --time-format seconds"):
+    with pytest.raises(DataError, match="takes the unit of other numbers"):
         convert(path, tmp_path / "out.h5", cut, "range", Bad(skips=False), 600)
     form = Form(time_format="seconds")
     made = convert(path, tmp_path / "out.h5", cut, "range", Bad(skips=False), 600, form)

@@ -20,7 +20,8 @@ FIRST_SECOND, LAST_SECOND = 10**8, 10**10
 UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
 IS_NO_TIME = (
     "is no time: neither ISO 8601 nor, since 1970, seconds (9 or 10 digits), milliseconds (13),"
-    " microseconds (16) or nanoseconds (19); nor 20240131 or 202401311200 of a day that there is"
+    " microseconds (16) or nanoseconds (19); nor 20240131 or 202401311200 of a day that there is."
+    " --time-format reads other ways to write it, and takes the unit of other numbers"
 )
 YEAR_1, YEAR_10000 = -62_135_596_800, 253_402_300_800  # seconds since 1970; a datetime lies between
 MICROSECONDS = 1_000_000

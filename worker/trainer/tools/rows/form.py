@@ -110,10 +110,7 @@ class Form:
     def no_time(self, text: str) -> str:
         """Why a text is no time, and how it would be one; sentences."""
         formats = formats_of([text]) if self.time_format is None else []
-        told = f"{text!r} {self.is_no_time}." + (f" Pass {offered(formats)}." if formats else "")
-        if self.time_format is None and not formats and is_number_of_any(text):
-            told += " If it is a number since 1970, pass its unit, such as --time-format seconds."
-        return told
+        return f"{text!r} {self.is_no_time}." + (f" Pass {offered(formats)}." if formats else "")
 
     @property
     def time_column(self) -> str:
