@@ -195,7 +195,7 @@ def test_down_says_which_runs_go_on_and_which_begin_anew(tmp_path, saves):
     finally:
         ended = stoker(home, "down")
     assert ended.code == 0, ended.err
-    said = "Run 1 goes on at" if saves else "Run 1 begins anew then: it has saved nothing"
+    said = "Run 1 waits in the queue" if saves else "Run 1 begins anew then: it has saved nothing"
     assert said in ended.out
 
 
