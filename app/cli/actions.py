@@ -354,7 +354,8 @@ def _with_a_way_out(run_id: int, source: "Source", assignments: list[str]) -> "I
         for issue in problem.issues:
             if issue["code"] in UNFIT:
                 place = ".".join(map(str, issue["loc"]))
-                place += " (or its file)" * (place == "data.dataset")
+                if place == "data.dataset":
+                    place += " (or its file)"
                 anew = f"  fix: leave {place} as it was, or train anew: {again} --from scratch"
                 said = UNFIT[issue["code"]].format(place=place, run=run_id)
                 raise CommandFailed(said, hints=[anew], document=problem.document) from None

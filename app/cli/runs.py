@@ -192,8 +192,9 @@ def show(
     with connect() as client:
         run = client.run(run_id)
         documents = {} if as_json else client.spec(run_id)
-        warnings = [] if as_json else list(client.every(client.events, run_id, kind="warning"))
-        attempts = [] if as_json else list(client.every(client.attempts, run_id))
+        is_whole = not as_json and not diff
+        warnings = list(client.every(client.events, run_id, kind="warning")) if is_whole else []
+        attempts = list(client.every(client.attempts, run_id)) if is_whole else []
     if diff:
         if as_json:
             raise typer.BadParameter("--diff goes without --json")

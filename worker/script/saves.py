@@ -36,7 +36,7 @@ class Save:
     @property
     def newest(self) -> float:
         """Unix seconds of the last write."""
-        return max((time for _, _, time in self.signature), default=0) / 1e9
+        return _newest(self.signature)
 
 
 def saves_of(work: ScriptWork, began: float) -> list[Save]:
@@ -60,7 +60,7 @@ def unmatched(work: ScriptWork, since: float) -> str | None:
     none = [
         pattern
         for pattern in work.checkpoints
-        if not any(_newest(path) >= since for path in _matching(work.cwd, pattern))
+        if not any(_written(path) >= since for path in _matching(work.cwd, pattern))
     ]
     if not none or (work.like is not None and len(none) < len(work.checkpoints)):
         return None
@@ -71,10 +71,14 @@ def unmatched(work: ScriptWork, since: float) -> str | None:
     )
 
 
-def _newest(path: Path) -> float:
+def _newest(signature: Signature) -> float:
+    return max((time for _, _, time in signature), default=0) / 1e9
+
+
+def _written(path: Path) -> float:
     """When it was written last, in unix seconds; 0 where it is gone."""
     with suppress(FileNotFoundError):
-        return max((time for _, _, time in signature_of(path)), default=0) / 1e9
+        return _newest(signature_of(path))
     return 0.0
 
 

@@ -1,6 +1,7 @@
 """`stoker data convert` and rows without a number, times of digits alone, a file that is there."""
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -144,6 +145,18 @@ def test_no_file_is_replaced_unasked(cli, home, tmp_path, name):
     assert made.code == 0, made.err
 
 
+def timed(folder: Path, texts: list[str], kind: str) -> tuple[Path, tuple[str, ...]]:
+    """A file of rows with these times of digits, as text, numbers or bars; and how it is cut."""
+    if kind == "bars":
+        rows = [f"{text},{n + 1},{n + 0.5},{n + 0.75}" for n, text in enumerate(texts)]
+        path = csv(folder / "rows.csv", "time,high,low,close", rows=rows)
+        return path, ("--timeframes", "M1:10", "--horizon", "2")
+    given = texts if kind == "text" else [int(text) for text in texts]
+    path = folder / "rows.parquet"
+    parquet.write_table(pyarrow.table({"time": given, "warmth": np.arange(100.0)}), path)
+    return path, CUT
+
+
 @pytest.mark.parametrize("kind", ["text", "numbers", "bars"])
 @pytest.mark.parametrize(
     ("form", "read_as"),
@@ -159,15 +172,7 @@ def test_times_of_digits_alone_are_read_as_what_they_are(cli, home, tmp_path, fo
     moments = [begin + timedelta(minutes=minute) for minute in range(100)]
     texts = [one.strftime(form.replace("%s", f"{one.timestamp():.0f}")) for one in moments]
     out = tmp_path / "out.h5"
-    cut: tuple[str, ...] = CUT
-    if kind == "bars":
-        cut = ("--timeframes", "M1:10", "--horizon", "2")
-        rows = [f"{text},{n + 1},{n + 0.5},{n + 0.75}" for n, text in enumerate(texts)]
-        path = csv(tmp_path / "rows.csv", "time,high,low,close", rows=rows)
-    else:
-        given = texts if kind == "text" else [int(text) for text in texts]
-        path = tmp_path / "rows.parquet"
-        parquet.write_table(pyarrow.table({"time": given, "warmth": np.arange(100.0)}), path)
+    path, cut = timed(tmp_path, texts, kind)
     made = cli("data", "convert", str(path), str(out), *cut)
     assert made.code == 0, made.err
     assert f"Times were read as {read_as}, in UTC.\n" in made.out
@@ -183,15 +188,7 @@ def test_digits_of_a_day_that_there_is_not_are_no_other_time(cli, home, tmp_path
     begin = datetime(2024, 2, 29, 23, 0, tzinfo=UTC)
     texts = [f"{begin + timedelta(minutes=minute):%Y%m%d%H%M}" for minute in range(100)]
     texts[70] = "202402301200"
-    cut: tuple[str, ...] = CUT
-    if kind == "bars":
-        cut = ("--timeframes", "M1:10", "--horizon", "2")
-        rows = [f"{text},{n + 1},{n + 0.5},{n + 0.75}" for n, text in enumerate(texts)]
-        path = csv(tmp_path / "rows.csv", "time,high,low,close", rows=rows)
-    else:
-        given = texts if kind == "text" else [int(text) for text in texts]
-        path = tmp_path / "rows.parquet"
-        parquet.write_table(pyarrow.table({"time": given, "warmth": np.arange(100.0)}), path)
+    path, cut = timed(tmp_path, texts, kind)
     refused = cli("data", "convert", str(path), *cut)
     assert (refused.code, "is no time: neither ISO 8601" in refused.err) == (5, True)
     assert ("line 72" if kind == "bars" else "row 71") in refused.err

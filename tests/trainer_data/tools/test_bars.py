@@ -202,14 +202,11 @@ def test_a_row_with_too_many_columns_is_told(tmp_path: Path, is_ended: bool) -> 
     rows = [[*row, *[""] * is_ended] for row in made_bars()]
     rows[50] = [*rows[50][:1], "100", *rows[50][1:]]
     rows[60] = [*rows[60], " "]
-    path, out, cut = (
-        write_csv(tmp_path / "bars.csv", rows),
-        tmp_path / "out.h5",
-        timeframes_of(FRAMES),
-    )
+    path, out = write_csv(tmp_path / "bars.csv", rows), tmp_path / "out.h5"
+    cut = Cut(timeframes_of(FRAMES), 5)
     with pytest.raises(DataError, match=f"line 52: {7 + is_ended} columns, and 6 have names"):
-        convert(path, out, Cut(cut, 5), "range", Bad(skips=False), 600)
-    made = convert(path, out, Cut(cut, 5), "range", Bad(skips=True), 600)
+        convert(path, out, cut, "range", Bad(skips=False), 600)
+    made = convert(path, out, cut, "range", Bad(skips=True), 600)
     assert (made["bad"]["long_rows"], made["rows"]) == (1, 199)
 
 

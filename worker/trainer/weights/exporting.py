@@ -10,7 +10,6 @@ from app.installing import pip_install
 from worker.trainer.weights.order import answer_order
 
 EXTRA = ("onnx", "onnxruntime", "onnxscript")
-INSTALL = f"{pip_install('stoker[export]')}, or {pip_install('onnx', 'onnxruntime', 'onnxscript')}"
 
 
 def _answer(order: dict[str, Any]) -> dict[str, Any]:
@@ -27,7 +26,8 @@ def _answer(order: dict[str, Any]) -> dict[str, Any]:
         if error.name is None or error.name.partition(".")[0] not in EXTRA:
             return {"error": explain(error, "exporting", logged=False)[1]}
         told = f"This worker has no {error.name.partition('.')[0]}, which {order['format']} needs."
-        return {"error": f"{told} Install the extra where the worker runs: {INSTALL}"}
+        ways = f"{pip_install('stoker[export]')}, or {pip_install(*EXTRA)}"
+        return {"error": f"{told} Install the extra where the worker runs: {ways}"}
     except Exception as error:  # noqa: BLE001 - every failure is told as a sentence
         return {"error": explain(error, "exporting", logged=False)[1]}
 
