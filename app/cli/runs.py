@@ -213,15 +213,19 @@ def show(
 def _warnings(events: list[Document]) -> list[tuple[str, object]]:
     """The newest of different words, and where the others are told."""
     told = list(dict.fromkeys(event["data"]["message"] for event in reversed(events)))
-    more = [f"{len(told) - SHOWN} more: `stoker watch` tells them all"] * (len(told) > SHOWN)
-    return [("warning", message) for message in [*told[:SHOWN], *more]]
+    shown = told[:SHOWN]
+    if len(told) > SHOWN:
+        shown.append(f"{len(told) - SHOWN} more: `stoker watch` tells them all")
+    return [("warning", message) for message in shown]
 
 
 def _attempt(run: Document, attempts: list[Document]) -> str | None:
     """Its number, and how the last ones before it have ended."""
+    if not run["attempt"]:
+        return None
     before = [one for one in attempts if one["number"] != run["attempt"]][-SHOWN:]
     ended = ", ".join(f"{one['number']} {one['reason'] or one['state']}" for one in before)
-    return f"{run['attempt']}{f' (before: {ended})' * bool(ended)}" if run["attempt"] else None
+    return f"{run['attempt']} (before: {ended})" if ended else str(run["attempt"])
 
 
 def _facts(
