@@ -28,8 +28,8 @@ LARGE = 100
 class Figure:
     """One measured value with its bound; `n` is the number of measurements behind it, of which
     `spread` are the least and the greatest. `at_least`: the bound is one from below. `also`: what
-    else the same measurements say, by unit. `note`: why it was not measured;
-    the value is NaN then.
+    else the same measurements say, by unit. `seen`: what a full run had where it missed the bound.
+    `note`: why it was not measured; the value is NaN then.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Figure:
     spread: tuple[float, float] | None = None
     at_least: bool = False
     also: Mapping[str, float] = field(default_factory=dict)
+    seen: float | None = None
     note: str = ""
 
     @property
@@ -50,10 +51,11 @@ class Figure:
         return self.value >= self.bound if self.at_least else self.value <= self.bound
 
     def of_quick_form(self) -> "Figure":
-        """Judged by half of what is asked for, and only if it is a ratio: what is measured in a
-        short time on a machine that is not known says no more than that nothing fell apart.
+        """Judged by half of what is asked for, or of what was seen where that is missed anyway,
+        and only if it is a ratio: what is measured in a short time on a machine that is not known
+        says no more than that nothing fell apart.
         """
-        bound = None if self.unit else self.bound
+        bound = None if self.unit else self.seen or self.bound
         if bound is not None:
             bound = bound / 2 if self.at_least else bound * 2
         return replace(self, bound=bound, command=f"{self.command} --quick")

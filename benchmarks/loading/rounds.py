@@ -73,6 +73,7 @@ def ratio(
     others: Sequence[Runner],
     bound: float | None,
     command: str,
+    seen: float | None = None,
 ) -> Figure:
     """Of the rates within each round; of several others, that with the best median."""
 
@@ -82,4 +83,5 @@ def ratio(
     best = max(others, key=median_rate)
     pairs = zip(rounds[ours.name], rounds[best.name], strict=True)
     ratios = [mine.rate / other.rate for mine, other in pairs]
-    return figure_of(f"{title}: {ours.name} over {best.name}", "", ratios, command, bound)
+    figure = figure_of(f"{title}: {ours.name} over {best.name}", "", ratios, command, bound)
+    return replace(figure, seen=seen)

@@ -9,8 +9,8 @@ from benchmarks.effort import QUICK
 from benchmarks.figures import Figure
 
 
-def figure(value, bound, unit="", *, at_least=True):
-    return Figure("ours over theirs", value, unit, bound, 4, "COMMAND", at_least=at_least)
+def figure(value, bound, unit="", *, at_least=True, seen=None, name="ours over theirs"):
+    return Figure(name, value, unit, bound, 4, "COMMAND", at_least=at_least, seen=seen)
 
 
 @pytest.mark.parametrize(
@@ -20,11 +20,13 @@ def figure(value, bound, unit="", *, at_least=True):
         (figure(0.9, 2.0), 1.0, False),
         (figure(0.4, 0.25, at_least=False), 0.5, True),
         (figure(0.6, 0.25, at_least=False), 0.5, False),
+        (figure(0.5, 4.0, seen=1.0), 0.5, True),
+        (figure(0.4, 4.0, seen=1.0), 0.5, False),
         (figure(9.0, None), None, None),
         (figure(60.0, 10.0, "ms", at_least=False), None, None),
     ],
 )
-def test_a_ratio_is_judged_by_half_of_what_is_asked_for(full, bound, holds):
+def test_a_ratio_is_judged_by_half_of_what_is_asked_for_or_was_seen(full, bound, holds):
     quick = full.of_quick_form()
     assert (quick.bound, quick.holds) == (bound, holds)
     assert quick.command == "COMMAND --quick"
@@ -53,7 +55,21 @@ def test_what_falls_apart_twice_ends_with_1_and_what_is_left_out_is_named(
     assert said.count(again) == times - 1
     left_out = [part for part in benchmarks.PARTS if part not in benchmarks.QUICK_PARTS]
     assert f"Left out: {', '.join(left_out)}" in said
+    assert ("Missed: ours over theirs" in said) is (code == 1)
     assert json.loads(path.read_text())["left_out"] == left_out
+
+
+def test_a_ratio_that_held_once_is_not_judged_again(monkeypatch):
+    rounds = [(0.9, 1.1), (1.1, 0.9)]
+
+    def measure(parts, effort, device):
+        values = rounds.pop(0)
+        return [figure(value, 2.0, name=name) for name, value in zip("ab", values, strict=True)]
+
+    monkeypatch.setattr(benchmarks, "measure", measure)
+    found = benchmarks.measure_quickly(["loading"], "cpu")
+    assert [(one.name, one.value) for one in found] == [("a", 1.1), ("b", 1.1)]
+    assert not benchmarks.missed(found)
 
 
 @pytest.mark.parametrize(
