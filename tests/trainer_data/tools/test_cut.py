@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import h5py
@@ -141,7 +142,7 @@ def text(content: str):
         ("t.csv", text("a,warmth\n1,two\n1,three\n"), "holds no numbers"),
         (
             "t.csv",
-            text("a,warmth\n1,2\n3\n"),
+            text("a,warmth\n1,2\n3\n" + 20 * "1,2\n"),
             "row 2: it has 1 field and 2 columns have names: '3'",
         ),
         ("t.csv", text("a\nx\n"), "no column of numbers, only a"),
@@ -162,6 +163,35 @@ def test_what_is_no_table_is_told(tmp_path, capsys, name, prepare, told):
     assert told in said
     assert said.count("\n") == 1
     assert not list(tmp_path.glob("*out.h5*"))
+
+
+def test_rows_of_other_lengths_are_left_out_where_they_stand(tmp_path, capsys):
+    """At the beginning, at the end, and far apart; a later row keeps its number, and no sample
+    reaches over one.
+    """
+    rows = [f"{number},{number % 7}" for number in range(300_000)]
+    misfits = {0: "1", 1: "1,2,3", 60: "1,2,3", 200_000: "5", len(rows) - 1: "7"}
+    for place, row in misfits.items():
+        rows[place] = row
+    rows[250_000] = "x,1"
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["", "warmth,count", "0,0", *rows, "1,2,3"]))
+    assert run(path, tmp_path / "out.h5") == 1
+    assert (
+        f"{path}, row 2: it has 1 field and 2 columns have names: '1'. Mend the file, or pass"
+        " --on-bad skip: such rows are left out and counted." in capsys.readouterr().err
+    )
+    assert run(path, tmp_path / "out.h5", "--on-bad=skip") == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["bad"] == {"short_rows": 3, "long_rows": 3, "not_numbers": 1}
+    told = " ".join(made["told"])
+    assert f"{path}, row 250,002, column warmth: 'x' is no number." in told
+    ends = [0, 1, 2, 61, 200_001, 250_001, len(rows), len(rows) + 1]
+    lengths = [end - begin - 1 for begin, end in pairwise(ends)]
+    samples = [max(0, length - WINDOW - HORIZON + 1) for length in lengths]
+    features = read_all(tmp_path / "out.h5")["features"]
+    assert len(features) == sum(samples)
+    assert (np.diff(features[:, :, 0], axis=1) == 1).all()
 
 
 def test_a_number_far_down_that_is_none_is_told(tmp_path, capsys):
@@ -196,7 +226,7 @@ def test_where_a_file_begins_and_is_cut(tmp_path, content, form, names, second):
     with csv_rows(path, form) as (head, rows):
         assert (head.names, head.separated_by, next(rows)) == (names, None, second)
     (batch,) = text_batches(path, form)
-    assert [column[0].as_py() for column in batch.columns] == second
+    assert [column[0].as_py() for column in batch.rows.columns] == second
 
 
 @pytest.mark.parametrize("mark", [".", ","])

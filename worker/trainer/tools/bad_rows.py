@@ -1,9 +1,10 @@
 """Rows of a table that cannot be used, how a time is read, and what such a column is called."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ MICROSECONDS = 1_000_000
 COMPACT = {len(form): form for form in ("YYYYMMDD", "YYYYMMDDHHMM", "YYYYMMDDHHMMSS")}
 FIRST_YEAR, LAST_YEAR = "1900", "2100"
 TOLD = 5
+LEFT_OUT = "such rows are left out and counted"
 
 
 @dataclass
@@ -58,13 +60,19 @@ class Bad:
         names: Sequence[str],
         rows: NDArray[Any],
         told: Callable[[int, int], str] | None = None,
+        misfits: Mapping[int, tuple[str, str]] = MappingProxyType({}),
     ) -> NDArray[np.bool_]:
         """Which rows (rows, columns) hold finite numbers alone. `before`: how many rows came before
-        these; `told`: what is wrong with the text at such a place, empty where there is none.
-        Raises DataError for others, unless such are skipped.
+        these; `told`: what is wrong with the text at such a place, empty where there is none;
+        `misfits`: rows that are wrong as a whole, by kind and in words. Raises DataError for
+        others, unless such are skipped.
         """
         usable = _finite(rows)
         for place in np.flatnonzero(~usable).tolist():
+            if place in misfits:
+                kind, said = misfits[place]
+                self.add(kind, f"{where} {before + place + 1:,}: {said}", LEFT_OUT)
+                continue
             column = int(np.flatnonzero(~np.isfinite(rows[place]))[0])
             is_missing = bool(np.isnan(rows[place, column]))
             what = "no number (missing, or NaN)" if is_missing else "infinite as a 32-bit number"
@@ -73,7 +81,7 @@ class Bad:
                 "not_numbers",
                 f"{where} {before + place + 1:,}, column {names[column]}: "
                 + (said or f"it is {what}."),
-                "such rows are left out and counted",
+                LEFT_OUT,
             )
         return usable
 

@@ -27,7 +27,7 @@ from app.spec.suffixes import ARROW, CSV, HDF5, NUMPY
 from app.suggest import closest, did_you_mean
 from worker.trainer.errors import DataError
 from worker.trainer.tools.answer import answer, require_new
-from worker.trainer.tools.bad_rows import MICROSECONDS, Bad, Time, gap_of
+from worker.trainer.tools.bad_rows import LEFT_OUT, MICROSECONDS, Bad, Time, gap_of
 from worker.trainer.tools.row_times import clock_changed
 from worker.trainer.tools.rows.form import PLAIN, Form, add_form, form_of
 from worker.trainer.tools.rows.head import (
@@ -157,7 +157,7 @@ class BarReading:
                 else self._out_of_order(at, read[0].seconds, last)
             )
             if problem is not None:
-                self.bad.add(*problem, "such rows are left out and counted")
+                self.bad.add(*problem, LEFT_OUT)
             elif not isinstance(read, BarProblem):
                 last = read[0].seconds
                 yield at, *read

@@ -18,6 +18,7 @@ from worker.trainer.tools.bad_rows import (
     EPOCH,
     FIRST_SECOND,
     LAST_SECOND,
+    LEFT_OUT,
     MICROSECONDS,
     UNITS,
     YEAR_1,
@@ -228,15 +229,15 @@ class RowTimes:
         return LATE * period if self.max_gap is None else max(self.max_gap * MICROSECONDS, period)
 
     def _add(self, row: int, time: int, latest: int) -> None:
-        at, instead = self._at(row), "such rows are left out and counted"
+        at = self._at(row)
         if time == NO_TIME:
-            self.bad.add("times", f"{at}: {self._text(row)} {self.form.is_no_time}.", instead)
+            self.bad.add("times", f"{at}: {self._text(row)} {self.form.is_no_time}.", LEFT_OUT)
         elif time == latest:
             what = f"{_shown(time)} is there already.{clock_changed(time)}"
-            self.bad.add("duplicates", f"{at}: {what}", instead)
+            self.bad.add("duplicates", f"{at}: {what}", LEFT_OUT)
         else:
             what = f"{_shown(time)} is before {_shown(latest)}, which came earlier."
-            self.bad.add("unsorted", f"{at}: {what}{clock_changed(time)}", instead)
+            self.bad.add("unsorted", f"{at}: {what}{clock_changed(time)}", LEFT_OUT)
 
     def _text(self, row: int) -> str:
         text = None if self._texts is None else self._texts[row - 1 - self._before].as_py()

@@ -154,7 +154,9 @@ def _copy(table: Table, path: Path, steps: IO[bytes], clock: RowTimes) -> list[i
     count, begins = 0, [0]
     for piece in table.pieces(path):
         where = f"{path}, row"
-        usable = clock.bad.finite(where, clock.row, table.columns, piece.numbers, piece.told)
+        usable = clock.bad.finite(
+            where, clock.row, table.columns, piece.numbers, piece.told, piece.misfits
+        )
         kept, new = clock.take(piece.times, usable)
         rows = piece.numbers[kept]
         begins += [count + place for place in new]

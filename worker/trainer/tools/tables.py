@@ -1,10 +1,11 @@
 """Tables of numbers, a row for each step of time: CSV, Parquet, Feather, folders of them, HDF5."""
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial as bound
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import h5py
@@ -20,6 +21,7 @@ from worker.trainer.tools.row_times import ColumnTimes
 from worker.trainer.tools.rows.form import PLAIN, Form
 from worker.trainer.tools.rows.head import head_of
 from worker.trainer.tools.rows.text_columns import (
+    RowBatch,
     is_numeric,
     numbers_of,
     require_readable,
@@ -38,8 +40,10 @@ class TablePiece(NamedTuple):
     """(rows, columns), NaN where there is none."""
     times: ColumnTimes | None
     """None: not known."""
-    told: Callable[[int, int], str] | None
+    told: Callable[[int, int], str] | None = None
     """Of a row and a column what is wrong with the text there; empty where there is none."""
+    misfits: Mapping[int, tuple[str, str]] = MappingProxyType({})
+    """Rows of too few or too many fields, which have no numbers (`RowBatch`)."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +84,12 @@ class Table:
             for start in range(0, len(array), PIECE_ROWS):
                 rows = array[start : start + PIECE_ROWS]
                 numbers = np.ascontiguousarray(rows.reshape(len(rows), -1), np.float32)
-                yield TablePiece(numbers, None, None)
+                yield TablePiece(numbers, None)
 
     def _of_table(self, path: Path) -> Iterator[TablePiece]:
         read = list(dict.fromkeys((*self.columns, *self.time)))
         with explained(path):
-            for batch in _batches(path, self.form, read):
+            for batch, misfits in _batches(path, self.form, read):
                 if missing := sorted(set(read) - set(batch.schema.names), key=read.index):
                     raise DataError(
                         f"{path} has no column {missing[0]!r}, which {self.files[0].name} has; all"
@@ -96,7 +100,8 @@ class Table:
                 columns = [by_name[name] for name in self.columns]
                 numbers = np.column_stack([_numbers(one, self.form) for one in columns])
                 told = bound(_told_of_text, columns, self.form) if _is_csv(path) else None
-                yield TablePiece(np.ascontiguousarray(numbers, np.float32), times, told)
+                numbers = np.ascontiguousarray(numbers, np.float32)
+                yield TablePiece(numbers, times, told, misfits)
 
 
 def _told_of_text(columns: Sequence[Any], form: Form, row: int, column: int) -> str:
@@ -197,13 +202,13 @@ def _is_csv(path: Path) -> bool:
     return path.suffix.lower() in (*CSV, TEXT)
 
 
-def _batches(path: Path, form: Form, columns: Sequence[str] | None = None) -> Iterator[Any]:
-    """Record batches; of files that are not CSV these columns alone."""
+def _batches(path: Path, form: Form, columns: Sequence[str] | None = None) -> Iterator[RowBatch]:
+    """Of files that are not CSV these columns alone."""
     if _is_csv(path):
         return text_batches(path, form)
     dataset = _dataset(path)
     known = [name for name in columns or dataset.schema.names if name in dataset.schema.names]
-    return (batch for batch in dataset.to_batches(columns=known) if len(batch))
+    return (RowBatch(rows, {}) for rows in dataset.to_batches(columns=known) if len(rows))
 
 
 def _first_batch(path: Path, form: Form) -> Any:
@@ -212,7 +217,7 @@ def _first_batch(path: Path, form: Form) -> Any:
         names = head_of(path, form).kept
         empty = [arrow().array([], arrow().string())] * len(names)
         none = arrow().RecordBatch.from_arrays(empty, names=names)
-        return next(text_batches(path, form), none)
+        return next(text_batches(path, form), RowBatch(none, {})).rows
     rows = _dataset(path).head(PIECE_ROWS, batch_readahead=0, fragment_readahead=0)
     found = rows.combine_chunks().to_batches()
     return found[0] if found else arrow().RecordBatch.from_pylist([], schema=rows.schema)

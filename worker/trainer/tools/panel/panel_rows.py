@@ -25,7 +25,7 @@ import numpy as np
 from app.suggest import closest, did_you_mean
 from worker.trainer.errors import DataError
 from worker.trainer.tools.answer import answer, require_new
-from worker.trainer.tools.bad_rows import Bad, Time, gap_of
+from worker.trainer.tools.bad_rows import LEFT_OUT, Bad, Time, gap_of
 from worker.trainer.tools.bars import csv_files
 from worker.trainer.tools.panel.panel_cut import (
     VOLATILITY,
@@ -44,7 +44,6 @@ from worker.trainer.tools.rows.head import (
     time_places,
 )
 
-LEFT_OUT = "such rows are left out and counted"
 # Of the time that usually lies between two dates; longer an entity is not missing without a word.
 USUAL_GAPS = 10
 # As what numbers are written.

@@ -1,11 +1,13 @@
 """CSV as Arrow reads it, all as text.
 
-Numbers are read from that, so that one that is none can be told with its row and as it stands.
+Numbers are read from that, so that one that is none can be told with its row and as it stands. A
+row of too few or too many fields has its place too, with nothing in it.
 """
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,17 +20,28 @@ from worker.trainer.tools.rows.head import head_of, not_utf8
 SAMPLED = 200
 
 
-def text_batches(path: Path, form: Form) -> Iterator[Any]:
-    """Record batches of text, null where nothing stands. Raises DataError."""
+class RowBatch(NamedTuple):
+    """Some rows of a file."""
+
+    rows: Any
+    """An Arrow record batch, null where nothing stands."""
+    misfits: Mapping[int, tuple[str, str]]
+    """By their place in it, those of another length: the kind, and what is wrong."""
+
+
+def text_batches(path: Path, form: Form) -> Iterator[RowBatch]:
+    """Batches of text. Raises DataError."""
     library, head = arrow(), head_of(path, form)
     from pyarrow import csv  # late, as pyarrow itself
 
-    wrong: list[Any] = []
+    misfits: deque[tuple[int, tuple[str, str]]] = deque()  # those ahead, by their row in the file
+    lines_before = 1 + head.empty_lines + int(form.has_names)
 
     def keep(row: Any) -> str:
-        wrong.append(row)
-        return "error"
+        misfits.append((row.number - lines_before, _misfit(row)))
+        return "skip"
 
+    count = 0
     names = [str(place) for place in range(len(head.names))]  # theirs may be alike, or empty
     try:
         with csv.open_csv(
@@ -48,23 +61,42 @@ def text_batches(path: Path, form: Form) -> Iterator[Any]:
         ) as reader:
             for batch in reader:
                 columns = [batch.columns[place] for place in head.places]
-                yield library.RecordBatch.from_arrays(columns, names=head.kept)
+                rows = library.RecordBatch.from_arrays(columns, names=head.kept)
+                found = _with_misfits(rows, count, misfits)
+                count += len(found.rows)
+                yield found
+            if misfits:  # behind all others
+                none = [library.nulls(len(misfits), library.string())] * len(head.kept)
+                rows = library.RecordBatch.from_arrays(none, names=head.kept)
+                yield RowBatch(rows, dict(enumerate(what for _, what in misfits)))
     except library.ArrowInvalid as error:
-        if wrong:
-            raise DataError(_of_other_length(path, wrong[0], form)) from None
         if "UTF8" in str(error):
             raise DataError(not_utf8(path, "WINDOWS-1252")) from None
         raise
 
 
-def _of_other_length(path: Path, row: Any, form: Form) -> str:
+def _misfit(row: Any) -> tuple[str, str]:
+    kind = "short_rows" if row.actual_columns < row.expected_columns else "long_rows"
     fields = "1 field" if row.actual_columns == 1 else f"{row.actual_columns} fields"
     quote = " A quote in it may not be closed." if row.text.count('"') % 2 else ""
-    return (
-        f"{path}, row {row.number - int(form.has_names):,}: it has {fields} and"
-        f" {row.expected_columns} columns have names: {row.text[:80]!r}.{quote} Mend the file:"
-        " --on-bad skip does not leave out such a row."
-    )
+    named = f"{row.expected_columns} columns have names"
+    return kind, f"it has {fields} and {named}: {row.text[:80]!r}.{quote}"
+
+
+def _with_misfits(rows: Any, count: int, misfits: deque[tuple[int, tuple[str, str]]]) -> RowBatch:
+    """Rows with those of another length that stand before or between them; `count`: how many rows
+    of the file came before.
+    """
+    here: dict[int, tuple[str, str]] = {}
+    while misfits and misfits[0][0] < count + len(rows) + len(here):
+        row, what = misfits.popleft()
+        here[row - count] = what
+    if here:
+        is_misfit = np.zeros(len(rows) + len(here), bool)
+        is_misfit[list(here)] = True
+        places = np.cumsum(~is_misfit) - 1
+        rows = rows.take(arrow().array(places, mask=is_misfit))
+    return RowBatch(rows, here)
 
 
 def numbers_of(texts: Any, form: Form) -> NDArray[np.float64]:
