@@ -95,7 +95,7 @@ NAMED = ("--time", "year", "--time", "month", "--time", "day", "--time", "hour")
         (["time,warmth,warmth", *rows()], (), "two columns of the name 'warmth'"),
         ([HEAD, *rows(), "2024-02-05 00:00:00,1"], (), "row 101: it has 2 fields and 3 columns"),
         ([HEAD, f"{rows()[0]},7", *rows()[1:]], (), "row 1: it has 4 fields and 3 columns"),
-        ([HEAD, *rows()[:60], '2024-01-05,"7,1', *rows()[60:]], (), "A quote in it may not be"),
+        ([HEAD, *rows()[:60], '2024-01-05,"7,1', *rows()[60:]], (), "lines into one row. Close it"),
         (["date,hour,warmth", *rows("%m%d%Y")], (), "Pass --time-format %m%d%Y"),
     ],
 )  # fmt: skip

@@ -38,6 +38,7 @@ from worker.trainer.tools.rows.head import (
     require_lines,
     time_places,
 )
+from worker.trainer.tools.rows.quotes import CsvRows
 from worker.trainer.tools.timeframes import (
     COMBINED,
     Bars,
@@ -119,7 +120,7 @@ class BarReading:
         read_as = None
         with csv_rows(path, self.form) as (head, rows):
             header = header_of(path, head, self.form)
-            for at, time, values in self._usable(path, rows, header):
+            for at, time, values in self._usable(rows, header):
                 read_as = read_as or time.read_as
                 times = found[-1][0]
                 if times and time.seconds - times[-1] > self.max_gap:
@@ -141,26 +142,24 @@ class BarReading:
             "gaps", f"{at}, column {self.form.time_column}: {what} missing before it.", instead
         )
 
-    def _usable(
-        self, path: Path, rows: Any, header: Header
-    ) -> Iterator[tuple[str, Time, list[float]]]:
+    def _usable(self, rows: CsvRows, header: Header) -> Iterator[tuple[str, Time, list[float]]]:
         """(where, time, values) of each row that can be used."""
         last = None
         for row in rows:
             if not row:
                 continue
-            at = f"{path}, line {rows.line_num}"
-            read = self._read(at, row, header)
+            read = self._read(rows.at, row, header)
             problem = (
                 read
                 if isinstance(read, BarProblem)
-                else self._out_of_order(at, read[0].seconds, last)
+                else self._out_of_order(rows.at, read[0].seconds, last)
             )
             if problem is not None:
+                rows.require_one_line()
                 self.bad.add(*problem, LEFT_OUT)
             elif not isinstance(read, BarProblem):
                 last = read[0].seconds
-                yield at, *read
+                yield rows.at, *read
 
     def _read(
         self, at: str, row: list[str], header: Header

@@ -29,6 +29,7 @@ from worker.trainer.tools.bad_rows import (
     unit_of,
 )
 from worker.trainer.tools.rows.form import PLAIN, Form
+from worker.trainer.tools.rows.quotes import require_one_line
 
 NO_TIME = np.iinfo(np.int64).min
 # Clocks are not exact: what comes so much later than its turn is late, and no gap.
@@ -231,7 +232,10 @@ class RowTimes:
     def _add(self, row: int, time: int, latest: int) -> None:
         at = self._at(row)
         if time == NO_TIME:
-            self.bad.add("times", f"{at}: {self._text(row)} {self.form.is_no_time}.", LEFT_OUT)
+            text = self._text(row)
+            require_one_line(at, text or "")
+            shown = "it" if text is None else repr(text)
+            self.bad.add("times", f"{at}: {shown} {self.form.is_no_time}.", LEFT_OUT)
         elif time == latest:
             what = f"{_shown(time)} is there already.{clock_changed(time)}"
             self.bad.add("duplicates", f"{at}: {what}", LEFT_OUT)
@@ -239,9 +243,9 @@ class RowTimes:
             what = f"{_shown(time)} is before {_shown(latest)}, which came earlier."
             self.bad.add("unsorted", f"{at}: {what}{clock_changed(time)}", LEFT_OUT)
 
-    def _text(self, row: int) -> str:
+    def _text(self, row: int) -> str | None:
         text = None if self._texts is None else self._texts[row - 1 - self._before].as_py()
-        return "it" if text is None else repr(text)
+        return None if text is None else str(text)
 
     def _add_gap(self, row: int, time: int, step: int) -> None:
         missing = round(step / self.period) - 1 if self.period else 0

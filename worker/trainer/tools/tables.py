@@ -20,6 +20,7 @@ from worker.trainer.errors import DataError
 from worker.trainer.tools.row_times import ColumnTimes
 from worker.trainer.tools.rows.form import PLAIN, Form
 from worker.trainer.tools.rows.head import head_of
+from worker.trainer.tools.rows.quotes import require_one_line
 from worker.trainer.tools.rows.text_columns import (
     RowBatch,
     is_numeric,
@@ -87,7 +88,7 @@ class Table:
                 yield TablePiece(numbers, None)
 
     def _of_table(self, path: Path) -> Iterator[TablePiece]:
-        read = list(dict.fromkeys((*self.columns, *self.time)))
+        read, count = list(dict.fromkeys((*self.columns, *self.time))), 0
         with explained(path):
             for batch, misfits in _batches(path, self.form, read):
                 if missing := sorted(set(read) - set(batch.schema.names), key=read.index):
@@ -99,13 +100,18 @@ class Table:
                 by_name = dict(zip(batch.schema.names, batch.columns, strict=True))
                 columns = [by_name[name] for name in self.columns]
                 numbers = np.column_stack([_numbers(one, self.form) for one in columns])
-                told = bound(_told_of_text, columns, self.form) if _is_csv(path) else None
+                told = bound(_told_of_text, f"{path}, row", count, columns, self.form)
                 numbers = np.ascontiguousarray(numbers, np.float32)
-                yield TablePiece(numbers, times, told, misfits)
+                yield TablePiece(numbers, times, told if _is_csv(path) else None, misfits)
+                count += len(numbers)
 
 
-def _told_of_text(columns: Sequence[Any], form: Form, row: int, column: int) -> str:
+def _told_of_text(
+    where: str, before: int, columns: Sequence[Any], form: Form, row: int, column: int
+) -> str:
+    """`before`: how many rows came before these."""
     text = columns[column][row].as_py()
+    require_one_line(f"{where} {before + row + 1:,}", text or "")
     return "" if text is None else f"{text!r} is no number.{form.advice(text)}"
 
 

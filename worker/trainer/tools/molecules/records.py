@@ -4,7 +4,6 @@ What is wrong with one is told by file, line and column; where such are skipped,
 its end.
 """
 
-import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +16,7 @@ from app.suggest import closest, did_you_mean
 from worker.trainer.errors import DataError
 from worker.trainer.tools.bad_rows import Bad
 from worker.trainer.tools.rows.head import HEAD_ROWS, separator_of
+from worker.trainer.tools.rows.quotes import CsvRows, require_one_line
 
 LINES, SDF = (".smi", ".smiles"), (".sdf", ".sd")
 SMILES_NAMES = ("smiles", "canonical_smiles", "isomeric_smiles", "structure")
@@ -68,11 +68,8 @@ def read_molecules(path: Path, wanted: Wanted, bad: Bad) -> Iterator[KnownMolecu
             " of SMILES) can be read."
         )
     chemistry()
-    try:
-        with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-            yield from _usable(read(path, file, wanted, bad), wanted, bad)
-    except csv.Error as error:
-        raise DataError(f"{path} is no table that can be read: {error}.") from error
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+        yield from _usable(read(path, file, wanted, bad), wanted, bad)
 
 
 class _Found(NamedTuple):
@@ -118,7 +115,7 @@ def _number(text: str | None) -> float | None:
 def _of_table(path: Path, file: TextIO, wanted: Wanted, bad: Bad) -> Iterator[_Found]:
     first = list(islice(file, HEAD_ROWS))
     mark = separator_of([line for line in first if line.strip()])
-    rows = csv.reader(chain(first, file), delimiter=mark)
+    rows = CsvRows(path, chain(first, file), mark)
     names = next(rows, [])
     smiles = _column(path, names, wanted.smiles, SMILES_NAMES, "--smiles")
     target = None
@@ -127,15 +124,17 @@ def _of_table(path: Path, file: TextIO, wanted: Wanted, bad: Bad) -> Iterator[_F
     for row in rows:
         if not row:
             continue
-        at = f"{path}, line {rows.line_num}"
         if len(row) < len(names):
+            rows.require_one_line()
             what = f"{len(row)} columns, fewer than the header has."
-            bad.add("short_rows", f"{at}: {what}", LEFT_OUT)
+            bad.add("short_rows", f"{rows.at}: {what}", LEFT_OUT)
             continue
-        mol, why = _of_smiles(row[smiles])
         value = None if target is None else row[target].strip()
-        where = f"{at}, column {wanted.target}"
-        yield _Found(f"{at}, column {names[smiles]}", mol, why, value, where)
+        # RDKit reads no further than the first line, and calls the others a name.
+        require_one_line(rows.at, f"{row[smiles].strip()}{value or ''}")
+        mol, why = _of_smiles(row[smiles])
+        where = f"{rows.at}, column {wanted.target}"
+        yield _Found(f"{rows.at}, column {names[smiles]}", mol, why, value, where)
 
 
 def _column(

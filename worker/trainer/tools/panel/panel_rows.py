@@ -121,8 +121,9 @@ class PanelReading:
             header = PanelHeader.of(path, head, self.entity, self.form)
             self._require_same_columns(path, tuple(header.numbers))
             for line in lines:
-                if line:
-                    self._take(f"{path}, line {lines.line_num}", line, header)
+                if line and (problem := self._take(lines.at, line, header)) is not None:
+                    lines.require_one_line()
+                    self.bad.add(*problem, LEFT_OUT)
 
     def _require_same_columns(self, path: Path, columns: tuple[str, ...]) -> None:
         if self.columns and columns != self.columns:
@@ -132,24 +133,23 @@ class PanelReading:
             )
         self.columns = columns
 
-    def _take(self, at: str, line: list[str], header: PanelHeader) -> None:
-        """Keep a row, unless something is wrong with it."""
+    def _take(self, at: str, line: list[str], header: PanelHeader) -> RowProblem | None:
+        """Keep a row, unless something is wrong with it, which is returned."""
         found = self._read(at, line, header)
         if isinstance(found, RowProblem):
-            self.bad.add(*found, LEFT_OUT)
-            return
+            return found
         name, time, values = found
         rows = self.rows.setdefault(name, Rows())
         problem = _out_of_order(
             f"{at}, column {self.form.time_column}", name, time.seconds, rows.times
         )
         if problem is not None:
-            self.bad.add(*problem, LEFT_OUT)
-            return
+            return problem
         self.times_read_as = self.times_read_as or time.read_as
         rows.times.append(time.seconds)
         rows.places.append(at)
         rows.values.append(values)
+        return None
 
     def _read(
         self, at: str, line: list[str], header: PanelHeader

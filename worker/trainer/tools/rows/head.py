@@ -20,6 +20,7 @@ from worker.trainer.tools.rows.form import (
     is_number_of_any,
     time_place,
 )
+from worker.trainer.tools.rows.quotes import CsvRows
 
 SEPARATORS = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "vertical bars"}
 ROW_NUMBER = r"\d{1,8}"
@@ -176,19 +177,17 @@ def _no_names(path: Path, names: Sequence[str], line: int, separator: str) -> st
 
 
 @contextmanager
-def csv_rows(path: Path, form: Form) -> Iterator[tuple[Head, Any]]:
-    """How a file begins, and its rows, as `csv.reader` has them. Raises DataError."""
+def csv_rows(path: Path, form: Form) -> Iterator[tuple[Head, CsvRows]]:
+    """How a file begins, and its rows. Raises DataError."""
     head = head_of(path, form)
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = csv.reader(file, delimiter=head.separator)
+            rows = CsvRows(path, file, head.separator)
             for _ in range(head.empty_lines + int(form.has_names)):
                 next(rows)
             yield head, rows
     except UnicodeDecodeError:
         raise DataError(not_utf8(path, "WINDOWS-1252")) from None
-    except csv.Error as error:
-        raise DataError(f"{path} is no CSV file that can be read: {error}.") from error
 
 
 def misfit(row: Sequence[str], last: int, width: int) -> tuple[str, str] | None:

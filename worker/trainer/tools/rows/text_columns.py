@@ -5,7 +5,7 @@ row of too few or too many fields has its place too, with nothing in it.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from worker.trainer.data.formats.arrow_index import arrow
 from worker.trainer.errors import DataError
 from worker.trainer.tools.rows.form import Form, is_number_of_any
-from worker.trainer.tools.rows.head import head_of, not_utf8
+from worker.trainer.tools.rows.head import Head, head_of, not_utf8
+from worker.trainer.tools.rows.quotes import require_closed, require_one_line
 
 SAMPLED = 200
 
@@ -32,55 +33,67 @@ class RowBatch(NamedTuple):
 def text_batches(path: Path, form: Form) -> Iterator[RowBatch]:
     """Batches of text. Raises DataError."""
     library, head = arrow(), head_of(path, form)
-    from pyarrow import csv  # late, as pyarrow itself
-
     misfits: deque[tuple[int, tuple[str, str]]] = deque()  # those ahead, by their row in the file
+    spread: list[Any] = []  # over several lines
     lines_before = 1 + head.empty_lines + int(form.has_names)
 
     def keep(row: Any) -> str:
+        if "\n" in row.text:
+            spread.append(row)
+            return "error"
         misfits.append((row.number - lines_before, _misfit(row)))
         return "skip"
 
-    count = 0
-    names = [str(place) for place in range(len(head.names))]  # theirs may be alike, or empty
+    count, last = 0, ""
     try:
-        with csv.open_csv(
-            path,
-            csv.ReadOptions(
-                use_threads=False,  # else rows have no numbers
-                column_names=names,
-                skip_rows=head.empty_lines,
-                skip_rows_after_names=int(form.has_names),
-            ),
-            csv.ParseOptions(
-                delimiter=head.separator, newlines_in_values=True, invalid_row_handler=keep
-            ),
-            csv.ConvertOptions(
-                column_types=dict.fromkeys(names, library.string()), strings_can_be_null=True
-            ),
-        ) as reader:
+        with _reader(path, head, keep, has_names=form.has_names) as reader:
             for batch in reader:
                 columns = [batch.columns[place] for place in head.places]
                 rows = library.RecordBatch.from_arrays(columns, names=head.kept)
                 found = _with_misfits(rows, count, misfits)
                 count += len(found.rows)
+                last = (batch.columns[-1][len(batch) - 1].as_py() or "") if len(batch) else last
                 yield found
+            require_closed(f"{path}, row {count:,}", path, last)
             if misfits:  # behind all others
                 none = [library.nulls(len(misfits), library.string())] * len(head.kept)
                 rows = library.RecordBatch.from_arrays(none, names=head.kept)
                 yield RowBatch(rows, dict(enumerate(what for _, what in misfits)))
     except library.ArrowInvalid as error:
+        if spread:
+            number = spread[0].number - lines_before + 1
+            require_one_line(f"{path}, row {number:,}", spread[0].text)
         if "UTF8" in str(error):
             raise DataError(not_utf8(path, "WINDOWS-1252")) from None
         raise
 
 
+def _reader(path: Path, head: Head, keep: Callable[[Any], str], *, has_names: bool) -> Any:
+    """`keep`: what becomes of a row of another length."""
+    from pyarrow import csv  # late, as pyarrow itself
+
+    text = arrow().string()
+    names = [str(place) for place in range(len(head.names))]  # theirs may be alike, or empty
+    return csv.open_csv(
+        path,
+        csv.ReadOptions(
+            use_threads=False,  # else rows have no numbers
+            column_names=names,
+            skip_rows=head.empty_lines,
+            skip_rows_after_names=int(has_names),
+        ),
+        csv.ParseOptions(
+            delimiter=head.separator, newlines_in_values=True, invalid_row_handler=keep
+        ),
+        csv.ConvertOptions(column_types=dict.fromkeys(names, text), strings_can_be_null=True),
+    )
+
+
 def _misfit(row: Any) -> tuple[str, str]:
     kind = "short_rows" if row.actual_columns < row.expected_columns else "long_rows"
     fields = "1 field" if row.actual_columns == 1 else f"{row.actual_columns} fields"
-    quote = " A quote in it may not be closed." if row.text.count('"') % 2 else ""
     named = f"{row.expected_columns} columns have names"
-    return kind, f"it has {fields} and {named}: {row.text[:80]!r}.{quote}"
+    return kind, f"it has {fields} and {named}: {row.text[:80]!r}."
 
 
 def _with_misfits(rows: Any, count: int, misfits: deque[tuple[int, tuple[str, str]]]) -> RowBatch:
