@@ -35,7 +35,7 @@ from app.cli.output import (
 )
 from app.cli.progress import percent
 from app.cli.specs.assigned import with_own_fixes
-from app.cli.specs.specfile import NO_CHANGES, SetOption, SpecPath, read_request
+from app.cli.specs.specfile import NO_CHANGES, NameOption, SetOption, SpecPath, read_request
 from app.cli.watch import RESULTS, watch_run
 from stoker import Problem
 
@@ -52,6 +52,7 @@ PAGE = 20  # runs of a page where `ls` is not told
 
 def submit(
     spec: SpecPath,
+    name: NameOption = None,
     assignments: SetOption = NO_CHANGES,
     watch: Annotated[
         bool, typer.Option("--watch", help="Follow it to its end; the exit code is the outcome.")
@@ -67,6 +68,8 @@ def submit(
     as_json: JsonOption = False,
 ) -> None:
     """Submit a run: stoker submit spec.yaml --watch."""
+    if name is not None:
+        assignments = [*assignments, f"name={json.dumps(name)}"]
     request = read_request(spec, assignments)
     with connect() as client:
         run = _submitted(client, request, wait, spec, assignments)

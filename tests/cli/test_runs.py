@@ -31,6 +31,12 @@ def test_set_changes_the_spec(cli, api, spec_file):
     assert spec["name"] == "other"
 
 
+@pytest.mark.parametrize("name", ["lr 3e-4, again", "3e-4", "null", "7"])
+def test_a_name_distinguishes_runs_of_one_file(cli, api, spec_file, name):
+    answer = cli("submit", str(spec_file), "--name", name, "--set", "name=other", "--json")
+    assert answer.document["name"] == name
+
+
 def test_a_spec_on_standard_input(cli, api):
     answer = cli("submit", "-", "--json", text=json.dumps(SPEC))
     assert answer.document["state"] == "queued"

@@ -28,6 +28,7 @@ SetOption = Annotated[
     typer.Option("--set", metavar="A.B=VALUE", help="Change a value; VALUE is YAML 1.2 or JSON."),
 ]
 NO_CHANGES: list[str] = []
+NameOption = Annotated[str | None, typer.Option("--name", help="Of the run, for people.")]
 
 
 @dataclass(frozen=True)
