@@ -102,6 +102,8 @@ class FieldFacts:
     false where all are the same."""
     series_steps: int | None = None
     """Of the series that is stored in place of the windows; None: each sample is stored."""
+    horizons: tuple[int, ...] | None = None
+    """Of targets whose file says it: how many steps ahead each reaches."""
     lengths: LengthFacts | None = None
     """Of a ragged array, whose `shape` begins with the longest: its samples are filled up to that
     in a batch, and lie one behind another until then. None: all samples have the shape."""
@@ -127,8 +129,9 @@ class FieldFacts:
     def arrays(self, name: str) -> dict[str, Array]:
         """What a batch has of it, as a recipe is told."""
         if self.edges is None or self.lengths is None:
-            steps = self.series_steps
-            return {name: Array(self.shape, self.dtype, self.is_ragged, series_steps=steps)}
+            steps, horizons = self.series_steps, self.horizons
+            array = Array(self.shape, self.dtype, self.is_ragged, None, steps, horizons)
+            return {name: array}
         nodes, edges = self.lengths.mean, self.edges.mean
         found = {
             name: Array(self.shape, self.dtype, rows=nodes),

@@ -34,6 +34,10 @@ class Graph(SpecModel):
     graph of its own window, made anew each time, which the guard refuses. Default 20."""
 
 
+def _dates(horizons: tuple[int, ...]) -> str:
+    return f"{', '.join(map(str, horizons))} {'date' if horizons == (1,) else 'dates'}"
+
+
 class PanelGraph(EncodingRecipe):
     """All entities of a date: patches → an encoder for each → attention over a graph → horizons.
 
@@ -158,6 +162,16 @@ class PanelGraph(EncodingRecipe):
             if array is None:
                 continue
             role = (INPUTS if part == "inputs" else TARGETS)[place]
+            if array.horizons is not None and array.horizons != self.horizons:
+                yield Problem(
+                    ("recipe", "horizons"),
+                    f"{name!r} reaches {_dates(array.horizons)} ahead, and recipe.horizons says "
+                    f"{_dates(self.horizons)}.",
+                    "Metrics are called by it, and the gap between the parts follows from it: one "
+                    "that is too short leaks.",
+                    {"/recipe/horizons": list(array.horizons)},
+                )
+                return
             if array.shape != shape or array.is_ragged:
                 yield Problem(
                     ("data", part, place),

@@ -43,6 +43,8 @@ class Array:
     series_steps: int | None = None
     """Of windows that are kept as the series which they slide over: how many steps that has, as
     far as it is known; None of others."""
+    horizons: tuple[int, ...] | None = None
+    """Of targets whose file says how many steps ahead each reaches: that; None of others."""
 
 
 @dataclass(frozen=True)

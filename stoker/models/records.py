@@ -168,6 +168,8 @@ class DatasetField(Answer):
     """Of the series that is kept in place of the windows that slide over it; null: each sample is
     stored by itself.
     """
+    horizons: list[int] | None = None
+    """Of targets whose file says it: how many steps ahead each reaches."""
     storage: Literal["contiguous", "chunked", "compact", "record_batches"] | None = None
     """`record_batches`: a column of Arrow files; the others are layouts of HDF5."""
     chunks: list[int] | None = None

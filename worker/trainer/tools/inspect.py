@@ -39,6 +39,7 @@ from worker.trainer.data.formats.window_files import (
     SERIES,
     TIME_COLUMN,
     WindowArray,
+    horizons_of,
     is_windows,
     read_windows,
 )
@@ -247,11 +248,8 @@ def _without_nulls(report: dict[str, Any], columns: Fields) -> Fields:
 
 
 def _describe(array: InRows | Apart) -> dict[str, Any]:
-    described: dict[str, Any] = {
-        "shape": list(array.shape[1:]),
-        "dtype": array.dtype.name,
-        "lengths": None,
-    }
+    shape = list(array.shape[1:])
+    described: dict[str, Any] = {"shape": shape, "dtype": array.dtype.name, "lengths": None}
     if isinstance(array, ArrowArray):
         return described | _describe_column(array)
     if isinstance(array, RaggedArray | PackedArray):
@@ -309,6 +307,7 @@ def _describe_storage(array: h5py.Dataset | WindowArray) -> dict[str, Any]:
     stored = array.series if isinstance(array, WindowArray) else array
     return {
         "series_steps": len(stored) if stored is not array else None,
+        "horizons": horizons_of(stored),
         "storage": layouts[stored.id.get_create_plist().get_layout()],
         "chunks": list(stored.chunks) if stored.chunks else None,
         "compression": compression_of(stored),

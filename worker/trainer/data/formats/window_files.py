@@ -26,6 +26,8 @@ from worker.trainer.errors import DataError
 LENGTH, SERIES, STARTS = "window_length", "series", "starts"
 # Of a file whose samples were cut out of rows: the column of their times; empty where none has one.
 TIME_COLUMN = "time_column"
+# Of an array of targets: how many steps ahead each reaches.
+HORIZONS = "horizons"
 PIECE_BYTES = 64 * 2**20
 
 
@@ -160,3 +162,9 @@ def _bad(name: str, what: str) -> DataError:
         f"The windows {name!r} cannot be used: the group {what}. Convert the data again with"
         " `stoker data convert`."
     )
+
+
+def horizons_of(array: h5py.Dataset) -> list[int] | None:
+    """Of targets that say it; None where the attribute is none that Stoker writes."""
+    told = np.asarray(array.attrs.get(HORIZONS, ()))
+    return told.tolist() if told.dtype.kind in "iu" and told.ndim == 1 and len(told) else None

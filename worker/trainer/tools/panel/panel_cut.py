@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.trainer.checkpoints.whole_file import whole_file
-from worker.trainer.data.formats.window_files import write_windows
+from worker.trainer.data.formats.window_files import HORIZONS, write_windows
 from worker.trainer.data.source import Field, Rows
 from worker.trainer.errors import DataError
 from worker.trainer.tools.answer import require_new
@@ -84,11 +84,12 @@ def write_panel(
             write_windows(file, name, io.BytesIO(steps.tobytes()), step, starts, cut.window)
         file["date"] = samples.astype(np.int32)
         file["targets"] = np.where(known, targets, 0.0)[samples].astype(np.float32)
+        file["targets"].attrs[HORIZONS] = list(cut.horizons)
         file["known"] = known[samples].astype(np.uint8)
         file["ends"] = panel.times[samples]
         file.attrs.update({
             "feature_names": list(names), "entities": list(panel.entities),
-            "horizons": list(cut.horizons), "forecasts": cut.target, **attributes,
+            "forecasts": cut.target, **attributes,
         })  # fmt: skip
     return {
         "path": str(out),

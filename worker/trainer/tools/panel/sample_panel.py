@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from app.installing import pip_install
 from worker.trainer.data.formats.hdf5_file import open_file
-from worker.trainer.data.formats.window_files import SERIES, STARTS
+from worker.trainer.data.formats.window_files import SERIES, STARTS, horizons_of
 from worker.trainer.errors import DataError
 from worker.trainer.tools.answer import answer
 from worker.trainer.tools.bad_rows import time_of
@@ -141,7 +141,7 @@ def baseline(path: Path) -> dict[str, Any]:
         last = file["features"][STARTS][:] + int(file["features"].attrs["window_length"]) - 1
         naive = file["features"][SERIES][:, :, names.index(NAIVE)][last].astype(np.float64)
         measured, known = file["targets"][:].astype(np.float64), file["known"][:].astype(bool)
-        horizons = file.attrs["horizons"].tolist()
+        horizons = horizons_of(file["targets"]) or []
     cut = len(naive) - round(HELD_OUT * len(naive))
     error = np.where(known, naive[..., None] - measured, np.nan)
     shifted = error - np.nanmean(error[:cut], (0, 1))
