@@ -229,6 +229,10 @@ def _require_molecules_alone(asked: Asked) -> None:
             "Molecules are no rows in time: --smiles, --target, --max-atoms and --on-bad go with "
             "them, and no other option that cuts or pads."
         )
+    if asked.smiles is not None and (kind := asked.path.suffix.lower()) in OF_MOLECULES:
+        raise CommandFailed(
+            f"--smiles names a column of a table, and a {kind} file has none: leave it out."
+        )
 
 
 def _given(*flags: str, **options: object) -> tuple[str, ...]:

@@ -209,3 +209,11 @@ def test_a_folder_is_no_file_to_write(cli, home, tmp_path):
     path = csv(tmp_path / "x.csv", "time,hour,warmth", rows=hourly())
     refused = cli("data", "convert", str(path), str(tmp_path), *CUT, "--force")
     assert (refused.code, f"{tmp_path} is a folder; name a file" in refused.err) == (5, True)
+
+
+@pytest.mark.parametrize("name", ["a.smi", "a.sdf"])
+def test_a_column_is_not_named_where_there_are_none(cli, home, tmp_path, name):
+    (tmp_path / name).write_text("CCO\n")
+    refused = cli("data", "convert", str(tmp_path / name), "--smiles", "smiles")
+    assert (refused.code, refused.out) == (5, "")
+    assert f"--smiles names a column of a table, and a {name[1:]} file has none" in refused.err

@@ -95,6 +95,34 @@ def test_what_cannot_be_used_is_told_by_file_line_and_column(tmp_path, rows, whe
     assert not path.with_suffix(".h5").exists()
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("smiles,y\nCCO,1.5\nCCN,2,5\n", "line 3: 3 columns, and 2 have names. Name the others"),
+        ("smiles,y\nCCO,1_000\n", "line 2, column y: the target has to be a finite number, and"),
+        ("smiles,y,Y\nCCO,1,100\n", "has two columns of the name 'y'. Rename one."),
+        ("smiles,SMILES,y\nCCO,CCN,1\n", "has two columns of the name 'smiles'. Rename one."),
+    ],
+)
+def test_what_could_be_read_wrongly_is_refused(tmp_path, text, told):
+    path = written(tmp_path / "a.csv", text)
+    with pytest.raises(DataError) as caught:
+        converted(path, Wanted(target="y"))
+    assert told in caught.value.message
+
+
+def test_a_scaffold_has_its_number_in_every_file(tmp_path):
+    """So a molecule stays in its part, by `split.method: groups`, when others are added."""
+    numbers = []
+    for more in ("", "c1ccoc1C\n"):
+        path = written(tmp_path / "a.smi", f"CCO\nc1ccccc1O\nC1CCNCC1\nc1ccccc1\n{more}")
+        with h5py.File(converted(path)[1]) as file:
+            numbers.append(file["scaffold"][:].tolist())
+    assert numbers[1][:4] == numbers[0]
+    assert len(set(numbers[0])) == 3
+    assert numbers[0][1] == numbers[0][3]
+
+
 def test_or_it_is_skipped_and_counted(tmp_path):
     made, out = converted(written(tmp_path / "a.csv", TABLE), Wanted(target="logS"), skips=True)
     assert (made["samples"], made["bad"], len(made["told"])) == (2, BAD, 5)

@@ -8,6 +8,7 @@ each molecule's scaffold, and the part that it is in by that, as `scaffold` and 
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,6 @@ def write(
     """Write the file as a whole or not at all, with `more` arrays; says what it holds."""
     graphs = [graph_of(one.mol) for one in molecules]
     scaffolds = [scaffold_of(one.mol) for one in molecules]
-    names, numbers = np.unique(scaffolds, return_inverse=True)
     parts = parts_by_scaffold(scaffolds)
     with whole_file(out) as partial, h5py.File(partial, "w") as file:
         group = write_packed(file, MOLECULES, graphs)
@@ -72,7 +72,8 @@ def write(
         if target is not None:
             file[TARGETS] = np.array([one.target for one in molecules], np.float32)
             file.attrs["target_name"] = target
-        file[SCAFFOLD], file[SCAFFOLD_PART] = numbers.astype(np.int32), parts
+        numbers = [_number_of(scaffold) for scaffold in scaffolds]
+        file[SCAFFOLD], file[SCAFFOLD_PART] = np.array(numbers, np.int64), parts
         for name, array in (more or {}).items():
             file[name] = array
     atoms = [len(graph[NODES]) for graph in graphs]
@@ -82,13 +83,18 @@ def write(
         "samples": len(molecules),
         "atoms": {"total": sum(atoms), "most": max(atoms)},
         "bonds": sum(len(graph[EDGES]) for graph in graphs),
-        "scaffolds": len(names),
+        "scaffolds": len(set(scaffolds)),
         "parts": {
             name: int((parts == part).sum())
             for name, part in (("training", TRAINING), ("validation", VALIDATION), ("test", TEST))
         },
         "target": target,
     }
+
+
+def _number_of(scaffold: str) -> int:
+    """The same in every file, so that a part by its hash is too; 64 bits, as no two will share."""
+    return int.from_bytes(sha256(scaffold.encode()).digest()[:8], "little", signed=True)
 
 
 def main(arguments: list[str] | None = None) -> int:

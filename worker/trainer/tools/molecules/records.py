@@ -15,7 +15,8 @@ from app.spec.suffixes import CSV
 from app.suggest import closest, did_you_mean
 from worker.trainer.errors import DataError
 from worker.trainer.tools.bad_rows import Bad
-from worker.trainer.tools.rows.head import HEAD_ROWS, separator_of
+from worker.trainer.tools.rows.form import PLAIN
+from worker.trainer.tools.rows.head import HEAD_ROWS, misfit, separator_of
 from worker.trainer.tools.rows.quotes import CsvRows, require_one_line
 
 LINES, SDF = (".smi", ".smiles"), (".sdf", ".sd")
@@ -105,11 +106,8 @@ def _usable(found: Iterator[_Found], wanted: Wanted, bad: Bad) -> Iterator[Known
 
 
 def _number(text: str | None) -> float | None:
-    try:
-        number = float(text or "")
-    except ValueError:
-        return None
-    return number if abs(number) <= MOST else None
+    number = PLAIN.number(text or "")
+    return number if abs(number) <= MOST else None  # NaN neither
 
 
 def _of_table(path: Path, file: TextIO, wanted: Wanted, bad: Bad) -> Iterator[_Found]:
@@ -124,10 +122,10 @@ def _of_table(path: Path, file: TextIO, wanted: Wanted, bad: Bad) -> Iterator[_F
     for row in rows:
         if not row:
             continue
-        if len(row) < len(names):
+        if (misfitting := misfit(row, len(names) - 1, len(names))) is not None:
             rows.require_one_line()
-            what = f"{len(row)} columns, fewer than the header has."
-            bad.add("short_rows", f"{rows.at}: {what}", LEFT_OUT)
+            kind, what = misfitting
+            bad.add(kind, f"{rows.at}: {what}", LEFT_OUT)
             continue
         value = None if target is None else row[target].strip()
         # RDKit reads no further than the first line, and calls the others a name.
@@ -143,6 +141,8 @@ def _column(
     """The place of a column. DataError with those there are."""
     low = [one.strip().lower() for one in names]
     for wanted in usual if name is None else (name.strip().lower(),):
+        if low.count(wanted) > 1:
+            raise DataError(f"{path} has two columns of the name {wanted!r}. Rename one.")
         if wanted in low:
             return low.index(wanted)
     what = f"no column {name!r}" if name is not None else "no column of SMILES"
