@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.planning.arithmetic import GROUP_BUCKETS, PartSizes
+from worker.trainer.data.formats.window_files import WindowArray, Windows
 from worker.trainer.data.groups import fields_of_groups, group_buckets
 from worker.trainer.data.split import first_that_is_no_part
 from worker.trainer.errors import DataError
@@ -84,6 +85,37 @@ def describe_values(rows: Parts) -> dict[str, Any]:
         "std": std,
         "sorted": _is_sorted(rows),
     }
+
+
+def slides_in(
+    array: h5py.Dataset | WindowArray, rows: Parts
+) -> tuple[Overlap, list[int] | None] | None:
+    """How the rows of an array, of which `rows` are some, slide over one series, and the breaks
+    (`breaks_of`) in it. None: they do not overlap.
+    """
+    if isinstance(array, WindowArray):
+        kept = _overlap_in(array.windows)
+        return None if kept is None else (kept, _breaks_in(array.windows))
+    overlap = overlap_of(rows)
+    return None if overlap is None else (overlap, breaks_of(array, overlap))
+
+
+def _overlap_in(windows: Windows) -> Overlap | None:
+    """Of windows that are kept as their series: by where they begin."""
+    moved = np.diff(windows.starts)
+    steps = np.abs(moved[(moved != 0) & (np.abs(moved) < windows.length)])
+    if not len(steps):
+        return None
+    sizes, counts = np.unique(steps, return_counts=True)
+    most = int(counts.argmax())
+    share = float(counts[most] / np.count_nonzero(moved))
+    return Overlap(int(sizes[most]), share, backward=bool(moved.sum() < 0))
+
+
+def _breaks_in(windows: Windows) -> list[int] | None:
+    """Windows that begin behind the end of the one before, or before it does. None: too many."""
+    found = np.flatnonzero(np.abs(np.diff(windows.starts)) > windows.length) + 1
+    return found.tolist() if len(found) <= MOST_BREAKS else None
 
 
 def overlap_of(rows: Parts) -> Overlap | None:

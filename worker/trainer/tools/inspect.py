@@ -46,13 +46,12 @@ from worker.trainer.data.formats.window_files import (
 from worker.trainer.errors import DataError
 from worker.trainer.tools.content import (
     Overlap,
-    breaks_of,
     describe_values,
     groups_of,
-    overlap_of,
     parts_of,
     row_bytes,
     sampled_rows,
+    slides_in,
 )
 from worker.trainer.tools.tables import how_to_convert
 
@@ -341,9 +340,8 @@ def _sample_rows(report: dict[str, Any], arrays: Fields) -> None:
         if isinstance(array, RaggedArray | PackedArray):
             continue
         report["fields"][name] |= parts_of(array)
-        if overlap := overlap_of(rows):
-            overlaps[name] = overlap
-            breaks[name] = breaks_of(array, overlap)
+        if found := slides_in(array, rows):
+            overlaps[name], breaks[name] = found
     report["layout"] = {
         "kind": "overlapping_windows" if overlaps else "arrays",
         "window_steps": {name: overlap.step for name, overlap in overlaps.items()},
