@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -39,6 +40,8 @@ class Bad:
     skips: bool
     counts: Counter[str] = field(default_factory=Counter)
     told: list[str] = field(default_factory=list)
+    firsts: dict[str, str] = field(default_factory=dict)
+    """The first sentence of each kind."""
 
     @property
     def tells(self) -> bool:
@@ -50,6 +53,7 @@ class Bad:
         if not self.skips:
             raise DataError(f"{sentence} Mend the file, or pass --on-bad skip: {instead}.")
         self.counts[kind] += 1
+        self.firsts.setdefault(kind, sentence)
         if self.tells:
             self.told.append(sentence)
 
@@ -84,6 +88,17 @@ class Bad:
                 LEFT_OUT,
             )
         return usable
+
+    def require_order(self, path: Path, kept: int) -> None:
+        """DataError where more rows go back in time than are kept: nobody means that by a row to
+        skip. One time that is far ahead leaves out all rows behind it.
+        """
+        if (count := self.counts["unsorted"]) > kept:
+            raise DataError(
+                f"{path}: {count:,} rows would be left out, for they go back in time, and only"
+                f" {kept:,} kept. Sort the rows by time; if they are sorted, a time is too far"
+                f" ahead: mend it. {self.firsts['unsorted']}"
+            )
 
     def left_out(self) -> str:
         """What was skipped, as a part of a sentence."""

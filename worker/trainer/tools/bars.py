@@ -224,6 +224,7 @@ def convert(
     read = _read_alike(reading, files)
     columns = read[0].columns
     stretches = [bars for one in read for bars in one.stretches]
+    bad.require_order(path, sum(len(bars.times) for bars in stretches))
     if not stretches:
         raise DataError(f"{path} has no row that can be used{bad.left_out()}.")
     columns, stretches = _without_constants(path, columns, stretches, bad)

@@ -159,6 +159,8 @@ class RowTimes:
     row: int = 0
     """How many rows have been taken."""
     _last: int | None = None
+    """The time of the last kept row, and which that was."""
+    _last_row: int = 0
     _left_out: int = 0
     """How many rows have been left out whose time is not known, or not looked at; and how many of
     them came before the last kept one; None: there was no kept one.
@@ -217,19 +219,22 @@ class RowTimes:
         gaps: list[int] = np.flatnonzero(steps > self._longest()).tolist()
         # The order first: out of order, a row leaves a gap where it should be.
         for place in np.flatnonzero(~usable).tolist():
-            self._add(int(rows[place]), int(times[place]), int(latest[place]))
+            after = np.flatnonzero(times[:place] == latest[place])[:1]
+            before = int(rows[after[0]]) if len(after) else self._last_row
+            self._add(int(rows[place]), int(times[place]), int(latest[place]), before)
         for gap in gaps:
             self._add_gap(int(rows[places[gap]]), int(kept[gap]), int(steps[gap]))
         late = times[~usable & (times > (begins[0] if len(begins) else first))]
         late = late[~np.isin(late, kept)]
-        self._last = int(kept[-1]) if len(kept) else self._last
+        if len(kept):
+            self._last, self._last_row = int(kept[-1]), int(rows[places[-1]])
         return usable, [*gaps, *np.searchsorted(kept, late).tolist()]
 
     def _longest(self) -> float:
         period = self.period or 0
         return LATE * period if self.max_gap is None else max(self.max_gap * MICROSECONDS, period)
 
-    def _add(self, row: int, time: int, latest: int) -> None:
+    def _add(self, row: int, time: int, latest: int, latest_row: int) -> None:
         at = self._at(row)
         if time == NO_TIME:
             text = self._text(row)
@@ -240,7 +245,7 @@ class RowTimes:
             what = f"{_shown(time)} is there already.{clock_changed(time)}"
             self.bad.add("duplicates", f"{at}: {what}", LEFT_OUT)
         else:
-            what = f"{_shown(time)} is before {_shown(latest)}, which came earlier."
+            what = f"{_shown(time)} is before {_shown(latest)} of row {latest_row:,}."
             self.bad.add("unsorted", f"{at}: {what}{clock_changed(time)}", LEFT_OUT)
 
     def _text(self, row: int) -> str | None:

@@ -141,6 +141,7 @@ def _copied(
     for path in table.files:
         clock = RowTimes(path, clock.column, bad, table.form, max_gap, clock.period, clock.read_as)
         lengths += _copy(table, path, steps, clock)
+    bad.require_order(table.path, sum(lengths))
     if table.time and clock.period is None and max_gap is not None:
         raise DataError(
             f"The column {clock.column!r} of {table.path} holds no times (ISO 8601, or a number"

@@ -214,6 +214,7 @@ def convert_rows(
     require_new(out, force=force)
     for file in files:
         reading.read(file)
+    bad.require_order(path, sum(len(one.times) for one in reading.rows.values()))
     if not reading.rows:
         raise DataError(f"{path} has no row that can be used{bad.left_out()}.")
     forecast = _column_of(path, cut.target, reading.columns)
