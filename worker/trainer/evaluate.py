@@ -67,11 +67,11 @@ def update_average(trainer: Trainer) -> None:
 
 def _update_statistics(trainer: Trainer, average: AveragedWeights) -> None:
     """One pass over the training part, as torch.optim.swa_utils.update_bn makes it."""
-    step, log, part = trainer.step, trainer.log, trainer.data.train
-    count = part.plan.epoch_micro_batches
+    step, log = trainer.step, trainer.log
+    count = trainer.data.train.plan.epoch_micro_batches
 
     def batches() -> Iterator[Batch]:
-        for batch in part.iterate(trainer.state.epoch):
+        for _, batch in trainer.training_batches(trainer.state.epoch):
             if trainer.stop.requested:
                 return
             yield batch

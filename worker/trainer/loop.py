@@ -74,18 +74,16 @@ def micro_batches(trainer: Trainer) -> Iterator[MicroBatch]:
     epoch's last step takes what is left, and its batches then weigh more, so that every sample of
     a step counts the same.
     """
-    part, state, training = trainer.data.train, trainer.state, trainer.spec.training
-    samples = part.plan.usable_samples
-    step_samples = part.plan.batch_size * training.gradient_accumulation_steps
+    plan, state, training = trainer.data.train.plan, trainer.state, trainer.spec.training
+    samples = plan.usable_samples
+    step_samples = plan.batch_size * training.gradient_accumulation_steps
     with trainer.saver.rescuable():
         while True:
             if state.position == 0:
                 trainer.step.begin_epoch()
-            for batch in part.iterate(state.epoch, state.position):
-                step_begin = state.position // step_samples * step_samples
+            for position, batch in trainer.training_batches(state.epoch, state.position):
+                step_begin = position // step_samples * step_samples
                 step_end = min(step_begin + step_samples, samples)
                 share = batch.size / (step_end - step_begin)
-                if (begins := trainer.data.lane_breaks_at(state.position)) is not None:
-                    trainer.step.begin_lanes(begins)
                 state.position += batch.size
                 yield MicroBatch(batch, share, state.position == step_end)

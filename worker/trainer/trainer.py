@@ -1,12 +1,14 @@
 """Everything a training consists of."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from app.spec.run import RunSpec
 from worker.trainer.agenda import Agenda, Due
 from worker.trainer.attempt import TrainerAttempt
 from worker.trainer.checkpoints.saver import CheckpointSaver
+from worker.trainer.data.batch import Batch
 from worker.trainer.data.dataset import DataSet
 from worker.trainer.recipes.base import Task
 from worker.trainer.report.report import Report
@@ -45,6 +47,16 @@ class Trainer:
     def trained_seconds(self) -> float:
         """Of this attempt and those before it."""
         return time.monotonic() - self._began
+
+    def training_batches(self, epoch: int, position: int = 0) -> Iterator[tuple[int, Batch]]:
+        """The rest of an epoch, each micro-batch with the position at which it begins. The step is
+        told before each in which places of it another series begins.
+        """
+        for batch in self.data.train.iterate(epoch, position):
+            if (begins := self.data.lane_breaks_at(position)) is not None:
+                self.step.begin_lanes(begins)
+            yield position, batch
+            position += batch.size
 
     def warn_if_recompiled(self) -> None:
         """Once, where more had to be compiled since the first step."""

@@ -6,11 +6,14 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from tests.trainer.lab import Lab, StopAtPoll, merged
 from worker.trainer.data.lanes import lane_breaks
 from worker.trainer.data.order import Order
 from worker.trainer.data.split import Part
+from worker.trainer.recipes.base import Statistics, Tables
+from worker.trainer.recipes.sequence import SequenceTask
 
 
 def write_series(lab: Lab, starts: list[int], names: tuple[str, ...] = ("features",)) -> None:
@@ -46,6 +49,7 @@ ONE_BY_ONE: dict[str, Any] = merged(
     },
 )
 TOUCHING = list(range(0, 144, 12))
+TWO_LANES = {"batch_size": 2, "epochs": 1}
 
 
 @pytest.mark.parametrize("inputs", [["features"], ["features", "slow"]])
@@ -69,6 +73,40 @@ def test_a_run_interrupted_behind_a_break_ends_as_one_that_was_not(lab: Lab) -> 
     whole = lab.run(patch=patch, stop=counting)
     polls = range(counting.polls // 3, counting.polls, 7)
     assert len(list(lab.interrupted(whole, polls, patch))) >= 3
+
+
+class NormedStates(SequenceTask):
+    """Batch norm of the states, which notes them: those of the training, and those by which its
+    statistics are updated.
+    """
+
+    trained: list[Tensor]
+    updated: list[Tensor]
+
+    def build_model(self, statistics: Statistics, tables: Tables) -> nn.Module:
+        model = super().build_model(statistics, tables)
+        norm = nn.BatchNorm1d(self.recipe.hidden_size)
+        norm.register_forward_pre_hook(self._note)
+        model.head = nn.Sequential(norm, model.get_submodule("head"))
+        return model
+
+    def _note(self, norm: nn.Module, given: tuple[Tensor]) -> None:
+        if norm.training:
+            kind = type(self)
+            (kind.trained if torch.is_grad_enabled() else kind.updated).append(given[0].detach())
+
+
+def test_statistics_are_of_states_that_end_where_the_series_breaks(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they were while it trained, for its weights do not move."""
+    NormedStates.trained, NormedStates.updated = [], []
+    monkeypatch.setattr("worker.trainer.build.task_of", lambda kind: NormedStates)
+    write_series(lab, [start + 5 * (start >= 36) for start in TOUCHING])
+    averaging = {"kind": "swa", "start_epoch": 1, "lr": 1e-30}
+    lab.run(patch=merged(ONE_BY_ONE, {"training": TWO_LANES, "averaging": averaging}))
+    assert len(NormedStates.trained) == 6
+    torch.testing.assert_close(NormedStates.updated, NormedStates.trained)
 
 
 def test_samples_that_are_no_neighbours_do_not_go_on() -> None:
