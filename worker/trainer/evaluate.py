@@ -66,15 +66,21 @@ def update_average(trainer: Trainer) -> None:
 
 
 def _update_statistics(trainer: Trainer, average: AveragedWeights) -> None:
-    """One pass over the training part, as torch.optim.swa_utils.update_bn makes it."""
-    step, log = trainer.step, trainer.log
+    """One pass, as torch.optim.swa_utils.update_bn makes it, over what was trained on in the epoch
+    that entered last: what a rollback left out may hold what made the loss NaN.
+    """
+    step, log, state = trainer.step, trainer.log, trainer.state
+    epoch = _entered_epoch(trainer)
     count = trainer.data.train.plan.epoch_micro_batches
 
     def batches() -> Iterator[Batch]:
-        for _, batch in trainer.training_batches(trainer.state.epoch):
+        for position, batch in trainer.training_batches(epoch):
             if trainer.stop.requested:
                 return
-            yield batch
+            if state.was_left_out(epoch, position):
+                step.forget_carried()
+            else:
+                yield batch
             log.visited_batch()
         average.statistics_due = False
 
@@ -82,6 +88,17 @@ def _update_statistics(trainer: Trainer, average: AveragedWeights) -> None:
     with in_phase, log.clock.part("eval"), average.in_model(), step.untouched():
         step.task.begin("epoch", step.model)
         update_bn(batches(), ForwardPass(step))
+
+
+def _entered_epoch(trainer: Trainer) -> int:
+    """The last one, counted from 0, at whose end weights entered the average: none do at an end
+    that was left out.
+    """
+    state, end = trainer.state, trainer.data.train.plan.usable_samples - 1
+    epoch = state.epoch - 1
+    while state.was_left_out(epoch, end):
+        epoch -= 1
+    return epoch
 
 
 def test(trainer: Trainer, part: Batches) -> Scores | None:

@@ -70,6 +70,21 @@ class Lowered:
 
 
 @as_saved
+@dataclass(frozen=True)
+class LeftOut:
+    """What a rollback went past, up to `position` in `epoch`, in epochs done and samples."""
+
+    from_epoch: int
+    from_position: int
+    epoch: int
+    position: int
+
+    def has(self, epoch: int, position: int) -> bool:
+        begin, end = (self.from_epoch, self.from_position), (self.epoch, self.position)
+        return begin <= (epoch, position) < end
+
+
+@as_saved
 @dataclass
 class TrainState:
     """Step, epoch and position count what is done; the rest is what decisions depend on."""
@@ -105,13 +120,15 @@ class TrainState:
     """None: another schedule than plateau."""
     left_out_steps: int = 0
     """Steps that were not made, since a rollback went past them; they count as done."""
+    left_out: list[LeftOut] = field(default_factory=list)
+    """Where these steps lie."""
 
     def to_json(self) -> dict[str, Any]:
         document = asdict(self)
-        if not self.left_out_steps:  # which versions before rollbacks do not know
-            del document["left_out_steps"]
-        if self.lowered is None:  # nor plateaus
-            del document["lowered"]
+        # Versions before rollbacks and plateaus do not know these.
+        for name in ("left_out_steps", "left_out", "lowered"):
+            if not document[name]:
+                del document[name]
         return document
 
     def place(self) -> dict[str, int]:
@@ -125,7 +142,12 @@ class TrainState:
         if lowered := parts["lowered"]:
             parts["lowered"] = lowered | {"by": Yardstick(**lowered["by"])}
         whole = {name: kinds[name](**part) if part else None for name, part in parts.items()}
-        return cls(**document | whole)
+        left_out = [LeftOut(**one) for one in document.get("left_out", ())]
+        return cls(**document | whole | {"left_out": left_out})
+
+    def was_left_out(self, epoch: int, position: int) -> bool:
+        """Whether no step was made of this sample of an epoch, counted from 0."""
+        return any(one.has(epoch, position) for one in self.left_out)
 
     def judge_by(self, best_by: Yardstick, patience_by: Yardstick | None) -> list[str]:
         """Go on with these; says what of the book that was kept by others could not be kept.

@@ -2,6 +2,7 @@
 
 import logging
 
+from worker.trainer.state import LeftOut
 from worker.trainer.step import EPOCH, WINDOW
 from worker.trainer.trainer import Trainer
 
@@ -23,6 +24,7 @@ def go_past(trainer: Trainer) -> None:
     usable = trainer.data.train.plan.usable_samples
     samples = epochs * usable + rollback.position - state.position
     state.left_out_steps += rollback.step - from_step
+    state.left_out.append(LeftOut(from_epoch, state.position, rollback.epoch, rollback.position))
     state.step, state.epoch, state.position = rollback.step, rollback.epoch, rollback.position
     state.logged_step = state.step
     step.restart_loss(WINDOW)
