@@ -71,6 +71,18 @@ def scores_of_delivered(
     return lab.run(patch=merged(patch, still), restore=restore).result
 
 
+def stopped_while_updating(lab: Lab) -> Outcome:
+    """A run of NormedTask with SWA that is stopped while its first statistics are updated."""
+
+    class Late(StopAtPoll):
+        @property
+        def requested(self) -> bool:
+            return bool(NormedTask.shown)
+
+    NormedTask.shown = []
+    return lab.run(patch=SWA, stop=Late())
+
+
 def train_a_little(model: nn.Module) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
@@ -201,6 +213,26 @@ def test_a_stop_while_the_last_statistics_are_updated_is_made_good(lab: Lab) -> 
     resumed = lab.run(run_dir, patch)
     for name, tensor in delivered(straight, last).items():
         assert torch.equal(delivered(resumed, last)[name], tensor), name
+
+
+@pytest.mark.usefixtures("_normed")
+def test_whoever_takes_statistics_that_are_no_averages_is_warned(lab: Lab) -> None:
+    """Not where none are taken, nor where a run goes on, which updates them."""
+    first, whole = stopped_while_updating(lab), lab.run(patch=SWA)
+    only_head = {"init_from": {"run": 1, "prefix": "head."}}
+
+    def warned(of: Outcome, carry: str, **patch: Any) -> list[str]:
+        restore = [{"path": str(of.checkpoint(6)), "carry": carry, "own": False}]
+        told = lab.run(patch=patch or None, restore=restore).of_kind("warning")
+        return [one["message"] for one in told if one["code"] == "statistics_stale"]
+
+    for carry in ("weights", "init"):
+        (message,) = warned(first, carry, init_from={"run": 1})
+        assert "The checkpoint of step 6 was saved while batch norm's statistics" in message
+        assert "begin with another checkpoint" in message
+        assert not warned(whole, carry, init_from={"run": 1})
+    assert not warned(first, "init", **only_head)
+    assert not warned(first, "full", **SWA)
 
 
 @pytest.mark.parametrize("patch", [EMA, SWA], ids=["ema", "swa"])

@@ -28,7 +28,7 @@ class AveragedWeights:
 
     def __init__(self, model: nn.Module, update: Update, *, with_statistics: bool) -> None:
         self._model, self._update = model, update
-        self._statistics = dict(_statistics_of(model)) if with_statistics else {}
+        self._statistics = dict(statistics_of(model)) if with_statistics else {}
         self._parameters = {name: one.detach() for name, one in model.named_parameters()}
         self.live = {**self._parameters, **self._statistics}
         """What is averaged, as it is trained, by its name in the model's state."""
@@ -123,7 +123,7 @@ def _equally(averaged: Sequence[Tensor], weights: Sequence[Tensor], count: int) 
         kept.copy_(mean(kept, live, count))
 
 
-def _statistics_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def statistics_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The buffers of batch norm, by their names in the model's state."""
     for place, module in model.named_modules():
         if isinstance(module, _BatchNorm):

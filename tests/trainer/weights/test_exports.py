@@ -19,6 +19,7 @@ from tests.trainer.lab import BASE_SPEC, Lab, Outcome, merged
 from tests.trainer.recipes.panels import GRAPH, WINDOW, made_panel, with_recipe
 from tests.trainer.recipes.test_board import LEGAL, PLAY, positions
 from tests.trainer.recipes.test_ragged import RAGGED, add_events
+from tests.trainer.test_averaging import SWA, NormedTask, stopped_while_updating
 from worker.trainer.checkpoints import disk
 from worker.trainer.data.batch import Batch
 from worker.trainer.data.source import Field
@@ -227,6 +228,20 @@ def test_a_damaged_checkpoint_is_not_exported(lab: Lab) -> None:
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     with pytest.raises(TrainerError, match=r"Checkpoint 5 is damaged .*not as it was written"):
         make_export(order)
+
+
+@pytest.mark.parametrize("format_", ["safetensors", "onnx"])
+def test_weights_whose_statistics_are_due_are_not_exported(
+    lab: Lab, monkeypatch: Any, format_: str
+) -> None:
+    """Once the run has gone on, they are."""
+    monkeypatch.setattr("worker.trainer.build.task_of", lambda kind: NormedTask)
+    monkeypatch.setattr("worker.trainer.weights.evaluated.task_of", lambda kind: NormedTask)
+    order = order_for(lab, first := stopped_while_updating(lab), format_)
+    with pytest.raises(TrainerError, match=r"saved while batch norm's .*; or export another"):
+        make_export(order)
+    assert not list(first.run_dir.glob("exports/*"))
+    make_export(order_for(lab, lab.run(first.run_dir, SWA), format_))
 
 
 def test_the_command_says_what_it_lacks(lab: Lab, monkeypatch: Any) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from app.planning.schedule import LARGEST_JUMP, schedule_version
+from worker.trainer.averaging import statistics_of
 from worker.trainer.checkpoints.exactness import keeps_dropout_to_itself
 from worker.trainer.checkpoints.restore import Start
 from worker.trainer.data.order import ORDER_VERSION
@@ -31,6 +32,24 @@ def continuity_warnings(
         yield from _of_versions(trainer, start)
         yield from _of_the_device(trainer, start)
         yield from _of_the_schedule(trainer, start)
+    elif start.snapshot.has_stale_statistics and _takes_statistics(trainer, start):
+        yield (
+            "statistics_stale",
+            f"The checkpoint of step {start.snapshot.body['step']} was saved while batch norm's "
+            "statistics were being updated, so those that this run begins with are not those of "
+            "its averaged weights. Training brings them up to date by and by, but the first "
+            "evaluations may be poor. Where that matters, begin with another checkpoint, or let "
+            "the run that it is of go on first.",
+        )
+
+
+def _takes_statistics(trainer: Trainer, start: Start) -> bool:
+    """Whether some of batch norm are among the weights that were taken."""
+    wanted = trainer.spec.init_from
+    prefix = wanted.prefix if wanted and start.candidate.carry == "init" else ""
+    there = start.snapshot.parts["model"]
+    names = (name for name, _ in statistics_of(trainer.step.model))
+    return any(name.startswith(prefix) and name in there for name in names)
 
 
 def _of_versions(trainer: Trainer, start: Start) -> Iterator[tuple[str, str]]:

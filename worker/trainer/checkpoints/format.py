@@ -47,6 +47,14 @@ class Snapshot:
     parts: Mapping[str, Tensors]
     body: Mapping[str, Any]
 
+    @property
+    def has_stale_statistics(self) -> bool:
+        """Whether it was saved while batch norm's statistics were being updated, so that they are
+        not those of the averaged weights.
+        """
+        average = self.body.get("average")
+        return bool(average and average["statistics_due"])
+
 
 class TornCheckpoint(Exception):
     """It was read, and is not a complete checkpoint, or not as it was written, or not of its place.

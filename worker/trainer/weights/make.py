@@ -74,12 +74,13 @@ def _read(order: Mapping[str, Any]) -> Snapshot:
             f"Checkpoint {order['checkpoint_id']} is damaged ({error}), so nothing was exported. "
             f"`stoker checkpoints {order['run_id']}` lists others.",
         ) from error
-    if snapshot.body.get("statistics_due"):
+    if snapshot.has_stale_statistics:
         raise TrainerError(
             Reason.spec_error,
-            f"Checkpoint {order['checkpoint_id']} was saved between two evaluations: its weights "
-            "are averages by now, and batch norm's statistics are not theirs. Export one that was "
-            f"evaluated; `stoker checkpoints {order['run_id']}` shows the metrics of each.",
+            f"Checkpoint {order['checkpoint_id']} was saved while batch norm's statistics were "
+            "being updated, so they are not those of its averaged weights, and nothing was "
+            "exported. The run updates them once it goes on; or export another checkpoint: "
+            f"`stoker checkpoints {order['run_id']}` lists them.",
         )
     return snapshot
 
