@@ -39,8 +39,8 @@ class _Sums:
 
     def compare(self, given: Sequence[Tensor], own: Sequence[Tensor]) -> None:
         """Take in a batch's outputs: PyTorch's, and this model's."""
-        apart = torch.stack([_difference(*pair) for pair in zip(given, own, strict=True)])
-        largest = torch.stack([_largest(one) for one in given])
+        apart = torch.stack([difference_of(*pair) for pair in zip(given, own, strict=True)])
+        largest = torch.stack([largest_of(one) for one in given])
         self.differences = torch.maximum(self.differences, apart)  # NaN stays
         self.largest = torch.maximum(self.largest, largest)
 
@@ -144,14 +144,14 @@ def _not_once(how: str) -> TrainerError:
     )
 
 
-def _difference(one: Tensor, other: Tensor) -> Tensor:
+def difference_of(one: Tensor, other: Tensor) -> Tensor:
     """The largest absolute one; equal infinities do not differ, nor does NaN from NaN."""
     is_same = (one == other) | (one.isnan() & other.isnan())
     apart = torch.where(is_same, 0.0, (one.double() - other.double()).abs())
     return apart.max() if apart.numel() else torch.zeros((), dtype=torch.float64)
 
 
-def _largest(one: Tensor) -> Tensor:
+def largest_of(one: Tensor) -> Tensor:
     """The largest absolute value that is finite."""
     size = one.double().abs()
     finite = torch.where(size.isfinite(), size, 0.0)

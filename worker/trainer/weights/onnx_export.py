@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from worker.trainer.checkpoints.format import Tensors
+from worker.trainer.recipes.base import Exported
+from worker.trainer.weights.any_batch import of_several, require_any_batch
 from worker.trainer.weights.evaluated import Evaluated, opened, tensors_of
 from worker.trainer.weights.measuring import PYTORCH, Run, compare, time_each
 from worker.trainer.weights.onnx_file import (
@@ -29,21 +32,22 @@ def write_and_measure(order: Mapping[str, Any], weights: Tensors, folder: Path) 
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, scratch)
         evaluated = stack.enter_context(opened(order, weights, scratch))
-        files = _write(order, evaluated, folder, scratch)
+        example = of_several(evaluated.task.exported(evaluated.first()))
+        files = _write(order, evaluated.model, example, folder, scratch)
         runs: dict[str, Run] = {
             name: Session(path, order["threads"]) for name, path in files.items()
         }
+        require_any_batch(runs, example)
         return _measure(order, evaluated, files, runs)
 
 
 def _write(
-    order: Mapping[str, Any], evaluated: Evaluated, folder: Path, scratch: Path
+    order: Mapping[str, Any], model: nn.Module, example: Exported, folder: Path, scratch: Path
 ) -> dict[str, Path]:
     """The files by format; what was asked for lies in `folder`."""
-    wanted = evaluated.task.exported(evaluated.first())
     is_int8 = order["format"] == "int8"
     plain = (scratch if is_int8 else folder) / MODEL
-    write_onnx(evaluated.model, wanted, plain)
+    write_onnx(model, example, plain)
     if not is_int8:
         return {"onnx": plain}
     write_int8(plain, folder / MODEL)
