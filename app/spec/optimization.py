@@ -129,7 +129,9 @@ class LinearWarmup(_Warmup):
 
 
 class Plateau(SpecModel):
-    """At lr, which falls when the validation stops improving, as torch's ReduceLROnPlateau does."""
+    """At lr, which falls when the validation stops improving, as torch's ReduceLROnPlateau does;
+    but of a best value below 0 the threshold is a share of its size.
+    """
 
     kind: Literal["plateau"]
     """Reduce on plateau."""

@@ -45,7 +45,9 @@ class Best:
 @as_saved
 @dataclass
 class Lowered:
-    """What `schedule.kind: plateau` has come to, by the rules of torch's ReduceLROnPlateau."""
+    """What `schedule.kind: plateau` has come to, by the rules of torch's ReduceLROnPlateau,
+    but for values below 0 (`improves_by_share`).
+    """
 
     rate: float
     """The learning rate."""

@@ -115,9 +115,11 @@ def test_a_manifest_names_every_file_with_its_hash(lab: Lab) -> None:
 
 
 def test_weights_of_8_bits_are_measured_beside_the_original(lab: Lab) -> None:
-    wide = {"recipe": {"hidden_size": 64}}
+    """By the batches that the run's evaluations look at."""
+    wide = {"recipe": {"hidden_size": 64}, "evaluation": {"max_batches": 2}}
     order = order_for(lab, trained(lab, wide), "int8")
-    found = by_name(make_export(order))
+    found = by_name(made := make_export(order))
+    assert made["facts"]["samples"] == 10
     assert list(found) == ["pytorch", "onnx", "int8"]
     assert found["int8"]["bytes"] < 0.5 * found["onnx"]["bytes"]
     assert found["int8"]["max_difference"] > found["onnx"]["max_difference"]
