@@ -177,3 +177,19 @@ def test_a_stop_says_which_steps_were_not_saved(stage: Stage) -> None:
     assert end["reason"] == "interrupted"
     told = "Its newest checkpoint is of step 50. The 3 steps after it are not saved."
     assert end["message"].endswith(told)
+
+
+def test_also_of_an_attempt_that_has_saved_nothing_itself(stage: Stage, kept: tuple[Path, ...]):
+    stage.write("""
+import json, os, time
+with open(os.environ["STOKER_RUN_DIR"] + "/metrics.jsonl", "w") as file:
+    for step in range(6, 10):
+        print(json.dumps({"step": step, "loss": 1.0}), file=file, flush=True)
+time.sleep(60)
+""")
+    resumed = {"resume": ["{checkpoint}"], "checkpoints": ["out/*.pt"]}
+    runner = stage.start(attempt=2, restore=kept, grace_seconds=10.0, **resumed)
+    stage.until(lambda: 9 in stage.curve("train_loss", 2), "all is told")
+    end = stage.stop(runner, 2)
+    told = "Its newest checkpoint is of step 5. The 4 steps after it are not saved."
+    assert end["message"].endswith(told)

@@ -253,7 +253,8 @@ class Runner:
         end = self._end(code, times, progress, grace_over=grace_over, has_moved=has_moved)
         if self._stop_at is None:
             return beginning.judge(end, code)
-        return with_what_is_lost(end, progress.step, saved.known_step)
+        newest = saved.known_step if saved.folders else beginning.step
+        return with_what_is_lost(end, progress.step, newest)
 
     def _why_to_stop(self, now: float, progress: ScriptProgress) -> Reason | None:
         work, ran = self._work, now - self._began
