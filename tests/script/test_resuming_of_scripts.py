@@ -187,7 +187,7 @@ with open(os.environ["STOKER_RUN_DIR"] + "/metrics.jsonl", "w") as file:
         print(json.dumps({"step": step, "loss": 1.0}), file=file, flush=True)
 time.sleep(60)
 """)
-    resumed = {"resume": ["{checkpoint}"], "checkpoints": ["out/*.pt"]}
+    resumed: dict[str, Any] = {"resume": ["{checkpoint}"], "checkpoints": ["out/*.pt"]}
     runner = stage.start(attempt=2, restore=kept, grace_seconds=10.0, **resumed)
     stage.until(lambda: 9 in stage.curve("train_loss", 2), "all is told")
     end = stage.stop(runner, 2)

@@ -200,6 +200,11 @@ def _of_iso(text: str) -> int:
     return (moment - EPOCH) // timedelta(microseconds=1)
 
 
+def told_time(seconds: int) -> str:
+    """Seconds since 1970, for people."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
 def gap_of(text: str) -> int:
     """Seconds of a length such as 90m, 6h or 3d. Raises DataError."""
     found = LABEL.fullmatch(text[-1:].upper() + text[:-1])

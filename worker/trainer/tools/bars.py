@@ -17,7 +17,6 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +26,7 @@ from app.spec.suffixes import ARROW, CSV, HDF5, NUMPY
 from app.suggest import closest, did_you_mean
 from worker.trainer.errors import DataError
 from worker.trainer.tools.answer import answer, require_new
-from worker.trainer.tools.bad_rows import LEFT_OUT, MICROSECONDS, Bad, Time, gap_of
+from worker.trainer.tools.bad_rows import LEFT_OUT, MICROSECONDS, Bad, Time, gap_of, told_time
 from worker.trainer.tools.row_times import clock_changed
 from worker.trainer.tools.rows.form import PLAIN, Form, add_form, form_of
 from worker.trainer.tools.rows.head import (
@@ -191,14 +190,13 @@ class BarReading:
     def _out_of_order(self, at: str, time: int, last: int | None) -> BarProblem | None:
         if last is None or time >= last + self.period:
             return None
-        when = datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S")
-        shown = f"{at}, column {self.form.time_column}: {when}"
+        shown, before = f"{at}, column {self.form.time_column}: {told_time(time)}", told_time(last)
         clock = clock_changed(time * MICROSECONDS)
         if time == last:
             return BarProblem("duplicates", f"{shown} is there already.{clock}")
         if time < last:
-            return BarProblem("unsorted", f"{shown} is before the row above.{clock}")
-        what = f"is {time - last} s after the row above, and a bar takes {self.period} s."
+            return BarProblem("unsorted", f"{shown} is before {before}, further up.{clock}")
+        what = f"is {time - last} s after {before}, further up, and a bar takes {self.period} s."
         return BarProblem("too_close", f"{shown} {what}")
 
 

@@ -15,7 +15,6 @@ import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ import numpy as np
 from app.suggest import closest, did_you_mean
 from worker.trainer.errors import DataError
 from worker.trainer.tools.answer import answer, require_new
-from worker.trainer.tools.bad_rows import LEFT_OUT, Bad, Time, gap_of
+from worker.trainer.tools.bad_rows import LEFT_OUT, Bad, Time, gap_of, told_time
 from worker.trainer.tools.bars import csv_files
 from worker.trainer.tools.panel.panel_cut import (
     VOLATILITY,
@@ -179,19 +178,15 @@ class PanelReading:
 def _out_of_order(at: str, name: str, time: int, times: list[int]) -> RowProblem | None:
     if not times or time > times[-1]:
         return None
-    shown = f"{at}: {_shown(time)} of {name}"
+    shown = f"{at}: {told_time(time)} of {name}"
     if time == times[-1]:
         return RowProblem("duplicates", f"{shown} is there already.")
-    return RowProblem("unsorted", f"{shown} is before {_shown(times[-1])}, further up.")
+    return RowProblem("unsorted", f"{shown} is before {told_time(times[-1])}, further up.")
 
 
 @cache
 def _time(text: str, form: Form) -> Time:
     return form.moment(text)
-
-
-def _shown(time: int) -> str:
-    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def convert_rows(
@@ -310,7 +305,7 @@ def _tell_gaps(rows: dict[str, Rows], longest: int, bad: Bad, column: str) -> No
         times = np.array(one.times)
         for place in np.flatnonzero(np.diff(times) > longest).tolist():
             what = f"{one.places[place + 1]}, column {column}: {name} is missing since"
-            what += f" {_shown(one.times[place])}, for {_days(times[place + 1] - times[place])}."
+            what += f" {told_time(one.times[place])}, for {_days(times[place + 1] - times[place])}."
             instead = "it is masked then; --max-gap allows longer ones, such as 30d"
             bad.add("gaps", what, instead)
 
