@@ -287,6 +287,8 @@ def note_of(kind: str, data: Document) -> tuple[str, str] | None:
 def _going_on(kind: str, data: Document) -> tuple[str, str]:
     """From which checkpoint; and past what, where the loss was not finite there."""
     if kind == "restored":
+        if data.get("carry") == "init":
+            return f"{'begins':<12} with the weights of step {data['step']} of another run", "dim"
         return f"{kind:<12} from step {data['step']}", "dim"
     left_out = f"without the data of the {data['steps']} steps before it"
     return f"{kind:<12} on after step {data['step']}, {left_out}", "yellow"

@@ -168,6 +168,19 @@ def test_recording_is_told_before_and_after():
     assert note_of("applied", {"applied": {"cuda_graphs": launched}}) is None
 
 
+@pytest.mark.parametrize(
+    ("carry", "told"),
+    [
+        ("full", "restored     from step 7"),
+        ("init", "begins       with the weights of step 7 of another run"),
+    ],
+)
+def test_a_beginning_with_the_weights_of_another_run_is_no_resume(carry, told):
+    note = note_of("restored", {"step": 7, "carry": carry})
+    assert note is not None
+    assert note[0] == told
+
+
 def test_an_eager_run_tells_nothing_of_compiling():
     eager = {"mode": "none", "cache": None, "seconds": None, "graphs": None}
     for applied in ({"compile": eager}, {}):

@@ -24,7 +24,7 @@ from app.store.live_workers import require_alive
 from app.store.offers import fits
 from app.store.records import Document, Lease
 from app.store.runs.claimable import CLAIM_ORDER, Kept, is_claimable, kept_for_several
-from app.store.runs.first_weights import first_weights_point, settled_checkpoint
+from app.store.runs.first_weights import first_weights_point, settled_checkpoint, told_of_source
 from app.store.runs.restart_points import hold_first, origin_of, restore_points
 from app.store.runs.transitions import MOVED, record_move
 from app.store.tables import attempts, run_documents, runs
@@ -90,7 +90,7 @@ def take(connection: Connection, run: Row[Any], worker_id: int, use: SlotUse, no
         .values(
             state=RunState.running.value,
             reason=None,
-            message=None,
+            message=told_of_source(connection, run),
             attempt=runs.c.attempt + 1,
             lease_token=token,
             worker_id=worker_id,

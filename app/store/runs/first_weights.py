@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, cast
 from sqlalchemy import Connection, Row, select
 
 from app.errors import InvalidRequest
+from app.lifecycle import RunState
 from app.store.checkpoint_rows import SAVED
 from app.store.checkpoints import best_or_latest_of, latest_of
 from app.store.records import Document, RestorePoint
@@ -89,6 +90,20 @@ def settled_checkpoint(connection: Connection, run: Row[Any]) -> int | None:
         chosen = _chosen(connection, run.init_from_run, which)
         if chosen is None or lock_saved(connection, chosen):
             return chosen
+
+
+def told_of_source(connection: Connection, run: Row[Any]) -> str | None:
+    """At the first claim, where the run that was waited for has not trained to its end."""
+    if run.attempt > 0 or run.init_from_run is None or run.init_from_checkpoint is not None:
+        return None
+    state = connection.execute(select(runs.c.state).where(runs.c.id == run.init_from_run)).scalar()
+    if state == RunState.succeeded.value:
+        return None
+    ended = "has failed" if state == RunState.failed.value else "was stopped"
+    return (
+        f"It begins with the weights of run {run.init_from_run}, which {ended} before the end of "
+        "its training."
+    )
 
 
 def first_weights_point(connection: Connection, run_id: int) -> tuple[RestorePoint, ...]:

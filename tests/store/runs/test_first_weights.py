@@ -43,6 +43,7 @@ def test_a_run_waits_for_the_one_whose_weights_it_begins_with(world: World, by: 
     lease = claim(world)
     assert lease.run_id == run.id
     assert lease.restore_points == (RestorePoint(first.run_id, "init", path_of(first, 5)),)
+    assert world.store.runs.get(run.id).message is None
 
 
 @pytest.mark.parametrize(
@@ -56,8 +57,11 @@ def test_which_checkpoint_is_chosen_when_the_run_is_claimed(
     for at, score in zip((5, 9), scores, strict=True):
         save(world, first, at, score)
     finish(world, first, Reason.trainer_error)  # also of one that failed
-    (point,) = claim(world).restore_points
+    lease = claim(world)
+    (point,) = lease.restore_points
     assert point.path == path_of(first, step)
+    told = "It begins with the weights of run 1, which has failed before the end of its training."
+    assert world.store.runs.get(lease.run_id).message == told
 
 
 def test_a_source_without_a_checkpoint_is_told_to_the_agent(world: World) -> None:
