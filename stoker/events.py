@@ -20,7 +20,8 @@ KINDS = {
     "epoch": "An epoch is done: `epoch`, `epochs`, `step`, `train_loss`, the scores.",
     "checkpoint": "`action` is `saved` (`step`, `bytes`, `seconds`; of a script `by_stoker`: "
     "whether it saved by the calls of `stoker`, and `seen`: whether `step` is where the script was "
-    "when the file was found) or `quarantined` (`message`).",
+    "when the file was found; `of_run`: the run that it was taken over from, as the best) or "
+    "`quarantined` (`message`).",
     "warning": "Something that you should know: `code`, `message`.",
     "code_changed": "A script's code is not what was submitted: `git_sha`, `was`, `diff`.",
     "retry": "The attempt failed and is tried again: `reason`, `message`, `delay_seconds`, "

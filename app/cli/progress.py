@@ -265,8 +265,7 @@ def note_of(kind: str, data: Document) -> tuple[str, str] | None:
         case "epoch":
             return f"{'epoch':<12} {_epoch_text(data)}", ""
         case "checkpoint" if data.get("action") == "saved":
-            how = "seen" if data.get("seen") else "saved"
-            return f"{'checkpoint':<12} {how} at step {data['step']}", "dim"
+            return f"{'checkpoint':<12} {_saved_text(data)}", "dim"
         case "checkpoint" if data.get("action") == "quarantined":
             name = str(data.get("path")).rpartition("/")[2]
             return f"{'damaged':<12} {name} is passed over: {data.get('message')}", "yellow"
@@ -282,6 +281,12 @@ def note_of(kind: str, data: Document) -> tuple[str, str] | None:
             said = data.get("message") or _reason_text(data.get("reason"))
             return f"{kind:<12} {_retry_text(data) if kind == 'retry' else said}", "yellow"
     return None
+
+
+def _saved_text(data: Document) -> str:
+    if "of_run" in data:
+        return f"the best so far, of step {data['step']} of run {data['of_run']}, is kept here"
+    return f"{'seen' if data.get('seen') else 'saved'} at step {data['step']}"
 
 
 def _going_on(kind: str, data: Document) -> tuple[str, str]:

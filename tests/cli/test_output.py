@@ -356,6 +356,11 @@ def test_a_live_view_shows_no_steps_where_none_are_counted(monkeypatch, capsys):
         ("checkpoint", {"action": "saved", "step": 24, "seen": True}, "seen at step 24"),
         (
             "checkpoint",
+            {"action": "saved", "step": 24, "of_run": 2},
+            "the best so far, of step 24 of run 2, is kept here",
+        ),
+        (
+            "checkpoint",
             {"action": "quarantined", "path": "runs/1/step-6", "message": "x is not as written"},
             "damaged      step-6 is passed over: x is not as written",
         ),

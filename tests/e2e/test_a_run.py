@@ -2,6 +2,7 @@
 
 import csv
 import io
+import zipfile
 from typing import Any
 
 import pytest
@@ -85,6 +86,46 @@ def test_pause_frees_the_device_and_resume_goes_on(service):
     assert killed["attempt"] == 2
 
 
+def test_a_restart_keeps_the_best_checkpoint_when_its_parent_is_deleted(service):
+    """Of val_loss the highest is the best here, which is the first."""
+    spec = {
+        **SPEC,
+        "training": {"epochs": 4, "batch_size": 32},
+        "schedule": {"kind": "constant"},
+        "checkpoint": {"every_steps": None, "mode": "max"},
+        "accept_risks": [
+            *SPEC["accept_risks"],
+            "learning.monitor_upside_down",
+            "learning.rate_jumps_at_restart",
+        ],
+    }
+    parent = service.submit(spec)
+    best = service.wait_for_end(parent)["result"]["best"]
+    whole = service.http.get(f"/runs/{parent}/checkpoints/best/download").content
+
+    answer = service.http.post(
+        f"/runs/{parent}/restart", json={"patch": {"training": {"epochs": 6}}}
+    )
+    assert answer.json()["carry"]["kind"] == "full", answer.text
+    child = answer.json()["id"]
+    assert service.wait_for_end(child)["result"]["best"] == best
+    service.http.delete(f"/runs/{parent}").raise_for_status()
+    where = service.home / "artifacts" / "runs" / str(parent)
+    eventually(lambda: not where.exists(), "the parent's folder is removed")
+
+    listed = service.http.get(f"/runs/{child}/checkpoints").json()["data"]
+    (kept,) = [one for one in listed if one["is_best"]]
+    assert (kept["step"], kept["is_latest"]) == (best["step"], False)
+    assert kept["metrics"]["val_loss"] == best["val_loss"]
+    got = service.http.get(f"/runs/{child}/checkpoints/best/download").content
+    assert _weights(got) == _weights(whole)
+    again = service.http.post(f"/runs/{child}/restart", json={"from": "best"})
+    assert again.status_code == 201, again.text
+    done = service.wait_for_end(again.json()["id"])
+    (attempt,) = service.http.get(f"/runs/{done['id']}/attempts").json()["data"]
+    assert attempt["resumed_from_step"] == best["step"]
+
+
 def test_a_dataset_that_changed_after_registration_is_refused_with_a_sentence(service):
     path = write_waves(service.home / "data" / "cut.h5")
     assert service.register("cut", "cut.h5")["state"] == "ready"
@@ -108,3 +149,9 @@ def _stream(service, run_id):
         lines = [line for line in answer.iter_lines() if line.startswith(("event:", "data:"))]
     pairs = zip(lines[::2], lines[1::2], strict=True)
     return [(kind.removeprefix("event: "), data.removeprefix("data: ")) for kind, data in pairs]
+
+
+def _weights(archive: bytes) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(archive)) as files:
+        (name,) = [n for n in files.namelist() if n.endswith("model.safetensors")]
+        return files.read(name)

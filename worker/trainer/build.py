@@ -19,6 +19,8 @@ from worker.trainer.averaging import averaged_weights
 from worker.trainer.checkpoints.continuity import continuity_warnings
 from worker.trainer.checkpoints.exactness import resumes_exactly
 from worker.trainer.checkpoints.first_weights import InitialWeights, take_first_weights
+from worker.trainer.checkpoints.format import TornCheckpoint
+from worker.trainer.checkpoints.inherited import inherit
 from worker.trainer.checkpoints.restore import Start, find_best, find_start
 from worker.trainer.checkpoints.rollback import go_past
 from worker.trainer.checkpoints.saver import CheckpointSaver
@@ -334,7 +336,7 @@ def _started_from(trainer: Trainer, start: Start, first: InitialWeights | None) 
     body, candidate, log, state = start.snapshot.body, start.candidate, trainer.log, trainer.state
     best = state.best
     if start.is_full:
-        trainer.saver.best_folder = find_best(start, state, trainer.spec.checkpoint)
+        _have_best(trainer, start)
         average = trainer.step.average
         if candidate.own and not (average and average.statistics_due):
             trainer.saver.saved = state.step, state.evaluated_step
@@ -352,6 +354,29 @@ def _started_from(trainer: Trainer, start: Start, first: InitialWeights | None) 
         log.warning(
             "best_weights_gone",
             f"The weights of the best evaluation so far (step {best.step}) are not on the disk, "
-            "most likely because the attempt before was killed while it stopped, before they were "
-            f"written. The best evaluation is now {now}.",
+            "or not as they were written. Most likely they were removed, or the attempt before "
+            "was killed while it stopped, before they were written. The best evaluation is now "
+            f"{now}.",
         )
+
+
+def _have_best(trainer: Trainer, start: Start) -> None:
+    """Know where the best weights are. Those of another run become this run's own, beside its
+    newest checkpoint; where they are damaged, the best is chosen anew.
+    """
+    saver, attempt, kept = trainer.saver, trainer.attempt, trainer.spec.checkpoint
+    best = saver.best_folder = find_best(start, trainer.state, kept)
+    if best is None or kept.keep_best == 0:
+        return
+    if best.resolve().is_relative_to(attempt.run_dir.resolve()):
+        return
+    own, beside, number = start.candidate.own, attempt.folder / "checkpoints", attempt.number
+    if own:
+        beside, number = start.candidate.path.parent, start.snapshot.body["attempt"]
+    with trainer.log.within("checkpointing"):  # it is read, and may be copied, as a whole
+        try:
+            inherited = inherit(best, beside / best.name, attempt.run_id, number)
+        except TornCheckpoint:
+            trainer.state.best = saver.best_folder = None
+        else:
+            saver.keep_inherited(inherited, at_once=own)

@@ -10,7 +10,8 @@ import errno
 import hashlib
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -80,22 +81,30 @@ def publish(snapshot: Snapshot, folder: Path) -> int:
     disk_full; both leave earlier checkpoints as they are. OSError.
     """
     _require_finite(snapshot)
+    with unfinished(folder) as temporary:
+        files = {}
+        for part, tensors in snapshot.parts.items():
+            name = f"{part}.safetensors"
+            files[name] = _write_tensors(temporary / name, tensors)
+        body = {**snapshot.body, "format": FORMAT, "files": files}
+        manifest_size = write_manifest(temporary, body)
+        disk.rename(temporary, folder)
+        disk.sync_folder(folder.parent)
+    return manifest_size + sum(int(file["bytes"]) for file in files.values())
+
+
+@contextmanager
+def unfinished(folder: Path) -> Iterator[Path]:
+    """A new folder to write the checkpoint `folder` to, which is removed where that fails. OSError,
+    TrainerError disk_full.
+    """
     temporary = folder.with_name(f".{folder.name}.tmp")
     try:
         if not folder.parent.exists():
             disk.make_folder(folder.parent)
             _sync_names_above(folder.parent)
         disk.make_folder(temporary)
-        files = {}
-        for part, tensors in snapshot.parts.items():
-            name = f"{part}.safetensors"
-            files[name] = _write_tensors(temporary / name, tensors)
-        manifest = manifest_bytes({**snapshot.body, "format": FORMAT, "files": files})
-        disk.write_file(temporary / MANIFEST, manifest)
-        disk.sync_file(temporary / MANIFEST)
-        disk.sync_folder(temporary)
-        disk.rename(temporary, folder)
-        disk.sync_folder(folder.parent)
+        yield temporary
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -105,7 +114,15 @@ def publish(snapshot: Snapshot, folder: Path) -> int:
             f"The disk is full: checkpoint {folder.name} could not be written to {folder.parent}. "
             "Earlier checkpoints are intact. Free space there and restart the run from its latest.",
         ) from error
-    return len(manifest) + sum(int(file["bytes"]) for file in files.values())
+
+
+def write_manifest(folder: Path, body: Mapping[str, Any]) -> int:
+    """The last file of a checkpoint, after which its folder is on the disk; its bytes. OSError."""
+    data = manifest_bytes(body)
+    disk.write_file(folder / MANIFEST, data)
+    disk.sync_file(folder / MANIFEST)
+    disk.sync_folder(folder)
+    return len(data)
 
 
 def _sync_names_above(folder: Path) -> None:

@@ -15,6 +15,7 @@ from app.planning.schedule import schedule_version
 from worker.trainer.agenda import Agenda
 from worker.trainer.attempt import TrainerAttempt
 from worker.trainer.checkpoints.format import Snapshot, Tensors, publish
+from worker.trainer.checkpoints.inherited import InheritedBest
 from worker.trainer.checkpoints.snapshot import capture
 from worker.trainer.checkpoints.writer import CheckpointWriter
 from worker.trainer.data.order import ORDER_VERSION
@@ -67,6 +68,7 @@ class CheckpointSaver:
         self._copies: Mapping[str, Tensors] = {}
         self._saved_at = time.monotonic()
         self._best: Copied | None = None
+        self._inherited: InheritedBest | None = None
         self._begun_at = 0.0
         self._write_seconds = 0.0
         self._is_whole = False
@@ -104,6 +106,15 @@ class CheckpointSaver:
             if time.monotonic() >= allowed_at:
                 self._begin_best()
 
+    def keep_inherited(self, inherited: InheritedBest, *, at_once: bool) -> None:
+        """Show the best checkpoint of another run as this run's own: with the first one that is
+        saved, or at once, where the run has newer ones. OSError.
+        """
+        self._inherited = inherited
+        if at_once:
+            self._show_inherited()
+            self._tell_inherited(inherited)
+
     @property
     def has_failed(self) -> bool:
         """Whether `finish` would raise at once."""
@@ -121,6 +132,7 @@ class CheckpointSaver:
     def close(self) -> None:
         """End the thread that writes, and let it finish what it has begun."""
         self._writer.close()
+        self._drop_inherited()
 
     @contextmanager
     def rescuable(self) -> Iterator[None]:
@@ -184,6 +196,7 @@ class CheckpointSaver:
         self.saved, self._saved_at = max(self.saved, copied.key), copied.at
         if self._is_best(copied):
             self.best_folder = copied.folder
+            self._drop_inherited()
         self._begun_at = time.monotonic()
         self._writer.begin(partial(self._write, copied))
 
@@ -192,6 +205,8 @@ class CheckpointSaver:
         began, snapshot = time.monotonic(), copied.snapshot
         self._log.losses.sync()
         size = publish(snapshot, copied.folder)
+        # Before this one is told of: from then on the other run may be deleted.
+        inherited = self._show_inherited()
         seconds = copied.seconds + time.monotonic() - began
         self._write_seconds = seconds
         self._log.checkpoint(
@@ -201,6 +216,24 @@ class CheckpointSaver:
             bytes=size,
             **{name: snapshot.body[name] for name in ("step", "epoch", "metrics")},
         )
+        if inherited is not None:
+            self._tell_inherited(inherited)
+
+    def _show_inherited(self) -> InheritedBest | None:
+        inherited = self._inherited
+        if inherited is not None:
+            inherited.show()
+            self._inherited, self.best_folder = None, inherited.folder
+        return inherited
+
+    def _tell_inherited(self, inherited: InheritedBest) -> None:
+        # Its whole path: it may lie in the folder of an earlier attempt.
+        self._log.checkpoint(0.0, 0.0, path=str(inherited.folder), **inherited.told)
+
+    def _drop_inherited(self) -> None:
+        if self._inherited is not None:
+            self._inherited.drop()
+            self._inherited = None
 
     def _manifest_facts(self, folder: Path) -> dict[str, Any]:
         # Relative, so that the artifact root can be moved.
