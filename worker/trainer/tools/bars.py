@@ -222,9 +222,7 @@ def convert(
     read = _read_alike(reading, files)
     columns = read[0].columns
     stretches = [bars for one in read for bars in one.stretches]
-    bad.require_order(path, sum(len(bars.times) for bars in stretches))
-    if not stretches:
-        raise DataError(f"{path} has no row that can be used{bad.left_out()}.")
+    _require_rows(path, stretches, bad)
     columns, stretches = _without_constants(path, columns, stretches, bad)
     targets = [_target(path, target, columns, bars.values) for bars in stretches]
     how = [COMBINED.get(name, "last") for name in columns]
@@ -250,6 +248,12 @@ def convert(
         "bad": dict(bad.counts),
         "told": bad.told,
     }
+
+
+def _require_rows(path: Path, stretches: list[Bars], bad: Bad) -> None:
+    bad.require_order(path, sum(len(bars.times) for bars in stretches))
+    if not stretches:
+        raise DataError(f"{path} has no row that can be used{bad.left_out()}.")
 
 
 def _read_alike(reading: BarReading, files: list[Path]) -> list[BarFile]:

@@ -13,7 +13,7 @@ that is to be forecast always ends it.
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -189,6 +189,14 @@ def _time(text: str, form: Form) -> Time:
     return form.moment(text)
 
 
+def _read_all(path: Path, reading: PanelReading, files: Sequence[Path]) -> None:
+    for file in files:
+        reading.read(file)
+    reading.bad.require_order(path, sum(len(one.times) for one in reading.rows.values()))
+    if not reading.rows:
+        raise DataError(f"{path} has no row that can be used{reading.bad.left_out()}.")
+
+
 def convert_rows(
     path: Path,
     out: Path,
@@ -207,11 +215,7 @@ def convert_rows(
     head, header = _opened(files[0], reading, cut.target)
     require_lines(path, files, cut.window + max(cut.horizons))
     require_new(out, force=force)
-    for file in files:
-        reading.read(file)
-    bad.require_order(path, sum(len(one.times) for one in reading.rows.values()))
-    if not reading.rows:
-        raise DataError(f"{path} has no row that can be used{bad.left_out()}.")
+    _read_all(path, reading, files)
     forecast = _column_of(path, cut.target, reading.columns)
     place = reading.columns.index(forecast)
     rows = dict(sorted(reading.rows.items()))
