@@ -15,7 +15,7 @@ from app.spec.imported import is_imported
 from app.spec.issue import Issue
 from app.spec.reading import checked
 from app.spec.script import is_script
-from app.store.records import NewRun, Restart
+from app.store.records import NewRun, Restart, StoredDocuments
 from stoker.models.runs import RestartBody
 
 Document = dict[str, Any]
@@ -72,7 +72,7 @@ def _plan(services: Services, parent_id: int, body: RestartBody) -> tuple[RunPla
             code="nothing_to_restart",
         )
     _require_whole(services, parent_id, body.from_)
-    request = _patched(documents.request, body)
+    request = _patched(_under_its_name(services, parent_id, documents), body)
     taken = None
     if not _names_preset(body) and not is_script(documents.spec):
         taken = inherited(request, documents.spec, documents.provenance, services.catalog.get())
@@ -88,6 +88,14 @@ def _plan(services: Services, parent_id: int, body: RestartBody) -> tuple[RunPla
         documents.code,
     )
     return plan_request(services, request, parent), parent
+
+
+def _under_its_name(services: Services, parent_id: int, documents: StoredDocuments) -> Document:
+    """The request of the run, with the name that it has by now where that was edited since."""
+    name = services.store.runs.get(parent_id).name
+    if name == documents.spec.get("name"):
+        return documents.request
+    return {**documents.request, "name": name}
 
 
 def _require_whole(services: Services, parent_id: int, from_: str | int) -> None:

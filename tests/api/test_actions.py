@@ -203,6 +203,15 @@ def test_restart_takes_a_json_patch_and_null_means_default(api, player):
     assert api.get(f"/runs/{child['id']}/spec").json()["request"]["training"]["epochs"] == 7
 
 
+def test_a_restart_has_the_name_that_the_run_was_given_since(api, run_id):
+    api.patch(f"/runs/{run_id}", json={"name": "slower"}).raise_for_status()
+    patches: list[dict[str, object]] = [{}, {"training": {"epochs": 3}}, {"name": "slowest"}]
+    children = [api.post(f"/runs/{run_id}/restart", json={"patch": p}).json() for p in patches]
+    assert [child["name"] for child in children] == ["slower", "slower", "slowest"]
+    again = api.post(f"/runs/{children[0]['id']}/restart").json()
+    assert again["name"] == "slower"
+
+
 def test_a_patch_that_does_not_apply_is_said_in_a_sentence(api, player):
     run_id = api.post("/runs", json={**SPEC, "notes": "n" * 9000}).json()["id"]
     ops = [{"op": "add", "path": "/x/-/y", "value": 1}]
