@@ -137,15 +137,22 @@ def _what_would_fit(case: Case) -> str:
 def batch_above_samples(case: Case) -> Iterator[Finding]:
     """A batch has at most as many samples as the training part."""
     training, batch = case.sizes.training, case.spec.training.batch_size
-    # A run of few steps is told of those, with a batch that makes more.
-    if 0 < training < batch and not any(few_steps(case)):
-        yield Finding(
-            ("training", "batch_size"),
-            f"A batch of {batch:,} is larger than the training part of {training:,} samples.",
-            f"Every epoch would be one step over {training:,} samples, and memory would be kept "
-            f"for {batch:,}.",
-            {"/training/batch_size": training},
-        )
+    if not 0 < training < batch:
+        return
+    why = (
+        f"Every epoch would be one step over {training:,} samples, and memory would be kept "
+        f"for {batch:,}."
+    )
+    fix: dict[str, Any] = {"/training/batch_size": training}
+    if _has_few_steps(case):
+        why += f" The whole run would have {_counted(case.steps, 'step')}, too few to learn much."
+        fix |= _more_steps(case)
+    yield Finding(
+        ("training", "batch_size"),
+        f"A batch of {batch:,} is larger than the training part of {training:,} samples.",
+        why,
+        fix,
+    )
 
 
 @rule(
@@ -277,19 +284,28 @@ def _of_rates(case: Case, fix: dict[str, Any]) -> str:
 def few_steps(case: Case) -> Iterator[Finding]:
     """A run that is no trial has 50 steps or more, also where its batches are large."""
     training, samples, batch = case.spec.training, case.sizes.training, case.effective_batch
-    steps, together = case.steps, f"{batch:,}" if batch < samples else "all of them"
-    if training.max_steps is not None or batch <= USUAL_BATCH or not 0 < steps < FEW_STEPS:
+    # A batch above the samples is told of by itself, with a smaller one that makes enough steps.
+    if training.batch_size > samples or not _has_few_steps(case):
         return
-    epochs = f"{training.epochs:,} {'epoch' if training.epochs == 1 else 'epochs'}"
+    together = f"{batch:,}" if batch < samples else "all of them"
     yield Finding(
         ("training",),
-        f"The whole run has {steps:,} {'step' if steps == 1 else 'steps'}, {epochs} of "
-        f"{samples:,} samples with {together} in each step.",
+        f"The whole run has {_counted(case.steps, 'step')}, {_counted(training.epochs, 'epoch')} "
+        f"of {samples:,} samples with {together} in each step.",
         "Each step moves a weight by about the learning rate: so few hardly change a model, and "
         "its forecast may stay the mean of the target. More epochs, or smaller batches, give more "
         "steps.",
         _more_steps(case),
     )
+
+
+def _has_few_steps(case: Case) -> bool:
+    is_large = case.spec.training.max_steps is None and case.effective_batch > USUAL_BATCH
+    return is_large and 0 < case.steps < FEW_STEPS
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
 
 
 def _more_steps(case: Case) -> dict[str, Any]:

@@ -290,9 +290,19 @@ def test_a_batch_above_the_part_becomes_the_whole_part(batch, samples, training)
     issue = next(i for i in plan.issues if i.code == "learning.batch_above_samples")
     assert [(op.path, op.value) for op in issue.fix] == [("/training/batch_size", training)]
     short = plan_of({"training": {"batch_size": batch, "epochs": 3}}, facts)
-    assert "learning.batch_above_samples" not in codes(short)
-    told = next(i for i in short.issues if i.code == "learning.few_steps")
-    assert f"of {training:,} samples with all of them in each step." in told.message
+    assert "learning.few_steps" not in codes(short)
+    told = next(i for i in short.issues if i.code == "learning.batch_above_samples")
+    assert f"A batch of {batch:,} is larger than the training part of {training:,}" in told.message
+    assert "The whole run would have 3 steps, too few" in told.why
+    (smaller,) = told.fix
+    assert smaller.value <= training / 50 * 3
+
+
+def test_a_batch_above_a_small_part_gets_more_epochs_too():
+    small = world(weather(samples=200))
+    (issue,) = plan_of({"training": {"batch_size": 1000, "epochs": 1}}, small).issues
+    fix = {op.path: op.value for op in issue.fix}
+    assert fix == {"/training/batch_size": 160, "/training/epochs": 50}
 
 
 def test_one_epoch_is_one():
