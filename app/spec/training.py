@@ -1,14 +1,34 @@
 """How long a run trains, when it evaluates, when it saves, when it gives up."""
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from app.spec.base import BatchSize, Epochs, SpecModel, Steps
 from app.spec.recipe import Mode
 
 MetricName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
-Monitor = Annotated[str, Field(pattern=r"^val_[a-z0-9_]{1,64}$")]
+MONITOR = re.compile(r"^val_[a-z0-9_]{1,64}$")
+# What a metric of some part is called elsewhere: eval_loss, val/loss, train_mae.
+OTHER_PART = re.compile(r"^(val|valid|validation|eval|test|train)[_/. -]")
+
+
+def _is_monitor(value: str) -> str:
+    if MONITOR.fullmatch(value) is not None:
+        return value
+    meant = f"val_{OTHER_PART.sub('', value.lower()).replace('-', '_')}"
+    raise PydanticCustomError(
+        "not_a_monitor",
+        "it should be a metric of the validation part, whose name begins with val_",
+        {"expected": meant} if MONITOR.fullmatch(meant) else {},
+    )
+
+
+Monitor = Annotated[
+    str, AfterValidator(_is_monitor), Field(json_schema_extra={"pattern": MONITOR.pattern})
+]
 
 MOST_PATIENCE = 10_000
 

@@ -133,6 +133,26 @@ def test_an_issue_names_the_place_and_the_trouble(change, loc, words):
     assert words in issue.message
 
 
+@pytest.mark.parametrize(
+    ("monitor", "meant"),
+    [
+        ("mae", "val_mae"), ("f1", "val_f1"), ("MAE", "val_mae"), ("eval_loss", "val_loss"),
+        ("val/loss", "val_loss"), ("train_loss", "val_loss"), ("val_Loss", "val_loss"),
+        ("lowest error!", None), ("val_", None), ("", None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "block", [("checkpoint", {}), ("early_stopping", {}), ("schedule", {"kind": "plateau"})]
+)
+def test_a_monitor_of_no_validation_metric_is_told_in_words(block, monitor, meant):
+    name, beside = block
+    (issue,) = issues_of({name: {**beside, "monitor": monitor}})
+    assert issue.loc == [name, "monitor"]
+    assert "a metric of the validation part, whose name begins with val_." in issue.message
+    assert issue.message.endswith(f" Did you mean {meant}?") == (meant is not None)
+    assert [op.value for op in issue.fix] == ([] if meant is None else [meant])
+
+
 def test_what_is_missing_is_named():
     spec, issues = parse_spec({})
     assert spec is None
