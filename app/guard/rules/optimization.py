@@ -90,10 +90,10 @@ def pretrained_rate(case: Case) -> Iterator[Finding]:
     gentle = two_digits(GENTLE * usual)
     yield Finding(
         ("optimizer", "lr"),
-        f"The weights of another run would be trained on with a rate of {optimizer.lr:g}, and "
-        f"new ones usually learn with {two_digits(usual):g}.",
-        f"In the first steps they lose what they had learned; a tenth, {gentle:g}, is usual for "
-        "them.",
+        "The run begins with trained weights (init_from), and its learning rate of "
+        f"{optimizer.lr:g} is one for new weights, which usually take {two_digits(usual):g}.",
+        "At so high a rate they lose in the first steps what they have learned. A tenth of what "
+        f"new weights take, {gentle:g}, is usual.",
         {"/optimizer/lr": gentle},
     )
 

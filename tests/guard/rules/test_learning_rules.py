@@ -6,6 +6,7 @@ import pytest
 
 from app.recipes.sequence import Sequence
 from app.spec.installed import INSTALLED
+from tests.guard.changes import PRETRAINED
 from tests.guard.world import codes, parent_of, plan_of, weather, with_field, world
 
 JUMPS, WARMUP = "learning.rate_jumps_at_restart", "learning.no_warmup"
@@ -330,3 +331,13 @@ def test_a_plugin_that_says_nothing_of_scales_is_told_how(monkeypatch):
     monkeypatch.setattr(Sequence, "has_scale", ("targets",))
     (said,) = plan_of(asked, facts).issues
     assert said.why == own.why
+
+
+def test_a_rate_for_new_weights_is_told_of_a_run_that_begins_with_trained_ones():
+    change = {"init_from": {"run": 7, "prefix": "head."}, "optimizer": {"lr": 2e-3}}
+    issues = plan_of(change, world(source=PRETRAINED)).issues
+    (issue,) = [one for one in issues if one.code == "learning.pretrained_rate"]
+    assert issue.message == (
+        "The run begins with trained weights (init_from), and its learning rate of 0.002 is one "
+        "for new weights, which usually take 0.001."
+    )
