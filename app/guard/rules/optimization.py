@@ -228,26 +228,42 @@ def plateau_never_acts(case: Case) -> Iterator[Finding]:
             other,
         )
     elif wanted.every_epochs is None and wanted.every_steps is None:
-        each_epoch = {"/evaluation/every_epochs": 1}
-        enough = _looks(case.with_values(each_epoch)) >= schedule.patience + 2
         yield Finding(
             ("evaluation",),
             "A plateau schedule watches a validation metric, but nothing is evaluated before the "
             "end.",
             f"The rate would stay at {case.spec.optimizer.lr:g} to the last step.",
-            each_epoch if enough else other,
+            _evaluated_each_epoch(case, schedule) or other,
         )
     elif (looks := _looks(case)) < schedule.patience + 2:
+        lower = {"/schedule/patience": looks - 2} if looks >= 2 else {}
         yield Finding(
             ("schedule", "patience"),
-            f"A plateau schedule with a patience of {schedule.patience:,} can never lower the "
-            f"rate: it has {looks:,} {'evaluation' if looks == 1 else 'evaluations'} to do it at.",
-            "The first is the best so far, so that the rate falls at evaluation "
-            f"{schedule.patience + 2:,} at the earliest, and what comes at the end of the run, or "
-            "once SWA has the rate, lowers none.",
-            {"/schedule/patience": looks - 2} if looks >= 2 else other,
+            f"A plateau schedule with a patience of {schedule.patience:,} can never lower the rate "
+            f"here: it needs {schedule.patience + 2:,} evaluations {_in_time(case)}, and there "
+            f"{'is' if looks == 1 else 'are'} {looks or 'none'}.",
+            "The first evaluation is the best so far, and the rate falls once "
+            f"{schedule.patience + 1:,} more are no better.",
+            lower or _evaluated_each_epoch(case, schedule) or other,
             severity="warning",
         )
+
+
+def _evaluated_each_epoch(case: Case, schedule: Plateau) -> dict[str, Any]:
+    """With a patience that these evaluations are enough for; empty where none is."""
+    each_epoch = {"/evaluation/every_epochs": 1}
+    looks = _looks(case.with_values(each_epoch))
+    if looks < 2:
+        return {}
+    shorter = {"/schedule/patience": looks - 2} if looks < schedule.patience + 2 else {}
+    return each_epoch | shorter
+
+
+def _in_time(case: Case) -> str:
+    averaging = case.spec.averaging
+    if isinstance(averaging, StochasticAveraging):
+        return f"before SWA sets the rate in epoch {averaging.start_epoch:,}"
+    return "before the end of the run"
 
 
 def _looks(case: Case) -> int:
