@@ -126,11 +126,15 @@ def _why_no_best(connection: Connection, run_id: int) -> str:
     monitor = run_documents.c.spec["checkpoint"]["monitor"].as_string()
     wanted = select(runs.c.recipe, monitor).join(run_documents, run_documents.c.run_id == runs.c.id)
     recipe, metric = connection.execute(wanted.where(runs.c.id == run_id)).one()
-    latest = f"`stoker download {run_id}` takes the latest"
+    latest = f"`stoker download {run_id}`"
     if recipe != SCRIPT:
-        return f"none was saved after an evaluation; {latest}"
+        return (
+            f"none was saved after an evaluation; {latest} and `stoker export {run_id} --latest` "
+            "take the latest"
+        )
     return (
-        f"none was saved with the metric {metric}, which decides what is best. {latest}. A "
+        f"none was saved with the metric {metric}, which decides what is best. {latest} takes the "
+        "latest. A "
         f'script gives it by `stoker.init().checkpoint(step, {{"{metric}": …}})`; '
         "checkpoint.monitor names another metric"
     )

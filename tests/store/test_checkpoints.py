@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 from sqlalchemy import select
 
-from app.errors import Conflict, FileLocked, LeaseLost, Locked
+from app.errors import Conflict, FileLocked, LeaseLost, Locked, NotFound
 from app.lifecycle import Intent, Reason
 from app.store.engine.database import Database
 from app.store.jobs import LONGEST_RETRY_SECONDS, RECONCILE_ATTEMPTS
@@ -96,6 +96,17 @@ def test_best_is_by_the_specs_monitor(world: World, mode: str, best: int) -> Non
     assert [row.step for row in rows if row.is_best] == [best]
     assert [row.step for row in rows if row.is_latest] == [5]
     assert world.store.checkpoints.resolve(lease.run_id, "best").step == best
+
+
+def test_of_a_run_without_a_best_the_latest_is_offered(world: World) -> None:
+    lease = world.running(spec={"checkpoint": {"monitor": "val_loss", "mode": "min"}})
+    saved = NewCheckpoint(1, 0, "runs/1/attempt-1/checkpoints/step-1", 1, {}, 0.0)
+    world.store.leases.beat(lease.token, Beat(checkpoints=[saved]))
+    with pytest.raises(NotFound, match="after an evaluation") as refused:
+        world.store.checkpoints.resolve(lease.run_id, "best")
+    one = lease.run_id
+    told = f"`stoker download {one}` and `stoker export {one} --latest` take the latest."
+    assert told in str(refused.value)
 
 
 def path_of(lease: Lease, step: int) -> str:
