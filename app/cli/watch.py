@@ -39,6 +39,7 @@ def watch_run(
         return _print_events(client, run_id)
     view = make_view()
     try:
+        tell_what_it_waits_for(client, run_id, view)
         run = follow(client, run_id, view, told)
     except KeyboardInterrupt:
         run = None
@@ -59,6 +60,13 @@ def follow(client: "Client", run_id: int, view: View, told: Sequence[Document] =
         if _says_paused(event) and (run := client.run(run_id))["state"] == "paused":
             return run
     return client.run(run_id)
+
+
+def tell_what_it_waits_for(client: "Client", run_id: int, view: View) -> None:
+    """What a person has to do where the run waits for one that does not go on by itself."""
+    run = client.run(run_id)
+    if run["waits_for"] is not None and run["message"]:
+        view.note(f"{'waiting':<12} {run['message']}", "yellow")
 
 
 def _says_paused(event: Event) -> bool:

@@ -1,10 +1,12 @@
 """What `stoker show` tells of a run: its result, memory, progress and speed."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sqlalchemy import insert, update
 
+from app.cli.watch import tell_what_it_waits_for
 from app.settings import load_settings
 from app.store import open_store
 from app.store.tables import attempts, events, runs
@@ -135,3 +137,23 @@ def test_show_has_the_newest_warnings_and_how_attempts_before_have_ended(cli, ap
         "warning full", "warning a save was cut", "warning slow",
         "warning 1 more: `stoker watch` tells them all",
     ]  # fmt: skip
+
+
+def test_what_waits_for_a_paused_run_says_how_that_goes_on(cli, api):
+    store = open_store(load_settings(home=api))
+    first, second = (store.runs.create(new_run(dataset="waves"))[0].id for _ in range(2))
+    with store.database.write() as connection:
+        paused = {"state": "paused", "intent": "pause"}
+        connection.execute(update(runs).where(runs.c.id == first).values(paused))
+        connection.execute(update(runs).where(runs.c.id == second).values(waits_for=first))
+    store.close()
+    told = f"Run {first} is paused; `stoker resume {first}` lets it go on."
+    said = cli("show", str(second)).out
+    assert said.startswith(f"Run {second} (lstm) is waiting for run {first}.")
+    for words in (said, cli("queue").out):
+        assert told in " ".join(words.split())
+    notes: list[str] = []
+    client: Any = SimpleNamespace(run=lambda _: cli("show", str(second), "--json").document)
+    view: Any = SimpleNamespace(note=lambda text, _: notes.append(text))
+    tell_what_it_waits_for(client, second, view)
+    assert notes == [f"waiting      {told}"]

@@ -143,8 +143,12 @@ def _to_record(
         del values[column.name]
     state = RunState(values.pop("state"))
     reason = values.pop("reason")
-    stems_from, begins_with = _active(values, "awaited"), _active(values, "source")
+    (stems_from, of_parent), (begins_with, of_source) = (
+        _active(values, name) for name in ("awaited", "source")
+    )
     waits = stems_from or begins_with if state is RunState.queued else None
+    if waits is not None:
+        waiting = _stands_still(waits, of_parent or of_source)
     carry = _carried(values["carry"], values.pop("restart_carry"))
     step = values.pop("restart_step", None)
     if carry is not None:
@@ -156,7 +160,7 @@ def _to_record(
         reason=None if reason is None else Reason(reason),
         child_ids=child_ids,
         waits_for=waits,
-        waiting=waiting if state is RunState.queued and waits is None else None,
+        waiting=waiting if state is RunState.queued else None,
         argv=argv,
     )
 
@@ -168,10 +172,18 @@ def _made_way(by: int | None, waiting: Waiting | None) -> Waiting | None:
     return Waiting(for_memory, f"Run {by}, of a lower priority, is giving up its slot for it.")
 
 
-def _active(values: Document, name: str) -> int | None:
-    """The run of that alias, where it is not over."""
+def _active(values: Document, name: str) -> tuple[int | None, str | None]:
+    """The run of that alias and its state, where it is not over."""
     run_id, state = values.pop(name), values.pop(f"{name}_state")
-    return None if state in (None, *TERMINAL) else run_id
+    return (None, None) if state in (None, *TERMINAL) else (run_id, state)
+
+
+def _stands_still(run_id: int, state: str | None) -> Waiting | None:
+    """What has to be done where the run that is waited for does not go on by itself."""
+    if state != RunState.paused:
+        return None
+    why = f"Run {run_id} is paused; `stoker resume {run_id}` lets it go on."
+    return Waiting(for_memory=False, why=why)
 
 
 def _carried(between: Document | None, kind: CarryKind | None) -> Document | None:

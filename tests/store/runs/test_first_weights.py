@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from app.errors import Conflict, InvalidRequest
-from app.lifecycle import Reason
+from app.lifecycle import Intent, Reason
 from app.store.records import Document, Lease, Restart, RestorePoint, RunRecord
 from app.store.runs.first_weights import FirstWeights
 from tests.store.conftest import World, new_run
@@ -44,6 +44,19 @@ def test_a_run_waits_for_the_one_whose_weights_it_begins_with(world: World, by: 
     assert lease.run_id == run.id
     assert lease.restore_points == (RestorePoint(first.run_id, "init", path_of(first, 5)),)
     assert world.store.runs.get(run.id).message is None
+
+
+def test_a_run_that_waits_for_a_paused_one_says_how_that_goes_on(world: World) -> None:
+    first = source(world)
+    waiting = begin_with(world, BEST | {"run": first.run_id})
+    world.store.runs.set_intent(first.run_id, Intent.pause, None)
+    finish(world, first, Reason.interrupted)
+    found = world.store.runs.get(waiting.id)
+    assert found.waits_for == first.run_id
+    assert found.waiting is not None
+    assert found.waiting.why == "Run 1 is paused; `stoker resume 1` lets it go on."
+    world.store.runs.resume(first.run_id, None)
+    assert world.store.runs.get(waiting.id).waiting is None
 
 
 @pytest.mark.parametrize(
