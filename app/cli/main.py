@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from app import __version__
-from app.cli import actions, plan, presets, results, rules, run, runs, tokens, watch
+from app.cli import actions, plan, presets, results, rules, run, runs, show, tokens, watch
 from app.cli.data import datasets
 from app.cli.db import database
 from app.cli.failures import ExitCode, StokerGroup
@@ -106,7 +106,7 @@ TOPICS: dict[str, dict[str, Callable[..., None]]] = {
         "submit": runs.submit,
         "plan": plan.plan,
         "ls": runs.ls,
-        "show": runs.show,
+        "show": show.show,
         "watch": watch.watch,
         "stop": actions.stop,
         "kill": actions.kill,

@@ -253,6 +253,12 @@ def in_words(status: str, waits_for: int | None = None) -> str:
     return f"is {word}"
 
 
+def headline(run: Mapping[str, Any]) -> str:
+    """The number and name of a run, and how it is, as a sentence."""
+    name = f"({one_line(run['name'])}) " if run["name"] else ""
+    return f"Run {run['id']} {name}{in_words(run['status'], run['waits_for'])}."
+
+
 def best_score(best: Mapping[str, object] | None) -> str | None:
     """The best evaluation by its first metric, in the data's units, else by its loss."""
     scores = {name: x for name, x in (best or {}).items() if name.startswith("val_")}

@@ -255,6 +255,15 @@ def _place(progress: Document) -> str:
     return " · ".join(known if ratio is None else [*known, percent(ratio).strip()])
 
 
+def steps_done(progress: Document) -> str | None:
+    """None before a script has told of a step, or how far it is, which it may never do."""
+    step, steps, ratio = (progress.get(name) for name in ("step", "steps", "ratio"))
+    if steps is not None:
+        return f"step {number(step)} of {number(steps)}"
+    told = [f"step {number(step)}"] if step else []
+    return ", ".join(told if ratio is None else [*told, percent(ratio).strip()]) or None
+
+
 def note_of(kind: str, data: Document) -> tuple[str, str] | None:
     """The line and its style for an event worth reading; None for the others."""
     match kind:
