@@ -64,9 +64,9 @@ def _result(run: RunRecord) -> dict[str, Any] | None:
 
 _PLAIN = (
     "id", "name", "notes", "labels", "priority", "recipe", "mode", "dataset", "state", "intent",
-    "reason", "version", "waits_for", "parent_id", "attempt", "worker", "devices", "created_at",
-    "created_by", "started_at", "finished_at", "retry_at", "diagnosis", "accepted_risks",
-    "argv",
+    "reason", "version", "waits_for", "init_from_run", "parent_id", "attempt", "worker", "devices",
+    "created_at", "created_by", "started_at", "finished_at", "retry_at", "diagnosis",
+    "accepted_risks", "argv",
 )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """`stoker show`: all that is known of a run."""
 
 import json
-from typing import Annotated, Any
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,9 +24,14 @@ from app.cli.output import (
 )
 from app.cli.progress import steps_done
 from app.cli.watch import RESULTS
+from stoker import Problem
+
+if TYPE_CHECKING:
+    from stoker import Client
 
 Document = dict[str, Any]
 LONGEST_CONFIG = 500
+ENDED_EARLY = {"failed": "that run failed", "stopped": "that run was stopped before its end"}
 SHOWN = 3  # of a run's warnings, and of its attempts
 
 
@@ -43,6 +49,7 @@ def show(
         is_whole = not as_json and not diff
         warnings = list(client.every(client.events, run_id, kind="warning")) if is_whole else []
         attempts = list(client.every(client.attempts, run_id)) if is_whole else []
+        weights = _weights_from(client, run, documents["applied"]) if is_whole else None
     if diff:
         if as_json:
             raise typer.BadParameter("--diff goes without --json")
@@ -55,7 +62,24 @@ def show(
     # Until its end a run has no result; but what was best so far.
     result = run.get("result") or {"best": (run.get("progress") or {}).get("best")}
     reached = [(name, metric_line(result.get(name) or {})) for name in RESULTS]
-    print_facts([*_facts(run, documents, attempts), *reached, *_warnings(warnings)])
+    facts = _facts(run, documents, attempts, weights)
+    print_facts([*facts, *reached, *_warnings(warnings)])
+
+
+def _weights_from(client: "Client", run: Document, applied: list[Document | None]) -> str | None:
+    """The checkpoint that an attempt began with by `init_from`, and what to know of its run."""
+    began = [one["init_from"] for one in applied if one and one.get("init_from")]
+    source = run["init_from_run"]
+    if not began or source is None:
+        return None
+    line = f"run {source}, step {number(began[-1]['step'])}"
+    try:
+        state = client.run(source)["state"]
+    except Problem as problem:
+        if problem.status != HTTPStatus.NOT_FOUND:
+            raise
+        return f"{line} (that run is deleted)"
+    return f"{line} ({ENDED_EARLY[state]})" if state in ENDED_EARLY else line
 
 
 def _warnings(events: list[Document]) -> list[tuple[str, object]]:
@@ -77,7 +101,7 @@ def _attempt(run: Document, attempts: list[Document]) -> str | None:
 
 
 def _facts(
-    run: Document, documents: Document, attempts: list[Document]
+    run: Document, documents: Document, attempts: list[Document], weights: str | None
 ) -> list[tuple[str, object]]:
     progress, recipe = run.get("progress") or {}, documents["spec"]["recipe"]
     left = progress.get("eta_seconds") if run["state"] == "running" else None
@@ -92,6 +116,7 @@ def _facts(
         ("labels", label_line(run["labels"])),
         ("accepted risks", ", ".join(run["accepted_risks"])),
         ("restart of", run.get("parent_id")),
+        ("weights from", weights),
         ("restarted as", children),
         ("attempt", _attempt(run, attempts)),
         ("worker", run.get("worker")),

@@ -125,6 +125,7 @@ class RunRecord:
     retries_used: int
     losses: int
     waits_for: int | None
+    init_from_run: int | None
     waiting: Waiting | None  # why a queued run is not taken
     carry: Document | None
     restart_from: str | None
@@ -277,8 +278,7 @@ class Beat:
 
 @dataclass(frozen=True)
 class NextRung:
-    """What later attempts use in place of the spec's values, as `sentence` says, since memory ran
-    out (`ran_out`: which and how much)."""
+    """What later attempts use, as `sentence` says, since memory ran out (`ran_out`: how much)."""
 
     rung: Document
     ran_out: Document
@@ -369,10 +369,9 @@ class RestorePoint:
 @dataclass(frozen=True)
 class Lease:
     """An agent's right to one attempt of a run, in `slots`: several GPUs, or one slot. `token` is
-    its fence, `beats` its next number.
-    `restore_points`: from the parent on, as long as those before them have saved nothing.
-    `memory_rung`: of the attempts before that ran out of memory, the last one's `NextRung.rung`;
-    `rollback`: of those whose loss was not finite, the last one's.
+    its fence, `beats` its next number. `restore_points`: from the parent on, as long as those
+    before them have saved nothing. `memory_rung`: of the attempts before that ran out of memory,
+    the last one's `NextRung.rung`; `rollback`: of those whose loss was not finite, the last one's.
     """
 
     token: str

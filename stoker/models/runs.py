@@ -164,6 +164,8 @@ class Run(Answer):
     """The run that has to be over before this queued one starts: that which it was restarted from,
     or whose weights it begins with.
     """
+    init_from_run: int | None = None
+    """The run that its `init_from` means, be it by a name or by a checkpoint; null: it has none."""
     parent_id: int | None
     child_ids: list[int]
     attempt: int

@@ -157,3 +157,33 @@ def test_what_waits_for_a_paused_run_says_how_that_goes_on(cli, api):
     view: Any = SimpleNamespace(note=lambda text, _: notes.append(text))
     tell_what_it_waits_for(client, second, view)
     assert notes == [f"waiting      {told}"]
+
+
+@pytest.mark.parametrize(
+    ("state", "beside"),
+    [
+        ("succeeded", ""),
+        ("failed", " (that run failed)"),
+        ("stopped", " (that run was stopped before its end)"),
+        (None, " (that run is deleted)"),
+    ],
+)
+def test_show_says_whose_weights_a_run_began_with(cli, api, state, beside):
+    store = open_store(load_settings(home=api))
+    first, second = (store.runs.create(new_run(dataset="waves"))[0].id for _ in range(2))
+    attempt = {
+        "run_id": second, "number": 1, "worker": "agent", "state": "running", "devices": [],
+        "started_at": 1.0, "saved_checkpoints": 0, "log_bytes": 0,
+    }  # fmt: skip
+    with store.database.write() as connection:
+        connection.execute(update(runs).where(runs.c.id == second).values(init_from_run=first))
+        ended = {"state": state} if state else {"deleted_at": 1.0}
+        connection.execute(update(runs).where(runs.c.id == first).values(ended))
+    assert "weights from" not in cli("show", str(second)).out, "it has not begun"
+    with store.database.write() as connection:
+        applied = {"init_from": {"step": 512}}
+        connection.execute(insert(attempts), {**attempt, "applied": applied})
+        connection.execute(insert(attempts), {**attempt, "number": 2, "applied": {}})
+    store.close()
+    lines = [" ".join(line.split()) for line in cli("show", str(second)).out.splitlines()]
+    assert f"weights from run {first}, step 512{beside}" in lines
