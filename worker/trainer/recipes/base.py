@@ -276,12 +276,10 @@ class Task(ABC):
 
         Raises SpecMismatch where samples are packed: their arrays have no axis for the batch.
         """
-        packed = [name for name, field in self.fields.items() if field.rows is not None]
-        if packed:
+        if any(field.rows is not None for field in self.fields.values()):
             raise SpecMismatch(
-                f"In a batch the rows of {', '.join(packed)} lie one behind another, so there is no"
-                f" model of one sample to write as ONNX, and the recipe {self.recipe.kind} names "
-                "none. Export it as safetensors."
+                f"The recipe {self.recipe.kind} trains on graphs of different sizes, which are not "
+                "exported as ONNX or int8. Export it as safetensors."
             )
         inputs, targets = self.spec.data.inputs, self.spec.data.targets
         known = {*targets, *map(lengths_of, targets)}
