@@ -105,6 +105,16 @@ def _has_ended(client: "Client", run_id: int) -> bool:
     return client.run(run_id)["state"] in (*TERMINAL, "paused")
 
 
+def _not_taken(run_id: int, words: list[str]) -> typer.BadParameter:
+    """Of words behind the run: names of metrics, or other runs."""
+    if words[0].isdecimal():
+        told = f"it takes one run: stoker metrics {run_id}, then stoker metrics {words[0]}"
+        return typer.BadParameter(told, param_hint="RUN")
+    named = " ".join(f"--name {shlex.quote(name)}" for name in words)
+    told = f"name metrics by it: stoker metrics {run_id} {named}"
+    return typer.BadParameter(told, param_hint="--name")
+
+
 def metrics(
     context: typer.Context,
     run_id: RunId,
@@ -118,10 +128,7 @@ def metrics(
     if csv and as_json:
         raise typer.BadParameter("give one of the two", param_hint="--csv, --json")
     if context.args:
-        named = " ".join(f"--name {shlex.quote(name)}" for name in context.args)
-        raise typer.BadParameter(
-            f"name metrics by it: stoker metrics {run_id} {named}", param_hint="--name"
-        )
+        raise _not_taken(run_id, context.args)
     with connect() as client:
         if csv and not names:
             sys.stdout.write(client.metrics_csv(run_id))

@@ -175,6 +175,13 @@ def test_a_metric_without_its_option_is_told_with_it(cli, api, run_id):
     assert cli("metrics", str(run_id)).code == 0
 
 
+def test_a_second_run_is_no_metric(cli, api, run_id):
+    answer = cli("metrics", str(run_id), "21")
+    assert answer.code == 2
+    said = " ".join(answer.err.replace("│", " ").split())
+    assert f"it takes one run: stoker metrics {run_id}, then stoker metrics 21" in said
+
+
 def test_a_log_without_output_says_so(cli, api, run_id):
     answer = cli("logs", str(run_id))
     assert (answer.out, answer.err) == ("", "No output yet.\n")
