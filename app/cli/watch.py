@@ -11,7 +11,7 @@ from app.cli.connect import connect
 from app.cli.failures import OUTCOMES, ExitCode
 from app.cli.output import STATUS_STYLES, JsonOption, between, metric_line, print_facts
 from app.cli.progress import Teller, View, make_view
-from stoker import Event
+from stoker import ClientError, Event
 
 if TYPE_CHECKING:
     from stoker import Client
@@ -64,7 +64,10 @@ def follow(client: "Client", run_id: int, view: View, told: Sequence[Document] =
 
 def tell_what_it_waits_for(client: "Client", run_id: int, view: View) -> None:
     """What a person has to do where the run waits for one that does not go on by itself."""
-    run = client.run(run_id)
+    try:
+        run = client.run(run_id)
+    except ClientError:
+        return  # following it tells what is wrong, and waits for a service that is starting
     if run["waits_for"] is not None and run["message"]:
         view.note(f"{'waiting':<12} {run['message']}", "yellow")
 

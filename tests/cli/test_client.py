@@ -137,8 +137,10 @@ def test_a_stream_waits_for_a_service_that_starts_again(serve):
 
 
 def test_watching_says_that_the_connection_is_lost_and_ends_with_six(serve, cli, home, monkeypatch):
+    streams = iter((True,))
+
     def handle(request: BaseHTTPRequestHandler, number: int) -> None:
-        if number == 0:
+        if "events" in request.path and next(streams, False):
             request.send_response(200)
             request.send_header("Content-Type", "text/event-stream")
             request.end_headers()
