@@ -129,8 +129,13 @@ class FieldFacts:
     def arrays(self, name: str) -> dict[str, Array]:
         """What a batch has of it, as a recipe is told."""
         if self.edges is None or self.lengths is None:
-            steps, horizons = self.series_steps, self.horizons
-            array = Array(self.shape, self.dtype, self.is_ragged, None, steps, horizons)
+            array = Array(
+                self.shape,
+                self.dtype,
+                self.is_ragged,
+                series_steps=self.series_steps,
+                horizons=self.horizons,
+            )
             return {name: array}
         nodes, edges = self.lengths.mean, self.edges.mean
         found = {

@@ -167,8 +167,8 @@ class PanelGraph(EncodingRecipe):
                     ("recipe", "horizons"),
                     f"{name!r} reaches {_dates(array.horizons)} ahead, and recipe.horizons says "
                     f"{_dates(self.horizons)}.",
-                    "Metrics are called by it, and the gap between the parts follows from it: one "
-                    "that is too short leaks.",
+                    "Metrics are named after it, and the gap between the parts follows from it: "
+                    "one that is too short leaks.",
                     {"/recipe/horizons": list(array.horizons)},
                 )
                 return

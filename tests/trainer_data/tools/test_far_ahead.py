@@ -25,7 +25,7 @@ def test_most_rows_are_not_left_out_for_one(tmp_path, capsys, reader):
     path = path if reader is PANEL else without_names(path)
     assert converted(reader, path) == 1
     said = capsys.readouterr().err
-    assert "259 rows would be left out, for they go back in time, and only 41 kept." in said
+    assert "259 rows would be left out because they go back in time, and only 41 kept." in said
     assert "a time is too far ahead: mend it." in said
     assert f"{path}, {'row 42' if reader is TABLE else 'line 43'}" in said
     assert not path.with_suffix(".h5").exists()

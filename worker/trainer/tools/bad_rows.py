@@ -95,8 +95,8 @@ class Bad:
         """
         if (count := self.counts["unsorted"]) > kept:
             raise DataError(
-                f"{path}: {count:,} rows would be left out, for they go back in time, and only"
-                f" {kept:,} kept. Sort the rows by time; if they are sorted, a time is too far"
+                f"{path}: {count:,} rows would be left out because they go back in time, and"
+                f" only {kept:,} kept. Sort the rows by time; if they are sorted, a time is too far"
                 f" ahead: mend it. {self.firsts['unsorted']}"
             )
 

@@ -113,7 +113,7 @@ def _overlap_in(windows: Windows) -> Overlap | None:
 
 
 def _breaks_in(windows: Windows) -> list[int] | None:
-    """Windows that begin behind the end of the one before, or before it does. None: too many."""
+    """Windows that begin further from the one before than they are long. None: too many."""
     found = np.flatnonzero(np.abs(np.diff(windows.starts)) > windows.length) + 1
     return found.tolist() if len(found) <= MOST_BREAKS else None
 

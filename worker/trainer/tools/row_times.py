@@ -219,8 +219,8 @@ class RowTimes:
         gaps: list[int] = np.flatnonzero(steps > self._longest()).tolist()
         # The order first: out of order, a row leaves a gap where it should be.
         for place in np.flatnonzero(~usable).tolist():
-            after = np.flatnonzero(times[:place] == latest[place])[:1]
-            before = int(rows[after[0]]) if len(after) else self._last_row
+            behind = int(np.searchsorted(places, place))  # of the kept, the last is the latest
+            before = int(rows[places[behind - 1]]) if behind else self._last_row
             self._add(int(rows[place]), int(times[place]), int(latest[place]), before)
         for gap in gaps:
             self._add_gap(int(rows[places[gap]]), int(kept[gap]), int(steps[gap]))

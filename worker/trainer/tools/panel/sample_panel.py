@@ -141,7 +141,8 @@ def baseline(path: Path) -> dict[str, Any]:
         last = file["features"][STARTS][:] + int(file["features"].attrs["window_length"]) - 1
         naive = file["features"][SERIES][:, :, names.index(NAIVE)][last].astype(np.float64)
         measured, known = file["targets"][:].astype(np.float64), file["known"][:].astype(bool)
-        horizons = horizons_of(file["targets"]) or []
+        if (horizons := horizons_of(file["targets"])) is None:
+            raise DataError(f"{path} is of an earlier version; build it again without --baseline.")
     cut = len(naive) - round(HELD_OUT * len(naive))
     error = np.where(known, naive[..., None] - measured, np.nan)
     shifted = error - np.nanmean(error[:cut], (0, 1))
