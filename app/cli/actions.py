@@ -12,7 +12,7 @@ from app.cli.arguments import RunIds, cut_off, for_each, parse_seconds
 from app.cli.connect import connect
 from app.cli.failures import CommandFailed, ExitCode, issue_lines, require_yes
 from app.cli.output import JsonOption, in_words, label_line, print_json, print_lines
-from app.cli.planview import carry_lines, has_nothing, print_plan
+from app.cli.specs.planview import carry_lines, has_nothing, print_plan
 from app.cli.specs.specfile import NO_CHANGES, SetOption, patch_of
 from app.cli.watch import watch_run
 from app.lifecycle import TERMINAL

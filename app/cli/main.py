@@ -11,11 +11,12 @@ import typer
 from typer.core import TyperCommand
 
 from app import __version__
-from app.cli import actions, plan, presets, results, rules, run, runs, show, tokens, watch
+from app.cli import actions, presets, results, rules, run, runs, show, tokens, watch
 from app.cli.data import datasets
 from app.cli.db import database
 from app.cli.failures import ExitCode, StokerGroup
 from app.cli.host import bench, doctor, machine, queue, service, systemd
+from app.cli.specs import plan
 from app.cli.weights import exporting, importing
 
 STATE = (

@@ -18,7 +18,6 @@ from app.cli.output import (
     size,
     wrapped,
 )
-from app.cli.planview import print_plan
 from app.cli.progress import (
     Figures,
     LiveView,
@@ -28,6 +27,7 @@ from app.cli.progress import (
     where,
 )
 from app.cli.results import sparkline
+from app.cli.specs.planview import print_plan
 from stoker import Event
 
 

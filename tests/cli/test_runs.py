@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.cli.planview import carry_lines
+from app.cli.specs.planview import carry_lines
 from app.settings import load_settings
 from app.store import open_store
 from app.store.checkpoint_rows import add_checkpoints

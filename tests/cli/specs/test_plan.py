@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from app.cli.output import size
-from app.cli.planview import print_plan
 from app.cli.specs.fixing import mend
+from app.cli.specs.planview import print_plan
 from app.cli.specs.specfile import read_request
 from app.guard.case import Case
 from app.guard.plan import RunPlan, make_plan

@@ -10,8 +10,8 @@ import typer
 from app.cli.connect import connect
 from app.cli.failures import CommandFailed, ExitCode, issue_lines
 from app.cli.output import JsonOption, print_json, print_lines
-from app.cli.planview import print_plan
 from app.cli.specs.assigned import with_own_fixes
+from app.cli.specs.planview import print_plan
 from app.cli.specs.specfile import (
     NO_CHANGES,
     Format,
