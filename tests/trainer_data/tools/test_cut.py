@@ -194,6 +194,23 @@ def test_rows_of_other_lengths_are_left_out_where_they_stand(tmp_path, capsys):
     assert (np.diff(features[:, :, 0], axis=1) == 1).all()
 
 
+def test_a_row_of_another_length_keeps_its_place(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,b\nx\nx,y,z\n1,2\n3,4\n5,6\ny\n7,8\nz\n")
+    rows, places = list[str | None](), list[int]()
+    for batch in text_batches(path, PLAIN):
+        places += [len(rows) + place for place in batch.misfits]
+        rows += batch.rows.columns[0].to_pylist()
+    assert (rows, places) == ([None, None, "1", "3", "5", None, "7", None], [0, 1, 5, 7])
+
+
+@pytest.mark.parametrize(("every", "step"), [(11, 11), (12, None)])
+def test_windows_that_hardly_overlap_are_known_by_where_they_begin(tmp_path, every, step):
+    out = tmp_path / "out.h5"
+    assert run(write(tmp_path / "t.csv", table(200)), out, f"--every={every}") == 0
+    assert inspect(out)["layout"]["window_steps"].get("features") == step
+
+
 def test_a_number_far_down_that_is_none_is_told(tmp_path, capsys):
     lines = ["warmth", *["1"] * 800_000, "0.5", "three"]
     (tmp_path / "t.csv").write_text("\n".join(lines))
