@@ -1,11 +1,23 @@
-"""What a restart takes over of its parent's preset: the values that it brought, not its name."""
+"""Values that a restart takes over from its parent besides the request."""
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from jsonpointer import JsonPointer
 
 from app.guard.presets.catalog import Catalog, PresetLayer
-from app.spec.layers import Document, overlay, with_default_kinds
+from app.spec.layers import DEFAULT_KINDS, RECIPE, Document, leaves, overlay, with_default_kinds
+from app.spec.stored import completed
+
+# The source, in a spec's provenance, of a value that a restart kept from its parent.
+PARENT = "parent"
+# Fields that the guard settles by the dataset; a restart keeps them while that is the same.
+SETTLED = (
+    "/data/loader/shuffle",
+    "/data/loader/shuffle_group",
+)
+# A word on the preset that no request has: the restart picks one anew.
+ANOTHER = object()
 
 
 @dataclass(frozen=True)
@@ -14,24 +26,72 @@ class Inherited:
 
     preset: PresetLayer | None
     wish: object
-    """What the request says of the preset; another word picks anew."""
+    """The request's word on the preset; another word picks anew."""
+    kept: Mapping[str, object] = field(default_factory=dict)
+    """Values of the parent by JSON Pointer, for fields that the request does not name."""
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """The parent's kind of each block whose fields depend on it, by JSON Pointer."""
 
     def holds_for(self, request: Document) -> bool:
-        """Whether the request leaves the choice to the parent."""
+        """Returns whether the request leaves the choice of the preset to the parent."""
         return request.get("preset") == self.wish
+
+    def complete(self, joined: Document) -> tuple[Document, Document]:
+        """Fills in the kept values where `joined` names none and its block is of the same kind.
+
+        Returns the document, and the entries of its provenance by pointer.
+        """
+        sources: Document = {}
+        for pointer, value in self.kept.items():
+            parts = JsonPointer(pointer).parts
+            filled = self._with(joined, parts, value)
+            if filled is not joined:
+                joined, sources[pointer] = filled, {"value": value, "source": PARENT}
+        return joined, sources
+
+    def _with(
+        self, block: Document, parts: list[str], value: object, pointer: str = ""
+    ) -> Document:
+        """Returns `block`, which lies at `pointer`, with the value in it; as it is if none fits."""
+        name, *inner = parts
+        if not inner:
+            return block if name in block else {**block, name: value}
+        here = f"{pointer}/{name}"
+        below = block.get(name, {})
+        if not isinstance(below, dict):
+            return block  # null, or a mistake that the schema tells
+        key, kind = DEFAULT_KINDS.get(here, ("kind", ""))
+        if here in self.kinds:
+            if below.get(key, kind) != self.kinds[here]:
+                return block
+            below_with_kind = {key: self.kinds[here], **below}
+        else:
+            below_with_kind = below
+        filled = self._with(below_with_kind, inner, value, here)
+        return block if filled is below_with_kind else {**block, name: filled}
 
 
 def inherited(
-    request: Document, spec: Document, provenance: Document, catalog: Catalog
+    request: Document,
+    spec: Document,
+    provenance: Document,
+    catalog: Catalog,
+    named: Collection[str] = (),
 ) -> Inherited:
     """For a restart whose patched request is `request`, of a run with this spec and provenance.
+    `named`: the JSON Pointers that the patch names, also those that it sets to null.
 
     What the preset brought is fixed, also where its file has changed since or is gone; the preset
     as it is now has a say only in what the parent's own request said.
     """
+    before = completed(spec)
+    kinds = _kinds(before)
+    kept = _kept(spec, before, provenance, request, named)
     name = spec["preset"]
+    if any(pointer in ("", "/preset") for pointer in named):
+        return Inherited(None, ANOTHER, kept, kinds)
     if name == "auto":
-        return Inherited(None, request.get("preset"))
+        return Inherited(None, request.get("preset"), kept, kinds)
     brought: Document = {}
     for pointer, entry in provenance.items():
         if entry["source"] == f"preset:{name}":
@@ -42,7 +102,42 @@ def inherited(
         now = PresetLayer(name=name, description=description, spec={}, source="user")
     now = now.as_asked(request.get("preset", "auto"))
     layer = overlay(with_default_kinds(now.spec), with_default_kinds(brought))
-    return Inherited(now.model_copy(update={"spec": layer}), request.get("preset"))
+    return Inherited(now.model_copy(update={"spec": layer}), request.get("preset"), kept, kinds)
+
+
+def _kinds(spec: Document) -> dict[str, str]:
+    """The kind of each block of a complete spec whose fields depend on its kind."""
+    kinds = {RECIPE: spec["recipe"]["kind"]}
+    for pointer, (key, default) in DEFAULT_KINDS.items():
+        block = JsonPointer(pointer).resolve(spec, {})
+        kinds[pointer] = block.get(key, default)
+    return kinds
+
+
+def _kept(
+    spec: Document,
+    before: Document,
+    provenance: Document,
+    request: Document,
+    named: Collection[str],
+) -> dict[str, object]:
+    """The parent's values that neither its request nor a preset named, and that today's defaults
+    may not give: of fields that its version did not have, and those the guard settled.
+    """
+    stored = {pointer for pointer, _ in leaves(spec)}
+    same_data = request.get("data", {}).get("dataset") == spec["data"]["dataset"]
+    kept = {}
+    for pointer, value in leaves(before):
+        source = provenance.get(pointer, {}).get("source")
+        settled = same_data and source == "guard" and pointer in SETTLED
+        is_earlier = pointer not in stored or source == PARENT
+        if (is_earlier or settled) and not _is_named(pointer, named):
+            kept[pointer] = value
+    return kept
+
+
+def _is_named(pointer: str, named: Collection[str]) -> bool:
+    return any(pointer == one or pointer.startswith(f"{one}/") for one in named)
 
 
 def _put(document: Document, pointer: str, value: object) -> None:

@@ -43,6 +43,9 @@ def resolve(
     preset, issues = choose_preset(request, catalog, facts, inherited)
     layer = with_default_kinds(preset.spec) if preset is not None else {}
     joined = overlay(layer, with_default_kinds(request))
+    kept: Document = {}
+    if inherited is not None:
+        joined, kept = inherited.complete(joined)
     issues += unavailable_issues(joined)
     spec, wrong = parse_spec(joined, request)
     if len(wrong) > MOST_ISSUES:  # a patch would leave most of it wrong, and each would be tried
@@ -56,7 +59,7 @@ def resolve(
     if preset is not None:
         document["preset"] = preset.name
     sources = [(f"preset:{preset.name}", preset.spec)] if preset is not None else []
-    origin = provenance(document, [*sources, ("request", request)])
+    origin = provenance(document, [*sources, ("request", request)]) | kept
     if preset is not None:
         said = _said_aloud(preset, request, origin)
         issues += [with_preset_kept(issue, request, preset) for issue in said]

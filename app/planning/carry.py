@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from app.spec.installed import RECIPES
 from app.spec.layers import Document, leaves
+from app.spec.stored import completed
 
 # Changes that leave the meaning of optimizer state, schedule position and order untouched.
 FULL = (
@@ -16,12 +17,12 @@ FULL = (
     "/data/loader/persistent_workers", "/data/loader/pin_memory",
     "/data/loader/multiprocessing_context", "/init_from",
 )  # fmt: skip
-# What a document says that has no word for it: a loader of another kind shuffles together what one
-# does that shuffles all or nothing, and a split of another method, or of an earlier version of
-# Stoker, leaves no sample out and weighs no term of a loss.
+# Values of fields that a spec may lack: a loader of another kind has no group, a split of another
+# method no gap and no seed, and an earlier version of Stoker had no weights of loss terms.
 UNSAID = {
     "/data/loader/shuffle_group": "auto",
     "/data/split/gap": 0,
+    "/data/split/seed": 0,
     "/loss_weights": {},
     "/recipe/version": "1",
 }
@@ -93,7 +94,7 @@ def _said(spec: Document) -> Document:
     model = RECIPES.get(spec["recipe"]["kind"])
     fields = model.model_fields.items() if model is not None else ()
     usual = {f"/recipe/{name}": one.default for name, one in fields if not one.is_required()}
-    return usual | UNSAID | dict(leaves(spec))
+    return usual | UNSAID | dict(leaves(completed(spec)))
 
 
 def _shape_fields(spec: Document) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from app.service.services import Services
 from app.service.submit import Made, idempotency_of, made_before, new_run_of, plan_request
 from app.spec.imported import is_imported
 from app.spec.issue import Issue
+from app.spec.layers import leaves
 from app.spec.reading import checked
 from app.spec.script import is_script
 from app.store.records import NewRun, Restart, StoredDocuments
@@ -74,8 +75,9 @@ def _plan(services: Services, parent_id: int, body: RestartBody) -> tuple[RunPla
     _require_whole(services, parent_id, body.from_)
     request = _patched(_under_its_name(services, parent_id, documents), body)
     taken = None
-    if not _names_preset(body) and not is_script(documents.spec):
-        taken = inherited(request, documents.spec, documents.provenance, services.catalog.get())
+    if not is_script(documents.spec):
+        catalog, named = services.catalog.get(), _named_pointers(body)
+        taken = inherited(request, documents.spec, documents.provenance, catalog, named)
     parent = Parent(
         parent_id,
         documents.spec,
@@ -143,10 +145,11 @@ def _patched(request: Document, body: RestartBody) -> Document:
         raise InvalidRequest(f"The patched request cannot be taken: {error}.") from None
 
 
-def _names_preset(body: RestartBody) -> bool:
-    """Whether the patch has a word on the preset, be it the parent's own."""
-    paths = [operation.path for operation in body.patch_ops or ()]
-    return "preset" in (body.patch or {}) or "/preset" in paths or "" in paths
+def _named_pointers(body: RestartBody) -> list[str]:
+    """Returns the JSON Pointers that the patch names, also those that it takes to the default."""
+    if body.patch_ops is not None:
+        return [operation.path for operation in body.patch_ops]
+    return [pointer for pointer, _ in leaves(body.patch or {})] if body.patch else []
 
 
 def _carry(parent: Parent, child: NewRun, body: RestartBody) -> CarryPlan:

@@ -58,10 +58,14 @@ class ChronologicalSplit(_FractionSplit):
 
 
 class RandomSplit(_FractionSplit):
-    """Samples drawn at random, by `training.seed`."""
+    """Samples drawn at random. Runs with the same seed here hold out the same samples, so their
+    scores can be compared whatever `training.seed` is.
+    """
 
     method: Literal["random"]
     """Draw samples at random."""
+    seed: Annotated[int, Field(ge=0, le=2**53 - 1)] = 0
+    """Seed of the draw; default 0."""
 
 
 class DatasetsSplit(SpecModel):

@@ -79,6 +79,11 @@ class Recipe(SpecModel):
     this one list a restart is told what it carries, and the trainer compares a checkpoint.
     """
 
+    earlier: ClassVar[Mapping[str, Any]] = {}
+    """By field, the value that names what this recipe did before the field existed. A stored spec
+    without the field means this; give it where today's default means something else.
+    """
+
     takes_ragged: ClassVar[tuple[str, ...]] = ()
     """Which of `inputs` and `targets` may be ragged."""
 

@@ -44,7 +44,8 @@ RiskCode = Annotated[str, StringConstraints(max_length=100)]
 # `data.split.method: groups`.
 # 5: several GPUs of a script, `recipe.launch`.
 # 6: `averaging`, `schedule.kind: plateau`, `policy.on_nonfinite: rollback`.
-SPEC_VERSION = 6
+# 7: `data.split.seed`; the fields of `app.spec.stored.completed`.
+SPEC_VERSION = 7
 TermName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 LabelWeight = Annotated[float, Field(gt=0.0, le=1e6)]
 ClassWeights = Annotated[tuple[LabelWeight, ...], Field(min_length=2, max_length=65_536)]

@@ -1,5 +1,6 @@
 """What a restart carries over follows from what changed."""
 
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,11 +8,16 @@ import pytest
 
 from app.errors import InvalidRequest
 from app.guard.facts import Facts, ParentFacts
+from app.guard.inheritance import inherited
 from app.guard.patching import apply_json_patch, apply_merge_patch
-from app.guard.plan import gap_was_settled, make_plan
+from app.guard.plan import gap_was_settled, make_plan, settle
 from app.guard.presets.catalog import load_catalog
+from app.guard.resolve import resolve
 from app.planning.carry import carry_between
+from app.spec.data import RandomSplit
+from app.spec.layers import leaves
 from app.spec.parse import parse_spec
+from app.spec.stored import read_stored
 from tests.guard.world import codes, parent_of, plan_of, weather, world
 
 CATALOG = load_catalog(Path("/nonexistent"))
@@ -174,3 +180,72 @@ def test_a_finished_run_goes_on_by_the_limit_that_ended_it():
         (issue,) = [one for one in plan.issues if one.code == "correctness.nothing_left"]
         assert issue.loc == ["training", field]
         assert ("/training/max_steps" in str(issue.fix)) == (field == "max_steps")
+
+
+RANDOM = {"data": {"split": {"method": "random"}}, "training": {"seed": 3}}
+
+
+def without_split_seed(change):
+    """The request, spec and provenance of a run that a version without split seeds stored."""
+    plan = plan_of(change)
+    spec = deepcopy(plan.require_ok())
+    del spec["data"]["split"]["seed"]
+    provenance = {at: one for at, one in plan.provenance.items() if at != "/data/split/seed"}
+    return plan.request, spec, provenance
+
+
+def planned_restart(parent, patch):
+    """The child's plan, as the service makes it."""
+    request, spec, provenance = parent
+    patched, named = apply_merge_patch(request, patch), [at for at, _ in leaves(patch)]
+    taken = inherited(patched, spec, provenance, CATALOG, named if patch else ())
+    facts = world()
+    resolved = settle(resolve(patched, CATALOG, facts, taken), facts)
+    return make_plan(patched, facts, CATALOG, resolved=resolved)
+
+
+def split_of(stored):
+    return read_stored(stored).data.split
+
+
+def test_a_random_split_from_before_it_had_a_seed_was_drawn_by_that_of_the_training():
+    _, spec, _ = without_split_seed(RANDOM)
+    assert split_of(spec) == RandomSplit(method="random", seed=3)
+    assert "seed" not in spec["data"]["split"]
+    assert split_of(plan_of(RANDOM).require_ok()) == RandomSplit(method="random", seed=0)
+
+
+@pytest.mark.parametrize(
+    ("patch", "seed", "source"),
+    [
+        ({}, 3, "parent"),
+        ({"training": {"seed": 1}}, 3, "parent"),
+        ({"data": {"split": {"validation_fraction": 0.1}}}, 3, "parent"),
+        ({"data": {"split": {"seed": 4}}}, 4, "request"),
+        ({"data": {"split": {"seed": None}}}, 0, "default"),
+    ],
+    ids=str,
+)
+def test_a_restart_keeps_what_its_parents_version_meant(patch, seed, source):
+    """And so does the restart of that restart, whose parent has the value explicitly."""
+    parent = without_split_seed(RANDOM)
+    for _ in range(2):
+        plan = planned_restart(parent, patch)
+        child = plan.require_ok()
+        assert child["data"]["split"]["seed"] == seed
+        assert plan.provenance["/data/split/seed"] == {"value": seed, "source": source}
+        parent, patch = (plan.request, child, plan.provenance), {}
+
+
+def test_what_a_parent_had_is_not_kept_in_a_block_of_another_kind():
+    parent = without_split_seed(RANDOM)
+    for split in ({"method": "chronological"}, None):
+        plan = planned_restart(parent, {"data": {"split": split}})
+        assert plan.require_ok()["data"]["split"]["method"] == "chronological"
+        assert "/data/split/seed" not in plan.provenance
+
+
+def test_a_restart_that_changes_nothing_carries_all_from_before_there_were_split_seeds():
+    parent = without_split_seed(RANDOM)
+    child = planned_restart(parent, {}).require_ok()
+    assert carry_between(parent[1], child).kind == "full"

@@ -11,7 +11,9 @@ from worker.trainer.errors import DataError, SpecMismatch
 
 
 def split(samples, seed=0, **split):
-    return split_samples(make_spec({"split": split}).data, {"numbers": samples}, seed)
+    if split["method"] == "random":
+        split = {**split, "seed": seed}
+    return split_samples(make_spec({"split": split}).data, {"numbers": samples})
 
 
 def test_chronological_cuts_in_the_order_of_the_file():
@@ -76,7 +78,7 @@ def test_random_parts_follow_the_seed():
 
 def test_other_datasets_are_taken_whole():
     data = make_spec({"split": {"method": "datasets", "validation": "later"}}).data
-    parts = split_samples(data, {"numbers": 30, "later": 7}, 0)
+    parts = split_samples(data, {"numbers": 30, "later": 7})
     assert (parts.train.rows, parts.validation.dataset) == (range(30), "later")
     assert parts.validation.rows == range(7)
     assert parts.test is None
@@ -100,7 +102,7 @@ def test_validation_may_be_left_out():
 
 def by_field(numbers):
     data = make_spec({"split": {"method": "field", "field": "part"}}).data
-    return split_samples(data, {"numbers": len(numbers)}, 0, np.array(numbers, np.int8))
+    return split_samples(data, {"numbers": len(numbers)}, np.array(numbers, np.int8))
 
 
 def test_a_field_puts_each_sample_into_its_part_in_the_order_of_the_file():

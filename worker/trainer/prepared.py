@@ -76,7 +76,6 @@ def _facts(task: Task, attempt: TrainerAttempt, data: DataSet) -> dict[str, Any]
         "parameters": {name: given[name] for name in task.prepared_by},
         "datasets": {name: one["fingerprint"] for name, one in attempt.datasets.items()},
         "data": wanted.model_dump(mode="json", include={"dataset", "inputs", "targets", "split"}),
-        "seed": attempt.spec.training.seed if wanted.split.method == "random" else None,
         "fields": {name: [list(f.shape), str(f.dtype)] for name, f in data.fields.items()},
     }
 

@@ -236,7 +236,7 @@ def open_data(
     checked = check_all(data, datasets)
     training = checked[data.dataset]
     samples = {name: one.num_samples for name, one in checked.items()}
-    parts = split_samples(data, samples, seed, _part_numbers(data, datasets, preparing))
+    parts = split_samples(data, samples, _part_numbers(data, datasets, preparing))
     shuffle = resolve_shuffle(data.loader, training.num_samples, training.kept_bytes)
     need = _need(checked, training, parts, shuffle)
     plans = _plans(spec, parts, rung)

@@ -78,7 +78,6 @@ def parts_by_number(field: str, begin: int, values: NDArray[Any]) -> NDArray[np.
 def split_samples(
     data: Data,
     samples: Mapping[str, int],
-    seed: int,
     numbers: NDArray[np.int8] | None = None,
 ) -> Parts:
     """The parts of a run; `samples` gives the number of samples of each dataset it names, and
@@ -97,7 +96,7 @@ def split_samples(
     end = count - num_test - (gap_of(split) if num_test else 0)
     cuts = (slice(0, num_train), slice(end - num_validation, end), slice(count - num_test, count))
     if isinstance(split, RandomSplit):
-        shuffled = permutation(seed, Purpose.split, 0, 0, count)
+        shuffled = permutation(split.seed, Purpose.split, 0, 0, count)
         return Parts(*(Part(data.dataset, np.sort(shuffled[cut])) for cut in cuts))
     return Parts(*(Part(data.dataset, range(count)[cut]) for cut in cuts))
 
