@@ -43,7 +43,7 @@ def run_document(run: RunRecord) -> Run:
         child_ids=list(run.child_ids),
         environment=_of(Environment, run.environment),
         progress=_of(Progress, run.progress),
-        result=_of(Result, _result(run)),
+        result=_of(Result, _with_caveats(run, _result(run))),
         carry=_of(Carry, run.carry),
         allowed_actions=allowed_actions(run.state, run.intent),
         links=links,
@@ -62,6 +62,17 @@ def _result(run: RunRecord) -> dict[str, Any] | None:
     return {"last": last, "best": run.progress.get("best"), "test": None}
 
 
+def _with_caveats(run: RunRecord, result: dict[str, Any] | None) -> dict[str, Any] | None:
+    caveats = [CAVEATS[code] for code in run.accepted_risks if code in CAVEATS]
+    return result if result is None else {**result, "caveats": caveats}
+
+
+# What the scores of a run are worth that accepted these risks.
+CAVEATS = {
+    "learning.weights_saw_held_out": "The run began with weights that were trained on samples it "
+    "holds out (accepted: learning.weights_saw_held_out), so its scores may look better than they "
+    "are."
+}
 _PLAIN = (
     "id", "name", "notes", "labels", "priority", "recipe", "mode", "dataset", "state", "intent",
     "reason", "version", "waits_for", "init_from_run", "parent_id", "attempt", "worker", "devices",

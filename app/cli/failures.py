@@ -213,6 +213,8 @@ def issue_lines(
             lines.append(f"    {'' if why.startswith(f'{field}: ') else 'why: '}{why}")
         if steps := fix_steps(issue, options):
             lines.append(f"    fix: {', '.join(steps)}")
+        if others := [step for op in issue.get("other_fix", ()) for step in _steps_of(op, options)]:
+            lines.append(f"    or: {', '.join(others)}")
         if issue.get("accepted"):
             lines.append("    accepted by accept_risks")
         elif waiver := WAIVERS.get(issue.get("waived_by") or ""):
@@ -252,6 +254,8 @@ def _dotted(op: dict[str, Any]) -> str:
 
 def _steps_of(op: dict[str, Any], options: Mapping[str, str]) -> list[str]:
     name = _dotted(op)
+    if name == "from":  # where a restart begins is an option, not a setting of the run
+        return [f"--from {op['value']}"]
     if op["op"] == "remove":
         return [f"remove {options.get(name, name)}"]
     return _settings_of(name, op["value"], options)

@@ -63,7 +63,8 @@ def show(
     result = run.get("result") or {"best": (run.get("progress") or {}).get("best")}
     reached = [(name, metric_line(result.get(name) or {})) for name in RESULTS]
     facts = _facts(run, documents, attempts, weights)
-    print_facts([*facts, *reached, *_warnings(warnings)])
+    caveats = [("caveat", sentence) for sentence in result.get("caveats", ())]
+    print_facts([*facts, *reached, *caveats, *_warnings(warnings)])
 
 
 def _weights_from(client: "Client", run: Document, applied: list[Document | None]) -> str | None:

@@ -95,7 +95,8 @@ def print_outcome(run: Document) -> None:
     head = f"Run {run['id']} {state}" + (f" after {took}" if run["started_at"] else "")
     typer.secho(f"{head}.", fg=STATUS_STYLES[state])  # its last note has said why
     result = run["result"] or {}
-    print_facts([(name, metric_line(result.get(name) or {})) for name in RESULTS])
+    caveats = [("caveat", sentence) for sentence in result.get("caveats", ())]
+    print_facts([*((name, metric_line(result.get(name) or {})) for name in RESULTS), *caveats])
     if run["child_ids"]:
         typer.echo(f"  It goes on as run {run['child_ids'][-1]}.")
     elif state in ("failed", "stopped"):

@@ -332,6 +332,17 @@ class ParentFacts:
 
 
 @dataclass(frozen=True)
+class AncestorFacts:
+    """A run that trained the weights which a run begins with."""
+
+    run_id: int
+    spec: RunSpec | None
+    """None: its weights were imported, it was deleted, or this version cannot read its spec."""
+    other_data: Collection[str] = ()
+    """Its datasets that have another file by now than it trained on."""
+
+
+@dataclass(frozen=True)
 class SourceFacts:
     """What `init_from` names; `missing` says in a sentence why it is not there."""
 
@@ -360,6 +371,8 @@ class Facts:
     parent: ParentFacts | None = None
     source: SourceFacts | None = None
     """Of `init_from`; None: there is none, or nobody looked."""
+    ancestors: Sequence[AncestorFacts] = ()
+    """The runs that trained the weights which this run begins with, the last one first."""
     preset: Match | None = None
     """The devices that the run's preset was made for."""
     profiles: Mapping[ProfileKey, Profile] = field(default_factory=dict)

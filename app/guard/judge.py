@@ -124,6 +124,7 @@ def _issue(
         message=finding.message,
         why=finding.why,
         fix=patch_for(request, finding.fix),
+        other_fix=patch_for(request, finding.other_fix),
         overridable=rule.overridable,
         accepted=accepted,
         waived_by=waiver,

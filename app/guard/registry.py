@@ -44,6 +44,7 @@ RULES: tuple[GuardRule, ...] = (
     data.nonfinite_values,
     data.unscaled,
     split.leaking_split,
+    split.weights_saw_held_out,
     data.target_is_input,
     loader.sorted_blocks,
     split.sorted_split,

@@ -22,6 +22,8 @@ class Finding:
     """Why it matters, with the number behind it."""
     fix: Mapping[str, Any] = field(default_factory=dict)
     """The values that mend it, by JSON Pointer into the spec; empty: no change of it would."""
+    other_fix: Mapping[str, Any] = field(default_factory=dict)
+    """Another way to mend it, by JSON Pointer into the spec, or `/from` of a restart."""
     severity: Severity | None = None
     """None: the rule's. A warning where a rule of errors has estimated and not measured."""
 

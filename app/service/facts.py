@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from app.guard.case import Case
 from app.guard.facts import (
+    AncestorFacts,
     Carried,
     Facts,
     ParentFacts,
@@ -22,6 +23,8 @@ from app.service.first_weights import source_facts
 from app.service.inventory import changed_since, dataset_facts, worker_devices
 from app.service.profiles import with_profiles
 from app.service.services import Services
+from app.spec.imported import is_imported
+from app.spec.run import RunSpec
 from app.spec.stored import read_stored
 
 Document = dict[str, Any]
@@ -73,11 +76,13 @@ def facts_for(
     carried = _carried(services, parent, settled.document, facts)
     if settled.spec is not None:
         facts = with_profiles(services.store.profiles, settled.spec, facts)
+    source = _source(services, parent, settled.document)
     learned = replace(
         facts,
         history=_history(services, settled, facts),
         history_looked_for=True,
-        source=_source(services, parent, settled.document),
+        source=source,
+        ancestors=_ancestors(services, parent, source),
         parent=before and replace(before, carried=carried),
     )
     return learned, settled
@@ -95,6 +100,33 @@ def _source(
     return source_facts(services, init_from, None if parent is None else parent.run_id)
 
 
+def _ancestors(
+    services: Services, parent: Parent | None, source: SourceFacts | None
+) -> list[AncestorFacts]:
+    """The runs that trained the weights which this one begins with."""
+    begins_with = source.run_id if source is not None and source.is_needed else None
+    if parent is not None and parent.wish != "scratch":
+        begins_with = parent.run_id
+    if begins_with is None:
+        return []
+    return [
+        AncestorFacts(
+            run_id, _readable(spec), services.store.datasets.others_since(run_id) if spec else ()
+        )
+        for run_id, spec in services.store.runs.lineage(begins_with).items()
+    ]
+
+
+def _readable(spec: Document | None) -> RunSpec | None:
+    """The spec, where there is one of a training that this version can read."""
+    if spec is None or is_imported(spec):
+        return None
+    try:
+        return read_stored(spec)
+    except ValueError:
+        return None
+
+
 def _history(services: Services, settled: Resolved, facts: Facts) -> Pace | None:
     """How fast like runs were on the device that this one would get."""
     if settled.spec is None or settled.document is None:
@@ -110,9 +142,8 @@ def _parent(parent: Parent) -> ParentFacts | None:
     """The parent's spec; what is carried of it depends on what the child's comes to. None where
     this version cannot read it.
     """
-    try:
-        spec = read_stored(parent.spec)
-    except ValueError:
+    spec = _readable(parent.spec)
+    if spec is None:
         return None
     return ParentFacts(spec, gap_was_settled=gap_was_settled(parent.provenance))
 

@@ -34,6 +34,8 @@ UNION_TAGS = frozenset(
     | {"ema", "InitFromCheckpoint", "InitFromRun", "int", "float"}
     | {"bool", "constrained-int", "constrained-float", "constrained-str", *RECIPES}
 )
+# Fields that say which kind a block is of.
+KIND_NAMES = ("kind", "method")
 # Schemas that are kept: of the two kinds of specs, and of registered commands.
 KEPT_SCHEMAS = 32
 Schema = dict[str, Any]
@@ -121,7 +123,7 @@ def _unknown_field(loc: list[str | int], request: dict[str, Any], schema: Schema
     if meant is not None and last not in _fields_beside(above, schema):
         meant = None  # the other kind of spec has it
     if meant == pointer(loc):
-        return _of_another_kind(loc)
+        return _of_another_kind(loc, schema)
     fix = []
     hint = did_you_mean(meant and meant.strip("/").replace("/", "."))
     given = value_at(request, [*meant.strip("/").split("/")]) if meant is not None else None
@@ -147,14 +149,19 @@ def _unknown_field(loc: list[str | int], request: dict[str, Any], schema: Schema
     )
 
 
-def _of_another_kind(loc: list[str | int]) -> Issue:
-    """A field that the block would have if it were of another kind."""
+def _of_another_kind(loc: list[str | int], schema: Schema) -> Issue:
+    """Says which kinds of the block have the field."""
+    nodes = _nodes_at([str(part) for part in loc[:-1]], schema)
+    fields = [node["properties"] for node in nodes if loc[-1] in node.get("properties", {})]
+    kinds = [
+        f"{n} {one[n]['const']}" for one in fields for n in KIND_NAMES if "const" in one.get(n, {})
+    ]
     return Issue(
         code="unknown_field",
         severity="error",
         loc=loc,
         message=f"There is no field {_dotted(loc)} in this kind of {loc[-2]}.",
-        why="It belongs to another kind, and would be ignored here.",
+        why=f"It belongs to {' and '.join(kinds) or 'another kind'}, and would be ignored here.",
         fix=[PatchOp(op="remove", path=pointer(loc))],
     )
 
@@ -190,7 +197,7 @@ def _block_of(value: Any, loc: list[str | int], schema: Schema) -> dict[str, str
         field["const"]: name
         for node in _nodes_at([str(part) for part in loc], schema)
         for name, field in node.get("properties", {}).items()
-        if name in ("kind", "method") and "const" in field
+        if name in KIND_NAMES and "const" in field
     }
     name = next(iter(kinds.values()), "kind")
     kind = suggest_value(pointer([*loc, name]), value, list(kinds))
@@ -321,7 +328,7 @@ def _nodes_at(names: list[str], schema: Schema, document: Any = None) -> list[di
 
 def _is_kind_of(node: dict[str, Any], block: Any) -> bool:
     kinds = {name: field.get("const") for name, field in node.get("properties", {}).items()}
-    return any(kinds.get(name) == _child(block, name) is not None for name in ("kind", "method"))
+    return any(kinds.get(name) == _child(block, name) is not None for name in KIND_NAMES)
 
 
 def _members(node: dict[str, Any], definitions: dict[str, Any]) -> Iterator[dict[str, Any]]:

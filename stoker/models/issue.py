@@ -41,6 +41,11 @@ class Issue(BaseModel):
     message: str = Field(description="What is wrong, in one sentence.")
     why: str = Field(default="", description="Why it matters, with the number behind it.")
     fix: list[PatchOp] = Field(default_factory=list, description="JSON Patch on the request.")
+    other_fix: list[PatchOp] = Field(
+        default_factory=list,
+        description="Another way to mend it: a JSON Patch on the request, or, where its path is "
+        "`/from`, on the body of the restart.",
+    )
     overridable: bool = Field(default=False, description="Whether accept_risks may override it.")
     accepted: bool = Field(default=False, description="Whether accept_risks overrides it here.")
     waived_by: Literal["site", "parent"] | None = Field(

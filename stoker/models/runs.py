@@ -82,6 +82,10 @@ class Result(Answer):
     """Scores of the naive forecast, that the target stays as it was last; null where the data does
     not hold its past. What is no better has learned nothing.
     """
+    caveats: list[str] = Field(default_factory=list)
+    """Sentences that say why the scores may look better than they are, for risks that the run
+    accepted.
+    """
 
 
 class Carry(Answer):

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from app.guard.patching import apply_json_patch
 from app.lifecycle import Intent, Reason
 from tests.api.support import FIELDS, SPEC, spec_with
 
@@ -340,3 +341,73 @@ def test_a_finished_run_can_only_be_restarted_or_deleted(api, run_id, player):
         assert refusal.problem("action_not_allowed") == 409
         assert refusal.json()["allowed_actions"] == ["restart", "delete"]
     assert api.post(f"/runs/{run_id}/restart").status_code == 201
+
+
+DRAWN = {"method": "random", "validation_fraction": 0.25}
+CODE = "learning.weights_saw_held_out"
+
+
+@pytest.fixture
+def drawn(api, player):
+    """A run with a random split that has saved a checkpoint and is over."""
+    run_id = api.post("/runs", json=spec_with("data", split=DRAWN)).json()["id"]
+    lease = player.claim()
+    player.checkpoint(lease, 1)
+    player.finish(lease, Reason.completed)
+    return run_id
+
+
+def test_a_restart_with_another_seed_keeps_the_held_out_samples(api, drawn):
+    child = api.post(f"/runs/{drawn}/restart", json={"patch": {"training": {"seed": 1}}})
+    assert child.status_code == 201, child.text
+    assert child.json()["carry"]["kind"] == "weights"
+    spec = api.get(f"/runs/{child.json()['id']}/spec").json()["spec"]
+    assert spec["data"]["split"]["seed"] == 0
+
+
+def test_weights_that_saw_the_held_out_samples_are_refused_with_two_fixes(api, drawn):
+    """Each fix, sent back as it was given, makes the restart possible."""
+    patch = {"data": {"split": {"seed": 1}}}
+    refusal = api.post(f"/runs/{drawn}/restart", json={"patch": patch})
+    assert refusal.problem("spec_rejected") == 422
+    (issue,) = [one for one in refusal.json()["issues"] if one["severity"] == "error"]
+    assert issue["code"] == CODE
+    assert "75%" in issue["message"]
+    by_patch = api.post(f"/runs/{drawn}/restart", json={"patch_ops": issue["fix"]})
+    assert by_patch.status_code == 201, by_patch.text
+    body = apply_json_patch({"patch": patch}, issue["other_fix"])
+    anew = api.post(f"/runs/{drawn}/restart", json=body)
+    assert anew.status_code == 201, anew.text
+    assert anew.json()["result"] is None
+
+
+def test_a_risk_that_makes_scores_look_better_is_repeated_in_the_result(api, player, drawn):
+    patch = {"data": {"split": {"seed": 1}}, "accept_risks": [CODE]}
+    child = api.post(f"/runs/{drawn}/restart", json={"patch": patch}).json()
+    assert child["accepted_risks"] == [CODE]
+    lease = player.claim()
+    player.progress(lease, step=8, epoch=1, loss=0.5)
+    player.finish(lease, Reason.completed)
+    (caveat,) = api.get(f"/runs/{child['id']}").json()["result"]["caveats"]
+    assert CODE in caveat
+    assert api.get(f"/runs/{drawn}").json()["accepted_risks"] == []
+
+
+def test_the_weights_of_all_ancestors_count(api, player, drawn):
+    """A restart from scratch ends the line, and init_from begins one."""
+    other = {"data": {"split": {"seed": 1}}}
+    anew = api.post(f"/runs/{drawn}/restart", json={"patch": other, "from": "scratch"}).json()
+    lease = player.claim()
+    player.checkpoint(lease, 1)
+    player.finish(lease, Reason.completed)
+    again = api.post(f"/runs/{anew['id']}/restart", json={"patch": {"training": {"epochs": 2}}})
+    assert again.status_code == 201, again.text
+    spec = {**spec_with("data", split=DRAWN), "init_from": {"run": anew["id"]}}
+    refusal = api.post("/runs", json=spec)
+    assert refusal.problem("spec_rejected") == 422
+    (issue,) = [one for one in refusal.json()["issues"] if one["severity"] == "error"]
+    assert f"run {anew['id']} trained" in issue["message"]
+    begun = api.post("/runs", json=apply_json_patch(spec, issue["fix"]))
+    assert begun.status_code == 201, begun.text
+    plain = api.post("/runs", json=apply_json_patch(spec, issue["other_fix"]))
+    assert plain.status_code == 201, plain.text

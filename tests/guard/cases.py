@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from app.guard.facts import FieldFacts
+from app.guard.facts import AncestorFacts, FieldFacts
 from tests.guard.changes import (
     ATOMS,
     BEGIN,
@@ -61,6 +61,7 @@ from tests.guard.world import (
     world,
 )
 
+IN_ORDER = parent_of({"data": {"split": {"gap": 0}}}, 100)
 CASES: dict[str, Example] = {
     "correctness.dataset_not_found": Example(data(dataset="wether"), {}),
     "correctness.dataset_invalid": Example(data(dataset="new"), {}, world(TORN)),
@@ -133,6 +134,11 @@ CASES: dict[str, Example] = {
     ),
     "learning.init_from_other_shape": Example(
         BEGIN, {**BEGIN, "init_from": {"run": 7, "prefix": "head."}}, world(source=PRETRAINED)
+    ),
+    "learning.weights_saw_held_out": Example(
+        data(split={"method": "random", "seed": 1}),
+        data(split={"method": "chronological", "gap": 0}),
+        world(ancestors=[AncestorFacts(7, IN_ORDER.spec)]),
     ),
     "learning.backbone_lr_above_lr": Example(
         {"optimizer": {"backbone_lr": 1.1e-3}}, {"optimizer": {"backbone_lr": 1e-3}}

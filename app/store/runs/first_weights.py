@@ -9,7 +9,7 @@ from app.lifecycle import RunState
 from app.store.checkpoint_rows import SAVED
 from app.store.checkpoints import best_or_latest_of, latest_of
 from app.store.records import Document, RestorePoint
-from app.store.runs.restart_points import lock_saved
+from app.store.runs.restart_points import MAX_ANCESTORS, lock_saved
 from app.store.tables import checkpoints, run_documents, runs
 
 
@@ -115,6 +115,20 @@ def first_weights_point(connection: Connection, run_id: int) -> tuple[RestorePoi
     if row.init_from_run is None:
         return ()
     return (RestorePoint(row.init_from_run, "init", row.path),)
+
+
+def lineage(connection: Connection, run_id: int) -> list[int]:
+    """Returns the run, and before it all whose weights it began with, the last one first."""
+    line: list[int] = []
+    columns = select(runs.c.parent_id, runs.c.restart_from, runs.c.carry, runs.c.init_from_run)
+    following: int | None = run_id
+    while following is not None and len(line) < MAX_ANCESTORS:
+        line.append(following)
+        row = connection.execute(columns.where(runs.c.id == following)).one()
+        carried = (row.carry or {}).get("kind", "scratch")
+        goes_on = row.restart_from != "scratch" and carried != "scratch"
+        following = row.parent_id if goes_on else row.init_from_run
+    return line
 
 
 def _run_called(connection: Connection, which: int | str) -> int | None:

@@ -31,7 +31,12 @@ from app.store.records import (
 )
 from app.store.runs import intents
 from app.store.runs.claimable import CLAIM_ORDER, IS_WAITING
-from app.store.runs.first_weights import FirstWeights, find_first_weights, meant_by
+from app.store.runs.first_weights import (
+    FirstWeights,
+    find_first_weights,
+    lineage,
+    meant_by,
+)
 from app.store.runs.queue import Place, behind, count_waiting, move_in_queue
 from app.store.runs.removal import order_removal, remove_run, wholly_deleted
 from app.store.runs.restart_points import Origin, WholeState, find_whole_state
@@ -172,6 +177,17 @@ class Runs:
                 parent = select(runs).where(runs.c.id == parent_id)
                 init_from = meant_by(connection, init_from, connection.execute(parent).one())
             return find_first_weights(connection, init_from)
+
+    def lineage(self, run_id: int) -> dict[int, Document | None]:
+        """By id the specs of the run and of all whose weights it began with, the last one first;
+        None of a run that was deleted.
+        """
+        with self._database.read() as connection:
+            line = lineage(connection, run_id)
+            wanted = select(run_documents.c.run_id, run_documents.c.spec)
+            rows = connection.execute(wanted.where(run_documents.c.run_id.in_(line)))
+            specs: dict[int, Document] = {row.run_id: row.spec for row in rows}
+        return {one: specs.get(one) for one in line}
 
     def get(self, run_id: int) -> RunRecord:
         """NotFound when there is none, or it was deleted."""
