@@ -257,7 +257,9 @@ def test_a_killed_run_tells_what_was_known_of_it(api, player):
     run = api.get(f"/runs/{run_id}").json()
     assert (run["state"], run["reason"]) == ("stopped", "kill_requested")
     last = {"step": 6, "epoch": 0}
-    assert run["result"] == {"last": last, "best": best, "test": None, "naive": None}
+    assert run["result"] == {
+        "last": last, "best": best, "test": None, "naive": None, "caveats": []
+    }  # fmt: skip
 
 
 def test_a_run_that_never_began_has_no_result(api, player):
