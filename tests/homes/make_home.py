@@ -4,6 +4,10 @@ It is run once a release, by the code of that release, and what it makes is comm
 
     git worktree add ../old f408a70     # and an environment for it: make install in ../old
     cd ../old && .venv/bin/python ../stoker/tests/homes/make_home.py f408a70.tar.xz
+    .venv/bin/python ../stoker/tests/homes/make_home.py recipes-3eedc65.tar.xz recipes
+
+The second has runs of every recipe: one that trained to its end, one of the same spec that is
+paused, and one that is `running`. How these two would have ended is known, therefore.
 
 All of it is real: API, agent, launchers and trainers of that version run and are killed at the end,
 so that one run is left `running` with a holder that is dead. `RUNS` in test_old_homes.py says what
@@ -23,11 +27,14 @@ from typing import Any
 sys.path.insert(0, str(Path.cwd()))  # the version that is called, not the one this file lies in
 
 from tests.e2e.service import Service, write_waves
+from tests.e2e.test_chaos import WORKLOADS
 
 SAMPLES = 120
 # A whole second: a run looks at its dataset's time, of which an archive keeps less than a disk.
 WRITTEN_AT = 1_760_000_000
 KEPT = ("stoker.db", "data", "artifacts")
+PAUSED_AFTER = 100
+SEED = 3  # of the training, and so of a random split in versions that have no other seed
 
 
 def spec(name: str, epochs: int, **more: Any) -> dict[str, Any]:
@@ -85,6 +92,46 @@ def live(service: Service) -> None:
             process.send_signal(signal.SIGKILL)
 
 
+def recipe_spec(name: str, spec: dict[str, Any], state: str) -> dict[str, Any]:
+    more: dict[str, Any] = {
+        "name": f"{name}-{state}",
+        "training": {"batch_size": 32, **spec.get("training", {})}
+        | {"epochs": 45, "log_every_steps": 10, "seed": SEED},
+        "checkpoint": {"every_steps": 50, "keep_last": 1},
+        "runtime": {"threads": 1},
+        "accept_risks": ["speed.*", "learning.*"],
+    }
+    if name == "board":
+        more["averaging"] = {"kind": "ema", "decay": 0.99}
+    return {**spec, **more}
+
+
+def live_recipes(service: Service) -> None:
+    """Runs 1 to 12: of each recipe in turn succeeded and paused, then all that are running."""
+    service.start_api()
+    service.start_agent()
+    for name, (write_data, file, spec) in WORKLOADS.items():
+        path = service.home / "data" / file
+        write_data(path)
+        for one in (path, *path.glob("*")):
+            os.utime(one, (WRITTEN_AT, WRITTEN_AT))
+        assert service.register(name, file)["state"] == "ready"
+        done = service.submit(recipe_spec(name, spec, "done"))
+        assert service.wait_for_end(done)["state"] == "succeeded"
+        paused = service.submit(recipe_spec(name, spec, "paused"))
+        service.wait_for_step(paused, PAUSED_AFTER)
+        act(service, paused, "pause")
+        assert service.wait_for_end(paused)["state"] == "paused"
+    for name, (_, _, spec) in WORKLOADS.items():
+        running = service.submit(recipe_spec(name, spec, "running"))
+        service.wait_for_step(running, PAUSED_AFTER)
+        for process in service.left_running():
+            if "worker.trainer" in " ".join(process.cmdline()):
+                process.suspend()
+    for process in service.left_running():
+        process.send_signal(signal.SIGKILL)
+
+
 def act(service: Service, run_id: int, verb: str) -> None:
     service.http.post(f"/runs/{run_id}/{verb}").raise_for_status()
 
@@ -106,9 +153,11 @@ def main() -> None:
     target = Path(sys.argv[1]).absolute()
     with TemporaryDirectory() as folder:
         home = Path(folder) / "home"
-        service = Service(home, STOKER_STANDBY="0", STOKER_BEAT_SECONDS="0.1")
+        slots = str(len(WORKLOADS)) if "recipes" in sys.argv[2:] else "1"
+        settings = {"STOKER_STANDBY": "0", "STOKER_BEAT_SECONDS": "0.1", "STOKER_SLOTS": slots}
+        service = Service(home, **settings)
         try:
-            live(service)
+            (live_recipes if "recipes" in sys.argv[2:] else live)(service)
         finally:
             service.close()
         pack(home, target)
