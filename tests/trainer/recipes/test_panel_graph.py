@@ -212,6 +212,64 @@ def test_rank_agreement_is_spearmans_over_what_is_known() -> None:
     assert ties.item() == pytest.approx(0.75**0.5), "equals have the mean of their ranks"
 
 
+def pairwise_spearman(forecast: Tensor, measured: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+    """The definition, by comparing all pairs in float64; as `rank_agreement`."""
+    count = known.sum(1).clamp(min=1)[:, None]
+    centered = []
+    for values in (forecast, measured):
+        one, other = values[:, :, None], values[:, None]
+        below = ((other < one).double() + 0.5 * (other == one).double()) * known[:, None]
+        ranks = below.sum(2) * known
+        centered.append((ranks - ranks.sum(1, keepdim=True) / count) * known)
+    products = (centered[0] * centered[1]).sum(1)
+    squares = [one.square().sum(1) for one in centered]
+    spread = (squares[0] * squares[1]).sqrt()
+    correlation = torch.where(spread > 0, products / spread, 0.0)
+    return correlation.sum(1), (squares[1] > 0).sum(1)
+
+
+@pytest.mark.parametrize("entities", [1, 2, 7, 300])
+@pytest.mark.parametrize("values", [1, 3, 1_000_000])
+@pytest.mark.parametrize("share_known", [0.0, 0.4, 1.0])
+def test_ranks_by_sorting_agree_with_comparing_all_pairs(
+    entities: int, values: int, share_known: float
+) -> None:
+    """Also with ties (of 3 values), if all are equal, and whatever the unknown values are."""
+    random = torch.Generator().manual_seed(entities)
+    shape = (5, entities, 2)
+    forecast, measured = (
+        torch.randint(values, shape, generator=random).float() - 1.0 for _ in range(2)
+    )
+    known = torch.rand(shape, generator=random) < share_known
+    forecast[:, 0] = torch.inf  # no larger than what is unknown
+    spoilt = measured.masked_fill(~known, torch.nan)
+    agreement, agreed = rank_agreement(forecast, spoilt, known)
+    expected, counted = pairwise_spearman(forecast, measured, known)
+    torch.testing.assert_close(agreement.double(), expected, rtol=0.0, atol=1e-5)
+    assert agreed.tolist() == counted.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int32])
+def test_values_that_float32_cannot_tell_apart_keep_their_ranks(dtype: torch.dtype) -> None:
+    measured = (2**30 + torch.arange(4)).to(dtype).reshape(1, 4, 1)
+    forecast, known = torch.arange(4.0).reshape(1, 4, 1), torch.ones(1, 4, 1, dtype=torch.bool)
+    agreement, agreed = rank_agreement(forecast, measured, known)
+    expected = 0.0 if dtype is torch.bfloat16 else 1.0  # bfloat16 itself rounds them to one
+    assert [agreement.item(), float(agreed)] == pytest.approx([expected, expected])
+
+
+def test_rank_correlation_is_computed_only_if_the_spec_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    without = task_for(merged(SPEC, {"evaluation": {"metrics": ["mae"]}}))
+    model, batch = model_of(without), batch_of(without)
+    wanted = sums_of(task_for(SPEC).measure(model, batch))
+    monkeypatch.setattr("worker.trainer.recipes.panel_graph.rank_agreement", None)
+    sums = sums_of(without.measure(model, batch))
+    assert sums == {name: wanted[name] for name in wanted if name not in ("agreement", "agreed")}
+    assert set(without.scores(sums, 4)) == {"loss", "mae"}
+
+
 @pytest.mark.parametrize("level", [0.1, 1e4, 1e7])
 def test_a_forecast_that_is_the_same_for_all_has_ranked_none(level: float) -> None:
     """To the last bit: made of its error and what came, it would be a little more or less."""

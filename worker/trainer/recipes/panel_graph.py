@@ -106,15 +106,14 @@ class PanelGraphTask(Task):
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         forecast, error, known = self._forecast(model, batch)
         measured, exact = batch.arrays[self.spec.data.targets[0]], error.double()
-        agreement, agreed = rank_agreement(forecast, measured, known)
         sums = {
             "dates": known.flatten(1).any(1),
             "loss": self._loss_a_date(model, error, known),
             "absolute": _mean_known(exact.abs(), known),
             "squared": _mean_known(exact.square(), known),
-            "agreement": agreement,
-            "agreed": agreed,
         }
+        if "rank_correlation" in self.spec.evaluation.metrics:
+            sums["agreement"], sums["agreed"] = rank_agreement(forecast, measured, known)
         for place, horizon in enumerate(self.recipe.horizons):
             one = slice(place, place + 1)
             sums[f"absolute_{horizon}"] = _mean_known(exact[..., one].abs(), known[..., one])
@@ -144,10 +143,10 @@ class PanelGraphTask(Task):
         mse = sums["squared"] / dates
         metrics = {"mae": sums["absolute"] / dates, "mse": mse, "rmse": math.sqrt(mse)}
         wanted = self.spec.evaluation.metrics
-        if sums["agreed"]:
+        if "rank_correlation" in wanted:
+            if not sums["agreed"]:
+                raise NothingToScore(f"on no date two {target!r} differ")
             metrics["rank_correlation"] = sums["agreement"] / sums["agreed"]
-        elif "rank_correlation" in wanted:
-            raise NothingToScore(f"on no date two {target!r} differ")
         for one in self.recipe.horizons:
             if sums[f"dates_{one}"]:
                 metrics[f"mae_{one}"] = sums[f"absolute_{one}"] / sums[f"dates_{one}"]
@@ -192,26 +191,30 @@ class PanelGraphTask(Task):
 
 
 def rank_agreement(forecast: Tensor, measured: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """Spearman's rank correlation over the entities of a date, summed over the horizons, and over
-    how many: equals have the mean of their ranks, forecasts that are all equal agree by 0, and a
-    horizon of which fewer than two are known, or all came alike, counts for nothing. (batch,
-    entities, horizons) each, to (batch,).
+    """Returns Spearman's rank correlation over the entities of a date, summed over the horizons,
+    and the number of horizons that count. Equal values have the mean of their ranks. Forecasts that
+    are all equal correlate by 0. A horizon counts for nothing if fewer than two of its values are
+    known, or if all of them are equal. (batch, entities, horizons) each, to (batch,).
     """
-    count = known.sum(1)
-    ranks = [_ranks(one, known) for one in (forecast, measured)]
-    first, second = ((one - one.sum(1, keepdim=True) / count.clamp(min=1)[:, None]) * known
-                     for one in ranks)  # fmt: skip
-    there = second.square().sum(1) > 0
-    spread = (first.square().sum(1) * second.square().sum(1)).sqrt()
-    found = (first * second).sum(1) / spread.where(spread > 0, 1.0)
-    return found.sum(1), there.sum(1)
+    known = known.transpose(1, 2)
+    first, second = (_centered_ranks(one.transpose(1, 2), known) for one in (forecast, measured))
+    there = second.square().sum(2) > 0
+    spread = (first.square().sum(2) * second.square().sum(2)).sqrt()
+    correlation = (first * second).sum(2) / spread.where(spread > 0, 1.0)
+    return correlation.sum(1), there.sum(1)
 
 
-def _ranks(values: Tensor, known: Tensor) -> Tensor:
-    """Among those known, the mean rank of equals, as numbers; zeros for others."""
-    one, other = values[:, :, None], values[:, None]
-    below = ((other < one).double() + 0.5 * (other == one).double()) * known[:, None]
-    return below.sum(2) * known
+def _centered_ranks(values: Tensor, known: Tensor) -> Tensor:
+    """Returns the mean rank of each known value among the known ones of its row, less the mean of
+    all ranks; zeros elsewhere. (…, entities) both, to float32.
+    """
+    # Unknown values come last. A known infinity equals them, so ranks end at the count.
+    shown = values.double().masked_fill(~known, torch.inf).contiguous()
+    ascending, count = shown.sort(-1).values, known.sum(-1, keepdim=True)
+    below = torch.searchsorted(ascending, shown)
+    not_above = torch.searchsorted(ascending, shown, right=True).minimum(count)
+    # Whole numbers until here, and then halves of them, so float32 is exact before the sums.
+    return (below + not_above - count).float() * 0.5 * known
 
 
 def _mean_known(values: Tensor, known: Tensor) -> Tensor:
