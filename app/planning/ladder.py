@@ -216,8 +216,7 @@ def _smaller_batch(rung: Rung, use: Use, ran_out: RanOut) -> Step | None:
         replace(rung, batch=half, evaluation_batch=evaluated),
         told,
         f"{told} instead of {now:,}, and more of them a step; each step's samples, the number of "
-        "steps and the schedule stay the same, results but for rounding, what is drawn at random, "
-        "and losses that are weighted means",
+        "steps and the schedule stay the same, results but for rounding and random draws",
     )
 
 

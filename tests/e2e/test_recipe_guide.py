@@ -24,7 +24,7 @@ from torch.utils.data import Dataset
 from app.spec.data import Data
 from app.spec.recipe import Array
 from app.spec.run import RunSpec
-from worker.trainer.recipes.base import Exported, Samples
+from worker.trainer.recipes.base import Exported, Samples, WeightedLoss
 from walks_recipe.recipe import Walks
 from test_walks import FIELDS, SPEC
 from walks_recipe.task import *
@@ -42,6 +42,12 @@ assert made[0]["tokens"].tolist() == list(range(8))
 task = Portable.for_run(SPEC, FIELDS)
 batch = task.made_up(2, CPU)
 assert task.exported(batch).inputs["tokens"].dtype is torch.int64
+task = Balanced.for_run(SPEC, FIELDS)
+weights = torch.tensor([0.5, 3.0])
+model = task.build_model({{}}, {{}})
+batch = Batch(Valid.for_run(SPEC, FIELDS).made_up(5, CPU).arrays, 5, {{"weights": weights}})
+expected = functional.cross_entropy(*task._forecast(model, batch), weights)
+torch.testing.assert_close(task.loss(model, batch).means()["loss"], expected)
 task = Carrying.for_run(SPEC, FIELDS)
 tables = task.made_up_tables()
 model = task.build_model({{}}, tables)
@@ -85,7 +91,7 @@ def test_every_file_of_the_guide_is_found() -> None:
         "walks-recipe/walks_recipe/task.py",
         "walks-recipe/test_walks.py",
     }
-    assert len(MORE) == 5
+    assert len(MORE) == 6
 
 
 @pytest.mark.minutes

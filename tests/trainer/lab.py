@@ -11,15 +11,21 @@ from typing import Any
 
 import h5py
 import numpy as np
+import torch
+from torch import Tensor, nn
 
 from app.lifecycle import Reason
 from app.planning.ladder import NO_RUNG, Rung
 from app.planning.rollback import Rollback
 from worker.reporting import PHASES, PULSE_FORMAT, EventLog, Pulse
 from worker.trainer.checkpoints import disk
+from worker.trainer.data.batch import Batch
 from worker.trainer.data.fingerprint import fingerprint
+from worker.trainer.recipes.base import Task
 from worker.trainer.report.preparing import Preparing
 from worker.trainer.run import End, execute
+from worker.trainer.step import WINDOW as SINCE_LOG_POINT
+from worker.trainer.step import Precision, TrainingStep
 from worker.trainer.stop import StopFlag
 
 WINDOW, FEATURES, HORIZON, SAMPLES = 12, 3, 4, 60
@@ -301,6 +307,27 @@ def start_trainer(
         process.stdin.write(json.dumps(order).encode() + b"\n")
     process.stdin.close()
     return process
+
+
+def step_of(
+    task: Task, model: nn.Module, batches: Iterable[Batch], precision: str = "fp32"
+) -> tuple[float, Tensor]:
+    """The loss that an optimizer step of these micro-batches reports, and its gradients in one row.
+    The model stays as it is.
+    """
+    before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    cpu = torch.device("cpu")
+    weights = {term: task.spec.loss_weights.get(term, 1.0) for term in task.recipe.loss_terms}
+    step = TrainingStep(model, task, optimizer, Precision(precision, cpu), None, weights)
+    parts = list(batches)
+    for batch in parts:
+        step.accumulate(batch, batch.size / sum(part.size for part in parts))
+    step.apply(1.0)
+    gradients = before - nn.utils.parameters_to_vector(model.parameters()).detach()
+    nn.utils.vector_to_parameters(before, model.parameters())
+    loss, *_, weight = step.loss_sums[SINCE_LOG_POINT].tolist()
+    return loss / (weight or 1.0), gradients
 
 
 def read_pulse(path: Path) -> tuple[str, int]:

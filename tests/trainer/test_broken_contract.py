@@ -4,7 +4,7 @@ import inspect
 from functools import partial
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from tests.trainer.lab import Lab
 from worker.trainer import recipes
 from worker.trainer.errors import TrainerError
 from worker.trainer.failure import explain
-from worker.trainer.recipes.base import Batch, Task
+from worker.trainer.recipes.base import Batch, Task, WeightedLoss
 from worker.trainer.recipes.contract import require_terms
 from worker.trainer.recipes.sequence import SequenceTask
 from worker.trainer.tools.one_step import measure_step
@@ -44,6 +44,11 @@ def with_method(method: str, make: Any) -> type[Task]:
         ("loss", lambda given: {"loss": given["loss"].item()}, "for 'loss' a float"),
         ("loss", lambda given: {"loss": given["loss"].detach()}, "does not depend on the model's"),
         ("loss", lambda given: None, "gave nothing (None)"),
+        ("loss", lambda given: WeightedLoss(given["loss"], torch.ones(())), "a tensor of shape ()"),
+        ("loss", lambda given: WeightedLoss(given, torch.ones(8)), "the weight a tensor of shape "
+         "(8,): it has to be a tensor of one number (.sum())"),
+        ("loss", lambda given: WeightedLoss(given, cast("Any", 8)), "the weight a int: it "
+         "has to be a tensor"),
         ("measure", lambda given: given["loss"], "shape (): it has to give a dict of sums"),
         ("measure", lambda given: {}, "gave an empty dict"),
         ("measure", lambda given: {"loss": given["loss"].expand(4)}, "shape (4,)"),

@@ -15,7 +15,7 @@ from worker.trainer.data.batch import NO_BUCKET, Batch, Bucket
 from worker.trainer.data.tensors import resized
 from worker.trainer.optimizers import set_learning_rate
 from worker.trainer.randomness import same_random_numbers
-from worker.trainer.recipes.base import Task, untouched
+from worker.trainer.recipes.base import Task, WeightedLoss, untouched
 from worker.trainer.recipes.contract import require_gradient, require_terms
 from worker.trainer.speed.compiler import compiled
 from worker.trainer.speed.static_step import StaticStep, StaticSteps
@@ -54,10 +54,11 @@ class Precision:
 class TrainingStep:
     """Gradients of one or more micro-batches, then one update of the weights.
 
-    `loss_sums` (2, names) are the losses, by `loss_names` the whole and then its terms where it
-    has several, times their samples: since the last log point, and since the epoch's start. They
-    stay on the device, in float64, until `worker.trainer.report.report` reads them; a loss that is
-    not finite makes its sum so, which is how it is noticed.
+    `loss_sums` (2, names + 1) are the sums of the losses over samples, by `loss_names` the whole
+    and then its terms where it has several, and last the weight to divide them by: the number of
+    samples, or what `WeightedLoss` says. The rows are since the last log point, and since the
+    epoch's start. They stay on the device, in float64, until `worker.trainer.report.report` reads
+    them; a loss that is not finite makes its sum so, which is how it is noticed.
 
     What is read afterwards is written in place, so that a CUDA graph may write it too. Where there
     is a `static` step, full steps go through it; others are launched one operation at a time.
@@ -84,16 +85,19 @@ class TrainingStep:
         self.average = average
         self.loss_names = ("loss", *loss_weights) if len(loss_weights) > 1 else ("loss",)
         self.loss_sums = torch.zeros(
-            (2, len(self.loss_names)), dtype=torch.float64, device=precision.device
+            (2, len(self.loss_names) + 1), dtype=torch.float64, device=precision.device
         )
-        self.loss_samples = [0, 0]
+        self.sample_weight: Tensor | float = 0.0
+        """The mean weight of a sample in the step under way, which its gradients are divided by; a
+        number where all samples weigh the same, which needs no division.
+        """
         self.grad_norm = torch.zeros((), device=precision.device)
         self.learning_rate = float(optimizer.defaults["lr"])
         self.static: StaticStep | StaticSteps | None = None
         self.under_way = False
         """Whether a step was begun and not ended."""
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._loss, self._measure = self._weighted_loss, task.measure
+        self._loss, self._measure = self._sample_losses, task.measure
 
     @property
     def device(self) -> torch.device:
@@ -140,7 +144,6 @@ class TrainingStep:
         self.under_way = True
         if self.static is None or not self.static.take(batch, share):
             self._add_gradients(batch, share)
-        self.loss_samples = [samples + batch.size for samples in self.loss_samples]
 
     def apply(self, learning_rate: float) -> None:
         """Clip the accumulated gradients, update the weights, forget the gradients."""
@@ -160,38 +163,62 @@ class TrainingStep:
 
     def _add_gradients(self, batch: Batch, share: float) -> None:
         with self.precision.autocast():
-            losses = self._loss(self.model, self._with_tables(batch))
+            losses, is_weighted = self._loss(self.model, self._with_tables(batch))
         self.precision.scaler.scale(losses[0] * share).backward()  # type: ignore[no-untyped-call]
-        self.loss_sums.add_(losses.detach(), alpha=batch.size)
+        losses = losses.detach()
+        self.loss_sums.add_(losses, alpha=batch.size)
+        self.sample_weight = self.sample_weight + (losses[-1] * share if is_weighted else share)
 
     def _with_tables(self, batch: Batch) -> Batch:
         return replace(batch, tables=self.tables) if self.tables else batch
 
-    def _weighted_loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """By `loss_names`, (names,): the weighted sum of the terms, and each of them unweighted."""
-        terms = self.task.loss(model, batch)
-        require_terms(self.task, terms, self.loss_weights)
-        weighted = [
-            terms[name] if weight == 1.0 else terms[name] * weight
-            for name, weight in self.loss_weights.items()
+    def _sample_losses(self, model: nn.Module, batch: Batch) -> tuple[Tensor, bool]:
+        """Returns a row of `loss_sums` as means over the batch's samples: the sum of the terms
+        times their factors, each term without its factor, and the weight of a sample. The second
+        value is True if that weight differs from 1.
+        """
+        loss = self.task.loss(model, batch)
+        require_terms(self.task, loss, self.loss_weights)
+        terms, weight = (loss.sums, loss.weight) if isinstance(loss, WeightedLoss) else (loss, None)
+        factored = [
+            terms[name] if factor == 1.0 else terms[name] * factor
+            for name, factor in self.loss_weights.items()
         ]
-        total = weighted[0] if len(weighted) == 1 else torch.stack(weighted).sum()
+        total = factored[0].reshape(()) if len(factored) == 1 else torch.stack(factored).sum()
         require_gradient(self.task, total)
-        return torch.stack([total, *(terms[name].detach() for name in self.loss_names[1:])])
+        each = [terms[name].detach() for name in self.loss_names[1:]]
+        if weight is None:
+            return torch.stack([total, *each, torch.ones_like(total)]), False
+        return torch.stack([total, *each, weight]) / batch.size, True
 
     def _update(self) -> None:
         self.precision.scaler.unscale_(self.optimizer)
+        self._divide_gradients()
         self.grad_norm.copy_(self._clip())
         self.precision.scaler.step(self.optimizer)
         self.precision.scaler.update()
+        self.forget_gradients()
+
+    def forget_gradients(self) -> None:
+        """Drop what was accumulated of a step."""
         self.optimizer.zero_grad(set_to_none=True)
+        self.sample_weight = 0.0
+
+    def _divide_gradients(self) -> None:
+        """By the step's weight, which is known only behind its last micro-batch."""
+        weight = self.sample_weight
+        if isinstance(weight, Tensor):
+            # The gradients are 0 where nothing counts, and are divided by 1 then.
+            torch._foreach_div_(self._gradients(), weight + (weight == 0))
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self._parameters if p.grad is not None]
 
     def _clip(self) -> Tensor:
         """The gradients' norm before clipping, on the device."""
         if self.clip_grad_norm is not None:
             return nn.utils.clip_grad_norm_(self._parameters, self.clip_grad_norm)
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        return nn.utils.get_total_norm(gradients)
+        return nn.utils.get_total_norm(self._gradients())
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -224,7 +251,6 @@ class TrainingStep:
 
     def restart_loss(self, which: int) -> None:
         self.loss_sums[which] = 0.0
-        self.loss_samples[which] = 0
 
 
 class ForwardPass(nn.Module):

@@ -32,7 +32,6 @@ def snapshot(step: int, attempt: int = 1) -> Snapshot:
     facts = {
         "metrics": {"val_loss": 0.1 + step},
         "state": TrainState(step=step).to_json(),
-        "loss_samples": [0, 0],
         "scaler": {},
         "losses_bytes": 0,
         "total_steps": 9,

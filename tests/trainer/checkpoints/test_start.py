@@ -14,7 +14,14 @@ import safetensors.torch
 
 from app.lifecycle import Reason
 from stoker.manifest import manifest_bytes
-from tests.trainer.lab import Lab, Outcome, own_checkpoints, read_events
+from tests.trainer.lab import (
+    BUILDING_POLLS,
+    Lab,
+    Outcome,
+    StopAtPoll,
+    own_checkpoints,
+    read_events,
+)
 from worker.trainer.errors import TrainerError
 
 SHORT = {
@@ -110,7 +117,7 @@ def rewrite(folder: Path, name: str, data: bytes) -> None:
 
 
 NEEDED = [
-    "step", "epoch", "state", "scaler", "loss_samples", "losses_bytes", "total_steps", "threads",
+    "step", "epoch", "state", "scaler", "losses_bytes", "total_steps", "threads",
     "precision", "device_type", "order_version", "schedule_version", "format",
 ]  # fmt: skip
 HARMS += [
@@ -132,6 +139,23 @@ HARMS += [
     partial(rewrite, name="model.safetensors", data=b"{}"),
     partial(rewrite, name="state.safetensors", data=safetensors.torch.save({})),
 ]
+
+
+def test_losses_that_an_earlier_version_divided_by_samples_go_on(lab: Lab) -> None:
+    """To the last bit, from the middle of an epoch and between two log points."""
+    patch = {"training": {"log_every_steps": 50}}
+    straight, run_dir = lab.run(patch=patch), lab.new_run()
+    stopped = lab.run(run_dir, patch, stop=StopAtPoll(BUILDING_POLLS + 2))
+    folder = stopped.checkpoint()
+    state = safetensors.torch.load((folder / "state.safetensors").read_bytes())
+    sums = state["loss_sums"]
+    assert sums.shape == (2, 2)
+    assert 0 < sums[0, 1] <= sums[1, 1]
+    state["loss_sums"] = sums[:, :1].contiguous()
+    rewrite(folder, "state.safetensors", safetensors.torch.save(state))
+    resign(folder, loss_samples=[int(samples) for samples in sums[:, 1]])
+    resumed = lab.run(run_dir, patch)
+    assert (resumed.weights, resumed.losses) == (straight.weights, straight.losses)
 
 
 def test_a_manifest_without_a_best_folder_has_none(lab: Lab, first: Outcome) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import h5py
 import numpy as np
 import torch
 
+from app.planning.ladder import NO_RUNG, Rung
 from app.spec.run import RunSpec
 from tests.trainer.lab import merged
 from tests.trainer_data.factories import entry, preparing
@@ -17,6 +19,8 @@ from worker.trainer.data.batch import Batch
 from worker.trainer.data.dataset import open_data
 from worker.trainer.data.formats.packed_files import write_packed
 from worker.trainer.data.source import Field
+from worker.trainer.recipes.base import WeightedLoss
+from worker.trainer.recipes.molecule import MoleculeTask
 
 CPU = torch.device("cpu")
 NODES, EDGES = 6.5, 7.5
@@ -72,12 +76,26 @@ def write(path: Path, count: int = 200, *, classes: bool = False) -> Path:
     return path
 
 
-def batch_of(path: Path, spec: RunSpec, loader: dict[str, Any] | None = None) -> Batch:
-    data = open_data(spec, {"numbers": entry(path)}, CPU, preparing(path.parent), 2**30)
-    batch = next(iter(data.train.iterate(0)))  # the next one takes its memory
-    arrays = {name: array.clone() for name, array in batch.arrays.items()}
+def batch_of(path: Path, spec: RunSpec) -> Batch:
+    return batches_of(path, spec, NO_RUNG)[0]
+
+
+def batches_of(path: Path, spec: RunSpec, rung: Rung) -> list[Batch]:
+    """The first batch of an epoch, in the micro-batches of a rung of the memory ladder."""
+    data = open_data(spec, {"numbers": entry(path)}, CPU, preparing(path.parent), 2**30, rung)
+    count = data.train.plan.num_micro_batches(spec.training.batch_size)
+    batches = [
+        replace(batch, arrays={name: array.clone() for name, array in batch.arrays.items()})
+        for batch in islice(data.train.iterate(0), count)  # the next one takes its memory
+    ]
     data.close()
-    return replace(batch, arrays=arrays)
+    return batches
+
+
+def loss_of(task: MoleculeTask, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """The mean over what counts in this batch."""
+    loss = task.loss(model, batch)
+    return (loss.means() if isinstance(loss, WeightedLoss) else loss)["loss"]
 
 
 def run_of(task: str, epochs: int = 2, **more: Any) -> dict[str, Any]:

@@ -17,7 +17,16 @@ from app.planning.ladder import Rung
 from app.recipes.board import Board
 from app.spec.recipe import Array
 from app.spec.run import RunSpec
-from tests.trainer.lab import BASE_SPEC, SAMPLES, Killed, Lab, Outcome, StopAtPoll, merged
+from tests.trainer.lab import (
+    BASE_SPEC,
+    SAMPLES,
+    Killed,
+    Lab,
+    Outcome,
+    StopAtPoll,
+    merged,
+    step_of,
+)
 from tests.trainer.test_numerics import train_losses
 from worker.trainer.data.source import Field
 from worker.trainer.errors import SpecMismatch
@@ -356,6 +365,17 @@ def test_legal_moves_count_as_much_as_pos_weight_says() -> None:
     torch.testing.assert_close(weighted.loss(model, batch)["loss"], expected)
     sums = weighted.measure(model, batch)
     torch.testing.assert_close(sums["loss"].float() / batch.size, expected)
+    parts = [
+        Batch(
+            {name: array[rows] for name, array in batch.arrays.items()},
+            len(batch.arrays["planes"][rows]),
+        )
+        for rows in (slice(0, 1), slice(1, None))
+    ]
+    loss, gradients = step_of(weighted, model, [batch])
+    in_parts, accumulated = step_of(weighted, model, parts)
+    assert in_parts == pytest.approx(loss, rel=1e-6)
+    torch.testing.assert_close(accumulated, gradients, rtol=0.0, atol=1e-6)
 
 
 def test_weights_of_labels_that_a_stage_does_not_have_are_refused() -> None:

@@ -14,7 +14,16 @@ from app.planning.ladder import NO_RUNG
 from app.spec.recipe import Array, Problem
 from app.spec.run import RunSpec
 from tests.trainer.lab import BASE_SPEC, Lab, StopAtPoll, merged
-from tests.trainer.recipes.molecules import CPU, FIELDS, TASKS, batch_of, run_of, spec_of, write
+from tests.trainer.recipes.molecules import (
+    CPU,
+    FIELDS,
+    TASKS,
+    batch_of,
+    loss_of,
+    run_of,
+    spec_of,
+    write,
+)
 from tests.trainer.speed.test_capture import Counting, applied, unless_never
 from tests.trainer_data.factories import preparing
 from worker.trainer import build as prepare
@@ -77,7 +86,7 @@ def test_as_many_parameters_as_it_says(task: str) -> None:
     assert len(list(made.blocks(model))) == 2
     for size in (1, 20):
         batch = made.made_up(size, CPU)
-        assert made.loss(model, batch)["loss"].isfinite()
+        assert loss_of(made, model, batch).isfinite()
         sums = {name: one.item() for name, one in made.measure(model, batch).items()}
     assert made.scores(sums, size).keys() == {"loss", *made.spec.evaluation.metrics}
 
@@ -160,11 +169,15 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(
     assert (outcome.weights, outcome.losses) == (straight.weights, straight.losses)
 
 
-def test_a_step_is_captured_for_each_shape(molecules: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("task", "weights"), [("masked", None), ("classification", [1.0, 3.0])])
+def test_a_step_is_captured_for_each_shape(
+    molecules: Lab, monkeypatch: pytest.MonkeyPatch, task: str, weights: list[float] | None
+) -> None:
     """And the training is the same to the last bit. The CPU of this test stands for a GPU."""
     monkeypatch.setattr(prepare, "why_not", lambda _, spec, *__: unless_never(spec))
     monkeypatch.setattr(cuda_graph, "GraphCapturer", Counting)
-    patch = run_of("masked")
+    write(molecules.data, classes=task == "classification")
+    patch = run_of(task, class_weights=weights)
     launched = molecules.run(patch=merged(patch, {"runtime": {"cuda_graphs": "never"}}))
     captured = molecules.run(patch=patch)
     found = applied(captured)

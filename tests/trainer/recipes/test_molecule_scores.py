@@ -10,8 +10,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from app.planning.ladder import NO_RUNG, Rung
-from tests.trainer.lab import Lab, merged
-from tests.trainer.recipes.molecules import FIELDS, TASKS, batch_of, run_of, spec_of, write
+from tests.trainer.lab import Lab, merged, step_of
+from tests.trainer.recipes.molecules import (
+    FIELDS,
+    TASKS,
+    batch_of,
+    batches_of,
+    loss_of,
+    run_of,
+    spec_of,
+    write,
+)
 from tests.trainer.test_ladder import losses, without_losses
 from tests.trainer_data.test_packed import graphs_of
 from worker.trainer.data.batch import Batch
@@ -92,7 +101,7 @@ def test_targets_are_as_exact_as_their_file(tmp_path: Path, *, standardized: boo
         answers = 1e6 + 0.01 * answers
     off = (answers - batch.arrays["targets"]).abs().sum()
     assert task.measure(model, batch)["absolute"].item() == pytest.approx(off.item(), rel=1e-8)
-    assert task.loss(model, batch)["loss"].dtype == torch.float32
+    assert loss_of(task, model, batch).dtype == torch.float32
 
 
 WEIGHTED = {"class_weights": [1.0, 3.0]}
@@ -115,12 +124,14 @@ def test_class_weights_lie_with_the_model_and_no_step_makes_them_anew(tmp_path: 
     task = MoleculeTask.for_run(spec, FIELDS)
     model = task.build_model({}, {})
     with HostData() as seen:
-        loss = task.loss(model, batch)["loss"]
+        loss = loss_of(task, model, batch)
         task.measure(model, batch)
     assert seen.made == 0
     logits, target = task._classes(model, batch)
     weights = torch.tensor(WEIGHTED["class_weights"])
-    assert torch.equal(loss, torch.nn.functional.cross_entropy(logits, target, weights))
+    torch.testing.assert_close(
+        loss, torch.nn.functional.cross_entropy(logits, target, weights), rtol=1e-6, atol=0.0
+    )
     assert torch.equal(model.get_buffer("class_weights"), weights)
     assert "class_weights" not in model.state_dict()
     assert model.to("meta").get_buffer("class_weights").is_meta
@@ -166,21 +177,59 @@ def test_a_part_of_which_nothing_is_asked_has_no_score(molecules: Lab, part: str
     assert ("max_batches" in caught.value.message) == (part == "validation")
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16-mixed"])
+@pytest.mark.parametrize("task", ["masked", "classification"])
+def test_micro_batches_have_the_gradient_of_their_batch(
+    tmp_path: Path, task: str, precision: str
+) -> None:
+    """Also where the rare class, or the hidden atoms, are all in one of them."""
+    spec = spec_of(task, training={"batch_size": 16}, **(WEIGHTED if "class" in task else {}))
+    path = write(tmp_path / "a.h5", classes=True)
+    [whole], parts = batches_of(path, spec, NO_RUNG), batches_of(path, spec, Rung(1, batch=6))
+    made = MoleculeTask.for_run(spec, FIELDS)
+    # In evaluation mode atoms are hidden by what they are, in whatever batch.
+    model = made.build_model({}, {}).eval()
+    if task == "classification":
+        for batch in (whole, *parts):
+            batch.arrays["targets"].zero_()
+        whole.arrays["targets"][15] = parts[-1].arrays["targets"][-1] = 1.0
+    loss, gradients = step_of(made, model, [whole], precision)
+    summed, accumulated = step_of(made, model, parts, precision)
+    close = 1e-6 if precision == "fp32" else 1e-3
+    assert gradients.abs().max() > 0.01
+    torch.testing.assert_close(accumulated, gradients, rtol=0.0, atol=close)
+    assert summed == pytest.approx(loss, rel=close)
+    assert loss == pytest.approx(loss_of(made, model, whole).item(), rel=1e-2)
+    _, of_the_last = step_of(made, model, parts[-1:], precision)
+    assert (of_the_last - gradients).abs().max() > 0.01, "the parts differ"
+
+
+def test_a_step_in_which_nothing_counts_changes_nothing(tmp_path: Path) -> None:
+    spec = spec_of("masked", training={"batch_size": 16}, recipe={"mask_fraction": 1e-9})
+    batch = batch_of(write(tmp_path / "a.h5"), spec)
+    made = MoleculeTask.for_run(spec, FIELDS)
+    loss, gradients = step_of(made, made.build_model({}, {}).eval(), [batch, batch])
+    assert loss == 0.0
+    assert not gradients.any()
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize(
     ("task", "weights", "alike"),
     [
         ("regression", None, True),
         ("classification", None, True),
-        ("classification", [1.0, 3.0], False),
+        ("classification", [1.0, 3.0], True),
         ("masked", None, False),
     ],
 )
-def test_a_cut_batch_trains_as_the_whole_unless_its_loss_is_a_weighted_mean(
-    molecules: Lab, task: str, weights: list[float] | None, *, alike: bool
+def test_a_cut_batch_trains_as_the_whole_unless_atoms_are_hidden_by_chance(
+    molecules: Lab, task: str, weights: list[float] | None, accumulation: int, *, alike: bool
 ) -> None:
-    """On a rung of the memory ladder; as docs/workloads/molecule.md says."""
+    """On a rung of the memory ladder, also in an epoch's last step, of fewer batches."""
     write(molecules.data, classes=task == "classification")
-    patch = run_of(task, class_weights=weights)
+    training = {"gradient_accumulation_steps": accumulation}
+    patch = run_of(task, class_weights=weights, training=training)
     straight, cut = (molecules.run(patch=patch, rung=one) for one in (NO_RUNG, Rung(1, batch=6)))
     assert cut.of_kind("applied")[0]["applied"]["batch_size"] == 6
     assert without_losses(cut) == without_losses(straight)

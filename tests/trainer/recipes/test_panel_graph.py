@@ -10,7 +10,7 @@ from torch import Tensor
 from app.lifecycle import Reason
 from app.spec.recipe import Array
 from app.spec.run import RunSpec
-from tests.trainer.lab import BASE_SPEC, merged
+from tests.trainer.lab import BASE_SPEC, merged, step_of
 from tests.trainer.recipes.panels import (
     DATES,
     ENCODERS,
@@ -186,7 +186,7 @@ def test_what_is_masked_changes_nothing(encoder: str, loss: str) -> None:
         model.zero_grad()
         batch.arrays["features"][:, 1] = filling
         batch.arrays["targets"].masked_fill_(batch.arrays["known"] == 0, filling)
-        task.loss(model, batch)["loss"].backward()
+        task.loss(model, batch).means()["loss"].backward()
         measured = {name: one.item() for name, one in task.measure(model, batch).items()}
         gradients = [one.grad.clone() for one in model.parameters() if one.grad is not None]
         seen.append((measured, gradients))
@@ -300,6 +300,35 @@ def test_scores_are_means_over_dates_however_they_are_batched() -> None:
     error[batch.arrays["known"] == 0] = torch.nan
     by_date = error.flatten(1).nanmean(1)
     assert task.scores(whole, 6)["mae"] == pytest.approx(by_date.mean().item())
+
+
+def parts_of(batch: Batch, *sizes: int) -> list[Batch]:
+    ends = np.cumsum(sizes)
+    rows = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    return [
+        Batch({name: array[one] for name, array in batch.arrays.items()}, size, batch.tables)
+        for one, size in zip(rows, sizes, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("sizes", [(3, 3), (1, 4, 1), (2, 2, 2)])
+def test_a_step_is_the_mean_over_the_dates_of_which_something_is_known(
+    sizes: tuple[int, ...],
+) -> None:
+    """The same as in an evaluation, and however the step is cut."""
+    task = task_for(with_recipe(dropout=0.0))
+    model, batch = model_of(task), batch_of(task, 6)
+    batch.arrays["known"][[0, 1, 4]] = 0
+    batch.arrays["known"][5, 1:] = 0
+    loss, gradients = step_of(task, model, [batch])
+    in_parts, accumulated = step_of(task, model, parts_of(batch, *sizes))
+    assert gradients.abs().max() > 0.01
+    torch.testing.assert_close(accumulated, gradients, rtol=0.0, atol=1e-6)
+    evaluated = task.scores(sums_of(task.measure(model, batch)), 6)["loss"]
+    assert [in_parts, evaluated] == pytest.approx([loss, loss], rel=1e-6)
+    _, (known, alone) = batch, parts_of(batch, 2, 4)
+    assert step_of(task, model, [known])[0] == 0.0
+    torch.testing.assert_close(step_of(task, model, [alone])[1], gradients, rtol=0.0, atol=1e-6)
 
 
 def sums_of(measured: dict[str, Tensor]) -> dict[str, float]:

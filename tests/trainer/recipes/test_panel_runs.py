@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from app.datacache import entries
+from app.planning.ladder import NO_RUNG, Rung
 from app.spec.recipe import Array
 from tests.trainer.lab import Killed, Lab, StopAtPoll, merged
 from tests.trainer.recipes.panels import (
@@ -24,6 +25,7 @@ from tests.trainer.recipes.panels import (
     task_for,
     with_recipe,
 )
+from tests.trainer.test_ladder import losses
 from worker.trainer.data.source import arrays_of
 from worker.trainer.errors import DataError
 from worker.trainer.recipes.graphs import correlations, nearest
@@ -110,6 +112,25 @@ def test_a_run_interrupted_anywhere_ends_as_one_that_was_not(
     assert steps[0] < 12
     assert (stopped.losses, stopped.weights) == (whole.losses, whole.weights)
     assert stopped.result == whole.result
+
+
+@pytest.mark.parametrize("rung", [NO_RUNG, Rung(1, batch=3)])
+def test_accumulated_batches_train_as_one_where_some_dates_are_unknown(
+    panel: Lab, rung: Rung
+) -> None:
+    """Also in an epoch's last step, which has fewer of them."""
+    spoil(panel, "known", (slice(0, 50, 3),), 0)
+    spoil(panel, "known", (slice(20, 30),), 0)
+    steady = with_recipe(dropout=0.0) | {"runtime": {"precision": "fp32"}}
+    at_once, in_two = (
+        panel.run(patch=merged(steady, {"training": training}), rung=one)
+        for training, one in (
+            ({"batch_size": 16, "gradient_accumulation_steps": 1}, NO_RUNG),
+            ({"batch_size": 8, "gradient_accumulation_steps": 2}, rung),
+        )
+    )
+    assert losses(in_two) == pytest.approx(losses(at_once), rel=1e-4)
+    assert losses(in_two) != losses(at_once)
 
 
 def test_a_run_that_is_killed_ends_as_one_that_was_not(panel: Lab) -> None:

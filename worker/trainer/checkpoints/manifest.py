@@ -59,7 +59,7 @@ class TrainingManifest(BaseModel):
     step: Count
     epoch: Count
     state: TrainState
-    loss_samples: Annotated[list[Count], Field(min_length=2, max_length=2)]
+    loss_samples: Annotated[list[Count], Field(min_length=2, max_length=2)] | None = None
     scaler: Scaler | Unscaled
     losses_bytes: Count
     order_version: int

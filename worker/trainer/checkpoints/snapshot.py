@@ -55,7 +55,6 @@ def capture(
         "position": state.position,
         "metrics": state.metrics(),
         "state": state.to_json(),
-        "loss_samples": list(step.loss_samples),
         "scaler": step.precision.scaler.state_dict(),
         "average": average.place() if average else None,
     }
@@ -87,8 +86,7 @@ def restore(step: TrainingStep, snapshot: Snapshot) -> TrainState:
     RandomState.now(device).restored(extra).put_back(device)
     step.task.load_state_dict(_named(extra, OF_THE_TASK))
     put_back(step.task, step.model, carried)
-    step.loss_sums.copy_(extra["loss_sums"].view_as(step.loss_sums))
-    step.loss_samples = list(body["loss_samples"])
+    _restore_losses(step, extra["loss_sums"], body.get("loss_samples"))
     if body["scaler"] and step.precision.scaler.is_enabled():
         step.precision.scaler.load_state_dict(body["scaler"])
     return TrainState.from_json(body["state"])
@@ -135,6 +133,13 @@ def _restore_optimizer(step: TrainingStep, tensors: Tensors) -> None:
         state.setdefault(index[name], {})[key] = tensor
     document = step.optimizer.state_dict() | {"state": state}
     step.optimizer.load_state_dict(document)
+
+
+def _restore_losses(step: TrainingStep, sums: Tensor, samples: list[int] | None) -> None:
+    """Earlier versions divided all losses by the samples, which they kept in the manifest."""
+    if samples is not None:
+        sums = torch.cat((sums.view(2, -1), torch.tensor(samples).view(2, 1)), 1)
+    step.loss_sums.copy_(sums.view_as(step.loss_sums))
 
 
 def on_cpu(tensors: Tensors) -> Tensors:

@@ -22,7 +22,17 @@ from worker.trainer.data.training_data import TrainingData
 from worker.trainer.errors import SpecMismatch, TrainerError
 
 # What a recipe imports.
-__all__ = ["Batch", "Begin", "Exported", "Samples", "Statistics", "Tables", "Task", "TrainingData"]
+__all__ = [
+    "Batch",
+    "Begin",
+    "Exported",
+    "Samples",
+    "Statistics",
+    "Tables",
+    "Task",
+    "TrainingData",
+    "WeightedLoss",
+]
 
 Statistics = Mapping[str, tuple[Tensor, Tensor]]
 Tables = Mapping[str, Tensor]
@@ -37,6 +47,28 @@ class Exported:
 
     inputs: Mapping[str, Tensor]
     outputs: tuple[str, ...] = ("output",)
+
+
+@dataclass(frozen=True)
+class WeightedLoss:
+    """A batch's loss where its samples do not weigh the same, because of a mask or class weights.
+
+    A step divides the sums of all its batches by their weight, so that the loss and its gradient
+    are those of one batch, however the step is cut.
+    """
+
+    sums: Mapping[str, Tensor]
+    """Each loss term as its sum over the batch: float32 scalars on the device."""
+    weight: Tensor
+    """A scalar that the sums are divided by, the same for all terms: the number of known labels, or
+    the sum of the samples' class weights. It follows from the batch, not from the model's answer.
+    0 where nothing in the batch counts.
+    """
+
+    def means(self) -> dict[str, Tensor]:
+        """Each term of this batch alone; 0 where nothing counts."""
+        weight = self.weight + (self.weight == 0)
+        return {name: one / weight for name, one in self.sums.items()}
 
 
 @contextmanager
@@ -257,9 +289,10 @@ class Task(ABC):
         )
 
     @abstractmethod
-    def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def loss(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor] | WeightedLoss:
         """Each of the recipe's `loss_terms` as its mean over the batch's samples: float32 scalars
         on the device. Their sum, weighted by the spec's `loss_weights`, is what is trained on.
+        A mean that is not divided by the number of samples is a `WeightedLoss`.
         """
 
     @abstractmethod

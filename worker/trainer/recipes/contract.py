@@ -12,12 +12,18 @@ from torch import Tensor, nn
 
 from app.lifecycle import Reason
 from worker.trainer.errors import TrainerError
-from worker.trainer.recipes.base import Statistics, Tables, Task
+from worker.trainer.recipes.base import Statistics, Tables, Task, WeightedLoss
 
 
-def require_terms(task: Task, terms: object, names: Collection[str]) -> None:
-    """TrainerError unless `loss` gave each term as a tensor of one number."""
+def require_terms(task: Task, loss: object, names: Collection[str]) -> None:
+    """TrainerError unless `loss` gave each term, and its weight, as a tensor of one number."""
     most_axes = 1 if len(names) == 1 else 0  # several are stacked
+    terms: object = loss
+    if isinstance(loss, WeightedLoss):
+        terms = loss.sums
+        if not isinstance(loss.weight, Tensor) or loss.weight.ndim:
+            raise _broken(task, "loss", f"the weight {_described(loss.weight)}",
+                          "it has to be a tensor of one number (.sum())")  # fmt: skip
     if not isinstance(terms, Mapping):
         raise _broken(task, "loss", _described(terms), _wanted_terms(names))
     for name in names:

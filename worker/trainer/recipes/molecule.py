@@ -14,7 +14,7 @@ from app.spec.recipe import BACKBONE
 from worker.trainer.data.source import Arrays
 from worker.trainer.data.training_data import TrainingData
 from worker.trainer.errors import DataError, NothingToScore
-from worker.trainer.recipes.base import Batch, Statistics, Tables, Task
+from worker.trainer.recipes.base import Batch, Statistics, Tables, Task, WeightedLoss
 from worker.trainer.recipes.encoders import exact_for
 
 Graphs = tuple[Tensor, Tensor, Tensor, Tensor, int]
@@ -224,14 +224,18 @@ class MoleculeTask(Task):
             "bond_features": bonds,
         }
 
-    def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor] | WeightedLoss:
+        """Means over hidden atoms, class weights or molecules."""
         if self.recipe.task == "masked":
             each, hides, _ = self._masked(model, batch)
-            return {"loss": (each * hides).sum() / hides.sum().clamp(min=1)}
+            return WeightedLoss({"loss": (each * hides).sum()}, hides.sum())
         if self.recipe.task == "classification":
             logits, target = self._classes(model, batch)
             weights = _class_weights(model)
-            return {"loss": functional.cross_entropy(logits, target, weights)}
+            if weights is None:
+                return {"loss": functional.cross_entropy(logits, target)}
+            each = functional.cross_entropy(logits, target, weights, reduction="none")
+            return WeightedLoss({"loss": each.sum()}, weights[target].sum())
         return {"loss": self._criterion(self._error(model, batch)).mean()}
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:

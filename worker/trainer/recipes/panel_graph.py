@@ -13,7 +13,14 @@ from app.spec.recipe import BACKBONE
 from worker.trainer.data.statistics import array_statistics
 from worker.trainer.data.training_data import TrainingData
 from worker.trainer.errors import NothingToScore
-from worker.trainer.recipes.base import Batch, Exported, Statistics, Tables, Task
+from worker.trainer.recipes.base import (
+    Batch,
+    Exported,
+    Statistics,
+    Tables,
+    Task,
+    WeightedLoss,
+)
 from worker.trainer.recipes.encoders import Moments, exact_for
 from worker.trainer.recipes.graphs import correlations, nearest, trailing_graphs
 from worker.trainer.recipes.panel_model import GraphLayer, PanelModel
@@ -99,9 +106,11 @@ class PanelGraphTask(Task):
             "num_features": features,
         }
 
-    def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def loss(self, model: nn.Module, batch: Batch) -> WeightedLoss:
+        """A mean over the dates of which something is known, as evaluations have it."""
         _, error, known = self._forecast(model, batch)
-        return {"loss": self._loss_a_date(model, error, known).mean()}
+        by_date = self._loss_a_date(model, error, known)
+        return WeightedLoss({"loss": by_date.sum()}, known.flatten(1).any(1).sum())
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         forecast, error, known = self._forecast(model, batch)

@@ -123,11 +123,12 @@ class Report:
         """A log point: the mean loss since the last one, in losses.csv and as an event."""
         state = self._state
         with self.clock.part("sync"):
-            *loss_sums, grad_norm = torch.cat(
+            *loss_sums, weight, grad_norm = torch.cat(
                 (step.loss_sums[WINDOW], step.grad_norm.double().reshape(1))
             ).tolist()
         self._rates.synchronized()
-        loss, *terms = (one / step.loss_samples[WINDOW] for one in loss_sums)
+        # The sums are 0 as well where nothing counts.
+        loss, *terms = (one / (weight or 1.0) for one in loss_sums)
         lr = step.learning_rate
         if not math.isfinite(loss):
             raise not_finite("training loss", loss, state.step, lr)
@@ -167,14 +168,14 @@ class Report:
         """An epoch is done. Synchronizes with the device, once an epoch."""
         state = self._state
         with self.clock.part("sync"):
-            loss_sum = float(step.loss_sums[EPOCH, 0].item())
+            loss_sum, *_, weight = step.loss_sums[EPOCH].tolist()
         scores = {name: x for name, x in state.metrics().items() if name.startswith("val_")}
         self.events.emit(
             "epoch",
             epoch=state.epoch,
             epochs=self._agenda.spec.training.epochs,
             step=state.step,
-            train_loss=loss_sum / step.loss_samples[EPOCH],
+            train_loss=loss_sum / (weight or 1.0),
             **scores,
         )
         step.restart_loss(EPOCH)

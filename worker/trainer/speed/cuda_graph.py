@@ -285,7 +285,7 @@ def _launch_again(step: TrainingStep) -> None:
     """Take away what a capture, and an attempt at one, leave in the step."""
     step.static = None
     make_plain(step.optimizer)
-    step.optimizer.zero_grad(set_to_none=True)
+    step.forget_gradients()
     step.precision.leave_step()
     if step.precision.device.type == "cuda":
         torch.cuda.empty_cache()

@@ -14,21 +14,20 @@ from worker.trainer.step import TrainingStep
 @contextmanager
 def state_preserved(step: TrainingStep, kept: Iterable[Tensor]) -> Iterator[None]:
     """Afterwards the tensors that are `kept`, the random numbers, the task's state and what it
-    carries, the count of losses and the scale are what they were, and there are no gradients.
+    carries and the scale are what they were, and there are no gradients.
     Synchronizes with the device.
     """
     device, precision = step.precision.device, step.precision
     before = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in kept]
-    samples, learning_rate = step.loss_samples, step.learning_rate
-    scale = precision.scaler.state_dict()
+    learning_rate, scale = step.learning_rate, precision.scaler.state_dict()
     with untouched(step.task, step.model), same_random_numbers(device):
         try:
             yield
         finally:
-            step.optimizer.zero_grad(set_to_none=True)
+            step.forget_gradients()
             with torch.no_grad():
                 for tensor, value in before:
                     tensor.copy_(value)
-            step.loss_samples, step.learning_rate = samples, learning_rate
+            step.learning_rate = learning_rate
             if scale:
                 precision.scaler.load_state_dict(scale)

@@ -30,7 +30,7 @@ class TriedSteps:
     """What the steps gave; tensors are on the host."""
 
     figures: Tensor
-    """(steps, 3): both loss sums, and the norm of the gradients."""
+    """(steps, …): the sums of the losses with their weights, and the norm of the gradients."""
     before: Tensors
     after: Tensors
     random: Tensor
