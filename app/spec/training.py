@@ -77,7 +77,8 @@ class Evaluation(SpecModel):
     batch_size: Literal["auto"] | BatchSize = "auto"
     """Samples of an evaluation batch; auto: the training batch size. Default auto."""
     max_batches: Steps | None = None
-    """Look at so many batches only; default all."""
+    """Evaluate only so many batches, evenly spaced over the validation part and the same each time;
+    default all."""
     metrics: Annotated[tuple[MetricName, ...], Field(max_length=16)] = ()
     """Metrics beside the loss, of those that the recipe has; default its usual ones."""
 

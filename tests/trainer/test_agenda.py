@@ -123,30 +123,38 @@ def test_the_state_survives_json() -> None:
     assert TrainState.from_json(json.loads(json.dumps(state.to_json()))) == state
 
 
-LOSS, MAE, FEWER = (
+LOSS, MAE, FEWER, FIRST = (
     Yardstick("val_loss", "min", None),
     Yardstick("val_mae", "max", None),
+    Yardstick("val_loss", "min", 3, spaced=True),
     Yardstick("val_loss", "min", 3),
 )
 
 
 @pytest.mark.parametrize(
-    ("best_by", "patience_by", "value", "patience", "lost"),
+    ("before", "best_by", "patience_by", "value", "patience", "lost"),
     [
-        (LOSS, LOSS, 0.5, (0.4, 3), 0),
-        (MAE, LOSS, 7.0, (0.4, 3), 0),
-        (LOSS, MAE, 0.5, (7.0, 0), 1),
-        (LOSS, None, 0.5, (None, 0), 0),
-        (FEWER, FEWER, None, (None, 0), 2),
+        (LOSS, LOSS, LOSS, 0.5, (0.4, 3), 0),
+        (LOSS, MAE, LOSS, 7.0, (0.4, 3), 0),
+        (LOSS, LOSS, MAE, 0.5, (7.0, 0), 1),
+        (LOSS, LOSS, None, 0.5, (None, 0), 0),
+        (LOSS, FEWER, FEWER, None, (None, 0), 2),
+        (FIRST, FEWER, FEWER, None, (None, 0), 2),
+        (FEWER, FEWER, FEWER, 0.5, (0.4, 3), 0),
     ],
 )
 def test_what_was_kept_by_another_yardstick_is_rebuilt_or_dropped(
-    best_by: Yardstick, patience_by: Yardstick | None, value: float, patience: Any, lost: int
+    before: Yardstick,
+    best_by: Yardstick,
+    patience_by: Yardstick | None,
+    value: float,
+    patience: Any,
+    lost: int,
 ) -> None:
     state = TrainState(
         best=Best(4, 1, 0.5, {"val_loss": 0.5, "val_mae": 7.0}),
-        best_by=LOSS,
-        patience_by=LOSS,
+        best_by=before,
+        patience_by=before,
         patience_best=0.4,
         patience_used=3,
     )

@@ -279,6 +279,27 @@ def test_a_field_of_the_file_splits_it(open_numbers, numbers, loader):
     assert data.describe()["validation_samples"] == (part == 1).sum()
 
 
+@pytest.mark.parametrize("rung", [NO_RUNG, Rung(1, evaluation_batch=2)])
+@pytest.mark.parametrize(
+    "loader",
+    [
+        {"kind": "chunked", "residency": "resident"},
+        {"kind": "chunked", "residency": "stream", "chunk_size": "1KiB"},
+        {"kind": "dataloader"},
+    ],
+    ids=["resident", "stream", "dataloader"],
+)
+def test_a_limited_evaluation_has_the_same_spaced_batches_each_time(open_numbers, loader, rung):
+    split = {"method": "chronological", "validation_fraction": 0.3, "test_fraction": 0.2}
+    evaluation = {"batch_size": 5, "max_batches": 2}
+    data = open_numbers({"loader": loader, "split": split}, rung=rung, evaluation=evaluation)
+    expected = [*range(55, 60), *range(70, 75)]  # of 50 to 79
+    for epoch in (0, 0, 3):
+        assert rows_of(data.validation.iterate(epoch)) == expected
+    assert rows_of(data.test.iterate(0)) == list(range(80, 100))
+    assert data.describe()["validation_samples"] == 30
+
+
 @pytest.mark.parametrize(
     ("part", "told"),
     [

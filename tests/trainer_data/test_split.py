@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer_data.factories import make_spec
-from worker.trainer.data.split import parts_by_number, split_samples
+from worker.trainer.data.split import Part, parts_by_number, split_samples
 from worker.trainer.errors import DataError, SpecMismatch
 
 
@@ -52,6 +52,33 @@ def test_a_gap_that_leaves_nothing_to_train_on_is_refused():
 def test_a_spec_that_was_stored_before_there_were_gaps_is_split_without():
     parts = split(100, method="chronological", validation_fraction=0.2, test_fraction=0.1)
     assert [len(part) for part in parts.non_empty] == [70, 20, 10]
+
+
+@pytest.mark.parametrize(
+    ("samples", "most", "begins"),
+    [
+        (100, None, range(0, 100, 10)),
+        (100, 10, range(0, 100, 10)),
+        (95, 10, range(0, 100, 10)),
+        (95, 9, range(0, 90, 10)),
+        (100, 1, [50]),
+        (100, 2, [20, 70]),
+        (100, 4, [10, 30, 60, 80]),
+        (109, 3, [10, 50, 80]),
+        (5, 3, [0]),
+        (0, 3, []),
+    ],
+)
+def test_the_batches_of_a_limited_evaluation_are_spaced_evenly(samples, most, begins):
+    part = Part("numbers", range(7, 7 + samples))
+    rows = part.spaced(10, most).all_rows()
+    whole = [one for begin in begins for one in range(begin, min(begin + 10, samples))]
+    assert rows.tolist() == [7 + place for place in whole]
+
+
+def test_scattered_rows_are_spaced_by_their_places():
+    part = Part("numbers", np.arange(0, 300, 3))
+    assert part.spaced(10, 2).all_rows().tolist() == [*range(60, 90, 3), *range(210, 240, 3)]
 
 
 def test_the_weather_sample_is_cut_at_the_end_of_september():

@@ -208,8 +208,9 @@ def _judged(state: TrainState, spec: RunSpec) -> list[str]:
     """Have the best evaluation, early stopping and a plateau judged as the spec says; what of the
     book could not be kept.
     """
+    most = spec.evaluation.max_batches
     by = {
-        name: Yardstick(block.monitor, block.mode, spec.evaluation.max_batches)
+        name: Yardstick(block.monitor, block.mode, most, spaced=most is not None)
         for name, block in spec.watching().items()
     }
     lost = state.judge_by(by["checkpoint"], by.get("early_stopping"))

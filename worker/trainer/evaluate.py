@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from itertools import islice
 
 import torch
 from torch.optim.swa_utils import update_bn
@@ -27,11 +26,10 @@ PARTS = {"evaluating": "validation", "testing": "test"}
 def validate(trainer: Trainer) -> None:
     """Evaluate, and keep book of the best and of early stopping. A stop leaves it all undone."""
     spec, state, part = trainer.spec, trainer.state, trainer.data.validation
-    limit = spec.evaluation.max_batches
     if part is None:
         return
     with trainer.saver.rescuable():
-        scores = measure(trainer, part, "evaluating", limit)
+        scores = measure(trainer, part, "evaluating")
     if scores is None:
         return
     named = {f"val_{name}": score for name, score in scores.items()}
@@ -112,21 +110,20 @@ def test(trainer: Trainer, part: Batches) -> Scores | None:
     return {"step": step, "epoch": epoch, **named}
 
 
-def measure(
-    trainer: Trainer, part: Batches, phase: str, max_batches: int | None = None
-) -> Scores | None:
+def measure(trainer: Trainer, part: Batches, phase: str) -> Scores | None:
     """Loss and metrics over a part, every sample weighing the same; None when stopped. DataError
     where nothing of it can be scored.
     """
-    log, count = trainer.log, part.plan.first_batches(max_batches).epoch_micro_batches
+    log, count = trainer.log, part.plan.epoch_micro_batches
     with log.within(phase, count), log.clock.part("eval"), trainer.step.evaluating():
-        found = _sums(trainer, islice(part.iterate(0), count))
+        found = _sums(trainer, part.iterate(0))
     if found is None:
         return None
     try:
         scores = scores_of(trainer.task, *found)
     except NothingToScore as error:
-        is_cut = count < part.plan.epoch_micro_batches
+        most = trainer.spec.evaluation.max_batches
+        is_cut = phase == "evaluating" and most is not None and most <= part.plan.num_batches
         raise NothingToScore(error.what, PARTS[phase], is_cut=is_cut) from None
     for name, score in scores.items():
         if not math.isfinite(score):

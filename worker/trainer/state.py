@@ -26,6 +26,13 @@ class Yardstick:
     monitor: str
     mode: str
     max_batches: int | None
+    spaced: bool = False
+    """True if these batches are spaced evenly. Earlier versions took the first ones."""
+
+    @property
+    def batches(self) -> tuple[int | None, bool]:
+        """Equal where evaluations look at the same batches."""
+        return self.max_batches, self.spaced
 
 
 @as_saved
@@ -160,7 +167,7 @@ class TrainState:
         lost = []
         if self.best is not None and self.best_by != best_by:
             value = self.best.scores.get(best_by.monitor)
-            same_batches = self.best_by and self.best_by.max_batches == best_by.max_batches
+            same_batches = self.best_by and self.best_by.batches == best_by.batches
             if same_batches and value is not None:
                 self.best = replace(self.best, value=value)
             else:

@@ -19,6 +19,7 @@ from tests.trainer.lab import (
     Lab,
     Outcome,
     StopAtPoll,
+    merged,
     own_checkpoints,
     read_events,
 )
@@ -156,6 +157,25 @@ def test_losses_that_an_earlier_version_divided_by_samples_go_on(lab: Lab) -> No
     resign(folder, loss_samples=[int(samples) for samples in sums[:, 1]])
     resumed = lab.run(run_dir, patch)
     assert (resumed.weights, resumed.losses) == (straight.weights, straight.losses)
+
+
+@pytest.mark.parametrize("max_batches", [None, 1])
+def test_a_best_over_the_first_batches_is_not_compared_with_one_over_spaced_ones(
+    lab: Lab, max_batches: int | None
+) -> None:
+    """Earlier versions said only how many; all of them are the same batches still."""
+    patch = merged(SHORT, {"evaluation": {"max_batches": max_batches}})
+    before = lab.run(lab.new_run(), patch=patch)
+    state = json.loads((before.checkpoint(6) / "manifest.json").read_text())["state"]
+    for name in ("best_by", "patience_by"):
+        assert state[name].pop("spaced") is (max_batches is not None)
+    state["best"]["value"] = -1.0  # which nothing would be better than
+    resign(before.checkpoint(6), state=state)
+    resumed = lab.run(before.run_dir, patch=merged(patch, {"training": {"max_steps": None}}))
+    told = [event["code"] for event in resumed.of_kind("warning")]
+    assert ("monitor_changed" in told) == (max_batches is not None)
+    best = resumed.result["best"]["step"]
+    assert (best > 6) == (max_batches is not None)
 
 
 def test_a_manifest_without_a_best_folder_has_none(lab: Lab, first: Outcome) -> None:

@@ -39,7 +39,7 @@ def test_each_shape_is_compiled_once_and_none_in_the_training(
     launched = lab.run(patch=patch)
     spec = RunSpec.model_validate_json(json.dumps(merged(BASE_SPEC, patch)))
     data = open_data(spec, lab.datasets(), CPU, preparing(lab.root), 2**30)
-    shapes = [*data.train.shapes.each(data.train.plan.sizes), *_evaluated_shapes(spec, data)]
+    shapes = [*data.train.shapes.each(data.train.plan.sizes), *_evaluated_shapes(data)]
     data.close()
     forget()
     compiled = lab.run(patch=merged(patch, {"runtime": {"compile": {"mode": "default"}}}))

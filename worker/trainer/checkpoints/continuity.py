@@ -19,8 +19,9 @@ def continuity_warnings(
     if lost:
         yield (
             "monitor_changed",
-            f"What is monitored is not what it was at the checkpoint, so {' and '.join(lost)} "
-            "cannot be compared with what comes and do not count any more.",
+            "What is monitored, or which batches are evaluated, is not what it was at the "
+            f"checkpoint, so {' and '.join(lost)} cannot be compared with what comes and do not "
+            "count any more.",
         )
     if trainer.log.losses.missing_bytes:
         yield (

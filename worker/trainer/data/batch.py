@@ -1,7 +1,7 @@
 """What the training loop and its recipe get: batches on the device, in the order of an epoch."""
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -68,12 +68,6 @@ class BatchPlan:
     def epoch_micro_batches(self) -> int:
         """How many micro-batches an epoch has."""
         return self.num_micro_batches(self.usable_samples)
-
-    def first_batches(self, most: int | None) -> "BatchPlan":
-        """The plan of an epoch that ends after so many batches; None: this plan."""
-        if most is None or most >= self.num_batches:
-            return self
-        return replace(self, num_samples=most * self.batch_size)
 
     def num_micro_batches(self, samples: int) -> int:
         """Of the first so many positions."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,6 +55,7 @@ from worker.trainer.report.preparing import Preparing
 
 class DataSet:
     """A run's data: three batch streams (validation and test may be None) and what describes them.
+    That of the validation part has only the batches that `evaluation.max_batches` leaves.
 
     `fields` are those of the spec's inputs and targets, by name.
     """
@@ -236,7 +238,9 @@ def open_data(
     checked = check_all(data, datasets)
     training = checked[data.dataset]
     samples = {name: one.num_samples for name, one in checked.items()}
-    parts = split_samples(data, samples, _part_numbers(data, datasets, preparing))
+    whole = split_samples(data, samples, _part_numbers(data, datasets, preparing))
+    batch = evaluation_batch(spec.evaluation, spec.training)
+    parts = replace(whole, validation=whole.validation.spaced(batch, spec.evaluation.max_batches))
     shuffle = resolve_shuffle(data.loader, training.num_samples, training.kept_bytes)
     need = _need(checked, training, parts, shuffle)
     plans = _plans(spec, parts, rung)
@@ -256,7 +260,7 @@ def open_data(
     train = opener.open("train", parts.train, order, plans["train"])
     validation = _held_out(opener, "validation", parts.validation, plans, seed)
     test = _held_out(opener, "test", parts.test, plans, seed)
-    description = opener.describe() | _describe(training, parts, shuffle, need)
+    description = opener.describe() | _describe(training, whole, shuffle, need)
     streams, read = (train, validation, test), batch_source(training, fields, make)
     if (breaks := _lane_breaks(spec, training, parts.train, order, device)) is not None:
         description["lane_breaks"] = int(breaks.marks.sum())

@@ -1,7 +1,5 @@
 """The naive forecast, that all stays as it was last: what a result has to be better than."""
 
-from itertools import islice
-
 import torch
 
 from worker.trainer.data.batch import Batches
@@ -20,24 +18,21 @@ def naive_scores(trainer: Trainer) -> Scores:
     past = data.past_of_target()
     if past is None:
         return found
-    most = trainer.spec.evaluation.max_batches
-    for name, part, limit in (("val", data.validation, most), ("test", data.test, None)):
+    for name, part in (("val", data.validation), ("test", data.test)):
         if part is not None:
-            scores = _scores(trainer, part, past, limit)
+            scores = _scores(trainer, part, past)
             found |= {f"{name}_{measure}": score for measure, score in scores.items()}
     return found
 
 
-def _scores(
-    trainer: Trainer, part: Batches, past: tuple[str, int], max_batches: int | None
-) -> Scores:
+def _scores(trainer: Trainer, part: Batches, past: tuple[str, int]) -> Scores:
     """Over the samples that `worker.trainer.evaluate.measure` looks at."""
     (name, feature), target = past, trainer.spec.data.targets[0]
-    log, plan = trainer.log, part.plan.first_batches(max_batches)
+    log, plan = trainer.log, part.plan
     count = plan.epoch_micro_batches
     sums = torch.zeros(2, dtype=torch.float64, device=trainer.step.precision.device)
     with torch.no_grad(), log.within("evaluating", count), log.clock.part("eval"):
-        for batch in islice(part.iterate(0), count):
+        for batch in part.iterate(0):
             if trainer.stop.requested:
                 return {}
             last = batch.arrays[name][:, -1, feature].double()

@@ -57,7 +57,7 @@ def compile_step(
         for size, bucket in shapes.each(data.train.plan.sizes):
             step.accumulate(step.made_up(size, bucket), 1.0)
             preparing.piece_done()
-        for size, bucket in _evaluated_shapes(spec, data):
+        for size, bucket in _evaluated_shapes(data):
             batch = step.made_up(size, bucket)
             with step.evaluating():
                 step.measure(batch)
@@ -67,14 +67,12 @@ def compile_step(
     return Compilation(mode, _cache(counts), time.monotonic() - began, counts.graphs)
 
 
-def _evaluated_shapes(spec: RunSpec, data: DataSet) -> list[tuple[int, Bucket]]:
+def _evaluated_shapes(data: DataSet) -> list[tuple[int, Bucket]]:
     """Of the batches of evaluations and of the test, each once."""
     found: list[tuple[int, Bucket]] = []
-    if data.validation is not None:
-        plan = data.validation.plan.first_batches(spec.evaluation.max_batches)
-        found += data.validation.shapes.each(plan.sizes)
-    if data.test is not None:
-        found += data.test.shapes.each(data.test.plan.sizes)
+    for part in (data.validation, data.test):
+        if part is not None:
+            found += part.shapes.each(part.plan.sizes)
     return [one for place, one in enumerate(found) if one not in found[:place]]
 
 

@@ -47,9 +47,8 @@ class Evaluated:
     tables: Mapping[str, Tensor]
 
     def batches(self) -> Iterator[Batch]:
-        """Those that an evaluation of the run looks at."""
-        plan = self.part.plan.first_batches(self.spec.evaluation.max_batches)
-        for batch in islice(self.part.iterate(0), plan.epoch_micro_batches):
+        """Those that an evaluation of the run looks at; of another part as many, the first ones."""
+        for batch in islice(self.part.iterate(0), self.spec.evaluation.max_batches):
             yield replace(batch, tables=self.tables)
 
     def first(self) -> Batch:
