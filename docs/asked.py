@@ -106,7 +106,7 @@ ASKED: tuple[Asked, ...] = (
         ),
         ("compile around an LSTM", "speed.compiled_recurrence"),
         (
-            "CUDA graphs with activation checkpointing or the dataloader loader",
+            "CUDA graphs with activation checkpointing and dropout, or the dataloader loader",
             PLACES,
             "correctness.step_not_capturable",
         ),

@@ -50,6 +50,10 @@ class Board(Recipe):
     def has_blocks(self) -> bool:
         return self.blocks > 0
 
+    @property
+    def has_random_blocks(self) -> bool:
+        return False
+
     def uses_attention(self, data: Data) -> bool:
         return False
 

@@ -33,6 +33,10 @@ class EncodingRecipe(Recipe):
         return self.encoder == "transformer"
 
     @property
+    def has_random_blocks(self) -> bool:
+        return self.dropout > 0
+
+    @property
     def heads(self) -> int:
         """As many as were asked for, or the most of 4, 2 and 1 that divide the hidden size."""
         return self.num_heads or next(n for n in (4, 2, 1) if self.hidden_size % n == 0)

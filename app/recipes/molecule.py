@@ -54,6 +54,10 @@ class Molecule(Recipe):
     def has_blocks(self) -> bool:
         return True
 
+    @property
+    def has_random_blocks(self) -> bool:
+        return self.dropout > 0
+
     def uses_attention(self, data: Data) -> bool:
         return False
 

@@ -206,6 +206,13 @@ class Recipe(SpecModel):
         return False
 
     @property
+    def has_random_blocks(self) -> bool:
+        """Whether these blocks draw random numbers while they train, as dropout does. Their
+        generator is then restored before they are computed again, which no CUDA graph can capture.
+        """
+        return True
+
+    @property
     def widths(self) -> Mapping[str, int]:
         """By field, how wide the model's layers are: sizes of its matrices, which tensor cores
         want to be multiples of 8 in half precision.

@@ -8,6 +8,11 @@ from app.spec.base import SpecModel
 
 # A CUDA graph of a step has a place for each of its micro-batches.
 MOST_CAPTURED = 8
+# The reason not to capture a step whose activations are recomputed, for the guard and the trainer.
+RANDOM_BLOCKS = (
+    "The recomputed blocks draw random numbers, such as dropout. These are restored from the host "
+    "before each recomputation, which a capture does not allow. With dropout 0 it can be captured."
+)
 
 
 class Compile(SpecModel):

@@ -6,7 +6,7 @@ from app.guard.case import Case
 from app.guard.facts import known
 from app.guard.rule import LEAST_LOSS_SECONDS, Finding, rule
 from app.guard.wording import duration
-from app.spec.runtime import MOST_CAPTURED
+from app.spec.runtime import MOST_CAPTURED, RANDOM_BLOCKS
 
 COMPILE_MODE = ("runtime", "compile", "mode")
 EAGERLY = {"/runtime/compile/mode": "none"}
@@ -125,8 +125,8 @@ def step_not_capturable(case: Case) -> Iterator[Finding]:
     recipe, batches = spec.recipe, spec.training.gradient_accumulation_steps
     if recipe.not_capturable is not None:
         why = recipe.not_capturable
-    elif spec.runtime.activation_checkpointing:
-        why = "Activations are computed anew with random numbers that are put back from the host."
+    elif spec.runtime.activation_checkpointing and recipe.has_random_blocks:
+        why = RANDOM_BLOCKS
     elif batches > MOST_CAPTURED:
         why = f"A graph has a place for each of its {batches} batches; up to {MOST_CAPTURED} are."
     elif (samples := case.sizes.training) < case.effective_batch:

@@ -16,6 +16,11 @@ def wanting(graphs: str, change: dict[str, Any]) -> dict[str, Any]:
     return overlay(pinned, change)
 
 
+def recomputed(dropout: float) -> dict[str, Any]:
+    runtime = {"activation_checkpointing": True}
+    return {"recipe": {"encoder": "transformer", "dropout": dropout}, "runtime": runtime}
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -24,6 +29,8 @@ def wanting(graphs: str, change: dict[str, Any]) -> dict[str, Any]:
         ({"recipe": {"num_layers": 1, "dropout": 0.1}}, None),
         ({"recipe": {"num_layers": 2}}, None),
         ({"training": {"batch_size": 2000, "gradient_accumulation_steps": 2}}, "and a step 4,000."),
+        (recomputed(dropout=0.1), "The recomputed blocks draw random numbers"),
+        (recomputed(dropout=0.0), None),
     ],
 )
 def test_what_cannot_be_recorded_is_refused_where_it_must_be(change, told):

@@ -27,6 +27,11 @@ from worker.trainer.step import TrainingStep
 
 STREAMED = {"kind": "chunked", "residency": "stream", "chunk_size": "4KiB"}
 NEVER = {"runtime": {"cuda_graphs": "never"}}
+ALWAYS = {"runtime": {"cuda_graphs": "always"}}
+RECOMPUTED: dict[str, Any] = {
+    "recipe": {"encoder": "transformer", "dropout": 0.0},
+    "runtime": {"activation_checkpointing": True},
+}
 # Polls of the stop flag from the phase on: samples, twice launched, captured, tried.
 CAPTURE_POLLS = 5
 
@@ -99,9 +104,10 @@ def test_a_full_step_is_one_that_no_epochs_end_cuts_short(
         ({"schedule": {"kind": "constant"}}, NO_RUNG, 3 * 2),
         ({"schedule": {"kind": "onecycle"}}, NO_RUNG, 3 * 2),
         ({"averaging": {"kind": "ema", "decay": 0.9}}, NO_RUNG, 3 * 2),
+        (RECOMPUTED, NO_RUNG, 3 * 2),
     ],
     ids=["plain", "accumulated", "one a epoch", "micro", "bf16", "adam", "sgd", "unclipped",
-         "dataloader", "stream", "steady", "one cycle", "averaged"],
+         "dataloader", "stream", "steady", "one cycle", "averaged", "recomputed"],
 )  # fmt: skip
 def test_full_steps_come_from_their_places(
     lab: Lab, patch: dict[str, Any], rung: Rung, replayed: int
@@ -252,13 +258,29 @@ def test_on_a_cpu_steps_are_launched_and_the_run_says_so(lab: Lab) -> None:
         ({}, BatchPlan(42, 8, False, 1), NO_RUNG, "A step has 16 micro-batches"),
         ({}, BatchPlan(42, 8, False, 4), Rung(1, batch=4), "Memory ran out before"),
         ({"runtime": {"cuda_graphs": "always"}}, BatchPlan(42, 8, False), Rung(1), None),
+        (RECOMPUTED, BatchPlan(42, 8, False), NO_RUNG, None),
+        (
+            merged(RECOMPUTED, {"recipe": {"dropout": 0.1}}),
+            BatchPlan(42, 8, False),
+            NO_RUNG,
+            "The recomputed blocks draw random numbers",
+        ),
+        (
+            {"recipe": {"encoder": "transformer", "dropout": 0.1}, **ALWAYS},
+            BatchPlan(42, 8, False),
+            Rung(1, activation_checkpointing=True),
+            "blocks draw random",
+        ),
     ],
 )
 def test_what_is_known_beforehand_is_not_tried(
     patch: dict[str, Any], plan: BatchPlan, rung: Rung, reason: str | None
 ) -> None:
     spec = spec_of(merged({"recipe": {"dropout": 0.0}}, patch))
-    model = torch.nn.LSTM(1, 1, 2, dropout=float(spec.recipe.model_dump()["dropout"]))
+    recipe: Any = spec.recipe
+    model: torch.nn.Module = torch.nn.LSTM(1, 1, 2, dropout=recipe.dropout)
+    if recipe.encoder == "transformer":
+        model = torch.nn.TransformerEncoderLayer(4, 2, 8, recipe.dropout)
     precision = SimpleNamespace(device=torch.device("cuda"))
     step: Any = SimpleNamespace(model=model, precision=precision)
     data: Any = SimpleNamespace(train=SimpleNamespace(plan=plan, shapes=ONE_SHAPE))

@@ -9,7 +9,7 @@ import torch
 
 from app.lifecycle import Reason
 from tests.trainer.lab import BUILDING_POLLS, Lab, Outcome, StopAtPoll, merged
-from tests.trainer.speed.test_capture import CAPTURE_POLLS, STREAMED, applied
+from tests.trainer.speed.test_capture import CAPTURE_POLLS, RECOMPUTED, STREAMED, applied
 from tests.trainer.test_numerics import train_losses
 from worker.trainer.recipes.base import Batch
 from worker.trainer.recipes.sequence import SequenceTask
@@ -58,6 +58,7 @@ def assert_close(outcome: Outcome, expected: Outcome) -> None:
         {"runtime": {"precision": "fp16-mixed"}},
         {"recipe": {"encoder": "gru"}},
         LAYERS,
+        RECOMPUTED,
         {"schedule": {"kind": "onecycle"}},
         {"schedule": {"kind": "constant"}},
         {"averaging": {"kind": "ema", "decay": 0.9}},

@@ -13,8 +13,11 @@ from worker.trainer.recipes.base import Task
 
 
 def checkpoint_activations(task: Task, model: nn.Module) -> None:
-    """Of the blocks that the task names. What is drawn for dropout is drawn again alike, so that
-    gradients are those that they would have been. SpecMismatch where there are none.
+    """Recompute the activations of the blocks that the task names. Gradients keep their bits.
+
+    Blocks that draw random numbers get the same ones again. torch restores their generator from the
+    host for that (`preserve_rng_state`), which waits for the device and is refused in a capture.
+    Raises SpecMismatch if the task names no blocks.
     """
     blocks = list(task.blocks(model))
     if not blocks:
@@ -24,10 +27,10 @@ def checkpoint_activations(task: Task, model: nn.Module) -> None:
             " training.batch_size to save memory."
         )
     for block in blocks:
-        block.forward = partial(_recomputed, block.forward)
+        block.forward = partial(_recomputed, block.forward, task.recipe.has_random_blocks)
 
 
-def _recomputed(forward: Callable[..., Any], *inputs: Any, **more: Any) -> Any:
+def _recomputed(forward: Callable[..., Any], is_random: bool, *inputs: Any, **more: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*inputs, **more)
-    return checkpoint(forward, *inputs, use_reentrant=False, **more)
+    return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=is_random, **more)

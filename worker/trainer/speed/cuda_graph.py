@@ -18,7 +18,7 @@ import torch
 from app.planning.ladder import Rung
 from app.planning.residency import in_gib
 from app.spec.run import RunSpec
-from app.spec.runtime import MOST_CAPTURED
+from app.spec.runtime import MOST_CAPTURED, RANDOM_BLOCKS
 from worker.trainer.checkpoints.exactness import keeps_dropout_to_itself
 from worker.trainer.data.batch import Batch, Bucket
 from worker.trainer.data.dataset import DataSet
@@ -76,8 +76,9 @@ def why_not(step: TrainingStep, spec: RunSpec, data: DataSet, rung: Rung) -> str
             "The dropout between the encoder's layers is drawn from a state of cuDNN that cannot "
             "be put back, so a captured step could not be compared with a launched one."
         )
-    if spec.runtime.activation_checkpointing or rung.activation_checkpointing:
-        return "Activations are computed anew with random numbers that are put back from the host."
+    recomputes = spec.runtime.activation_checkpointing or rung.activation_checkpointing
+    if recomputes and spec.recipe.has_random_blocks:
+        return RANDOM_BLOCKS
     if not shapes:
         return "An epoch has fewer samples than a step, so no step is like the others."
     if len(shapes) > MOST_CAPTURED:
