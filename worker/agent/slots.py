@@ -156,6 +156,12 @@ def why_waiting(slot: AgentSlot, gpu: GpuSample | None, *, share: bool = False) 
             f"The driver says nothing about GPU {slot.gpu} at the moment; the slot waits until it "
             "does. `nvidia-smi` on this host may show why."
         )
+    if gpu.is_divided:
+        return (
+            f"GPU {gpu.index} is divided by MIG, and Stoker gives a run whole GPUs, not slices. "
+            f"Turn MIG off (`sudo nvidia-smi -i {gpu.index} -mig 0`), or leave this GPU to others: "
+            "start the worker with a CUDA_VISIBLE_DEVICES that does not name it."
+        )
     if share:
         return None
     return foreign_work(gpu, is_fresh=gpu.seen_at > slot.free_since)

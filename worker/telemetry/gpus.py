@@ -55,6 +55,8 @@ class GpuSample:
     graphics: tuple[tuple[int, int | None], ...] = ()
     sm_clock_hertz: float | None = None
     memory_clock_hertz: float | None = None
+    is_divided: bool = False
+    """True if MIG has divided the GPU into slices."""
     seen_at: float = 0.0
 
     @classmethod

@@ -10,6 +10,7 @@ import os
 import select
 import sys
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import Any
 
 import pynvml
@@ -20,6 +21,7 @@ Document = dict[str, Any]
 # NVML wants two samples of its counters so far apart at least; and a line that was asked for in
 # between shortens no period, less a tenth for a timer that fires early.
 LEAST_GPM_SECONDS, PART_OF_PERIOD = 0.1, 0.9
+MPS_SERVER = "nvidia-cuda-mps-server"
 
 
 def sample(gpm: Gpm) -> Document:
@@ -37,7 +39,7 @@ def _gpu(index: int, driver: str, gpm: Gpm) -> Document:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     uuid = pynvml.nvmlDeviceGetUUID(handle)
     # Before the memory: where none is listed any more, what they held is not counted either.
-    computing = _processes(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    computing = _computing(handle)
     rates = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
     memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
     milliwatts = _ask(pynvml.nvmlDeviceGetPowerUsage, handle)
@@ -60,6 +62,7 @@ def _gpu(index: int, driver: str, gpm: Gpm) -> Document:
         "memory_clock_hertz": _clock(handle, pynvml.NVML_CLOCK_MEM),
         "energy_joules": None if millijoules is None else millijoules / 1000,
         "capability": None if capability is None else list(capability),
+        "is_divided": _is_divided(handle),
         "processes": computing,
         "graphics": _processes(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle),
     }
@@ -68,6 +71,31 @@ def _gpu(index: int, driver: str, gpm: Gpm) -> Document:
 def _clock(handle: Any, kind: int) -> float | None:
     megahertz = _ask(pynvml.nvmlDeviceGetClockInfo, handle, kind)
     return None if megahertz is None else megahertz * 1e6
+
+
+def _is_divided(handle: Any) -> bool:
+    """True if MIG is on. Then CUDA sees slices of the GPU, each with a UUID of its own."""
+    modes = _ask(pynvml.nvmlDeviceGetMigMode, handle)
+    return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+
+
+def _computing(handle: Any) -> list[Document]:
+    """Processes that compute, those that MPS passes on among them, without the server of MPS.
+
+    The server holds a context, but no work of its own, and outlives the programs that it serves.
+    """
+    listed = [
+        *_processes(pynvml.nvmlDeviceGetComputeRunningProcesses, handle),
+        *_processes(pynvml.nvmlDeviceGetMPSComputeRunningProcesses, handle),
+    ]
+    by_pid = {process["pid"]: process for process in listed}
+    return [process for pid, process in by_pid.items() if _program(pid) != MPS_SERVER]
+
+
+def _program(pid: int) -> str | None:
+    """The file name of a process's program, or None where the driver does not know it."""
+    command = _ask(pynvml.nvmlSystemGetProcessName, pid)
+    return PurePath(command.split()[0]).name if command else None
 
 
 def _processes(function: Callable[..., Any], handle: Any) -> list[Document]:

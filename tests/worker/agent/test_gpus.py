@@ -100,6 +100,17 @@ def test_a_gpu_is_shared_with_other_peoples_work_where_the_owner_says_so(make_fa
     assert farm.wait_for_end(farm.submit(steps=3)).state is RunState.succeeded
 
 
+def test_a_divided_gpu_takes_no_run_while_another_does(make_farm):
+    farm = make_farm()
+    start(farm, {"mig": 1}, {})
+    run = farm.wait_for_end(farm.submit(steps=3))
+    assert run.state is RunState.succeeded
+    (worker,) = farm.store.workers.list(alive_only=True)
+    waiting = {slot["name"]: slot["waiting"] for slot in worker.slots}
+    assert "is divided by MIG" in waiting["gpu-GPU-0"]
+    assert waiting["gpu-GPU-1"] is None
+
+
 class Listed:
     """Processes that the driver lists on a GPU; it forgets one later than the kernel does."""
 

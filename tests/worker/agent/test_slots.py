@@ -3,6 +3,8 @@
 from contextlib import closing
 from dataclasses import replace
 
+import pytest
+
 from tests.worker.telemetry.test_exporter import GPU
 from worker.agent.slots import AgentIndex, lock_is_free, make_slots, take_lock, why_waiting
 
@@ -50,6 +52,15 @@ def test_a_gpu_of_which_nothing_is_known_is_waited_for(tmp_path):
     assert "nvidia-smi" in (why_waiting(gpu, None) or "none")
     assert why_waiting(gpu, GPU) is None
     assert why_waiting(cpu, None) is None
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_a_gpu_that_mig_divides_takes_no_run_and_says_what_to_do(tmp_path, share):
+    (slot,) = make_slots(1, TWO_GPUS, 0, tmp_path)
+    sentence = why_waiting(slot, replace(GPU, is_divided=True), share=share) or "none"
+    assert "`sudo nvidia-smi -i 0 -mig 0`" in sentence
+    assert "CUDA_VISIBLE_DEVICES" in sentence
+    assert why_waiting(slot, GPU, share=share) is None
 
 
 def test_a_sample_from_before_the_slot_was_free_is_of_our_own_run(tmp_path):

@@ -2,7 +2,9 @@
 
 FAKE_NVML is JSON: {"gpus": [{"pids": [..] or a file with such a list, "used": bytes, "total":
 bytes, "graphics": [..], "held": bytes of each compute process, "unsupported": ["power"], "lost":
-true or a file that makes it so, "sm_active": percent, where the GPU counts it}]}, or
+true or a file that makes it so, "sm_active": percent, where the GPU counts it, "mps": [..] of
+processes that MPS passes on, "mig": 0 or 1 where the GPU can be divided}], "programs": {pid:
+command}}, or
 {"error": text}, or {"hang": true}; "until": a file with which a hang ends.
 """
 
@@ -14,6 +16,7 @@ from types import SimpleNamespace
 NVML_TEMPERATURE_GPU = 0
 NVML_CLOCK_SM, NVML_CLOCK_MEM = 1, 2
 NVML_SUCCESS = 0
+NVML_DEVICE_MIG_ENABLE = 1
 NVML_GPM_METRICS_GET_VERSION = 1
 NVML_GPM_METRIC_SM_UTIL = 2
 GIB = 2**30
@@ -90,6 +93,24 @@ def nvmlDeviceGetComputeRunningProcesses(handle):  # noqa: N802
             pids = json.load(file)
     held = WORLD["gpus"][handle].get("held", 3 * GIB)
     return [SimpleNamespace(pid=pid, usedGpuMemory=held) for pid in pids]
+
+
+def nvmlDeviceGetMPSComputeRunningProcesses(handle):  # noqa: N802
+    pids = WORLD["gpus"][handle].get("mps", ())
+    return [SimpleNamespace(pid=pid, usedGpuMemory=3 * GIB) for pid in pids]
+
+
+def nvmlSystemGetProcessName(pid):  # noqa: N802
+    try:
+        return WORLD["programs"][str(pid)]
+    except KeyError:
+        raise NVMLError("Not Found") from None
+
+
+def nvmlDeviceGetMigMode(handle):  # noqa: N802
+    if "mig" not in WORLD["gpus"][handle]:
+        raise NVMLError("Not Supported")
+    return [WORLD["gpus"][handle]["mig"], 0]
 
 
 def nvmlDeviceGetGraphicsRunningProcesses(handle):  # noqa: N802

@@ -186,6 +186,35 @@ def test_what_a_desktop_does_not_hold_is_still_waited_for(fake_nvml, telemetry):
     assert "38.0 GiB" in (foreign_work(telemetry.gpus[0]) or "none")
 
 
+def test_the_server_of_mps_is_nobodys_work_and_its_programs_are(fake_nvml, telemetry, on_the_host):
+    """NVML may list a program of MPS in either list, or in both."""
+    server, program = os.getpid(), os.getppid()
+    fake_nvml(
+        gpus=[
+            {"pids": [server]},
+            {"pids": [server, program], "mps": [program]},
+            {"mps": [program]},
+        ],
+        programs={str(server): "/usr/bin/nvidia-cuda-mps-server -f", str(program): "python"},
+    )
+    telemetry.wait_for_first(60)
+    alone, *served = telemetry.gpus
+    assert alone.processes == ()
+    assert foreign_work(alone) is None
+    for gpu in served:
+        assert [pid for pid, _ in gpu.processes] == [program]
+        assert f"pid {program}" in (foreign_work(gpu) or "none")
+
+
+def test_a_gpu_tells_whether_mig_divides_it(fake_nvml, telemetry):
+    fake_nvml(gpus=[{}, {"mig": 0}, {"mig": 1}])
+    telemetry.wait_for_first(60)
+    assert [gpu.is_divided for gpu in telemetry.gpus] == [False, False, True]
+    named = ("nvmlDeviceGetMigMode", "nvmlDeviceGetMPSComputeRunningProcesses",
+             "nvmlSystemGetProcessName", "NVML_DEVICE_MIG_ENABLE")  # fmt: skip
+    assert all(hasattr(pynvml, name) for name in named), "the real binding has them too"
+
+
 def test_a_host_process_listed_in_a_container_counts_by_its_memory(fake_nvml, telemetry):
     fake_nvml(gpus=[{"pids": [NOBODY], "held": 30 * GIB}])
     telemetry.wait_for_first(60)
