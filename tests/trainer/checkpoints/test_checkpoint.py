@@ -18,6 +18,7 @@ from worker.reporting import EventLog
 from worker.trainer.checkpoints import disk
 from worker.trainer.checkpoints import format as checkpoint
 from worker.trainer.checkpoints.format import Snapshot, TornCheckpoint, load, publish
+from worker.trainer.checkpoints.snapshot import copy_through
 from worker.trainer.errors import Diverged, TrainerError
 from worker.trainer.state import TrainState
 from worker.trainer.step import TrainingStep
@@ -309,3 +310,44 @@ def test_a_second_attempt_has_its_own_name_on_the_disk_before_it_tells_of_a_chec
     first = [op.name for op in recorder.operations].index("announced")
     synced = {op.path for op in recorder.operations[:first] if op.name == "sync_folder"}
     assert {lab.root, lab.runs, run_dir, folder, folder / "checkpoints"} <= synced
+
+
+def some_state(device: str) -> list[torch.Tensor]:
+    """Tensors of all kinds that a training keeps, some of them larger than a small buffer."""
+    torch.manual_seed(0)
+    wide = torch.randn(7, 9, device=device)
+    return [
+        wide,
+        wide.T,
+        wide[::2],
+        torch.ones((), dtype=torch.float64, device=device),
+        torch.zeros((3, 0), device=device),
+        torch.arange(5, dtype=torch.int64, device=device),
+        torch.tensor([True, False, True], device=device),
+        wide.bfloat16(),
+        wide.to(memory_format=torch.contiguous_format),
+    ]
+
+
+@pytest.mark.parametrize("room", [1, 8, 100, 252, 10_000])
+def test_a_state_is_the_same_through_a_buffer_of_any_size(room: int) -> None:
+    state = some_state("cpu")
+    copies = [torch.full(one.shape, 1, dtype=one.dtype) for one in state]
+    copy_through(torch.empty(room, dtype=torch.uint8), zip(state, copies, strict=True))
+    for one, copied in zip(state, copies, strict=True):
+        assert torch.equal(one, copied)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_state_comes_from_the_gpu_through_pinned_memory() -> None:
+    """The next steps overwrite the state at once, and the copy stays what it was."""
+    state = [*some_state("cuda"), torch.randn(3_000_000, device="cuda")]
+    expected = [one.cpu() for one in state]
+    copies = [torch.empty(one.shape, dtype=one.dtype) for one in state]
+    buffer = torch.empty(2**20, dtype=torch.uint8, pin_memory=True)
+    copy_through(buffer, zip(state, copies, strict=True))
+    for one in state:
+        one.zero_()
+    for one, copied in zip(expected, copies, strict=True):
+        assert torch.equal(one, copied)

@@ -1,6 +1,6 @@
 """Between a live training and a snapshot on the CPU: everything that a bit-exact resume needs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from worker.trainer.checkpoints import matching
 from worker.trainer.checkpoints.format import TRAINED, Snapshot, Tensors
+from worker.trainer.data.feed.cuda import pinning
 from worker.trainer.randomness import RandomState
 from worker.trainer.recipes.base import Task, put_back
 from worker.trainer.state import TrainState
@@ -15,6 +16,9 @@ from worker.trainer.step import TrainingStep
 
 OF_THE_TASK: Final = "task."
 CARRIED: Final = "carried."
+# Of the pinned buffer, which checkpoints of a GPU go through. A power of two, since PyTorch rounds
+# pinned memory up to one.
+PINNED_BYTES: Final = 64 * 2**20
 
 
 def capture(
@@ -28,7 +32,7 @@ def capture(
     """A stable copy: later steps do not change it. Synchronizes with the device.
 
     `facts` go into the manifest as they are. `before`: the parts of a snapshot that is not needed
-    any more; their memory is used again. `in_place`, when there are no later steps: what lies on
+    any more; their memory is used again. `in_place`, when there are no later steps: a training on
     the CPU is not copied, and `before` is not used.
     """
     average = step.average
@@ -43,11 +47,11 @@ def capture(
             **{f"{TRAINED}{n}": one for n, one in (average.trained() if average else {}).items()},
         },
     }
-    before = before or {}
-    parts = {
-        name: on_cpu(part) if in_place else _to_cpu(part, before.get(name, {}))
-        for name, part in live.items()
-    }
+    on_host = step.device.type == "cpu"
+    if in_place and on_host:
+        parts = {name: on_cpu(part) for name, part in live.items()}
+    else:
+        parts = _copied(live, before or {})
     body = {
         **facts,
         "step": state.step,
@@ -156,15 +160,63 @@ def on_cpu(tensors: Tensors) -> Tensors:
     return found
 
 
-def _to_cpu(tensors: Tensors, before: Tensors) -> Tensors:
-    """Copies, in the memory of those of the same name before.
+def _copied(live: Mapping[str, Tensors], before: Mapping[str, Tensors]) -> dict[str, Tensors]:
+    """Copies on the host, by part, in the memory of those of the same name before.
 
-    To take new memory each time would be slower, and leave holes in the heap.
+    New memory each time would be slower, and would leave holes in the heap.
     """
-    copies: Tensors = {}
-    for name, tensor in tensors.items():
-        there = before.get(name)
-        if there is None or (there.shape, there.dtype) != (tensor.shape, tensor.dtype):
-            there = torch.empty(tensor.shape, dtype=tensor.dtype)
-        copies[name] = there.copy_(tensor.detach())
-    return copies
+    parts: dict[str, Tensors] = {part: {} for part in live}
+    on_device: list[tuple[Tensor, Tensor]] = []
+    for part, tensors in live.items():
+        for name, tensor in tensors.items():
+            there = before.get(part, {}).get(name)
+            if there is None or (there.shape, there.dtype) != (tensor.shape, tensor.dtype):
+                there = torch.empty(tensor.shape, dtype=tensor.dtype)
+            parts[part][name] = there
+            if tensor.is_cuda:
+                on_device.append((tensor.detach(), there))
+            else:
+                there.copy_(tensor.detach())
+    if on_device:
+        # PyTorch keeps pinned memory that is freed, so the next checkpoint gets the same buffer.
+        room = min(PINNED_BYTES, max(1, sum(target.nbytes for _, target in on_device)))
+        with pinning(room):
+            buffer = torch.empty(room, dtype=torch.uint8, pin_memory=True)
+        copy_through(buffer, on_device)
+    return parts
+
+
+def copy_through(buffer: Tensor, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Copy each source to its target on the host, which is contiguous, through a buffer of bytes.
+
+    From a GPU to pinned memory, copies are queued without a wait. Waits for the device here, once
+    each time the buffer is full and once at the end; pageable memory waits once a tensor.
+    """
+    queued: list[tuple[Tensor, Tensor]] = []
+    used = 0
+    for source, target in pairs:
+        coming, going = _as_bytes(source.contiguous()), _as_bytes(target)
+        while len(coming):
+            count = min(len(coming), len(buffer) - used)
+            place = buffer[used : used + count]
+            place.copy_(coming[:count], non_blocking=True)
+            queued.append((place, going[:count]))
+            coming, going, used = coming[count:], going[count:], used + count
+            if used == len(buffer):
+                _drain(queued, source.device)
+                used = 0
+    if queued:
+        _drain(queued, source.device)
+
+
+def _drain(queued: list[tuple[Tensor, Tensor]], device: torch.device) -> None:
+    """Wait for the copies that are queued, and take them out of the buffer."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+    for place, target in queued:
+        target.copy_(place)
+    queued.clear()
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(-1).view(torch.uint8)

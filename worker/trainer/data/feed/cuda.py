@@ -27,8 +27,8 @@ def pinning(needed_bytes: int) -> Iterator[None]:
         raise OutOfMemory(
             Reason.host_oom,
             f"The host gave no {needed_bytes / 2**20:,.0f} MiB of page-locked memory, through "
-            "which the data goes to the GPU. Run fewer trainers on this host, or raise its limit "
-            "of locked memory (ulimit -l, or the container's).",
+            "which data goes to the GPU and checkpoints come from it. Run fewer trainers on this "
+            "host, or raise its limit of locked memory (ulimit -l, or the container's).",
             needed_bytes,
         ) from error
 
