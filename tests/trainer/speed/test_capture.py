@@ -10,19 +10,22 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from app.lifecycle import Reason
 from app.planning.ladder import NO_RUNG, Rung
 from app.spec.run import RunSpec
 from tests.trainer.lab import BUILDING_POLLS, Lab, Outcome, StopAtPoll, merged
+from tests.trainer.recipes.molecules import run_of as run_of_molecules
+from tests.trainer.recipes.molecules import write as write_molecules
 from tests.trainer.test_numerics import spec_of
 from worker.trainer import build as prepare
-from worker.trainer.data.batch import ONE_SHAPE, BatchPlan
+from worker.trainer.data.batch import ONE_SHAPE, Batch, BatchPlan
 from worker.trainer.errors import SpecMismatch
 from worker.trainer.speed import cuda_graph
 from worker.trainer.speed.cuda_graph import Capturer, Replay, why_not
 from worker.trainer.speed.proof import STEPS
-from worker.trainer.speed.static_step import full_step
+from worker.trainer.speed.static_step import StaticStep, full_step
 from worker.trainer.step import TrainingStep
 
 STREAMED = {"kind": "chunked", "residency": "stream", "chunk_size": "4KiB"}
@@ -126,6 +129,54 @@ def test_full_steps_come_from_their_places(
     assert captured.of_kind("warning") == []
     phases = [event["phase"] for event in captured.of_kind("phase")]
     assert phases[:4] == ["restoring", "building", "capturing", "training"]
+
+
+class Copies(TorchDispatchMode):
+    """Counts the copies that are launched within it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.count += function is torch.ops.aten.copy_.default
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("_captured_here")
+@pytest.mark.parametrize(
+    ("loader", "copied"),
+    [
+        ({"kind": "chunked", "residency": "resident", "shuffle": "full"}, False),
+        ({"kind": "chunked", "residency": "stream", "chunk_size": "1KiB"}, False),
+        ({"kind": "dataloader", "num_workers": 0}, True),
+    ],
+    ids=["resident", "stream", "dataloader"],
+)
+def test_a_batch_is_gathered_where_the_captured_step_reads_it(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, loader: dict[str, Any], copied: bool
+) -> None:
+    """Of graphs, in several shapes. Only the steps that are tried before are copied there."""
+    write_molecules(lab.data)
+    patch = merged(run_of_molecules("masked", epochs=3), {"data": {"loader": loader}})
+    counter, take = Copies(), StaticStep.take
+
+    def counted(static: StaticStep, batch: Batch, share: float) -> bool:
+        with counter:
+            return take(static, batch, share)
+
+    launched = lab.run(patch=merged(patch, NEVER))
+    monkeypatch.setattr(StaticStep, "take", counted)
+    captured = lab.run(patch=patch)
+    assert (captured.weights, captured.losses) == (launched.weights, launched.losses)
+    assert captured.result == launched.result
+    arrays, graphs = 5, applied(captured)["graphs"]
+    assert graphs > 1
+    tried = STEPS * graphs
+    assert Counting.runs > tried
+    assert counter.count == arrays * (Counting.runs if copied else tried)
 
 
 @pytest.mark.usefixtures("_captured_here")

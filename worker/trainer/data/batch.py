@@ -152,6 +152,11 @@ class Batches(Protocol):
     def counters(self) -> Counters:
         """What it read, and how many chunks were ready."""
 
+    def place(self, size: int, bucket: Bucket) -> Mapping[str, Tensor] | None:
+        """The memory that each gathered batch of this shape comes into, which a captured step can
+        read where it lies. None if batches come in memory of their own.
+        """
+
     def iterate(self, epoch: int, start_position: int = 0) -> Generator[Batch]:
         """The micro-batches of an epoch (0, 1, …) from `start_position` samples on; at most one
         iteration of a part is under way at a time: a new one ends the one before.

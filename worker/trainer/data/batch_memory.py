@@ -66,10 +66,13 @@ class BatchMemory:
         """What was added, filled up; what is added next is of another batch."""
         size, rows = self._samples, self._rows
         self.begin()
-        bucket = self._shapes.bucket(size, rows)
-        found = {name: array[: bucket.get(name, size)] for name, array in self._arrays.items()}
+        found = self.place(size, self._shapes.bucket(size, rows))
         fill_up(found, self._fields, rows, size)
         return found
+
+    def place(self, size: int, bucket: Bucket) -> dict[str, Tensor]:
+        """Where batches of this shape lie."""
+        return {name: array[: bucket.get(name, size)] for name, array in self._arrays.items()}
 
     def close(self) -> None:
         """Give the memory back."""

@@ -111,7 +111,7 @@ def capture_step(
         capturer = GraphCapturer(device)
         statics, outcomes = list[StaticStep](), list[CaptureOutcome]()
         for bucket in data.train.shapes.usual(most):
-            static = StaticStep(shapes, partial(step.made_up, bucket=bucket))
+            static = StaticStep(shapes, partial(_place, step, data, len(shapes), bucket))
             choose = _choices(data, most, bucket, device)
             preparing.piece_done()
             outcomes.append(prove(step, static, choose, spec, capturer, preparing))
@@ -129,6 +129,23 @@ def capture_step(
             raise NotCaptured(_told(error)) from error
         raise
     return outcome
+
+
+def _place(
+    step: TrainingStep, data: DataSet, micro_batches: int, bucket: Bucket, size: int
+) -> Batch:
+    """The memory that a captured step reads a micro-batch from.
+
+    If a step has one, this is where the loader gathers batches, so they need not be copied. Several
+    would overwrite each other there, and get places of their own.
+    """
+    made_up = step.made_up(size, bucket)
+    gathered = data.train.place(size, bucket) if micro_batches == 1 else None
+    if gathered is None:
+        return made_up
+    for name, array in made_up.arrays.items():
+        gathered[name].copy_(array)  # valid values, such as indices, until the first batch comes
+    return replace(made_up, arrays={name: gathered[name] for name in made_up.arrays})
 
 
 def _choices(data: DataSet, most: int, bucket: Bucket, device: torch.device) -> Choose:

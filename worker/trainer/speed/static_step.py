@@ -27,13 +27,13 @@ def full_step(plan: BatchPlan, accumulation: int) -> tuple[MicroBatchShape, ...]
 class StaticStep:
     """Takes the micro-batches of a full step to their places; `run` then computes the step.
 
-    `made_up` gives a batch of so many samples, whose memory is a place. A step that is not full is
+    `place_of` gives a batch of so many samples, whose memory is a place. A step that is not full is
     not taken: its micro-batches have other shares.
     """
 
-    def __init__(self, shapes: Sequence[MicroBatchShape], made_up: Callable[[int], Batch]) -> None:
+    def __init__(self, shapes: Sequence[MicroBatchShape], place_of: Callable[[int], Batch]) -> None:
         self.shapes = tuple(shapes)
-        self._places = [made_up(shape.size) for shape in shapes]
+        self._places = [place_of(shape.size) for shape in shapes]
         self._filled = 0
         self._run: Callable[[], None] | None = None
 
@@ -46,7 +46,10 @@ class StaticStep:
         self._run = run
 
     def take(self, batch: Batch, share: float) -> bool:
-        """Copy a micro-batch to its place; False if it is not of a full step."""
+        """Have a micro-batch at its place; False if it is not of a full step.
+
+        It is copied there, except where the loader has gathered it into the place itself.
+        """
         places = self._places[self._filled].arrays
         fits = all(place.shape == batch.arrays[name].shape for name, place in places.items())
         if self.shapes[self._filled] != (batch.size, share) or not fits:
@@ -54,7 +57,8 @@ class StaticStep:
                 raise RuntimeError("a step that began as a full one did not go on as one")
             return False
         for name, place in places.items():
-            place.copy_(batch.arrays[name])
+            if place.data_ptr() != batch.arrays[name].data_ptr():
+                place.copy_(batch.arrays[name])
         self._filled += 1
         return True
 

@@ -24,7 +24,7 @@ from app.lifecycle import Reason
 from app.planning.residency import in_gib
 from app.planning.worker_pool import WorkerPool
 from app.spec.data import DataLoaderLoader
-from worker.trainer.data.batch import ONE_SHAPE, Batch, BatchPlan, BatchShapes
+from worker.trainer.data.batch import ONE_SHAPE, Batch, BatchPlan, BatchShapes, Bucket
 from worker.trainer.data.counters import Counters
 from worker.trainer.data.feed.samples import Batched, Fetched
 from worker.trainer.data.order import Order
@@ -110,6 +110,9 @@ class DataLoaderBatches:
     def pids(self) -> list[int]:
         """Of the processes that read for it now."""
         return [process.pid for process in self._processes if process.pid is not None]
+
+    def place(self, size: int, bucket: Bucket) -> None:
+        """Each batch comes in memory of its own."""
 
     def iterate(self, epoch: int, start_position: int = 0) -> Generator[Batch]:
         self._leave()

@@ -1,11 +1,11 @@
 """Data that fits: a whole part in device memory, read once."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import closing
 
 from torch import Tensor
 
-from worker.trainer.data.batch import ONE_SHAPE, Batch, BatchPlan, BatchShapes
+from worker.trainer.data.batch import ONE_SHAPE, Batch, BatchPlan, BatchShapes, Bucket
 from worker.trainer.data.counters import Counters
 from worker.trainer.data.feed.order_ahead import OrderAhead
 from worker.trainer.data.feed.transfer import Slot, Transfer
@@ -44,8 +44,8 @@ class Resident:
         rows = part.all_rows()
         slot = transfer.slot_of(rows, len(part) if self._shuffled else 0)
         self._slot: Slot | None = slot
-        gathered = self._shuffled or slot.view(0, 0) is None
-        self._batch = transfer.new_batch(plan.largest_micro_batch * gathered, shapes)
+        self._gathered = self._shuffled or slot.view(0, 0) is None
+        self._batch = transfer.new_batch(plan.largest_micro_batch * self._gathered, shapes)
         with closing(open_source()) as source:
             try:
                 for piece_bytes in transfer.load(source, rows, slot):
@@ -54,6 +54,9 @@ class Resident:
             finally:
                 transfer.end_loading()
                 self.counters.copy_seconds = transfer.copy_seconds
+
+    def place(self, size: int, bucket: Bucket) -> Mapping[str, Tensor] | None:
+        return self._batch.place(size, bucket) if self._gathered else None
 
     def iterate(self, epoch: int, start_position: int = 0) -> Generator[Batch]:
         self._iterations += 1

@@ -1,11 +1,13 @@
 """Data larger than the device's memory: chunks take turns in two slots."""
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import replace
 
+from torch import Tensor
+
 from app.planning.residency import SLOTS
-from worker.trainer.data.batch import ONE_SHAPE, Batch, BatchPlan, BatchShapes
+from worker.trainer.data.batch import ONE_SHAPE, Batch, BatchPlan, BatchShapes, Bucket
 from worker.trainer.data.counters import Counters
 from worker.trainer.data.feed.reader import GROWTH, ChunkPlan, ChunkReader, DeviceMemory
 from worker.trainer.data.feed.transfer import Transfer
@@ -35,6 +37,9 @@ class Streamed:
         self._slots = [transfer.new_slot(samples) for samples in sizes]
         self._batch = transfer.new_batch(plan.largest_micro_batch, shapes)
         self._reader: ChunkReader | None = None
+
+    def place(self, size: int, bucket: Bucket) -> Mapping[str, Tensor]:
+        return self._batch.place(size, bucket)
 
     def iterate(self, epoch: int, start_position: int = 0) -> Generator[Batch]:
         reader = self._reader

@@ -239,9 +239,8 @@ class DeviceGraphs:
         begins = torch.cumsum(counts, 0) - counts  # in the batch
         moved = self._begins[samples] - begins
         out[layout.counts].copy_(counts)
-        numbers = torch.arange(len(counts), device=device)
         of = [
-            torch.repeat_interleave(numbers, counts[:, column], output_size=len(out[name]))
+            torch.repeat_interleave(counts[:, column], output_size=len(out[name]))
             for column, name in enumerate((layout.name, layout.edges))
         ]
         where = [
