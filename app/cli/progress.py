@@ -279,7 +279,7 @@ def note_of(kind: str, data: Document) -> tuple[str, str] | None:
             name = str(data.get("path")).rpartition("/")[2]
             return f"{'damaged':<12} {name} is passed over: {data.get('message')}", "yellow"
         case "phase" if data.get("phase") in LONG_PHASES:
-            return f"{data['phase']:<12} {LONG_PHASES[data['phase']]}", "dim"
+            return f"{data['phase']:<12} {_long_phase_text(data)}", "dim"
         case "applied" if made := _compiled_text(data) or _captured_text(data):
             return made, "dim"
         case "connection_lost":
@@ -321,6 +321,21 @@ def _retry_text(data: Document) -> str:
 
 def _reason_text(reason: object) -> str:
     return str(reason).replace("_", " ") if reason else ""
+
+
+def _long_phase_text(data: Document) -> str:
+    """What is done in it; of compiling, the graphs and what they took a like run before."""
+    counts = data.get("graphs")
+    if not counts:
+        return LONG_PHASES[data["phase"]]
+    listed = ", ".join(name if n == 1 else f"{n} for the {name}" for name, n in counts.items())
+    total = sum(counts.values())
+    text = f"{total} graph{'s' if total > 1 else ''} ({listed})"
+    earlier = data.get("earlier")
+    if not earlier:
+        return f"{text}; not compiled on this machine before"
+    took, cache = duration(earlier["seconds"]), CACHES[earlier["cache"]]
+    return f"{text}; took {took} before on this machine, {cache}"
 
 
 def _compiled_text(data: Document) -> str | None:

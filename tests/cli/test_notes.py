@@ -21,6 +21,30 @@ def test_compiling_is_told_before_and_after(cache, told):
     assert told in after[0]
 
 
+@pytest.mark.parametrize(
+    ("graphs", "earlier", "told"),
+    [
+        (
+            {"training step": 1, "smaller last batch": 1, "evaluation": 1},
+            {"seconds": 41.2, "cache": "miss", "graphs": 3},
+            "3 graphs (training step, smaller last batch, evaluation); took 41 s before on this "
+            "machine, nothing was in the cache",
+        ),
+        (
+            {"training step": 7, "evaluation": 1}, None,
+            "8 graphs (7 for the training step, evaluation); not compiled on this machine before",
+        ),
+        (
+            {"training step": 1}, None,
+            "1 graph (training step); not compiled on this machine before",
+        ),
+    ],
+)  # fmt: skip
+def test_compiling_names_its_graphs_and_what_they_took_before(graphs, earlier, told):
+    note = note_of("phase", {"phase": "compiling", "graphs": graphs, "earlier": earlier})
+    assert note == (f"compiling    {told}", "dim")
+
+
 def test_recording_is_told_before_and_after():
     before = note_of("phase", {"phase": "capturing"})
     done = {"captured": True, "launched_step_seconds": 0.0021, "replayed_step_seconds": 0.00043}

@@ -48,7 +48,7 @@ from worker.trainer.report.phases import PhaseClock
 from worker.trainer.report.preparing import Preparing
 from worker.trainer.report.report import Report
 from worker.trainer.speed.activations import checkpoint_activations
-from worker.trainer.speed.compiled import Compilation, compile_step
+from worker.trainer.speed.compiled import Compilation, CompilePlan, compile_step
 from worker.trainer.speed.cuda_graph import (
     CaptureOutcome,
     NotCaptured,
@@ -256,11 +256,14 @@ def _compile(
 ) -> Compilation:
     if spec.runtime.compile.mode == "none":
         return Compilation("none")
-    log.enter("compiling")
+    plan = CompilePlan.of(step, spec, data)
+    log.enter("compiling", graphs=plan.graphs, earlier=plan.earlier)
     with log.clock.part("graph_build"), whole_cache() as emptied:
         if emptied:
             log.warning("compiled_anew", EMPTIED)
-        return compile_step(step, spec, data, preparing)
+        done = compile_step(step, spec, data, preparing)
+    plan.keep(done)
+    return done
 
 
 def _capture(

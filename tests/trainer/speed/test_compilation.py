@@ -25,7 +25,7 @@ from worker.trainer.recipes.base import Statistics, Tables
 from worker.trainer.recipes.sequence import SequenceTask
 from worker.trainer.speed import compiled as compilation
 from worker.trainer.speed import compiler
-from worker.trainer.speed.compiled import Compilation, compile_step
+from worker.trainer.speed.compiled import Compilation, CompilePlan, compile_step
 from worker.trainer.speed.compiler import Counts, count, quiet
 from worker.trainer.step import Precision, TrainingStep
 
@@ -93,6 +93,12 @@ def applied(outcome: Outcome) -> dict[str, Any]:
     return found
 
 
+def compiling(outcome: Outcome) -> dict[str, Any]:
+    """The event of its phase."""
+    (found,) = [event for event in outcome.of_kind("phase") if event["phase"] == "compiling"]
+    return found
+
+
 @pytest.mark.minutes
 def test_all_is_compiled_before_the_first_step_and_a_resume_ends_with_the_same_bits(
     lab: Lab,
@@ -106,11 +112,18 @@ def test_all_is_compiled_before_the_first_step_and_a_resume_ends_with_the_same_b
     assert told["graphs"] == count().graphs == 3
     assert 0 < told["seconds"] <= straight.of_kind("progress")[-1]["phase_seconds"]["graph_build"]
     assert straight.of_kind("warning") == []
-    run_dir = lab.new_run()
+    graphs = {"training step": 1, "smaller last batch": 1, "evaluation": 1}
+    begun = compiling(straight)
+    assert (begun["graphs"], begun["earlier"]) == (graphs, None)
+    run_dir, before = lab.new_run(), told
     for stop in (StopAtPoll(POLLS + 6), StopAtPoll()):
         forget()
         outcome = lab.run(run_dir, COMPILED, stop=stop)
         assert applied(outcome)["compile"]["cache"] == "hit"
+        assert compiling(outcome)["earlier"] == {
+            name: before[name] for name in ("seconds", "cache", "graphs")
+        }
+        before = applied(outcome)["compile"]
         assert applied(outcome)["exact_resume"] is True
     assert outcome.of_kind("restored")[0]["step"] > 0
     assert (outcome.weights, outcome.losses) == (straight.weights, straight.losses)
@@ -246,6 +259,33 @@ def test_a_compiled_step_begins_as_an_eager_one_and_computes_the_same(lab: Lab) 
     torch.testing.assert_close(step.loss_sums, eager.loss_sums, rtol=1e-5, atol=0.0)
     for name, value in eager.model.state_dict().items():
         torch.testing.assert_close(step.model.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_what_compiling_took_is_known_to_the_next_like_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    data: Any = SimpleNamespace(
+        fields=FIELDS, train=part(42, 8), validation=part(30, 8), test=part(30, 8)
+    )
+
+    def plan(size: int = 8, **runtime: Any) -> CompilePlan:
+        recipe = {"hidden_size": size}
+        return CompilePlan.of(small_step(), spec_of({"recipe": recipe, "runtime": runtime}), data)
+
+    first = plan()
+    assert first.graphs == {"training step": 1, "smaller last batch": 1, "evaluation": 2}
+    assert first.earlier is None
+    first.keep(Compilation("default", "miss", 41.2, 5))
+    assert plan().earlier == {"seconds": 41.2, "cache": "miss", "graphs": 5}
+    assert plan(size=16).earlier is None
+    assert plan(compile={"mode": "max-autotune"}).earlier is None
+    assert first.record is not None
+    first.record.write_text("cut sh")
+    assert plan().earlier is None
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    assert plan().record is None
+    plan().keep(Compilation("default", "miss", 1.0, 5))
 
 
 class Carrying(Normalized):

@@ -67,9 +67,12 @@ class Report:
         with whole_file(self.events.path.with_name("applied.json")) as file:
             file.write_text(json.dumps(document, indent=1))
 
-    def enter(self, phase: str, steps: int = 0, first: int = 0) -> None:
-        """Go on to a phase of so many batches or steps (0: unknown), of which `first` are done."""
-        self._enter(PhaseProgress(phase, steps, first))
+    def enter(self, phase: str, steps: int = 0, first: int = 0, **details: Any) -> None:
+        """Go on to a phase of so many batches or steps (0: unknown), of which `first` are done.
+
+        `details` stand in its event.
+        """
+        self._enter(PhaseProgress(phase, steps, first), **details)
 
     @contextmanager
     def within(self, phase: str, steps: int = 0) -> Iterator[None]:
@@ -79,11 +82,11 @@ class Report:
         yield
         self._enter(outer)
 
-    def _enter(self, phase: PhaseProgress) -> None:
+    def _enter(self, phase: PhaseProgress, **details: Any) -> None:
         self._phase = phase
         self._pulse.enter(phase.name)
         self._memory.enter(phase.name)
-        self.events.emit("phase", phase=phase.name)
+        self.events.emit("phase", phase=phase.name, **details)
 
     def warning(self, code: str, message: str) -> None:
         self.events.emit("warning", code=code, message=message)

@@ -3,11 +3,21 @@
 A shape that the compiler has not met makes a step wait for it, for seconds to minutes.
 """
 
+import hashlib
+import json
+import os
+import platform
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
 
 from app.spec.run import RunSpec
+from worker.trainer.checkpoints.whole_file import whole_file
 from worker.trainer.data.batch import Bucket
 from worker.trainer.data.dataset import DataSet
 from worker.trainer.report.preparing import Preparing
@@ -19,6 +29,7 @@ from worker.trainer.step import TrainingStep
 FEW_GRAPHS = 3
 
 Cache = Literal["hit", "miss", "partial"]
+Shapes = dict[str, list[tuple[int, Bucket]]]
 
 
 @dataclass(frozen=True)
@@ -30,6 +41,7 @@ class Compilation:
     """Whether the cache had everything, nothing, or some; None: there was nothing to compile."""
     seconds: float | None = None
     graphs: int | None = None
+    """Number of graphs that were built or taken from the cache."""
 
     def excess(self) -> str | None:
         """A sentence where more than a few graphs were compiled since, None where not."""
@@ -43,6 +55,61 @@ class Compilation:
         )
 
 
+@dataclass(frozen=True)
+class CompilePlan:
+    """The graphs that a run will compile, and what that took a like run before, on this machine."""
+
+    graphs: Mapping[str, int]
+    """One for each shape of a batch, by what it computes. A model may need several of each."""
+    earlier: Mapping[str, Any] | None
+    """`{seconds, cache, graphs}` as `Compilation` has them; None if no like run compiled here."""
+    record: Path | None
+    """Beside the cache; None if PyTorch chooses the cache's folder."""
+
+    @classmethod
+    def of(cls, step: TrainingStep, spec: RunSpec, data: DataSet) -> "CompilePlan":
+        shapes = _shapes(data)
+        record = _record_of(step, spec, data, shapes)
+        earlier = None
+        with suppress(OSError, ValueError):  # none yet, or not to be read: then it is not known
+            earlier = json.loads(record.read_text()) if record else None
+        return cls({what: len(each) for what, each in shapes.items() if each}, earlier, record)
+
+    def keep(self, done: Compilation) -> None:
+        """Note what it took for the next like run."""
+        if self.record is None:
+            return
+        took = {"seconds": done.seconds, "cache": done.cache, "graphs": done.graphs}
+        with suppress(OSError), whole_file(self.record) as file:  # no run ends for want of a note
+            file.write_text(json.dumps(took))
+
+
+def _record_of(step: TrainingStep, spec: RunSpec, data: DataSet, shapes: Shapes) -> Path | None:
+    """One file for all runs that compile the same graphs on the same machine."""
+    if (folder := os.environ.get("TORCHINDUCTOR_CACHE_DIR")) is None:
+        return None
+    device, runtime = step.device, spec.runtime
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    fields = {name: [*field.shape, str(field.dtype)] for name, field in data.fields.items()}
+    like = [
+        *(platform.node(), name, step.precision.name, torch.get_num_threads()),
+        *(runtime.compile.mode, runtime.deterministic, runtime.activation_checkpointing),
+        *(spec.recipe.model_dump(mode="json"), spec.loss_weights, fields, shapes),
+    ]
+    key = hashlib.sha256(json.dumps(like, default=str, sort_keys=True).encode()).hexdigest()
+    return Path(folder).parent / "compiled" / f"{key[:32]}.json"
+
+
+def _shapes(data: DataSet) -> Shapes:
+    """Size and bucket of each batch that is compiled for, by what is computed of it."""
+    first, *rest = data.train.plan.sizes
+    return {
+        "training step": list(data.train.shapes.each([first])),
+        "smaller last batch": list(data.train.shapes.each(rest)),
+        "evaluation": _evaluated_shapes(data),
+    }
+
+
 def compile_step(
     step: TrainingStep, spec: RunSpec, data: DataSet, preparing: Preparing
 ) -> Compilation:
@@ -53,11 +120,11 @@ def compile_step(
     began, mode = time.monotonic(), spec.runtime.compile.mode
     step.compile(mode)
     with quiet(), state_preserved(step, (*step.model.buffers(), step.loss_sums)):
-        shapes = data.train.shapes
-        for size, bucket in shapes.each(data.train.plan.sizes):
+        shapes = _shapes(data)
+        for size, bucket in (*shapes["training step"], *shapes["smaller last batch"]):
             step.accumulate(step.made_up(size, bucket), 1.0)
             preparing.piece_done()
-        for size, bucket in _evaluated_shapes(data):
+        for size, bucket in shapes["evaluation"]:
             batch = step.made_up(size, bucket)
             with step.evaluating():
                 step.measure(batch)
