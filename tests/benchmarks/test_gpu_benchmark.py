@@ -1,0 +1,66 @@
+"""`python -m benchmarks.gpu` without a GPU: its refusal, its report, its limits of time."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import gpu
+from benchmarks.gpu import Bench, in_a_process, main, measure_all
+
+ON_CPU = Bench("cpu", quick=True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device")
+def test_without_a_gpu_it_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "gpu.json"
+    with pytest.raises(SystemExit) as ended:
+        main(["--json", str(out)])
+    assert ended.value.code == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "PyTorch sees no CUDA device here" in said
+    assert "`python -m benchmarks.gpu --device cpu --quick`" in said
+    assert not out.exists()
+
+
+@pytest.mark.slow
+def test_its_report_has_each_part_and_the_machine(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    asked = ["--device", "cpu", "--quick", "--json", str(out), "weather-gru", "pinned"]
+    assert main(asked) == 0
+    report = json.loads(out.read_text())
+    assert report["environment"]["device"] == "cpu"
+    assert report["environment"]["packages"]["torch"] == torch.__version__
+    assert (report["quick"], report["left_out"]) == (True, [])
+    trained, copied = report["parts"]["weather-gru"], report["parts"]["pinned"]
+    assert trained["iterations_per_second"] > 0
+    assert trained["share_of_memory_speed"] > 0
+    assert trained["cuda_graphs"]["captured"] is False
+    assert "on the CPU" in trained["cuda_graphs"]["why_not"]
+    assert copied["equal"] is True
+    assert copied["buffered_seconds"] > 0
+
+
+def test_a_part_that_takes_too_long_or_fails_says_so_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(gpu.MOST_SECONDS, "pinned", 0.01)
+    out = tmp_path / "gpu.json"
+    assert measure_all(["pinned"], ON_CPU, out, 100.0) == 1
+    report = json.loads(out.read_text())
+    assert report["parts"]["pinned"]["error"].startswith("It was ended after")
+    assert report["left_out"] == []
+    failed = in_a_process("no-such-part", ON_CPU, 100.0)
+    assert failed["error"].startswith("It ended with exit code 2.")
+    assert "no-such-part" in failed["error"]
+
+
+def test_when_the_time_is_up_the_rest_is_left_out(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    assert measure_all(["pinned", "recomputed"], ON_CPU, out, 0.0) == 1
+    report = json.loads(out.read_text())
+    assert (report["parts"], report["left_out"]) == ({}, ["pinned", "recomputed"])
+    assert report["budget_seconds"] == 0.0
