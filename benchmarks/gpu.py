@@ -108,7 +108,7 @@ def bars(path: Path, bench: Bench) -> None:
 def board(path: Path, bench: Bench) -> None:
     """Packed bits, of which a tenth are set; the move that was played is legal."""
     draw, samples, moves = np.random.default_rng(0), bench.samples(16_384), 4_672
-    legal = draw.random((samples, moves)) < 0.01
+    legal = draw.random((samples, moves), np.float32) < 0.01
     move = draw.integers(0, moves, samples)
     legal[np.arange(samples), move] = True
     with h5py.File(path, "w") as file:

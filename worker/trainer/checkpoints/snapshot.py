@@ -173,7 +173,8 @@ def _copied(live: Mapping[str, Tensors], before: Mapping[str, Tensors]) -> dict[
             if there is None or (there.shape, there.dtype) != (tensor.shape, tensor.dtype):
                 there = torch.empty(tensor.shape, dtype=tensor.dtype)
             parts[part][name] = there
-            if tensor.is_cuda:
+            # Others would need memory of the device for a contiguous copy, which may have run out.
+            if tensor.is_cuda and tensor.is_contiguous():
                 on_device.append((tensor.detach(), there))
             else:
                 there.copy_(tensor.detach())
@@ -187,7 +188,7 @@ def _copied(live: Mapping[str, Tensors], before: Mapping[str, Tensors]) -> dict[
 
 
 def copy_through(buffer: Tensor, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Copy each source to its target on the host, which is contiguous, through a buffer of bytes.
+    """Copy each source to its target on the host, both contiguous, through a buffer of bytes.
 
     From a GPU to pinned memory, copies are queued without a wait. Waits for the device here, once
     each time the buffer is full and once at the end; pageable memory waits once a tensor.
@@ -195,7 +196,7 @@ def copy_through(buffer: Tensor, pairs: Iterable[tuple[Tensor, Tensor]]) -> None
     queued: list[tuple[Tensor, Tensor]] = []
     used = 0
     for source, target in pairs:
-        coming, going = _as_bytes(source.contiguous()), _as_bytes(target)
+        coming, going = _as_bytes(source), _as_bytes(target)
         while len(coming):
             count = min(len(coming), len(buffer) - used)
             place = buffer[used : used + count]
