@@ -64,3 +64,22 @@ def test_when_the_time_is_up_the_rest_is_left_out(tmp_path: Path) -> None:
     report = json.loads(out.read_text())
     assert (report["parts"], report["left_out"]) == ({}, ["pinned", "recomputed"])
     assert report["budget_seconds"] == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device")
+def test_the_tests_that_need_a_gpu_are_counted_as_far_as_they_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU each is skipped; where time is up, that is said."""
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    lines = ["import pytest, time", "pytestmark = pytest.mark.gpu", "def test_good(): pass",
+             "def test_bad(): assert False", "def test_skipped(): pytest.skip('none')",
+             "def test_endless(): time.sleep(600)"]  # fmt: skip
+    (folder / "test_some.py").write_text("\n".join(lines))
+    monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    found = gpu.gpu_tests(Bench("cpu", quick=True, limit_seconds=20.0))
+    assert (found["timed_out"], found["exit_code"]) == (True, None)
+    assert (found["passed"], found["failed"], found["skipped"]) == (1, 1, 1)
+    assert found["bad"] == ["tests/test_some.py::test_bad"]

@@ -102,10 +102,10 @@ def _record_of(step: TrainingStep, spec: RunSpec, data: DataSet, shapes: Shapes)
 
 def _shapes(data: DataSet) -> Shapes:
     """Size and bucket of each batch that is compiled for, by what is computed of it."""
-    first, *rest = data.train.plan.sizes
+    sizes, shapes = data.train.plan.sizes, data.train.shapes
     return {
-        "training step": list(data.train.shapes.each([first])),
-        "smaller last batch": list(data.train.shapes.each(rest)),
+        "training step": list(shapes.each(sizes[:1])),
+        "smaller last batch": list(shapes.each(sizes[1:])),
         "evaluation": _evaluated_shapes(data),
     }
 
