@@ -89,6 +89,30 @@ def test_a_unit_that_is_said_reads_what_could_be_something_else(unit):
 
 
 @pytest.mark.parametrize(
+    ("text", "time_format"),
+    [
+        ("2024-02-29 24:00", None),
+        ("2024-02-29T24:00:00", None),
+        ("2024-02-29 24:00:00.000", None),
+        ("2024-02-29T24:00Z", None),
+        ("2024-03-01T01:30+01:30", None),
+        ("02/29/2024 24:00", "%m/%d/%Y %H:%M"),
+        ("29.02.2024 24:00:00", "%d.%m.%Y %H:%M:%S"),
+    ],
+)
+def test_the_end_of_a_day_is_the_next_days_midnight(text, time_format):
+    found = times_of(pyarrow.array([text]), pyarrow, Form(time_format=time_format))
+    assert found is not None
+    assert found.microseconds.tolist() == [EXACT + 12 * 3600 * 10**6]
+
+
+@pytest.mark.parametrize("text", ["2024-02-29 24:01", "2024-02-29 24:00:01", "2024-02-29T24"])
+def test_no_other_time_begins_with_24(text):
+    with pytest.raises(ValueError, match=r".*"):
+        time_of(text)
+
+
+@pytest.mark.parametrize(
     "column",
     [
         pyarrow.array([NO_DATETIME, NOON], pyarrow.timestamp("s")),

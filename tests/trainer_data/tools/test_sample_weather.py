@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
-from worker.trainer.tools import sample_weather
+from worker.trainer.tools import sample_weather, samples
 from worker.trainer.tools.inspect import inspect
 from worker.trainer.tools.sample_weather import (
     FEATURES,
@@ -106,3 +106,15 @@ def test_a_failed_build_leaves_nothing(tmp_path, monkeypatch, capsys):
     assert sample_weather.main([str(out)]) == 1
     assert "disk full" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_month_of_the_measured_file_is_converted_without_a_gap(tmp_path, capsys):
+    """TMY3 names each hour by its end, so a day ends at 24:00."""
+    rows = find_station_file().read_text().splitlines(keepends=True)[1 : 2 + 31 * 24]
+    path, out = tmp_path / "january.csv", tmp_path / "january.h5"
+    path.write_text("".join(rows))
+    given = ["--window=48", "--horizon=12", "--target=Dry-bulb (C)"]
+    given += ["--time=Date (MM/DD/YYYY)", "--time=Time (HH:MM)", "--time-format=%m/%d/%Y %H:%M"]
+    assert samples.main([str(path), str(out), *given]) == 0, capsys.readouterr().err
+    made = json.loads(capsys.readouterr().out)
+    assert (made["steps"], made["stretches"], made["bad"]) == (31 * 24, 1, {})

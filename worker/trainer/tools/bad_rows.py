@@ -1,5 +1,6 @@
 """Rows of a table that cannot be used, how a time is read, and what such a column is called."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,8 +28,11 @@ IS_NO_TIME = (
 )
 YEAR_1, YEAR_10000 = -62_135_596_800, 253_402_300_800  # seconds since 1970; a datetime lies between
 MICROSECONDS = 1_000_000
+DAY = 86_400 * MICROSECONDS
 COMPACT = {len(form): form for form in ("YYYYMMDD", "YYYYMMDDHHMM", "YYYYMMDDHHMMSS")}
 FIRST_YEAR, LAST_YEAR = "1900", "2100"
+# Hours that are named by their end go from 1:00 to 24:00, as in TMY3.
+END_OF_DAY = re.compile(r"(?<![\d:.])24(:00(?::00(?:\.0+)?)?)(?![\d:.])")
 TOLD = 5
 LEFT_OUT = "such rows are left out and counted"
 
@@ -195,9 +199,19 @@ def is_compact(text: str) -> bool:
 
 
 def _of_iso(text: str) -> int:
-    when = datetime.fromisoformat(text)
+    return microseconds_of(text, datetime.fromisoformat)
+
+
+def microseconds_of(text: str, read: Callable[[str], datetime]) -> int:
+    """Returns microseconds since 1970 of a text that `read` takes, in UTC where it names no zone.
+
+    24:00 is the next day's midnight, which neither `fromisoformat` nor `strptime` reads. Raises
+    ValueError.
+    """
+    by_0, hours_24 = END_OF_DAY.subn(r"00\1", text)
+    when = read(by_0)
     moment = when if when.tzinfo else when.replace(tzinfo=UTC)
-    return (moment - EPOCH) // timedelta(microseconds=1)
+    return (moment - EPOCH) // timedelta(microseconds=1) + hours_24 * DAY
 
 
 def told_time(seconds: int) -> str:

@@ -9,14 +9,21 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import cached_property
 from itertools import product
 from pathlib import Path
 
 from app.suggest import closest, did_you_mean
 from worker.trainer.errors import DataError
-from worker.trainer.tools.bad_rows import EPOCH, IS_NO_TIME, UNITS, Time, since_1970, time_of
+from worker.trainer.tools.bad_rows import (
+    IS_NO_TIME,
+    UNITS,
+    Time,
+    microseconds_of,
+    since_1970,
+    time_of,
+)
 
 # What is a number as somebody writes it, with either mark.
 ANY_NUMBER = r"^[+-]?(\d+|\d{1,3}([.,' ]\d{3})+)?([.,]\d*)?([eE][+-]?\d+)?$"
@@ -103,9 +110,11 @@ class Form:
             return time_of(text)
         if self.time_format in UNITS:
             return since_1970(text, self.time_format)
-        when = datetime.strptime(text.strip(), self.time_format)  # noqa: DTZ007  one line down
-        when = when if when.tzinfo else when.replace(tzinfo=UTC)
-        return Time((when - EPOCH) // timedelta(microseconds=1), repr(self.time_format))
+        exact = microseconds_of(text.strip(), self._of_format)
+        return Time(exact, repr(self.time_format))
+
+    def _of_format(self, text: str) -> datetime:
+        return datetime.strptime(text, self.time_format or "")  # noqa: DTZ007  the caller adds UTC
 
     def no_time(self, text: str) -> str:
         """Why a text is no time, and how it would be one; sentences."""

@@ -14,9 +14,8 @@ import numpy as np
 
 from worker.trainer.data.formats.arrow_index import arrow
 from worker.trainer.errors import DataError
-from worker.trainer.tools.bad_rows import MICROSECONDS, TIME_NAMES, time_of
+from worker.trainer.tools.bad_rows import DAY, TIME_NAMES, time_of
 from worker.trainer.tools.row_times import (
-    DAY_SECONDS,
     NO_TIME,
     ColumnTimes,
     is_number,
@@ -41,7 +40,6 @@ PARTS = ("year", "month", "day", "hour", "minute", "second")
 DAY_NAMES, DIGITS = ("timestamp", "datetime", "date"), r"\d{8}"
 MANY = 2  # times by which an order is known
 USUAL = "`time`, `timestamp`, `datetime` or `date`"
-DAY = DAY_SECONDS * MICROSECONDS
 WITHOUT = "--no-time if gaps between rows need not be seen"
 
 
