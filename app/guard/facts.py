@@ -11,7 +11,7 @@ from app.planning.imports import IMPORTS, Build, Imports
 from app.planning.pace import Pace
 from app.planning.packing import RowSpread, largest_std
 from app.planning.profile import Profile, ProfileKey
-from app.spec.recipe import Array
+from app.spec.recipe import Array, Roles
 from app.spec.run import RunSpec
 
 DTYPE_BYTES = {
@@ -238,6 +238,8 @@ class DatasetFacts:
     """Whether the file lies on network storage."""
     read_bytes_per_second: float | None = None
     """What the inspection read in file order; the page cache may have a part in it."""
+    roles: Roles | None = None
+    """Which arrays are inputs and targets; None: the file does not say."""
     problems: tuple[str, ...] = ()
     path: str | None = None
     """Of its file, within DATA_ROOT."""

@@ -1,11 +1,13 @@
 """Values that a restart takes over from its parent besides the request."""
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from jsonpointer import JsonPointer
 
 from app.guard.presets.catalog import Catalog, PresetLayer
+from app.spec.installed import RECIPES
 from app.spec.layers import DEFAULT_KINDS, RECIPE, Document, leaves, overlay, with_default_kinds
 from app.spec.stored import completed
 
@@ -15,6 +17,16 @@ PARENT = "parent"
 SETTLED = (
     "/data/loader/shuffle",
     "/data/loader/shuffle_group",
+)
+ROLES = ("/data/inputs", "/data/targets")
+# Fields whose default the recipe gives; in earlier versions all monitors watched val_loss.
+OF_RECIPE = (
+    "/data/standardize/inputs",
+    "/data/standardize/targets",
+    "/evaluation/metrics",
+    "/checkpoint/monitor",
+    "/early_stopping/monitor",
+    "/schedule/monitor",
 )
 # A word on the preset that no request has: the restart picks one anew.
 ANOTHER = object()
@@ -122,18 +134,54 @@ def _kept(
     named: Collection[str],
 ) -> dict[str, object]:
     """The parent's values that neither its request nor a preset named, and that today's defaults
-    may not give: of fields that its version did not have, and those the guard settled.
+    may not give: of fields that its version did not have, those the guard settled, and those whose
+    default the recipe gives.
     """
     stored = {pointer for pointer, _ in leaves(spec)}
     same_data = request.get("data", {}).get("dataset") == spec["data"]["dataset"]
+    same_recipe = _scores_alike(request, before)
+    depending = {
+        **dict.fromkeys(SETTLED, same_data),
+        **dict.fromkeys(ROLES, same_data and same_recipe),
+        **dict.fromkeys(OF_RECIPE, same_recipe),
+    }
+    if _is_named("/evaluation/metrics", named):  # which a kept monitor may not be among
+        depending |= {pointer: False for pointer in OF_RECIPE if pointer.endswith("/monitor")}
     kept = {}
     for pointer, value in leaves(before):
         source = provenance.get(pointer, {}).get("source")
-        settled = same_data and source == "guard" and pointer in SETTLED
-        is_earlier = pointer not in stored or source == PARENT
-        if (is_earlier or settled) and not _is_named(pointer, named):
+        if pointer not in stored:
+            keep = True
+        elif pointer in depending:
+            keep = depending[pointer] and source in _unnamed_sources(pointer)
+        else:
+            keep = source == PARENT
+        if keep and not _is_named(pointer, named):
             kept[pointer] = value
     return kept
+
+
+def _unnamed_sources(pointer: str) -> tuple[str, ...]:
+    """The sources of a value that no request and no preset named."""
+    return ("guard", PARENT) if pointer in SETTLED else ("default", "guard", PARENT)
+
+
+def _scores_alike(request: Document, before: Document) -> bool:
+    """True if the child's recipe has the metrics and the scales of the parent's, so that the
+    parent's values of what a recipe gives defaults to still mean the same.
+    """
+    given, earlier = request.get("recipe"), before["recipe"]
+    model = RECIPES.get(earlier["kind"])
+    if model is None or not isinstance(given, dict):
+        return False
+    try:
+        was, now = (
+            model.model_validate_json(json.dumps(one), extra="ignore")
+            for one in (earlier, {**earlier, **given})
+        )
+    except ValueError:
+        return False  # another kind, or a mistake that the schema tells
+    return (was.metric_modes, was.has_scale) == (now.metric_modes, now.has_scale)
 
 
 def _is_named(pointer: str, named: Collection[str]) -> bool:

@@ -1,6 +1,6 @@
 """The one way from a request to a run: layers, schema, rules, and what is fixed at submission."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -19,6 +19,7 @@ from app.planning.requirements import NOTHING_KNOWN, Requirements
 from app.spec.data import ChronologicalSplit, ChunkedLoader, Data
 from app.spec.issue import MORE, Issue
 from app.spec.layers import Document
+from app.spec.recipe import Array, Recipe, Roles
 
 # A fix that may not bring another issue takes that one's fix along, and so on so many times.
 MOST_FIXES_TOGETHER = 4
@@ -161,27 +162,116 @@ def _identity(issue: Issue) -> tuple[str, tuple[str | int, ...]]:
 
 
 def settle(resolved: Resolved, facts: Facts) -> Resolved:
-    """What split and loader leave open is fixed by the data as it is now: how it is read may change
-    later, but not which samples are trained on, and what is shuffled together.
+    """What roles, split and loader leave open is fixed by the data as it is now: how it is read may
+    change later, but not which samples are trained on, and what is shuffled together.
 
     The rules judge what is stored, so this comes before them, with a case of its own.
     """
     if resolved.spec is None or resolved.document is None:
         return resolved
     case = Case(resolved.spec, facts)
-    values = {**_settled_gap(case), **_settled_order(case)}
+    roles = _settled_roles(case, resolved.provenance)
+    case = case.with_values(roles)
+    recipe = _settled_recipe(case, resolved.provenance)
+    case = case.with_values(recipe)
+    values = {**roles, **recipe, **_settled_gap(case), **_settled_order(case)}
     pinned = resolved.document
     for place, value in values.items():
-        _, block, part, name = place.split("/")
-        within = pinned[block]
-        pinned = {**pinned, block: {**within, part: {**within[part], name: value}}}
-    sources = {place: {"value": value, "source": "guard"} for place, value in values.items()}
+        pinned = _with_value(pinned, place.strip("/").split("/"), _as_json(value))
+    sources = {
+        place: {"value": _as_json(value), "source": "guard"} for place, value in values.items()
+    }
     return replace(
         resolved,
         spec=with_values(resolved.spec, values),
         document=pinned,
-        provenance={**resolved.provenance, **sources},
+        provenance={
+            **{
+                place: entry
+                for place, entry in resolved.provenance.items()
+                if not any(place.startswith(f"{settled}/") for settled in values)
+            },
+            **sources,
+        },
     )
+
+
+def _as_json(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _with_value(document: Document, place: list[str], value: object) -> Document:
+    name, *inner = place
+    return {**document, name: _with_value(document[name], inner, value) if inner else value}
+
+
+def _settled_roles(case: Case, provenance: Document) -> Document:
+    """Returns `data.inputs` and `data.targets` where neither request nor parent names them.
+
+    The file's own word comes first, then the default names, then the recipe's choice among the
+    arrays. It takes the first that the recipe can train on, or else the first whose arrays exist:
+    the rules then say what is wrong with those.
+    """
+    left_open = [
+        part for part in Roles._fields if provenance[f"/data/{part}"]["source"] == "default"
+    ]
+    if not left_open:
+        return {}
+    data, recipe = case.spec.data, case.spec.recipe
+    try:
+        dataset, arrays = case.dataset, case.recipe_arrays
+    except UnknownFact:
+        return {}  # a rule says that the dataset is not ready
+    candidates = [
+        data.model_copy(update={part: getattr(roles, part) for part in left_open})
+        for roles in (dataset.roles, data, recipe.roles(arrays))
+        if roles is not None
+    ]
+    existing = [one for one in candidates if dataset.fields.keys() >= {*one.inputs, *one.targets}]
+    fitting = [one for one in existing if not _has_role_problems(recipe, one, arrays)]
+    chosen = next(iter((*fitting, *existing)), data)
+    return {
+        f"/data/{part}": getattr(chosen, part)
+        for part in left_open
+        if getattr(chosen, part) != getattr(data, part)
+    }
+
+
+def _settled_recipe(case: Case, provenance: Document) -> Document:
+    """Returns the recipe's own fix for each of its defaults that does not fit the arrays, such as a
+    patch that does not divide their windows.
+    """
+    values: Document = {}
+    for _ in range(MOST_FIXES_TOGETHER):
+        try:
+            problems = case.with_values(values).recipe_problems
+        except UnknownFact:
+            return {}
+        fixes = {
+            pointer: tuple(value) if isinstance(value, list) else value
+            for problem in problems
+            for pointer, value in problem.fix.items()
+            if pointer.startswith("/recipe/") and _is_default(pointer, provenance)
+        }
+        if not fixes:
+            break
+        values |= fixes
+    return values
+
+
+def _is_default(pointer: str, provenance: Document) -> bool:
+    """True if nobody named the field, nor any below it."""
+    sources = {
+        entry["source"]
+        for place, entry in provenance.items()
+        if place == pointer or place.startswith(f"{pointer}/")
+    }
+    return sources == {"default"}
+
+
+def _has_role_problems(recipe: Recipe, data: Data, arrays: Mapping[str, Array]) -> bool:
+    places = (("data", "inputs"), ("data", "targets"))
+    return any(problem.loc[:2] in places for problem in recipe.problems(data, arrays))
 
 
 def gap_was_settled(provenance: Document) -> bool:

@@ -7,11 +7,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from app.spec.data import Data
-from app.spec.recipe import BACKBONE, Array, Mode, Problem, Recipe
+from app.spec.recipe import BACKBONE, Array, Mode, Problem, Recipe, Roles
 
 Side = Annotated[int, Field(ge=1, le=64)]
 # Of the value head: planes that the tower is narrowed to, and hidden units behind them.
 VALUE_PLANES, VALUE_UNITS = 4, 64
+# Arrays of the move that was played and of the result, as `stoker data sample board` names them.
+PLAYED = ("move", "value")
 
 
 class Board(Recipe):
@@ -73,8 +75,29 @@ class Board(Recipe):
         return {"policy_accuracy": "max", "policy_loss": "min", "value_mae": "min"}
 
     @property
+    def natural_metric(self) -> str:
+        return "f1" if self.stage == "legal" else "policy_loss"
+
+    @property
     def loss_terms(self) -> tuple[str, ...]:
         return ("loss",) if self.stage == "legal" else ("policy", "value")
+
+    def roles(self, arrays: Mapping[str, Array]) -> Roles | None:
+        """By the number of bits; a move and a result by the names `move` and `value`."""
+        planes = self._of_bits(arrays, self.planes * self.squares)
+        legal = self._of_bits(arrays, self.moves)
+        if len(planes) != 1 or len(legal) > 1:
+            return None
+        if self.stage == "legal":
+            return Roles(planes, legal) if legal else None
+        return Roles((*planes, *legal), PLAYED) if arrays.keys() >= {*PLAYED} else None
+
+    def _of_bits(self, arrays: Mapping[str, Array], bits: int) -> tuple[str, ...]:
+        return tuple(
+            name
+            for name, array in arrays.items()
+            if is_packed(array, bits) or is_plain(array, bits)
+        )
 
     def problems(self, data: Data, arrays: Mapping[str, Array]) -> Iterator[Problem]:
         """Bits in; bits out, or a move's number and a result."""

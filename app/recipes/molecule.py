@@ -7,7 +7,7 @@ from pydantic import Field
 
 from app.spec.base import OpenFraction
 from app.spec.data import Data
-from app.spec.recipe import BACKBONE, Array, Mode, Problem, Recipe
+from app.spec.recipe import BACKBONE, Array, Mode, Problem, Recipe, Roles
 
 WHOLE = ("uint8", "uint16", "uint32", "int8", "int16", "int32", "int64")
 
@@ -78,9 +78,25 @@ class Molecule(Recipe):
         return {"mae": "min", "mse": "min", "rmse": "min"}
 
     @property
+    def natural_metric(self) -> str | None:
+        return "balanced_accuracy" if self.task == "classification" else None
+
+    @property
     def outputs(self) -> int:
         """Numbers that the head gives, of an atom or of a molecule."""
         return {"masked": self.values, "regression": 1, "classification": self.classes}[self.task]
+
+    def roles(self, arrays: Mapping[str, Array]) -> Roles | None:
+        """The packed graphs; the masked task asks for them too, others for the one real number."""
+        graphs = tuple(name for name in arrays if f"{name}/edge_values" in arrays)
+        if self.task == "masked":
+            return Roles(graphs, graphs) if len(graphs) == 1 else None
+        numbers = tuple(
+            name
+            for name, array in arrays.items()
+            if array.shape in ((), (1,)) and array.dtype.startswith("float")
+        )
+        return Roles(graphs, numbers) if len(graphs) == len(numbers) == 1 else None
 
     def problems(self, data: Data, arrays: Mapping[str, Array]) -> Iterator[Problem]:
         """Graphs in, and what the task asks for."""

@@ -8,10 +8,12 @@ from pydantic import Field
 from app.recipes.encoders import EncodingRecipe, fitting_patches
 from app.spec.base import SpecModel
 from app.spec.data import Data, DatasetsSplit
-from app.spec.recipe import BACKBONE, Array, Format, Mode, Problem
+from app.spec.recipe import BACKBONE, Array, Format, Mode, Problem, Roles
 
 INPUTS = ("features", "who is there", "the date's number")
 TARGETS = ("what is forecast", "what of it is known")
+# The arrays of a file of `stoker data convert --entity`.
+CONVERTED = Roles(("features", "present", "date"), ("targets", "known"))
 # Of an evaluation, what graphs take that are made for each date of each batch, or kept: what
 # `python -m benchmarks workloads` prints as "graphs' share of it", on 2 CPU cores, n = 7. The table
 # of docs/workloads/panel-graph.md has the same figures.
@@ -94,6 +96,10 @@ class PanelGraph(EncodingRecipe):
     def computes_in(self, precision: str, device_kind: str) -> dict[str, Format]:
         found = super().computes_in(precision, device_kind)
         return found if self.graph is None else {**found, "graph": found["head"]}
+
+    def roles(self, arrays: Mapping[str, Array]) -> Roles | None:
+        """By the names that `stoker data convert --entity` gives the arrays."""
+        return CONVERTED if arrays.keys() >= {*CONVERTED.inputs, *CONVERTED.targets} else None
 
     def problems(self, data: Data, arrays: Mapping[str, Array]) -> Iterator[Problem]:
         """Three inputs and two targets, which agree about dates, entities and horizons."""

@@ -9,7 +9,7 @@ from pydantic import Field
 from app.recipes.encoders import GATES, EncodingRecipe, fitting_patches
 from app.spec.base import FieldName
 from app.spec.data import Data
-from app.spec.recipe import BACKBONE, Array, Mode, Problem
+from app.spec.recipe import BACKBONE, Array, Mode, Problem, Roles
 
 
 class Sequence(EncodingRecipe):
@@ -42,6 +42,17 @@ class Sequence(EncodingRecipe):
 
     def uses_attention(self, data: Data) -> bool:
         return self.encoder == "transformer" or len(data.inputs) > 1
+
+    def roles(self, arrays: Mapping[str, Array]) -> Roles | None:
+        """The only windows, and the only other array of real numbers."""
+        real = {
+            name: array
+            for name, array in arrays.items()
+            if array.rows is None and array.dtype.startswith("float")
+        }
+        windows = tuple(name for name, array in real.items() if len(array.shape) == 2)
+        numbers = tuple(name for name, array in real.items() if len(array.shape) < 2)
+        return Roles(windows, numbers) if len(windows) == len(numbers) == 1 else None
 
     def problems(self, data: Data, arrays: Mapping[str, Array]) -> Iterator[Problem]:
         """Windows in, a horizon of numbers out, and patches that divide the windows."""

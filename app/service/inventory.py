@@ -16,6 +16,7 @@ from app.guard.facts import (
 from app.planning.arithmetic import PartSizes
 from app.planning.imports import build_of
 from app.planning.requirements import cores_shared_by
+from app.spec.recipe import Roles
 from app.spec.suffixes import ARROW
 from app.store.records import DatasetRecord
 from app.store.worker_records import WorkerRecord
@@ -37,10 +38,15 @@ def dataset_facts(record: DatasetRecord) -> DatasetFacts:
         groups=layout.get("groups") or {},
         group_changes=layout.get("group_changes") or {},
         network=layout.get("network"),
+        roles=_roles(layout.get("roles")),
         read_bytes_per_second=(record.read_probe or {}).get("bytes_per_second"),
         problems=tuple(_sentence(problem) for problem in record.problems),
         path=record.path,
     )
+
+
+def _roles(told: Document | None) -> Roles | None:
+    return None if told is None else Roles(tuple(told["inputs"]), tuple(told["targets"]))
 
 
 def changed_since(record: DatasetRecord, data_root: Path) -> tuple[str, ...]:

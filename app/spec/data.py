@@ -110,10 +110,12 @@ Split = Annotated[
 class Standardize(SpecModel):
     """Standardization is part of the model and fitted on the training part."""
 
-    inputs: bool = True
-    """Shift and scale each input feature to mean 0 and deviation 1; default true."""
-    targets: bool = True
-    """Train on standardized targets; metrics stay in the target's units. Default true."""
+    inputs: bool | Literal["auto"] = "auto"
+    """Shift and scale each input feature to mean 0 and deviation 1; auto: true if the recipe takes
+    quantities, false for bits and kinds. Default auto."""
+    targets: bool | Literal["auto"] = "auto"
+    """Train on standardized targets, auto as for inputs; metrics stay in the target's units.
+    Default auto."""
 
 
 class ChunkedLoader(SpecModel):
@@ -187,9 +189,9 @@ class Data(SpecModel):
     dataset: NameOfDataset
     """A registered dataset's name."""
     inputs: Annotated[tuple[FieldName, ...], Field(min_length=1, max_length=16)] = ("features",)
-    """Names of the input arrays; default [features]."""
+    """Names of the input arrays; default as the file or the recipe says, else [features]."""
     targets: Annotated[tuple[FieldName, ...], Field(min_length=1, max_length=16)] = ("targets",)
-    """Names of the target arrays; default [targets]."""
+    """Names of the target arrays; default as the file or the recipe says, else [targets]."""
     split: Split = ChronologicalSplit()
     """How samples are divided into training, validation and test."""
     standardize: Standardize = Standardize()

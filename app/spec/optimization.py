@@ -136,7 +136,7 @@ class Plateau(SpecModel):
     kind: Literal["plateau"]
     """Reduce on plateau."""
     monitor: Monitor = "val_loss"
-    """Which metric; default val_loss."""
+    """Which metric; default the recipe's own, else val_loss."""
     mode: Mode = "min"
     """Whether less or more is better; default as it is for the metric."""
     patience: Annotated[int, Field(ge=0, le=MOST_PATIENCE)] = 3

@@ -7,7 +7,7 @@ A recipe has two halves of one kind. This one is a pydantic model that answers f
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -45,6 +45,13 @@ class Array:
     far as it is known; None of others."""
     horizons: tuple[int, ...] | None = None
     """Of targets whose file says how many steps ahead each reaches: that; None of others."""
+
+
+class Roles(NamedTuple):
+    """Names of the arrays that a run reads, as `data.inputs` and `data.targets` have them."""
+
+    inputs: tuple[str, ...]
+    targets: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -105,6 +112,13 @@ class Recipe(SpecModel):
         return {}
 
     @property
+    def natural_metric(self) -> str | None:
+        """The metric that says which weights are best, where a spec names no monitor; None: the
+        loss. Name one where the loss is not what users of the recipe compare.
+        """
+        return None
+
+    @property
     def loss_terms(self) -> tuple[str, ...]:
         """The terms whose weighted sum is the loss, in order; `loss_weights` names them."""
         return ("loss",)
@@ -129,6 +143,12 @@ class Recipe(SpecModel):
         `backbone`, which `optimizer.backbone_lr` is for, and `head`.
         """
         return ("model",)
+
+    def roles(self, arrays: Mapping[str, Array]) -> Roles | None:
+        """Returns which of the dataset's arrays are inputs and targets, where neither the spec nor
+        the file says it; None if these arrays do not tell.
+        """
+        return None
 
     def problems(self, data: Data, arrays: Mapping[str, Array]) -> Iterator[Problem]:
         """What keeps these parameters from training on these arrays.

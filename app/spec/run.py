@@ -144,17 +144,29 @@ class RunSpec(SpecModel):
 
     @model_validator(mode="after")
     def _as_the_recipe_has_it(self) -> Self:
-        """Its version, what is evaluated, and what is better of a metric, where nobody says."""
+        """Fills in what the request leaves to the recipe: version, scale, metrics, monitors."""
         if not self.recipe.version:
             version = INSTALLED.versions.get(self.recipe.kind, "")
             self.__dict__["recipe"] = self.recipe.model_copy(update={"version": version})
+        scale = {
+            part: part in self.recipe.has_scale
+            for part, wanted in self.data.standardize
+            if wanted == "auto"
+        }
+        standardize = self.data.standardize.model_copy(update=scale)
+        self.__dict__["data"] = self.data.model_copy(update={"standardize": standardize})
+        natural = self.recipe.natural_metric
         if "metrics" not in self.evaluation.model_fields_set:
-            metrics = tuple(self.recipe.metric_modes)[:1]
+            usual = (*tuple(self.recipe.metric_modes)[:1], *((natural,) if natural else ()))
+            metrics = tuple(dict.fromkeys(usual))
             self.__dict__["evaluation"] = self.evaluation.model_copy(update={"metrics": metrics})
+        watched = f"val_{natural}" if natural in self.evaluation.metrics else "val_loss"
         for name, block in self.watching().items():
-            if "mode" not in block.model_fields_set:
-                mode = self.better_when(block.monitor)
-                self.__dict__[name] = block.model_copy(update={"mode": mode})
+            given = block.model_fields_set
+            monitor = block.monitor if "monitor" in given else watched
+            mode = block.mode if "mode" in given else self.better_when(monitor)
+            update = {"monitor": monitor, "mode": mode}
+            self.__dict__[name] = block.model_copy(update=update)
         return self
 
     def watching(self) -> dict[str, Checkpointing | EarlyStopping | Plateau]:

@@ -58,7 +58,7 @@ class EarlyStopping(SpecModel):
     """End when the monitored metric stops improving."""
 
     monitor: Monitor = "val_loss"
-    """Which metric; default val_loss."""
+    """Which metric; default the recipe's own, else val_loss."""
     mode: Mode = "min"
     """Whether less or more is better; default as it is for the metric."""
     patience: Annotated[int, Field(ge=1, le=MOST_PATIENCE)] = 5
@@ -95,7 +95,7 @@ class Checkpointing(SpecModel):
     keep_best: Annotated[int, Field(ge=0, le=1_000)] = 1
     """How many of the best to keep, of those written: the best always is; default 1."""
     monitor: Monitor = "val_loss"
-    """Which metric decides what is best; default val_loss."""
+    """Which metric decides what is best; default the recipe's own, else val_loss."""
     mode: Mode = "min"
     """Whether less or more is better; default as it is for the metric."""
 

@@ -198,6 +198,13 @@ class DatasetField(Answer):
     """Why one whole number a sample cannot split the samples; null: it can, or is no such field."""
 
 
+class DatasetRoles(Answer):
+    """The arrays that a spec reads where it names none, as the file says."""
+
+    inputs: list[str]
+    targets: list[str]
+
+
 class DatasetLayout(Answer):
     """What the arrays of a dataset are to one another, and where its file lies."""
 
@@ -221,6 +228,8 @@ class DatasetLayout(Answer):
     """
     network: bool | None = None
     """Whether the file is on network storage; null: its file system is not known."""
+    roles: DatasetRoles | None = None
+    """Which arrays are inputs and targets; null: the file does not say."""
 
 
 class Dataset(Answer):

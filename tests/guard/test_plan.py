@@ -5,6 +5,7 @@ from typing import Any
 
 import jsonpatch
 import pytest
+from jsonpointer import JsonPointer
 
 from app.cli.specs.fixing import mend
 from app.errors import SpecRejected
@@ -14,6 +15,7 @@ from app.guard.resolve import resolve
 from app.spec.availability import UNAVAILABLE
 from app.spec.data import ChunkedLoader
 from app.spec.layers import leaves, overlay
+from app.spec.recipe import Roles
 from tests.guard.changes import CHUNKED, SORTED
 from tests.guard.world import (
     CATALOG,
@@ -376,3 +378,120 @@ def test_the_fix_of_an_error_leaves_what_was_chosen_though_it_is_warned_of():
     (warning,) = after.issues
     assert warning.code not in codes(plan)
     assert [op.path for op in warning.fix] == ["/early_stopping/patience"]
+
+
+def spec_fields(plan, *pointers):
+    spec = plan.require_ok()
+    return [JsonPointer(pointer).resolve(spec) for pointer in pointers]
+
+
+ROLES = ("/data/inputs", "/data/targets")
+TIMEFRAMES = {
+    **{name: replace(FIELDS["features"], shape=(48, 15)) for name in ("d1", "h1")},
+    "targets": FIELDS["targets"],
+}
+
+
+def test_the_file_says_which_arrays_are_inputs_and_in_which_order():
+    of_file = weather(fields=TIMEFRAMES, roles=Roles(("h1", "d1"), ("targets",)))
+    plan = plan_of(facts=world(of_file))
+    assert spec_fields(plan, *ROLES) == [["h1", "d1"], ["targets"]]
+    assert plan.provenance["/data/inputs"] == {"value": ["h1", "d1"], "source": "guard"}
+    assert plan.provenance["/data/targets"]["source"] == "default"
+    named = plan_of({"data": {"inputs": ["d1"]}}, world(of_file))
+    assert spec_fields(named, *ROLES) == [["d1"], ["targets"]]
+    assert named.provenance["/data/inputs"]["source"] == "request"
+
+
+def test_without_the_files_word_arrays_of_the_usual_names_are_taken():
+    beside = replace(FIELDS["features"], shape=(360, 2))
+    plan = plan_of(facts=world(weather(fields={"aside": beside, **FIELDS})))
+    assert spec_fields(plan, *ROLES) == [["features"], ["targets"]]
+
+
+def test_of_other_names_the_recipe_takes_what_its_shapes_tell():
+    whole = replace(FIELDS["targets"], shape=(), dtype="int64")
+    fields = {"x": FIELDS["features"], "y": FIELDS["targets"], "ends": whole}
+    plan = plan_of(facts=world(weather(fields=fields)))
+    assert spec_fields(plan, *ROLES) == [["x"], ["y"]]
+
+
+def test_roles_that_the_recipe_cannot_train_on_are_not_taken():
+    """They are for another recipe."""
+    of_file = weather(roles=Roles(("targets",), ("features",)))
+    assert spec_fields(plan_of(facts=world(of_file)), *ROLES) == [["features"], ["targets"]]
+
+
+def test_arrays_that_do_not_tell_are_named_in_the_error():
+    fields = dict.fromkeys(("left", "right"), FIELDS["features"])
+    (error,) = (
+        one
+        for one in plan_of(facts=world(weather(fields=fields))).errors
+        if one.loc[1:2] == ["inputs"]
+    )
+    assert (error.code, error.loc) == ("correctness.unknown_array", ["data", "inputs", 0])
+    assert "it has left, right" in error.message
+
+
+def test_a_default_of_the_recipe_that_does_not_fit_the_arrays_gives_way():
+    """But not one that the request has."""
+    facts = world(
+        weather(fields={**FIELDS, "features": replace(FIELDS["features"], shape=(50, 15))})
+    )
+    plan = plan_of(facts=facts)
+    assert spec_fields(plan, "/recipe/patch") == [5]
+    assert plan.provenance["/recipe/patch"] == {"value": 5, "source": "guard"}
+    (error,) = plan_of({"recipe": {"patch": 6}}, facts).errors
+    assert error.loc == ["recipe", "patch"]
+
+
+BOARD = {"recipe": {"kind": "board", "stage": "legal", "planes": 18}}
+MOLECULE = {"recipe": {"kind": "molecule", "task": "regression"}}
+BITS = {"planes": FieldFacts((144,), "uint8"), "legal": FieldFacts((584,), "uint8")}
+MONITORS = ("/checkpoint/monitor", "/checkpoint/mode", "/evaluation/metrics")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "change", "monitors"),
+    [
+        (BOARD, {}, ["val_f1", "max", ["f1"]]),
+        ({"recipe": {**BOARD["recipe"], "stage": "play"}}, {},
+         ["val_policy_loss", "min", ["policy_accuracy", "policy_loss"]]),
+        (BOARD, {"evaluation": {"metrics": ["exact"]}}, ["val_loss", "min", ["exact"]]),
+        (BOARD, {"checkpoint": {"monitor": "val_loss"}}, ["val_loss", "min", ["f1"]]),
+        ({}, {}, ["val_loss", "min", ["mae"]]),
+        ({"recipe": {"kind": "molecule", "task": "classification"}}, {},
+         ["val_balanced_accuracy", "max", ["accuracy", "balanced_accuracy"]]),
+    ],
+)  # fmt: skip
+def test_a_monitor_that_is_not_named_is_the_recipes_own(recipe, change, monitors):
+    change = overlay(recipe, {"early_stopping": {}, "schedule": {"kind": "plateau"}, **change})
+    spec = resolve(overlay(REQUEST, change), CATALOG, world()).document or {}
+    assert [JsonPointer(one).resolve(spec) for one in MONITORS] == monitors
+    if "checkpoint" not in change:
+        for block in ("early_stopping", "schedule"):
+            assert [spec[block]["monitor"], spec[block]["mode"]] == monitors[:2]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "scaled"),
+    [
+        ({}, {"inputs": True, "targets": True}),
+        (BOARD, {"inputs": False, "targets": False}),
+        (MOLECULE, {"inputs": False, "targets": True}),
+        (overlay(MOLECULE, {"recipe": {"task": "masked"}}), {"inputs": False, "targets": False}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("given", [{}, {"inputs": "auto", "targets": "auto"}], ids=["", "auto"])
+def test_what_is_no_quantity_is_not_standardized_unless_the_request_says_so(recipe, scaled, given):
+    change = {**recipe, "data": {"standardize": given}}
+    spec = resolve(overlay(REQUEST, change), CATALOG, world()).document or {}
+    assert spec["data"]["standardize"] == scaled
+
+
+def test_standardized_bits_are_refused_where_the_request_asks_for_them():
+    facts = world(weather(fields=BITS))
+    assert plan_of(BOARD, facts).errors == []
+    asked = plan_of({**BOARD, "data": {"standardize": {"inputs": True}}}, facts)
+    (error,) = asked.errors
+    assert (error.code, error.loc) == ("correctness.array_shape", ["data", "standardize"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.errors import InvalidRequest
-from app.guard.facts import Facts, ParentFacts
+from app.guard.facts import Facts, FieldFacts, ParentFacts
 from app.guard.inheritance import inherited
 from app.guard.patching import apply_json_patch, apply_merge_patch
 from app.guard.plan import gap_was_settled, make_plan, settle
@@ -17,6 +17,7 @@ from app.planning.carry import carry_between
 from app.spec.data import RandomSplit
 from app.spec.layers import leaves
 from app.spec.parse import parse_spec
+from app.spec.recipe import Roles
 from app.spec.stored import read_stored
 from tests.guard.world import codes, parent_of, plan_of, weather, world
 
@@ -194,12 +195,12 @@ def without_split_seed(change):
     return plan.request, spec, provenance
 
 
-def planned_restart(parent, patch):
+def planned_restart(parent, patch, facts=None):
     """The child's plan, as the service makes it."""
     request, spec, provenance = parent
     patched, named = apply_merge_patch(request, patch), [at for at, _ in leaves(patch)]
     taken = inherited(patched, spec, provenance, CATALOG, named if patch else ())
-    facts = world()
+    facts = facts or world()
     resolved = settle(resolve(patched, CATALOG, facts, taken), facts)
     return make_plan(patched, facts, CATALOG, resolved=resolved)
 
@@ -249,3 +250,60 @@ def test_a_restart_that_changes_nothing_carries_all_from_before_there_were_split
     parent = without_split_seed(RANDOM)
     child = planned_restart(parent, {}).require_ok()
     assert carry_between(parent[1], child).kind == "full"
+
+
+LEGAL = {"recipe": {"kind": "board", "stage": "legal", "planes": 18}}
+BITS = {
+    "planes": FieldFacts((144,), "uint8"),
+    "legal": FieldFacts((584,), "uint8"),
+    "move": FieldFacts((), "int16"),
+    "value": FieldFacts((), "int8"),
+}
+BOARD = world(weather(fields=BITS))
+
+
+def watching_the_loss(change):
+    """The request, spec and provenance of a run of the version whose monitors were all val_loss."""
+    plan = plan_of(change, BOARD)
+    spec = deepcopy(plan.require_ok())
+    spec["checkpoint"] |= {"monitor": "val_loss", "mode": "min"}
+    return plan.request, spec, plan.provenance
+
+
+@pytest.mark.parametrize(
+    ("patch", "monitor"),
+    [
+        ({"training": {"seed": 1}}, ("val_loss", "min")),
+        ({"recipe": {"channels": 32}}, ("val_loss", "min")),
+        ({"checkpoint": {"monitor": "val_f1"}}, ("val_f1", "max")),
+        ({"checkpoint": {"monitor": None}}, ("val_f1", "max")),
+        ({"recipe": {"stage": "play"}}, ("val_policy_loss", "min")),
+    ],
+    ids=str,
+)
+def test_a_restart_watches_what_its_parent_did_unless_the_recipe_scores_otherwise(patch, monitor):
+    for parent_of_parent in ({}, {"name": "again"}):
+        parent = watching_the_loss(LEGAL)
+        if parent_of_parent:
+            plan = planned_restart(parent, parent_of_parent, BOARD)
+            parent = plan.request, plan.require_ok(), plan.provenance
+        child = planned_restart(parent, patch, BOARD).require_ok()
+        assert (child["checkpoint"]["monitor"], child["checkpoint"]["mode"]) == monitor
+
+
+def test_other_metrics_of_a_restart_give_it_a_monitor_among_them():
+    parent = plan_of(LEGAL, BOARD)
+    documents = parent.request, parent.require_ok(), parent.provenance
+    child = planned_restart(documents, {"evaluation": {"metrics": ["exact"]}}, BOARD).require_ok()
+    assert child["checkpoint"]["monitor"] == "val_loss"
+
+
+def test_a_restart_keeps_the_roles_of_its_parent_unless_the_recipe_wants_others():
+    parent = plan_of(LEGAL, BOARD)
+    documents = parent.request, parent.require_ok(), parent.provenance
+    registered_anew = replace(weather(fields=BITS), roles=Roles(("legal",), ("planes",)))
+    same = planned_restart(documents, {"name": "again"}, world(registered_anew)).require_ok()
+    assert (same["data"]["inputs"], same["data"]["targets"]) == (["planes"], ["legal"])
+    plays = planned_restart(documents, {"recipe": {"stage": "play"}}, BOARD).require_ok()
+    assert plays["data"]["inputs"] == ["planes", "legal"]
+    assert plays["data"]["targets"] == ["move", "value"]

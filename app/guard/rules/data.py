@@ -16,9 +16,10 @@ from app.spec.suffixes import dataset_name_of
 from app.suggest import closest, did_you_mean
 
 ARRAYS_OF_A_FILE = (
-    "data.inputs and data.targets name arrays of the file, by default 'features' (samples, time, "
-    "features) and 'targets' (samples, horizon) or (samples,). Arrays of text, of single values "
-    "and of other lengths than the rest are left out."
+    "data.inputs and data.targets name arrays of the file. Left out, they are those that the file "
+    "or the recipe names, or 'features' (samples, time, features) and 'targets' (samples, horizon) "
+    "or (samples,). Arrays of text, of single values and of other lengths than the rest are left "
+    "out."
 )
 # Beyond these a network that starts with outputs around 0 and 1 has a long way to go.
 LARGEST_STD, SMALLEST_STD, LARGEST_OFFSET = 10.0, 0.1, 10.0

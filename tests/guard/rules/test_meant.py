@@ -70,13 +70,11 @@ def test_a_block_that_is_neither_is_no_kind() -> None:
     assert (error.message, error.fix) == ("optimizer = 3: it should be an object.", [])
 
 
-def test_arrays_of_other_names_are_known_by_their_shapes() -> None:
+def test_one_array_of_another_name_is_known_by_its_shape() -> None:
     odd = replace(weather(), fields={"x": FIELDS["features"], "y": FIELDS["targets"]})
-    assert fixed({}, odd)["data"] == {"inputs": ["x"], "targets": ["y"]}
-    turned = replace(weather(), fields={"a": FIELDS["targets"], "b": FIELDS["features"]})
-    assert fixed({}, turned)["data"] == {"inputs": ["b"], "targets": ["a"]}
-    one = replace(weather(), fields={"features": FIELDS["features"], "y": FIELDS["targets"]})
-    assert fixed({}, one)["data"] == {"targets": ["y"]}
+    for change in ({"inputs": ["features"]}, {"targets": ["label"]}):
+        named = {"data": {"inputs": ["x"], "targets": ["y"], **change}}
+        assert fixed(named, odd)["data"] == {"inputs": ["x"], "targets": ["y"]}
 
 
 @pytest.mark.parametrize(

@@ -367,3 +367,25 @@ def test_the_first_sample_in_no_part_is_told(tmp_path, stray):
     (field,) = inspect(write(tmp_path / "a.h5", part=part))["fields"].values()
     assert field["not_a_part"] == {"sample": 3210, "value": stray}
     assert "parts" not in field
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "is_word"),
+    [
+        (["features"], ["targets"], True),
+        (["features", "gone"], ["targets"], False),
+        ([], ["targets"], False),
+        ("features", "targets", False),
+        ([1, 2], ["targets"], False),
+        (h5py.Empty("f4"), ["targets"], False),
+    ],
+)
+def test_a_file_may_say_which_arrays_are_inputs_and_targets(tmp_path, inputs, targets, is_word):
+    path = write_arrays(tmp_path / "a.h5")
+    assert inspect(path)["layout"]["roles"] is None
+    with h5py.File(path, "a") as file:
+        file.attrs["inputs"], file.attrs["targets"] = inputs, targets
+    report = inspect(path)
+    assert report["problems"] == []
+    roles = {"inputs": inputs, "targets": targets} if is_word else None
+    assert report["layout"]["roles"] == roles

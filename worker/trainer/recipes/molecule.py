@@ -151,7 +151,7 @@ class MoleculeTask(Task):
 
     @property
     def standardized(self) -> tuple[str, ...]:
-        return (self.target,) * self.spec.data.standardize.targets
+        return (self.target,) if self.spec.data.standardize.targets is True else ()
 
     def prepare(self, data: TrainingData) -> Tables:
         """No tables, but a look at every feature, class and property: one that is out of range

@@ -47,7 +47,10 @@ class SequenceTask(Task):
     def standardized(self) -> tuple[str, ...]:
         data = self.spec.data
         wanted = data.standardize
-        return (*data.inputs * wanted.inputs, *(self.target_name,) * wanted.targets)
+        return (
+            *(data.inputs if wanted.inputs is True else ()),
+            *((self.target_name,) if wanted.targets is True else ()),
+        )
 
     def build_model(self, statistics: Statistics, tables: Tables) -> nn.Module:
         model = self._new_model(statistics)

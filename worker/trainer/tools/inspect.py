@@ -24,6 +24,7 @@ from worker.trainer.data.formats.filters import compression_of
 from worker.trainer.data.formats.hdf5_file import (
     HDF5_ERRORS,
     open_file,
+    read_roles,
     unusable_because,
     walk_links,
 )
@@ -98,7 +99,7 @@ def inspect(path: Path) -> dict[str, Any]:
         else:
             with open_file(path) as file:
                 _inspect_arrays(report, _usable_arrays(report, file))
-                _warn_of_times(report, file)
+                _add_attributes(report, file)
         if not report["problems"]:
             report["fingerprint"] = fingerprint(path)
     except DataError as error:
@@ -167,7 +168,10 @@ def _usable_arrays(report: dict[str, Any], file: h5py.File) -> Fields:
     return dict(sorted(usable.items()))
 
 
-def _warn_of_times(report: dict[str, Any], file: h5py.File) -> None:
+def _add_attributes(report: dict[str, Any], file: h5py.File) -> None:
+    """Adds what the file says of itself: roles of arrays, and whether its rows had times."""
+    if report["layout"] is not None:
+        report["layout"]["roles"] = read_roles(file, report["fields"])
     if file.attrs.get(TIME_COLUMN) == "":
         told = (
             "The rows had no column of times when they were converted, so gaps between them cannot"

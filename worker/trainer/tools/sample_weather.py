@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from app.installing import pip_install
 from worker.trainer.checkpoints.whole_file import whole_file
-from worker.trainer.data.formats.hdf5_file import open_file
+from worker.trainer.data.formats.hdf5_file import open_file, write_roles
 from worker.trainer.errors import DataError
 from worker.trainer.tools.answer import sample_command
 
@@ -108,6 +108,7 @@ def build(out: Path) -> dict[str, Any]:
             features[rows] = month[:, :WINDOW_HOURS]
             targets[rows] = month[:, WINDOW_HOURS:, FEATURES.index(TEMPERATURE)]
         file.attrs.update(ATTRIBUTES | {"month_starts": starts[:-1]})
+        write_roles(file, ["features"], ["targets"])
     return {"path": str(out), "samples": starts[-1], "features": list(FEATURES)}
 
 

@@ -19,6 +19,7 @@ import h5py
 import numpy as np
 
 from worker.trainer.checkpoints.whole_file import whole_file
+from worker.trainer.data.formats.hdf5_file import write_roles
 from worker.trainer.data.formats.window_files import SERIES, TIME_COLUMN, write_windows
 from worker.trainer.data.source import Field, Rows
 from worker.trainer.errors import DataError
@@ -86,6 +87,7 @@ def cut(
         clocks = " ".join(table.time) if clock.period else ""
         told = {"feature_names": list(names), "target_name": target, TIME_COLUMN: clocks}
         file.attrs.update(told)
+        write_roles(file, ["features"], ["targets"])
     return {
         "path": str(out),
         "bytes": out.stat().st_size,

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.trainer.checkpoints.whole_file import whole_file
+from worker.trainer.data.formats.hdf5_file import write_roles
 from worker.trainer.data.formats.window_files import write_windows
 from worker.trainer.data.source import Field, Rows
 from worker.trainer.errors import DataError
@@ -207,6 +208,7 @@ def write(out: Path, made: Aligned, cut: Cut, columns: Sequence[str], **attribut
         )
         file["ends"] = np.concatenate(made.ends)
         file.attrs.update({"timeframes": [frame.label for frame in cut.frames], **attributes})
+        write_roles(file, [frame.name for frame in cut.frames], ["targets"])
 
 
 def _write(

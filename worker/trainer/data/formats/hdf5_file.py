@@ -1,10 +1,11 @@
 """What is opened in an HDF5 file and what is not: files, links, arrays that can be fields."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import h5py
+import numpy as np
 
 from app.planning.residency import CHUNK_CACHE_BYTES
 from worker.trainer.data.formats.filters import missing_filter
@@ -20,6 +21,8 @@ USABLE_DTYPES = frozenset(
 )
 
 MAX_LINKS = 1_000
+# Attributes of a file: the names of the arrays that are inputs and targets, in a recipe's order.
+INPUTS, TARGETS = "inputs", "targets"
 
 T = TypeVar("T")
 
@@ -82,6 +85,22 @@ def read_marked(
                 f"The {what} of {path} cannot be read ({error}): it is damaged. Write it again, or"
                 " restore it from a copy."
             ) from error
+
+
+def write_roles(file: h5py.File, inputs: Iterable[str], targets: Iterable[str]) -> None:
+    """Records which arrays are inputs and targets, for specs that do not name them."""
+    file.attrs.update({INPUTS: list(inputs), TARGETS: list(targets)})
+
+
+def read_roles(file: h5py.File, fields: Collection[str]) -> dict[str, list[str]] | None:
+    """Returns the names by `inputs` and `targets`; None unless both attributes name fields."""
+    roles = {part: np.asarray(file.attrs.get(part, ())).tolist() for part in (INPUTS, TARGETS)}
+    for names in roles.values():
+        if not isinstance(names, list) or not names:
+            return None
+        if not all(isinstance(name, str) and name in fields for name in names):
+            return None
+    return roles
 
 
 def find_array(file: h5py.File, name: str) -> h5py.Dataset | None:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.trainer.checkpoints.whole_file import whole_file
+from worker.trainer.data.formats.hdf5_file import write_roles
 from worker.trainer.data.formats.packed_files import EDGES, NODES, write_packed
 from worker.trainer.errors import DataError
 from worker.trainer.tools.answer import answer, require_new
@@ -72,6 +73,7 @@ def write(
         if target is not None:
             file[TARGETS] = np.array([one.target for one in molecules], np.float32)
             file.attrs["target_name"] = target
+            write_roles(file, [MOLECULES], [TARGETS])
         numbers = [_number_of(scaffold) for scaffold in scaffolds]
         file[SCAFFOLD], file[SCAFFOLD_PART] = np.array(numbers, np.int64), parts
         for name, array in (more or {}).items():

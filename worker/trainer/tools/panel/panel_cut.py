@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.trainer.checkpoints.whole_file import whole_file
+from worker.trainer.data.formats.hdf5_file import write_roles
 from worker.trainer.data.formats.window_files import HORIZONS, write_windows
 from worker.trainer.data.source import Field, Rows
 from worker.trainer.errors import DataError
@@ -91,6 +92,7 @@ def write_panel(
             "feature_names": list(names), "entities": list(panel.entities),
             "forecasts": cut.target, **attributes,
         })  # fmt: skip
+        write_roles(file, ["features", "present", "date"], ["targets", "known"])
     return {
         "path": str(out),
         "bytes": out.stat().st_size,
