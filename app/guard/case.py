@@ -19,12 +19,13 @@ from app.guard.facts import (
 from app.guard.gap import gap_needed
 from app.guard.memory.memory_plan import MemoryPlan, memory_plan
 from app.guard.memory.worker_pools import process_values
-from app.guard.memory.workload import Order, Workload, need_of
+from app.guard.memory.workload import Workload, need_of
 from app.guard.patching import with_values
 from app.guard.reads import Reading, amplification, reading_by_batches, reading_by_chunks
 from app.planning import arithmetic
 from app.planning.arithmetic import PartSizes
 from app.planning.pace import Pace
+from app.planning.shuffle import Shuffle, settled_shuffle, stored_shuffle
 from app.spec.data import (
     ChronologicalSplit,
     ChunkedLoader,
@@ -210,15 +211,37 @@ class Case:
         return gap_needed(self.spec, self.dataset)
 
     @Derived
-    def order(self) -> Order:
-        """(shuffle, shuffle_group) as the trainer settles them.
+    def shuffle(self) -> Shuffle:
+        """The shuffle of the training part as the trainer reads it from the stored spec.
 
-        By what its samples hold: the file is smaller where it is compressed, and larger where it
-        has other arrays beside.
+        The bytes are those of the samples: a file is smaller where it is compressed, and larger
+        where it has other arrays.
         """
         samples = self.samples
         sample_bytes = sum(array.kept_bytes for array in self.arrays.values())
-        return arithmetic.resolved_shuffle(self.spec.data.loader, samples * sample_bytes)
+        return stored_shuffle(self.spec.data.loader, samples, sample_bytes)
+
+    @Derived
+    def settled_order(self) -> Mapping[str, Any]:
+        """By JSON Pointer, the values that the loader's `auto` becomes at submission, by the data
+        and the memory for it.
+        """
+        loader = self.spec.data.loader
+        if not isinstance(loader, ChunkedLoader):
+            return {}
+        need = replace(self.workload.need, group_samples=1)
+        try:  # the memory for data does not depend on the order
+            memory = self.memory.data_memory
+        except UnknownFact:
+            memory = None
+        largest = max(self.arrays.values(), key=lambda array: array.kept_bytes)
+        rows = largest.chunk_rows if largest.is_read_whole else None
+        network = bool(self.dataset.network)
+        shuffle = settled_shuffle(loader, need, memory, rows or 1, on_network=network)
+        values: dict[str, Any] = {"shuffle": shuffle.kind}
+        if shuffle.kind == "block":
+            values |= {"shuffle_group": shuffle.group, "shuffle_block": shuffle.block}
+        return {f"/data/loader/{n}": v for n, v in values.items() if getattr(loader, n) != v}
 
     @Derived
     def shape(self) -> Document:
@@ -358,7 +381,7 @@ class Case:
         arrays = {name: dataset.fields[name] for name in self.arrays}
         if made := self.dataset_arrays:
             arrays = {name: FieldFacts(one.shape, one.dtype) for name, one in made.items()}
-        need = need_of(arrays.values(), sizes, self.order)
+        need = need_of(arrays.values(), sizes, self.shuffle.group)
         tables = 0
         if not self.recipe_problems:
             tables = self.spec.recipe.table_bytes(self.spec.data, self.recipe_arrays, self.samples)
@@ -389,7 +412,7 @@ class Case:
         if plan.data.kind == "resident" or not plan.need.train_samples:
             return None
         if isinstance(loader, ChunkedLoader):
-            return reading_by_chunks(plan, self.order[0])
+            return reading_by_chunks(plan, self.shuffle)
         return reading_by_batches(loader, plan.batch, plan.need.train_samples)
 
     @Derived

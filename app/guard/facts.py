@@ -122,6 +122,12 @@ class FieldFacts:
         return self.storage == "record_batches"
 
     @property
+    def is_read_whole(self) -> bool:
+        """Returns whether a row is read with all of its storage chunk or record batch."""
+        in_chunks = self.storage == "chunked" and self.series_steps is None
+        return in_chunks or self.is_read_in_batches
+
+    @property
     def is_ragged(self) -> bool:
         """Whether its samples are filled up to the longest in a batch."""
         return self.lengths is not None and self.edges is None

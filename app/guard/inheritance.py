@@ -13,10 +13,12 @@ from app.spec.stored import completed
 
 # The source, in a spec's provenance, of a value that a restart kept from its parent.
 PARENT = "parent"
-# Fields that the guard settles by the dataset; a restart keeps them while that is the same.
+# Fields that the guard settles by the dataset. A restart keeps all of them while that is the same
+# and its patch names none of them: a group without its shuffle would be refused.
 SETTLED = (
     "/data/loader/shuffle",
     "/data/loader/shuffle_group",
+    "/data/loader/shuffle_block",
 )
 ROLES = ("/data/inputs", "/data/targets")
 # Fields whose default the recipe gives; in earlier versions all monitors watched val_loss.
@@ -148,6 +150,8 @@ def _kept(
     if _is_named("/evaluation/metrics", named):  # which a kept monitor may not be among
         depending |= {pointer: False for pointer in OF_RECIPE if pointer.endswith("/monitor")}
     kept = {}
+    if any(_is_named(pointer, named) for pointer in SETTLED):
+        named = {*named, *SETTLED}
     for pointer, value in leaves(before):
         source = provenance.get(pointer, {}).get("source")
         if pointer not in stored:

@@ -9,6 +9,7 @@ from app.guard.case import Case
 from app.guard.estimate import estimate_of
 from app.guard.facts import Facts, UnknownFact
 from app.guard.gap import leaves_enough
+from app.guard.inheritance import PARENT
 from app.guard.judge import Strictness, UncheckedRules, judge, judge_names
 from app.guard.needs import device_wanted, requirements_of, where_it_fits
 from app.guard.patching import apply_json_patch, with_values
@@ -23,7 +24,7 @@ from app.spec.recipe import Array, Recipe, Roles
 
 # A fix that may not bring another issue takes that one's fix along, and so on so many times.
 MOST_FIXES_TOGETHER = 4
-GAP = "/data/split/gap"
+GAP, BLOCK = "/data/split/gap", "/data/loader/shuffle_block"
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,8 @@ def settle(resolved: Resolved, facts: Facts) -> Resolved:
     case = case.with_values(roles)
     recipe = _settled_recipe(case, resolved.provenance)
     case = case.with_values(recipe)
-    values = {**roles, **recipe, **_settled_gap(case), **_settled_order(case)}
+    values = {**roles, **recipe, **_settled_gap(case)}
+    values |= _settled_order(case, resolved.provenance)
     pinned = resolved.document
     for place, value in values.items():
         pinned = _with_value(pinned, place.strip("/").split("/"), _as_json(value))
@@ -304,16 +306,20 @@ def _same_cut(one: Data, other: Data) -> bool:
     )
 
 
-def _settled_order(case: Case) -> Document:
-    """Of the loader; nothing while a fact is unknown."""
+def _settled_order(case: Case, provenance: Document) -> Document:
+    """The values of the loader's `auto`, by name; none while the dataset is not known.
+
+    A restart keeps the blocks of a parent of an earlier version, whose size that version's formula
+    gives: an `auto` that came from the parent stays.
+    """
     loader = case.spec.data.loader
-    if not isinstance(loader, ChunkedLoader):
+    if not isinstance(loader, ChunkedLoader) or loader.shuffle in ("full", "none", "lanes"):
         return {}
-    if loader.shuffle != "auto" and (loader.shuffle, loader.shuffle_group) != ("block", "auto"):
-        return {}
+    if loader.shuffle == "block" and loader.shuffle_group != "auto":
+        source = provenance.get(BLOCK, {}).get("source")
+        if loader.shuffle_block != "auto" or source == PARENT:
+            return {}
     try:
-        shuffle, group = case.order
+        return dict(case.settled_order)
     except UnknownFact:
         return {}
-    settled: Document = {"shuffle": shuffle, "shuffle_group": group}
-    return {f"/data/loader/{n}": v for n, v in settled.items() if getattr(loader, n) != v}

@@ -6,8 +6,8 @@ from math import gcd
 
 from app.guard.facts import DatasetFacts, FieldFacts, known
 from app.guard.memory.memory_plan import MemoryPlan
-from app.planning.arithmetic import block_samples
 from app.planning.residency import CHUNK_CACHE_BYTES, PIECE_BYTES
+from app.planning.shuffle import Shuffle
 from app.spec.data import ChunkedLoader, Loader
 
 
@@ -29,17 +29,16 @@ class Reading:
     """Processes that take turns with the batches, each of which unpacks for itself."""
 
 
-def reading_by_chunks(plan: MemoryPlan, kind: str) -> Reading:
+def reading_by_chunks(plan: MemoryPlan, shuffle: Shuffle) -> Reading:
     """Of the chunked loader, which shuffles in this way."""
     need = plan.need
     chunk = min(plan.data.chunk_samples, need.train_samples)
     piece = max(1, PIECE_BYTES // need.sample_bytes)
-    if kind == "block":
-        group = min(need.group_samples, need.train_samples)
+    if shuffle.kind == "block":
+        group = min(shuffle.group, need.train_samples)
         around = max(chunk, group) / need.train_samples
-        block = block_samples(need.group_samples, need.sample_bytes)
-        return Reading(min(1.0, chunk / group), around, block, piece)
-    within = chunk / need.train_samples if kind == "full" else 1.0
+        return Reading(min(1.0, chunk / group), around, shuffle.block, piece)
+    within = chunk / need.train_samples if shuffle.kind == "full" else 1.0
     return Reading(within, 1.0, 1, piece)
 
 
@@ -61,10 +60,9 @@ def amplification(
         return 1.0
     read = useful = 0.0
     for array in arrays.values():
-        storage = known(array.storage, f"how the arrays of {dataset.name} are stored")
+        known(array.storage, f"how the arrays of {dataset.name} are stored")
         factor = 1.0
-        in_chunks = storage == "chunked" and array.series_steps is None
-        if in_chunks or array.is_read_in_batches:
+        if array.is_read_whole:
             rows = known(array.chunk_rows, f"the chunks of {dataset.name}")
             factor = read_amplification(array, rows, reading)
         useful += array.kept_bytes

@@ -3,25 +3,10 @@
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from app.spec.data import (
-    ChronologicalSplit,
-    ChunkedLoader,
-    GroupSplit,
-    Loader,
-    RandomSplit,
-    Split,
-)
+from app.spec.data import ChronologicalSplit, GroupSplit, RandomSplit, Split
 from app.spec.training import Evaluation, Training
-
-# Up to this many bytes every epoch is shuffled as a whole: random reads of a set that the page
-# cache holds are cheap. Above it, blocks of neighbours are shuffled in groups of this many samples.
-FULL_SHUFFLE_BYTES = 2**30
-SHUFFLE_GROUP_SAMPLES = 16_384
-# A block is read as one piece; a group of fewer blocks than this would mix too few places.
-BLOCK_BYTES = 4 * 2**20
-LEAST_BLOCKS_PER_GROUP = 16
 
 
 class PartSizes(NamedTuple):
@@ -141,26 +126,3 @@ def log_interval(training: Training, steps: int) -> int:
     if training.log_every_steps == "auto":
         return max(1, min(50, steps // 200))
     return training.log_every_steps
-
-
-Shuffling = Literal["full", "block", "none", "lanes"]
-
-
-def resolved_shuffle(loader: Loader, data_bytes: int) -> tuple[Shuffling, int | Literal["auto"]]:
-    """(shuffle, shuffle_group) with `auto` settled for a dataset of `data_bytes`: those of all its
-    samples in the run's arrays, whatever the file takes.
-    """
-    if not isinstance(loader, ChunkedLoader):
-        return loader.shuffle, "auto"
-    shuffle = loader.shuffle
-    if shuffle == "auto":
-        in_blocks = loader.shuffle_group != "auto" or data_bytes > FULL_SHUFFLE_BYTES
-        shuffle = "block" if in_blocks else "full"
-    if shuffle == "block" and loader.shuffle_group == "auto":
-        return shuffle, SHUFFLE_GROUP_SAMPLES
-    return shuffle, loader.shuffle_group
-
-
-def block_samples(group: int, sample_bytes: int) -> int:
-    """Neighbours that stay together when `group` samples are shuffled in blocks."""
-    return max(1, min(BLOCK_BYTES // sample_bytes, group // LEAST_BLOCKS_PER_GROUP))

@@ -17,10 +17,11 @@ FULL = (
     "/data/loader/persistent_workers", "/data/loader/pin_memory",
     "/data/loader/multiprocessing_context", "/init_from",
 )  # fmt: skip
-# Values of fields that a spec may lack: a loader of another kind has no group, a split of another
+# Values of fields that a spec may lack: a loader of another kind has no groups, a split of another
 # method no gap and no seed, and an earlier version of Stoker had no weights of loss terms.
 UNSAID = {
     "/data/loader/shuffle_group": "auto",
+    "/data/loader/shuffle_block": "auto",
     "/data/split/gap": 0,
     "/data/split/seed": 0,
     "/loss_weights": {},

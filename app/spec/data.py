@@ -129,19 +129,38 @@ class ChunkedLoader(SpecModel):
     """While streaming, bytes of a chunk ("12GiB") or share of memory ("75%"); default auto."""
     shuffle: Literal["auto", "full", "block", "none", "lanes"] = "auto"
     """Shuffle all samples, blocks and samples within groups of them, or nothing; lanes: each place
-    in the batch goes through a stretch of its own in order. Default auto."""
+    in the batch goes through a stretch of its own in order. auto is settled at submission: full
+    where all data stays on the device, else block. Default auto."""
     shuffle_group: Literal["auto"] | Annotated[int, Field(ge=1, le=2**40)] = "auto"
-    """Samples shuffled together under block; fixed when the spec is resolved. Default auto."""
+    """Samples shuffled together under block; auto is settled at submission, as many as a chunk
+    holds. Default auto."""
+    shuffle_block: Literal["auto"] | Annotated[int, Field(ge=1, le=2**40)] = "auto"
+    """Neighbours that stay together until their group is shuffled; auto is settled at submission,
+    about 64 KiB. Default auto."""
 
     @model_validator(mode="after")
-    def _a_group_is_for_blocks(self) -> Self:
-        if self.shuffle_group != "auto" and self.shuffle in ("full", "none", "lanes"):
+    def _sizes_are_for_blocks(self) -> Self:
+        for name in ("shuffle_group", "shuffle_block"):
+            if getattr(self, name) != "auto" and self.shuffle in ("full", "none", "lanes"):
+                shuffled = "all" if self.shuffle == "full" else "none"
+                raise disagreement(
+                    name,
+                    f"{name} needs shuffle: block",
+                    "It is how many neighbours are shuffled together, block by block; "
+                    f"{self.shuffle} shuffles {shuffled} of them.",
+                    {name: "auto"},
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _a_group_holds_a_block(self) -> Self:
+        group, block = self.shuffle_group, self.shuffle_block
+        if group != "auto" and block != "auto" and block > group:
             raise disagreement(
-                "shuffle_group",
-                "shuffle_group needs shuffle: block",
-                "It is how many neighbours are shuffled together, block by block; "
-                f"{self.shuffle} shuffles {'all' if self.shuffle == 'full' else 'none'} of them.",
-                {"shuffle_group": "auto"},
+                "shuffle_block",
+                "shuffle_block must be no larger than shuffle_group",
+                f"A group of {group:,} samples is made of whole blocks, and a block has {block:,}.",
+                {"shuffle_block": "auto"},
             )
         return self
 

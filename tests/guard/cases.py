@@ -389,8 +389,8 @@ CASES: dict[str, Example] = {
         data(loader={"residency": "stream", "chunk_size": "3MiB"}),
     ),
     "speed.random_reads_of_chunks": Example(
-        data(loader={"residency": "stream", "chunk_size": "33MiB"}),
-        data(loader={"residency": "stream", "chunk_size": "34MiB"}),
+        data(loader={"residency": "stream", "chunk_size": "33MiB", "shuffle": "full"}),
+        data(loader={"residency": "stream", "chunk_size": "34MiB", "shuffle": "full"}),
         world(CHUNKED),
     ),
     "speed.network_full_shuffle": Example(

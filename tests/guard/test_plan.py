@@ -1,5 +1,6 @@
 """From a request to a plan: every bad spec has its issue, every fix mends what it names."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +10,11 @@ from jsonpointer import JsonPointer
 
 from app.cli.specs.fixing import mend
 from app.errors import SpecRejected
-from app.guard.facts import DatasetFacts, FieldFacts
-from app.guard.plan import make_plan
+from app.guard.case import Case
+from app.guard.facts import DatasetFacts, Facts, FieldFacts
+from app.guard.plan import RunPlan, make_plan, settle
 from app.guard.resolve import resolve
 from app.spec.availability import UNAVAILABLE
-from app.spec.data import ChunkedLoader
 from app.spec.layers import leaves, overlay
 from app.spec.recipe import Roles
 from tests.guard.changes import CHUNKED, SORTED
@@ -26,13 +27,15 @@ from tests.guard.world import (
     HOST,
     REQUEST,
     RTX,
+    as_measured,
     codes,
     parent_of,
     plan_of,
+    point,
     weather,
+    with_field,
     world,
 )
-from worker.trainer.data.shuffle import resolve_shuffle
 
 
 def test_the_smallest_request_becomes_a_complete_spec():
@@ -89,40 +92,110 @@ def test_the_time_is_reckoned_with_the_figures_of_like_runs(change, seconds):
     )
 
 
-def test_what_is_shuffled_together_is_fixed_at_submission():
-    loader = plan_of().require_ok()["data"]["loader"]
-    assert (loader["shuffle"], loader["shuffle_group"]) == ("full", "auto")
-    plan = plan_of(facts=world(weather(samples=100_000)))
+def order_of(plan: RunPlan) -> tuple[Any, ...]:
+    """The order of samples that a plan's spec has."""
     loader = plan.require_ok()["data"]["loader"]
-    assert (loader["shuffle"], loader["shuffle_group"]) == ("block", 16_384)
+    return loader["shuffle"], loader["shuffle_group"], loader["shuffle_block"]
+
+
+SMALL_HOST = replace(CPU, host=replace(HOST, available_bytes=2 * GIB))
+"""A host that streams what takes more than about half a gigabyte."""
+
+
+def test_what_is_shuffled_together_is_fixed_at_submission():
+    """As a whole where the memory plan keeps it on the device, otherwise what a chunk holds."""
+    assert order_of(plan_of()) == ("full", "auto", "auto")
+    large = weather(samples=100_000)
+    assert order_of(plan_of(facts=world(large))) == ("full", "auto", "auto")
+    plan = plan_of(facts=world(large, devices=(SMALL_HOST,)))
+    assert plan.memory is not None
+    assert plan.memory["residency"] == "stream"
+    kind, group, block = order_of(plan)
+    assert (kind, block) == ("block", 2**16 // 21_744)
+    assert group == plan.memory["chunk_samples"]
+    assert group % block == 0
     assert plan.provenance["/data/loader/shuffle"] == {"value": "block", "source": "guard"}
+    assert plan.provenance["/data/loader/shuffle_block"]["source"] == "guard"
 
 
 @pytest.mark.parametrize(
-    ("samples", "size_bytes", "shuffle"),
-    [(60_000, int(0.9 * GIB), "block"), (4_020, 2 * GIB, "full")],
+    ("change", "facts", "expected"),
+    [
+        ({"chunk_size": "512MiB"}, {"samples": 60_000}, ("block", 24_681, 3)),
+        # A chunk that holds all of it needs no blocks.
+        ({"chunk_size": "100MiB"}, {}, ("full", "auto", "auto")),
+        ({"chunk_size": "4MiB"}, {}, ("block", 192, 3)),
+        # Each read waits for a server.
+        ({"chunk_size": "512MiB"}, {"samples": 60_000, "network": True}, ("block", 24_576, 192)),
+        # A part of the request stays as it is; a group has 16 blocks at least.
+        ({"shuffle_group": 64}, {}, ("block", 64, 3)),
+        ({"shuffle_group": 16}, {}, ("block", 16, 1)),
+        ({"shuffle_block": 10, "chunk_size": "4MiB"}, {}, ("block", 190, 10)),
+        ({"shuffle": "none", "chunk_size": "4MiB"}, {}, ("none", "auto", "auto")),
+    ],
+    ids=str,
 )
-def test_the_order_follows_from_the_samples_as_in_the_trainer_and_not_from_the_file(
-    samples, size_bytes, shuffle
-):
+def test_an_order_is_settled_by_the_chunk_that_is_planned(change, facts, expected):
+    loader = {"residency": "stream", **change}
+    plan = plan_of({"data": {"loader": loader}}, world(weather(**facts)))
+    assert order_of(plan) == expected
+
+
+@pytest.mark.parametrize(("rows", "block"), [(1, 3), (64, 64), (2, 4), (500, 500), (5_000, 1_542)])
+def test_a_block_has_whole_storage_chunks(rows, block):
+    """Or the file would be read once for each block that has a part of a chunk."""
+    squeezed = with_field("features", storage="chunked", chunk_rows=rows, compression="gzip")
+    data = replace(squeezed, samples=60_000)
+    loader = {"residency": "stream", "chunk_size": "512MiB", "shuffle": "block"}
+    case = settled_case({"data": {"loader": loader}}, world(data))
+    assert case.shuffle.block == block
+
+
+def settled_case(change: Mapping[str, Any], facts: Facts) -> Case:
+    resolved = settle(resolve(overlay(REQUEST, change), CATALOG, facts), facts)
+    assert resolved.spec is not None
+    return Case(resolved.spec, facts)
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"), [(4_020, "full"), (190_000, "full"), (300_000, "block")]
+)
+def test_without_a_device_four_gigabytes_are_assumed(samples, expected):
+    """The order is settled all the same, since the dataset is known."""
+    plan = plan_of(facts=world(weather(samples=samples), devices=()))
+    kind, group, _ = order_of(plan)
+    assert kind == expected
+    if kind == "block":
+        assert GIB * 0.99 < group * 21_744 <= GIB
+
+
+def test_the_order_follows_from_the_samples_and_not_from_the_file():
     """A file is smaller than its samples where it is compressed, larger with arrays beside."""
-    facts = world(weather(samples=samples, size_bytes=size_bytes))
-    assert plan_of(facts=facts).require_ok()["data"]["loader"]["shuffle"] == shuffle
-    sample_bytes = sum(array.sample_bytes for array in FIELDS.values())
-    assert resolve_shuffle(ChunkedLoader(), samples, sample_bytes).kind == shuffle
+    for size_bytes in (GIB // 10, 20 * GIB):
+        facts = world(weather(samples=60_000, size_bytes=size_bytes), devices=(SMALL_HOST,))
+        assert order_of(plan_of(facts=facts))[0] == "block"
+
+
+def test_the_order_is_settled_by_the_memory_that_like_runs_took():
+    """A run on a GPU gets what they have left, which is more than where nothing was measured."""
+    large = weather(samples=600_000)
+    unmeasured = world(large, devices=(RTX,))
+    assert order_of(plan_of(facts=unmeasured))[0] == "block"
+    measured = as_measured({}, unmeasured, point(128, 900))
+    assert order_of(plan_of(facts=measured)) == ("full", "auto", "auto")
 
 
 def test_the_order_is_judged_as_it_is_stored():
     """`auto` is blocks here, though the file is small: the rule must not think otherwise."""
     squeezed = replace(SORTED, samples=60_000, size_bytes=GIB // 2)
-    plan = plan_of({"data": {"split": {"method": "random"}}}, world(squeezed))
+    facts = world(squeezed, devices=(SMALL_HOST,))
+    plan = plan_of({"data": {"split": {"method": "random"}}}, facts)
     assert codes(plan) == ["learning.sorted_blocks"]
 
 
 def test_auto_is_let_through_on_a_compressed_file_that_is_streamed():
-    host = replace(HOST, available_bytes=2 * GIB)
     squeezed = replace(CHUNKED, samples=60_000, size_bytes=int(0.9 * GIB))
-    plan = plan_of(facts=world(squeezed, devices=(replace(CPU, host=host),)))
+    plan = plan_of(facts=world(squeezed, devices=(SMALL_HOST,)))
     assert plan.memory is not None
     assert (plan.memory["residency"], codes(plan)) == ("stream", [])
 
@@ -201,12 +274,6 @@ def test_both_shapes_that_a_recipe_cannot_read_are_named():
     fields = {"features": FieldFacts((3, 8, 8), "uint8"), "targets": FieldFacts((2, 2, 2), "int8")}
     plan = plan_of(facts=world(weather(fields=fields)))
     assert codes(plan) == ["correctness.array_shape", "correctness.array_shape"]
-
-
-def test_a_shuffle_group_asks_for_blocks():
-    plan = plan_of({"data": {"loader": {"shuffle_group": 64}}})
-    loader = plan.require_ok()["data"]["loader"]
-    assert (loader["shuffle"], loader["shuffle_group"]) == ("block", 64)
 
 
 def test_a_run_that_nobody_can_claim_is_said_but_not_refused():

@@ -33,7 +33,7 @@ CONTRACT = {
         "standardize": {"inputs": True, "targets": True},
         "loader": {
             "kind": "chunked", "residency": "auto", "chunk_size": "auto", "shuffle": "auto",
-            "shuffle_group": "auto",
+            "shuffle_group": "auto", "shuffle_block": "auto",
         },
     },
     "training": {
@@ -129,6 +129,8 @@ def test_every_field_has_a_description_and_every_number_has_bounds():
                 "loader": {"kind": "chunked", "shuffle": "full", "shuffle_group": 64},
             }
         },
+        {"data": {"dataset": "w", "loader": {"shuffle": "none", "shuffle_block": 8}}},
+        {"data": {"dataset": "w", "loader": {"shuffle_group": 8, "shuffle_block": 9}}},
         {"data": {"dataset": "w", "loader": {"kind": "dataloader", "prefetch_factor": 2}}},
         {"data": {"dataset": "w", "loader": {"kind": "dataloader", "persistent_workers": True}}},
         {"accept_risks": ["x" * 101]},

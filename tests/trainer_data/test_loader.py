@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.planning import arithmetic
+from app.planning import shuffle as shuffling
 from app.planning.ladder import NO_RUNG, Rung
 from tests.trainer_data.factories import entry, make_spec, rows_of, write_arrays
 from worker.trainer.data.dataset import open_data
@@ -341,11 +341,11 @@ def test_statistics_are_those_of_the_training_part(open_numbers, numbers, unstop
 
 
 @pytest.mark.parametrize(("most", "shuffle"), [(8_800, "full"), (8_799, "block")])
-def test_the_whole_dataset_decides_about_blocks_as_at_submission(
+def test_the_whole_dataset_decides_about_blocks_that_an_earlier_version_left_open(
     open_numbers, monkeypatch, most, shuffle
 ):
     """100 samples of 88 bytes, of which 80 train."""
-    monkeypatch.setattr(arithmetic, "FULL_SHUFFLE_BYTES", most)
+    monkeypatch.setattr(shuffling, "EARLIER_FULL_BYTES", most)
     assert open_numbers().describe()["shuffle"] == shuffle
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from app.planning.residency import GIB, MIB, SLOTS, DataMemory, Need, slots_for
+from app.planning.shuffle import Shuffle, stored_shuffle
 from app.spec.data import ChunkedLoader
 from worker.trainer.data.feed import residency
 from worker.trainer.data.feed.residency import choose_residency, device_memory
-from worker.trainer.data.shuffle import Shuffle, resolve_shuffle
 from worker.trainer.errors import SpecMismatch
 
 REFERENCE_SAMPLE = 360 * 167 * 4  # bytes of a row of the reference table
@@ -102,12 +102,23 @@ def test_of_a_hosts_memory_data_has_half_whatever_is_planned(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("samples", "sample_bytes", "expected"),
+    ("loader", "samples", "sample_bytes", "expected"),
     [
-        (4_020, 23_184, Shuffle("full")),
-        (51_779, REFERENCE_SAMPLE, Shuffle("block", 16_384, 17)),
-        (10**9, 100, Shuffle("block", 16_384, 1_024)),
+        ({}, 4_020, 23_184, Shuffle("full")),
+        ({}, 51_779, REFERENCE_SAMPLE, Shuffle("block", 16_384, 17)),
+        ({}, 10**9, 100, Shuffle("block", 16_384, 1_024)),
+        ({"shuffle_group": 64}, 100, 100, Shuffle("block", 64, 4)),
+        ({"shuffle": "block", "shuffle_group": 64}, 10**9, 2**20, Shuffle("block", 64, 4)),
+        (
+            {"shuffle": "block", "shuffle_group": 64, "shuffle_block": 3},
+            9,
+            9,
+            Shuffle("block", 64, 3),
+        ),
     ],
 )
-def test_auto_shuffles_small_sets_fully_and_large_ones_by_blocks(samples, sample_bytes, expected):
-    assert resolve_shuffle(ChunkedLoader(), samples, sample_bytes) == expected
+def test_a_stored_spec_means_what_the_version_did_that_wrote_it(
+    loader, samples, sample_bytes, expected
+):
+    """Earlier ones had blocks of 4 MiB, 16 in a group at least, and none up to 1 GiB."""
+    assert stored_shuffle(ChunkedLoader(**loader), samples, sample_bytes) == expected

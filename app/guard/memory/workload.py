@@ -3,15 +3,11 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 from app.guard.facts import FieldFacts
-from app.planning.arithmetic import PartSizes, Shuffling, evaluation_batch
+from app.planning.arithmetic import PartSizes, evaluation_batch
 from app.planning.residency import Need
 from app.spec.run import RunSpec
-
-Order = tuple[Shuffling, int | Literal["auto"]]
-"""(shuffle, shuffle_group), neither of them open but the group of another shuffle than blocks."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +42,11 @@ class Workload:
         return min(batch, max(self.sizes.validation, self.sizes.test))
 
 
-def need_of(arrays: Collection[FieldFacts], sizes: PartSizes, order: Order) -> Need:
-    """What the trainer will find that the data comes to."""
-    kind, group = order
-    together = group if kind == "block" and group != "auto" else 1
+def need_of(arrays: Collection[FieldFacts], sizes: PartSizes, group: int) -> Need:
+    """What the trainer will find that the data comes to; `group`: samples shuffled together."""
     held_out = tuple(count for count in (sizes.validation, sizes.test) if count)
     samples, parts = sizes.training + sum(held_out), 1 + len(held_out)
     saved = sum(array.saved_bytes(samples, parts) for array in arrays)
     longest = sum(array.longest_bytes for array in arrays)
     sample_bytes = sum(array.kept_bytes for array in arrays)
-    return Need(sample_bytes, together, sizes.training, held_out, saved, longest)
+    return Need(sample_bytes, group, sizes.training, held_out, saved, longest)

@@ -33,7 +33,7 @@ HOW = (
     "/checkpoint",
 )
 BUT_NOT = (
-    "/data/loader/shuffle", "/data/loader/shuffle_group",
+    "/data/loader/shuffle", "/data/loader/shuffle_group", "/data/loader/shuffle_block",
     "/checkpoint/monitor", "/checkpoint/mode",
 )  # fmt: skip
 # The others draw their batches in another order than the loader that a run has by default.

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from app.planning.arithmetic import evaluation_batch, group_parts
 from app.planning.ladder import NO_RUNG, Rung, Use
 from app.planning.residency import Need
+from app.planning.shuffle import Shuffle, stored_shuffle
 from app.spec.data import ChunkedLoader, Data, FieldSplit, GroupSplit
 from app.spec.run import RunSpec
 from worker.trainer.data.batch import Batches, BatchPlan, BatchShapes, Bucket
@@ -35,7 +36,6 @@ from worker.trainer.data.feed.transfer import HostDevice, Transfer
 from worker.trainer.data.groups import group_buckets
 from worker.trainer.data.lanes import LaneBreaks, lane_breaks
 from worker.trainer.data.order import ORDER_VERSION, Order
-from worker.trainer.data.shuffle import Shuffle, resolve_shuffle
 from worker.trainer.data.source import (
     Arrays,
     Field,
@@ -241,7 +241,7 @@ def open_data(
     whole = split_samples(data, samples, _part_numbers(data, datasets, preparing))
     batch = evaluation_batch(spec.evaluation, spec.training)
     parts = replace(whole, validation=whole.validation.spaced(batch, spec.evaluation.max_batches))
-    shuffle = resolve_shuffle(data.loader, training.num_samples, training.kept_bytes)
+    shuffle = stored_shuffle(data.loader, training.num_samples, training.kept_bytes)
     need = _need(checked, training, parts, shuffle)
     plans = _plans(spec, parts, rung)
     made = spec.recipe.dataset_arrays(data, arrays_of(training.fields))
@@ -256,7 +256,8 @@ def open_data(
         opener = DataLoaderOpener(checked, data.loader, plans, device, rung, fields, make)
     filling = max(0, bytes_per_sample(fields) - need.sample_bytes)
     preparing.will_use(opener.use(_use(need, filling, plans, device, spec, rung)))
-    order = shuffle.order(len(parts.train), seed, plans["train"].batch_size)
+    lanes = plans["train"].batch_size
+    order = Order(len(parts.train), seed, shuffle.kind, shuffle.group, shuffle.block, lanes)
     train = opener.open("train", parts.train, order, plans["train"])
     validation = _held_out(opener, "validation", parts.validation, plans, seed)
     test = _held_out(opener, "test", parts.test, plans, seed)

@@ -3,17 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from app.planning.shuffle import ShuffleKind
 from worker.trainer.data.source import Rows
 
 # Part of a checkpoint's manifest: another version may give another order for the same seed.
 ORDER_VERSION = 1
-
-ShuffleKind = Literal["full", "block", "none", "lanes"]
 
 
 class Purpose(IntEnum):
@@ -166,6 +164,8 @@ class Order:
             blocks = self._block_epoch(epoch).blocks[first : first + self._blocks_per_group]
             rows = (blocks[:, None] * self.block + np.arange(self.block)).ravel()
             rows = rows[rows < self.num_samples]
-            shuffled = rows[permutation(self.seed, Purpose.groups, epoch, group, len(rows))]
-            self._group = (epoch, group, shuffled)
+            places = permutation(
+                self.seed, Purpose.groups, epoch, group, len(rows), self.piece_done
+            )
+            self._group = (epoch, group, rows[places])
         return self._group[2]

@@ -1,0 +1,92 @@
+"""The shuffling of the training part: which samples may meet in a batch, fixed at submission.
+
+Pure arithmetic. The guard settles `data.loader.shuffle: auto` by it, and the trainer reads what a
+stored spec says; chunks, memory and devices only subdivide the reading and never move a sample.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from app.planning.residency import GIB, DataMemory, Need, settle_residency
+from app.spec.data import ChunkedLoader, Loader
+
+# A block is read at once: large enough that a read costs little beside its bytes, small enough
+# that a batch meets many places of the file. `python -m benchmarks batches` has the figures.
+BLOCK_BYTES = 64 * 2**10
+# On network storage each read waits for a round trip.
+NETWORK_BLOCK_BYTES = 4 * 2**20
+# A group of fewer blocks would mix too few places.
+LEAST_BLOCKS_PER_GROUP = 16
+# A device of which nothing is known has this much for data.
+ASSUMED_MEMORY = DataMemory(4 * GIB, 4 * GIB)
+# Stored specs of before `shuffle_block`: blocks of 4 MiB, groups of 16,384 samples above 1 GiB.
+EARLIER_BLOCK_BYTES, EARLIER_GROUP, EARLIER_FULL_BYTES = 4 * 2**20, 16_384, GIB
+
+ShuffleKind = Literal["full", "block", "none", "lanes"]
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    """A settled shuffle. `group`: samples that are shuffled together; `block`: neighbours that go
+    into one group. Both are 1 unless `kind` is block.
+    """
+
+    kind: ShuffleKind
+    group: int = 1
+    block: int = 1
+
+
+def stored_shuffle(loader: Loader, num_samples: int, sample_bytes: int) -> Shuffle:
+    """Returns the shuffle of a stored spec, for a dataset of so many samples of so many bytes.
+
+    Values that are still `auto` were stored by an earlier version, and mean what that version did.
+    """
+    kind = loader.shuffle
+    group = loader.shuffle_group if isinstance(loader, ChunkedLoader) else "auto"
+    block = loader.shuffle_block if isinstance(loader, ChunkedLoader) else "auto"
+    if kind == "auto":
+        is_large = num_samples * sample_bytes > EARLIER_FULL_BYTES
+        kind = "block" if is_large or group != "auto" or block != "auto" else "full"
+    if kind != "block":
+        return Shuffle(kind)
+    samples = EARLIER_GROUP if group == "auto" else group
+    if block == "auto":
+        block = _block_within(samples, EARLIER_BLOCK_BYTES // sample_bytes)
+    return Shuffle("block", samples, block)
+
+
+def settled_shuffle(
+    loader: ChunkedLoader,
+    need: Need,
+    memory: DataMemory | None,
+    stored_rows: int = 1,
+    *,
+    on_network: bool = False,
+) -> Shuffle:
+    """Returns the shuffle that `auto` becomes at submission.
+
+    `full` where the data stays in `memory` or one chunk holds the training part; otherwise blocks
+    in groups that a chunk holds. `memory`: None while no device is known; then 4 GiB are assumed.
+    `stored_rows`: samples in a storage chunk that is read whole. A block has whole chunks, because
+    a chunk with parts of many blocks would be read for each of them.
+    """
+    if loader.shuffle in ("full", "none", "lanes"):
+        return Shuffle(loader.shuffle)
+    data = settle_residency(loader, need, memory or ASSUMED_MEMORY)
+    chunk, group, block = data.chunk_samples, loader.shuffle_group, loader.shuffle_block
+    is_open = loader.shuffle == "auto" and group == block == "auto"
+    if is_open and (data.kind == "resident" or chunk >= need.train_samples):
+        return Shuffle("full")
+    samples = chunk if group == "auto" else group
+    if block == "auto":
+        size = NETWORK_BLOCK_BYTES if on_network else BLOCK_BYTES
+        chunks = -(-max(1, size // need.sample_bytes) // stored_rows)
+        block = _block_within(samples, chunks * stored_rows)
+    if group == "auto":
+        samples = max(block, samples // block * block)
+    return Shuffle("block", samples, block)
+
+
+def _block_within(group: int, block: int) -> int:
+    """Returns a block's samples: `block`, or fewer where a group would have too few blocks."""
+    return max(1, min(block, group // LEAST_BLOCKS_PER_GROUP))
